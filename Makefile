@@ -4,20 +4,24 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_DEV := .venv/.installed-dev
 
-.PHONY: demo test lint test-engines clean
+.PHONY: demo test lint docs test-engines clean
 
 demo: $(INSTALLED)
 	$(BIN)/ampacity demo
 
 test: $(INSTALLED_DEV)
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not real_time"
-	$(BIN)/python -m pytest -m "real_time"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "real_time"
 
 lint: $(INSTALLED_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(INSTALLED_DEV)
+	$(BIN)/python -m ampacity.cli.reference > docs/cli.md
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/site
 
 # vLLM on CPU: minutes to install and to start, so outside of `make test`
 test-engines: $(INSTALLED_DEV)
@@ -37,5 +41,5 @@ $(INSTALLED): pyproject.toml setup.py loadgen/receive/_hot_path.c constraints.tx
 	@touch $@
 
 $(INSTALLED_DEV): pyproject.toml setup.py loadgen/receive/_hot_path.c constraints.txt | .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,hf]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs,hf]' -c constraints.txt
 	@touch $@ $(INSTALLED)

@@ -1,4 +1,4 @@
-"""The live line on stderr while a stage goes on; plain lines where stderr is no terminal."""
+"""Print progress to stderr: a live line on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ampacity.analysis.load_names import load_name
 from ampacity.analysis.metrics.observations import quantile_rank
 from ampacity.analysis.slo import verdict_word
 from ampacity.analysis.stats.intervals import smallest_n
@@ -20,7 +21,7 @@ from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.plan import LIVE_TTFTS, Live, StagePlan
 from ampacity.loadgen.probe.diagnosis import duration_text as seconds
 from ampacity.loadgen.send.protocols import printable
-from ampacity.reports.render.figures import counted, exact, failures, percentile_text
+from ampacity.reports.render.figures import counted, failures, percentile_text
 
 PAINT_EVERY_S = 0.5
 PLAIN_EVERY_S = 10.0  # also the time over which the rates of the live line are taken
@@ -31,23 +32,23 @@ UNDECIDED = {
     "the share": "on the edge",
     "were cut off": "cut off in flight",
 }
-"""What a verdict's ``cause`` begins with or holds, in a word or three."""
+"""Short words for a verdict's ``cause``, by a text that it contains."""
 
 
 class Progress:
-    """Prints to stderr only, where it is given no other ``console``; never touches stdout."""
+    """Prints to stderr, or to ``console``; never to stdout."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
 
     def note(self, text: str) -> None:
-        """One line that stays."""
-        with contextlib.suppress(OSError):  # nobody reads any more: that is no reason to lose a run
+        """Print a line."""
+        with contextlib.suppress(OSError):  # a closed stderr must not end the run
             self._console.print(Text(printable(text, 1000)), soft_wrap=True)
 
     @contextlib.contextmanager
     def stage(self, generator: Generator, plan: StagePlan) -> Iterator[None]:
-        """Show the stage that ``generator`` is about to run. A painted line costs the event loop some 50 µs."""
+        """Show the stage that ``generator`` is about to run; a line costs the loop about 50 µs."""
         painter = asyncio.create_task(self._paint(generator, plan))
         try:
             yield
@@ -57,7 +58,7 @@ class Progress:
 
     @contextlib.contextmanager
     def at_work(self, what: str) -> Iterator[None]:
-        """A line every PLAIN_EVERY_S while the block computes, without a loop that could say so."""
+        """Print a line every PLAIN_EVERY_S while the block computes without yielding to a loop."""
         began_s, over = time.monotonic(), threading.Event()
 
         def say() -> None:
@@ -71,7 +72,7 @@ class Progress:
             over.set()
 
     def judged(self, stage: dict[str, Any], *, burst: bool = False) -> None:
-        """One line for a finished stage."""
+        """Print a line about a finished stage."""
         self.note(stage_line(stage, burst=burst))
 
     async def _paint(self, generator: Generator, plan: StagePlan) -> None:
@@ -99,13 +100,13 @@ class Progress:
 
 
 def live_line(live: Live, now: tuple[float, int, int], before: tuple[float, int, int]) -> str:
-    """What is going on, in one line; ``now`` and ``before``: s since the stage began, requests sent and ended by then."""
+    """Return the live line. ``now``, ``before``: s since the start, requests sent, ended."""
     span_s = max(now[0] - before[0], 1e-9)
     sent, done = ((b - a) / span_s for a, b in zip(before[1:], now[1:], strict=True))
-    is_open = live.kind == "open"
-    level = (
-        f"{exact(live.level)} req/s on average" if is_open else f"{live.level:g} users, closed loop"
-    )
+    if live.kind == "open":
+        level = f"{load_name({'offered_rps': live.level})} on average"
+    else:
+        level = f"{load_name({'concurrency': live.level})}, closed loop"
     left_s = max(live.duration_s - now[0], 0.0)
     ttft, n = sorted(live.ttft_s[-LIVE_TTFTS:]), len(live.ttft_s[-LIVE_TTFTS:])
     p50, p99 = (
@@ -113,26 +114,23 @@ def live_line(live: Live, now: tuple[float, int, int], before: tuple[float, int,
     )
     left = f"{left_s:.0f} s left" if left_s else "draining"
     return (
-        f"stage {live.stage}: {level}, {sent:.1f} sent/s, {done:.1f} done/s, {live.in_flight} in flight, "
-        f"TTFT p50 {p50} p99 {p99}, {counted(live.failed, 'error')}, {left}"
+        f"stage {live.stage}: {level}, {sent:.1f} sent/s, {done:.1f} done/s, "
+        f"{live.in_flight} in flight, TTFT p50 {p50} p99 {p99}, "
+        f"{counted(live.failed, 'error')}, {left}"
     )
 
 
 def stage_line(stage: dict[str, Any], *, burst: bool = False) -> str:
-    """The outcome of one stage, in one line; a ``burst`` is judged by its phases, not here."""
-    is_open, ttft = stage["kind"] == "open", stage["ttft_from_schedule_s"]
-    level = (
-        f"{exact(stage['offered_rps'])} req/s"
-        if is_open
-        else f"concurrency {stage['concurrency_set']}"
-    )
+    """Return the outcome of a stage in one line; a ``burst`` is judged by its phases, not here."""
+    ttft = stage["ttft_from_schedule_s"]
     curve = f", all at {stage['lengths']} lengths" if stage["lengths"] else ""
-    judged = f"SLO {verdict_word(stage['slo_met'])}" + (
-        f" ({_why(stage)})" if stage["slo_met"] is None else ""
-    )
-    verdict = "" if burst else judged if stage["slo_verdicts"] else "no SLO"
+    verdict = f"SLO {verdict_word(stage['slo_met'])}" if stage["slo_verdicts"] else "no SLO"
+    if stage["slo_verdicts"] and stage["slo_met"] is None:
+        verdict += f" ({_why(stage)})"
+    if burst:
+        verdict = ""
     parts = [
-        f"stage {stage['index']}{curve}: {level}",
+        f"stage {stage['index']}{curve}: {load_name(stage)}",
         f"{stage['requests']} requests",
         f"TTFT p50 {seconds(ttft.get('p50'))} p99 {percentile_text(ttft, 'p99', seconds)}",
         f"ITL p99 {percentile_text(stage['itl_s'], 'p99', seconds)}",
@@ -144,7 +142,7 @@ def stage_line(stage: dict[str, Any], *, burst: bool = False) -> str:
 
 
 def _why(stage: dict[str, Any]) -> str:
-    """Why its SLO is inconclusive, in a word or three."""
+    """Return why the stage's SLO is inconclusive, in a few words."""
     cause = next(
         (str(v["cause"]) for v in stage["slo_verdicts"] if v["verdict"] == "inconclusive"), ""
     )

@@ -1,6 +1,7 @@
 """What the probe's diagnosis of the endpoint means for the verdicts of its run.
 
-Whether it streams is told by all the answers of the run (ampacity.analysis.metrics.cohort), not by the probe's one.
+Whether it streams is told by all the answers of the run (ampacity.analysis.metrics.cohort), not by
+the probe's one.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ SPOILT_TOO: Mapping[str, tuple[str, ...]] = {
 
 
 def certain(meta: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The findings of run.json's ``diagnosis`` by which a figure is certainly not what it seems."""
+    """Return the findings of run.json's ``diagnosis`` by which a figure is certainly not what it
+    seems.
+    """
     return [f for f in meta.get("diagnosis") or [] if f["verdict"] == "bad" and f.get("spoils")]
 
 
 def spoilt_by(meta: Mapping[str, Any]) -> dict[str, str]:
-    """By metric of an SLO: why no verdict can rest on it."""
+    """Return, by SLO metric, why no verdict can rest on it."""
     found: dict[str, str] = {}
     for finding in certain(meta):
         if finding["name"] == "stream":

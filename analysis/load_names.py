@@ -1,4 +1,7 @@
-"""One name for a stage, in every output: its load, and its number where another stage has the same one."""
+"""One name for a stage, in every output.
+
+Its load, and its number where another stage has the same one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 
 def load_name(stage: Mapping[str, Any]) -> str:
-    """``12.5 req/s``, ``16 users``; of a stage that ``name_stages`` has seen what it called it."""
+    """Return the name of a stage's load: ``12.5 req/s``, ``16 users``."""
     rate_rps, users = (
         stage.get("offered_rps"),
         stage.get("concurrency_set", stage.get("concurrency")),

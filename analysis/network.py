@@ -9,9 +9,10 @@ from typing import Any
 def network_share(
     endpoint: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """``network`` of summary.json: the round trips of the probe (seconds) and what part of TTFT they are.
+    """Return ``network`` of summary.json.
 
-    ``share``: of the lowest TTFT p50 of a stage, in which the least queues. Null with a reason where either is unknown.
+    The round trips of the probe (seconds) and what part of TTFT they are. ``share``: of the lowest
+    TTFT p50 of a stage, in which the least queues. Null with a reason where either is unknown.
     """
     found: dict[str, Any] = {name: endpoint.get(name) for name in ("connect_s", "request_s")}
     ttfts_s = [ttft for s in stages if (ttft := (s.get("ttft_s") or {}).get("p50"))]

@@ -1,7 +1,9 @@
-"""Sessions: how long they take, how many meet the SLOs in every turn, how many at once, and each turn's own figures.
+"""Sessions: how long they take, how many meet the SLOs in every turn, how many at once, and each
+turn's own figures.
 
-A session belongs to a stage's cohort when its first request was scheduled in the stage's window; its later turns
-count whenever they came. It is *failed* when a request of it failed, *cut* when the run ended before it did.
+A session belongs to a stage's cohort when its first request was scheduled in the stage's window;
+its later turns count whenever they came. It is *failed* when a request of it failed, *cut* when the
+run ended before it did.
 """
 
 from __future__ import annotations
@@ -58,25 +60,25 @@ class _Sessions:
         return len(self.ids)
 
     def first(self, values: Floats) -> Floats:
-        """The least value of each session."""
+        """Return the least value of each session."""
         found = np.full(len(self), np.inf)
         np.minimum.at(found, self.of, values)
         return found
 
     def last(self, values: Floats) -> Floats:
-        """The greatest known value of each session."""
+        """Return the greatest known value of each session."""
         found = np.full(len(self), -np.inf)
         np.maximum.at(found, self.of, np.where(np.isnan(values), -np.inf, values))
         return found
 
     def total(self, values: Floats) -> Floats:
-        """The sum of each session, unknown values taken as 0."""
+        """Return the sum of each session, unknown values taken as 0."""
         return np.asarray(
             np.bincount(self.of, np.nan_to_num(values), minlength=len(self)), dtype=np.float64
         )
 
     def any(self, which: Bools) -> Bools:
-        """Whether a session has such a request."""
+        """Return whether a session has such a request."""
         return np.bincount(self.of[which], minlength=len(self)) > 0
 
 
@@ -86,7 +88,10 @@ def summarise_sessions(
     stages: Sequence[Mapping[str, Any]],
     slos: Sequence[Slo],
 ) -> dict[str, Any] | None:
-    """summary.json's ``sessions`` (docs/sessions.md); None where no request is of a session."""
+    """Return summary.json's ``sessions`` (docs/sessions.md).
+
+    None where no request is of a session.
+    """
     found = [
         _of_stage(records, sessions, meta, stage, slos)
         for meta, stage in zip(metas, stages, strict=True)
@@ -161,7 +166,10 @@ def _of_stage(
 
 
 def _busy_s(sessions: _Sessions) -> Floats:
-    """How long at least one request of each session was under way: its time without pauses."""
+    """Return how long at least one request of each session was under way.
+
+    Its time without pauses.
+    """
     r = sessions.requests
     order = np.lexsort((r.scheduled_ns, sessions.of))
     of, begin, end = sessions.of[order], r.scheduled_ns[order] * _NS, r.ended_ns[order] * _NS
@@ -174,7 +182,7 @@ def _busy_s(sessions: _Sessions) -> Floats:
 
 
 def _observed(values: Floats, failed: Bools, cut: Bools, chosen: Bools) -> Observations:
-    """A failed session is infinitely long, one that was cut off is longer than it had become."""
+    """Return the times as observations: a failed session is infinite, a cut one censored."""
     finite = ~failed[chosen] & ~cut[chosen]
     return Observations(
         unit="sessions",
@@ -187,7 +195,10 @@ def _observed(values: Floats, failed: Bools, cut: Bools, chosen: Bools) -> Obser
 
 
 def _concurrent(begin_s: Floats, end_s: Floats, window_s: tuple[float, float]) -> dict[str, Any]:
-    """Sessions that had begun and were not over, their pauses included: mean over the window, and most at once."""
+    """Return the sessions that had begun and were not over, their pauses included.
+
+    Mean over the window, and most at once.
+    """
     inside = (end_s > window_s[0]) & (begin_s < window_s[1])
     if not inside.any() or window_s[1] <= window_s[0]:
         return {"mean": None, "max": None, "reason": "no session in the window"}
@@ -207,7 +218,7 @@ def _goodput(
     complete: Bools,
     length_s: float,
 ) -> dict[str, Any]:
-    """Sessions per second that came to their end with every turn within every SLO."""
+    """Return the sessions per second that came to their end with every turn within every SLO."""
     if not slos:
         return {"goodput_per_s": None, "attainment": None, "goodput_per_s_reason": "no SLO given"}
     r = sessions.requests
@@ -228,7 +239,10 @@ def _goodput(
 
 
 def _per_turn(sessions: _Sessions, chosen: Bools) -> list[dict[str, Any]]:
-    """The requests of the cohort's sessions by their place in the session; values of good answers."""
+    """Return the requests of the cohort's sessions by their place in the session.
+
+    Values of good answers.
+    """
     r = sessions.requests
     ttft, e2e = ttft_s(r, from_schedule=True), e2e_s(r, from_schedule=True)
     found = []
@@ -254,7 +268,10 @@ def _per_turn(sessions: _Sessions, chosen: Bools) -> list[dict[str, Any]]:
 def _fit(
     found: Sequence[Mapping[str, Any]], stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]
 ) -> dict[str, Any]:
-    """How many sessions at once were carried within the SLOs: the most of any stage that met them."""
+    """Return how many sessions at once were carried within the SLOs.
+
+    The most of any stage that met them.
+    """
     none = {"concurrent_sessions": None, "sessions_per_s": None, "stage": None}
     if not slos:
         return none | {"reason": "no SLO given"}

@@ -1,4 +1,7 @@
-"""Service level objectives as people write them: ``ttft_p99=2s``, ``chat:itl_p99=50ms``, ``error_rate=1%``."""
+"""Service level objectives as people write them.
+
+``ttft_p99=2s``, ``chat:itl_p99=50ms``, ``error_rate=1%``.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ SLO_SETS: dict[str, tuple[tuple[str, ...], str]] = {
     "mlperf-qwen3-vl-235b": (("e2e_p99=12s",), _MLPERF),
     "interactive": (
         ("ttft_p99=2s", "tpot_p99=100ms"),
-        "people: attention holds for 1 to 10 s (Nielsen 1993), and 10 tokens/s is faster than reading (4 words/s)",
+        (
+            "people: attention holds for 1 to 10 s (Nielsen 1993), and 10 tokens/s is faster "
+            "than reading (4 words/s)"
+        ),
     ),
     "batch": (
         ("error_rate=1%",),
@@ -62,9 +68,9 @@ class SloError(ValueError):
 class Slo:
     """At least a share ``quantile`` of the samples of ``metric`` is within ``limit_s`` seconds.
 
-    ``class_``: of the requests of that class only. ``first_s`` (fluidity): the first token is due so long after the
-    schedule, every further one ``limit_s`` later. Of an ``error_rate`` the quantile is the share that must be
-    answered, and ``limit_s`` says nothing.
+    ``class_``: of the requests of that class only. ``first_s`` (fluidity): the first token is due
+    so long after the schedule, every further one ``limit_s`` later. Of an ``error_rate`` the
+    quantile is the share that must be answered, and ``limit_s`` says nothing.
     """
 
     metric: str
@@ -76,18 +82,18 @@ class Slo:
 
     @property
     def percentile(self) -> str:
-        """``p99`` or ``p99.9``."""
+        """Return ``p99`` or ``p99.9``."""
         return f"p{(Decimal(repr(self.quantile)) * 100).normalize():f}"
 
     @property
     def name(self) -> str:
-        """``ttft_p99``, ``chat:ttft_p99``, ``error_rate``."""
+        """Return ``ttft_p99``, ``chat:ttft_p99``, ``error_rate``."""
         bare = self.metric if self.metric == ERROR_RATE else f"{self.metric}_{self.percentile}"
         return f"{self.class_}:{bare}" if self.class_ else bare
 
     @property
     def limit_text(self) -> str:
-        """``2s``, ``2s+50ms`` (fluidity) or ``1%``."""
+        """Return ``2s``, ``2s+50ms`` (fluidity) or ``1%``."""
         if self.metric == ERROR_RATE:
             return f"{((1 - Decimal(repr(self.quantile))) * 100).normalize():f}%"
         first = f"{duration_text(self.first_s)}+" if self.first_s is not None else ""
@@ -95,11 +101,14 @@ class Slo:
 
     @property
     def text(self) -> str:
-        """The canonical form, which ``parse_slo`` reads back: ``ttft_p99=2s``."""
+        """Return the canonical form, which ``parse_slo`` reads back: ``ttft_p99=2s``."""
         return f"{self.name}={self.limit_text}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The entry of ``slos`` in run.json and summary.json; ``limit_s`` is null for an error rate."""
+        """Return the entry of ``slos`` in run.json and summary.json.
+
+        ``limit_s`` is null for an error rate.
+        """
         extra = {"class": self.class_, "first_s": self.first_s, "source": self.source}
         limit_s = None if self.metric == ERROR_RATE else self.limit_s
         known = {
@@ -112,14 +121,17 @@ class Slo:
 
 
 def duration_text(seconds: float) -> str:
-    """``2s``, ``50ms``, ``300us``: the largest unit in which the number is at least 1."""
+    """Return ``2s``, ``50ms``, ``300us``: the largest unit in which the number is at least 1."""
     value = Decimal(repr(float(seconds)))
     unit = next((unit for unit in ("s", "ms") if value >= _UNITS_S[unit]), "us")
     return f"{(value / _UNITS_S[unit]).normalize():f}{unit}"
 
 
 def parse_duration(text: str, what: str = "a duration") -> float:
-    """Seconds of ``500ms``, ``2s``, ``1.5m``, ``300us``. Raises SloError; a bare number is refused."""
+    """Return seconds of ``500ms``, ``2s``, ``1.5m``, ``300us``. Raises SloError.
+
+    A bare number is refused.
+    """
     match = _NUMBER.fullmatch(text.strip())
     if not match:
         raise SloError(
@@ -181,7 +193,8 @@ def _parse_bare(text: str, name: str, limit: str) -> Slo:
     first, plus, each = limit.partition("+")
     if not plus:
         raise SloError(
-            f"{where}: fluidity needs two limits: write fluidity_p99=2s+50ms (first token + each further one), {_EXAMPLE}"
+            f"{where}: fluidity needs two limits: write fluidity_p99=2s+50ms (first token + "
+            f"each further one), {_EXAMPLE}"
         )
     return Slo(metric, quantile, parse_duration(each, where), first_s=parse_duration(first, where))
 
@@ -190,20 +203,27 @@ def _answered_share(text: str, limit: str) -> float:
     match = re.fullmatch(r"(\d{1,2}(?:\.\d{1,3})?)\s*%", limit)
     if not match or not Decimal("0.1") <= Decimal(match[1]) <= 50:
         raise SloError(
-            f"SLO {text!r}: an error rate is a share from 0.1% to 50%: write error_rate=1%, {_EXAMPLE}"
+            f"SLO {text!r}: an error rate is a share from 0.1% to 50%: write error_rate=1%, "
+            f"{_EXAMPLE}"
         )
     return float(1 - Decimal(match[1]) / 100)
 
 
 def verdict_word(verdict: str | bool | None) -> str:
-    """met | violated | inconclusive: what people read of an entry of ``slo_verdicts`` or of ``slo_met``."""
+    """Return a verdict in words: met | violated | inconclusive.
+
+    What people read of an entry of ``slo_verdicts`` or of ``slo_met``.
+    """
     if verdict in (True, "met"):
         return "met"
     return "violated" if verdict in (False, "violated") else "inconclusive"
 
 
 def parse_slos(texts: Iterable[str]) -> list[Slo]:
-    """Read several SLOs or names of ``SLO_SETS``; the same one twice counts once, two limits for one are refused."""
+    """Read several SLOs or names of ``SLO_SETS``.
+
+    The same one twice counts once, two limits for one are refused.
+    """
     slos: dict[str, Slo] = {}
     for slo in (slo for text in texts for slo in _expand(text)):
         known = slos.setdefault(slo.name, slo)
@@ -236,6 +256,7 @@ def slo_from_dict(value: Mapping[str, Any]) -> Slo:
         ) from error
     if not slo.as_dict().items() <= value.items():
         raise SloError(
-            f"run.json: slos holds {value!r}, whose text is another SLO: the file was changed or is damaged"
+            f"run.json: slos holds {value!r}, whose text is another SLO: the file was changed "
+            "or is damaged"
         )
     return slo

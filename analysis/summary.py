@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ampacity.analysis.burst.recovery import summarise_burst
+from ampacity.analysis.burst.summarise import summarise_burst
 from ampacity.analysis.capacity.families import class_curves, describe_family, split_lengths
 from ampacity.analysis.capacity.fleet import Traffic, carried_by, fleet_of
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
@@ -27,17 +27,18 @@ from ampacity.analysis.stage.analyse import RunRecords, analyse_stage, read_reco
 from ampacity.analysis.stage.goodput import offline_throughput
 from ampacity.analysis.stage.littles_law import against_server, summarise_gap
 from ampacity.analysis.stage.server import server_figures
+from ampacity.analysis.stage_warnings import never_all_users, repeated_undisturbed
 from ampacity.analysis.stats.intervals import ASSUMPTION
 from ampacity.analysis.traffic import compare_sharing, summarise_traffic
 from ampacity.analysis.verdict import write_verdict
-from ampacity.analysis.warnings import find_warnings, repeated_undisturbed, users_missing
+from ampacity.analysis.warnings import find_warnings
 from ampacity.loadgen.rundir.files import Run
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, Any]:
-    """The dict of summary.json for a run, complete or not; ``labels``: request_id -> accepted.
+    """Return the dict of summary.json for a run, complete or not.
 
     Raises SloError or RecordsError on a broken run.
     """
@@ -47,8 +48,6 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     meta = run.meta
     slos = [slo_from_dict(s) for s in meta.get("slos") or []]
     metas, records, stages = _judge_stages(run, slos, labels)
-    if meta.get("burst"):
-        stages = [_without_verdict(stage) for stage in stages]
     summary: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "verdict": "",
@@ -78,42 +77,67 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         summary["families"].append(describe_family(lengths, judged, of_part.requests, slos))
     summary["sharing"] = compare_sharing(records.requests, metas)
     summary["traffic"] = summarise_traffic(records, metas, meta.get("workload") or {})
-    summary["sessions"] = summarise_sessions(records, metas, stages, slos)
-    if summary["sessions"] is None:
-        summary["sessions_reason"] = NO_SESSIONS
-    steady = [s for s in stages if s["stable"] and not s["client_limited"]]
-    shares = [s["littles_law"]["consistency"] for s in steady if s["littles_law"]["consistency"]]
-    law = summarise_gap(summary["capacity"], slos, shares)
-    summary["littles_law"] = law | {"server": _worst_server(steady)}
-    tokens = mean_tokens(records.requests, stages)
-    inputs = meta.get("fleet_inputs") or {}
-    summary["fleet"] = tokens | fleet_of(
-        None if inputs.get("peak_rps") is None else Traffic(inputs["peak_rps"]),
-        carried_by(summary["capacity"], stages, tokens),
-        inputs.get("tensor_parallel") or 1,
-        inputs.get("safety_factor"),
-        inputs.get("gpu_hour_usd"),
-    )
-    if meta.get("burst") and metas:
-        summary["burst"] = summarise_burst(
-            meta["burst"], _undisturbed(metas), records, slos, run.server
-        )
-    if meta.get("next_command"):
-        summary["next_command"] = str(meta["next_command"])
-    if meta.get("search"):
-        summary["search"] = summarise_search(meta["search"], stages, slos)
-    if summary["diagnosis"] is None:
-        summary["diagnosis_reason"] = "no probe's diagnosis is in run.json"
+    sessions = summarise_sessions(records, metas, stages, slos)
+    summary |= {"sessions": sessions} | ({} if sessions else {"sessions_reason": NO_SESSIONS})
+    summary["littles_law"] = _littles_law(summary["capacity"], stages, slos)
+    summary["fleet"] = _fleet(meta, summary["capacity"], stages, records)
+    _add_optional_parts(summary, run, metas, records, slos)
     summary["warnings"] = find_warnings(
         summary, output_deviation(records.requests), cut_short(run.requests, records.requests)
     )
     summary["verdict"] = write_verdict(summary)
-    plain: dict[str, Any] = _plain(summary)
-    return plain
+    return dict(_plain(summary))
+
+
+def _littles_law(
+    capacity: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[Slo]
+) -> dict[str, Any]:
+    steady = [s for s in stages if s["stable"] and not s["client_limited"]]
+    shares = [s["littles_law"]["consistency"] for s in steady if s["littles_law"]["consistency"]]
+    return summarise_gap(capacity, slos, shares) | {"server": _worst_server(steady)}
+
+
+def _fleet(
+    meta: Mapping[str, Any],
+    capacity: Mapping[str, Any],
+    stages: list[dict[str, Any]],
+    records: RunRecords,
+) -> dict[str, Any]:
+    tokens, inputs = mean_tokens(records.requests, stages), meta.get("fleet_inputs") or {}
+    return tokens | fleet_of(
+        None if inputs.get("peak_rps") is None else Traffic(inputs["peak_rps"]),
+        carried_by(capacity, stages, tokens),
+        inputs.get("tensor_parallel") or 1,
+        inputs.get("safety_factor"),
+        inputs.get("gpu_hour_usd"),
+    )
+
+
+def _add_optional_parts(
+    summary: dict[str, Any],
+    run: Run,
+    metas: list[dict[str, Any]],
+    records: RunRecords,
+    slos: list[Slo],
+) -> None:
+    """Add the parts that only some kinds of run have, and the reasons of those that are null."""
+    meta = run.meta
+    if meta.get("burst") and metas:
+        stage = _undisturbed(metas)
+        summary["burst"] = summarise_burst(meta["burst"], stage, records, slos, run.server)
+    if meta.get("next_command"):
+        summary["next_command"] = str(meta["next_command"])
+    if meta.get("search"):
+        summary["search"] = summarise_search(meta["search"], summary["stages"], slos)
+    if summary["diagnosis"] is None:
+        summary["diagnosis_reason"] = "no probe's diagnosis is in run.json"
 
 
 def _workload(described: Mapping[str, Any], came: dict[str, Any]) -> dict[str, Any]:
-    """What was asked for and what came; given texts are sent as they are, so their estimated length is no plan to miss."""
+    """Return the workload with its realised lengths.
+
+    Estimated lengths of given texts are no plan.
+    """
     if described.get("input_plan", "requested") != "requested":
         came = {**came, "input_deviation": None}
     return {**described, "realised": came}
@@ -129,7 +153,10 @@ def _capacity(
 
 
 def _without_verdict(stage: dict[str, Any]) -> dict[str, Any]:
-    """A stage with a burst in it: its requests met the SLOs or missed them, at no one load."""
+    """Return a stage with a burst in it, without a verdict.
+
+    Its requests met the SLOs or missed them, at no one load.
+    """
     why = "a burst is no steady load: its phases count the requests that met the SLOs"
     return {**stage, "slo_met": None, "slo_met_reason": why, "slo_verdicts": []}
 
@@ -137,7 +164,7 @@ def _without_verdict(stage: dict[str, Any]) -> dict[str, Any]:
 def _judge_stages(
     run: Run, slos: list[Slo], labels: Mapping[int, bool] | None
 ) -> tuple[list[dict[str, Any]], RunRecords, list[dict[str, Any]]]:
-    """(entries of run.json's stages, the run's records, its stage objects)."""
+    """Return (entries of run.json's stages, the run's records, its stage objects)."""
     meta = run.meta
     metas = [_plain_stage(index, s) for index, s in enumerate(meta.get("stages") or [])]
     records = read_records(run.requests, _origin_ns(metas), meta)
@@ -155,10 +182,10 @@ def _judge_stages(
     for stage, stage_meta in zip(stages, metas, strict=True):
         stage["server"] = _server(run, stage, stage_meta)
         stage["littles_law"]["server"] = against_server(stage["concurrency"], stage["server"])
-        waits = thinks or "sessions" in stage_meta or users_missing(stage)
+        waits = thinks or "sessions" in stage_meta or never_all_users(stage)
         stage["users_pause"] = stage["kind"] == "closed" and bool(waits)
     name_stages(stages)
-    return metas, records, stages
+    return metas, records, [_without_verdict(s) for s in stages] if meta.get("burst") else stages
 
 
 def _plain_stage(position: int, stage: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,7 +195,7 @@ def _plain_stage(position: int, stage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _undisturbed(metas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of stages that repeat one load the last in which the client kept up, rather one that was not cut."""
+    """Return, of stages that repeat one load, the last undisturbed one."""
     return min(
         reversed(metas),
         key=lambda m: (
@@ -179,14 +206,14 @@ def _undisturbed(metas: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _server(run: Run, stage: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The server's own gauges over the window of the stage."""
+    """Return the server's own gauges over the window of the stage."""
     start_ns = int(meta.get("start_ns") or 0)
     window_ns = [start_ns + round(stage["window"][end] * 1e9) for end in ("start_s", "end_s")]
     return server_figures(run.server, *window_ns)
 
 
 def _as_far_as_it_came(stage: dict[str, Any], table: pa.Table) -> dict[str, Any]:
-    """The stage in which a run was killed: what was never due is not missing.
+    """Return a killed stage without the requests that were never due.
 
     Requests are numbered as they are due, so those up to the highest recorded number had been due.
     """
@@ -206,7 +233,7 @@ def _origin_ns(metas: list[dict[str, Any]]) -> int:
 
 
 def _counts(requests: Any, metas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Every scheduled request by its status, those whose record was lost in a kill as unfinished."""
+    """Return the requests by status; those whose record was lost in a kill are unfinished."""
     first = requests.take(requests.attempt == 0)
     counts = first.status_counts()
     counts.pop("ok")
@@ -227,7 +254,10 @@ def _partial(run: Run) -> str | None:
     else:
         at = " before any stage was written down"
     if run.going_s is not None:
-        return f"still running{at}, last written {run.going_s:.0f} s ago: only what had been recorded by then is here"
+        return (
+            f"still running{at}, last written {run.going_s:.0f} s ago: only what had been "
+            "recorded by then is here"
+        )
     if not run.complete or status == "running":
         return f"killed{at}: only what had been recorded is here"
     word = {"budget": "ended by its budget"}.get(str(status), str(status))
@@ -237,13 +267,15 @@ def _partial(run: Run) -> str | None:
 
 
 def _worst_server(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Of steady stages that in which the server's own count is furthest from ours; None where it shows none."""
+    """Return the steady stage whose server count is furthest from the client's."""
     held = [law for s in stages if (law := s["littles_law"]["server"]) and law["ratio"]]
     return max(held, key=lambda law: abs(math.log(max(law["ratio"], 1e-3))), default=None)
 
 
 def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Which tool measured an imported run, where it defines things otherwise, and what it left out."""
+    """Return which tool measured an imported run, where it defines things otherwise, and what it
+    left out.
+    """
     held = meta.get("imported")
     return held and {**held, "notes": meta.get("notes") or []}
 
@@ -251,7 +283,7 @@ def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
 def _audit(
     metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, imported: bool
 ) -> dict[str, Any]:
-    """The client in the stages that count, which are those that it did not limit, or all where it limited each."""
+    """Return the client's audit over the stages that count."""
     limited = [s["index"] for s in stages if s["client_limited"]]
     repeated = [s["index"] for s in repeated_undisturbed(stages)]
     counted = [s for s in stages if not s["client_limited"]] or stages
@@ -277,7 +309,9 @@ def _audit(
         "client_limited": None if imported else len(limited) > len(repeated),
         **(
             {
-                "client_limited_reason": "the other tool's files do not say whether its client kept up"
+                "client_limited_reason": (
+                    "the other tool's files do not say whether its client kept up"
+                )
             }
             if imported
             else {}
@@ -288,7 +322,7 @@ def _audit(
 
 
 def _plain(value: Any) -> Any:
-    """JSON's own types; a figure that is no finite number is no figure."""
+    """Convert a value to JSON's own types; non-finite numbers become null."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):

@@ -1,4 +1,7 @@
-"""What was sent, by stage and class: how many, how they arrived, how long they were, what they shared, how they ended."""
+"""What was sent, by stage and class.
+
+How many, how they arrived, how long they were, what they shared, how they ended.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from ampacity.analysis.stage.analyse import RunRecords
 def summarise_traffic(
     records: RunRecords, metas: Sequence[Mapping[str, Any]], workload: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """``traffic`` of the summary: one entry a stage, over all of its requests (attempt 0), the warm-up included."""
+    """Return ``traffic`` of the summary.
+
+    One entry a stage, over all of its requests (attempt 0), the warm-up included.
+    """
     first = records.requests.take(records.requests.attempt == 0)
     turn = records.table["turn"].fill_null(0).to_numpy()[first.row]
     found = []
@@ -34,7 +40,9 @@ def summarise_traffic(
 
 
 def _arrivals(dispatched_ns: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:
-    """Requests or sessions that began, and the coefficient of variation of the gaps between them as they were sent."""
+    """Return requests or sessions that began, and the coefficient of variation of the gaps between
+    them as they were sent.
+    """
     gaps = np.diff(np.sort(dispatched_ns[~np.isnan(dispatched_ns)]))
     known = len(gaps) >= 2 and gaps.mean() > 0
     return {
@@ -77,8 +85,10 @@ def _class(name: str, planned: float | None, own: Requests, of: int) -> dict[str
 def compare_sharing(
     requests: Requests, metas: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]] | None:
-    """For each stage: the share of input tokens that an infinite prefix cache would have found by the schedule, and the
-    share that the server says it found, over its good answers. None where nothing was shared by design."""
+    """Compare each stage's planned share of cached input tokens with the server's.
+
+    Planned: an infinite prefix cache. None where nothing was shared by design.
+    """
     found = []
     for meta in metas:
         if meta.get("cached_share_planned") is None:

@@ -1,7 +1,9 @@
-"""Does production keep what the benchmark assumed? Each assumption is kept, broken, or cannot be told.
+"""Does production keep what the benchmark assumed? Each assumption is kept, broken, or cannot be
+told.
 
-Production figures come from histograms whose buckets are all that is known: a percentile is somewhere in its bucket, and
-nothing is called broken (or kept) unless every value in that bucket, and in the 95 % interval of its rank, is.
+Production figures come from histograms whose buckets are all that is known: a percentile is
+somewhere in its bucket, and nothing is called broken (or kept) unless every value in that bucket,
+and in the 95 % interval of its rank, is.
 """
 
 from __future__ import annotations
@@ -18,9 +20,8 @@ from ampacity.analysis.stats.intervals import order_statistic_ranks
 
 TTFT_P99_FACTOR, TTFT_P95_FACTOR, ITL_P95_FACTOR = 1.3, 2.0, 3.0
 SHARE_POINTS = 0.20
-KS_DISTANCE = (
-    0.15  # of distributions of lengths and of gaps; smaller ones do not matter to capacity
-)
+# of distributions of lengths and of gaps; smaller ones do not matter to capacity
+KS_DISTANCE = 0.15
 MEAN_SHARE = 0.1
 CV_FACTOR = 1.5
 LOAD_FACTOR = 1.2
@@ -34,7 +35,10 @@ class ValidateError(ValueError):
 
 @dataclass(frozen=True)
 class Histogram:
-    """``counts[i]`` samples in (bounds[i - 1], bounds[i]], the first from 0; the last bound is infinity."""
+    """``counts[i]`` samples in (bounds[i - 1], bounds[i]], the first from 0.
+
+    The last bound is infinity.
+    """
 
     bounds: Floats
     counts: Floats
@@ -45,14 +49,15 @@ class Histogram:
         return round(float(self.counts.sum()))
 
     def at_rank(self, rank: int) -> tuple[float, float]:
-        """The bucket that holds the sample of 1-based ``rank``: its bounds."""
+        """Return the bucket that holds the sample of 1-based ``rank``: its bounds."""
         i = int(np.searchsorted(np.cumsum(self.counts), rank - 0.5))
         return (float(self.bounds[i - 1]) if i else 0.0), float(self.bounds[i])
 
     def quantile(self, q: float) -> tuple[float | None, float, float]:
-        """(interpolated in its bucket, least, greatest): the bucket's bounds, widened to the 95 % interval of the rank.
+        """Return (interpolated in its bucket, least, greatest).
 
-        The value is None in the last bucket, which has no upper bound. As in Prometheus' histogram_quantile.
+        The bucket's bounds, widened to the 95 % interval of the rank. The value is None in the last
+        bucket, which has no upper bound. As in Prometheus' histogram_quantile.
         """
         rank = max(1, math.ceil(q * self.n - 1e-9))
         low, high = self.at_rank(rank)
@@ -68,7 +73,7 @@ class Histogram:
 
 
 def of_samples(counts: Floats) -> Histogram:
-    """Whole numbers, each in a bucket of its own."""
+    """Return whole numbers as a histogram with a bucket for each value."""
     values, n = np.unique(counts, return_counts=True)
     bounds = np.append(np.column_stack([values - 0.5, values]).ravel(), np.inf)
     return Histogram(
@@ -78,7 +83,10 @@ def of_samples(counts: Floats) -> Histogram:
 
 @dataclass(frozen=True)
 class Production:
-    """What is known of production. Latencies in s; the rate and ``running`` are of all replicas together."""
+    """What is known of production. Latencies in s.
+
+    The rate and ``running`` are of all replicas together.
+    """
 
     source: str
     latencies: Mapping[str, Histogram] = field(default_factory=dict)  # ttft, itl, tpot, e2e
@@ -92,7 +100,10 @@ class Production:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The stage that production is held against: its object in summary.json, and what was sent in it."""
+    """The stage that production is held against.
+
+    Its object in summary.json, and what was sent in it.
+    """
 
     stage: Mapping[str, Any]
     input_tokens: Floats
@@ -103,7 +114,10 @@ class Benchmark:
 def validate(
     benchmark: Benchmark, production: Production, instances: int = 1
 ) -> list[dict[str, Any]]:
-    """One finding per assumption: ``verdict`` kept, broken or unknown, with both figures and the limit. Raises ValidateError."""
+    """Return one finding per assumption.
+
+    ``verdict`` kept, broken or unknown, with both figures and the limit. Raises ValidateError.
+    """
     stage = benchmark.stage
     found = [
         _load(stage, production.rps, instances),
@@ -135,7 +149,10 @@ def validate(
 def choose_stage(
     stages: Sequence[dict[str, Any]], capacity: Mapping[str, Any], rps: float | None
 ) -> dict[str, Any]:
-    """The stage whose rate is nearest to production's per instance, else the one that stands for the capacity. Raises ValidateError."""
+    """Return the stage nearest to production's rate per instance, else that of the capacity.
+
+    Raises ValidateError.
+    """
     fit = [s for s in stages if s["ok"] and not s["client_limited"]]
     if not fit:
         raise ValidateError(
@@ -161,7 +178,10 @@ ASSUMPTIONS = {
 
 
 def _finding(name: str, verdict: str, reason: str, *figures: Any) -> dict[str, Any]:
-    """``figures``: of the benchmark, of production, the limit; those at the end that are not known may be left out."""
+    """Return a finding; ``figures``: of the benchmark, of production, the limit.
+
+    Those at the end that are not known may be left out.
+    """
     benchmark, production, limit = (*figures, None, None, None)[:3]
     return {
         "name": name,
@@ -178,7 +198,7 @@ def _finding(name: str, verdict: str, reason: str, *figures: Any) -> dict[str, A
 def _judge(
     name: str, low: float, high: float, benchmark: float, production: float | None, limit: float
 ) -> dict[str, Any]:
-    """Broken where all of [low, high] is above the limit, kept where none of it is."""
+    """Judge [low, high] against the limit: violated if all of it is above, met if none is."""
     bounds = [low, high if math.isfinite(high) else None]
     if low >= limit:  # a bucket holds what is above its lower bound
         verdict, reason = "violated", "above the limit"
@@ -187,7 +207,8 @@ def _judge(
     else:
         verdict = "inconclusive"
         reason = (
-            f"production is between {low:.4g} and {high:.4g} s, on both sides of the limit of {limit:.4g} s: "
+            f"production is between {low:.4g} and {high:.4g} s, on both sides of the limit of "
+            f"{limit:.4g} s: "
             "finer buckets or more requests would tell"
         )
     return _finding(name, verdict, reason, benchmark, production, limit) | {
@@ -256,17 +277,26 @@ def _lengths(name: str, sent: Floats, production: Production) -> dict[str, Any]:
 
 
 def ks_distance(values: Floats, histogram: Histogram) -> float:
-    """Kolmogorov-Smirnov distance at the buckets' bounds, where both are known: the true one is at least that."""
+    """Return Kolmogorov-Smirnov distance at the buckets' bounds, where both are known.
+
+    The true one is at least that.
+    """
     ours = np.searchsorted(np.sort(values), histogram.bounds, side="right") / len(values)
     return float(np.abs(ours - np.cumsum(histogram.counts) / histogram.counts.sum()).max())
 
 
 def _arrivals(sent: Floats, gaps: Floats | None) -> dict[str, Any]:
-    """The coefficient of variation of the gaps: 0 of a metronome, 1 of a Poisson process, more in bursts."""
+    """Return the coefficient of variation of the gaps.
+
+    0 of a metronome, 1 of a Poisson process, more in bursts.
+    """
     if gaps is None:
         return _finding("arrivals", "inconclusive", "only a log has the times of arrivals")
     if min(len(sent), len(gaps)) < FEWEST or not sent.mean() or not gaps.mean():
-        why = f"{len(sent)} gaps in the benchmark's open loop, {len(gaps)} in production: {FEWEST} are needed"
+        why = (
+            f"{len(sent)} gaps in the benchmark's open loop, {len(gaps)} in production: {FEWEST} "
+            "are needed"
+        )
         return _finding("arrivals", "inconclusive", why)
     base, value = float(sent.std() / sent.mean()), float(gaps.std() / gaps.mean())
     limit = CV_FACTOR * max(base, 0.1)

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ampacity.analysis.capacity.fleet import instances_text
+from ampacity.analysis.capacity.levels import number_text
 from ampacity.analysis.capacity.search import shortfall
-from ampacity.analysis.capacity.usable import DOWN_IN_EACH, number_text
+from ampacity.analysis.capacity.usable import DOWN_IN_EACH
 from ampacity.analysis.load_names import load_name
 from ampacity.analysis.slo import slo_from_dict, verdict_word
-from ampacity.analysis.warnings import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, longer, off_text
+from ampacity.analysis.stage_warnings import longer
+from ampacity.analysis.warnings import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, off_text
 from ampacity.loadgen.rundir.records import FAILED_STATUSES
 
 MANY_FAIL = 0.1  # of the requests of the lowest load
@@ -23,7 +25,7 @@ STATUS_WORDS = {
 
 
 def write_verdict(summary: Mapping[str, Any]) -> str:
-    """The verdict in plain words, from a summary whose other figures are in place."""
+    """Return the verdict in plain words, from a summary whose other figures are in place."""
     sentence = _finding(summary)
     if summary["partial"]:
         sentence = f"Partial run ({summary['partial']}): {sentence[0].lower()}{sentence[1:]}"
@@ -36,11 +38,14 @@ def write_verdict(summary: Mapping[str, Any]) -> str:
 
 
 def _too_long(summary: Mapping[str, Any]) -> str | None:
-    """Requests beyond the model's context, where they are more than a few."""
+    """Return requests beyond the model's context, where they are more than a few."""
     n, of = summary["errors"].get("too_long", 0), summary["requests"]
     if n <= TOO_LONG_SHARE * of:
         return None
-    return f"{n:,} of {of:,} requests ({n / of:.1%}) were longer than the model's context and are left out of every figure."
+    return (
+        f"{n:,} of {of:,} requests ({n / of:.1%}) were longer than the model's context and are "
+        "left out of every figure."
+    )
 
 
 def _finding(summary: Mapping[str, Any]) -> str:
@@ -51,15 +56,18 @@ def _finding(summary: Mapping[str, Any]) -> str:
 
 
 def _other_load(summary: Mapping[str, Any]) -> str:
-    """That the prompts were others than planned, so that what follows is no capacity of the workload that was asked for."""
+    """Warn that the prompts were not as planned, so that no capacity of the workload follows."""
     deviation = summary["workload"]["realised"]["input_deviation"]
     if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
         return ""
-    return f"Not the load that was planned: prompts were {off_text(deviation)} (input tokens, by the server's count)."
+    return (
+        f"Not the load that was planned: prompts were {off_text(deviation)} (input tokens, by the "
+        "server's count)."
+    )
 
 
 def _failures(summary: Mapping[str, Any]) -> str:
-    """That many requests failed already at the lowest load, so that no lower one is likely to help."""
+    """Warn that many requests failed already at the lowest load."""
     open_stages = [s for s in summary["stages"] if s["requests"] and not s["outage"]]
     if not open_stages:
         return ""
@@ -72,11 +80,14 @@ def _failures(summary: Mapping[str, Any]) -> str:
     ):  # all: there is no finding at all
         return ""
     kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items(), key=lambda c: -c[1]))
-    return f"{failed / lowest['requests']:.0%} of the requests failed at the lowest load ({kinds}): find out why before measuring."
+    return (
+        f"{failed / lowest['requests']:.0%} of the requests failed at the lowest load ({kinds}): "
+        "find out why before measuring."
+    )
 
 
 def _outages(summary: Mapping[str, Any]) -> str:
-    """When the endpoint was down, one sentence for each stage; empty where it never was."""
+    """Return one sentence per stage with an outage."""
     stages = [s for s in summary["stages"] if s["outage"] and not s["client_limited"]]
     said = []
     for stage in stages:
@@ -91,7 +102,7 @@ def _outages(summary: Mapping[str, Any]) -> str:
 
 
 def outage_verdict(stage: Mapping[str, Any]) -> str:
-    """What a stage with an outage is judged to be, with it and without: ``SLO violated; outside of it met``."""
+    """Return the verdict with and without an outage: ``SLO violated; outside of it met``."""
     met, outside = stage["slo_met"], stage["outage"]["outside"]
     alike = met is outside["slo_met"]
     with_it = "met all the same" if met else verdict_word(met)
@@ -108,7 +119,10 @@ def _of_the_load(summary: Mapping[str, Any]) -> str:
     if not any(s["ok"] for s in [*stages, *summary.get("burst", {}).get("phases", [])]):
         return _nothing_answered(summary)
     if all(s["client_limited"] for s in stages):
-        return "No finding: the client could not keep up with the load in any stage, so nothing says what the server can do."
+        return (
+            "No finding: the client could not keep up with the load in any stage, so nothing "
+            "says what the server can do."
+        )
     if summary.get("burst"):
         return _burst(summary["burst"])
     if not summary["slos"]:
@@ -117,12 +131,18 @@ def _of_the_load(summary: Mapping[str, Any]) -> str:
         if len(answers_s) == len(counted) and all(
             s["window"]["end_s"] < 2 * a for s, a in zip(counted, answers_s, strict=True)
         ):
-            short = f"an answer takes {number_text(min(answers_s))} s and no stage is twice as long, so no rate is known"
+            short = (
+                f"an answer takes {number_text(min(answers_s))} s and no stage is twice as long, "
+                "so no rate is known"
+            )
             return f"Too short to tell: {short}. {longer(summary)}."
         best = max(counted, key=lambda s: s["achieved_rps"])
         tokens = best["output_tokens_per_s"]
         and_tokens = "" if tokens is None else f" and {number_text(tokens)} output tokens/s"
-        return f"Up to {number_text(best['achieved_rps'])} requests/s{and_tokens} were carried; no SLO was given, so no capacity is named."
+        return (
+            f"Up to {number_text(best['achieved_rps'])} requests/s{and_tokens} were carried; no "
+            "SLO was given, so no capacity is named."
+        )
     if capacity["capacity_rps"] is None:
         return _nothing_usable(summary)
     return _usable(summary)
@@ -132,9 +152,15 @@ def _burst(burst: Mapping[str, Any]) -> str:
     base, high = burst["phases"][0], burst["phases"][1]
     until_s = burst["known_until_s"]
     if high["end_s"] <= high["start_s"]:
-        return f"Nothing is known of the burst: what is known of the run ends {number_text(until_s)} s after its start, in the base phase."
+        return (
+            f"Nothing is known of the burst: what is known of the run ends {number_text(until_s)} "
+            "s after its start, in the base phase."
+        )
     length = number_text(high["end_s"] - high["start_s"])
-    sentence = f"A burst from {number_text(base['offered_rps'])} to {number_text(high['offered_rps'])} requests/s for {length} s"
+    sentence = (
+        f"A burst from {number_text(base['offered_rps'])} to {number_text(high['offered_rps'])} "
+        f"requests/s for {length} s"
+    )
     recovery_s, low_s = burst["recovery_s"], burst["recovery_ci_s"][0]
     did, harm = [], burst["harm"]
     if burst["peak_ttft_s"] is not None:
@@ -155,6 +181,12 @@ def _burst(burst: Mapping[str, Any]) -> str:
         sentence += f"; yet it was not got over: of those due after that {harm['after']['reason']}"
     if harm["base"]:
         sentence += f"; the base load alone was not carried: {harm['base']['reason']}"
+    return sentence + _burst_losses(burst)
+
+
+def _burst_losses(burst: Mapping[str, Any]) -> str:
+    """Return the part of the sentence on SLO misses, losses, and the limit on the recovery."""
+    sentence, until_s = "", burst["known_until_s"]
     if burst["slo_misses"] is not None:
         sentence += f"; {burst['slo_misses']} requests violated an SLO"
         if burst["slo_misses_of_base"] >= 0.5:
@@ -182,31 +214,43 @@ def _duration(time_s: float) -> str:
 
 
 def _nothing_answered(summary: Mapping[str, Any]) -> str:
-    """No window holds an answered request; what is said counts the whole run, and no lost record as an answer."""
+    """Return the verdict on a run in which no request of a window was answered."""
     total, errors = summary["requests"], dict(summary["errors"])
     lost = sum(s["missing"] for s in summary["stages"])
     answered = total - sum(errors.values())
     if not summary["stages"]:
-        return f"Nothing is judged: of {total} requests there are records, and of no stage to which they belong."
+        return (
+            f"Nothing is judged: of {total} requests there are records, and of no stage to which "
+            "they belong."
+        )
     errors["unfinished"] = max(0, errors["unfinished"] - lost)
     status, worst = max(errors.items(), key=lambda item: item[1])
     ended = f"{worst} of {total} {STATUS_WORDS.get(status, f'ended as {status}')}"
     windows = [stage["window"] for stage in summary["stages"]]
     if answered and all(0 < w["end_s"] <= w["start_s"] for w in windows):
-        return f"Every stage ended within its ramp, which does not count: {answered} of {total} requests were answered."
+        return (
+            f"Every stage ended within its ramp, which does not count: {answered} of {total} "
+            "requests were answered."
+        )
     if answered:
         return (
-            f"No request that was due in a stage's window was answered, {answered} of {total} in the whole run were"
-            + (f": {ended}. Start at a much lower load." if worst else ".")
-        )
+            f"No request that was due in a stage's window was answered, {answered} of {total} "
+            "in the whole run were"
+        ) + (f": {ended}. Start at a much lower load." if worst else ".")
     if lost:
         known = f" ({ended})" if worst else ""
-        return f"No record of an answer was left: {lost} of {total} requests have no record{known}, so nothing is judged."
+        return (
+            f"No record of an answer was left: {lost} of {total} requests have no record{known}, "
+            "so nothing is judged."
+        )
     return f"No request was answered: {ended}."
 
 
 def _usable(summary: Mapping[str, Any]) -> str:
-    """The three figures that a buyer reads, each with its interval: capacity, C_max and fleet."""
+    """Return the three figures that a buyer reads, each with its interval.
+
+    Capacity, C_max and fleet.
+    """
     capacity = summary["capacity"]
     parts = [_carries(summary), _c_max(capacity)]
     if capacity["c_max_basis"] == "closed":
@@ -236,7 +280,10 @@ def _carries(summary: Mapping[str, Any]) -> str:
     rate = f"{number_text(capacity['capacity_rps'])} req/s"
     if crossing == "lower_bound":
         loop = " in a closed loop" if closed else ""
-        return f"One instance carries at least {rate}{loop} with {_limits(summary['slos'])}; no stage violated the SLO"
+        return (
+            f"One instance carries at least {rate}{loop} with {_limits(summary['slos'])}; no "
+            "stage violated the SLO"
+        )
     least = {"saturated": "at most ", "measured": ""}.get(crossing, "an estimated ")
     loop = " in a closed loop" if closed and crossing != "saturated" else ""
     known = [f"between {_between(low, high, 'and')}"]
@@ -252,11 +299,14 @@ def _carries(summary: Mapping[str, Any]) -> str:
     notes = ["which of them breaks first cannot be told"] if len(binding) > 1 else []
     notes += [f"{others} other SLO{'s' if others > 1 else ''} met there"] if others else []
     said = f" ({'; '.join(notes)})" if notes else ""
-    return f"One instance carries {least}{rate}{loop} ({'; '.join(known)}) with {_limits(binding)}{said}"
+    return (
+        f"One instance carries {least}{rate}{loop} ({'; '.join(known)}) with "
+        f"{_limits(binding)}{said}"
+    )
 
 
 def _c_max(capacity: Mapping[str, Any]) -> str:
-    """``C_max 65 (55 to 80) in flight``; of a bound without an interval, and the users beside it where they pause."""
+    """Return C_max in words: ``C_max 65 (55 to 80) in flight``."""
     value, (low, high) = capacity["c_max"], capacity["c_max_ci"] or (None, None)
     if value is None:
         return f"C_max is not known: {capacity.get('c_max_reason') or capacity['reason']}"
@@ -289,7 +339,10 @@ def _nothing_usable(summary: Mapping[str, Any]) -> str:
         if not low
         else f"lies between {number_text(low)} and {number_text(high)} (95 %)"
     )
-    return f"No stage alone was shown to meet {limits}; the capacity {said} requests/s: {capacity['reason']}."
+    return (
+        f"No stage alone was shown to meet {limits}; the capacity {said} requests/s: "
+        f"{capacity['reason']}."
+    )
 
 
 def _limits(slos: list[dict[str, Any]]) -> str:
@@ -298,5 +351,5 @@ def _limits(slos: list[dict[str, Any]]) -> str:
 
 
 def _spaced(limit: str) -> str:
-    """``2 s``, ``2 s + 50 ms``: a space before each unit."""
+    """Return ``2 s``, ``2 s + 50 ms``: a space before each unit."""
     return " + ".join(re.sub(r"^([\d.]+)", r"\1 ", part) for part in limit.split("+"))

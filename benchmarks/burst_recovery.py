@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ampacity.analysis.burst.recovery import judge_recovery, summarise_burst
+from ampacity.analysis.burst.recovery import judge_recovery
+from ampacity.analysis.burst.summarise import summarise_burst
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.stage.analyse import read_records
 from ampacity.experiments.burst import BurstPlan

@@ -25,6 +25,7 @@ from ampacity.analysis.summary import summarise
 from ampacity.cli.measure.demo import DURATION, PRESET, SLOS, START_RPS, WORKLOAD
 from ampacity.config import make_settings
 from ampacity.experiments.sweep import sweep
+from ampacity.experiments.virtual import player
 from ampacity.experiments.virtual import predict as virtual
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
@@ -73,7 +74,7 @@ def truth() -> tuple[float, float]:
 
 def one_demo(seed: int, duration: str) -> dict[str, Any]:
     """Its summary; the stages are as long as the demo's, which virtual time would prolong."""
-    virtual.REQUESTS_MIN = 1
+    player.REQUESTS_MIN = 1
     with tempfile.TemporaryDirectory() as folder:
         settings = settings_of(seed, duration, Path(folder) / "run")
         drive = partial(sweep, start_rps=START_RPS)

@@ -38,7 +38,7 @@ from ampacity.analysis.slo import Slo, parse_slo
 from ampacity.analysis.stage import analyse
 from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.experiments.search import Search, SearchPlan
-from ampacity.experiments.stages.base_rig import LOOKS, Enough
+from ampacity.experiments.stages.rig import LOOKS, Enough
 from ampacity.experiments.sweep import sweep
 from ampacity.workloads.profile import load_workload
 from benchmarks.servers import ORIGIN_NS, SERVERS, Sent, Server, stage_of, table_of
@@ -204,13 +204,14 @@ def search_engine(
 ) -> Found:
     from rich.console import Console
 
-    from ampacity.experiments.virtual.predict import VirtualRig, predict
+    from ampacity.experiments.stages.rig import Rig
+    from ampacity.experiments.virtual.predict import predict
     from ampacity.progress import Progress
 
-    found: list[VirtualRig] = []
+    found: list[Rig] = []
     search = Search(SearchPlan(precision))
 
-    async def drive(rig: VirtualRig) -> None:
+    async def drive(rig: Rig) -> None:
         found.append(rig)
         await search.run(rig)
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
-from ampacity.analysis.capacity.pooled import judged_open, surely_violated
+from ampacity.analysis.capacity.judged import judged_open, surely_violated
 from ampacity.analysis.capacity.usable import find_capacity
 from ampacity.analysis.slo import Slo
 from ampacity.experiments.sweep import MAX_DURATION_S, STAGE_SHARE, sweep

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from ampacity.loadgen.audit import Measures
 from ampacity.loadgen.rundir.records import FAILED_STATUSES, RequestRecord
-from ampacity.loadgen.send.retold import AnswerContent
+from ampacity.loadgen.send.history import AnswerContent
 from ampacity.workloads.schedule import Schedule
 
 LIVE_TTFTS = 400  # first tokens that the live percentiles rest on

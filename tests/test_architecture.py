@@ -55,11 +55,9 @@ def test_each_path_that_the_document_names_exists() -> None:
 
 
 def test_no_flat_folder_has_more_than_fifteen_modules() -> None:
-    """Of analysis/change 17: the change engine, until it is one."""
-    allowed = {"analysis/change": 17}
     for package in (*PACKAGES, "ampacity"):
         for folder in {p.parent for p in (ROOT / package).rglob("*.py")}:
             name = str(folder.relative_to(ROOT))
             modules = [p for p in folder.glob("*.py") if p.stem != "__init__"]
             if not any(part in PACKAGES for part in folder.relative_to(ROOT).parts[1:]):
-                assert len(modules) <= allowed.get(name, 15), name
+                assert len(modules) <= 15, name

@@ -1,7 +1,7 @@
-"""Built-in workloads, in the form of a workload file. Quantiles are facts of the traces that ``source`` names.
+"""Built-in workloads, in the form of a workload file.
 
-Only figures are carried over. Where a source says "an assumption", nothing in it was measured. With 26 levels the mean
-of a table comes out within 4 % of the trace's (11 levels leave 14 %).
+Quantiles are figures of the traces that ``source`` names; where a source says "an assumption",
+nothing was measured. With 26 levels a table's mean is within 4 % of the trace's (11 levels: 14 %).
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Reads the classes of a workload file."""
+"""Parse the classes of a workload file."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,42 +11,21 @@ from ampacity.workloads.classes import Cancel, Client, RequestClass, zipf_weight
 from ampacity.workloads.errors import WorkloadError, check_keys, did_you_mean
 from ampacity.workloads.lengths.parse import number, parse_lengths, whole
 
+# keys of a class; at the top level of a file they are defaults for all classes
 CLASS_KEYS = (
-    "like",
-    "input_tokens",
-    "output_tokens",
-    "correlation",
-    "clients",
-    "model",
-    "models",
-    "adapters",
-    "extra_body",
-    "headers",
-    "priority",
-    "slo",
-    "cancel",
+    *("like", "input_tokens", "output_tokens", "correlation", "clients", "model", "models"),
+    *("adapters", "extra_body", "headers", "priority", "slo", "cancel"),
 )
-"""What a class may say; at the top of a file, what all its classes say."""
-
 RESERVED_FIELDS = ("messages", "prompt", "input", "stream", "model", "max_tokens", "priority")
-RESERVED_HEADERS = frozenset(
-    {
-        "host",
-        "content-length",
-        "transfer-encoding",
-        "connection",
-        "upgrade",
-        "te",
-        "trailer",
-        "expect",
-    }
+RESERVED_HEADERS = frozenset(  # headers that frame a request
+    {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"}
+    | {"expect"}
 )
-"""Those that frame a request; whoever sets them breaks it."""
 MANY = 10_000  # clients or adapters of a class
 
 
 def parse_class(name: str, spec: object, defaults: Mapping[str, Any], where: str) -> RequestClass:
-    """One class from its mapping. Raises WorkloadError with one line that begins with ``where``."""
+    """Parse one class. Raises WorkloadError with one line that begins with ``where``."""
     given = check_keys(spec, (*CLASS_KEYS, "weight", "arrivals"), where)
     given = with_archetype(defaults, where) | with_archetype(given, where)
     for key in ("input_tokens", "output_tokens"):
@@ -81,7 +60,7 @@ def parse_class(name: str, spec: object, defaults: Mapping[str, Any], where: str
 
 
 def with_archetype(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What a mapping says, the lengths of the archetype that it is ``like`` filled in."""
+    """Return the mapping with the lengths of the archetype that it is ``like``."""
     name = given.get("like")
     if name is None:
         return dict(given)
@@ -130,7 +109,7 @@ def _clients(spec: object, own: Client) -> tuple[Client, ...]:
 
 
 def _client(what: str, given: Mapping[str, Any], own: Client | None = None) -> Client:
-    """A class or a client of it, with what it has from the class (``own``)."""
+    """Parse a class, or a client that inherits from its class ``own``."""
     weight = _positive(f"{what}weight", given.get("weight", 1))
     sides = [key for key in ("input_tokens", "output_tokens") if given.get(key) is not None]
     told: dict[str, Any] = {key: parse_lengths(given[key], key) for key in sides}
@@ -189,7 +168,7 @@ _HOLDERS = (
 
 
 def _several_choices(body: Mapping[str, Any]) -> str | None:
-    """The field by which a server makes several answers to a request, with its value; None where it makes one."""
+    """Return the field that asks for several answers, with its value; None if there is none."""
     for name, value in body.items():
         if name == "use_beam_search" and value not in (None, False, 0, "false"):
             return f"{name} = {json.dumps(value)}"
@@ -208,11 +187,11 @@ def _is_over_one(value: object) -> bool:
 
 
 def refuse_several_choices(body: Mapping[str, Any], where: str) -> None:
-    """Raise WorkloadError for a request body that asks for more than one answer: nobody can tell their latencies apart."""
+    """Raise WorkloadError for a body that asks for several answers, whose latencies would mix."""
     if asked := _several_choices(body):
         raise WorkloadError(
-            f"{where} asks for several choices ({asked}): their tokens come mixed in one stream, and no latency of any of "
-            "them can be told: drop it, and send as many requests more"
+            f"{where} asks for several choices ({asked}): their tokens come mixed in one stream, "
+            "and no latency of any of them can be told: drop it, and send as many requests more"
         )
 
 

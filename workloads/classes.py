@@ -1,4 +1,4 @@
-"""Classes of requests: what each kind of user sends, how it is asked for, and who gives up before the end."""
+"""Request classes: lengths, arrivals, models and cancellation of each kind of user."""
 
 import math
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from ampacity.workloads.lengths.parse import Lengths, fit_copula
 
 @dataclass(frozen=True)
 class Cancel:
-    """A ``share`` of requests that the client gives up: after milliseconds from the start, or output tokens."""
+    """A ``share`` of requests that the client cancels after milliseconds or output tokens."""
 
     share: float
     after_ms: Lengths | None = None
     after_tokens: Lengths | None = None
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able; one of the two distributions stands in it."""
+        """Return a JSON-able description."""
         name, given = (
             ("after_ms", self.after_ms) if self.after_ms else ("after_tokens", self.after_tokens)
         )
@@ -29,7 +29,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Client:
-    """One sender among many: its ``weight`` in the traffic, and what it sends when."""
+    """One of many clients: its ``weight`` in the traffic, its lengths and arrivals."""
 
     weight: float
     input_tokens: Lengths
@@ -39,11 +39,11 @@ class Client:
 
 @dataclass(frozen=True)
 class RequestClass:
-    """One kind of request. ``weight`` is its part of all requests, relative to those of the other classes.
+    """One kind of request; ``weight`` is relative to the other classes.
 
-    What goes on the wire beside the prompt: ``body()`` is merged over the run's own extra body, ``headers`` are
-    sent after the run's (their values are secrets: only names are written down), and ``models[i]`` is the
-    request's ``model``, i drawn with ``model_weights`` (``Schedule.model_index``). No models: the run's.
+    ``body()`` is merged over the run's extra body, ``headers`` are sent after the run's (values are
+    secrets: only names are recorded), and ``models[i]`` is the request's ``model``, drawn with
+    ``model_weights`` (``Schedule.model_index``). No models: the run's.
     """
 
     name: str
@@ -66,7 +66,7 @@ class RequestClass:
             fit_copula(client.input_tokens, client.output_tokens, self.correlation)
 
     def senders(self, share: float) -> list[tuple[float, Client]]:
-        """The clients, or the class as the only one, with their parts of ``share``."""
+        """Return (part of ``share``, client) of each client, or of the class as the only one."""
         clients = self.clients or (
             Client(1.0, self.input_tokens, self.output_tokens, self.arrivals),
         )
@@ -74,11 +74,11 @@ class RequestClass:
         return [(share * client.weight / among, client) for client in clients]
 
     def body(self) -> dict[str, Any]:
-        """Request fields of this class: sampling parameters and priority; the model stands apart."""
+        """Return the request fields of this class: sampling parameters and priority."""
         return self.extra_body | ({} if self.priority is None else {"priority": self.priority})
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description, an item of ``workload.classes`` in run.json. ``weight`` as given."""
+        """Return an item of ``workload.classes`` in run.json."""
         return {
             "name": self.name,
             "weight": self.weight,
@@ -97,7 +97,7 @@ class RequestClass:
 
 
 def zipf_weights(n: int, exponent: float) -> tuple[float, ...]:
-    """Shares of n by popularity: the k-th is proportional to k^-exponent; they add up to 1."""
+    """Return n shares, the k-th proportional to k^-exponent, that sum to 1."""
     weights = [k**-exponent for k in range(1, n + 1)]
     total = math.fsum(weights)
     return tuple(w / total for w in weights)
@@ -106,7 +106,7 @@ def zipf_weights(n: int, exponent: float) -> tuple[float, ...]:
 def draw_index(
     weights: Sequence[float] | NDArray[np.float64], u: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """int64[n]: for each uniform number in ``u``, which of ``weights`` (relative) it falls to."""
+    """Return int64[n]: the index into ``weights`` (relative) for each uniform number in ``u``."""
     edges = np.cumsum(weights)
     found: NDArray[np.int64] = np.searchsorted(edges, u * edges[-1], side="right").astype(np.int64)
     return np.minimum(found, np.int64(len(weights) - 1))

@@ -1,6 +1,6 @@
-"""Draws the requests of a stage from a workload: classes by weight, or the streams of many clients superposed.
+"""Draw the requests of a stage: classes by weight, or superposed streams of clients.
 
-Every stream has random numbers of its own, so its k-th request does not depend on the rate or on the others.
+Every stream has its own random numbers: its k-th request does not depend on the rate or others.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from ampacity.workloads.lengths.parse import draw_pairs, fit_copula
 from ampacity.workloads.profile import Workload
 
 RandomStream = Callable[..., np.random.Generator]
-"""``stream(key, *parts)``: the random numbers for one purpose, and for one class or client of it."""
+"""``stream(key, *parts)``: random numbers for one purpose, and one class or client of it."""
 
 # Spawn keys of the random streams: one can change while the others stay as they are.
 ARRIVALS, INPUT, OUTPUT, CLASS, CANCEL, MODEL = range(6)
@@ -40,7 +40,7 @@ def draw_stage(
     duration_s: float = 0.0,
     requests: int | None = None,
 ) -> dict[str, Any]:
-    """Columns of a Schedule of lone requests: an open loop at ``rate_rps`` for ``duration_s``, or ``requests`` without times."""
+    """Return schedule columns of lone requests: an open loop, or ``requests`` without times."""
     sources = _sources(workload)
     if requests is None and workload.own_clocks:
         times, source_of = _superposed(sources, workload.arrivals, stream, rate_rps, duration_s)
@@ -59,7 +59,7 @@ def draw_stage(
 def class_columns(
     workload: Workload, class_of: NDArray[np.int16], stream: RandomStream
 ) -> dict[str, Any]:
-    """What belongs to the class of each request: its name, its model, and when it is given up."""
+    """Return the columns by class: its name, its model, and its cancellation."""
     if not workload.classes:
         return {}
     names = tuple(kind.name for kind in workload.classes)
@@ -72,7 +72,7 @@ def class_columns(
 
 
 def _sources(workload: Workload) -> list[_Source]:
-    """Classes, or their clients, with shares that add up to 1."""
+    """Return classes, or their clients, with shares that sum to 1."""
     total = sum(kind.weight for kind in workload.kinds)
     return [
         _Source(
@@ -89,7 +89,7 @@ def _sources(workload: Workload) -> list[_Source]:
 def _superposed(
     sources: list[_Source], clock: str, stream: RandomStream, rate_rps: float, duration_s: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """(times, which source) of all sources together, each on a clock of its own."""
+    """Return (times, source index) of all sources together, each with its own process."""
     times = []
     for i, source in enumerate(sources):
         own = source.client.arrivals or clock
@@ -102,7 +102,7 @@ def _superposed(
 
 
 def _members(index: NDArray[Any], count: int) -> list[NDArray[np.int64]]:
-    """For each of ``count`` numbers, the places in ``index`` where it stands."""
+    """Return, for each of ``count`` values, the indices in ``index`` with that value."""
     ends = np.cumsum(np.bincount(index, minlength=count))
     return np.split(np.argsort(index, kind="stable"), ends[:-1])
 

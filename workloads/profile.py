@@ -1,4 +1,4 @@
-"""A workload: what is sent, as a name or a small YAML file."""
+"""Load a workload by name or from a YAML file."""
 
 import re
 from collections.abc import Mapping
@@ -20,14 +20,7 @@ from ampacity.workloads.prompts.prefixes import Prefixes, parse_prefixes
 from ampacity.workloads.sessions import Sessions, parse_sessions
 
 _KEYS = (
-    "name",
-    "source",
-    "arrivals",
-    "classes",
-    "sessions",
-    "prefixes",
-    "images",
-    "measured",
+    *("name", "source", "arrivals", "classes", "sessions", "prefixes", "images", "measured"),
     *CLASS_KEYS,
 )
 _SIDES = ("input_tokens", "output_tokens")
@@ -36,10 +29,10 @@ CLASSES_MAX = 1000
 
 @dataclass(frozen=True)
 class Workload:
-    """Lengths in tokens of what is sent and asked for, and the arrival process. Raises WorkloadError.
+    """Lengths in tokens, arrival process and further parts of a workload. Raises WorkloadError.
 
-    ``classes``: where requests are of several kinds, or of one that is more than its lengths; ``Schedule.class_index``
-    counts in them, and the lengths here are those of all classes together. Empty: one plain kind.
+    ``classes``: kinds of requests, indexed by ``Schedule.class_index``; the lengths here are those
+    of all classes together. Empty: one plain kind.
     """
 
     name: str
@@ -48,9 +41,8 @@ class Workload:
     arrivals: str = "poisson"
     source: str = ""
     classes: tuple[RequestClass, ...] = ()
-    sessions: Sessions | None = (
-        None  # how requests form sessions; then the lengths here are of messages
-    )
+    # how requests form sessions; then the lengths here are of messages
+    sessions: Sessions | None = None
     prefixes: Prefixes | None = None  # what prompts have in common; None: nothing
     images: Images | None = None  # that prompts have beside their text
     prompts: Prompts | None = None  # real ones from a file; then their lengths are sent
@@ -61,27 +53,28 @@ class Workload:
             len(self.classes) > 1 or any(k.clients or k.correlation for k in self.classes)
         ):
             raise WorkloadError(
-                "sessions do not go with several classes, clients or a correlation: drop one of them"
+                "sessions do not go with several classes, clients or a correlation: "
+                "drop one of them"
             )
-
         if self.sessions and self.prefixes and self.prefixes.cached_share is not None:
             raise WorkloadError(
-                "prefixes: cached_share is for lone requests: the turns of a session share their history; give pools"
+                "prefixes: cached_share is for lone requests: "
+                "the turns of a session share their history; give pools"
             )
 
     @property
     def own_clocks(self) -> bool:
-        """Whether classes or clients have arrivals of their own; otherwise one process serves all classes."""
+        """Return whether classes or clients have their own arrival processes."""
         return any(kind.arrivals or kind.clients for kind in self.classes)
 
     @property
     def kinds(self) -> tuple[RequestClass, ...]:
-        """The classes, or the plain one that stands for none."""
+        """Return the classes, or the plain default class."""
         return self.classes or (RequestClass("default", 1, self.input_tokens, self.output_tokens),)
 
     @property
     def clocks(self) -> tuple[str, ...]:
-        """Every arrival process of the workload, each once."""
+        """Return every distinct arrival process of the workload."""
         return tuple(dict.fromkeys(clock for kind in self.kinds for clock in self._clocks_of(kind)))
 
     def _clocks_of(self, kind: RequestClass) -> list[str]:
@@ -92,10 +85,11 @@ class Workload:
     def with_lengths(
         self, side: Literal["input_tokens", "output_tokens"], lengths: Lengths
     ) -> "Workload":
-        """The workload with one side of its lengths replaced. Raises WorkloadError where classes differ in it."""
+        """Return the workload with one side's lengths replaced. Raises WorkloadError."""
         if len(self.classes) > 1 or any(kind.clients for kind in self.classes):
             raise WorkloadError(
-                f"workload {self.name} has classes or clients with lengths of their own: drop --{side.replace('_', '-')}"
+                f"workload {self.name} has classes or clients with lengths of their own: "
+                f"drop --{side.replace('_', '-')}"
             )
         changed: dict[str, Any] = {side: lengths}
         return replace(
@@ -103,7 +97,7 @@ class Workload:
         )
 
     def at_quantile(self, q: float) -> "Workload":
-        """The workload with every request at this quantile of its class's input and of its output tokens."""
+        """Return the workload with every length fixed at this quantile of its class."""
         kinds = []
         for kind in self.kinds:
             sides: dict[str, Any] = {s: Fixed(round(_all([kind], s).quantile(q))) for s in _SIDES}
@@ -113,10 +107,11 @@ class Workload:
         return replace(self, classes=tuple(kinds) if self.classes else (), **both)
 
     def with_arrivals(self, spec: str) -> "Workload":
-        """The workload with one arrival process for all its classes. Raises WorkloadError where it has clients."""
+        """Return the workload with one arrival process. Raises WorkloadError for clients."""
         if any(kind.clients for kind in self.classes):
             raise WorkloadError(
-                f"workload {self.name} superposes clients with arrivals of their own: drop --arrivals"
+                f"workload {self.name} superposes clients with arrivals of their own: "
+                "drop --arrivals"
             )
         return replace(
             self,
@@ -125,7 +120,7 @@ class Workload:
         )
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description, the first part of ``workload`` in run.json."""
+        """Return a JSON-able description, the first part of ``workload`` in run.json."""
         described: dict[str, Any] = {
             "name": self.name,
             "source": self.source,
@@ -158,7 +153,7 @@ class Workload:
 
 
 def load_workload(name_or_path: str) -> Workload:
-    """A built-in workload by its name, or the one in a YAML file. Raises WorkloadError with one line."""
+    """Load a built-in workload, or a YAML file. Raises WorkloadError with one line."""
     if name_or_path in ARCHETYPES:
         return _from_mapping(ARCHETYPES[name_or_path], name_or_path, f"workload {name_or_path}")
     path = Path(name_or_path)
@@ -168,15 +163,17 @@ def load_workload(name_or_path: str) -> Workload:
         and not path.is_file()
     ):
         raise WorkloadError(
-            f"workload {name_or_path!r} is not known{did_you_mean(name_or_path, ARCHETYPES)}: use one of "
-            f"{', '.join(ARCHETYPES)}, or the path of a YAML file"
+            f"workload {name_or_path!r} is not known{did_you_mean(name_or_path, ARCHETYPES)}: "
+            f"use one of {', '.join(ARCHETYPES)}, or the path of a YAML file"
         )
     return _from_mapping(read_yaml(path), path.stem, str(path))
 
 
 def workload_text(name_or_path: str) -> tuple[str, list[str]]:
-    """A workload as the text of a YAML file, and the names of its headers, whose values are left out (they may
-    be secrets), as is what a fit has measured. Raises WorkloadError."""
+    """Return (YAML text of a workload, names of its headers). Raises WorkloadError.
+
+    Header values are left out (they may be secrets), as are the measurements of a fit.
+    """
     built_in = name_or_path in ARCHETYPES
     held = dict(ARCHETYPES[name_or_path] if built_in else read_yaml(Path(name_or_path)))
     held.setdefault("name", name_or_path if built_in else Path(name_or_path).stem)
@@ -194,7 +191,7 @@ def workload_text(name_or_path: str) -> tuple[str, list[str]]:
 
 
 def workload_from_text(text: str, where: str) -> Workload:
-    """The workload of such a text. Raises WorkloadError."""
+    """Parse the text of ``workload_text``. Raises WorkloadError."""
     try:
         return _from_mapping(yaml.load(text, Loader=PlainYaml), "schedule", where)
     except yaml.YAMLError:
@@ -236,7 +233,8 @@ def _from_mapping(value: object, default_name: str, where: str) -> Workload:
 def _classes(spec: object, defaults: Mapping[str, Any], where: str) -> list[RequestClass]:
     if not isinstance(spec, Mapping) or not 1 <= len(spec) <= CLASSES_MAX:
         raise WorkloadError(
-            f"{where}: classes: give names and what is in them, as {{chat: {{weight: 7, like: chat}}, batch: {{...}}}}"
+            f"{where}: classes: give names and what is in them, "
+            "as {chat: {weight: 7, like: chat}, batch: {...}}"
         )
     for name in spec:
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
@@ -247,7 +245,7 @@ def _classes(spec: object, defaults: Mapping[str, Any], where: str) -> list[Requ
 
 
 def _all(kinds: list[RequestClass], side: str) -> Lengths:
-    """The lengths of all requests together, for what needs one figure."""
+    """Return the lengths of all requests together."""
     senders = [sender for kind in kinds for sender in kind.senders(kind.weight)]
     lengths: list[Lengths] = [getattr(client, side) for _, client in senders]
     if all(one == lengths[0] for one in lengths):
@@ -256,7 +254,7 @@ def _all(kinds: list[RequestClass], side: str) -> Lengths:
 
 
 def read_yaml(path: Path) -> Any:
-    """The value in a YAML file whose keys stand once and whose numbers are what they look like. Raises WorkloadError."""
+    """Read a YAML file without duplicate keys or ambiguous numbers. Raises WorkloadError."""
     try:
         return yaml.load(path.read_text(encoding="utf-8-sig"), Loader=PlainYaml)
     except OSError as error:
@@ -272,8 +270,7 @@ def read_yaml(path: Path) -> Any:
 
 
 class PlainYaml(yaml.SafeLoader):
-    """Refuses a key that stands in a mapping twice (YAML forbids it, PyYAML would drop the first one) and YAML 1.1's
-    octal and sexagesimal numbers."""
+    """YAML without duplicate keys and YAML 1.1's octal and sexagesimal numbers."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -294,7 +291,8 @@ class PlainYaml(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(
                 None,
                 None,
-                f"{node.value} is {value:g} in YAML 1.1 and something else in 1.2: write the number that is meant, or quotes around a text",
+                f"{node.value} is {value:g} in YAML 1.1 and something else in 1.2: "
+                "write the number that is meant, or quotes around a text",
                 node.start_mark,
             )
         return value

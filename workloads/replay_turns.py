@@ -1,4 +1,4 @@
-"""How recorded sessions are played: who waits for whom, for how long, and what each prompt begins with."""
+"""Replay recorded sessions: dependencies, pauses, and the prefix of each prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ampacity.workloads.prompts.prefixes import (
     take_lists,
 )
 from ampacity.workloads.schedule import AFTER_END, AFTER_START, WITH_START
-from ampacity.workloads.traces.read import Trace
+from ampacity.workloads.traces.trace import Trace
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -30,7 +30,7 @@ _OWN, _COMMON = 1 << 62, (1 << 62) - 1  # segments: the text that row k adds is 
 
 
 def roots(trace: Trace) -> Ints:
-    """int64[n]: the session of each request, helpers counted to their caller's; -1: none."""
+    """Return int64[n]: the session of each request, helpers counted to their caller's; -1: none."""
     if trace.session is None:
         return np.full(len(trace), -1, dtype=np.int64)
     found = np.arange(int(trace.session.max(initial=-1)) + 2)  # the last one stands for -1
@@ -43,7 +43,7 @@ def roots(trace: Trace) -> Ints:
 
 
 def _rows(trace: Trace) -> dict[int, list[int]]:
-    """The requests of each conversation, in the order of their times."""
+    """Return the requests of each conversation, in the order of their times."""
     rows: dict[int, list[int]] = defaultdict(list)
     for i, session in enumerate([] if trace.session is None else trace.session.tolist()):
         if session >= 0:
@@ -52,7 +52,7 @@ def _rows(trace: Trace) -> dict[int, list[int]]:
 
 
 def _callers(trace: Trace) -> dict[int, int]:
-    """The caller of each helper that begins behind it."""
+    """Return the caller of each helper that starts after it."""
     if trace.parent is None or trace.session is None:
         return {}
     sessions, first = np.unique(trace.session, return_index=True)
@@ -63,14 +63,14 @@ def _callers(trace: Trace) -> dict[int, int]:
 
 @dataclass
 class Waits:
-    """For each request of a trace: what it waits for, how long then, and what the pause counts from."""
+    """For each request of a trace: what it waits for, its pause, and what the pause counts from."""
 
     after: list[list[int]]
     pause_s: Floats
     counts_from: NDArray[np.int8]
 
     def follow(self, continues: Ints) -> None:
-        """Let each request that goes on with the answer to another (-1: none) wait for that one alone."""
+        """Make each request that continues another (-1: none) wait for that one alone."""
         for i in np.flatnonzero(continues >= 0).tolist():
             self.after[i] = [int(continues[i])]
             if self.counts_from[i] == WITH_START:
@@ -78,12 +78,13 @@ class Waits:
 
 
 def who_waits(trace: Trace) -> Waits:
-    """Read off the recorded times who waited for whom.
+    """Infer dependencies from the recorded times.
 
-    A request waits for those of its conversation that had ended when it began and that no other of these had
-    waited for: the one before, or several that ran side by side. Where it began while all before it ran, it goes
-    with the first. A helper begins behind what its caller had then; its caller waits for it where it had ended.
-    Where the ends are not known, each waits for the one before, and not less than recorded from start to start.
+    A request waits for those of its conversation that had ended when it began and that no other of
+    these had waited for: the previous one, or several that ran in parallel. Where all were still
+    running, it starts with the first of them. A helper starts after its caller's finished requests;
+    the caller waits for a helper that had ended. Without end times, each waits for the previous
+    one, and at least the recorded time from start to start.
     """
     n, rows, callers = len(trace), _rows(trace), _callers(trace)
     waits = Waits([[] for _ in range(n)], np.zeros(n), np.zeros(n, dtype=np.int8))
@@ -103,7 +104,7 @@ def who_waits(trace: Trace) -> Waits:
 def _wait(
     trace: Trace, waits: Waits, ends: Floats, before: list[int], i: int, told_s: float
 ) -> None:
-    """What request ``i`` waits for among those ``before`` it; ``told_s``: its pause as the file has it, or NaN."""
+    """Set what request ``i`` waits for among ``before``; ``told_s``: its recorded pause, or NaN."""
     start, last = trace.arrival_s, before[-1]
     slack_s = trace.resolution_s
     if not np.isnan(told_s):
@@ -134,7 +135,7 @@ def _wait(
 def _join(
     trace: Trace, waits: Waits, ends: Floats, helper: list[int], caller: list[int], told_s: Floats
 ) -> None:
-    """Let the caller's first request behind a helper's end wait for it too."""
+    """Make the caller's first request after a helper's end wait for it too."""
     last = helper[-1]
     for before, i in itertools.pairwise(caller):
         began, ended = trace.arrival_s[i], ends[last]
@@ -147,7 +148,7 @@ def _join(
 
 
 def earliest_s(arrival_s: Floats, waits: Waits) -> Floats:
-    """When each request would be due if every answer came at once."""
+    """Return when each request would be due if every answer took no time."""
     due, pause = arrival_s.tolist(), waits.pause_s.tolist()
     for i, after in enumerate(waits.after):
         if after:
@@ -157,7 +158,7 @@ def earliest_s(arrival_s: Floats, waits: Waits) -> Floats:
 
 @dataclass
 class Prompts:
-    """What the prompts of a trace begin with, and how each was made up or recorded."""
+    """The shared prefixes and continuations of a trace's prompts."""
 
     shared: SharedPrefixes | None
     input_tokens: Ints
@@ -170,8 +171,11 @@ class Prompts:
 
 
 def prompts_of(trace: Trace) -> Prompts:
-    """What each prompt has in common with others: by its recorded messages, else by its blocks, else with the
-    longest prompt before it in its conversation that is no longer than it."""
+    """Return what each prompt shares with others.
+
+    By its recorded messages, else by its blocks, else with the longest earlier prompt of its
+    conversation that is no longer than it.
+    """
     found = _told_on(trace)
     blocks = _blocks_of(trace)
     need = _own_chains(trace, blocks)
@@ -208,7 +212,7 @@ def _blocks_of(trace: Trace) -> SharedPrefixes | None:
 
 
 def _own_chains(trace: Trace, blocks: SharedPrefixes | None) -> NDArray[np.bool_]:
-    """Which requests are turns of sessions without blocks."""
+    """Return which requests are turns of sessions without blocks."""
     if trace.session is None:
         return np.zeros(len(trace), dtype=bool)
     size = np.bincount(np.maximum(trace.session, 0), trace.session >= 0)[trace.session]
@@ -217,7 +221,7 @@ def _own_chains(trace: Trace, blocks: SharedPrefixes | None) -> NDArray[np.bool_
 
 
 def _first_of(a: SharedPrefixes, b: SharedPrefixes, of_a: NDArray[np.bool_]) -> SharedPrefixes:
-    """Prompts of ``a`` where ``of_a``, else of ``b``."""
+    """Return the prompts of ``a`` where ``of_a``, else of ``b``."""
     n = len(of_a)
     start = np.concatenate([a.start, a.start[-1] + b.start[1:]])
     items, new_start = take_lists(start, np.where(of_a, np.arange(n), np.arange(n) + n))
@@ -229,7 +233,7 @@ def _first_of(a: SharedPrefixes, b: SharedPrefixes, of_a: NDArray[np.bool_]) -> 
 
 
 def _counted_block(trace: Trace) -> int:
-    """Tokens of a block where the file only counts those shared with the turn before."""
+    """Return the block size where the file only counts blocks shared with the previous turn."""
     if trace.shared_blocks is None:
         return 0
     counts = np.concatenate([[0], np.cumsum(np.maximum(trace.shared_blocks[:, 1], 0))])
@@ -244,10 +248,10 @@ def _chain(
     size: int,
     far: dict[int, int],
 ) -> bool:
-    """Lay down what a turn's prompt begins with; whether it begins anew, for want of a shorter one before it.
+    """Set the prefix of a turn's prompt; return whether it restarts, for want of a shorter one.
 
-    ``far``: how far the text of each piece has been used. Who is the first to go on with it uses more of it, others
-    have a piece of their own behind what they share.
+    ``far``: how much of each segment's text is in use. The first to continue it extends it, others
+    get a segment of their own behind what they share.
     """
     inputs, length = trace.input_tokens, int(trace.input_tokens[i])
     cached = -1 if trace.cached_tokens is None else int(trace.cached_tokens[i])
@@ -280,9 +284,9 @@ def _chain(
 
 
 def _told_on(trace: Trace) -> Prompts:
-    """The conversations of which the file has only what each turn adds, as texts: they go on with real answers.
+    """Find conversations whose file has only the text each turn adds: they continue real answers.
 
-    A turn without a text stands apart: the next one goes on with the text before it.
+    A turn without a text is separate: the next one continues the text before it.
     """
     inputs = trace.input_tokens.copy()
     found = Prompts(None, inputs, None, None)

@@ -1,4 +1,4 @@
-"""The seeded plan of one stage: when each request is due and how long it is. Holds no prompt text."""
+"""The seeded plan of one stage: due times and lengths of requests, without prompt text."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,32 +12,22 @@ from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.mix import ARRIVALS, RandomStream, class_columns, draw_stage
 from ampacity.workloads.profile import Workload
 from ampacity.workloads.prompts.prefixes import SharedPrefixes, infinite_cache, take_lists
-from ampacity.workloads.sessions import draw_sessions
+from ampacity.workloads.session_draw import draw_sessions
 
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 _PREFIXES, _PROMPTS = 31, 30  # those of sessions follow
 # What the pause of a request counts from.
-AFTER_END = 0  # the last end of what it waits for
-AFTER_START = 1  # the last start of it; and it begins no earlier than the last end
-WITH_START = 2  # the start of the one request that it names, whatever becomes of that
+AFTER_END = 0  # the last end of its dependencies
+AFTER_START = 1  # their last start; it begins no earlier than their last end
+WITH_START = 2  # the start of its one dependency, whatever its outcome
 
 
 # The columns with one value for each request.
 _COLUMNS = (
-    "scheduled_s",
-    "input_tokens",
-    "output_tokens",
-    "class_index",
-    "model_index",
-    "cancel_after_s",
-    "cancel_after_tokens",
-    "session",
-    "turn",
-    "think_s",
-    "counts_from",
-    "continues",
-    "new_tokens",
-    "entry",
-    "numbers",
+    *("scheduled_s", "input_tokens", "output_tokens", "class_index", "model_index"),
+    *("cancel_after_s", "cancel_after_tokens", "session", "turn", "think_s", "counts_from"),
+    *("continues", "new_tokens", "entry", "numbers"),
 )
 
 
@@ -45,48 +35,33 @@ _COLUMNS = (
 class Schedule:
     """n requests in the order in which they are due.
 
-    ``scheduled_s`` float64[n], seconds from the stage's start (all 0 in a closed loop, where the driver sets
-    them); ``input_tokens`` and ``output_tokens`` int64[n]; request i has the id ``first_request_id + i``. A request
-    that waits for others has as ``scheduled_s`` the earliest time that is possible. Further columns: None where unused.
+    ``scheduled_s`` float64[n], seconds from the stage's start (all 0 in a closed loop, where the
+    driver sets them), of a dependent request the earliest possible time; ``input_tokens`` and
+    ``output_tokens`` int64[n]; request i has the id ``first_request_id + i``. Further columns: None
+    where unused.
     """
 
-    scheduled_s: NDArray[np.float64]
-    input_tokens: NDArray[np.int64]
-    output_tokens: NDArray[np.int64]
+    scheduled_s: Floats
+    input_tokens: Ints
+    output_tokens: Ints
     first_request_id: int
     class_names: tuple[str, ...] = ("default",)
     class_index: NDArray[np.int16] | None = None  # into class_names; None: all of the first class
     model_names: tuple[str, ...] = ()
-    model_index: NDArray[np.int16] | None = (
-        None  # into model_names, -1: the run's model; None: all the run's
-    )
-    cancel_after_s: NDArray[np.float64] | None = (
-        None  # the user leaves so long after the start; NaN: stays
-    )
-    cancel_after_tokens: NDArray[np.int64] | None = None  # or after so many output tokens; 0: stays
-    session: NDArray[np.int64] | None = None  # number of the session; -1: none
+    model_index: NDArray[np.int16] | None = None  # into model_names; -1, None: the run's model
+    cancel_after_s: Floats | None = None  # the user leaves, from the start; NaN: stays
+    cancel_after_tokens: Ints | None = None  # the user leaves, in output tokens; 0: stays
+    session: Ints | None = None  # number of the session; -1: none
     turn: NDArray[np.int32] | None = None  # 0, 1, ... within the session
-    think_s: NDArray[np.float64] | None = (
-        None  # between the end of what it waits for and its scheduled time
-    )
-    counts_from: NDArray[np.int8] | None = (
-        None  # what that pause counts from; None: all from the end
-    )
-    after_start: NDArray[np.int64] | None = None  # int64[n + 1]: request i waits for the end of ...
-    after: NDArray[np.int64] | None = (
-        None  # ... the requests (by index) after[after_start[i]:after_start[i + 1]]
-    )
-    continues: NDArray[np.int64] | None = (
-        None  # whose conversation (by index here) it goes on with; -1: none
-    )
-    new_tokens: NDArray[np.int64] | None = (
-        None  # of input_tokens, what comes behind that conversation
-    )
-    shared: SharedPrefixes | None = None  # what its prompt begins with that others begin with too
-    entry: NDArray[np.int64] | None = None  # of the prompts of a file; -1: none
-    numbers: NDArray[np.int64] | None = (
-        None  # request i has the id first_request_id + numbers[i]; None: + i
-    )
+    think_s: Floats | None = None  # pause after its dependencies
+    counts_from: NDArray[np.int8] | None = None  # what that pause counts from; None: AFTER_END
+    after_start: Ints | None = None  # int64[n + 1]: request i waits for the requests
+    after: Ints | None = None  # (by index) after[after_start[i]:after_start[i + 1]]
+    continues: Ints | None = None  # index of the request whose conversation it continues; -1: none
+    new_tokens: Ints | None = None  # the part of input_tokens after that conversation
+    shared: SharedPrefixes | None = None  # prefix that it shares with other prompts
+    entry: Ints | None = None  # index into the prompts of a file; -1: none
+    numbers: Ints | None = None  # request i has the id first_request_id + numbers[i]; None: + i
 
     def __post_init__(self) -> None:
         for name in _COLUMNS:
@@ -105,11 +80,11 @@ class Schedule:
         return len(self.scheduled_s)
 
     def planned_tokens(self) -> int:
-        """Input and output tokens of all requests."""
+        """Return the input and output tokens of all requests."""
         return int(self.input_tokens.sum() + self.output_tokens.sum())
 
-    def take(self, kept: NDArray[np.int64]) -> "Schedule":
-        """The requests at these indices, in order; what they wait for must be among them."""
+    def take(self, kept: Ints) -> "Schedule":
+        """Return the requests at these indices, in order; they must include their dependencies."""
         new_index = np.full(len(self) + 1, -1, dtype=np.int64)  # the last one stands for "none"
         new_index[kept] = np.arange(len(kept))
         columns = {
@@ -127,7 +102,7 @@ class Schedule:
         return replace(self, **columns)
 
     def without(self, unwanted: NDArray[np.bool_]) -> "Schedule":
-        """All but these requests, and but those that wait for one that is left out."""
+        """Return all but these requests and those that depend on them."""
         out = unwanted.copy()
         if self.after_start is not None and self.after is not None:
             for i in np.flatnonzero(np.diff(self.after_start)):
@@ -135,36 +110,34 @@ class Schedule:
         return self.take(np.flatnonzero(~out)) if out.any() else self
 
     def request_id(self, index: int) -> int:
-        """The number of a request in the whole run."""
+        """Return the number of a request in the whole run."""
         return self.first_request_id + (index if self.numbers is None else int(self.numbers[index]))
 
-    def planned_cached_tokens(self, answers_too: bool = True) -> NDArray[np.int64]:
-        """int64[n]: what an infinite prefix cache would find of each prompt, all of it shared by design.
+    def planned_cached_tokens(self, answers_too: bool = True) -> Ints:
+        """Return int64[n]: what an infinite prefix cache would hit of each prompt, by design.
 
-        ``answers_too``: conversations go on with what the server said, not with other text of that length.
+        ``answers_too``: conversations continue the server's answers, not other text of that length.
         """
         outputs = self.output_tokens if answers_too else None
         return infinite_cache(self.input_tokens, self.shared, self.continues, outputs)
 
     def class_name(self, index: int) -> str:
-        """The class of a request."""
+        """Return the class of a request."""
         return self.class_names[0 if self.class_index is None else int(self.class_index[index])]
 
     def model_name(self, index: int) -> str | None:
-        """The model that a request asks for; None: the run's."""
+        """Return the model that a request asks for; None: the run's."""
         k = -1 if self.model_index is None else int(self.model_index[index])
         return self.model_names[k] if k >= 0 else None
 
-    def first_requests(self) -> NDArray[np.int64]:
-        """Indices of the requests that wait for no other."""
+    def first_requests(self) -> Ints:
+        """Return the indices of the requests that wait for no other."""
         if self.after_start is None:
             return np.arange(len(self), dtype=np.int64)
         return np.flatnonzero(np.diff(self.after_start) == 0)
 
-    def _whole_sessions(
-        self, max_requests: int | None, max_tokens: int | None
-    ) -> NDArray[np.int64]:
-        """Indices of the sessions that fit as a whole, in the order of their beginnings; of the first at least a part."""
+    def _whole_sessions(self, max_requests: int | None, max_tokens: int | None) -> Ints:
+        """Return the indices of the sessions that fit as a whole; of the first at least a part."""
         unit = self.units()
         order = np.argsort(unit, kind="stable")  # session by session, each in its own order
         fits = np.ones(len(self), dtype=bool)
@@ -177,8 +150,8 @@ class Schedule:
             keep = int(np.searchsorted(unit[order], unit[order[keep]]))
         return np.sort(order[:keep])
 
-    def units(self) -> NDArray[np.int64]:
-        """int64[n]: the session of each request, or the lone request, numbered by its first appearance."""
+    def units(self) -> Ints:
+        """Return int64[n]: the session or lone request of each request, by first appearance."""
         here = np.arange(len(self), dtype=np.int64)
         if self.session is None:
             return here
@@ -191,7 +164,7 @@ class Schedule:
     def capped(
         self, max_requests: int | None = None, max_tokens: int | None = None
     ) -> tuple["Schedule", str | None]:
-        """The longest beginning that stays within both limits, and why it was cut (None: it was not).
+        """Return the longest beginning within both limits, and why it was cut (None: it was not).
 
         ``max_tokens`` counts planned input and output tokens.
         """
@@ -223,10 +196,11 @@ def open_schedule(
     stage: int,
     first_request_id: int = 0,
 ) -> Schedule:
-    """An open-loop stage of ``duration_s`` seconds at ``rate_rps`` requests/s; ``stage`` varies the draw.
+    """Return an open-loop stage of ``duration_s`` s at ``rate_rps``; ``stage`` varies the draw.
 
-    The lengths of the k-th request depend on workload, seed and stage, not on rate or duration. Of a workload of
-    sessions so many begin that their requests come at ``rate_rps`` once they overlap. Raises WorkloadError.
+    Lengths of the k-th request depend on workload, seed and stage, not on rate or duration.
+    Sessions begin at the rate at which their requests, once they overlap, come at ``rate_rps``.
+    Raises WorkloadError.
     """
     stream = partial(_stream, seed, stage)
     per_arrival = _requests_per_arrival(workload)
@@ -244,7 +218,7 @@ def open_schedule(
 def closed_schedule(
     workload: Workload, *, requests: int, seed: int, stage: int, first_request_id: int = 0
 ) -> Schedule:
-    """A closed-loop stage of ``requests`` requests: lengths only, every time is 0. Raises WorkloadError."""
+    """Return a closed-loop stage: lengths only, every time is 0. Raises WorkloadError."""
     if requests < 0:
         raise WorkloadError(f"requests is {requests}: give 0 or more")
     stream = partial(_stream, seed, stage)
@@ -267,7 +241,7 @@ def _shared(
 
 
 def _of_sessions(
-    workload: Workload, begin_s: NDArray[np.float64], stage: int, stream: RandomStream
+    workload: Workload, begin_s: Floats, stage: int, stream: RandomStream
 ) -> dict[str, Any]:
     sessions = workload.sessions
     if workload.prompts is not None:
@@ -290,7 +264,7 @@ def _of_sessions(
 
 
 def _requests_per_arrival(workload: Workload) -> float | None:
-    """Of a session, or of a conversation from a file, on average; None: requests arrive alone."""
+    """Return the mean requests of a session or conversation; None: requests arrive alone."""
     if workload.prompts is not None:
         return workload.prompts.mean_turns
     return None if workload.sessions is None else workload.sessions.mean_requests()

@@ -1,4 +1,4 @@
-"""Text of files as people write them: UTF-8 or UTF-16, with bytes that are neither, and halves of characters."""
+"""Decode text files: UTF-8 or UTF-16, with undecodable bytes and lone surrogates."""
 
 import re
 from collections import Counter
@@ -6,22 +6,23 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _NOT_TEXT = re.compile("[\ud800-\udfff]")
-DECODE_ERRORS = "surrogateescape"  # a byte that is no UTF-8 becomes one of U+DC80 to U+DCFF: its row can be named
+# An undecodable byte becomes one of U+DC80 to U+DCFF, so that its row can be named.
+DECODE_ERRORS = "surrogateescape"
 BROKEN_BYTES = "a byte that is no UTF-8"
 
 
 def encoding_of(head: bytes) -> str:
-    """The encoding that the first bytes of a file say, else UTF-8."""
+    """Return the encoding by the byte order mark of a file, else UTF-8."""
     return "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
 
 
 def is_broken(text: str) -> bool:
-    """Whether ``text`` holds what cannot be sent or written: an undecoded byte, or half of a surrogate pair."""
+    """Return whether ``text`` holds an undecodable byte or a lone surrogate."""
     return not text.isascii() and _NOT_TEXT.search(text) is not None
 
 
 def mended(value: Any) -> Any:
-    """A value of JSON with U+FFFD for each half of a surrogate pair; the same object where there is none."""
+    """Return a JSON value with U+FFFD for each lone surrogate; the same object without one."""
     if isinstance(value, str):
         return _NOT_TEXT.sub("\ufffd", value) if is_broken(value) else value
     if isinstance(value, list):
@@ -34,20 +35,23 @@ def mended(value: Any) -> Any:
     return value
 
 
-def counting_pairs(twice: Counter[str]) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
-    """For ``object_pairs_hook`` of json: the last of each key; ``twice`` counts the keys that stand twice in an object."""
+def counting_pairs(duplicates: Counter[str]) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """Return an ``object_pairs_hook`` for json that counts repeated keys; the last value wins."""
 
     def whole(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
             names = Counter(name for name, _ in pairs)
-            twice.update(name for name, times in names.items() if times > 1)
+            duplicates.update(name for name, times in names.items() if times > 1)
         return found
 
     return whole
 
 
-def twice_notes(name: str, twice: Counter[str]) -> Iterator[str]:
-    """One line for each key that stood twice in an object of the file ``name``."""
-    for key, count in twice.items():
-        yield f"{name}: the key {mended(key)} stands twice in an object, {count} times: the last one is taken"
+def duplicate_key_notes(name: str, duplicates: Counter[str]) -> Iterator[str]:
+    """Yield one line for each key repeated within an object of the file ``name``."""
+    for key, count in duplicates.items():
+        yield (
+            f"{name}: the key {mended(key)} stands twice in an object, {count} times: "
+            "the last one is taken"
+        )

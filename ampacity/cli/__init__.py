@@ -1,4 +1,4 @@
-"""The command line: one module per command; what is heavy is imported when a command runs."""
+"""The command line: one module per command; heavy modules are imported when a command runs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import cast
 
 from ampacity.cli.streams import secure_streams
 
-EXIT_OUTAGE = 1  # a finding: the endpoint was down for a while
+EXIT_OUTAGE = 1  # the endpoint was down for a while
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 MESSAGE_MAX = 600
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-_ROOMS = ("ampacity", "workloads", "loadgen", "analysis", "reports", "simulator")
+_OURS = ("ampacity", "workloads", "loadgen", "analysis", "reports", "simulator")
 
 
 def main() -> None:
-    """Entry point: runs a command and turns errors into one line on stderr and an exit status."""
+    """Run a command; turn errors into one line on stderr and an exit status."""
     secure_streams()
-    # neither importing nor a stage makes much garbage: look for it less often
+    # neither imports nor stages make much garbage: collect it less often
     gc.set_threshold(50_000, 20, 50)
     import typer
 
@@ -35,9 +35,7 @@ def main() -> None:
     except usage_error as error:
         command = error.ctx.command_path if error.ctx else "ampacity"
         message = our_name(error) or " ".join(error.format_message().split())
-        if (
-            "unexpected extra" in message and "--header" in sys.argv
-        ):  # what is extra may be a secret
+        if "unexpected extra" in message and "--header" in sys.argv:  # it may be a secret
             message = (
                 "unexpected arguments: put the value of --header into quotes, as 'Name: value'"
             )
@@ -48,17 +46,17 @@ def main() -> None:
         print("ampacity: interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
-        # the rooms raise exceptions of their own, with one line for people; anything else is our fault
+        # our packages raise their own exceptions, with one line for people; others are bugs
         if isinstance(error, OSError) and error.errno in _FULL:
-            _refuse(f"what was to be written cannot be: {error.strerror}")
-        if type(error).__module__.split(".")[0] not in _ROOMS:
+            _refuse(f"the output cannot be written: {error.strerror}")
+        if type(error).__module__.split(".")[0] not in _OURS:
             traceback.print_exc()
-            sys.exit(EXIT_USAGE)  # 1 would be a finding, as of a gate
+            sys.exit(EXIT_USAGE)  # 1 would be a result, as of a gate
         _refuse(str(error))
 
 
 def _refuse(message: str) -> None:
-    """One line, whatever text of other people is in it."""
+    """Print one line, whatever it contains, and exit."""
     line = " ".join(message.split())
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
     print(f"ampacity: {line[:MESSAGE_MAX]}", file=sys.stderr)

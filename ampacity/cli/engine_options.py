@@ -1,4 +1,4 @@
-"""The options of simulated engines, made from what the simulator says about its own settings."""
+"""Options of simulated engines, generated from the simulator's own settings."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 import typer
 
-from ampacity.cli.options import Command, flag, gathers, option
+from ampacity.cli.options import Command, gathers, option
 from ampacity.simulator.engine.options import DEPLOYED, SCHEDULING
 from ampacity.simulator.server.face import Face
+from ampacity.values import option as option_name
 
 Preset = Annotated[
     str,
     typer.Option(
         "--preset",
-        help="Model and hardware; 'ampacity simulate --preset list' shows them. Or MODEL@[Nx]HARDWARE[,SETTING=VALUE...], "
+        help="Model and hardware; 'ampacity simulate --preset list' lists them. "
+        "Or MODEL@[Nx]HARDWARE[,SETTING=VALUE...], "
         "or linear:ALPHA_S,BETA_S[,PREFILL_S].",
     ),
 ]
 
 
 def with_engine(command: Command) -> Command:
-    """Give a command the settings of an engine; its parameter ``engine`` gets those that were given."""
+    """Give a command the options of an engine; its parameter ``engine`` gets those given."""
     options = []
     for panel, settings in (("Engine", SCHEDULING), ("Several engines", DEPLOYED)):
         for name, (_, written, text) in settings.items():
@@ -38,7 +40,7 @@ def with_engine(command: Command) -> Command:
 
 
 def full_preset(preset: str, engine: dict[str, Any]) -> str:
-    """A preset with the settings that were given as options."""
+    """Return the preset with the settings given as options."""
     given = [
         f"{name}={'on' if value is True else value}"
         for name, value in engine.items()
@@ -48,7 +50,7 @@ def full_preset(preset: str, engine: dict[str, Any]) -> str:
 
 
 def with_face(command: Command) -> Command:
-    """Give a command the options of the HTTP face; its parameter ``face`` gets their values."""
+    """Give a command the options of the simulated answers; its parameter ``face`` gets them."""
     options = []
     for field in msgspec.structs.fields(Face):
         kind, meta = get_args(field.type)
@@ -59,7 +61,9 @@ def with_face(command: Command) -> Command:
             kind, metavar = str | None, "A,B"
         elif kind is not bool and kind is not int:
             kind = float | None if field.default is None else float
-        flags = flag(field.name) + (f"/{flag('no_' + field.name)}" if field.default is True else "")
+        flags = option_name(field.name) + (
+            f"/{option_name('no_' + field.name)}" if field.default is True else ""
+        )
         panel = "How answers look and are cut into chunks"
         default = None if field.default == () else field.default
         options.append(
@@ -77,15 +81,15 @@ def with_face(command: Command) -> Command:
 
 
 def make_face(given: dict[str, Any]) -> Face:
-    """Raises SimulatorError for values out of range."""
+    """Return the face with these options. Raises SimulatorError for values out of range."""
     from math import isfinite
 
     from ampacity.simulator import SimulatorError
     from ampacity.simulator.server.face import read_options
 
     for name, value in given.items():
-        if isinstance(value, float) and not isfinite(value):  # which JSON could not say
-            raise SimulatorError(f"{flag(name)} {value}: give a finite number")
+        if isinstance(value, float) and not isfinite(value):  # JSON has no such number
+            raise SimulatorError(f"{option_name(name)} {value}: give a finite number")
 
     if "adapters" in given:
         given = given | {"adapters": [name.strip() for name in given["adapters"].split(",")]}

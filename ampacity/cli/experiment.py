@@ -1,4 +1,4 @@
-"""What the commands that run experiments have in common: settings in, report and exit status out."""
+"""Run an experiment for a command: from its settings to the report and the exit status."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ def run_experiment(
     located: Callable[[str], str] = str,
     check: Callable[[Any], None] | None = None,
 ) -> Path:
-    """Run ``drive`` on a rig made from the flags, write summary and report, print, and exit 130 if interrupted, 1 after an outage, 2 if aborted.
+    """Run ``drive``, write summary and report, print them, and return the run directory.
 
-    Gives the run directory.
-
-    ``located`` puts into the message about a setting where that stands; ``check`` refuses Settings before anything is
-    asked of the endpoint.
+    Exits 130 if interrupted, 1 after an outage, 2 if aborted. ``located`` adds the position in a
+    run file to a message about a setting; ``check`` can refuse Settings before the first request.
     """
     from dataclasses import replace
 
@@ -56,7 +54,7 @@ def run_experiment(
         raise typer.Exit(EXIT_INTERRUPTED)
     if any(stage["outage"] and not stage["client_limited"] for stage in summary["stages"]):
         raise typer.Exit(EXIT_OUTAGE)
-    if status == "aborted":  # what was to be measured was not
+    if status == "aborted":
         raise typer.Exit(EXIT_USAGE)
     return path
 
@@ -64,7 +62,7 @@ def run_experiment(
 def finish(
     path: Path, *, as_json: bool, labels: dict[int, bool] | None = None, quiet: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """Write summary.json and report.html of a run and print the findings (unless ``quiet``); gives (the run's status, its summary)."""
+    """Write summary.json and report.html of a run and print them; return (status, summary)."""
     from rich.console import Console
 
     from ampacity.analysis.summary import summarise
@@ -88,7 +86,7 @@ def finish(
 
 
 def read_labels(path: Path) -> dict[int, bool]:
-    """request_id -> accepted. Raises LabelsError with one line."""
+    """Return {request_id: accepted}. Raises LabelsError."""
     from ampacity.analysis.stage.goodput import LabelsError, parse_labels
 
     try:
@@ -98,7 +96,7 @@ def read_labels(path: Path) -> dict[int, bool]:
 
 
 def command_line(argv: list[str]) -> list[str]:
-    """argv fit to be written down: the program's bare name, no values of headers, no query of a URL."""
+    """Return argv for run.json: the program's bare name, no header values, no URL queries."""
     found, hide = ["ampacity"], False
     for word in argv[1:]:
         if hide or word.startswith("--header="):

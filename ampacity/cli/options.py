@@ -1,6 +1,6 @@
-"""Options that several commands have, as typer wants them.
+"""Typer options that several commands have.
 
-``@shares(...)`` gives a command settings of an experiment; it gets them back as one dict ``raw``.
+``@shares(...)`` gives a command settings of an experiment; it gets them as one dict ``raw``.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ampacity.settings import OUT, REPLAY, SHARED
+from ampacity.settings import ALL, OUT, SHARED
+from ampacity.values import option as option_name
 
 Command = Callable[..., None]
 Url = Annotated[
@@ -29,41 +31,57 @@ Json = Annotated[
     ),
 ]
 
-
-def flag(name: str) -> str:
-    """The option of a setting."""
-    return "--" + name.replace("_", "-")
+JsonResult = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
+]
+RunDir = Annotated[Path, typer.Argument(help="Run directory.", show_default=False)]
+Slos = Annotated[
+    list[str] | None, typer.Option("--slo", metavar="METRIC_pQ=LIMIT", help=SHARED["slo"].help)
+]
+Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page.")]
+Csv = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV.")]
+Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown.")]
 
 
 def option(name: str, kind: Any, default: Any, **shown: Any) -> Parameter:
-    """An option as a parameter of a command."""
-    shown_option = typer.Option(shown.pop("flags", flag(name)), **shown)
-    return Parameter(
-        name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, shown_option], default=default
+    """Return an option as a parameter of a command."""
+    return _parameter(
+        name, kind, default, typer.Option(shown.pop("flags", option_name(name)), **shown)
     )
+
+
+def _parameter(name: str, kind: Any, default: Any, shown: Any) -> Parameter:
+    annotation = Annotated[kind, shown]
+    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def shares(
     names: Iterable[str] = SHARED, but: Collection[str] = ()
 ) -> Callable[[Command], Command]:
-    """Give a command the settings ``names``; its parameter ``raw`` gets all that were given.
+    """Give a command the settings ``names``; its parameter ``raw`` gets those that were given.
 
-    Without a default: those are of ``make_settings``, so that a flag beats a run file.
+    The options have no default: ``make_settings`` has it, so that an option overrides a run file.
     """
     options = []
     for name in names:
         if name not in but:
-            panel, kind, metavar, text = (SHARED | REPLAY)[name]
-            options.append(
-                option(name, kind | None, None, metavar=metavar, help=text, rich_help_panel=panel)
+            setting = ALL[name]
+            flags = ["-o", "--out"] if name == "out" else [option_name(name)]
+            shown = typer.Option(
+                *flags,
+                metavar=setting.kind.metavar,
+                help=setting.help,
+                rich_help_panel=setting.group,
+                show_default=False,
             )
+            options.append(_parameter(name, setting.kind.type | None, None, shown))
     return gathers("raw", options)
 
 
 def gathers(into: str, options: list[Parameter]) -> Callable[[Command], Command]:
-    """Give a command further options; its parameter ``into`` gets a dict of those that have a value.
+    """Give a command further options; its parameter ``into`` gets a dict of those with a value.
 
-    Typer reads the options from the signature, hence the new one.
+    Typer reads options from the signature, so the command gets a new one.
     """
 
     def decorate(command: Command) -> Command:

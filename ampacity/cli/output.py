@@ -1,4 +1,4 @@
-"""Where the commands put what they found: JSON on stdout, files of the user's choice."""
+"""Write results: JSON to stdout, text to files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raises RunDirError where the block cannot write ``path``."""
+    """Raise RunDirError if the block cannot write ``path``."""
     from ampacity.loadgen.rundir.files import RunDirError
 
     try:
@@ -25,6 +25,6 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str, *, append: bool = False) -> None:
-    """Raises RunDirError where the file cannot be written."""
+    """Write or append to a file. Raises RunDirError if that fails."""
     with writing(path), path.open("a" if append else "w", encoding="utf-8") as file:
         file.write(text)

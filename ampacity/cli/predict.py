@@ -1,4 +1,4 @@
-"""``ampacity predict``: a sweep in virtual time, on hardware you do not have."""
+"""``ampacity predict``: a sweep of a simulated engine in virtual time."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ from ampacity.cli.engine_options import Preset, full_preset, with_engine
 from ampacity.cli.measure.search import Closed, Precision, make_search
 from ampacity.settings import VIRTUAL
 
+SearchInstead = Annotated[
+    bool,
+    typer.Option(
+        "--search", help="Search for the capacity, as 'ampacity search' does, instead of sweeping."
+    ),
+]
+
 
 @o.shares(VIRTUAL)
 @with_engine
@@ -20,18 +27,14 @@ def predict(
     raw: dict[str, Any],
     engine: dict[str, Any],
     preset: Preset = "llama3-8b-a100",
-    search: Annotated[
-        bool,
-        typer.Option(
-            "--search",
-            help="Search for the capacity instead of sweeping, as 'ampacity search' does.",
-        ),
-    ] = False,
+    search: SearchInstead = False,
     precision: Precision = "10%",
     closed: Closed = False,
     json: o.Json = False,
 ) -> None:
-    """Sweep a simulated engine without waiting for it; every figure of the report is marked as predicted.
+    """Predict the curve of hardware you do not have, with a simulated engine in virtual time.
+
+    Every figure of the report is marked as predicted.
 
     ampacity predict --preset llama3-70b-4xh100 --workload chat --slo ttft_p99=2s --slo itl_p99=50ms
     """
@@ -49,26 +52,19 @@ def predict(
 
     deployment = find_deployment(full_preset(preset, engine))
     ramp = raw.pop("ramp", None) if search else None
-    settings = make_settings(
-        {
-            "duration": "5m",
-            "tp": gpus_named(preset) or 1,
-            **raw,
-            "url": "http://predicted.invalid/v1",
-        }
-    )
+    defaults = {"duration": "5m", "tp": gpus_named(preset) or 1}
+    settings = make_settings({**defaults, **raw, "url": "http://predicted.invalid/v1"})
     check_steady(settings.workload, "predict")
     how: dict[str, Any] = {}
     if search:
         if settings.lengths:
             raise ConfigError("--lengths goes with a sweep: drop --search")
-        asked = make_search(precision, None, 0, closed, ramp)
-        asked.check(settings)
-        how = {"drive": asked.run, "experiment": "search"}
+        wanted = make_search(precision, None, 0, closed, ramp)
+        wanted.check(settings)
+        how = {"drive": wanted.run, "experiment": "search"}
     settings = replace(settings, out=out_path(settings, how.get("experiment", "predict")))
     with no_stub(settings.out):
-        path = asyncio.run(
-            experiment(settings, deployment, command_line(sys.argv), Progress(), **how)
-        )
+        run = experiment(settings, deployment, command_line(sys.argv), Progress(), **how)
+        path = asyncio.run(run)
     if finish(path, as_json=json)[0] == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -1,4 +1,4 @@
-"""``ampacity simulate``: an OpenAI-compatible server in front of a simulated inference engine."""
+"""``ampacity simulate``: an OpenAI-compatible server with a simulated inference engine."""
 
 from __future__ import annotations
 
@@ -13,51 +13,55 @@ if TYPE_CHECKING:
     from ampacity.simulator.server.faults import Plan
 
 
+Calibrate = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="Fit the engine's bandwidth, compute and overhead to a measured sweep, then serve.",
+    ),
+]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(help="Port; 0 picks a free one.")]
+Model = Annotated[str | None, typer.Option(help="Name of the served model. Default: the preset's.")]
+ApiKeyEnv = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Environment variable with the API key to require."),
+]
+Seed = Annotated[int, typer.Option(help="Seed of words and lengths for requests without a seed.")]
+Faults = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON|FILE",
+        help="Faults to inject, see docs/simulator.md; times count from the start.",
+    ),
+]
+ErrorRate = Annotated[
+    float, typer.Option(help="Share of requests answered with status 500.", min=0, max=1)
+]
+
+
 @with_engine
 @with_face
 def simulate(
     engine: dict[str, Any],
     face: dict[str, Any],
     preset: Preset = "llama3-8b-a100",
-    calibrate: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Fit effective bandwidth, compute and overhead to a measured sweep, say how well, then serve.",
-        ),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
-    model: Annotated[
-        str | None, typer.Option(help="Name that it answers to. Default: the preset's.")
-    ] = None,
-    api_key_env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Environment variable with the key that requests must carry."
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Of words and lengths, where a request brings no seed.")
-    ] = 0,
-    faults: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JSON|FILE",
-            help="Plan of faults, see docs/simulator.md; its times count from the start.",
-        ),
-    ] = None,
-    error_rate: Annotated[
-        float, typer.Option(help="Share of requests answered with status 500.", min=0, max=1)
-    ] = 0.0,
+    calibrate: Calibrate = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    model: Model = None,
+    api_key_env: ApiKeyEnv = None,
+    seed: Seed = 0,
+    faults: Faults = None,
+    error_rate: ErrorRate = 0.0,
 ) -> None:
-    """Serve a simulated engine at http://HOST:PORT/v1 until Ctrl-C; its metrics are at /metrics.
+    """Serve a simulated engine at http://HOST:PORT/v1 until Ctrl-C, with metrics at /metrics.
 
-    A 70B on 4 H100: ampacity simulate --preset llama3-70b-4xh100
+    A 70B model on four H100: ampacity simulate --preset llama3-70b-4xh100
 
-    What has no preset: ampacity simulate --preset qwen3-32b@2xh200,weights=fp8 --replicas 2
+    A model without a preset: ampacity simulate --preset qwen3-32b@2xh200,weights=fp8 --replicas 2
 
-    One answer in fifty fails: ampacity simulate --faults '{"errors": {"503": 0.02}}'
+    One request in fifty fails: ampacity simulate --faults '{"errors": {"503": 0.02}}'
     """
     from dataclasses import replace
 
@@ -65,20 +69,10 @@ def simulate(
     from ampacity.simulator.server.server import Start, serve
 
     if preset == "list":
-        for name in PRESETS:
-            typer.echo(name)
+        typer.echo("\n".join(PRESETS))
         return
-    plan = _plan(faults, error_rate)
-    start = Start(
-        full_preset(preset, engine),
-        host,
-        port,
-        model or preset,
-        api_key_env,
-        make_face(face),
-        plan,
-        seed,
-    )
+    plan, name, key = _plan(faults, error_rate), model or preset, api_key_env
+    start = Start(full_preset(preset, engine), host, port, name, key, make_face(face), plan, seed)
     deployment = find_deployment(start.preset)
     if calibrate is not None:
         from ampacity.experiments.virtual.calibrate import calibrate_to_run

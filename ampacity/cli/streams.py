@@ -1,4 +1,4 @@
-"""The standard streams of the command line: none is missing, and a reader that goes away ends nothing."""
+"""Make the standard streams robust: none is missing, and losing a reader ends nothing."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ IN_ASCII = {
     "±": "+/-",
     "→": "->",
 }
-"""What a stream writes for a character that its encoding lacks; superscripts become ``^1``, all others ``?``."""
+"""Replacements for characters that an encoding lacks; superscripts become ``^1``, others ``?``."""
 
 
 def in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """The error handler "in_ascii" of ``codecs``: no text ends a command because the terminal has no such character."""
+    """Replace characters that the terminal lacks; the error handler "in_ascii" of ``codecs``."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
@@ -42,22 +42,22 @@ def in_ascii(error: UnicodeError) -> tuple[str, int]:
 
 
 def secure_streams() -> None:
-    """Let stdout and stderr bear that their descriptor is closed from the start, that its reader goes away, and any text."""
+    """Let stdout and stderr survive closed descriptors, lost readers and any text."""
     codecs.register_error("in_ascii", in_ascii)
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # a descriptor that the caller closed would become a socket of ours
+        except OSError:  # else a socket would get the closed descriptor
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
     sys.stdout = _outliving(sys.stdout, sys.__stdout__)
     sys.stderr = _outliving(sys.stderr, sys.__stderr__)
 
 
 class _Outliving(io.FileIO):
-    """A descriptor that leads nowhere once its reader is gone: 'ampacity run ... | head' loses no run.
+    """A descriptor that discards output once its reader is gone: 'ampacity run ... | head' goes on.
 
-    Below all that prints, since rich and click end the program by themselves at a broken pipe, and the interpreter
-    complains of what it cannot flush at its end.
+    It works below rich and click, which end the program at a broken pipe, and below the
+    interpreter, which complains about what it cannot flush.
     """
 
     def write(self, data: ReadableBuffer, /) -> int | Any:
@@ -80,7 +80,7 @@ class _Outliving(io.FileIO):
 
 
 def _outliving(stream: TextIO | None, original: TextIO | None) -> TextIO:
-    """``stream`` on a descriptor that outlives its reader; as it is where somebody else put it there."""
+    """Return ``stream`` on a descriptor that outlives its reader; unchanged if it was replaced."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
     if stream is not original or not isinstance(stream, io.TextIOWrapper):

@@ -1,4 +1,4 @@
-"""A command that is refused after its run directory was made leaves none: nothing was measured, and nothing is left to read."""
+"""Remove the run directory of a command that is refused before its first stage."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-MADE = (
-    "run.json",
-    "requests*.arrows",
-    "answers-*.jsonl",
-)  # what a run directory holds before its first stage
+# files of a run directory before its first stage
+MADE = ("run.json", "requests*.arrows", "answers-*.jsonl")
 
 
 @contextlib.contextmanager
 def no_stub(*outs: Path | None) -> Iterator[None]:
-    """Where the block raises a ValueError (a refusal), the run directories ``outs`` that have no stage yet are removed.
+    """If the block raises a ValueError (a refusal), remove run directories without a stage.
 
-    Only what was new or empty before is touched, of it only what a run directory holds, and folders only where that
-    leaves them empty: those that stood there before stay.
+    Only directories that were new or empty are touched, only files of MADE are removed, and only
+    folders that were created and are then empty.
     """
     from ampacity.loadgen.rundir.files import RunDirError
 
@@ -51,7 +48,7 @@ def _is_new(out: Path) -> bool:
 
 
 def _empty(out: Path) -> None:
-    """Remove what was begun of a run without a stage; whatever else is there stays."""
+    """Remove the files of a run without a stage."""
     with contextlib.suppress(OSError, ValueError):
         if not json.loads((out / "run.json").read_text(encoding="utf-8"))["stages"]:
             for path in [path for pattern in MADE for path in out.glob(pattern)]:

@@ -1,18 +1,19 @@
-"""What options of other tools are called here."""
+"""Point users of other tools to the options of this one."""
 
 from typing import Any
 
-# what is set; our options, of which a command has the one or the other; what others call it
+# what is set; our options, of which a command has one; the names of other tools
 _TABLE = (
     (
         "the rate",
-        "--rates --rate",
+        "--rates",
         "rate rates qps rps request-rate request-rates requests-per-second arrival-rate rate-type",
     ),
     (
         "the number in flight",
         "--concurrency",
-        "concurrency max-concurrency concurrent num-concurrent parallel users u num-users vus clients concurrencies",
+        "concurrency max-concurrency concurrent num-concurrent parallel users u num-users vus "
+        "clients concurrencies",
     ),
     (
         "the number of requests",
@@ -27,7 +28,8 @@ _TABLE = (
     (
         "the prompts' length",
         "--input-tokens",
-        "random-input-len input-len isl prompt-tokens mean-input-tokens synthetic-input-tokens-mean prompt-len",
+        "random-input-len input-len isl prompt-tokens mean-input-tokens "
+        "synthetic-input-tokens-mean prompt-len",
     ),
     (
         "the answers' length",
@@ -51,7 +53,7 @@ _TABLE = (
 
 
 def our_name(error: Any) -> str | None:
-    """The message where a command that loads something lacks an option that other tools or commands have; else None."""
+    """Return the message for an unknown option that another tool or command has; else None."""
     asked = str(getattr(error, "option_name", "")).lstrip("-")
     found = next(
         ((what, ours.split()) for what, ours, theirs in _TABLE if asked in theirs.split()), None

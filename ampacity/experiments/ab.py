@@ -1,13 +1,13 @@
-"""A/B: two endpoints (or one twice) under the same load in turns, A B B A, so that a drift touches both alike."""
+"""A/B: load two endpoints (or one twice) alternately, so that drift affects both equally."""
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ampacity.config import Settings
-from ampacity.experiments.stages.base_rig import BaseRig
 from ampacity.experiments.stages.conduct import conduct
 from ampacity.experiments.stages.provenance import out_path
 from ampacity.experiments.stages.rig import Rig
@@ -19,13 +19,13 @@ NAMES = ("a", "b")
 
 
 def arms(a: Settings, b: Settings) -> tuple[Settings, Settings]:
-    """The settings of both: one load level, a run directory each below the one given, texts that no other arm sent.
+    """Return the settings of both: one load level, a run directory each, different prompt texts.
 
     Raises ConfigError.
     """
     levels = a.rates or a.concurrency or ()
     if len(levels) != 1:
-        raise ConfigError("give one load level: --rate R or --concurrency N")
+        raise ConfigError("give one load level: --rates R or --concurrency N")
     out = out_path(a, "ab")
     first, second = (
         replace(s, out=out / name, salt=f"{s.salt}-{name}" if s.salt else None)
@@ -34,8 +34,11 @@ def arms(a: Settings, b: Settings) -> tuple[Settings, Settings]:
     return first, second
 
 
-async def interleave(rigs: tuple[BaseRig, BaseRig], rounds: int, *, aa: bool) -> None:
-    """``rounds`` times A B B A. Stage k of both has the same lengths and arrivals; one that ends ends the other."""
+async def interleave(rigs: tuple[Rig, Rig], rounds: int, *, aa: bool) -> None:
+    """Run A B B A ``rounds`` times. Stage k of both has the same lengths and arrivals.
+
+    If one run ends, so does the other.
+    """
     pair = secrets.token_hex(6)
     for rig, name in zip(rigs, NAMES, strict=True):
         rig.note_down("ab", {"pair": pair, "arm": name, "rounds": rounds, "aa": aa})
@@ -54,18 +57,15 @@ async def interleave(rigs: tuple[BaseRig, BaseRig], rounds: int, *, aa: bool) ->
 async def run_ab(
     a: Settings, b: Settings, rounds: int, aa: bool, command_line: list[str], progress: Progress
 ) -> Path:
-    """Both rigs open at once, their stages in turns; gives the directory of both run directories."""
+    """Open both rigs, interleave their stages, and return the parent of both run directories."""
 
     async def with_both(first: Rig, second: Rig) -> None:
         for rig in (first, second):
-            rig.repeats_left = 0  # a stage that only one arm repeats would part the schedules
+            rig.repeats_left = 0  # or the arms' schedules would diverge
         await interleave((first, second), rounds, aa=aa)
 
     async def with_first(first: Rig) -> None:
-        how = {"experiment": "ab", "command_line": command_line, "progress": progress}
-        await conduct(b, drive=lambda second: with_both(first, second), **how)  # type: ignore[arg-type]
+        await open_rig(b, drive=lambda second: with_both(first, second))
 
-    path = await conduct(
-        a, experiment="ab", drive=with_first, command_line=command_line, progress=progress
-    )
-    return path.parent
+    open_rig = partial(conduct, experiment="ab", command_line=command_line, progress=progress)
+    return (await open_rig(a, drive=with_first)).parent

@@ -1,22 +1,21 @@
-"""The burst: base load, a step (or another shape), back to base, as one continuous open-loop stage."""
+"""The burst: base load, a step or another shape, base load again, in one open-loop stage."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
 
-from ampacity.analysis.slo import duration_text
-from ampacity.experiments.stages.base_rig import BaseRig
-from ampacity.values import ConfigError
+from ampacity.experiments.stages.rig import Rig
+from ampacity.values import ConfigError, duration_text
 
 RAMP = (1 / 3, 2 / 3, 1.0, 2 / 3, 1 / 3)  # of the step's height
 SHAPES = ("step", "ramp")
-BASE_MARGIN = 1.5  # over what is needed: fewer may come than are expected
+BASE_MARGIN = 1.5  # over the length needed: fewer requests may arrive than expected
 
 
 @dataclass(frozen=True)
 class BurstPlan:
-    """Rates in requests/s, lengths in s. ``shape``: step, ramp, or factors as 2/3/2, each for an equal part."""
+    """Rates in requests/s, lengths in s. ``shape``: step, ramp, or factors of equal parts."""
 
     base_rps: float
     factor: float = 3.0
@@ -28,7 +27,7 @@ class BurstPlan:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """Rate over the base's in each equal part of the burst. Raises ConfigError."""
+        """Return the load factor of each equal part of the burst. Raises ConfigError."""
         if self.shape == "step":
             return (self.factor,)
         if self.shape == "ramp":
@@ -45,12 +44,12 @@ class BurstPlan:
 
     @property
     def duration_s(self) -> float:
-        """Of the whole stage."""
+        """Return the length of the whole stage."""
         return self.base_s + self.burst_s + self.recovery_s
 
     @property
     def mean_rps(self) -> float:
-        """Over the whole stage."""
+        """Return the mean rate of the whole stage."""
         mean = sum(self.factors) / len(self.factors)
         return (
             self.base_rps * (self.base_s + mean * self.burst_s + self.recovery_s) / self.duration_s
@@ -58,28 +57,26 @@ class BurstPlan:
 
     @property
     def arrivals(self) -> str:
-        """The arrival process: Poisson, its rate in steps."""
+        """Return the arrival process: Poisson, with its rate in steps."""
         rates = "/".join(f"{rate:.12g}" for rate in (1.0, *self.factors, 1.0))
         part = f"/{self.burst_s / len(self.factors):.12g}" * len(self.factors)
         return f"steps:rates={rates},lengths={self.base_s:.12g}{part}/{self.recovery_s:.12g}"
 
     @property
     def settled_base(self) -> tuple[float, float]:
-        """(requests that are expected in the part of the base phase that counts, its length in s)."""
-        from ampacity.analysis.burst.recovery import (
-            SETTLE_SHARE,  # heavy, and not needed for the help
-        )
+        """Return (expected requests, length in s) of the base phase after it has settled."""
+        from ampacity.analysis.burst.timeline import SETTLE_SHARE
 
         length_s = (1 - SETTLE_SHARE) * self.base_s
         return length_s * self.base_rps, length_s
 
     def too_short(self, answer_s: float = 0.0) -> str | None:
-        """Why the base phase will not show what to come back to, and how long it should be; ``answer_s``: an answer, alone."""
-        from ampacity.analysis.burst.recovery import (
-            BASE_ANSWERS_MIN,
-            BASE_REQUESTS_MIN,
-            SETTLE_SHARE,
-        )
+        """Return why the base phase is too short to show the normal level; None if it is not.
+
+        ``answer_s``: duration of a single answer.
+        """
+        from ampacity.analysis.burst.recovery import BASE_ANSWERS_MIN, BASE_REQUESTS_MIN
+        from ampacity.analysis.burst.timeline import SETTLE_SHARE
 
         expected, length_s = self.settled_base
         needed_s = max(BASE_REQUESTS_MIN / self.base_rps, BASE_ANSWERS_MIN * answer_s)
@@ -90,15 +87,17 @@ class BurstPlan:
             if length_s < BASE_ANSWERS_MIN * answer_s
             else ""
         )
+        enough_s = math.ceil(BASE_MARGIN * needed_s / (1 - SETTLE_SHARE))
         return (
-            f"--base-duration {duration_text(self.base_s)} is too short: about {expected:.0f} requests are due once it has settled{about}; "
-            f"{BASE_REQUESTS_MIN} requests and {BASE_ANSWERS_MIN:.0f} answers are needed to know what to come back to: --base-duration "
-            f"{math.ceil(BASE_MARGIN * needed_s / (1 - SETTLE_SHARE))}s"
+            f"--base-duration {duration_text(self.base_s)} is too short: about {expected:.0f} "
+            f"requests are due once it has settled{about}; {BASE_REQUESTS_MIN} requests and "
+            f"{BASE_ANSWERS_MIN:.0f} answers are needed to know what to come back to: "
+            f"--base-duration {enough_s}s"
         )
 
-    async def run(self, rig: BaseRig) -> None:
-        """The one stage."""
+    async def run(self, rig: Rig) -> None:
+        """Run the stage."""
         if short := self.too_short(rig.typical_e2e_s):
-            rig.tell(f"when the burst is got over will not be known: {short}")
+            rig.tell(f"the recovery time will not be known: {short}")
         rig.note_down("burst", asdict(self))
         await rig.open_stage(self.mean_rps, self.duration_s)

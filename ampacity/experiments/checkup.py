@@ -1,4 +1,4 @@
-"""What follows for a benchmark's figures from what an endpoint showed of itself. Pure."""
+"""Derive from an endpoint's examination what can be trusted in a benchmark of it. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from statistics import median
 
 from ampacity.analysis.warnings import LENGTHS_OFF_SHARE
 from ampacity.experiments.doctor import DoctorResult
-from ampacity.experiments.stages.conduct import typical_lengths
+from ampacity.experiments.stages.preflight import typical_lengths
 from ampacity.loadgen.probe.diagnosis import (
     METRICS,
-    Case,
     Facts,
     Finding,
     answer_facts,
@@ -22,23 +21,40 @@ from ampacity.loadgen.probe.diagnosis import (
 )
 from ampacity.workloads.prompts.tokenizers import WORD_TOKENIZERS
 
-SPEEDUP = 2.0  # of a repeated prompt's TTFT that only a cache explains
+SPEEDUP = 2.0  # of a repeated prompt's TTFT, which only a cache explains
 SPEEDUP_MIN_S = 0.005  # less may be noise
 SLOW_CLIENT_S = 0.001
-NETWORK_SHARE = 0.25  # of a short answer's TTFT, from which on the way there is no detail
+NETWORK_SHARE = 0.25  # of a short answer's TTFT, above which the network matters
 FEW_CONNECTIONS = 1000
 
 
 def checkup(seen: DoctorResult) -> tuple[list[Finding], Facts]:
-    """The checks, in the order of a request's life, and the numbers that they rest on."""
+    """Return the checks, in the order of a request's life, and the numbers behind them."""
     f = _facts(seen)
     text = text_cases(f) if f["api"] != "embeddings" else {}
-    checks = choose(_way(f) | stream_cases(f) | text | _prompt(f) | _machine(f))
-    return [_repeated(check, f) if check.name == "stream" else check for check in checks], f
+    answer = choose(stream_cases(f) | text)
+    checks = [
+        _connection(f),
+        _network(f),
+        _model(f),
+        *(_with_repeats(check, f) if check.name == "stream" else check for check in answer),
+        _input_length(f),
+        _prompt_cache(f),
+        _metrics(f),
+        _clock(f),
+        _open_files(f),
+        _receive_path(f),
+    ]
+    return checks, f
 
 
-def _repeated(stream: Finding, f: Facts) -> Finding:
-    """What is said of the stream, with how often it was so, and with what else this machine had to do."""
+def trusted(checks: list[Finding]) -> dict[str, bool]:
+    """Return for each metric whether no check spoils it."""
+    return {metric: all(metric not in check.spoils for check in checks) for metric in METRICS}
+
+
+def _with_repeats(stream: Finding, f: Facts) -> Finding:
+    """Add to the stream's finding how often it was seen, and what else kept this machine busy."""
     found, means = stream.found, stream.means
     if f["answers"] > 1 and stream.verdict == "ok":
         found += f"; {f['answers'] - f['answers_alike']} of {f['answers']} answers not, by chance"
@@ -46,35 +62,20 @@ def _repeated(stream: Finding, f: Facts) -> Finding:
         found += f"; so in {f['answers_alike']} of {f['answers']} answers"
     if f["busy_with"] and stream.verdict != "ok" and f["chunks"] > 1:
         means = (
-            f"this machine was busy with other work ({', '.join(f['busy_with'])}), which may be all of it: stop that, and "
-            f"repeat doctor. Else {means}"
+            f"this machine was busy with other work ({', '.join(f['busy_with'])}), which may be "
+            f"the whole reason: stop that, and repeat doctor. Else {means}"
         )
     return replace(stream, found=found, means=means)
 
 
-def trusted(checks: list[Finding]) -> dict[str, bool]:
-    """By metric: whether no check spoils it."""
-    return {metric: all(metric not in check.spoils for check in checks) for metric in METRICS}
-
-
 def _facts(seen: DoctorResult) -> Facts:
-    settings, served, how, answer = (
-        seen.settings,
-        seen.probe.served,
-        seen.probe.calibration,
-        seen.answer,
-    )
-    short, again = seen.short, seen.again
+    settings, served, how = seen.settings, seen.probe.served, seen.probe.calibration
+    answer, short, again = seen.answer, seen.short, seen.again
     vocabulary = None if settings.tokenizer in WORD_TOKENIZERS else settings.tokenizer
-    shown = answer_facts(
-        answer,
-        replace(seen.probe.shape, api=settings.api, extra=settings.extra_body),
-        vocabulary,
-        seen.thinks,
-    )
-    new_s, again_s = (
-        seconds_between(r, "started_ns", "first_token_ns") or 0.0 for r in (short, again)
-    )
+    shape = replace(seen.probe.shape, api=settings.api, extra=settings.extra_body)
+    shown = answer_facts(answer, shape, vocabulary, seen.thinks)
+    ttfts = (seconds_between(r, "started_ns", "first_token_ns") or 0.0 for r in (short, again))
+    new_s, again_s = ttfts
     return shown | {
         "engine": served.engine,
         "engine_version": served.engine_version,
@@ -114,245 +115,162 @@ def _facts(seen: DoctorResult) -> Facts:
     }
 
 
-def _way(f: Facts) -> dict[str, list[Case]]:
-    who = (
-        " ".join(filter(None, (f["engine"], f["engine_version"])))
-        or f["server"]
-        or "an unnamed server"
+def _connection(f: Facts) -> Finding:
+    who = " ".join(filter(None, (f["engine"], f["engine_version"]))) or f["server"]
+    hops = filter(None, (f["proxy"] and f"the proxy {f['proxy']}", f["gateway"]))
+    way = "".join(f" through {name}" for name in hops)
+    found = f"{f['api']} over HTTP/1.1{way}, answered by {who or 'an unnamed server'}"
+    new = (
+        f"TTFT from schedule and E2E: with the set-up of a connection "
+        f"({duration_text(f['connect_s'])}); TTFT: without"
     )
-    way = "".join(
-        f" through {name}"
-        for name in (f["proxy"] and f"the proxy {f['proxy']}", f["gateway"])
-        if name
-    )
-    found = f"{f['api']} over HTTP/1.1{way}, answered by {who}"
-    broken = " although nothing said so" if f["closed_unannounced"] else ""
-    new = f"TTFT from schedule and E2E: with the set-up of a connection ({duration_text(f['connect_s'])}); TTFT: without"
-    trip_s, ttft_s = (
-        f["round_trip_s"],
-        min(filter(None, (f["ttft_new_s"], f["ttft_again_s"])), default=0.0),
-    )
-    trip = f"{duration_text(trip_s)} for the smallest request and its answer, {duration_text(f['tcp_connect_s'])} to connect"
-    far = (trip_s or 0.0) > NETWORK_SHARE * ttft_s > 0
-    others, longest = len(f["models"]) - 1, f["max_model_len"]
-    context = f"; context {longest:,} tokens" if longest else ""
-    return {
-        "connection": [
-            (
-                f["failures"],
-                "bad",
-                f"{found}; {len(f['failures'])} of {f['asked']} requests failed ({'; '.join(dict.fromkeys(f['failures']))})",
-                "a failed request counts as infinitely slow: a run shows how many there are",
-                (),
-            ),
-            (
-                f["connections"] == "new",
-                "ok",
-                f"{found}; a connection for each, as --connections new asks",
-                new,
-                (),
-            ),
-            (
-                not f["kept_alive"],
-                "note",
-                f"{found}; the connection is closed after each answer{broken}",
-                f"a run opens one for each request. {new}",
-                (),
-            ),
-            (
-                True,
-                "ok",
-                f"{found}; connections are kept alive",
-                "TTFT, E2E: without the set-up of connections",
-                (),
-            ),
-        ],
-        "network": [
-            (
-                trip_s is None,
-                "note",
-                "the round trip could not be measured",
-                "what the network adds to TTFT is not known",
-                (),
-            ),
-            (
-                far,
-                "note",
-                f"{trip}, {(trip_s or 0.0) / max(ttft_s, 1e-9):.0%} of a short answer's TTFT",
-                "TTFT and E2E include the way there and back: compare only what is measured from the same place",
-                (),
-            ),
-            (True, "ok", trip, "TTFT and E2E include it", ()),
-        ],
-        "model": [
-            (
-                others < 0,
-                "note",
-                f"{f['model']} is answered; there is no list of models",
-                "that the figures are this model's rests on its name",
-                (),
-            ),
-            (
-                f["model"] not in f["models"],
-                "bad",
-                f"{f['model']} is answered, but the list has {', '.join(f['models'][:10])}",
-                "the figures may be another model's: is this the one you mean?",
-                (),
-            ),
-            (
-                True,
-                "ok",
-                f"{f['model']} is served{f' beside {others} more' if others else ''}{context}",
-                "the figures are this model's",
-                (),
-            ),
-        ],
-    }
+    if failures := f["failures"]:
+        kinds = "; ".join(dict.fromkeys(failures))
+        found = f"{found}; {len(failures)} of {f['asked']} requests failed ({kinds})"
+        means = "a failed request counts as infinitely slow: a run shows how many there are"
+        return Finding("connection", "bad", found, means, ())
+    if f["connections"] == "new":
+        found = f"{found}; a connection for each, as --connections new asks"
+        return Finding("connection", "ok", found, new, ())
+    if not f["kept_alive"]:
+        silently = " although nothing announced it" if f["closed_unannounced"] else ""
+        found = f"{found}; the connection is closed after each answer{silently}"
+        return Finding("connection", "note", found, f"a run opens one for each request. {new}", ())
+    means = "TTFT, E2E: without the set-up of connections"
+    return Finding("connection", "ok", f"{found}; connections are kept alive", means, ())
 
 
-def _prompt(f: Facts) -> dict[str, list[Case]]:
-    planned, counted = f["input_tokens_planned"], f["input_tokens"] or 0
-    silent = f["input_tokens"] is None
-    said = (
-        "the server does not say what it counts" if silent else f"{counted:,} counted by the server"
+def _network(f: Facts) -> Finding:
+    trip_s = f["round_trip_s"]
+    if trip_s is None:
+        found = "the round trip could not be measured"
+        return Finding("network", "note", found, "the network's share of TTFT is unknown", ())
+    ttft_s = min(filter(None, (f["ttft_new_s"], f["ttft_again_s"])), default=0.0)
+    found = (
+        f"{duration_text(trip_s)} for the smallest request and its answer, "
+        f"{duration_text(f['tcp_connect_s'])} to connect"
     )
-    length = f"{planned:,} tokens planned, {said}"
-    if f["tokens_per_word"]:
-        length += (
-            f": {f['overhead_tokens']} for its template, {f['tokens_per_word']:.3g} for a word"
+    if trip_s > NETWORK_SHARE * ttft_s > 0:
+        found = f"{found}, {trip_s / ttft_s:.0%} of a short answer's TTFT"
+        means = (
+            "TTFT and E2E include the way there and back: compare only what is measured from the "
+            "same place"
         )
+        return Finding("network", "note", found, means, ())
+    return Finding("network", "ok", found, "TTFT and E2E include it", ())
+
+
+def _model(f: Facts) -> Finding:
+    model, others, longest = f["model"], len(f["models"]) - 1, f["max_model_len"]
+    if others < 0:
+        found = f"{model} is answered; there is no list of models"
+        means = "only its name says that the figures are this model's"
+        return Finding("model", "note", found, means, ())
+    if model not in f["models"]:
+        found = f"{model} is answered, but the list has {', '.join(f['models'][:10])}"
+        means = "the figures may be another model's: is this the one you mean?"
+        return Finding("model", "bad", found, means, ())
+    beside = f" beside {others} more" if others else ""
+    context = f"; context {longest:,} tokens" if longest else ""
+    return Finding(
+        "model", "ok", f"{model} is served{beside}{context}", "the figures are this model's", ()
+    )
+
+
+def _input_length(f: Facts) -> Finding:
+    planned, counted, wanted = (
+        f["input_tokens_planned"],
+        f["input_tokens"],
+        f["input_tokens_wanted"],
+    )
+    by_server = (
+        "the server does not report its count"
+        if counted is None
+        else f"{counted:,} counted by the server"
+    )
+    found = f"{planned:,} tokens planned, {by_server}"
+    if f["tokens_per_word"]:
+        found += f": {f['overhead_tokens']} for its template, {f['tokens_per_word']:.3g} for a word"
+    cut = f["max_model_len"] and wanted > planned
+    if cut:
+        found += (
+            f"; the workload's {wanted:,} are cut to the model's context of {f['max_model_len']:,}"
+        )
+    if counted is None:
+        unit = "words" if f["vocabulary"] is None else f["vocabulary"]
+        means = f"input lengths: in {unit}, the server's tokens may differ"
+        return Finding("input length", "note", found, means, ())
+    if abs(counted - planned) > LENGTHS_OFF_SHARE * planned:
+        means = "prompts are not as long as the workload has them"
+        return Finding("input length", "bad", found, means, ("tokens",))
+    if cut:
+        means = "a run cuts its requests too: they are not as long as the workload has them"
+        return Finding("input length", "note", found, means, ())
+    means = "planned input lengths are the server's own count"
+    return Finding("input length", "ok", found, means, ())
+
+
+def _prompt_cache(f: Facts) -> Finding:
     new, again = f["cached_tokens_new"], f["cached_tokens_again"]
     unique = "a run's prompts are unique: none is cached unless the workload shares prefixes"
-    new_s, again_s, wanted = f["ttft_new_s"], f["ttft_again_s"], f["input_tokens_wanted"]
+    if new > LENGTHS_OFF_SHARE * f["input_tokens_planned"]:
+        found = f"{new:,} tokens of a prompt that was never sent before are reported as cached"
+        return Finding("prompt cache", "bad", found, "TTFT may be a cache's", ("ttft",))
+    if again:
+        found = f"{again:,} tokens of a repeated prompt are cached"
+        return Finding("prompt cache", "ok", found, f"{unique}; the report has the share", ())
+    if again == 0:
+        found = "a repeated prompt is not cached"
+        return Finding("prompt cache", "ok", found, "TTFT: of whole prompts", ())
+    new_s, again_s = f["ttft_new_s"], f["ttft_again_s"]
     speed = "is no faster" if again_s else "has no TTFT to compare"
     if again_s and new_s > max(SPEEDUP * again_s, again_s + SPEEDUP_MIN_S):
         speed = f"takes {duration_text(again_s)} instead of {duration_text(new_s)}"
-    if cut := f["max_model_len"] and wanted > planned:
-        length += (
-            f"; the workload's {wanted:,} are cut to the model's context of {f['max_model_len']:,}"
-        )
-    return {
-        "input length": [
-            (
-                silent,
-                "note",
-                length,
-                f"input lengths: in {'words' if f['vocabulary'] is None else f['vocabulary']}, the server's tokens may be others",
-                (),
-            ),
-            (
-                abs(counted - planned) > LENGTHS_OFF_SHARE * planned,
-                "bad",
-                length,
-                "prompts are not as long as the workload has them",
-                ("tokens",),
-            ),
-            (
-                cut,
-                "note",
-                length,
-                "a run cuts its requests too: they are not as long as the workload has them",
-                (),
-            ),
-            (True, "ok", length, "planned input lengths are the server's own count", ()),
-        ],
-        "prompt cache": [
-            (
-                new > LENGTHS_OFF_SHARE * planned,
-                "bad",
-                f"{new:,} tokens of a prompt that was never sent before are said to be cached",
-                "TTFT may be a cache's",
-                ("ttft",),
-            ),
-            (
-                again,
-                "ok",
-                f"{again or 0:,} tokens of a repeated prompt are cached",
-                f"{unique}; the report has the share",
-                (),
-            ),
-            (again == 0, "ok", "a repeated prompt is not cached", "TTFT: of whole prompts", ()),
-            (
-                True,
-                "note",
-                f"cached tokens are not said; a repeated prompt {speed}",
-                f"{unique}; the report cannot tell the share",
-                (),
-            ),
-        ],
-    }
+    found = f"cached tokens are not reported; a repeated prompt {speed}"
+    return Finding("prompt cache", "note", found, f"{unique}; the report cannot tell the share", ())
 
 
-def _machine(f: Facts) -> dict[str, list[Case]]:
-    """What is beside the answers: the server's gauges, this machine's clock and limits."""
-    delay_s, room = f["receive_delay_p50_s"], f["connections_room"]
-    remedy = (
-        "taken out of all times"
-        if f["timestamps"] == "kernel"
-        else "--timestamps kernel takes it out"
+def _metrics(f: Facts) -> Finding:
+    if f["gauges"]:
+        found = f"known gauges: {', '.join(f['gauges'])}"
+        return Finding("metrics", "ok", found, "the report has them beside the latencies", ())
+    means = (
+        "the server's queue and KV cache are not in the report; --metrics-url names another page"
     )
-    busy = (
-        f"while busy with other work ({', '.join(f['busy_with'])})"
-        if f["busy_with"]
-        else "while idle"
+    return Finding("metrics", "note", "no /metrics with a known gauge", means, ())
+
+
+def _clock(f: Facts) -> Finding:
+    delay_s = f["receive_delay_p50_s"]
+    if delay_s is None:
+        found = "no kernel time stamps on this way (TLS, a proxy, or not Linux)"
+        means = "times are those of the read; what this machine adds is not measured"
+        return Finding("clock", "note", found, means, ())
+    found = (
+        f"reads are {duration_text(delay_s)} behind the kernel (median; at most "
+        f"{duration_text(f['receive_delay_max_s'])})"
     )
-    return {
-        "metrics": [
-            (
-                f["gauges"],
-                "ok",
-                f"known gauges: {', '.join(f['gauges'])}",
-                "the report has them beside the latencies",
-                (),
-            ),
-            (
-                True,
-                "note",
-                "no /metrics with a known gauge",
-                "the server's queue and KV cache are not in the report; --metrics-url names another page",
-                (),
-            ),
-        ],
-        "clock": [
-            (
-                delay_s is None,
-                "note",
-                "no time stamps of the kernel on this way (TLS, a proxy, or not Linux)",
-                "times are those of the read; what this machine adds is not measured",
-                (),
-            ),
-            (
-                True,
-                "ok" if (delay_s or 0.0) <= SLOW_CLIENT_S else "note",
-                f"reads are {duration_text(delay_s)} behind the kernel (median; at most {duration_text(f['receive_delay_max_s'])})",
-                f"what this machine adds {busy}; {remedy}",
-                (),
-            ),
-        ],
-        "open files": [
-            (room is None, "ok", "no limit", "no load is refused for want of connections", ()),
-            (
-                True,
-                "ok" if (room or 0) >= FEW_CONNECTIONS else "note",
-                f"room for {room or 0:,} connections in each process",
-                "with more in flight requests fail: raise it with ulimit -n, or use --workers",
-                (),
-            ),
-        ],
-        "receive path": [
-            (
-                f["compiled"],
-                "ok",
-                "compiled",
-                "one core receives tens of thousands of tokens a second",
-                (),
-            ),
-            (
-                True,
-                "note",
-                "in Python: it was installed without a C compiler, or this is no Linux",
-                "a core receives half as many tokens a second; a run says when that was its limit",
-                (),
-            ),
-        ],
-    }
+    kernel = f["timestamps"] == "kernel"
+    remedy = "taken out of all times" if kernel else "--timestamps kernel takes it out"
+    work = f"busy with other work ({', '.join(f['busy_with'])})" if f["busy_with"] else "idle"
+    verdict = "ok" if delay_s <= SLOW_CLIENT_S else "note"
+    return Finding("clock", verdict, found, f"what this machine adds while {work}; {remedy}", ())
+
+
+def _open_files(f: Facts) -> Finding:
+    room = f["connections_room"]
+    if room is None:
+        means = "no load is refused for want of connections"
+        return Finding("open files", "ok", "no limit", means, ())
+    found = f"room for {room:,} connections in each process"
+    means = "with more in flight requests fail: raise it with ulimit -n, or use --workers"
+    return Finding("open files", "ok" if room >= FEW_CONNECTIONS else "note", found, means, ())
+
+
+def _receive_path(f: Facts) -> Finding:
+    if f["compiled"]:
+        means = "one core receives tens of thousands of tokens a second"
+        return Finding("receive path", "ok", "compiled", means, ())
+    found = "in Python: it was installed without a C compiler, or this is not Linux"
+    means = "a core receives half as many tokens a second; a run reports when that was its limit"
+    return Finding("receive path", "note", found, means, ())

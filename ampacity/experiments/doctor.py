@@ -1,21 +1,29 @@
-"""What an endpoint shows of itself before a benchmark: the probe of every run, and a few requests more."""
+"""Examine an endpoint before a benchmark: the probe of every run, and a few requests more."""
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import time
 from dataclasses import dataclass
 
 from ampacity.config import Settings
-from ampacity.experiments.stages import conduct
-from ampacity.loadgen.host import busiest, cpu_seconds, raise_open_files_limit, room_for_connections
+from ampacity.experiments.stages.conduct import metrics_pages
+from ampacity.experiments.stages.preflight import (
+    Probe,
+    client_to,
+    fitted_input,
+    follow_redirects,
+    prepare_machine,
+    route_to,
+    typical_lengths,
+)
+from ampacity.loadgen.host import busiest, cpu_seconds, room_for_connections
+from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.diagnosis import answer_facts, seconds_between, stream_verdict
-from ampacity.loadgen.probe.look import ProbeResult, ask
+from ampacity.loadgen.probe.look import Asked, ProbeResult, ask
 from ampacity.loadgen.receive import hot_path
-from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.receive.thinking import InlineThinking
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import EndpointError, Proxy
@@ -25,117 +33,122 @@ from ampacity.loadgen.telemetry import Telemetry
 from ampacity.progress import Progress
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
 
-REQUESTS_MAX = 31  # 21 of the probe (6 dialects, 15 lengths); ours 3 and REPEATS, each sent again where it fails
-REPEATS = 2  # of the long answer, where its stream was not seen as it should be
-BUSY = 0.75  # of this machine's cores, that other processes took
+# 21 of the probe (6 dialects, 15 lengths), 3 of our own and REPEATS, each resent once if it fails
+REQUESTS_MAX = 31
+REPEATS = 2  # of the long answer, if its stream did not look as it should
+BUSY = 0.75  # share of this machine's cores used by other processes
 SHORT_TOKENS = 4  # of the answers to the prompt that is sent twice
-ANSWER_TOKENS = (32, 256)  # the other answer has the workload's median, within these
+ANSWER_TOKENS = (32, 256)  # bounds on the long answer, which else has the workload's median
 
 
 @dataclass(frozen=True)
 class DoctorResult:
-    """What came of it. Lengths are in tokens, as planned."""
+    """Everything that the requests showed. Lengths are in tokens, as planned."""
 
     settings: Settings
     probe: ProbeResult
-    answer: RequestRecord  # a prompt and an answer of the planned lengths, not seen before
-    short: RequestRecord  # another prompt of that length, SHORT_TOKENS asked for
+    answer: RequestRecord  # a new prompt and an answer of the typical lengths
+    short: RequestRecord  # another new prompt of that length, with SHORT_TOKENS of answer
     again: RequestRecord  # the same as ``short``
-    failures: tuple[
-        str, ...
-    ]  # of requests, the probe's among them; not what was refused for a field
+    failures: tuple[str, ...]  # of all requests, but not those refused for a field
     asked: int  # requests in all
     kept_alive: bool
-    closed_unannounced: bool  # where it is not kept alive: nothing had said so
+    closed_unannounced: bool  # the server closes connections without announcing it
     proxy: Proxy | None
-    receive_delays_s: tuple[float, ...]  # read − kernel time; empty where the kernel cannot tell
+    receive_delays_s: tuple[float, ...]  # read minus kernel time; empty without kernel stamps
     gauges: tuple[str, ...]  # known columns of /metrics
     room: int | None  # for connections in one process; None: no limit
     thinks: InlineThinking | None = None  # in the text of an answer
-    answers: int = 1  # that ``answer`` is the last of ...
-    alike: int = (
-        1  # ... and how many of them had a stream that was as it should be, or was not, as its is
-    )
-    busy_with: tuple[
-        str, ...
-    ] = ()  # what else ran on this machine, where that took nearly all of it
+    answers: int = 1  # how often the long answer was requested; ``answer`` is the last
+    alike: int = 1  # how many of them had the same stream verdict as ``answer``
+    busy_with: tuple[str, ...] = ()  # other processes, if they used most of this machine
     compiled: bool = hot_path.COMPILED
 
 
 async def examine(settings: Settings, progress: Progress) -> DoctorResult:
-    """Probe the endpoint and ask it REQUESTS_MAX times at most. Raises EndpointError where it cannot be benchmarked."""
-    settings = await conduct.followed(settings, progress)
-    route = conduct.route_to(settings.endpoint)
-    raise_open_files_limit()
-    conduct.check_open_files(settings)
-    tokenizer, salt = load_tokenizer(settings.tokenizer), secrets.token_hex(8)
-    client = conduct.client_to(settings, route)
+    """Send at most REQUESTS_MAX requests. Raises EndpointError if no benchmark is possible."""
+    settings = await follow_redirects(settings, progress)
+    route = route_to(settings.endpoint)
+    prepare_machine(settings)
+    salt, client = secrets.token_hex(8), client_to(settings, route)
     others, began_s = cpu_seconds(), time.monotonic()
     try:
         async with Pages() as pages:
-            probe = await conduct.probed(settings, pages, client, route, salt, None, progress)
-            metrics: dict[str, dict[str, str]] = {url: {} for url in settings.metrics_urls}
-            metrics[f"{settings.endpoint.root}/metrics"] = settings.endpoint.all_headers()
-            gauges = await Telemetry(pages, metrics).sample()
-        prompts = probe.calibration.prompts(tokenizer, salt)
+            probe = await Probe(settings, pages, client, route, salt, None, progress).run()
+            gauges = await Telemetry(pages, metrics_pages(settings)).sample()
+        prompts = probe.calibration.prompts(load_tokenizer(settings.tokenizer), salt)
         maker = RequestMaker(settings.endpoint, prompts, salt, route.proxy)
-        input_tokens, output_tokens = _lengths(settings, probe)
-        thinks = probe.thinks
-
-        def heard(exchange: Exchange) -> None:
-            nonlocal thinks
-            thinks = exchange.thought or thinks
-
-        async def asked(number: int, tokens: int) -> RequestRecord:
-            for _ in range(2):
-                request = maker.make(probe.shape, number, input_tokens, tokens)
-                record = await ask(client, settings.api, request, heard)
-                if record.status == "ok":
-                    break
-            else:
-                raise EndpointError(
-                    f"{settings.endpoint.url}: a request of {input_tokens} input and {tokens} output tokens failed "
-                    f"twice as {record.status}: {record.error}"
-                )
-            record.input_tokens_planned, record.output_tokens_planned = input_tokens, tokens
-            return record
-
-        short = await asked(1, SHORT_TOKENS)
-        again = await asked(1, SHORT_TOKENS)
-        first_s = max(_ttft_s(short), _ttft_s(again))
-
-        def as_it_should_be(record: RequestRecord) -> bool:
-            facts = answer_facts(record, probe.shape, None, None)
-            return stream_verdict(facts | {"ttft_grew_s": _ttft_s(record) - first_s}) == "ok"
-
-        answers = [await asked(2, output_tokens)]
-        while (
-            not as_it_should_be(answers[-1]) and len(answers) <= REPEATS
-        ):  # chance does not do it again
-            answers.append(await asked(2 + len(answers), output_tokens))
-        answer = answers[-1]
-        alike = sum(as_it_should_be(record) is as_it_should_be(answer) for record in answers)
+        answers = _Answers(settings, probe, client, maker)
+        short, again = await answers.ask(1, SHORT_TOKENS), await answers.ask(1, SHORT_TOKENS)
+        answer, count, alike = await answers.long_answer(max(_ttft_s(short), _ttft_s(again)))
         return DoctorResult(
             settings,
             probe,
             answer,
             short,
             again,
-            tuple(client.asked_failed),
-            client.asked,
-            probe.keeps_alive is not False,
-            client.closed_unsaid > client.closed_said,
-            route.proxy,
-            tuple(client.receive_delays_s),
-            tuple(gauges),
-            room_for_connections(),
-            thinks,
-            len(answers),
-            alike,
-            _busy_with(others, time.monotonic() - began_s),
+            failures=tuple(client.asked_failed),
+            asked=client.asked,
+            kept_alive=probe.keeps_alive is not False,
+            closed_unannounced=client.closed_unsaid > client.closed_said,
+            proxy=route.proxy,
+            receive_delays_s=tuple(client.receive_delays_s),
+            gauges=tuple(gauges),
+            room=room_for_connections(),
+            thinks=answers.thinks,
+            answers=count,
+            alike=alike,
+            busy_with=_busy_with(others, time.monotonic() - began_s),
         )
     finally:
         await client.close()
+
+
+class _Answers:
+    """Request answers of the workload's typical lengths."""
+
+    def __init__(
+        self, settings: Settings, probe: ProbeResult, client: Client, maker: RequestMaker
+    ) -> None:
+        self._settings, self._probe, self._client, self._maker = settings, probe, client, maker
+        input_tokens, output_tokens = typical_lengths(settings, None)
+        self._output = min(max(output_tokens, ANSWER_TOKENS[0]), ANSWER_TOKENS[1])
+        self._input = fitted_input(input_tokens, self._output, probe.served, probe.calibration)
+        self.thinks = probe.thinks
+
+    async def ask(self, number: int, tokens: int) -> RequestRecord:
+        """Send prompt ``number``, twice if it fails. Raises EndpointError if both fail."""
+        for _ in range(2):
+            request = self._maker.make(self._probe.shape, number, self._input, tokens)
+            record = await ask(self._client, self._settings.api, request, self._heard)
+            if record.status == "ok":
+                break
+        else:
+            raise EndpointError(
+                f"{self._settings.endpoint.url}: a request of {self._input} input and {tokens} "
+                f"output tokens failed twice as {record.status}: {record.error}"
+            )
+        record.input_tokens_planned, record.output_tokens_planned = self._input, tokens
+        return record
+
+    async def long_answer(self, first_s: float) -> tuple[RequestRecord, int, int]:
+        """Return (the last answer, how many were requested, how many had its stream verdict).
+
+        ``first_s`` is the TTFT of a short answer. An odd stream is requested again.
+        """
+
+        def is_ok(record: RequestRecord) -> bool:
+            facts = answer_facts(record, self._probe.shape, None, None)
+            return stream_verdict(facts | {"ttft_grew_s": _ttft_s(record) - first_s}) == "ok"
+
+        answers = [await self.ask(2, self._output)]
+        while not is_ok(answers[-1]) and len(answers) <= REPEATS:
+            answers.append(await self.ask(2 + len(answers), self._output))
+        alike = sum(is_ok(record) is is_ok(answers[-1]) for record in answers)
+        return answers[-1], len(answers), alike
+
+    def _heard(self, exchange: Asked) -> None:
+        self.thinks = exchange.thought or self.thinks
 
 
 def _ttft_s(record: RequestRecord) -> float:
@@ -143,22 +156,10 @@ def _ttft_s(record: RequestRecord) -> float:
 
 
 def _busy_with(before: dict[tuple[int, str], float], elapsed_s: float) -> tuple[str, ...]:
-    """The busiest processes beside this one, as "make 1.9 cores", where all together took most of this machine."""
+    """Return the busiest other processes ("make 1.9 cores") if they used most of the machine."""
     after = cpu_seconds()
     cores = sum(total - before.get(key, 0.0) for key, total in after.items()) / max(elapsed_s, 1e-9)
     if cores < BUSY * (os.cpu_count() or 1):
         return ()
     most = busiest(before, after, elapsed_s)
     return tuple(f"{printable(process['name'])} {process['cores']:g} cores" for process in most)
-
-
-def _lengths(settings: Settings, probe: ProbeResult) -> tuple[int, int]:
-    """(input, output) tokens of the middling request, such that it fits into the model's context."""
-    input_tokens, output_tokens = conduct.typical_lengths(settings, None)
-    low, high = ANSWER_TOKENS
-    output_tokens = min(max(output_tokens, low), high)
-    context = probe.served.max_model_len
-    if context is not None:
-        room = context - output_tokens - math.ceil(probe.calibration.margin_tokens(input_tokens))
-        input_tokens = max(min(input_tokens, room), 1)
-    return input_tokens, output_tokens

@@ -1,4 +1,4 @@
-"""The same run once more: the command that run.json recorded, in a process of its own."""
+"""Repeat a run: execute the command that run.json recorded."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ class RerunError(ValueError):
 
 
 def command_of(meta: Mapping[str, Any], out: Path, seed: int) -> list[str]:
-    """The words of the recorded command with another ``seed`` and ``out``. Raises RerunError where none is known."""
+    """Return the recorded command with another ``seed`` and ``out``. Raises RerunError."""
     words = [str(w) for w in meta.get("command_line") or []]
     if len(words) < 2 or words[0] != "ampacity" or words[1] not in _COMMANDS:
         known = " ".join(words[:2]) or "none"
         raise RerunError(
-            f"run.json names no command that can be repeated ({known}): take another sample as the first was taken"
+            f"run.json names no command that can be repeated ({known}): take another sample as "
+            "the first was taken"
         )
     return [*words, "--seed", str(seed), "--out", str(out)]
 
 
 def repeatable(command: list[str]) -> bool:
-    """Whether all of it is known: the value of a --header is not written down."""
+    """Return whether the command is complete: the value of a --header is not recorded."""
     return not any("***" in word for word in command)
 
 
 def rerun(command: list[str]) -> None:
-    """Run it; its progress goes to stderr. Raises RerunError.
+    """Run the command, with progress on stderr. Raises RerunError.
 
-    Relative paths of the command are taken from the present directory; keys come from the environment.
+    Relative paths start at the current directory; keys come from the environment.
     """
     done = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.DEVNULL, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""The search: bracket the load at which an SLO stops to hold, then narrow it until it is known well enough."""
+"""The search: bracket the highest load that meets the SLOs, then narrow it to a given precision."""
 
 from __future__ import annotations
 
@@ -21,21 +21,19 @@ from ampacity.analysis.capacity.next_load import (
 )
 from ampacity.analysis.capacity.pooled import estimate
 from ampacity.config import Settings
-from ampacity.experiments.stages.base_rig import BaseRig
+from ampacity.experiments.stages.rig import Rig, Stage
 from ampacity.values import ConfigError, duration_text, rounded_up
 
 START = 1.0  # requests in flight at the first load
-FILL_TIMES = (
-    10.0  # a stage lasts at least so many times as long as one request, and has about so many
-)
-BRACKET_SHARE = 0.25  # of the time left: what a stage may take of it while one side of the limit is still to be found
-MOST_TIMES = 3.0  # the announced requests, which is what is said at most
+FILL_TIMES = 10.0  # shortest stage: this many requests, and this many times a request's duration
+BRACKET_SHARE = 0.25  # of the time left, for a stage while one side of the limit is unknown
+MOST_TIMES = 3.0  # the announced requests; beyond it the user is told
 CLOSED_SHARES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)  # of C_max: the closed loop's levels
 
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """What is asked of a search, beside the settings that every experiment has."""
+    """The options of a search, beside the settings that every experiment has."""
 
     precision: float = 0.1
     max_duration_s: float | None = None
@@ -45,17 +43,17 @@ class SearchPlan:
 
 
 class Search:
-    """Drives a rig, real or virtual, from stage to stage; ``run`` is the experiment."""
+    """Drives a rig from stage to stage; ``run`` is the experiment."""
 
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
         self._path: list[dict[str, Any]] = []
         self._spent_s = 0.0
-        self._expected = 0  # requests that were announced; 0 once it was said that they are passed
+        self._expected = 0  # requests that were announced; 0 once it was reported as exceeded
 
     @staticmethod
     def check(settings: Settings) -> None:
-        """Raises ConfigError for settings that no search can have: no SLO, or loads that are given."""
+        """Raise ConfigError if there is no SLO, or if loads are given."""
         if not settings.slos:
             raise ConfigError(
                 "a search needs something to search for: give an SLO, as --slo ttft_p99=2s"
@@ -65,21 +63,13 @@ class Search:
                 "a search finds its loads itself: drop --rates, --concurrency and --trace"
             )
 
-    async def run(self, rig: BaseRig) -> None:
-        """Bracket, narrow, repeat where that was asked for. Raises ConfigError as ``check`` does, and where no stage fits."""
+    async def run(self, rig: Rig) -> None:
+        """Bracket, narrow, repeat. Raises ConfigError as ``check``, or if no stage fits."""
         settings = rig.settings
         self.check(settings)
         goal = Goal(settings.slos, self._plan.precision, float(f"{START / rig.typical_e2e_s:.3g}"))
         self._expected = expected_requests(goal)
-        rig.tell(_expected(rig, goal))
-        if (limit_s := self._plan.max_duration_s) is not None:
-            fewest_s = FILL_TIMES * rig.typical_e2e_s  # no stage is shorter
-            if limit_s < fewest_s:
-                raise ConfigError(
-                    f"--max-duration {duration_text(limit_s)}: not even one stage fits, which takes {duration_text(rounded_up(fewest_s))} at least "
-                    f"({FILL_TIMES:g} times as long as a request); give more"
-                )
-            rig.tell(_enough_for(limit_s, goal))
+        self._announce(rig, goal)
         self._note(rig, None)
         while isinstance(step := next_step(rig.stages, goal), Step):
             over = await self._stage(rig, goal, step)
@@ -90,35 +80,44 @@ class Search:
             await self._repeat(rig, goal)
         if self._plan.closed and not rig.ended:
             await self._closed(rig, goal)
-        if (
-            step.reached
-            and (sent := sum(int(s["requests"]) for s in rig.stages)) < expected_requests(goal) / 2
-        ):
-            rig.tell(
-                f"done with {sent:,} requests, fewer than announced: the limit showed itself early"
-            )
+        sent = sum(int(stage["requests"]) for stage in rig.stages)
+        if step.reached and sent < expected_requests(goal) / 2:
+            rig.tell(f"done with {sent:,} requests, fewer than announced: the limit showed early")
         self._note(rig, step)
 
-    async def _stage(self, rig: BaseRig, goal: Goal, step: Step) -> str | None:
-        """One stage; gives why it is the last one, where the run is over or no time is left."""
-        apart_s, last = 1 / step.load_rps, rig.stages[-1:]
-        fill_s = FILL_TIMES * max([apart_s, rig.typical_e2e_s, *(_mean_e2e_s(s) for s in last)])
+    def _announce(self, rig: Rig, goal: Goal) -> None:
+        """Print the expected cost. Raises ConfigError if no stage fits --max-duration."""
+        rig.tell(_expected(rig, goal))
+        limit_s = self._plan.max_duration_s
+        if limit_s is None:
+            return
+        shortest_s = FILL_TIMES * rig.typical_e2e_s
+        if limit_s < shortest_s:
+            raise ConfigError(
+                f"--max-duration {duration_text(limit_s)}: not even one stage fits, which takes "
+                f"{duration_text(rounded_up(shortest_s))} at least ({FILL_TIMES:g} times as long "
+                "as a request); give more"
+            )
+        rig.tell(_enough_for(limit_s, goal))
+
+    async def _stage(self, rig: Rig, goal: Goal, step: Step) -> str | None:
+        """Run one stage; return why it is the last one, if the run is over or no time is left."""
+        known = so_far(rig.stages, goal)
+        in_flight_s = [_mean_e2e_s(stage) for stage in rig.stages[-1:]]
+        fill_s = FILL_TIMES * max([1 / step.load_rps, rig.typical_e2e_s, *in_flight_s])
         duration_s = max(step.requests / step.load_rps, fill_s)
-        limit_s, known = self._plan.max_duration_s, so_far(rig.stages, goal)
-        if limit_s is not None:
+        if (limit_s := self._plan.max_duration_s) is not None:
             left_s = limit_s - self._spent_s
-            if left_s < (least_s := min(duration_s, max(fill_s, 0.05 * limit_s))):
-                if left_s < 0.05 * limit_s:
-                    return f"--max-duration {duration_text(limit_s)} is used up"
-                return (
-                    f"{left_s:.2g} s are left of --max-duration {duration_text(limit_s)}, and a stage at {step.load_rps:g} req/s takes "
-                    f"{duration_text(rounded_up(least_s))} at least ({FILL_TIMES:g} requests, and {FILL_TIMES:g} times as long as one)"
-                )
+            if lacking := _no_time(limit_s, left_s, duration_s, fill_s, step):
+                return lacking
             duration_s = min(duration_s, left_s if known else max(fill_s, BRACKET_SHARE * left_s))
-        # mostly it ends before that; arrivals are random, so that only the time is a bound
-        size = f"at most {float(f'{duration_s:.2g}'):,g} s, about {float(f'{step.load_rps * duration_s:.2g}'):,.0f} requests"
-        rig.tell(f"{known + '; ' if known else ''}next {step.load_rps:g} req/s, {size}: {step.why}")
-        self._tell_passed(rig)
+        # most stages end earlier; arrivals are random, so only the time is a bound
+        requests = float(f"{step.load_rps * duration_s:.2g}")
+        rig.tell(
+            f"{known + '; ' if known else ''}next {step.load_rps:g} req/s, at most "
+            f"{float(f'{duration_s:.2g}'):,g} s, about {requests:,.0f} requests: {step.why}"
+        )
+        self._tell_exceeded(rig)
         before, began_s = list(rig.stages), time.monotonic()
         judged = await rig.open_stage(
             step.load_rps, duration_s, lambda partial: is_decided(before, partial, goal)
@@ -130,57 +129,52 @@ class Search:
         self._note(rig, None)
         return rig.ended and rig.ended[1]
 
-    def _tell_passed(self, rig: BaseRig) -> None:
-        """Once: that more requests were sent than were announced, and what took them."""
-        sent, unused = (
-            sum(int(s["requests"]) for s in rig.stages),
-            [s for s in rig.stages if s["client_limited"]],
-        )
+    def _tell_exceeded(self, rig: Rig) -> None:
+        """Report once that more requests were sent than announced, and why."""
+        sent = sum(int(stage["requests"]) for stage in rig.stages)
         if not 0 < MOST_TIMES * self._expected < sent:
             return
+        unused = sum(bool(stage["client_limited"]) for stage in rig.stages)
         why = (
-            f"{len(unused)} of {len(rig.stages)} stages tell nothing, this machine was the limit"
+            f"{unused} of {len(rig.stages)} stages cannot be used, this machine was the limit"
             if unused
-            else (
-                "answers near the limit hang together more than those that the estimate was made from, or the interval is "
-                f"still wider than {100 * self._plan.precision:.2g} %"
-            )
+            else "answers near the limit are more correlated than expected, or the interval is "
+            f"still wider than {100 * self._plan.precision:.2g} %"
         )
         rig.tell(
-            f"{sent:,} requests so far, more than {MOST_TIMES:g} times the {float(f'{self._expected:.2g}'):,.0f} that were announced: {why}; "
+            f"{sent:,} requests so far, more than {MOST_TIMES:g} times the "
+            f"{float(f'{self._expected:.2g}'):,.0f} that were announced: {why}; "
             "Ctrl-C ends the search with what is known"
         )
         self._expected = 0
 
-    async def _repeat(self, rig: BaseRig, goal: Goal) -> None:
-        """Both ends of the interval again, as often as was asked for, in an order that the seed draws."""
+    async def _repeat(self, rig: Rig, goal: Goal) -> None:
+        """Repeat both ends of the interval, in an order that the seed draws."""
         found = estimate(rig.stages, goal.slos)
         if found is None or not self._plan.repeats:
             return
         loads = [load for load in found.capacity_rps_ci for _ in range(self._plan.repeats)]
         random.Random(rig.settings.seed).shuffle(loads)
-        longest = max(int(s["requests"]) for s in rig.stages)
+        longest = max(int(stage["requests"]) for stage in rig.stages)
         for load in loads:
-            if await self._stage(
-                rig, goal, Step(float(f"{load:.4g}"), longest, "repeat, in random order")
-            ):
+            step = Step(float(f"{load:.4g}"), longest, "repeat, in random order")
+            if await self._stage(rig, goal, step):
                 return
 
-    async def _closed(self, rig: BaseRig, goal: Goal) -> None:
-        """The closed view of C_max: set concurrencies around the one that the open loop found."""
+    async def _closed(self, rig: Rig, goal: Goal) -> None:
+        """Run closed-loop stages around the C_max that the open loop found."""
         found = estimate(rig.stages, goal.slos)
         if found is None or found.c_max is None:
             return
         if self._plan.ramp_s:
             rig.settings = replace(rig.settings, ramp_s=self._plan.ramp_s)
+        limit_s, length_s = self._plan.max_duration_s, rig.settings.duration_s + self._plan.ramp_s
         for users in sorted({max(1, round(share * found.c_max)) for share in CLOSED_SHARES}):
-            limit_s, began_s = self._plan.max_duration_s, time.monotonic()
-            if (
-                limit_s is not None
-                and limit_s - self._spent_s < rig.settings.duration_s + self._plan.ramp_s
-            ):
+            began_s = time.monotonic()
+            if limit_s is not None and limit_s - self._spent_s < length_s:
                 rig.tell(
-                    f"--max-duration {duration_text(limit_s)} leaves no time for a closed loop of {users} users"
+                    f"--max-duration {duration_text(limit_s)} leaves no time for a closed loop of "
+                    f"{users} users"
                 )
                 return
             judged = await rig.closed_stage(users)
@@ -188,11 +182,11 @@ class Search:
                 return
             self._spend(judged, began_s)
 
-    def _spend(self, judged: dict[str, Any], began_s: float) -> None:
-        """Engine time where it is virtual, else the clock's, drain included."""
+    def _spend(self, judged: Stage, began_s: float) -> None:
+        """Count engine time if it is virtual, else wall-clock time including the drain."""
         self._spent_s += max(judged["window"]["end_s"], time.monotonic() - began_s)
 
-    def _note(self, rig: BaseRig, ended: Finished | None) -> None:
+    def _note(self, rig: Rig, ended: Finished | None) -> None:
         rig.note_down(
             "search",
             {
@@ -207,20 +201,35 @@ class Search:
         )
 
 
-def _expected(rig: BaseRig, goal: Goal) -> str:
-    """Requests, tokens and time of the whole search, as searches of servers with a known law took them."""
-    requests = expected_requests(goal)
-    tokens = requests * sum(
-        _mean_tokens(getattr(rig.settings.workload, side))
-        for side in ("input_tokens", "output_tokens")
+def _no_time(
+    limit_s: float, left_s: float, stage_s: float, fill_s: float, step: Step
+) -> str | None:
+    """Return why the time left is too short for a stage; None if it is not."""
+    least_s = min(stage_s, max(fill_s, 0.05 * limit_s))
+    if left_s >= least_s:
+        return None
+    if left_s < 0.05 * limit_s:
+        return f"--max-duration {duration_text(limit_s)} is used up"
+    return (
+        f"{left_s:.2g} s are left of --max-duration {duration_text(limit_s)}, and a stage at "
+        f"{step.load_rps:g} req/s takes {duration_text(rounded_up(least_s))} at least "
+        f"({FILL_TIMES:g} requests, and {FILL_TIMES:g} times as long as one)"
     )
-    at = [
+
+
+def _expected(rig: Rig, goal: Goal) -> str:
+    """Return requests, tokens and time of the search, from searches of servers with a known law."""
+    requests, workload = expected_requests(goal), rig.settings.workload
+    tokens = requests * (_mean_tokens(workload.input_tokens) + _mean_tokens(workload.output_tokens))
+    times = [
         f"{duration_text(rounded_up(float(f'{requests / rps:.2g}')))} at {rps:g} req/s"
         for rps in (goal.first_rps, 10 * goal.first_rps)
     ]
     return (
-        f"to {100 * goal.precision:.2g} % a search takes about {float(f'{requests:.2g}'):,.0f} requests, half to three times as many, and "
-        f"{float(f'{tokens:.2g}'):,.0f} tokens; how long depends on the rate that is found: {at[0]}, {at[1]}"
+        f"to {100 * goal.precision:.2g} % a search takes about "
+        f"{float(f'{requests:.2g}'):,.0f} requests, half to three times as many, and "
+        f"{float(f'{tokens:.2g}'):,.0f} tokens; how long depends on the rate that is found: "
+        f"{', '.join(times)}"
     )
 
 
@@ -229,23 +238,27 @@ def _mean_tokens(lengths: Any) -> float:
 
 
 def _enough_for(limit_s: float, goal: Goal) -> str:
-    """What the time of a search is worth at its first load, where stages take the longest."""
+    """Return how many stages the time allows at the first load, where they take the longest."""
     stage_s = goal.few / goal.first_rps
     stages = limit_s / stage_s
+    decimals = 0 if stages > 10 else 1 if stages > 1 else 2
     text = (
-        f"--max-duration {duration_text(limit_s)} is enough for {stages:,.{0 if stages > 10 else 1 if stages > 1 else 2}f} stages of {goal.few:,} requests, as the "
-        f"SLO takes them, at {goal.first_rps:g} req/s, where the search begins"
+        f"--max-duration {duration_text(limit_s)} is enough for {stages:,.{decimals}f} stages of "
+        f"{goal.few:,} requests, as the SLO takes them, at {goal.first_rps:g} req/s, where the "
+        "search begins"
     )
     if BRACKET_SHARE * stages >= 1:
         return text
+    enough = duration_text(rounded_up(stage_s / BRACKET_SHARE))
     return (
-        f"{text}; until a load is found on both sides of the limit a stage gets a quarter of the time left, so the answer "
-        f"may be coarse or none: from --max-duration {duration_text(rounded_up(stage_s / BRACKET_SHARE))} on the first has them all"
+        f"{text}; until a load is found on both sides of the limit a stage gets a quarter of the "
+        f"time left, so the answer may be coarse or none: from --max-duration {enough} on the "
+        "first has them all"
     )
 
 
-def _mean_e2e_s(stage: dict[str, Any]) -> float:
-    """Mean time in flight, by Little's law; of an unstable stage it says nothing."""
+def _mean_e2e_s(stage: Stage) -> float:
+    """Return the mean time in flight, by Little's law; 0 for an unstable stage, where it fails."""
     if stage["stable"] is False or not stage["achieved_rps"]:
         return 0.0
     return float(stage["concurrency"] / stage["achieved_rps"])

@@ -1,4 +1,4 @@
-"""The sweep: one stage per load level, given or found, until the endpoint is past saturation."""
+"""The sweep: one stage per load level, given or found, from low load to saturation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from ampacity.analysis.capacity.judged import is_over, judged_open
 from ampacity.analysis.capacity.next_load import (
     Finished,
     Goal,
@@ -16,47 +17,35 @@ from ampacity.analysis.capacity.next_load import (
     narrowing,
     near_requests,
     non_monotone,
-    out_of_reach,
 )
-from ampacity.analysis.capacity.pooled import (
-    estimate,
-    is_over,
-    judged_open,
-    peak_goodput_rps,
-    unseen,
-)
+from ampacity.analysis.capacity.pooled import estimate, peak_goodput_rps, unseen
+from ampacity.analysis.capacity.reach import out_of_reach
 from ampacity.analysis.capacity.usable import PUBLISHED, find_capacity
 from ampacity.analysis.slo import Slo
-from ampacity.experiments.stages.base_rig import BaseRig, Enough
+from ampacity.experiments.stages.rig import Enough, Rig
 from ampacity.values import duration_text, rounded_up
 
-MAX_DURATION_S = 600.0  # of a curve, where neither loads nor the length of a stage are given
-STAGE_SHARE = 0.05  # of that time: a stage of the grid
-START_IN_FLIGHT = 0.25  # the lowest rate of the grid: an idle endpoint most of the time
-SURELY_LOW = (
-    0.5  # requests in flight at the first rate at most: one thread is busy half of the time
-)
-FIRST_REQUESTS = 20  # that a stage has, if its time may be doubled for it
+MAX_DURATION_S = 600.0  # of a curve, if neither loads nor stage lengths are given
+STAGE_SHARE = 0.05  # of that time, for a stage of the grid
+START_IN_FLIGHT = 0.25  # at the lowest rate: the endpoint is idle most of the time
+SURELY_LOW = 0.5  # most requests in flight at the first rate
+FIRST_REQUESTS = 20  # in a stage, which may be up to doubled for them
 GROWTH = 2.0
 STAGES_MAX = 16
-REFINE_STAGES = (
-    3  # without an SLO: between the highest load that was carried and the lowest that was not
-)
-REFINE_UNTIL = 1.1  # their ratio at which the bracket is narrow enough
-REFINE_TIMES = (
-    5.0  # with SLOs and no time given: stage lengths that the loads near the limit get in all
-)
-PEAK_TIMES = 2.0  # of these, at the load that seems to have the highest goodput
-PROLONGED = 3.0  # and one of them at most
-PRECISION = 0.1  # of the capacity, at which no more is asked for
-DOWN_STEPS = 6  # how often the grid is halved below a start that was too high already
-ROOM = 1.2  # over the fewest requests of a percentile: warm-up is cut, arrivals are random
+REFINE_STAGES = 3  # without SLOs: between the highest stable and the lowest unstable load
+REFINE_UNTIL = 1.1  # ratio of those two at which the bracket is narrow enough
+REFINE_TIMES = 5.0  # with SLOs and no time given: stage lengths spent near the limit in all
+PEAK_TIMES = 2.0  # of these, at the load with the highest goodput
+PROLONGED = 3.0  # stage lengths of one stage near the limit, at most
+PRECISION = 0.1  # of the capacity, at which the sweep ends
+DOWN_STEPS = 6  # halvings of a first rate that was too high
+ROOM = 1.2  # over the fewest requests: warm-up is cut, arrivals are random
 
 
 class _Clock:
-    """The time that is left of a curve's, if it has a limit. Engine time where it is virtual, else the clock's, drain included."""
+    """The time left for a curve: engine time if virtual, else wall-clock time with the drain."""
 
-    def __init__(self, rig: BaseRig, limit_s: float | None) -> None:
+    def __init__(self, rig: Rig, limit_s: float | None) -> None:
         self.limit_s = limit_s
         self.spent_s = 0.0
         self._rig = rig
@@ -68,7 +57,7 @@ class _Clock:
     async def stage(
         self, rate_rps: float, length_s: float, enough: Enough | None = None
     ) -> dict[str, Any] | None:
-        """An open stage; None where the run is over."""
+        """Run an open stage; None if the run is over."""
         began_s = time.monotonic()
         judged = await self._rig.open_stage(rate_rps, length_s, enough)
         if judged is not None:
@@ -77,17 +66,21 @@ class _Clock:
 
 
 async def sweep(
-    rig: BaseRig, start_rps: float | None = None, max_duration_s: float | None = None
+    rig: Rig, start_rps: float | None = None, max_duration_s: float | None = None
 ) -> None:
-    """Run the levels of the settings, or the grid that finds itself, within ``max_duration_s``; then again at each of the
-    settings' ``lengths``, each curve in its share of that time. Without an answer it ends with the command that gets one."""
-    if told := too_few(rig):
-        rig.tell(told)
+    """Run the given load levels, or find them within ``max_duration_s``.
+
+    Each of the settings' ``lengths`` adds a curve; all curves get the same time. Without a
+    capacity, the sweep ends by printing the command that is likely to find one.
+    """
+    if warning := too_few(rig):
+        rig.tell(warning)
     settings = rig.settings
     limit_s = max_duration_s and max_duration_s / (1 + len(settings.lengths))
     if limit_s is not None:
         rig.tell(
-            f"at most {duration_text(limit_s)} of load (--max-duration), stages of {duration_text(settings.duration_s)}, longer near the limit"
+            f"at most {duration_text(limit_s)} of load (--max-duration), stages of "
+            f"{duration_text(settings.duration_s)}, longer near the limit"
         )
     await _curve(rig, start_rps, limit_s)
     for name in settings.lengths:
@@ -100,7 +93,7 @@ async def sweep(
         await _curve(rig, start_rps, limit_s)
 
 
-async def _curve(rig: BaseRig, start_rps: float | None, limit_s: float | None) -> None:
+async def _curve(rig: Rig, start_rps: float | None, limit_s: float | None) -> None:
     settings = rig.settings
     for concurrency in settings.concurrency or ():
         if await rig.closed_stage(concurrency) is None or rig.ended:
@@ -117,27 +110,28 @@ async def _curve(rig: BaseRig, start_rps: float | None, limit_s: float | None) -
             return
         rate_rps = next_rate(_of_curve(rig))
     if settings.slos and await _near_the_limit(rig, clock):
-        _say_what_is_lacking(rig, clock)
+        _recommend(rig, clock)
 
 
-def _grid_s(rig: BaseRig, rate_rps: float) -> float:
-    """A stage of the grid lasts longer where it has few requests, up to twice as long."""
+def _grid_s(rig: Rig, rate_rps: float) -> float:
+    """Return the length of a stage of the grid, up to doubled if it has few requests."""
     length_s = rig.stage_s(rate_rps)
     return min(max(length_s, FIRST_REQUESTS / rate_rps), 2 * length_s)
 
 
-def _of_curve(rig: BaseRig) -> list[dict[str, Any]]:
+def _of_curve(rig: Rig) -> list[dict[str, Any]]:
     return [s for s in rig.stages if s["lengths"] == rig.lengths]
 
 
-async def _near_the_limit(rig: BaseRig, clock: _Clock) -> bool:
-    """Loads on both sides of the limit that the stages so far tell of, as a search would take them, in the time that is
-    left; False where the run is over."""
+async def _near_the_limit(rig: Rig, clock: _Clock) -> bool:
+    """Run stages on both sides of the limit, as a search would, in the time left.
+
+    Returns False if the run is over.
+    """
     goal = Goal(tuple(rig.settings.slos), PRECISION)
     left = REFINE_TIMES  # in lengths of a stage
-    if (
-        peak := peak_goodput_rps(_of_curve(rig), goal.slos)
-    ) is not None:  # nobody else looks between limit and saturation
+    peak = peak_goodput_rps(_of_curve(rig), goal.slos)
+    if peak is not None:  # between limit and saturation, where no other stage is
         peak_s = PEAK_TIMES * rig.stage_s(peak[2])
         if clock.left_s >= peak_s and await clock.stage(_round(peak[2]), peak_s) is None:
             return False
@@ -153,7 +147,7 @@ async def _near_the_limit(rig: BaseRig, clock: _Clock) -> bool:
         if left < 1:
             break
         times = min(max(step.requests / step.load_rps / length_s, 1.0), longest, left)
-        times = left if left - times < 1 else times  # too short a stage says nothing
+        times = left if left - times < 1 else times  # no stage is too short to judge
         judged = await clock.stage(
             _round(step.load_rps),
             times * length_s,
@@ -165,8 +159,8 @@ async def _near_the_limit(rig: BaseRig, clock: _Clock) -> bool:
     return True
 
 
-def _say_what_is_lacking(rig: BaseRig, clock: _Clock) -> None:
-    """Where no load is named: the command that is likely to name one, in the run's verdict too."""
+def _recommend(rig: Rig, clock: _Clock) -> None:
+    """If no capacity is known, print and write down the command that is likely to find one."""
     lacking_s = _lacking_s(_of_curve(rig), rig.settings.slos)
     if lacking_s is None:
         return
@@ -174,13 +168,16 @@ def _say_what_is_lacking(rig: BaseRig, clock: _Clock) -> None:
         MAX_DURATION_S, 2 * (clock.limit_s or clock.spent_s), ROOM * (clock.spent_s + lacking_s)
     )
     command = rig.again("--max-duration", duration_text(rounded_up(enough_s)))
-    rig.tell(f"no load is known yet at which the SLOs hold; this is likely to find one: {command}")
+    rig.tell(f"no load is known yet that meets the SLOs; this is likely to find one: {command}")
     rig.note_down("next_command", command)
 
 
 def _lacking_s(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> float | None:
-    """Seconds of load near the limit that a capacity still takes; None where one is known, and where no time would help:
-    no load meets the SLOs, they cannot be measured, or the client is the limit."""
+    """Return how many seconds of load near the limit a capacity still takes.
+
+    None if one is known or if time would not help: no load meets the SLOs, they cannot be
+    measured, or the client is the limit.
+    """
     judged = judged_open(stages)
     if (
         find_capacity(stages, slos)["capacity_rps"] is not None
@@ -199,10 +196,10 @@ def _lacking_s(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> float |
     return max(times, 0.0) * near_requests(judged, found.capacity_rps) / found.capacity_rps
 
 
-def too_few(rig: BaseRig) -> str | None:
-    """Which of the given loads have fewer requests in a stage than an SLO takes to be met, and what to do; None where none has.
+def too_few(rig: Rig) -> str | None:
+    """Return a warning if stages of the given loads have too few requests to meet an SLO.
 
-    A closed loop is expected to send as many as an idle endpoint would answer.
+    A closed loop is assumed to send as many as an idle endpoint would answer.
     """
     settings = rig.settings
     least, slo = _least(rig)
@@ -214,15 +211,16 @@ def too_few(rig: BaseRig) -> str | None:
     if not few:
         return None
     named = ", ".join(f"{load * rps * settings.duration_s:,.0f} at {load:g} {unit}" for load in few)
+    enough = duration_text(rounded_up(ROOM * least / few[0] / rps))
     return (
-        f"stages are too short for {slo} below {least / settings.duration_s / rps:.4g} {unit} (--duration {settings.duration_s:g} s): "
-        f"it takes {least:,} requests at least to be met, and they have about {named}; "
-        f"--duration {duration_text(rounded_up(ROOM * least / few[0] / rps))} is enough from {few[0]:g} {unit} on"
+        f"stages are too short for {slo} below {least / settings.duration_s / rps:.4g} {unit} "
+        f"(--duration {settings.duration_s:g} s): it takes {least:,} requests at least to be met, "
+        f"and they have about {named}; --duration {enough} is enough from {few[0]:g} {unit} on"
     )
 
 
-def _least(rig: BaseRig) -> tuple[int, str]:
-    """Requests that a stage needs to show that it meets the SLOs, and the SLO that takes so many."""
+def _least(rig: Rig) -> tuple[int, str]:
+    """Return the fewest requests that can show that the SLOs are met, and the SLO that needs it."""
     classes = rig.settings.workload.classes
     weights = sum(kind.weight for kind in classes)
     return fewest_requests(
@@ -230,39 +228,41 @@ def _least(rig: BaseRig) -> tuple[int, str]:
     )
 
 
-def begin_rate(rig: BaseRig, least: int) -> float:
-    """Where the grid starts: where a stage has twice ``least`` requests (up to half of it may be cut as warm-up) and
-    ``FIRST_REQUESTS``, but no higher than ``SURELY_LOW``."""
+def begin_rate(rig: Rig, least: int) -> float:
+    """Return the first rate of the grid.
+
+    A stage has twice ``least`` requests, as half may be cut as warm-up, and FIRST_REQUESTS, but
+    no more than SURELY_LOW are in flight.
+    """
     idle_rps = START_IN_FLIGHT / rig.typical_e2e_s
     enough_rps = max(2 * least, FIRST_REQUESTS) / rig.stage_s(_round(idle_rps))
     return _round(min(max(idle_rps, enough_rps), SURELY_LOW / rig.typical_e2e_s))
 
 
 def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
-    """The next offered rate of the grid given the judged stages so far, or None when it is done.
+    """Return the next rate of the grid given the judged stages, or None when it is done.
 
-    Goes down while even the lowest one seems to be over, then doubles until a stage is saturated (or two violated the SLO).
-    Without SLOs it then halves (geometrically) the widest gap between the highest rate that was carried and the
-    lowest that was not.
+    Goes down while even the lowest rate violates an SLO, then doubles until a stage is saturated
+    or two violate an SLO. Without SLOs it then bisects (geometrically) between the highest stable
+    and the lowest unstable rate.
     """
     if len(stages) >= STAGES_MAX or (
         stages[-1]["client_limited"] and stages[-1]["stable"] is not False
     ):
-        return None  # beyond a limited client more load would only measure the client
+        return None  # more load would only measure the client
     level = {float(s["offered_rps"]): _judge(s) for s in stages}
     rates = sorted(level)
     over = [rate for rate in rates if level[rate] in ("over", "saturated")]
     lowest = next(s for s in stages if s["offered_rps"] == rates[0])
     if rates[0] in over or (lowest["slo_verdicts"] and is_over(lowest)):
-        worth_a_look = rates[0] > stages[0][
-            "offered_rps"
-        ] / GROWTH**DOWN_STEPS and not out_of_reach(stages)
+        lowest_rps = stages[0]["offered_rps"] / GROWTH**DOWN_STEPS
+        worth_a_look = rates[0] > lowest_rps and not out_of_reach(stages)
         served_rps = lowest["achieved_rps"] if level[rates[0]] == "saturated" else rates[0]
         return _round(min(rates[0], served_rps or rates[0]) / GROWTH) if worth_a_look else None
     if "saturated" not in level.values() and len(over) < 2:
         return _round(rates[-1] * GROWTH)
     if lowest["slo_verdicts"]:
-        return None  # what is between the two is for the estimate to say
+        return None  # the estimate covers what is between the two
     within = [rate for rate in rates if rate < over[0]]
     return _refine([within[-1], over[0]], _refined(stages))
 
@@ -276,7 +276,7 @@ def _judge(stage: dict[str, Any]) -> Literal["within", "over", "saturated", "inc
 
 
 def _refined(stages: Sequence[dict[str, Any]]) -> int:
-    """How many stages so far lay between rates that had been tried before them."""
+    """Return how many stages lay between rates tried before them."""
     rates = [float(s["offered_rps"]) for s in stages if not s["client_limited"]]
     return sum(min(rates[:i]) < rates[i] < max(rates[:i]) for i in range(1, len(rates)))
 

@@ -1,4 +1,4 @@
-"""aiperf: ``profile_export.jsonl``, one object a request; ``profile_export_aiperf.json`` beside it has the settings."""
+"""Read aiperf's ``profile_export.jsonl``, one object a request, and the settings file beside it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ampacity.imports.results import (
 TOOL = "aiperf"
 SETTINGS_NAME = "profile_export_aiperf.json"
 _TO_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
+_PARTS = "metadata", "metrics"
 _DEFINITIONS = [
     (
         "ITL",
@@ -26,49 +27,42 @@ _DEFINITIONS = [
     ),
     (
         "Output tokens",
-        "counted by the client's tokenizer unless told otherwise",
+        "counted by the client's tokenizer unless configured otherwise",
         "the server's usage where the file has it, as here",
     ),
 ]
 
 
 def recognises(records: Any) -> bool:
-    """``records``: the rows of a JSONL file."""
-    return (
-        isinstance(records, list)
-        and bool(records)
-        and all(
-            isinstance(r, Mapping)
-            and isinstance(r.get("metadata"), Mapping)
-            and isinstance(r.get("metrics"), Mapping)
-            for r in records[:5]
-        )
-        and "request_start_ns" in records[0]["metadata"]
-    )
+    if not isinstance(records, list) or not records:
+        return False
+    parts = [r.get(k) if isinstance(r, Mapping) else r for r in records[:5] for k in _PARTS]
+    if not all(isinstance(part, Mapping) for part in parts):
+        return False
+    return "request_start_ns" in records[0]["metadata"]
 
 
 def read(
     records: Sequence[Mapping[str, Any]], where: str, settings: Mapping[str, Any] | None
 ) -> Result:
-    """``settings``: the summary file, where there is one. Raises ImportedFileError."""
+    """Return one stage; ``settings``: the summary file, if any. Raises ImportedFileError."""
     rows = [Fields(r, f"{where}record {i}: ") for i, r in enumerate(records, start=1)]
     kept = [r for r in rows if r.object("metadata").held.get("benchmark_phase") != "warmup"]
     if not kept:
         raise ImportedFileError(f"{where}only warm-up requests are in it")
     first_ns = min(_ns(r.object("metadata"), "request_start_ns") for r in kept)
     requests = [_request(r, first_ns) for r in kept]
-    told = Fields(settings or {}, SETTINGS_NAME + ": ")
-    agree(told.object("request_latency"), count=sum(r.status == "ok" for r in requests))
-    rate, concurrency, facts = _load(told)
-    notes = (
-        []
-        if settings
-        else [f"{SETTINGS_NAME} is not beside the file: the load asked for is not known"]
-    )
+    reported = Fields(settings or {}, SETTINGS_NAME + ": ")
+    agree(reported.object("request_latency"), count=sum(r.status == "ok" for r in requests))
+    rate, concurrency, facts = _load(reported)
+    notes = []
+    if not settings:
+        notes.append(f"{SETTINGS_NAME} is not beside the file: the load asked for is not known")
     if len(kept) < len(rows):
         notes.append(f"{len(rows) - len(kept)} warm-up requests are left out")
     missing = {
-        "dispatched_ns": "the schedule is not in the file, only when a request was let go: how late the client was cannot be told",
+        "dispatched_ns": "the schedule is not in the file, only when a request was let go: "
+        "how late the client was cannot be told",
         "chunk_tokens": "tokens per chunk are not in the file",
         "output_tokens_planned": "not in the file",
     }
@@ -158,7 +152,7 @@ def _gaps(metrics: Fields) -> list[float] | None:
 
 
 def _load(settings: Fields) -> tuple[float | None, int | None, dict[str, Any]]:
-    """(requests per second, concurrency, further facts for Result) that the run was asked for."""
+    """Return (requests per second, concurrency, further facts for Result) of the settings."""
     given = settings.object("input_config")
     endpoint, load = given.object("endpoint"), given.object("loadgen")
     names, urls = endpoint.held.get("model_names"), endpoint.held.get("urls")

@@ -1,9 +1,9 @@
-"""genai-bench's JSON of one run: figures over all, and of each request its durations, without the time at which it began."""
+"""Read genai-bench's JSON of one run: totals, and the durations of each request without starts."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ampacity.imports.results import (
@@ -14,13 +14,16 @@ from ampacity.imports.results import (
     Stage,
     agree,
     failure_status,
+    layout_note,
+    starts_of_users,
 )
 
 TOOL = "genai-bench"
 _DEFINITIONS = [
     (
         "TPOT",
-        "(end of the response - first token) / (output tokens - 1): the end includes usage and [DONE]",
+        "(end of the response - first token) / (output tokens - 1): "
+        "the end includes usage and [DONE]",
         "to the last token",
     ),
     ("E2E", "to the end of the response", "to the last token"),
@@ -30,53 +33,6 @@ _DEFINITIONS = [
         "says which, for each request",
     ),
 ]
-
-
-def recognises(document: Any) -> bool:
-    return (
-        isinstance(document, Mapping)
-        and {"aggregated_metrics", "individual_request_metrics"} <= document.keys()
-    )
-
-
-def read(document: Mapping[str, Any], where: str) -> Result:
-    """Raises ImportedFileError."""
-    top = Fields(document, where)
-    total = top.object("aggregated_metrics")
-    users = total.tokens("num_concurrency") or 0
-    if users < 1:
-        raise ImportedFileError(
-            f"{where}aggregated_metrics.num_concurrency is not above 0: only closed-loop runs of {TOOL} are read"
-        )
-    unit = 1e-3 if top.text("_time_unit") == "ms" else 1.0
-    free = [0.0] * min(users, 100_000)  # when each user is free again
-    requests = []
-    for row in top.objects("individual_request_metrics"):
-        started = heapq.heappop(free)
-        request = _request(row, started, unit)
-        heapq.heappush(free, started + (request.ended_s or 0.0))
-        requests.append(request)
-    agree(total, num_completed_requests=sum(r.status == "ok" for r in requests))
-    agree(
-        total.object("stats").object("num_output_tokens"),
-        sum=sum(r.output_tokens or 0 for r in requests),
-    )
-    notes = [
-        f"When a request began is not in the file: they are laid out in its order over {users} users who never pause. Percentiles are as "
-        "measured; rates, steady state, drift and requests in flight are only as good as that. What genai-bench measured over all: "
-        f"{total.number('requests_per_second') or 0:.4g} requests/s in {total.number('run_duration') or 0:.4g} s"
-    ]
-    return Result(
-        TOOL,
-        [Stage(requests, None, users, total.number("run_duration"))],
-        _DEFINITIONS,
-        _MISSING,
-        workload=total.text("scenario"),
-        arrivals="closed loop",
-        notes=notes,
-    )
-
-
 _MISSING = {
     "scheduled_ns": "no times in the file, only durations: laid out in order over the users",
     "chunk_at_us": "times of chunks are not in the file",
@@ -87,12 +43,46 @@ _MISSING = {
 }
 
 
-def _request(row: Fields, started_s: float, unit: float) -> Request:
+def recognises(document: Any) -> bool:
+    keys = {"aggregated_metrics", "individual_request_metrics"}
+    return isinstance(document, Mapping) and keys <= document.keys()
+
+
+def read(document: Mapping[str, Any], where: str) -> Result:
+    """Return the run as one closed-loop stage. Raises ImportedFileError."""
+    top = Fields(document, where)
+    total = top.object("aggregated_metrics")
+    users = total.tokens("num_concurrency") or 0
+    if users < 1:
+        raise ImportedFileError(
+            f"{where}aggregated_metrics.num_concurrency is not above 0: "
+            f"only closed-loop runs of {TOOL} are read"
+        )
+    unit = 1e-3 if top.text("_time_unit") == "ms" else 1.0
+    requests = [_request(row, unit) for row in top.objects("individual_request_metrics")]
+    starts = starts_of_users([r.ended_s or 0.0 for r in requests], users)
+    requests = [replace(r, started_s=s) for r, s in zip(requests, starts, strict=True)]
+    agree(total, num_completed_requests=sum(r.status == "ok" for r in requests))
+    output = total.object("stats").object("num_output_tokens")
+    agree(output, sum=sum(r.output_tokens or 0 for r in requests))
+    duration, rps = total.number("run_duration"), total.number("requests_per_second") or 0
+    return Result(
+        TOOL,
+        [Stage(requests, None, users, duration)],
+        _DEFINITIONS,
+        _MISSING,
+        workload=total.text("scenario"),
+        arrivals="closed loop",
+        notes=[layout_note(TOOL, f"over {users} users who never pause", rps, duration)],
+    )
+
+
+def _request(row: Fields, unit: float) -> Request:
     code, text = row.tokens("error_code"), row.text("error_message") or ""
     if code is not None:
         http = code if 400 <= code <= 599 else None
         return Request(
-            started_s,
+            0.0,
             failure_status(text, http),
             ended_s=0.0,
             input_tokens=row.tokens("num_input_tokens"),
@@ -103,7 +93,7 @@ def _request(row: Fields, started_s: float, unit: float) -> Request:
     if ttft > e2e:
         raise row.error("ttft", f"at most e2e_latency ({e2e:g} s)")
     return Request(
-        started_s,
+        0.0,
         "ok",
         ttft_s=ttft,
         e2e_s=e2e,

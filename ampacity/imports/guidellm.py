@@ -1,4 +1,4 @@
-"""guidellm's ``benchmarks.json``: a list of benchmarks, each with its requests by how they ended."""
+"""Read guidellm's ``benchmarks.json``: benchmarks, each with its requests by how they ended."""
 
 from __future__ import annotations
 
@@ -40,51 +40,25 @@ def recognises(document: Any) -> bool:
 
 
 def read(document: Mapping[str, Any], where: str) -> Result:
-    """One stage for each benchmark that has requests. Raises ImportedFileError."""
+    """Return one stage for each benchmark that has requests. Raises ImportedFileError."""
     top = Fields(document, where)
-    stages, notes = [], []
-    strategies: set[str] = set()
-    for benchmark in top.objects("benchmarks"):
-        strategy = benchmark.object("config").object("strategy")
-        strategies.add(strategy.text("type_") or "not known")
-        rows = [
-            (status, row)
-            for name, status in _ENDS.items()
-            if isinstance(benchmark.object("requests").held.get(name), list)
-            for row in benchmark.object("requests").objects(name)
-        ]
-        totals = benchmark.object("metrics").object("request_totals")
-        for name, status in (("successful", "ok"), ("errored", "")):
-            listed = sum(of == status for of, _ in rows)
-            if listed < (totals.number(name) or 0):  # more: those of the warm-up
-                agree(totals, **{name: listed})
-        arrives = strategy.text("type_") in ("constant", "poisson", "trace")
-        found = [
-            r for r in (_request(status, row, arrives) for status, row in rows) if r is not None
-        ]
-        if len(found) < len(rows):
-            notes.append(
-                f"{len(rows) - len(found)} requests of {strategy.text('type_')} were never sent and are left out"
-            )
-        if found:
-            found.sort(key=lambda r: r.started_s)
-            lasted = sum(
-                benchmark.number(f"{part}duration") or 0 for part in ("", "warmup_", "cooldown_")
-            )
-            stages.append(_stage(strategy, found, lasted or None))
+    notes: list[str] = []
+    benchmarks = top.objects("benchmarks")
+    strategies = [b.object("config").object("strategy") for b in benchmarks]
+    stages = [_stage(b, s, notes) for b, s in zip(benchmarks, strategies, strict=True)]
     backend = top.object("config").object("spec").object("backend")
     if not backend.held:  # before 0.6
         backend = top.object("args")
     return Result(
         TOOL,
-        stages,
+        [stage for stage in stages if stage.requests],
         _DEFINITIONS,
         _MISSING,
         version=top.object("metadata").text("guidellm_version"),
         notes=notes,
         model=backend.text("model"),
         url=backend.text("target"),
-        arrivals=", ".join(sorted(strategies)),
+        arrivals=", ".join(sorted({s.text("type_") or "not known" for s in strategies})),
     )
 
 
@@ -96,18 +70,38 @@ _MISSING = {
 }
 
 
-def _stage(strategy: Fields, requests: list[Request], duration_s: float | None) -> Stage:
-    kind, rate = strategy.text("type_"), strategy.number("rate")
-    if kind in ("constant", "poisson", "trace"):
-        return Stage(requests, rate or None, None, duration_s)
+def _stage(benchmark: Fields, strategy: Fields, notes: list[str]) -> Stage:
+    kind = strategy.text("type_")
+    listed = benchmark.object("requests")
+    rows = [
+        (status, row)
+        for name, status in _ENDS.items()
+        if isinstance(listed.held.get(name), list)
+        for row in listed.objects(name)
+    ]
+    totals = benchmark.object("metrics").object("request_totals")
+    for name, status in (("successful", "ok"), ("errored", "")):
+        count = sum(of == status for of, _ in rows)
+        if count < (totals.number(name) or 0):  # more: those of the warm-up
+            agree(totals, **{name: count})
+    is_open = kind in ("constant", "poisson", "trace")
+    found = [r for r in (_request(status, row, is_open) for status, row in rows) if r is not None]
+    if len(found) < len(rows):
+        notes.append(
+            f"{len(rows) - len(found)} requests of {kind} were never sent and are left out"
+        )
+    found.sort(key=lambda r: r.started_s)
+    parts = ("duration", "warmup_duration", "cooldown_duration")
+    duration_s = sum(benchmark.number(part) or 0 for part in parts) or None
+    if is_open:
+        return Stage(found, strategy.number("rate") or None, None, duration_s)
     streams = strategy.tokens("streams") or strategy.tokens("max_concurrency")
-    return Stage(
-        requests, None, 1 if kind == "synchronous" else streams or len(requests), duration_s
-    )
+    users = 1 if kind == "synchronous" else streams or len(found)
+    return Stage(found, None, users, duration_s)
 
 
 def _request(status: str, row: Fields, arrives: bool) -> Request | None:
-    """None where it was never sent."""
+    """Return the request, or None where it was never sent."""
     info = row.object("info")
     t = info.object("timings")
     started = t.number("request_start") or t.number("resolve_start")
@@ -142,7 +136,6 @@ def _request(status: str, row: Fields, arrives: bool) -> Request | None:
 
 
 def _total(metrics: Fields) -> int | None:
-    """Tokens of all kinds."""
     total = metrics.tokens("total_tokens")
     if total is not None:
         return total

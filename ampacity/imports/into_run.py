@@ -1,8 +1,9 @@
-"""From files of other tools to a run directory: recognise them, lay their requests on one clock, say what is missing."""
+"""Convert result files of other tools to a run directory with one clock for all stages."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -36,8 +37,14 @@ LONGEST_S = 1e7  # of a stage
 _ORIGIN_NS, _BETWEEN_NS = 1_000_000_000, 60_000_000_000  # of the clock that stages are laid out on
 
 
+_NULL = (  # entries of run.json that only ampacity's own runs have
+    *("status_reason", "ended_utc", "clock", "seed", "salt", "workers", "warmup_requests"),
+    *("host", "fleet_inputs"),
+)
+
+
 def read_file(path: Path, format_name: str | None = None) -> Result:
-    """What a file holds. Raises ImportedFileError with one line."""
+    """Read a result file of any known tool. Raises ImportedFileError with one line."""
     if format_name is not None and format_name not in FORMATS:
         raise ImportedFileError(f"--format {format_name!r} is not known: {', '.join(FORMATS)}")
     document = _load(path)
@@ -56,7 +63,7 @@ def read_file(path: Path, format_name: str | None = None) -> Result:
 
 
 def _load(path: Path) -> Any:
-    """A JSON document, or the list of the rows of a JSONL file."""
+    """Return a JSON document, or the list of the rows of a JSONL file."""
     try:
         if path.stat().st_size > LARGEST_BYTES:
             raise ImportedFileError(
@@ -95,14 +102,15 @@ def write_run(
     slos: list[dict[str, Any]],
     facts: dict[str, Any],
 ) -> None:
-    """Write a run directory with a stage for each stage of ``results``, all of one tool. Raises ImportedFileError, RunDirError.
+    """Write a run directory with the stages of ``results``, all of one tool.
 
-    ``facts``: further entries of run.json.
+    ``facts``: further entries of run.json. Raises ImportedFileError, RunDirError.
     """
     tools = {r.tool for r in results}
     if len(tools) > 1:
         raise ImportedFileError(
-            f"files of {' and '.join(sorted(tools))} in one run: import each tool by itself, then compare"
+            f"files of {' and '.join(sorted(tools))} in one run: "
+            "import each tool by itself, then compare"
         )
     records: list[RequestRecord] = []
     stages: list[dict[str, Any]] = []
@@ -121,24 +129,10 @@ def write_run(
 def _lay_out(
     stage: Stage, index: int, start_ns: int, first_id: int
 ) -> tuple[list[RequestRecord], dict[str, Any]]:
-    """The records of a stage and its entry in run.json, the first request due at ``start_ns``."""
+    """Return the records of a stage from ``start_ns`` on, and its entry in run.json."""
     due = [_due(r) for r in stage.requests]
     origin_s = min(due)
-    lasts = (r.ended_s or r.e2e_s or 0.0 for r in stage.requests)
-    most_s = LONGEST_S if stage.duration_s is None else min(2 * stage.duration_s + 2.0, LONGEST_S)
-    found_s = max(d + last for d, last in zip(due, lasts, strict=True)) - origin_s
-    if (
-        found_s > most_s
-    ):  # tools end their clocks in their own ways, but seconds taken for milliseconds are far off
-        raise ImportedFileError(
-            f"stage {index} lasts {found_s:g} s by its requests' times, more than {most_s:g} s: the file is damaged or contradicts its duration"
-        )
-    for r in stage.requests:
-        end_s = min((t for t in (r.e2e_s, r.ended_s) if t is not None), default=math.inf)
-        if max(r.ttft_s or 0.0, math.fsum(r.gaps_s or ()), r.e2e_s or 0.0) > 1.05 * end_s + 0.1:
-            raise ImportedFileError(
-                f"stage {index}: the tokens of a request take longer than its {end_s:g} s: the file contradicts itself"
-            )
+    _check_times(stage, due, index)
     order = sorted(range(len(due)), key=due.__getitem__)
     records = [
         _record(stage.requests[i], index, first_id + number, origin_s, start_ns)
@@ -165,6 +159,28 @@ def _lay_out(
     }
 
 
+def _check_times(stage: Stage, due: Sequence[float], index: int) -> None:
+    """Raise ImportedFileError where request times contradict each other or the duration.
+
+    Tools end their clocks in different ways; milliseconds taken for seconds are far off.
+    """
+    lasts = (r.ended_s or r.e2e_s or 0.0 for r in stage.requests)
+    most_s = LONGEST_S if stage.duration_s is None else min(2 * stage.duration_s + 2.0, LONGEST_S)
+    found_s = max(d + last for d, last in zip(due, lasts, strict=True)) - min(due)
+    if found_s > most_s:
+        raise ImportedFileError(
+            f"stage {index} lasts {found_s:g} s by its requests' times, more than {most_s:g} s: "
+            "the file is damaged or contradicts its duration"
+        )
+    for r in stage.requests:
+        end_s = min((t for t in (r.e2e_s, r.ended_s) if t is not None), default=math.inf)
+        if max(r.ttft_s or 0.0, math.fsum(r.gaps_s or ()), r.e2e_s or 0.0) > 1.05 * end_s + 0.1:
+            raise ImportedFileError(
+                f"stage {index}: the tokens of a request take longer than its {end_s:g} s: "
+                "the file contradicts itself"
+            )
+
+
 def _due(request: Request) -> float:
     return request.started_s if request.scheduled_s is None else request.scheduled_s
 
@@ -179,12 +195,8 @@ def _record(
 
     at_us: list[int] = []
     if r.gaps_s is not None and r.ttft_s is not None:
-        at_s = r.ttft_s
-        at_us = [round(at_s * 1e6)]
-        for gap in r.gaps_s:
-            at_s += gap
-            at_us.append(round(at_s * 1e6))
-        at_us = [min(at, CHUNK_AT_MAX_US) for at in at_us]
+        times_s = itertools.accumulate((r.ttft_s, *r.gaps_s))
+        at_us = [min(round(at_s * 1e6), CHUNK_AT_MAX_US) for at_s in times_s]
     ended_s = r.ended_s if r.ended_s is not None else r.e2e_s
     return RequestRecord(
         request_id,
@@ -216,7 +228,7 @@ def _meta(
     stages: list[dict[str, Any]],
     slos: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """run.json; what no file of the tool can tell is null."""
+    """Return run.json; what the tool's files do not hold is null."""
     first = results[0]
     digests = [hashlib.sha256(p.read_bytes()).hexdigest() for p in paths]
     files = [{"name": p.name, "sha256": d} for p, d in zip(paths, digests, strict=True)]
@@ -227,18 +239,15 @@ def _meta(
         "name": out.name,
         "experiment": "import",
         "status": "complete",
-        "status_reason": None,
         "tool": {"name": "ampacity", "version": ampacity.__version__},
         "started_utc": first.started_utc,
-        "ended_utc": None,
-        "clock": None,
         "endpoint": {
             "url": first.url and re.sub(r"//[^/@]*@", "//", first.url),
             "api": first.api,
             "model": first.model,
             "server": None,
         },
-        "locked": {"engine": None, "engine_version": None, "quantization": None, "hardware": None},
+        "locked": dict.fromkeys(("engine", "engine_version", "quantization", "hardware")),
         "workload": {
             "name": first.workload or "not known",
             "source": ", ".join(p.name for p in paths),
@@ -250,22 +259,17 @@ def _meta(
             "prompts": "as the other tool made them",
         },
         "slos": slos,
-        "seed": None,
-        "salt": None,
-        "workers": None,
-        "warmup_requests": None,
         "notes": notes,
-        "imported": {
-            "tool": first.tool,
-            "tool_version": first.version,
-            "files": files,
-            "definitions": [
-                {"what": w, "theirs": t, "ours": o}
-                for w, t, o in (CONNECTING, *first.definitions, FAILURES_LEFT_OUT)
-            ],
-            "missing": dict(first.missing),
-        },
+        "imported": _imported(first) | {"files": files},
         "stages": stages,
-        "host": None,
-        "fleet_inputs": None,
+    } | dict.fromkeys(_NULL)
+
+
+def _imported(result: Result) -> dict[str, Any]:
+    definitions = (CONNECTING, *result.definitions, FAILURES_LEFT_OUT)
+    return {
+        "tool": result.tool,
+        "tool_version": result.version,
+        "definitions": [{"what": w, "theirs": t, "ours": o} for w, t, o in definitions],
+        "missing": dict(result.missing),
     }

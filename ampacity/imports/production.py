@@ -1,4 +1,4 @@
-"""What production says of itself: Prometheus text pages of engines, one or two scrapes, or a log of requests."""
+"""Read production figures: Prometheus pages of engines (one or two scrapes), or a request log."""
 
 from __future__ import annotations
 
@@ -17,33 +17,27 @@ from ampacity.analysis.validate import Histogram, Production, ValidateError, of_
 from ampacity.loadgen.net.pages import PAGE_MAX_BYTES
 from ampacity.loadgen.telemetry import Lines, lines_of, number, read_metrics, samples, series
 
-# The first that a page has: vLLM, SGLang, TGI, TensorRT-LLM. A per-request mean is no ITL, and is not taken for one.
+# The first name on a page counts: vLLM, SGLang, TGI, TensorRT-LLM. A per-request mean is no ITL.
 _NAMES: dict[str, tuple[str, ...]] = {
     "ttft": (
-        "vllm:time_to_first_token_seconds",
-        "sglang:time_to_first_token_seconds",
+        *(f"{engine}:time_to_first_token_seconds" for engine in ("vllm", "sglang")),
         "trtllm_time_to_first_token_seconds",
     ),
-    "itl": (
-        "vllm:inter_token_latency_seconds",
-        "vllm:time_per_output_token_seconds",
-        "sglang:inter_token_latency_seconds",
-        "sglang:time_per_output_token_seconds",
+    "itl": tuple(
+        f"{engine}:{name}_seconds"
+        for engine in ("vllm", "sglang")
+        for name in ("inter_token_latency", "time_per_output_token")
     ),
     "e2e": (
-        "vllm:e2e_request_latency_seconds",
-        "sglang:e2e_request_latency_seconds",
-        "tgi_request_duration",
-        "trtllm_e2e_request_latency_seconds",
+        *(f"{engine}:e2e_request_latency_seconds" for engine in ("vllm", "sglang")),
+        *("tgi_request_duration", "trtllm_e2e_request_latency_seconds"),
     ),
     "input_tokens": (
-        "vllm:request_prompt_tokens",
-        "sglang:prompt_tokens_histogram",
+        *("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram"),
         "tgi_request_input_length",
     ),
     "output_tokens": (
-        "vllm:request_generation_tokens",
-        "sglang:generation_tokens_histogram",
+        *("vllm:request_generation_tokens", "sglang:generation_tokens_histogram"),
         "tgi_request_generated_tokens",
     ),
 }
@@ -55,7 +49,7 @@ PageFigures = dict[str, dict[Labels, Histogram]]  # of each figure, the series o
 
 
 def read_page(text: str) -> PageFigures:
-    """The known histograms of a page, and counters as histograms of one bucket. Raises ValidateError."""
+    """Return the known histograms of a page, and counters as one bucket. Raises ValidateError."""
     lines = lines_of(text)
     found = {}
     for figure, names in _NAMES.items():
@@ -76,7 +70,8 @@ def _histograms(lines: Lines, name: str) -> dict[Labels, Histogram]:
         bound = number(labels.pop("le", ""))
         if math.isnan(bound) or not 0 <= count < math.inf:
             raise ValidateError(
-                f"{name}_bucket: a bucket needs a bound and a count, not {bound} and {count}: the page is damaged"
+                f"{name}_bucket: a bucket needs a bound and a count, not {bound} and {count}: "
+                "the page is damaged"
             )
         cumulative.setdefault(tuple(sorted(labels.items())), {})[bound] = count
     sums = {tuple(sorted(labels.items())): total for labels, total in samples(lines, f"{name}_sum")}
@@ -92,7 +87,7 @@ def _histograms(lines: Lines, name: str) -> dict[Labels, Histogram]:
 
 
 def between(before: PageFigures, after: PageFigures, place: str) -> PageFigures:
-    """What came between two scrapes of a page, series by series. Raises ValidateError where a counter went back."""
+    """Subtract two scrapes of a page, by series. Raises ValidateError where a counter went back."""
     found: PageFigures = {figure: {} for figure in {**before, **after}}
     for figure, grown in found.items():
         early, late = before.get(figure, {}), after.get(figure, {})
@@ -110,13 +105,14 @@ def between(before: PageFigures, after: PageFigures, place: str) -> PageFigures:
                 grown[labels] = Histogram(new.bounds, new.counts - old.counts, total)
             else:
                 raise ValidateError(
-                    f"{place}: {figure}: a counter went back between the scrapes, or its buckets changed: the server was restarted; scrape again"
+                    f"{place}: {figure}: a counter went back between the scrapes, or its buckets "
+                    "changed: the server was restarted; scrape again"
                 )
     return found
 
 
 def add_up(pages: Sequence[PageFigures]) -> dict[str, Histogram]:
-    """All series of all pages together, at the bounds that they share."""
+    """Sum all series of all pages, at the bounds that they share."""
     found = {}
     for figure in dict.fromkeys(f for page in pages for f in page):
         parts = [h for page in pages for h in page.get(figure, {}).values()]
@@ -134,7 +130,7 @@ def add_up(pages: Sequence[PageFigures]) -> dict[str, Histogram]:
 def from_pages(
     places: Sequence[str], late: Sequence[str], early: Sequence[str] | None, over_s: float | None
 ) -> Production:
-    """Production from pages of replicas; with the same pages of ``over_s`` seconds before, only what came in between."""
+    """Return production from pages of replicas; with ``early`` pages, the ``over_s`` s between."""
     source = ", ".join(places)
     before = early or [""] * len(late)
     for place, page in zip(places, early or (), strict=bool(early)):
@@ -175,7 +171,7 @@ def from_pages(
 
 
 def from_log(path: Path) -> Production:
-    """Production from a log or trace (ampacity.workloads.traces.read). Raises WorkloadError."""
+    """Return production from a log or trace. Raises WorkloadError."""
     from ampacity.workloads.traces.read import read_trace
 
     trace = read_trace(path)
@@ -200,11 +196,12 @@ def is_page(text: str) -> bool:
 
 
 def fetch(where: str) -> str:
-    """A file's text, or the page at an http(s) URL. Raises ValidateError."""
+    """Return a file's text, or the page at an http(s) URL. Raises ValidateError."""
     shown = re.sub(r"//[^/@]*@", "//", where)
     if shown != where:
         raise ValidateError(
-            f"{shown}: credentials do not belong on a command line: save the page to a file and give that"
+            f"{shown}: credentials do not belong on a command line: "
+            "save the page to a file and give that"
         )
     try:
         if re.match(r"https?://", where):
@@ -218,19 +215,21 @@ def fetch(where: str) -> str:
         raise ValidateError(f"{shown} cannot be read: {error}") from error
     if len(text.encode()) >= PAGE_MAX_BYTES and is_page(text):
         raise ValidateError(
-            f"{shown}: the page has {PAGE_MAX_BYTES:,} bytes or more: give one of the engine's metrics alone"
+            f"{shown}: the page has {PAGE_MAX_BYTES:,} bytes or more: "
+            "give one of the engine's metrics alone"
         )
     return text
 
 
 def production(places: Sequence[str], before: Sequence[str], over_s: float | None) -> Production:
-    """Production from files or URLs, one for each replica. Raises ValidateError, WorkloadError."""
+    """Return production from a file or URL per replica. Raises ValidateError, WorkloadError."""
     for flag, given in (("--production", places), ("--before", before)):
         if len({p if "//" in p else Path(p).resolve() for p in given}) < len(given):
             raise ValidateError(f"{flag}: a page stands there twice: give each replica once")
     if before and len(before) != len(places):
         raise ValidateError(
-            f"--before has {len(before)} pages and --production {len(places)}: give the same ones, in the same order"
+            f"--before has {len(before)} pages and --production {len(places)}: "
+            "give the same ones, in the same order"
         )
     early = [fetch(p) for p in before]
     if not early and over_s and all(re.match(r"https?://", p) for p in places):

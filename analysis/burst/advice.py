@@ -1,4 +1,6 @@
-"""What to do about a burst: was it harmed, how much more would have carried it, when should a circuit breaker open?"""
+"""What to do about a burst: was it harmed, how much more would have carried it, when should a
+circuit breaker open?
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ampacity.analysis.capacity.fleet import queue_depth
-from ampacity.analysis.capacity.pooled import WAITS
+from ampacity.analysis.capacity.judged import WAITS
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.slo import ERROR_RATE, Slo, parse_slo
 from ampacity.analysis.stage.attainment import observe_slos
@@ -16,10 +18,10 @@ FAILURES = parse_slo("error_rate=1%")  # what is a relevant share, where no SLO 
 
 
 def find_harm(part: Cohort, base: Cohort, slos: Sequence[Slo]) -> dict[str, Any] | None:
-    """The first SLO, failures before others, that more samples miss than it allows, the base's share explains and chance adds.
+    """Return the first SLO missed more often than it allows, the base's share and chance explain.
 
-    Chance: three standard deviations, sqrt(expected (1 + n / n of the base)). Without an SLO on failures they are
-    held to 1 %.
+    Chance: three standard deviations, sqrt(expected (1 + n / n of the base)). Without an SLO on
+    failures they are held to 1 %.
     """
     judged = sorted(slos, key=lambda slo: slo.metric != ERROR_RATE)
     if not judged or judged[0].metric != ERROR_RATE:
@@ -40,7 +42,7 @@ def find_harm(part: Cohort, base: Cohort, slos: Sequence[Slo]) -> dict[str, Any]
 def _wait_limit_s(
     slos: Sequence[Slo], phases: list[dict[str, Any]]
 ) -> tuple[float | None, Slo | None]:
-    """How long a request may wait: the tightest limit on its beginning or whole, less what the base takes; None: not known."""
+    """Return how long a request may wait: the tightest limit, less what the base takes."""
     limits = [slo for slo in slos if slo.metric in WAITS]
     found = [
         (max(0.0, slo.limit_s - held), slo)
@@ -59,9 +61,10 @@ def headroom(
     *,
     over: bool,
 ) -> dict[str, Any]:
-    """The rate that would have kept the burst's last request within its limit (fluid: (burst - rate) T = wait rate).
+    """Return the rate that would have kept the burst's last request within its limit.
 
-    Never enough where the burst was harmed, not known where it was not seen to be ``over`` or the base is harmed itself.
+    Never enough where the burst was harmed, not known where it was not seen to be ``over`` or the
+    base is harmed itself.
     """
     burst, length = phases[1]["offered_rps"], float(plan["burst_s"])
     wait_s, slo = _wait_limit_s(slos, phases)
@@ -100,9 +103,10 @@ def breaker(
     backlog: dict[str, Any],
     harm: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """Queue depth = acceptable wait x the rate that moves it; a breaker opens at 80 to 90 % of it.
+    """Return the queue depth, acceptable wait x rate, at which a circuit breaker opens.
 
-    The rate is that of the answers: while there was a queue, or in the burst where a relevant share of it failed.
+    The rate is that of the answers: while there was a queue, or in the burst where a relevant share
+    of it failed.
     """
     wait_s, slo = _wait_limit_s(slos, phases)
     rate, least = backlog["served_rps"], phases[1]["achieved_rps"]
@@ -120,9 +124,15 @@ def breaker(
         return result | {"max_depth": depth, "open_at": [depth * 8 // 10, depth * 9 // 10]}
     why = "no SLO says how long a request may wait: give --slo ttft_p99=2s"
     if slo and wait_s is None:
-        why = f"too few requests were answered in the base phase to know how long one may wait within {slo.text}"
+        why = (
+            "too few requests were answered in the base phase to know how long one may wait "
+            f"within {slo.text}"
+        )
     elif slo and not wait_s:
-        why = f"{slo.text} leaves no time to wait: at the base load half of the requests take as long as it allows"
+        why = (
+            f"{slo.text} leaves no time to wait: at the base load half of the requests take as "
+            "long as it allows"
+        )
     elif wait_s:
         why = (
             f"{backlog['reason']}: the server's rate is only known to be at least {least:.3g} req/s"

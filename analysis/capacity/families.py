@@ -1,7 +1,9 @@
-"""Further curves of one run: of each class of its workload, and of each length combination that was swept.
+"""Further curves of one run: of each class of its workload, and of each length combination that was
+swept.
 
-What is found of a run rests on the stages of the workload itself. Stages with a ``lengths`` in run.json, in which every
-request had the lengths of one quantile of its class, are a curve of their own and touch nothing else.
+What is found of a run rests on the stages of the workload itself. Stages with a ``lengths`` in
+run.json, in which every request had the lengths of one quantile of its class, are a curve of their
+own and touch nothing else.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _CAPACITY = (
 
 
 def split_lengths(run: Run) -> tuple[Run, dict[str, Run]]:
-    """The run with the stages of the workload itself, and one run for each of its other ``lengths``."""
+    """Return the run with the stages of the workload itself, and one run for each of its other
+    ``lengths``.
+    """
     metas: dict[str | None, list[dict[str, Any]]] = {None: []}
     for position, meta in enumerate(run.meta.get("stages") or []):
         lengths, index = meta.get("lengths"), meta.get("index")
@@ -59,7 +63,7 @@ def _with_stages(run: Run, metas: list[dict[str, Any]]) -> Run:
 def describe_family(
     lengths: str, stages: Sequence[dict[str, Any]], requests: Requests, slos: Sequence[Slo]
 ) -> dict[str, Any]:
-    """An entry of ``families``; ``requests`` are those of its stages."""
+    """Return an entry of ``families``; ``requests`` are those of its stages."""
     first = requests.take(requests.attempt == 0)
 
     def tokens(rows: Requests) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def describe_family(
 
 
 def class_curves(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> list[dict[str, Any]]:
-    """For each class of a workload that has several: the highest load, of all classes, at which it keeps its SLOs."""
+    """Return the highest load of all classes at which each class meets its SLOs."""
     names = dict.fromkeys(name for stage in stages for name in stage["classes"])
     found = []
     for name in names:
@@ -100,7 +104,7 @@ def class_curves(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> list[
 
 
 def class_below(summary: Mapping[str, Any]) -> str | None:
-    """What a capacity at which all requests together keep an SLO hides of a class that does not."""
+    """Warn of a class that violates its SLOs at the capacity of all requests together."""
     usable, said = summary["capacity"]["capacity_rps"], []
     for k in summary.get("classes") or [] if usable else ():
         name, rate, (low, high) = k["name"], k["capacity_rps"], k["capacity_rps_ci"] or (None, None)
@@ -112,18 +116,20 @@ def class_below(summary: Mapping[str, Any]) -> str | None:
         elif rate and not own and MEASURED_RATIO * rate < usable:
             between = f" (between {low:.3g} and {high:.3g})" if low and high else ""
             said.append(
-                f"class {name} keeps {k['binding_slo']} only up to {rate:.3g} requests/s of all classes{between}"
+                f"class {name} keeps {k['binding_slo']} only up to {rate:.3g} requests/s of "
+                f"all classes{between}"
             )
     if not said:
         return None
     return (
-        f"Below the capacity of {usable:.3g} requests/s, at which an SLO without a class is kept by all requests together: {'; '.join(said)}. "
+        f"Below the capacity of {usable:.3g} requests/s, at which an SLO without a class is kept "
+        f"by all requests together: {'; '.join(said)}. "
         "Size by that rate, or give the class an SLO of its own (--slo CLASS:SLO)."
     )
 
 
 def lengths_out_of_order(summary: Mapping[str, Any]) -> str | None:
-    """Curves at other lengths of which one with shorter requests keeps the SLOs only up to a lower load than a longer one.
+    """Warn where shorter requests meet the SLOs only up to a lower load than longer ones.
 
     The workload's own requests count by their means, since their longest make the load.
     """
@@ -148,8 +154,10 @@ def lengths_out_of_order(summary: Mapping[str, Any]) -> str | None:
     if not said:
         return None
     return (
-        f"Shorter requests keep the SLOs only up to a lower load than longer ones: {'; '.join(said)}. "
-        "Something else than their length differs (a cache that filled, other work on the machine): run the sweep again."
+        "Shorter requests keep the SLOs only up to a lower load than longer ones: "
+        f"{'; '.join(said)}. "
+        "Something else than their length differs (a cache that filled, other work on the "
+        "machine): run the sweep again."
     )
 
 

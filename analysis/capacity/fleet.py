@@ -9,7 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from ampacity.analysis.capacity.usable import good_share_at
+from ampacity.analysis.capacity.levels import good_share_at
 
 AT_USABLE = "one instance at its capacity"  # what a cost is of; a plan's is of the whole fleet
 
@@ -32,14 +32,14 @@ class Fleet:
 
 
 def _exact(value: float) -> Fraction:
-    """The number as it is written: 1.1 is 11/10, so that 10 instances x 1.1 is 11 and not 12."""
+    """Return the number as written: 1.1 is 11/10, so that 10 instances x 1.1 is 11 and not 12."""
     return Fraction(Decimal(repr(value)))
 
 
 def size_fleet(
     peak_rps: float, capacity_rps: float, safety_factor: float = 1.2, tensor_parallel: int = 1
 ) -> Fleet:
-    """instances = ceil(ceil(peak / usable) x safety); one replica down = max(that, ceil(peak / usable) + 1).
+    """Return instances = ceil(ceil(peak / capacity) x safety), and those for one replica down.
 
     Raises FleetError where an input is not positive or the safety factor is below 1.
     """
@@ -60,14 +60,19 @@ def size_fleet(
 def cost_per_million_output_tokens(
     gpu_hour_usd: float, gpus: int, output_tokens_per_s: float
 ) -> float:
-    """Dollars per million output tokens of ``gpus`` GPUs that deliver that rate all the time. Raises FleetError."""
+    """Return the dollars per million output tokens of ``gpus`` GPUs that deliver that rate all the
+    time. Raises FleetError.
+    """
     if not output_tokens_per_s > 0:
         raise FleetError("no output tokens were delivered: no cost per token")
     return gpu_hour_usd * gpus / (output_tokens_per_s * 3600) * 1e6
 
 
 def queue_depth(rate_rps: float, budget_s: float) -> int:
-    """Deepest queue that still empties within ``budget_s`` at ``rate_rps``: rate x budget. Raises FleetError."""
+    """Return the deepest queue that still empties within ``budget_s`` at ``rate_rps``.
+
+    Rate x budget. Raises FleetError.
+    """
     if not (rate_rps > 0 and budget_s > 0):
         raise FleetError("rate and queue budget must be above zero")
     return math.floor(_exact(rate_rps) * _exact(budget_s))
@@ -86,26 +91,24 @@ class Traffic:
 
     peak_rps: float
     mean_rps: float | None = None
-    rate_cv: float | None = (
-        None  # of the rate over whole minutes (or the longest windows that there are)
-    )
+    # of the rate over whole minutes (or the longest windows that there are)
+    rate_cv: float | None = None
     history_s: float | None = None
     source: str = "given"
     peak_reason: str = "as given"
-    peak_rps_ci: tuple[float, float] | None = (
-        None  # 95 %; None: the peak is a number that was given
-    )
-    crowded_rps: float | None = (
-        None  # Poisson arrivals that fill short windows as this traffic does
-    )
+    # 95 %; None: the peak is a number that was given
+    peak_rps_ci: tuple[float, float] | None = None
+    # Poisson arrivals that fill short windows as this traffic does
+    crowded_rps: float | None = None
 
 
 def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None) -> Traffic:
-    """Peak, mean and variance from a profile of ``workload fit``. Raises FleetError.
+    """Return the peak, mean and variance from a profile of ``workload fit``. Raises FleetError.
 
-    The peak is the rate of the busiest hour with its interval (``ampacity.workloads.fit.busy_hour``); of a profile without one
-    ``crowded_rps`` stands for it. With index of dispersion I = variance / mean of the counts in windows of w seconds,
-    the rate's own coefficient of variation is sqrt((I - 1) / (rate w)).
+    The peak is the rate of the busiest hour with its interval
+    (``ampacity.workloads.fit.busy_hour``); of a profile without one ``crowded_rps`` stands for it.
+    With index of dispersion I = variance / mean of the counts in windows of w seconds, the rate's
+    own coefficient of variation is sqrt((I - 1) / (rate w)).
     """
     measured = profile.get("measured") if isinstance(profile, Mapping) else None
     held = (measured or {}).get("arrivals") if isinstance(measured or {}, Mapping) else None
@@ -113,13 +116,15 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
         _positive(held.get(k)) for k in ("mean_rps", "rps_p99")
     ):
         raise FleetError(
-            "the profile holds no measured arrivals (measured: arrivals: mean_rps, rps_p99): make one with 'ampacity workload fit'"
+            "the profile holds no measured arrivals (measured: arrivals: mean_rps, rps_p99): "
+            "make one with 'ampacity workload fit'"
         )
     counted = (measured or {}).get("requests")
     requests = float(counted or math.inf) if _positive(counted) else math.inf
     if requests < PROFILE_REQUESTS:
         raise FleetError(
-            f"the profile rests on {requests:g} requests, which show neither peak nor variance: fit at least "
+            f"the profile rests on {requests:g} requests, which show neither peak nor variance: "
+            "fit at least "
             f"{PROFILE_REQUESTS}, or give --peak-rps alone"
         )
     mean, dispersion, cv = float(held["mean_rps"]), held.get("dispersion") or {}, None
@@ -132,7 +137,11 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
     known = Traffic(peak_rps or crowded_rps, mean, cv, history, "profile", crowded_rps=crowded_rps)
     if peak_rps:
         return known
-    busy = held.get("busy_hour")
+    return _with_busy_hour(known, held.get("busy_hour"), why)
+
+
+def _with_busy_hour(known: Traffic, busy: Any, why: str) -> Traffic:
+    """Return the traffic with the busiest hour as its peak; ``why``: of the peak without one."""
     if busy is None:
         return replace(
             known, peak_reason=f"the profile holds no busy hour (fit its log again): {why}"
@@ -148,12 +157,17 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
     if not (0 <= low <= rps <= high < math.inf and rps > 0 and window_s > 0):
         raise FleetError(DAMAGED)
     length = "hour" if window_s == 3600 else f"{window_s / 60:.3g} minutes"
-    why = f"the busiest {length} of the profile, 95 % interval {low:.4g} to {high:.4g}; its mean is {mean:.3g}"
+    why = (
+        f"the busiest {length} of the profile, 95 % interval {low:.4g} to {high:.4g}; its mean is "
+        f"{known.mean_rps:.3g}"
+    )
     return replace(known, peak_rps=rps, peak_rps_ci=(low, high), peak_reason=why)
 
 
 def _crowded(arrivals: Mapping[str, Any], mean_rps: float) -> tuple[float, str]:
-    """(Poisson arrivals with such a P99 of the rate over the higher of ``PEAK_WINDOWS_S``, the mean at least; why)."""
+    """Return (Poisson arrivals with such a P99 of the rate over the higher of ``PEAK_WINDOWS_S``,
+    the mean at least; why).
+    """
     p99 = arrivals.get("p99_rps")
     p99 = p99 if isinstance(p99, Mapping) else {}
     seen = {w: float(p99[f"{w}s"]) for w in PEAK_WINDOWS_S if _positive(p99.get(f"{w}s"))}
@@ -161,14 +175,18 @@ def _crowded(arrivals: Mapping[str, Any], mean_rps: float) -> tuple[float, str]:
     peaks = {w: max(mean_rps, poisson_rate_rps(at, w)) for w, at in seen.items()}
     width = max(peaks, key=lambda w: peaks[w])
     why = (
-        f"{peaks[width]:.3g} requests/s of Poisson arrivals have such a P99 of the rate over windows of {width} s "
+        f"{peaks[width]:.3g} requests/s of Poisson arrivals have such a P99 of the rate over "
+        f"windows of {width} s "
         f"as the profile: {seen[width]:.3g}; its mean is {mean_rps:.3g}"
     )
     return peaks[width], why
 
 
 def poisson_rate_rps(p99_rps: float, window_s: float) -> float:
-    """The rate of a Poisson process whose P99 of the rate over windows is ``p99_rps``: m with P[N <= p99 w; m w] = 0.99."""
+    """Return the rate of a Poisson process whose P99 of the rate over windows is ``p99_rps``.
+
+    M with P[N <= p99 w; m w] = 0.99.
+    """
     from scipy.special import pdtri
 
     return float(pdtri(round(p99_rps * window_s), 0.99)) / window_s
@@ -179,15 +197,21 @@ def _positive(value: Any) -> bool:
 
 
 def choose_safety(traffic: Traffic | None) -> tuple[float, str]:
-    """(1.2 or 1.5, why): 20 % on top where a week of history shows a steady rate, 50 % where it does not."""
+    """Return (1.2 or 1.5, why): 1.2 where a week of history shows a steady rate."""
     if traffic is None or (traffic.rate_cv is None and traffic.history_s is None):
         return (
             STEADY,
-            "20 %: nothing is known of the traffic's variance (--profile); take 1.5 where it comes in bursts",
+            (
+                "20 %: nothing is known of the traffic's variance (--profile); take 1.5 where it "
+                "comes in bursts"
+            ),
         )
     if traffic.rate_cv is None:
         return BURSTY, "50 %: the history is too short to show how much the rate varies"
-    varies = f"the rate varies by {100 * traffic.rate_cv:.0f} % (coefficient of variation over windows of up to a minute)"
+    varies = (
+        f"the rate varies by {100 * traffic.rate_cv:.0f} % (coefficient of variation over windows "
+        "of up to a minute)"
+    )
     if traffic.rate_cv > STEADY_CV:
         return BURSTY, f"50 %: {varies}, more than {100 * STEADY_CV:.0f} %"
     if traffic.history_s is None or traffic.history_s < HISTORY_S:
@@ -198,7 +222,10 @@ def choose_safety(traffic: Traffic | None) -> tuple[float, str]:
 
 @dataclass(frozen=True)
 class Carried:
-    """What one instance carries at its capacity. Tokens are means of a request, ``good_share`` those within the SLOs."""
+    """What one instance carries at its capacity.
+
+    Tokens are means of a request, ``good_share`` those within the SLOs.
+    """
 
     capacity_rps: float
     capacity_rps_ci: tuple[float | None, float | None]  # an end that is None or 0 is not known
@@ -212,7 +239,7 @@ def carried_by(
     stages: Sequence[Mapping[str, Any]],
     tokens: Mapping[str, float | None],
 ) -> Carried | None:
-    """From the ``capacity`` of a summary; None where there is no capacity. A saturated loop bounds it from above only."""
+    """Return what one instance carries, from ``capacity``; None where there is no capacity."""
     usable = capacity["capacity_rps"]
     if not usable:
         return None
@@ -233,9 +260,10 @@ def fleet_of(
     safety: float | None = None,
     gpu_hour_usd: float | None = None,
 ) -> dict[str, Any]:
-    """The ``fleet`` object of docs/summary.md; ``safety`` None: as the traffic asks for. What cannot be told is null with a reason.
+    """Return the ``fleet`` object of docs/summary.md; ``safety`` None: as the traffic asks for.
 
-    The interval runs from the low end of the peak at the high end of the capacity to the high end at the low end.
+    What cannot be told is null with a reason. The interval runs from the low end of the peak at the
+    high end of the capacity to the high end at the low end.
     """
     factor, why = (safety, "as given") if safety is not None else choose_safety(traffic)
     result: dict[str, Any] = {
@@ -273,7 +301,10 @@ def fleet_of(
 
 
 def instances_text(fleet: Mapping[str, Any]) -> str:
-    """The instances with their range: ``10 instances (9 to 15)``, ``at most 10 instances``."""
+    """Return the instances with their range.
+
+    ``10 instances (9 to 15)``, ``at most 10 instances``.
+    """
     number, (low, high) = fleet["instances"], fleet["instances_ci"]
     said = f"{number:,} instance{'' if number == 1 else 's'}"
     if low is None or high is None:
@@ -285,10 +316,11 @@ def instances_text(fleet: Mapping[str, Any]) -> str:
 
 
 def use_of_fleet(fleet: Mapping[str, Any], traffic: Traffic, carried: Carried) -> dict[str, Any]:
-    """How a fleet of ``fleet_of`` is used at the mean load, and what a token then costs.
+    """Return how a fleet of ``fleet_of`` is used at the mean load, and what a token then costs.
 
-    utilisation = mean load / (instances x capacity); the fleet is paid for whether it is used or not, so a cost
-    per token is hourly cost / tokens really served in an hour. Input, output and all tokens each bear the whole cost.
+    utilisation = mean load / (instances x capacity); the fleet is paid for whether it is used or
+    not, so a cost per token is hourly cost / tokens really served in an hour. Input, output and all
+    tokens each bear the whole cost.
     """
     load = traffic.peak_rps if traffic.mean_rps is None else traffic.mean_rps
     price = fleet["gpu_hour_usd"]

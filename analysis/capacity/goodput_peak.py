@@ -11,10 +11,11 @@ from ampacity.analysis.stage.throughput import NO_FIGURE, is_figure
 
 
 def peak_goodput(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
-    """The ``goodput`` object: the maximum of load x share that meets every SLO, from all open stages together.
+    """Return the ``goodput`` object.
 
-    Where they allow no such estimate, the best of the stages whose rates are figures, without an interval: the best of
-    several is the one that chance favours.
+    The maximum of load x share that meets every SLO, from all open stages together. Where they
+    allow no such estimate, the best of the stages whose rates are figures, without an interval: the
+    best of several is the one that chance favours.
     """
     result: dict[str, Any] = {
         "peak_rps": None,

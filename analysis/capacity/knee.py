@@ -1,7 +1,7 @@
 """Where p99 parts from p50: the knee of a sweep, as a region between two of its loads.
 
-Beside it stands where the asymptotic bounds of throughput meet. The SLO crossing in ``ampacity.analysis.capacity.usable`` is the
-number to publish.
+Beside it stands where the asymptotic bounds of throughput meet. The SLO crossing in
+``ampacity.analysis.capacity.usable`` is the number to publish.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.capacity.usable import stage_rate
+from ampacity.analysis.capacity.levels import stage_rate
 from ampacity.analysis.stats.scalability import corner_of_bounds
 
 MIN_STAGES = 4
 DIVERGENCE_FACTOR = 2.0
 NOISE_FACTOR = 1.5  # a ratio nearer to the threshold than this may lie on either side of it
 QUIET_LOADS = {"p99": 1, "p95": 2}
-"""A stage near the knee may by chance hold no queue, the shorter the likelier: so many loads before it count as well."""
+"""A stage near the knee may by chance hold no queue, the shorter the likelier: so many loads before
+it count as well."""
 BEFORE = {"p99": "p95", "p95": "p90"}
 LOW_STAGES = 3  # so many of the lowest loads give the low-load level
 METRICS = ("ttft_from_schedule_s", "e2e_from_schedule_s")
@@ -40,9 +41,10 @@ class _Point:
 
 
 def find_knee(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The ``knee`` object, from stage objects in any order: open ones where there are any, else closed ones.
+    """Return the ``knee`` object, from stage objects in any order.
 
-    Client-limited stages are left out. The figures of the knee are those of the divergence.
+    Open ones where there are any, else closed ones. Client-limited stages are left out. The figures
+    of the knee are those of the divergence.
     """
     kind = "open" if any(s["kind"] == "open" for s in stages) else "closed"
     usable = sorted(
@@ -71,12 +73,14 @@ def _is_usable(stage: dict[str, Any]) -> bool:
 
 
 def _divergence(stages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Between which loads p99/p50 first exceeds ``DIVERGENCE_FACTOR`` times its low-load level; loads ascending.
+    """Return the loads between which p99/p50 first exceeds ``DIVERGENCE_FACTOR`` x its low level.
 
-    Loads are read from the lowest upwards, up to the first that is shown to be above the threshold by ``NOISE_FACTOR``:
-    what lies beyond has no say. The range begins at the last load before it whose interval lies below the threshold, or
-    ``QUIET_LOADS`` before the last figure below it. In requests/s it spans what was offered and what arrived by chance. The level is the median of the ``LOW_STAGES`` lowest that are not
-    above. The percentile is the highest that the lowest load supports (p99, else p95).
+    Loads are read from the lowest upwards, up to the first that is shown to be above the threshold
+    by ``NOISE_FACTOR``: what lies beyond has no say. The range begins at the last load before it
+    whose interval lies below the threshold, or ``QUIET_LOADS`` before the last figure below it. In
+    requests/s it spans what was offered and what arrived by chance. The level is the median of the
+    ``LOW_STAGES`` lowest that are not above. The percentile is the highest that the lowest load
+    supports (p99, else p95).
     """
     found = next(
         ((m, t) for m in METRICS for s in stages[:2] for t in ("p99", "p95") if _has(s[m], t)), None
@@ -121,7 +125,7 @@ def _divergence(stages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _share(low: float, high: float, threshold: float) -> float:
-    """Part of the step from ``low`` to ``high`` at which the threshold lies, on a log scale; the middle of an infinite one."""
+    """Return where between two ratios the threshold lies, on a log scale, 0 to 1."""
     if not math.isfinite(high):
         return 0.5
     return max(math.log(threshold / low), 0.0) / math.log(high / min(low, threshold))
@@ -132,10 +136,10 @@ def _has(figures: dict[str, Any], tail: str) -> bool:
 
 
 def _point(stage: dict[str, Any], metric: str, tail: str) -> _Point | None:
-    """None where the stage does not support the tail.
+    """Return a stage as a point of the sweep; None where it does not support the tail.
 
-    The tail is at least the lower end of p99's interval, or the percentile before it: of some hundred requests p90 is
-    about the lower end of p95's, p95 of p99's.
+    The tail is at least the lower end of p99's interval, or the percentile before it: of some
+    hundred requests p90 is about the lower end of p95's, p95 of p99's.
     """
     figures = stage[metric]
     failed = figures.get("p50") and str(figures.get(f"{tail}_reason")).startswith("infinite")
@@ -157,7 +161,7 @@ def _point(stage: dict[str, Any], metric: str, tail: str) -> _Point | None:
 
 
 def _bounds(stages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Where the lines of the asymptotic bounds meet."""
+    """Return the corner of the asymptotic bounds."""
     x, y = (np.array([s[name] for s in stages]) for name in ("concurrency", "achieved_rps"))
     corner = corner_of_bounds(x, y, any(s["stable"] is False for s in stages))
     if corner is None:
@@ -174,7 +178,7 @@ def _bounds(stages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _null(reason: str) -> dict[str, Any]:
-    """A method without a finding."""
+    """Return a method without a finding."""
     return dict.fromkeys(("concurrency", "rps", "range", "range_rps", "definition")) | {
         "reason": reason
     }

@@ -1,4 +1,7 @@
-"""The search's decision: which load to run next, and for how long. Pure; what it knows is the judged stages."""
+"""The search's decision: which load to run next, and for how long. Pure.
+
+What it knows is the judged stages.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,18 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-import numpy as np
-
-from ampacity.analysis.capacity.pooled import (
-    FILLING,
-    LONE_TELLS,
-    NEAR,
-    NOT_ALL_SEEN,
+from ampacity.analysis.capacity.judged import (
     WAITS,
-    Estimate,
-    blind,
     clearly_violated,
-    estimate,
     is_over,
     judged_open,
-    unseen,
-    verdict_of,
     violations_above_met,
 )
+from ampacity.analysis.capacity.pooled import LONE_TELLS, NOT_ALL_SEEN, Estimate, estimate, unseen
+from ampacity.analysis.capacity.posterior import NEAR
+from ampacity.analysis.capacity.reach import out_of_reach
 from ampacity.analysis.capacity.search import TOO_EARLY, requests_in_all
-from ampacity.analysis.slo import GAP_METRICS, Slo, parse_slo
+from ampacity.analysis.slo import GAP_METRICS, Slo
 from ampacity.analysis.stats.intervals import smallest_n
 
 GROWTH = 2.0
@@ -35,19 +30,21 @@ DOWN_STEPS = 8  # how often the first load is halved
 STAGES_MAX = 60
 SAME_LOAD = 1.02  # loads closer than this are one load
 LATE_KNOWN = 300  # requests of which the p99 of how late they left is not about the worst
-CLEAR = (
-    0.001  # chance of being wrong at which a stage is ended early: it is looked at several times
-)
+# chance of being wrong at which a stage is ended early: it is looked at several times
+CLEAR = 0.001
 APART = 0.7  # in log-odds of a miss: how far from the limit the loads are
-SPLIT = (
-    1.2  # loads on both sides of the limit that are further apart have the next one between them
-)
-TOLD = 2.0  # intervals up to so many times the precision asked for tell how many requests it takes (docs/search.md)
+# loads on both sides of the limit that are further apart have the next one between them
+SPLIT = 1.2
+# intervals up to so many times the precision asked for tell how many requests it takes
+# (docs/methods/search.md)
+TOLD = 2.0
 WIDE = 2.0  # upper over lower end of an interval that says nothing yet of where the limit is not
 LASTS = 3.0  # a stage lasts so many times as long as an overload of its size takes to show
-BEYOND_NOISE = 2.0  # standard deviations
-EXPECTED = 8.0  # misses for each 1/precision^2, where the SLO is just kept: 5 to 11 on the servers of benchmarks/servers.py
-LEAST = 0.75  # of the requests that a precision takes in the mean, before which no interval counts as so narrow
+# misses for each 1/precision^2, where the SLO is just kept: 5 to 11 on the servers of
+# benchmarks/servers.py
+EXPECTED = 8.0
+# of the requests that a precision takes in the mean, before which no interval counts as so narrow
+LEAST = 0.75
 STEP_MAX = 1.0  # a stage takes at most this many times the requests of all stages near the limit
 
 
@@ -61,17 +58,17 @@ class Goal:
 
     @property
     def few(self) -> int:
-        """Requests of a stage that only has to show on which side of the limit it is: three misses allowed."""
+        """Return the requests of a stage that only has to show its side of the limit."""
         return math.ceil(3 / (1 - max(slo.quantile for slo in self.slos)))
 
 
 def expected_requests(goal: Goal) -> int:
-    """Requests that a search takes: EXPECTED misses in the mean for each 1/precision^2 (docs/search.md, measured)."""
+    """Return the requests of a search: EXPECTED misses for each 1/precision^2 (docs/methods/search.md)."""
     return math.ceil(EXPECTED / (1 - max(slo.quantile for slo in goal.slos)) / goal.precision**2)
 
 
 def fewest_requests(slos: Sequence[Slo], shares: Mapping[str, float]) -> tuple[int, str]:
-    """(requests below which no stage can show that it meets all SLOs, the SLO that takes so many); (0, "") without one.
+    """Return (fewest requests that can show all SLOs met, the SLO that needs them), or (0, "").
 
     ``shares``: of all requests, by class. Gaps are not counted: a request has many.
     """
@@ -94,7 +91,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Finished:
-    """Why the search ends; ``more_requests`` that would reach the precision, as far as can be said."""
+    """Why the search ends; ``more_requests``: those that would reach the precision, if known."""
 
     why: str
     reached: bool = False
@@ -102,7 +99,7 @@ class Finished:
 
 
 def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished:
-    """The next stage, given all judged stages so far, or why there is none."""
+    """Return the next stage, given all judged stages so far, or why there is none."""
     if stages and stages[-1]["client_limited"] and stages[-1]["stable"] is not False:
         load = _rate(stages[-1]["offered_rps"])
         sent = stages[-1]["requests"] + stages[-1]["window"]["warmup_requests"]
@@ -134,7 +131,10 @@ def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finishe
 
 
 def narrowing(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | None:
-    """The next stage near the limit; None where there is no estimate of it, or one that is precise enough."""
+    """Return the next stage near the limit.
+
+    None where there is no estimate of it, or one that is precise enough.
+    """
     judged = judged_open(stages)
     found = estimate(judged, goal.slos)
     if found is None or isinstance(non_monotone(judged), Finished) or reached(judged, found, goal):
@@ -143,7 +143,7 @@ def narrowing(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | None:
 
 
 def cut_short(stages: Sequence[Mapping[str, Any]], goal: Goal, why: str) -> Finished:
-    """The end of a search that something else ended, for the reason ``why``: what it would still have taken."""
+    """Return (answers that may have been cut off, all good answers)."""
     end = next_step(stages, goal)
     if isinstance(end, Finished):
         return end
@@ -155,7 +155,7 @@ def cut_short(stages: Sequence[Mapping[str, Any]], goal: Goal, why: str) -> Fini
 def _unfinished(
     why: str, judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal, least: int
 ) -> Finished:
-    """With the requests that it still takes, ``least`` at least, where the interval is so narrow that it tells them."""
+    """Return the end of a search, with the requests still needed where the interval tells them."""
     if (
         not reached(judged, found, goal, TOLD)
         or found.capacity_rps_ci[1] > WIDE * found.capacity_rps_ci[0]
@@ -165,7 +165,7 @@ def _unfinished(
 
 
 def so_far(stages: Sequence[Mapping[str, Any]], goal: Goal) -> str | None:
-    """What is known of the capacity and of what it takes, in a line; None before both sides have been tried."""
+    """Return one line on the capacity so far; None before both sides have been tried."""
     found = estimate(judged_open(stages), goal.slos)
     if found is None:
         return None
@@ -173,11 +173,17 @@ def so_far(stages: Sequence[Mapping[str, Any]], goal: Goal) -> str | None:
     more = cut_short(stages, goal, "").more_requests
     sent = sum(int(s["requests"] + s["window"]["warmup_requests"]) for s in stages)
     takes = f"; {requests_in_all(sent, more)} to {100 * goal.precision:.2g} %" if more else ""
-    return f"capacity so far {found.capacity_rps:.3g} req/s, 95 % interval {low:.3g} to {high:.3g}{takes}"
+    return (
+        f"capacity so far {found.capacity_rps:.3g} req/s, 95 % interval {low:.3g} to "
+        f"{high:.3g}{takes}"
+    )
 
 
 def _lacking(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal) -> int:
-    """Requests near the limit that the precision still takes: the interval narrows with the square root."""
+    """Return requests near the limit that the precision still takes.
+
+    The interval narrows with the square root.
+    """
     near = near_requests(judged, _centre(judged, found))
     needed = math.ceil(near * (found.relative_error / goal.precision) ** 2)
     return max(needed, math.ceil(LEAST * expected_requests(goal))) - near
@@ -212,9 +218,10 @@ def _bracket(judged: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished
 
 
 def non_monotone(judged: Sequence[Mapping[str, Any]]) -> Step | Finished | None:
-    """A load at which the SLO is shown to break below one at which it is shown to hold: each is run again.
+    """Return a repeat where an SLO was violated below a load that met it, or why to stop.
 
-    Where both say the same a second time, or the misses do not come with the load at all, there is no limit to look for.
+    Where both say the same a second time, or the misses do not come with the load at all, there is
+    no limit to look for.
     """
     hopeless = None if any(s["slo_met"] for s in judged) else out_of_reach(judged)
     if (
@@ -241,78 +248,13 @@ def non_monotone(judged: Sequence[Mapping[str, Any]]) -> Step | Finished | None:
     return None
 
 
-def out_of_reach(stages: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why no load can meet an SLO: its misses do not come with the load, or at the two lowest loads, both steady, the
-    median is over its limit, and would be at no load at all, on a line through both (queues are convex, so the truth
-    lies above it)."""
-    steady = [s for s in stages if s["stable"] and not s["client_limited"] and s["slo_verdicts"]]
-    lowest: dict[float, Mapping[str, Any]] = {}
-    for stage in steady:
-        lowest.setdefault(float(stage["offered_rps"] or stage["concurrency_set"]), stage)
-    for slo in [parse_slo(v["slo"]) for v in steady[0]["slo_verdicts"]] if len(lowest) > 1 else ():
-        regardless = _missed_at_any_load(lowest, slo)
-        if regardless:
-            return regardless
-        low, next_ = sorted(lowest)[:2]
-        low_s, next_s = (_median_s(lowest[load], slo) for load in (low, next_))
-        idle_s = low_s - max(0.0, next_s - low_s) * low / (next_ - low)
-        if slo.quantile >= 0.5 and idle_s > slo.limit_s:
-            return (
-                f"no load can meet {slo.text}: the median is {low_s:.3g} s at a load of {low:.3g} and {next_s:.3g} s at {next_:.3g}, "
-                f"so it is not the load that takes longer than {slo.limit_s:.3g} s; use a laxer limit, shorter requests or a "
-                "faster endpoint"
-            )
-    return None
-
-
-def _missed_at_any_load(stages: Mapping[float, Mapping[str, Any]], slo: Slo) -> str | None:
-    """Why an SLO would be broken at no load: the odds of a miss, on a weighted line over the load, are too high there.
-
-    Of what a server beyond its capacity c refuses the odds are (load - c) / c, such a line; those of a queue bend upwards.
-    """
-    seen = []
-    for load, stage in stages.items():
-        verdict = verdict_of(stage, slo)
-        n = (
-            verdict.get("requests_effective") or 0
-            if verdict and verdict["attainment"] is not None
-            else 0
-        )
-        filling = stage["kind"] == "open" and n and blind(stage, slo) > FILLING
-        if verdict and n >= 1 and verdict["attainment"] > 0 and not filling:
-            share = ((1 - verdict["attainment"]) * n + 0.5) / (n + 1)
-            seen.append(
-                (load, share / (1 - share), n * (1 - share) ** 3 / share, 1 - verdict["attainment"])
-            )
-    if len(seen) < 2:
-        return None
-    load, odds, weight, missed = np.array(sorted(seen)).T
-    middle = weight @ load / weight.sum()
-    spread = weight @ (load - middle) ** 2
-    idle = weight @ odds / weight.sum() - middle * (weight @ ((load - middle) * odds)) / spread
-    noise = BEYOND_NOISE * math.sqrt(1 / weight.sum() + middle**2 / spread)
-    if idle - noise <= (1 - slo.quantile) / slo.quantile:
-        return None
-    return (
-        f"no load can meet {slo.text}: {100 * missed[0]:.2g} % of the requests miss it at a load of {load[0]:.3g} and "
-        f"{100 * missed[-1]:.2g} % at {load[-1]:.3g}, so it is not the load that breaks it; see what failed or took long, or use a laxer limit"
-    )
-
-
-def _median_s(stage: Mapping[str, Any], slo: Slo) -> float:
-    """Median of an SLO's metric, from schedule where there is such a one; 0 where it is not known."""
-    figures = stage if slo.class_ is None else stage["classes"].get(slo.class_) or {}
-    held = figures.get(f"{slo.metric}_from_schedule_s") or figures.get(f"{slo.metric}_s") or {}
-    return float(held.get("p50") or 0.0)
-
-
 def near_requests(judged: Sequence[Mapping[str, Any]], rps: float) -> int:
-    """Requests of the stages near a load."""
+    """Return requests of the stages near a load."""
     return sum(int(s["requests"]) for s in judged if abs(math.log(s["offered_rps"] / rps)) <= NEAR)
 
 
 def _centre(judged: Sequence[Mapping[str, Any]], found: Estimate) -> float:
-    """The limit as far as it is known: by the loads tried on both sides while these say more than the interval."""
+    """Return the best guess of the limit: between the loads tried, or the estimate."""
     held = max(float(s["offered_rps"]) for s in judged if not is_over(s))
     broke = min(float(s["offered_rps"]) for s in violations_above_met(judged))
     low, high = found.capacity_rps_ci
@@ -328,8 +270,11 @@ def _centre(judged: Sequence[Mapping[str, Any]], found: Estimate) -> float:
 def reached(
     judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal, times: float = 1.0
 ) -> bool:
-    """Whether the interval is narrow enough (``times`` the precision), and rests on at least two stages near the limit and
-    on ``LEAST`` of the requests that it takes in the mean: narrow before that it is by luck, as few jams were seen."""
+    """Return whether the interval is narrow enough and rests on enough requests near the limit.
+
+    ``times`` the precision; at least two stages near the limit and ``LEAST`` of the requests that
+    it takes in the mean: narrow before that it is by luck, as few jams were seen.
+    """
     near = [s for s in judged if abs(math.log(s["offered_rps"] / found.capacity_rps)) <= NEAR]
     seen = sum(int(s["requests"]) for s in near)
     enough = times > 1 or seen >= LEAST * expected_requests(goal)
@@ -337,9 +282,10 @@ def reached(
 
 
 def _narrow(judged: Sequence[Mapping[str, Any]], found: Estimate, lacking: int, goal: Goal) -> Step:
-    """Where half or twice the allowed share would miss, on the side that has seen less, as long as the interval asks for.
+    """Return the stage near the limit, on the side with fewer requests, that narrows the interval.
 
-    Nearer to the limit the slope would not be learned, without which a share of misses says little about a load.
+    Nearer to the limit the slope would not be learned, without which a share of misses says little
+    about a load.
     """
     centre = _centre(judged, found)
     near = near_requests(judged, centre)
@@ -367,7 +313,7 @@ def _step(
     overload: float,
     why: str,
 ) -> Step:
-    """Long enough that an ``overload`` (a share of the load) leaves a backlog which violates the SLO before the end."""
+    """Return a stage so long that an ``overload`` (share of the load) violates the SLO."""
     waits_s = [slo.limit_s for slo in goal.slos if slo.metric in WAITS]
     steady = [s for s in judged if s["stable"] is not False and s["achieved_rps"]]
     nearest = min(steady, key=lambda s: abs(math.log(s["offered_rps"] / load)), default=None)
@@ -379,7 +325,7 @@ def _step(
 
 
 def _known(found: Estimate) -> str:
-    """How well, as people say it."""
+    """Return how well the capacity is known, in words."""
     low, high = found.capacity_rps_ci
     if not low:
         return "from above only"
@@ -391,7 +337,7 @@ def _known(found: Estimate) -> str:
 def is_decided(
     stages: Sequence[Mapping[str, Any]], partial: Mapping[str, Any], goal: Goal
 ) -> str | None:
-    """Why a stage that is still going on need not go on: unstable, clearly met or broken, or precise enough."""
+    """Return why a running stage can stop: unstable, clearly violated, or precise enough."""
     if partial["stable"] is False and is_over(partial):
         return f"no steady state: {partial['stable_reason']}"
     verdicts = [v for v in partial["slo_verdicts"] if v["attainment"] is not None]

@@ -14,7 +14,10 @@ TOO_EARLY = "; it is too early to say how many requests it takes"
 def summarise_search(
     noted: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]
 ) -> dict[str, Any]:
-    """The ``search`` object: the path that was taken, with what was known after each stage."""
+    """Return the ``search`` object.
+
+    The path that was taken, with what was known after each stage.
+    """
     path = []
     for step in noted.get("path") or []:
         so_far = [s for s in stages if s["index"] <= step["stage"]]
@@ -40,12 +43,12 @@ def summarise_search(
 
 
 def requests_in_all(sent: int, more: int) -> str:
-    """All that a search takes: of a whole one more is known than of what is left of it."""
+    """Return the total of requests of a search, in words."""
     return f"about {float(f'{sent + more:.2g}'):,.0f} requests in all"
 
 
 def shortfall(search: Mapping[str, Any], said: str) -> str | None:
-    """A sentence where the search did not reach its precision: why, unless ``said`` has it, and what it takes."""
+    """Return why the search missed its precision, and what it takes; None where it did not."""
     if search["reached"]:
         return None
     reason = search["reason"].removesuffix(TOO_EARLY)

@@ -1,145 +1,63 @@
 """Usable requests/s and C_max: where, going up in load, the SLOs stop to hold.
 
-Of open stages the figure is the pooled estimate (``ampacity.analysis.capacity.pooled``) where its interval is narrow enough, else the
-highest load that is shown to meet every SLO; of a closed loop the highest set concurrency that is. Both ends of what
-was shown, the highest load that met the SLOs and the lowest above it that broke them, are given beside it. An open
-stage stands at the rate that was asked for, less the share that was not answered; how many arrived by chance is no
-capacity.
+Of open stages the figure is the pooled estimate (``ampacity.analysis.capacity.pooled``) where its
+interval is narrow enough, else the highest load that is shown to meet every SLO; of a closed loop
+the highest set concurrency that is. Both ends of what was shown, the highest load that met the SLOs
+and the lowest above it that broke them, are given beside it. An open stage stands at the rate that
+was asked for, less the share that was not answered; how many arrived by chance is no capacity.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
-import numpy as np
-
-from ampacity.analysis.capacity.next_load import non_monotone, out_of_reach
+from ampacity.analysis.capacity.judged import judged_open
+from ampacity.analysis.capacity.levels import Level, levels_of, number_text
+from ampacity.analysis.capacity.next_load import non_monotone
 from ampacity.analysis.capacity.pooled import (
     LONE_TELLS,
     NOT_ALL_SEEN,
     POOLED,
     Estimate,
     estimate,
-    judged_open,
     unseen,
 )
+from ampacity.analysis.capacity.reach import out_of_reach
 from ampacity.analysis.slo import Slo
-from ampacity.analysis.stage.throughput import CHANCE_SD, REQUESTS_MIN, all_failed
+from ampacity.analysis.stage.throughput import all_failed
 
-PUBLISHED = 0.5  # half width of an interval over its figure, up to which the estimate is the published figure
+# half width of an interval over its figure, up to which the estimate is the published figure
+PUBLISHED = 0.5
 MEASURED_RATIO = 1.05
 DOWN_IN_EACH = "no usable stage: the endpoint was down in each of them for a while"
 SATURATED_RATIO = 1.01  # two levels of a closed loop whose rates are closer carry the same
 ASSUMPTION = (
-    "the SLOs hold below the highest stage that met them and fail above the lowest that broke them (a bracket of "
-    "tested loads, not a confidence interval); an open stage stands at its offered rate, less the share that was not "
+    "the SLOs hold below the highest stage that met them and fail above the lowest that broke "
+    "them (a bracket of "
+    "tested loads, not a confidence interval); an open stage stands at its offered rate, less "
+    "the share that was not "
     "answered, the upper end is the offered rate of the stage that broke"
 )
-TOO_WIDE = "the estimate from all stages is {0} requests/s, known to {1} only: longer stages or a search tell more"
+TOO_WIDE = (
+    "the estimate from all stages is {0} requests/s, known to {1} only: longer stages or a "
+    "search tell more"
+)
 
 
-@dataclass(frozen=True)
-class Level:
-    """One stage as capacity sees it. Rates in requests/s."""
-
-    index: int  # of the stage
-    load: float  # what it is ordered by: offered rate, or users of a closed loop
-    rate: float  # see stage_rate
-    rate_high: float  # where it bounds the capacity from above. Open: offered; closed: achieved
-    served: float  # completions per second in the window
-    concurrency: float  # requests in flight
-    is_open: bool
-    verdict: str  # met | broken | inconclusive
-    stable: bool
-    why: str  # the reason of that verdict
-    values: dict[
-        str, tuple[float | None, float | None]
-    ]  # SLO text -> (percentile in s, attainment)
-
-
-def stage_rate(stage: Mapping[str, Any]) -> float:
-    """Where a stage stands on the axis of usable requests/s: open, at what was offered and answered; closed, at what it achieved.
-
-    Where fewer arrived than chance explains (a trace, sessions that ran out), at those that did.
-    """
-    if stage["kind"] != "open":
-        return float(stage["achieved_rps"])
-    offered, arrived = stage["offered_rps"] or 0.0, stage["arrived_rps"]
-    if offered - arrived > CHANCE_SD * arrived / stage["requests"] ** 0.5:
-        offered = arrived
-    return float(offered * min(1.0, stage["carried_rps"] / arrived))
-
-
-def good_share_at(stages: Sequence[Mapping[str, Any]], kind: str, rate_rps: float) -> float | None:
-    """Share of the requests that meet every SLO at this rate: between the two stages of ``kind`` beside it, on a line.
-
-    Stages with fewer than REQUESTS_MIN requests, or whose client was the limit, say nothing. None where none is left.
-    """
-    known = sorted(
-        (stage_rate(s), float(s["slo_attainment"]))
-        for s in stages
-        if s["kind"] == kind
-        and not s["client_limited"]
-        and s["requests"] >= REQUESTS_MIN
-        and s["slo_attainment"] is not None
-    )
-    rates, shares = [rate for rate, _ in known], [share for _, share in known]
-    return float(np.interp(rate_rps, rates, shares)) if known else None
-
-
-def levels_of(stages: Sequence[dict[str, Any]], kind: str) -> list[Level]:
-    """Stages of one kind as levels in order of load; client-limited and empty ones, and those where all failed, are no finding.
-
-    A stage that ended early had another load than the one it is named for: it counts only where it is alone.
-    """
-    levels: list[Level] = []
-    early: list[Level] = []
-    for s in stages:
-        load = s["offered_rps"] if kind == "open" else s["concurrency_set"]
-        if (
-            s["kind"] != kind
-            or s["client_limited"]
-            or not s["requests"]
-            or not load
-            or all_failed(s)
-        ):
-            continue
-        rate, met = stage_rate(s), s["slo_met"]
-        (early if s["ended_early"] else levels).append(
-            Level(
-                index=s["index"],
-                load=load,
-                rate=rate,
-                rate_high=load if kind == "open" else rate,
-                served=s["achieved_rps"],
-                concurrency=float(load)
-                if kind == "closed" and not s.get("users_pause")
-                else s["concurrency"],
-                is_open=kind == "open",
-                verdict="met" if met else "inconclusive" if met is None else "violated",
-                stable=s["stable"] is not False,
-                why=str(s["slo_met_reason"]).removeprefix("inconclusive: "),
-                values={v["slo"]: (v["value_s"], v["attainment"]) for v in s["slo_verdicts"]},
-            )
-        )
-    if len(stages) == 1:
-        levels += early
-    return sorted(levels, key=lambda level: level.load)
-
-
-CONTRADICTED = "a stage met the SLOs at {} requests/s, above what all stages together allow ({}): run these loads again"
+CONTRADICTED = (
+    "a stage met the SLOs at {} requests/s, above what all stages together allow ({}): run these "
+    "loads again"
+)
 
 
 def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
-    """The ``capacity`` object, with ``non_monotone`` where a stage broke below one that met.
+    """Return the ``capacity`` object, with ``non_monotone`` where a stage broke below one that met.
 
-    Open stages are judged if there are any, else closed ones (then C_max is the set concurrency, or, where users
-    pause between requests, the mean in flight at that number of ``users``); where there are both, ``closed`` is
-    that other view.
+    Open stages are judged if there are any, else closed ones (then C_max is the set concurrency,
+    or, where users pause between requests, the mean in flight at that number of ``users``); where
+    there are both, ``closed`` is that other view.
     """
     given, stages = stages, without_outages(stages)
     result = _shown(stages, slos)
@@ -152,7 +70,7 @@ def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict
 
 
 def without_outages(stages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without stages whose SLOs an outage broke, unless at higher loads than all that were met: an endpoint that breaks under them."""
+    """Return the stages without those whose SLOs an outage violated, but for overloads."""
     top = {
         kind: max(
             (_load(s) for s in stages if s["kind"] == kind and s["slo_met"]), default=math.inf
@@ -169,7 +87,10 @@ def _load(stage: Mapping[str, Any]) -> float:
 def _pooled(
     stages: Sequence[dict[str, Any]], slos: Sequence[Slo], shown: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the estimate from all open stages changes in ``shown``; empty where they do not allow one."""
+    """Return the changes that the estimate from all open stages makes to ``shown``.
+
+    Empty where they do not allow one.
+    """
     judged = judged_open(stages)
     if unknown := unseen(judged, slos):
         return {"reason": NOT_ALL_SEEN.format(unknown)}
@@ -211,7 +132,7 @@ def _binding(found: Estimate) -> dict[str, Any]:
 
 
 def _too_wide(found: Estimate, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """The highest load that was shown to meet the SLOs stands, if there is one; the interval is the estimate's."""
+    """Return the result where the estimate's interval is too wide to publish."""
     (low, high), rate = found.capacity_rps_ci, shown["capacity_rps"]
     if found.lone:
         reason = LONE_TELLS.format(found.lone.text)
@@ -241,10 +162,8 @@ def _too_wide(found: Estimate, shown: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
-    """What single stages show: the highest load that met every SLO, the lowest above it that broke one."""
-    kind = "open" if any(s["kind"] == "open" for s in stages) else "closed"
-    result: dict[str, Any] = {
+def _nothing_shown(kind: str) -> dict[str, Any]:
+    return {
         "c_max": None,
         "c_max_ci": None,
         "c_max_basis": kind,
@@ -263,10 +182,22 @@ def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, A
         "stage": None,
         "users": None,
     }
+
+
+def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
+    """Return the capacity that single stages show.
+
+    The highest load that met every SLO, the lowest above it that broke one.
+    """
+    kind = "open" if any(s["kind"] == "open" for s in stages) else "closed"
+    result = _nothing_shown(kind)
     levels = levels_of(stages, kind)
     if not slos:
         return result | {
-            "reason": "no SLO given: capacity is the load at which an SLO stops to hold (--slo ttft_p99=2s)"
+            "reason": (
+                "no SLO given: capacity is the load at which an SLO stops to hold (--slo "
+                "ttft_p99=2s)"
+            )
         }
     if not levels:
         return result | {"reason": _no_level(stages)}
@@ -306,7 +237,7 @@ def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, A
 
 
 def _first_broken(level: Level, slos: Sequence[Slo]) -> Slo:
-    """The SLO that is furthest over its limit: percentile over limit, infinite where failures reach into it."""
+    """Return the SLO that is furthest over its limit."""
 
     def times(slo: Slo) -> float:
         value, attainment = level.values[slo.text]
@@ -334,9 +265,15 @@ def _none_met(levels: list[Level], broken: Level | None, upper: Level | None) ->
         return {"reason": f"no stage is decided ({levels[-1].why})"}
     low, top = levels[0], upper or broken
     if low.verdict == "inconclusive":
-        reason = f"no stage is shown to meet the SLO, and {broken.load:.3g} breaks it: use longer stages or lower loads"
+        reason = (
+            f"no stage is shown to meet the SLO, and {broken.load:.3g} breaks it: use longer "
+            "stages or lower loads"
+        )
     else:
-        reason = f"the lowest load tried, {_load_text(low)}, is already too high: {number_text(low.served)} requests/s were answered there"
+        reason = (
+            f"the lowest load tried, {_load_text(low)}, is already too high: "
+            f"{number_text(low.served)} requests/s were answered there"
+        )
         reason += f"; try {_lower_loads(low)}"
     return {
         "c_max_ci": [0.0, top.concurrency],
@@ -352,7 +289,10 @@ def _load_text(level: Level) -> str:
 
 
 def _lower_loads(level: Level) -> str:
-    """Loads to try below one that was too high: quarters of what it answered, or halves of its concurrency."""
+    """Return loads to try below one that was too high.
+
+    Quarters of what it answered, or halves of its concurrency.
+    """
     if level.is_open:
         top = min(level.load, level.served) or level.load / 4  # nothing answered: far lower
         return ", ".join(number_text(top * share, 2) for share in (0.25, 0.5, 0.75)) + " requests/s"
@@ -360,20 +300,11 @@ def _lower_loads(level: Level) -> str:
     return ", ".join(map(str, lower)) + " in flight" if lower else "shorter prompts or a laxer SLO"
 
 
-def number_text(value: float, digits: int = 3) -> str:
-    """Significant digits, no exponent."""
-    rounded = float(f"{value:.{digits}g}")
-    return (
-        f"{rounded:.0f}"
-        if abs(rounded) >= 10**digits / 10
-        else f"{Decimal(repr(rounded)).normalize():f}"
-    )
-
-
 def met_by_all(stage: Mapping[str, Any], capacity: Mapping[str, Any]) -> bool | None:
-    """Whether a stage's load keeps the SLOs by the estimate from all open stages; None inside its interval, or without one.
+    """Return whether a stage's load meets the SLOs by the pooled estimate; None where not known.
 
-    A stage alone may be too short to have seen its worst, while those at higher loads show where the limit is.
+    A stage alone may be too short to have seen its worst, while those at higher loads show where
+    the limit is.
     """
     if stage["slo_met"] is not None:
         return bool(stage["slo_met"])

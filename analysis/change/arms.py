@@ -1,36 +1,39 @@
-"""The runs of a comparison: what each delivers at its best stage, and the changes from one to another."""
+"""The runs of a comparison: what each delivers at its best stage, and the changes between them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_DOWN, Context
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.change.blocks import (
+from ampacity.analysis.change.change import (
+    ASSUMED_NOISE,
+    Change,
+    between_rounds,
+    enough_pairs,
+    queue_noise,
+)
+from ampacity.analysis.change.comparable import Judged, carried, level_name
+from ampacity.analysis.change.samples import (
     Blocks,
     LevelRecords,
     blocks_of,
     in_blocks,
     level_records,
 )
-from ampacity.analysis.change.comparable import Judged, carried, level_name
-from ampacity.analysis.change.regression import ASSUMED_NOISE
 from ampacity.analysis.change.shift import (
     NOTHING_COUNTS,
-    TOO_FEW_PAIRS,
-    Change,
     Pair,
     Quantile,
-    between_rounds,
-    enough_pairs,
     failed_change,
+    orders,
     quantile_change,
-    queue_noise,
     rate_change,
 )
 from ampacity.analysis.slo import slo_from_dict
@@ -42,13 +45,18 @@ from ampacity.analysis.stats.intervals import smallest_n
 RATES = ("good", "accepted", "tokens")  # per second of a stage's window
 NO_LEVEL = f"no load level that every run has, steady and with {REQUESTS_MIN} requests"
 NO_PAIR = "no pair of stages is left"
-PLATEAU = 0.95  # of the most tokens/s: with that at two thirds of its concurrency a closed loop gets no more
+TOO_FEW_PAIRS = "too few pairs of stages: use more --rounds"
+# A closed loop with this share of its peak tokens/s at two thirds of the concurrency gains no more
+PLATEAU = 0.95
 Stage = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One run, and what its hardware costs. ``labels``: request_id to accepted, where the answers were judged."""
+    """One run, and the cost of its hardware.
+
+    ``labels``: request_id to accepted, where the answers were judged.
+    """
 
     name: str
     judged: Judged
@@ -58,20 +66,23 @@ class Arm:
 
     @property
     def usd_per_s(self) -> float | None:
-        """Of one instance."""
+        """Cost of one instance."""
         return None if self.gpu_hour_usd is None else self.gpu_hour_usd * self.gpus / 3600
 
     @cached_property
     def stages(self) -> list[Stage]:
-        """Those that say something of the server: not limited by the client, nor cut short."""
+        """Stages that measure the server: not limited by the client, nor ended early."""
         stages = self.judged.summary["stages"]
         return [
             s for s in stages if not s["client_limited"] and not s["ended_early"] and s["requests"]
         ]
 
+    def of_kind(self, kind: str) -> list[Stage]:
+        return [s for s in self.stages if s["kind"] == kind]
+
     @cached_property
     def best(self) -> Stage | None:
-        """Of the stages whose rates are figures the one with the highest goodput; without SLOs with most output tokens/s."""
+        """The stage with the highest goodput; without SLOs the one with most output tokens/s."""
         figures = [s for s in self.stages if is_figure(s)]
         good = [s for s in figures if s["goodput_rps"] is not None]
         most = max(figures, key=lambda s: s["output_tokens_per_s"] or 0.0, default=None)
@@ -79,76 +90,70 @@ class Arm:
 
     @property
     def limited(self) -> list[int]:
-        """Indices of the stages in which the client was the limit, but for those that were run again (not in an A/B)."""
+        """Indices of client-limited stages, except those run again (an A/B repeats none)."""
         audit = self.judged.summary["audit"]
         again = [] if self.judged.run.meta.get("ab") else audit["repeated_stages"]
         return [i for i in audit["client_limited_stages"] if i not in again]
 
     def at_its_limit(self, basis: str, *, one_load: bool) -> bool:
-        """Whether its rates say what it can do, not what it was offered.
+        """Return True if its rates show what it can do, not only what it was offered.
 
-        It lost its steady state at some load, or (no latency SLO) more concurrency adds nothing, or its SLOs broke between
-        two loads (not of tokens, which go on to grow), or held nowhere where all best stages are at ``one_load``.
+        It lost its steady state at some load, or (no latency SLO) more concurrency adds nothing, or
+        its SLOs were violated between two loads (not for tokens, which continue to grow), or at
+        every load where all best stages are at ``one_load``.
         """
         capacity, offline = (self.judged.summary[k] for k in ("capacity", "offline"))
         if basis != "tokens" and capacity["capacity_rps"] and capacity["crossing"] != "lower_bound":
             return True
-        levels = {level_name(s) for s in self.stages if s["kind"] == "open"}
+        levels = {level_name(s) for s in self.of_kind("open")}
         if levels - {level_name(s) for s in self.stages if s["stable"] is not False}:
             return True
-        closed = [
-            s for s in self.stages if s["kind"] == "closed" and offline["output_tokens_per_s"]
-        ]
+        peak = offline["output_tokens_per_s"]
+        closed = self.of_kind("closed") if peak else []
         top = max((s["concurrency_set"] for s in closed), default=0)
-        enough = PLATEAU * (offline["output_tokens_per_s"] or math.inf)
         if any(
-            s["concurrency_set"] <= top / 1.5 and (s["output_tokens_per_s"] or 0.0) >= enough
+            s["concurrency_set"] <= top / 1.5
+            and (s["output_tokens_per_s"] or 0.0) >= PLATEAU * (peak or math.inf)
             for s in closed
         ):
             return True
-        return (
-            one_load
-            and basis in ("good", "accepted")
-            and all(s["slo_met"] is False for s in self.stages)
-        )
+        none_met = all(s["slo_met"] is False for s in self.stages)
+        return one_load and basis in ("good", "accepted") and none_met
 
     def missing(self, basis: str, *, one_load: bool) -> float:
-        """How many times its rate at the best stage it may carry: up to the load at which it broke; inf where none did."""
+        """Return the factor up to which it may carry more than at its best stage.
+
+        Up to the load at which it broke; inf where it broke at none.
+        """
         if not self.at_its_limit(basis, one_load=one_load):
             return math.inf
         ends = self.judged.summary["capacity"]["capacity_rps_ci"] if basis != "tokens" else None
-        lost = [
-            s["offered_rps"] for s in self.stages if s["kind"] == "open" and s["stable"] is False
-        ]
+        lost = [s["offered_rps"] for s in self.of_kind("open") if s["stable"] is False]
         high = (ends and ends[1]) or min(lost, default=None)
         if basis not in RATES or not (self.best and high):
             return 1.0
-        return max(
-            1.0,
-            float(
-                high / self.best["achieved_rps" if self.best["kind"] == "closed" else "offered_rps"]
-            ),
-        )
+        rate = self.best["achieved_rps" if self.best["kind"] == "closed" else "offered_rps"]
+        return max(1.0, float(high / rate))
 
     def meta_of(self, stage: Stage) -> Mapping[str, Any]:
-        """Its entry in run.json."""
+        """Return its entry in run.json."""
         metas = enumerate(self.judged.run.meta["stages"])
         return next(m for i, m in metas if m.get("index", i) == stage["index"])
 
     def read(self, stage: Stage, skipped: int) -> LevelRecords:
-        """The records of a stage without its first requests."""
+        """Return the records of a stage without its first requests."""
         meta = self.meta_of(stage)
         now_ns = float((meta.get("drained_ns") or meta["end_ns"]) - self.judged.origin_ns)
         level = level_records(self.judged.records, stage["index"], skipped, now_ns)
-        every, due = self.judged.records.requests, level.cohort.requests.scheduled_ns
-        rows = every.take(every.stage == stage["index"])
+        due, rows = level.cohort.requests.scheduled_ns, level.stage
         in_flight = in_flight_at(due, rows.scheduled_ns, rows.ended_ns)
         return replace(level, cohort=replace(level.cohort, in_flight=in_flight))
 
     def counted(self, stage: Stage, basis: str, *, one_load: bool) -> tuple[Blocks, float]:
-        """What a rate counts, in blocks of the stage's requests, and the s.d. of its log from run to run.
+        """Return what a rate counts in blocks, and the s.d. of its log from run to run.
 
-        At ``one_load`` (open loop) per request or planned token, so that what was drawn and offered does not count; else per second.
+        At ``one_load`` (open loop) per request or planned token, so that the draw and the offered
+        load do not count; else per second.
         """
         level = self.read(stage, skipped_of(stage))
         if basis == "tokens":
@@ -157,26 +162,21 @@ class Arm:
         met = requests_meeting(level.cohort, observe_slos(level.cohort, slos))
         if basis == "accepted":
             ids = self.judged.run.requests["request_id"].to_numpy()[level.cohort.requests.row]
-            met = met & np.array(
-                [(self.labels or {}).get(int(i), False) for i in ids], dtype=np.bool_
-            )
+            labels = self.labels or {}
+            met = met & np.array([labels.get(int(i), False) for i in ids], dtype=np.bool_)
         good = met.astype(np.float64)
         noise = queue_noise(level, good, np.ones(level.n)) / max(float(good.mean()), 1 / level.n)
         if one_load:
             return blocks_of(good), noise
         due_s = level.cohort.requests.scheduled_ns * 1e-9
         gaps_s = np.diff(due_s, append=due_s[-1] + np.ptp(due_s) / (level.n - 1))
-        return Blocks(in_blocks(good), in_blocks(gaps_s), math.inf), math.hypot(
-            noise, ASSUMED_NOISE
-        )
+        blocks = Blocks(in_blocks(good), in_blocks(gaps_s), math.inf)
+        return blocks, math.hypot(noise, ASSUMED_NOISE)
 
     def rate(self, stage: Stage, basis: str) -> float | str:
-        """Per second, as the summary has it, or why there is none."""
-        holder, name = (
-            (stage["accepted"], "rps")
-            if basis == "accepted"
-            else (stage, {"good": "goodput_rps", "tokens": "output_tokens_per_s"}[basis])
-        )
+        """Return the rate per second as the summary has it, or why there is none."""
+        name = {"good": "goodput_rps", "accepted": "rps", "tokens": "output_tokens_per_s"}[basis]
+        holder = stage["accepted"] if basis == "accepted" else stage
         if holder[name] is None:
             return str(holder.get(f"{name}_reason") or holder.get("reason"))
         return float(holder[name])
@@ -187,12 +187,16 @@ def skipped_of(stage: Stage) -> int:
 
 
 def _left(stages: list[Stage]) -> int:
-    """Requests of the shortest of these without the longest warm-up of them."""
+    """Return the requests of the shortest of these without the longest warm-up of them."""
     return min(int(s["requests"]) + skipped_of(s) for s in stages) - max(map(skipped_of, stages))
 
 
 class Pairing:
-    """Two runs, a against b. ``stages``: pairs of stages at one load; of an A/B in ``rounds`` all, else one at most (``none``: why not)."""
+    """Two runs, a against b.
+
+    ``stages``: pairs of stages at one load, all of an A/B (``rounds``), else one at most; ``none``:
+    why there is none.
+    """
 
     def __init__(
         self,
@@ -209,21 +213,20 @@ class Pairing:
     def _pair(self, s: Stage, t: Stage) -> Pair:
         skipped = max(skipped_of(s), skipped_of(t))
         first, second = self.a.read(s, skipped), self.b.read(t, skipped)
-        seeds = [arm.judged.run.meta.get("seed") for arm in (self.a, self.b)]
-        number = [
-            meta.get("schedule", meta.get("index"))
-            for meta in (self.a.meta_of(s), self.b.meta_of(t))
+        a, b = self.a.meta_of(s), self.b.meta_of(t)
+        sent = [
+            (level.schedule, arm.judged.run.meta.get("seed"), m.get("schedule", m.get("index")))
+            for level, arm, m in ((first, self.a, a), (second, self.b, b))
         ]
-        same = first.schedule == second.schedule and seeds[0] == seeds[1] and number[0] == number[1]
-        after = self.b.meta_of(t)["start_ns"] - self.a.meta_of(s)["start_ns"]
-        return Pair(first, second, same and s["kind"] != "closed", 1.0 if after > 0 else -1.0)
+        same = sent[0] == sent[1] and s["kind"] != "closed"
+        return Pair(first, second, same, 1.0 if b["start_ns"] > a["start_ns"] else -1.0)
 
     @cached_property
     def pairs(self) -> list[Pair]:
         return [self._pair(s, t) for s, t in self.stages]
 
     def quantile(self, metric: str, q: float) -> Quantile:
-        """One quantile of both with its change, or the reasons why there is none."""
+        """Return one quantile of both with its change, or the reasons why there is none."""
         if (metric, q) not in self._quantiles:
             why = self.unpaired
             self._quantiles[metric, q] = (
@@ -236,29 +239,20 @@ class Pairing:
         """Why no latency can be compared; empty where it can."""
         if not self.pairs:
             return self.none
-        return (
-            TOO_FEW_PAIRS if self.rounds and not enough_pairs([p.order for p in self.pairs]) else ""
-        )
+        enough = not self.rounds or enough_pairs([p.order for p in self.pairs])
+        return "" if enough else TOO_FEW_PAIRS
 
     def value(self, basis: str, side: int) -> float | str:
-        """The basis of a figure (a rate, ``failed``, ``ttft_p99``, ``ttft_tail``: p99 / p50) for a (0) or b (1), or why there is none."""
-        arm = (self.a, self.b)[side]
+        """Return the value that a figure is based on for a (0) or b (1), or why there is none.
+
+        ``basis``: a rate, ``failed``, ``ttft_p99``, or ``ttft_tail`` for p99 / p50.
+        """
         if basis in RATES:
-            stages = (
-                [pair[side] for pair in self.stages]
-                if self.rounds
-                else [s for s in [arm.best] if s]
-            )
-            rates = [arm.rate(s, basis) for s in stages] or [NO_PAIR if self.rounds else NO_FIGURE]
-            reason = next((r for r in rates if isinstance(r, str)), None)
-            return reason or float(np.mean([float(r) for r in rates]))
+            return self._rate(basis, side)
         if basis == "failed":
             levels = [(p.reference, p.other)[side] for p in self.pairs]
-            return (
-                float(np.mean(np.concatenate([x.failed for x in levels])))
-                if levels
-                else self.unpaired
-            )
+            failed = [x.failed for x in levels]
+            return float(np.mean(np.concatenate(failed))) if failed else self.unpaired
         metric, kind = basis.split("_")
         tail = self.quantile(metric, 0.99)
         p99, p50 = tail.values[side], self.quantile(metric, 0.5).values[side]
@@ -266,76 +260,74 @@ class Pairing:
             return p99 if isinstance(p99, str) else p50
         return tail.endless if math.isinf(p99) else p99 / (p50 if kind == "tail" else 1.0)
 
+    def _rate(self, basis: str, side: int) -> float | str:
+        arm = (self.a, self.b)[side]
+        best = [arm.best] if arm.best else []
+        stages = [pair[side] for pair in self.stages] if self.rounds else best
+        rates = [arm.rate(s, basis) for s in stages] or [NO_PAIR if self.rounds else NO_FIGURE]
+        reason = next((r for r in rates if isinstance(r, str)), None)
+        return reason or float(np.mean([float(r) for r in rates]))
+
     def change(self, basis: str) -> Change | str:
-        """Of the basis, from a to b, or why it cannot be told."""
+        """Return the change of a basis from a to b, or why it is not known."""
         if basis in RATES:
-            return self._rate_change(basis)
+            return self._change_over_rounds(basis) if self.rounds else self._change_at_best(basis)
         if basis == "failed":
             return self.unpaired or failed_change(self.pairs)
         return self.quantile(basis.split("_")[0], 0.99).change
 
     def at_least(self, basis: str, side: int) -> bool:
-        """Whether a basis rests on a p99 whose interval has no upper end."""
+        """Return True if a basis uses a p99 whose interval has no upper end."""
         return "_" in basis and self.quantile(basis.split("_")[0], 0.99).at_least[side]
 
-    def _rate_change(self, basis: str) -> Change | str:
-        if self.rounds:
-            rates = [(self.a.rate(s, basis), self.b.rate(t, basis)) for s, t in self.stages]
-            known = [
-                (x, y)
-                for x, y in rates
-                if isinstance(x, float) and isinstance(y, float) and x > 0 and y > 0
-            ]
-            if self.unpaired or len(known) < len(rates):
-                return self.unpaired or NOTHING_COUNTS
-            found = between_rounds(
-                np.log([y / x for x, y in known]), np.array([p.order for p in self.pairs])
-            )
-            return found.beside(*(float(np.mean(side)) for side in zip(*known, strict=True)))
+    def _change_over_rounds(self, basis: str) -> Change | str:
+        rates = [(self.a.rate(s, basis), self.b.rate(t, basis)) for s, t in self.stages]
+        known = [
+            (x, y)
+            for x, y in rates
+            if isinstance(x, float) and isinstance(y, float) and min(x, y) > 0
+        ]
+        if self.unpaired or len(known) < len(rates):
+            return self.unpaired or NOTHING_COUNTS
+        found = between_rounds(np.log([y / x for x, y in known]), orders(self.pairs))
+        return found.beside(*(float(np.mean(side)) for side in zip(*known, strict=True)))
+
+    def _change_at_best(self, basis: str) -> Change | str:
         s, t, x, y = self.a.best, self.b.best, self.value(basis, 0), self.value(basis, 1)
         if s is None or t is None or isinstance(x, str) or isinstance(y, str) or min(x, y) <= 0:
             return NOTHING_COUNTS
         one_load = s["kind"] == t["kind"] == "open" and level_name(s) == level_name(t)
         same = one_load and skipped_of(s) == skipped_of(t) and self._pair(s, t).same_schedule
-        (a, noise), (b, more) = (
-            arm.counted(of, basis, one_load=one_load) for arm, of in ((self.a, s), (self.b, t))
-        )
+        a, noise = self.a.counted(s, basis, one_load=one_load)
+        b, more = self.b.counted(t, basis, one_load=one_load)
         change = rate_change(a, b, paired=same, noise=math.sqrt((noise**2 + more**2) / 2))
         return change if isinstance(change, str) else change.beside(x, y)
 
 
-def pairings(arms: list[Arm]) -> dict[tuple[int, int], Pairing]:
-    """Every two of the arms (i < j), at the highest load that all carry; an A/B by its rounds."""
+def pairings(arms: Sequence[Arm]) -> dict[tuple[int, int], Pairing]:
+    """Return all pairs of arms (i < j), at the highest load that all carry; an A/B by rounds."""
     marks = [a.judged.run.meta.get("ab") or {} for a in arms]
     rounds = len(arms) == 2 and bool(marks[0]) and marks[0].get("pair") == marks[1].get("pair")
-    both, none = range(len(arms)), NO_PAIR
+    none = NO_PAIR
     if rounds:
-        of_b = {s["index"]: s for s in arms[1].stages}
-        stages = [
-            [s for s in arms[0].stages if s["index"] in of_b and _left([s, of_b[s["index"]]]) > 0]
-        ]
-        stages.append([of_b[s["index"]] for s in stages[0]])
+        a, b = ({s["index"]: s for s in arm.stages} for arm in arms)
+        shared = [index for index in a if index in b and _left([a[index], b[index]]) > 0]
+        stages = [[side[index] for index in shared] for side in (a, b)]
     else:
         fit = [
             {level_name(s): s for s in a.stages if carried(s) and s["requests"] >= REQUESTS_MIN}
             for a in arms
         ]
-        shared = [
-            n
-            for n in set(fit[0]).intersection(*fit[1:])
-            if _left([f[n] for f in fit]) >= REQUESTS_MIN
-        ]
-        stages = [
-            [f[name] for name in sorted(shared, key=lambda n: _load(fit[0][n]))[-1:]] for f in fit
-        ]
+        names = set(fit[0]).intersection(*fit[1:])
+        long = [n for n in names if _left([f[n] for f in fit]) >= REQUESTS_MIN]
+        highest = sorted(long, key=lambda n: _load(fit[0][n]))[-1:]
+        stages = [[f[name] for name in highest] for f in fit]
         none = f"{NO_LEVEL}: {_same_load(arms, [list(f.values()) for f in fit])}"
     return {
         (i, j): Pairing(
             arms[i], arms[j], list(zip(stages[i], stages[j], strict=True)), rounds=rounds, none=none
         )
-        for i in both
-        for j in both
-        if i < j
+        for i, j in combinations(range(len(arms)), 2)
     }
 
 
@@ -344,7 +336,7 @@ def _load(stage: Stage) -> float:
 
 
 def _carried(arm: Arm, kind: str, fit: list[Stage]) -> float:
-    """The highest load that it is shown to carry, inside its SLOs where it has them; 0 where none."""
+    """Return the highest load it is shown to carry, within its SLOs if it has them; 0 if none."""
     found = arm.judged.summary["capacity"]
     found = found if found["c_max_basis"] == kind else found["closed"]
     if not (found and arm.judged.summary["slos"]):
@@ -354,28 +346,36 @@ def _carried(arm: Arm, kind: str, fit: list[Stage]) -> float:
     return next((_load(s) for s in arm.stages if s["index"] == found["stage"]), 0.0)
 
 
-def _same_load(arms: list[Arm], fit: list[list[Stage]]) -> str:
-    """What to run so that there is one load: the lowest of the highest that each is shown to carry, or lower than all of one that carried none."""
+def _same_load(arms: Sequence[Arm], fit: list[list[Stage]]) -> str:
+    """Return what to run to get one load for all.
+
+    The lowest of the highest loads that each is shown to carry; lower than all loads of an arm that
+    carried none.
+    """
     for kind, option in (("open", "--rates"), ("closed", "--concurrency")):
-        tried = [[_load(s) for s in a.stages if s["kind"] == kind] for a in arms]
+        tried = [[_load(s) for s in a.of_kind(kind)] for a in arms]
         if not all(tried):
             continue
         shown = [_carried(a, kind, f) for a, f in zip(arms, fit, strict=True)]
         load = min(most or min(loads) for most, loads in zip(shown, tried, strict=True))
         text = f"{Context(prec=3, rounding=ROUND_DOWN).create_decimal(repr(load)).normalize():f}"
-        if none := [a.name for a, most in zip(arms, shown, strict=True) if not most]:
-            who = f"{' and '.join(none)} {'is' if len(none) == 1 else 'are'} not shown to carry any that was tried"
-            broke = any(
-                s["slo_met"] is False or s["stable"] is False
-                for a in arms
-                if a.name in none
-                for s in a.stages
-            )
-            if not broke:  # nor to fail at it: what is lacking are requests
-                return f"run each again with the same {option}, for longer (--duration): {who}, nor that any is too high"
-            return f"run each again with lower {option} than {text}, for longer: {who}"
-        needed_s = max(
-            30, math.ceil(1.2 * smallest_n(0.99) / float(text))
-        )  # warm-up and chance included
-        return f"run each again with {option} {text}{f' --duration {needed_s}s (or longer)' if kind == 'open' else ''}, the most that all have carried"
+        if none := [a for a, most in zip(arms, shown, strict=True) if not most]:
+            return _lower_load(none, option, text)
+        # Warm-up and chance included
+        needed_s = max(30, math.ceil(1.2 * smallest_n(0.99) / float(text)))
+        longer = f" --duration {needed_s}s (or longer)" if kind == "open" else ""
+        return f"run each again with {option} {text}{longer}, the most that all have carried"
     return "give all the same --rates or --concurrency, a load that they carry, for long enough"
+
+
+def _lower_load(none: Sequence[Arm], option: str, text: str) -> str:
+    """Return the advice where some arms carried ``none`` of their loads."""
+    names = " and ".join(a.name for a in none)
+    who = f"{names} {'is' if len(none) == 1 else 'are'} not shown to carry any that was tried"
+    if any(s["slo_met"] is False or s["stable"] is False for a in none for s in a.stages):
+        return f"run each again with lower {option} than {text}, for longer: {who}"
+    # It failed at none either: requests are missing
+    return (
+        f"run each again with the same {option}, for longer (--duration): {who}, "
+        "nor that any is too high"
+    )

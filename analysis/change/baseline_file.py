@@ -1,4 +1,4 @@
-"""The baseline file: one line per field, keys sorted, a checksum over the content. docs/ci.md describes it."""
+"""The baseline file: a line per field, sorted keys, a checksum over the content (docs/ci.md)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ampacity.analysis.change.blocks import BLOCKS, MARKS, METRICS, TRACKED
 from ampacity.analysis.change.comparable import CompareError, said
-from ampacity.analysis.change.expected import CELLS
+from ampacity.analysis.change.samples import BLOCKS, CELLS, MARKS, METRICS, TRACKED
 
-KIND, SCHEMA_VERSION = "ampacity baseline", 3
+KIND, SCHEMA_VERSION = "ampacity baseline", 4
 
 
 def _object(**fields: Any) -> Any:
-    """A JSON object; an entry that may be missing is a pair, its type and a default."""
+    """Return a JSON object's type; an optional field is a pair of its type and a default."""
     listed = [
         (name, *kind) if isinstance(kind, tuple) else (name, kind) for name, kind in fields.items()
     ]
@@ -84,13 +83,11 @@ _FILE = _object(  # what a gate reads of it
 
 
 def write_baseline(content: Mapping[str, Any]) -> str:
-    """The text of the file; lists of numbers stand in one line."""
-    text = json.dumps(
-        {**content, "checksum": _checksum(content)}, indent=1, sort_keys=True, allow_nan=False
-    )
-    return (
-        re.sub(r"\[\s+([^\[\]{}\"]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text) + "\n"
-    )
+    """Return the text of the file, each list of numbers in one line."""
+    signed = {**content, "checksum": _checksum(content)}
+    text = json.dumps(signed, indent=1, sort_keys=True, allow_nan=False)
+    lists = r"\[\s+([^\[\]{}\"]+?)\s+\]"
+    return re.sub(lists, lambda m: f"[{' '.join(m[1].split())}]", text) + "\n"
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
@@ -99,7 +96,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def _fault(content: Mapping[str, Any]) -> str | None:
-    """What is not as a baseline has it: the shape, or a list without samples of each run; None where all is."""
+    """Return what is wrong: the shape, or a list that lacks samples of a run; else None."""
     try:
         msgspec.convert(content, _FILE)
     except msgspec.ValidationError as error:
@@ -125,14 +122,14 @@ def _no_number(text: str) -> float:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raises CompareError where a file that is no baseline (of any version, whole or not) would be lost; OSError."""
+    """Raise CompareError where a file that is no baseline, of any version, would be overwritten."""
     held = path.read_bytes() if path.is_file() else b""
     if held.strip() and f'"{KIND}"'.encode() not in held:
         raise CompareError(f"{path} is no baseline and is not overwritten: give -o another file")
 
 
 def read_baseline(path: Path) -> dict[str, Any]:
-    """Raises CompareError with one line where the file is not one, is of another version, or was changed."""
+    """Read a baseline. Raises CompareError where it is none, of another version, or changed."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except FileNotFoundError as error:
@@ -147,11 +144,12 @@ def read_baseline(path: Path) -> dict[str, Any]:
         )
     if found.get("schema_version") != SCHEMA_VERSION:
         raise CompareError(
-            f"{path} has schema_version {said(found.get('schema_version'))}, this ampacity reads {SCHEMA_VERSION}: make it anew"
+            f"{path} has schema_version {said(found.get('schema_version'))}, "
+            f"this ampacity reads {SCHEMA_VERSION}: make it again: ampacity baseline RUN -o FILE"
         )
     if found.get("checksum") != _checksum(found):
         raise CompareError(
-            f"{path} was changed by hand or is damaged (its checksum differs): make it anew"
+            f"{path} was changed by hand or is damaged (its checksum differs): make it again: ampacity baseline RUN -o FILE"
         )
     if fault := _fault(found):
         raise CompareError(f"{path} was changed by hand or is damaged: {fault}: make it anew")

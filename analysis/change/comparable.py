@@ -1,4 +1,4 @@
-"""May two runs be compared at all? What a gate refuses to judge, and what differs between runs."""
+"""Refuse runs that are no evidence or another experiment, and list how runs differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.change.blocks import BLOCKS, Blocks, in_blocks
+from ampacity.analysis.change.samples import BLOCKS, Blocks, in_blocks
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.analyse import RunRecords, read_records
@@ -19,14 +19,12 @@ from ampacity.analysis.summary import summarise
 from ampacity.analysis.warnings import ERROR_SHARE
 from ampacity.loadgen.rundir.files import Run
 
-LENGTHS_SHARE = (
-    0.1  # tokens that differ by more, and by more than chance lets expect, are another workload
-)
-LENGTHS_SURE = 3.5  # standard errors: two equal runs differ by more in one of a thousand cases
+LENGTHS_SHARE = 0.1  # token counts that differ by more, and significantly, are another workload
+LENGTHS_SURE = 3.5  # standard errors: exceeded by two equal runs in one of a thousand cases
 CACHED_POINTS = 0.05
 LONGEST = 60  # characters of a value in a message
 _DONE = ("complete", "budget")  # a user's own limit ends a run cleanly
-_OF_THE_DAY = tuple(
+_VARYING = tuple(  # fields that vary between runs of one experiment
     f"workload.{name}"
     for name in (
         "tokenizer.tokens_per_word",
@@ -39,12 +37,11 @@ _OF_THE_DAY = tuple(
         "realised",
         "source",
         "clipped_to_context",
-        "turns_beyond_context",  # counts that grow with the requests sent: see ``realised``
-        "prompts",  # says how often each was sent; what they have in common follows from the other fields
+        "turns_beyond_context",  # counts grow with the requests sent: see ``realised``
+        "prompts",  # counts of each; what they have in common follows from the other fields
     )
 )
-
-_OPTIONS = {  # by the start of a name: what a user knows it by
+_OPTIONS = {  # the option that sets the fields whose name starts so
     "workload.input_tokens": "--input-tokens",
     "workload.output_tokens": "--output-tokens",
     "workload.arrivals": "--arrivals",
@@ -64,21 +61,21 @@ _OPTIONS = {  # by the start of a name: what a user knows it by
     "realised.cached_token_share": "share of input tokens from the prefix cache",
 }
 
-
-_MENDS = {  # what to do where the same plan became other lengths
-    "input_tokens": "the server's chat template or vocabulary has changed, or prompts were calibrated otherwise (workload.tokenizer in "
-    "the run.json of both): run it again, and make a new baseline if it stays",
+_REMEDIES = {  # where the same plan resulted in other lengths
+    "input_tokens": "the server's chat template or vocabulary has changed, or prompts were "
+    "calibrated otherwise (workload.tokenizer in the run.json of both): run it again, and make a "
+    "new baseline if it stays",
     "output_tokens": "fix the lengths (ignore_eos) or make a new baseline",
 }
 
 
 class CompareError(ValueError):
-    """Runs that cannot be compared; one line that says why and what to do."""
+    """Runs cannot be compared; one line with the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A run that is fit to be compared, with its summary (ampacity.analysis.summary) and its records."""
+    """A run that is fit to be compared, with its summary and its records."""
 
     run: Run
     summary: dict[str, Any]
@@ -89,51 +86,44 @@ class Judged:
         return self.records.origin_ns
 
     def levels(self) -> dict[str, tuple[Mapping[str, Any], dict[str, Any]]]:
-        """(entry of run.json's stages, stage object of the summary) of each load level; repeated ones once."""
+        """Return each load level's entry in run.json and in the summary; repeated levels once."""
         stages = {s["index"]: s for s in self.summary["stages"]}
+        repeated = self.summary["audit"]["repeated_stages"]
         found = {}
         for position, meta in enumerate(self.run.meta["stages"]):
             index = meta.get("index")
             stage = stages.get(position if index is None else index)
-            if stage and stage["index"] not in self.summary["audit"]["repeated_stages"]:
+            if stage and stage["index"] not in repeated:
                 found[level_name(stage)] = (meta, stage)
         return found
 
 
 def carried(stage: Mapping[str, Any]) -> bool:
-    """Whether its latencies are those of its load. Where a steady state cannot be told, none that shows overload fits."""
-    overload = (
-        stage["slo_met"] is False or stage["errors"]["unfinished"] > ERROR_SHARE * stage["requests"]
-    )
-    return bool(
-        stage["stable"] or (stage["stable"] is None and stage["window"]["settled"] and not overload)
-    )
+    """Return True if its latencies are those of its load.
+
+    Where a steady state cannot be determined, signs of overload decide.
+    """
+    if stage["stable"] is not None:
+        return bool(stage["stable"])
+    unfinished = stage["errors"]["unfinished"] > ERROR_SHARE * stage["requests"]
+    return bool(stage["window"]["settled"]) and stage["slo_met"] is not False and not unfinished
 
 
 def level_name(stage: Mapping[str, Any]) -> str:
-    """``4/s`` or ``16 in flight``."""
+    """Return ``4/s`` or ``16 in flight``."""
     if stage["kind"] == "closed":
         return f"{stage['concurrency_set']} in flight"
     return f"{stage['offered_rps']:.6g}/s"
 
 
 def prepare(run: Run, slos: list[Slo] | None = None, *, limited_too: bool = False) -> Judged:
-    """Judge a run, with other SLOs than its own where given. Raises CompareError where it is no evidence.
+    """Judge a run, with other SLOs than its own where given.
 
-    ``limited_too``: take a run whose client was the limit in some stage; the caller leaves those stages out.
+    Raises CompareError where it is no evidence. ``limited_too``: accept client-limited stages,
+    which the caller leaves out.
     """
-    status = run.meta.get("status")
-    if run.going_s is not None:
-        raise CompareError(
-            f"{run.path} is still running, last written {run.going_s:.0f} s ago: wait for its end"
-        )
-    if not run.complete:
-        raise CompareError(f"{run.path} was killed before it could finish: run it again")
-    if status not in _DONE:
-        reason = run.meta.get("status_reason") or "it did not come to its end"
-        raise CompareError(f"{run.path} is {status or 'unfinished'}: {reason}: run it again")
-    if not run.requests.num_rows or not run.meta.get("stages"):
-        raise CompareError(f"{run.path} is empty: it holds no request")
+    if why := _no_evidence(run):
+        raise CompareError(f"{run.path} {why}")
     if slos is not None:
         run = replace(run, meta={**run.meta, "slos": [s.as_dict() for s in slos]})
     starts = [int(s["start_ns"]) for s in run.meta["stages"] if s.get("start_ns")]
@@ -141,18 +131,30 @@ def prepare(run: Run, slos: list[Slo] | None = None, *, limited_too: bool = Fals
         run, summarise(run), read_records(run.requests, min(starts, default=0), run.meta)
     )
     _check_rows(judged)
-    audit = judged.summary["audit"]
-    if audit["client_limited"] and not limited_too:
+    if judged.summary["audit"]["client_limited"] and not limited_too:
         limited = next(s for s in judged.summary["stages"] if s["client_limited"])
         raise CompareError(
-            f"{run.path} is limited by its client ({limited['client_limited_reason']}): nothing in it is a finding; "
-            "use a quieter or larger machine"
+            f"{run.path} is limited by its client ({limited['client_limited_reason']}): "
+            "nothing in it is a finding; use a quieter or larger machine"
         )
     return judged
 
 
+def _no_evidence(run: Run) -> str | None:
+    status = run.meta.get("status")
+    if run.going_s is not None:
+        return f"is still running, last written {run.going_s:.0f} s ago: wait for its end"
+    if not run.complete:
+        return "was killed before it could finish: run it again"
+    if status not in _DONE:
+        reason = run.meta.get("status_reason") or "it did not come to its end"
+        return f"is {status or 'unfinished'}: {reason}: run it again"
+    empty = not run.requests.num_rows or not run.meta.get("stages")
+    return "is empty: it holds no request" if empty else None
+
+
 def _check_rows(judged: Judged) -> None:
-    """As many rows as were scheduled; a file that was cut or added to is no evidence."""
+    """Check that the file has as many rows as requests were scheduled. Raises CompareError."""
     requests, path = judged.records.requests, judged.run.path
     first = requests.attempt == 0
     for position, stage in enumerate(judged.run.meta["stages"]):
@@ -166,22 +168,21 @@ def _check_rows(judged: Judged) -> None:
 
 
 def identity(judged: Judged) -> dict[str, Any]:
-    """What must be equal in runs that are compared: flat, ``name.of.field`` to a value."""
+    """Return what must be equal in runs that are compared: ``name.of.field`` to a value."""
     meta, workload = judged.run.meta, dict(judged.run.meta.get("workload") or {})
     locked, endpoint = meta.get("locked") or {}, meta.get("endpoint") or {}
     found = _flat(workload, "workload") | {
         "model": endpoint.get("model"),
         "api": endpoint.get("api"),
         "predicted": bool(meta.get("predicted")),
-        "imported": (meta.get("imported") or {}).get(
-            "tool"
-        ),  # another tool defines its figures otherwise
+        # Another tool defines its figures otherwise
+        "imported": (meta.get("imported") or {}).get("tool"),
     }
     found |= {
         f"client.{name}": locked.get(name) for name in ("connections", "timestamps", "think_s")
     }
     found |= _flat(locked.get("extra_body") or {}, "extra_body")
-    return {k: v for k, v in found.items() if not k.startswith(_OF_THE_DAY)}
+    return {k: v for k, v in found.items() if not k.startswith(_VARYING)}
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
@@ -195,10 +196,10 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def realised(judged: Judged) -> dict[str, float | None]:
-    """Lengths as they came, and the share of cached input tokens.
+    """Return the lengths that were realised, and the share of cached input tokens.
 
-    For each side the mean, the tokens per planned token (None where the plan is not known) and the relative
-    standard error of that ratio, else of the mean.
+    For each side the mean, the tokens per planned token (None where the plan is not known) and the
+    relative standard error of that ratio, else of the mean.
     """
     requests = judged.records.requests
     first = requests.take(requests.attempt == 0)
@@ -224,10 +225,11 @@ def realised(judged: Judged) -> dict[str, float | None]:
 
 
 def _per_planned(came: Floats, planned: Floats) -> tuple[float | None, float | None]:
-    """(tokens that came per planned token, its relative standard error) of requests in scheduled order.
+    """Return the tokens per planned token and its relative standard error; in scheduled order.
 
-    The error by the delta method from the sums of consecutive blocks, so that neighbours may be alike. Where the
-    plan is unknown: (None, the relative standard error of the mean). (None, None) where there are too few.
+    The error is by the delta method from sums of consecutive blocks, so neighbours may be
+    correlated. Where the plan is unknown: (None, relative standard error of the mean);
+    (None, None) where there are too few.
     """
     known = ~np.isnan(came)
     in_plan = bool(known.any()) and bool((planned[known] > 0).all())
@@ -241,65 +243,60 @@ def _per_planned(came: Floats, planned: Floats) -> tuple[float | None, float | N
 
 
 def unlike_keys(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names whose values are not the same in all; a name that is missing is null.
+    """Return the names whose values differ; a missing name is null.
 
-    In virtual time ``model`` is the name of the engine: what is under test, as a live server's build is.
+    In virtual time ``model`` names the engine, which is under test as a live server's build is.
     """
-    free = (*_OF_THE_DAY, "model") if all(f.get("predicted") for f in found) else _OF_THE_DAY
+    free = (*_VARYING, "model") if all(f.get("predicted") for f in found) else _VARYING
     keys = sorted(k for k in set().union(*found) if not k.startswith(free))
     return [k for k in keys if any(f.get(k) != found[0].get(k) for f in found)]
 
 
 def in_words(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Differences (``variable``, ``values``) by the option that they stand for, each with the values in words.
+    """Return differences (``variable``, ``values``) by option, with the values formatted.
 
     Of several fields of one option its text is taken, or the first.
     """
     found: dict[str, list[str]] = {}
     for row in sorted(rows, key=lambda row: not row["variable"].endswith(".text")):
         name = row["variable"]
-        option = next(
-            (o for start, o in _OPTIONS.items() if f"{name}.".startswith(f"{start}.")), name
-        )
+        known = (o for start, o in _OPTIONS.items() if f"{name}.".startswith(f"{start}."))
+        option = next(known, name)
         option = option.replace("extra_body.", "--extra-body ").replace("workload.", "workload: ")
         words = [said(value) for value in row["values"]]
-        found.setdefault(
-            option, words if len(set(words)) > 1 else [json.dumps(v) for v in row["values"]]
-        )
+        if len(set(words)) == 1:
+            words = [json.dumps(value) for value in row["values"]]
+        found.setdefault(option, words)
     return dict(sorted(found.items()))
 
 
 def said(value: Any) -> str:
-    """A value in words, for people; cut at ``LONGEST``."""
+    """Format a value for people, cut at ``LONGEST`` characters."""
     if isinstance(value, bool | None):
         return {None: "not given", True: "yes", False: "no"}[value]
     if isinstance(value, list) and all(isinstance(v, str | int) for v in value):
         return ", ".join(map(str, value)) or "none"
-    text = (
-        value
-        if isinstance(value, str)
-        else f"{value:.4g}"
-        if isinstance(value, float)
-        else json.dumps(value)
-    )
+    text = f"{value:.4g}" if isinstance(value, float) else value
+    text = text if isinstance(text, str) else json.dumps(text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 def check_distinct(runs: Sequence[Judged]) -> None:
-    """Raises CompareError where two runs hold the same records of a load: they are one, and show no noise between them."""
+    """Raise CompareError where two runs hold the same records of a load."""
     for (i, run), (j, other) in itertools.combinations(enumerate(runs), 2):
         for name in run.levels().keys() & other.levels().keys():
             ours, theirs = _times(run, name), _times(other, name)
             if ours.size and np.array_equal(ours, theirs, equal_nan=True):
                 own = "--seed" if run.run.meta.get("predicted") else "run directory"
                 raise CompareError(
-                    f"runs {i + 1} and {j + 1} ({run.run.path} and {other.run.path}) hold the same times to the nanosecond "
-                    f"at {name}: they are one run and show no noise from run to run; give each its own {own}"
+                    f"runs {i + 1} and {j + 1} ({run.run.path} and {other.run.path}) hold the same "
+                    f"times to the nanosecond at {name}: they are one run and show no noise from "
+                    f"run to run; give each its own {own}"
                 )
 
 
 def _times(judged: Judged, name: str) -> Floats:
-    """When each request of a load level was due and ended, in ns after the first was due; shape (2, n)."""
+    """Return when each request was due and ended, in ns after the first was due; shape (2, n)."""
     requests = judged.records.requests
     of_level = requests.stage == judged.levels()[name][1]["index"]
     times = np.stack([requests.scheduled_ns[of_level], requests.ended_ns[of_level]])
@@ -307,7 +304,7 @@ def _times(judged: Judged, name: str) -> Floats:
 
 
 def check_same(base: Mapping[str, Any], other: Mapping[str, Any], name: str) -> None:
-    """Raises CompareError that lists what differs between two identities."""
+    """Raise CompareError that lists what differs between two identities."""
     unlike = unlike_keys([base, other])
     if unlike:
         unequal = in_words([{"variable": k, "values": [other.get(k), base.get(k)]} for k in unlike])
@@ -320,10 +317,11 @@ def check_same(base: Mapping[str, Any], other: Mapping[str, Any], name: str) -> 
 
 
 def lengths_apart(base: Mapping[str, Any], other: Mapping[str, Any], side: str) -> float | None:
-    """By which factor the lengths of ``other`` differ beyond LENGTHS_SHARE and beyond chance; None where they do not.
+    """Return the factor by which the lengths of ``other`` differ; None where they are equal.
 
-    Of ``realised`` entries. The same plan may be drawn differently, so what came is compared per planned token where
-    both are known. Beyond chance: LENGTHS_SURE standard errors. Where too few came for one, nothing is shown.
+    Different: by more than LENGTHS_SHARE and by more than LENGTHS_SURE standard errors. The same
+    plan may be drawn differently, so lengths are compared per planned token where both are known.
+    None as well where one run has too few answers. Arguments as from ``realised``.
     """
     ratios = [x.get(f"{side}_per_planned") for x in (base, other)]
     se, other_se = (x.get(f"{side}_relative_se") for x in (base, other))
@@ -336,15 +334,17 @@ def lengths_apart(base: Mapping[str, Any], other: Mapping[str, Any], side: str) 
 
 
 def check_realised(base: Mapping[str, Any], other: Mapping[str, Any], name: str) -> None:
-    """Raises CompareError where the same plan became other lengths, or another share of cached tokens."""
-    for side, mend in _MENDS.items():
+    """Raise CompareError where the same plan resulted in other lengths or another cached share."""
+    for side, remedy in _REMEDIES.items():
         if factor := lengths_apart(base, other, side):
             raise CompareError(
-                f"{name} had {factor:.3g} times the {side.replace('_', ' ')} of the baseline for the same plan "
-                f"({other[side]:.4g} a request on average, the baseline {base[side]:.4g}): other lengths, other latencies; {mend}"
+                f"{name} had {factor:.3g} times the {side.replace('_', ' ')} of the baseline for "
+                f"the same plan ({other[side]:.4g} a request on average, the baseline "
+                f"{base[side]:.4g}): other lengths, other latencies; {remedy}"
             )
     a, b = base.get("cached_token_share") or 0.0, other.get("cached_token_share") or 0.0
     if abs(a - b) > CACHED_POINTS:
         raise CompareError(
-            f"{name} had {b:.0%} of its input tokens from the prefix cache, the baseline {a:.0%}: start both with a cold cache"
+            f"{name} had {b:.0%} of its input tokens from the prefix cache, the baseline {a:.0%}: "
+            "start both with a cold cache"
         )

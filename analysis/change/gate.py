@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from ampacity.analysis.change.baseline import (
-    NEAR_SATURATION,
-    client_delay_s,
-    near_saturation,
-    read_level,
-    schedule_of,
+from ampacity.analysis.change.baseline import NEAR_SATURATION, client_delay_s, near_saturation
+from ampacity.analysis.change.change import ALPHA, ASSUMED_NOISE, spent_at_looks
+from ampacity.analysis.change.checks import (
+    CAPACITY_TOLERANCE,
+    SILENT,
+    Check,
+    capacity_checks,
+    changes_of,
+    decide,
+    excuse_client_delay,
+    only_watched,
+    read_levels,
+    sanity,
+    signed,
+    slo_checks,
 )
-from ampacity.analysis.change.changes import SILENT, changes_of, decide, excuse, only_watched
-from ampacity.analysis.change.check import Check, signed
 from ampacity.analysis.change.comparable import (
     CompareError,
     Judged,
@@ -26,15 +36,21 @@ from ampacity.analysis.change.comparable import (
     realised,
     said,
 )
-from ampacity.analysis.change.limits import USABLE_TOLERANCE, sanity, slos, usable
-from ampacity.analysis.change.regression import ALPHA, ASSUMED_NOISE, spent_at_looks
 from ampacity.analysis.slo import verdict_word
 from ampacity.analysis.warnings import of_endpoint
+from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.records import CHUNK_AT_MAX_US
 
 GATE_SCHEMA_VERSION = 1
 INTERVALS = (
-    "Each interval is that of the test, at equal load and lengths, drawn out to the change of the two figures: ampacity compare, "
-    "which gives the interval of those figures, shows another one."
+    "Each interval is that of the test, at equal load and lengths, extended to include the change "
+    "of the two figures: ampacity compare, which gives the interval of those figures, shows "
+    "another one."
+)
+WATCHED = (
+    "What could be noise is not called a regression. To detect smaller changes: a longer "
+    "--duration in the baseline as well, more baseline runs, a lower load, ampacity ab, or a limit "
+    "of your own (--tolerance METRIC=10%)."
 )
 
 
@@ -46,61 +62,42 @@ def judge_gate(
     look: int = 1,
     looks: int = 1,
 ) -> dict[str, Any]:
-    """The gate's answer as one dict (docs/ci.md).
+    """Return the gate's answer (docs/ci.md), at look ``look`` of ``looks`` at a growing list.
 
-    It is look number ``look`` of at most ``looks`` at a growing list of runs.
     Raises CompareError where the candidate is no evidence or another experiment.
     """
-    for run in runs:
-        check_same(base["identity"], identity(run), str(run.run.path))
-        missing = [name for name in base["levels"] if name not in run.levels()]
-        if missing:
-            raise CompareError(
-                f"{run.run.path} lacks the load level {missing[0]} of the baseline: "
-                "run the same --rates or --concurrency"
-            )
-        if any(s["ok"] for s in run.summary["stages"]):
-            check_realised(base["realised"], realised(run), str(run.run.path))
-    check_distinct(runs)
+    _check_comparable(base, runs)
     alpha = spent_at_looks(ALPHA, looks)[look - 1]
+    levels = read_levels(base, runs)
     checks: list[Check] = []
-    paired: dict[str, bool] = {}
-    for name, level in base["levels"].items():
-        checks += [c for run in runs for c in sanity(run, name)]
-        records = [read_level(run, name, level["skipped"]) for run in runs]
-        n, theirs = min(r.n for r in records), min(level["requests"])
-        if n < theirs / 2:
-            raise CompareError(
-                f"{runs[0].run.path}: {name} has {n} requests, the baseline {theirs}: too few to compare"
-            )
-        sent = {schedule_of(run, name, r) for run, r in zip(runs, records, strict=True)}
-        paired[name] = None not in sent and len(sent | set(level["schedules"])) == 1
-        checks += changes_of(level, name, runs, records, tolerances, paired[name])
+    for at in levels:
+        checks += [c for run in runs for c in sanity(run, at.name)] + changes_of(at, tolerances)
     tested = [c for c in checks if c.kind == "change"]
     decide(tested, alpha, base)
-    untracked = {
-        f"{metric} at {name}": why
-        for name, level in base["levels"].items()
-        for metric, why in level["untracked"].items()
-    }
     silent = [c for c in checks if c.verdict == SILENT]
-    untracked |= {f"{c.name} at {c.level}": only_watched(c) for c in silent}
     checks = [c for c in checks if c not in silent]
-    for name, level in base["levels"].items():
-        excuse(
-            checks, name, max(client_delay_s(run, name) for run in runs) - level["client_delay_s"]
-        )
-    checks += usable(base, runs[-1], tolerances.get("capacity_rps", USABLE_TOLERANCE))
-    limits, unjudged = slos(base, runs)
-    checks, untracked = checks + limits, untracked | unjudged
+    untracked = {
+        f"{metric} at {at.name}": why
+        for at in levels
+        for metric, why in at.base["untracked"].items()
+    }
+    untracked |= {f"{c.name} at {c.level}": only_watched(c) for c in silent}
+    for at in levels:
+        late_s = max(client_delay_s(run, at.name) for run in runs)
+        excuse_client_delay(checks, at.name, late_s - at.base["client_delay_s"])
+    tolerance = tolerances.get("capacity_rps", CAPACITY_TOLERANCE)
+    limits, unjudged = slo_checks(base, runs)
+    checks += capacity_checks(base, runs[-1], tolerance) + limits
     verdicts = {c.verdict for c in checks}
     failed = verdicts & {"regression", "violated"}
     verdict = "regression" if failed else "inconclusive" if "inconclusive" in verdicts else "pass"
+    paired = all(at.paired for at in levels)
+    notes = _notes(base, runs, paired, watched=bool(silent))
     return {
         "schema_version": GATE_SCHEMA_VERSION,
         "verdict": verdict,
         "sentence": _sentence(verdict, checks),
-        "same_schedule": all(paired.values()),
+        "same_schedule": paired,
         "family": len(tested),
         "alpha": ALPHA,
         "look": look,
@@ -108,31 +105,39 @@ def judge_gate(
         "alpha_of_look": alpha,
         "baseline_runs": len(base["runs"]),
         "candidate_runs": len(runs),
-        "notes": _notes(base, runs, all(paired.values()), watched=bool(silent))
-        + ([INTERVALS] if any(c.change_ci for c in checks) else []),
-        "untracked": untracked,
+        "notes": notes + ([INTERVALS] if any(c.change_ci for c in checks) else []),
+        "untracked": untracked | unjudged,
         "checks": [c.as_dict() for c in checks],
     }
 
 
+def _check_comparable(base: Mapping[str, Any], runs: Sequence[Judged]) -> None:
+    for run in runs:
+        path = str(run.run.path)
+        check_same(base["identity"], identity(run), path)
+        missing = [name for name in base["levels"] if name not in run.levels()]
+        if missing:
+            raise CompareError(
+                f"{path} lacks the load level {missing[0]} of the baseline: "
+                "run the same --rates or --concurrency"
+            )
+        if any(s["ok"] for s in run.summary["stages"]):
+            check_realised(base["realised"], realised(run), path)
+    check_distinct(runs)
+
+
 def cost_of(run: Judged) -> tuple[float, int]:
-    """(seconds, tokens of prompts and answers) that the run took."""
+    """Return the seconds and the tokens of prompts and answers that the run took."""
     stages, r = run.run.meta["stages"], run.records.requests
     seconds = sum(((s.get("drained_ns") or s["end_ns"]) - s["start_ns"]) * 1e-9 for s in stages)
-    asked = np.where(np.isnan(r.input_tokens), r.input_tokens_planned, r.input_tokens)
-    return float(seconds), int(np.nansum(asked) + np.nansum(r.output_tokens))
+    prompts = np.where(np.isnan(r.input_tokens), r.input_tokens_planned, r.input_tokens)
+    return float(seconds), int(np.nansum(prompts) + np.nansum(r.output_tokens))
 
 
 def _notes(
     base: Mapping[str, Any], runs: Sequence[Judged], paired: bool, *, watched: bool
 ) -> list[str]:
-    notes = []
-    if watched:
-        notes.append(
-            "What could be noise is not called a regression. To tell less: a longer --duration in the "
-            "baseline as well, more baseline runs, a lower load, ampacity ab, or a limit of your own "
-            "(--tolerance METRIC=10%)."
-        )
+    notes = [WATCHED] if watched else []
     if len(base["runs"]) == 1:
         notes.append(
             f"One baseline run shows no noise from run to run: {ASSUMED_NOISE:.1%} is assumed. "
@@ -144,17 +149,16 @@ def _notes(
     if not paired:
         seeds = ", ".join(sorted({said(r["seed"]) for r in base["runs"]}))
         notes.append(
-            f"Baseline and candidate sent other requests (baseline seed {seeds}): the draw of lengths "
-            "and arrivals counts as noise. With the same --seed (1 where none is given) and --duration, "
-            "and no stage repeated or cut, smaller changes can be told."
+            f"Baseline and candidate sent other requests (baseline seed {seeds}): the draw of "
+            "lengths and arrivals counts as noise. With the same --seed (1 where none is given) "
+            "and --duration, and no stage repeated or cut, smaller changes can be detected."
         )
     if near := near_saturation(base):
         notes.append(f"{', '.join(near)}: {NEAR_SATURATION}.")
-    families = [f for run in runs for f in run.summary.get("families") or []]
-    if families:
-        names = ", ".join(sorted({f["lengths"] for f in families}))
+    if names := {f["lengths"] for run in runs for f in run.summary.get("families") or []}:
         notes.append(
-            f"Not judged: the curves of other lengths ({names}). Gate them by runs of their own."
+            f"Not judged: the curves of other lengths ({', '.join(sorted(names))}). "
+            "Gate them by runs of their own."
         )
     return notes + list(dict.fromkeys(text for run in runs for text in of_endpoint(run.summary)))
 
@@ -174,7 +178,7 @@ def _sentence(verdict: str, checks: Sequence[Check]) -> str:
         return f"Inconclusive: {listed}."
     some = ""
     if len(needed) < len(named):
-        some = f" {len(needed)} of these {len(named)}; what else is needed stands with each"
+        some = f" {len(needed)} of these {len(named)}; each of the others gives its own reason"
     more = f"About {max(needed)} more requests, in the baseline as well, would decide"
     return f"Inconclusive: {listed}. {more}{some}."
 
@@ -186,3 +190,22 @@ def _short(check: Check) -> str:
     if check.name == "error_rate" and check.change is not None:
         return f"error_rate{at} {check.candidate:.2%}"
     return f"{check.name}{at}" + (f" {signed(check.change)}" if check.change is not None else "")
+
+
+def twice_as_slow(run: Run) -> Run:
+    """Return the same run with every answer taking twice its time, which a gate must fail."""
+    table = run.requests
+
+    def with_column(name: str, values: Any) -> pa.Table:
+        return table.set_column(table.column_names.index(name), table.schema.field(name), values)
+
+    for event in ("headers", "first_event", "first_token", "first_answer", "last_token", "ended"):
+        at = table[f"{event}_ns"]
+        table = with_column(f"{event}_ns", pc.add(at, pc.subtract(at, table["started_ns"])))
+    chunks = table["chunk_at_us"].combine_chunks()
+    doubled = np.minimum(chunks.values.to_numpy().astype(np.uint64) * 2, CHUNK_AT_MAX_US)
+    lists = pa.ListArray.from_arrays(chunks.offsets, pa.array(doubled.astype(np.uint32)))
+    table = with_column("chunk_at_us", lists)
+    ends = pc.max(table["ended_ns"]).as_py() or 0
+    stages = [{**s, "drained_ns": max(s.get("drained_ns") or 0, ends)} for s in run.meta["stages"]]
+    return replace(run, requests=table, meta={**run.meta, "stages": stages})

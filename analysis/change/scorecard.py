@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampacity.analysis.change.arms import NO_PAIR, RATES, Arm, Pairing, pairings
-from ampacity.analysis.change.blocks import METRICS
+from ampacity.analysis.change.change import ALPHA, ASSUMED_NOISE, Change, holm, log_change
 from ampacity.analysis.change.comparable import (
     CACHED_POINTS,
     LENGTHS_SHARE,
@@ -18,8 +18,8 @@ from ampacity.analysis.change.comparable import (
     realised,
     unlike_keys,
 )
-from ampacity.analysis.change.regression import ALPHA, ASSUMED_NOISE, holm
-from ampacity.analysis.change.shift import NOTHING_COUNTS, QUANTILES, Change, as_dict, log_change
+from ampacity.analysis.change.samples import METRICS
+from ampacity.analysis.change.shift import NOTHING_COUNTS, QUANTILES, as_dict
 from ampacity.analysis.change.usable_figures import NO_PRICE, Row, scorecard_row, usable_rows
 from ampacity.analysis.warnings import of_endpoint
 from ampacity.loadgen.rundir.records import FAILED_STATUSES

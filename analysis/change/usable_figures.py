@@ -7,7 +7,8 @@ from typing import Any
 
 from ampacity.analysis.capacity.fleet import AT_USABLE, cost_per_million_output_tokens, size_fleet
 from ampacity.analysis.change.arms import Arm
-from ampacity.analysis.change.shift import LEAST, NOTHING_COUNTS
+from ampacity.analysis.change.change import LEAST
+from ampacity.analysis.change.shift import NOTHING_COUNTS
 
 NO_PRICE = "no price of a GPU hour (--gpu-hour)"
 MORE_IN_FLIGHT = "no winner: more in flight at the limit is neither better nor worse"

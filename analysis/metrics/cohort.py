@@ -30,37 +30,38 @@ from ampacity.analysis.slo import ERROR_RATE, GAP_METRICS, Slo
 MIN_KNOWN_SHARE = 0.99
 """ITL is given when the tokens of each chunk are known for at least this share of the answers."""
 BUNCHED_SHARE = 0.9
-"""Of the chunks, in one read with the one before: so many, and a percentile of the gaps is 0 however long the others are. An
-engine that speculates and writes each token by itself stays below.
-"""
+"""Share of chunks read together with the one before, above which gaps are no figures."""
 READS_APART_US = 2000
-"""Where most reads are nearer than this they are those of a fast engine, not of something that holds tokens back."""
+"""Where most reads are nearer than this they are those of a fast engine, not of something that
+holds tokens back."""
 READS_FEW = 3.0
 """An answer in so few reads has no TPOT to speak of."""
 IN_ONE_PIECE = "answers came in one piece"
 ONE_PIECE_SHARE = 0.5
-"""Of the answers that have several tokens: where more come in one piece, the first token is not told from the last."""
+"""Of the answers that have several tokens: where more come in one piece, the first token is not
+told from the last."""
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """Requests scheduled in a window (attempt 0), their chunks, and how many rows were lost in a kill."""
+    """Requests scheduled in a window (attempt 0), their chunks, and how many rows were lost in a
+    kill.
+    """
 
     requests: Requests
     chunks: Chunks
     missing: int
     now_ns: float  # when the last thing that we know of happened, for ages
     in_flight: Floats | None = None  # shape (n,): requests of the stage in flight when each was due
-    memory: float | None = (
-        None  # requests over which the in-flight count of an open stage stays alike
-    )
+    # requests over which the in-flight count of an open stage stays alike
+    memory: float | None = None
     spoilt: Mapping[str, str] = field(
         default_factory=dict
     )  # metrics that nothing is judged by, and why
 
     @cached_property
     def cut_ns(self) -> Floats:
-        """When an unfinished request was given up."""
+        """Return when an unfinished request was given up."""
         ended = self.requests.ended_ns
         return np.where(np.isnan(ended), self.now_ns, ended)
 
@@ -71,7 +72,7 @@ class Cohort:
         assumption: str | None = None,
         memory: float | None = None,
     ) -> Observations:
-        """Observations of a metric with one value per request; ages count from ``zero_ns``.
+        """Return observations of a metric with one value per request; ages count from ``zero_ns``.
 
         ``memory``: of the queue that it waited in, of a metric that counts the wait.
         """
@@ -95,7 +96,7 @@ class Cohort:
 
     @cached_property
     def observed(self) -> dict[str, Observations]:
-        """Every latency, by the name that its percentiles have in a stage."""
+        """Return every latency, by the name that its percentiles have in a stage."""
         return {
             "ttft_s": self.ttft(from_schedule=False),
             "ttft_from_schedule_s": self.ttft(from_schedule=True),
@@ -109,17 +110,23 @@ class Cohort:
 
     @property
     def in_flight_se(self) -> float | None:
-        """Standard error of the mean in flight of an open stage: looks that are ``memory`` requests apart are independent."""
+        """Return the standard error of the mean in flight of an open stage.
+
+        Looks that are ``memory`` requests apart are independent.
+        """
         if self.in_flight is None or self.memory is None or not len(self.in_flight):
             return None
         return float(np.sqrt(self.in_flight.var() * self.memory / len(self.in_flight)))
 
     def of_class(self, name: str | None) -> Cohort:
-        """The requests of one class (None: all); records that were lost in a kill are of no known class."""
+        """Return the requests of one class (None: all).
+
+        Records that were lost in a kill are of no known class.
+        """
         return self if name is None else self.part(self.in_class(name))
 
     def part(self, which: Bools) -> Cohort:
-        """The requests under a mask, without the lost ones."""
+        """Return the requests under a mask, without the lost ones."""
         share = float(np.count_nonzero(which)) / max(len(which), 1)
         memory = None if self.memory is None else share * self.memory
         in_flight = None if self.in_flight is None else self.in_flight[which]
@@ -129,16 +136,16 @@ class Cohort:
         )
 
     def in_class(self, name: str | None) -> Bools:
-        """Which requests are of a class (None: all), shape (n,)."""
+        """Return which requests are of a class (None: all), shape (n,)."""
         return np.asarray((self.requests.class_ == name) | (name is None), dtype=np.bool_)
 
     def errors(self) -> Observations:
-        """0 for every answer, infinite for every failure; what was cut off may still have been either."""
+        """Return 0 for every answer and infinity for every failure."""
         ok = self.requests.has_status("ok")
         return self.per_request(np.where(ok, 0.0, np.nan), None)
 
     def fluidity(self, first_s: float) -> Observations:
-        """Pace in s per token that each request kept (analysis/metrics/fluidity.py)."""
+        """Return the pace in s per token that each request kept (analysis/metrics/fluidity.py)."""
         unknown = self._chunks_unknown()
         if unknown:
             return _unknown("requests", unknown)
@@ -174,7 +181,10 @@ class Cohort:
         values, estimated = tpot_s(self.requests, self.chunks)
         ok = self.requests.has_status("ok")
         n = int(np.count_nonzero(estimated & ok))
-        taken = "tokens of the first chunk taken as the mean tokens per chunk, or as one where no chunk has a time"
+        taken = (
+            "tokens of the first chunk taken as the mean tokens per chunk, or as one where no "
+            "chunk has a time"
+        )
         if uncounted_share(self.requests) > 1 - MIN_KNOWN_SHARE:
             return _unknown("requests", UNCOUNTED)
         coalesced, reads = self._coalesced
@@ -199,7 +209,7 @@ class Cohort:
         return self._of_gaps(per_token=True)
 
     def _chunks_unknown(self) -> str | None:
-        """Why there are no figures per token."""
+        """Return why there are no figures per token."""
         r, chunks = self.requests, self.chunks
         untimed = self._without_chunk_times()
         if untimed:
@@ -213,12 +223,17 @@ class Cohort:
         if not n or known >= MIN_KNOWN_SHARE * n:
             return None
         return (
-            f"tokens per chunk unknown in {n - known} of {n} answers (the server sends chunks, not tokens, and "
-            f"does not say how many tokens each holds): see icl_s{' and tpot_s' if self.tpot.n else ''}"
+            f"tokens per chunk unknown in {n - known} of {n} answers (the server sends chunks, "
+            "not tokens, and "
+            "does not say how many tokens each holds): see "
+            f"icl_s{' and tpot_s' if self.tpot.n else ''}"
         )
 
     def _without_chunk_times(self) -> str | None:
-        """Why there are no gaps at all: records of another tool may lack the times of chunks."""
+        """Return why there are no gaps at all.
+
+        Records of another tool may lack the times of chunks.
+        """
         r = self.requests
         answers = (
             r.has_status("ok") & ~np.isnan(r.first_token_ns) & (r.last_token_ns > r.first_token_ns)
@@ -227,11 +242,17 @@ class Cohort:
         n = int(np.count_nonzero(answers))
         if not untimed or n - untimed >= MIN_KNOWN_SHARE * n:
             return None
-        return f"{untimed} of {n} answers have no times of their chunks, only of the first and the last token: see tpot_s"
+        return (
+            f"{untimed} of {n} answers have no times of their chunks, only of the first and the "
+            "last token: see tpot_s"
+        )
 
     @cached_property
     def _still_thinking(self) -> str | None:
-        """Why the time to the first answer is not known: answers that ended while the model thought would be left out of it."""
+        """Return why the time to the first answer is not known.
+
+        Answers that ended while the model thought would be left out of it.
+        """
         r = self.requests
         said = r.has_status("ok") & ~np.isnan(r.first_token_ns)
         n, without = (
@@ -241,13 +262,14 @@ class Cohort:
         if n - without >= MIN_KNOWN_SHARE * n:
             return None
         return (
-            f"{without} of {n} answers ended while the model was still thinking, so how long a reader waits for its answer is not "
+            f"{without} of {n} answers ended while the model was still thinking, so how long a "
+            "reader waits for its answer is not "
             "known: plan longer answers"
         )
 
     @cached_property
     def _in_one_piece(self) -> str | None:
-        """Why the first token of the answers is not told from their last."""
+        """Return why the first token of the answers is not told from their last."""
         r = self.requests
         one = np.where(r.uncounted, r.output_tokens_planned, visible_tokens(r)) == 1
         several = r.has_status("ok") & ~np.isnan(r.first_token_ns) & ~one
@@ -257,13 +279,14 @@ class Cohort:
         if together <= ONE_PIECE_SHARE * n or np.median(lasted_us) < READS_APART_US:
             return None
         return (
-            f"{together} of {n} {IN_ONE_PIECE}: they were not streamed, or something on the way held them back, "
+            f"{together} of {n} {IN_ONE_PIECE}: they were not streamed, or something on the way "
+            "held them back, "
             "and their first token is no earlier than the last: see e2e_s"
         )
 
     @cached_property
     def _coalesced(self) -> tuple[str | None, float]:
-        """Why gaps say nothing of the engine where tokens come in bunches, and the reads of an answer with several chunks."""
+        """Return (why gaps do not show the engine, reads of an answer with several chunks)."""
         together = apart = well_apart = answers = 0
         apart_us = 0.0
         for part, some in self.chunks.parts():
@@ -283,7 +306,8 @@ class Cohort:
             f", {apart_us / apart / 1e3:.3g} ms apart" if apart else ""
         )
         return (
-            f"{together / chunks:.1%} of the chunks came together with the one before ({how}): something on the way holds "
+            f"{together / chunks:.1%} of the chunks came together with the one before ({how}): "
+            "something on the way holds "
             "them back, and these times are not the engine's (see: ampacity doctor)"
         ), reads
 
@@ -306,7 +330,7 @@ class Cohort:
         )
 
     def _with_lost(self, infinite: Floats, censored: Floats) -> tuple[Floats, Floats]:
-        """What was lost in a kill counts as unfinished at age zero."""
+        """Add the requests lost in a kill, as unfinished at age zero."""
         lost = np.zeros(self.missing)
         return np.concatenate([infinite, lost]), np.concatenate([censored, lost])
 
@@ -319,7 +343,7 @@ def _unknown(unit: str, reason: str) -> Observations:
 
 
 def observations_for_slo(cohort: Cohort, slo: Slo) -> Observations:
-    """What an SLO is judged by: TTFT, first answer, fluidity and E2E count from the schedule."""
+    """Return the observations that an SLO is judged by; waits count from the schedule."""
     cohort = cohort.of_class(slo.class_)
     if slo.metric in cohort.spoilt:
         return _unknown(

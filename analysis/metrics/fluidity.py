@@ -1,7 +1,7 @@
 """Token deadlines: is every token there when a reader who began on time comes to it?
 
-The first token is due ``first_s`` after the schedule, every further one ``each_s`` later, so that time gained early
-may be spent later (a buffer), which no percentile of gaps sees.
+The first token is due ``first_s`` after the schedule, every further one ``each_s`` later, so that
+time gained early may be spent later (a buffer), which no percentile of gaps sees.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from ampacity.analysis.metrics.requests import Chunks, Floats, Requests
 
 
 def token_times_s(requests: Requests, chunks: Chunks) -> tuple[Floats, Floats]:
-    """(arrival after the schedule in s, tokens of the request that came before) of every chunk."""
+    """Return (arrival after the schedule in s, tokens of the request that came before) of every
+    chunk.
+    """
     delay_s = (requests.started_ns - requests.scheduled_ns) * 1e-9
     tokens = (
         np.ones(len(chunks.at_us)) if chunks.tokens is None else chunks.tokens.astype(np.float64)
@@ -27,10 +29,10 @@ def token_times_s(requests: Requests, chunks: Chunks) -> tuple[Floats, Floats]:
 
 
 def needed_pace_s(requests: Requests, chunks: Chunks, first_s: float) -> Floats:
-    """Least ``each_s`` per token that every token of a request keeps, shape (n,), s.
+    """Return the least ``each_s`` per token that every token of a request keeps, shape (n,), s.
 
-    max over tokens i >= 1 of (arrival_i - first_s) / i; infinite where the first token itself was late, 0 where
-    all came within first_s, NaN without a chunk. A chunk is due with its first token.
+    max over tokens i >= 1 of (arrival_i - first_s) / i; infinite where the first token itself was
+    late, 0 where all came within first_s, NaN without a chunk. A chunk is due with its first token.
     """
     found = np.empty(len(requests))
     for where, part in chunks.parts():
@@ -50,10 +52,11 @@ def _needed_pace_s(requests: Requests, chunks: Chunks, first_s: float) -> Floats
 
 
 def fluidity_of(requests: Requests, chunks: Chunks, first_s: float, each_s: float) -> Floats:
-    """Share of deadlines that each request with chunks kept, 1 - missed/total, shape (n,) (Etalon/Metron, arXiv 2407.07000).
+    """Return the share of token deadlines kept per request, (n,) (Etalon, arXiv 2407.07000).
 
-    A token in time adds what it was early to the slack of the next; a late one misses
-    floor((gap - slack - deadline) / each_s) + 1 deadlines and starts anew. Of a chunk only the first token can be late.
+    A token in time adds what it was early to the slack of the next; a late one misses floor((gap -
+    slack - deadline) / each_s) + 1 deadlines and starts anew. Of a chunk only the first token can
+    be late.
     """
     found = np.empty(len(requests))
     for where, part in chunks.parts():
@@ -86,7 +89,7 @@ def _fluidity_of(requests: Requests, chunks: Chunks, first_s: float, each_s: flo
 def _step(
     gap: Floats, due: Floats, each_s: float, slack: Floats, missed: Floats, total: Floats
 ) -> None:
-    """One token of many requests; the last three are changed in place."""
+    """Advance many requests by one token; the last three arrays change in place."""
     over = gap - due - slack
     late = over > 1e-12
     misses = np.where(late, np.floor(np.maximum(over, 0.0) / each_s + 1e-9) + 1, 0.0)

@@ -1,7 +1,8 @@
-"""Gaps between chunks or tokens: worked out from the chunk times slice by slice, each time they are needed.
+"""Gaps between chunks or tokens.
 
-All gaps of a large run at once would take many times the room of its chunk times. Chunk times are whole
-microseconds, so a count of each length that occurs holds every percentile exactly.
+Worked out from the chunk times slice by slice, each time they are needed. All gaps of a large run
+at once would take many times the room of its chunk times. Chunk times are whole microseconds, so a
+count of each length that occurs holds every percentile exactly.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ _TOKEN_BITS = 31
 
 @dataclass(frozen=True)
 class Gaps:
-    """Gap ``i`` ends with a chunk of ``tokens[i]`` tokens of request ``owner[i]``: so many samples of gap/tokens."""
+    """Gap ``i`` ends with a chunk of ``tokens[i]`` tokens of request ``owner[i]``.
+
+    So many samples of gap/tokens.
+    """
 
     gap_us: npt.NDArray[np.uint32]
     tokens: npt.NDArray[np.int32] | None  # None: one each
@@ -34,7 +38,7 @@ class Gaps:
         return np.asarray(self.gap_us * _US / each, dtype=np.float64)
 
     def of(self, which: Bools) -> Gaps:
-        """The gaps of the requests under a mask."""
+        """Return the gaps of the requests under a mask."""
         keep = which[self.owner]
         return Gaps(
             self.gap_us[keep], None if self.tokens is None else self.tokens[keep], self.owner[keep]
@@ -42,16 +46,17 @@ class Gaps:
 
 
 def chunk_gaps(chunks: Chunks) -> Gaps:
-    """ICL: n chunks have n - 1 gaps; the time to the first chunk is none of them."""
+    """Return the gaps between chunks (ICL): n - 1 for n chunks, without the time to the first."""
     owner = chunks.owner
     inside = owner[1:] == owner[:-1]
     return Gaps((chunks.at_us[1:] - chunks.at_us[:-1])[inside], None, owner[1:][inside])
 
 
 def token_gaps(chunks: Chunks) -> Gaps:
-    """ITL of requests whose chunk tokens are known: k samples of g/k for k tokens that come g after the last.
+    """Return the gaps between tokens (ITL) of requests whose chunk tokens are known.
 
-    A chunk with no token by the server's count hands its time on to the next one.
+    K samples of g/k for k tokens that come g after the last. A chunk with no token by the server's
+    count hands its time on to the next one.
     """
     if chunks.tokens is None:
         return chunk_gaps(chunks).of(chunks.known)
@@ -66,28 +71,30 @@ def token_gaps(chunks: Chunks) -> Gaps:
 
 @dataclass(frozen=True)
 class GapSeries:
-    """The gaps of n requests: between chunks, or (``per_token``) between tokens, of those under ``counted``, (n,)."""
+    """The gaps of n requests: between chunks, or (``per_token``) between tokens, of those under
+    ``counted``, (n,).
+    """
 
     chunks: Chunks
     counted: Bools
     per_token: bool
 
     def _parts(self) -> Iterator[tuple[slice, Gaps]]:
-        """(requests, their gaps, owners counted from the first of them)."""
+        """Return (requests, their gaps, owners counted from the first of them)."""
         for where, part in self.chunks.parts():
             gaps = token_gaps(part) if self.per_token else chunk_gaps(part)
             counted = self.counted[where]
             yield where, gaps if counted.all() else gaps.of(counted)
 
     def sizes(self) -> Floats:
-        """Gaps of each request, shape (n,)."""
+        """Return gaps of each request, shape (n,)."""
         found = np.zeros(len(self.counted))
         for where, gaps in self._parts():
             found[where] = np.bincount(gaps.owner, gaps.tokens, where.stop - where.start)
         return found
 
     def over(self, limits_s: Floats) -> Floats:
-        """Gaps of each request that are longer than each of k limits, shape (k, n)."""
+        """Return gaps of each request that are longer than each of k limits, shape (k, n)."""
         found = np.zeros((len(limits_s), len(self.counted)))
         for where, gaps in self._parts():
             for row, limit_s in enumerate(limits_s):
@@ -97,7 +104,7 @@ class GapSeries:
         return found
 
     def distinct(self) -> tuple[Floats, Floats]:
-        """Every length that occurs in s, ascending, and how many samples have it."""
+        """Return every length that occurs in s, ascending, and how many samples have it."""
         table = np.zeros(_COUNTED_US, dtype=np.int64)
         most = 0
         rest = [np.zeros((2, 0), dtype=np.int64)]
@@ -123,7 +130,10 @@ class GapSeries:
 
 
 def _longer(gaps: Gaps, limit_s: float) -> Bools:
-    """value_s > limit_s, without the values: in whole µs where each gap is one sample."""
+    """Return ``value_s > limit_s`` without computing the values.
+
+    In whole µs where each gap is one sample.
+    """
     if gaps.tokens is not None:
         return np.asarray(gaps.value_s > limit_s)
     if not np.isfinite(limit_s) or limit_s < 0:

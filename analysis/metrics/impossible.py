@@ -27,10 +27,11 @@ _Fault = tuple[str, Any, str]  # column, mask of the rows, what is wrong with it
 
 
 def check_records(run: Run) -> None:
-    """Raises RecordsError, naming row, column and value, where a record is none that such a run writes."""
+    """Raise RecordsError on the first record that no run writes, with row, column and value."""
     table, entries = run.requests, enumerate(run.meta.get("stages") or [])
     stages = {i if (index := s.get("index")) is None else index for i, s in entries}
-    # a kill may come before a stage is noted down; other tools end their clocks in their own ways, as the import allows
+    # a kill may come before a stage is noted down; other tools end their clocks in their own ways,
+    # as the import allows
     known, times = (
         stages if run.complete else set(),
         () if run.meta.get("imported") else _times(table),
@@ -44,7 +45,8 @@ def check_records(run: Run) -> None:
             held = {name: table[name][row].as_py() for name in table.column_names}
             said = f"{column} is {reprlib.repr(held[column])}, {why.format_map(held)}"
             raise RecordsError(
-                f"{run.path / 'requests.parquet'}: row {row}: {said}; no run writes that: the file was changed or is damaged"
+                f"{run.path / 'requests.parquet'}: row {row}: {said}; no run writes that: the "
+                "file was changed or is damaged"
             )
 
 
@@ -85,7 +87,10 @@ def _chunks(table: pa.Table) -> Iterator[_Fault]:
 
 
 def _rows_with(lists: pa.ChunkedArray, wrong: Callable[[Any, Any], Any]) -> Bools:
-    """Rows in whose list an element is ``wrong``: their indices, from all elements and where each row's end."""
+    """Return rows in whose list an element is ``wrong``.
+
+    Their indices, from all elements and where each row's end.
+    """
     rows = [np.zeros(0, dtype=np.bool_)]
     for part in lists.chunks:
         ends = np.cumsum(pc.fill_null(pc.list_value_length(part), 0))

@@ -15,12 +15,15 @@ from ampacity.analysis.metrics.requests import Floats, Requests, visible_tokens
 _LEVELS = {f"p{percent}": percent / 100 for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
 
 CUT_SHARE = 0.5
-"""Of the usual length: an answer that is shorter, and of which nobody says why it ended, may have been cut off."""
+"""Of the usual length: an answer that is shorter, and of which nobody says why it ended, may have
+been cut off."""
 CUT_ALIKE = 0.1
 
 
 def describe(lengths: Floats) -> dict[str, Any]:
-    """A LENGTHS object: mean and percentiles of this sample (unknown ones left out), null where empty."""
+    """Return a LENGTHS object: mean and percentiles of this sample (unknown ones left out), null
+    where empty.
+    """
     known = np.sort(lengths[~np.isnan(lengths)])
     result: dict[str, Any] = {"n": len(known), "mean": None, **dict.fromkeys(_LEVELS), "max": None}
     if len(known):
@@ -35,13 +38,13 @@ def describe(lengths: Floats) -> dict[str, Any]:
 
 
 def spread(values: Floats) -> dict[str, Any]:
-    """Mean, median, p95 and most of a sample, null where it is empty."""
+    """Return the mean, median, p95 and most of a sample, null where it is empty."""
     found = describe(values[np.isfinite(values)])
     return {name: found[name] for name in ("n", "mean", "p50", "p95", "max")}
 
 
 def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:
-    """``workload.realised``: over all stages, rows with attempt 0."""
+    """Return ``workload.realised``: over all stages, rows with attempt 0."""
     first = requests.take(requests.attempt == 0)
     ok = first.has_status("ok")
     answers = first.take(ok)
@@ -74,9 +77,10 @@ def _tokens_per_chunk(table: pa.Table, answers: Requests) -> float | None:
 
 
 def mean_tokens(requests: Requests, stages: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Tokens of a mean answered request: lengths do not depend on the load, so all stages that are findings count.
+    """Return tokens of a mean answered request.
 
-    One without a steady state is left out: what it gave up on are the long answers.
+    Lengths do not depend on the load, so all stages that are findings count. One without a steady
+    state is left out: what it gave up on are the long answers.
     """
     held = [s["index"] for s in stages if not s["client_limited"] and s["stable"] is not False]
     answers = requests.take(requests.has_status("ok") & np.isin(requests.stage, held))
@@ -88,15 +92,19 @@ def mean_tokens(requests: Requests, stages: Sequence[Mapping[str, Any]]) -> dict
 
 
 def output_deviation(requests: Requests) -> float | None:
-    """Received over planned output tokens of the good answers, minus 1; None where unknown."""
+    """Return the received over planned output tokens of the good answers, minus 1.
+
+    None where unknown.
+    """
     ok = requests.has_status("ok")
     return _deviation(requests.output_tokens[ok], requests.output_tokens_planned[ok])
 
 
 def cut_short(table: pa.Table, requests: Requests) -> tuple[int, int]:
-    """(good answers that no finish reason ended and that have less than half of the usual chunks for their plan, good answers).
+    """Return (answers that may have been cut off, all good answers).
 
-    Usual is the median of those that have a finish reason; where none has one, of all, if most of them are about as long.
+    Usual is the median of those that have a finish reason; where none has one, of all, if most of
+    them are about as long.
     """
     good = requests.take(requests.has_status("ok") & (requests.output_tokens_planned > 0))
     chunks = pc.fill_null(pc.list_value_length(table["chunk_at_us"]), 0).to_numpy()[good.row]
@@ -111,6 +119,6 @@ def cut_short(table: pa.Table, requests: Requests) -> tuple[int, int]:
 
 
 def _deviation(counted: Floats, planned: Floats) -> float | None:
-    """One sum over the other, minus 1, where both are known; None where nowhere."""
+    """Return one sum over the other, minus 1, where both are known; None where nowhere."""
     both = ~np.isnan(counted) & (planned > 0)
     return float(counted[both].sum() / planned[both].sum() - 1) if both.any() else None

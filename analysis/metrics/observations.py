@@ -1,7 +1,8 @@
-"""Samples of one metric over a cohort, with what the status table says of failed and unfinished requests.
+"""Samples of one metric over a cohort, with what the status table says of failed and unfinished
+requests.
 
-Failed requests are infinitely slow; unfinished ones are censored: slower than the age at which they were
-cut off; cancelled ones are left out.
+Failed requests are infinitely slow; unfinished ones are censored: slower than the age at which they
+were cut off; cancelled ones are left out.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ _RANKS_MAX = 256
 
 @dataclass(frozen=True)
 class Observations:
-    """Samples in scheduled order. ``owner`` is the request (0 .. n_owners-1) of each finite value."""
+    """Samples in scheduled order. ``owner`` is the request (0 ..
+
+    N_owners-1) of each finite value.
+    """
 
     unit: str  # "requests", "sessions" or "gaps"
     values: Floats  # seconds, finite
@@ -41,9 +45,8 @@ class Observations:
     censored: Floats  # shape (n_owners,): slower than this, NaN where not censored
     reason: str | None = None  # why the metric is not known at all
     assumption: str | None = None
-    memory: float | None = (
-        None  # samples over which the queue that they waited in stays alike, of waits of an open stage
-    )
+    # samples over which the queue that they waited in stays alike, of waits of an open stage
+    memory: float | None = None
 
     @property
     def n_owners(self) -> int:
@@ -51,14 +54,14 @@ class Observations:
 
     @cached_property
     def sizes(self) -> Floats:
-        """Samples of each request, shape (n_owners,)."""
+        """Return samples of each request, shape (n_owners,)."""
         return np.asarray(
             self._finite_sizes() + self.infinite + ~np.isnan(self.censored), dtype=np.float64
         )
 
     @cached_property
     def n(self) -> int:
-        """Samples in all, infinite and censored ones included."""
+        """Return samples in all, infinite and censored ones included."""
         return round(float(self.sizes.sum()))
 
     @cached_property
@@ -70,17 +73,20 @@ class Observations:
         return int(np.count_nonzero(~np.isnan(self.censored)))
 
     def misses(self, limit_s: float) -> Floats:
-        """Samples above the limit per request; a censored one counts when its age is past it."""
+        """Return samples above the limit per request.
+
+        A censored one counts when its age is past it.
+        """
         return np.asarray(self.misses_each(np.array([limit_s]))[0])
 
     def misses_each(self, limits_s: Floats) -> Floats:
-        """``misses`` for each of k limits, shape (k, n_owners)."""
+        """Return ``misses`` for each of k limits, shape (k, n_owners)."""
         with np.errstate(invalid="ignore"):
             endless = self.infinite + (self.censored > limits_s[:, None])
         return np.asarray(self._over(limits_s) + endless, dtype=np.float64)
 
     def _over(self, limits_s: Floats) -> Floats:
-        """Finite samples above each limit, shape (k, n_owners)."""
+        """Return the finite samples above each limit, shape (k, n_owners)."""
         found = np.zeros((len(limits_s), self.n_owners))
         for row, limit_s in enumerate(limits_s):
             over = self.values > limit_s
@@ -89,17 +95,23 @@ class Observations:
         return found
 
     def _finite_sizes(self) -> Floats:
-        """Finite samples of each request, shape (n_owners,)."""
+        """Return the finite samples of each request, shape (n_owners,)."""
         found = np.bincount(self.owner, weights=self.weights, minlength=self.n_owners)
         return np.asarray(found, dtype=np.float64)
 
     def inconclusive(self, limit_s: float) -> int:
-        """Censored samples whose age is not past the limit: they may or may not be misses."""
+        """Return the censored samples whose age is not past the limit.
+
+        They may or may not be misses.
+        """
         with np.errstate(invalid="ignore"):
             return int(np.count_nonzero(self.censored <= limit_s))
 
     def shares_over(self, limits_s: Floats) -> Floats:
-        """Share of all samples above each of k limits, shape (k,): ``misses_each`` without regard to whose they are."""
+        """Return the share of all samples above each of k limits, shape (k,).
+
+        ``misses_each`` without regard to whose they are.
+        """
         values, cumulative = self._sorted
         at_most = np.searchsorted(values, limits_s, side="right")
         if cumulative is not None:
@@ -110,10 +122,10 @@ class Observations:
         )
 
     def effective_size(self, limit_s: float) -> float:
-        """n_eff for the share above ``limit_s``.
+        """Return n_eff for the share above ``limit_s``.
 
-        Where fewer than twenty samples are on one side of the limit, their clustering cannot be seen; then
-        it is taken at the nearest level that has twenty.
+        Where fewer than twenty samples are on one side of the limit, their clustering cannot be
+        seen; then it is taken at the nearest level that has twenty.
         """
         floor = max(_MIN_EXCEEDANCES, 0.01 * self.n) if self.unit == "gaps" else _MIN_EXCEEDANCES
         misses = self.misses(limit_s)
@@ -126,10 +138,11 @@ class Observations:
         return effective_size(misses, self.sizes)
 
     def clustering(self, quantile: float) -> tuple[float, float]:
-        """tau of the samples around a quantile, how many of them tell as much as one independent sample: (seen, widest).
+        """Return (tau seen, widest tau): samples around a quantile per independent one.
 
-        The largest over levels from rarer ones, whose slow samples cluster most, to commoner ones, where there are more to
-        see it by. ``widest`` looks at the commonest, too; so does ``seen`` where no queue says how rare ones cluster.
+        The largest over levels from rarer ones, whose slow samples cluster most, to commoner ones,
+        where there are more to see it by. ``widest`` looks at the commonest, too; so does ``seen``
+        where no queue says how rare ones cluster.
         """
         if quantile not in self._clusterings:
             least = _MIN_EXCEEDANCES / max(self.n, 1)
@@ -153,7 +166,10 @@ class Observations:
         return {}
 
     def _sizes_at(self, shares: list[float]) -> list[float]:
-        """n_eff at the level that each share of the samples exceeds; inf where ties leave too few above it."""
+        """Return n_eff at the level that each share of the samples exceeds.
+
+        Inf where ties leave too few above it.
+        """
         levels = [self.rank_bounds(max(1, round(self.n * (1 - share))))[0] for share in shares]
         found = []
         for share, misses in zip(shares, self.misses_each(np.array(levels)), strict=True):
@@ -163,11 +179,17 @@ class Observations:
 
     @property
     def likely_cluster(self) -> float:
-        """Samples in a cluster, as the queue makes it likely; 1 where none is known or it has no memory."""
+        """Return the samples in a cluster, as the queue makes it likely.
+
+        1 where none is known or it has no memory.
+        """
         return 1.0 if self.memory is None else 1 + MEMORIES * (max(self.memory, 1.0) - 1)
 
     def below_by_chance(self, quantile: float, levels_s: Floats) -> Floats:
-        """P[so few samples over each of k levels | the quantile is there], shape (k,); those cut off count as over."""
+        """Return P[so few samples over each of k levels | the quantile is there], shape (k,).
+
+        Those cut off count as over.
+        """
         values, cumulative = self._sorted
         at_most = np.searchsorted(values, levels_s, side="right")
         within = at_most if cumulative is None else np.concatenate([[0.0], cumulative])[at_most]
@@ -183,7 +205,9 @@ class Observations:
 
     @cached_property
     def _merged(self) -> tuple[Floats, Floats | None]:
-        """Sorted values with each censored sample at its age, and the cumulative weights."""
+        """Return the sorted values with each censored sample at its age, and the cumulative
+        weights.
+        """
         values, cumulative = self._sorted
         if not self.n_censored:
             return values, cumulative
@@ -194,18 +218,23 @@ class Observations:
         return merged[order], np.cumsum(np.concatenate([weights, np.ones(len(ages))])[order])
 
     def rank_bounds(self, rank: int) -> tuple[float, float]:
-        """Least and greatest possible value of the sample of 1-based ``rank``; equal without censoring."""
+        """Return the least and greatest possible value of the sample of 1-based ``rank``.
+
+        Equal without censoring.
+        """
         return _at_rank(*self._merged, rank), _at_rank(*self._sorted, rank)
 
     def quantile_bounds(self, quantile: float) -> tuple[float, float]:
-        """The smallest x with F(x) >= quantile, so that it is within a limit when that share is."""
+        """Return the smallest x with F(x) >= quantile, so that it is within a limit when that share
+        is.
+        """
         return self.rank_bounds(quantile_rank(quantile, self.n))
 
     def confidence_interval(self, quantile: float) -> tuple[float, float]:
-        """95 % interval of a quantile for clustered samples, each end by a test at 2.5 %; NaN where an end is unknown.
+        """Return 95 % interval of a quantile for clustered samples, each end by a test at 2.5 %.
 
-        The upper end is the lowest level that would be shown to be within an SLO on this quantile, the lower end the
-        highest that would be shown to break one.
+        NaN where an end is unknown. The upper end is the lowest level that would be shown to be
+        within an SLO on this quantile, the lower end the highest that would be shown to break one.
         """
         alpha, p, (seen, widest) = (1 - CONFIDENCE) / 2, 1 - quantile, self.clustering(quantile)
         most = self.n - quantile_rank(quantile, self.n)  # samples over the quantile itself
@@ -220,7 +249,7 @@ class Observations:
         return low, high
 
     def mean(self) -> float:
-        """Mean of the finite values, NaN where there is none."""
+        """Return the mean of the finite values, NaN where there is none."""
         return (
             float(np.average(self.values, weights=self.weights))
             if len(self.values)
@@ -230,9 +259,11 @@ class Observations:
 
 @dataclass(frozen=True)
 class GapObservations(Observations):
-    """Observations whose ``values`` are the distinct gaps and ``weights`` how many have each, all ``n_owners`` taken together.
+    """Observations whose ``values`` are the distinct gaps and ``weights`` how many have each, all
+    ``n_owners`` taken together.
 
-    ``owner`` is empty: what is asked per request is worked out from ``series``, of the first of the n_owners.
+    ``owner`` is empty: what is asked per request is worked out from ``series``, of the first of the
+    n_owners.
     """
 
     series: GapSeries | None = None
@@ -244,7 +275,7 @@ class GapObservations(Observations):
         return self._padded(self.series.sizes()) if self.series else super()._finite_sizes()
 
     def _padded(self, found: Floats) -> Floats:
-        """With zeros for the requests whose records were lost."""
+        """Pad with zeros for the requests whose records were lost."""
         lost = self.n_owners - found.shape[-1]
         if not lost:
             return found
@@ -252,7 +283,7 @@ class GapObservations(Observations):
 
 
 def quantile_rank(quantile: float, n: int) -> int:
-    """1-based rank of the quantile: the smallest k with k/n >= quantile."""
+    """Return 1-based rank of the quantile: the smallest k with k/n >= quantile."""
     return max(1, int(np.ceil(quantile * n - 1e-9)))
 
 

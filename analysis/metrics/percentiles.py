@@ -1,4 +1,7 @@
-"""The percentile objects of summary.json, from observations: figures, or the reason why there is none."""
+"""The percentile objects of summary.json, from observations.
+
+Figures, or the reason why there is none.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _CURVE_LEVELS = np.concatenate([np.arange(1, 100) / 100, [0.995, 0.999]])
 
 
 def percentiles(observations: Observations) -> dict[str, Any]:
-    """A PERCENTILES object of docs/summary.md; all values in seconds."""
+    """Return a PERCENTILES object of docs/summary.md; all values in seconds."""
     o = observations
     result: dict[str, Any] = dict.fromkeys([*LEVELS, "p99_ci", "mean"])
     result |= {"n": o.n, "infinite": o.n_infinite}
@@ -48,7 +51,10 @@ def _unknown_end(o: Observations, high: float) -> str:
     if o.n_infinite > 0.5 * (1 - 0.99) * o.n:
         return "the upper end is among the failed requests"
     size = max(o.clustering(0.99)[0], o.likely_cluster)
-    return f"too short: slow {o.unit} come in clusters of about {size:.0f}, so the worst may not have been seen"
+    return (
+        f"too short: slow {o.unit} come in clusters of about {size:.0f}, so the worst may not "
+        "have been seen"
+    )
 
 
 def _supported(
@@ -68,7 +74,7 @@ def _supported(
 
 
 def between_bounds(o: Observations, low: float, high: float) -> str:
-    """Why a percentile is not known: unfinished requests leave it open."""
+    """Return why a percentile is not known: unfinished requests leave it open."""
     upper = "infinite" if np.isinf(high) else f"{high:.6g} s"
     return (
         f"between {low:.6g} s and {upper}: {o.n_censored} of {o.n} {o.unit} were cut off unfinished"
@@ -76,7 +82,10 @@ def between_bounds(o: Observations, low: float, high: float) -> str:
 
 
 def curve(observations: Observations) -> dict[str, list[float]]:
-    """Quantile curve for pictures: seconds at 0.01 ... 0.99, 0.995, 0.999, as far as it is finite."""
+    """Return the quantile curve for charts.
+
+    0.99, 0.995, 0.999, as far as it is finite.
+    """
     o = observations
     levels, values = [], []
     for q in _CURVE_LEVELS if o.n else ():
@@ -91,5 +100,5 @@ def curve(observations: Observations) -> dict[str, list[float]]:
 
 
 def finite(value: float) -> float | None:
-    """The value, or None where it is NaN or infinite."""
+    """Return the value, or None where it is NaN or infinite."""
     return float(value) if np.isfinite(value) else None

@@ -1,7 +1,8 @@
-"""Per-request vectors and chunk times from the records; the definitions of TTFT, TPOT, E2E (of ITL and ICL: gaps.py).
+"""Per-request vectors and chunk times from the records.
 
-Times are float64 nanoseconds after ``origin_ns`` (exact below 104 days), NaN where something did not
-happen. No Python loop runs over requests or gaps.
+The definitions of TTFT, TPOT, E2E (of ITL and ICL: gaps.py). Times are float64 nanoseconds after
+``origin_ns`` (exact below 104 days), NaN where something did not happen. No Python loop runs over
+requests or gaps.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Requests:
         return len(self.row)
 
     def take(self, which: npt.NDArray[Any] | slice) -> Requests:
-        """The entries at an index array, mask or slice, in that order."""
+        """Return the entries at an index array, mask or slice, in that order."""
         if not isinstance(which, slice) and which.dtype == np.bool_ and which.all():
             return self
         return Requests(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
@@ -75,16 +76,21 @@ class Requests:
 
     @property
     def left_out(self) -> Bools:
-        """Says nothing of the server: cancelled by the workload, or longer than the model's context."""
+        """Return which requests say nothing of the server.
+
+        Cancelled by the workload, or longer than the model's context.
+        """
         return np.isin(self.status, [_CODE[status] for status in LEFT_OUT])
 
     @property
     def failed(self) -> Bools:
-        """Counts as infinitely slow."""
+        """Return which requests count as infinitely slow."""
         return np.asarray(_FAILED[self.status], dtype=np.bool_)
 
     def cached_share(self) -> float | None:
-        """Share of the input tokens from the server's prefix cache, over the rows of which it is known; None where of none."""
+        """Return the share of the input tokens from the server's prefix cache, over the rows of
+        which it is known; None where of none.
+        """
         said = ~np.isnan(self.cached_tokens) & (self.input_tokens > 0)
         return (
             float(self.cached_tokens[said].sum() / self.input_tokens[said].sum())
@@ -98,7 +104,10 @@ class Requests:
 
 
 def read_requests(table: pa.Table, origin_ns: int) -> Requests:
-    """Vectors of a table with the columns of ``ampacity.loadgen.rundir.records.SCHEMA``. Raises RecordsError."""
+    """Return vectors of a table with the columns of ``ampacity.loadgen.rundir.records.SCHEMA``.
+
+    Raises RecordsError.
+    """
     scheduled = _times(table, "scheduled_ns", origin_ns)
     order = np.argsort(scheduled, kind="stable")
     columns: dict[str, npt.NDArray[Any]] = {
@@ -127,9 +136,10 @@ def read_requests(table: pa.Table, origin_ns: int) -> Requests:
 
 
 def _leave_out_chunks(columns: dict[str, npt.NDArray[Any]]) -> None:
-    """Chunks that were taken for tokens are none, unless answers that did not end by themselves have as many as were planned.
+    """Set to NaN, in place, token counts that are only counts of chunks.
 
-    In place: of good answers that nobody counted ``output_tokens`` becomes NaN, or they count as counted.
+    In place: of good answers that nobody counted ``output_tokens`` becomes NaN, or they count as
+    counted.
     """
     ok = columns["uncounted"] & (columns["status"] == _CODE["ok"])
     told = ok & ~columns["stopped"] & (columns["output_tokens_planned"] > 0)
@@ -146,7 +156,7 @@ def _times(table: pa.Table, name: str, origin_ns: int) -> Floats:
 
 
 def _classes(table: pa.Table) -> npt.NDArray[np.object_]:
-    """One Python string per name, however many rows."""
+    """Return the figures of each class of a workload that has several."""
     column = pc.fill_null(table["class"], "default").combine_chunks().dictionary_encode()
     names = np.array(column.dictionary.to_pylist(), dtype=np.object_)
     return np.asarray(names[column.indices.to_numpy()] if len(names) else names, dtype=np.object_)
@@ -173,16 +183,16 @@ class Chunks:
 
     @cached_property
     def count(self) -> Ints:
-        """Chunks per request."""
+        """Return chunks per request."""
         return np.diff(self.starts)
 
     @cached_property
     def owner(self) -> npt.NDArray[np.int32]:
-        """Request of each chunk."""
+        """Return the request of each chunk."""
         return np.repeat(np.arange(len(self.known), dtype=np.int32), self.count)
 
     def take(self, which: Bools) -> Chunks:
-        """The chunks of the requests under a mask."""
+        """Return the chunks of the requests under a mask."""
         if which.all():
             return self
         kept = np.repeat(which, self.count)
@@ -191,7 +201,7 @@ class Chunks:
         return Chunks(starts, self.at_us[kept], tokens, self.known[which])
 
     def between(self, low: int, high: int) -> Chunks:
-        """The chunks of requests low ... high - 1, not copied."""
+        """Return the chunks of requests low ... high - 1, not copied."""
         a, b = int(self.starts[low]), int(self.starts[high])
         tokens = None if self.tokens is None else self.tokens[a:b]
         return Chunks(
@@ -199,7 +209,7 @@ class Chunks:
         )
 
     def parts(self) -> Iterator[tuple[slice, Chunks]]:
-        """All of them, some requests at a time, so that what is worked out per chunk stays small."""
+        """Return slices of the requests with their chunks, so that what is computed stays small."""
         low, n = 0, len(self.known)
         while low < n:
             within = np.searchsorted(self.starts, self.starts[low] + PART_CHUNKS, side="right") - 1
@@ -208,7 +218,7 @@ class Chunks:
             low = high
 
     def tokens_in(self) -> Floats:
-        """Tokens in the chunks of each request, a chunk of unknown size taken as one."""
+        """Return tokens in the chunks of each request, a chunk of unknown size taken as one."""
         if self.tokens is None:
             return self.count.astype(np.float64)
         total, has = np.zeros(len(self.known)), self.count > 0
@@ -217,13 +227,13 @@ class Chunks:
         return total
 
     def last_us(self) -> Floats:
-        """Arrival of the last chunk of each request, 0 where there is none."""
+        """Return the arrival of the last chunk of each request, 0 where there is none."""
         last, has = np.zeros(len(self.known)), self.count > 0
         last[has] = self.at_us[self.starts[1:][has] - 1]
         return last
 
     def first_tokens(self) -> Floats:
-        """Tokens in the first chunk, NaN where unknown or where there is no chunk."""
+        """Return tokens in the first chunk, NaN where unknown or where there is no chunk."""
         first = np.where(self.known & (self.count > 0), 1.0, np.nan)
         if self.tokens is not None:
             has = np.flatnonzero(~np.isnan(first))
@@ -232,7 +242,7 @@ class Chunks:
 
 
 def read_chunks(table: pa.Table, requests: Requests) -> Chunks:
-    """The chunks of ``requests`` (rows of ``table``)."""
+    """Return the chunks of ``requests`` (rows of ``table``)."""
     at = _lists(table["chunk_at_us"], requests.row)
     tokens = _lists(table["chunk_tokens"], requests.row)
     count = np.asarray(pc.fill_null(pc.list_value_length(at), 0), dtype=np.int64)
@@ -247,7 +257,10 @@ def read_chunks(table: pa.Table, requests: Requests) -> Chunks:
 def _tokens_in_each(
     tokens: pa.ListArray, listed: Bools, count: Ints
 ) -> npt.NDArray[np.int32] | None:
-    """Tokens of every chunk, 1 where they are not listed; None where it is 1 in all, which is most servers."""
+    """Return tokens of every chunk, 1 where they are not listed.
+
+    None where it is 1 in all, which is most servers.
+    """
     values = np.asarray(tokens.flatten(), dtype=np.int32)  # of a null list it has none
     if np.all(values == 1):
         return None
@@ -270,26 +283,34 @@ def _lists(column: pa.ChunkedArray, rows: Ints) -> pa.ListArray:
     return part.take(pa.array(rows - low))
 
 
-UNCOUNTED = "the server does not say how many tokens its answers have (no usage), and chunks are no tokens: give its vocabulary to --tokenizer"
+UNCOUNTED = (
+    "the server does not say how many tokens its answers have (no usage), and chunks are no "
+    "tokens: give its vocabulary to --tokenizer"
+)
 
 
 def uncounted_share(requests: Requests) -> float:
-    """Of the good answers."""
+    """Return the share of good answers whose tokens nobody counted."""
     ok = requests.has_status("ok")
     return float(np.mean(requests.uncounted[ok])) if ok.any() else 0.0
 
 
 def visible_tokens(requests: Requests) -> Floats:
-    """Output tokens that can be in the stream: without reasoning that the server counts but does not send."""
+    """Return output tokens that can be in the stream.
+
+    Without reasoning that the server counts but does not send.
+    """
     hidden = (requests.reasoning_tokens > 0) & (requests.first_answer_ns == requests.first_token_ns)
     return requests.output_tokens - np.where(hidden, requests.reasoning_tokens, 0.0)
 
 
 def tpot_s(requests: Requests, chunks: Chunks) -> tuple[Floats, Bools]:
-    """TPOT per request, NaN where undefined, and where the first chunk's tokens had to be estimated.
+    """Return TPOT per request, NaN where undefined, and where the first chunk's tokens had to be
+    estimated.
 
-    (last token - first token) / (tokens - tokens in the first chunk). Where the first chunk's tokens are
-    unknown they are taken as the request's mean tokens per chunk; as 1 where no chunk has a time.
+    (last token - first token) / (tokens - tokens in the first chunk). Where the first chunk's
+    tokens are unknown they are taken as the request's mean tokens per chunk; as 1 where no chunk
+    has a time.
     """
     visible, first = visible_tokens(requests), chunks.first_tokens()
     tokens = np.where(np.isnan(visible) & chunks.known, chunks.tokens_in(), visible)
@@ -314,7 +335,7 @@ def first_answer_s(requests: Requests, *, from_schedule: bool) -> Floats:
 
 
 def e2e_s(requests: Requests, *, from_schedule: bool) -> Floats:
-    """To the last token; a good answer without any text ends with its response."""
+    """Return the time to the last token; a good answer without text ends with its response."""
     no_text = np.isnan(requests.last_token_ns) & requests.has_status("ok")
     end = np.where(no_text, requests.ended_ns, requests.last_token_ns)
     return (end - zero_ns(requests, from_schedule)) * _NS

@@ -46,7 +46,10 @@ SLIP_MAX_S = 0.02  # as ampacity.loadgen.audit has it where no SLO says what mat
 
 @dataclass(frozen=True)
 class RunRecords:
-    """The records of a run, or of some of its stages, as vectors; read once, used for every stage."""
+    """The records of a run, or of some of its stages, as vectors.
+
+    Read once, used for every stage.
+    """
 
     table: pa.Table
     requests: Requests  # all rows, all attempts
@@ -57,7 +60,10 @@ class RunRecords:
 def read_records(
     table: pa.Table, origin_ns: int, meta: Mapping[str, Any] | None = None
 ) -> RunRecords:
-    """Vectors of the records; times count from ``origin_ns``; ``meta`` has the endpoint's diagnosis. Raises RecordsError."""
+    """Return vectors of the records; times count from ``origin_ns``.
+
+    ``meta`` has the endpoint's diagnosis. Raises RecordsError.
+    """
     return RunRecords(table, read_requests(table, origin_ns), origin_ns, spoilt_by(meta or {}))
 
 
@@ -76,8 +82,15 @@ class StageRecords:
     outages: list[Outage]  # over ``scheduled``
 
     def in_cohort(self, which: Bools) -> Bools:
-        """A mask over ``scheduled`` as one over the requests of the cohort."""
+        """Return a mask over ``scheduled`` as one over the requests of the cohort."""
         return np.isin(self.cohort.requests.row, self.scheduled.row[which])
+
+    @property
+    def failed_in_outages(self) -> Bools | None:
+        """Return which requests of the cohort failed in an outage; None without one."""
+        if not self.outages:
+            return None
+        return self.in_cohort(np.any([o.failed for o in self.outages], axis=0))
 
 
 def stage_records(
@@ -87,7 +100,10 @@ def stage_records(
     *,
     run_complete: bool = True,
 ) -> StageRecords:
-    """The window of a stage and the requests in it, and whether it has a steady state; see ``analyse_stage``."""
+    """Return the window of a stage and the requests in it, and whether it has a steady state.
+
+    See ``analyse_stage``.
+    """
     everything = records.requests
     cut_short = bool(meta.get("ended_early")) or not (run_complete or meta.get("drained_ns"))
     rows = everything.take(everything.stage == meta["index"])
@@ -128,11 +144,13 @@ def analyse_stage(
     labels: Mapping[int, bool] | None = None,
     fleet_inputs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The stage object of docs/summary.md; ``labels``: request_id -> accepted, for its ``accepted`` object.
+    """Return the stage object of docs/summary.md.
 
-    ``table`` holds at least the rows of the stage, ``meta`` is the stage's entry in run.json (of a table that is no
-    ``RunRecords`` with the run's ``diagnosis``). Where the
-    stage ended early, or the run was killed before its end, the window ends with the last thing that happened.
+    ``labels``: request_id -> accepted, for its ``accepted`` object.
+
+    ``table`` holds at least the rows of the stage, ``meta`` is the stage's entry in run.json (of a
+    table that is no ``RunRecords`` with the run's ``diagnosis``). Where the stage ended early, or
+    the run was killed before its end, the window ends with the last thing that happened.
     """
     records = (
         table
@@ -145,25 +163,13 @@ def analyse_stage(
     result |= output_rates(rows, found.tokens, window, found.start_s, meta["kind"] == "closed")
     result["input_tokens_per_s"] = input_rate(rows, window)
     result |= _latencies(cohort)
-    result |= {
-        "drift": tail_trend(cohort.ttft(from_schedule=True)),
-        "modes": two_modes(cohort.e2e(from_schedule=False)),
-    }
-    result |= {
-        "stable": stability.stable,
-        "stable_reason": stability.reason,
-        "growth_rps": stability.growth_rps,
-    }
+    result |= _over_time(cohort, stability)
     result |= _client(meta, found.scheduled)
     other = without_client(cohort, meta.get("audit") or {}, records.origin_ns)
     if other is not None:
         _leave_out_moved(result, what_moved(cohort, other, slos))
     worth_s, limited = span_s(result, window), result["client_limited"]
-    down = (
-        found.in_cohort(np.any([o.failed for o in found.outages], axis=0))
-        if found.outages
-        else None
-    )
+    down = found.failed_in_outages
     slo_part, meets = slo_findings(cohort, found.whole, slos, worth_s, stability, limited, down)
     result |= slo_part | without_rate(slo_part, result["achieved_rps"])
     result["accepted"] = accepted_goodput(
@@ -176,6 +182,16 @@ def analyse_stage(
     )
     result["outage"] = _outage(found, slos, limited)
     return result
+
+
+def _over_time(cohort: Cohort, stability: Stability) -> dict[str, Any]:
+    return {
+        "drift": tail_trend(cohort.ttft(from_schedule=True)),
+        "modes": two_modes(cohort.e2e(from_schedule=False)),
+        "stable": stability.stable,
+        "stable_reason": stability.reason,
+        "growth_rps": stability.growth_rps,
+    }
 
 
 def _leave_out_moved(result: dict[str, Any], moved: Moved) -> None:
@@ -191,7 +207,10 @@ def _leave_out_moved(result: dict[str, Any], moved: Moved) -> None:
 
 
 def _outage(found: StageRecords, slos: Sequence[Slo], limited: bool) -> dict[str, Any] | None:
-    """The ``outage`` object of a stage: when its endpoint was down, and what the load was judged to be outside of that."""
+    """Return the ``outage`` object of a stage.
+
+    When its endpoint was down, and what the load was judged to be outside of that.
+    """
     cohort, start_s = found.cohort, found.start_s
     described = describe_outages(found.outages, found.scheduled, start_s, cohort.missing)
     if described is None:
@@ -208,7 +227,9 @@ def _outage(found: StageRecords, slos: Sequence[Slo], limited: bool) -> dict[str
 def _span(
     meta: Mapping[str, Any], rows: Requests, origin_ns: int, cut_short: bool
 ) -> tuple[float, float, float]:
-    """Scheduled start and end of the stage, and the time of the last thing that we know of, in seconds."""
+    """Return the scheduled start and end of the stage, and the time of the last thing that we know
+    of, in seconds.
+    """
     known = np.concatenate([rows.ended_ns, rows.last_token_ns, rows.dispatched_ns])
     known = known[~np.isnan(known)]
     scheduled = rows.scheduled_ns[~np.isnan(rows.scheduled_ns)]
@@ -231,7 +252,9 @@ def _span(
 def _cohort(
     records: RunRecords, rows: Requests, window: Window, missing: int, now_s: float, is_open: bool
 ) -> tuple[Cohort, Floats]:
-    """The cohort of the window, and the output tokens in each batch of it, by the time at which they came."""
+    """Return the cohort of the window, and the output tokens in each batch of it, by the time at
+    which they came.
+    """
     table, chunks = records.table, read_chunks(records.table, rows)
     tokens = tokens_per_batch(rows, chunks, window)
     s = rows.scheduled_ns * _NS
@@ -320,7 +343,10 @@ def _latencies(cohort: Cohort) -> dict[str, Any]:
 
 
 def _client(meta: Mapping[str, Any], scheduled: Requests) -> dict[str, Any]:
-    """How well the client kept up over the whole stage, its warm-up too: by its own audit where it lived to make one."""
+    """Return how well the client kept up over the whole stage, its warm-up too.
+
+    By its own audit where it lived to make one.
+    """
     audit = meta.get("audit") or {}
     slip = np.sort((scheduled.dispatched_ns - scheduled.scheduled_ns) * _NS)
     slip = slip[~np.isnan(slip)]
@@ -336,7 +362,10 @@ def _client(meta: Mapping[str, Any], scheduled: Requests) -> dict[str, Any]:
         and not audit
         and (late_s := known["p99"] or 0.0) > SLIP_MAX_S
     ):
-        reason = f"requests left {late_s * 1e3:.1f} ms late at p99, more than {SLIP_MAX_S * 1e3:.1f} ms; it was killed before its own account"
+        reason = (
+            f"requests left {late_s * 1e3:.1f} ms late at p99, more than {SLIP_MAX_S * 1e3:.1f} "
+            "ms; it was killed before its own account"
+        )
     return {
         "slip_s": known,
         "resent": int(audit.get("resent") or 0),

@@ -21,15 +21,17 @@ from ampacity.analysis.stats.intervals import (
 )
 
 EDGE_FACTOR = 20.0
-"""More times the requests that it has, and that its percentile needs at least: on the edge, not too short."""
+"""More times the requests that it has, and that its percentile needs at least: on the edge, not too
+short."""
 
 
 def judge_slo(
     observations: Observations, slo: Slo, chance_violated: float = 1 - CONFIDENCE
 ) -> dict[str, Any]:
-    """An entry of ``slo_verdicts``: is at least a share ``slo.quantile`` of the samples within the limit?
+    """Return an entry of ``slo_verdicts``: is a share ``slo.quantile`` within the limit?
 
-    ``chance_violated``: of a false "violated". ``requests_effective`` is the effective sample size (of gaps, for ITL and ICL).
+    ``chance_violated``: of a false "violated". ``requests_effective`` is the effective sample size
+    (of gaps, for ITL and ICL).
     """
     o = observations
     result: dict[str, Any] = {
@@ -51,12 +53,9 @@ def judge_slo(
     many = float(many_by_chance(misses, o.n, 1 - slo.quantile, widest))
     low, high = o.quantile_bounds(slo.quantile)
     rate = slo.metric == ERROR_RATE
+    verdict = "violated" if many <= chance_violated else "inconclusive"
     result |= {
-        "verdict": "met"
-        if few <= 1 - CONFIDENCE
-        else "violated"
-        if many <= chance_violated
-        else "inconclusive",
+        "verdict": "met" if few <= 1 - CONFIDENCE else verdict,
         "value_s": finite(low) if low == high and not rate else None,
         **(
             {}
@@ -80,7 +79,9 @@ def judge_slo(
 def _why_inconclusive(
     o: Observations, slo: Slo, misses: float, inconclusive: int
 ) -> dict[str, Any]:
-    """Why a stage neither meets nor violates an SLO, and how many more requests would decide it."""
+    """Return why a stage neither meets nor violates an SLO, and how many more requests would decide
+    it.
+    """
     over = (misses + inconclusive) / o.n
     few, (tau, widest) = over < 1 - slo.quantile, o.clustering(slo.quantile)
     size = max(tau, o.likely_cluster) if few else widest
@@ -99,7 +100,10 @@ def _why_inconclusive(
     elif inconclusive:
         cause = f"{o.unit} were cut off that may have met its limit or not"
     if inconclusive:
-        reason += f"; {inconclusive} {'was' if inconclusive == 1 else 'were'} cut off unfinished before the limit"
+        reason += (
+            f"; {inconclusive} {'was' if inconclusive == 1 else 'were'} cut off unfinished before "
+            "the limit"
+        )
     factor = deciding_factor(over, o.n, 1 - slo.quantile, tau if few else widest, o.likely_cluster)
     more = None
     if factor is None and inconclusive:
@@ -117,10 +121,11 @@ def _on_the_edge(factor: float, n_effective: float, quantile: float) -> bool:
 
 
 def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]]) -> Bools:
-    """Which requests of the cohort meet every SLO of their class, shape (n,). Failed and unfinished ones miss.
+    """Return which requests of the cohort meet every SLO of their class, shape (n,).
 
-    A request meets ``itl_p99=50ms`` when the p99 of its own gaps does. A metric that a good answer does
-    not have (no text, a single token) cannot be missed by it, nor one that this server's stream does not tell.
+    Failed and unfinished ones miss. A request meets ``itl_p99=50ms`` when the p99 of its own gaps
+    does. A metric that a good answer does not have (no text, a single token) cannot be missed by
+    it, nor one that this server's stream does not tell.
     """
     r = cohort.requests
     meets = r.has_status("ok")
@@ -139,7 +144,7 @@ def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]
 
 
 def observe_slos(cohort: Cohort, slos: Sequence[Slo]) -> list[tuple[Slo, Observations]]:
-    """The observations that each SLO is judged by."""
+    """Return the observations that each SLO is judged by."""
     cache: dict[tuple[Any, ...], Observations] = {}
     for slo in slos:
         key = slo.metric, slo.class_, slo.first_s

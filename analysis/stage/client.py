@@ -1,8 +1,10 @@
-"""What the client itself may have added to the times of a stage, and which figures that could have moved.
+"""What the client itself may have added to the times of a stage, and which figures that could have
+moved.
 
-The event loop notes when it was held up (``audit.stalls`` of run.json). What came meanwhile was read at the end of that: where the
-kernel dates, tokens of one stream that waited together have the date of the last; elsewhere each has that of its read. And
-requests may leave late. Each figure is worked out a second time with all of that as early, and as evenly, as it may have been.
+The event loop notes when it was held up (``audit.stalls`` of run.json). What came meanwhile was
+read at the end of that: where the kernel dates, tokens of one stream that waited together have the
+date of the last; elsewhere each has that of its read. And requests may leave late. Each figure is
+worked out a second time with all of that as early, and as evenly, as it may have been.
 """
 
 from __future__ import annotations
@@ -36,9 +38,10 @@ _APART_NS = 1e15  # between the clocks of two workers, so that all are searched 
 
 
 def without_client(cohort: Cohort, audit: Mapping[str, Any], origin_ns: int) -> Cohort | None:
-    """The cohort as it may have been without the client's own lateness; None where that touches too little to matter.
+    """Return the cohort without the client's own lateness; None where that is negligible.
 
-    ``audit.stalls``: (worker, when the loop should have looked at its clock, when it did), monotonic ns.
+    ``audit.stalls``: (worker, when the loop should have looked at its clock, when it did),
+    monotonic ns.
     """
     requests, chunks, n = cohort.requests, cohort.chunks, len(cohort.requests)
     late = requests.dispatched_ns - requests.scheduled_ns > LATE_NS
@@ -82,10 +85,12 @@ def without_client(cohort: Cohort, audit: Mapping[str, Any], origin_ns: int) -> 
 def _earlier_us(
     chunks: Chunks, began_ns: Floats, due_ns: Floats, looked_ns: Floats, *, by_kernel: bool
 ) -> npt.NDArray[np.uint32]:
-    """``chunks.at_us`` with what was read late spread evenly from the chunk before it on, but not to before the stall.
+    """Return ``chunks.at_us`` with what was read late spread evenly from the chunk before it on,
+    but not to before the stall.
 
-    By the kernel's dates only those are in doubt that share theirs with a later one of their stream, and its date is
-    right; elsewhere all that were read in or just after a stall, but the last of each stream.
+    By the kernel's dates only those are in doubt that share theirs with a later one of their
+    stream, and its date is right; elsewhere all that were read in or just after a stall, but the
+    last of each stream.
     """
     if not len(chunks.at_us):
         return chunks.at_us
@@ -120,10 +125,10 @@ class Moved:
 
 
 def what_moved(cohort: Cohort, other: Cohort, slos: Sequence[Slo]) -> Moved:
-    """What differs between ``cohort`` and ``other`` (of ``without_client``).
+    """Return the differences between ``cohort`` and ``other`` (of ``without_client``).
 
-    The stage is no finding where a verdict differs or a figure moved by ``OF_LIMIT`` of an SLO on it; without an SLO where
-    any figure did.
+    The stage is no finding where a verdict differs or a figure moved by ``OF_LIMIT`` of an SLO on
+    it; without an SLO where any figure did.
     """
     metrics: dict[str, str] = {}
     figures: dict[str, dict[str, str]] = {}
@@ -144,7 +149,8 @@ def what_moved(cohort: Cohort, other: Cohort, slos: Sequence[Slo]) -> Moved:
                 )
                 metric = name.removesuffix("_s").removesuffix("_from_schedule")
                 metrics[metric] = (
-                    f"p{100 * q:.0f} of {metric} lies between {said}, by what the client itself may have added"
+                    f"p{100 * q:.0f} of {metric} lies between {said}, by what the client "
+                    "itself may have added"
                 )
                 limit_s = limits_s.get(metric, math.inf if slos else 0.0)
                 if abs(low - value) > OF_LIMIT * limit_s:

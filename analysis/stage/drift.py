@@ -1,6 +1,7 @@
-"""What averages over a stage hide: a tail that moves on, rounds of two kinds; and how sure a rate is.
+"""What averages over a stage hide: a tail that moves on, rounds of two kinds.
 
-Everything looks at a stage in consecutive blocks, in scheduled order. Times in seconds, rates per second.
+And how sure a rate is. Everything looks at a stage in consecutive blocks, in scheduled order. Times
+in seconds, rates per second.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ RATE_BATCHES = 10
 
 
 def tail_trend(o: Observations) -> dict[str, Any]:
-    """The ``drift`` object of a stage: does the slow part of a metric grow or shrink over the stage?
+    """Return the ``drift`` object of a stage: how the slow tail changed over the stage.
 
-    Per block the share of requests above the stage's own p90 (p97 from 100 requests a block on) is regressed on the
-    block's number. A drift is a slope of more than ``TREND_T`` standard errors (the residuals' dependence charged)
-    together with that percentile differing by ``CHANGE`` between the first and the last third. p99 of both is given.
+    Per block the share of requests above the stage's own p90 (p97 from 100 requests a block on) is
+    regressed on the block's number. A drift is a slope of more than ``TREND_T`` standard errors
+    (the residuals' dependence charged) together with that percentile differing by ``CHANGE``
+    between the first and the last third. p99 of both is given.
     """
     result: dict[str, Any] = {
         "drifting": None,
@@ -64,7 +66,10 @@ def tail_trend(o: Observations) -> dict[str, Any]:
 
 
 def _series(o: Observations) -> Floats:
-    """One value per request in scheduled order, failures infinite; what was cut off is left out."""
+    """Return one value per request in scheduled order, failures infinite.
+
+    What was cut off is left out.
+    """
     values = np.full(o.n_owners, np.nan)
     values[o.owner] = o.values
     values[o.infinite > 0] = np.inf
@@ -73,7 +78,10 @@ def _series(o: Observations) -> Floats:
 
 
 def _slope_t(y: Floats) -> float:
-    """Slope in standard errors; the error is widened by the lag-1 correlation r of the residuals, (1+r)/(1-r)."""
+    """Return the slope in standard errors.
+
+    The error is widened by the lag-1 correlation r of the residuals, (1+r)/(1-r).
+    """
     x = np.arange(len(y)) - (len(y) - 1) / 2
     slope = float(x @ y / (x @ x))
     residuals = y - y.mean() - slope * x
@@ -86,11 +94,11 @@ def _slope_t(y: Floats) -> float:
 
 
 def two_modes(o: Observations) -> dict[str, Any]:
-    """The ``modes`` object: are there rounds of two kinds in a stage? None where it is too short to tell.
+    """Return the ``modes`` object of a stage; None where it is too short to tell.
 
-    The medians of 20 blocks, on a log scale, are cut where the spread within both parts is least. Two modes:
-    their means differ by ``APART`` standard deviations within and by ``MODE_RATIO``, the rarer has
-    ``MODE_SHARE`` of the blocks, and the stage went back and forth.
+    The medians of 20 blocks, on a log scale, are cut where the spread within both parts is least.
+    Two modes: their means differ by ``APART`` standard deviations within and by ``MODE_RATIO``, the
+    rarer has ``MODE_SHARE`` of the blocks, and the stage went back and forth.
     """
     result: dict[str, Any] = {
         "two": None,
@@ -127,9 +135,10 @@ def two_modes(o: Observations) -> dict[str, Any]:
 
 
 def rate_interval(per_batch: Floats, batch_s: float) -> list[float] | None:
-    """95 % interval of a rate by batch means: mean -+ t(0.975, k-1) s/sqrt(k) over k equal spans of ``batch_s``.
+    """Return 95 % interval of a rate by batch means.
 
-    Batches must be longer than the dependence between events; their counts need not be Poisson.
+    Mean -+ t(0.975, k-1) s/sqrt(k) over k equal spans of ``batch_s``. Batches must be longer than
+    the dependence between events; their counts need not be Poisson.
     """
     k = len(per_batch)
     if k < 2 or batch_s <= 0:
@@ -142,7 +151,7 @@ def rate_interval(per_batch: Floats, batch_s: float) -> list[float] | None:
 
 
 def events_per_batch(at_s: Floats, start_s: float, end_s: float) -> Floats:
-    """Events in each of ``RATE_BATCHES`` equal spans of [start, end)."""
+    """Return events in each of ``RATE_BATCHES`` equal spans of [start, end)."""
     counts = np.histogram(at_s[(at_s >= start_s) & (at_s < end_s)], RATE_BATCHES, (start_s, end_s))[
         0
     ]

@@ -1,4 +1,7 @@
-"""Goodput: requests per second that met every SLO, of those that were offered; and what a checker accepted of them."""
+"""Goodput: requests per second that met every SLO, of those that were offered.
+
+And what a checker accepted of them.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,14 @@ class LabelsError(ValueError):
 
 
 def goodput_rps(met: int, span_s: float) -> float:
-    """Requests of the cohort that met every SLO, per second of the load that it is worth (``throughput.span_s``)."""
+    """Return requests of the cohort that met every SLO, per second of the load that it is worth
+    (``throughput.span_s``).
+    """
     return met / span_s if span_s > 0 else 0.0
 
 
 def parse_labels(lines: Iterable[str], where: str) -> dict[int, bool]:
-    """request_id -> accepted, from JSON lines or CSV with a header. Raises LabelsError."""
+    """Return request_id -> accepted, from JSON lines or CSV with a header. Raises LabelsError."""
     rows = [
         (f"{where}:{number}", line.strip()) for number, line in enumerate(lines, 1) if line.strip()
     ]
@@ -79,9 +84,10 @@ def accepted_goodput(
     window_s: float,
     cost_usd: float | None,
 ) -> dict[str, Any]:
-    """The ``accepted`` object: requests inside every SLO whose answer was accepted, per second, and what one cost.
+    """Return the ``accepted`` object.
 
-    Unlabelled answers count as not accepted, and are counted. ``cost_usd`` is that of the whole window.
+    Requests inside every SLO whose answer was accepted, per second, and what one cost. Unlabelled
+    answers count as not accepted, and are counted. ``cost_usd`` is that of the whole window.
     """
     result: dict[str, Any] = {
         "requests": None,
@@ -95,7 +101,9 @@ def accepted_goodput(
     }
     if labels is None:
         return result | {
-            "reason": "nobody judged the answers (ampacity report --labels FILE, or --checker COMMAND)"
+            "reason": (
+                "nobody judged the answers (ampacity report --labels FILE, or --checker COMMAND)"
+            )
         }
     if meets is None:
         return result | {"reason": "an SLO could not be judged"}
@@ -120,7 +128,10 @@ def accepted_goodput(
 
 
 def window_cost_usd(fleet_inputs: Mapping[str, Any], window_s: float) -> float | None:
-    """GPU-hours of one instance over the window times their price; None where no price is known."""
+    """Return GPU-hours of one instance over the window times their price.
+
+    None where no price is known.
+    """
     price = fleet_inputs.get("gpu_hour_usd")
     gpus = int(fleet_inputs.get("tensor_parallel") or 1)
     return None if price is None else float(price) * gpus * window_s / 3600
@@ -129,10 +140,11 @@ def window_cost_usd(fleet_inputs: Mapping[str, Any], window_s: float) -> float |
 def offline_throughput(
     stages: Sequence[dict[str, Any]], slos: Sequence[Slo], fleet_inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The ``offline`` object, for work without a latency SLO: the highest throughput that can be kept up, and its cost.
+    """Return the ``offline`` object, for work without a latency SLO.
 
-    Of the stages that have a steady state, were not limited by the client and broke no error rate, the one with most
-    output tokens per second.
+    The highest throughput that can be kept up, and its cost. Of the stages that have a steady
+    state, were not limited by the client and broke no error rate, the one with most output tokens
+    per second.
     """
     result: dict[str, Any] = {
         "stage": None,

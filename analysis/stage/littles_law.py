@@ -1,4 +1,6 @@
-"""Little's law, twice: as a check of the measurement, and as the gap between a ceiling and what was carried."""
+"""Little's law, twice: as a check of the measurement, and as the gap between a ceiling and what was
+carried.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,17 @@ _GOLDEN = (5**0.5 - 1) / 2
 def consistency(
     start_s: float, end_s: float, concurrency: float, begin_s: Floats, finish_s: Floats
 ) -> dict[str, Any]:
-    """L against lambda W over [start, end]: the ``littles_law`` object of a stage.
+    """Return the ``littles_law`` object of a stage: L against lambda W over [start, end].
 
-    lambda counts the requests that began in the window, W is their mean time in flight. With V(t) the sum of the times
-    that the requests in flight at t have still to go, L T - lambda W T = V(start) - V(end) exactly. Requests in one queue
-    wait for one another, so V varies far more than independent requests would: its own steps d over ``_SPANS`` spans of the
-    window give the tolerance 2 sqrt(sum d^2) / (lambda W T), at least 1 %. That is two standard errors of a sum of
-    uncorrelated steps (self-normalised: de la Pena, Lai, Shao 2009), more than that of steps which turn back, as in a
-    steady state; one jump, as from an idle server, stays below it, steps that go one way do not. Spans are of unequal length
-    (multiples of the golden ratio), lest they keep time with equal requests.
+    lambda counts the requests that began in the window, W is their mean time in flight. With V(t)
+    the sum of the times that the requests in flight at t have still to go, L T - lambda W T =
+    V(start) - V(end) exactly. Requests in one queue wait for one another, so V varies far more than
+    independent requests would: its own steps d over ``_SPANS`` spans of the window give the
+    tolerance 2 sqrt(sum d^2) / (lambda W T), at least 1 %. That is two standard errors of a sum of
+    uncorrelated steps (self-normalised: de la Pena, Lai, Shao 2009), more than that of steps which
+    turn back, as in a steady state; one jump, as from an idle server, stays below it, steps that go
+    one way do not. Spans are of unequal length (multiples of the golden ratio), lest they keep time
+    with equal requests.
     """
     known = (finish_s > start_s) & (begin_s < end_s)  # neither is NaN
     begin, finish = begin_s[known], finish_s[known]
@@ -63,10 +67,10 @@ SERVER_FEW = 2.0  # requests by which they may differ in any case
 
 
 def against_server(concurrency: float, server: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Requests in flight by this end against the server's running + waiting; None where it shows no such gauges.
+    """Compare requests in flight with the server's running + waiting; None without gauges.
 
-    ``ok`` is False where they differ by more than ``SERVER_TOLERANCE`` and ``SERVER_FEW`` requests; ``reason`` says what
-    is likely then.
+    ``ok`` is False where they differ by more than ``SERVER_TOLERANCE`` and ``SERVER_FEW`` requests;
+    ``reason`` says what is likely then.
     """
     if not server or server.get("running") is None or not server.get("samples"):
         return None
@@ -86,19 +90,24 @@ def against_server(concurrency: float, server: Mapping[str, Any] | None) -> dict
         )
     else:
         why = (
-            "requests wait before it counts them (a gateway, a connection limit, tokenizing), or its gauges show one of "
+            "requests wait before it counts them (a gateway, a connection limit, tokenizing), or "
+            "its gauges show one of "
             "several replicas only"
         )
-    said = f"the server counts {level:.3g} running and waiting, this client {concurrency:.3g} in flight: {why}"
+    said = (
+        f"the server counts {level:.3g} running and waiting, this client {concurrency:.3g} in "
+        f"flight: {why}"
+    )
     return result | {"ok": False, "reason": said}
 
 
 def gap(c_max: float, limit_s: float, capacity_rps: float) -> dict[str, Any]:
-    """ceiling = C_max / limit in requests/s, and the gap of the sizing guide, ceiling / usable.
+    """Return the ceiling C_max / limit in requests/s, and the gap ceiling / capacity.
 
-    Up to 2 the measured rate is representative of the limit, above it is not. gap = C_max / (limit usable) is, in an
-    open loop, the mean time in flight over the limit: below 1 the answers are shorter than the limit, so that the
-    ceiling is no upper bound, and the rate that was measured stands.
+    Up to 2 the measured rate is representative of the limit, above it is not. gap = C_max / (limit
+    usable) is, in an open loop, the mean time in flight over the limit: below 1 the answers are
+    shorter than the limit, so that the ceiling is no upper bound, and the rate that was measured
+    stands.
     """
     ceiling = c_max / limit_s
     value = ceiling / capacity_rps
@@ -109,11 +118,15 @@ def gap(c_max: float, limit_s: float, capacity_rps: float) -> dict[str, Any]:
     }
     if not found["representative"]:
         reason = (
-            f"not representative: requests last {value:.3g} times the limit on average (a queue before the batch, a slow batch, "
+            f"not representative: requests last {value:.3g} times the limit on average (a queue "
+            "before the batch, a slow batch, "
             "or longer answers than the limit is made for)"
         )
     elif value < 1 - 1e-9:
-        reason = f"representative: requests last {value:.3g} of the limit on average, so the server carries more than the ceiling"
+        reason = (
+            f"representative: requests last {value:.3g} of the limit on average, so the server "
+            "carries more than the ceiling"
+        )
     else:
         reason = None
     return found | {"reason": reason}
@@ -122,9 +135,10 @@ def gap(c_max: float, limit_s: float, capacity_rps: float) -> dict[str, Any]:
 def summarise_gap(
     capacity: Mapping[str, Any], slos: Sequence[Slo], shares: Sequence[float]
 ) -> dict[str, Any]:
-    """The top-level ``littles_law`` object; ``shares`` are the consistencies of the stable stages.
+    """Return the top-level ``littles_law`` object.
 
-    The gap is null where C_max is a bound, or where the SLO that binds is no limit on every whole request.
+    ``shares`` are the consistencies of the stable stages. The gap is null where C_max is a bound,
+    or where the SLO that binds is no limit on every whole request.
     """
     binding = next((s for s in slos if s.text == capacity["binding_slo"]), None)
     result: dict[str, Any] = dict.fromkeys(
@@ -146,6 +160,8 @@ def summarise_gap(
 
 _BOUNDS = {
     "lower_bound": "void: C_max is a lower bound, as no stage violated an SLO",
-    "saturated": "void: the closed loop is saturated, so that C_max is the number of users that was set",
+    "saturated": (
+        "void: the closed loop is saturated, so that C_max is the number of users that was set"
+    ),
     "none": "no capacity within the SLOs was found",
 }

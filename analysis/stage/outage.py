@@ -30,7 +30,10 @@ _NS = 1e-9
 
 @dataclass(frozen=True)
 class Outage:
-    """Times in s on the clock of the requests. ``end_s`` is None where no sign of life came after it."""
+    """Times in s on the clock of the requests.
+
+    ``end_s`` is None where no sign of life came after it.
+    """
 
     start_s: float
     end_s: float | None
@@ -39,12 +42,13 @@ class Outage:
 
 
 def find_outages(requests: Requests) -> list[Outage]:
-    """Silences in which requests failed, in order of time; of first attempts of one stage, shape (n,).
+    """Return silences in which requests failed, in order of time.
 
-    A sign of life is a token or the end of a good answer. At least ``REQUESTS_MIN`` requests fail between two of them, in a
-    silence ``LONGER`` than others, and more than chance explains by the share p that fails at other times:
-    n p^k <= ``CHANCE``. Where nothing is answered any more, most must have failed otherwise than by the client's own time
-    limit: an overloaded server looks like that.
+    Of first attempts of one stage, shape (n,). A sign of life is a token or the end of a good
+    answer. At least ``REQUESTS_MIN`` requests fail between two of them, in a silence ``LONGER``
+    than others, and more than chance explains by the share p that fails at other times: n p^k <=
+    ``CHANCE``. Where nothing is answered any more, most must have failed otherwise than by the
+    client's own time limit: an overloaded server looks like that.
     """
     r, n = requests, len(requests)
     down = np.any([r.has_status(status) for status in DOWN], axis=0)
@@ -71,9 +75,8 @@ def find_outages(requests: Requests) -> list[Outage]:
         if k == len(life) and 2 * np.count_nonzero(late) > np.count_nonzero(failed):
             continue
         end_s = None
-        if (
-            k < len(life)
-        ):  # back when a request began that was answered, which may take as long as an answer to show
+        if k < len(life):
+            # back when a request began that was answered; the answer may come much later
             after = ok & (began_s > began_s[failed].max())
             end_s = float(min(began_s[after].min(initial=np.inf), life[k]))
         # what was under way when it went down may have been answered while others were refused
@@ -90,12 +93,12 @@ def find_outages(requests: Requests) -> list[Outage]:
 
 
 def _began_ns(r: Requests) -> Floats:
-    """When each was sent, or should have been."""
+    """Return when each was sent, or should have been."""
     return np.where(np.isnan(r.started_ns), r.scheduled_ns, r.started_ns)
 
 
 def outage_text(periods: Sequence[Outage], zero_s: float, requests: int) -> str:
-    """``down from 14.2 s to 18.3 s: 64 of 303 requests failed``, times after ``zero_s``."""
+    """Return ``down from 14.2 s to 18.3 s: 64 of 303 requests failed``, times after ``zero_s``."""
     spans = [
         f"from {_time(o.start_s - zero_s)} s "
         + ("on" if o.end_s is None else f"to {_time(o.end_s - zero_s)} s")
@@ -112,7 +115,10 @@ def _time(at_s: float) -> str:
 def describe_outages(
     periods: Sequence[Outage], requests: Requests, zero_s: float, missing: int
 ) -> dict[str, Any] | None:
-    """The ``outage`` object of a stage but for ``outside``; None where there was none. Times after ``zero_s``."""
+    """Return the ``outage`` object of a stage but for ``outside``; None where there was none.
+
+    Times after ``zero_s``.
+    """
     if not periods:
         return None
     n, ends_s = len(requests) + missing, requests.ended_ns * _NS - zero_s

@@ -17,10 +17,12 @@ _RATES = {  # share of the first counter's growth in the second's
 
 
 def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> dict[str, Any] | None:
-    """Figures over [``start_ns``, ``end_ns``), or None where there is no sample in it.
+    """Return the server figures over [``start_ns``, ``end_ns``), or None without a sample.
 
-    Gauges are means over the samples (an acceptance of 0 by a gauge alone is that of an engine that drafts nothing: None), ``kv_cache_usage_max`` and ``gpu_memory_used_bytes`` the largest, ``preemptions`` the
-    growth of the counter. A counter that went back (a restarted server) says nothing: None.
+    Gauges are means over the samples (an acceptance of 0 by a gauge alone is that of an engine that
+    drafts nothing: None), ``kv_cache_usage_max`` and ``gpu_memory_used_bytes`` the largest,
+    ``preemptions`` the growth of the counter. A counter that went back (a restarted server) says
+    nothing: None.
     """
     if samples is None or not len(samples):
         return None

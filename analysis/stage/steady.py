@@ -39,14 +39,15 @@ class Window:
     method: str  # mser5 | fixed | none
     reason: str | None
     settled: bool
-    cut_s: float = 0.0  # of the start-up that the data showed; none of a ramp, nor of a warm-up that was asked for
+    # of the start-up that the data showed; none of a ramp, nor of a warm-up that was asked for
+    cut_s: float = 0.0
 
     @property
     def length_s(self) -> float:
         return self.end_s - self.start_s
 
     def holds(self, at_s: Floats) -> Bools:
-        """Which times lie in it."""
+        """Return which times lie in the window."""
         return np.asarray((at_s >= self.start_s) & (at_s < self.end_s), dtype=np.bool_)
 
 
@@ -60,11 +61,11 @@ class Stability:
 
 
 def mser5(series: Floats) -> tuple[int, bool]:
-    """How many observations to cut at the start, and whether the series settled (White 1997, MSER-5).
+    """Return (observations to cut at the start, whether the series settled) (White 1997, MSER-5).
 
-    d* minimises sum_{j>d} (z_j - mean)^2 / (m-d)^2 over the means z_j of batches of five, 0 <= d <= m/2;
-    5 d* are cut. A minimum at m/2 that is well below the value at 0 (a linear trend halves it) means that
-    the series had not settled.
+    d* minimises sum_{j>d} (z_j - mean)^2 / (m-d)^2 over the means z_j of batches of five, 0 <= d <=
+    m/2; 5 d* are cut. A minimum at m/2 that is well below the value at 0 (a linear trend halves it)
+    means that the series had not settled.
     """
     m = len(series) // _BATCH
     if m < 4:
@@ -86,7 +87,10 @@ def mser5(series: Floats) -> tuple[int, bool]:
 
 
 def in_flight_at(times_s: Floats, begin_s: Floats, end_s: Floats) -> Floats:
-    """Requests in [begin, end) at each time; NaN in begin means never, in end means still."""
+    """Return requests in [begin, end) at each time.
+
+    NaN in begin means never, in end means still.
+    """
     begun = ~np.isnan(begin_s)
     ends = np.sort(np.where(np.isnan(end_s[begun]), np.inf, end_s[begun]))
     begins = np.sort(begin_s[begun])
@@ -99,7 +103,7 @@ def in_flight_at(times_s: Floats, begin_s: Floats, end_s: Floats) -> Floats:
 def time_average_in_flight(
     start_s: float, end_s: float, begin_s: Floats, finish_s: Floats
 ) -> float:
-    """Time average over [start, end] of the number of requests in [begin, finish]."""
+    """Return the time average over [start, end] of the number of requests in [begin, finish]."""
     begin, finish = np.clip(begin_s, start_s, end_s), np.clip(finish_s, start_s, end_s)
     overlap = finish - begin
     return float(np.nansum(overlap)) / (end_s - start_s) if end_s > start_s else 0.0
@@ -114,12 +118,14 @@ def find_window(
     warmup_requests: int | None,
     ramp_s: float = 0.0,
 ) -> Window:
-    """Cut the warm-up of a stage [start, end): its ramp, then the first ``warmup_requests``, or what the data say.
+    """Cut the warm-up of a stage [start, end).
 
-    Turns of sessions that are due after its end are no part of it. From the data: the later of MSER-5 on the in-flight
-    count that each request finds and MSER-5 on log TTFT from schedule. MSER-5 cuts whatever differs from the rest, a
-    jam as well, so a cut must be a start-up: at most ``STARTUP_REQUEST_TIMES`` request times long, or a monotone
-    approach to the level of the rest. Whoever judges an SLO does so with and without the cut.
+    Its ramp, then the first ``warmup_requests``, or what the data say. Turns of sessions that are
+    due after its end are no part of it. From the data: the later of MSER-5 on the in-flight count
+    that each request finds and MSER-5 on log TTFT from schedule. MSER-5 cuts whatever differs from
+    the rest, a jam as well, so a cut must be a start-up: at most ``STARTUP_REQUEST_TIMES`` request
+    times long, or a monotone approach to the level of the rest. Whoever judges an SLO does so with
+    and without the cut.
     """
     ramped = int(np.searchsorted(scheduled_s, start_s + ramp_s)) if ramp_s > 0 else 0
     due = int(np.searchsorted(scheduled_s, end_s))
@@ -140,7 +146,10 @@ def find_window(
 
 
 def _startup_requests(scheduled_s: Floats, ended_s: Floats) -> int:
-    """How many requests fall due while an idle endpoint fills: in ``STARTUP_REQUEST_TIMES`` of its first requests' times."""
+    """Return how many requests fall due while an idle endpoint fills.
+
+    In ``STARTUP_REQUEST_TIMES`` of its first requests' times.
+    """
     lasted_s = (ended_s - scheduled_s)[:FIRST_REQUESTS]
     if not np.isfinite(lasted_s).any():
         return 0
@@ -149,7 +158,9 @@ def _startup_requests(scheduled_s: Floats, ended_s: Floats) -> int:
 
 
 def _start_up(in_flight: Floats, ttft_s: Floats, bound: int) -> tuple[int, bool]:
-    """How many requests at the start are a start-up, at most half of them, and whether the series settled."""
+    """Return how many requests at the start are a start-up, at most half of them, and whether the
+    series settled.
+    """
     valued = np.flatnonzero(np.nan_to_num(ttft_s, posinf=0.0) > 0)
     cut, all_settled = 0, True
     for which, series in ((np.arange(len(in_flight)), in_flight), (valued, np.log(ttft_s[valued]))):
@@ -164,10 +175,11 @@ def _start_up(in_flight: Floats, ttft_s: Floats, bound: int) -> tuple[int, bool]
 
 
 def _approaches(series: Floats, cut: int) -> bool:
-    """Whether the first ``cut`` values approach the level of the rest from one side, without turning back.
+    """Return whether the first ``cut`` values approach the level of the rest from one side, without
+    turning back.
 
-    The cut and the rest are taken in parts of a fifth of the cut. The first parts must lie beyond all parts of the rest, on
-    one side and ever nearer; those after them within the rest's range.
+    The cut and the rest are taken in parts of a fifth of the cut. The first parts must lie beyond
+    all parts of the rest, on one side and ever nearer; those after them within the rest's range.
     """
     size = cut // APPROACH_PARTS
     if size < _BATCH or len(series) - cut < 2 * size:
@@ -183,7 +195,7 @@ def _approaches(series: Floats, cut: int) -> bool:
 
 
 def _asked(n: int, warmup_requests: int | None) -> tuple[int, str, str | None]:
-    """Requests to cut of ``n``, the method and what there is to say, where the data are not asked."""
+    """Return (requests to cut, method, reason) where the warm-up is not found from the data."""
     if warmup_requests is None:
         return (
             0,
@@ -198,23 +210,23 @@ def _asked(n: int, warmup_requests: int | None) -> tuple[int, str, str | None]:
 def judge_stability(
     start_s: float, end_s: float, scheduled_s: Floats, ended_s: Floats, e2e_s: Floats
 ) -> Stability:
-    """Does the number of requests in the system keep growing in an open stage [start, end)?
+    """Judge whether the number of requests in an open stage [start, end) keeps growing.
 
-    A stage that starts empty fills for about one request's length; growth counts from when nine of ten of
-    its first requests have ended, half-way at the latest. Unstable: from there on arrivals exceed
-    completions by ``GROWTH_Z`` sqrt(arrivals + completions) (less where few arrive and end-to-end times
-    rise clearly), the in-flight count rises by regression, and end-to-end times (censored ones at their
-    age) have risen: in a stage hardly longer than its requests twofold, or in the order of arrival while
-    completions stand still. ``e2e_s`` is from schedule, NaN or inf for failed requests.
+    A stage that starts empty fills for about one request's length; growth counts from when nine of
+    ten of its first requests have ended, half-way at the latest. Unstable: from there on arrivals
+    exceed completions by ``GROWTH_Z`` sqrt(arrivals + completions) (less where few arrive and end-
+    to-end times rise clearly), the in-flight count rises by regression, and end-to-end times
+    (censored ones at their age) have risen: in a stage hardly longer than its requests twofold, or
+    in the order of arrival while completions stand still. ``e2e_s`` is from schedule, NaN or inf
+    for failed requests.
     """
     n = len(scheduled_s)
     if n < 20 or end_s <= start_s:
         return Stability(None, f"{n} requests are too few to tell (needs 20)")
     valued = np.isfinite(e2e_s)
     first = e2e_s[valued][: max(5, n // 10)]
-    half_filled, filled = (
-        start_s + (np.quantile(first, (0.5, 0.9)) if len(first) else np.zeros(2))
-    ).tolist()
+    fills_s = np.quantile(first, (0.5, 0.9)) if len(first) else np.zeros(2)
+    half_filled, filled = (start_s + fills_s).tolist()
     short = filled > (start_s + end_s) / 2
     begin = min(filled, (start_s + end_s) / 2)
     arrivals = int(np.count_nonzero((scheduled_s >= begin) & (scheduled_s < end_s)))
@@ -226,9 +238,7 @@ def judge_stability(
     if z < needed or _slope_z(begin, end_s, scheduled_s, ended_s) < 2:
         return Stability(True, None, growth_rps)
     rise = _latency_rise(scheduled_s, ended_s, e2e_s, valued, begin)
-    if z < GROWTH_Z and rise < CLEAR_RISE:
-        return Stability(True, None, growth_rps)
-    if not short and rise < LATENCY_RISE:
+    if (z < GROWTH_Z and rise < CLEAR_RISE) or (not short and rise < LATENCY_RISE):
         return Stability(True, None, growth_rps)
     still = _stands_still(min(half_filled, begin), end_s, scheduled_s, ended_s)
     if (
@@ -238,20 +248,22 @@ def judge_stability(
     ):
         return Stability(
             None,
-            f"requests lasted about {filled - start_s:.3g} s, too long for a stage of {end_s - start_s:.3g} s: "
-            "filling up and overload look the same",
+            f"requests lasted about {filled - start_s:.3g} s, too long for a stage of "
+            f"{end_s - start_s:.3g} s: filling up and overload look the same",
             growth_rps,
         )
     reason = (
-        f"the queue kept growing by {growth_rps:.3g} requests/s: {arrivals} arrived and {completions} ended in the "
-        f"last {end_s - begin:.3g} s"
+        f"the queue kept growing by {growth_rps:.3g} requests/s: {arrivals} arrived and "
+        f"{completions} ended in the last {end_s - begin:.3g} s"
     )
     return Stability(False, reason, growth_rps)
 
 
 def _stands_still(begin_s: float, end_s: float, scheduled_s: Floats, ended_s: Floats) -> bool:
-    """Whether completions are too slow to reach the arrivals: not even within as long again as half of the span,
-    if they go on as from the first half to the second, two standard errors on top. Where a server fills up they rise.
+    """Return whether completions are too slow to reach the arrivals.
+
+    Not even within as long again as half of the span, if they go on as from the first half to the
+    second, two standard errors on top. Where a server fills up they rise.
     """
     middle = (begin_s + end_s) / 2
     first = int(np.count_nonzero((ended_s >= begin_s) & (ended_s < middle)))
@@ -263,9 +275,7 @@ def _stands_still(begin_s: float, end_s: float, scheduled_s: Floats, ended_s: Fl
 
 
 def _rises(e2e_s: Floats, ended_s: Floats) -> bool:
-    """Whether end-to-end times rise in the order of arrival, unfinished requests at their age (Gehan 1965): over pairs of
-    one of the first fifth and a later one in which it is known which took longer.
-    """
+    """Return whether E2E times rise in the order of arrival (Gehan 1965), censored at age."""
     early, late = np.split(np.arange(len(e2e_s)), [max(10, len(e2e_s) // 5)])
     up, down = (
         (
@@ -280,7 +290,7 @@ def _rises(e2e_s: Floats, ended_s: Floats) -> bool:
 
 
 def _slope_z(begin_s: float, end_s: float, scheduled_s: Floats, ended_s: Floats) -> float:
-    """Slope of the in-flight count over ten spans of time, in standard errors."""
+    """Return the slope of the in-flight count over ten spans of time, in standard errors."""
     edges = np.linspace(begin_s, end_s, 11)
     centres = (edges[1:] + edges[:-1]) / 2
     level = np.array(
@@ -299,10 +309,12 @@ def _slope_z(begin_s: float, end_s: float, scheduled_s: Floats, ended_s: Floats)
 def _latency_rise(
     scheduled_s: Floats, ended_s: Floats, e2e_s: Floats, valued: Bools, begin_s: float
 ) -> float:
-    """Median end-to-end time of the last third of the span over that of the stage's first requests.
+    """Return the median end-to-end time of the last third of the span over that of the stage's
+    first requests.
 
-    Where the stage was cut off (Ctrl-C) the last requests have hardly any age, and say nothing, nor do the
-    quick ones among their neighbours: counted are those that were due long enough ago to show a rise.
+    Where the stage was cut off (Ctrl-C) the last requests have hardly any age, and say nothing, nor
+    do the quick ones among their neighbours: counted are those that were due long enough ago to
+    show a rise.
     """
     values, due, n = e2e_s[valued], scheduled_s[valued], int(np.count_nonzero(valued))
     if n < 20:

@@ -21,10 +21,12 @@ from ampacity.analysis.stage.steady import Window
 REQUESTS_MIN = 100
 UNCOUNTED_MAX = 0.01  # of the answers, whose tokens nobody counted
 FIRST_ANSWERS = 5  # whose mean time is how long an idle endpoint takes to answer
-CHANCE_SD = (
-    3.0  # of a number of arrivals: nearer to what was offered, it is the draw of the schedule
+# of a number of arrivals: nearer to what was offered, it is the draw of the schedule
+CHANCE_SD = 3.0
+NO_FIGURE = (
+    f"no stage has a steady state and {REQUESTS_MIN} requests with a client that kept up: its "
+    "rates are no figures"
 )
-NO_FIGURE = f"no stage has a steady state and {REQUESTS_MIN} requests with a client that kept up: its rates are no figures"
 _NS = 1e-9
 _DOWN = (
     "http_error",
@@ -38,10 +40,11 @@ _DOWN = (
 
 
 def is_figure(stage: Mapping[str, Any]) -> bool:
-    """Whether a stage's rates stand for the server at that load, so that the best of them may be named.
+    """Return whether a stage's rates stand for the server at that load.
 
-    It has a steady state and REQUESTS_MIN requests in its window, and the client kept up. The highest rate of shorter
-    stages, as those by which a search brackets the limit, is that of the luckiest draw.
+    It has a steady state and REQUESTS_MIN requests in its window, and the client kept up. The
+    highest rate of shorter stages, as those by which a search brackets the limit, is that of the
+    luckiest draw.
     """
     return bool(
         stage["stable"] and stage["requests"] >= REQUESTS_MIN and not stage["client_limited"]
@@ -49,10 +52,10 @@ def is_figure(stage: Mapping[str, Any]) -> bool:
 
 
 def steady_state(stage: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Whether a stage has a steady state (yes | no | not shown | unknown), and why not: what every output says of it.
+    """Return (yes | no | not shown | unknown, why not) for a stage's steady state.
 
-    No: its queue grew to the end. Not shown: it grew no further than chance allows, yet its start-up had no end, or the
-    number in flight kept moving one way. Unknown: too short to tell.
+    No: its queue grew to the end. Not shown: it grew no further than chance allows, yet its start-
+    up had no end, or the number in flight kept moving one way. Unknown: too short to tell.
     """
     if stage.get("stable") is None:
         return "unknown", str(stage.get("stable_reason"))
@@ -70,7 +73,10 @@ def steady_state(stage: Mapping[str, Any]) -> tuple[str, str | None]:
 
 
 def all_failed(stage: Mapping[str, Any]) -> bool:
-    """Whether every request failed, and not by its time limit: an endpoint that is down or refuses, which no lower load mends."""
+    """Return whether every request failed, and not by its time limit.
+
+    An endpoint that is down or refuses, which no lower load mends.
+    """
     errors = stage.get("errors") or {}
     return (
         bool(stage["requests"])
@@ -79,11 +85,12 @@ def all_failed(stage: Mapping[str, Any]) -> bool:
 
 
 def span_s(stage: Mapping[str, Any], window: Window) -> float:
-    """Seconds of the stage's load that the requests due in its window are worth; the window's own at least.
+    """Return seconds of the stage's load that the requests due in its window are worth.
 
-    Open: more than that where more arrived by chance than are offered in it (CHANCE_SD; beyond it is a rate that moves
-    by design). Closed: users who begin together, and answers that come after the window's end, make more
-    requests begin than end, so that the answers are worth the time in which the loop gives as many.
+    The window's own at least. Open: more than that where more arrived by chance than are offered in
+    it (CHANCE_SD; beyond it is a rate that moves by design). Closed: users who begin together, and
+    answers that come after the window's end, make more requests begin than end, so that the answers
+    are worth the time in which the loop gives as many.
     """
     length_s, n = window.length_s, stage["requests"]
     if stage["kind"] == "closed":
@@ -101,7 +108,10 @@ def span_s(stage: Mapping[str, Any], window: Window) -> float:
 
 
 def tokens_per_batch(rows: Requests, chunks: Chunks, window: Window) -> Floats:
-    """Output tokens that came in each of ``RATE_BATCHES`` equal spans; chunks of unknown size share the request's tokens evenly."""
+    """Return output tokens that came in each of ``RATE_BATCHES`` equal spans.
+
+    Chunks of unknown size share the request's tokens evenly.
+    """
     found, batch_s = np.zeros(RATE_BATCHES), window.length_s / RATE_BATCHES
     if batch_s <= 0:
         return found
@@ -134,7 +144,7 @@ def tokens_per_batch(rows: Requests, chunks: Chunks, window: Window) -> Floats:
 
 
 def input_rate(rows: Requests, window: Window) -> float:
-    """Input tokens whose prefill ended (first token) in the window, per second."""
+    """Return input tokens whose prefill ended (first token) in the window, per second."""
     if window.length_s <= 0:
         return 0.0
     done = np.where(
@@ -147,8 +157,7 @@ def input_rate(rows: Requests, window: Window) -> float:
 def output_rates(
     rows: Requests, tokens: Floats, window: Window, start_s: float, closed: bool
 ) -> dict[str, Any]:
-    """Answers/s of a stage that began at ``start_s``, output tokens/s from ``tokens_per_batch``, and their 95 % intervals
-    by batch means."""
+    """Return answers/s and output tokens/s with their 95 % intervals by batch means."""
     answers, span_s = _answers_per_batch(rows, window, start_s, closed)
     unknown = uncounted_share(rows) > UNCOUNTED_MAX
     rate = float(tokens.sum()) / window.length_s if window.length_s > 0 else 0.0
@@ -165,12 +174,13 @@ def output_rates(
 def _answers_per_batch(
     rows: Requests, window: Window, start_s: float, closed: bool
 ) -> tuple[Floats, float]:
-    """(answers in each of some equal spans of the window, the length of a span in s).
+    """Return (answers in each of some equal spans of the window, the length of a span in s).
 
-    Open: by the time at which they ended, from when the first requests have been answered in the mean (half of the window
-    at the latest): before that a server fills, and no answer can have ended. Closed: users wait for their answers, so
-    each request counts with the share of its time that lies in a span, whether or not it ends there (renewal-reward); a
-    span is two answers long at least, or its neighbours would share them.
+    Open: by the time at which they ended, from when the first requests have been answered in the
+    mean (half of the window at the latest): before that a server fills, and no answer can have
+    ended. Closed: users wait for their answers, so each request counts with the share of its time
+    that lies in a span, whether or not it ends there (renewal-reward); a span is two answers long
+    at least, or its neighbours would share them.
     """
     ok = rows.has_status("ok") & np.isfinite(rows.started_ns) & np.isfinite(rows.ended_ns)
     begin_s, end_s = (x[ok] * _NS for x in (rows.started_ns, rows.ended_ns))

@@ -16,7 +16,9 @@ from ampacity.analysis.stage.attainment import judge_slo, observe_slos, requests
 from ampacity.analysis.stage.goodput import goodput_rps
 from ampacity.analysis.stage.steady import Stability
 
-DILUTED = 0.1  # chance of a false "violated" by a stage with its start-up, whose quick answers dilute the misses of the rest
+# chance of a false "violated" by a stage with its start-up, whose quick answers dilute the misses
+# of the rest
+DILUTED = 0.1
 
 
 def slo_findings(
@@ -28,11 +30,12 @@ def slo_findings(
     client_limited: bool,
     down: Bools | None = None,
 ) -> tuple[dict[str, Any], Bools | None]:
-    """What a stage object says of its SLOs, and which requests of the cohort meet them all (None: not known), (n,).
+    """Return the SLO part of a stage object, and which requests meet all SLOs, (n,) or None.
 
-    ``whole``: with the start-up that was cut, where one was found in the data; a verdict must hold with it, too.
-    ``span_s``: seconds of the stage's load that the cohort is worth (``ampacity.analysis.stage.throughput.span_s``). ``down``, shape (n,):
-    which of its requests failed in an outage.
+    ``whole``: with the start-up that was cut, where one was found in the data; a verdict must hold
+    with it, too. ``span_s``: seconds of the stage's load that the cohort is worth
+    (``ampacity.analysis.stage.throughput.span_s``). ``down``, shape (n,): which of its requests
+    failed in an outage.
     """
     observed = observe_slos(cohort, slos)
     verdicts = _verdicts(cohort, whole, slos, down)
@@ -56,7 +59,7 @@ def slo_findings(
 def outside_findings(
     cohort: Cohort, slos: Sequence[Slo], stability: Stability, client_limited: bool
 ) -> dict[str, Any]:
-    """What the SLOs say of the requests that no outage touched."""
+    """Return the SLO verdicts on the requests that no outage touched."""
     verdicts = _verdicts(cohort, None, slos, None)
     met, reason = _overall(verdicts, stability, client_limited)
     ok = int(np.count_nonzero(cohort.requests.has_status("ok")))
@@ -72,10 +75,11 @@ def outside_findings(
 def _verdicts(
     cohort: Cohort, whole: Cohort | None, slos: Sequence[Slo], down: Bools | None
 ) -> list[dict[str, Any]]:
-    """Entries of ``slo_verdicts``.
+    """Return the entries of ``slo_verdicts``.
 
-    Violated where those that failed in an outage are more than the SLO allows: one event, whose size is no matter of
-    chance. Inconclusive where the start-up that was cut makes the difference: with it a violation may be less sure (``DILUTED``), not unsure.
+    Violated where those that failed in an outage are more than the SLO allows: one event, whose
+    size is no matter of chance. Inconclusive where the start-up that was cut makes the difference:
+    with it a violation may be less sure (``DILUTED``), not unsure.
     """
     observed = observe_slos(cohort, slos)
     verdicts = [judge_slo(o, slo) for slo, o in observed]
@@ -100,7 +104,10 @@ def _verdicts(
         if verdict["verdict"] != "inconclusive" and other != verdict["verdict"]:
             was = "met" if verdict["verdict"] == "met" else "violated"
             cause = f"the first {cut} requests, taken for a start-up, make the difference"
-            reason = f"{was} without the first {cut} requests, a start-up, and not with them: --warmup {cut} leaves them out"
+            reason = (
+                f"{was} without the first {cut} requests, a start-up, and not with them: --warmup "
+                f"{cut} leaves them out"
+            )
             verdict |= {
                 "verdict": "inconclusive",
                 "reason": reason,
@@ -111,7 +118,7 @@ def _verdicts(
 
 
 def without_rate(found: Mapping[str, Any], achieved_rps: float) -> dict[str, Any]:
-    """What replaces the goodput beside an achieved rate of 0: its requests are waited for, and all ended after the window."""
+    """Return the nulls that replace a goodput beside an achieved rate of 0."""
     if achieved_rps or not found["goodput_rps"]:
         return {}
     return {
@@ -140,7 +147,7 @@ def _classes(
     client_limited: bool,
     down: Bools | None,
 ) -> dict[str, dict[str, Any]]:
-    """Figures of each class of a workload that has several, judged by the SLOs of all requests and by its own."""
+    """Return the figures of each class of a workload that has several."""
     names = sorted(set(cohort.requests.class_))
     found: dict[str, dict[str, Any]] = {}
     for name in names if len(names) > 1 else ():
@@ -166,12 +173,12 @@ def _classes(
 
 
 def slos_of(name: str, slos: Sequence[Slo]) -> list[Slo]:
-    """The SLOs that the requests of a class have to meet."""
+    """Return the SLOs that the requests of a class have to meet."""
     return [slo for slo in slos if slo.class_ in (None, name)]
 
 
 def _fluidity(cohort: Cohort, slos: Sequence[Slo]) -> dict[str, Any]:
-    """Fluidity indices for the deadlines of the first fluidity SLO."""
+    """Return the fluidity indices for the deadlines of the first fluidity SLO."""
     none = {"slo": None, "mean_index": None, "share_at_least_0.9": None}
     slo = next((s for s in slos if s.metric == "fluidity"), None)
     if slo is None or slo.first_s is None:

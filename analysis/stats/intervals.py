@@ -1,11 +1,13 @@
 """How sure a share or a percentile is, when the samples of one run depend on each other.
 
-A queue makes neighbouring requests alike, so n requests tell less than n independent ones would: slow ones come in
-clusters. With tau = 1 + 2 sum rho_k (rho_k the autocorrelation, in scheduled order, of "slower than a limit") the
-number of slow ones has the variance n p (1-p) tau. It is taken as negative binomial, which is a Poisson number of
-clusters of random size, and as binomial where tau is 1. A run that happens to see few jams shows too few slow requests
-and too small a tau at once, so whoever says "met" also asks how long that run's queue is remembered (``memory_of``).
-``ASSUMPTION`` says in words what that relies on; ``benchmarks/verdict_rates.py`` is the study behind the constants.
+A queue makes neighbouring requests alike, so n requests tell less than n independent ones would:
+slow ones come in clusters. With tau = 1 + 2 sum rho_k (rho_k the autocorrelation, in scheduled
+order, of "slower than a limit") the number of slow ones has the variance n p (1-p) tau. It is taken
+as negative binomial, which is a Poisson number of clusters of random size, and as binomial where
+tau is 1. A run that happens to see few jams shows too few slow requests and too small a tau at
+once, so whoever says "met" also asks how long that run's queue is remembered (``memory_of``).
+``ASSUMPTION`` says in words what that relies on; ``benchmarks/verdict_rates.py`` is the study
+behind the constants.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ Floats = npt.NDArray[np.float64]
 
 CONFIDENCE = 0.95
 ASSUMPTION = (
-    "within this run: requests in steady state; slow ones come in clusters, whose size is measured by the "
-    "autocorrelation of 'slower than a limit' in scheduled order, and weighed against the number of requests over which "
+    "within this run: requests in steady state; slow ones come in clusters, whose size is "
+    "measured by the "
+    "autocorrelation of 'slower than a limit' in scheduled order, and weighed against the number "
+    "of requests over which "
     "the in-flight count stays alike; differences between runs, days or machines are not in it"
 )
-MEMORIES = 3.0  # requests in a cluster that are likely, per request over which the in-flight count stays alike
+# requests in a cluster that are likely, per request over which the in-flight count stays alike
+MEMORIES = 3.0
 PRIOR_CLUSTERS = 12.0  # what is likely counts as much as so many clusters that were seen
 _MORE_LIMIT = 10**9
 _SERIES_BITS = 16
@@ -40,7 +45,9 @@ def _betainc(a: Any, b: Any, x: Any) -> Any:
 
 
 def prob_at_most(misses: float, n: float, p: float) -> float:
-    """P[Bin(n, p) <= misses] for real n and misses, by the regularised incomplete beta function."""
+    """Return P[Bin(n, p) <= misses] for real n and misses, by the regularised incomplete beta
+    function.
+    """
     if misses >= n:
         return 1.0
     if misses <= 0:
@@ -49,7 +56,7 @@ def prob_at_most(misses: float, n: float, p: float) -> float:
 
 
 def prob_at_least(misses: float, n: float, p: float) -> float:
-    """P[Bin(n, p) >= misses] for real n and misses."""
+    """Return P[Bin(n, p) >= misses] for real n and misses."""
     if misses <= 0:
         return 1.0
     if misses > n:
@@ -58,19 +65,20 @@ def prob_at_least(misses: float, n: float, p: float) -> float:
 
 
 def smallest_n(quantile: float, misses: int = 0, confidence: float = CONFIDENCE) -> int:
-    """Fewest independent samples, of which ``misses`` are over, that prove P[over] <= 1 - quantile.
+    """Return the fewest independent samples that prove P[over] <= 1 - quantile.
 
-    The binomial rule of MLPerf's early stopping: P[Bin(n, 1 - q) <= misses] <= 1 - confidence.
-    p99 with no miss: 299 at 95 %, 459 at 99 %.
+    The binomial rule of MLPerf's early stopping: P[Bin(n, 1 - q) <= misses] <= 1 - confidence. p99
+    with no miss: 299 at 95 %, 459 at 99 %.
     """
     return _first(lambda n: prob_at_most(misses, n, 1 - quantile) <= 1 - confidence, _MORE_LIMIT)
 
 
 def clustered_at_most(misses: npt.ArrayLike, n: float, p: float, tau: npt.ArrayLike) -> Floats:
-    """P[X <= misses] where X of n samples exceed, each with probability p, with Var X = n p (1-p) tau. Elementwise.
+    """Return P[X <= misses] where X of n samples exceed, each with probability p, with Var X = n p
+    (1-p) tau. Elementwise.
 
-    Negative binomial where the variance is above the mean, I_{mean/var}(mean^2/(var - mean), misses + 1); else
-    (nearly independent) the binomial of n / tau samples.
+    Negative binomial where the variance is above the mean, I_{mean/var}(mean^2/(var - mean), misses
+    + 1); else (nearly independent) the binomial of n / tau samples.
     """
     misses, tau = (
         np.asarray(misses, dtype=np.float64),
@@ -90,7 +98,7 @@ def clustered_at_most(misses: npt.ArrayLike, n: float, p: float, tau: npt.ArrayL
 
 
 def clustered_at_least(misses: npt.ArrayLike, n: float, p: float, tau: npt.ArrayLike) -> Floats:
-    """P[X >= misses], see ``clustered_at_most``. Elementwise."""
+    """Return P[X >= misses], see ``clustered_at_most``. Elementwise."""
     misses, tau = (
         np.asarray(misses, dtype=np.float64),
         np.maximum(np.asarray(tau, dtype=np.float64), 1.0),
@@ -103,11 +111,12 @@ def clustered_at_least(misses: npt.ArrayLike, n: float, p: float, tau: npt.Array
 
 
 def few_by_chance(misses: npt.ArrayLike, n: float, p: float, tau: float, likely: float) -> Floats:
-    """P[so few slow samples | each is slow with probability p], elementwise; small: they are rarer than p.
+    """Return P[so few slow samples | each is slow with probability p], elementwise; small.
 
-    ``tau`` is the clustering that the run shows, ``likely`` the one that its queue makes likely, which counts as
-    ``PRIOR_CLUSTERS`` clusters beside those seen: a jam-free run shows none. As a run without its share of jams shows too
-    small a tau as well, tau - 1 is taken 1 + 1/sqrt(m) times, m = n p / tau the clusters to expect.
+    They are rarer than p. ``tau`` is the clustering that the run shows, ``likely`` the one that its
+    queue makes likely, which counts as ``PRIOR_CLUSTERS`` clusters beside those seen: a jam-free
+    run shows none. As a run without its share of jams shows too small a tau as well, tau - 1 is
+    taken 1 + 1/sqrt(m) times, m = n p / tau the clusters to expect.
     """
     misses = np.asarray(misses, dtype=np.float64)
     pooled = (PRIOR_CLUSTERS * likely + misses) / (PRIOR_CLUSTERS + misses / tau)
@@ -117,7 +126,10 @@ def few_by_chance(misses: npt.ArrayLike, n: float, p: float, tau: float, likely:
 
 
 def many_by_chance(misses: npt.ArrayLike, n: float, p: float, tau: float) -> Floats:
-    """P[so many slow samples | each is slow with probability p], elementwise: by clusters of any size up to ``tau``."""
+    """Return P[so many slow samples | each is slow with probability p], elementwise.
+
+    By clusters of any size up to ``tau``.
+    """
     sizes = np.array([1.0, math.sqrt(tau), tau] if tau > 1 else [1.0])
     return np.asarray(np.max([clustered_at_least(misses, n, p, size) for size in sizes], axis=0))
 
@@ -125,7 +137,7 @@ def many_by_chance(misses: npt.ArrayLike, n: float, p: float, tau: float) -> Flo
 def order_statistic_ranks(
     n: int, quantile: float, confidence: float = CONFIDENCE
 ) -> tuple[int | None, int | None]:
-    """1-based ranks (l, u) so that [x_(l), x_(u)] covers the quantile of independent samples; None where n is too small.
+    """Return 1-based ranks (l, u) whose samples enclose the quantile; None: n too small.
 
     Conover's: l = ppf((1-c)/2), u = ppf((1+c)/2) + 1 of Bin(n, q).
     """
@@ -136,7 +148,10 @@ def order_statistic_ranks(
 
 
 def _first(holds: Callable[[int], bool], limit: int) -> int:
-    """Smallest c in 0 .. limit for which a condition that stays true holds; ``limit`` where none does."""
+    """Return the smallest c in 0 .. limit for which a condition that stays true holds.
+
+    ``limit`` where none does.
+    """
     low, high = -1, limit
     while high - low > 1:
         middle = (low + high) // 2
@@ -145,7 +160,8 @@ def _first(holds: Callable[[int], bool], limit: int) -> int:
 
 
 def autocorrelation_time(series: Floats) -> float:
-    """1 + 2 sum rho_k of a series in its order, at least 1 (Geyer's initial monotone sequence).
+    """Return 1 + 2 sum rho_k of a series in its order, at least 1 (Geyer's initial monotone
+    sequence).
 
     Pairs rho_2k + rho_2k+1 are summed until one is not positive, and kept from rising (Geyer 1992).
     """
@@ -164,22 +180,24 @@ def autocorrelation_time(series: Floats) -> float:
 
 
 def memory_of(in_flight: Floats) -> float:
-    """Requests over which the in-flight count, as each request finds it, stays alike: its autocorrelation time.
+    """Return requests over which the in-flight count, as each request finds it, stays alike.
 
-    A jam is a stretch in which that count is high, so it lasts about as long as the count is remembered, and the count
-    shows that in a run without any jam: in queues (M/M/1, M/G/1, M/M/8, batches of 16 and 64) slow requests came in
-    clusters of 0.7 to 1.5 times it, where waits decide which are slow.
+    Its autocorrelation time. A jam is a stretch in which that count is high, so it lasts about as
+    long as the count is remembered, and the count shows that in a run without any jam: in queues
+    (M/M/1, M/G/1, M/M/8, batches of 16 and 64) slow requests came in clusters of 0.7 to 1.5 times
+    it, where waits decide which are slow.
     """
     merged = (len(in_flight) >> _SERIES_BITS) + 1
     return merged * autocorrelation_time(in_flight[::merged])
 
 
 def effective_size(misses: Floats, sizes: Floats) -> float:
-    """Effective number of samples behind the share sum(misses)/sum(sizes).
+    """Return the effective number of samples behind the share sum(misses)/sum(sizes).
 
-    ``misses[i]`` of ``sizes[i]`` samples of request i (in scheduled order) are over a threshold; sizes are
-    1 for a metric with one value per request, the number of gaps for ITL and ICL. Ratio estimator with the
-    long-run variance of its residuals: var = R gamma_0 tau / N^2, n_eff = p(1-p)/var, at most N.
+    ``misses[i]`` of ``sizes[i]`` samples of request i (in scheduled order) are over a threshold;
+    sizes are 1 for a metric with one value per request, the number of gaps for ITL and ICL. Ratio
+    estimator with the long-run variance of its residuals: var = R gamma_0 tau / N^2, n_eff =
+    p(1-p)/var, at most N.
     """
     total = float(sizes.sum())
     if total <= 0:
@@ -196,7 +214,7 @@ def effective_size(misses: Floats, sizes: Floats) -> float:
 
 
 def deciding_factor(share: float, n: float, p: float, tau: float, likely: float) -> float | None:
-    """How many times as many samples with the same share of slow ones decide whether it is below p; None: over 1e9."""
+    """Return how many times the samples would decide the verdict; None: over 1e9."""
 
     def decided(size: float) -> bool:
         if share < p:

@@ -6,20 +6,21 @@ import numpy as np
 
 from ampacity.analysis.stats.intervals import Floats
 
-PLATEAU = 0.15  # of the highest throughput, itself the luckiest of several; so much below is the ceiling ...
-PLATEAU_LOAD = (
-    1.3  # ... if the requests in flight grow by this factor there, or a stage has no steady state
-)
+# of the highest throughput, itself the luckiest of several; so much below is the ceiling ...
+PLATEAU = 0.15
+# ... if the requests in flight grow by this factor there, or a stage has no steady state
+PLATEAU_LOAD = 1.3
 LOW_LOADS = 2
 
 
 def corner_of_bounds(
     concurrency: Floats, rps: Floats, saturated: bool
 ) -> tuple[float, float] | None:
-    """(N*, 1/D_max) of the asymptotic bounds, N* = (D + Z)/D_max (Lazowska et al. 1984); None where no ceiling was reached.
+    """Return (N*, 1/D_max) of the asymptotic bounds, N* = (D + Z)/D_max (Lazowska et al. 1984).
 
-    ``concurrency`` counts requests in flight, so Z = 0: D is the time in flight at the ``LOW_LOADS`` lowest loads (Little),
-    1 / D_max the mean throughput of the plateau in requests/s. Levels ascending.
+    None where no ceiling was reached. ``concurrency`` counts requests in flight, so Z = 0: D is the
+    time in flight at the ``LOW_LOADS`` lowest loads (Little), 1 / D_max the mean throughput of the
+    plateau in requests/s. Levels ascending.
     """
     plateau = rps >= (1 - PLATEAU) * rps.max()
     wide = float(concurrency[plateau].max() / concurrency[plateau].min())

@@ -201,7 +201,7 @@ class StageRunner:
         """Schedule, or cancel, what depends on a request whose last attempt has ended."""
         record = exchange.record
         failed = record.status in FAILED_STATUSES or record.status == "too_long"
-        self._requests.answered(index, exchange.told(self._plan.keep_reasoning))
+        self._requests.answered(index, exchange.content(self._plan.keep_reasoning))
         ended_ns = record.ended_ns or time.monotonic_ns()
         due, given_up = self._sessions.ended(index, ended_ns, failed)
         if self._closing or record.status == "unfinished":
@@ -331,7 +331,7 @@ class StageRunner:
             or self._options.by_piece is not None
             or self._requests.wanted(index)
         ):
-            exchange.listen()
+            exchange.keep_text()
         if leaves_after is not None:
             exchange.cancel_after_tokens = int(leaves_after[index])
         return exchange

@@ -1,7 +1,8 @@
-/* What is done for every token, compiled: loadgen/receive/hot_path.py says the same in Python and is used where this is not built.
+/* The hot path. loadgen/receive/hot_path.py does the same in Python where this is not built.
 
-   read_ready() reads the sockets that have something, dates what came, and notes the chunks that repeat the one before
-   them. Everything else is handed to the caller. A Taker is what such chunks are known by. */
+   read_ready() reads the ready sockets, dates the reads, and records the chunks that match the
+   template of their answer. All other reads are returned to the caller. A ReadHandler matches
+   chunks. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -11,15 +12,15 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#define VERSION 1                       /* that of hot_path.py: raise both where what is called changes */
+#define VERSION 1                       /* as in hot_path.py: raise both with the interface */
 #define READ_BYTES 65536
-#define READS_MAX 256                   /* of one call */
-#define SIZE_LINE_MAX 16                /* bytes of the line with a chunk's size */
-#define REPEAT_MAX_BYTES 2047           /* a longer read is parsed; repeats.READ_MAX_BYTES is one more */
-#define NUMBER_MAX 24                   /* bytes of a number */
-#define TOTAL_MAX 1000000000LL          /* tokens; more are read by the parsers */
-#define DELAY_MAX_NS 60000000000LL      /* a stamp further off than this is no stamp of this read */
-#define CLOCKS_APART_MAX_NS 20000LL     /* two clocks that are read one after the other */
+#define READS_MAX 256                   /* per call */
+#define SIZE_LINE_MAX 16                /* bytes of a chunk's size line */
+#define REPEAT_MAX_BYTES 2047           /* longer ones are parsed; repeats.READ_MAX_BYTES - 1 */
+#define NUMBER_MAX 24                   /* bytes of a decimal number */
+#define TOTAL_MAX 1000000000LL          /* tokens; larger totals are parsed */
+#define DELAY_MAX_NS 60000000000LL      /* a time stamp further off does not belong to this read */
+#define CLOCKS_APART_MAX_NS 20000LL     /* between two clocks read one after the other */
 
 static PyObject *s_receiver, *s_exchange, *s_feed, *s_last_ns, *s_total;
 
@@ -30,7 +31,7 @@ static long long clock_ns(clockid_t clock)
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-/* What is to be added to a time of the wall clock to have it on the monotonic one, ns. */
+/* Return the offset from the wall clock to the monotonic clock, ns. */
 static long long monotonic_minus_wall_ns(void)
 {
     long long before = 0, wall = 0, after = 0;
@@ -38,27 +39,29 @@ static long long monotonic_minus_wall_ns(void)
         before = clock_ns(CLOCK_MONOTONIC);
         wall = clock_ns(CLOCK_REALTIME);
         after = clock_ns(CLOCK_MONOTONIC);
-        if (after - before < CLOCKS_APART_MAX_NS)   /* longer, and the process was interrupted */
+        if (after - before < CLOCKS_APART_MAX_NS)   /* else the process was interrupted */
             break;
     }
     return before + (after - before) / 2 - wall;
 }
 
-/* -- chunks that repeat ------------------------------------------------------------------------- */
+/* -- chunks that match a template ---------------------------------------------------------- */
 
 typedef struct {
     PyObject_HEAD
-    PyObject *before;       /* bytes between the size and the text */
-    PyObject *known;        /* set of bytes: the line with the size, and all from the text on; with a form: texts */
-    PyObject *note;         /* called with the time of a read that repeats */
-    PyObject *otherwise;    /* called with the time and the bytes of any other */
-    PyObject *form;         /* NULL, or what has the total of tokens so far */
-    PyObject *fixed, *gaps; /* with a form: tuples of the bytes behind the text, and of what is added to the total */
-    int upper;              /* with a form: sizes are written in capitals */
-} Taker;
+    PyObject *before;       /* bytes between size line and text */
+    PyObject *known;        /* set of bytes: size line + everything from the text on; where totals
+                               run: texts */
+    PyObject *add_time;     /* called with the time of a matching read */
+    PyObject *fallback;     /* called with time and bytes of any other read */
+    PyObject *template;     /* NULL, or the object with the running total of tokens */
+    PyObject *fixed, *gaps; /* where totals run: tuples of the bytes after the text, and of what is
+                               added to the total between them */
+    int upper;              /* where totals run: sizes are upper-case hex */
+} ReadHandler;
 
-/* The length of the line with the size, where it and ``before`` begin the read; 0: they do not. */
-static Py_ssize_t line_of(Taker *self, const char *read, Py_ssize_t length)
+/* Return the length of the size line if ``before`` follows it, else 0. */
+static Py_ssize_t line_of(ReadHandler *self, const char *read, Py_ssize_t length)
 {
     if (length > REPEAT_MAX_BYTES)
         return 0;
@@ -66,12 +69,13 @@ static Py_ssize_t line_of(Taker *self, const char *read, Py_ssize_t length)
     if (end == NULL)
         return 0;
     Py_ssize_t line = end + 1 - read, before = PyBytes_GET_SIZE(self->before);
-    int begins = length - line >= before && memcmp(end + 1, PyBytes_AS_STRING(self->before), before) == 0;
-    return begins ? line : 0;
+    if (length - line < before || memcmp(end + 1, PyBytes_AS_STRING(self->before), before) != 0)
+        return 0;
+    return line;
 }
 
-/* 1: the read is a known chunk; 0: it may be; -1: error. */
-static int is_known(Taker *self, const char *read, Py_ssize_t length, Py_ssize_t line)
+/* Return 1 if the read is a known chunk, 0 if that is open, -1 on error. */
+static int is_known(ReadHandler *self, const char *read, Py_ssize_t length, Py_ssize_t line)
 {
     Py_ssize_t before = PyBytes_GET_SIZE(self->before);
     PyObject *rest = PyBytes_FromStringAndSize(NULL, length - before);
@@ -84,10 +88,12 @@ static int is_known(Taker *self, const char *read, Py_ssize_t length, Py_ssize_t
     return found;
 }
 
-/* What stands behind the text beside this total, into ``behind``. Its length; 0: it is too long; -1: error. */
-static Py_ssize_t behind_of(Taker *self, long long total, char *behind)
+/* Write what follows the text at this total into ``behind``. Return its length, 0 if it is too
+   long, -1 on error. */
+static Py_ssize_t behind_of(ReadHandler *self, long long total, char *behind)
 {
-    Py_ssize_t length = 0, pieces = PyTuple_GET_SIZE(self->fixed), totals = PyTuple_GET_SIZE(self->gaps);
+    Py_ssize_t length = 0, pieces = PyTuple_GET_SIZE(self->fixed);
+    Py_ssize_t totals = PyTuple_GET_SIZE(self->gaps);
     for (Py_ssize_t i = 0; i < pieces; i++) {
         char *bytes;
         Py_ssize_t size;
@@ -107,15 +113,17 @@ static Py_ssize_t behind_of(Taker *self, long long total, char *behind)
     return length;
 }
 
-/* As is_known, for the chunk with the next total, which is told. */
-static int is_next(Taker *self, const char *read, Py_ssize_t length, Py_ssize_t line, long long *total)
+/* Like is_known for the chunk with the next total, which is stored in ``total``. */
+static int is_next(ReadHandler *self, const char *read, Py_ssize_t length, Py_ssize_t line,
+                   long long *total)
 {
     char size[SIZE_LINE_MAX + 8], behind[REPEAT_MAX_BYTES];
     Py_ssize_t head = line + PyBytes_GET_SIZE(self->before);
-    int written = snprintf(size, sizeof size, self->upper ? "%zX\r\n" : "%zx\r\n", (size_t)(length - line - 2));
+    int written = snprintf(size, sizeof size, self->upper ? "%zX\r\n" : "%zx\r\n",
+                           (size_t)(length - line - 2));
     if (length < line + 2 || written != line || memcmp(read, size, line) != 0)
         return 0;
-    PyObject *value = PyObject_GetAttr(self->form, s_total);
+    PyObject *value = PyObject_GetAttr(self->template, s_total);
     *total = value == NULL ? -1 : value == Py_None ? TOTAL_MAX : PyLong_AsLongLong(value);
     Py_XDECREF(value);
     if (*total == -1 && PyErr_Occurred())
@@ -131,69 +139,72 @@ static int is_next(Taker *self, const char *read, Py_ssize_t length, Py_ssize_t 
     return found;
 }
 
-/* Note the read if it repeats: 1; 0: it may be anything; -1: error. */
-static int take(Taker *self, long long at_ns, const char *read, Py_ssize_t length)
+/* Record the read if it matches: return 1; 0 if it does not, -1 on error. */
+static int handle(ReadHandler *self, long long at_ns, const char *read, Py_ssize_t length)
 {
     long long total = 0;
-    Py_ssize_t line = self->note == NULL ? 0 : line_of(self, read, length);
-    int found = !line ? 0 : self->form ? is_next(self, read, length, line, &total) : is_known(self, read, length, line);
+    Py_ssize_t line = self->add_time == NULL ? 0 : line_of(self, read, length);
+    int found = 0;
+    if (line)
+        found = self->template ? is_next(self, read, length, line, &total)
+                               : is_known(self, read, length, line);
     if (found != 1)
         return found;
     PyObject *at = PyLong_FromLongLong(at_ns);
-    PyObject *done = at == NULL ? NULL : PyObject_CallOneArg(self->note, at);
+    PyObject *done = at == NULL ? NULL : PyObject_CallOneArg(self->add_time, at);
     Py_XDECREF(at);
     if (done == NULL)
         return -1;
     Py_DECREF(done);
-    if (self->form == NULL)
+    if (self->template == NULL)
         return 1;
     PyObject *value = PyLong_FromLongLong(total);
-    int error = value == NULL ? -1 : PyObject_SetAttr(self->form, s_total, value);
+    int error = value == NULL ? -1 : PyObject_SetAttr(self->template, s_total, value);
     Py_XDECREF(value);
     return error < 0 ? -1 : 1;
 }
 
-static PyObject *taker_call(Taker *self, PyObject *args, PyObject *kwargs)
+static PyObject *handler_call(ReadHandler *self, PyObject *args, PyObject *kwargs)
 {
     long long at_ns;
     PyObject *read;
     if (!PyArg_ParseTuple(args, "LS", &at_ns, &read))
         return NULL;
-    int taken = take(self, at_ns, PyBytes_AS_STRING(read), PyBytes_GET_SIZE(read));
+    int taken = handle(self, at_ns, PyBytes_AS_STRING(read), PyBytes_GET_SIZE(read));
     if (taken < 0)
         return NULL;
     if (taken)
         Py_RETURN_FALSE;
-    if (self->otherwise != NULL)
-        return PyObject_Call(self->otherwise, args, NULL);
-    PyErr_SetString(PyExc_ReferenceError, "what took these reads is gone");
+    if (self->fallback != NULL)
+        return PyObject_Call(self->fallback, args, NULL);
+    PyErr_SetString(PyExc_ReferenceError, "the handler of these reads is gone");
     return NULL;
 }
 
-static int taker_traverse(Taker *self, visitproc visit, void *arg)
+static int handler_traverse(ReadHandler *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->known);
-    Py_VISIT(self->note);
-    Py_VISIT(self->otherwise);
-    Py_VISIT(self->form);
+    Py_VISIT(self->add_time);
+    Py_VISIT(self->fallback);
+    Py_VISIT(self->template);
     Py_VISIT(self->fixed);
     Py_VISIT(self->gaps);
     return 0;
 }
 
-/* ``before`` and ``known`` stay: they lead nowhere, and whoever holds this may still ask it. */
-static int taker_clear(Taker *self)
+/* ``before`` and ``known`` are kept: they are in no cycle, and a holder may still call this. */
+static int handler_clear(ReadHandler *self)
 {
-    Py_CLEAR(self->note);
-    Py_CLEAR(self->otherwise);
-    Py_CLEAR(self->form);
+    Py_CLEAR(self->add_time);
+    Py_CLEAR(self->fallback);
+    Py_CLEAR(self->template);
     return 0;
 }
 
-static void taker_dealloc(Taker *self)
+static void handler_dealloc(ReadHandler *self)
 {
     PyObject_GC_UnTrack(self);
-    taker_clear(self);
+    handler_clear(self);
     Py_XDECREF(self->before);
     Py_XDECREF(self->known);
     Py_XDECREF(self->fixed);
@@ -201,29 +212,30 @@ static void taker_dealloc(Taker *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-static PyTypeObject TakerType = {
+static PyTypeObject ReadHandlerType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "ampacity.loadgen.receive._hot_path.Taker",
-    .tp_doc = "Takes reads: of one that repeats the time is noted, all others go on.",
-    .tp_basicsize = sizeof(Taker),
+    .tp_name = "ampacity.loadgen.receive._hot_path.ReadHandler",
+    .tp_doc = "Record the time of matching reads, pass on all others.",
+    .tp_basicsize = sizeof(ReadHandler),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_call = (ternaryfunc)taker_call,
-    .tp_traverse = (traverseproc)taker_traverse,
-    .tp_clear = (inquiry)taker_clear,
-    .tp_dealloc = (destructor)taker_dealloc,
+    .tp_call = (ternaryfunc)handler_call,
+    .tp_traverse = (traverseproc)handler_traverse,
+    .tp_clear = (inquiry)handler_clear,
+    .tp_dealloc = (destructor)handler_dealloc,
 };
 
-static PyObject *new_taker(PyObject *before, PyObject *known, PyObject *note, PyObject *otherwise, PyObject *form,
-                           PyObject *fixed, PyObject *gaps, int upper)
+static PyObject *new_handler(PyObject *before, PyObject *known, PyObject *add_time,
+                             PyObject *fallback, PyObject *template, PyObject *fixed,
+                             PyObject *gaps, int upper)
 {
-    Taker *self = (Taker *)PyType_GenericAlloc(&TakerType, 0);
+    ReadHandler *self = (ReadHandler *)PyType_GenericAlloc(&ReadHandlerType, 0);
     if (self == NULL)
         return NULL;
     self->before = Py_NewRef(before);
     self->known = Py_NewRef(known);
-    self->note = Py_NewRef(note);
-    self->otherwise = Py_NewRef(otherwise);
-    self->form = Py_XNewRef(form);
+    self->add_time = Py_NewRef(add_time);
+    self->fallback = Py_NewRef(fallback);
+    self->template = Py_XNewRef(template);
     self->fixed = Py_XNewRef(fixed);
     self->gaps = Py_XNewRef(gaps);
     self->upper = upper;
@@ -232,25 +244,26 @@ static PyObject *new_taker(PyObject *before, PyObject *known, PyObject *note, Py
 
 static PyObject *repeats(PyObject *module, PyObject *args)
 {
-    PyObject *before, *known, *note, *otherwise;
-    if (!PyArg_ParseTuple(args, "SO!OO", &before, &PySet_Type, &known, &note, &otherwise))
+    PyObject *before, *known, *add_time, *fallback;
+    if (!PyArg_ParseTuple(args, "SO!OO", &before, &PySet_Type, &known, &add_time, &fallback))
         return NULL;
-    return new_taker(before, known, note, otherwise, NULL, NULL, NULL, 0);
+    return new_handler(before, known, add_time, fallback, NULL, NULL, NULL, 0);
 }
 
 static PyObject *counting(PyObject *module, PyObject *args)
 {
-    PyObject *form, *before, *fixed, *gaps, *known, *note, *otherwise;
+    PyObject *template, *before, *fixed, *gaps, *known, *add_time, *fallback;
     int upper;
-    if (!PyArg_ParseTuple(args, "OSO!O!pO!OO", &form, &before, &PyTuple_Type, &fixed, &PyTuple_Type, &gaps, &upper,
-                          &PySet_Type, &known, &note, &otherwise))
+    if (!PyArg_ParseTuple(args, "OSO!O!pO!OO", &template, &before, &PyTuple_Type, &fixed,
+                          &PyTuple_Type, &gaps, &upper,
+                          &PySet_Type, &known, &add_time, &fallback))
         return NULL;
-    return new_taker(before, known, note, otherwise, form, fixed, gaps, upper);
+    return new_handler(before, known, add_time, fallback, template, fixed, gaps, upper);
 }
 
-/* -- reads --------------------------------------------------------------------------------------- */
+/* -- reads --------------------------------------------------------------------------------- */
 
-/* The time on the wall clock that the kernel put beside what was read, ns; 0: none. */
+/* Return the kernel's time stamp of the read on the wall clock, ns; 0 where there is none. */
 static long long stamp_ns(struct msghdr *message)
 {
     for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c != NULL; c = CMSG_NXTHDR(message, c))
@@ -263,12 +276,14 @@ static long long stamp_ns(struct msghdr *message)
     return 0;
 }
 
-/* What takes the wire's reads, as a new reference. NULL: nobody does, or there was an error. */
+/* Return the handler of the wire's reads, a new reference; NULL where there is none or on error. */
 static PyObject *feed_of(PyObject *wire)
 {
     PyObject *receiver = PyObject_GetAttr(wire, s_receiver);
     PyObject *exchange = receiver == NULL ? NULL : PyObject_GetAttr(receiver, s_exchange);
-    PyObject *feed = exchange == NULL || exchange == Py_None ? NULL : PyObject_GetAttr(exchange, s_feed);
+    PyObject *feed = NULL;
+    if (exchange != NULL && exchange != Py_None)
+        feed = PyObject_GetAttr(exchange, s_feed);
     Py_XDECREF(receiver);
     Py_XDECREF(exchange);
     return feed;
@@ -281,7 +296,8 @@ static int append_new(PyObject *list, PyObject *item)
     return error;
 }
 
-/* Set the date of the wire's latest read, no earlier than the one before. The distance between them; -1: error. */
+/* Set the time of the wire's latest read, no earlier than the previous one. Return the gap, ns;
+   -1 on error. */
 static long long move_on(PyObject *wire, long long *at_ns)
 {
     PyObject *value = PyObject_GetAttr(wire, s_last_ns);
@@ -300,14 +316,77 @@ static long long move_on(PyObject *wire, long long *at_ns)
     return error < 0 ? -1 : gap;
 }
 
-/* Whether the read was noted as a repetition. What fails here is tried again by the caller, which says so. */
-static int noted(PyObject *wire, long long at_ns, const char *data, Py_ssize_t length)
+/* Return whether the read matched and was recorded. After an error the caller handles the read
+   again and reports it. */
+static int recorded(PyObject *wire, long long at_ns, const char *data, Py_ssize_t length)
 {
     PyObject *feed = feed_of(wire);
-    int found = feed != NULL && Py_TYPE(feed) == &TakerType && take((Taker *)feed, at_ns, data, length) == 1;
+    int found = feed != NULL && Py_TYPE(feed) == &ReadHandlerType
+                && handle((ReadHandler *)feed, at_ns, data, length) == 1;
     Py_XDECREF(feed);
     PyErr_Clear();
     return found;
+}
+
+/* What read_ready() collects. */
+typedef struct {
+    PyObject *reads, *again, *delays;
+    int near;
+} Results;
+
+/* The times of one turn, and which reads are audited. */
+typedef struct {
+    long long earliest_ns, to_monotonic_ns, near_ns;
+    int audit;
+} Turn;
+
+static int add_error(Results *results, PyObject *wire, long long at_ns, int error)
+{
+    PyObject *text = PyUnicode_DecodeLocale(strerror(error), "surrogateescape");
+    PyObject *exception = text == NULL ? NULL
+                                       : PyObject_CallFunction(PyExc_OSError, "iO", error, text);
+    Py_XDECREF(text);
+    if (exception == NULL)
+        return -1;
+    int failed = append_new(results->reads, Py_BuildValue("OLO", wire, at_ns, exception));
+    Py_DECREF(exception);
+    return failed;
+}
+
+/* Read the socket once, date the read, record or append it. Return -1 on error. */
+static int read_one(PyObject *wire, const struct epoll_event *event, const Turn *turn,
+                    char *data, Results *results)
+{
+    _Alignas(struct cmsghdr) char ancillary[CMSG_SPACE(sizeof(struct timespec))];
+    struct iovec into = {data, READ_BYTES};
+    struct msghdr message = {.msg_iov = &into, .msg_iovlen = 1, .msg_control = ancillary,
+                             .msg_controllen = sizeof ancillary};
+    ssize_t length = recvmsg(event->data.fd, &message, MSG_DONTWAIT);
+    int error = length < 0 ? errno : 0;
+    long long now_ns = clock_ns(CLOCK_MONOTONIC), at_ns = now_ns;
+    if (error == EAGAIN || error == EWOULDBLOCK || error == EINTR)
+        return 0;
+    if (error)
+        return add_error(results, wire, at_ns, error);
+    long long stamp = stamp_ns(&message), stamped_ns = stamp + turn->to_monotonic_ns;
+    if (stamp && turn->earliest_ns < stamped_ns && stamped_ns <= now_ns) {
+        at_ns = stamped_ns;
+        if (turn->audit && append_new(results->delays, PyLong_FromLongLong(now_ns - at_ns)) < 0)
+            return -1;
+    }
+    /* two clocks are read in turn, and one may be set: times of a stream never go back */
+    long long gap_ns = move_on(wire, &at_ns);
+    if (gap_ns < 0)
+        return -1;
+    /* without a time stamp it has to be read at once */
+    results->near += length > 0 && (!stamp || gap_ns < turn->near_ns);
+    if ((event->events != EPOLLIN || length == READ_BYTES)
+        && PyList_Append(results->again, wire) < 0)
+        return -1;
+    if (recorded(wire, at_ns, data, length))
+        return 0;
+    return append_new(results->reads,
+                      Py_BuildValue("OLy#", wire, at_ns, data, (Py_ssize_t)length));
 }
 
 static PyObject *read_ready(PyObject *module, PyObject *args)
@@ -315,13 +394,14 @@ static PyObject *read_ready(PyObject *module, PyObject *args)
     PyObject *epoll, *wires, *result = NULL;
     int most;
     long long near_ns, audit_at, audit_every;
-    if (!PyArg_ParseTuple(args, "OO!iLLL", &epoll, &PyList_Type, &wires, &most, &near_ns, &audit_at, &audit_every))
+    if (!PyArg_ParseTuple(args, "OO!iLLL", &epoll, &PyList_Type, &wires, &most, &near_ns, &audit_at,
+                          &audit_every))
         return NULL;
     int epoll_fd = PyObject_AsFileDescriptor(epoll);
     if (epoll_fd < 0)
         return NULL;
     if (most < 1 || audit_every < 1) {
-        PyErr_SetString(PyExc_ValueError, "at least one read, and one of so many audited");
+        PyErr_SetString(PyExc_ValueError, "most and audit_every must be at least 1");
         return NULL;
     }
     struct epoll_event events[READS_MAX];
@@ -331,72 +411,45 @@ static PyObject *read_ready(PyObject *module, PyObject *args)
             return PyErr_SetFromErrno(PyExc_OSError);
         ready = 0;
     }
-    PyObject *reads = PyList_New(0), *again = PyList_New(0), *delays = PyList_New(0);
-    if (reads == NULL || again == NULL || delays == NULL)
+    Results results = {PyList_New(0), PyList_New(0), PyList_New(0), 0};
+    if (results.reads == NULL || results.again == NULL || results.delays == NULL)
         goto done;
-    long long earliest_ns = clock_ns(CLOCK_MONOTONIC) - DELAY_MAX_NS, to_monotonic_ns = monotonic_minus_wall_ns();
-    int near = 0;
+    Turn turn = {.earliest_ns = clock_ns(CLOCK_MONOTONIC) - DELAY_MAX_NS,
+                 .to_monotonic_ns = monotonic_minus_wall_ns(), .near_ns = near_ns};
     char data[READ_BYTES];
     for (int i = 0; i < ready; i++) {
         int fd = events[i].data.fd;
         PyObject *wire = fd < PyList_GET_SIZE(wires) ? PyList_GET_ITEM(wires, fd) : Py_None;
         if (wire == Py_None)
             continue;
-        _Alignas(struct cmsghdr) char ancillary[CMSG_SPACE(sizeof(struct timespec))];
-        struct iovec into = {data, sizeof data};
-        struct msghdr message = {.msg_iov = &into, .msg_iovlen = 1, .msg_control = ancillary,
-                                 .msg_controllen = sizeof ancillary};
-        ssize_t length = recvmsg(fd, &message, MSG_DONTWAIT);
-        int error = length < 0 ? errno : 0;
-        long long now_ns = clock_ns(CLOCK_MONOTONIC), at_ns = now_ns;
-        if (error == EAGAIN || error == EWOULDBLOCK || error == EINTR)
-            continue;
+        turn.audit = i % audit_every == audit_at;
         Py_INCREF(wire);
-        int failed = 0;
-        if (error) {
-            PyObject *words = PyUnicode_DecodeLocale(strerror(error), "surrogateescape");
-            PyObject *why = words == NULL ? NULL : PyObject_CallFunction(PyExc_OSError, "iO", error, words);
-            Py_XDECREF(words);
-            failed = why == NULL || append_new(reads, Py_BuildValue("OLO", wire, at_ns, why)) < 0;
-            Py_XDECREF(why);
-        } else {
-            long long stamp = stamp_ns(&message), stamped_ns = stamp + to_monotonic_ns;
-            if (stamp && earliest_ns < stamped_ns && stamped_ns <= now_ns) {
-                at_ns = stamped_ns;
-                if (i % audit_every == audit_at)
-                    failed = append_new(delays, PyLong_FromLongLong(now_ns - at_ns)) < 0;
-            }
-            /* two clocks are read one after the other, and one may be set: no later read has an earlier date */
-            long long gap_ns = failed ? -1 : move_on(wire, &at_ns);
-            failed = gap_ns < 0;
-            /* with no stamp it has to be read at once */
-            near += length > 0 && (!stamp || gap_ns < near_ns);
-            if (!failed && (events[i].events != EPOLLIN || length == READ_BYTES))
-                failed = PyList_Append(again, wire) < 0;
-            if (!failed && !noted(wire, at_ns, data, length))
-                failed = append_new(reads, Py_BuildValue("OLy#", wire, at_ns, data, (Py_ssize_t)length)) < 0;
-        }
+        int failed = read_one(wire, &events[i], &turn, data, &results);
         Py_DECREF(wire);
-        if (failed)
+        if (failed < 0)
             goto done;
     }
-    result = Py_BuildValue("iiOOO", ready, near, reads, again, delays);
+    result = Py_BuildValue("iiOOO", ready, results.near, results.reads, results.again,
+                           results.delays);
 done:
-    Py_XDECREF(reads);
-    Py_XDECREF(again);
-    Py_XDECREF(delays);
+    Py_XDECREF(results.reads);
+    Py_XDECREF(results.again);
+    Py_XDECREF(results.delays);
     return result;
 }
 
 static PyMethodDef functions[] = {
-    {"repeats", repeats, METH_VARARGS, "What takes reads of which many repeat; see ampacity.loadgen.receive.hot_path."},
-    {"counting", counting, METH_VARARGS, "What takes reads of which many repeat and count; see ampacity.loadgen.receive.hot_path."},
-    {"read_ready", read_ready, METH_VARARGS, "Read the sockets that have something; see ampacity.loadgen.receive.hot_path."},
+    {"repeats", repeats, METH_VARARGS, "Return a handler of reads; see hot_path.py."},
+    {"counting", counting, METH_VARARGS, "Return a handler where totals run; see hot_path.py."},
+    {"read_ready", read_ready, METH_VARARGS, "Read the ready sockets; see hot_path.py."},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "ampacity.loadgen.receive._hot_path", .m_size = -1, .m_methods = functions,
+    PyModuleDef_HEAD_INIT,
+    .m_name = "ampacity.loadgen.receive._hot_path",
+    .m_size = -1,
+    .m_methods = functions,
 };
 
 PyMODINIT_FUNC PyInit__hot_path(void)
@@ -406,7 +459,8 @@ PyMODINIT_FUNC PyInit__hot_path(void)
     s_feed = PyUnicode_InternFromString("feed");
     s_last_ns = PyUnicode_InternFromString("last_ns");
     s_total = PyUnicode_InternFromString("total");
-    if (!s_receiver || !s_exchange || !s_feed || !s_last_ns || !s_total || PyType_Ready(&TakerType) < 0)
+    if (!s_receiver || !s_exchange || !s_feed || !s_last_ns || !s_total
+        || PyType_Ready(&ReadHandlerType) < 0)
         return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL && PyModule_AddIntConstant(module, "VERSION", VERSION) < 0)

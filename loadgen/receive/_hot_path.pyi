@@ -6,17 +6,17 @@ from ampacity.loadgen.receive.hot_path import ReadHandler, Reads, Totals, W
 VERSION: int
 
 def repeats(
-    before: bytes, known: set[bytes], note: Callable[[int], None], otherwise: ReadHandler, /
+    before: bytes, known: set[bytes], add_time: Callable[[int], None], fallback: ReadHandler, /
 ) -> ReadHandler: ...
 def counting(
-    form: Totals,
+    template: Totals,
     before: bytes,
     fixed: tuple[bytes, ...],
     gaps: tuple[int, ...],
     upper: bool,
     known: set[bytes],
-    note: Callable[[int], None],
-    otherwise: ReadHandler,
+    add_time: Callable[[int], None],
+    fallback: ReadHandler,
     /,
 ) -> ReadHandler: ...
 def read_ready(

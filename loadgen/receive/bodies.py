@@ -1,4 +1,4 @@
-"""The body of one response: the pieces that HTTP's framing leaves in, events or one whole text out."""
+"""The body of one response: pieces without HTTP framing in, events or one whole text out."""
 
 from __future__ import annotations
 
@@ -7,26 +7,22 @@ import zlib
 from ampacity.loadgen.receive.sse import EventSplitter
 from ampacity.loadgen.send.protocols import printable
 
-WHOLE_BODY_BYTES = (
-    64 * 2**20
-)  # a body that is no stream may be so long, and one event of a stream too
-FRAMING_MAX_BYTES = (
-    65_536  # headers, trailers or sizes of chunks may be so long, without a byte of the body
-)
+WHOLE_BODY_BYTES = 64 * 2**20  # limit of a body that is no stream, and of one event
+FRAMING_MAX_BYTES = 65_536  # limit of headers, trailers or chunk sizes between bytes of the body
 FRAMING_TOO_LONG = f"more than {FRAMING_MAX_BYTES >> 10} KiB of headers"
-ERROR_BODY_BYTES = 65_536  # so much of an error body is read for its message
+ERROR_BODY_BYTES = 65_536  # how much of an error body is read for its message
 
 
 class Inflater:
-    """Undoes gzip and deflate as it comes: of several members one after the other, and deflate with a header or, against the RFC, without."""
+    """Decompresses gzip (several members too) and deflate, with or without its zlib header."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
-        self._head = b""  # of the body, while it may yet turn out to have no header
+        self._head = b""  # while too short to tell whether it is a header
         self._began = False
 
     def __call__(self, data: bytes) -> bytes:
-        """What these further bytes hold. Raises zlib.error."""
+        """Decompress further bytes. Raises zlib.error."""
         if not self._began:
             data = self._head + data
             if len(data) < 2:
@@ -46,7 +42,7 @@ class Inflater:
 
 
 class Body:
-    """Pieces are appended to ``pieces``; ``take`` uses them up."""
+    """Pieces are appended to ``pieces``; ``take`` consumes them."""
 
     __slots__ = ("_bytes", "_foreign", "_inflate", "_kept", "_most_bytes", "pieces", "splitter")
 
@@ -54,19 +50,19 @@ class Body:
         self.pieces: list[bytes] = []
         self.splitter: EventSplitter | None = None  # of an event stream
         self._inflate: Inflater | None = None
-        self._foreign: str | None = None  # its content coding, where we cannot undo it
-        self._kept: list[bytes] = []  # of a body that is none
+        self._foreign: str | None = None  # a content coding that we cannot decode
+        self._kept: list[bytes] = []  # of a body that is no event stream
         self._bytes = 0
         self._most_bytes = WHOLE_BODY_BYTES
 
     def begin(self, status: int, *, stream: bool) -> None:
-        """The headers are there."""
+        """Begin the body after its headers."""
         self._most_bytes = WHOLE_BODY_BYTES if status == 200 else ERROR_BODY_BYTES
         if stream:
             self.splitter = EventSplitter()
 
     def encoded(self, name: bytes) -> None:
-        """It comes in this content coding, although none was asked for."""
+        """Take the content coding, although none was requested."""
         coding = name.strip().lower()
         if coding in (b"gzip", b"x-gzip", b"deflate"):
             self._inflate = Inflater()
@@ -75,11 +71,11 @@ class Body:
 
     @property
     def between_events(self) -> bool:
-        """Whether the next piece is plain text of an event stream and begins an event."""
+        """Whether the next piece is uncompressed and begins an event."""
         return self._inflate is None and self.splitter is not None and self.splitter.between_events
 
     def take(self, count: int | None) -> tuple[list[bytes], str | None]:
-        """The events of the first ``count`` pieces, which are all of the response; and what is wrong with them.
+        """Return the events of the first ``count`` pieces, and an error or None.
 
         A body that is no event stream is only kept, for ``whole``.
         """
@@ -92,7 +88,7 @@ class Body:
         if self.splitter is not None:
             events = [event for piece in pieces for event in self.splitter.feed(piece)]
             if self.splitter.waiting_bytes > WHOLE_BODY_BYTES:
-                self.splitter = EventSplitter()  # what waits is no event any more
+                self.splitter = EventSplitter()  # drop what waits
                 wrong = f"an event of more than {WHOLE_BODY_BYTES >> 20} MiB"
             return events, wrong
         for piece in pieces:
@@ -104,13 +100,13 @@ class Body:
         return [], wrong
 
     def whole(self) -> bytes:
-        """A body that is no event stream, as far as it was taken; of an error only the beginning."""
-        return (
-            b"".join(self._kept) if self._foreign is None else f"a body in {self._foreign}".encode()
-        )
+        """Return a body that is no event stream; of an error body only the beginning."""
+        if self._foreign is not None:
+            return f"a body in {self._foreign}".encode()
+        return b"".join(self._kept)
 
     def _refused(self) -> str | None:
-        """Why an answer cannot be read; a refusal stays one."""
+        """Return why the answer cannot be read; None for a refusal, which stays one."""
         if self._most_bytes == ERROR_BODY_BYTES:
             return None
         return f"the answer comes in the content coding {self._foreign}, which was not asked for"
@@ -118,7 +114,7 @@ class Body:
     def _decompressed(
         self, pieces: list[bytes], inflate: Inflater
     ) -> tuple[list[bytes], str | None]:
-        """The pieces decompressed, up to one that is broken; and what is wrong with that."""
+        """Return the pieces decompressed, up to a broken one, and its error."""
         plain: list[bytes] = []
         try:
             for piece in pieces:

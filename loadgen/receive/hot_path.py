@@ -1,7 +1,7 @@
-"""What is done for every token: sockets read, reads dated, chunks that repeat the one before them noted.
+"""The hot path: read ready sockets, date the reads, record chunks that match a template.
 
-``_hot_path.c`` says the same in C, and is taken where it was built. Everything that happens less often is left to the
-callers of either.
+``_hot_path.c`` does the same and is used where it was built. Everything that happens less often
+is left to the callers.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-VERSION = 1  # of what is compiled
+VERSION = 1  # of the compiled module's interface
 READ_BYTES = 65_536
-DELAY_MAX_NS = 60_000_000_000  # a stamp further off than this is no stamp of this read
-CLOCKS_APART_MAX_NS = 20_000  # two clocks that are read one after the other
+DELAY_MAX_NS = 60_000_000_000  # a time stamp further off does not belong to this read
+CLOCKS_APART_MAX_NS = 20_000  # between two clocks read one after the other
 _timespec = struct.Struct("@qq").unpack
-_ANCILLARY_BYTES = 64  # one cmsg header and a timespec, with room
+_ANCILLARY_BYTES = 64  # room for one cmsg header and a timespec
 
 ReadHandler = Callable[[int, bytes], bool]
-"""Takes what was read and when, monotonic ns; whether that ended the answer."""
+"""Takes the time of a read, monotonic ns, and its bytes; returns whether the answer ended."""
 
 
 class Wire(Protocol):
-    """What is used of a socket here."""
+    """What the hot path uses of a connection."""
 
-    last_ns: int  # date of its latest read
+    last_ns: int  # time of its latest read
 
     @property
     def recvmsg(self) -> Callable[[int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]:
@@ -35,9 +35,9 @@ class Wire(Protocol):
 
 W = TypeVar("W", bound=Wire)
 Reads = tuple[int, int, list[tuple[W, int, bytes | OSError]], list[W], list[int]]
-"""What ``read_ready`` gives: sockets that had something, how many reads came soon after the one before of their stream,
-(wire, date, what was read or went wrong) of all that is still to be handed on, wires that have to be asked again, and the
-delays of the audited reads, ns."""
+"""Result of ``read_ready``: number of ready sockets, number of reads soon after the previous one
+of their stream, (wire, time, bytes or error) of every read that is still to be handled, wires to
+read again, and the delays of the audited reads, ns."""
 
 
 def read_ready_in_python(
@@ -49,116 +49,124 @@ def read_ready_in_python(
     audit_every: int,
     by_kernel: bool = True,
 ) -> Reads[W]:
-    """Read the sockets that ``epoll`` tells of, at most ``most``; ``wires`` by their descriptors, None where there is none.
+    """Read at most ``most`` sockets that ``epoll`` reports; ``wires`` are indexed by descriptor.
 
-    ``near_ns``: reads of a stream that come so soon are counted as near. Of the n-th read the delay, read time − kernel
-    time, is told where n modulo ``audit_every`` is ``audit_at``. Without ``by_kernel`` dates are those of the reads, and
-    all delays are told. What is compiled has always dates of the kernel, and hands on nothing that repeats.
+    Reads within ``near_ns`` of the previous one of their stream are near. Delays, read time -
+    kernel time, are returned of every n-th read with n modulo ``audit_every`` == ``audit_at``.
+    Without ``by_kernel`` times are those of the reads, and all delays are returned. The compiled
+    version always takes kernel times, and returns no read that matched a template.
     """
     now_ns = time.monotonic_ns()
-    earliest_ns = now_ns - DELAY_MAX_NS
+    earliest_ns = max(now_ns - DELAY_MAX_NS, 0)
     wall_s, zero_ns = _monotonic_of_wall()
     reads: list[tuple[W, int, bytes | OSError]] = []
     again: list[W] = []
-    delays_ns, near = [], 0
+    delays_ns: list[int] = []
+    near = 0
     ready = epoll.poll(0, most)
     for number, (fd, events) in enumerate(ready):
         wire = wires[fd] if fd < len(wires) else None
         if wire is None:
             continue
-        recvmsg = wire.recvmsg  # called as a method it would be looked up for long
+        recvmsg = wire.recvmsg  # a method call would look it up slowly
         try:
             data, ancillary, _, _ = recvmsg(READ_BYTES, _ANCILLARY_BYTES)
         except (BlockingIOError, InterruptedError):
             continue
         except OSError as error:
-            reads.append((wire, now_ns, error.with_traceback(None)))  # which would hold this frame
+            reads.append((wire, now_ns, error.with_traceback(None)))  # it would hold this frame
             continue
         if events != select.EPOLLIN or len(data) == READ_BYTES:
             again.append(wire)
-        stamped = False
-        try:
-            seconds, nanoseconds = _timespec(ancillary[0][2])  # no other kind was asked for
-        except (IndexError, struct.error):
-            at_ns = now_ns = time.monotonic_ns()
-        else:
-            stamped = True
-            at_ns = zero_ns + nanoseconds
-            if seconds != wall_s:
-                at_ns += (seconds - wall_s) * 1_000_000_000
-            audited = number % audit_every == audit_at or not by_kernel
-            if audited or at_ns > now_ns:  # the clock is looked at where the time matters
-                now_ns = time.monotonic_ns()
-            dated = earliest_ns < at_ns <= now_ns
-            if dated and audited:
-                delays_ns.append(now_ns - at_ns)
-            if not (dated and by_kernel):
-                at_ns = now_ns
-        # two clocks are read one after the other, and one may be set: no later read has an earlier date
-        gap_ns = at_ns - wire.last_ns
-        if gap_ns < 0:
-            at_ns = wire.last_ns
-        if data and (gap_ns < near_ns or not stamped):  # with no stamp it has to be read at once
-            near += 1
-        wire.last_ns = at_ns
-        reads.append((wire, at_ns, data))
+        stamp_ns = _stamp_ns(ancillary, wall_s, zero_ns)
+        audited = number % audit_every == audit_at or not by_kernel
+        if audited or not stamp_ns or stamp_ns > now_ns:  # the clock is read where it matters
+            now_ns = time.monotonic_ns()
+        plausible = earliest_ns < stamp_ns <= now_ns
+        if plausible and audited:
+            delays_ns.append(now_ns - stamp_ns)
+        gap_ns = _advance(wire, stamp_ns if plausible and by_kernel else now_ns)
+        # without a time stamp, data has to be read at once
+        near += bool(data) and (gap_ns < near_ns or not stamp_ns)
+        reads.append((wire, wire.last_ns, data))
     return len(ready), near, reads, again, delays_ns
 
 
+def _stamp_ns(ancillary: list[tuple[int, int, bytes]], wall_s: int, zero_ns: int) -> int:
+    """Return the kernel's time stamp on the monotonic clock; 0 where there is none."""
+    try:
+        # no other kind was requested
+        stamp: tuple[int, int] = _timespec(ancillary[0][2])
+    except (IndexError, struct.error):
+        return 0
+    return zero_ns + stamp[1] + (stamp[0] - wall_s) * 1_000_000_000
+
+
+def _advance(wire: Wire, at_ns: int) -> int:
+    """Set the time of the wire's latest read; return the gap to the previous one, ns.
+
+    Two clocks are read in turn, and one may be set: times of a stream never go back.
+    """
+    gap_ns = at_ns - wire.last_ns
+    wire.last_ns = max(at_ns, wire.last_ns)
+    return gap_ns
+
+
 def _monotonic_of_wall() -> tuple[int, int]:
-    """The wall clock's second, and when on the monotonic clock it began, ns."""
+    """Return the wall clock's second, and its beginning on the monotonic clock, ns."""
     for _ in range(3):
         before_ns, wall_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-        if after_ns - before_ns < CLOCKS_APART_MAX_NS:  # longer, and the process was interrupted
+        if after_ns - before_ns < CLOCKS_APART_MAX_NS:  # else the process was interrupted
             break
     seconds, nanoseconds = divmod(wall_ns, 1_000_000_000)
     return seconds, (before_ns + after_ns) // 2 - nanoseconds
 
 
 def repeats_in_python(
-    before: bytes, known: set[bytes], note: Callable[[int], None], otherwise: ReadHandler
+    before: bytes, known: set[bytes], add_time: Callable[[int], None], fallback: ReadHandler
 ) -> ReadHandler:
-    """What takes reads: of one that is a known chunk the time is noted, all others go on.
+    """Return a handler that records the time of known chunks and passes on all other reads.
 
-    ``before`` stands between the line with the chunk's size and its text; ``known`` holds that line with all from the text on.
+    ``before`` lies between the chunk's size line and its text; ``known`` holds the size line with
+    everything from the text on.
     """
     before_bytes = len(before)
 
-    def take(at_ns: int, read: bytes) -> bool:
-        data_at = read.find(10) + 1  # behind the line with the size
+    def handle(at_ns: int, read: bytes) -> bool:
+        data_at = read.find(10) + 1  # after the size line
         if read[:data_at] + read[data_at + before_bytes :] in known and read.startswith(
             before, data_at
         ):
-            note(at_ns)
+            add_time(at_ns)
             return False
-        return otherwise(at_ns, read)
+        return fallback(at_ns, read)
 
-    return take
+    return handle
 
 
 class Totals(Protocol):
-    """A form whose chunks say how many tokens have come by then."""
+    """A template whose chunks carry the running total of tokens."""
 
     total: int | None
 
 
 def counting_in_python(
-    form: Totals,
+    template: Totals,
     before: bytes,
     fixed: tuple[bytes, ...],
     gaps: tuple[int, ...],
     upper: bool,
     known: set[bytes],
-    note: Callable[[int], None],
-    otherwise: ReadHandler,
+    add_time: Callable[[int], None],
+    fallback: ReadHandler,
 ) -> ReadHandler:
-    """What takes reads: of one that is the chunk due next the time is noted and the total raised, all others go on.
+    """Return a handler that records the time of the next chunk in sequence and raises the total.
 
-    ``before`` stands between the line with the chunk's size, in capitals if ``upper``, and its text; the text is one of
-    ``known``; behind it stands ``fixed`` with, between its pieces, ``form.total`` + 1 + each of ``gaps``. Only what is
-    compiled knows such a chunk by itself: ``otherwise`` has to know it too.
+    ``before`` lies between the size line, in upper-case hex if ``upper``, and the text, which is
+    one of ``known``; after it comes ``fixed`` with ``template.total`` + 1 + each of ``gaps``
+    between its pieces. Only the compiled version does this; in Python ``fallback`` does it all.
     """
-    return otherwise
+    return fallback
 
 
 read_ready: Callable[..., Reads[Any]]
@@ -167,9 +175,9 @@ repeats: Callable[[bytes, set[bytes], Callable[[int], None], ReadHandler], ReadH
 try:
     from ampacity.loadgen.receive import _hot_path
 
-    if _hot_path.VERSION != VERSION:  # built from an older source, and not again since
+    if _hot_path.VERSION != VERSION:  # built from an older source
         raise ImportError
-except (ImportError, AttributeError):  # or no compiler where this was installed, or no Linux
+except (ImportError, AttributeError):  # no compiler at installation, or no Linux
     COMPILED = False
     read_ready, repeats, counting = read_ready_in_python, repeats_in_python, counting_in_python
 else:

@@ -1,4 +1,4 @@
-"""The texts of good answers, kept beside a run for a checker: ``answers-N.jsonl``, N the process, only where asked for."""
+"""Keep the texts of good answers for a quality checker: ``answers-N.jsonl``, N the process."""
 
 from __future__ import annotations
 
@@ -13,37 +13,32 @@ from ampacity.loadgen.send.secrets import redact
 
 
 class KeptAnswers:
-    """Appends a line for each answer to ``path``, until that holds ``left_bytes``.
+    """Appends a line for each answer to ``path``, ``left_bytes`` at most.
 
-    It is called from the receive path: a disk that is full or gone ends the keeping, not the run.
+    A full or lost disk ends the keeping, not the run: this is called from the receive path.
     """
 
     def __init__(
         self, path: Path, left_bytes: int, *, prompts: bool, secrets: tuple[str, ...]
     ) -> None:
-        """``prompts``: what was asked stands beside the answer."""
-        self._path, self._left_bytes, self._prompts, self._secrets = (
-            path,
-            left_bytes,
-            prompts,
-            secrets,
-        )
+        """Keep answers in ``path``; with ``prompts`` each with its prompt."""
+        self._path, self._left_bytes = path, left_bytes
+        self._prompts, self._secrets = prompts, secrets
 
     def keep(self, exchange: Exchange) -> None:
-        """The text of a good answer, without what was reasoned."""
+        """Append the text of a good answer, without reasoning."""
         record = exchange.record
         if record.status != "ok" or self._left_bytes <= 0:
             return
         line: dict[str, Any] = {"request_id": record.request_id, "class": record.class_}
         if self._prompts:
             body = msgspec.json.decode(exchange.request.partition(b"\r\n\r\n")[2])
-            line["prompt"] = self._hidden(
-                body.get("messages") or body.get("prompt") or body.get("input")
-            )
-        line["answer"] = self._hidden(exchange.said())
-        if calls := exchange.told().calls:
+            prompt = body.get("messages") or body.get("prompt") or body.get("input")
+            line["prompt"] = self._redacted(prompt)
+        line["answer"] = self._redacted(exchange.text())
+        if calls := exchange.content().calls:
             line["tool_calls"] = [
-                {"name": call.name, "arguments": self._hidden(call.arguments)} for call in calls
+                {"name": call.name, "arguments": self._redacted(call.arguments)} for call in calls
             ]
         text = json.dumps(line, ensure_ascii=False) + "\n"
         self._left_bytes -= len(data := text.encode("utf-8", "replace"))
@@ -54,10 +49,11 @@ class KeptAnswers:
             except OSError:
                 self._left_bytes = 0
 
-    def _hidden(self, value: Any) -> Any:
-        """``value`` without a secret in any of its texts."""
+    def _redacted(self, value: Any) -> Any:
         if isinstance(value, str):
             return redact(value, self._secrets)
         if isinstance(value, list):
-            return [self._hidden(item) for item in value]
-        return {k: self._hidden(v) for k, v in value.items()} if isinstance(value, dict) else value
+            return [self._redacted(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self._redacted(item) for key, item in value.items()}
+        return value

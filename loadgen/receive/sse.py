@@ -1,7 +1,7 @@
-"""Server-sent events, split incrementally from bytes.
+"""Split server-sent events incrementally from bytes.
 
 Lines end with LF, CR or CRLF and nothing else (Unicode line separators are text). An event ends
-with a blank line; its time is that of the read that brought that blank line: what ``feed`` gives back is as old as its piece.
+with a blank line; its time is that of the read that brought that blank line.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class EventSplitter:
-    """Feed it pieces of a body; it gives back whole events."""
+    """Turns pieces of a body into whole events."""
 
     __slots__ = ("_began", "_buffer", "_searched", "_swallow_lf", "comments")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._searched = 0  # no blank line ends before this offset of the buffer
-        self._swallow_lf = False  # the last byte was CR: an LF that follows belongs to it
+        self._swallow_lf = False  # the last byte was CR, which may begin a CRLF
         self._began = False
         self.comments = 0  # keep-alive lines seen: signs of life, never tokens
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The events that ``data`` completes: of each its data lines, joined."""
+        """Return the events that ``data`` completes, each as its joined data lines."""
         if not self._began:
             data = self._without_bom(data)
             if not data:
@@ -56,17 +56,17 @@ class EventSplitter:
 
     @property
     def waiting_bytes(self) -> int:
-        """How much of an event has come so far without its end."""
+        """Length of the incomplete event so far."""
         return len(self._buffer)
 
     def finish(self) -> list[bytes]:
-        """The body ended: an event that lacks only its blank line still counts."""
+        """Return the event that lacks only its blank line at the end of the body."""
         rest, self._buffer = bytes(self._buffer), bytearray()
         event = self._data_of(rest)
         return [] if event is None else [event]
 
     def _without_bom(self, data: bytes) -> bytes:
-        """The beginning of the body without a byte order mark, which may come in pieces."""
+        """Drop a byte order mark, which may come in pieces."""
         data = bytes(self._buffer) + data
         self._buffer.clear()
         if len(data) < len(_BOM) and _BOM.startswith(data):
@@ -98,17 +98,15 @@ class EventSplitter:
         return blocks
 
     def _data_of(self, block: bytes) -> bytes | None:
-        """The data of one event block, or None where it has none."""
-        if b"\n" not in block:
-            line = block
-            if line.startswith(b"data:"):
-                return line[6:] if line[5:6] == b" " else line[5:]
+        """Return the data of one event block, or None where it has none."""
+        if b"\n" not in block and block.startswith(b"data:"):
+            return block[5:].removeprefix(b" ")
         data: list[bytes] = []
-        strange: list[bytes] = []  # lines that are no field of an event
+        unknown: list[bytes] = []  # lines that are no field of an event
         is_error = False
         for line in block.split(b"\n"):
             if line.startswith(b"data:"):
-                data.append(line[6:] if line[5:6] == b" " else line[5:])
+                data.append(line[5:].removeprefix(b" "))
             elif line == b"data":
                 data.append(b"")
             elif line.startswith(b":"):
@@ -116,27 +114,28 @@ class EventSplitter:
             elif line.startswith(b"event:"):
                 is_error = _names_error(line)
             elif line and not line.startswith((b"id:", b"retry:")):
-                strange.append(line)
-        if strange and (told := _error_in(strange)) is not None:
-            return told
+                unknown.append(line)
+        if unknown and (error := _error_in(unknown)) is not None:
+            return error
         if is_error:
             return _as_error(b"\n".join(data) or b"an event named error")
         return b"\n".join(data) if data else None
 
 
-@lru_cache(64)  # the same few names, an event each
+@lru_cache(64)  # few names, one per event
 def _names_error(line: bytes) -> bool:
     return line.strip().lower().endswith((b"error", b"exception"))
 
 
 def _as_error(words: bytes) -> bytes:
-    """What is an error for where it stands, as JSON that is one."""
-    known = stream_error(words) is not None
-    return words if known else json.dumps({"error": words.decode("utf-8", "replace")}).encode()
+    """Return ``words`` as JSON that ``stream_error`` takes for an error."""
+    if stream_error(words) is not None:
+        return words
+    return json.dumps({"error": words.decode("utf-8", "replace")}).encode()
 
 
 def _error_in(lines: list[bytes]) -> bytes | None:
-    """The error, as JSON, in lines that are no field of an event: bare JSON, or behind ``error:``; None: there is none."""
+    """Return the error in lines that are no field of an event: bare JSON, or after ``error:``."""
     for line in lines:
         words = line[6:].strip()
         if line.startswith(b"error:") and words not in (b"", b"null", b"{}"):

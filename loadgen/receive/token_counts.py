@@ -1,4 +1,4 @@
-"""Tokens of each chunk by a vocabulary of ours, where the server does not say how many it sent."""
+"""Count the tokens of each chunk locally where the server does not report them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from collections.abc import Callable, Sequence
 from ampacity.loadgen.receive.exchange import Exchange
 
 ByPiece = Callable[[Sequence[str]], list[int]]
-SAME_SHARE, SAME_TOKENS = (
-    0.02,
-    2,
-)  # by which our count may differ from the server's total: its end token, a bare space
+SAME_SHARE, SAME_TOKENS = 0.02, 2  # tolerance: an end token, a bare space
 
 
 def count_tokens(exchange: Exchange, by_piece: ByPiece) -> None:
-    """Fill ``chunk_tokens`` of an answer that has ended, and its total where the server gave none (``tokenizer``).
+    """Fill ``chunk_tokens`` of an ended answer, and its total where the server gave none.
 
-    Left alone: what the server counted itself, answers with a chunk without text (tool calls), and those of which the server's
-    total is another one: then the vocabulary is not its own.
+    Left alone: counts of the server, answers with a chunk without text (tool calls), and answers
+    whose total by the server is another one: then it has another vocabulary.
     """
     record, pieces = exchange.record, exchange.pieces()
     if record.chunk_tokens is not None or not pieces or len(pieces) != len(record.chunk_at_us):

@@ -1,8 +1,8 @@
 """The run directory: run.json, the crash-safe stream of records, requests.parquet, server.parquet.
 
-While a run is going, finished requests are appended to ``requests.arrows`` (an Arrow IPC stream,
-flushed batch by batch). ``finish`` turns the stream into ``requests.parquet``. After a kill at any
-moment ``load_run`` reads every complete batch of the stream.
+During a run finished requests are appended to ``requests.arrows`` (an Arrow IPC stream, flushed
+batch by batch). ``finish`` turns the stream into ``requests.parquet``. After a kill at any moment
+``load_run`` reads every complete batch of the stream.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import pyarrow as pa
 
@@ -27,13 +27,11 @@ if sys.platform != "win32":
     import fcntl
 
 STREAM_NAME = "requests.arrows"
-FLUSH_ROWS = (
-    256  # a batch holds the event loop up for a millisecond or two, most of it whatever its rows
-)
+FLUSH_ROWS = 256  # a batch blocks the event loop for 1 to 2 ms, mostly independent of its rows
 
 
 class RunDirError(ValueError):
-    """A path that is no run directory, or one that this version cannot read."""
+    """A path that is no run directory, or that cannot be read or written."""
 
 
 @dataclass(frozen=True)
@@ -44,44 +42,65 @@ class Run:
     meta: dict[str, Any]
     requests: pa.Table
     server: pa.Table | None
-    complete: bool  # False: the run did not finish, or has not yet; requests are what was recorded
-    going_s: float | None = (
-        None  # of a run that is still going on: s since something was written to it
-    )
+    complete: bool  # False: killed or still running; requests are what was recorded so far
+    going_s: float | None = None  # of a running run: seconds since its last write
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old file or the whole new one. Raises ValueError on NaN, RunDirError."""
+    """Write JSON atomically. Raises ValueError on NaN, RunDirError."""
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+    with (
+        _replacing(path) as temporary,
+        temporary.open("w", encoding="utf-8", errors="replace") as f,
+    ):
+        f.write(text + "\n")
+        f.flush()
+        os.fsync(f.fileno())
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path that replaces ``path`` at the end. Raises RunDirError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8", errors="replace") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         temporary.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise RunDirError(f"{path} cannot be written: {error.strerror or error}") from error
+        reason = error.strerror or _one_line(error)
+        raise RunDirError(f"{path} cannot be written: {reason}") from error
 
 
 def check_new(path: Path) -> None:
-    """Raises RunDirError unless ``path`` can become a run directory: it must be new or empty."""
+    """Raise RunDirError unless ``path`` is new or empty."""
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunDirError(f"{path} exists and is not an empty directory: choose another --out")
     except OSError as error:
-        raise RunDirError(
-            f"{path} cannot be used: {error.strerror}; choose another --out"
-        ) from error
+        reason = f"{path} cannot be used: {error.strerror}"
+        raise RunDirError(f"{reason}; choose another --out") from error
 
 
-class StreamWriter:
-    """Appends records to a crash-safe stream file; a context manager that flushes and closes it.
+class _Closing(ABC):
+    """A context manager that closes, after an error too: what was measured is kept."""
 
-    It is called from the receive path, so a disk that is full or gone does not raise there: ``failed``
-    says so, and what could not be written stays pending.
+    @abstractmethod
+    def close(self) -> None:
+        """Flush and close."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class StreamWriter(_Closing):
+    """Appends records to a crash-safe stream file; a context manager.
+
+    It is called from the receive path, so a full or lost disk does not raise there: it sets
+    ``failed``, and the records stay pending.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,11 +108,10 @@ class StreamWriter:
         self._pending: list[RequestRecord] = []
         self._file = pa.OSFile(str(path), "wb")
         self._stream = pa.ipc.new_stream(self._file, SCHEMA)
-        self._file.flush()  # a reader finds the schema from the first moment on
+        self._file.flush()  # a reader finds the schema from the start
         self.failed: str | None = None
-        to_batch(
-            [RequestRecord(0, 0, 0, "ok")]
-        )  # Arrow's first conversion imports for 60 ms: now, not under load
+        # Arrow's first conversion imports for 60 ms: now, not under load
+        to_batch([RequestRecord(0, 0, 0, "ok")])
 
     def append(self, record: RequestRecord) -> None:
         """Add one finished request; it reaches the disk with its batch."""
@@ -102,7 +120,7 @@ class StreamWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what is pending to the operating system: from here on it survives our own death."""
+        """Hand pending records to the system: they then survive a crash of this process."""
         if not self._pending or self.failed or self._file.closed:
             return
         try:
@@ -114,7 +132,7 @@ class StreamWriter:
             self._pending.clear()
 
     def close(self) -> None:
-        """Flush and close; calling it again does no harm."""
+        """Flush and close; idempotent."""
         self.flush()
         if not self._file.closed:
             with contextlib.suppress(OSError):
@@ -122,20 +140,9 @@ class StreamWriter:
             with contextlib.suppress(OSError):
                 self._file.close()
 
-    def __enter__(self) -> StreamWriter:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class RunWriter:
-    """Writes one run directory. A context manager; without ``finish`` what was recorded stays as streams."""
+class RunWriter(_Closing):
+    """Writes one run directory; a context manager. Without ``finish`` the streams remain."""
 
     def __init__(self, path: Path, meta: dict[str, Any]) -> None:
         """Create ``path`` (it must be new or empty) and write run.json. Raises RunDirError."""
@@ -143,55 +150,51 @@ class RunWriter:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunDirError(
-                f"{path} cannot be made: {error.strerror}; choose another --out"
-            ) from error
+            reason = f"{path} cannot be made: {error.strerror}"
+            raise RunDirError(f"{reason}; choose another --out") from error
         self.path = path
         self.meta: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **meta}
         self._stream = StreamWriter(path / STREAM_NAME)
         self.write_meta()
         self._held = (path / STREAM_NAME).open("r+b")
-        _lock(self._held, shared=False)  # until the end, or our death
+        _lock(self._held, shared=False)  # until the process ends
 
     def append(self, record: RequestRecord) -> None:
         """Add one finished request of this process."""
         self._stream.append(record)
 
     def flush(self) -> None:
-        """Hand what is pending to the operating system."""
+        """Hand pending records to the operating system."""
         self._stream.flush()
 
     def write_meta(self) -> None:
-        """Bring run.json up to date with ``self.meta``."""
+        """Write ``self.meta`` to run.json."""
         write_json(self.path / "run.json", self.meta)
 
     @property
     def failed(self) -> str | None:
-        """Why records cannot be written any more, or None."""
+        """Why records can no longer be written, or None."""
         return self._stream.failed
 
     def worker_stream(self, worker: int) -> Path:
-        """The stream file of one worker process."""
+        """Return the stream file of one worker process."""
         return self.path / f"requests-{worker}.arrows"
 
     def stage_table(self, stage: int) -> pa.Table:
-        """The rows of one stage that have been flushed, by whichever process."""
-        import pyarrow.compute as pc  # here, and Parquet below: the first request need not wait for them
+        """Return the flushed rows of one stage, of all processes."""
+        import pyarrow.compute as pc  # slow to import: after the first request
 
         self.flush()
-        table = read_streams(self.path)
-        return table.filter(pc.equal(table["stage"], stage))
+        return read_streams(self.path).filter(pc.field("stage") == stage)
 
     def finish(self, server: pa.Table | None = None) -> None:
-        """Write requests.parquet (by request_id and attempt) and server.parquet, then drop the stream."""
+        """Write requests.parquet, sorted, and server.parquet; delete the streams."""
         self._stream.close()
         if self._stream.failed:
-            raise RunDirError(
-                f"{self._stream.failed}; what had been written is kept: ampacity report {self.path}"
-            )
-        table = read_streams(self.path).sort_by(
-            [("request_id", "ascending"), ("attempt", "ascending")]
-        )
+            kept = f"what had been written is kept: ampacity report {self.path}"
+            raise RunDirError(f"{self._stream.failed}; {kept}")
+        order = [("request_id", "ascending"), ("attempt", "ascending")]
+        table = read_streams(self.path).sort_by(order)
         _write_parquet(table, self.path / "requests.parquet")
         if server is not None and server.num_rows:
             _write_parquet(server, self.path / "server.parquet")
@@ -199,21 +202,14 @@ class RunWriter:
         for stream in _streams(self.path):
             stream.unlink()
 
-    def __enter__(self) -> RunWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stream.close()  # also after an error in the run: what was measured stays
+    def close(self) -> None:
+        """Close the stream and release the lock."""
+        self._stream.close()
         self._held.close()
 
 
 def _lock(file: BinaryIO, *, shared: bool) -> bool:
-    """Take the lock of a run, which its writer has; False where another has it."""
+    """Take the lock of a run; return False where another process has it."""
     if sys.platform != "win32":
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -225,11 +221,9 @@ def _lock(file: BinaryIO, *, shared: bool) -> bool:
 
 
 def _going_s(path: Path) -> float | None:
-    """Seconds since the last write where the process that writes the run is alive, else None."""
-    with (
-        contextlib.suppress(OSError),
-        (path / STREAM_NAME).open("rb") as file,
-    ):  # it may be finishing just now
+    """Return the seconds since the last write of a run that is still being written, else None."""
+    # the run may be finishing just now
+    with contextlib.suppress(OSError), (path / STREAM_NAME).open("rb") as file:
         if not _lock(file, shared=True):
             written_s = max(p.stat().st_mtime for p in (path / "run.json", *_streams(path)))
             return max(time.time() - written_s, 0.0)
@@ -239,14 +233,8 @@ def _going_s(path: Path) -> float | None:
 def _write_parquet(table: pa.Table, path: Path) -> None:
     import pyarrow.parquet as pq
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with _replacing(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise RunDirError(f"{path} cannot be written: {_one_line(error)}") from error
 
 
 def _streams(path: Path) -> list[Path]:
@@ -254,26 +242,25 @@ def _streams(path: Path) -> list[Path]:
 
 
 def read_streams(path: Path) -> pa.Table:
-    """All rows of the crash-safe streams in a run directory."""
-    return pa.concat_tables(
-        [SCHEMA.empty_table(), *(read_stream(stream) for stream in _streams(path))]
-    )
+    """Return all rows of the crash-safe streams in a run directory."""
+    return pa.concat_tables([SCHEMA.empty_table(), *map(read_stream, _streams(path))])
 
 
 def read_stream(path: Path) -> pa.Table:
-    """Every complete batch of a crash-safe stream; a torn last batch is left out."""
+    """Return every complete batch of a crash-safe stream; a torn last batch is left out."""
     batches: list[pa.RecordBatch] = []
-    try:
-        with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
-            while True:
-                batches.append(reader.read_next_batch())
-    except (StopIteration, pa.ArrowInvalid, OSError):
-        pass
+    with (
+        contextlib.suppress(pa.ArrowInvalid, OSError),
+        pa.OSFile(str(path), "rb") as file,
+        pa.ipc.open_stream(file) as reader,
+    ):
+        for batch in reader:
+            batches.append(batch)
     return pa.Table.from_batches(batches, schema=SCHEMA)
 
 
 def load_run(path: Path) -> Run:
-    """Read a run directory, complete, killed or going on. Raises RunDirError with one line that names the culprit."""
+    """Read a run directory: complete, killed or still running. Raises RunDirError."""
     meta_path = path / "run.json"
     if not meta_path.is_file():
         raise RunDirError(f"{path} is no run directory: it has no run.json")
@@ -283,11 +270,9 @@ def load_run(path: Path) -> Run:
         raise RunDirError(f"{meta_path} cannot be read: {_one_line(error)}") from error
     version = meta.get("schema_version") if isinstance(meta, dict) else None
     if version != SCHEMA_VERSION:
-        raise RunDirError(
-            f"{meta_path} has schema_version {version!r}, this ampacity reads {SCHEMA_VERSION}"
-        )
-    fault = fault_of(meta)
-    if fault:
+        found = f"{meta_path} has schema_version {version!r}"
+        raise RunDirError(f"{found}, this ampacity reads {SCHEMA_VERSION}")
+    if fault := fault_of(meta):
         raise RunDirError(f"{meta_path}: {fault}")
     parquet = path / "requests.parquet"
     if parquet.is_file():
@@ -295,9 +280,8 @@ def load_run(path: Path) -> Run:
     elif _streams(path):
         requests = read_streams(path)
     else:
-        raise RunDirError(
-            f"{path} has neither requests.parquet nor {STREAM_NAME}: nothing was recorded"
-        )
+        missing = f"neither requests.parquet nor {STREAM_NAME}"
+        raise RunDirError(f"{path} has {missing}: nothing was recorded")
     server_path = path / "server.parquet"
     server = _read_server(server_path) if server_path.is_file() else None
     complete = parquet.is_file()
@@ -305,11 +289,11 @@ def load_run(path: Path) -> Run:
 
 
 def _read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:
-    """All columns, or those of ``columns`` that the file has."""
+    """Read all columns, or those of ``columns`` that the file has."""
     import pyarrow.parquet as pq
 
     try:
-        # batch by batch from a memory map: half the time, and a third of the memory, of pq.read_table
+        # by batch from a memory map: half the time, a third of the memory of pq.read_table
         with pq.ParquetFile(path, memory_map=True) as file:
             schema = pa.schema(
                 [f for f in file.schema_arrow if columns is None or f.name in columns]
@@ -322,10 +306,10 @@ def _read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Tabl
 
 
 def _read_requests(path: Path) -> pa.Table:
-    """The table of requests.parquet, each column in one piece where its offsets allow it.
+    """Read requests.parquet, each column in one chunk where its offsets allow it.
 
-    A stage's part of a column is then no copy. A list column needs its room twice while it is read, so each is read
-    alone, and Arrow does not keep what is free.
+    A stage's slice of a column is then no copy. A list column needs twice its memory while it is
+    read, so each is read alone and freed memory is given back.
     """
     import pyarrow.compute as pc
 
@@ -346,7 +330,7 @@ def _read_requests(path: Path) -> pa.Table:
 
 
 def _read_server(path: Path) -> pa.Table:
-    """The samples: their time, and figures; an older version has fewer columns."""
+    """Read server.parquet; files of older versions have fewer columns."""
     table = _read_parquet(path)
     if "at_ns" not in table.column_names or table["at_ns"].null_count:
         raise RunDirError(
@@ -360,9 +344,8 @@ def _column(table: pa.Table, name: str, kind: pa.DataType, path: Path) -> pa.Chu
     try:
         return table[name].cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise RunDirError(
-            f"{path}: column {name} is of a wrong type: {_one_line(error)}"
-        ) from error
+        reason = f"column {name} is of a wrong type: {_one_line(error)}"
+        raise RunDirError(f"{path}: {reason}") from error
 
 
 def _one_line(error: Exception) -> str:
@@ -370,14 +353,16 @@ def _one_line(error: Exception) -> str:
 
 
 def read_answers(run: Path) -> Iterator[tuple[int, bytes]]:
-    """(request_id, the line) of each kept answer; a torn last line is left out. Raises RunDirError."""
+    """Yield (request_id, line) of each kept answer but a torn last line. Raises RunDirError."""
     for path in sorted(run.glob("answers-*.jsonl")):
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                if line.endswith(b"\n"):
-                    try:
-                        yield int(json.loads(line)["request_id"]), line
-                    except (ValueError, TypeError, KeyError, RecursionError):
-                        raise RunDirError(
-                            f"{path}:{number}: this is no kept answer: the file is damaged"
-                        ) from None
+                if not line.endswith(b"\n"):
+                    continue
+                try:
+                    yield int(json.loads(line)["request_id"]), line
+                except (ValueError, TypeError, KeyError, RecursionError):
+                    where = f"{path}:{number}"
+                    raise RunDirError(
+                        f"{where}: this is no kept answer: the file is damaged"
+                    ) from None

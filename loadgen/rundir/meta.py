@@ -1,4 +1,4 @@
-"""What run.json may hold, as far as anything reads it; an entry that is not named here may hold anything."""
+"""The shape of run.json, as far as anything reads it; unnamed entries may hold anything."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from msgspec import Meta
 
 
 def _object(needs: tuple[str, ...] = (), **fields: Any) -> Any:
-    """A JSON object in which ``needs`` must be there; the other ``fields`` may be missing or null."""
+    """Return a JSON object type; ``needs`` are required, other fields may be missing or null."""
     must = [(name, fields[name]) for name in needs]
     can = [(name, kind | None, None) for name, kind in fields.items() if name not in needs]
     return msgspec.defstruct("Object", [*must, *can])
 
 
-def _list(kind: Any) -> Any:
+def _list(kind: Any) -> Any:  # list[_STAGE] is no valid type for mypy
     return list[kind]
 
 
@@ -90,6 +90,7 @@ _RUN_JSON = _object(
         input_tokens=_LENGTHS,
         output_tokens=_LENGTHS,
         classes=_list(_object(name=str, weight=_AMOUNT)),
+        trace=_object(requests=_COUNT),
         turns_beyond_context=_COUNT,
         clipped_to_context=_COUNT,
     ),
@@ -119,7 +120,7 @@ _RUN_JSON = _object(
 
 
 def fault_of(meta: Mapping[str, Any]) -> str | None:
-    """The first entry that no run writes, its name, value and what would be right, in one line; None where there is none."""
+    """Return the first invalid entry in one line: name, value, what is expected; else None."""
     try:
         msgspec.convert(meta, _RUN_JSON)
     except msgspec.ValidationError as error:
@@ -127,6 +128,6 @@ def fault_of(meta: Mapping[str, Any]) -> str | None:
         value: Any = meta
         for name, position in re.findall(r"(\w+)|\[(\d+)\]", where):
             value = value[name] if name else value[int(position)]
-        said = f"{where} is {repr(value)[:60]}: {expected[0].lower()}{expected[1:]}"
-        return f"{said}; no run writes that: the file was changed or is damaged"
+        fault = f"{where} is {repr(value)[:60]}: {expected[0].lower()}{expected[1:]}"
+        return f"{fault}; no run writes that: the file was changed or is damaged"
     return None

@@ -1,7 +1,7 @@
-"""The record of one request: the contract between the side that measures and the side that judges.
+"""The record of one request: the contract between load generator and analysis.
 
-Times are integers in nanoseconds of CLOCK_MONOTONIC (``time.monotonic_ns``). What did not
-happen is ``None``, never 0. Every scheduled request ends as exactly one record with attempt 0.
+Times are integers, ns of CLOCK_MONOTONIC (``time.monotonic_ns``). What did not happen is ``None``,
+never 0. Every scheduled request ends as exactly one record with attempt 0.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ STATUSES: tuple[str, ...] = (
     "timeout",  # the client's own limit (total, or between tokens)
     "connect_error",  # no connection: refused, DNS, TLS, out of ports or descriptors
     "reset",  # the connection broke before the response headers were complete
-    "protocol_error",  # what came is no HTTP, or not JSON where JSON was due
-    "shed",  # never sent, because the user's own --max-in-flight was reached
-    "unfinished",  # cut off by the end of the run, by Ctrl-C or by a lost worker
-    "cancelled",  # the workload's own cancellation
-    "too_long",  # refused because prompt and answer exceed the model's context: our doing, not the server's
+    "protocol_error",  # not HTTP, or not JSON where JSON is expected
+    "shed",  # never sent: --max-in-flight was reached
+    "unfinished",  # in flight at cutoff: end of the run, Ctrl-C or a lost worker
+    "cancelled",  # by the workload: the user left
+    "too_long",  # refused: prompt and answer exceed the context
 )
 
 LEFT_OUT: tuple[str, ...] = ("cancelled", "too_long")
-"""Statuses that say nothing of the server: counted apart, and in no percentile or share."""
+"""Statuses without information on the server: in no percentile or share."""
 FAILED_STATUSES: frozenset[str] = frozenset(STATUSES) - {"ok", "unfinished", *LEFT_OUT}
 """Statuses that count as infinitely slow in every percentile judged against an SLO."""
 
 TOKEN_SOURCES: tuple[str, ...] = ("usage", "usage_per_chunk", "logprobs", "tokenizer", "chunks")
 
 CHUNK_AT_MAX_US = 2**32 - 1
-"""``chunk_at_us`` is a uint32: 71 minutes after the start of the request, later ones saturate."""
+"""``chunk_at_us`` is a uint32: times over 71 minutes after the start saturate."""
 
 
 @dataclass(slots=True)
@@ -57,15 +57,15 @@ class RequestRecord:
     worker: int = 0
     target: str | None = None
     dispatched_ns: int | None = None  # released by the pacer
-    connected_ns: int | None = None  # a connected socket (TLS included) was in hand
+    connected_ns: int | None = None  # the socket was connected, TLS included
     started_ns: int | None = None  # first byte handed to that socket
-    sent_ns: int | None = None  # last byte handed to that socket
+    sent_ns: int | None = None  # when the call began that handed the last byte to that socket
     headers_ns: int | None = None  # response headers complete
     first_event_ns: int | None = None  # first SSE event of any kind
     first_token_ns: int | None = None
     first_answer_ns: int | None = None  # first token that is not reasoning
     last_token_ns: int | None = None
-    ended_ns: int | None = None  # the response ended, or we gave it up
+    ended_ns: int | None = None  # the response ended or was given up
     http_status: int | None = None
     error: str | None = None
     finish_reason: str | None = None
@@ -76,49 +76,31 @@ class RequestRecord:
     output_tokens: int | None = None
     reasoning_tokens: int | None = None
     token_source: str | None = None
-    chunk_at_us: Sequence[int] = field(
-        default_factory=list
-    )  # token-bearing chunks only; of the load generator an array
+    chunk_at_us: Sequence[int] = field(default_factory=list)  # token-bearing chunks only
     chunk_tokens: Sequence[int] | None = None  # as long as chunk_at_us, or None where unknown
     retry_after_s: float | None = None
     server_request_id: str | None = None
 
 
-_INT64_COLUMNS = {"request_id"} | {f.name for f in fields(RequestRecord) if f.name.endswith("_ns")}
-_STRING_COLUMNS = {
-    "class_",
-    "session_id",
-    "target",
-    "status",
-    "error",
-    "finish_reason",
-    "token_source",
-    "server_request_id",
-}
-
-
-def _arrow_type(name: str) -> pa.DataType:
-    if name in _INT64_COLUMNS:
+def _arrow_type(name: str, annotation: str) -> pa.DataType:
+    if name == "request_id" or name.endswith("_ns"):
         return pa.int64()
-    if name in _STRING_COLUMNS:
-        return pa.string()
     if name == "chunk_at_us":
         return pa.list_(pa.uint32())
-    if name == "chunk_tokens":
-        return pa.list_(pa.int32())
-    return pa.float64() if name == "retry_after_s" else pa.int32()
+    kinds = {"str": pa.string(), "float": pa.float64(), "Sequence[int]": pa.list_(pa.int32())}
+    return kinds.get(annotation.removesuffix(" | None"), pa.int32())
 
 
 _NAMES = [f.name for f in fields(RequestRecord)]
 _values = attrgetter(*_NAMES)
 SCHEMA: pa.Schema = pa.schema(
-    [pa.field(n.rstrip("_"), _arrow_type(n)) for n in _NAMES],
+    [pa.field(f.name.rstrip("_"), _arrow_type(f.name, str(f.type))) for f in fields(RequestRecord)],
     metadata={"ampacity_schema_version": str(SCHEMA_VERSION)},
 )
 
 
 def to_batch(records: Sequence[RequestRecord]) -> pa.RecordBatch:
-    """Rows as one Arrow batch of ``SCHEMA``, in the order given."""
+    """Return the records as one Arrow batch of ``SCHEMA``, in their order."""
     columns = zip(*map(_values, records), strict=True) if records else [()] * len(SCHEMA)
     return pa.RecordBatch.from_arrays(
         [
@@ -130,7 +112,7 @@ def to_batch(records: Sequence[RequestRecord]) -> pa.RecordBatch:
 
 
 def _lists(values: Sequence[Sequence[int] | None], kind: pa.ListType) -> pa.ListArray:
-    """A list column by way of one flat array: a hundred times as fast as nested Python lists."""
+    """Build a list column from one flat array: 100 times as fast as from nested lists."""
     offsets: list[int | None] = []
     flat = array("I" if kind.value_type == pa.uint32() else "i")  # 32 bits each
     for value in values:

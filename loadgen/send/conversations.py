@@ -1,6 +1,6 @@
-"""What is said in a session: each request's messages, grown from those before it and from what was answered.
+"""The messages of each request in a session: the history, the answers, and the new turn.
 
-A conversation is kept as the JSON of its messages, so that a long history costs a copy and no encoding.
+A history is kept as JSON, so that a long one costs a copy and no encoding.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ampacity.loadgen.send.protocols import Api
-from ampacity.loadgen.send.retold import (
+from ampacity.loadgen.send.history import (
     AnswerContent,
     answer_messages,
-    in_parts,
     message,
     result_messages,
+    split_words,
 )
+from ampacity.loadgen.send.protocols import Api
 from ampacity.workloads.prompts.files import PromptFile
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.schedule import Schedule
 from ampacity.workloads.traces.recorded import Recorded
 
-_ANSWER_KEY = 1 << 96  # request numbers of planned answers: theirs is text of its own
+_ANSWER_KEY = 1 << 96  # offset of request ids that make planned answers' text unique
 
 
 class Conversations:
-    """The conversations of one stage. What nobody goes on with is not kept."""
+    """The conversations of one stage. Histories without a next turn are dropped."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Conversations:
         api: Api = "chat",
         file: PromptFile | Recorded | None = None,
     ) -> None:
-        """``planned``: histories have text of the planned length instead of what the server answered.
+        """``planned``: histories get text of the planned length instead of the server's answers.
 
         ``file`` has the messages of requests with an ``entry``.
         """
@@ -48,102 +48,106 @@ class Conversations:
         self._planned = planned
         self._api = api
         self._system_role = "user" if api == "messages" else "system"
-        self._told: dict[int, bytes] = {}  # all messages of a request, comma between them
+        self._histories: dict[int, bytes] = {}  # messages of a request, comma-separated
         self._answers: dict[int, AnswerContent] = {}
         continues = schedule.continues
         assert continues is not None
         self._continued = set(continues[continues >= 0].tolist())
         self._joined: set[int] = set()
         if schedule.after is not None and schedule.after_start is not None:
-            goes_on = np.repeat(continues, np.diff(schedule.after_start))
-            self._joined = set(
-                schedule.after[(goes_on >= 0) & (goes_on != schedule.after)].tolist()
-            )
+            previous = np.repeat(continues, np.diff(schedule.after_start))
+            joins = (previous >= 0) & (previous != schedule.after)
+            self._joined = set(schedule.after[joins].tolist())
 
     def messages(self, index: int) -> bytes:
-        """The messages of a request, without brackets."""
-        schedule, prompts = self._schedule, self._prompts
-        assert schedule.continues is not None
-        assert schedule.new_tokens is not None
-        before, request_id = int(schedule.continues[index]), schedule.request_id(index)
-        given = self._given(index)
-        if before < 0 and given:
-            told = b",".join(given)
-        elif before < 0:
-            shared = schedule.shared.of(index) if schedule.shared is not None else []
-            common, own = prompts.parts(request_id, int(schedule.input_tokens[index]), shared)
-            first = self._system_role if own else "user"
-            told = b",".join(
-                message(role, text) for role, text in ((first, common), ("user", own)) if text
-            )
+        """Return the messages of a request as JSON without brackets."""
+        assert self._schedule.continues is not None
+        previous = int(self._schedule.continues[index])
+        if previous < 0:
+            messages = b",".join(self._recorded(index) or self._first_messages(index))
         else:
-            answer = self._answers.pop(before, AnswerContent())
-            helpers = [k for k in self._after(index) if k != before]
-            said = [
-                message("user", self._answers.pop(k, AnswerContent()).as_text) for k in helpers
-            ] or given
-            results: list[object] = []
-            if said and answer.calls:
-                results, said = _results_in(said)
-            elif not said:
-                tokens = prompts.own_tokens(int(schedule.new_tokens[index]))
-                text = prompts.text(request_id, max(tokens, len(answer.calls)))
-                if answer.calls:  # what is new in this turn is what the tools gave back
-                    results = [*in_parts(text, len(answer.calls))]
-                else:
-                    said = [message("user", text)]
-            if answer.calls:
-                said = [*result_messages(answer.calls, results, self._api), *said]
-            told = b",".join([self._told.pop(before), *answer_messages(answer, self._api), *said])
+            new = self._next_messages(index, previous)
+            messages = b",".join([self._histories.pop(previous), *new])
         if index in self._continued:
-            self._told[index] = told
-        return told
+            self._histories[index] = messages
+        return messages
 
-    def _given(self, index: int) -> list[bytes]:
-        """The messages that a prompt file has for this turn."""
+    def _first_messages(self, index: int) -> list[bytes]:
+        schedule = self._schedule
+        shared = schedule.shared.of(index) if schedule.shared is not None else []
+        tokens = int(schedule.input_tokens[index])
+        common, own = self._prompts.parts(schedule.request_id(index), tokens, shared)
+        first_role = self._system_role if own else "user"
+        return [message(role, text) for role, text in ((first_role, common), ("user", own)) if text]
+
+    def _next_messages(self, index: int, previous: int) -> list[bytes]:
+        """Return the previous answer, the results of its tool calls, and the new user messages."""
+        schedule = self._schedule
+        answer = self._answers.pop(previous, AnswerContent())
+        joined = [
+            message("user", self._answers.pop(k, AnswerContent()).as_text)
+            for k in self._awaited(index)
+            if k != previous
+        ]
+        new = joined or self._recorded(index)
+        results: list[object] = []
+        if new and answer.calls:
+            results, new = _split_results(new)
+        elif not new:
+            assert schedule.new_tokens is not None
+            tokens = self._prompts.own_tokens(int(schedule.new_tokens[index]))
+            words = max(tokens, len(answer.calls))
+            text = self._prompts.text(schedule.request_id(index), words)
+            if answer.calls:  # the turn's new tokens are the results of the tools
+                results = [*split_words(text, len(answer.calls))]
+            else:
+                new = [message("user", text)]
+        if answer.calls:
+            new = [*result_messages(answer.calls, results, self._api), *new]
+        return [*answer_messages(answer, self._api), *new]
+
+    def _recorded(self, index: int) -> list[bytes]:
+        """Return the messages of a prompt file or trace for this turn."""
         entry = -1 if self._schedule.entry is None else int(self._schedule.entry[index])
         if entry < 0 or self._file is None or self._schedule.turn is None:
             return []
-        return [
-            msgspec.json.encode(m) for m in self._file.turn(entry, int(self._schedule.turn[index]))
-        ]
+        turn = self._file.turn(entry, int(self._schedule.turn[index]))
+        return [msgspec.json.encode(m) for m in turn]
 
-    def answered(self, index: int, told: AnswerContent) -> None:
-        """Remember the answer of a request, where it will be needed."""
-        if index not in self._continued and index not in self._joined:
-            return
-        self._answers[index] = AnswerContent(self._planned_answer(index)) if self._planned else told
+    def answered(self, index: int, answer: AnswerContent) -> None:
+        """Keep the answer of a request where a later one needs it."""
+        if index in self._continued or index in self._joined:
+            planned = AnswerContent(self._planned_answer(index)) if self._planned else None
+            self._answers[index] = planned or answer
 
     def wanted(self, index: int) -> bool:
-        """Whether what the server answers to this request is going to be told again."""
+        """Tell whether a later request needs the server's answer to this one."""
         return not self._planned and (index in self._continued or index in self._joined)
 
     def _planned_answer(self, index: int) -> str:
-        """The recorded answer of a prompt file, else text of the planned length."""
-        schedule = self._schedule
+        """Return the recorded answer of a prompt file, else text of the planned length."""
+        schedule, file = self._schedule, self._file
         if (
-            isinstance(self._file, PromptFile)
+            isinstance(file, PromptFile)
             and schedule.entry is not None
             and schedule.turn is not None
         ):
-            answers = self._file.entries[int(schedule.entry[index])].answers
+            answers = file.entries[int(schedule.entry[index])].answers
             if recorded := answers[int(schedule.turn[index])]:
                 return recorded
         tokens = self._prompts.own_tokens(int(schedule.output_tokens[index]))
         return self._prompts.text(schedule.request_id(index) + _ANSWER_KEY, tokens)
 
-    def _after(self, index: int) -> list[int]:
-        schedule = self._schedule
-        assert schedule.after is not None
-        assert schedule.after_start is not None
-        found: list[int] = schedule.after[
-            schedule.after_start[index] : schedule.after_start[index + 1]
-        ].tolist()
+    def _awaited(self, index: int) -> list[int]:
+        after, start = self._schedule.after, self._schedule.after_start
+        assert after is not None
+        assert start is not None
+        found: list[int] = after[start[index] : start[index + 1]].tolist()
         return found
 
 
-def _results_in(said: list[bytes]) -> tuple[list[object], list[bytes]]:
-    """What tools gave back, as recorded, and the other messages."""
-    messages: list[tuple[bytes, Any]] = [(text, msgspec.json.decode(text)) for text in said]
-    tools = [m.get("content") for _, m in messages if m.get("role") == "tool"]
-    return tools, [text for text, m in messages if m.get("role") != "tool"]
+def _split_results(messages: list[bytes]) -> tuple[list[object], list[bytes]]:
+    """Return the recorded results of tools, and the other messages."""
+    parsed: list[tuple[bytes, Any]] = [(text, msgspec.json.decode(text)) for text in messages]
+    tools = [m.get("content") for _, m in parsed if m.get("role") == "tool"]
+    return tools, [text for text, m in parsed if m.get("role") != "tool"]

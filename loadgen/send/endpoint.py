@@ -1,4 +1,4 @@
-"""Where requests go: the base URL, taken apart once, and the fixed part of every request."""
+"""The endpoint: its base URL, and the fixed part of every request."""
 
 from __future__ import annotations
 
@@ -8,25 +8,20 @@ import re
 import socket
 import ssl
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from ampacity.loadgen.send import protocols
 from ampacity.loadgen.send.secrets import SECRET_MIN
 from ampacity.workloads.class_spec import RESERVED_HEADERS
 
 USER_AGENT = "ampacity"
-_TOKEN_CHARACTERS = frozenset(
-    "!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-)
-
-
 _LOOPBACK = ("127.0.0.1", "::1")
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 _SECRET_NAMES = re.compile("key|token|secret|sig|auth|pass|pwd|code|credential", re.IGNORECASE)
 
 
 class EndpointError(ValueError):
-    """An endpoint that cannot be used; the message is one line that names the culprit and the mend."""
+    """An unusable endpoint; the message is one line with cause and remedy."""
 
 
 @dataclass(frozen=True)
@@ -44,42 +39,40 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """What stands in the Host header."""
+        """Value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return (
-            host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
-        )
+        default = 443 if self.scheme == "https" else 80
+        return host if self.port == default else f"{host}:{self.port}"
 
     @property
     def root(self) -> str:
-        """The server's root URL, where /health and /metrics live."""
+        """The server's root URL, parent of /health and /metrics."""
         return f"{self.scheme}://{self.authority}" + self.path.removesuffix("/v1")
 
     @property
     def models_url(self) -> str:
-        """Where the list of models is."""
+        """URL of the list of models."""
         return self.with_query(f"{self.url}/models")
 
     def with_query(self, url: str) -> str:
-        """``url`` or a path with the query that the user gave."""
+        """Append the user's query to a URL or path."""
         return f"{url}?{self.query}" if self.query else url
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What must never be written down: the key and the values of the user's headers, longest first."""
+        """The key and the header values, never to be written to disk; longest first."""
         found = {self.api_key or "", *(value for _, value in self.headers)}
-        found |= {
-            value.split(" ", 1)[1] for _, value in self.headers if " " in value
-        }  # "Bearer x": x alone as well
+        # of "Bearer x" also x alone
+        found |= {value.split(" ", 1)[1] for _, value in self.headers if " " in value}
         return tuple(sorted((s for s in found if len(s) >= SECRET_MIN), key=len, reverse=True))
 
     @property
     def has_key(self) -> bool:
-        """Whether a key goes with each request, as one or as a header of the user's."""
+        """Whether each request carries a key, by --api-key-env or in a header."""
         return bool(self.api_key) or any(name.lower() in _KEY_HEADERS for name, _ in self.headers)
 
     def all_headers(self, api: protocols.Api = "chat") -> dict[str, str]:
-        """The user's headers, and the key in the form that the API wants; the user's win."""
+        """Return the user's headers and the key in the form of the API; the user's win."""
         found = {"User-Agent": USER_AGENT, **dict(self.headers)}
         ours = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         if api == "messages":
@@ -90,9 +83,9 @@ class Endpoint:
         return found | {name: value for name, value in ours.items() if name.lower() not in given}
 
     def request_prefix(self, api: protocols.Api, through_proxy: str | None = None) -> bytes:
-        """Request line and headers up to, not including, X-Request-Id and Content-Length.
+        """Return request line and headers up to X-Request-Id and Content-Length.
 
-        ``through_proxy``: further header lines of a request that goes through a plain HTTP proxy.
+        ``through_proxy``: further header lines of a request through a plain HTTP proxy.
         """
         path = self.with_query(f"{self.path}{protocols.PATHS[api]}")
         if through_proxy is not None:
@@ -108,7 +101,7 @@ class Endpoint:
         return ("\r\n".join(lines) + "\r\n" + (through_proxy or "")).encode("latin-1")
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """System trust for https, None for http. SSL_CERT_FILE and SSL_CERT_DIR are honoured."""
+        """Return the system's trust for https (SSL_CERT_FILE, SSL_CERT_DIR), None for http."""
         if self.scheme != "https":
             return None
         context = ssl.create_default_context()
@@ -116,7 +109,10 @@ class Endpoint:
         return context
 
     def addresses(self) -> list[str]:
-        """IP addresses of the host, looked up once per run; localhost is this machine by either protocol (RFC 6761). Raises EndpointError."""
+        """Look up the IP addresses of the host. Raises EndpointError.
+
+        localhost is this machine by IPv4 and IPv6 (RFC 6761).
+        """
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -131,31 +127,52 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Proxy:
-    """Where the proxy listens, and the header that opens it."""
+    """The address of a proxy, and its credentials."""
 
     host: str
     port: int
     authorization: str | None = field(default=None, repr=False)
 
     def header(self) -> str:
-        """The Proxy-Authorization line, or nothing."""
+        """Return the Proxy-Authorization line, or an empty text."""
         return f"Proxy-Authorization: {self.authorization}\r\n" if self.authorization else ""
 
 
 def shown_url(url: str) -> str:
-    """A URL as it may be shown: without user name, password, query and fragment."""
+    """Return a URL without user name, password, query and fragment."""
     return re.split("[?#]", re.sub(r"//[^/?#]*@", "//", url), maxsplit=1)[0]
 
 
 def is_loopback(addresses: list[str]) -> bool:
-    """Whether every address is this machine's own."""
+    """Tell whether every address is a loopback address."""
     return all(ipaddress.ip_address(address.split("%")[0]).is_loopback for address in addresses)
 
 
 def parse_endpoint(
     url: str, *, api_key_env: str | None = None, headers: tuple[tuple[str, str], ...] = ()
 ) -> Endpoint:
-    """Take a base URL apart; the key is read from the environment variable. Raises EndpointError."""
+    """Parse a base URL; read the key from the environment variable. Raises EndpointError."""
+    parts, port = _split_url(url)
+    path = parts.path.rstrip("/")
+    for route in protocols.PATHS.values():
+        path = path.removesuffix(route)  # users paste the whole route
+    assert parts.hostname is not None
+    api_key = _read_key(api_key_env) if api_key_env is not None else None
+    for name, value in headers:
+        _check_header(name, value)
+    return Endpoint(
+        url=f"{parts.scheme}://{parts.netloc}{path}",
+        scheme=parts.scheme,
+        host=parts.hostname,
+        port=port or (443 if parts.scheme == "https" else 80),
+        path=path,
+        query=parts.query,
+        api_key=api_key,
+        headers=headers,
+    )
+
+
+def _split_url(url: str) -> tuple[SplitResult, int | None]:
     if "@" in url:
         raise EndpointError(
             "the URL holds a user name or password: give secrets through --api-key-env"
@@ -175,50 +192,42 @@ def parse_endpoint(
     for name, _ in parse_qsl(parts.query, keep_blank_values=True):
         if _SECRET_NAMES.search(name):
             raise EndpointError(
-                f"{bare}: the query holds {protocols.printable(name)!r}, and URLs are written down: give it through --api-key-env or --header"
+                f"{bare}: the query holds {protocols.printable(name)!r}, and URLs are written down:"
+                " give it through --api-key-env or --header"
             )
     if not url.isascii() or not url.isprintable() or " " in url:
         raise EndpointError(
             f"{bare!a}: a URL is plain ASCII: write other characters as %XX, a host name as xn--..."
         )
-    path = parts.path.rstrip("/")
-    for known in protocols.PATHS.values():
-        path = path.removesuffix(known)  # people paste the whole route
-    api_key = None
-    if api_key_env is not None:
-        api_key = os.environ.get(api_key_env)
-        if not api_key and not re.fullmatch(
-            "[A-Z_][A-Z0-9_]*", api_key_env
-        ):  # perhaps the key itself
+    return parts, port
+
+
+def _read_key(variable: str) -> str:
+    api_key = os.environ.get(variable)
+    if not api_key:
+        if not re.fullmatch("[A-Z_][A-Z0-9_]*", variable):  # perhaps the key itself: not shown
             raise EndpointError(
-                "--api-key-env: no environment variable of that name is set: give a variable's name, not the key"
+                "--api-key-env: no environment variable of that name is set:"
+                " give a variable's name, not the key"
             )
-        if not api_key:
-            raise EndpointError(
-                f"--api-key-env {api_key_env}: that environment variable is not set or empty"
-            )
-        if any(ord(c) < 33 or ord(c) > 126 for c in api_key):
-            raise EndpointError(
-                f"--api-key-env {api_key_env}: the key holds a space, line end or non-ASCII character"
-            )
-    for name, value in headers:
-        if not name or not set(name) <= _TOKEN_CHARACTERS:
-            raise EndpointError(
-                "--header: no valid name of an HTTP header before the colon: write it as 'Name: value'"
-            )
-        if name.lower() in RESERVED_HEADERS:
-            raise EndpointError(f"--header {name}: that header is made for each request: drop it")
-        if not all(c == "\t" or 32 <= ord(c) < 127 or 160 <= ord(c) < 256 for c in value):
-            raise EndpointError(
-                f"--header {name}: its value holds a control character or one beyond Latin-1"
-            )
-    return Endpoint(
-        url=f"{parts.scheme}://{parts.netloc}{path}",
-        scheme=parts.scheme,
-        host=parts.hostname,
-        port=port or (443 if parts.scheme == "https" else 80),
-        path=path,
-        query=parts.query,
-        api_key=api_key,
-        headers=headers,
-    )
+        raise EndpointError(
+            f"--api-key-env {variable}: that environment variable is not set or empty"
+        )
+    if any(ord(c) < 33 or ord(c) > 126 for c in api_key):
+        raise EndpointError(
+            f"--api-key-env {variable}: the key holds a space, line end or non-ASCII character"
+        )
+    return api_key
+
+
+def _check_header(name: str, value: str) -> None:
+    if not re.fullmatch(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", name):  # RFC 9110, 5.6.2
+        raise EndpointError(
+            "--header: no valid name of an HTTP header before the colon: write it as 'Name: value'"
+        )
+    if name.lower() in RESERVED_HEADERS:
+        raise EndpointError(f"--header {name}: that header is made for each request: drop it")
+    if not re.fullmatch(r"[\t\x20-\x7e\xa0-\xff]*", value):
+        raise EndpointError(
+            f"--header {name}: its value holds a control character or one beyond Latin-1"
+        )

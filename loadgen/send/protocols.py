@@ -1,4 +1,4 @@
-"""What is asked of a server, by API; how it is answered is in ``answers``."""
+"""Request bodies by API, and the errors that servers report. Answers are read in ``receive``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 
-from ampacity.loadgen.send.halves import ESCAPED_HALF, with_whole_characters
+from ampacity.loadgen.send.surrogates import ESCAPED_SURROGATE, with_joined_surrogates
 
 T = TypeVar("T")
-NESTED_MAX = 500  # brackets
+NESTED_MAX = 500  # brackets in a JSON text that Python may parse
 
 Api = Literal["chat", "completions", "responses", "messages", "embeddings"]
 PATHS: dict[Api, str] = {
@@ -27,7 +27,7 @@ ANTHROPIC_VERSION = "2023-06-01"
 
 @dataclass(frozen=True)
 class Dialect:
-    """Which optional request fields this server takes; found by the probe."""
+    """The optional request fields that the server accepts; found by the probe."""
 
     ignore_eos: bool = True
     stream_usage: bool = True
@@ -37,7 +37,7 @@ class Dialect:
 
 @dataclass(frozen=True)
 class RequestShape:
-    """All of a request but its prompt and lengths. ``extra`` is the user's and wins."""
+    """A request without prompt and lengths. ``extra`` is the user's and wins."""
 
     api: Api
     model: str
@@ -45,9 +45,9 @@ class RequestShape:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def body(self, prompt: str | msgspec.Raw, output_tokens: int) -> bytes:
-        """The JSON body that asks for exactly ``output_tokens`` tokens, as far as the server can.
+        """Return the JSON body that asks for exactly ``output_tokens``, as far as the server can.
 
-        ``prompt``: the text of the one message, or (where the API has messages) the JSON array of all of them.
+        ``prompt``: the text of one message, or the JSON array of all messages.
         """
         body: dict[str, Any] = {"model": self.model}
         if self.api == "embeddings":
@@ -73,8 +73,8 @@ class RequestShape:
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """Foreign text as one line that no terminal takes for a command."""
-    if len(text) <= limit and text.isalnum():  # most reasons of an end
+    """Return foreign text as one line without control characters."""
+    if len(text) <= limit and text.isalnum():  # most finish reasons
         return text
     text = " ".join(text[: limit * 4].split())
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
@@ -82,21 +82,17 @@ def printable(text: str, limit: int = 200) -> str:
 
 
 def excerpt(data: bytes, limit: int = 200) -> str:
-    """The beginning of a body as one printable line."""
+    """Return the beginning of a body as one printable line."""
     return printable(data[: limit * 2].decode("utf-8", "replace"), limit)
 
 
-def with_halves(data: bytes, kind: type[T]) -> T | None:
-    """JSON that ``msgspec`` refuses because one of its texts holds half of a character; None where it is no such JSON.
+def with_lone_surrogates(data: bytes, kind: type[T]) -> T | None:
+    """Decode JSON that ``msgspec`` refuses because a text has a lone surrogate, else None.
 
-    A gateway that cuts an answer into events cuts between the two escapes of a character too. The halves stay in the
-    texts as they are, so that ``whole_characters`` can join them.
+    A gateway that cuts an answer into events may cut between the two escapes of a character. The
+    surrogates are kept, so that ``join_surrogates`` can join them.
     """
-    if not ESCAPED_HALF.search(data):
-        return None
-    if (
-        data.count(b"[") + data.count(b"{") > NESTED_MAX
-    ):  # which may be nested too deep to be looked at
+    if not ESCAPED_SURROGATE.search(data) or data.count(b"[") + data.count(b"{") > NESTED_MAX:
         return None
     try:
         return msgspec.convert(json.loads(data, parse_constant=_no_number), kind)
@@ -105,11 +101,11 @@ def with_halves(data: bytes, kind: type[T]) -> T | None:
 
 
 def decoded(data: bytes) -> Any:
-    """The value of a JSON text, with U+FFFD for halves of characters; None where it is none."""
+    """Decode a JSON text, with U+FFFD for lone surrogates; None where it is no JSON."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return with_whole_characters(with_halves(data, object))
+        return with_joined_surrogates(with_lone_surrogates(data, object))
 
 
 def _no_number(name: str) -> NoReturn:
@@ -121,7 +117,7 @@ _STATUSES = ("code", "status", "status_code", "statusCode")
 
 
 def error_text(body: bytes) -> str:
-    """The server's own message in an error body: objects, strings, ``detail``, plain text or HTML."""
+    """Return the message of an error body: JSON of any provider's shape, plain text or HTML."""
     value = decoded(body)
     if value is None:
         return excerpt(body)
@@ -139,7 +135,8 @@ def error_text(body: bytes) -> str:
 
 
 _TOO_LONG = re.compile(
-    r"context.?(length|size|window|limit)|(prompt|input|inputs|tokens)\b.{0,80}(too long|too large|longer than|exceed)"
+    r"context.?(length|size|window|limit)"
+    r"|(prompt|input|inputs|tokens)\b.{0,80}(too long|too large|longer than|exceed)"
     r"|tokens.{0,40}must be <=|must have less than \d+ tokens",
     re.IGNORECASE,
 )
@@ -147,19 +144,20 @@ REFUSING = (400, 413, 422)
 
 
 def exceeds_context(status: int, text: str) -> bool:
-    """Whether a refusal says that prompt and answer are longer than the model's context: the client's doing.
+    """Tell whether a refusal reports that prompt and answer exceed the model's context.
 
-    In the words of OpenAI, Anthropic, vLLM, SGLang, llama.cpp, TGI, TensorRT-LLM, Mistral, Gemini and LiteLLM.
+    Knows OpenAI, Anthropic, vLLM, SGLang, llama.cpp, TGI, TensorRT-LLM, Mistral, Gemini, LiteLLM.
     """
     return status in REFUSING and _TOO_LONG.search(text) is not None
 
 
 def stream_error(data: bytes) -> str | None:
-    """The server's words where an event of a 200 stream is an error, by any provider's shape; None where it is none.
+    """Return the message where an event of a 200 stream is an error, else None.
 
-    An object named ``error`` (OpenAI, SGLang, LiteLLM, Anthropic), ``object`` or ``type`` "error" (vLLM before 0.10,
-    Responses), ``detail`` (FastAPI), ``errors`` (Cloudflare), a bare ``message`` (AWS, Azure), a status of 400 or more or no
-    ``success``, whatever the words are named (RFC 9457, Baidu), ``base_resp`` (MiniMax), and any of them in a list (Gemini).
+    Shapes: ``error`` (OpenAI, SGLang, LiteLLM, Anthropic), ``object`` or ``type`` "error" (vLLM
+    before 0.10, Responses), ``detail`` (FastAPI), ``errors`` (Cloudflare), a bare ``message`` (AWS,
+    Azure), a status of 400 or more or ``success`` false (RFC 9457, Baidu), ``base_resp`` (MiniMax),
+    and any of them in a list (Gemini).
     """
     value = decoded(data)
     if isinstance(value, list):
@@ -173,14 +171,14 @@ def stream_error(data: bytes) -> str | None:
     failed = "choices" not in value and (status >= 400 or value.get("success") is False)
     base = value.get("base_resp")
     refused = isinstance(base, dict) and bool(base.get("status_code"))
-    told = named or typed or bare or failed or refused
-    return error_text(json.dumps(value).encode()) if told else None
+    is_error = named or typed or bare or failed or refused
+    return error_text(json.dumps(value).encode()) if is_error else None
 
 
 def retry_after_s(value: bytes) -> float | None:
-    """Seconds, also where the server names a date (RFC 9110, 10.2.3); None where it is neither."""
+    """Parse Retry-After: seconds or a date (RFC 9110, 10.2.3); None where it is neither."""
     from datetime import UTC, datetime
-    from email.utils import parsedate_to_datetime  # here: only failures need it
+    from email.utils import parsedate_to_datetime  # only failures need it
 
     try:
         seconds = float(value)

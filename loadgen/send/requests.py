@@ -1,4 +1,4 @@
-"""Bytes of whole requests: what is said, the JSON body, the head."""
+"""The bytes of whole requests: prompt, JSON body, head."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 from ampacity.loadgen.send.conversations import Conversations
 from ampacity.loadgen.send.endpoint import Endpoint, Proxy
+from ampacity.loadgen.send.history import AnswerContent, message
 from ampacity.loadgen.send.protocols import RequestShape
-from ampacity.loadgen.send.retold import AnswerContent, message
 from ampacity.workloads.classes import RequestClass
 from ampacity.workloads.prompts.files import PromptFile
 from ampacity.workloads.prompts.images import Images
@@ -27,17 +27,12 @@ def _proxy_header(endpoint: Endpoint, proxy: Proxy | None) -> str | None:
 
 
 def _whole(prefix: bytes, run_id: str, request_id: int, body: bytes) -> bytes:
-    return b"%bX-Request-Id: %b-%d\r\nContent-Length: %d\r\n\r\n%b" % (
-        prefix,
-        run_id.encode(),
-        request_id,
-        len(body),
-        body,
-    )
+    head = f"X-Request-Id: {run_id}-{request_id}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return b"".join((prefix, head.encode(), body))
 
 
 class RequestMaker:
-    """Makes lone requests, as a probe sends them; ``run_id`` and the request's number go into X-Request-Id."""
+    """Makes single requests, as a probe sends them; X-Request-Id is run id and number."""
 
     def __init__(
         self, endpoint: Endpoint, prompts: PromptMaker, run_id: str, proxy: Proxy | None = None
@@ -51,29 +46,29 @@ class RequestMaker:
     def make(
         self, shape: RequestShape, request_id: int, input_tokens: int, output_tokens: int
     ) -> bytes:
-        """All bytes of one request; its prompt has ``input_tokens`` tokens as the server is expected to count."""
-        body = shape.body(self._prompts.make(max(request_id, 0), input_tokens), output_tokens)
-        return _whole(
-            self._endpoint.request_prefix(shape.api, self._through_proxy),
-            self._run_id,
-            request_id,
-            body,
-        )
+        """Return one request with ``input_tokens`` tokens as the server should count."""
+        prompt = self._prompts.make(max(request_id, 0), input_tokens)
+        return self._request(shape, request_id, prompt, output_tokens)
 
     def numbered(self, shape: RequestShape, input_tokens: int, output_tokens: int) -> bytes:
-        """A probing request, each with a prompt of its own."""
+        """Return a probe request with the next unique prompt."""
         self._number += 1
         return self.make(shape, self._number, input_tokens, output_tokens)
 
     def saying(self, shape: RequestShape, text: str | msgspec.Raw, output_tokens: int) -> bytes:
-        """A probing request with this prompt."""
+        """Return a probe request with this prompt."""
         self._number += 1
+        return self._request(shape, self._number, text, output_tokens)
+
+    def _request(
+        self, shape: RequestShape, number: int, prompt: str | msgspec.Raw, output_tokens: int
+    ) -> bytes:
         prefix = self._endpoint.request_prefix(shape.api, self._through_proxy)
-        return _whole(prefix, self._run_id, self._number, shape.body(text, output_tokens))
+        return _whole(prefix, self._run_id, number, shape.body(prompt, output_tokens))
 
 
 class ScheduledRequests:
-    """The requests of a run's schedules, for each of several endpoints. ``prepare`` comes before ``make``."""
+    """The requests of schedules for one or more endpoints; call ``prepare`` before ``make``."""
 
     def __init__(
         self,
@@ -87,15 +82,13 @@ class ScheduledRequests:
         file: PromptFile | Recorded | None = None,
         images: Images | None = None,
     ) -> None:
-        """``classes``: what the names in a schedule's ``class_names`` stand for; ``file``: its ``entry`` column."""
+        """``classes``: those a schedule names; ``file``: where its ``entry`` column points."""
         self._shape = shape
         self._prompts = prompts
         self._run_id = run_id
         self._planned = planned_histories
         self._file = file
-        self._system_apart = (
-            shape.api == "messages"
-        )  # of recorded messages: a field of the body there
+        self._system_apart = shape.api == "messages"  # there it is a field of the body
         self._images = images
         self._classes = {c.name: c for c in classes}
         self._prefixes = [
@@ -106,7 +99,7 @@ class ScheduledRequests:
         self._conversations: Conversations | None = None
 
     def prepare(self, schedule: Schedule) -> None:
-        """The schedule that the next requests are of."""
+        """Take the schedule of the next requests."""
         self._schedule = schedule
         self._conversations = None
         if schedule.continues is not None:
@@ -115,12 +108,11 @@ class ScheduledRequests:
             )
 
     def make(self, index: int, target: int = 0) -> bytes:
-        """All bytes of the schedule's request ``index`` to endpoint ``target``."""
+        """Return the bytes of the schedule's request ``index`` to endpoint ``target``."""
         schedule = self._schedule
         class_ = schedule.class_name(index)
-        body = self._shape_of(
-            class_, schedule.model_name(index), self._recorded_fields(index)
-        ).body(self._prompt(index), int(schedule.output_tokens[index]))
+        shape = self._shape_of(class_, schedule.model_name(index), self._recorded_fields(index))
+        body = shape.body(self._prompt(index), int(schedule.output_tokens[index]))
         prefix = self._prefixes[target]
         if class_ in self._classes:
             lines = (f"{name}: {value}\r\n" for name, value in self._classes[class_].headers)
@@ -128,16 +120,16 @@ class ScheduledRequests:
         return _whole(prefix, self._run_id, schedule.request_id(index), body)
 
     def wanted(self, index: int) -> bool:
-        """Whether the text of the answer will be told again."""
+        """Tell whether a later request needs the answer to this one."""
         return self._conversations is not None and self._conversations.wanted(index)
 
-    def answered(self, index: int, told: AnswerContent) -> None:
-        """The request is over; ``told`` is what the server answered, if it was wanted."""
+    def answered(self, index: int, answer: AnswerContent) -> None:
+        """Take the answer of a finished request, empty unless it was wanted."""
         if self._conversations is not None:
-            self._conversations.answered(index, told)
+            self._conversations.answered(index, answer)
 
     def _recorded_fields(self, index: int) -> tuple[object, dict[str, Any]]:
-        """The further body fields of a recorded request, and a name for them."""
+        """Return a key and the further body fields of a recorded request."""
         entry = -1 if self._schedule.entry is None else int(self._schedule.entry[index])
         if entry < 0 or not isinstance(self._file, Recorded):
             return None, {}
@@ -160,31 +152,28 @@ class ScheduledRequests:
         schedule, request_id = self._schedule, self._schedule.request_id(index)
         entry = -1 if schedule.entry is None else int(schedule.entry[index])
         if self._conversations is not None:
-            told = self._conversations.messages(index)
+            messages = self._conversations.messages(index)
         elif entry >= 0 and isinstance(self._file, Recorded):
-            told = b",".join(map(bytes, self._file.turn(entry, system_apart=self._system_apart)))
+            turn = self._file.turn(entry, system_apart=self._system_apart)
+            messages = b",".join(map(bytes, turn))
         elif entry >= 0 and self._file is not None:
-            told = b",".join(msgspec.json.encode(m) for m in self._file.turn(entry, 0))
+            messages = b",".join(msgspec.json.encode(m) for m in self._file.turn(entry, 0))
         else:
             shared = schedule.shared.of(index) if schedule.shared is not None else ()
             tokens = int(schedule.input_tokens[index])
-            text = " ".join(
-                part for part in self._prompts.parts(request_id, tokens, shared) if part
-            )
+            text = " ".join(filter(None, self._prompts.parts(request_id, tokens, shared)))
             if self._images is None:
                 return text
-            told = message(
-                "user", [{"type": "text", "text": text}, *self._images.parts(request_id)]
-            )
+            parts = [{"type": "text", "text": text}, *self._images.parts(request_id)]
+            messages = message("user", parts)
+        messages = b"[" + messages + b"]"
         if self._shape.api in _MESSAGES:
-            return msgspec.Raw(b"[" + told + b"]")
-        return "\n".join(
-            _text_of(m.get("content")) for m in msgspec.json.decode(b"[" + told + b"]")
-        )
+            return msgspec.Raw(messages)
+        return "\n".join(_text_of(m.get("content")) for m in msgspec.json.decode(messages))
 
 
 def _text_of(content: Any) -> str:
-    """The text of a message's content, for an API without messages."""
+    """Return the text of a message's content, for an API without messages."""
     if isinstance(content, list):
         return " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return str(content or "")

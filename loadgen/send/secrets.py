@@ -1,4 +1,4 @@
-"""Take secrets out of whatever may be written down."""
+"""Redact secrets in everything that is written to disk or shown."""
 
 from __future__ import annotations
 
@@ -12,42 +12,36 @@ from urllib.parse import quote
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send import protocols
 
-SECRET_MIN = 4  # characters; shorter header values are no secrets and would be found everywhere
+SECRET_MIN = 4  # characters; shorter header values are no secrets
 
 
 @lru_cache
-def _written(secrets: tuple[str, ...]) -> tuple[str, ...]:
-    """The secrets, each as it may stand in foreign text: plain, in JSON, in a URL, in Base64, made printable; longest first."""
+def _forms(secrets: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the secrets as text may hold them: plain, JSON, URL, Base64; longest first."""
     found: set[str] = set()
     for s in secrets:
-        found |= {
-            s,
-            json.dumps(s)[1:-1],
-            json.dumps(s, ensure_ascii=False)[1:-1],
-            quote(s, safe=""),
-            quote(s),
-        }
-        found |= {b64encode(said.encode()).decode() for said in (s, f"Bearer {s}")}
+        found |= {s, json.dumps(s)[1:-1], json.dumps(s, ensure_ascii=False)[1:-1]}
+        found |= {quote(s, safe=""), quote(s)}
+        found |= {b64encode(text.encode()).decode() for text in (s, f"Bearer {s}")}
     found |= {protocols.printable(form, len(form)) for form in found}
     return tuple(sorted((s for s in found if len(s) >= SECRET_MIN), key=len, reverse=True))
 
 
 @lru_cache
 def _beginnings(secrets: tuple[str, ...]) -> re.Pattern[str]:
-    """Finds a text that holds more than half of a secret: nearly none does, and every request asks."""
-    return re.compile(
-        "|".join(re.escape(f[: _telling(f)]) for f in _written(secrets)) or "(?!)", re.IGNORECASE
-    )
+    """Return a pattern that finds more than half of any secret: a fast test for every request."""
+    beginnings = (re.escape(form[: _revealing(form)]) for form in _forms(secrets))
+    return re.compile("|".join(beginnings) or "(?!)", re.IGNORECASE)
 
 
-def _telling(secret: str) -> int:
-    """So many characters of its beginning give it away, wherever they stand."""
+def _revealing(secret: str) -> int:
+    """Return how many leading characters give a secret away."""
     return max(SECRET_MIN, len(secret) // 2 + 1)
 
 
 def redact(text: str, secrets: tuple[str, ...]) -> str:
-    """``text`` without the secrets, in whatever case, nor more than half of one, nor the beginning of one at its end."""
-    forms = _written(secrets)
+    """Redact secrets in any case, more than half of one, and the beginning of one at the end."""
+    forms = _forms(secrets)
     if _beginnings(secrets).search(text):
         for form in forms:
             text = re.sub(re.escape(form), "***", text, flags=re.IGNORECASE)
@@ -59,7 +53,7 @@ def redact(text: str, secrets: tuple[str, ...]) -> str:
 
 
 def redact_record(record: RequestRecord, secrets: tuple[str, ...]) -> None:
-    """Take the secrets out of whatever a server may have written into a record."""
+    """Redact secrets in what a server may have put into a record."""
     for name in ("error", "finish_reason", "server_request_id") if secrets else ():
         text = getattr(record, name)
         if text is not None:
@@ -67,7 +61,7 @@ def redact_record(record: RequestRecord, secrets: tuple[str, ...]) -> None:
 
 
 def _without_beginnings(text: str, secret: str) -> str:
-    most = _telling(secret)
+    most = _revealing(secret)
     beginning, at = re.compile(re.escape(secret[:most]), re.IGNORECASE), 0
     while found := beginning.search(text, at):
         rest = zip(text[found.end() :].lower(), secret[most:], strict=False)
@@ -81,7 +75,7 @@ def _without_end(text: str, secret: str) -> str:
     body = text.removesuffix("…")
     if body[-SECRET_MIN:].lower() not in secret:
         return text
-    for length in range(min(_telling(secret), len(body)), SECRET_MIN - 1, -1):
+    for length in range(min(_revealing(secret), len(body)), SECRET_MIN - 1, -1):
         if body[-length:].lower() == secret[:length]:
             return f"{body[:-length]}***"
     return text

@@ -9,15 +9,13 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 SVG = "http://www.w3.org/2000/svg"
 KEPT_DECIMALS = 2
 DRAW_TIMEOUT_S = 120.0
-_DRAW = (
-    "import json, sys, vl_convert\n"
-    "json.dump([vl_convert.vegalite_to_svg(spec) for spec in json.load(sys.stdin)], sys.stdout)"
-)
+_DRAW = Path(__file__).with_name("draw.py")
 _NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _DROPPED = ("aria-roledescription", "aria-hidden", "class", "pointer-events", "role", "font-family")
 
@@ -33,7 +31,7 @@ def draw(specs: Sequence[dict[str, Any]]) -> list[str] | None:
     texts = [json.dumps(spec, allow_nan=False) for spec in specs]
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _DRAW],
+            [sys.executable, "-P", str(_DRAW)],
             input=json.dumps(texts),
             capture_output=True,
             encoding="utf-8",

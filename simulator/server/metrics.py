@@ -1,15 +1,24 @@
-"""Prometheus text with vLLM's metric names, and the simulator's own lateness."""
+"""Export vLLM's metrics and the simulator's own lateness in Prometheus format."""
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import cast
+
+from prometheus_client import generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
 
 from ampacity.simulator.engine.engine import Engine, StepResult
 from ampacity.simulator.server.protocol import Call
 from ampacity.simulator.server.realtime import LiveRequest, LiveRun
-
-Family = tuple[str, str, str, list[str]]  # name, type, help, samples without the name
 
 _TTFT_BUCKETS: tuple[float, ...] = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -29,7 +38,7 @@ _LENGTH_BUCKETS: tuple[float, ...] = tuple(
 _ITERATION_BUCKETS: tuple[float, ...] = (1.0, *(float(1 << power) for power in range(3, 15)))
 _N_BUCKETS: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 20.0)
 _PREEMPTION_BUCKETS: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
-# Names and words of vLLM's histograms, with the bounds of its buckets.
+# vLLM's histograms: name, help text and bucket bounds.
 _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_prompt_tokens": ("Number of prefill tokens processed.", _LENGTH_BUCKETS),
     "request_generation_tokens": ("Number of generation tokens processed.", _LENGTH_BUCKETS),
@@ -73,7 +82,7 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 
 class Histogram:
-    """Counts by upper bound, the last bucket without one."""
+    """Counts by upper bound; the last bucket is unbounded."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -84,33 +93,33 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Return (upper bound, requests at or below it), as Prometheus exports a histogram."""
+        bounds = [*map(str, self.bounds), "+Inf"]
+        return list(zip(bounds, itertools.accumulate(self.counts), strict=True))
+
 
 class Metrics:
-    """What /metrics shows of one engine, fed once a step."""
+    """Collect the metrics of one engine, updated once per step."""
 
     def __init__(self, model: str, number: int = 0) -> None:
-        self._labels = (
-            f'engine="{number}",model_name="'
-            + model.translate({92: r"\\", 34: r"\"", 10: r"\n"})
-            + '"'
-        )
+        self._labels = {"engine": str(number), "model_name": model}
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.aborted = 0
         self.finished = {"stop": 0, "length": 0}
         self.histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
         self._decoded_s = 0.0  # end of the last step in which requests decoded
-        self._joined: list[
-            tuple[float, int]
-        ] = []  # (end, requests) of the prompts that ended since
+        # (end, requests) of the prefills that ended since the last decode step
+        self._joined: list[tuple[float, int]] = []
 
     def on_call(self, call: Call) -> None:
-        """A request was accepted."""
+        """Record an accepted request."""
         self.histograms["request_params_n"].add(len(call.choices) // len(call.prompts))
         self.histograms["request_params_max_tokens"].add(call.limit_tokens)
 
     def on_step(self, result: StepResult, tokens: int, now_s: float) -> None:
-        """A step's tokens were handed out at now_s; times of requests are real ones."""
+        """Record a step whose tokens were sent at now_s, in real time."""
         self.generation_tokens += tokens
         self.histograms["iteration_tokens_total"].add(tokens + result.prefill_tokens)
         if result.decoding:
@@ -128,7 +137,7 @@ class Metrics:
             self._finish(request, now_s)
 
     def _observe_gaps(self, decoding: int, now_s: float) -> None:
-        """Decoding requests had their token before at the last step that decoded, or when their prompt ended."""
+        """Record the gap since the last decode step, or since the end of a request's prefill."""
         gaps = self.histograms["inter_token_latency_seconds"]
         for at_s, joined in self._joined:
             gaps.add(now_s - at_s, joined)
@@ -141,9 +150,8 @@ class Metrics:
     def _finish(self, request: LiveRequest, now_s: float) -> None:
         self.finished[request.finish_reason] += 1
         decode_s = now_s - request.real_first_token_s
-        admitted_s = (
-            request.prefill_s
-        )  # a prompt of several chunks counts as waiting until the step that ends it
+        # A prompt of several chunks counts as waiting until the step that completes it.
+        admitted_s = request.prefill_s
         values = {
             "request_prompt_tokens": request.prompt_tokens,
             "request_generation_tokens": request.output_tokens,
@@ -159,121 +167,104 @@ class Metrics:
         for name, value in values.items():
             self.histograms[name].add(value)
 
-    def families(self, engine: Engine) -> Iterable[Family]:
-        for name, kind, text, value in (
-            (
-                "num_requests_running",
-                "gauge",
+    def families(self, engine: Engine) -> Iterator[Metric]:
+        """Yield vLLM's metric families for this engine."""
+        gauges = {
+            "num_requests_running": (
                 "Number of requests in model execution batches.",
                 engine.running,
             ),
-            (
-                "num_requests_waiting",
-                "gauge",
+            "num_requests_waiting": (
                 "Number of requests waiting to be processed.",
                 engine.waiting,
             ),
-            (
-                "kv_cache_usage_perc",
-                "gauge",
+            "kv_cache_usage_perc": (
                 "KV-cache usage. 1 means 100 percent usage.",
                 engine.kv_usage,
             ),
-            (
-                "num_preemptions_total",
-                "counter",
+        }
+        counters = {
+            "num_preemptions": (
                 "Cumulative number of preemption from the engine.",
                 engine.preemptions,
             ),
-            (
-                "prefix_cache_queries_total",
-                "counter",
-                "Prefix cache queries, in tokens.",
-                engine.prefix_queries,
-            ),
-            (
-                "prefix_cache_hits_total",
-                "counter",
-                "Prefix cache hits, in tokens.",
-                engine.prefix_hits,
-            ),
-            (
-                "prompt_tokens_total",
-                "counter",
-                "Number of prefill tokens processed.",
-                self.prompt_tokens,
-            ),
-            (
-                "generation_tokens_total",
-                "counter",
-                "Number of generation tokens processed.",
-                self.generation_tokens,
-            ),
-        ):
-            yield f"vllm:{name}", kind, text, self._one(value)
+            "prefix_cache_queries": ("Prefix cache queries, in tokens.", engine.prefix_queries),
+            "prefix_cache_hits": ("Prefix cache hits, in tokens.", engine.prefix_hits),
+            "prompt_tokens": ("Number of prefill tokens processed.", self.prompt_tokens),
+            "generation_tokens": ("Number of generation tokens processed.", self.generation_tokens),
+        }
+        for name, (text, value) in gauges.items():
+            yield self._family(GaugeMetricFamily, name, text, [({}, value)])
+        for name, (text, value) in counters.items():
+            yield self._family(CounterMetricFamily, name, text, [({}, value)])
         reasons = {**self.finished, "abort": self.aborted, "error": 0}
-        samples = [
-            self._sample("", count, finished_reason=reason) for reason, count in reasons.items()
-        ]
-        yield (
-            "vllm:request_success_total",
-            "counter",
-            "Count of successfully processed requests.",
-            samples,
-        )
+        finished = [({"finished_reason": reason}, count) for reason, count in reasons.items()]
+        text = "Count of successfully processed requests."
+        yield self._family(CounterMetricFamily, "request_success", text, finished)
         for name, (text, _) in _HISTOGRAMS.items():
-            yield f"vllm:{name}", "histogram", text, self._buckets(self.histograms[name])
+            family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
+            histogram = self.histograms[name]
+            family.add_metric(
+                list(self._labels.values()), histogram.cumulative(), sum_value=histogram.total
+            )
+            yield family
         config = engine.config
-        facts = self._sample("", 1, block_size=config.block_tokens, num_gpu_blocks=config.kv_blocks)
-        yield "vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig", [facts]
+        facts = {"block_size": str(config.block_tokens), "num_gpu_blocks": str(config.kv_blocks)}
+        text = "Information of the LLMEngine CacheConfig"
+        yield self._family(GaugeMetricFamily, "cache_config_info", text, [(facts, 1)])
 
-    def _one(self, value: float) -> list[str]:
-        return [self._sample("", value)]
+    def _family(
+        self,
+        kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        name: str,
+        text: str,
+        samples: Sequence[tuple[dict[str, str], float]],
+    ) -> Metric:
+        family = kind(f"vllm:{name}", text, labels=[*self._labels, *samples[0][0]])
+        for labels, value in samples:
+            family.add_metric([*self._labels.values(), *labels.values()], value)
+        return family
 
-    def _sample(self, suffix: str, value: float, **labels: object) -> str:
-        """A line of the exposition without the family's name."""
-        more = "".join(f',{name}="{label}"' for name, label in labels.items())
-        return f"{suffix}{{{self._labels}{more}}} {float(value)}"
-
-    def _buckets(self, histogram: Histogram) -> list[str]:
-        cumulated = list(itertools.accumulate(histogram.counts))
-        bounds = [*map(str, histogram.bounds), "+Inf"]
-        lines = [
-            self._sample("_bucket", count, le=bound)
-            for bound, count in zip(bounds, cumulated, strict=True)
-        ]
-        return [
-            *lines,
-            self._sample("_count", cumulated[-1]),
-            self._sample("_sum", histogram.total),
-        ]
-
-    def lateness(self, live: LiveRun) -> Iterable[Family]:
-        """The simulator's own figures, of all engines together."""
-        recent = sorted(live.lateness_s)
-        lines = [
-            self._sample("", recent[min(len(recent) - 1, int(q * len(recent)))], quantile=q)
-            for q in (0.5, 0.9, 0.99, 1.0)
-            if recent
-        ]
-        lines += [self._sample("_count", live.steps), self._sample("_sum", live.lateness_sum_s)]
+    def lateness(self, live: LiveRun) -> Iterator[Metric]:
+        """Yield the simulator's own metrics, over all engines together."""
+        name = "ampacity_simulator_lateness_seconds"
         text = (
             "Real minus planned end of a step, tokens written; quantiles over the last 8192 steps."
         )
-        yield "ampacity_simulator_lateness_seconds", "summary", text, lines
-        resets = self._one(live.timetable_resets)
+        summary = SummaryMetricFamily(name, text)
+        recent = sorted(live.lateness_s)
+        for q in (0.5, 0.9, 0.99, 1.0) if recent else ():
+            value = recent[min(len(recent) - 1, int(q * len(recent)))]
+            summary.add_sample(name, {**self._labels, "quantile": str(q)}, value)
+        summary.add_sample(f"{name}_count", self._labels, live.steps)
+        summary.add_sample(f"{name}_sum", self._labels, live.lateness_sum_s)
+        yield summary
         text = "Steps so late that the timetable was moved."
-        yield "ampacity_simulator_timetable_resets_total", "counter", text, resets
+        resets = CounterMetricFamily(
+            "ampacity_simulator_timetable_resets", text, labels=list(self._labels)
+        )
+        resets.add_metric(list(self._labels.values()), live.timetable_resets)
+        yield resets
 
 
-def render(metrics: Sequence[Metrics], live: LiveRun) -> str:
-    """The text exposition format, version 0.0.4, one engine after the other in each family."""
-    lines = []
-    own = [each.families(engine) for each, engine in zip(metrics, live.engines, strict=True)]
-    for families in itertools.chain(
-        zip(*own, strict=True), zip(metrics[0].lateness(live), strict=True)
-    ):
-        name, kind, text, _ = families[0]
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-        lines += [name + sample for *_, samples in families for sample in samples]
-    return "\n".join(lines) + "\n"
+@dataclass(frozen=True, slots=True)
+class _Collector(Collector):
+    metrics: Sequence[Metrics]
+    live: LiveRun
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each family once, with the samples of every engine."""
+        own = [
+            each.families(engine)
+            for each, engine in zip(self.metrics, self.live.engines, strict=True)
+        ]
+        for first, *others in zip(*own, strict=True):
+            for other in others:
+                first.samples += other.samples
+            yield first
+        yield from self.metrics[0].lateness(self.live)
+
+
+def render(metrics: Sequence[Metrics], live: LiveRun) -> bytes:
+    """Return the text exposition format, version 0.0.4."""
+    return generate_latest(_Collector(metrics, live))

@@ -1,4 +1,4 @@
-"""The sampling parameters of a request and its token limit, with vLLM's checks and words. No I/O."""
+"""Validate sampling parameters and the token limit as vLLM does. No I/O."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -23,31 +23,38 @@ class Sampling:
     top_logprobs: int | None  # None: no log-probabilities
 
 
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """The type and the range of a number, and vLLM's words for a value outside of it."""
+
+    read: Callable[[Mapping[str, Any], str], float | None]
+    within: Callable[[float], bool]
+    demand: str
+
+
 def sampling(body: Mapping[str, Any], chat: bool) -> Sampling:
-    """Raises ApiError."""
-    temperature, top_p = _number(body, "temperature"), _number(body, "top_p")
-    if temperature is not None and temperature < 0:
-        raise bad_value(
-            "temperature", temperature, f"temperature must be non-negative, got {temperature}."
-        )
-    if top_p is not None and not 0 < top_p <= 1:
-        raise bad_value("top_p", top_p, f"top_p must be in (0, 1], got {top_p}.")
-    n = integer(body, "n")
-    if n is not None and n < 1:
-        raise bad_value("n", n, f"n must be at least 1, got {n}.")
-    min_tokens = integer(body, "min_tokens") or 0
-    if min_tokens < 0:
-        message = f"min_tokens must be greater than or equal to 0, got {min_tokens}."
-        raise bad_value("min_tokens", min_tokens, message)
+    """Parse the sampling parameters. Raises ApiError."""
+    for field in ("temperature", "top_p"):  # both types are checked before either range
+        _number(body, field)
+    values = {field: _checked(body, field) for field in _CHECKS}
+    n, min_tokens = values["n"], values["min_tokens"]
     return Sampling(
-        n=1 if n is None else n,
+        n=1 if n is None else int(n),
         seed=integer(body, "seed"),
-        min_tokens=min_tokens,
+        min_tokens=int(min_tokens or 0),
         ignore_eos=flag(body, "ignore_eos"),
         stop=_stop(body),
         include_stop=flag(body, "include_stop_str_in_output"),
         top_logprobs=_chat_logprobs(body) if chat else _logprobs(body, "logprobs"),
     )
+
+
+def _checked(body: Mapping[str, Any], field: str) -> float | None:
+    check = _CHECKS[field]
+    value = check.read(body, field)
+    if value is not None and not check.within(value):
+        raise bad_value(field, value, f"{field} {check.demand}, got {value}.")
+    return value
 
 
 def _stop(body: Mapping[str, Any]) -> tuple[str, ...]:
@@ -88,7 +95,7 @@ def _logprobs(body: Mapping[str, Any], field: str) -> int | None:
 def output_limit(
     body: Mapping[str, Any], chat: bool, prompt_tokens: int, max_model_len: int
 ) -> int:
-    """Tokens that an answer may have at most. Raises ApiError."""
+    """Return the maximum number of output tokens. Raises ApiError."""
     if prompt_tokens >= max_model_len:
         rest = "leaves no room for an output token"
         if prompt_tokens > max_model_len:
@@ -104,11 +111,17 @@ def output_limit(
     if limit < 1:
         raise bad_value(field, limit, f"{field} must be at least 1, got {limit}.")
     if limit > max_model_len:
-        message = f"{field}={limit} cannot be greater than max_model_len={max_model_len}. Please request fewer output tokens."
+        message = (
+            f"{field}={limit} cannot be greater than max_model_len={max_model_len}. "
+            "Please request fewer output tokens."
+        )
         raise bad_value(field, limit, message)
     if limit > room:
-        what = f"you requested {limit} output tokens and your prompt contains at least {prompt_tokens} input tokens, "
-        what += f"for a total of at least {prompt_tokens + limit} tokens."
+        what = (
+            f"you requested {limit} output tokens and your prompt contains at least "
+            f"{prompt_tokens} input tokens, "
+            f"for a total of at least {prompt_tokens + limit} tokens."
+        )
         raise _too_long(prompt_tokens, max_model_len, what)
     min_tokens = integer(body, "min_tokens") or 0
     if min_tokens > limit:
@@ -155,3 +168,12 @@ def _typed(
     if value is not None and not fits(value):
         raise invalid(parent + field, f"Input should be a valid {noun}", value, kind=kind)
     return value
+
+
+# The first violation is the one reported.
+_CHECKS = {
+    "temperature": _Check(_number, lambda value: value >= 0, "must be non-negative"),
+    "top_p": _Check(_number, lambda value: 0 < value <= 1, "must be in (0, 1]"),
+    "n": _Check(integer, lambda value: value >= 1, "must be at least 1"),
+    "min_tokens": _Check(integer, lambda value: value >= 0, "must be greater than or equal to 0"),
+}

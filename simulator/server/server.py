@@ -186,9 +186,8 @@ class Server:
         return web.json_response({"version": "ampacity-simulator"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        text = render(self.metrics, self.live)
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=text.encode(), headers=headers)
+        return web.Response(body=render(self.metrics, self.live), headers=headers)
 
     def _authorize(self, request: web.Request) -> None:
         """vLLM asks for the key under /v1 only; Anthropic's clients send it as X-Api-Key."""

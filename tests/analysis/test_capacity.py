@@ -20,7 +20,8 @@ from ampacity.analysis.capacity.fleet import (
 )
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
 from ampacity.analysis.capacity.knee import find_knee
-from ampacity.analysis.capacity.usable import find_capacity, good_share_at, met_by_all, number_text
+from ampacity.analysis.capacity.levels import good_share_at, number_text
+from ampacity.analysis.capacity.usable import find_capacity, met_by_all
 from ampacity.analysis.slo import parse_slos
 from ampacity.analysis.stage.goodput import goodput_rps
 from ampacity.analysis.summary import summarise

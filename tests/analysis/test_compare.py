@@ -91,12 +91,12 @@ def test_what_differs_is_named_and_nothing_is_compared(
     assert ampacity("compare", tmp_path / "a", tmp_path / "b") == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert f"differ in {said} (--anyway" in printed.err
+    assert f"differ in {said} (--force" in printed.err
     assert ("ampacity simulate --model M" in printed.err) == (
         variable == "model"
     )  # how one name is served
     assert printed.err.count("\n") == 1
-    assert ampacity("compare", tmp_path / "a", tmp_path / "b", "--anyway", "--json") == 0
+    assert ampacity("compare", tmp_path / "a", tmp_path / "b", "--force", "--json") == 0
     listed = json.loads(capsys.readouterr().out)["differences"]
     assert [row["variable"] for row in listed] == [variable]
 
@@ -148,7 +148,7 @@ def test_what_was_counted_or_is_the_engines_name_makes_no_other_experiment(
         )
         engine = replace(find_config(f"linear:{step},0.001"), max_model_len=300)
         quiet = Progress(Console(file=io.StringIO()))
-        monkeypatch.setattr("ampacity.experiments.virtual.predict.REQUESTS_MIN", 60)
+        monkeypatch.setattr("ampacity.experiments.virtual.player.REQUESTS_MIN", 60)
         run = load_run(asyncio.run(predict(settings, engine, ["ampacity"], quiet, **how)))
         run.meta["workload"]["prompts"] = (
             f"9 from a.jsonl, each sent {1.5 + len(made)} times in the largest stage"
@@ -194,7 +194,7 @@ def test_several_differences_are_listed_each(tmp_path: Path, ampacity: Any, caps
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "  --model: A M; B N"
     assert lines[1] == "  --timestamps: A not given; B kernel"
-    assert "differ in --model, --timestamps (--anyway" in lines[2]
+    assert "differ in --model, --timestamps (--force" in lines[2]
 
 
 def test_fields_of_one_option_are_one_difference_and_values_that_read_alike_are_told_apart() -> (
@@ -353,7 +353,7 @@ def test_a_run_that_is_no_evidence_is_one_clear_line(
     tmp_path: Path, ampacity: Any, capsys: Any, how: str, says: str
 ) -> None:
     make_run(tmp_path / "a", [stage(ttfts(1, 200))], run_id="a")
-    assert ampacity("compare", tmp_path / "a", broken(tmp_path / "b", how), "--anyway") == 2
+    assert ampacity("compare", tmp_path / "a", broken(tmp_path / "b", how), "--force") == 2
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1

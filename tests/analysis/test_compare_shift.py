@@ -12,10 +12,15 @@ import pytest
 from rich.console import Console
 
 from ampacity.analysis.change.arms import Arm
-from ampacity.analysis.change.blocks import LevelRecords
-from ampacity.analysis.change.regression import ASSUMED_NOISE
+from ampacity.analysis.change.change import (
+    ASSUMED_NOISE,
+    between_rounds,
+    enough_pairs,
+    log_change,
+    queue_noise,
+)
+from ampacity.analysis.change.samples import LevelRecords
 from ampacity.analysis.change.scorecard import compare
-from ampacity.analysis.change.shift import between_rounds, enough_pairs, log_change, queue_noise
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.reports.pages.compare import (
     comparison_markdown,
@@ -150,7 +155,7 @@ def test_what_was_cut_off_is_not_called_failed(tmp_path: Path) -> None:
     result = compare([a, failing(tmp_path / "b", 50, status="unfinished")])
     held, why = (
         quantiles(result, "ttft")[0.99],
-        "infinite or unknown: requests that were cut off unfinished reach into it",
+        "infinite or unknown: requests that were in flight at cutoff reach into it",
     )
     assert (held["infinite"], held["reason"]) == (["other"], why)
     assert rows(result)["ttft_p99_over_p50"]["reasons"] == [None, why]
@@ -160,7 +165,7 @@ def test_what_was_cut_off_is_not_called_failed(tmp_path: Path) -> None:
         0.99
     ]
     assert (
-        held["reason"] == "infinite: requests that failed or were cut off unfinished reach into it"
+        held["reason"] == "infinite: requests that failed or were in flight at cutoff reach into it"
     )
 
 

@@ -11,16 +11,19 @@ import pytest
 
 from ampacity.analysis.change.baseline import make_baseline
 from ampacity.analysis.change.baseline_file import write_baseline
-from ampacity.analysis.change.blocks import Marks, moved_by, over_each, pooled_marks
 from ampacity.analysis.change.comparable import Judged, prepare
-from ampacity.analysis.change.expected import (
+from ampacity.analysis.change.gate import judge_gate
+from ampacity.analysis.change.samples import (
+    Marks,
     expected_of,
     fit_queue,
     mean_in_flight,
+    moved_by,
+    over_each,
+    pooled_marks,
     queue_time_s,
     tables_of,
 )
-from ampacity.analysis.change.gate import judge_gate
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import Observations
 from tests.support.synthetic import Stage, cohort, make_run, request

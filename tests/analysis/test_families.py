@@ -259,7 +259,7 @@ def test_a_predicted_sweep_at_p99_lengths_is_cut_to_the_context(tmp_path: Path) 
     engine = replace(find_config("linear:0.01,0.001"), max_model_len=500)
     quiet = Progress(Console(file=StringIO()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ampacity.experiments.virtual.predict.REQUESTS_MIN", 60)
+        patch.setattr("ampacity.experiments.virtual.player.REQUESTS_MIN", 60)
         run = load_run(asyncio.run(predict(settings, engine, ["ampacity"], quiet)))
     assert [meta["lengths"] for meta in run.meta["stages"]] == [None, "p99"]
     (family,) = summarise(run)["families"]
@@ -324,7 +324,7 @@ def test_a_sweep_finds_the_rates_of_each_length_combination_by_itself() -> None:
         ({"lengths": "p0"}, "--lengths p0: write quantiles"),
         ({"lengths": "p100"}, "--lengths p100: write quantiles"),
         ({"lengths": "median"}, "--lengths median: write quantiles"),
-        ({"lengths": "p50", "workload": "agentic"}, "not with sessions"),
+        ({"lengths": "p50", "workload": "agentic"}, "it excludes sessions"),
     ],
 )
 def test_lengths_that_cannot_be_swept_are_refused(raw: dict[str, Any], message: str) -> None:

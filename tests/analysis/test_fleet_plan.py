@@ -380,7 +380,7 @@ def test_a_plan_says_which_price_its_costs_rest_on(
         main()
     # ceil(ceil(25 / 10) x 1.2) = 4 instances of 2 GPUs
     told = capsys.readouterr().out
-    assert "  8 GPUs × $2.5/h = $20.00 an hour; of the whole fleet at that utilisation, " in told
+    assert "  8 GPUs × $2.5/h = $20.00 an hour; each line below allocates the full cost " in told
 
 
 def test_a_plan_takes_the_price_that_the_run_was_given_unless_another_is(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ampacity.analysis.summary import summarise
-from ampacity.experiments.stages.base_rig import BaseRig
+from ampacity.experiments.stages.rig import Rig
 from tests.support.synthetic import Stage, make_run, request
 
 
@@ -74,8 +74,7 @@ def test_a_proposed_command_writes_to_a_new_directory() -> None:
     ]
     book: Any = SimpleNamespace(_writer=SimpleNamespace(meta={"command_line": words}))
     assert (
-        BaseRig.again(book, "--max-duration", "10m")
-        == "ampacity sweep URL --seed 3 --max-duration 10m"
+        Rig.again(book, "--max-duration", "10m") == "ampacity sweep URL --seed 3 --max-duration 10m"
     )
 
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from ampacity.analysis.capacity.fleet import instances_text
+from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.summary import summarise
 from ampacity.analysis.verdict import write_verdict
-from ampacity.analysis.warnings import _too_few
+from ampacity.analysis.warnings import RULES
 from ampacity.loadgen.rundir.records import RequestRecord
 from tests.support.synthetic import (
     FLEET,
@@ -258,7 +259,7 @@ def test_each_undecided_stage_is_named_with_its_own_reason(tmp_path: Path) -> No
     ]
     text = warned(summarise(make_run(tmp_path / "run", stages)), "too_short")
     assert text.startswith(
-        "Stability cannot be told at 10 req/s, 20 req/s: 15 requests are too few to tell (needs 20); at 50 req/s: requests last"
+        "Stability is not known at 10 req/s, 20 req/s: 15 requests are too few to tell (needs 20); at 50 req/s: requests last"
     )
 
 
@@ -500,7 +501,11 @@ def undecided_at(
 
 def hint_about(*stages: dict[str, Any]) -> str:
     capacity = {"capacity_rps": None, "capacity_rps_ci": None}
-    return str(_too_few({"stages": list(stages), "capacity": capacity, "workload": {}}))
+    return str(
+        RULES["too_few_requests"](
+            Facts({"stages": list(stages), "capacity": capacity, "workload": {}})
+        )
+    )
 
 
 def test_more_requests_are_asked_for_where_the_slo_may_yet_be_met() -> None:
@@ -573,7 +578,7 @@ def test_advice_names_no_setting_that_the_experiment_lacks(
             0.1,
             "slip p99 80 ms",
             "Its CPU was idle (10% of a core): other work on this machine held the client up. "
-            "Pin it to cores of its own (--cpus), raise its priority (nice), or stop what else runs, and repeat.",
+            "Pin it to cores of its own (--cpus), raise its priority (nice), or stop the other processes, and repeat.",
         ),
         (0.97, "the generator used 97% of its core", "Use more --workers or a faster client."),
         (

@@ -1,4 +1,6 @@
-"""Settings of sessions, prompts, images and several endpoints: what goes together, and one line where it does not."""
+"""Settings of sessions, prompts, images and several endpoints: what goes together, and one line
+where it does not.
+"""
 
 from pathlib import Path
 from typing import Any

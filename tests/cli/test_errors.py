@@ -1,4 +1,6 @@
-"""Bad input against a live endpoint: one line on stderr that names the culprit, exit 2, no traceback."""
+"""Bad input against a live endpoint: one line on stderr that names the culprit, exit 2, no
+traceback.
+"""
 
 import os
 import subprocess
@@ -15,6 +17,7 @@ from ampacity.cli import main
 from ampacity.cli.app import app
 from ampacity.cli.synonyms import _TABLE
 from ampacity.simulator.server.launch import Started, start_in_process
+from tests.support.args import args_of
 
 RIGHT_KEY, WRONG_KEY = "sk-right-4711", "sk-wrong-0815"
 
@@ -62,11 +65,8 @@ BAD_TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.68,3
     [
         (["--model", "nope", *KEY], ["--model nope", "it serves: demo"]),
         (["--model", "demo"], ["wants an API key", "--api-key-env"]),
-        (
-            ["--model", "demo", "--api-key-env", "AMPACITY_WRONG_KEY"],
-            ["refuses the API key", "401"],
-        ),
-        (["--model", "demo", "--api-key-env", "AMPACITY_NO_SUCH"], ["AMPACITY_NO_SUCH", "not set"]),
+        (args_of("--model demo --api-key-env AMPACITY_WRONG_KEY"), ["refuses the API key", "401"]),
+        (args_of("--model demo --api-key-env AMPACITY_NO_SUCH"), ["AMPACITY_NO_SUCH", "not set"]),
         ([*KEY, "--slo", "ttft_p99=2"], ["ttft_p99=2", "unit"]),
         ([*KEY, "--slo", "speed_p99=2s"], ["speed", "ttft"]),
         ([*KEY, "--slo", "ttft_p101=2s"], ["ttft_p101"]),
@@ -76,13 +76,13 @@ BAD_TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.68,3
         ),
         ([*KEY, "--workload", "chta"], ["chta", "did you mean chat"]),
         ([*KEY, "--rates", "1,x"], ["--rates x"]),
-        ([*KEY, "--rates", "1", "--concurrency", "2"], ["--rates", "--concurrency"]),
+        ([*KEY, *args_of("--rates 1 --concurrency 2")], ["--rates", "--concurrency"]),
         (
-            [*KEY, "--rates", "1", "--ramp", "5s"],
+            [*KEY, *args_of("--rates 1 --ramp 5s")],
             ["--ramp goes with --concurrency", "--arrivals ramp:from="],
         ),
         ([*KEY, "--ramp", "5s"], ["--ramp goes with --concurrency"]),
-        ([*KEY, "--concurrency", "2", "--ramp", "5"], ["--ramp 5", "unit"]),
+        ([*KEY, *args_of("--concurrency 2 --ramp 5")], ["--ramp 5", "unit"]),
         ([*KEY, "--duration", "30"], ["--duration 30", "unit"]),
         ([*KEY, "--input-tokens", "30"], ["--output-tokens"]),
         ([*KEY, "--extra-body", "{a}"], ["--extra-body", "JSON"]),
@@ -125,27 +125,32 @@ def test_bad_option(
         ),
         (
             "sweep U --max-concurrency=3",
-            "no such option --max-concurrency; the number in flight is given by --concurrency; see ampacity sweep --help",
+            "no such option --max-concurrency; the number in flight is given by --concurrency; "
+            "see ampacity sweep --help",
         ),
         (
             "run U -u 3",
-            "no such option -u; the number in flight is given by --concurrency; see ampacity run --help",
+            "no such option -u; the number in flight is given by --concurrency; see ampacity run "
+            "--help",
         ),
         (
             "search U --num-prompts 9",
-            "no such option --num-prompts; the number of requests is given by --max-requests; see ampacity search --help",
+            "no such option --num-prompts; the number of requests is given by --max-requests; see "
+            "ampacity search --help",
         ),
         (
             "search U --run-time 3m",
-            "no such option --run-time; the length of a stage is given by --max-duration; see ampacity search --help",
+            "no such option --run-time; the length of a stage is given by --max-duration; see "
+            "ampacity search --help",
         ),
         (
             "search U --rates 3",
-            "no such option --rates; the rate is not given to ampacity search (--rates is of other commands); see ampacity search --help",
+            "no such option --rates; the rate is not given to ampacity search (--rates is of "
+            "other commands); see ampacity search --help",
         ),
         (
             "ab U U --request-rate 3",
-            "no such option --request-rate; the rate is given by --rate; see ampacity ab --help",
+            "no such option --request-rate; the rate is given by --rates; see ampacity ab --help",
         ),
         (
             "run --base-url U",
@@ -157,7 +162,8 @@ def test_bad_option(
         ),
         (
             "predict --host U",
-            "no such option --host; the server is not given to ampacity predict (URL is of other commands); see ampacity predict --help",
+            "no such option --host; the server is not given to ampacity predict (URL is of other "
+            "commands); see ampacity predict --help",
         ),
         (
             "plan U --data x",
@@ -290,7 +296,8 @@ def test_more_connections_than_open_files_are_refused_before_the_start(
     )
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "ampacity: --concurrency 500 needs 564 open files and the limit is 256 in each process: raise it (ulimit -n 564), "
+        "ampacity: --concurrency 500 needs 564 open files and the limit is 256 in each process: "
+        "raise it (ulimit -n 564), "
         "or spread the load with --workers"
     ]
     assert not (tmp_path / "run").exists()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from ampacity.cli.judge.gate import Budget
+from ampacity.experiments.samples import Budget
 from ampacity.reports.pages.gate import chart, gate_markdown, junit_xml, workflow_commands
 from tests.support.synthetic import Stage, make_run, request
 
@@ -73,7 +73,7 @@ def test_a_baseline_replaces_no_other_file(
     for held in (
         "",
         whole[: len(whole) // 2],
-        whole.replace('"schema_version": 3', '"schema_version": 1'),
+        whole.replace('"schema_version": 4', '"schema_version": 1'),
     ):
         base.write_text(held)
         assert ampacity("baseline", tmp_path / "base", "-o", base) == 0
@@ -95,7 +95,7 @@ def test_what_cannot_be_compared_is_one_line_and_stands_in_the_files_too(
     meta = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(meta | change))
     junit, summary = tmp_path / "gate.xml", tmp_path / "gate.md"
-    assert ampacity("gate", run, "--baseline", base, "--junit", junit, "--summary", summary) == 2
+    assert ampacity("gate", run, "--baseline", base, "--junit", junit, "--markdown", summary) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert says in err

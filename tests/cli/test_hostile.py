@@ -1,4 +1,6 @@
-"""Lying servers, broken disks and secrets that come back: through records and files as a user gets them."""
+"""Lying servers, broken disks and secrets that come back: through records and files as a user gets
+them.
+"""
 
 import asyncio
 import errno
@@ -16,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ampacity.cli.experiment import command_line
-from ampacity.config import make_settings, read_run_file
+from ampacity.config import make_settings
 from ampacity.loadgen.audit import Measures, Tolerance, judge
 from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.exchange import Exchange
@@ -30,6 +32,8 @@ from ampacity.loadgen.rundir.files import (
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.protocols import error_text
 from ampacity.loadgen.send.secrets import redact
+from ampacity.run_file import read_run_file
+from tests.support.args import args_of
 
 KEY, TENANT = "sk-right-4711-0815", "hush-hush-tenant"
 COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
@@ -52,7 +56,9 @@ def ampacity(
 
 
 class Server:
-    """Answers /v1/models and streams; ``answer(handler, number)`` writes the n-th answer, the probe's first."""
+    """Answers /v1/models and streams; ``answer(handler, number)`` writes the n-th answer, the
+    probe's first.
+    """
 
     def __init__(
         self,
@@ -132,8 +138,8 @@ def test_a_lying_usage_is_not_believed_and_costs_no_record(lie: str) -> None:
     for event in (TOKEN, LAST, usage(lie, lie)):
         answer.on_event(1, event)
     answer.finish()
-    assert answer.output_tokens() == (2, "chunks")
-    assert answer.input_tokens is None
+    assert answer.tally.output_tokens() == (2, "chunks")
+    assert answer.tally.input_tokens is None
 
 
 def test_a_run_survives_lies_in_any_answer(tmp_path: Path) -> None:
@@ -207,7 +213,7 @@ def test_a_lying_models_list(models: bytes, tmp_path: Path) -> None:
 def test_what_a_server_says_is_no_command_to_the_terminal(tmp_path: Path) -> None:
     names = json.dumps({"data": [{"id": "a\x1b[31m\x07\nb" * 1000}, {"id": "c"}]}).encode()
     with Server(lambda handler, _: handler.send_error(404, "x"), names) as server:
-        result = ampacity("run", server.url, "--model", "nope", "--rates", "5")
+        result = ampacity("run", server.url, *args_of("--model nope --rates 5"))
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert len(result.stderr) < 1000
@@ -231,17 +237,7 @@ def test_secrets_that_come_back_are_written_nowhere(tmp_path: Path) -> None:
         result = ampacity(
             "run",
             server.url,
-            "--model",
-            "m",
-            "--rates",
-            "20",
-            "--duration",
-            "1s",
-            "--input-tokens",
-            "5",
-            "--output-tokens",
-            "2",
-            "--out",
+            *args_of("--model m --rates 20 --duration 1s --input-tokens 5 --output-tokens 2 --out"),
             tmp_path / "r",
             "--api-key-env",
             "AMPACITY_KEY",
@@ -287,20 +283,13 @@ def test_a_secret_is_hidden_in_every_usual_form(written: str) -> None:
 
 
 def test_the_query_of_a_url_is_not_written_down() -> None:
-    argv = [
-        "ampacity",
-        "run",
-        "http://h/v1",
-        "--metrics-url",
-        "http://h/m?token=T",
-        "--metrics-url=https://h/m?a=b&c=T",
-    ]
-    assert command_line(argv)[2:] == [
-        "http://h/v1",
-        "--metrics-url",
-        "http://h/m?***",
-        "--metrics-url=https://h/m?***",
-    ]
+    argv = args_of(
+        "ampacity run http://h/v1 --metrics-url http://h/m?token=T "
+        "--metrics-url=https://h/m?a=b&c=T"
+    )
+    assert command_line(argv)[2:] == args_of(
+        "http://h/v1 --metrics-url http://h/m?*** --metrics-url=https://h/m?***"
+    )
 
 
 @pytest.mark.parametrize(
@@ -351,8 +340,8 @@ def test_a_secret_in_a_url_is_not_repeated(url: str) -> None:
         ["http://127.0.0.1:9/v1", "--workers", "100000"],
         ["http://127.0.0.1:9/v1", "--duration", "99999999999999h"],
         ["http://127.0.0.1:9/v1", "--duration", "0s"],
-        ["http://127.0.0.1:9/v1", "--slo", "ttft_p99=1s", "--slo", "ttft_p99=2s"],
-        ["http://127.0.0.1:9/v1", "--lock", "a=1", "--lock", "a=2"],
+        args_of("http://127.0.0.1:9/v1 --slo ttft_p99=1s --slo ttft_p99=2s"),
+        args_of("http://127.0.0.1:9/v1 --lock a=1 --lock a=2"),
         ["http://127.0.0.1:9/v1", "--model", "\x1b[31m"],
     ],
 )
@@ -438,9 +427,7 @@ def test_a_flag_beats_the_run_file_even_with_the_default_value(
     file = tmp_path / "bench.yaml"
     file.write_text("url: http://127.0.0.1:9/v1\napi: completions\nseed: 7\ntp: 4\nrates: 3\n")
     monkeypatch.setattr(
-        sys,
-        "argv",
-        ["ampacity", "run", "-c", str(file), "--api", "chat", "--seed", "1", "--tp", "1"],
+        sys, "argv", ["ampacity", "run", "-c", str(file), *args_of("--api chat --seed 1 --tp 1")]
     )
     with pytest.raises(SystemExit):
         main()
@@ -456,15 +443,7 @@ def test_records_reach_the_disk_within_a_second(tmp_path: Path) -> None:
                 *COMMAND,
                 "run",
                 server.url,
-                "--rates",
-                "4",
-                "--duration",
-                "60s",
-                "--input-tokens",
-                "5",
-                "--output-tokens",
-                "2",
-                "--out",
+                *args_of("--rates 4 --duration 60s --input-tokens 5 --output-tokens 2 --out"),
                 str(tmp_path / "r"),
             ],
             stdout=subprocess.DEVNULL,
@@ -519,15 +498,7 @@ def test_closed_standard_streams_harm_nothing(closed: str, tmp_path: Path) -> No
         result = ampacity(
             "run",
             server.url,
-            "--rates",
-            "5",
-            "--duration",
-            "1s",
-            "--input-tokens",
-            "5",
-            "--output-tokens",
-            "2",
-            "--out",
+            *args_of("--rates 5 --duration 1s --input-tokens 5 --output-tokens 2 --out"),
             tmp_path / "r",
             shell_prefix=f"exec {closed};",
         )
@@ -647,7 +618,7 @@ def test_the_first_answer_is_waited_for_as_long_as_the_timeout_says_and_no_longe
     threading.Thread(target=http.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{http.server_address[1]}/v1"
     try:
-        result = ampacity("run", url, "--rates", "1", "--timeout", "1s", "--out", tmp_path / "run")
+        result = ampacity("run", url, *args_of("--rates 1 --timeout 1s --out"), tmp_path / "run")
     finally:
         silent.set()
         http.shutdown()

@@ -1,4 +1,6 @@
-"""Faults that users of other load generators reported and that no other test holds (docs/known-faults.md)."""
+"""Faults that users of other load generators reported and that no other test holds
+(docs/known-faults.md).
+"""
 
 from __future__ import annotations
 
@@ -33,6 +35,7 @@ from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
+from tests.support.args import args_of
 from tests.support.fault_server import FaultServer
 from tests.support.stage_driving import Made, on_loop, request_bytes, schedule_at
 
@@ -76,7 +79,8 @@ def test_a_step_of_the_wall_clock_moves_no_latency(
         plan = StagePlan(
             0, "open", schedule_at([0.02 * k for k in range(20)]), 0.4, offered_rps=50.0, drain_s=10
         )
-        # a connection each, or all would use the first one, whose reads are audited and take a way of their own
+        # a connection each, or all would use the first one, whose reads are audited and take a way
+        # of their own
         _, records = played(server, plan, stamps=stamps, reuse="new")
     assert [record.status for record in records] == ["ok"] * 20
     for record in records:
@@ -89,7 +93,8 @@ def test_a_step_of_the_wall_clock_moves_no_latency(
         ]
         known = [at for at in times if at is not None]
         assert len(known) == 5
-        # two reads of the wall clock and one of the kernel's: a stamp may be off by microseconds, never by the step
+        # two reads of the wall clock and one of the kernel's: a stamp may be off by microseconds,
+        # never by the step
         assert all(-0.001 * S < later - sooner < 4 * S for sooner, later in pairwise(known))
 
 
@@ -270,7 +275,9 @@ def test_a_finished_stage_keeps_no_request() -> None:
 
 
 def test_connecting_is_no_part_of_ttft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 23: a connection that takes 150 ms is seen as such; the request counts from when it has one."""
+    """Fault 23: a connection that takes 150 ms is seen as such; the request counts from when it has
+    one.
+    """
     finish = kernel_connect.connect
 
     def begin(address: tuple[str, int]) -> tuple[socket.socket, bool]:
@@ -304,7 +311,9 @@ CUTS = {
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("usage", [True, False])
 def test_how_a_text_is_cut_does_not_change_its_tokens(cut: str, usage: bool) -> None:
-    """Faults 52, 53: fifty are fifty in whatever pieces; where the server does not count, chunks are counted, by name."""
+    """Faults 52, 53: fifty are fifty in whatever pieces; where the server does not count, chunks
+    are counted, by name.
+    """
     answer = Answer()
     for at_ns, piece in enumerate(CUTS[cut]):
         answer.on_event(at_ns, json.dumps({"choices": [{"delta": {"content": piece}}]}).encode())
@@ -313,8 +322,8 @@ def test_how_a_text_is_cut_does_not_change_its_tokens(cut: str, usage: bool) -> 
             300, b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 50}}'
         )
     answer.finish()
-    assert answer.output_tokens() == ((50, "usage") if usage else (len(CUTS[cut]), "chunks"))
-    assert answer.chunk_tokens is None  # nobody said how many tokens a chunk holds
+    assert answer.tally.output_tokens() == ((50, "usage") if usage else (len(CUTS[cut]), "chunks"))
+    assert answer.tally.per_chunk() is None  # nobody said how many tokens a chunk holds
     assert len(answer.chunk_at_ns) == len(CUTS[cut])
 
 
@@ -339,7 +348,9 @@ for words in (["--help"], ["predict", *LOAD, "--out", RUN]):
 
 
 def test_the_core_is_all_that_is_needed_and_all_of_it_is_used(tmp_path: Path) -> None:
-    """Fault 83: help, a run in virtual time and its report, where nothing but the core's dependencies can be imported."""
+    """Fault 83: help, a run in virtual time and its report, where nothing but the core's
+    dependencies can be imported.
+    """
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     modules: dict[str, set[str]] = {}  # of each distribution
     for module, names in metadata.packages_distributions().items():
@@ -357,18 +368,9 @@ def test_the_core_is_all_that_is_needed_and_all_of_it_is_used(tmp_path: Path) ->
     foreign = {module for found in modules.values() for module in found} - allowed
     assert {"pytest", "hypothesis", "mypy"} <= foreign  # this environment has more than the core
     run = tmp_path / "run"
-    load = [
-        "--preset",
-        "linear:0.02,0",
-        "--input-tokens",
-        "10",
-        "--output-tokens",
-        "5",
-        "--rates",
-        "1",
-        "--max-requests",
-        "50",
-    ]
+    load = args_of(
+        "--preset linear:0.02,0 --input-tokens 10 --output-tokens 5 --rates 1 --max-requests 50"
+    )
     program = f"FOREIGN, LOAD, RUN = {foreign!r}, {load!r}, {str(run)!r}\n{IN_A_CORE_INSTALLATION}"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT

@@ -1,4 +1,6 @@
-"""Each column and each kind of row of a file is taken away or spoilt in turn: it is used, refused by name, or counted."""
+"""Each column and each kind of row of a file is taken away or spoilt in turn: it is used, refused
+by name, or counted.
+"""
 
 import csv
 import io
@@ -15,8 +17,10 @@ import pytest
 from ampacity.simulator.server.launch import Started, start_in_process
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.prompts.files import read_prompts
-from ampacity.workloads.traces.fields import REQUIRED
-from ampacity.workloads.traces.read import Trace, read_trace
+from ampacity.workloads.traces.columns import REQUIRED
+from ampacity.workloads.traces.read import read_trace
+from ampacity.workloads.traces.trace import Trace
+from tests.support.args import args_of
 
 Row = dict[str, Any]
 
@@ -339,7 +343,7 @@ def test_what_is_said_of_prompts_stands_in_run_json_and_in_the_report(
         + "oops\n"
     )
     out = tmp_path / "run"
-    options = ("--rates", "20", "--duration", "500ms", "--prompts", path, "--output-tokens", "3")
+    options = (*args_of("--rates 20 --duration 500ms --prompts"), path, "--output-tokens", "3")
     assert ampacity("run", server.url, *options, "--out", tmp_path / "refused") == 2
     assert ampacity("run", server.url, *options, "--skip-bad-rows", "--out", out) == 0
     notes = json.loads((out / "run.json").read_text())["notes"]
@@ -358,19 +362,13 @@ def test_what_is_said_of_a_file_of_arrivals_stands_in_run_json_and_in_the_report
     path.write_text(
         "arrival_s,input_tokens,output_tokens,other\n0,5,5,1\n7,5,5,1\n5,5,5,1\n9,5,5,1\n"
     )
-    lengths = ("--input-tokens", "5", "--output-tokens", "3")
-    options = (
-        "--rates",
-        "20",
-        "--duration",
-        "500ms",
-        "--arrivals",
-        f"diurnal:trace={path},step=5s",
-    )
+    lengths = tuple(args_of("--input-tokens 5 --output-tokens 3"))
+    options = (*args_of("--rates 20 --duration 500ms --arrivals"), f"diurnal:trace={path},step=5s")
     assert ampacity("run", server.url, *lengths, *options, "--out", out) == 0
     notes, page = json.loads((out / "run.json").read_text())["notes"], words_of(out / "report.html")
     for note in (
-        "log.csv: the rows are not in the order of time (1 come before the row above them); they are sorted",
+        "log.csv: the rows are not in the order of time (1 come before the row above them); they "
+        "are sorted",
         "log.csv: columns that are not used: other",
     ):
         assert note in notes

@@ -1,4 +1,6 @@
-"""What is refused leaves no run directory: not where the settings say so, nor where only the endpoint or the engine does."""
+"""What is refused leaves no run directory: not where the settings say so, nor where only the
+endpoint or the engine does.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import pytest
 from ampacity.cli.stub import no_stub
 from ampacity.config import make_settings
 from ampacity.values import ConfigError
+from tests.support.args import args_of
 from tests.support.fault_server import FaultServer
 
 Ampacity = Callable[..., object]
@@ -54,7 +57,7 @@ def test_what_only_the_endpoint_says_is_refused_and_leaves_nothing(
         (("--search",), "give an SLO"),
         (("--search", *SLO, "--rates", "3"), "drop --rates"),
         (
-            ("--preset", "llama3-8b@h100,max_model_len=64", "--workload", "agentic"),
+            tuple(args_of("--preset llama3-8b@h100,max_model_len=64 --workload agentic")),
             "fits the context of 64 tokens",
         ),
     ],
@@ -75,13 +78,15 @@ def test_an_arm_that_cannot_be_reached_takes_the_other_ones_directory_with_it(
     ampacity: Ampacity, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with FaultServer() as server:
-        assert ampacity("ab", server.url, "http://127.0.0.1:9/v1", "--rate", "2", "--out", "x") == 2
+        assert ampacity("ab", server.url, *args_of("http://127.0.0.1:9/v1 --rates 2 --out x")) == 2
     assert "127.0.0.1:9" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_what_was_measured_or_is_not_ours_stays(tmp_path: Path) -> None:
-    """With a stage a run directory is kept; without one a file of the user is, and what was there before is not touched."""
+    """With a stage a run directory is kept; without one a file of the user is, and what was there
+    before is not touched.
+    """
 
     def made(name: str, stages: list[int], *files: str) -> Path:
         (tmp_path / name).mkdir()
@@ -127,7 +132,9 @@ def test_what_was_measured_or_is_not_ours_stays(tmp_path: Path) -> None:
     ],
 )
 def test_several_choices_are_refused(body: dict[str, object], asked: str) -> None:
-    """Three choices every 10 ms in one stream: merged, their ITL would be 0 and 10 ms, and their TPOT 3.3 ms."""
+    """Three choices every 10 ms in one stream: merged, their ITL would be 0 and 10 ms, and their
+    TPOT 3.3 ms.
+    """
     with pytest.raises(
         ValueError, match=re.escape(f"--extra-body asks for several choices ({asked}): ")
     ) as found:

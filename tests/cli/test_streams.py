@@ -1,4 +1,6 @@
-"""A reader of stdout or stderr that goes away is no error of what is measured: all is written, the status is the run's."""
+"""A reader of stdout or stderr that goes away is no error of what is measured: all is written, the
+status is the run's.
+"""
 
 import json
 import os
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ampacity.simulator.server.launch import Started, start_in_process
+from tests.support.args import args_of
 from tests.support.synthetic import Stage, make_run, request
 
 # lines and flushes while the stage goes on
@@ -27,7 +30,9 @@ def server() -> Iterator[Started]:
 def leave(
     reader: int, writer: int, streams: str, arguments: list[str | Path], read: int, other: Path
 ) -> tuple[int, str]:
-    """Exit status, and what the other stream holds, when the reader goes away after ``read`` times some bytes."""
+    """Exit status, and what the other stream holds, when the reader goes away after ``read`` times
+    some bytes.
+    """
     if not read:
         os.close(reader)
     with other.open("wb") as kept:
@@ -80,7 +85,7 @@ def test_a_run_goes_on_without_its_terminal(server: Started, tmp_path: Path) -> 
 
 
 def of_run(server: Started, run: Path) -> list[str | Path]:
-    return ["run", server.url, "--rates", "5", "--duration", "2s", "--out", run]
+    return ["run", server.url, *args_of("--rates 5 --duration 2s --out"), run]
 
 
 def check(run: Path, status: int, other: str) -> None:
@@ -107,7 +112,7 @@ def made(tmp_path: Path) -> Path:
         ("report RUN", "out err", 0),
         ("report RUN --json", "out", 0),
         ("report RUN/no-such", "err", 2),
-        ("workload sample chat -n 2000 --rate 5", "out", 0),  # more than a pipe holds
+        ("workload sample chat -n 2000 --rates 5", "out", 0),  # more than a pipe holds
         ("gate RUN --baseline BASE", "out err", 1),
     ],
 )

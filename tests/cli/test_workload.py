@@ -1,4 +1,6 @@
-"""``ampacity workload``: fit a log, draw the profile, write the schedule; and every wrong word in one line."""
+"""``ampacity workload``: fit a log, draw the profile, write the schedule; and every wrong word in
+one line.
+"""
 
 import json
 import sys
@@ -11,6 +13,7 @@ from ampacity.cli import main
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import open_schedule
 from ampacity.workloads.schedule_file import read_schedule
+from tests.support.args import args_of
 
 
 @pytest.fixture
@@ -81,18 +84,15 @@ def test_shared_prefixes_and_cancellation_come_back(
 ) -> None:
     workload = tmp_path / "w.yaml"
     workload.write_text(
-        "input_tokens: {lognormal: {p50: 100, p99: 300}}\noutput_tokens: 3\nprefixes: {cached_share: 0.3, pool: 4}\n"
+        "input_tokens: {lognormal: {p50: 100, p99: 300}}\noutput_tokens: 3\nprefixes: "
+        "{cached_share: 0.3, pool: 4}\n"
     )
     assert (
         run(
             monkeypatch,
             "sample",
             workload,
-            "--rate",
-            "20",
-            "--duration",
-            "5s",
-            "-o",
+            *args_of("--rates 20 --duration 5s -o"),
             tmp_path / "s.jsonl",
         )
         == 0
@@ -110,7 +110,7 @@ def test_shared_prefixes_and_cancellation_come_back(
 def test_a_built_in_workload_to_stdout(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "sample", "chat", "-n", "5", "--rate", "2") == 0
+    assert run(monkeypatch, *args_of("sample chat -n 5 --rates 2")) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(rows) == 5
     assert rows[0].keys() >= {"scheduled_s", "input_tokens", "output_tokens"}
@@ -125,17 +125,17 @@ def test_a_built_in_workload_to_stdout(
         (["fit", "LOG", "--column", "when=x"], "role 'when' is not known"),
         (["fit", "LOG", "--column", "time"], "write it as role=name"),
         (["fit", "LOG", "--column", "time=x"], "no column 'x' for time"),
-        (["fit", "LOG", "--column", "time=a", "--column", "time=b"], "stands there twice"),
+        (args_of("fit LOG --column time=a --column time=b"), "stands there twice"),
         (["fit", "LOG", "--time-unit", "min"], "choose one of s, ms, us, ns"),
         (["fit", "LOG", "--context", "0"], "give 1 or more"),
         (["fit", "LOG", "--context", "10"], "log.csv:2: column input_tokens"),
         (["fit", "LOG", "-o", "no/such/folder.yaml"], "cannot be written"),
-        (["fit", "LOG", "-o", "LOG"], "is there already"),
-        (["sample", "chat"], "say how much"),
-        (["sample", "chat", "-n", "5", "--duration", "5s"], "say how much"),
+        (["fit", "LOG", "-o", "LOG"], "exists already"),
+        (["sample", "chat"], "give -n N requests"),
+        (args_of("sample chat -n 5 --duration 5s"), "give -n N requests"),
         (["sample", "chat", "-n", "0"], "give 1 or more"),
-        (["sample", "chat", "--rate", "-1", "--duration", "5s"], "above 0"),
-        (["sample", "chat", "--rate", "0", "-n", "5"], "above 0"),
+        (args_of("sample chat --rates -1 --duration 5s"), "above 0"),
+        (args_of("sample chat --rates 0 -n 5"), "above 0"),
         (["sample", "chatt", "-n", "5"], "did you mean chat?"),
         (["show", "none.yaml"], "cannot be read"),
     ],
@@ -218,10 +218,10 @@ def test_replay_flags_go_with_a_trace_and_rates_do_not(
     url = "http://127.0.0.1:9/v1"
     for flags, complaint in (
         (["--trace", log, "--rates", "5"], "--trace brings its own arrival times"),
-        (["--rates", "5", "--trace-keep", "0.5"], "--trace-keep goes with --trace"),
+        (args_of("--rates 5 --trace-keep 0.5"), "--trace-keep goes with --trace"),
         (["--rates", "5", "--skip-bad-rows"], "--skip-bad-rows goes with --prompts or --trace"),
         (
-            ["--trace", log, "--trace-from", "9s", "--trace-to", "5s"],
+            ["--trace", log, *args_of("--trace-from 9s --trace-to 5s")],
             "give an end behind the start",
         ),
         (["--trace", log, "--trace-loop", "0"], "--trace-loop 0"),

@@ -24,7 +24,8 @@ from ampacity.analysis.metrics.observations import Observations
 from ampacity.config import Settings, make_settings
 from ampacity.experiments import ab as experiment
 from ampacity.experiments.ab import arms, interleave
-from ampacity.experiments.virtual.predict import IDLE_NS, ORIGIN_NS, VirtualRig
+from ampacity.experiments.stages.rig import Rig
+from ampacity.experiments.virtual.player import IDLE_NS, ORIGIN_NS
 from ampacity.experiments.virtual.predict import predict as run_virtual
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
@@ -36,6 +37,7 @@ from ampacity.reports.pages.compare import (
 from ampacity.simulator.models.hardware import find_config
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.values import ConfigError
+from tests.support.args import args_of
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 
@@ -44,7 +46,9 @@ SPAN_S = 4 * ROUNDS * (STAGE_S + IDLE_NS * 1e-9)
 
 
 class Clock:
-    """One clock for both rigs: what runs later runs on a slower engine, by 10 % from the first to the last stage."""
+    """One clock for both rigs: what runs later runs on a slower engine, by 10 % from the first to
+    the last stage.
+    """
 
     def __init__(self, drift: float) -> None:
         self.drift, self.now_ns = drift, ORIGIN_NS
@@ -54,9 +58,11 @@ class Clock:
 
 
 class Drifting:
-    """A virtual rig whose engine gets slower with the time of the clock; ``slower`` times its pace from the start."""
+    """A virtual rig whose engine gets slower with the time of the clock; ``slower`` times its pace
+    from the start.
+    """
 
-    def __init__(self, rig: VirtualRig, clock: Clock, slower: float) -> None:
+    def __init__(self, rig: Rig, clock: Clock, slower: float) -> None:
         self._rig, self._clock, self._slower = rig, clock, slower
 
     def __getattr__(self, name: str) -> Any:
@@ -66,10 +72,12 @@ class Drifting:
         from ampacity.simulator.engine.deployment import Deployment
 
         factor = self._clock.slowness() * self._slower
-        self._rig._deployment = Deployment(find_config(f"linear:{0.02 * factor},{0.0005 * factor}"))
-        self._rig._start_ns = self._clock.now_ns
+        self._rig.player.deployment = Deployment(
+            find_config(f"linear:{0.02 * factor},{0.0005 * factor}")
+        )
+        self._rig.player.start_ns = self._clock.now_ns
         judged = await self._rig.open_stage(rate_rps, STAGE_S)
-        self._clock.now_ns = self._rig._start_ns
+        self._clock.now_ns = self._rig.player.start_ns
         return judged
 
 
@@ -94,8 +102,8 @@ def virtual_ab(
     )
 
     async def nested() -> None:
-        async def with_first(first: VirtualRig) -> None:
-            async def with_both(second: VirtualRig) -> None:
+        async def with_first(first: Rig) -> None:
+            async def with_both(second: Rig) -> None:
                 rigs = Drifting(first, clock, 1.0), Drifting(second, clock, slower)
                 await interleave(rigs, ROUNDS, aa=slower == 1)  # type: ignore[arg-type]
 
@@ -116,7 +124,9 @@ def differing(result: dict[str, Any]) -> set[str]:
 
 
 def test_an_endpoint_that_drifts_does_not_differ_from_itself(tmp_path: Path) -> None:
-    """10 % slower over the run: A B B A finds nothing; A A B B, every A before its B, would cry wolf."""
+    """10 % slower over the run: A B B A finds nothing; A A B B, every A before its B, would cry
+    wolf.
+    """
     turns = virtual_ab(tmp_path / "turns", (0, 1, 1, 0), drift=0.1)
     assert turns["interleaved_pairs"] == 2 * ROUNDS
     assert turns["same_schedule"] is True
@@ -128,7 +138,9 @@ def test_an_endpoint_that_drifts_does_not_differ_from_itself(tmp_path: Path) -> 
 
 
 def test_a_quantile_needs_in_each_stage_what_it_needs_in_a_stage() -> None:
-    """299 for a p99, however many rounds there are: of 40 requests the largest would stand for it, which is a p97.6."""
+    """299 for a p99, however many rounds there are: of 40 requests the largest would stand for it,
+    which is a p97.6.
+    """
 
     def stage(n: int) -> Observations:
         values = np.arange(1.0, n + 1)
@@ -202,15 +214,11 @@ def test_where_no_pair_is_left_nothing_is_compared(
         return out
 
     monkeypatch.setattr(experiment, "run_ab", run_before)
-    assert (
-        ampacity(
-            "ab", "--aa", "http://127.0.0.1:1/v1", "--rate", "6", "--rounds", "3", "--out", out
-        )
-        == 2
-    )
+    assert ampacity(*args_of("ab --aa http://127.0.0.1:1/v1 --rates 6 --rounds 3 --out"), out) == 2
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith(
-        "Nothing is compared: no pair of stages is left: the client was the limit in 8 stages (6 of A, 2 of B). "
+        "Nothing is compared: no pair of stages is left: the client was the limit in 8 stages (6 "
+        "of A, 2 of B). "
         "Use a quieter or larger machine, or a lower --rate."
     )
     for wrong in ("no difference", "None", "--rates", "--concurrency", "open ("):
@@ -220,11 +228,7 @@ def test_where_no_pair_is_left_nothing_is_compared(
         result["compared"],
         result["interleaved_pairs"],
         result["interleaved_pairs_planned"],
-    ) == (
-        False,
-        0,
-        6,
-    )
+    ) == (False, 0, 6)
     assert [r["client_limited_stages"] for r in result["runs"]] == [[0, 1, 2, 3, 4, 5], [1, 4]]
     assert all(
         (out / name).is_file() for name in ("compare.html", "a/report.html", "b/summary.json")
@@ -232,7 +236,9 @@ def test_where_no_pair_is_left_nothing_is_compared(
 
 
 def test_lost_pairs_are_said_with_their_reason_everywhere(measured: Path, tmp_path: Path) -> None:
-    """A lost stages 0 and 1, B 2 and 3: two pairs, one in each order, which leave nothing to see their noise by."""
+    """A lost stages 0 and 1, B 2 and 3: two pairs, one in each order, which leave nothing to see
+    their noise by.
+    """
     result = compare(limited_in(measured, tmp_path / "x", (0, 1), (2, 3)))
     lost = "2 of 6 pairs of stages are left: the client was the limit in 4 stages (2 of A, 2 of B)"
     few = "too few pairs of stages: use more --rounds"
@@ -274,7 +280,9 @@ def test_the_pairs_that_are_left_are_compared(measured: Path, tmp_path: Path) ->
 
 
 def test_the_cheaper_of_two_that_carried_the_same_load_is_no_winner(measured: Path) -> None:
-    """Half the price at the same load is half the cost of that load: what each could carry is not known."""
+    """Half the price at the same load is half the cost of that load: what each could carry is not
+    known.
+    """
     judged = [prepare(load_run(measured / n)) for n in "ab"]
     result = compare([Arm("A", judged[0], 1, 2.0), Arm("B", judged[1], 1, 1.0)])
     costs = [r for r in result["scorecard"] if r["question"] == "cost" and None not in r["values"]]
@@ -312,33 +320,25 @@ def server() -> Iterator[str]:
 
 
 def test_wrong_numbers_of_endpoints_are_refused(ampacity: Any, capsys: Any) -> None:
-    assert ampacity("ab", "http://127.0.0.1:1/v1", "--rate", "2") == 2
+    assert ampacity("ab", "http://127.0.0.1:1/v1", "--rates", "2") == 2
     assert "two URLs, or one with --aa" in capsys.readouterr().err
-    assert (
-        ampacity("ab", "--aa", "http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1", "--rate", "2") == 2
-    )
+    assert ampacity(*args_of("ab --aa http://127.0.0.1:1/v1 http://127.0.0.1:2/v1 --rates 2")) == 2
     assert "one URL with --aa" in capsys.readouterr().err
 
 
 def test_one_endpoint_against_itself_over_the_wire(
     tmp_path: Path, ampacity: Any, capsys: Any, server: str
 ) -> None:
-    """Two run directories, stage k of both with the same lengths and arrivals, in the order A B B A, other texts."""
+    """Two run directories, stage k of both with the same lengths and arrivals, in the order A B B
+    A, other texts.
+    """
     code = ampacity(
         "ab",
         "--aa",
         server,
-        "--rate",
-        "20",
-        "--duration",
-        "200ms",
-        "--rounds",
-        "2",
-        "--input-tokens",
-        "10",
-        "--output-tokens",
-        "4",
-        "--out",
+        *args_of(
+            "--rates 20 --duration 200ms --rounds 2 --input-tokens 10 --output-tokens 4 --out"
+        ),
         tmp_path / "x",
         "--json",
     )
@@ -372,12 +372,7 @@ def test_an_arm_that_cannot_be_reached_is_one_line_and_no_comparison(
     code = ampacity(
         "ab",
         server,
-        "http://127.0.0.1:9/v1",
-        "--rate",
-        "20",
-        "--duration",
-        "1s",
-        "--out",
+        *args_of("http://127.0.0.1:9/v1 --rates 20 --duration 1s --out"),
         tmp_path / "x",
     )
     assert code == 2

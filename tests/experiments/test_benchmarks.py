@@ -1,4 +1,6 @@
-"""The benchmark's own pieces: matching by hand-made numbers, and one short run through the real command line."""
+"""The benchmark's own pieces: matching by hand-made numbers, and one short run through the real
+command line.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def test_lost_doubled_and_uneven_requests_are_counted_not_averaged() -> None:
 
 
 def test_rates_at_the_server_leave_out_the_ramp() -> None:
-    # arrivals at 0, 1, 2, 3, 4 s, each with 100 tokens in the 0.99 s after it: 100 tokens/s from 0 s to 4 s
+    # arrivals at 0, 1, 2, 3, 4 s, each with 100 tokens in the 0.99 s after it: 100 tokens/s from 0
+    # s to 4 s
     served = [
         Served(k * 1000 * MS, 100, k * 1000 * MS + np.arange(100, dtype=np.int64) * 10 * MS)
         for k in range(5)
@@ -113,7 +116,8 @@ def test_every_scheduled_request_arrives_once_and_tokens_agree(tmp_path: Path) -
     of_load = [n for n in mock.served if "-probe-" not in n and not n.endswith("--1")]
     assert len(of_load) == recorded
     assert all(len(mock.served[n][0].token_ns) == load.output_tokens for n in of_load)
-    # the server keeps its times, and the client reads them as they are (other work may share the machine)
+    # the server keeps its times, and the client reads them as they are (other work may share the
+    # machine)
     ttft_ms = [
         (mock.served[n][0].token_ns[0] - mock.served[n][0].arrival_ns) / MS for n in account.seen
     ]
@@ -140,7 +144,8 @@ def test_a_stalled_server_goes_on_reading_and_shifts_every_stream(tmp_path: Path
     assert b'"usage"' not in answer  # it was not asked for
     (served,) = mock.served["s"]
     since_arrival_ms = (served.token_ns - served.arrival_ns) / MS
-    # TTFT 20 and ITL 10 after a stall of 300: never early, and paced as before, not sent in one burst
+    # TTFT 20 and ITL 10 after a stall of 300: never early, and paced as before, not sent in one
+    # burst
     assert (since_arrival_ms >= np.array([320.0, 330.0, 340.0])).all()
     assert mock.stats["tokens"] == 3
 

@@ -1,4 +1,6 @@
-"""``ampacity simulate --calibrate RUN``: the effective figures of an engine come back out of a run of it."""
+"""``ampacity simulate --calibrate RUN``: the effective figures of an engine come back out of a run
+of it.
+"""
 
 import sys
 from dataclasses import replace
@@ -12,6 +14,7 @@ from ampacity.simulator.engine.deployment import Deployment
 from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.hardware import find_config
 from ampacity.values import ConfigError
+from tests.support.args import args_of
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 
@@ -29,19 +32,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
             sys,
             "argv",
             [
-                "ampacity",
-                "predict",
-                "--preset",
-                "any",
-                "--input-tokens",
-                "lognormal:p50=300,p99=900",
-                "--output-tokens",
-                "lognormal:p50=150,p99=600",
-                "--concurrency",
-                "1,2,3,4,6,8,12,16,24",
-                "--duration",
-                "5m",
-                "--out",
+                *args_of(
+                    "ampacity predict --preset any --input-tokens lognormal:p50=300,p99=900 "
+                    "--output-tokens lognormal:p50=150,p99=600 --concurrency 1,2,3,4,6,8,12,16,24 "
+                    "--duration 5m --out"
+                ),
                 str(run),
             ],
         )

@@ -23,6 +23,7 @@ from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.simulator.server.face import Face
 from ampacity.simulator.server.launch import start_in_process
+from tests.support.args import args_of
 from tests.support.fault_server import FaultServer
 from tests.support.faults import FAULTS, Call, close_mid_stream, ok
 
@@ -61,12 +62,8 @@ def examined(
 
 # -- servers whose truth is known ------------------------------------------------------------------
 
-LENGTHS = (
-    "--input-tokens",
-    "5",
-    "--output-tokens",
-    "32",
-)  # the fault server counts every prompt as 5 tokens
+# the fault server counts every prompt as 5 tokens
+LENGTHS = tuple(args_of("--input-tokens 5 --output-tokens 32"))
 
 
 @pytest.mark.parametrize(
@@ -127,15 +124,15 @@ def test_a_name_that_is_not_listed_and_answered_all_the_same(doctor: Doctor) -> 
     ("arguments", "said"),
     [
         (["--model", "n"], "--model n"),
-        (["--model", "m", "--api-key-env", "AMPACITY_TEST_KEY"], "refuses the API key (HTTP 401"),
-        (["--model", "m", "--concurrency", "100000"], "open files"),
+        (args_of("--model m --api-key-env AMPACITY_TEST_KEY"), "refuses the API key (HTTP 401"),
+        (args_of("--model m --concurrency 100000"), "open files"),
     ],
 )
 def test_what_cannot_be_benchmarked_is_one_line(
     arguments: list[str], said: str, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AMPACITY_TEST_KEY", "sk-wrong-0815")
-    monkeypatch.setattr("ampacity.experiments.stages.conduct.room_for_connections", lambda: 1000)
+    monkeypatch.setattr("ampacity.experiments.stages.preflight.room_for_connections", lambda: 1000)
     with FaultServer(api_key="sk-right" if "--api-key-env" in arguments else None) as server:
         code, out, err = doctor(server.url, *arguments)
     assert (code, out) == (2, "")
@@ -147,7 +144,9 @@ def test_what_cannot_be_benchmarked_is_one_line(
 def test_a_request_that_fails_is_sent_once_more(
     doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer of 33 tokens breaks off the first time, or always; the probe asks for none that is as long."""
+    """The answer of 33 tokens breaks off the first time, or always; the probe asks for none that is
+    as long.
+    """
     broken: list[float] = []
 
     async def play(call: Call) -> bool:
@@ -216,11 +215,13 @@ def test_a_probe_request_that_fails_later_is_counted_too(
 
 
 def test_the_simulator_with_a_face_of_which_everything_is_known(doctor: Doctor) -> None:
-    """Chunks of 4 tokens but for the first, 1 + 31/4 = 9 of them; a role chunk before the prefill of 400 tokens."""
+    """Chunks of 4 tokens but for the first, 1 + 31/4 = 9 of them; a role chunk before the prefill
+    of 400 tokens.
+    """
     face = Face(chunk_tokens=4, usage="end", early_role=True, prompt_tokens_details=True)
     with start_in_process("demo,prefix_caching=on", face=face) as server:
         found, spoiled, facts = examined(
-            doctor, server.url, "--input-tokens", "400", "--output-tokens", "32"
+            doctor, server.url, *args_of("--input-tokens 400 --output-tokens 32")
         )
     assert spoiled == ["itl"]
     # how late this machine reads is its own: a busy one is told so
@@ -243,7 +244,7 @@ def test_a_gateway_that_flushes_now_and_then_and_says_nothing_of_tokens(doctor: 
     face = Face(flush_ms=100, usage="none", reasoning_share=0.5)
     with start_in_process("demo", face=face) as server:
         found, spoiled, facts = examined(
-            doctor, server.url, "--input-tokens", "50", "--output-tokens", "64"
+            doctor, server.url, *args_of("--input-tokens 50 --output-tokens 64")
         )
     assert found["stream"] == "note"
     assert facts["read_gap_p50_s"] == pytest.approx(0.1, rel=0.5)
@@ -320,9 +321,11 @@ def verdict(answer: RequestRecord, name: str, short_ttft_s: float = 0.1) -> tupl
     ("ttft_s", "gaps_s", "short_ttft_s", "expected"),
     [
         (0.1, [0.01] * 31, 0.1, ("ok", [])),
-        # the first token comes 0.27 s later than the short answer's, of 0.4 s: a buffer, or one wait in a queue
+        # the first token comes 0.27 s later than the short answer's, of 0.4 s: a buffer, or one
+        # wait in a queue
         (0.37, [0.001] * 31, 0.1, ("note", ["ttft", "itl", "icl", "tpot"])),
-        # held for its 32 tokens of 10 ms and replayed over as long: 0.28 s later than that of 4, of 0.69 s
+        # held for its 32 tokens of 10 ms and replayed over as long: 0.28 s later than that of 4, of
+        # 0.69 s
         (0.38, [0.01] * 31, 0.1, ("note", ["ttft", "itl", "icl", "tpot"])),
         (
             0.022,
@@ -334,7 +337,8 @@ def verdict(answer: RequestRecord, name: str, short_ttft_s: float = 0.1) -> tupl
         (0.4, [0.0] * 31, 0.1, ("bad", ["ttft", "itl", "icl", "tpot"])),
         # a prompt that takes 20 s with an answer of 0.16 s is none that was held back
         (20.0, [0.005] * 31, 20.0, ("ok", [])),
-        # 80 ms between bunches are much of a TTFT of 0.1 s and nothing of one of 20 s; a third of the time of 4 bunches,
+        # 80 ms between bunches are much of a TTFT of 0.1 s and nothing of one of 20 s; a third of
+        # the time of 4 bunches,
         # a fifteenth of that of 16
         (0.1, ([0.0] * 7 + [0.08]) * 3 + [0.0] * 7, 0.1, ("note", ["ttft", "itl", "icl", "tpot"])),
         (20.0, ([0.0] * 7 + [0.08]) * 3 + [0.0] * 7, 20.0, ("note", ["itl", "icl", "tpot"])),
@@ -357,7 +361,8 @@ def test_whether_chunks_come_as_they_are_made(
             "output length",
             ("bad", ["tokens"]),
         ),
-        # 32 chunks as asked, and another number of tokens; more chunks than tokens; more reasoning than tokens
+        # 32 chunks as asked, and another number of tokens; more chunks than tokens; more reasoning
+        # than tokens
         ({"output_tokens": 224}, "token counts", ("bad", ["itl", "tpot", "tokens"])),
         ({"output_tokens": 224}, "output length", ("note", ["itl", "tpot", "tokens"])),
         (
@@ -411,7 +416,9 @@ def test_what_the_answer_says_of_its_tokens(
 
 
 def test_an_answer_that_ends_by_itself_counts_an_end_token_that_no_chunk_has() -> None:
-    """33 tokens in 32 chunks, ended by "stop": one token in each; by "length" nobody knows which chunk had two."""
+    """33 tokens in 32 chunks, ended by "stop": one token in each; by "length" nobody knows which
+    chunk had two.
+    """
     for finish_reason, known, ratio in (("stop", True, 1.0), ("length", False, 33 / 32)):
         answer = record(0.1, [0.01] * 31, asked=64, tokens=33, finish_reason=finish_reason)
         checks, facts = checkup(seen(answer, short_ttft_s=0.1))
@@ -543,7 +550,9 @@ def test_failures_are_counted_and_each_kind_is_said_once() -> None:
 def test_a_stream_that_is_not_as_it_should_be_is_asked_for_again(
     held: int, verdict: str, said: str, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first ``held`` answers of 33 tokens come in one write; the probe asks for none that is as long."""
+    """The first ``held`` answers of 33 tokens come in one write; the probe asks for none that is as
+    long.
+    """
     left = [held]
 
     async def play(call: Call) -> bool:
@@ -567,7 +576,9 @@ def test_a_stream_that_is_not_as_it_should_be_is_asked_for_again(
 
 @pytest.mark.parametrize("busy", [(), ("make 1.9 cores",)])
 def test_a_busy_machine_is_named_before_a_proxy(busy: tuple[str, ...]) -> None:
-    """32 chunks in 4 reads, 80 ms apart: coalesced. A good stream is good however busy the machine was."""
+    """32 chunks in 4 reads, 80 ms apart: coalesced. A good stream is good however busy the machine
+    was.
+    """
     bunches = record(0.1, [0.0] * 7 + ([0.08] + [0.0] * 7) * 3, asked=32, tokens=32)
     for answer, bad in ((bunches, True), (record(0.1, [0.01] * 31, asked=32, tokens=32), False)):
         checks, _ = checkup(replace(seen(answer, short_ttft_s=0.1), busy_with=busy))
@@ -578,7 +589,9 @@ def test_a_busy_machine_is_named_before_a_proxy(busy: tuple[str, ...]) -> None:
 
 
 def test_what_takes_most_of_the_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two cores, in 10 s: 19 s of make are 1.9 cores, and 12 s are no more than 1.2, which is not most."""
+    """Of two cores, in 10 s: 19 s of make are 1.9 cores, and 12 s are no more than 1.2, which is
+    not most.
+    """
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     for used_s, said in ((19.0, ("make 1.9 cores", "sh 0.1 cores")), (12.0, ())):
         after = {(7, "make"): 100 + used_s, (8, "sh"): 1.0}

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from ampacity.analysis.summary import summarise
-from ampacity.config import make_settings, read_run_file
+from ampacity.config import make_settings
 from ampacity.experiments.stages.conduct import conduct, run_event_loop
 from ampacity.experiments.stages.provenance import announcement
 from ampacity.experiments.stages.rig import Rig
@@ -26,11 +26,13 @@ from ampacity.experiments.sweep import sweep
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.loadgen.send.endpoint import is_loopback
 from ampacity.progress import Progress
+from ampacity.run_file import read_run_file
 from ampacity.simulator.engine.truth import true_capacity
 from ampacity.simulator.models.hardware import PRESETS
 from ampacity.simulator.server.launch import Started, start_in_process
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import open_schedule
+from tests.support.args import args_of
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 
@@ -128,7 +130,10 @@ def test_the_demo_finds_the_simulators_own_capacity(tmp_path: Path) -> None:
     low, high = capacity["c_max_ci"]
     slack = (high - low) / 2 + 2 * truth.c_max_se
     assert low - slack <= truth.c_max <= high + slack
-    assert found["knee"]["concurrency"] is not None
+    # the corner of the asymptotic bounds: 138 requests/s at saturation times 0.35 s of a lone request, Little's law
+    assert found["knee"]["methods"]["bounds"]["concurrency"] == pytest.approx(48, rel=0.2)
+    knee = found["knee"]
+    assert (knee["concurrency"] is None) == (knee["reason"] is not None)
     met = [stage for stage in found["stages"] if stage["slo_met"]]  # near saturation it drifts
     assert sum(not stage["littles_law"]["ok"] for stage in met) <= 1
 
@@ -139,26 +144,16 @@ def test_json_alone_on_stdout_with_the_designed_names(server: Started, tmp_path:
         server.url,
         "--model",
         server.model,
-        "--workload",
-        "chat",
-        "--slo",
-        "ttft_p99=500ms",
-        "--slo",
-        "itl_p99=100ms",
-        "--rates",
-        "4,8",
-        "--duration",
-        "3s",
-        "--max-requests",
-        "30",
-        "--json",
-        "--out",
+        *args_of(
+            "--workload chat --slo ttft_p99=500ms --slo itl_p99=100ms --rates 4,8 --duration "
+            "3s --max-requests 30 --json --out"
+        ),
         tmp_path / "run",
     )
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert found == summary(tmp_path / "run")
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == 2
     for name in (
         "verdict",
         "workload",
@@ -193,13 +188,7 @@ def test_verdict_in_the_report_is_that_of_the_summary(server: Started, tmp_path:
         ampacity(
             "run",
             server.url,
-            "--workload",
-            "chat-short",
-            "--concurrency",
-            "2,4",
-            "--duration",
-            "2s",
-            "--out",
+            *args_of("--workload chat-short --concurrency 2,4 --duration 2s --out"),
             run,
         ).returncode
         == 0
@@ -245,15 +234,7 @@ def test_ctrl_c_in_the_middle_of_a_stage(server: Started, tmp_path: Path) -> Non
     process = start(
         "run",
         server.url,
-        "--rates",
-        "20",
-        "--duration",
-        "60s",
-        "--workload",
-        "chat-short",
-        "--slo",
-        "ttft_p95=1s",
-        "--out",
+        *args_of("--rates 20 --duration 60s --workload chat-short --slo ttft_p95=1s --out"),
         run,
     )
     wait_for_stage(run)
@@ -275,16 +256,7 @@ def test_ctrl_c_in_the_middle_of_a_stage(server: Started, tmp_path: Path) -> Non
 def test_report_after_a_kill(server: Started, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(
-        "run",
-        server.url,
-        "--rates",
-        "80",
-        "--duration",
-        "60s",
-        "--workload",
-        "chat-short",
-        "--out",
-        run,
+        "run", server.url, *args_of("--rates 80 --duration 60s --workload chat-short --out"), run
     )
     wait_for_stage(run)
     deadline = time.monotonic() + 30
@@ -318,16 +290,7 @@ def test_budget_ends_the_run_cleanly(
 ) -> None:
     run = tmp_path / "run"
     result = ampacity(
-        "run",
-        server.url,
-        *load,
-        *limit,
-        "--duration",
-        "5s",
-        "--workload",
-        "chat-short",
-        "--out",
-        run,
+        "run", server.url, *load, *limit, *args_of("--duration 5s --workload chat-short --out"), run
     )
     assert result.returncode == 0, result.stderr
     found = rows(run)
@@ -366,13 +329,7 @@ def test_the_key_is_written_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         result = ampacity(
             "run",
             guarded.url,
-            "--rates",
-            "10",
-            "--duration",
-            "1s",
-            "--workload",
-            "chat-short",
-            "--out",
+            *args_of("--rates 10 --duration 1s --workload chat-short --out"),
             tmp_path / "run",
             "--api-key-env",
             "AMPACITY_TEST_KEY",
@@ -398,13 +355,7 @@ def test_an_endpoint_that_dies_ends_in_a_report_with_the_errors_counted(tmp_path
         process = start(
             "run",
             doomed.url,
-            "--rates",
-            "20,40",
-            "--duration",
-            "4s",
-            "--workload",
-            "chat-short",
-            "--out",
+            *args_of("--rates 20,40 --duration 4s --workload chat-short --out"),
             run,
         )
         wait_for_stage(run)
@@ -462,9 +413,11 @@ def _workers_of(process: "subprocess.Popen[str]") -> list[int]:
 def test_a_worker_that_is_killed_makes_the_run_partial(
     number: int, how: signal.Signals, server: Started, tmp_path: Path
 ) -> None:
-    """One, or both: what they had written is kept, nothing is repeated or goes on, and the exit status is 2."""
+    """One, or both: what they had written is kept, nothing is repeated or goes on, and the exit
+    status is 2.
+    """
     run = tmp_path / "run"
-    options = ["--rates", "20,30", "--duration", "6s", "--workload", "chat-short", "--workers", "2"]
+    options = args_of("--rates 20,30 --duration 6s --workload chat-short --workers 2")
     process = start("run", server.url, *options, "--out", run)
     wait_for_stage(run)
     time.sleep(3.5)
@@ -497,15 +450,7 @@ def test_a_worker_that_is_killed_makes_the_run_partial(
 def test_a_worker_whose_disk_is_full_aborts_the_run(server: Started, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = [
-        "--rates",
-        "20",
-        "--duration",
-        "5s",
-        "--workload",
-        "chat-short",
-        "--workers",
-        "2",
-        "--out",
+        *args_of("--rates 20 --duration 5s --workload chat-short --workers 2 --out"),
         str(run),
     ]
     limited = [

@@ -21,6 +21,7 @@ from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
 from ampacity.simulator.engine.truth import true_capacity
 from ampacity.simulator.models.hardware import find_config
+from tests.support.args import args_of
 
 
 def predict(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> object:
@@ -33,23 +34,16 @@ def predict(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> object:
 def test_finds_the_capacity_of_the_batching_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Step time 10 ms + 1 ms × b, 16 slots, 100 tokens: saturates at 1/(100 (0.01/16 + 0.001)) = 6.154 requests/s."""
+    """Step time 10 ms + 1 ms × b, 16 slots, 100 tokens: saturates at 1/(100 (0.01/16 + 0.001)) =
+    6.154 requests/s.
+    """
     run = tmp_path / "run"
     code = predict(
         monkeypatch,
-        "--preset",
-        "linear:0.01,0.001",
-        "--max-num-seqs",
-        "16",
-        "--input-tokens",
-        "10",
-        "--output-tokens",
-        "100",
-        "--slo",
-        "ttft_p95=1s",
-        "--duration",
-        "10m",
-        "--out",
+        *args_of(
+            "--preset linear:0.01,0.001 --max-num-seqs 16 --input-tokens 10 --output-tokens "
+            "100 --slo ttft_p95=1s --duration 10m --out"
+        ),
         run,
     )
     assert code == 0
@@ -84,17 +78,10 @@ def test_token_times_are_whole_steps(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (
         predict(
             monkeypatch,
-            "--preset",
-            "linear:0.02,0",
-            "--input-tokens",
-            "10",
-            "--output-tokens",
-            "5",
-            "--rates",
-            "1",
-            "--max-requests",
-            "50",
-            "--out",
+            *args_of(
+                "--preset linear:0.02,0 --input-tokens 10 --output-tokens 5 --rates 1 "
+                "--max-requests 50 --out"
+            ),
             run,
         )
         == 0
@@ -114,21 +101,10 @@ def test_closed_loop_is_the_closed_form(tmp_path: Path, monkeypatch: pytest.Monk
     assert (
         predict(
             monkeypatch,
-            "--preset",
-            "linear:0.01,0.001",
-            "--max-num-seqs",
-            "16",
-            "--input-tokens",
-            "10",
-            "--output-tokens",
-            "100",
-            "--concurrency",
-            "1,4,16",
-            "--duration",
-            "2m",
-            "--warmup",
-            "0",
-            "--out",
+            *args_of(
+                "--preset linear:0.01,0.001 --max-num-seqs 16 --input-tokens 10 --output-tokens "
+                "100 --concurrency 1,4,16 --duration 2m --warmup 0 --out"
+            ),
             run,
         )
         == 0
@@ -145,28 +121,17 @@ def test_closed_loop_is_the_closed_form(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_ramp_comes_before_the_duration_and_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five steps of 20 ms a request and 0.4 s of thought: 2 requests/s and user. Four begin at 0, 2.5, 5 and 7.5 s."""
+    """Five steps of 20 ms a request and 0.4 s of thought: 2 requests/s and user. Four begin at 0,
+    2.5, 5 and 7.5 s.
+    """
     run = tmp_path / "run"
     assert (
         predict(
             monkeypatch,
-            "--preset",
-            "linear:0.02,0",
-            "--max-num-seqs",
-            "16",
-            "--input-tokens",
-            "10",
-            "--output-tokens",
-            "5",
-            "--concurrency",
-            "4",
-            "--think-time",
-            "400ms",
-            "--ramp",
-            "10s",
-            "--duration",
-            "20s",
-            "--out",
+            *args_of(
+                "--preset linear:0.02,0 --max-num-seqs 16 --input-tokens 10 --output-tokens 5 "
+                "--concurrency 4 --think-time 400ms --ramp 10s --duration 20s --out"
+            ),
             run,
         )
         == 0
@@ -189,18 +154,9 @@ def test_a_ramp_comes_before_the_duration_and_does_not_count(
 
 # -- a run that is stopped ------------------------------------------------------------------
 
-FIXED = [
-    "--preset",
-    "linear:0.02,0",
-    "--input-tokens",
-    "10",
-    "--output-tokens",
-    "5",
-    "--slo",
-    "itl_p99=50ms",
-    "--duration",
-    "2m",
-]
+FIXED = args_of(
+    "--preset linear:0.02,0 --input-tokens 10 --output-tokens 5 --slo itl_p99=50ms --duration 2m"
+)
 """Five steps of 20 ms, whatever the batch."""
 
 
@@ -215,7 +171,7 @@ def stopped(
             by(*how_)
         return play(*given, **how)
 
-    monkeypatch.setattr("ampacity.experiments.virtual.predict.play", playing)
+    monkeypatch.setattr("ampacity.experiments.virtual.player.play", playing)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +179,7 @@ def stopped(
     [
         (("--rates", "2,3,4"), "2 req/s", signal.SIGINT, "Ctrl-C"),
         (("--concurrency", "2,3,4"), "2 users", signal.SIGTERM, "SIGTERM"),
-        (("--lengths", "p50,p90", "--rates", "2"), "2 req/s", signal.SIGTERM, "SIGTERM"),
+        (tuple(args_of("--lengths p50,p90 --rates 2")), "2 req/s", signal.SIGTERM, "SIGTERM"),
     ],
 )
 def test_a_signal_leaves_the_stages_that_were_finished(
@@ -311,15 +267,8 @@ def test_predictions_have_ids_of_their_own_and_the_same_one_twice_is_no_evidence
     """Two that begin in the same second are two runs; of one seed they are equal to the last digit."""
     ids = []
     for name, seed in (("a", 1), ("again", 1), ("other", 2)):
-        words = (
-            "--preset",
-            "linear:0.02,0",
-            "--input-tokens",
-            "10",
-            "--output-tokens",
-            "5",
-            "--rates",
-            "2",
+        words = tuple(
+            args_of("--preset linear:0.02,0 --input-tokens 10 --output-tokens 5 --rates 2")
         )
         assert (
             ampacity(

@@ -16,6 +16,7 @@ from ampacity.simulator.engine.deployment import Deployment
 from ampacity.simulator.models.hardware import linear_config
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import Schedule, open_schedule
+from tests.support.args import args_of
 
 STEP_10_MS = Deployment(linear_config(0.010, 0.0))
 INSTANT = Deployment(
@@ -81,7 +82,9 @@ def test_what_is_due_too_late_is_not_sent_and_its_session_is_cut() -> None:
 
 
 def test_a_user_begins_a_session_when_his_last_is_over() -> None:
-    """A session takes 0.05 + 2 + 0.03 + 0.5 + 0.01 = 2.59 s; one user, pause 1 s: they begin at 0, 3.59, 7.18 s."""
+    """A session takes 0.05 + 2 + 0.03 + 0.5 + 0.01 = 2.59 s; one user, pause 1 s: they begin at 0,
+    3.59, 7.18 s.
+    """
     played = play(
         STEP_10_MS, tree(5), seed=0, users=1, users_until_s=8.0, until_s=60.0, think_s=1.0
     )
@@ -96,7 +99,9 @@ def test_a_user_begins_a_session_when_his_last_is_over() -> None:
 
 @pytest.mark.parametrize("history", ["answers", "planned"])
 def test_the_engine_finds_what_an_infinite_cache_would(history: str, tmp_path: Path) -> None:
-    """Of every single prompt, when answers take no time: conversations, branches, compaction, pools."""
+    """Of every single prompt, when answers take no time: conversations, branches, compaction,
+    pools.
+    """
     for name, text in (("sessions", SESSIONS.format(history=history)), ("sharing", SHARING)):
         file = tmp_path / f"{name}.yaml"
         file.write_text(text)
@@ -110,7 +115,8 @@ def test_the_engine_finds_what_an_infinite_cache_would(history: str, tmp_path: P
         if history == "answers" and schedule.continues is not None:
             before = schedule.continues
             known = schedule.input_tokens[before] + schedule.output_tokens[before]
-            # the last token of an answer is never computed on: a block that ends with it is not in the cache
+            # the last token of an answer is never computed on: a block that ends with it is not in
+            # the cache
             planned = planned - 16 * ((before >= 0) & (known % 16 == 0))
         assert played.outcome.cached_tokens.tolist() == planned.tolist()
 
@@ -131,16 +137,9 @@ def test_predict_plays_sessions_and_says_what_the_cache_found(
     assert (
         predict(
             monkeypatch,
-            "--preset",
-            "llama3-8b-h100",
-            "--prefix-caching",
-            "--workload",
+            *args_of("--preset llama3-8b-h100 --prefix-caching --workload"),
             file,
-            "--rates",
-            "2",
-            "--max-requests",
-            "400",
-            "--out",
+            *args_of("--rates 2 --max-requests 400 --out"),
             run,
         )
         == 0
@@ -170,21 +169,10 @@ def test_who_waits_for_more_than_71_minutes_gives_up(
     assert (
         predict(
             monkeypatch,
-            "--preset",
-            "linear:1.0,0",
-            "--max-num-seqs",
-            "1",
-            "--input-tokens",
-            "10",
-            "--output-tokens",
-            "10",
-            "--rates",
-            "10",
-            "--arrivals",
-            "constant",
-            "--max-requests",
-            "1000",
-            "--out",
+            *args_of(
+                "--preset linear:1.0,0 --max-num-seqs 1 --input-tokens 10 --output-tokens 10 "
+                "--rates 10 --arrivals constant --max-requests 1000 --out"
+            ),
             run,
         )
         == 0
@@ -213,11 +201,7 @@ def test_pools_that_do_not_fit_are_told_once_by_show_and_by_a_run(
             "demo",
             "--workload",
             file,
-            "--rates",
-            "1,2",
-            "--max-requests",
-            "4000",
-            "--out",
+            *args_of("--rates 1,2 --max-requests 4000 --out"),
             run,
         )
         == 0
@@ -240,9 +224,7 @@ def test_a_search_over_sessions_is_refused(
     file = tmp_path / "agents.yaml"
     file.write_text(SESSIONS.format(history="answers"))
     assert (
-        predict(
-            monkeypatch, "--preset", "demo", "--search", "--slo", "ttft_p99=1s", "--workload", file
-        )
+        predict(monkeypatch, *args_of("--preset demo --search --slo ttft_p99=1s --workload"), file)
         == 2
     )
     assert "without --search" in capsys.readouterr().err
@@ -275,34 +257,24 @@ def test_a_stage_longer_than_a_year_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        predict(monkeypatch, "--preset", "demo", "--rates", "1,1e-9", "--out", tmp_path / "run")
-        == 2
+        predict(monkeypatch, *args_of("--preset demo --rates 1,1e-9 --out"), tmp_path / "run") == 2
     )
     assert "1e-09 requests/s" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
 def test_what_the_context_cuts_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of 9,000 tokens do not fit the 8,192 of Llama-3 beside answers of 10: all 20 are shortened to 8,182."""
+    """Prompts of 9,000 tokens do not fit the 8,192 of Llama-3 beside answers of 10: all 20 are
+    shortened to 8,182.
+    """
     run = tmp_path / "run"
     assert (
         predict(
             monkeypatch,
-            "--preset",
-            "llama3-8b-h100",
-            "--input-tokens",
-            "9000",
-            "--output-tokens",
-            "10",
-            "--rates",
-            "1",
-            "--arrivals",
-            "constant",
-            "--duration",
-            "5m",
-            "--max-requests",
-            "20",
-            "--out",
+            *args_of(
+                "--preset llama3-8b-h100 --input-tokens 9000 --output-tokens 10 --rates 1 "
+                "--arrivals constant --duration 5m --max-requests 20 --out"
+            ),
             run,
         )
         == 0

@@ -78,7 +78,8 @@ def stage(
 def test_the_line_of_a_stage_says_why_its_slo_is_inconclusive(cause: str, said: str) -> None:
     line = stage_line(stage([("met", None), ("inconclusive", cause)]))
     assert line == (
-        f"stage 0: 6 req/s, 70 requests, TTFT p50 100 ms p99 –, ITL p99 –, 0 errors, SLO inconclusive ({said})"
+        f"stage 0: 6 req/s, 70 requests, TTFT p50 100 ms p99 –, ITL p99 –, 0 errors, SLO "
+        f"inconclusive ({said})"
     )
 
 

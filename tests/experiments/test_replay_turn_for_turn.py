@@ -1,4 +1,6 @@
-"""Recorded agent sessions against the simulator with a prefix cache, over a real socket (benchmarks.replay_sessions has 200)."""
+"""Recorded agent sessions against the simulator with a prefix cache, over a real socket
+(benchmarks.replay_sessions has 200).
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""The search: its decisions on hand-made stages, its estimate on a queue with a known capacity, its stages ended early."""
+"""The search: its decisions on hand-made stages, its estimate on a queue with a known capacity, its
+stages ended early.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ampacity.analysis.capacity.judged import is_over
 from ampacity.analysis.capacity.next_load import (
     Finished,
     Goal,
@@ -24,7 +27,8 @@ from ampacity.analysis.capacity.next_load import (
     next_step,
     so_far,
 )
-from ampacity.analysis.capacity.pooled import Posterior, _binding, estimate, is_over
+from ampacity.analysis.capacity.pooled import _binding, estimate
+from ampacity.analysis.capacity.posterior import Posterior
 from ampacity.analysis.capacity.search import shortfall
 from ampacity.analysis.capacity.usable import find_capacity
 from ampacity.analysis.slo import parse_slos
@@ -90,7 +94,9 @@ def stage(
 
 
 def true_share(load: float, x_star: float = 10.0, slope: float = 20.0) -> float:
-    """Within the limit when the log-odds of a miss rise by ``slope`` per ln(load) and 95 % hold at ``x_star``."""
+    """Within the limit when the log-odds of a miss rise by ``slope`` per ln(load) and 95 % hold at
+    ``x_star``.
+    """
     return 1 / (1 + math.exp(math.log(0.05 / 0.95) + slope * math.log(load / x_star)))
 
 
@@ -181,7 +187,8 @@ def test_short_stages_on_both_sides_have_the_next_one_between_them() -> None:
     step = next_step(short, GOAL)
     assert isinstance(step, Step)
     assert 8 < step.load_rps < 16
-    # the load arrives for 1 s (the limit) and spends 2 s in flight: an overload as large as what is not known
+    # the load arrives for 1 s (the limit) and spends 2 s in flight: an overload as large as what is
+    # not known
     # yet of the limit, three times over
     found = estimate(short, SLOS)
     assert found is not None
@@ -281,7 +288,9 @@ def test_an_answer_that_does_not_fall_with_the_load_is_run_again_and_then_refuse
 
 
 def test_a_lucky_short_stage_names_no_capacity_where_every_load_misses_the_same() -> None:
-    """A fifth of the requests misses at 1, 2 and 8/s: odds of 1/4 at no load too, and 1/19 are allowed. 20 at 4/s had luck."""
+    """A fifth of the requests misses at 1, 2 and 8/s: odds of 1/4 at no load too, and 1/19 are
+    allowed. 20 at 4/s had luck.
+    """
     same = [stage(load, 0.8, met=False, index=i) for i, load in enumerate((1, 2, 8))]
     lucky = stage(4, 1.0, n=20, effective=20, index=3)
     end = next_step([*same, lucky], GOAL)
@@ -392,7 +401,8 @@ def test_a_search_in_virtual_time_finds_the_capacity_of_the_batching_server(
     """
     run = tmp_path / "run"
     arguments = (
-        "predict --preset linear:0.01,0.001,max_num_seqs=16 --input-tokens 10 --output-tokens gamma:mean=5,cv=1 "
+        "predict --preset linear:0.01,0.001,max_num_seqs=16 --input-tokens 10 --output-tokens "
+        "gamma:mean=5,cv=1 "
         f"--slo ttft_p90=100ms --search --precision 25% --out {run}"
     )
     monkeypatch.setattr(sys, "argv", ["ampacity", *arguments.split()])
@@ -419,7 +429,8 @@ def test_a_search_that_was_cut_short_says_so_in_its_verdict(
 ) -> None:
     run = tmp_path / "run"
     arguments = (
-        "predict --preset linear:0.01,0.001,max_num_seqs=16 --input-tokens 10 --output-tokens gamma:mean=5,cv=1 "
+        "predict --preset linear:0.01,0.001,max_num_seqs=16 --input-tokens 10 --output-tokens "
+        "gamma:mean=5,cv=1 "
         f"--slo ttft_p90=100ms --search --precision 2% --max-requests 700 --out {run}"
     )
     monkeypatch.setattr(sys, "argv", ["ampacity", *arguments.split()])
@@ -427,7 +438,7 @@ def test_a_search_that_was_cut_short_says_so_in_its_verdict(
         main()
     found: dict[str, Any] = json.loads((run / "summary.json").read_text())
     assert found["search"]["reached"] is False
-    assert "the limit of" in found["search"]["reason"]
+    assert "--max-requests 700 is used up" in found["search"]["reason"]
     early = "The precision asked for, 2 %, was not reached; it is too early to say how many requests it takes."
     assert found["verdict"].endswith(early)
     assert found["search"]["more_requests"] is None
@@ -443,14 +454,16 @@ def test_what_is_lacking_is_said_with_its_reason() -> None:
         "requests": 20000,
     }
     assert shortfall(lacking, "One instance carries 9.8.") == (
-        "The precision asked for, 5 %, was not reached: 60 stages are enough; about 32,000 requests in all would reach it."
+        "The precision asked for, 5 %, was not reached: 60 stages are enough; about 32,000 "
+        "requests in all would reach it."
     )
     slow = lacking | {
         "reason": "the client could not keep up with 80 requests/s",
         "more_requests": None,
     }
     assert shortfall(slow, "No finding.") == (
-        "The precision asked for, 5 %, was not reached: the client could not keep up with 80 requests/s."
+        "The precision asked for, 5 %, was not reached: the client could not keep up with 80 "
+        "requests/s."
     )
     assert shortfall(lacking | {"reached": True}, "") is None
 
@@ -476,7 +489,8 @@ def test_what_a_search_takes_is_said_once_the_interval_is_twice_the_precision() 
     assert shortfall(
         {"reached": False, "precision": 0.01, "reason": early.why, "more_requests": None}, ""
     ) == (
-        "The precision asked for, 1 %, was not reached: no time left; it is too early to say how many requests it takes."
+        "The precision asked for, 1 %, was not reached: no time left; it is too early to say how "
+        "many requests it takes."
     )
     assert "requests in all" not in str(so_far(stages, Goal(tuple(SLOS), precision)))
     known = str(so_far(stages, Goal(tuple(SLOS), found.relative_error / 1.5)))
@@ -485,7 +499,9 @@ def test_what_a_search_takes_is_said_once_the_interval_is_twice_the_precision() 
 
 
 def test_a_short_stage_taken_for_unstable_does_not_hold_the_search_below_it() -> None:
-    """The engine's fault: 45 requests at 6/s that only filled up. Later the law of ``true_share`` is seen around 10."""
+    """The engine's fault: 45 requests at 6/s that only filled up. Later the law of ``true_share``
+    is seen around 10.
+    """
     filling = stage(6, 1.0, n=45, effective=7, stable=False)
     seen = [stage(x, true_share(x), n=2000, effective=700) for x in (3, 8.5, 9.6, 10.3, 12, 24)]
     assert not is_over(filling)
@@ -497,7 +513,9 @@ def test_a_short_stage_taken_for_unstable_does_not_hold_the_search_below_it() ->
 
 
 def test_no_slope_explains_away_a_long_stage_without_a_miss() -> None:
-    """Loads at which 20,000 requests never missed lie below the limit, however steep it is and wherever the others are."""
+    """Loads at which 20,000 requests never missed lie below the limit, however steep it is and
+    wherever the others are.
+    """
     found = estimate(
         [stage(5, 1.0, n=20_000, effective=5_000), stage(20, 0.3, n=60, effective=5)], SLOS
     )
@@ -538,7 +556,9 @@ def test_what_cannot_be_searched_is_one_line(
 def _judged_on_its_way(
     path: Path, length_s: float, times_s: Any, ended: list[Any]
 ) -> dict[str, Any]:
-    """What is known ``length_s`` after the start of a stage, when the requests of ``ended`` have their records."""
+    """What is known ``length_s`` after the start of a stage, when the requests of ``ended`` have
+    their records.
+    """
     start_ns = time.monotonic_ns() - round(length_s * 1e9)
     with RunWriter(path / "run", run_meta([])) as writer:
         for record in ended:
@@ -579,7 +599,9 @@ def _judged_on_its_way(
 def test_a_stage_is_judged_on_its_way_by_what_must_have_ended(
     tmp_path: Path, served_s: float, stable: bool
 ) -> None:
-    """10/s for 30 s in front of one server: 0.05 s each is carried, 0.4 s each piles up. Only what has ended is recorded."""
+    """10/s for 30 s in front of one server: 0.05 s each is carried, 0.4 s each piles up. Only what
+    has ended is recorded.
+    """
     ended, times, free = [], np.arange(0, 60, 0.1).tolist(), 0.0
     for i, t in enumerate(times):
         free = max(free, t) + served_s
@@ -590,7 +612,9 @@ def test_a_stage_is_judged_on_its_way_by_what_must_have_ended(
     if stable:
         assert judged["slo_verdicts"][0]["attainment"] == 1.0
         assert judged["requests"] == pytest.approx(300, abs=15)
-    else:  # 75 have ended, at 0.4 s to 30 s; the one due at t waited 3 t + 0.4 s: those due by 0.2 s were in time
+    # 75 have ended, at 0.4 s to 30 s; the one due at t waited 3 t + 0.4 s: those due by 0.2 s were
+    # in time
+    else:
         assert judged["slo_verdicts"][0]["attainment"] == pytest.approx(3 / 75)
         assert "no steady state" in str(is_decided([], judged, GOAL))
 
@@ -668,7 +692,9 @@ def test_repeats_are_both_ends_in_random_order_and_the_closed_view_is_around_c_m
 
 
 def test_the_closed_loops_of_a_search_end_with_its_time() -> None:
-    """Two more of 30 s fit into what the open stages leave of 70 s more than they take; 12 s of ramp each leave room for one."""
+    """Two more of 30 s fit into what the open stages leave of 70 s more than they take; 12 s of
+    ramp each leave room for one.
+    """
     alone = ScriptedRig()
     asyncio.run(Search(SearchPlan(0.3)).run(alone))  # type: ignore[arg-type]
     limit_s = sum(s["window"]["end_s"] for s in alone.stages) + 70
@@ -714,7 +740,8 @@ def test_little_time_is_not_spent_on_the_first_stage() -> None:
     )
     assert "enough for 2.0 stages of 60 requests, as the SLO takes them, at 1 req/s" in rig.told[1]
     assert rig.told[1].endswith(
-        "a quarter of the time left, so the answer may be coarse or none: from --max-duration 4m on the first has them all"
+        "a quarter of the time left, so the answer may be coarse or none: from --max-duration 4m "
+        "on the first has them all"
     )
     assert [(s["offered_rps"], s["requests"]) for s in rig.stages] == [
         (1, 30),
@@ -731,7 +758,9 @@ def test_little_time_is_not_spent_on_the_first_stage() -> None:
 
 
 def test_time_for_not_one_stage_is_refused_before_anything_is_sent() -> None:
-    """At 1 s a request a stage is ten; one second less is refused. With the 15 s that fit there is one, and what is left is said."""
+    """At 1 s a request a stage is ten; one second less is refused. With the 15 s that fit there is
+    one, and what is left is said.
+    """
     rig = ScriptedRig()
     rig.typical_e2e_s = 1.0
     with pytest.raises(
@@ -770,7 +799,8 @@ def test_the_time_that_was_allowed_ends_it_with_what_is_lacking() -> None:
     assert rig.told[
         1
     ] == (  # p95 with three misses: 60 requests, 6 s at one request of 0.1 s in flight
-        "--max-duration 25m is enough for 250 stages of 60 requests, as the SLO takes them, at 10 req/s, where the search begins"
+        "--max-duration 25m is enough for 250 stages of 60 requests, as the SLO takes them, at 10 "
+        "req/s, where the search begins"
     )
     assert rig.told[2].startswith("next ")  # nothing is known yet
     line = re.fullmatch(

@@ -13,11 +13,12 @@ from ampacity.analysis.capacity.usable import find_capacity
 from ampacity.analysis.slo import parse_slos
 from ampacity.cli.measure.sweep import timed_sweep
 from ampacity.config import make_settings
-from ampacity.experiments.stages.base_rig import BaseRig
+from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.sweep import STAGES_MAX, begin_rate, next_rate, sweep, too_few
 from ampacity.values import ConfigError, duration_text, parse_duration, rounded_up
 from benchmarks.search_cost import QUEUE, ServerRig, put_at
 from benchmarks.servers import SERVERS
+from tests.support.args import args_of
 
 
 def stage(
@@ -50,7 +51,9 @@ def run_grid(
     slo: bool = True,
     undecided_below: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """The whole grid against an ideal endpoint: SLO met below capacity, unstable from saturation on."""
+    """The whole grid against an ideal endpoint: SLO met below capacity, unstable from saturation
+    on.
+    """
     stages: list[dict[str, Any]] = []
     rate: float | None = start_rps
     while rate is not None:
@@ -130,11 +133,15 @@ def told_of(typical_e2e_s: float = 2.0, **raw: Any) -> str | None:
 def test_rates_whose_stages_cannot_meet_a_percentile_are_named_beforehand_with_what_would_do() -> (
     None
 ):
-    """p99 takes 299 requests (0.99^299 < 0.05): 30 s have them from 9.967 req/s on; 1.2 * 299 s are 6 minutes."""
+    """p99 takes 299 requests (0.99^299 < 0.05): 30 s have them from 9.967 req/s on; 1.2 * 299 s are
+    6 minutes.
+    """
     told = told_of(slo=["ttft_p99=2s", "e2e_p95=9s"], rates=[1, 2, 20])
     assert told == (
-        "stages are too short for ttft_p99=2s below 9.967 req/s (--duration 30 s): it takes 299 requests at least to be "
-        "met, and they have about 30 at 1 req/s, 60 at 2 req/s; --duration 6m is enough from 1 req/s on"
+        "stages are too short for ttft_p99=2s below 9.967 req/s (--duration 30 s): it takes 299 "
+        "requests at least to be "
+        "met, and they have about 30 at 1 req/s, 60 at 2 req/s; --duration 6m is enough from 1 "
+        "req/s on"
     )
     assert told_of(slo=["ttft_p99=2s"], rates=[1, 2, 20], duration="6m") is None
     assert told_of(slo=["ttft_p99=2s"], rates=[10]) is None
@@ -171,7 +178,9 @@ def test_a_sweep_that_finds_its_rates_does_not_ask_a_stage_to_decide_alone() -> 
 
 
 def test_users_send_as_often_as_an_idle_endpoint_answers() -> None:
-    """Five users with 2 s of waiting and 1 s of thinking: 5/3 req/s, so 50 requests, and 3.6 minutes for 1.2 * 299."""
+    """Five users with 2 s of waiting and 1 s of thinking: 5/3 req/s, so 50 requests, and 3.6
+    minutes for 1.2 * 299.
+    """
     told = told_of(slo=["ttft_p99=2s"], concurrency=[5, 50], think_time="1s")
     assert told is not None
     assert "about 50 at 5 users; --duration 4m is enough from 5 users on" in told
@@ -263,7 +272,9 @@ def test_a_sweep_that_begins_too_high_goes_down_and_ends_with_an_answer(
 
 
 def test_a_sweep_without_an_answer_ends_with_the_command_that_gets_one() -> None:
-    """In 40 s of ten requests/s nothing is known; the command it names knows it, and has no command any more."""
+    """In 40 s of ten requests/s nothing is known; the command it names knows it, and has no command
+    any more.
+    """
     rig = swept(40.0)
     assert find_capacity(rig.stages, rig.settings.slos)["capacity_rps"] is None
     command = rig.noted["next_command"]
@@ -275,9 +286,9 @@ def test_a_sweep_without_an_answer_ends_with_the_command_that_gets_one() -> None
 
 
 def test_the_command_is_the_run_s_own_with_another_time() -> None:
-    words = ["ampacity", "sweep", "U", "--max-duration", "40s", "--slo", "ttft_p95=1s"]
+    words = args_of("ampacity sweep U --max-duration 40s --slo ttft_p95=1s")
     book: Any = SimpleNamespace(_writer=SimpleNamespace(meta={"command_line": words}))
-    said = BaseRig.again(book, "--max-duration", "2m")
+    said = Rig.again(book, "--max-duration", "2m")
     assert said == "ampacity sweep U --slo ttft_p95=1s --max-duration 2m"
 
 

@@ -1,4 +1,6 @@
-"""What was planned, sent and received by class, worked out by hand, and how a workload is told in words."""
+"""What was planned, sent and received by class, worked out by hand, and how a workload is told in
+words.
+"""
 
 from pathlib import Path
 
@@ -54,14 +56,7 @@ def test_classes_and_arrivals_of_a_stage_worked_out_by_hand(tmp_path: Path) -> N
     assert {
         name: chat[name]
         for name in ("planned_share", "share", "requests", "ok", "failed", "cancelled")
-    } == {
-        "planned_share": 0.75,
-        "share": 0.8,
-        "requests": 4,
-        "ok": 2,
-        "failed": 1,
-        "cancelled": 1,
-    }
+    } == {"planned_share": 0.75, "share": 0.8, "requests": 4, "ok": 2, "failed": 1, "cancelled": 1}
     assert chat["cached_share"] == pytest.approx(60 / 300)
     assert chat["output_tokens"]["p50"] == 2  # of answers of 2 and 4 tokens the lower one
     assert chat["ttft_from_schedule_s"]["max"] == pytest.approx(0.2)
@@ -78,9 +73,11 @@ def test_a_mix_is_told_in_words(tmp_path: Path) -> None:
     path.write_text(MIX)
     facts = dict(workload_facts(load_workload(str(path)).describe()))
     assert facts == {
-        "Class chat": "75.0%; input fixed at 100; output fixed at 10; temperature 0.7; SLO ttft_p90=2s; "
+        "Class chat": "75.0%; input fixed at 100; output fixed at 10; temperature 0.7; SLO "
+        "ttft_p90=2s; "
         "10.0% leave after fixed at 600 (ms)",
-        "Class code": "25.0%; input fixed at 50; output fixed at 5; arrivals gamma:cv=3; 3 models, lora-0 to lora-2; "
+        "Class code": "25.0%; input fixed at 50; output fixed at 5; arrivals gamma:cv=3; 3 "
+        "models, lora-0 to lora-2; "
         "temperature 0.7",
     }
 

@@ -10,31 +10,25 @@ from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord, to_batch
 from ampacity.loadgen.send.endpoint import parse_endpoint
-from ampacity.loadgen.send.protocols import Api, Dialect, RequestShape
-from ampacity.loadgen.send.retold import (
+from ampacity.loadgen.send.history import (
     AnswerContent,
     Call,
     CallPieces,
     answer_messages,
     result_messages,
 )
-
-MS = 1_000_000
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-END = b"0\r\n\r\n"
+from ampacity.loadgen.send.protocols import Api, Dialect, RequestShape
+from tests.streams.playing import END, HEAD, MS, http_chunk, json_response, new_exchange
 
 
 def event(value: dict[str, object]) -> bytes:
-    data = f"event: {value['type']}\ndata: {json.dumps(value)}\n\n".encode()
-    return b"%x\r\n%b\r\n" % (len(data), data)
+    return http_chunk(f"event: {value['type']}\ndata: {json.dumps(value)}\n\n".encode())
 
 
 def play(api: Api, *events: dict[str, object], end: bytes = END) -> RequestRecord:
     """One event every 10 ms after the headers at 1 ms; the request started at 0."""
     ended: list[Exchange] = []
-    exchange = Exchange(
-        RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ended.append, ANSWERS[api]
-    )
+    exchange = new_exchange(api, ended.append)
     exchange.feed(MS, HEAD)
     for i, value in enumerate(events):
         exchange.feed((i + 1) * 10 * MS, event(value))
@@ -76,12 +70,7 @@ def test_responses_stream() -> None:
         record.cached_tokens,
         record.output_tokens,
         record.reasoning_tokens,
-    ) == (
-        12,
-        4,
-        5,
-        2,
-    )
+    ) == (12, 4, 5, 2)
     assert record.first_event_ns == 10 * MS
     assert record.first_token_ns == 30 * MS
     assert record.first_answer_ns == 40 * MS
@@ -241,18 +230,12 @@ def test_a_gateways_error_ends_a_stream_of_typed_events(api: Api, last: dict[str
 
 
 def test_embeddings() -> None:
-    ended: list[Exchange] = []
-    exchange = Exchange(
-        RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ended.append, ANSWERS["embeddings"]
-    )
+    exchange = new_exchange("embeddings")
     body = json.dumps(
         {"data": [{"embedding": [0.1, 0.2]}], "usage": {"prompt_tokens": 7, "total_tokens": 7}}
     ).encode()
-    exchange.feed(
-        20 * MS,
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        % len(body),
-    )
+    response = json_response(body)
+    exchange.feed(20 * MS, response[: -len(body)])
     exchange.feed(30 * MS, body)
     record = exchange.record
     assert (record.status, record.input_tokens, record.output_tokens) == ("ok", 7, None)
@@ -261,17 +244,8 @@ def test_embeddings() -> None:
 
 
 def test_embeddings_without_a_vector_are_empty() -> None:
-    exchange = Exchange(
-        RequestRecord(0, 0, 0, "unfinished", started_ns=0),
-        b"",
-        lambda _: None,
-        ANSWERS["embeddings"],
-    )
-    exchange.feed(
-        MS,
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n"
-        + b'{"data":[]}',
-    )
+    exchange = new_exchange("embeddings")
+    exchange.feed(MS, json_response(b'{"data":[]}'))
     assert exchange.record.status == "empty"
 
 
@@ -409,19 +383,12 @@ def test_whatever_a_server_says_ends_as_one_record_and_can_be_told_again(
     api: Api, events: list[dict[str, object]], whole: bool
 ) -> None:
     ended: list[Exchange] = []
-    exchange = Exchange(
-        RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ended.append, ANSWERS[api]
-    )
-    exchange.listen()
+    exchange = new_exchange(api, ended.append, keep=True)
     exchange.watch()
     bodies = [json.dumps(value).encode() for value in events]
     if whole:
         body = bodies[0] if bodies else b"{}"
-        exchange.feed(
-            MS,
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-            % (len(body), body),
-        )
+        exchange.feed(MS, json_response(body))
     else:
         exchange.feed(MS, HEAD)
         for data in bodies:
@@ -430,7 +397,7 @@ def test_whatever_a_server_says_ends_as_one_record_and_can_be_told_again(
         exchange.feed(MS, END)
     assert ended == [exchange]
     to_batch([exchange.record])
-    told = exchange.told()
+    told = exchange.content()
     for other in ("chat", "completions", "messages", "responses"):
         for message in [*answer_messages(told, other), *result_messages(told.calls, [], other)]:
             json.loads(message)

@@ -1,8 +1,8 @@
 """The captured streams of real engines, byte for byte (tests/data/streams).
 
-The expected values come from each stream's
-own usage or logprobs, and else from its text-bearing events counted with a regular expression; never from the
-parser under test. Captures that were cut in the middle or closed by the client are left out.
+Expected values come from each stream's own usage or logprobs, else from its text-bearing events
+counted with a regular expression; never from the parser under test. Captures that were cut in the
+middle or closed by the client are left out.
 """
 
 from __future__ import annotations
@@ -92,22 +92,24 @@ def _true_length(response: bytes) -> bytes:
 # per engine: capture, status, tokens, finish reason
 _TABLES = {
     "litellm": """
-        chat-nonstream-logprobs ok 2 length; chat-nonstream-max1 ok 1 length; chat-nonstream-n2 protocol_error 8 length;
-        chat-nonstream ok 8 length; chat-stream-gzip ok 4 length; chat-stream-logprobs ok 3 length;
+        chat-nonstream-logprobs ok 2 length; chat-nonstream-max1 ok 1 length;
+        chat-nonstream-n2 protocol_error 8 length; chat-nonstream ok 8 length;
+        chat-stream-gzip ok 4 length; chat-stream-logprobs ok 3 length;
         chat-stream-max1 ok 1 length; chat-stream-usage ok 8 length; chat-stream ok 8 length;
         completions-nonstream ok 6 length; completions-stream-logprobs ok 3 length;
         completions-stream-usage ok 6 length; completions-stream ok 6 length;
         completions-token-ids-prompt http_error - -; completions-two-prompts-stream ok 4 length;
         eos-first-token ok 1 stop; err-401-no-key http_error - -; err-401-wrong-key http_error - -;
-        err-bad-json http_error - -; err-max-tokens-too-big http_error - -; err-max-tokens-zero http_error - -;
-        err-missing-messages http_error - -; err-prompt-too-long too_long - -;
-        err-temperature-out-of-range http_error - -; err-unknown-model http_error - -;
-        err-wrong-type http_error - -; ignore-eos-false-natural-stop ok 1 stop; ignore-eos-true ok 5 length;
+        err-bad-json http_error - -; err-max-tokens-too-big http_error - -;
+        err-max-tokens-zero http_error - -; err-missing-messages http_error - -;
+        err-prompt-too-long too_long - -; err-temperature-out-of-range http_error - -;
+        err-unknown-model http_error - -; err-wrong-type http_error - -;
+        ignore-eos-false-natural-stop ok 1 stop; ignore-eos-true ok 5 length;
         llamacpp-behind-long-prefill ok 6 length; llamacpp-behind-stream-no-usage ok 4 length;
-        llamacpp-behind-stream ok 4 length; max-completion-tokens ok 3 length; min-tokens ok 5 stop;
-        stop-string-nonstream ok 1 stop; stop-string ok 1 stop; unknown-field ok 2 length;
-        upstream-down http_error - -; via-openai-provider-ignore-eos ok 4 length;
-        via-openai-provider-stream ok 4 length;
+        llamacpp-behind-stream ok 4 length; max-completion-tokens ok 3 length;
+        min-tokens ok 5 stop; stop-string-nonstream ok 1 stop; stop-string ok 1 stop;
+        unknown-field ok 2 length; upstream-down http_error - -;
+        via-openai-provider-ignore-eos ok 4 length; via-openai-provider-stream ok 4 length;
     """,
     "llama-cpp-python": """
         chat-nonstream ok 3 stop; completions-stream ok 3 length; err-bad-json http_error - -;
@@ -115,76 +117,87 @@ _TABLES = {
     """,
     "llamacpp": """
         bytes-model/chat-stream-error-after-200 stream_error - -;
-        bytes-model/completions-stream-split-utf8 stream_error - -; chat-nonstream-logprobs ok 2 length;
-        chat-nonstream-max1 ok 1 length; chat-nonstream-n2 protocol_error 4 length; chat-nonstream ok 8 length;
-        chat-stream-contusage ok 6 length; chat-stream-gzip ok 4 length; chat-stream-logprobs ok 3 length;
-        chat-stream-long-prefill-return-progress ok 6 length; chat-stream-long-prefill ok 6 length;
-        chat-stream-max1 ok 1 length; chat-stream-n2 protocol_error 8 length;
-        chat-stream-queued-behind-busy-slots ok 3 length; chat-stream-usage ok 8 length;
-        chat-stream ok 8 length; chat-structured-json-stream ok 10 stop;
-        chat-tools-required-nonstream ok 160 length; completions-nonstream ok 6 length;
-        completions-stream-logprobs ok 3 length; completions-stream-usage ok 6 length;
-        completions-stream ok 6 length; completions-token-ids-prompt ok 3 length; eos-first-token ok 1 stop;
-        err-401-no-key http_error - -; err-bad-json http_error - -; err-max-tokens-too-big empty - stop;
-        err-max-tokens-zero ok 1 length; err-missing-messages http_error - -;
-        err-negative-max-tokens http_error - -; err-prompt-too-long too_long - -;
-        err-temperature-out-of-range empty - stop; err-unknown-model ok 4 length; err-wrong-type http_error - -;
-        ignore-eos-false-natural-stop ok 2 stop; ignore-eos-true ok 5 length; max-completion-tokens ok 3 length;
-        min-tokens ok 1 stop; server-killed-midstream-SIGKILL truncated 11 -; stop-string-nonstream ok 3 stop;
+        bytes-model/completions-stream-split-utf8 stream_error - -;
+        chat-nonstream-logprobs ok 2 length; chat-nonstream-max1 ok 1 length;
+        chat-nonstream-n2 protocol_error 4 length; chat-nonstream ok 8 length;
+        chat-stream-contusage ok 6 length; chat-stream-gzip ok 4 length;
+        chat-stream-logprobs ok 3 length; chat-stream-long-prefill-return-progress ok 6 length;
+        chat-stream-long-prefill ok 6 length; chat-stream-max1 ok 1 length;
+        chat-stream-n2 protocol_error 8 length; chat-stream-queued-behind-busy-slots ok 3 length;
+        chat-stream-usage ok 8 length; chat-stream ok 8 length;
+        chat-structured-json-stream ok 10 stop; chat-tools-required-nonstream ok 160 length;
+        completions-nonstream ok 6 length; completions-stream-logprobs ok 3 length;
+        completions-stream-usage ok 6 length; completions-stream ok 6 length;
+        completions-token-ids-prompt ok 3 length; eos-first-token ok 1 stop;
+        err-401-no-key http_error - -; err-bad-json http_error - -;
+        err-max-tokens-too-big empty - stop; err-max-tokens-zero ok 1 length;
+        err-missing-messages http_error - -; err-negative-max-tokens http_error - -;
+        err-prompt-too-long too_long - -; err-temperature-out-of-range empty - stop;
+        err-unknown-model ok 4 length; err-wrong-type http_error - -;
+        ignore-eos-false-natural-stop ok 2 stop; ignore-eos-true ok 5 length;
+        max-completion-tokens ok 3 length; min-tokens ok 1 stop;
+        server-killed-midstream-SIGKILL truncated 11 -; stop-string-nonstream ok 3 stop;
         stop-string ok 3 stop; unknown-field ok 2 length;
     """,
     "sglang": """
-        chat-nonstream-logprobs ok 2 length; chat-nonstream-max1 ok 1 length; chat-nonstream-n2 protocol_error 8 length;
-        chat-nonstream ok 8 length; chat-reasoning-nonstream ok 8 length; chat-reasoning-stream ok 16 length;
-        chat-stream-contusage ok 6 length; chat-stream-gzip ok 4 length; chat-stream-max1 ok 1 length;
-        chat-stream-usage ok 8 length; chat-stream ok 6 length; chat-tools-auto-stream ok 6 length;
-        completions-nonstream ok 6 length; completions-stream-logprobs ok 3 length;
-        completions-stream-usage ok 6 length; completions-stream ok 6 length;
-        completions-token-ids-prompt ok 3 length; eos-first-token ok 1 stop; err-bad-json http_error - -;
+        chat-nonstream-logprobs ok 2 length; chat-nonstream-max1 ok 1 length;
+        chat-nonstream-n2 protocol_error 8 length; chat-nonstream ok 8 length;
+        chat-reasoning-nonstream ok 8 length; chat-reasoning-stream ok 16 length;
+        chat-stream-contusage ok 6 length; chat-stream-gzip ok 4 length;
+        chat-stream-max1 ok 1 length; chat-stream-usage ok 8 length; chat-stream ok 6 length;
+        chat-tools-auto-stream ok 6 length; completions-nonstream ok 6 length;
+        completions-stream-logprobs ok 3 length; completions-stream-usage ok 6 length;
+        completions-stream ok 6 length; completions-token-ids-prompt ok 3 length;
+        eos-first-token ok 1 stop; err-bad-json http_error - -;
         err-max-tokens-too-big too_long - -; err-max-tokens-zero empty - length;
         err-missing-messages http_error - -; err-negative-max-tokens http_error - -;
         err-prompt-too-long too_long - -; err-temperature-out-of-range http_error - -;
-        err-unknown-model ok 4 length; err-wrong-type http_error - -; ignore-eos-false-natural-stop ok 1 stop;
-        ignore-eos-true ok 5 length; max-completion-tokens ok 3 length; min-tokens ok 5 stop;
-        stop-string-nonstream ok 2 stop; stop-string ok 3 stop; unknown-field ok 2 length;
+        err-unknown-model ok 4 length; err-wrong-type http_error - -;
+        ignore-eos-false-natural-stop ok 1 stop; ignore-eos-true ok 5 length;
+        max-completion-tokens ok 3 length; min-tokens ok 5 stop; stop-string-nonstream ok 2 stop;
+        stop-string ok 3 stop; unknown-field ok 2 length;
     """,
     "transformers": """
-        cb-chat-stream ok 7 stop; chat-nonstream-logprobs ok 2 length; chat-nonstream-max1 ok 1 length;
-        chat-nonstream-n2 ok 4 length; chat-nonstream ok 4 stop; chat-stream-contusage ok 4 stop;
-        chat-stream-gzip ok 4 length; chat-stream-logprobs ok 3 length; chat-stream-max1 ok 1 length;
-        chat-stream-n2 ok 4 length; chat-stream-usage ok 4 stop; chat-stream ok 4 stop;
-        completions-nonstream ok 6 length; completions-stream-logprobs ok 3 length;
-        completions-stream-usage ok 6 length; completions-stream ok 6 length;
-        completions-token-ids-prompt http_error - -; eos-first-token stream_error - -;
-        err-bad-json http_error - -; err-max-tokens-too-big stream_error - -;
-        err-max-tokens-zero stream_error - -; err-missing-messages http_error - -;
-        err-negative-max-tokens stream_error - -; err-prompt-too-long ok 4 length;
-        err-temperature-out-of-range stream_error - -; err-unknown-model http_error - -;
-        err-wrong-type http_error - -; ignore-eos-false-natural-stop stream_error - -;
-        ignore-eos-true http_error - -; max-completion-tokens ok 3 length; min-tokens http_error - -;
-        server-killed-midstream-SIGKILL truncated 4 -; stop-string-nonstream ok 2 stop; stop-string ok 2 stop;
-        unknown-field http_error - -;
+        cb-chat-stream ok 7 stop; chat-nonstream-logprobs ok 2 length;
+        chat-nonstream-max1 ok 1 length; chat-nonstream-n2 ok 4 length; chat-nonstream ok 4 stop;
+        chat-stream-contusage ok 4 stop; chat-stream-gzip ok 4 length;
+        chat-stream-logprobs ok 3 length; chat-stream-max1 ok 1 length; chat-stream-n2 ok 4 length;
+        chat-stream-usage ok 4 stop; chat-stream ok 4 stop; completions-nonstream ok 6 length;
+        completions-stream-logprobs ok 3 length; completions-stream-usage ok 6 length;
+        completions-stream ok 6 length; completions-token-ids-prompt http_error - -;
+        eos-first-token stream_error - -; err-bad-json http_error - -;
+        err-max-tokens-too-big stream_error - -; err-max-tokens-zero stream_error - -;
+        err-missing-messages http_error - -; err-negative-max-tokens stream_error - -;
+        err-prompt-too-long ok 4 length; err-temperature-out-of-range stream_error - -;
+        err-unknown-model http_error - -; err-wrong-type http_error - -;
+        ignore-eos-false-natural-stop stream_error - -; ignore-eos-true http_error - -;
+        max-completion-tokens ok 3 length; min-tokens http_error - -;
+        server-killed-midstream-SIGKILL truncated 4 -; stop-string-nonstream ok 2 stop;
+        stop-string ok 2 stop; unknown-field http_error - -;
     """,
     "vllm": """
         bytes-model/chat-stream-n2-split-utf8 protocol_error 8 length;
         bytes-model/first-logprobs-request-30s-stall ok 3 length;
-        bytes-model/ignore-eos-hidden-special-tokens ok 5 length; bytes-model/stream-split-utf8 ok 16 length;
-        chat-nonstream-logprobs ok 2 length; chat-nonstream-max1 ok 1 length; chat-nonstream-n2 protocol_error 8 length;
+        bytes-model/ignore-eos-hidden-special-tokens ok 5 length;
+        bytes-model/stream-split-utf8 ok 16 length; chat-nonstream-logprobs ok 2 length;
+        chat-nonstream-max1 ok 1 length; chat-nonstream-n2 protocol_error 8 length;
         chat-nonstream ok 8 length; chat-prompt-cache-details ok 2 length;
         chat-reasoning-nonstream ok 24 length; chat-reasoning-stream ok 24 length;
-        chat-stream-contusage ok 6 length; chat-stream-gzip ok 4 length; chat-stream-logprobs ok 3 length;
-        chat-stream-long-prefill ok 6 length; chat-stream-max1 ok 1 length; chat-stream-n2 protocol_error 8 length;
+        chat-stream-contusage ok 6 length; chat-stream-gzip ok 4 length;
+        chat-stream-logprobs ok 3 length; chat-stream-long-prefill ok 6 length;
+        chat-stream-max1 ok 1 length; chat-stream-n2 protocol_error 8 length;
         chat-stream-usage ok 8 length; chat-stream ok 8 length; chat-tools-auto-stream ok 6 length;
         chat-tools-named-nonstream ok 245 stop; completions-nonstream ok 6 length;
         completions-stream-logprobs ok 3 length; completions-stream ok 6 length;
-        completions-token-ids-prompt ok 3 length; completions-two-prompts-stream protocol_error 4 length;
-        err-401-no-key http_error - -; err-bad-json http_error - -; err-max-tokens-too-big http_error - -;
+        completions-token-ids-prompt ok 3 length;
+        completions-two-prompts-stream protocol_error 4 length; err-401-no-key http_error - -;
+        err-bad-json http_error - -; err-max-tokens-too-big http_error - -;
         err-max-tokens-zero http_error - -; err-missing-messages http_error - -;
         err-negative-max-tokens http_error - -; err-prompt-too-long too_long - -;
         err-temperature-out-of-range http_error - -; err-unknown-model http_error - -;
-        err-wrong-type http_error - -; ignore-eos-false-natural-stop ok 1 stop; ignore-eos-true ok 5 length;
-        max-completion-tokens ok 3 length; min-tokens ok 5 stop; stop-string-nonstream ok 1 stop;
-        stop-string ok 1 stop; unknown-field ok 2 length;
+        err-wrong-type http_error - -; ignore-eos-false-natural-stop ok 1 stop;
+        ignore-eos-true ok 5 length; max-completion-tokens ok 3 length; min-tokens ok 5 stop;
+        stop-string-nonstream ok 1 stop; stop-string ok 1 stop; unknown-field ok 2 length;
     """,
     "vllm-router": """
         chat-nonstream ok 6 length; chat-stream-usage ok 6 length; completions-stream ok 3 length;
@@ -204,7 +217,7 @@ _RECV = {
 
 
 def _reads(name: str) -> list[tuple[int, bytes]]:
-    """The recv blocks of a capture: (ns after the request, bytes). CR and LF stand there as \\r and \\n."""
+    """The recv blocks of a capture: (ns after the request, bytes); CR and LF are escaped."""
     text = (SAMPLES / f"{name}.txt").read_text(encoding="utf-8", errors="surrogateescape")
     _, _, response = text.partition("##### RESPONSE")
     reads = []
@@ -229,7 +242,7 @@ def _reads(name: str) -> list[tuple[int, bytes]]:
 
 
 def _with_true_paths(data: bytes, size: int) -> bytes:
-    """Paths were replaced in the captures: put some of the right length back, or the framing is wrong."""
+    """Put paths of the right length back, which were replaced: else the framing is wrong."""
     for short in (b"/MODELS", b"/ENGINES", b"/SITE-PACKAGES"):
         count = data.count(short)
         if count and len(data) != size:

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from ampacity.analysis.warnings import _resent
+from ampacity.analysis.stage_warnings import Facts
+from ampacity.analysis.stage_warnings import resent as resent_rule
 from tests.support.fault_server import FaultServer
 
 COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
@@ -70,7 +71,7 @@ def test_a_server_that_closes_after_each_answer_gets_a_connection_for_each_reque
     assert connections == len(rows)
     assert meta["endpoint"]["keeps_alive"] is False
     assert meta["stages"][0]["audit"]["resent"] == 0
-    assert any("each request gets one of its own" in note for note in meta["notes"])
+    assert any("each request opens its own" in note for note in meta["notes"])
 
 
 def test_a_server_that_keeps_connections_keeps_them(tmp_path: Path) -> None:
@@ -97,8 +98,10 @@ def test_a_connection_for_each_that_was_asked_for_says_nothing_of_the_server(
 def test_many_dropped_connections_are_the_servers_doing_and_few_are_a_race(
     resent: int, said: str
 ) -> None:
-    text = _resent([{"resent": resent, "requests": 60}, {"resent": 0, "requests": 40}])
+    text = resent_rule(
+        Facts({"stages": [{"resent": resent, "requests": 60}, {"resent": 0, "requests": 40}]})
+    )
     assert text is not None
     assert said in text
     assert f"{resent} of 100 requests ({resent / 100:.1%}) were sent a second time" in text
-    assert _resent([{"resent": 0, "requests": 60}]) is None
+    assert resent_rule(Facts({"stages": [{"resent": 0, "requests": 60}]})) is None

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ampacity.config import make_settings
-from ampacity.experiments.stages import conduct
+from ampacity.experiments.stages import preflight
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.gateways import gateway_of
 from ampacity.loadgen.probe.look import ProbeResult
@@ -89,14 +89,14 @@ def serving(respond: Respond, host: str = "127.0.0.1") -> Iterator[tuple[int, li
 def probed(url: str, **raw: Any) -> ProbeResult:
     async def main() -> ProbeResult:
         settings = make_settings({"url": url, "input_tokens": "40", "output_tokens": "4", **raw})
-        settings = await conduct.followed(settings, Progress())
-        route = conduct.route_to(settings.endpoint)
-        client = conduct.client_to(settings, route)
+        settings = await preflight.follow_redirects(settings, Progress())
+        route = preflight.route_to(settings.endpoint)
+        client = preflight.client_to(settings, route)
         try:
             async with Pages() as pages:
-                return await conduct.probed(
+                return await preflight.Probe(
                     settings, pages, client, route, "salt", None, Progress()
-                )
+                ).run()
         finally:
             await client.close()
 
@@ -165,13 +165,15 @@ def test_the_address_that_answers_is_asked_first_from_then_on() -> None:
     assert {"127.0.0.1", "::1"} <= set(endpoint.addresses())
     with serving(good(), "::1") as (port, _):
         settings = make_settings({"url": f"http://localhost:{port}/v1"})
-        route = conduct.route_to(settings.endpoint)
+        route = preflight.route_to(settings.endpoint)
         route.addresses[:] = ["127.0.0.1", "::1"]
 
         async def main() -> None:
-            client = conduct.client_to(settings, route)
+            client = preflight.client_to(settings, route)
             async with Pages() as pages:
-                await conduct.probed(settings, pages, client, route, "salt", None, Progress())
+                await preflight.Probe(
+                    settings, pages, client, route, "salt", None, Progress()
+                ).run()
             await client.close()
 
         on_loop("uvloop", main())

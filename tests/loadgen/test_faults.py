@@ -259,13 +259,16 @@ def test_requests_that_find_no_descriptor_are_counted_as_the_clients_and_harm_no
 
     command = [
         sys.executable,
-        str(Path(__file__).parents[1] / "support" / "fault_server.py"),
+        "-m",
+        "tests.support.fault_server",
         "--port",
         "0",
         "--gap-ms",
         "100",
     ]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
     assert server.stdout is not None
     url = server.stdout.readline().split()[0]
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""What is compiled: it is there where it can be, does without where it cannot, and does as its twin in Python."""
+"""The compiled hot path: built where possible, and equal to its Python version."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ _SO_TIMESTAMPNS = 35
 CLOCKS_NS = 100_000  # how far apart two readings of different clocks may be, with room
 BEFORE, TEXT, BEHIND = b'data: {"text":"', b"one", b'"}\n\n\r\n'
 CHUNK = b"16\r\n" + BEFORE + TEXT + BEHIND  # 15 + 3 + 4 bytes of data: hexadecimal 16
+MODULE = "sys.modules['ampacity.loadgen.receive._hot_path']"
 KNOWN = b"16\r\n" + TEXT + BEHIND
 
 linux = pytest.mark.skipif(
@@ -49,10 +50,10 @@ def test_it_is_compiled_where_there_is_a_compiler() -> None:
 @pytest.mark.parametrize(
     "instead",
     [
-        "sys.modules['ampacity.loadgen.receive._hot_path'] = None",
-        # of an older version, and of one that had no versions yet
-        "ampacity.loadgen.receive._hot_path = sys.modules['ampacity.loadgen.receive._hot_path'] = SimpleNamespace(VERSION=0)",
-        "ampacity.loadgen.receive._hot_path = sys.modules['ampacity.loadgen.receive._hot_path'] = SimpleNamespace()",
+        f"{MODULE} = None",
+        # an older version, and one without a version
+        f"ampacity.loadgen.receive._hot_path = {MODULE} = SimpleNamespace(VERSION=0)",
+        f"ampacity.loadgen.receive._hot_path = {MODULE} = SimpleNamespace()",
     ],
 )
 def test_without_it_the_same_is_done_in_python(instead: str) -> None:
@@ -61,7 +62,8 @@ def test_without_it_the_same_is_done_in_python(instead: str) -> None:
             sys.executable,
             "-c",
             f"import sys, ampacity.loadgen.receive; from types import SimpleNamespace; {instead}\n"
-            "from ampacity.loadgen import host; from ampacity.loadgen.receive import hot_path; print(hot_path.COMPILED, hot_path.read_ready.__name__, hot_path.repeats.__name__)\n"
+            "from ampacity.loadgen import host; from ampacity.loadgen.receive import hot_path as h\n"
+            "print(h.COMPILED, h.read_ready.__name__, h.repeats.__name__)\n"
             "print(host.host_facts()['compiled_receive_path'])",
         ],
         capture_output=True,
@@ -245,7 +247,7 @@ def ready(
 @linux
 @either_way
 def test_a_turn_notes_what_repeats_and_hands_on_the_rest() -> None:
-    """Six sockets: a known chunk, another one, one that nobody asked for, the end, a break, and one that is silent."""
+    """Six sockets: a known chunk, another, an unrequested one, the end, a break, silence."""
     noted = array("q")
     with select.epoll() as epoll:
         take = hot_path.repeats(BEFORE, {KNOWN}, noted.append, lambda at_ns, data: True)
@@ -284,8 +286,9 @@ def test_a_turn_notes_what_repeats_and_hands_on_the_rest() -> None:
 @linux
 @either_way
 def test_reads_are_dated_when_they_came_counted_as_near_and_audited_as_asked() -> None:
-    """Ten sockets. Seven of them were read after what is read now came: near, and no read goes back in time. Of ten reads
-    the third, sixth and ninth are audited.
+    """Ten sockets, seven with a latest read after this one: near, and no time goes back.
+
+    Of ten reads the third, sixth and ninth are audited.
     """
     dates: list[int] = []
     with select.epoll() as epoll:

@@ -1,4 +1,4 @@
-"""Chunks that are known by their form say what they say when they are parsed, and no end of a response is overlooked."""
+"""Chunks that match a template are read as the parsers read them, and no end is overlooked."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.receive.repeats import Kind, learn
 from ampacity.loadgen.rundir.records import RequestRecord
-from tests.streams.playing import in_pieces
+from tests.streams.playing import HEAD, http_chunk, in_pieces
 
 pytestmark = pytest.mark.usefixtures("hot_path_either_way")
 
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 FINISH = b'{"choices":[{"delta":{},"finish_reason":"stop"}]}'
 
 
@@ -26,7 +25,7 @@ class OneByOne(Answer):
     """Parses every chunk."""
 
     __slots__ = ()
-    repeats = False
+    has_templates = False
 
 
 def text(content: str = "a", **more: Any) -> bytes:
@@ -38,19 +37,15 @@ def counted(total: int) -> bytes:
     return text(usage={"prompt_tokens": 7, "completion_tokens": total})
 
 
-def chunk(body: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(body), body)
-
-
 def event(data: bytes) -> bytes:
-    return chunk(b"data: " + data + b"\n\n")
+    return http_chunk(b"data: " + data + b"\n\n")
 
 
 def opened(answer: type[Answer] = Answer, *, listening: bool = True) -> Exchange:
     record = RequestRecord(0, 0, 0, "unfinished", started_ns=0)
     exchange = Exchange(record, b"", lambda _: None, answer)
     if listening:
-        exchange.listen()
+        exchange.keep_text()
     return exchange
 
 
@@ -97,7 +92,7 @@ def test_what_stands_behind_a_head_is_no_chunk_without_it(listening: bool) -> No
 @pytest.mark.parametrize("listening", [True, False])
 @pytest.mark.parametrize("size", [100, 255, 1000])
 def test_a_chunk_one_byte_longer_than_its_size_is_none(size: int, listening: bool) -> None:
-    """256 bytes said to be 255: no true chunk makes a read of 262 bytes, and of 261 only one of 255."""
+    """256 bytes with a size of 255: no valid chunk makes a read of 262 bytes."""
     more = len(b"data: " + text("") + b"\n\n")
     body = b"data: " + text("x" * max(size + 1 - more, 1)) + b"\n\n"
     wrong = b"%x\r\n%b\r\n" % (len(body) - 1, body)
@@ -180,7 +175,8 @@ def test_running_totals_in_one_event_are_not_taken_apart() -> None:
         b'{"choices":[{"delta":{"content":"x"},"message":5}]}',
         b'{"choices":[{"delta":{"content":"x","reasoning":"\xff"}}]}',
         b'{"choices":[{"delta":{"content":"x"}}],"detail":1e999}',
-        b'{"choices":[{"delta":{"content":"x"}}],"usage":{"completion_tokens":3,"prompt_tokens":1e999}}',
+        b'{"choices":[{"delta":{"content":"x"}}],'
+        b'"usage":{"completion_tokens":3,"prompt_tokens":1e999}}',
     ],
 )
 def test_what_is_wrong_beside_the_text_is_wrong_behind_its_like_too(wrong: bytes) -> None:
@@ -214,7 +210,7 @@ GLUE = st.sampled_from([b"", b" ", b",", b"{}", b"]", b"}"])
 
 @st.composite
 def events_of_any_cut(draw: st.DrawFn) -> list[bytes]:
-    """Texts, some of them put together in one event, some cut where a comma or a quotation mark stands, or anywhere."""
+    """Texts: several in one event, cut at a comma or a quotation mark, or anywhere."""
     found: list[bytes] = []
     for body in draw(st.lists(BODIES, min_size=4, max_size=24)):
         how = draw(st.integers(0, 9))
@@ -276,7 +272,10 @@ STREAMS = {  # the reads, and how many of them are no repetition
         [upper(b"data: " + text(word + "x" * 80) + b"\n\n") for word in WORDS * 9],
         2,
     ),
-    "no space behind data:": ([chunk(b"data:" + text(word) + b"\n\n") for word in WORDS * 9], 1),
+    "no space behind data:": (
+        [http_chunk(b"data:" + text(word) + b"\n\n") for word in WORDS * 9],
+        1,
+    ),
     "completions": ([event(completion(word)) for word in WORDS * 9 if word.isascii()], 1),
     "reasoning, then an answer": ([event(reasoning("hm"))] * 20 + [event(text("a"))] * 20, 2),
     "running totals": ([event(counted(i)) for i in range(1, 121)], 1),
@@ -299,7 +298,8 @@ STREAMS = {  # the reads, and how many of them are no repetition
     "two pieces of a choice in a chunk": (
         [
             event(
-                b'{"choices":[{"index":0,"delta":{"content":"a"}},{"index":0,"delta":{"content":"b"}}]}'
+                b'{"choices":[{"index":0,"delta":{"content":"a"}},'
+                b'{"index":0,"delta":{"content":"b"}}]}'
             )
         ]
         * 30,
@@ -369,7 +369,8 @@ def test_the_text_is_found_where_it_counts(data: bytes) -> None:
 
 
 def test_a_total_that_is_not_where_it_seems_teaches_nothing() -> None:
-    data = b'{"choices":[{"delta":{"content":"a"}}],"usage":{"completion_tokens":4,"completion_tokens":5}}'
+    usage = b'"usage":{"completion_tokens":4,"completion_tokens":5}'
+    data = b'{"choices":[{"delta":{"content":"a"}}],%b}' % usage
     form = learn(event(data), said)
     assert form is not None
     assert form.text_of(event(data.replace(b":5", b":6"))) is None  # both are expected to run
@@ -393,7 +394,7 @@ def test_what_is_known_by_its_form_says_the_same_as_parsed(events: list[bytes]) 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_response_ends_with_the_read_that_holds_its_end(data: st.DataObject) -> None:
-    """Whatever follows in that read, it looks like an event that ends its chunk, and however it is cut before."""
+    """However the read is cut and whatever follows: it looks like an event that ends its chunk."""
     last = data.draw(
         st.sampled_from([b"0\r\n\r\n", b"000\r\n\r\n", b"0\r\nX-T: 1\r\n\r\n", b"0;ext=1\r\n\r\n"])
     )
@@ -401,7 +402,7 @@ def test_a_response_ends_with_the_read_that_holds_its_end(data: st.DataObject) -
         st.sampled_from([b"", b"junk\n\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n\n\n\r\n", event(text())])
     )
     chunks = [
-        chunk(b"data: " + text() + b"\n\n" * n)
+        http_chunk(b"data: " + text() + b"\n\n" * n)
         for n in data.draw(st.lists(st.integers(1, 2), max_size=12))
     ]
     before = HEAD + event(text()) + b"".join(chunks) + event(FINISH) + event(b"[DONE]")

@@ -1,4 +1,4 @@
-"""The run directory: what is written survives a kill, and what cannot be read is said in one line."""
+"""The run directory: what is written survives a kill, and faults are reported in one line."""
 
 from __future__ import annotations
 
@@ -54,51 +54,13 @@ def record(i: int, **more: Any) -> RequestRecord:
 
 
 def test_a_row_keeps_every_value_and_every_null() -> None:
-    full = RequestRecord(
-        request_id=2**40,
-        stage=1,
-        scheduled_ns=2**60,
-        status="timeout",
-        attempt=1,
-        class_="chat",
-        session_id="s",
-        turn=2,
-        worker=3,
-        target="http://t",
-        dispatched_ns=1,
-        connected_ns=2,
-        started_ns=3,
-        sent_ns=4,
-        headers_ns=5,
-        first_event_ns=6,
-        first_token_ns=7,
-        first_answer_ns=8,
-        last_token_ns=9,
-        ended_ns=10,
-        http_status=200,
-        error="é\n",
-        finish_reason="stop",
-        input_tokens_planned=11,
-        input_tokens=12,
-        cached_tokens=0,
-        output_tokens_planned=13,
-        output_tokens=14,
-        reasoning_tokens=15,
-        token_source="usage",
-        chunk_at_us=[0, CHUNK_AT_MAX_US],
-        chunk_tokens=[1, 1],
-        retry_after_s=0.5,
-        server_request_id="x",
-    )
-    least = RequestRecord(request_id=0, stage=0, scheduled_ns=0, status="shed")
-    rows = to_batch([full, least]).to_pylist()
-    assert rows[0] == {
+    values: dict[str, Any] = {
         "request_id": 2**40,
         "stage": 1,
         "scheduled_ns": 2**60,
         "status": "timeout",
         "attempt": 1,
-        "class": "chat",
+        "class_": "chat",
         "session_id": "s",
         "turn": 2,
         "worker": 3,
@@ -128,6 +90,9 @@ def test_a_row_keeps_every_value_and_every_null() -> None:
         "retry_after_s": 0.5,
         "server_request_id": "x",
     }
+    least = RequestRecord(request_id=0, stage=0, scheduled_ns=0, status="shed")
+    rows = to_batch([RequestRecord(**values), least]).to_pylist()
+    assert rows[0] == {name.rstrip("_"): value for name, value in values.items()}
     never = {
         "attempt": 0,
         "class": "default",
@@ -216,7 +181,7 @@ from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.rundir.files import RunWriter
 writer = RunWriter(Path(sys.argv[1]), {"status": "running", "stages": []})
 for i in range(int(sys.argv[2])):
-    writer.append(RequestRecord(request_id=i, stage=0, scheduled_ns=i, status="ok", chunk_at_us=list(range(i % 50))))
+    writer.append(RequestRecord(i, 0, i, "ok", chunk_at_us=list(range(i % 50))))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -236,8 +201,8 @@ def test_after_kill_9_every_flushed_batch_is_read(tmp_path: Path, appended: int,
     assert run.requests["chunk_at_us"].to_pylist() == [list(range(i % 50)) for i in range(kept)]
 
 
-def test_a_run_that_is_going_on_is_told_from_one_that_was_killed(tmp_path: Path) -> None:
-    """By the lock of its writer, whatever the age of its files, also while it finishes; a kill lets go of the lock."""
+def test_a_running_run_differs_from_a_killed_one(tmp_path: Path) -> None:
+    """By its writer's lock, whatever the age of its files; a kill releases the lock."""
     path = tmp_path / "run"
     with RunWriter(path, META) as writer:
         for file in path.iterdir():
@@ -248,14 +213,12 @@ def test_a_run_that_is_going_on_is_told_from_one_that_was_killed(tmp_path: Path)
         assert load_run(path).going_s is None
     with RunWriter(tmp_path / "other", META) as writer:
         writer.append(record(1))
-    assert (load_run(tmp_path / "other").going_s, load_run(tmp_path / "other").complete) == (
-        None,
-        False,
-    )
+    other = load_run(tmp_path / "other")
+    assert (other.going_s, other.complete) == (None, False)
 
 
 def test_a_stream_torn_at_any_byte_gives_whole_batches_only(tmp_path: Path) -> None:
-    """Three batches of two rows; wherever the file ends, 0, 2, 4 or 6 rows are read, never an error."""
+    """Three batches of two rows: wherever the file ends, 0, 2, 4 or 6 rows are read."""
     with RunWriter(tmp_path / "run", META) as writer:
         for batch in range(3):
             for row in range(2):
@@ -336,14 +299,7 @@ def test_nothing_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"PAR1",
-        b"not a parquet file at all",
-        pytest.param(
-            b"PAR1" + b"\x00" * 100 + b"PAR1",
-        ),
-    ],
+    [b"", b"PAR1", b"not a parquet file at all", pytest.param(b"PAR1" + b"\x00" * 100 + b"PAR1")],
 )
 @pytest.mark.parametrize("name", ["requests.parquet", "server.parquet"])
 def test_garbage_instead_of_parquet(tmp_path: Path, name: str, content: bytes) -> None:

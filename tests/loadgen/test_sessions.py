@@ -1,4 +1,4 @@
-"""Sessions, cancellation, classes and several endpoints over real sockets, against the fault server."""
+"""Sessions, cancellation, classes and several endpoints against the fault server."""
 
 import asyncio
 import hashlib
@@ -20,9 +20,9 @@ from ampacity.loadgen.probe.look import count_message_overhead
 from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
+from ampacity.loadgen.send.history import AnswerContent
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.send.requests import RequestMaker, ScheduledRequests
-from ampacity.loadgen.send.retold import AnswerContent
 from ampacity.loadgen.workers.pool import deal
 from ampacity.workloads.classes import RequestClass
 from ampacity.workloads.lengths.parse import Fixed
@@ -120,7 +120,7 @@ async def drive(
 
 
 def said(server: FaultServer, k: int) -> list[tuple[str, int | str]]:
-    """The messages of a request: role, and the text of an answer or the number of words of a prompt."""
+    """Role of each message, with an answer's text or the number of words of a prompt."""
     return [
         (
             m["role"],
@@ -517,7 +517,7 @@ def test_images_are_parts_of_the_message() -> None:
 def test_the_templates_tokens_for_each_message_are_measured(
     each: int | None, expected: int
 ) -> None:
-    """A server that counts words, 3 tokens for the whole and ``each`` for every message; None: it does not count."""
+    """A server that counts words, 3 for the whole, ``each`` per message; None: it does not."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""The event splitter against a slow reference that follows the HTML standard's rules line by line."""
+"""The event splitter against a slow reference implementation of the HTML standard."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.streams.playing import NAMES, in_pieces, play, raw
 def reference(body: bytes) -> list[bytes]:
     """Events of a whole body by the HTML standard, 9.2.6, on bytes, slowly.
 
-    Two differences are meant: an event whose data is empty is kept (the standard dispatches none), and
-    so is a last one that lacks its blank line. Errors outside of data are left out here.
+    Two intended differences: an event with empty data is kept (the standard dispatches none), and so
+    is a last one without its blank line. Errors outside of data are left out here.
     """
     body = body.removeprefix(b"\xef\xbb\xbf")
     events: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What each engine really sends, and what must be read from it.
+"""What real engines send, and how it must be read.
 
 ``tests/streams`` holds small streams of the shapes that were captured from real engines. The
 expected values were worked out by reading each stream: text-bearing events counted by eye, tokens
@@ -35,7 +35,7 @@ CUT = "closed in the middle"
 NO_TOKEN = "no token"
 SEVERAL = "several choices came"  # nobody can tell their latencies apart
 TABLE = {
-    # vLLM: role chunk with empty text, finish reason in the last text chunk, usage in a chunk of its own
+    # vLLM: role chunk with empty text, finish reason in the last text chunk, then usage
     "vllm-chat-stream-usage": Expect("ok", 3, "usage", 3, None, L, 15),
     "vllm-chat-contusage": Expect("ok", 3, "usage_per_chunk", 3, [1, 1, 1], L, 15),
     "vllm-chat-contusage-held-back": Expect("ok", 6, "usage_per_chunk", 2, [2, 3], L, 15),
@@ -63,7 +63,7 @@ TABLE = {
     ),
     "vllm-err-no-key": Expect("http_error", http=401, error="HTTP 401: Unauthorized"),
     "vllm-err-method": Expect("http_error", http=405, error="HTTP 405: Method Not Allowed"),
-    # llama.cpp: role and first token in one HTTP chunk, finish and usage in another; comments; cached tokens
+    # llama.cpp: role and first token in one HTTP chunk; comments; cached tokens
     "llamacpp-chat-stream-usage": Expect("ok", 3, "usage", 3, None, L, 15, 14),
     "llamacpp-chat-pings": Expect("ok", 2, "usage", 2, None, L, 3530, 0),
     "llamacpp-chat-return-progress": Expect("ok", 2, "usage", 2, None, L, 2570, 0),
@@ -180,7 +180,7 @@ EVENT_STREAMS = [  # whose end and framing are not the point
 @pytest.mark.parametrize("name", EVENT_STREAMS)
 @pytest.mark.parametrize("line_end", [b"\r\n", b"\r"])
 def test_line_ends_of_the_events_change_nothing(name: str, line_end: bytes) -> None:
-    """The same events with CRLF and with CR, over close-delimited HTTP, in pieces of 1 to 5 bytes."""
+    """CRLF and CR line ends, over close-delimited HTTP, in pieces of 1 to 5 bytes."""
     head, body = _unchunked(raw(name))
     data = head + body.replace(b"\n", line_end)
     for size in (1, 4, 5, len(data)):

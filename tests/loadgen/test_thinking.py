@@ -1,4 +1,4 @@
-"""Thinking in the text of an answer: the first answer token is the first one behind it, however the text is cut."""
+"""Inline thinking: the first answer token is the first one after it, however the text is cut."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.receive.thinking import TAGS, InlineThinking
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.protocols import Api, RequestShape
+from tests.streams.playing import HEAD, MS, http_chunk, json_response, new_exchange
 
 pytestmark = pytest.mark.usefixtures("hot_path_either_way")
-MS = 1_000_000
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 Write = Callable[[str], Any]
 
 
@@ -61,10 +60,8 @@ FORMS: dict[str, tuple[Api, Callable[[], Write], Any]] = {
 
 
 def event(value: Any) -> bytes:
-    data = (
-        b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-    )
-    return b"%x\r\n%b\r\n" % (len(data), data)
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return http_chunk(b"data: " + data.encode() + b"\n\n")
 
 
 def play(
@@ -83,7 +80,7 @@ def play(
     answer: Callable[[], Answer] = partial(ANSWERS[api], until)
     exchange = Exchange(record, b"", ends.append, answer)
     if listen:
-        exchange.listen()
+        exchange.keep_text()
     if watch:
         exchange.watch()
     exchange.feed(0, HEAD)
@@ -214,7 +211,7 @@ def test_the_first_answer_token_is_behind_the_thinking(name: str, form: str) -> 
             assert record.output_tokens == len(texts)
             assert record.chunk_tokens == [1] * len(texts)
         if "listen" in how:
-            assert exchange.said() == told
+            assert exchange.text() == told
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -235,10 +232,10 @@ def test_a_closing_tag_in_pieces_with_no_opening_one_is_seen_by_the_probe_and_th
     for listen in (False, True):
         run = play(api, events(texts), end, until=probed.thought.closing, listen=listen)
         assert run.record.first_answer_ns == 8 * MS
-        # and an answer that is cut before the tag has no first answer, though nothing in it says that it was thinking
+        # an answer that is cut before the tag has no first answer
         cut = play(api, events(texts[:3]), end, until=probed.thought.closing, listen=listen)
         assert (cut.record.first_token_ns, cut.record.first_answer_ns) == (MS, None)
-        assert cut.said() == ""
+        assert cut.text() == ""
 
 
 def test_harmony_without_its_special_tokens_is_seen_by_the_probe_and_then_by_the_run() -> None:
@@ -269,7 +266,7 @@ def test_thinking_in_a_content_of_parts_is_none_of_the_answer() -> None:
     ]
     exchange = play("chat", events, FORMS["chat"][2], listen=True)
     assert exchange.record.first_answer_ns == 3 * MS
-    assert (exchange.said(), exchange.said(reasoning=True)) == ("Yes.", "hmhmYes.")
+    assert (exchange.text(), exchange.text(reasoning=True)) == ("Yes.", "hmhmYes.")
     assert len(exchange.record.chunk_at_us) == 4
 
 
@@ -281,16 +278,11 @@ def test_a_tool_call_and_a_refusal_end_the_thinking() -> None:
 
 
 def test_a_body_that_is_no_stream_is_answered_when_it_is_there() -> None:
-    ends: list[Exchange] = []
-    exchange = Exchange(RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ends.append)
-    exchange.listen()
+    exchange = new_exchange(keep=True)
     choice = {"message": {"content": "<think>hm</think>Yes"}, "finish_reason": "stop"}
     body = json.dumps({"choices": [choice]}).encode()
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
-        body
-    )
-    exchange.feed(MS, head + body)
-    assert (exchange.record.first_answer_ns, exchange.said()) == (MS, "Yes")
+    exchange.feed(MS, json_response(body))
+    assert (exchange.record.first_answer_ns, exchange.text()) == (MS, "Yes")
 
 
 @pytest.mark.parametrize(

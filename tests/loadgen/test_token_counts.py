@@ -1,4 +1,4 @@
-"""Tokens of each chunk by a vocabulary, where the server does not say how many it sent."""
+"""Tokens of each chunk counted locally where the server does not report them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def counted(*events: dict[str, Any]) -> RequestRecord:
     """What an exchange that is listened to records, with our words counted."""
     record = RequestRecord(request_id=1, stage=0, scheduled_ns=0, status="unfinished", started_ns=0)
     exchange = Exchange(record, b"request", lambda _: None)
-    exchange.listen()
+    exchange.keep_text()
     exchange.feed(MS, HEAD)
     for number, one in enumerate(events):
         exchange.feed((2 + number) * MS, chunk(one))
@@ -126,7 +126,7 @@ def test_pieces_add_up_whatever_their_bounds(name: str) -> None:
 
 
 def test_a_run_against_a_server_that_tells_nothing(tmp_path: Path, ampacity: Any) -> None:
-    """Chunks of three tokens and no usage: with a vocabulary lengths and ITL are known, over two workers as well."""
+    """Chunks of three tokens, no usage: the vocabulary gives lengths and ITL; two workers too."""
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     model.pre_tokenizer = (
         tokenizers.pre_tokenizers.WhitespaceSplit()

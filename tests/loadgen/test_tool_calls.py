@@ -1,4 +1,4 @@
-"""Turns whose answers are calls of tools: the next prompt tells the calls and a result for each, as long as planned."""
+"""Answers with tool calls: the next prompt repeats them with results of the planned length."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from typing import Any
 
 import pytest
 
-from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.receive.exchange import Exchange
-from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
+from ampacity.loadgen.send.history import AnswerContent, Call
 from ampacity.loadgen.send.protocols import Api, RequestShape
 from ampacity.loadgen.send.requests import ScheduledRequests
-from ampacity.loadgen.send.retold import AnswerContent, Call
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORDS
 from tests.cli.test_hostile import Server
 from tests.loadgen.test_sessions import CHAT, session
+from tests.streams.playing import END, HEAD, http_chunk, json_response, new_exchange
 
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 Json = dict[str, Any]
 
 
@@ -31,28 +29,18 @@ def heard(
 ) -> AnswerContent:
     """What is told again of an answer in these events, or in this body."""
     ends: list[Exchange] = []
-    exchange = Exchange(
-        RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ends.append, ANSWERS[api]
-    )
-    exchange.listen()
+    exchange = new_exchange(api, ends.append, keep=True)
     if body is not None:
-        data = json.dumps(body).encode()
-        exchange.feed(
-            1,
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-            % len(data)
-            + data,
-        )
+        exchange.feed(1, json_response(json.dumps(body).encode()))
     else:
         exchange.feed(1, HEAD)
         for event in events:
-            data = b"data: " + json.dumps(event).encode() + b"\n\n"
-            exchange.feed(2, b"%x\r\n%b\r\n" % (len(data), data))
-        exchange.feed(3, b"0\r\n\r\n")
+            exchange.feed(2, http_chunk(b"data: " + json.dumps(event).encode() + b"\n\n"))
+        exchange.feed(3, END)
     assert ends == [exchange]
     assert (exchange.record.status, exchange.record.error) == ("ok", None)
     assert exchange.record.first_token_ns is not None
-    return exchange.told(reasoning)
+    return exchange.content(reasoning)
 
 
 def delta(finish: str | None = None, **said: Any) -> Json:
@@ -248,7 +236,7 @@ def test_a_body_that_is_no_stream_tells_the_same(api: Api) -> None:
 
 
 def prompts_after(api: Api, told: AnswerContent, turns: int = 3) -> list[Json]:
-    """The bodies of the turns of a session whose answers are all ``told``; 30 tokens first, then 5 new ones each."""
+    """The turns' bodies if every answer is ``told``; 30 tokens first, then 5 new ones each."""
     endpoint = parse_endpoint("http://127.0.0.1:1/v1")
     requests = ScheduledRequests(
         [(endpoint, None)], RequestShape(api, "m"), PromptMaker(WORDS, "s"), "run"
@@ -330,7 +318,7 @@ def test_a_helper_that_called_a_tool_is_told_as_text() -> None:
 
 
 def calling(words: int) -> Callable[[BaseHTTPRequestHandler, int], None]:
-    """Every answer is a call whose arguments have so many words; prompts are counted in words of all messages."""
+    """Every answer is a call; prompts are counted in words of all messages."""
 
     def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
         messages = json.loads(handler.body)["messages"]  # type: ignore[attr-defined]
@@ -362,10 +350,11 @@ def calling(words: int) -> Callable[[BaseHTTPRequestHandler, int], None]:
 def test_prompts_grow_as_planned_with_calls_and_a_run_says_where_they_do_not(
     words: int, off: bool, tmp_path: Path, ampacity: Any
 ) -> None:
-    """Planned: 40, then 60 of an answer and 40 more each turn. A server that answers 6 words for 60 sends far less."""
+    """Planned: 40, then 60 of an answer and 40 more each turn; 6 words for 60 are far less."""
     profile = tmp_path / "agent.yaml"
     profile.write_text(
-        "name: agent\nsource: test\ninput_tokens: 40\noutput_tokens: 60\nsessions: {turns: 4, message_tokens: 0}\n"
+        "name: agent\nsource: test\ninput_tokens: 40\noutput_tokens: 60\n"
+        "sessions: {turns: 4, message_tokens: 0}\n"
     )
     with Server(calling(words)) as server:
         assert ampacity(

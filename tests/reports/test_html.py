@@ -335,7 +335,8 @@ def test_what_draws_may_die_and_the_page_is_written_without_charts(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(drawing, "_DRAW", program)
+    (tmp_path / "draw.py").write_text(program)
+    monkeypatch.setattr(drawing, "_DRAW", tmp_path / "draw.py")
     summary = open_sweep()
     page = write_report(tmp_path / "report.html", summary, meta(summary)).read_text()
     assert 'role="img"' not in page

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 
+from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.send.protocols import Api
 
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("*.http"))
 MS = 1_000_000
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+
+
+def http_chunk(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+def json_response(body: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+def new_exchange(
+    api: Api = "chat", on_end: Callable[[Exchange], None] = lambda _: None, *, keep: bool = False
+) -> Exchange:
+    """An exchange whose request started at 0; ``keep``: it keeps the text."""
+    record = RequestRecord(0, 0, 0, "unfinished", started_ns=0)
+    exchange = Exchange(record, b"request", on_end, ANSWERS[api])
+    if keep:
+        exchange.keep_text()
+    return exchange
 
 
 def raw(name: str) -> bytes:

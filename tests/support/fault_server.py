@@ -5,7 +5,7 @@ body, or a model called ``fault:NAME``; without one it is answered well. ``FAULT
 the status that a client must give each. Use it as ``with FaultServer() as server`` (a thread of its
 own), ``async with FaultServer() as server`` (this event loop), or by hand:
 
-    python tests/fault_server.py --port 8000
+    python -m tests.support.fault_server --port 8000
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from ampacity.loadgen.net.http import Client, Stamps
 from ampacity.loadgen.plan import Limits, StagePlan
 from ampacity.loadgen.rundir.records import STATUSES, RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, parse_endpoint
+from ampacity.loadgen.send.history import AnswerContent
 from ampacity.loadgen.send.protocols import RequestShape
-from ampacity.loadgen.send.retold import AnswerContent
 from ampacity.workloads.schedule import Schedule
 
 

@@ -23,7 +23,8 @@ from ampacity.workloads.fit.traffic import (
 from ampacity.workloads.lengths.parse import parse_lengths, spearman
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import open_schedule
-from ampacity.workloads.traces.read import Blocks, Trace, read_trace
+from ampacity.workloads.traces.read import read_trace
+from ampacity.workloads.traces.trace import Blocks, Trace
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 

@@ -32,7 +32,8 @@ from ampacity.workloads.fit.traffic import count_windows, turns_of
 from ampacity.workloads.fit.view import read_measured, view
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import open_schedule
-from ampacity.workloads.traces.read import Trace, read_trace
+from ampacity.workloads.traces.read import read_trace
+from ampacity.workloads.traces.trace import Trace
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 

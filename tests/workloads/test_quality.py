@@ -185,7 +185,7 @@ def test_accepted_answers_are_counted_and_shown(tmp_path: Path) -> None:
             python("print('working'); sys.exit('no model found')"),
             "ended with status 1: no model found",
         ),
-        (python("sys.exit(3)"), "ended with status 3: it said nothing"),
+        (python("sys.exit(3)"), "ended with status 3: it printed no error"),
         (python("pass"), "--checker printed: the file is empty"),
         (
             python("print(json.dumps({'request_id': 1, 'accepted': True}))"),
@@ -283,8 +283,8 @@ def ended(request_id: int, text: str, status: str = "ok") -> Exchange:
     exchange = Exchange(
         record, b'POST / HTTP/1.1\r\n\r\n{"prompt": "why sk-secret-key?"}', lambda _: None, Answer
     )
-    exchange.listen()
-    exchange._answer.said = [("reasoning", "let me think"), ("answer", text)]
+    exchange.keep_text()
+    exchange._answer.texts = [("reasoning", "let me think"), ("answer", text)]
     return exchange
 
 

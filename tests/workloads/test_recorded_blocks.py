@@ -9,7 +9,8 @@ import pytest
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.fit.profile import fit
 from ampacity.workloads.prompts.prefixes import block_size, infinite_cache
-from ampacity.workloads.replay import Replay, Replayed, replayed
+from ampacity.workloads.replay import Replayed, replayed
+from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.read import read_trace
 
 

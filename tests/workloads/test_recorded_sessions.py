@@ -18,14 +18,15 @@ from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
+from ampacity.loadgen.send.history import AnswerContent
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.send.requests import ScheduledRequests
-from ampacity.loadgen.send.retold import AnswerContent
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORDS
-from ampacity.workloads.replay import Replay, Replayed, replayed
+from ampacity.workloads.replay import Replayed, replayed
 from ampacity.workloads.schedule import AFTER_END, AFTER_START, WITH_START, Schedule
+from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.read import read_trace
 from tests.support.fault_server import FaultServer
 from tests.support.stage_driving import Driven, on_loop

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.replay import Replay, cut, loop, prepare, spread, thin
-from ampacity.workloads.traces.read import Blocks, Trace
+from ampacity.workloads.trace_cuts import Replay, cut, loop, prepare, spread, thin
+from ampacity.workloads.traces.trace import Blocks, Trace
 
 
 def trace(times: list[float], **more: object) -> Trace:

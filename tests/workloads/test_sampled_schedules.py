@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ampacity.cli.app import app
 from ampacity.config import make_settings
-from ampacity.experiments.stages.conduct import read_replay
+from ampacity.experiments.stages.replay import read_replay
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.send.requests import ScheduledRequests
@@ -20,9 +20,9 @@ from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORDS
-from ampacity.workloads.replay import Replay
 from ampacity.workloads.schedule import Schedule, open_schedule
 from ampacity.workloads.schedule_file import read_schedule
+from ampacity.workloads.trace_cuts import Replay
 from tests.support.fault_server import FaultServer
 
 MIX = """
@@ -51,7 +51,7 @@ def sampled(folder: Path, text: str, *arguments: str) -> tuple[Path, Path]:
     """(the workload file, its schedule as the command line writes it)."""
     workload, path = folder / "w.yaml", folder / "s.jsonl"
     workload.write_text(text)
-    given = arguments or ("--rate", "8", "--duration", "10s")
+    given = arguments or ("--rates", "8", "--duration", "10s")
     result = CliRunner().invoke(app, ["workload", "sample", str(workload), *given, "-o", str(path)])
     assert result.exit_code == 0, result.output
     return workload, path
@@ -147,7 +147,7 @@ def test_the_same_bytes_go_over_the_wire(tmp_path: Path) -> None:
 
 def test_a_sampled_schedule_is_run_from_the_command_line(tmp_path: Path) -> None:
     _, path = sampled(
-        tmp_path, AGENT.replace("think_ms: 500", "think_ms: 5"), "--rate", "40", "--duration", "1s"
+        tmp_path, AGENT.replace("think_ms: 500", "think_ms: 5"), "--rates", "40", "--duration", "1s"
     )
     out = tmp_path / "run"
     with FaultServer() as server:

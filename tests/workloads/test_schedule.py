@@ -8,9 +8,10 @@ import pytest
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.lengths.parse import Fixed, LogNormal
 from ampacity.workloads.profile import Workload, load_workload
-from ampacity.workloads.replay import Replay, replayed
+from ampacity.workloads.replay import replayed
 from ampacity.workloads.schedule import Schedule, closed_schedule, open_schedule
-from ampacity.workloads.traces.read import Trace
+from ampacity.workloads.trace_cuts import Replay
+from ampacity.workloads.traces.trace import Trace
 
 CHAT = load_workload("chat")
 

@@ -18,9 +18,10 @@ from ampacity.workloads.prompts.prefixes import (
     parse_prefixes,
     prefixes_of_blocks,
 )
-from ampacity.workloads.replay import Replay, replayed
+from ampacity.workloads.replay import replayed
 from ampacity.workloads.schedule import Schedule, closed_schedule, open_schedule
 from ampacity.workloads.sessions import Sessions, parse_sessions
+from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.read import read_trace
 
 CHAT = "{turns: 3, think_ms: 2000, user_tokens: 20}"

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from ampacity.cli import main
 from ampacity.config import make_settings
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.traces.fields import parse_columns, reach, tokens
-from ampacity.workloads.traces.formats import ColumnCounts
-from ampacity.workloads.traces.read import Trace, read_trace
+from ampacity.workloads.traces.columns import parse_columns, reach
+from ampacity.workloads.traces.read import read_trace
+from ampacity.workloads.traces.records import ColumnCounts
+from ampacity.workloads.traces.trace import Trace
+from ampacity.workloads.traces.values import tokens
 
 
 def rows(trace: Trace) -> list[tuple[float, int, int]]:

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.traces.read import Trace, read_trace
+from ampacity.workloads.traces.read import read_trace
+from ampacity.workloads.traces.trace import Trace
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.replay import Replay, Replayed, replayed
+from ampacity.workloads.replay import Replayed, replayed
 from ampacity.workloads.schedule_file import read_schedule
-from ampacity.workloads.traces import formats as trace_formats
-from ampacity.workloads.traces.read import Trace, read_trace
+from ampacity.workloads.trace_cuts import Replay
+from ampacity.workloads.traces import formats, json_rows
+from ampacity.workloads.traces.read import read_trace
+from ampacity.workloads.traces.trace import Trace
 
 Row = dict[str, Any]
 
@@ -351,7 +353,7 @@ def test_a_lone_row_without_messages_is_named(tmp_path: Path) -> None:
 def test_a_line_without_an_end_is_one_line_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(trace_formats, "LINE_MAX", 1000)
+    monkeypatch.setattr(formats, "LINE_MAX", 1000)
     data = b"timestamp,input_tokens,output_tokens\n" if "csv" in name else b'{"timestamp": 1}\n'
     data += b"x" * 5000
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
@@ -361,7 +363,7 @@ def test_a_line_without_an_end_is_one_line_that_names_it(
 
 def test_a_line_as_long_as_may_be_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = json.dumps({"timestamp": 1, "input_tokens": 5, "output_tokens": 7}) + "\n"
-    monkeypatch.setattr(trace_formats, "LINE_MAX", len(row))
+    monkeypatch.setattr(formats, "LINE_MAX", len(row))
     path = tmp_path / "t.jsonl"
     path.write_text(row + row)
     assert len(traced(path)) == 2
@@ -370,7 +372,7 @@ def test_a_line_as_long_as_may_be_is_read(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_document_that_is_too_large_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace_formats, "DOCUMENT_MAX", 50)
+    monkeypatch.setattr(json_rows, "DOCUMENT_MAX", 50)
     rows = [{"timestamp": 1, "input_tokens": 5, "output_tokens": 7}] * 5
     path = tmp_path / "t.json"
     path.write_text(json.dumps(rows, indent=1))
@@ -386,7 +388,7 @@ def test_what_does_not_fit_into_memory_is_one_line(
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(trace_formats, "_flat", full)
+    monkeypatch.setattr(json_rows, "_flat", full)
     with pytest.raises(WorkloadError, match="does not fit into this machine's memory"):
         traced(written(tmp_path, {"timestamp": 1, "input_tokens": 5, "output_tokens": 7}))
 

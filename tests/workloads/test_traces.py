@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.replay import Replay, prepare
-from ampacity.workloads.traces.read import Trace, read_trace
+from ampacity.workloads.trace_cuts import Replay, prepare
+from ampacity.workloads.traces.read import read_trace
+from ampacity.workloads.traces.trace import Trace
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 
@@ -340,7 +341,7 @@ def test_a_broken_json_line_is_named(tmp_path: Path, line: str, complaint: str) 
         ("t.jsonl", b"\x80\x80", "t.jsonl:1: a byte that is no UTF-8"),
         ("t.csv", b"\x00" * 50, "no column with the arrival time"),
         ("t.csv", b"\x1f\x8b\x08broken", "gzip data are broken"),
-        ("t.csv", gzip.compress(AZURE.encode())[:-12], "gzip data are broken"),
+        ("t.csv", gzip.compress(AZURE.encode(), mtime=0)[:-12], "gzip data are broken"),
         ("t.csv", 'timestamp,input_tokens,output_tokens\n1,"' + "x" * 200_000, "no CSV"),
         ("t.parquet", "PAR1", "no Parquet file"),
         ("t.txt", "PAR1", "none of .csv, .tsv, .jsonl"),

@@ -1,1 +1,1 @@
-"""When requests are due."""
+"""Arrival processes."""

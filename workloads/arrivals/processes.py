@@ -1,6 +1,7 @@
-"""When requests are due: arrival processes of an open loop.
+"""Arrival processes of an open loop.
 
-A process is a stationary renewal process, seen through a curve of the rate where there is one (``ampacity.workloads.arrivals.rates``).
+A process is a stationary renewal process, optionally time-rescaled by a rate curve (see
+``ampacity.workloads.arrivals.rates``).
 """
 
 import math
@@ -65,16 +66,17 @@ Draw = Callable[[np.random.Generator, int], Any]
 
 @dataclass(frozen=True)
 class Gaps:
-    """Gaps of a renewal process: ``exponential``, ``constant``, ``gamma`` or ``weibull``, the last two with a ``cv``."""
+    """Renewal process; ``kind`` is exponential, constant, gamma or weibull (with ``cv``)."""
 
     kind: str = "exponential"
     cv: float = 1.0
 
     def draws(self) -> tuple[Callable[[np.random.Generator], float], Draw]:
-        """(the time to the first event, n gaps), with mean gap 1.
+        """Return (draw of the time to the first event, draw of n gaps), with mean gap 1.
 
-        The first event of a stationary renewal process comes after a uniform part of a gap that is drawn with
-        weight its own length; anything else would bias the number of events (Cox, Renewal Theory, 1962).
+        The first event of a stationary renewal process comes after a uniform part of a
+        length-biased gap; anything else would bias the number of events (Cox, Renewal Theory,
+        1962).
         """
         if self.kind == "gamma":
             k = self.cv**-2
@@ -106,12 +108,13 @@ def arrival_times(
     *,
     one_of_many: bool = False,
 ) -> NDArray[np.float64]:
-    """Offsets in seconds, float64, sorted, in [0, duration_s), at ``rate_rps`` requests/s on average.
+    """Return sorted offsets in s, float64, in [0, duration_s), at a mean rate of ``rate_rps``.
 
     ``poisson``: exponential gaps, the first one before the first request; the number of requests is
-    random (its mean is rate x duration). ``constant``: k / rate for k = 0, 1, ..., shifted by a random part of
-    a gap where the stream is ``one_of_many``. Further forms: docs/workloads.md. One random state gives the
-    same pattern at every rate, stretched; what is given in seconds stays. Raises WorkloadError.
+    random (mean rate x duration). ``constant``: k / rate for k = 0, 1, ..., shifted by a random
+    part of a gap for a stream that is ``one_of_many``. Further forms: docs/workloads.md. The same
+    random state gives the same pattern at every rate, stretched; parameters in seconds are not
+    stretched. Raises WorkloadError.
     """
     process = parse_arrivals(spec)
     _check_size(rate_rps, duration_s)
@@ -139,7 +142,8 @@ def _check_size(rate_rps: float, duration_s: float) -> None:
             raise WorkloadError(f"{name} is {value!r} {unit}: give a finite number above 0")
     if rate_rps * duration_s > MAX_PLANNED_REQUESTS:
         raise WorkloadError(
-            f"{rate_rps:g} requests/s for {duration_s:g} s is more than {MAX_PLANNED_REQUESTS} requests: lower one"
+            f"{rate_rps:g} requests/s for {duration_s:g} s is more than {MAX_PLANNED_REQUESTS} "
+            "requests: lower one"
         )
 
 
@@ -165,7 +169,7 @@ def _renewal(
 
 
 def _weibull_shape(cv: float) -> float:
-    """The k with CV^2 = Gamma(1 + 2/k) / Gamma(1 + 1/k)^2 - 1, by bisection of ln k."""
+    """Solve CV^2 = Gamma(1 + 2/k) / Gamma(1 + 1/k)^2 - 1 for k, by bisection of ln k."""
     low, high = math.log(0.05), math.log(1000)
     for _ in range(60):
         k = math.exp((low + high) / 2)
@@ -175,7 +179,7 @@ def _weibull_shape(cv: float) -> float:
 
 
 def arrivals_text(spec: object) -> str:
-    """The inline form of what a file says: ``{gamma: {cv: 3}}`` is ``gamma:cv=3``, lists are joined with ``/``.
+    """Return the inline form: ``{gamma: {cv: 3}}`` is ``gamma:cv=3``, lists are joined by ``/``.
 
     Raises WorkloadError.
     """
@@ -195,7 +199,7 @@ def arrivals_text(spec: object) -> str:
 
 
 def arrivals_notes(specs: Iterable[str]) -> tuple[str, ...]:
-    """What is to be said of the files that arrival processes are read from, one line each."""
+    """Return notes on the files that arrival processes are read from, one line each."""
     curves = (parse_arrivals(spec).curve for spec in specs)
     return tuple(
         dict.fromkeys(note for curve in curves if isinstance(curve, Steps) for note in curve.notes)
@@ -203,18 +207,19 @@ def arrivals_notes(specs: Iterable[str]) -> tuple[str, ...]:
 
 
 def shaped(spec: str) -> bool:
-    """Whether the rate follows a curve that is laid over the stage (ramp, steps, diurnal, burst): it is not one rate."""
+    """Return whether the rate follows a curve over the stage (ramp, steps, diurnal, burst)."""
     return isinstance(parse_arrivals(spec).curve, Ramp | Steps | Bursts)
 
 
 @lru_cache(maxsize=256)
 def parse_arrivals(spec: str) -> Arrivals:
-    """The process behind ``poisson``, ``gamma:cv=3``, ``onoff:on=10s,off=50s``, ... Raises WorkloadError."""
+    """Parse ``poisson``, ``gamma:cv=3``, ``onoff:on=10s,off=50s``, ... Raises WorkloadError."""
     kind, _, rest = spec.partition(":")
     kind = kind.strip().lower()
     if kind not in ARRIVALS:
         raise WorkloadError(
-            f"arrivals {spec!r} are not known{did_you_mean(kind, ARRIVALS)}: use {', '.join(ARRIVALS[:-1])} or {ARRIVALS[-1]}"
+            f"arrivals {spec!r} are not known{did_you_mean(kind, ARRIVALS)}: "
+            f"use {', '.join(ARRIVALS[:-1])} or {ARRIVALS[-1]}"
         )
     try:
         given = pairs(rest, _EXAMPLES.get(kind, kind)) if rest.strip() else {}
@@ -283,7 +288,8 @@ def _day(values: Mapping[str, Any]) -> Steps:
     step_s = values.get("step", 3600.0)
     if arrival_s[-1] / step_s > CHANGES_MAX:
         raise WorkloadError(
-            f"trace {values['trace']} lasts {length_text(arrival_s[-1])}, more than {CHANGES_MAX} steps of {step_s:g} s: give a longer step"
+            f"trace {values['trace']} lasts {length_text(arrival_s[-1])}, "
+            f"more than {CHANGES_MAX} steps of {step_s:g} s: give a longer step"
         )
     edges = np.append(np.arange(0.0, arrival_s[-1], step_s), arrival_s[-1])
     if len(edges) < 2:

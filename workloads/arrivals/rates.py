@@ -1,8 +1,8 @@
-"""How the rate of arrivals changes within a stage: ramps, steps, days, bursts, on and off.
+"""Rate curves of arrivals within a stage: ramps, steps, days, bursts, on and off.
 
-A curve maps operational time, in which the rate is 1, to the time of the stage: t = L^-1(s), where L(t) is
-the integral of the relative rate (time-rescaling; Cinlar 1975). A stage's mean rate is exact: L(duration) = duration,
-and for the random on-off curve on average.
+A curve maps operational time, in which the rate is 1, to stage time: t = L^-1(s), where L(t) is the
+integral of the relative rate (time-rescaling; Cinlar 1975). A stage's mean rate is exact:
+L(duration) = duration; for the random on-off curve it holds on average.
 """
 
 import math
@@ -20,43 +20,21 @@ Rescaling = tuple[float, Callable[[Floats], Floats]]
 
 CHANGES_MAX = 10_000_000
 MEASURED_DAY = (
-    0.74,
-    0.82,
-    0.80,
-    0.73,
-    0.71,
-    0.72,
-    0.81,
-    0.81,
-    0.94,
-    1.14,
-    1.19,
-    1.13,
-    0.71,
-    0.96,
-    1.31,
-    1.21,
-    1.25,
-    1.27,
-    1.06,
-    1.21,
-    1.14,
-    0.90,
-    1.16,
-    1.31,
+    *(0.74, 0.82, 0.80, 0.73, 0.71, 0.72, 0.81, 0.81, 0.94, 1.14, 1.19, 1.13),
+    *(0.71, 0.96, 1.31, 1.21, 1.25, 1.27, 1.06, 1.21, 1.14, 0.90, 1.16, 1.31),
 )
-"""Hourly rates of ServeGen's m-large, first day, against the day's mean (Alibaba, Apache-2.0)."""
+"""Hourly rates of ServeGen's m-large, first day, relative to its mean (Alibaba, Apache-2.0)."""
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """The rate goes straight from ``start`` to ``end``, relative to each other."""
+    """Linear change of the relative rate from ``start`` to ``end``."""
 
     start: float
     end: float
 
     def rescaling(self, duration_s: float, rng: np.random.Generator) -> Rescaling:
-        """The root of a t + (b - a) t^2 / 2T = s, with a and b scaled to mean 1."""
+        """Solve a t + (b - a) t^2 / 2T = s, with a and b scaled to mean 1."""
         mean = (self.start + self.end) / 2
         a, slope = self.start / mean, (self.end - self.start) / mean / duration_s
         return (
@@ -67,21 +45,20 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Steps:
-    """The rate is ``rates[i]`` for the part ``lengths[i]`` of the stage, both relative."""
+    """Relative rate ``rates[i]`` for the relative length ``lengths[i]`` of the stage."""
 
     rates: tuple[float, ...]
     lengths: tuple[float, ...]
     notes: tuple[str, ...] = ()  # of the file that they are from
 
     def rescaling(self, duration_s: float, rng: np.random.Generator) -> Rescaling:
-        """Straight lines between the changes of rate."""
         lengths = np.asarray(self.lengths) * (duration_s / math.fsum(self.lengths))
         return _piecewise(lengths, np.asarray(self.rates), duration_s)
 
 
 @dataclass(frozen=True)
 class Bursts:
-    """``factor`` times the rate for ``length_s``, first at ``at_s``, then every ``every_s`` (None: once)."""
+    """``factor`` times the rate for ``length_s``, at ``at_s`` and then every ``every_s``."""
 
     factor: float
     length_s: float
@@ -89,13 +66,13 @@ class Bursts:
     every_s: float | None = None
 
     def rescaling(self, duration_s: float, rng: np.random.Generator) -> Rescaling:
-        """Straight lines between the changes of rate."""
         period = self.every_s or duration_s
         _check_changes(duration_s / period)
         first = max((period - self.length_s) / 2, 0.0) if self.at_s is None else self.at_s
         if first >= duration_s or (first == 0 and self.length_s >= duration_s):
             raise WorkloadError(
-                f"burst: {self.length_s:g} s from {first:g} s on leave no change of rate in a stage of {duration_s:g} s: lengthen it"
+                f"burst: {self.length_s:g} s from {first:g} s on leave no change of rate "
+                f"in a stage of {duration_s:g} s: lengthen it"
             )
         starts = first + period * np.arange(max(math.ceil((duration_s - first) / period), 0))
         edges = np.minimum(np.stack([starts, starts + self.length_s], axis=1).ravel(), duration_s)
@@ -107,17 +84,16 @@ class Bursts:
 
 @dataclass(frozen=True)
 class Switching:
-    """Markov-modulated rate: states in a ring, state i with rate ``rates[i]`` for an exponential time of mean ``stay_s[i]``.
+    """Markov-modulated rate: ``rates[i]`` for an exponential time of mean ``stay_s[i]``.
 
-    Begins in its stationary law; the rates are scaled so that the long-run mean is 1. Two states are the
-    classical MMPP(2), and one of rate 0 makes it an on-off process.
+    States follow each other in a ring, from the stationary distribution; rates are scaled to a
+    long-run mean of 1. Two states are the classical MMPP(2), with one of rate 0 an on-off process.
     """
 
     rates: tuple[float, ...]
     stay_s: tuple[float, ...]
 
     def rescaling(self, duration_s: float, rng: np.random.Generator) -> Rescaling:
-        """Straight lines between the changes of rate."""
         stay = np.asarray(self.stay_s)
         _check_changes(duration_s / float(stay.mean()))
         mean = float(np.dot(self.rates, stay) / stay.sum())
@@ -145,12 +121,13 @@ Curve = Ramp | Steps | Bursts | Switching
 def _check_changes(count: float) -> None:
     if count > CHANGES_MAX:
         raise WorkloadError(
-            f"the rate of the arrivals changes more than {CHANGES_MAX} times in a stage: lengthen it"
+            f"the rate of the arrivals changes more than {CHANGES_MAX} times in a stage: "
+            "lengthen it"
         )
 
 
 def _piecewise(lengths_s: Floats, rates: Floats, total: float | None) -> Rescaling:
-    """Steps of ``lengths_s`` with ``rates``, scaled so that the operational time is ``total`` (None: not scaled)."""
+    """Return steps of ``rates``, scaled to the operational time ``total`` (None: unscaled)."""
     ends = np.concatenate([[0.0], np.cumsum(lengths_s)])
     integral = np.concatenate([[0.0], np.cumsum(lengths_s * rates)])
     if total is not None and integral[-1] == 0:

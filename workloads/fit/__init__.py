@@ -1,1 +1,1 @@
-"""From a log to a profile."""
+"""Fit a profile to a log."""

@@ -1,4 +1,4 @@
-"""The rate of the busiest hour of a log, and its interval: what a fleet has to carry."""
+"""Estimate the rate of a log's busiest hour, which a fleet has to carry, and its interval."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ T_95 = 2.1  # Student's t for some 20 independent differences
 
 
 def busy_hour(arrival_s: Floats) -> dict[str, Any] | None:
-    """``rps``, the mean rate of the busiest hour, ``rps_ci`` (95 %) and ``window_s``; None of less than 4 minutes.
+    """Return ``rps`` of the busiest hour, ``rps_ci`` (95 %), ``window_s``; None below 4 min.
 
-    ``arrival_s`` sorted, from 0. Of a log shorter than four hours the window is its fourth part. The largest of many
-    noisy windows overstates, so no request both chooses the window and measures it: a quarter of an hour chooses, by
-    a smoothed rate, the quarter after the next five minutes measures, and so on in turn. The figure is the mean over
-    eight ways to lay these parts.
+    ``arrival_s`` sorted, from 0. The window of a log under four hours is a quarter of it. The
+    maximum over noisy windows is biased upwards, so no request both selects the window and measures
+    it: a quarter of an hour selects, by a smoothed rate, the quarter after the next five minutes
+    measures, and so on in turn. The estimate is the mean over eight phases of this pattern.
     """
     span_s = float(arrival_s[-1])
     window_s = min(HOUR_S, span_s / 4)
@@ -46,7 +46,7 @@ def busy_hour(arrival_s: Floats) -> dict[str, Any] | None:
 
 
 def cells_of(arrival_s: Floats, cell_s: float) -> NDArray[np.int64]:
-    """Requests by cell, the last, partial one left out; stretches without any are cut to some ``IDLE_CELLS``."""
+    """Count requests by whole cell; cut idle stretches to ``IDLE_CELLS``."""
     place, held = np.unique((arrival_s / cell_s).astype(np.int64), return_counts=True)
     inside = place < int(arrival_s[-1] / cell_s + 1e-9)
     place, held = place[inside], held[inside]
@@ -60,7 +60,7 @@ def cells_of(arrival_s: Floats, cell_s: float) -> NDArray[np.int64]:
 
 
 def busy_rate(counts: NDArray[np.int64], cell_s: float) -> tuple[float, tuple[float, float]]:
-    """(the rate of the busiest window in 1/s, its 95 % interval) from counts in cells, ``CELLS`` to a window."""
+    """Return (busiest window's rate in 1/s, its 95 % interval), ``CELLS`` to a window."""
     cells = counts.astype(np.float64)
     rps = (
         max(_busiest(cells), float(cells.mean())) / cell_s
@@ -70,7 +70,7 @@ def busy_rate(counts: NDArray[np.int64], cell_s: float) -> tuple[float, tuple[fl
 
 
 def _busiest(cells: Floats) -> float:
-    """Requests per cell in the busiest window, chosen and measured apart."""
+    """Return requests per cell in the busiest window, selected and measured on different cells."""
     window = np.ones(CELLS)
     smooth = np.convolve(
         np.convolve(window, window), window
@@ -85,7 +85,7 @@ def _busiest(cells: Floats) -> float:
 
 
 def _mean_of(cells: Floats, known: NDArray[np.bool_], weights: Floats) -> Floats:
-    """float[windows]: the mean of the known cells by ``weights``, centred on each window that lies within the log."""
+    """Return float[windows]: the weighted mean of the known cells around each window's centre."""
     first = (len(weights) + CELLS) // 2 - 1
     inner = slice(first, first + len(cells) - CELLS + 1)
     total, weight = (
@@ -95,11 +95,11 @@ def _mean_of(cells: Floats, known: NDArray[np.bool_], weights: Floats) -> Floats
 
 
 def _dispersion(cells: Floats) -> float:
-    """Index of dispersion (variance / mean) of the counts in an hour, no change of the rate in it; 1 at least.
+    """Return the index of dispersion of an hour's counts at a constant rate, at least 1.
 
-    From third differences, which take a trend out, of the counts in a twelfth, a quarter and half of a window; the
-    largest of the three, since only longer counts hold whole sessions. The upper quarter of the squares is left out:
-    steps of the rate.
+    It comes from third differences, which remove a trend, of counts in a twelfth, a quarter and
+    half of a window; the largest counts, since only longer ones hold whole sessions. The upper
+    quarter of the squares (steps of the rate) is left out.
     """
     found = [1.0]
     for width in (CELLS // 12, CELLS // 4, CELLS // 2):

@@ -1,6 +1,6 @@
-"""Lengths of a log as a quantile table that keeps the spikes, and how well the known families fit.
+"""Fit lengths: a quantile table that keeps spikes, and the distance to known families.
 
-All functions take distinct whole lengths ``values`` (rising, float64[n]) and how often each occurs, ``weights``.
+All functions take distinct lengths ``values`` (rising, float64[n]) and their ``weights``.
 """
 
 import math
@@ -12,44 +12,14 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_LEVELS = np.unique(
-    np.round(
-        np.concatenate(
-            [
-                np.arange(0, 0.9001, 0.02),
-                [
-                    0.001,
-                    0.0025,
-                    0.005,
-                    0.01,
-                    0.03,
-                    0.91,
-                    0.92,
-                    0.93,
-                    0.94,
-                    0.95,
-                    0.96,
-                    0.97,
-                    0.975,
-                    0.98,
-                    0.985,
-                    0.99,
-                    0.9925,
-                    0.995,
-                    0.9975,
-                    0.999,
-                    0.9995,
-                    1,
-                ],
-            ]
-        ),
-        4,
-    )
+_TAIL_LEVELS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.03, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.97),
+    *(0.975, 0.98, 0.985, 0.99, 0.9925, 0.995, 0.9975, 0.999, 0.9995, 1),
 )
+_LEVELS = np.unique(np.round([*np.arange(0, 0.9001, 0.02), *_TAIL_LEVELS], 4))
 _KEPT_LEVELS = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
-ATOM_SHARE = (
-    0.003  # a single length with this share of the requests gets a step of its own in the table
-)
+# a single length with this share of the requests gets a step of its own in the table
+ATOM_SHARE = 0.003
 _ATOMS_MAX = 60
 SPIKE_SHARE = 0.01  # a length is called a spike from this share on, where it stands out by ...
 _SPIKE_FACTOR = 5.0  # ... so much against lengths within a tenth of it
@@ -61,7 +31,7 @@ SHOWN = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 
 
 def fit_lengths(values: Floats, weights: Floats, requests: int) -> dict[str, Any]:
-    """What a profile says of one side: quantiles, mean, spikes, cap, families by their distance."""
+    """Return a profile's entry for one side: quantiles, mean, spikes, cap, families by distance."""
     share = weights / weights.sum()
     families = fit_families(values, weights, requests) if requests >= _FAMILY_REQUESTS else []
     fitting = [f for f in families if f["fits"]]
@@ -82,13 +52,13 @@ def fit_lengths(values: Floats, weights: Floats, requests: int) -> dict[str, Any
 
 
 def quantile(values: Floats, share: Floats, level: float) -> float:
-    """The smallest length with at least ``level`` of the requests at or below it."""
+    """Return the smallest length with at least ``level`` of the requests at or below it."""
     cumulated = np.cumsum(share)
     return float(values[min(int(np.searchsorted(cumulated, level - 1e-12)), len(values) - 1)])
 
 
 def quantile_table(values: Floats, weights: Floats) -> dict[float, int]:
-    """{level: tokens} in the form of a workload file; linear between the levels, flat along frequent lengths."""
+    """Return {level: tokens}: linear between levels, flat at frequent lengths."""
     share = weights / weights.sum()
     after = np.cumsum(share)
     before = after - share
@@ -109,7 +79,7 @@ def quantile_table(values: Floats, weights: Floats) -> dict[float, int]:
 
 
 def _without_needless(levels: list[float], tokens: list[int], frequent: set[int]) -> list[int]:
-    """Places of the table without those that a straight line between the others gives as well."""
+    """Return the indices of the table without those that interpolation gives as well."""
     kept, anchor = [0], 0
     for end in range(2, len(levels)):
         between = range(anchor + 1, end)
@@ -128,7 +98,7 @@ def _without_needless(levels: list[float], tokens: list[int], frequent: set[int]
 
 
 def spikes(values: Floats, share: Floats, requests: int) -> list[dict[str, Any]]:
-    """Single lengths that many requests have and their neighbours (within a tenth) do not; the largest first."""
+    """Return frequent single lengths whose neighbours (within a tenth) are rare, largest first."""
     found = []
     for i in np.argsort(-share, kind="stable")[:_ATOMS_MAX]:
         if share[i] < max(SPIKE_SHARE, _SPIKE_REQUESTS / requests):
@@ -142,57 +112,22 @@ def spikes(values: Floats, share: Floats, requests: int) -> list[dict[str, Any]]
 
 
 def fit_families(values: Floats, weights: Floats, requests: int) -> list[dict[str, Any]]:
-    """Log-normal, gamma, Weibull and a mixture of two log-normals by maximum likelihood.
+    """Fit log-normal, gamma, Weibull and a mixture of two log-normals by maximum likelihood.
 
-    ``ks``: Kolmogorov-Smirnov distance with continuity correction (F at k + 1/2); ``fits``: below the 5 % limit
-    1.36/sqrt(n). ``p99_ratio``: fitted p99 over the true one. ``lengths``: in the form of a workload file, None for
-    Weibull, which it has no form for. Empty for a single length.
+    ``ks``: Kolmogorov-Smirnov distance with continuity correction (F at k + 1/2); ``fits``: below
+    the 5 % limit 1.36/sqrt(n). ``p99_ratio``: fitted p99 over the true one. ``lengths``: in the
+    form of a workload file, None for Weibull, which has none. Empty for fewer than three lengths.
     """
     if len(values) < 3:
         return []
-    from scipy import special
-
     share = weights / weights.sum()
-    logs = np.log(values)
-    mean, mean_log = float(values @ share), float(logs @ share)
-    sigma = math.sqrt(float((logs - mean_log) ** 2 @ share))
-    shape = _gamma_shape(math.log(mean) - mean_log)
-    k, scale = _weibull(logs, share)
-    part, mus, sigmas = _two_lognormals(logs, share)
-    at = values + 0.5
-
-    mixture = [
-        {"weight": rounded(w), "lognormal": _p50_p99(float(m), float(s))}
-        for w, m, s in zip(part, mus, sigmas, strict=True)
-    ]
-    fitted: list[tuple[str, Callable[[Floats], Floats], Any]] = [
-        (
-            "lognormal",
-            lambda x: special.ndtr((np.log(x) - mean_log) / sigma),
-            {"lognormal": _p50_p99(mean_log, sigma)},
-        ),
-        (
-            "gamma",
-            lambda x: special.gammainc(shape, x * shape / mean),
-            {"gamma": {"mean": rounded(mean), "cv": rounded(1 / math.sqrt(shape))}},
-        ),
-        ("weibull", lambda x: -np.expm1(-((x / scale) ** k)), None),
-        (
-            _MIXTURE,
-            lambda x: special.ndtr((np.log(x)[:, None] - mus) / sigmas) @ part,
-            {"mixture": mixture},
-        ),
-    ]
     true_p99, cumulated = quantile(values, share, 0.99), np.cumsum(share)
     grid = np.geomspace(0.5, values[-1] * 100, 20_000)
     found = []
-    for name, cdf, lengths in fitted:
-        ks = float(
-            max(
-                np.abs(cdf(at) - cumulated).max(),
-                np.abs(cdf(values - 0.5) - cumulated + share).max(),
-            )
-        )
+    for name, cdf, lengths in _families(values, share):
+        above = np.abs(cdf(values + 0.5) - cumulated).max()
+        below = np.abs(cdf(values - 0.5) - cumulated + share).max()
+        ks = float(max(above, below))
         p99 = float(grid[min(int(np.searchsorted(cdf(grid), 0.99)), len(grid) - 1)])
         found.append(
             {
@@ -206,12 +141,45 @@ def fit_families(values: Floats, weights: Floats, requests: int) -> list[dict[st
     return found
 
 
+def _families(
+    values: Floats, share: Floats
+) -> list[tuple[str, Callable[[Floats], Floats], dict[str, Any] | None]]:
+    """Return (name, fitted distribution function, form in a workload file) of each family."""
+    from scipy import special
+
+    logs = np.log(values)
+    mean, mean_log = float(values @ share), float(logs @ share)
+    sigma = math.sqrt(float((logs - mean_log) ** 2 @ share))
+    shape = _gamma_shape(math.log(mean) - mean_log)
+    k, scale = _weibull(logs, share)
+    part, mus, sigmas = _two_lognormals(logs, share)
+    mixture = [
+        {"weight": rounded(w), "lognormal": _p50_p99(float(m), float(s))}
+        for w, m, s in zip(part, mus, sigmas, strict=True)
+    ]
+    gamma = {"mean": rounded(mean), "cv": rounded(1 / math.sqrt(shape))}
+
+    def mixture_cdf(x: Floats) -> Floats:
+        return np.asarray(special.ndtr((np.log(x)[:, None] - mus) / sigmas) @ part)
+
+    return [
+        (
+            "lognormal",
+            lambda x: special.ndtr((np.log(x) - mean_log) / sigma),
+            {"lognormal": _p50_p99(mean_log, sigma)},
+        ),
+        ("gamma", lambda x: special.gammainc(shape, x * shape / mean), {"gamma": gamma}),
+        ("weibull", lambda x: -np.expm1(-((x / scale) ** k)), None),
+        (_MIXTURE, mixture_cdf, {"mixture": mixture}),
+    ]
+
+
 def _p50_p99(mu: float, sigma: float) -> dict[str, float]:
     return {"p50": rounded(math.exp(mu)), "p99": rounded(math.exp(mu + 2.3263478740408408 * sigma))}
 
 
 def _gamma_shape(gap: float) -> float:
-    """k of ln k - digamma(k) = ``gap`` (log of the mean less the mean of the logs), which lies between 1/2k and 1/k."""
+    """Solve ln k - digamma(k) = ``gap`` (log of mean less mean of logs); 1/2k < gap < 1/k."""
     from scipy.optimize import brentq
     from scipy.special import psi
 
@@ -221,7 +189,7 @@ def _gamma_shape(gap: float) -> float:
 
 
 def _weibull(logs: Floats, share: Floats) -> tuple[float, float]:
-    """(shape, scale): sum w x^k ln x / sum w x^k - 1/k = mean of the logs, by bisection on ln k."""
+    """Solve sum w x^k ln x / sum w x^k - 1/k = mean of logs by bisection: return (shape, scale)."""
     mean_log, top = float(logs @ share), float(logs[-1])
     low, high = math.log(1e-3), math.log(1e3)
     for _ in range(80):
@@ -235,7 +203,7 @@ def _weibull(logs: Floats, share: Floats) -> tuple[float, float]:
 
 
 def _two_lognormals(logs: Floats, share: Floats) -> tuple[Floats, Floats, Floats]:
-    """(weights, mu, sigma), each float64[2], by expectation maximisation; the best of three beginnings."""
+    """Return (weights, mu, sigma), float64[2] each, by EM; the best of three starts."""
     if len(logs) > _EM_POINTS:
         place = np.minimum(
             (logs - logs[0]) / (logs[-1] - logs[0]) * _EM_POINTS, _EM_POINTS - 1
@@ -277,5 +245,5 @@ def _mean(logs: Floats, share: Floats, chosen: NDArray[np.bool_]) -> float:
 
 
 def rounded(value: Any) -> float:
-    """Five digits: what a log can say, and no more than a profile has to tell."""
+    """Round to five significant digits."""
     return float(f"{value:.5g}")

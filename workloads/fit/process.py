@@ -1,8 +1,8 @@
-"""Which arrival process a log is best described by, chosen by the likelihood of parts that it was not fitted to.
+"""Select the arrival process of a log by held-out likelihood.
 
-Candidates: independent gaps (Poisson or gamma), two rates in turn (MMPP, or on and off), and, of a day or more, hourly
-weights with gamma gaps. The log is cut into blocks; each process is fitted to every other one and scored by the rest, then the
-other way round.
+Candidates: independent gaps (Poisson or gamma), two alternating rates (MMPP, or on and off), and,
+for a day or more, hourly weights with gamma gaps. The log is split into blocks; each process is
+fitted to every other block and scored on the rest, then vice versa.
 """
 
 import math
@@ -18,9 +18,9 @@ from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.fit.lengths import rounded
 
 Floats = NDArray[np.float64]
-POISSON_CV = (0.85, 1.2)  # gaps of a log that are called Poisson
+POISSON_CV = (0.85, 1.2)  # gaps with a CV in this range are called Poisson
 CONSTANT_CV = 0.02
-_CALM = 1.5  # index of dispersion at every scale, up to which a log with such gaps is not looked at further
+_CALM = 1.5  # at most this index of dispersion at every scale: no other process is tried
 REQUESTS_MAX = 30_000  # of a longer log a random part of this size is fitted: a thinned MMPP is one
 _BLOCKS = 10
 DAY_S = 86_400.0
@@ -40,14 +40,14 @@ _LEAST_WEIGHT = 0.02  # of the mean, of an hour that the other blocks have no re
 
 @dataclass(frozen=True)
 class Process:
-    """An arrival process as a workload file writes it, and its held-out log likelihood in nats per request."""
+    """An arrival process in inline form, and its held-out log likelihood in nats per request."""
 
     text: str
     nats: float
 
 
 def gaps_text(cv: float) -> str:
-    """The process of independent gaps of this coefficient of variation."""
+    """Return the process of independent gaps with this coefficient of variation."""
     low, high = POISSON_CV
     if cv < CONSTANT_CV:
         return "constant"
@@ -57,9 +57,10 @@ def gaps_text(cv: float) -> str:
 def choose_process(
     arrival_s: Floats, dispersion: Sequence[float], rng: np.random.Generator
 ) -> list[Process]:
-    """The candidates for sorted times from 0, the best one first; one only where the others need not be looked at.
+    """Return the candidates for sorted times from 0, the best first.
 
-    ``dispersion``: indices of dispersion by window. Scores are relative to a Poisson process of the same rate.
+    Only one where the others need not be tried. ``dispersion``: indices of dispersion by window.
+    Scores are relative to a Poisson process of the same rate.
     """
     cv = gap_cv(np.diff(arrival_s))
     plain = gaps_text(cv)
@@ -98,7 +99,7 @@ def choose_process(
 
 
 def _is_usable(text: str, arrival_s: Floats) -> bool:
-    """Whether a workload file takes the process: its states last neither too long nor too short for the log's own span."""
+    """Return whether a workload file accepts the process for a stage as long as the log."""
     span_s = float(arrival_s[-1])
     try:
         check_stage(text, len(arrival_s) / span_s, span_s)
@@ -114,7 +115,7 @@ def _best_first(found: list[Process], plain: str, requests: float) -> list[Proce
 
 
 def gap_cv(gaps: Floats) -> float:
-    """Coefficient of variation, of gaps whose mean is above 0."""
+    """Return the coefficient of variation of gaps whose mean is above 0."""
     return float(gaps.std() / gaps.mean())
 
 
@@ -123,7 +124,7 @@ Fit = Callable[[Floats], Score]
 
 
 def _held_out(gaps: Floats, fold: NDArray[np.int64], fit: Fit) -> float:
-    """Mean log density of each gap under the process fitted to the other half of the blocks."""
+    """Return the mean log density of gaps under the process fitted to the other fold."""
     total = 0.0
     for part in (0, 1):
         test, train = gaps[fold == part], gaps[fold != part]
@@ -145,7 +146,7 @@ def _renewal(gaps: Floats) -> Score:
 
 
 def gamma_log_density(u: Floats, cv: float) -> Floats:
-    """Of gaps with mean 1; those below ``_SHORTEST`` have the mean density there."""
+    """Return log densities of gaps with mean 1; below ``_SHORTEST`` the mean density there."""
     from scipy.special import gammainc, gammaln
 
     k = 1 / max(cv, 0.01) ** 2
@@ -162,11 +163,11 @@ class Mmpp:
     leave: tuple[float, float]
 
     def faster(self, factor: float) -> "Mmpp":
-        """The same states with so many times the requests."""
+        """Return the same states with ``factor`` times the requests."""
         return Mmpp((self.rates[0] * factor, self.rates[1] * factor), self.leave)
 
     def text(self) -> str:
-        """As a workload file writes it: ``onoff`` where one state is nearly silent."""
+        """Return the inline form: ``onoff`` where one state is nearly silent."""
         stay = [f"{_plain(1 / rate)}s" for rate in self.leave]
         on = int(self.rates[1] > self.rates[0])
         if self.rates[1 - on] < _OFF * self.rates[on]:
@@ -176,10 +177,11 @@ class Mmpp:
         )
 
     def score(self, gaps: Floats) -> float:
-        """Mean log density of gaps, from the state that an arrival finds on. Forward algorithm, in pairs.
+        """Return the mean log density of gaps, by the forward algorithm with pairwise products.
 
-        The density of a gap t is exp((Q - L) t) L with Q the generator and L the rates (Fischer and Meier-Hellstern 1993);
-        of two states the exponential is e^(-m t) (cosh(d t) I + sinh(d t)/d (A + m I)).
+        The density of a gap t is exp((Q - L) t) L with generator Q and rates L (Fischer and
+        Meier-Hellstern 1993); for two states the exponential is e^(-m t) (cosh(d t) I + sinh(d t)/d
+        (A + m I)).
         """
         (a, b), (p, q) = self.rates, self.leave
         alpha, beta = p + a, q + b
@@ -209,16 +211,16 @@ class Mmpp:
 
 
 def _plain(value: float) -> str:
-    """Four digits without an exponent."""
+    """Format four digits without an exponent."""
     return f"{value:.{max(3 - math.floor(math.log10(value)), 0)}f}" if value > 0 else "0"
 
 
+# (low rate, high rate relative to the mean; mean gaps per state, below 1 a share of the log)
 _BEGINNINGS = ((0.3, 3.0, 30.0), (0.5, 1.5, 0.1), (0.02, 10.0, 10.0), (0.05, 3.0, 0.05))
-"""Rates relative to the mean, and how many mean gaps a state lasts; below 1 it is a share of the log."""
 
 
 def fit_mmpp(gaps: Floats) -> Mmpp:
-    """By maximum likelihood, the best of beginnings at several scales of time."""
+    """Fit by maximum likelihood, from starts at several time scales."""
     from scipy.optimize import minimize
 
     mean = float(gaps.mean())
@@ -253,10 +255,10 @@ def fit_hours(
     block_s: float,
     blocks: NDArray[np.int64] | None = None,
 ) -> tuple[Floats, float]:
-    """(weights of the 24 hours, float64[24] with mean 1; CV of the gaps when these are taken out).
+    """Return (weights of the 24 hours, float64[24] with mean 1; CV of the rescaled gaps).
 
-    ``train`` bool[n - 1]: the gaps that count, by where they end; ``blocks``: numbers of the blocks of ``block_s``
-    seconds that were looked at (None: all).
+    ``train`` bool[n - 1]: the gaps that count, by where they end; ``blocks``: numbers of the blocks
+    of ``block_s`` seconds to use (None: all).
     """
     span_s = float(arrival_s[-1])
     edges = np.append(np.arange(0.0, span_s, min(block_s, 600.0)), span_s)
@@ -280,7 +282,7 @@ def _hour(time_s: Floats) -> NDArray[np.int64]:
 
 
 def _operational(arrival_s: Floats, weights: Floats) -> Floats:
-    """Times in which the rate is 1 where the weights are those of the hours: their integral."""
+    """Return times rescaled to rate 1 under the hourly weights: their integral."""
     hours = (arrival_s // _HOUR_S).astype(np.int64)
     before = np.concatenate([[0.0], np.cumsum(weights)]) * _HOUR_S
     day = before[-1] * (hours // _HOURS)
@@ -290,7 +292,7 @@ def _operational(arrival_s: Floats, weights: Floats) -> Floats:
 
 
 def _held_out_hours(arrival_s: Floats, fold: NDArray[np.int64], block_s: float) -> float:
-    """As ``_held_out``, of hourly weights with independent gaps in the time that they make."""
+    """Return the score of ``_held_out`` for hourly weights with independent rescaled gaps."""
     total = 0.0
     count = int(arrival_s[-1] // block_s) + 1
     for part in (0, 1):
@@ -310,17 +312,17 @@ def _held_out_hours(arrival_s: Floats, fold: NDArray[np.int64], block_s: float) 
 
 
 def hours_text(weights: Floats, cv: float) -> str:
-    """The curve of a day as a workload file writes it."""
+    """Return the inline form of a day's curve."""
     low, high = POISSON_CV
     gaps = "" if low <= cv <= high else f",cv={min(max(cv, 0.01), 100):.3g}"
     return f"diurnal:weights={'/'.join(f'{weight:.3g}' for weight in weights)}{gaps}"
 
 
 def choose_windows(counts: Floats, width_s: float, cv: float) -> list[Process]:
-    """As ``choose_process``, of requests counted in windows of ``width_s`` (float[n]) whose gaps have this ``cv``.
+    """Choose a process for counts (float[n]) in windows of ``width_s``, gaps having ``cv``.
 
-    Each window is forecast from the others: by their mean (a steady rate), as one of the two beside it (weights by
-    window), or by two rates in turn. Scores are those of a Poisson count, which leaves the candidates' order to the rate.
+    Each window is predicted from the others: by their mean (steady rate), by its two neighbours
+    (weights by window), or by two alternating rates. Scores are Poisson log likelihoods of counts.
     """
     plain, n = gaps_text(cv), len(counts)
     gaps = "" if plain == "poisson" else f",cv={min(max(cv, 0.01), 100):.3g}"
@@ -348,7 +350,7 @@ def choose_windows(counts: Floats, width_s: float, cv: float) -> list[Process]:
 
 
 def _poisson_counts(counts: Floats, mean: Floats) -> Floats:
-    """Log likelihoods of Poisson counts without what depends on the counts alone; a mean below half a request is half a one."""
+    """Return Poisson log likelihoods up to a constant; means are at least 0.5."""
     floor = np.maximum(mean, 0.5)
     return np.asarray(counts * np.log(floor) - floor)
 
@@ -364,7 +366,7 @@ def _steps_text(counts: Floats, gaps: str) -> str:
 
 
 def _turns(counts: Floats, on: NDArray[np.bool_], width_s: float, gaps: str) -> tuple[str, float]:
-    """Two rates in turn: the text, and its score when each window's rates and its state come from the others."""
+    """Return (text, leave-one-out score) of two alternating rates."""
     score, n = 0.0, len(counts)
     state = on.astype(int)
     moves = np.full((2, 2), 0.5)

@@ -1,6 +1,7 @@
-"""From a trace or a log to a profile: a workload file without prompts or names, with what was measured beside it."""
+"""Fit a profile to a trace: a workload file without prompts or names, with the measurements."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ampacity.workloads.arrivals.processes import arrival_times, parse_arrivals
 from ampacity.workloads.arrivals.rates import Switching
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.fit.lengths import fit_lengths, quantile_table, rounded
-from ampacity.workloads.fit.process import DAY_S, choose_process, gaps_text
+from ampacity.workloads.fit.process import DAY_S, Process, choose_process, gaps_text
 from ampacity.workloads.fit.sessions import context_limit, joint_sessions, shrunk_note
 from ampacity.workloads.fit.traffic import (
     fit_arrivals,
@@ -22,9 +23,9 @@ from ampacity.workloads.fit.traffic import (
     turns_of,
 )
 from ampacity.workloads.lengths.parse import fit_copula, parse_lengths, spearman
-from ampacity.workloads.replay import spread, with_blocks
-from ampacity.workloads.traces.read import Trace
+from ampacity.workloads.trace_cuts import spread, with_blocks
 from ampacity.workloads.traces.times import recorded
+from ampacity.workloads.traces.trace import Trace
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -33,16 +34,15 @@ _DRAWN_MAX = 3_000_000  # requests of a draw that is shown beside the log
 _SLOW_S = 60.0  # a cycle of states that a usual stage is too short for
 FEWEST = 100  # requests; fewer show neither a process of arrivals nor a correlation
 _SESSION_TURNS = 1.5  # mean turns, and ...
-_SESSION_SHARE = (
-    0.9  # ... share of the requests in sessions, from which on the profile is one of sessions
-)
+# ... share of the requests in sessions, from which on the profile is one of sessions
+_SESSION_SHARE = 0.9
 
 
 def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
-    """The profile of a trace, in the form of a workload file; what was measured stands under ``measured``.
+    """Return the profile of a trace as a workload file; measurements are under ``measured``.
 
-    Lengths are quantile tables with the spikes kept, whichever family fits; arrivals are those of a trace with
-    its coarse clock spread. Raises WorkloadError where there are too few requests.
+    Lengths are quantile tables that keep spikes; arrivals are those of a trace with its coarse
+    clock spread. Raises WorkloadError for too few requests.
     """
     n = len(trace)
     if n < 2:
@@ -52,8 +52,18 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
     timed = bool(trace.clock) and not trace.from_session_start and not few
     spread_out = spread(trace, np.random.default_rng(seed))
     covered = recorded(spread_out.arrival_s)
-    clock, arrivals, said = fit_clock(covered.arrival_s, seed) if timed else ("poisson", None, [])
-    sessions = fit_sessions(trace)
+    clock, arrivals, clock_notes = "poisson", None, list[str]()
+    if timed:
+        clock, arrivals, clock_notes = fit_clock(covered.arrival_s, seed)
+    notes = [*(spread_out.notes if timed else trace.notes), *_cached_notes(trace)]
+    if timed:
+        notes += [*covered.note(n), *clock_notes]
+    if few:
+        notes.append(
+            f"{n} requests are too few to fit: arrivals are taken for Poisson, no rate, peak or "
+            f"correlation is given ({FEWEST} would do); the lengths are those {n}"
+        )
+    client = spread_out.client
     measured: dict[str, Any] = {
         "requests": n,
         "clock": trace.clock or None,
@@ -62,55 +72,58 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
         "output_tokens": _side(trace.output_tokens),
         "correlation": None if few else round(spearman(trace.input_tokens, trace.output_tokens), 4),
         "arrivals": arrivals,
-        "clients": None
-        if trace.client is None
-        else fit_clients(spread_out.client, spread_out.arrival_s if timed else None),  # type: ignore[arg-type]
+        "clients": client
+        if client is None
+        else fit_clients(client, spread_out.arrival_s if timed else None),
         "sharing": fit_sharing(trace),
-        "sessions": sessions,
-        "notes": list(spread_out.notes if timed else trace.notes),
+        "sessions": fit_sessions(trace),
+        "notes": notes,
     }
-    above = (
-        0 if trace.cached_tokens is None else int((trace.cached_tokens > trace.input_tokens).sum())
-    )
-    if above:
-        measured["notes"].append(
-            f"{above} rows have more cached tokens than input tokens: all of their input counts as cached"
-        )
-    if timed:
-        measured["notes"] += [*covered.note(n), *said]
-    if few:
-        measured["notes"].append(
-            f"{n} requests are too few to fit: arrivals are taken for Poisson, no rate, peak or correlation is given ({FEWEST} would do); the lengths are those {n}"
-        )
     profile: dict[str, Any] = {
         "name": name,
         "source": f"fitted to {trace.source}, {n} requests",
         "arrivals": clock,
     }
+    profile |= _lengths_workload(trace, measured, timed=timed, seed=seed)
+    kept = {key: value for key, value in measured.items() if value not in (None, [])}
+    return profile | {"measured": kept}
+
+
+def _cached_notes(trace: Trace) -> list[str]:
+    cached = trace.cached_tokens
+    above = 0 if cached is None else int((cached > trace.input_tokens).sum())
+    if not above:
+        return []
+    return [
+        f"{above} rows have more cached tokens than input tokens: "
+        "all of their input counts as cached"
+    ]
+
+
+def _lengths_workload(
+    trace: Trace, measured: dict[str, Any], *, timed: bool, seed: int
+) -> dict[str, Any]:
+    """Return the keys of a workload of sessions or of lone requests; may add to the notes."""
+    sessions = measured["sessions"]
     if (
         sessions
         and sessions["turns"]["mean"] >= _SESSION_TURNS
         and sessions["requests_in_sessions"] >= _SESSION_SHARE
     ):
-        profile |= _session_workload(trace, timed, seed)
+        profile = _session_workload(trace, timed, seed)
         measured["notes"] += shrunk_note(trace, profile["sessions"].get("limit_tokens"))
-    else:
-        profile |= {
-            "input_tokens": _table(trace.input_tokens),
-            "output_tokens": _table(trace.output_tokens),
-        }
-        if abs(measured["correlation"] or 0.0) >= 0.01:
-            profile["correlation"] = _within_reach(measured["correlation"], profile)
-        share = (measured["sharing"] or {}).get("cached_share_infinite")
-        if share:
-            profile["prefixes"] = {"cached_share": round(share, 4), "pool": 8, "zipf": 1.0}
-    return profile | {
-        "measured": {key: value for key, value in measured.items() if value not in (None, [])}
-    }
+        return profile
+    profile = {side: _table(getattr(trace, side)) for side in ("input_tokens", "output_tokens")}
+    if abs(measured["correlation"] or 0.0) >= 0.01:
+        profile["correlation"] = _within_reach(measured["correlation"], profile)
+    share = (measured["sharing"] or {}).get("cached_share_infinite")
+    if share:
+        profile["prefixes"] = {"cached_share": round(share, 4), "pool": 8, "zipf": 1.0}
+    return profile
 
 
 def _within_reach(rho: float, profile: dict[str, Any]) -> float:
-    """The rank correlation that the tables can be drawn with; of a few rows it may be as strong as 1."""
+    """Return the correlation the tables can reach; of a few rows the measured one may be 1."""
     sides = [parse_lengths(profile[side], side) for side in ("input_tokens", "output_tokens")]
     wanted = min(max(rho, -0.999), 0.999)
     while abs(wanted) >= 0.01:
@@ -123,9 +136,9 @@ def _within_reach(rho: float, profile: dict[str, Any]) -> float:
 
 
 def fit_clock(arrival_s: Floats, seed: int) -> tuple[str, dict[str, Any] | None, list[str]]:
-    """(the arrivals of a profile, what was measured of them, notes) of sorted times from 0.
+    """Return (arrivals of the profile, their measurements, notes) of sorted times from 0.
 
-    Beside the log's own figures stands what one draw of the chosen process gives.
+    Beside the log's own figures are those of one draw of the chosen process.
     """
     arrivals = fit_arrivals(arrival_s)
     if arrivals is None:
@@ -137,27 +150,34 @@ def fit_clock(arrival_s: Floats, seed: int) -> tuple[str, dict[str, Any] | None,
     span_s = float(arrival_s[-1])
     rps = np.histogram(arrival_s, np.linspace(0, span_s, OVER_TIME + 1))[0] / (span_s / OVER_TIME)
     arrivals["over_time"] = over_time(rps, span_s, best.text, rng)
-    notes = []
-    if best.text != gaps:
-        kind, more = best.text.partition(":")[0], processes[1].nats if len(processes) > 1 else 0.0
-        notes.append(
-            f"arrivals: {kind} describes parts of the log that it was not fitted to better than {gaps} does, by "
-            f"{best.nats - next((p.nats for p in processes if p.text == gaps), more):.3g} nats a request"
-        )
-        slow = _cycle_s(best.text)
-        if kind == "diurnal":
-            notes.append(
-                f"the rate changes over the day, and the curve is laid over a stage of any length (24h: as recorded): sweep and search look for one steady rate, give them --arrivals {gaps}"
-            )
-        elif slow > _SLOW_S:
-            notes.append(
-                f"the rate changes every {slow / 2:.3g} s on average: a stage should last several times {slow:.3g} s, or take --arrivals {gaps}"
-            )
+    second = processes[1].nats if len(processes) > 1 else 0.0
+    plain = next((p.nats for p in processes if p.text == gaps), second)
+    notes = [] if best.text == gaps else [*_process_notes(best, gaps, best.nats - plain)]
     return best.text, arrivals, notes
 
 
+def _process_notes(best: Process, gaps: str, gain: float) -> Iterator[str]:
+    kind = best.text.partition(":")[0]
+    yield (
+        f"arrivals: {kind} describes parts of the log that it was not fitted to better than "
+        f"{gaps} does, by {gain:.3g} nats a request"
+    )
+    slow = _cycle_s(best.text)
+    if kind == "diurnal":
+        yield (
+            "the rate changes over the day, and the curve is laid over a stage of any length "
+            "(24h: as recorded): sweep and search look for one steady rate, "
+            f"give them --arrivals {gaps}"
+        )
+    elif slow > _SLOW_S:
+        yield (
+            f"the rate changes every {slow / 2:.3g} s on average: a stage should last several "
+            f"times {slow:.3g} s, or take --arrivals {gaps}"
+        )
+
+
 def _cycle_s(text: str) -> float:
-    """How long all states of a switching process last together; 0 of any other."""
+    """Return the mean duration of a full cycle of a switching process; 0 for others."""
     curve = parse_arrivals(text).curve
     return sum(curve.stay_s) if isinstance(curve, Switching) else 0.0
 
@@ -165,7 +185,7 @@ def _cycle_s(text: str) -> float:
 def over_time(
     rps: Floats, span_s: float, text: str, rng: np.random.Generator | None = None
 ) -> dict[str, Any]:
-    """Rates by window of equal width (float[n]), put together to ``OVER_TIME`` ones, beside those of a draw of ``text``."""
+    """Return the log's rates (float[n]) by ``OVER_TIME`` windows, and those of a draw."""
     windows = min(OVER_TIME, len(rps))
     parts = np.array_split(rps, windows)
     found: dict[str, Any] = {
@@ -190,7 +210,7 @@ def over_time(
 
 
 def _drawn(text: str, rate_rps: float, span_s: float, rng: np.random.Generator) -> Floats:
-    """Sorted times of a draw as long as the log, a curve of the day laid over each day of it."""
+    """Return sorted times of a draw as long as the log; a daily curve repeats each day."""
     if not text.startswith("diurnal"):
         return arrival_times(text, rate_rps, span_s, rng)
     days = [
@@ -223,7 +243,10 @@ def _table(tokens: NDArray[np.int64]) -> dict[str, Any]:
 
 
 def _session_workload(trace: Trace, timed: bool, seed: int) -> dict[str, Any]:
-    """The keys of a workload of sessions, arrivals being those of sessions; a pause is from one turn's start to the next, so it holds the answer too."""
+    """Return the keys of a workload of sessions, whose arrivals are those of sessions.
+
+    A pause is from one turn's start to the next, so it includes the answer.
+    """
     order, turns, first, later = turns_of(trace)
     inputs, outputs = trace.input_tokens[order], trace.output_tokens[order]
     said = inputs[later] - inputs[later - 1] - outputs[later - 1]

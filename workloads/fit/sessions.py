@@ -1,4 +1,4 @@
-"""Sessions of a log as a workload of sessions has them: what belongs together, and where long ones are cut."""
+"""Fit the sessions of a log: joint lengths, and the limit at which contexts are compacted."""
 
 import math
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ampacity.workloads.fit.traffic import turns_of
 from ampacity.workloads.sessions import JOINT_MAX
-from ampacity.workloads.traces.read import Trace
+from ampacity.workloads.traces.trace import Trace
 
 Ints = NDArray[np.int64]
 _CUTS = 20  # prompts that are shorter than what came before, from which on ...
@@ -18,18 +18,21 @@ _AT_LIMIT, _NEAR = (
 
 
 def shrunk_note(trace: Trace, limit_tokens: int | None) -> list[str]:
-    """A line where prompts are shorter than what came before them in their session."""
+    """Return a note where prompts are shorter than what preceded them in their session."""
     order, _, _, later = turns_of(trace)
     shrunk = int(_shrunk(trace.input_tokens[order], trace.output_tokens[order], later).sum())
     if not shrunk:
         return []
     how = (
-        f"most of them near the longest prompt: fitted sessions are compacted at {limit_tokens} tokens"
+        "most of them near the longest prompt: "
+        f"fitted sessions are compacted at {limit_tokens} tokens"
         if limit_tokens
-        else "compacted, or thoughts left out: fitted sessions grow evenly to the same mean and spread of contexts"
+        else "compacted, or thoughts left out: "
+        "fitted sessions grow evenly to the same mean and spread of contexts"
     )
     return [
-        f"{shrunk} of {len(later)} later prompts are shorter than the one before and its answer ({how})"
+        f"{shrunk} of {len(later)} later prompts are shorter than the one before and its answer "
+        f"({how})"
     ]
 
 
@@ -38,10 +41,11 @@ def _shrunk(inputs: Ints, outputs: Ints, later: Ints) -> NDArray[np.bool_]:
 
 
 def context_limit(inputs: Ints, outputs: Ints, later: Ints) -> tuple[int, Ints] | None:
-    """(the longest later prompt, what stands in those that were cut beside a usual message) where sessions are cut at a limit.
+    """Return (longest later prompt, summary lengths) where sessions are compacted at a limit.
 
-    ``later``: places of the turns after the first in ``inputs`` and ``outputs``, one session after the other. None where fewer than
-    twenty prompts, or few of them near the longest one, are shorter than what came before.
+    ``later``: indices of turns after the first in ``inputs`` and ``outputs``, session by session.
+    None where fewer than twenty prompts, or few of them near the longest, are shorter than what
+    preceded them.
     """
     shrunk = _shrunk(inputs, outputs, later)
     limit = int(inputs[later].max())
@@ -58,14 +62,14 @@ def context_limit(inputs: Ints, outputs: Ints, later: Ints) -> tuple[int, Ints] 
 def joint_sessions(
     inputs: Ints, outputs: Ints, turns: Ints, first: Ints, matched: bool = True
 ) -> list[list[int]]:
-    """[turns, tokens of the first message, of the second one, mean of the later ones] of each session, three digits each.
+    """Return [turns, first, second, mean later message tokens] of each session, to three digits.
 
-    ``inputs`` and ``outputs`` (int64[n]) of the requests, one session after the other; ``turns`` and ``first`` as
-    ``turns_of`` gives them. From the second turn on a session's contexts become evenly spaced ones with the same mean m and
-    standard deviation s: those of n lie sqrt(3 (n - 1) / (n + 1)) s to either side, but not above the session's largest context:
-    real ones grow fast at first, and then slowly, or shrink in between. What would lie
-    below the first prompt, or grow by less than a mean answer and a word, is put up; the mean stays where it can. Unless ``matched``,
-    messages are as they were, without those of prompts that were cut.
+    ``inputs`` and ``outputs`` (int64[n]) are session by session; ``turns`` and ``first`` as from
+    ``turns_of``. From the second turn on contexts are replaced by evenly spaced ones with the same
+    mean m and standard deviation s: n of them span sqrt(3 (n - 1) / (n + 1)) s to either side, at
+    most the session's largest context. Real contexts grow fast at first, then slowly, or shrink.
+    Growth below a mean answer and one token is raised; the mean is kept where possible. Unless
+    ``matched``, messages are kept, without those of compacted prompts.
     """
     answer = float(outputs.mean())
     least = answer + 1

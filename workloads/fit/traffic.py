@@ -1,4 +1,4 @@
-"""What a log says of its traffic: rates and their peaks, burstiness, clients, prompts that begin alike, sessions."""
+"""Measure a log's traffic: rates, peaks, burstiness, clients, prefix sharing and sessions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ampacity.workloads.fit.busy_hour import busy_hour
 from ampacity.workloads.fit.lengths import rounded
-from ampacity.workloads.traces.read import Blocks, Trace
+from ampacity.workloads.traces.trace import Blocks, Trace
 
 Floats = NDArray[np.float64]
 _WINDOWS_S = (1, 10, 60)
@@ -16,12 +16,12 @@ _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 
 
 def fit_arrivals(arrival_s: Floats) -> dict[str, Any] | None:
-    """Rate, coefficient of variation of the gaps, index of dispersion, peaks; None where nothing can be said.
+    """Return rate, CV of the gaps, index of dispersion and peaks; None for too few requests.
 
-    ``arrival_s`` sorted, from 0. Windows are aligned to 0 and the last, partial one is left out (unless it is the
-    only one). ``rps_p95`` and ``rps_p99`` are over seconds, ``p99_rps`` is by window, idle ones included;
-    ``busy_hour``: see ``ampacity.workloads.fit.busy_hour``.
-    The index of dispersion is variance / mean of the counts, 1 for a Poisson process (Cox and Lewis 1966).
+    ``arrival_s`` sorted, from 0. Windows are aligned to 0, without the last, partial one (unless it
+    is the only one). ``rps_p95`` and ``rps_p99`` are over seconds, ``p99_rps`` is by window, idle
+    ones included; ``busy_hour``: see ``ampacity.workloads.fit.busy_hour``. The index of dispersion
+    is variance / mean of the counts, 1 for a Poisson process (Cox and Lewis 1966).
     """
     span_s = float(arrival_s[-1])
     if len(arrival_s) < 3 or span_s <= 0:
@@ -62,7 +62,7 @@ def fit_arrivals(arrival_s: Floats) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Requests by window of equal width, without the empty ones: a log's memory goes by its rows, not by its span.
+    """Requests by window of equal width; empty windows take no memory.
 
     ``held`` int64[k] of the windows ``places`` (int64[k], rising) out of ``total``.
     """
@@ -72,22 +72,22 @@ class Windows:
     total: int
 
     def mean(self) -> float:
-        """Requests in a window, empty ones included."""
+        """Return requests per window, empty ones included."""
         return float(self.held.sum()) / self.total
 
     def dispersion(self) -> float:
-        """Index of dispersion, variance / mean, empty windows included."""
+        """Return the index of dispersion (variance / mean), empty windows included."""
         held, mean = self.held.astype(np.float64), self.mean()
         return float(held @ held) / self.total / mean - mean if mean else 0.0
 
     def quantile(self, q: float) -> float:
-        """The smallest count that at least a share ``q`` of the windows does not exceed."""
+        """Return the smallest count not exceeded by at least a share ``q`` of the windows."""
         rank = max(int(np.ceil(q * self.total - 1e-9)), 1) - 1 - (self.total - len(self.held))
         return 0.0 if rank < 0 else float(np.sort(self.held)[rank])
 
 
 def count_windows(arrival_s: Floats, width_s: float) -> Windows:
-    """The whole windows of ``width_s`` seconds from 0; of a log that is shorter than one, that one."""
+    """Count the whole windows of ``width_s`` s from 0, or one window for a shorter log."""
     whole = int(arrival_s[-1] // width_s)
     places, held = np.unique((arrival_s // width_s).astype(np.int64), return_counts=True)
     inside = places < max(whole, 1)
@@ -95,7 +95,7 @@ def count_windows(arrival_s: Floats, width_s: float) -> Windows:
 
 
 def fit_clients(client: NDArray[np.int64], arrival_s: Floats | None) -> dict[str, Any]:
-    """How the traffic divides over clients, without their names: shares of the largest, gaps of each."""
+    """Return how traffic divides over clients: shares of the largest, CV of their gaps."""
     known = client[client >= 0]
     volume = np.sort(np.bincount(known))[::-1]
     share = volume / volume.sum()
@@ -125,7 +125,7 @@ def fit_clients(client: NDArray[np.int64], arrival_s: Floats | None) -> dict[str
 
 
 def fit_sharing(trace: Trace) -> dict[str, Any] | None:
-    """Share of prompt tokens that an infinite cache would hold, from block ids or reported cached tokens."""
+    """Return the token share in an infinite cache, by block ids or reported cached tokens."""
     found: dict[str, Any] = {}
     size = trace.block_tokens
     if trace.blocks is not None and size is not None:
@@ -144,7 +144,7 @@ def fit_sharing(trace: Trace) -> dict[str, Any] | None:
 
 
 def leading_hits(blocks: Blocks) -> NDArray[np.int64]:
-    """int64[n]: leading blocks of each request that an earlier one had, in the order of arrival; nothing is evicted."""
+    """Return int64[n]: leading blocks of each request seen before, without eviction."""
     seen: set[int] = set()
     hits = np.zeros(len(blocks.start) - 1, dtype=np.int64)
     ids, start = blocks.ids.tolist(), blocks.start.tolist()
@@ -156,7 +156,7 @@ def leading_hits(blocks: Blocks) -> NDArray[np.int64]:
 
 
 def fit_sessions(trace: Trace) -> dict[str, Any] | None:
-    """Turns, gaps between the starts of turns, growth of the context and its sharing from turn to turn."""
+    """Return turns, gaps between starts of turns, context growth and sharing between turns."""
     if trace.session is None or not (trace.session >= 0).any():
         return None
     order, turns, first, later = turns_of(trace)
@@ -182,7 +182,7 @@ def fit_sessions(trace: Trace) -> dict[str, Any] | None:
 def turns_of(
     trace: Trace,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(requests in sessions, one session after the other; how many each has; places of first and of later turns)."""
+    """Return (requests session by session; turns of each; indices of first and of later turns)."""
     assert trace.session is not None
     member = np.flatnonzero(trace.session >= 0)
     order = member[np.lexsort((trace.arrival_s[member], trace.session[member]))]
@@ -191,7 +191,7 @@ def turns_of(
 
 
 def _turn_to_turn(trace: Trace, order: NDArray[np.int64], later: NDArray[np.int64]) -> float | None:
-    """Share of the blocks of turns after the first that are those of the turn before, from the beginning on."""
+    """Return the share of later turns' blocks that are leading blocks of the previous turn."""
     if trace.shared_blocks is not None:
         pairs = trace.shared_blocks[order[later]]
         return rounded(pairs[:, 0].sum() / pairs[:, 1].sum())

@@ -1,4 +1,4 @@
-"""A workload as it can be drawn: quantiles, spikes and a histogram of its lengths, and what a log said of it."""
+"""Prepare a workload for plotting: quantiles, spikes and histograms of its lengths."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ _BINS = 24
 def view(
     workload: Workload, measured: dict[str, Any] | None = None, seed: int = 1
 ) -> dict[str, Any]:
-    """JSON-able: the lengths by ``_DRAWS`` draws, and ``measured`` as the profile holds it."""
+    """Return JSON-able lengths by ``_DRAWS`` draws, and ``measured`` as in the profile."""
     rng = np.random.default_rng(seed)
     sides = {
         side: _side(lengths, rng)
@@ -38,7 +38,7 @@ def view(
 
 
 def read_measured(name_or_path: str) -> dict[str, Any]:
-    """What stands under ``measured`` in a profile; empty where nothing does. Raises WorkloadError."""
+    """Return ``measured`` of a profile, empty where it has none. Raises WorkloadError."""
     held = None if name_or_path in ARCHETYPES else read_yaml(Path(name_or_path))
     measured = held.get("measured") if isinstance(held, dict) else None
     return measured if isinstance(measured, dict) else {}
@@ -59,7 +59,7 @@ def _side(lengths: Lengths, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def _bins(drawn: NDArray[np.int64]) -> list[dict[str, float]]:
-    """Shares within bins of equal width in the logarithm, from the smallest to the largest length."""
+    """Return shares in bins of equal log width, from the smallest to the largest length."""
     low, high = max(float(drawn.min()), 1.0), float(drawn.max())
     edges = np.unique(np.rint(np.geomspace(low, high + 1, _BINS + 1)))
     shares = np.histogram(drawn, bins=edges)[0] / len(drawn)

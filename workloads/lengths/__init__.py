@@ -1,1 +1,1 @@
-"""How many tokens a request has."""
+"""Distributions of token counts."""

@@ -1,4 +1,4 @@
-"""Distributions of lengths in tokens, by formula. Each is its quantile function; one uniform number makes one length."""
+"""Parametric length distributions, each given by its quantile function."""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,40 +20,39 @@ Floats = NDArray[np.float64]
 
 
 def _z(u: Floats) -> Floats:
-    """Standard normal quantiles."""
     from scipy.special import ndtri
 
     return np.asarray(ndtri(u), dtype=np.float64)
 
 
 class Lengths(ABC):
-    """What every distribution can do. A subclass gives ``_quantiles``, ``_text`` and where it can ``mean``."""
+    """Base of all distributions: subclasses define ``_quantiles`` and ``_text``."""
 
     kind: ClassVar[str]
 
     @abstractmethod
     def _quantiles(self, u: Floats) -> Floats:
-        """Tokens at the levels ``u``, neither clipped nor rounded."""
+        """Return tokens at the levels ``u``, neither clipped nor rounded."""
 
     @abstractmethod
     def _text(self) -> str:
-        """The distribution in words."""
+        """Return the distribution in words."""
 
     def at(self, u: Floats) -> Floats:
-        """Tokens at the levels ``u`` in [0, 1], before rounding."""
+        """Return tokens at the levels ``u`` in [0, 1], before rounding."""
         return np.clip(self._quantiles(u), 1, MAX_TOKENS)
 
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """int64[n], rounded to whole tokens; the first k do not depend on n."""
+        """Return int64[n], rounded to whole tokens; the first k do not depend on n."""
         return whole_tokens(self.at(rng.random(n)))
 
     def quantile(self, q: float) -> float:
-        """Tokens at level q in [0, 1], before rounding."""
+        """Return tokens at level q in [0, 1], before rounding."""
         check_level(q)
         return float(self.at(np.array([q], dtype=np.float64))[0])
 
     def mean(self) -> float:
-        """Mean in tokens: the integral of q(Phi(z)) phi(z) dz, by the trapezoid rule."""
+        """Return the mean in tokens: the integral of q(Phi(z)) phi(z) dz, by the trapezoid rule."""
         from scipy.special import ndtr
 
         z = np.linspace(-8.2, 8.2, 20_001)
@@ -61,7 +60,7 @@ class Lengths(ABC):
         return float(np.sum(self.at(ndtr(z)) * weight) / np.sum(weight))
 
     def share_above(self, tokens: float) -> float:
-        """The probability of more than ``tokens``, by bisection of the quantile function."""
+        """Return P(length > tokens), by bisection of the quantile function."""
         low, high = 0.0, 1.0
         for _ in range(54):
             middle = (low + high) / 2
@@ -69,14 +68,14 @@ class Lengths(ABC):
         return 1 - high
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description, as ``workload.input_tokens`` in run.json."""
+        """Return a JSON-able description, as ``workload.input_tokens`` in run.json."""
         figures = {"p50": self.quantile(0.5), "p99": self.quantile(0.99), "mean": self.mean()}
         return {"kind": self.kind, **figures, "text": self._text()}
 
 
 @dataclass(frozen=True)
 class Fixed(Lengths):
-    """Every request has ``tokens`` tokens."""
+    """A constant length."""
 
     kind = "fixed"
     tokens: int
@@ -88,7 +87,7 @@ class Fixed(Lengths):
         return np.full(u.shape, self.tokens, dtype=np.float64)
 
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """int64[n], all the same; draws nothing from ``rng``."""
+        """Return int64[n]; draws nothing from ``rng``."""
         return np.full(n, self.tokens, dtype=np.int64)
 
     def mean(self) -> float:
@@ -100,7 +99,7 @@ class Fixed(Lengths):
 
 @dataclass(frozen=True)
 class LogNormal(Lengths):
-    """Log-normal lengths with median ``p50`` and 99th percentile ``p99``, in tokens.
+    """Log-normal with median ``p50`` and 99th percentile ``p99``, in tokens.
 
     mu = ln p50, sigma = ln(p99/p50) / z_0.99.
     """
@@ -117,7 +116,7 @@ class LogNormal(Lengths):
 
     @classmethod
     def from_mean(cls, mean: float, cv: float) -> Self:
-        """By mean and coefficient of variation: sigma^2 = ln(1 + cv^2), p50 = mean / sqrt(1 + cv^2)."""
+        """Convert mean and CV: sigma^2 = ln(1 + cv^2), p50 = mean / sqrt(1 + cv^2)."""
         check_positive("mean", mean)
         check_positive("cv", cv, "above 0")
         p50, sigma = mean / math.sqrt(1 + cv**2), math.sqrt(math.log1p(cv**2))
@@ -131,13 +130,13 @@ class LogNormal(Lengths):
         return whole_tokens(np.clip(tokens, 1, MAX_TOKENS))
 
     def quantile(self, q: float) -> float:
-        """Tokens at level q in [0, 1], before rounding: exp(mu + sigma z_q) = p50 (p99/p50)^(z_q/z_0.99)."""
+        """Return exp(mu + sigma z_q) = p50 (p99/p50)^(z_q/z_0.99) tokens, before rounding."""
         check_level(q)
         z = _NORMAL.inv_cdf(q) if 0 < q < 1 else math.copysign(math.inf, q - 0.5)
         return float(min(max(self.p50 * (self.p99 / self.p50) ** (z / Z_99), 1), MAX_TOKENS))
 
     def mean(self) -> float:
-        """Mean in tokens, censored at 1 and at b: F(1) + b (1 - F(b)) + partial expectation on (1, b)."""
+        """Return the mean censored to [1, b]: F(1) + b (1 - F(b)) + partial expectation."""
         sigma, mu = math.log(self.p99 / self.p50) / Z_99, math.log(self.p50)
         if sigma == 0:
             return self.quantile(0.5)
@@ -152,7 +151,7 @@ class LogNormal(Lengths):
 
 @dataclass(frozen=True)
 class Uniform(Lengths):
-    """Each whole number from ``minimum`` to ``maximum`` is as likely as the others."""
+    """Uniform over the whole numbers from ``minimum`` to ``maximum``."""
 
     kind = "uniform"
     minimum: int
@@ -175,7 +174,7 @@ class Uniform(Lengths):
 
 @dataclass(frozen=True)
 class Normal(Lengths):
-    """Normal with ``center`` and ``std`` in tokens, truncated at 1: what would fall below is drawn again.
+    """Normal with ``center`` and ``std`` in tokens, truncated at 1 (smaller draws are repeated).
 
     Quantile at u: center + std Phi^-1(Phi(a) + u (1 - Phi(a))), a = (1 - center) / std.
     """
@@ -198,7 +197,7 @@ class Normal(Lengths):
         return self.center + self.std * _z(below + u * (1 - below))
 
     def mean(self) -> float:
-        """Mean in tokens of what is drawn: center + std phi(a) / (1 - Phi(a))."""
+        """Return the truncated mean: center + std phi(a) / (1 - Phi(a))."""
         a, below = self._below
         return min(self.center + self.std * _NORMAL.pdf(a) / (1 - below), float(MAX_TOKENS))
 
@@ -226,7 +225,7 @@ class Gamma(Lengths):
         return np.asarray(gammaincinv(self.cv**-2, u), dtype=np.float64) * self.average * self.cv**2
 
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """int64[n], rounded to whole tokens; the first k do not depend on n. Ten times as fast as the quantiles."""
+        """Return int64[n] as the base does, ten times as fast as by quantiles."""
         tokens = rng.standard_gamma(self.cv**-2, n) * (self.average * self.cv**2)
         return whole_tokens(np.clip(tokens, 1, MAX_TOKENS))
 
@@ -236,7 +235,7 @@ class Gamma(Lengths):
 
 @dataclass(frozen=True)
 class Pareto(Lengths):
-    """Pareto tail from ``start`` tokens on: P[X > x] = (start / x)^alpha; as a part of a mixture, the long tail."""
+    """Pareto from ``start`` tokens on: P[X > x] = (start / x)^alpha; the long tail of a mixture."""
 
     kind = "pareto"
     start: float
@@ -254,7 +253,7 @@ class Pareto(Lengths):
             return self.start * (1 - u) ** (-1 / self.alpha)
 
     def mean(self) -> float:
-        """Mean in tokens, censored at b: start (1 + (1 - (start/b)^(alpha - 1)) / (alpha - 1))."""
+        """Return the mean, censored at b: start (1 + (1 - (start/b)^(alpha - 1)) / (alpha - 1))."""
         if self.alpha == 1:
             return self.start * (1 + math.log(MAX_TOKENS / self.start))
         rest = -math.expm1((self.alpha - 1) * math.log(self.start / MAX_TOKENS)) / (self.alpha - 1)
@@ -265,12 +264,11 @@ class Pareto(Lengths):
 
 
 def whole_tokens(tokens: Floats) -> NDArray[np.int64]:
-    """int64[n], rounded."""
     return np.rint(tokens).astype(np.int64)
 
 
 def check_positive(name: str, value: float, bounds: str = "") -> None:
-    """Raise WorkloadError unless ``value`` is above 0 and a record can hold it."""
+    """Raise WorkloadError unless 0 < ``value`` <= MAX_TOKENS."""
     if not 0 < value <= MAX_TOKENS:
         wanted = bounds or f"of tokens above 0 and up to {MAX_TOKENS}"
         raise WorkloadError(f"{name} is {value!r}: give a number {wanted}")

@@ -1,4 +1,4 @@
-"""Lengths as they were observed: by a table of quantiles, or as point masses."""
+"""Empirical length distributions: quantile tables and point masses."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from ampacity.workloads.lengths.distributions import (
 
 @dataclass(frozen=True)
 class Empirical(Lengths):
-    """Lengths by a table of quantiles: tokens ``tokens[i]`` at level ``levels[i]``, linear in between.
+    """A quantile table: ``tokens[i]`` at level ``levels[i]``, linear in between.
 
-    ``levels`` rise from 0 to 1, ``tokens`` never fall. Make one with ``from_samples`` or ``from_quantiles``.
+    ``levels`` rise from 0 to 1, ``tokens`` never fall.
     """
 
     kind = "empirical"
@@ -52,7 +52,7 @@ class Empirical(Lengths):
 
     @classmethod
     def from_samples(cls, samples: Iterable[float]) -> Self:
-        """From observed lengths in tokens, in any order (one or more)."""
+        """Return the distribution of observed lengths in tokens, in any order (one or more)."""
         ordered = sorted(float(v) for v in samples)
         if not ordered:
             raise WorkloadError("an empirical distribution needs at least one length")
@@ -64,7 +64,7 @@ class Empirical(Lengths):
 
     @classmethod
     def from_quantiles(cls, table: Mapping[float, float]) -> Self:
-        """From {level: tokens}, in any order; the levels 0 and 1 must be there."""
+        """Return the distribution by {level: tokens}; the levels 0 and 1 are required."""
         return cls(
             tuple(sorted(float(level) for level in table)), tuple(table[q] for q in sorted(table))
         )
@@ -77,7 +77,7 @@ class Empirical(Lengths):
         return np.asarray(np.interp(u, *self._table), dtype=np.float64)
 
     def mean(self) -> float:
-        """Mean in tokens: the integral of the interpolated quantile function."""
+        """Return the integral of the interpolated quantile function."""
         levels, tokens = self._table
         return float(np.sum(np.diff(levels) * (tokens[1:] + tokens[:-1]) / 2))
 
@@ -117,4 +117,5 @@ class Points(Lengths):
         return float(np.average(self.tokens, weights=self.weights))
 
     def _text(self) -> str:
-        return f"point masses at {', '.join(map(str, self.tokens[:6]))}{', …' * (len(self.tokens) > 6)}"
+        shown = ", ".join(map(str, self.tokens[:6]))
+        return f"point masses at {shown}{', …' if len(self.tokens) > 6 else ''}"

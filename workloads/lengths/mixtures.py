@@ -1,4 +1,4 @@
-"""Lengths made of other lengths: mixtures, and what is cut at the model's context."""
+"""Mixtures of length distributions, and distributions censored at bounds."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ from ampacity.workloads.lengths.distributions import (
 
 @dataclass(frozen=True)
 class Mixture(Lengths):
-    """Each length comes from one of ``parts``, chosen with the relative ``weights``."""
+    """A mixture of ``parts`` with the relative ``weights``."""
 
     kind = "mixture"
     parts: tuple[Lengths, ...]
@@ -34,7 +34,7 @@ class Mixture(Lengths):
         return shares
 
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """int64[n]: one uniform number picks the part and, by its place in the part's share, the length."""
+        """Return int64[n]; one uniform number selects the part and the level within it."""
         edges = np.concatenate([[0.0], np.cumsum(self._shares)])
         u = rng.random(n)
         part = np.minimum(np.searchsorted(edges[1:], u, side="right"), len(self.parts) - 1)
@@ -46,7 +46,7 @@ class Mixture(Lengths):
 
     @cached_property
     def _table(self) -> tuple[Floats, Floats]:
-        """(levels, tokens) of the whole: the parts' quantiles in 8,000 cells each, dense in the tails, merged."""
+        """Return (levels, tokens): the parts' quantiles in 8,000 cells each, merged."""
         from scipy.special import ndtr
 
         edges = ndtr(np.linspace(-8.2, 8.2, 8001))
@@ -64,7 +64,6 @@ class Mixture(Lengths):
         return np.interp(u, *self._table)
 
     def mean(self) -> float:
-        """Mean in tokens: that of the parts, weighted."""
         return float(sum(w * p.mean() for w, p in zip(self._shares, self.parts, strict=True)))
 
     def describe(self) -> dict[str, Any]:
@@ -80,7 +79,7 @@ class Mixture(Lengths):
 
 @dataclass(frozen=True)
 class Clipped(Lengths):
-    """``lengths`` censored at ``minimum`` and ``maximum``: what falls outside becomes the bound itself."""
+    """``lengths`` censored at ``minimum`` and ``maximum``: values outside become the bound."""
 
     kind = "clipped"
     lengths: Lengths
@@ -105,7 +104,7 @@ class Clipped(Lengths):
         return min(max(self.lengths.quantile(q), float(low)), float(high))
 
     def describe(self) -> dict[str, Any]:
-        """That of the lengths, the bounds, and the share of the lengths that ``maximum`` cuts."""
+        """Return the description of the lengths, the bounds, and the share cut by ``maximum``."""
         bounds = {"minimum": self.minimum, "maximum": self.maximum, "truncated_share": self._cut}
         return self.lengths.describe() | super().describe() | bounds | {"kind": self.lengths.kind}
 

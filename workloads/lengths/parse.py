@@ -1,4 +1,4 @@
-"""How many tokens a request has: a distribution read from a flag or a file, and pairs of input and output."""
+"""Parse length distributions from flags or files, and draw correlated input and output lengths."""
 
 import math
 import re
@@ -41,7 +41,10 @@ __all__ = [
     "parse_lengths",
 ]
 
-FORMS = "512, lognormal:p50=1020,p99=4142, gamma:mean=300,cv=2, 0.7*lognormal:... + 0.3*512, or in a file {quantiles: {0: 1, 0.5: 100, 1: 4000}}"
+FORMS = (
+    "512, lognormal:p50=1020,p99=4142, gamma:mean=300,cv=2, 0.7*lognormal:... + 0.3*512, "
+    "or in a file {quantiles: {0: 1, 0.5: 100, 1: 4000}}"
+)
 # By kind: its parameters, what it is made with, and how it is written.
 _FAMILIES: dict[str, tuple[tuple[str, str], Callable[[Any, Any], Lengths], str]] = {
     "lognormal": (("p50", "p99"), LogNormal, "lognormal:p50=1020,p99=4142"),
@@ -57,13 +60,14 @@ _PART = re.compile(r"([\d.]+)\s*\*\s*(.+)", re.DOTALL)
 
 
 def parse_lengths(spec: object, where: str, unit: str = " of tokens") -> Lengths:
-    """A length distribution from a flag (``512``, ``"lognormal:p50=200,p99=800,max=4096"``) or a YAML value.
+    """Parse a length distribution from a flag or a YAML value.
 
-    ``"0.7*lognormal:p50=200,p99=800 + 0.3*181"`` is a mixture. In YAML also ``{lognormal: {p50: 200, p99: 800}}``,
-    ``{empirical: [12, 80, ...]}``, ``{quantiles: {0: 1, 0.5: 100, 1: 4000}}``, ``{points: {181: 0.3, 4096: 0.7}}``
-    and ``{mixture: [{weight: 0.7, lognormal: {...}}, {weight: 0.3, fixed: 181}]}``, each with ``min`` and ``max``
-    beside it where wanted. ``unit``: what is counted, for the message. Raises WorkloadError with one line that begins
-    with ``where``.
+    Flags: ``512``, ``"lognormal:p50=200,p99=800,max=4096"``, or the mixture
+    ``"0.7*lognormal:p50=200,p99=800 + 0.3*181"``. YAML also: ``{lognormal: {p50: 200, p99: 800}}``,
+    ``{empirical: [12, 80, ...]}``, ``{quantiles: {0: 1, 0.5: 100, 1: 4000}}``, ``{points: {181:
+    0.3, 4096: 0.7}}`` and ``{mixture: [{weight: 0.7, lognormal: {...}}, {weight: 0.3, fixed:
+    181}]}``, each optionally with ``min`` and ``max``. ``unit``: what is counted, for messages.
+    Raises WorkloadError with one line that begins with ``where``.
     """
     try:
         return _parse(spec)
@@ -174,7 +178,7 @@ def _bounded(lengths: Lengths, bounds: Mapping[str, object]) -> Lengths:
 
 
 def pairs(text: str, example: str) -> dict[str, str]:
-    """``{"a": "1", "b": "2"}`` from ``a=1,b=2``. Raises WorkloadError, which shows the ``example``."""
+    """Parse ``a=1,b=2`` into {"a": "1", "b": "2"}. Raises WorkloadError with the ``example``."""
     found: dict[str, str] = {}
     for part in text.split(","):
         name, sign, value = part.partition("=")
@@ -187,7 +191,7 @@ def pairs(text: str, example: str) -> dict[str, str]:
 
 
 def number(name: str, value: object) -> float:
-    """A finite number, written as one or as text. Raises WorkloadError."""
+    """Parse a finite number, given as a number or as text. Raises WorkloadError."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -199,7 +203,7 @@ def number(name: str, value: object) -> float:
 
 
 def whole(name: str, value: object) -> int:
-    """A whole number of tokens, written as a number or as text. Raises WorkloadError."""
+    """Parse a whole number of tokens, given as a number or as text. Raises WorkloadError."""
     if not isinstance(value, int | float | str) or isinstance(value, bool):
         raise WorkloadError(f"{name} is {value!r:.60}: write {FORMS}")
     try:
@@ -218,9 +222,9 @@ def draw_pairs(
     rng: tuple[np.random.Generator, np.random.Generator],
     n: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(input, output) tokens int64[n] each, from a random stream each, tied by a Gaussian ``copula`` (0: not at all).
+    """Draw (input, output) tokens, int64[n] each, tied by a Gaussian ``copula`` (0: independent).
 
-    The first k do not depend on n.
+    Each side has a random stream of its own; the first k do not depend on n.
     """
     if copula == 0:
         return inputs.sample(rng[0], n), outputs.sample(rng[1], n)
@@ -233,10 +237,10 @@ def draw_pairs(
 
 @lru_cache(maxsize=64)
 def fit_copula(inputs: Lengths, outputs: Lengths, rho: float) -> float:
-    """The copula's parameter that gives whole tokens the rank correlation ``rho`` (Spearman's); 0 for 0.
+    """Return the copula parameter for the rank correlation ``rho`` (Spearman's); 0 for 0.
 
-    Without ties that is 2 sin(pi rho / 6); ties need more, so it is found by bisection on 20,000 fixed draws.
-    Raises WorkloadError where the lengths have too many ties for it.
+    Without ties it is 2 sin(pi rho / 6); ties need more, so it is found by bisection on 20,000
+    fixed draws. Raises WorkloadError where the lengths have too many ties for it.
     """
     if not -1 < rho < 1:
         raise WorkloadError(f"correlation is {rho:g}: give a rank correlation above -1 and below 1")
@@ -245,7 +249,8 @@ def fit_copula(inputs: Lengths, outputs: Lengths, rho: float) -> float:
     sign, low, high = math.copysign(1, rho), 0.0, 0.999_999
     if abs(_realised(inputs, outputs, sign * high)) < abs(rho) - 0.02:
         raise WorkloadError(
-            f"correlation {rho:g} is out of reach: too many requests share one input or output length"
+            f"correlation {rho:g} is out of reach: "
+            "too many requests share one input or output length"
         )
     for _ in range(14):
         middle = (low + high) / 2
@@ -263,7 +268,7 @@ def _realised(inputs: Lengths, outputs: Lengths, copula: float) -> float:
 
 
 def spearman(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
-    """Rank correlation with mid-ranks for ties; 0 where one side never changes."""
+    """Return the rank correlation with mid-ranks for ties; 0 where one side is constant."""
     ranks = []
     for side in (a, b):
         _, inverse, counts = np.unique(side, return_inverse=True, return_counts=True)

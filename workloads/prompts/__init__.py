@@ -1,1 +1,1 @@
-"""The text of prompts, and what prompts share."""
+"""Prompt texts, and the prefixes that prompts share."""

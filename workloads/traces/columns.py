@@ -1,67 +1,197 @@
-"""What is to be said of the columns of a trace: which of two was taken, what is not used, what has no value."""
+"""Recognise the columns of a trace by name, and reach nested values by path."""
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+from ampacity.workloads.errors import WorkloadError, did_you_mean
+from ampacity.workloads.traces.values import UNITS, has
 
-from ampacity.workloads.text import mended, twice_notes
-from ampacity.workloads.traces.fields import PER_ROW, Columns
-from ampacity.workloads.traces.formats import Records
-from ampacity.workloads.traces.recorded import SENT_FIELDS
+_DATA = Path(__file__).parents[1] / "data" / "trace_columns.json"
+# {role: its column names in lower case, preferred first}; "a.b" is field b of the object a
+ROLES: dict[str, tuple[str, ...]] = {
+    role: tuple(names) for role, names in json.loads(_DATA.read_text(encoding="utf-8")).items()
+}
+PER_ROW = ("messages", "answer", "limit")  # roles whose column may differ from row to row
+REQUIRED = {
+    "time": "the arrival time (as timestamp)",
+    "input": "the input tokens (as input_tokens)",
+    "output": "the output tokens (as output_tokens)",
+}
+_FORMATS = {
+    "contexttokens": "Azure",
+    "request tokens": "BurstGPT",
+    "gen_ai.usage.input_tokens": "OpenTelemetry",
+    "gen_ai.usage.prompt_tokens": "OpenTelemetry",
+    "usage.prompt_tokens": "OpenAI usage",
+    "in": "agentic coding",
+}
+# formats whose rows with 0 output tokens are failed requests
+WITH_FAILED_REQUESTS = ("LiteLLM spend log", *(set(_FORMATS.values()) - {"Azure"}))
 
-_OURS = (  # that the reader adds to rows of nested requests, and to spans
-    "session",
-    "hash_id_scope",
-    "parent_session",
-    "span_id",
-    "parent_span_id",
-    "is_agent",
-)
-_SHOWN = 12
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a trace by role (see ROLES), its format, and the unit of its times."""
+
+    by_role: Mapping[str, str]
+    format: str
+    unit: str | None  # of numbers in the time column; None: by their size
+    unit_is_explicit: bool = False  # given by the user or the column's name, not by the format
+    others: Mapping[str, Sequence[str]] = field(default_factory=dict)  # further candidates by role
+
+    def __getitem__(self, role: str) -> str:
+        return self.by_role[role]
+
+    def name(self, role: str) -> str:
+        """Return the column of a role; "" where the file has none."""
+        return self.by_role.get(role, "")
+
+    def held(self, record: Mapping[str, Any], role: str) -> str:
+        """Return the first column with a value in this row, of a role listed in PER_ROW."""
+        names = (self.name(role), *self.others.get(role, ()))
+        return next((name for name in names if has(record, name)), "")
 
 
-def column_notes(name: str, columns: Columns | None, records: Records) -> Iterator[str]:
-    """One line each, once the rows of the file ``name`` have been read."""
-    if columns is None or columns.format == "schedule":  # read by ampacity.workloads.schedule_file
-        return
-    for role, others in columns.others.items():
-        if role in PER_ROW:
-            continue
-        yield f"{name}: column {columns[role].strip()} is taken for the {role}, not {' or '.join(map(mended, others))}"
-    yield from twice_notes(name, records.twice)
-    rows = records.columns.by_name()
-    prompts = columns.name("messages")
-    prefix = prompts[: prompts.rfind(".") + 1]
-    used = {
-        *columns.by_role.values(),
-        *(f"{prefix}{field}" for field in (*SENT_FIELDS, "system") if prompts),
-        *_OURS,
-        *(other for others in columns.others.values() for other in others),
+def find_columns(
+    names: Sequence[str],
+    where: str,
+    given: Mapping[str, str] | None = None,
+    unit: str | None = None,
+    timed: bool = True,
+) -> Columns:
+    """Recognise the columns, ignoring case; ``given`` names some by role.
+
+    Unless ``timed``, the time may be missing. Raises WorkloadError that lists what is missing.
+    """
+    by_name = {name.strip().lower(): name for name in names}
+    found, others = _match_roles(names, where, given or {})
+    alternatives = {
+        "input": {"messages"},
+        "output": {"answer", "limit"},
+        "time": set() if timed else {"input", "messages"},
     }
-    paths = [path.lower() for path in columns.by_role.values() if "." in path]  # into this column
-    unused = [
-        field
-        for field in rows
-        if field not in used and not any(p.startswith(f"{field.lower()}.") for p in paths)
+    missing = [
+        role for role in REQUIRED if role not in found and not alternatives[role] & found.keys()
     ]
-    if unused:
-        total = records.columns.rows
-        shown = (
-            f"{mended(field).strip() or '(without a name)'}{'' if rows[field] == total else f' (of {rows[field]} rows)'}"
-            for field in unused[:_SHOWN]
+    if missing:
+        what = " nor with ".join(REQUIRED[role] for role in missing)
+        options = " ".join(f"--column {role}=NAME" for role in missing)
+        raise WorkloadError(
+            f"{where}: no column with {what}: say which it is ({options}); "
+            f"the file has {_listed(names)}"
         )
-        more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
-        yield f"{name}: columns that are not used: {', '.join(shown)}{more}"
+    time = found.get("time", "")
+    known_format = _format(found, by_name)
+    ending = time.rpartition("_")[2]
+    named = "ns" if time == "starttimeunixnano" else ending if ending in UNITS else None
+    by_role = {role: by_name[name] for role, name in found.items()}
+    explicit = unit or named
+    default = "ms" if _is_mooncake(found, by_name) else None
+    return Columns(by_role, known_format, explicit or default, bool(explicit), others)
 
 
-def missing_notes(name: str, columns: Columns, held: Mapping[str, Any]) -> Iterator[str]:
-    """One line for each column that not all rows have a value of; ``held`` by role: whole numbers, -1 for none."""
-    if columns.format == "schedule":
-        return
-    for role, values in held.items():
-        if role not in columns.by_role:
+def _match_roles(
+    names: Sequence[str], where: str, given: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, Sequence[str]]]:
+    """Return ({role: lower-case column}, {role: further candidates}). Raises WorkloadError."""
+    by_name = {name.strip().lower(): name for name in names}
+    found: dict[str, str] = {}
+    others: dict[str, Sequence[str]] = {}
+    for role, known in ROLES.items():
+        wanted = given.get(role)
+        candidates = (wanted.strip().lower(),) if wanted is not None else known
+        hit = next((name for name in candidates if name in by_name), None)
+        if hit is None:
+            if wanted is not None:
+                raise WorkloadError(
+                    f"{where}: there is no column {wanted!r} for {role}; "
+                    f"the file has {_listed(names)}"
+                )
             continue
-        missing = int(np.count_nonzero(np.asarray(values) < 0))
-        if missing:
-            yield f"{name}: column {columns[role].strip()} has no value in {missing} of {len(values)} rows"
+        if sum(name.strip().lower() == hit for name in names) > 1:
+            raise WorkloadError(f"{where}: the column {hit} stands there twice: keep one")
+        found[role] = hit
+        also = [by_name[name] for name in known if name in by_name and name != hit]
+        if wanted is None and also:
+            others[role] = also
+    if "parent_span" not in found:  # a span id without parents has no use
+        found.pop("span", None)
+        others.pop("span", None)
+    return found, others
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name[:40]) for name in names[:12])
+
+
+def _is_mooncake(found: Mapping[str, str], by_name: Mapping[str, str]) -> bool:
+    """Return whether times are Mooncake's milliseconds; Qwen-Bailian has a chat_id and seconds."""
+    # aiperf's files with texts have no input length, only the output length
+    length = found.get("input") or found.get("output", "").replace("output", "input")
+    is_timestamp = found.get("time") == "timestamp"
+    return is_timestamp and length == "input_length" and "chat_id" not in by_name
+
+
+def _format(found: Mapping[str, str], by_name: Mapping[str, str]) -> str:
+    time, input_ = found.get("time", ""), found.get("input", "")
+    if time == "scheduled_s":
+        return "schedule"
+    if "shared_blocks" in found:
+        return "agentic coding"
+    if input_ == "prompt_tokens" and time == "starttime":
+        return "LiteLLM spend log"
+    return "Mooncake" if _is_mooncake(found, by_name) else _FORMATS.get(input_, "generic")
+
+
+def parse_columns(texts: Sequence[str]) -> dict[str, str]:
+    """Parse texts such as ``input=usage.prompt_tokens`` into {role: name}. Raises WorkloadError."""
+    found: dict[str, str] = {}
+    for text in texts:
+        role, equals, name = (part.strip() for part in text.partition("="))
+        if not equals or not name:
+            raise WorkloadError(
+                f"--column {text}: write it as role=name, as in input=prompt_tokens"
+            )
+        if role not in ROLES:
+            raise WorkloadError(
+                f"--column {text}: role {role!r} is not known{did_you_mean(role, ROLES)}: "
+                f"use {', '.join(ROLES)}"
+            )
+        if role in found:
+            raise WorkloadError(f"--column {role} stands there twice: keep one")
+        found[role] = name
+    return found
+
+
+def reach(row: Mapping[str, Any], path: str) -> Any:
+    """Return the value at ``path``, as ``events.0.at`` or ``events.-1.at``; None where absent.
+
+    A part is a key in any case, or an index into a list. The row's own names may contain dots.
+    """
+    parts = path.strip().split(".")
+    for cut in range(len(parts), 0, -1):
+        value = _key(row, ".".join(parts[:cut]))
+        for part in parts[cut:]:
+            value = _key(value, part) if isinstance(value, Mapping) else _item(value, part)
+        if value is not None:
+            return value
+    return None
+
+
+def _key(row: Mapping[str, Any], name: str) -> Any:
+    if name in row:
+        return row[name]
+    wanted = name.lower()
+    return next((value for key, value in row.items() if key.strip().lower() == wanted), None)
+
+
+def _item(value: Any, part: str) -> Any:
+    digits = part.removeprefix("-")
+    is_index = digits.isdecimal() and digits.isascii() and len(digits) < 9
+    if not is_index or not isinstance(value, list | tuple):
+        return None
+    place = int(part)
+    return value[place] if -len(value) <= place < len(value) else None

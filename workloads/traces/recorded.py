@@ -1,4 +1,4 @@
-"""The messages of recorded requests, as a trace holds them: read from many forms, kept once each, sent as they are."""
+"""Parse recorded messages in many forms, keep each once, and send them unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ampacity.workloads.prompts.files import CHARACTERS_PER_TOKEN, ROLES_OF_MESSAGES, is_part
+from ampacity.workloads.prompts.conversations import (
+    CHARACTERS_PER_TOKEN,
+    ROLES_OF_MESSAGES,
+    is_part,
+)
 from ampacity.workloads.prompts.prefixes import SharedPrefixes, take_lists
 
 Ints = NDArray[np.int64]
@@ -40,7 +44,7 @@ _ROLES = {**ROLES_OF_MESSAGES, "ai": "assistant", **{role: role for role in _SEN
 _SEGMENTS = 1 << 61  # message k is the segment _SEGMENTS + k of the prompts that begin with it
 _SYSTEM = b'{"role":"system"'
 _encode = msgspec.json.Encoder(decimal_format="number").encode
-# how JSON of messages begins: a text that begins so and is no JSON was cut off, as by a limit on attributes
+# how JSON of messages begins; such a text that is no JSON was truncated, as by a limit
 _LIKE_MESSAGES = re.compile(
     r'\s*(\[\s*)*\{\s*"(role|from|content|value|parts|messages|type|id|name|tool_calls)"\s*:'
 )
@@ -49,17 +53,18 @@ CUT_OFF = "JSON that is cut off or damaged"
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Stands for messages that a row has and nobody can read, and says why."""
+    """Placeholder for messages that cannot be read, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """Messages of n requests: each distinct one once, as JSON; request r has those of
-    ``ids[start[r]:start[r + 1]]``, and the further body fields ``fields[field_of[r]]``.
+    """Messages of n requests, each distinct one once, as JSON.
 
-    ``is_text`` bool[n]: the file has one text, not a list of messages. ``tokens`` are estimates.
+    Request r has the messages ``ids[start[r]:start[r + 1]]`` and the further body fields
+    ``fields[field_of[r]]``. ``is_text`` bool[n]: the file has one text, not a list of messages.
+    ``tokens`` are estimates.
     """
 
     messages: Sequence[bytes]
@@ -71,16 +76,16 @@ class Recorded:
     is_text: NDArray[np.bool_]
 
     def turn(self, entry: int, _turn: int = 0, *, system_apart: bool = False) -> list[msgspec.Raw]:
-        """The messages of one request; ``system_apart``: but for those of the system at its beginning."""
+        """Return a request's messages; ``system_apart``: without leading system messages."""
         first = int(self.start[entry]) + (len(self._system(entry)) if system_apart else 0)
         return [msgspec.Raw(self.messages[k]) for k in self.ids[first : self.start[entry + 1]]]
 
     def body_fields(
         self, entry: int, *, system_apart: bool = False
     ) -> tuple[object, dict[str, Any]]:
-        """What stands in the body beside the messages, tools and the like, and a name by which it can be kept.
+        """Return (cache key, further body fields such as tools).
 
-        ``system_apart``: with what the system says, as Anthropic's API has it.
+        ``system_apart``: including the system prompt, as in Anthropic's API.
         """
         system = self._system(entry) if system_apart else ()
         fields = self.fields[int(self.field_of[entry])]
@@ -99,7 +104,7 @@ class Recorded:
         return tuple(itertools.takewhile(lambda k: self.messages[k].startswith(_SYSTEM), held))
 
     def begins_with(self, entry: int, earlier: int) -> bool:
-        """Whether the messages, or the text, of a request begin with all of those of an earlier one."""
+        """Return whether a request's messages, or its text, begin with all of an earlier one's."""
         mine, theirs = (self.ids[self.start[e] : self.start[e + 1]] for e in (entry, earlier))
         if self.is_text[entry]:  # one message each: behind the text stand a quote and a bracket
             begun: bytes = self.messages[theirs[0]][:-2]
@@ -107,7 +112,7 @@ class Recorded:
         return len(theirs) <= len(mine) and bool((mine[: len(theirs)] == theirs).all())
 
     def shared(self, entry: Ints, input_tokens: Ints) -> SharedPrefixes:
-        """Each prompt (of the requests ``entry``; -1: of no message) as its messages, which add up to its tokens."""
+        """Return prompts (``entry``; -1: none) as chains of messages that sum to their tokens."""
         known = np.flatnonzero(entry >= 0)
         places, start = take_lists(self.start, entry[known])
         length = np.zeros(len(entry), dtype=np.int64)
@@ -123,7 +128,7 @@ class Recording:
     """Collects the messages of a trace's rows."""
 
     def __init__(self, count: Callable[[str], int] | None = None) -> None:
-        """``count``: tokens of a text. Default: a token for four characters."""
+        """Set up; ``count``: tokens of a text. Default: a token for four characters."""
         self.count = count or (lambda text: max(1, -(-len(text) // CHARACTERS_PER_TOKEN)))
         self.counted_by = (
             "they are counted by the tokenizer"
@@ -141,7 +146,7 @@ class Recording:
     def add(
         self, messages: Sequence[Message], fields: Mapping[str, Any], *, is_text: bool
     ) -> tuple[int, int]:
-        """(its number, estimated tokens) of one request."""
+        """Add one request; return (its number, its estimated tokens)."""
         first = len(self._ids)
         for message in messages:
             content = _encode(message)
@@ -157,7 +162,7 @@ class Recording:
         return len(self._field_of) - 1, more + sum(self._tokens[k] for k in self._ids[first:])
 
     def done(self) -> Recorded | None:
-        """All of them; None where there were none."""
+        """Return all requests; None where there were none."""
         if not self._field_of:
             return None
         ints = (np.array(held, dtype=np.int64) for held in (self._tokens, self._start, self._ids))
@@ -174,7 +179,7 @@ class Recording:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """All text of a message: its content, and the calls of tools. Images have none."""
+    """Return all text of a message: content and tool calls. Images have none."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
     said = [
@@ -187,10 +192,10 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def read_messages(value: Any, *, listed: bool = False) -> tuple[list[Message], bool] | None:
-    """(messages, whether they are one text) of a recorded prompt in any of its forms; None: there is none.
+    """Parse a recorded prompt as (messages, whether it is one text); None: there is none.
 
-    A text (unless ``listed``), a list of messages (OpenAI's, Anthropic's, or OpenTelemetry's with ``parts``), or
-    either as JSON in a text. Raises ValueError that says what it is instead.
+    A text (unless ``listed``), a list of messages (OpenAI's, Anthropic's, or OpenTelemetry's with
+    ``parts``), or either as JSON in a text. Raises ValueError.
     """
     if isinstance(value, Unreadable):
         raise ValueError(value.reason)
@@ -222,19 +227,19 @@ def read_messages(value: Any, *, listed: bool = False) -> tuple[list[Message], b
 
 
 def read_system(told: Any) -> list[Message]:
-    """The message of what the system says in a field of its own, if anything. Raises ValueError."""
+    """Return the message of a separate system field, if there is one. Raises ValueError."""
     return [] if told in (None, "", []) else [_message({"role": "system", "content": told})]
 
 
 def _says_something(message: Message) -> bool:
-    """Whether a message has a text, a part that is none, or calls of tools."""
+    """Return whether a message has a text, a part of another type, or tool calls."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
     return any(part["type"] != "text" or part["text"].strip() for part in parts) or len(message) > 2
 
 
 def _json(text: str) -> Any:
-    """What a text holds as JSON of an object or a list; None: it is plain text."""
+    """Parse a text as a JSON object or list; None: it is plain text."""
     if text.lstrip()[:1] not in ("[", "{"):
         return None
     with contextlib.suppress(ValueError, RecursionError):
@@ -243,7 +248,7 @@ def _json(text: str) -> Any:
 
 
 def _whole_json(text: Any, what: str) -> Any:
-    """As ``_json``, of a text; None for anything else. Raises ValueError where JSON is cut off."""
+    """Parse a text as ``_json`` does. Raises ValueError where JSON is cut off."""
     if not isinstance(text, str):
         return None
     held = _json(text)
@@ -278,7 +283,7 @@ def _message(item: Mapping[str, Any]) -> Message:
 
 
 def _of_parts(role: str, parts: Sequence[Any]) -> Message:
-    """OpenTelemetry's form of a message in OpenAI's."""
+    """Convert OpenTelemetry's form of a message to OpenAI's."""
     texts, calls, message = [], [], {"role": role}
     for part in parts:
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -302,9 +307,9 @@ def _of_parts(role: str, parts: Sequence[Any]) -> Message:
 
 
 def span_messages(held: Mapping[str, Any]) -> list[Message] | None:
-    """The messages in the attributes of a span (OpenTelemetry, OpenLLMetry, OpenInference); None: it has none.
+    """Return the messages in a span's attributes; None: it has none. Raises ValueError.
 
-    Raises ValueError that says what they are instead.
+    Forms: OpenTelemetry, OpenLLMetry, OpenInference.
     """
     listed = held.get("gen_ai.input.messages")
     found = read_messages(listed, listed=True) if listed else read_messages(held.get("input.value"))
@@ -318,7 +323,7 @@ def span_messages(held: Mapping[str, Any]) -> list[Message] | None:
 
 
 def _numbered(held: Mapping[str, Any]) -> list[Message]:
-    """Messages whose fields are attributes of their own: gen_ai.prompt.0.content, llm.input_messages.0.message.role."""
+    """Return messages with numbered attributes: gen_ai.prompt.0.content, llm.input_messages.0..."""
     for prefix, between in (("gen_ai.prompt.", "."), ("llm.input_messages.", ".message.")):
         found: list[Message] = []
         while (role := held.get(f"{prefix}{len(found)}{between}role")) is not None:
@@ -347,7 +352,7 @@ def _numbered(held: Mapping[str, Any]) -> list[Message]:
 
 
 def read_fields(record: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The further fields of a recorded body, whose names begin with ``prefix``. Raises ValueError."""
+    """Return the further fields of a recorded body under ``prefix``. Raises ValueError."""
     found = {name: record.get(prefix + name) for name in SENT_FIELDS}
     parsed = {name: _whole_json(value, name) or value for name, value in found.items()}
     for name in ("tools", "functions"):
@@ -360,7 +365,7 @@ def read_fields(record: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def span_tools(definitions: Any) -> Any:
-    """The tools of a span in OpenAI's form; None: it has none. Raises ValueError."""
+    """Return the tools of a span in OpenAI's form; None: it has none. Raises ValueError."""
     held = _whole_json(definitions, "tools") if isinstance(definitions, str) else definitions
     if not isinstance(held, list):
         return None

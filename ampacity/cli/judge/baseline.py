@@ -1,4 +1,4 @@
-"""``ampacity baseline``: what a gate has to know of earlier runs, as a small file to commit."""
+"""``ampacity baseline``: the facts about earlier runs that a gate needs, as a file to commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def baseline(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Run directories of one experiment; several show the noise.", show_default=False
+            help="Run directories of the same experiment; several show the noise between runs.",
+            show_default=False,
         ),
     ],
     out: Annotated[
@@ -24,12 +25,12 @@ def baseline(
             "-o",
             "--out",
             metavar="FILE",
-            help="The baseline file. An older baseline is replaced, any other file kept.",
+            help="Baseline file to write; only an older baseline is overwritten.",
             show_default=False,
         ),
     ],
 ) -> None:
-    """Write a baseline file from one run or, better, several runs of the same command.
+    """Write a baseline for 'ampacity gate' from one or, better, several runs of the same command.
 
     ampacity baseline runs/main-1 runs/main-2 runs/main-3 -o base.json
     """
@@ -50,9 +51,10 @@ def baseline(
         for metric, reason in level["untracked"].items():
             typer.echo(f"  {metric} is not tracked: {reason}")
     typer.echo(
-        "tolerance: what an equal run passes with; watched: it may differ by more than 15 %, so nothing passes, and only more is a regression. "
-        "finds: the smallest change that is called a regression in 95 of 100 runs, then about "
-        "what it would be with four times the --duration, and with three times the baseline runs."
+        "tolerance: the change that still passes. watched: noise above 15 %, so it never passes, "
+        "and "
+        "only a larger change is a regression. finds: the smallest change found in 95 of 100 runs; "
+        "longer: with four times the --duration; more runs: with three times the baseline runs."
     )
     if near_saturation(content):
         typer.echo(NEAR_SATURATION)
@@ -60,7 +62,7 @@ def baseline(
 
 
 def _table(quantiles: Mapping[str, Any]) -> list[str]:
-    """One row for each quantile, with figures for candidates of the same seed and of another."""
+    """Return one row per quantile, for candidates with the same seed and with another."""
     rows: list[tuple[str, ...]] = [
         ("", "value", "tolerance", "finds", "longer", "more runs", "other seed: tolerance", "finds")
     ]
@@ -87,7 +89,7 @@ def _table(quantiles: Mapping[str, Any]) -> list[str]:
 
 
 def _tolerance(tolerance: float | None) -> str:
-    from ampacity.analysis.change.tracked import MOST_TOLERANCE
+    from ampacity.analysis.change.quantiles import MOST_TOLERANCE
 
     return (
         "watched" if tolerance is None or tolerance > MOST_TOLERANCE else f"{100 * tolerance:.3g} %"

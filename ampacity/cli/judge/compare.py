@@ -1,4 +1,4 @@
-"""``ampacity compare``: two or more runs side by side, if they can be compared at all."""
+"""``ampacity compare``: two or more comparable runs side by side."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ampacity.cli import EXIT_USAGE
+from ampacity.cli import options as o
 from ampacity.cli.output import print_json, write_text, writing
 
 if TYPE_CHECKING:
@@ -17,67 +18,46 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Compare runs that are not comparable; the result lists what differs."
+    ),
+]
+Gpus = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RUN=N",
+        help="GPUs per instance of a run, e.g. B=4, or N for all. Default: --tp of the run.",
+    ),
+]
+GpuHour = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RUN=USD",
+        help="Price of one GPU for one hour, e.g. A=2.5, or USD for all. Default: the run's.",
+    ),
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(metavar="RUN=FILE", help="Accepted answers, see 'ampacity report --labels'."),
+]
+
+
 def compare(
     runs: Annotated[
         list[Path], typer.Argument(help="Run directories: A, B, C ...", show_default=False)
     ],
-    anyway: Annotated[
-        bool,
-        typer.Option(
-            "--anyway",
-            help="Go on where the runs are not comparable; what differs stands in the result.",
-        ),
-    ] = False,
-    gpus: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--gpus",
-            metavar="RUN=N",
-            help="GPUs of one instance, as B=4 or N for all. Default: --tp of the run.",
-        ),
-    ] = None,
-    gpu_hour: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--gpu-hour",
-            metavar="RUN=USD",
-            help="Price of a GPU hour, as A=2.5 or USD for all. Default: that of the run.",
-        ),
-    ] = None,
-    labels: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--labels",
-            metavar="RUN=FILE",
-            help="What a checker accepted, as for 'ampacity report --labels'.",
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html",
-            metavar="FILE",
-            help="Write one HTML page with the curves.",
-            show_default=False,
-        ),
-    ] = None,
-    markdown: Annotated[
-        Path | None,
-        typer.Option(
-            "--markdown", metavar="FILE", help="Write the tables as Markdown.", show_default=False
-        ),
-    ] = None,
-    csv: Annotated[
-        Path | None,
-        typer.Option(
-            "--csv", metavar="FILE", help="Write every figure as CSV.", show_default=False
-        ),
-    ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the comparison as JSON, and nothing else.")
-    ] = False,
+    force: Force = False,
+    gpus: Gpus = None,
+    gpu_hour: GpuHour = None,
+    labels: Labels = None,
+    html: o.Html = None,
+    markdown: o.Markdown = None,
+    csv: o.Csv = None,
+    json: o.JsonResult = False,
 ) -> None:
-    """Compare runs: capacity, cost, latency by quantile. A run wins a line only where the difference is real.
+    """Compare capacity, cost and latency of runs. Only significant differences win a line.
 
     ampacity compare runs/vllm runs/sglang --gpu-hour 2.5 --gpus B=2 --html compare.html
     """
@@ -93,30 +73,34 @@ def compare(
         for name, path in zip(names, runs, strict=True)
     ]
     unlike = judge.differences(arms)
-    if unlike and not anyway:
+    if unlike and not force:
         _refuse(unlike, names)
     show(judge.compare(arms), html, markdown, csv, as_json=json)
 
 
 def _refuse(unlike: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
-    """All that differs on stderr where it is more than one thing, and one line that says so."""
+    """Raise CompareError with what differs; print several differences to stderr first."""
     import sys
 
     from ampacity.analysis.change.comparable import CompareError, in_words
 
-    said = {
-        option: f"{option}: {'; '.join(f'{name} {value}' for name, value in zip(names, values, strict=True))}"
-        for option, values in in_words(unlike).items()
-    }
-    if len(said) > 1:
-        print(*(f"  {line}" for line in said.values()), sep="\n", file=sys.stderr)
-    one = (
-        "; one model under two names: serve it under one (vLLM's --served-model-name M, ampacity simulate --model M)"
-        if "--model" in said
+    differing = {}
+    for option, values in in_words(unlike).items():
+        pairs = (f"{name} {value}" for name, value in zip(names, values, strict=True))
+        differing[option] = f"{option}: {'; '.join(pairs)}"
+    several = len(differing) > 1
+    if several:
+        print(*(f"  {line}" for line in differing.values()), sep="\n", file=sys.stderr)
+    hint = (
+        "; one model under two names: serve it under one (vLLM's --served-model-name M, "
+        "ampacity simulate --model M)"
+        if "--model" in differing
         else ""
     )
     raise CompareError(
-        f"the runs are not comparable, they differ in {', '.join(said if len(said) > 1 else said.values())} (--anyway compares them all the same){one}"
+        "the runs are not comparable, they differ in "
+        f"{', '.join(differing if several else differing.values())} "
+        f"(--force compares them regardless){hint}"
     )
 
 
@@ -127,7 +111,7 @@ def load_arm(
     gpu_hour: float | None = None,
     labels: Path | None = None,
 ) -> Arm:
-    """A run directory, judged; what is not given is as the run has it. Raises a ValueError of one line."""
+    """Return a judged run; what is None comes from the run. Raises a ValueError of one line."""
     from dataclasses import replace
 
     from ampacity.analysis.change.arms import Arm
@@ -157,7 +141,10 @@ def per_run(
     flag: str,
     convert: Callable[[str], T],
 ) -> dict[str, T]:
-    """``B=4``, ``vllm=4`` (the directory's name) or ``4`` for all, as name to value. Raises CompareError."""
+    """Return {run: value} of ``B=4``, ``vllm=4`` (a directory's name) or ``4`` (all runs).
+
+    Raises CompareError.
+    """
     from ampacity.analysis.change.comparable import CompareError
     from ampacity.values import LARGEST
 
@@ -165,19 +152,19 @@ def per_run(
     for text in texts or []:
         which, equals, content = text.rpartition("=")
         targets = [
-            n
-            for n, run in zip(names, runs, strict=True)
-            if not equals or which in (n, run.name, str(run))
+            name
+            for name, run in zip(names, runs, strict=True)
+            if not equals or which in (name, run.name, str(run))
         ]
         try:
             value = convert(content)
-            if not targets or (
-                not isinstance(value, Path) and not 0 < float(str(value)) <= LARGEST
-            ):
+            in_range = isinstance(value, Path) or 0 < float(str(value)) <= LARGEST
+            if not targets or not in_range:
                 raise ValueError
         except ValueError:
             raise CompareError(
-                f"{flag} {text}: write RUN=VALUE with a run of {', '.join(names)} or a directory's name, and a value above 0, at most {LARGEST:g}"
+                f"{flag} {text}: write RUN=VALUE with a run of {', '.join(names)} or a "
+                f"directory's name, and a value above 0, at most {LARGEST:g}"
             ) from None
         found |= dict.fromkeys(targets, value)
     return found
@@ -191,7 +178,7 @@ def show(
     *,
     as_json: bool,
 ) -> None:
-    """Write the files that are wanted, print the comparison and where they are; an A/B of which nothing can be compared exits 2.
+    """Write the requested files and print the comparison; exit 2 if an A/B has nothing to compare.
 
     Raises RunDirError where a file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""``ampacity plan``: from a measured run to a number of instances and GPUs."""
+"""``ampacity plan``: the instances and GPUs that a peak load needs, from a measured run."""
 
 from __future__ import annotations
 
@@ -11,36 +11,39 @@ import typer
 from ampacity.cli import options as o
 from ampacity.cli.output import print_json
 
+MeanRps = Annotated[
+    float | None,
+    typer.Option(metavar="R", help="Mean load in requests/s, for utilisation and cost per token."),
+]
+Profile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Profile from 'ampacity workload fit': busiest hour, mean and variance of the "
+        "traffic.",
+    ),
+]
+Safety = Annotated[
+    float | None,
+    typer.Option(
+        metavar="F",
+        help="Safety factor. Default: that of the run, else 1.2, or 1.5 for bursty traffic.",
+    ),
+]
+FLAGS = {"peak_rps": "peak_rps", "safety_factor": "safety", "gpu_hour_usd": "gpu_hour"}
+"""Options whose defaults are ``fleet_inputs`` of run.json, by their name there."""
+
 
 @o.shares(("peak_rps", "tp", "gpu_hour"))
 def plan(
     raw: dict[str, Any],
-    run: Annotated[
-        Path, typer.Argument(help="Run directory of a search or a sweep.", show_default=False)
-    ],
-    mean_rps: Annotated[
-        float | None,
-        typer.Option(
-            metavar="R", help="Mean load, for the utilisation and what a token really costs."
-        ),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Profile of 'ampacity workload fit': busiest hour, mean and variance of the traffic.",
-        ),
-    ] = None,
-    safety: Annotated[
-        float | None,
-        typer.Option(
-            metavar="F",
-            help="Safety factor. Default: that of the run, else 1.2 or 1.5, as the traffic's variance asks for.",
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    run: o.RunDir,
+    mean_rps: MeanRps = None,
+    profile: Profile = None,
+    safety: Safety = None,
+    json: o.JsonResult = False,
 ) -> None:
-    """Size a fleet for a peak load from what one instance carried.
+    """Size a fleet for a peak load, from the measured capacity of one instance.
 
     ampacity plan runs/search --profile traffic.yaml --gpu-hour 2.50
     """
@@ -48,31 +51,27 @@ def plan(
     from ampacity.analysis.summary import summarise
     from ampacity.config import fleet_inputs
     from ampacity.loadgen.rundir.files import load_run
+    from ampacity.settings import read_settings
 
     loaded = load_run(run)
-    of_run = loaded.meta.get("fleet_inputs") or {}
     measured = _gpus_measured(loaded.meta)
-    held = {FLAGS[n]: v for n in FLAGS if (v := of_run.get(n)) is not None} | {"tp": measured}
-    named = raw if safety is None else {**raw, "safety": safety}
-    if profile is not None:  # its peak, not that of the run
-        held.pop("peak_rps", None)
-    inputs = fleet_inputs({**held, **named})
+    given = raw if safety is None else {**raw, "safety": safety}
+    defaults = _defaults(loaded.meta, profile)
+    inputs = fleet_inputs(read_settings({**defaults, "tp": measured, **given}))
     traffic = _traffic(inputs["peak_rps"], mean_rps, profile)
     summary = summarise(loaded)
-    carried = carried_by(summary["capacity"], summary["stages"], summary["fleet"])
+    capacity = summary["capacity"]
+    carried = carried_by(capacity, summary["stages"], summary["fleet"])
     if carried is None:
-        raise FleetError(
-            f"{run}: no fleet can be sized from this run: {summary['capacity']['reason']}"
-        )
-    fleet = fleet_of(
-        traffic, carried, inputs["tensor_parallel"], inputs["safety_factor"], inputs["gpu_hour_usd"]
-    )
+        raise FleetError(f"{run}: no fleet can be sized from this run: {capacity['reason']}")
+    sizing = (inputs["tensor_parallel"], inputs["safety_factor"], inputs["gpu_hour_usd"])
+    fleet = fleet_of(traffic, carried, *sizing)
     if fleet["instances"] is None:
         raise FleetError(fleet["reason"])
     fleet |= use_of_fleet(fleet, traffic, carried)
-    fleet |= {name: summary["capacity"][name] for name in ("capacity_rps", "capacity_rps_ci")}
+    fleet |= {name: capacity[name] for name in ("capacity_rps", "capacity_rps_ci")}
     fleet["from_run"] = sorted(
-        name for name in FLAGS if FLAGS[name] in held.keys() - named.keys() - {"tp"}
+        name for name, flag in FLAGS.items() if flag in defaults.keys() - given.keys()
     )
     fleet["warnings"] = [*summary["warnings"], *_own_warnings(fleet, traffic, measured)]
     if json:
@@ -82,31 +81,41 @@ def plan(
         typer.echo(line)
 
 
-FLAGS = {"peak_rps": "peak_rps", "safety_factor": "safety", "gpu_hour_usd": "gpu_hour"}
-"""run.json's ``fleet_inputs`` that a plan takes over, by the name of the flag; ``_gpus_measured`` has the fourth."""
+def _defaults(meta: Mapping[str, Any], profile: Path | None) -> dict[str, Any]:
+    """Return the options that the run was given; the peak comes from a profile if there is one."""
+    of_run = meta.get("fleet_inputs") or {}
+    found = {FLAGS[name]: of_run[name] for name in FLAGS if of_run.get(name) is not None}
+    if profile is not None:
+        found.pop("peak_rps", None)
+    return found
 
 
 def _own_warnings(fleet: Mapping[str, Any], traffic: Any, measured: int) -> list[dict[str, str]]:
     found = {}
     if fleet["tensor_parallel"] != measured:
         found["other_instance"] = (
-            f"By what the run says (--tp, --lock hardware=) an instance of {measured} GPU{'s' if measured > 1 else ''} was measured; the plan "
-            f"takes its rate for one of {fleet['tensor_parallel']}, which carries another. Measure such an instance, or drop --tp."
+            f"The run measured an instance of {measured} GPU{'s' if measured > 1 else ''} "
+            f"(--tp, --lock hardware=); the plan takes its rate for one of "
+            f"{fleet['tensor_parallel']}, "
+            "which carries another. Measure such an instance, or drop --tp."
         )
     if traffic.peak_rps_ci and traffic.crowded_rps > traffic.peak_rps_ci[1]:
         found["crowded"] = (
-            f"Arrivals are burstier than Poisson: within a minute they crowd as Poisson arrivals of {traffic.crowded_rps:.3g} requests/s do, "
-            f"more than the busiest hour's {traffic.peak_rps:.3g}. Measure the capacity with them (--workload with this profile, or --trace)."
+            "Arrivals are burstier than Poisson: within a minute they crowd as Poisson arrivals of "
+            f"{traffic.crowded_rps:.3g} requests/s do, more than the busiest hour's "
+            f"{traffic.peak_rps:.3g}. Measure the capacity with them (--workload with this "
+            f"profile, "
+            "or --trace)."
         )
     return [{"code": code, "text": text} for code, text in found.items()]
 
 
 def _gpus_measured(meta: Mapping[str, Any]) -> int:
-    """GPUs of the instance that was measured: by --tp of the run, what was locked, or the preset of a prediction."""
-    from ampacity.config import SAYS_GPUS, gpus_named
+    """Return the GPUs of the measured instance: from --tp, --lock or a prediction's preset."""
+    from ampacity.config import GPU_FACTS, gpus_named
 
     given = int((meta.get("fleet_inputs") or {}).get("tensor_parallel") or 1)
-    texts = [(meta.get("locked") or {}).get(name) for name in SAYS_GPUS]
+    texts = [(meta.get("locked") or {}).get(name) for name in GPU_FACTS]
     texts += [(meta.get("endpoint") or {}).get("model")] if meta.get("predicted") else []
     return given if given > 1 else gpus_named(*texts) or 1
 
@@ -121,7 +130,8 @@ def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | Non
     if profile is None:
         if peak_rps is None:
             raise ConfigError(
-                "say what the fleet has to carry: --peak-rps R, or --profile FILE of 'ampacity workload fit'"
+                "give the load of the fleet: --peak-rps R, or --profile FILE of "
+                "'ampacity workload fit'"
             )
         traffic = Traffic(peak_rps)
     else:
@@ -133,13 +143,14 @@ def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | Non
         return traffic
     if not 0 < mean_rps <= traffic.peak_rps:
         raise ConfigError(
-            f"--mean-rps {mean_rps:g}: give a number above 0 and at most the peak of {traffic.peak_rps:g}"
+            f"--mean-rps {mean_rps:g}: give a number above 0 and at most the peak of "
+            f"{traffic.peak_rps:g}"
         )
     return replace(traffic, mean_rps=mean_rps)
 
 
 def _lines(fleet: dict[str, Any], summary: Mapping[str, Any]) -> list[str]:
-    """The plan in words, with the arithmetic shown."""
+    """Return the plan in words, with the arithmetic."""
     from ampacity.analysis.capacity.fleet import instances_text
     from ampacity.reports.pages.findings import usable_rate
     from ampacity.reports.render.figures import counted, gpu_price, significant
@@ -148,21 +159,26 @@ def _lines(fleet: dict[str, Any], summary: Mapping[str, Any]) -> list[str]:
     between = f" ({usable.interval})" if usable.interval else ""
     before, down = fleet["instances_before_safety"], fleet["one_replica_down"]
     fleet_peak = f"{fleet['peak_rps']:.4g} requests/s"
+    carries = "is predicted to carry" if summary["predicted"] else "carries"
     lines = [
         f"{instances_text(fleet)}, {counted(fleet['gpus'], 'GPU')} for {fleet_peak}",
-        f"  one instance {'is predicted to carry' if summary['predicted'] else 'carries'} {usable.value}{between}; {usable.note}",
+        f"  one instance {carries} {usable.value}{between}; {usable.note}",
         f"  peak {fleet_peak}: {_from_run(fleet, 'peak_rps') or fleet['peak_reason']}",
-        f"  instances that carry the peak: {fleet['instances_before_safety']}, × {fleet['safety_factor']:g} safety = {fleet['instances']}"
-        f"; GPUs: × {fleet['tensor_parallel']} = {fleet['gpus']}",
+        f"  instances that carry the peak: {before}, × {fleet['safety_factor']:g} safety = "
+        f"{fleet['instances']}; GPUs: × {fleet['tensor_parallel']} = {fleet['gpus']}",
         f"  safety {_from_run(fleet, 'safety_factor') or fleet['safety_reason']}",
-        f"  of these {_spare(fleet['instances'], before)}; to carry the peak while one is down, have {counted(down, 'instance')} "
-        f"({counted(fleet['one_replica_down_gpus'], 'GPU')}): {_spare(down, before)}",
-        f"  {fleet['gpu_hours_per_day']} GPU-hours a day, utilisation {100 * fleet['utilisation']:.0f} % at {fleet['utilisation_at']}",
+        f"  of these {_spare(fleet['instances'], before)}; to carry the peak while one is down, "
+        f"have {counted(down, 'instance')} ({counted(fleet['one_replica_down_gpus'], 'GPU')}): "
+        f"{_spare(down, before)}",
+        f"  {fleet['gpu_hours_per_day']} GPU-hours a day, utilisation "
+        f"{100 * fleet['utilisation']:.0f} % at {fleet['utilisation_at']}",
     ]
     if fleet["cost_per_hour"] is not None:
         given = f" ({price})" if (price := _from_run(fleet, "gpu_hour_usd")) else ""
         lines.append(
-            f"  {gpu_price(fleet['gpus'], fleet['gpu_hour_usd'])}{given} = ${fleet['cost_per_hour']:,.2f} an hour; of the whole fleet at that utilisation, each of these bears all of it:"
+            f"  {gpu_price(fleet['gpus'], fleet['gpu_hour_usd'])}{given} = "
+            f"${fleet['cost_per_hour']:,.2f} an hour; each line below allocates the full cost of "
+            "the fleet at that utilisation, so they do not add up:"
         )
         names = {
             "fleet_cost_per_million_output_tokens": "a million output tokens",
@@ -179,10 +195,10 @@ def _lines(fleet: dict[str, Any], summary: Mapping[str, Any]) -> list[str]:
 
 
 def _spare(instances: int, before: int) -> str:
-    """``13 serve the peak, 2 are spare``."""
+    """Return for example ``13 serve the peak, 2 are spare``."""
     spare = instances - before
-    are = "is" if spare == 1 else "are"
-    return f"{before} serve{'s' if before == 1 else ''} the peak, {spare or 'none'} {are if spare else 'is'} spare"
+    serve = "serves" if before == 1 else "serve"
+    return f"{before} {serve} the peak, {spare or 'none'} {'are' if spare > 1 else 'is'} spare"
 
 
 def _from_run(fleet: Mapping[str, Any], name: str) -> str:

@@ -1,4 +1,4 @@
-"""``ampacity report``: write summary.json and report.html of a run anew, also of one that was killed or is going on."""
+"""``ampacity report``: (re)write the report of a run, even if it was killed or is still running."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ def report(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What a checker said of the answers: JSONL or CSV with request_id and accepted. Goodput then counts accepted answers.",
+            help="JSONL or CSV with request_id and accepted. Goodput then counts accepted answers "
+            "only.",
         ),
     ] = None,
     checker: Annotated[
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="Your own check of the answers that --keep-answers kept: it reads JSON lines (request_id, answer) and prints JSON lines (request_id, accepted).",
+            help="Program that checks the answers kept by --keep-answers. Reads JSON lines "
+            "(request_id, answer), prints JSON lines (request_id, accepted).",
         ),
     ] = None,
     checker_timeout: Annotated[
-        str, typer.Option(metavar="T", help="The checker's time limit.")
+        str, typer.Option(metavar="T", help="Time limit of --checker.")
     ] = "10m",
     json: o.Json = False,
 ) -> None:

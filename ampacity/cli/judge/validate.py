@@ -1,4 +1,4 @@
-"""``ampacity validate``: does production keep what the benchmark promised?"""
+"""``ampacity validate``: compare production metrics with a benchmark's assumptions."""
 
 from __future__ import annotations
 
@@ -7,93 +7,102 @@ from typing import Annotated, Any
 
 import typer
 
+from ampacity.cli import options as o
 from ampacity.cli.output import print_json
+
+Production = Annotated[
+    list[str],
+    typer.Option(
+        metavar="FILE|URL",
+        help="Metrics page (file or URL) of each replica, repeatable; or one request log.",
+        show_default=False,
+    ),
+]
+Before = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE",
+        help="The same pages, scraped earlier by the time --over; only the difference counts.",
+    ),
+]
+Over = Annotated[
+    str | None,
+    typer.Option(
+        metavar="T", help="Time between the two scrapes. URLs are scraped twice, this far apart."
+    ),
+]
+Instances = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Replicas behind the pages. Default: one per page.", min=1),
+]
+StageNumber = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Stage to compare with. Default: the nearest to production's rate, else that at "
+        "capacity.",
+    ),
+]
 
 
 def validate(
-    run: Annotated[
-        Path, typer.Argument(help="Run directory of the benchmark.", show_default=False)
-    ],
-    production: Annotated[
-        list[str],
-        typer.Option(
-            "--production",
-            metavar="FILE|URL",
-            help="Metrics page (file or URL) of each replica, repeatable; or one log of requests.",
-            show_default=False,
-        ),
-    ],
-    before: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--before",
-            metavar="FILE",
-            help="The same pages, scraped --over earlier: only what came in between counts.",
-        ),
-    ] = None,
-    over: Annotated[
-        str | None,
-        typer.Option(
-            "--over",
-            metavar="TIME",
-            help="Time between the two scrapes; URLs are scraped twice, so far apart.",
-        ),
-    ] = None,
-    instances: Annotated[
-        int | None,
-        typer.Option(
-            "--instances",
-            metavar="N",
-            help="Replicas that share what production shows. Default: one a page.",
-            min=1,
-        ),
-    ] = None,
-    stage: Annotated[
-        int | None,
-        typer.Option(
-            "--stage",
-            metavar="N",
-            help="Stage to compare with. Default: nearest to production's rate, else that of the capacity.",
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    run: o.RunDir,
+    production: Production,
+    before: Before = None,
+    over: Over = None,
+    instances: Instances = None,
+    stage: StageNumber = None,
+    json: o.JsonResult = False,
 ) -> None:
-    """Hold production against a benchmark. Exit 0: all that can be told is kept; 1: an assumption broke; 2: cannot compare.
+    """Compare production metrics with a benchmark, and report which assumptions no longer hold.
+
+    Exit status: 0 none is violated, 1 at least one is violated, 2 cannot compare.
 
     ampacity validate runs/search --production http://127.0.0.1:8000/metrics --over 5m
     """
-    from ampacity.analysis.slo import parse_duration
     from ampacity.analysis.summary import summarise
-    from ampacity.analysis.validate import ValidateError, choose_stage
     from ampacity.analysis.validate import validate as judge
     from ampacity.imports import production as source
     from ampacity.loadgen.rundir.files import load_run
+    from ampacity.values import parse_duration
 
     instances = instances or len(production)
     loaded = load_run(run)
     summary = summarise(loaded)
-    held = source.production(
-        production, before or [], parse_duration(over, "--over") if over else None
-    )
-    if stage is not None and not any(s["index"] == stage for s in summary["stages"]):
-        raise ValidateError(f"{run} has no stage {stage}")
-    chosen = next((s for s in summary["stages"] if s["index"] == stage), None) or choose_stage(
-        summary["stages"], summary["capacity"], held.rps and held.rps / instances
-    )
-    findings = judge(_benchmark(loaded, chosen), held, instances)
-    broken = [f for f in findings if f["verdict"] == "violated"]
+    interval_s = parse_duration(over, "--over") if over else None
+    observed = source.production(production, before or [], interval_s)
+    chosen = _stage(run, summary, stage, observed.rps and observed.rps / instances)
+    findings = judge(_benchmark(loaded, chosen), observed, instances)
+    violated = [f["name"] for f in findings if f["verdict"] == "violated"]
     if json:
-        answer = {
+        result = {
             "stage": chosen["index"],
-            "production": held.source,
-            "violated": [f["name"] for f in broken],
+            "production": observed.source,
+            "violated": violated,
             "findings": findings,
-            "notes": list(held.notes),
+            "notes": list(observed.notes),
         }
-        print_json(answer)
+        print_json(result)
     else:
-        print(*_lines(findings, chosen, held.source), *held.notes, sep="\n")
-    raise typer.Exit(1 if broken else 0)
+        print(*_lines(findings, chosen, observed.source), *observed.notes, sep="\n")
+    raise typer.Exit(1 if violated else 0)
+
+
+def _stage(
+    run: Path, summary: dict[str, Any], number: int | None, rate_rps: float | None
+) -> dict[str, Any]:
+    """Return stage ``number``, or the one that fits production's rate per instance best."""
+    from ampacity.analysis.validate import ValidateError, choose_stage
+
+    if number is None:
+        nearest: dict[str, Any]
+        nearest = choose_stage(summary["stages"], summary["capacity"], rate_rps)
+        return nearest
+    stages: list[dict[str, Any]] = summary["stages"]
+    found = [stage for stage in stages if stage["index"] == number]
+    if not found:
+        raise ValidateError(f"{run} has no stage {number}")
+    return found[0]
 
 
 def _benchmark(run: Any, stage: dict[str, Any]) -> Any:
@@ -111,27 +120,24 @@ def _benchmark(run: Any, stage: dict[str, Any]) -> Any:
 
 
 def _lines(findings: list[dict[str, Any]], stage: dict[str, Any], source: str) -> list[str]:
-    marks = {"violated": "BROKEN ", "met": "kept   ", "inconclusive": "inconclusive"}
-    found = [f"{source} against stage {stage['index']} ({stage['achieved_rps']:.3g} requests/s)"]
-    for f in sorted(
-        findings, key=lambda f: ("violated", "met", "inconclusive").index(f["verdict"])
-    ):
-        found.append(f"{marks[f['verdict']]} {f['name']}: assumed that {f['assumption']}")
+    order = ("violated", "met", "inconclusive")
+    lines = [f"{source} against stage {stage['index']} ({stage['achieved_rps']:.3g} requests/s)"]
+    for f in sorted(findings, key=lambda f: order.index(f["verdict"])):
+        lines.append(f"{f['verdict']:12} {f['name']}: assumed that {f['assumption']}")
         benchmark, figure, *bounds = (
             _figure(f["name"], x)
             for x in (f["benchmark"], f["production"], *(f["production_bounds"] or ()))
         )
         between = f" (between {' and '.join(bounds)})" if bounds and f["name"] != "load" else ""
         figures = f"benchmark {benchmark}, production {figure}{between}; "
-        found.append(f"        {figures if f['benchmark'] is not None else ''}{f['reason']}")
-    broken = sum(f["verdict"] == "violated" for f in findings)
-    found.append(
-        "Latencies of metrics pages are the engine's own, without network and gateways: users wait longer than that."
+        lines.append(f"{'':13}{figures if f['benchmark'] is not None else ''}{f['reason']}")
+    violated = sum(f["verdict"] == "violated" for f in findings)
+    lines.append(
+        "Latencies of metrics pages are the engine's own, without network and gateways: users wait "
+        "longer than that."
     )
-    found.append(
-        f"{broken} assumptions broke" if broken else "No assumption that can be told broke"
-    )
-    return found
+    lines.append(f"{violated or 'No'} {'assumption' if violated == 1 else 'assumptions'} violated")
+    return lines
 
 
 def _figure(name: str, value: float | None) -> str:
@@ -143,10 +149,6 @@ def _figure(name: str, value: float | None) -> str:
         return significant(value)
     if name.endswith("_tokens"):
         return f"{significant(value)} tokens"
-    return (
-        rate(value)
-        if name == "load"
-        else seconds(value)
-        if name.endswith(("p95", "p99"))
-        else share(value)
-    )
+    if name == "load":
+        return rate(value)
+    return seconds(value) if name.endswith(("p95", "p99")) else share(value)

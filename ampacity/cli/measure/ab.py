@@ -1,86 +1,70 @@
-"""``ampacity ab``: two endpoints under the same load in turns, and their comparison."""
+"""``ampacity ab``: load two endpoints alternately, and compare them."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
 
 from ampacity.cli import options as o
 
+Urls = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="URL_A [URL_B]",
+        help="Base URLs of both endpoints; one URL with --aa.",
+        show_default=False,
+    ),
+]
+Rounds = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Repetitions of A B B A; each letter is a stage of --duration.",
+        min=2,
+        max=1000,
+    ),
+]
+Aa = Annotated[
+    bool,
+    typer.Option(
+        "--aa",
+        help="Compare one endpoint with itself: the smallest difference this setup can detect.",
+    ),
+]
+ModelB = Annotated[str | None, typer.Option(help="Model of B. Default: that of A.")]
+ApiKeyEnvB = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Environment variable with B's API key. Default: that of A."),
+]
+TpB = Annotated[
+    int | None, typer.Option(metavar="N", help="GPUs per instance of B. Default: that of A.")
+]
+GpuHourB = Annotated[
+    float | None,
+    typer.Option(metavar="USD", help="Price of one of B's GPUs for one hour. Default: A's."),
+]
 
-@o.shares(but=("rates", "lengths"))
+
+@o.shares(but=("lengths",))
 def ab(
     raw: dict[str, Any],
-    urls: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="URL_A [URL_B]",
-            help="Base URLs of both endpoints; with --aa of one.",
-            show_default=False,
-        ),
-    ],
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            "--rate",
-            metavar="R",
-            help="Offered requests/s, open loop; or --concurrency N.",
-            show_default=False,
-        ),
-    ] = None,
-    rounds: Annotated[
-        int,
-        typer.Option(
-            "--rounds",
-            metavar="N",
-            help="How often A B B A, each a stage of --duration.",
-            min=2,
-            max=1000,
-        ),
-    ] = 5,
-    aa: Annotated[
-        bool,
-        typer.Option(
-            "--aa",
-            help="The one endpoint against itself: the smallest difference that this rig sees.",
-        ),
-    ] = False,
-    model_b: Annotated[
-        str | None, typer.Option("--model-b", help="Model of B. Default: as A.", show_default=False)
-    ] = None,
-    api_key_env_b: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key-env-b",
-            metavar="NAME",
-            help="Variable with B's API key. Default: as A.",
-            show_default=False,
-        ),
-    ] = None,
-    tp_b: Annotated[
-        int | None,
-        typer.Option(
-            "--tp-b", metavar="N", help="GPUs per instance of B. Default: as A.", show_default=False
-        ),
-    ] = None,
-    gpu_hour_b: Annotated[
-        float | None,
-        typer.Option(
-            "--gpu-hour-b",
-            metavar="USD",
-            help="Price of B's GPU hour. Default: as A.",
-            show_default=False,
-        ),
-    ] = None,
+    urls: Urls,
+    rounds: Rounds = 5,
+    aa: Aa = False,
+    model_b: ModelB = None,
+    api_key_env_b: ApiKeyEnvB = None,
+    tp_b: TpB = None,
+    gpu_hour_b: GpuHourB = None,
     json: o.Json = False,
 ) -> None:
-    """Send two endpoints the same load in turns, A B B A, and compare them; drift touches both alike.
+    """Load two endpoints alternately with the same requests (A B B A), and compare them.
 
-    ampacity ab http://a:8000/v1 http://b:8000/v1 --model M --rate 4 --slo ttft_p99=2s
+    The alternation makes drift affect both equally. Needs one load level: --rates or --concurrency.
+
+    ampacity ab http://a:8000/v1 http://b:8000/v1 --model M --rates 4 --slo ttft_p99=2s
     """
-    import sys
-
     from ampacity.analysis.change.scorecard import compare
     from ampacity.cli import EXIT_INTERRUPTED
     from ampacity.cli.experiment import command_line, finish
@@ -95,14 +79,10 @@ def ab(
 
     if len(urls) != (1 if aa else 2):
         raise ConfigError("give one URL with --aa" if aa else "give two URLs, or one with --aa")
-    if rate is not None:
-        raw["rates"] = [rate]
     of_b = {"model": model_b, "api_key_env": api_key_env_b, "tp": tp_b, "gpu_hour": gpu_hour_b}
-    raws = (
-        {**raw, "url": urls[0]},
-        {**raw, "url": urls[-1], **{k: v for k, v in of_b.items() if v is not None}},
-    )
-    a, b = arms(*map(make_settings, raws))
+    raw_b = raw | {name: value for name, value in of_b.items() if value is not None}
+    settings = (make_settings({**raw, "url": urls[0]}), make_settings({**raw_b, "url": urls[-1]}))
+    a, b = arms(*settings)
     with no_stub(a.out, b.out):
         out = run_event_loop(run_ab(a, b, rounds, aa, command_line(sys.argv), Progress()))
     statuses = {finish(out / name, as_json=False, quiet=True)[0] for name in NAMES}

@@ -1,53 +1,69 @@
-"""``ampacity burst``: what a sudden load does, and how long an endpoint takes to get over it."""
+"""``ampacity burst``: the effect of a sudden load, and how long an endpoint takes to recover."""
 
 from __future__ import annotations
 
 from json import loads as read_json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ampacity.cli import options as o
 
-# the burst sets these
-OWN = ("rates", "concurrency", "lengths", "duration", "think_time", "ramp", "arrivals", "warmup")
+SET_BY_BURST = (
+    "rates",
+    "concurrency",
+    "lengths",
+    "duration",
+    "think_time",
+    "ramp",
+    "arrivals",
+    "warmup",
+)
 
 EXIT = {"met": 0, "violated": 1, "inconclusive": 3}
 
 
-@o.shares(but=OWN)
+BaseRps = Annotated[
+    float,
+    typer.Option(
+        metavar="R", help="Load in requests/s before and after the burst.", show_default=False
+    ),
+]
+Factor = Annotated[
+    float, typer.Option(metavar="F", help="Load of the burst, as a multiple of the base load.")
+]
+Before = Annotated[str, typer.Option(metavar="T", help="Length of the base load before.")]
+Length = Annotated[str, typer.Option(metavar="T", help="Length of the burst.")]
+After = Annotated[str, typer.Option(metavar="T", help="Length of the base load after.")]
+Shape = Annotated[
+    str, typer.Option(help="step, ramp, or load factors of equal parts of the burst, e.g. 2/3/2.")
+]
+MaxRecovery = Annotated[
+    str | None,
+    typer.Option(
+        metavar="T",
+        help="Gate: exit 1 if recovery takes longer than this, 3 if that is inconclusive.",
+    ),
+]
+
+
+@o.shares(but=SET_BY_BURST)
 def burst(
     url: o.Url,
     raw: dict[str, Any],
-    base_rps: Annotated[
-        float, typer.Option(metavar="R", help="Requests/s before and after.", show_default=False)
-    ],
-    factor: Annotated[
-        float, typer.Option(metavar="F", help="Height of the burst over the base.")
-    ] = 3.0,
-    base_duration: Annotated[
-        str, typer.Option(metavar="T", help="Length of the base load before the burst.")
-    ] = "60s",
-    burst_duration: Annotated[str, typer.Option(metavar="T", help="Length of the burst.")] = "30s",
-    recovery_duration: Annotated[
-        str, typer.Option(metavar="T", help="How long the base load is held after it.")
-    ] = "2m",
-    shape: Annotated[
-        str, typer.Option(help="step, ramp, or factors of equal parts of the burst, as 2/3/2.")
-    ] = "step",
-    max_recovery: Annotated[
-        str | None,
-        typer.Option(
-            metavar="T",
-            help="Gate: exit 1 where getting over it surely takes longer, 3 where that cannot be told.",
-            show_default=False,
-        ),
-    ] = None,
+    base_rps: BaseRps,
+    factor: Factor = 3.0,
+    base_duration: Before = "60s",
+    burst_duration: Length = "30s",
+    recovery_duration: After = "2m",
+    shape: Shape = "step",
+    max_recovery: MaxRecovery = None,
     json: o.Json = False,
 ) -> None:
-    """Hold a base load, step it up, go back, and measure how long TTFT and the queue take to come back.
+    """Step up from a base load, step back, and measure how long TTFT and the queue take to recover.
 
-    With --max-recovery exit 0: surely got over within it; 1: surely not; 3: cannot tell.
+    Exit status with --max-recovery: 0 recovered in time, 1 did not, 3 inconclusive.
 
     ampacity burst http://127.0.0.1:8000/v1 --model M --base-rps 5 --factor 3 --slo ttft_p99=2s
     """
@@ -58,23 +74,30 @@ def burst(
     for name, value, least in (("--base-rps", base_rps, 0.0), ("--factor", factor, 1.0)):
         if not least < value < 1e6:
             raise ConfigError(f"{name} {value:g}: give a number above {least:g}")
-    lengths = {"base_s": base_duration, "burst_s": burst_duration, "recovery_s": recovery_duration}
-    seconds = {
-        name: parse_duration(text, f"--{name[:-2]}-duration") for name, text in lengths.items()
-    }
     limit_s = None if max_recovery is None else parse_duration(max_recovery, "--max-recovery")
-    if limit_s is not None and limit_s > seconds["recovery_s"]:
-        raise ConfigError(
-            f"--max-recovery {max_recovery}: --recovery-duration {recovery_duration} is too short to see that"
-        )
     plan = BurstPlan(
-        base_rps=base_rps, factor=factor, shape=shape, max_recovery_s=limit_s, **seconds
+        base_rps=base_rps,
+        factor=factor,
+        base_s=parse_duration(base_duration, "--base-duration"),
+        burst_s=parse_duration(burst_duration, "--burst-duration"),
+        recovery_s=parse_duration(recovery_duration, "--recovery-duration"),
+        shape=shape,
+        max_recovery_s=limit_s,
     )
+    if limit_s is not None and limit_s > plan.recovery_s:
+        raise ConfigError(
+            f"--max-recovery {max_recovery}: --recovery-duration {recovery_duration} is too short "
+            "to tell"
+        )
     if limit_s is not None and (short := plan.too_short()):
         raise ConfigError(f"--max-recovery {max_recovery} could not be judged: {short}")
     own = {"url": url, "rates": plan.mean_rps, "arrivals": plan.arrivals, "warmup": 0}
     path = run_experiment({**raw, **own}, experiment="burst", drive=plan.run, as_json=json)
     if limit_s is not None:
-        summary = read_json((path / "summary.json").read_text(encoding="utf-8"))
-        held = (summary.get("burst") or {}).get("max_recovery") or {}
-        raise typer.Exit(EXIT[held.get("verdict", "inconclusive")])
+        raise typer.Exit(_gate_status(path))
+
+
+def _gate_status(run: Path) -> int:
+    summary = read_json((run / "summary.json").read_text(encoding="utf-8"))
+    recovery = (summary.get("burst") or {}).get("max_recovery") or {}
+    return EXIT[recovery.get("verdict", "inconclusive")]

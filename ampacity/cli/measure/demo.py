@@ -1,4 +1,4 @@
-"""``ampacity demo``: a sweep of the embedded simulator, from start to report."""
+"""``ampacity demo``: a sweep of the embedded simulator, with a report."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from ampacity.cli import options as o
 
-# Limits and length of the stages: three stages up to saturation leave most of the time for loads near the limit.
+# three stages up to saturation leave most of the time for loads near the limit
 PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "13.5s", 50.0
 SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
 
 
 @o.shares(("out",))
 def demo(raw: dict[str, Any], json: o.Json = False) -> None:
-    """Start the embedded simulator, find its operating point, and write the report. Takes about 100 s."""
+    """Sweep an embedded simulated server and write a report. Takes about 100 s."""
     from ampacity.cli.experiment import run_experiment
     from ampacity.experiments.sweep import sweep
     from ampacity.simulator.server.launch import start_in_process

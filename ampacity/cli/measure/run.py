@@ -1,4 +1,4 @@
-"""``ampacity run``: one load level, a trace replay, or whatever a run file describes."""
+"""``ampacity run``: one load level, a trace, or the experiment of a run file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from ampacity.cli import options as o
-from ampacity.settings import REPLAY, SHARED
+from ampacity.settings import ALL
 
 
-@o.shares(REPLAY | SHARED)
+@o.shares(ALL)
 def run(
     raw: dict[str, Any],
     url: Annotated[
@@ -28,12 +28,12 @@ def run(
             "-c",
             "--config",
             metavar="FILE",
-            help="YAML run file: the options' own names; flags win.",
+            help="YAML run file; its keys are the names of options. Options override it.",
         ),
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Run one load level (--rates 5), a trace (--trace FILE), or the experiment of a run file (-c bench.yaml).
+    """Run one load level (--rates 5), a trace (--trace FILE), or a run file (-c bench.yaml).
 
     ampacity run http://127.0.0.1:8000/v1 --model M --trace azure_conv.csv --time-scale 0.5
     """
@@ -41,8 +41,8 @@ def run(
 
     from ampacity.cli.experiment import run_experiment
     from ampacity.cli.measure.sweep import timed_sweep
-    from ampacity.config import in_run_file, read_run_file
     from ampacity.experiments.stages.rig import Rig
+    from ampacity.run_file import in_run_file, read_run_file
     from ampacity.values import ConfigError
 
     if url is not None:
@@ -53,7 +53,8 @@ def run(
         raw = {**read_run_file(config), **raw}
     elif not {"trace", "rates", "concurrency"} & raw.keys():
         raise ConfigError(
-            "say what to run: --rates R, --concurrency N, --trace FILE or -c FILE ('ampacity sweep' finds the rates itself)"
+            "give --rates R, --concurrency N, --trace FILE or -c FILE ('ampacity sweep' finds the "
+            "rates itself)"
         )
     raw, drive = (raw, Rig.trace_stage) if raw.get("trace") else timed_sweep(raw)
     run_experiment(raw, experiment="run", drive=drive, as_json=json, located=located)

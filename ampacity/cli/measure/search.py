@@ -1,4 +1,4 @@
-"""``ampacity search``: the capacity and C_max of an endpoint, as precisely as was asked for."""
+"""``ampacity search``: the capacity and C_max of an endpoint, to a given precision."""
 
 from __future__ import annotations
 
@@ -10,28 +10,20 @@ from ampacity.cli import options as o
 
 Precision = Annotated[
     str,
-    typer.Option(metavar="P", help="Half the 95 % interval, as a share of the capacity: 10%"),
-]
-Closed = Annotated[
-    bool,
     typer.Option(
-        "--closed", help="At the end run closed loops around C_max too: the other view of it."
+        metavar="P", help="Target half-width of the 95 % CI, relative to the capacity, e.g. 10%."
     ),
 ]
-LOADS = (
-    "rates",
-    "concurrency",
-    "lengths",
-    "duration",
-    "think_time",
-    "ramp",
-)  # a search finds these itself
+Closed = Annotated[
+    bool, typer.Option("--closed", help="Finally run closed-loop stages around C_max too.")
+]
+SET_BY_SEARCH = ("rates", "concurrency", "lengths", "duration", "think_time", "ramp")
 
 
 def make_search(
     precision: str, max_duration: str | None, repeats: int, closed: bool, ramp: str | None = None
 ) -> Any:
-    """The search that was asked for. Raises ConfigError."""
+    """Return the search of these options. Raises ConfigError."""
     from ampacity.experiments.search import Search, SearchPlan
     from ampacity.values import ConfigError, parse_duration
 
@@ -43,21 +35,19 @@ def make_search(
         raise ConfigError(f"--precision {precision}: write a share from 0.5% to 50%, as 5%")
     limit_s = None if max_duration is None else parse_duration(max_duration, "--max-duration")
     if ramp is not None and not closed:
-        raise ConfigError(
-            "--ramp goes with --closed: only the closed loops of a search have users who begin"
-        )
+        raise ConfigError("--ramp goes with --closed: only closed-loop stages have users")
     ramp_s = 0.0 if ramp is None else parse_duration(ramp, "--ramp")
     return Search(SearchPlan(share, limit_s, repeats, closed, ramp_s))
 
 
-@o.shares(but=LOADS)
+@o.shares(but=SET_BY_SEARCH)
 def search(
     url: o.Url,
     raw: dict[str, Any],
     precision: Precision = "10%",
     max_duration: Annotated[
         str | None,
-        typer.Option(metavar="T", help="Stop after this time, as 30m, with what is known then."),
+        typer.Option(metavar="T", help="Stop after this time, e.g. 30m, with the result so far."),
     ] = None,
     repeats: Annotated[
         int,
@@ -65,7 +55,7 @@ def search(
             metavar="N",
             min=0,
             max=20,
-            help="At the end run both ends of the interval N times more each, in random order.",
+            help="Finally repeat both ends of the interval N times each, in random order.",
         ),
     ] = 0,
     closed: Closed = False,
@@ -73,14 +63,15 @@ def search(
         str | None,
         typer.Option(
             metavar="T",
-            help="With --closed: the users of a closed loop begin one after the other over this time, which does not count.",
+            help="With --closed: start the users one after another over this time, which is not "
+            "measured.",
         ),
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Find the load at which an SLO stops to hold: bracket it, then narrow it until it is known well enough.
+    """Find the highest load that still meets the SLOs: bracket it, then narrow it to --precision.
 
-    ampacity search http://127.0.0.1:8000/v1 --model M --workload chat --slo ttft_p99=2s --max-duration 1h
+    ampacity search http://127.0.0.1:8000/v1 --model M --slo ttft_p99=2s --max-duration 1h
     """
     from ampacity.cli.experiment import run_experiment
 

@@ -1,4 +1,4 @@
-"""``ampacity sweep``: the latency-throughput curve of an endpoint, and what it means."""
+"""``ampacity sweep``: the latency-throughput curve of an endpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ MaxDuration = Annotated[
     str | None,
     typer.Option(
         metavar="T",
-        help="Find the loads, and the limit among them, within this time, as 30m. Default: 10m where neither --rates nor --concurrency nor --duration is given.",
+        help="Find the load levels and the capacity within this time, e.g. 30m. Default: 10m if "
+        "none of --rates, --concurrency and --duration is given.",
     ),
 ]
 
@@ -21,9 +22,9 @@ MaxDuration = Annotated[
 def sweep(
     url: o.Url, raw: dict[str, Any], max_duration: MaxDuration = None, json: o.Json = False
 ) -> None:
-    """Load an endpoint stage by stage, from low load to past saturation, and find its operating point.
+    """Load an endpoint stage by stage, from low load to saturation, and find its operating point.
 
-    ampacity sweep http://127.0.0.1:8000/v1 --model M --workload chat --slo ttft_p99=2s --slo itl_p99=50ms
+    ampacity sweep http://127.0.0.1:8000/v1 --model M --slo ttft_p99=2s --slo itl_p99=50ms
     """
     from ampacity.cli.experiment import run_experiment
 
@@ -32,7 +33,7 @@ def sweep(
 
 
 def timed_sweep(raw: dict[str, Any], max_duration: str | None = None) -> tuple[dict[str, Any], Any]:
-    """(the settings, the sweep to drive) of a sweep that lasts so long at most. Raises ConfigError."""
+    """Return (settings, sweep function) of a sweep within ``max_duration``. Raises ConfigError."""
     from contextlib import suppress
     from functools import partial
 
@@ -40,7 +41,7 @@ def timed_sweep(raw: dict[str, Any], max_duration: str | None = None) -> tuple[d
     from ampacity.values import ConfigError, parse_duration, quantile_names
 
     curves = 1
-    with suppress(ConfigError):  # refused, with file and line, where all settings are read
+    with suppress(ConfigError):  # make_settings reports it, with file and line
         curves += len(quantile_names(raw.get("lengths", ())))
     given = {"rates", "concurrency", "duration"} & raw.keys()
     if max_duration is None:

@@ -1,9 +1,8 @@
-"""What fits the model's context: what does not is shortened or left out, and said before the run."""
+"""Fit requests to the model's context: shorten or drop what does not fit, and report it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from ampacity.values import ConfigError
 from ampacity.workloads.replay import Replayed
 from ampacity.workloads.schedule import Schedule, open_schedule
 
-SAMPLE_REQUESTS = 1000  # of the workload, that are looked at before the run
+SAMPLE_REQUESTS = 1000  # of the workload, checked before the run
 CLIPPED, BEYOND = "clipped_to_context", "turns_beyond_context"  # counts in run.json
 
 
@@ -26,11 +25,11 @@ def fit_context(
     *,
     begin_shorter: bool = False,
 ) -> tuple[Schedule, dict[str, int]]:
-    """(what fits ``context`` tokens but for ``spare`` of them, how many requests were shortened or left out).
+    """Return (requests within ``context - spare`` tokens, counts of shortened and dropped ones).
 
-    Lone requests are shortened, first the answer to half of the context; a text from a file is as long as it is, and is
-    left out. A conversation ends before the turn that would not fit; with ``begin_shorter`` its first turn is
-    shortened as a lone request is, so that every one begins.
+    Single requests are shortened, first the answer to half of the context; those with a text from
+    a file are dropped. A conversation ends before the turn that does not fit; with
+    ``begin_shorter`` its first turn is shortened like a single request, so that every one begins.
     """
     clipped = np.zeros(len(schedule), dtype=bool)
     if schedule.session is None or begin_shorter:
@@ -43,14 +42,17 @@ def fit_context(
 
 
 def _has_text(schedule: Schedule) -> NDArray[np.bool_]:
-    """bool[n]: whose prompt is in a file."""
+    """Return bool[n]: which prompts come from a file."""
     return np.zeros(len(schedule), dtype=bool) if schedule.entry is None else schedule.entry >= 0
 
 
 def _shortened(
     schedule: Schedule, context: int, spare: NDArray[np.float64] | float
 ) -> tuple[Schedule, NDArray[np.bool_]]:
-    """(lone requests and first turns cut to the context, which ones); a later turn is shorter by what its history lost."""
+    """Cut single requests and first turns to the context; return (schedule, which ones).
+
+    A later turn is shorter by what its history lost.
+    """
     outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))
     room = np.maximum(np.floor(context - outputs - spare), 1).astype(np.int64)
     inputs = np.where(
@@ -64,7 +66,7 @@ def _shortened(
         if new is not None:
             new = np.where(later, new, np.maximum(new - lost, 1))
         gone = schedule.output_tokens - outputs
-        for i in np.flatnonzero(later).tolist():  # each stands behind what it continues
+        for i in np.flatnonzero(later).tolist():  # each comes after what it continues
             before = schedule.continues[i]
             lost[i] = lost[before] + gone[before]
         inputs = schedule.input_tokens - lost
@@ -74,17 +76,17 @@ def _shortened(
 
 
 def check_context(settings: Settings, probe: ProbeResult, trace: Replayed | None) -> str | None:
-    """What is to be said before the run of requests that do not fit the model's context; None: nothing.
+    """Return a note about requests that do not fit the model's context; None if all do.
 
-    Raises ConfigError where they are more than BEYOND_CONTEXT_SHARE of a workload's and ``--fit-context`` is not given,
-    and where no request of a trace can be sent as it is.
+    Raises ConfigError if more than BEYOND_CONTEXT_SHARE of a workload does not fit without
+    ``--fit-context``, and if no request of a trace can be sent as it is.
     """
     context = probe.served.max_model_len
     if context is None:
         return None
     sample = _sample(settings) if trace is None else trace.schedule
     spare = probe.calibration.margin_tokens(sample.input_tokens)
-    shorter = settings.fit_context and trace is None  # what was recorded has the length that it has
+    shorter = settings.fit_context and trace is None  # recorded prompts cannot be shortened
     fitting, counts = fit_context(sample, context, spare, begin_shorter=shorter)
     lengths = sample.input_tokens + sample.output_tokens
     nothing = not len(fitting) or (
@@ -95,42 +97,40 @@ def check_context(settings: Settings, probe: ProbeResult, trace: Replayed | None
             "" if not len(fitting) else ", or give --fit-context, which shortens every one of them"
         )
         raise ConfigError(
-            f"the trace: not one of its {len(sample):,} requests can be sent as it is, within the model's context of {context:,} "
-            f"tokens: they begin with {int(lengths[_begins(sample)].min()):,} and more, with their answers. "
+            f"the trace: not one of its {len(sample):,} requests can be sent as it is, within the "
+            f"model's context of {context:,} tokens: they begin with "
+            f"{int(lengths[_begins(sample)].min()):,} and more, with their answers. "
             f"Serve the model with a longer context, take another trace{offer}"
         )
     share = sum(counts.values()) / max(len(sample), 1)
-    if share <= (
-        BEYOND_CONTEXT_SHARE if trace is None else 0
-    ):  # whatever is left out of a trace is said
+    if share <= (BEYOND_CONTEXT_SHARE if trace is None else 0):
         return None
     name = "the trace" if trace is not None else f"workload {settings.workload.name}"
-    said = f"{name}: {_said(counts, len(sample))}, to fit the model's context of {context:,} tokens"
     if settings.fit_context or trace is not None:
-        return said
+        changes = _changes(counts, len(sample))
+        return f"{name}: {changes}, to fit the model's context of {context:,} tokens"
     longest = int(np.quantile(lengths, 0.99))
+    offered = fit_context(sample, context, spare, begin_shorter=True)[1]
+    offer = _changes(offered, len(sample))
     raise ConfigError(
-        f"{name} does not fit the model's context of {context:,} tokens: 99 % of its requests have up to {longest:,}. "
-        f"Serve the model with a longer context, take another workload, or give --fit-context: {_offer(sample, context, spare)}"
+        f"{name} does not fit the model's context of {context:,} tokens: 99 % of its requests have "
+        f"up to {longest:,}. Serve the model with a longer context, take another workload, or give "
+        f"--fit-context: {offer}"
     )
 
 
 def _begins(schedule: Schedule) -> NDArray[np.bool_]:
-    """bool[n]: which requests are lone ones, or the first of their session."""
+    """Return bool[n]: single requests, and the first of each session."""
     return np.ones(len(schedule), dtype=bool) if schedule.turn is None else schedule.turn == 0
 
 
-def _offer(sample: Schedule, context: int, spare: Any) -> str:
-    return f"{_said(fit_context(sample, context, spare, begin_shorter=True)[1], len(sample))}"
-
-
-def _said(counts: dict[str, int], of: int) -> str:
+def _changes(counts: dict[str, int], of: int) -> str:
     words = ((CLIPPED, "of the requests are shortened"), (BEYOND, "of the turns are left out"))
     return " and ".join(f"{counts[name] / of:.1%} {what}" for name, what in words if counts[name])
 
 
 def _sample(settings: Settings) -> Schedule:
-    """Some requests of the workload, drawn as the first stage's are."""
+    """Return some requests of the workload, drawn as those of the first stage."""
     return open_schedule(
         settings.workload,
         rate_rps=1.0,

@@ -1,4 +1,4 @@
-"""A stage judged while it is going on, from the records that have been flushed so far."""
+"""Judge a stage while it runs, from the records flushed so far."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ampacity.loadgen.rundir.files import read_streams
 from ampacity.loadgen.rundir.records import SCHEMA, RequestRecord, to_batch
 from ampacity.workloads.schedule import Schedule
 
-AGE = 1 / 3
-PATIENCE = 0.5  # of the time that has passed: where requests last longer, percentiles must wait
+AGE = 1 / 3  # of the time passed: ages of younger requests show no steady state
+PATIENCE = 0.5  # of the time passed: if requests last longer, percentiles must wait
 
 
 def judge_so_far(
     path: Path, schedule: Schedule, meta: Mapping[str, Any], slos: Sequence[Slo], warmup: int | None
 ) -> dict[str, Any] | None:
-    """The stage object as of now, or None before there is anything to judge.
+    """Return the stage judged so far, or None if there is nothing to judge yet.
 
-    A request in flight has no record yet and may have its first token or not. So the SLOs are judged by what was
-    due before the oldest of them. Whether there is a steady state is judged by ages too, which say something only
-    of requests that are old enough: the last third of the time is left out.
+    A request in flight has no record, so SLOs are judged by what was due before the oldest of
+    them. The steady state is judged by ages too, without the last third of the time, because the
+    age of a young request shows nothing.
     """
     now_ns = time.monotonic_ns()
     table = read_streams(path)
@@ -62,7 +62,7 @@ def judge_so_far(
 def _in_flight(
     table: pa.Table, schedule: Schedule, stage: int, start_ns: int, now_ns: int
 ) -> list[RequestRecord]:
-    """Rows for the requests that were due and have no record; of those that wait for others nothing is known."""
+    """Return records for due requests without one; of those that wait for others none is known."""
     due_ns = start_ns + np.round(schedule.scheduled_s * 1e9).astype(np.int64)
     first = schedule.first_requests()
     recorded = set(table["request_id"].to_pylist())

@@ -1,4 +1,4 @@
-"""What was run: the facts of run.json, and what is said before somebody else's machine is loaded."""
+"""Describe a run: the facts of run.json, and the announcement before a remote host is loaded."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from ampacity.workloads.schedule import open_schedule
 
 
 def announcement(settings: Settings, trace: Replayed | None) -> str:
-    """What is about to be sent to somebody else's machine."""
+    """Return what is about to be sent to a remote host."""
     tokens = settings.workload.input_tokens.mean() + settings.workload.output_tokens.mean()
     if trace is not None:
         count, total = len(trace.schedule), float(trace.schedule.planned_tokens())
     elif settings.rates:
         count = round(sum(settings.rates) * settings.duration_s)
         total = count * tokens
-        if (
-            settings.workload.sessions is not None or settings.workload.prompts is not None
-        ):  # histories grow
+        if settings.workload.sessions is not None or settings.workload.prompts is not None:
+            # histories grow
             stages = (
                 open_schedule(
                     settings.workload,
@@ -47,15 +46,18 @@ def announcement(settings: Settings, trace: Replayed | None) -> str:
             if settings.max_requests
             else "no --max-requests is set"
         )
-        return f"{settings.endpoint.url} is not this machine: the load rises until the endpoint saturates, about {tokens:.0f} tokens a request; {limit}"
+        return (
+            f"{settings.endpoint.url} is not this machine: the load rises until the endpoint "
+            f"saturates, about {tokens:.0f} tokens a request; {limit}"
+        )
     capped = [
         f"--max-{n} {v}"
         for n, v in (("requests", settings.max_requests), ("tokens", settings.max_tokens))
         if v
     ]
     return (
-        f"{settings.endpoint.url} is not this machine: about {count} requests and {total:,.0f} tokens are planned"
-        + (f", at most {' and '.join(capped)}" if capped else "")
+        f"{settings.endpoint.url} is not this machine: about {count} requests and {total:,.0f} "
+        f"tokens are planned{', at most ' if capped else ''}{' and '.join(capped)}"
     )
 
 
@@ -72,7 +74,7 @@ def run_meta(
     command_line: list[str],
     trace: Replayed | None,
 ) -> dict[str, Any]:
-    """run.json at the start of a run (docs/run-directory.md)."""
+    """Return run.json at the start of a run (docs/run-directory.md)."""
     served, endpoint = probe.served, settings.endpoint
     name = (
         f"{experiment}-{settings.workload.name}"
@@ -99,22 +101,7 @@ def run_meta(
             "keeps_alive": probe.keeps_alive,
             **probe.network.as_dict(),
         },
-        "locked": {
-            "engine": served.engine,
-            "engine_version": served.engine_version,
-            "max_model_len": served.max_model_len,
-            "quantization": None,
-            "hardware": None,
-            "tensor_parallel": None,
-            "prefix_caching": None,
-            **settings.locked,
-            "dialect": asdict(probe.shape.dialect),
-            "extra_body": settings.extra_body,
-            "limits": asdict(settings.limits),
-            "connections": settings.connections,
-            "timestamps": settings.timestamps,
-            "think_s": settings.think_s,
-        },
+        "locked": _locked(settings, probe),
         "workload": _workload_meta(settings, trace, probe.calibration),
         "slos": [slo.as_dict() for slo in settings.slos],
         "seed": settings.seed,
@@ -129,8 +116,28 @@ def run_meta(
     }
 
 
+def _locked(settings: Settings, probe: ProbeResult) -> dict[str, Any]:
+    """Return the facts that must be equal for runs to be comparable."""
+    return {
+        "engine": probe.served.engine,
+        "engine_version": probe.served.engine_version,
+        "max_model_len": probe.served.max_model_len,
+        "quantization": None,
+        "hardware": None,
+        "tensor_parallel": None,
+        "prefix_caching": None,
+        **settings.locked,
+        "dialect": asdict(probe.shape.dialect),
+        "extra_body": settings.extra_body,
+        "limits": asdict(settings.limits),
+        "connections": settings.connections,
+        "timestamps": settings.timestamps,
+        "think_s": settings.think_s,
+    }
+
+
 def source_notes(settings: Settings, trace: Replayed | None) -> tuple[str, ...]:
-    """What of a trace, of a prompt file, or of a file of arrivals is not sent, or not as it stands in the file."""
+    """Return notes on what of a trace, prompt or arrivals file is not sent as it is in the file."""
     if trace is not None:
         return trace.notes
     prompts = settings.workload.prompts
@@ -171,7 +178,7 @@ def _workload_meta(
 
 
 def _prompts_text(settings: Settings) -> str:
-    """What prompts have in common, in words; ``unique``: nothing."""
+    """Return what prompts have in common, in words; ``unique``: nothing."""
     workload = settings.workload
     if workload.prompts is not None:
         text = f"{len(workload.prompts.file.entries)} from {Path(workload.prompts.file.path).name}"
@@ -186,7 +193,7 @@ def _prompts_text(settings: Settings) -> str:
 
 
 def out_path(settings: Settings, experiment: str) -> Path:
-    """Where the run directory goes: the user's --out, or a name made of the time."""
+    """Return the run directory: --out, or a name made of the time."""
     if settings.out is not None:
         return settings.out
     return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{experiment}"

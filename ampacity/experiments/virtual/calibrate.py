@@ -1,4 +1,4 @@
-"""From a measured run to the effective figures of a simulated engine: ``ampacity simulate --calibrate RUN``."""
+"""Fit a simulated engine to a measured run: ``ampacity simulate --calibrate RUN``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from ampacity.values import ConfigError
 
 LEVELS_MIN = 3
 POOR_R2 = 0.8
-QUEUE_FREE = (
-    0.7  # of max_num_seqs: with more in flight requests may have queued, and the model has no queue
-)
+QUEUE_FREE = 0.7  # of max_num_seqs: above it requests may queue, which the model does not cover
 
 
 def calibrate_to_run(path: Path, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
-    """``config`` with bandwidth, compute and overhead fitted to a run's ITL and TTFT by concurrency; and what to say.
+    """Fit bandwidth, compute and overhead to a run's ITL and TTFT by concurrency.
 
-    Raises ConfigError where the run has too few usable stages, RunDirError where it is none.
+    Returns (config, lines to print). Raises ConfigError if the run has too few usable stages,
+    RunDirError if it is not a run.
     """
     step_time = config.step_time
     if not isinstance(step_time, Roofline):
@@ -39,8 +38,9 @@ def calibrate_to_run(path: Path, config: EngineConfig) -> tuple[EngineConfig, li
     ]
     if len(levels) < LEVELS_MIN:
         raise ConfigError(
-            f"{path}: {len(levels)} stages can be used, {LEVELS_MIN} are needed: stable, not limited by the client, "
-            f"with at most {QUEUE_FREE:.0%} of {config.max_num_seqs} sequences in flight"
+            f"{path}: {len(levels)} stages can be used, {LEVELS_MIN} are needed: stable, not "
+            f"limited by the client, with at most {QUEUE_FREE:.0%} of {config.max_num_seqs} "
+            "sequences in flight"
         )
     closed = {level["closed"] for level in levels}
     if len(closed) > 1:
@@ -63,7 +63,7 @@ def calibrate_to_run(path: Path, config: EngineConfig) -> tuple[EngineConfig, li
 
 
 def _level(run: Run, stage: dict[str, Any], config: EngineConfig) -> dict[str, Any] | None:
-    """One load level as the fit wants it; None where it cannot be used."""
+    """Return one load level for the fit; None if it cannot be used."""
     concurrency = stage["concurrency_set"] or stage["concurrency"]
     if stage["stable"] is False or stage["client_limited"] or not concurrency:
         return None
@@ -101,11 +101,13 @@ def _words(found: Calibration, before: Roofline, levels: int) -> list[str]:
         )
         lines.append(f"  {label}: {value:.4g} {unit} (preset {nominal:.4g}), {known}")
     lines.append(
-        f"  fit: R² {found.r2_itl:.3f} for ITL, {found.r2_ttft:.3f} for TTFT; worst level off by {np.expm1(found.worst_residual):.0%}"
+        f"  fit: R² {found.r2_itl:.3f} for ITL, {found.r2_ttft:.3f} for TTFT; worst level off by "
+        f"{np.expm1(found.worst_residual):.0%}"
     )
     if not (found.r2_itl > POOR_R2 and found.r2_ttft > POOR_R2) or found.unknown:
         lines.append(
-            "  do not rely on it: run a closed-loop sweep with low concurrencies, answers of varied length, and once "
-            "short and once long prompts, so that nothing queues and all three figures show"
+            "  do not rely on it: run a closed-loop sweep with low concurrencies, answers of "
+            "varied length, and once short and once long prompts, so that nothing queues and all three "
+            "figures show"
         )
     return lines

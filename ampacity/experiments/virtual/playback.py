@@ -1,9 +1,9 @@
-"""A schedule played on a simulated engine in virtual time: sessions, shared prefixes, virtual users."""
+"""Play a schedule on a simulated engine: sessions, shared prefixes, virtual users."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from ampacity.workloads.schedule import Schedule
 
 @dataclass(frozen=True)
 class Played:
-    """What was sent of a schedule, with the times at which it was, and what became of it."""
+    """The part of a schedule that was sent, with the actual times, and its outcome."""
 
     schedule: Schedule
     outcome: Outcome
@@ -39,68 +39,91 @@ def play(
     think_s: float = 0.0,
     ramp_s: float = 0.0,
 ) -> Played:
-    """Play a schedule on an engine that is idle before, up to the last answer to what is sent before ``until_s``.
+    """Play a schedule on an idle engine until all requests sent before ``until_s`` are answered.
 
-    A request that waits for others is sent ``think_s`` of the schedule after the end of the last of them. With
-    ``users`` the loop is closed: each begins a session (or lone request) ``think_s`` after the end of his last one,
-    before ``users_until_s``. ``answers_told``: conversations go on with the answers. Raises SimulatorError for requests
-    that cannot be served.
+    A request that waits for others is sent ``think_s`` of the schedule after the last of them.
+    With ``users`` the loop is closed: each starts a session (or single request) ``think_s`` after
+    the end of the last one, before ``users_until_s``. ``answers_told``: histories contain the
+    answers. Raises SimulatorError for requests that cannot be served.
     """
     engine = deployment.seeded(seed)
     requests = make_requests(deployment, schedule, answers_told)
     if users is None and schedule.after_start is None:
         sent = np.flatnonzero(schedule.scheduled_s < until_s)
         schedule = schedule.take(sent)
-        return Played(
-            schedule, simulate(engine, schedule.scheduled_s, [requests[i] for i in sent.tolist()])
-        )
-    turns, place = SessionDependencies(schedule), {request: i for i, request in enumerate(requests)}
-    first = iter(schedule.first_requests().tolist())
-    used_up = False
-
-    def send(index: int, at_s: float) -> None:
-        run.arrive(requests[index], at_s)
-        for later, due_ns in turns.released(index, round(at_s * 1e9)):
-            send(later, due_ns / 1e9)
-
-    def begin(at_s: float) -> None:
-        nonlocal used_up
-        if at_s >= min(users_until_s, until_s):
-            return
-        index = next(first, None)
-        if index is None:
-            used_up = True
-        else:
-            send(index, at_s)
-
-    def ended(request: Request, at_s: float) -> None:
-        index = place[request]
-        for later, due_ns in turns.ended(index, round(at_s * 1e9), failed=False)[0]:
-            due_s = max(due_ns / 1e9, at_s)  # the rounding must not lead into the past
-            if due_s < until_s:
-                send(later, due_s)
-        if users is not None and turns.over(index):
-            begin(at_s + think_s)
-
-    run = Run(engine, on_finish=ended)
+        outcome = simulate(engine, schedule.scheduled_s, [requests[i] for i in sent.tolist()])
+        return Played(schedule, outcome)
+    loop = _Loop(engine, schedule, requests, until_s)
     if users is None:
-        for index in first:
-            if schedule.scheduled_s[index] < until_s:
-                send(index, float(schedule.scheduled_s[index]))
+        loop.play_open()
     else:
-        for begin_s in user_starts(users, ramp_s, think_s):
-            begin(begin_s)
-    run.advance()
-    sent = np.flatnonzero([request.finish_s is not None for request in requests])
-    outcome = outcome_of(run, [requests[i] for i in sent.tolist()])
-    schedule = replace(schedule.take(sent), scheduled_s=outcome.arrival_s)
-    return Played(schedule, outcome, turns.begun, tuple(turns.cut()), used_up)
+        loop.play_closed(user_starts(users, ramp_s, think_s), users_until_s, think_s)
+    return loop.played()
+
+
+class _Loop:
+    """Sends requests that wait for others, and those of virtual users."""
+
+    def __init__(
+        self, engine: Deployment, schedule: Schedule, requests: list[Request], until_s: float
+    ) -> None:
+        self._schedule, self._requests = schedule, requests
+        self._dependencies = SessionDependencies(schedule)
+        self._index = {request: i for i, request in enumerate(requests)}
+        self._first = iter(schedule.first_requests().tolist())
+        self._until_s = self._users_until_s = until_s
+        self._think_s: float | None = None  # of users; None: open loop
+        self._used_up = False
+        self._run = Run(engine, on_finish=self._ended)
+
+    def play_open(self) -> None:
+        for index in self._first:
+            if self._schedule.scheduled_s[index] < self._until_s:
+                self._send(index, float(self._schedule.scheduled_s[index]))
+        self._run.advance()
+
+    def play_closed(self, starts_s: Sequence[float], users_until_s: float, think_s: float) -> None:
+        self._users_until_s, self._think_s = min(users_until_s, self._until_s), think_s
+        for start_s in starts_s:
+            self._start(start_s)
+        self._run.advance()
+
+    def played(self) -> Played:
+        sent = np.flatnonzero([request.finish_s is not None for request in self._requests])
+        outcome = outcome_of(self._run, [self._requests[i] for i in sent.tolist()])
+        schedule = replace(self._schedule.take(sent), scheduled_s=outcome.arrival_s)
+        begun, cut = self._dependencies.begun, tuple(self._dependencies.cut())
+        return Played(schedule, outcome, begun, cut, self._used_up)
+
+    def _send(self, index: int, at_s: float) -> None:
+        self._run.arrive(self._requests[index], at_s)
+        for later, due_ns in self._dependencies.released(index, round(at_s * 1e9)):
+            self._send(later, due_ns / 1e9)
+
+    def _start(self, at_s: float) -> None:
+        """Start a user's next session or single request."""
+        if at_s >= self._users_until_s:
+            return
+        index = next(self._first, None)
+        if index is None:
+            self._used_up = True
+        else:
+            self._send(index, at_s)
+
+    def _ended(self, request: Request, at_s: float) -> None:
+        index = self._index[request]
+        for later, due_ns in self._dependencies.ended(index, round(at_s * 1e9), failed=False)[0]:
+            due_s = max(due_ns / 1e9, at_s)  # rounding must not lead into the past
+            if due_s < self._until_s:
+                self._send(later, due_s)
+        if self._think_s is not None and self._dependencies.over(index):
+            self._start(at_s + self._think_s)
 
 
 def make_requests(
     deployment: Deployment, schedule: Schedule, answers_told: bool = True
 ) -> list[Request]:
-    """The requests of a schedule; their blocks are named where a prefix cache or a router asks for names."""
+    """Return a schedule's requests, with named blocks if a prefix cache or router needs them."""
     engines = [e for e in (deployment.config, deployment.prefill) if e is not None]
     named = deployment.routing == "prefix-hash" or any(engine.prefix_caching for engine in engines)
     inputs, outputs = schedule.input_tokens.tolist(), schedule.output_tokens.tolist()
@@ -120,9 +143,9 @@ def make_requests(
 def _names(
     schedule: Schedule, index: int, requests: list[Request], block_tokens: int, answers_told: bool
 ) -> list[Hashable]:
-    """Of all full blocks of a prompt and its answer. Equal names: equal text up to there.
+    """Name all full blocks of a prompt and its answer. Equal names: equal text up to there.
 
-    A prompt that continues another's conversation begins with all of that, one that does not with its shared prefix.
+    A prompt that continues a conversation begins with all of it, others with a shared prefix.
     """
     prompt = int(schedule.input_tokens[index])
     blocks = (prompt + int(schedule.output_tokens[index])) // block_tokens
@@ -137,7 +160,7 @@ def _names(
 
 
 def _shared_names(schedule: Schedule, index: int, prompt: int, block_tokens: int) -> list[Hashable]:
-    """A block's name is the chain of segments up to its end, the last one as far as it goes."""
+    """Name blocks by the chain of segments up to the block's end."""
     names: list[Hashable] = []
     chain: Hashable = None
     begin = 0

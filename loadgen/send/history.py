@@ -1,25 +1,26 @@
-"""What an answer said, and how the next turn of its conversation tells it again, by API."""
+"""The content of an answer, and the messages that put it into the next turn's history, by API."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 
-from ampacity.loadgen.send.halves import whole_characters, with_whole_characters
 from ampacity.loadgen.send.protocols import NESTED_MAX, Api
+from ampacity.loadgen.send.surrogates import join_surrogates, with_joined_surrogates
 
-NO_ANSWER = "(no answer)"  # stands in the history for a turn that failed
-NO_RESULT = "(no result)"  # of a tool that was called, where neither the file nor the plan has one
+NO_ANSWER = "(no answer)"  # in the history for a turn that failed
+NO_RESULT = "(no result)"  # of a tool call without a recorded or planned result
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a tool. ``arguments``: a JSON object as text."""
+    """One tool call. ``arguments``: a JSON object as text."""
 
     id: str
     name: str
@@ -28,40 +29,40 @@ class Call:
 
 @dataclass(frozen=True)
 class AnswerContent:
-    """An answer as the history has it."""
+    """Text and tool calls of one answer."""
 
     text: str = ""
     calls: tuple[Call, ...] = ()
 
     @property
     def as_text(self) -> str:
-        """All of it where only text can be told."""
-        said = [self.text, *(f"{call.name}({call.arguments})" for call in self.calls)]
-        return "\n".join(part for part in said if part) or NO_ANSWER
+        """Return all of it as text, for APIs without tool calls."""
+        parts = [self.text, *(f"{call.name}({call.arguments})" for call in self.calls)]
+        return "\n".join(part for part in parts if part) or NO_ANSWER
 
 
 class CallPieces:
-    """The calls of one answer, collected from its chunks."""
+    """Collects the tool calls of one answer from its chunks."""
 
     def __init__(self) -> None:
         self._calls: list[list[str]] = []  # id, name, arguments
         self._at: dict[Any, int] = {}  # by the server's own index
 
     def add(self, key: Any, call_id: Any, name: Any, arguments: Any) -> None:
-        """A piece of the call that the server numbers ``key``; another id under the same number is another call."""
+        """Add a piece of the call that the server numbers ``key``; a new id begins a new call."""
         key = key if isinstance(key, int) else str(key)
         at = self._at.get(key)
         if at is None or (call_id and self._calls[at][0] not in ("", call_id)):
             at = self._at[key] = len(self._calls)
             self._calls.append(["", "", ""])
         for place, piece in enumerate((call_id, name, arguments)):
-            if isinstance(piece, dict):  # whole, as some gateways and the Messages API have it
+            if isinstance(piece, dict):  # complete: some gateways and the Messages API
                 piece = json.dumps(piece)
             if isinstance(piece, str) and piece:
                 self._calls[at][place] = piece if place < 2 else self._calls[at][place] + piece
 
     def add_chat(self, calls: Any) -> None:
-        """The ``tool_calls`` of a chat's delta or message."""
+        """Add the ``tool_calls`` of a chat's delta or message."""
         for position, call in enumerate(calls if isinstance(calls, list) else ()):
             if isinstance(call, dict):
                 function = call.get("function")
@@ -70,75 +71,70 @@ class CallPieces:
                 self.add(key, call.get("id"), function.get("name"), function.get("arguments"))
 
     def calls(self) -> tuple[Call, ...]:
-        """Those that have a name or arguments; what was cut off in the middle is told as a text in an object."""
+        """Return the calls with a name or arguments; truncated arguments become an object."""
         found = []
         for number, (call_id, name, arguments) in enumerate(self._calls):
             if name or arguments:
-                known = map(
-                    whole_characters, (call_id or f"call_{number}", name or "tool", arguments)
-                )
-                found.append(Call(*known))
-        return tuple(replace(call, arguments=_as_object(call.arguments)) for call in found)
+                pieces = call_id or f"call_{number}", name or "tool", arguments
+                call_id, name, arguments = map(join_surrogates, pieces)
+                found.append(Call(call_id, name, _as_object(arguments)))
+        return tuple(found)
 
 
 def _as_object(arguments: str) -> str:
-    """Arguments as a JSON object: servers refuse histories with others, and with halves of characters."""
-    try:
-        held = (
-            None
-            if arguments.count("[") + arguments.count("{") > NESTED_MAX
-            else json.loads(arguments or "{}")
-        )
-        if isinstance(held, dict):
-            whole = with_whole_characters(held)
-            return arguments or "{}" if whole == held else json.dumps(whole)
-    except (ValueError, RecursionError):
-        pass
+    """Return arguments as a JSON object: servers refuse other histories, and lone surrogates."""
+    if arguments.count("[") + arguments.count("{") <= NESTED_MAX:
+        with contextlib.suppress(ValueError, RecursionError):
+            parsed = json.loads(arguments or "{}")
+            if isinstance(parsed, dict):
+                joined = with_joined_surrogates(parsed)
+                return arguments or "{}" if joined == parsed else json.dumps(joined)
     return json.dumps({"arguments": arguments})
 
 
 def message(role: str, content: object) -> bytes:
-    """One message as JSON; ``content`` is text, or a list of parts."""
+    """Return one message as JSON; ``content`` is text or a list of parts."""
     return msgspec.json.encode({"role": role, "content": content})
 
 
-def answer_messages(told: AnswerContent, api: Api) -> list[bytes]:
-    """The assistant's turn, as JSON."""
-    if not told.calls or api == "completions":
-        return [message("assistant", told.as_text)]
+def answer_messages(answer: AnswerContent, api: Api) -> list[bytes]:
+    """Return the assistant's turn as JSON."""
+    if not answer.calls or api == "completions":
+        return [message("assistant", answer.as_text)]
     if api == "responses":
         calls = [
             {"type": "function_call", "call_id": c.id, "name": c.name, "arguments": c.arguments}
-            for c in told.calls
+            for c in answer.calls
         ]
-        said = [message("assistant", told.text)] if told.text else []
-        return said + [msgspec.json.encode(call) for call in calls]
+        text = [message("assistant", answer.text)] if answer.text else []
+        return text + [msgspec.json.encode(call) for call in calls]
     if api == "messages":
-        blocks: list[dict[str, Any]] = [{"type": "text", "text": told.text}] if told.text else []
+        blocks: list[dict[str, Any]] = (
+            [{"type": "text", "text": answer.text}] if answer.text else []
+        )
         blocks += [
             {"type": "tool_use", "id": c.id, "name": c.name, "input": json.loads(c.arguments)}
-            for c in told.calls
+            for c in answer.calls
         ]
         return [message("assistant", blocks)]
     functions = [
         {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
-        for c in told.calls
+        for c in answer.calls
     ]
-    turn = {"role": "assistant", "content": told.text or None, "tool_calls": functions}
+    turn = {"role": "assistant", "content": answer.text or None, "tool_calls": functions}
     return [msgspec.json.encode(turn)]
 
 
 def result_messages(calls: Sequence[Call], results: Sequence[object], api: Api) -> list[bytes]:
-    """What the tools gave back, one for each call, as JSON; a missing result is ``NO_RESULT``."""
+    """Return the tools' results, one per call, as JSON; a missing one is ``NO_RESULT``."""
     contents = [*results, *[NO_RESULT] * (len(calls) - len(results))]
     pairs = list(zip(calls, contents, strict=False))
     if api == "responses":
-        return [
-            msgspec.json.encode(
-                {"type": "function_call_output", "call_id": call.id, "output": content}
-            )
+        outputs = [
+            {"type": "function_call_output", "call_id": call.id, "output": content}
             for call, content in pairs
         ]
+        return [msgspec.json.encode(output) for output in outputs]
     if api == "messages":
         blocks = [
             {"type": "tool_result", "tool_use_id": call.id, "content": content}
@@ -151,8 +147,8 @@ def result_messages(calls: Sequence[Call], results: Sequence[object], api: Api) 
     ]
 
 
-def in_parts(text: str, parts: int) -> list[str]:
-    """The words of a text in so many parts of about the same length."""
+def split_words(text: str, parts: int) -> list[str]:
+    """Split the words of a text into ``parts`` of about the same length."""
     words = text.split()
     ends = [k * len(words) // parts for k in range(parts + 1)]
     return [" ".join(words[a:b]) or NO_RESULT for a, b in pairwise(ends)]

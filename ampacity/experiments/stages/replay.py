@@ -1,0 +1,68 @@
+"""Read the trace, or the schedule, that a run replays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from ampacity.config import Settings
+from ampacity.settings import REPLAY
+from ampacity.values import ConfigError, option
+from ampacity.workloads.errors import WorkloadError
+from ampacity.workloads.prompts.tokenizers import WORD_TOKENIZERS, load_tokenizer
+from ampacity.workloads.replay import Replayed, replayed
+from ampacity.workloads.schedule_file import is_schedule, read_schedule
+from ampacity.workloads.trace_cuts import Replay
+from ampacity.workloads.traces.read import read_trace
+from ampacity.workloads.traces.times import check_replay_length
+
+FOR_SCHEDULES = ("trace", "time_scale", "column", "time_unit")
+
+
+def read_replay(path: Path, settings: Settings) -> Replayed:
+    """Return the trace or schedule as it is to be played. Raises WorkloadError, ConfigError."""
+    found = _schedule(path, settings) if is_schedule(path) else _trace(path, settings)
+    levels = settings.rates or settings.concurrency or ()
+    if found.says_arrivals and levels:
+        raise ConfigError(
+            "--trace brings its own arrival times: drop --rates or --concurrency, "
+            "or use --time-scale"
+        )
+    if not found.says_arrivals and len(levels) != 1:
+        raise ConfigError(
+            f"{found.source}: the file does not say when its requests, or its sessions, arrived: "
+            "give --rates R (requests/s; they begin at random) or --concurrency N (this many at "
+            "once)"
+        )
+    lasts_s, pauses_s = float(found.schedule.scheduled_s[-1]), found.schedule.think_s
+    replay = settings.replay
+    check_replay_length(
+        found.source,
+        lasts_s,
+        lasts_s * replay.time_scale,
+        replay.to_s is not None or replay.max_think_s < math.inf,
+        0.0 if pauses_s is None else float(pauses_s.max()),
+    )
+    return found
+
+
+def _schedule(path: Path, settings: Settings) -> Replayed:
+    if replace(settings.replay, time_scale=1.0) != Replay():
+        names = [option(name) for name in REPLAY if name not in FOR_SCHEDULES]
+        raise WorkloadError(f"{path}: a schedule is played as it is: drop {', '.join(names)}")
+    return read_schedule(path, time_scale=settings.replay.time_scale)
+
+
+def _trace(path: Path, settings: Settings) -> Replayed:
+    has_vocabulary = settings.tokenizer not in WORD_TOKENIZERS
+    trace = read_trace(
+        path,
+        columns=settings.columns,
+        time_unit=settings.time_unit,
+        skip_bad_rows=settings.skip_bad_rows,
+        timed=False,
+        keep_texts=True,
+        count=load_tokenizer(settings.tokenizer).count if has_vocabulary else None,
+    )
+    return replayed(trace, settings.replay, settings.seed, next(iter(settings.rates or ()), None))

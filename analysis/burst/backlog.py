@@ -1,0 +1,110 @@
+"""The queue that a burst left: its size, the rate at which it was served, when it drains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from ampacity.analysis.burst.timeline import (
+    PARTS,
+    UNSEEN,
+    Phases,
+    Timeline,
+    elapsed_s,
+    waiting_at,
+)
+from ampacity.analysis.metrics.requests import Floats
+from ampacity.analysis.stage.steady import time_average_in_flight
+
+SERVED_ALL = 0.95  # of the burst's rate: served this fast, requests are delayed, not queued
+
+
+def find_backlog(t: Timeline, phases: Phases, base_rps: float) -> dict[str, Any]:
+    """Return the ``backlog`` object: requests without a first token, and how fast they were served.
+
+    A queue is more than the burst's rate explains at the base's wait (Little: rate x wait) all
+    through the second half of the burst, and beyond chance at its end. Without one the server was
+    not full, and its rate is not known. It has drained once no more wait than in the base's mean.
+    """
+    middle_s, left = (t.burst_s + t.over_s) / 2, np.sort(t.answered)
+    waiting = waiting_at(t.at, left, np.linspace(middle_s, t.over_s, 21))
+    base = time_average_in_flight(t.settled_s, t.burst_s, t.at, t.answered)
+    result: dict[str, Any] = {
+        "at_end_of_burst": max(0.0, float(waiting[-1]) - base),
+        "base_waiting": base or None,
+        "served_rps": None,
+        "drained": None,
+        "reason": None,
+        **dict.fromkeys(
+            ("unanswered", "drained_s", "at_end", "fall_rps", "drains", "further_s", "further_s_ci")
+        ),
+    }
+    if t.end_s <= t.over_s:
+        return result | {"at_end_of_burst": None, "reason": UNSEEN}
+    leaves = left[(left > t.over_s) & (left < t.end_s)]
+    emptied = leaves[waiting_at(t.at, left, leaves) <= base]
+    result["drained"] = bool(waiting[-1] <= base or len(emptied))
+    explained = base * max(1.0, phases[1]["offered_rps"] / (phases[0]["offered_rps"] or math.inf))
+    if waiting[-1] <= explained + 3 * math.sqrt(max(1.0, explained)) or waiting.min() <= explained:
+        return result | {"reason": "no queue lasted through the second half of the burst"}
+    until_s = float(emptied[0]) if len(emptied) else t.end_s  # while there is a queue
+    ended = (t.finish >= middle_s) & (t.finish < until_s)
+    served_rps = int(np.count_nonzero(ended & t.ok)) / (until_s - middle_s)
+    if served_rps >= SERVED_ALL * phases[1]["offered_rps"]:
+        why = "requests waited, but were served as fast as they came: a delay, no queue"
+        return result | {"reason": why}
+    lasted_s = elapsed_s(t.over_s, until_s)
+    rest = max(0.0, float(waiting_at(t.at, left, np.array([until_s]))[0]) - base)
+    result |= {
+        "served_rps": served_rps,
+        "unanswered": int(np.count_nonzero(ended & ~t.ok)),
+        "at_end": rest,
+        "fall_rps": (result["at_end_of_burst"] - rest) / lasted_s,
+    }
+    if len(emptied):
+        return result | {"drained_s": lasted_s}
+    return result | _outlook(t, left, phases[2], base_rps, rest)
+
+
+def _outlook(
+    t: Timeline, left: Floats, after: Mapping[str, Any], base_rps: float, rest: float
+) -> dict[str, Any]:
+    """Return whether a queue that is still there at the end would drain."""
+    parts = np.linspace(t.over_s, t.end_s, PARTS + 1)
+    level = waiting_at(t.at, left, parts)
+    top = int(level.argmax())  # after a stall only the time since counts
+    top = top if top <= PARTS // 2 else 0
+    leave_rps = np.histogram(left, parts[top:])[0] / (parts[1] - t.over_s)
+    return further(leave_rps, after, base_rps, rest, fell=bool(level[-1] < level[top]))
+
+
+def further(
+    leave: Floats, after: Mapping[str, Any], base_rps: float, rest: float, *, fell: bool
+) -> dict[str, Any]:
+    """Return whether and when ``rest`` requests drain at the base load.
+
+    ``leave``: requests/s that left the queue in the last parts of the recovery; ``fell``: whether
+    the queue fell in them. Fluid: rest / (leave - base). 95 %: Student's t over the parts, and
+    chance in what is yet to come and to leave (Poisson). The base is as planned, or what came where
+    chance does not explain the difference. ``drains`` is null where chance decides, or what was
+    seen contradicts it.
+    """
+    length_s, n = after["end_s"] - after["start_s"], len(leave)
+    if abs(after["requests"] - base_rps * length_s) > 3 * math.sqrt(base_rps * length_s):
+        base_rps = after["offered_rps"]
+    rate, variance = float(leave.mean()) - base_rps, float(leave.var(ddof=1))
+    half = float(stdtrit(n - 1, 0.975)) * math.sqrt(variance / n)
+    if rate <= half or not fell:
+        return {"drains": False if rate <= -half and not fell else None}
+    further_s = rest / rate
+    half = math.hypot(half, 1.96 * math.sqrt((base_rps + variance * length_s / PARTS) / further_s))
+    latest_s = rest / (rate - half) if rate > half else None
+    return {
+        "drains": True,
+        "further_s": further_s,
+        "further_s_ci": [rest / (rate + half), latest_s],
+    }

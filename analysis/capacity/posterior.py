@@ -1,0 +1,370 @@
+"""The posterior of the load at which an SLO stops to hold, from all stages together.
+
+Model: near the limit the share of misses rises exponentially with the load, as in a queue,
+
+    ln p(x) = ln(1 - q) + b (e^(x - x*) - 1),   x = ln(requests/s),  b > 0,
+
+plus a floor of misses that come at any load. Each stage is thus evidence about x*, where exactly
+the share q is within the limit. Misses of a stage come in clusters. Flat priors on x* and ln b,
+summed over a grid, give the posterior of x*. An unstable stage lies above x*, unless it was taken
+for one by mistake.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from ampacity.analysis.capacity.judged import OVERLOADED, WAITS, blind, together, verdict_of
+from ampacity.analysis.metrics.requests import Bools, Floats
+from ampacity.analysis.slo import GAP_METRICS, Slo
+
+NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
+# requests in a cluster, per rho / (1 - rho)^2; 2.7 to 3.7 in an M/M/1 queue at rho 0.5 to 0.85
+MEMORY = 3.0
+START_UP = 5.0  # clusters that a stage must last to count half: it starts idle
+FIRST_LOOKS = 40  # stages by which it is found which are near the limit
+RISE = 0.3  # least 1/(1 - rho) of a stage over that at x*: near saturation it is not known
+SPREAD = 0.05  # s.d. of a stage's log-odds beyond its sample: runs differ
+ALL_LATE = 0.98  # share that misses beyond saturation, in a stage that ends
+SLOPES = np.exp(np.linspace(math.log(2.0), math.log(200.0), 16))
+FLOORS = np.array([0.0, 0.1, 0.4, 0.7, 0.9, 0.98])  # share of the allowed misses at any load
+FLOOR_CHANCES = np.array([0.35, 0.2, 0.15, 0.1, 0.1, 0.1])
+SLOPE_SD = 0.4  # of ln b around that of a queue
+ANY_SLOPE = 0.1  # chance that b is no queue's
+UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
+MISTAKEN = 0.02  # chance that a stage below x* is taken for unstable; up to half where it is short
+LONE = 0.9  # share of the allowed misses above which they are those of a lone request
+MAY_BE_LONE = 0.3  # chance of that above which no load is named
+_GRID = 41
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Of x*, the log of the capacity: grid points and their cumulative probability."""
+
+    x: Floats
+    cumulative: Floats
+    slope: float = 0.0  # b, its geometric mean
+    mass: Floats | None = None  # of slopes, floors, grid
+    allowed: float = 0.0  # share of misses at x*
+
+    def at(self, probability: float) -> float:
+        """Return the value below which x* lies with this probability."""
+        return float(np.interp(probability, self.cumulative, self.x))
+
+    def below(self, most: float) -> Posterior:
+        """Return the posterior where x* is known to be at most ``most``."""
+        total = float(np.interp(most, self.x, self.cumulative))
+        if total < 1e-9:
+            return Posterior(np.array([most - NEAR, most]), np.array([0.0, 1.0]))
+        kept = self.x < most
+        return Posterior(
+            np.append(self.x[kept], most), np.append(self.cumulative[kept] / total, 1.0)
+        )
+
+    @property
+    def by_any_load(self) -> bool:
+        """Return whether the allowed misses may nearly all come at any load."""
+        return self.mass is not None and float(self.mass[:, FLOORS >= LONE].sum()) > MAY_BE_LONE
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What each stage says of one SLO, shape (stages,)."""
+
+    x: Floats  # ln(requests/s)
+    n: Floats  # samples
+    share: Floats  # of misses
+    clustering: Floats  # samples per effective one
+    together: Floats  # samples of the requests that share one fate
+    cut: Floats  # samples before them that were cut as warm-up
+    steady: Floats  # 0 where the stage has no steady state, else 1
+    per_request: float  # samples of a request: gaps, for a metric that is judged by them
+
+    def take(self, kept: Bools) -> Looks:
+        """Return the stages under a mask."""
+        columns = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "per_request"}
+        return replace(self, **{name: values[kept] for name, values in columns.items()})
+
+
+def looks_of(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Looks:
+    """Return what each stage shows of the SLO."""
+    rows = []
+    for stage in judged:
+        verdict = verdict_of(stage, slo)
+        if verdict is None or verdict["attainment"] is None or verdict["requests_effective"] < 1:
+            continue
+        n = float(stage[f"{slo.metric}_s"]["n"] if slo.metric in GAP_METRICS else stage["requests"])
+        clustering = max(1.0, n / verdict["requests_effective"])
+        rows.append(
+            (
+                math.log(stage["offered_rps"]),
+                n,
+                1 - verdict["attainment"],
+                clustering,
+                together(stage, slo),
+                float(stage["window"]["warmup_requests"]),
+                float(stage["stable"] is not False),
+            )
+        )
+    table = np.array(rows, dtype=np.float64).reshape(-1, 7)
+    requests = (
+        sum(s["requests"] for s in judged) if slo.metric in GAP_METRICS else table[:, 1].sum()
+    )
+    load, samples, share, clustering, fate, cut, steady = table.T
+    per_request = float(samples.sum() / max(requests, 1))
+    return Looks(
+        load, samples, share, clustering, fate * per_request, cut * per_request, steady, per_request
+    )
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """ln of what the server ends per second while more arrives than it can do, and its standard
+    deviation.
+    """
+
+    x: float
+    sd: float
+
+
+def saturation_of(judged: Sequence[Mapping[str, Any]]) -> Saturation | None:
+    """Return the rate answered by overloaded stages; None without one."""
+    beyond = [
+        s
+        for s in judged
+        if s["stable"] is False
+        and s["achieved_rps"] > 0
+        and s["offered_rps"] > OVERLOADED * s["achieved_rps"]
+    ]
+    if not beyond:
+        return None
+    ended = np.array(
+        [s["achieved_rps"] * (s["window"]["end_s"] - s["window"]["start_s"]) for s in beyond]
+    )
+    x = np.log([s["achieved_rps"] for s in beyond])
+    return Saturation(
+        float(ended @ x / ended.sum()), math.hypot(0.02, 1.2 / float(ended.sum()) ** 0.5)
+    )
+
+
+def posterior_of(
+    judged: Sequence[Mapping[str, Any]], slo: Slo, of_limit: bool = True
+) -> Posterior | None:
+    """Return the posterior of x* for one SLO; stages far from x* count less.
+
+    Unless ``of_limit`` it is that of a share for which no limit was set.
+    """
+    looks = looks_of(judged, slo)
+    saturation = saturation_of(judged) if slo.metric in WAITS else None
+    x = looks.x
+    if not len(x):
+        return None
+    waits = (
+        slo.metric in WAITS
+    )  # other metrics can be within their limits in a queue that grows without end
+    unstable = np.array(
+        [
+            (math.log(s["offered_rps"]), blind(s, slo))
+            for s in judged
+            if s["stable"] is False and waits
+        ]
+    )
+    weight, centre = np.zeros(len(x)), float(np.median(x))
+    weight[:: math.ceil(len(x) / FIRST_LOOKS)] = 1.0  # of very many stages some tell which are near
+    for step in range(3):
+        found = _posterior(
+            looks,
+            weight,
+            centre,
+            unstable,
+            saturation,
+            slo.quantile,
+            of_limit,
+            3 if step == 2 else 2,
+        )
+        centre = found.at(0.5)
+        # far from the interval: inside it nobody knows yet what is far; the nearest on both sides
+        # always count
+        off = np.abs(x - np.clip(x, found.at(0.025), found.at(0.975)))
+        reach = max(
+            NEAR, *(float(off[side].min(initial=1.0)) for side in (x <= centre, x >= centre))
+        )
+        if step < 2:
+            weight = np.exp(-((off / min(reach, 1.0)) ** 2) / 2)
+    return found
+
+
+def _clusters(looks: Looks, centre: float, weight: Floats, r: Floats) -> tuple[Floats, Floats]:
+    """Return (mean cluster size of the queue's misses, requests that its memory spans) near x*.
+
+    Shape (slopes, floors, 1, stages); ``r``: rho/(1 - rho), shape (slopes, floors).
+
+    Misses come in clusters that few stages see enough of, and a stage that happens to see few of
+    them takes its sample for a large one. So the clustering is pooled over all misses near the
+    limit, and no less than what goes with the slope: the memory of a queue near saturation is of
+    the order of rho/(1-rho)^2 requests, which grows with the load by the power (1+rho)/(1-rho).
+    """
+    there = np.exp(np.clip(looks.x - centre, -NEAR, NEAR))  # over x*
+    there = there / np.maximum(
+        1 + r[..., None] * (1 - there), RISE
+    )  # r of each stage, over that at x*
+    scale = there * (1 + r[..., None] * there) / (1 + r[..., None])
+    seen = weight * looks.share * looks.n * looks.steady  # a queue that only grows has no clusters
+    pooled = (looks.clustering / scale) @ seen / max(float(seen.sum()), 1e-9)
+    memory = MEMORY * r * (1 + r) * looks.per_request
+    size = np.maximum(pooled, memory)[..., None] * scale
+    return size[:, :, None, :], (memory[..., None] * scale)[:, :, None, :]
+
+
+def _posterior(
+    looks: Looks,
+    weight: Floats,
+    centre: float,
+    unstable: Floats,
+    saturation: Saturation | None,
+    quantile: float,
+    of_limit: bool,
+    grids: int,
+) -> Posterior:
+    """Sum over slopes and floors on ``grids`` grids of x*, each narrowed to the probability."""
+    allowed = 1 - quantile
+    kept = weight > 1e-3
+    looks, weight = looks.take(kept), weight[kept]
+    theta = np.log(1 / (allowed * (1 - FLOORS)))  # of the queue: P[wait > limit] = e^-theta at x*
+    queue = _Queue(looks, centre, weight, allowed, SLOPES[:, None] / theta)
+    low, high = float(looks.x.min()) - math.log(4.0), float(looks.x.max()) + math.log(2.0)
+    for _ in range(grids):
+        grid = np.linspace(low, high, _GRID)
+        likelihood = queue.log_likelihood(grid) + _log_unstable(grid, unstable)
+        likelihood += np.log(FLOOR_CHANCES)[:, None] + _log_prior(grid, theta, saturation, of_limit)
+        mass = np.exp(likelihood - likelihood.max())
+        cumulative = np.cumsum(mass.sum(axis=(0, 1)))
+        cumulative /= cumulative[-1]
+        first, last = np.searchsorted(cumulative, [1e-4, 1 - 1e-4])
+        low, high = float(grid[max(first - 1, 0)]), float(grid[min(last + 1, _GRID - 1)])
+    slope = math.exp(float(np.log(SLOPES) @ mass.sum(axis=(1, 2))) / float(mass.sum()))
+    return Posterior(grid, cumulative, slope, mass / mass.sum(), allowed)
+
+
+class _Queue:
+    """The clustered misses that each slope and floor predicts for the stages."""
+
+    def __init__(
+        self, looks: Looks, centre: float, weight: Floats, allowed: float, r: Floats
+    ) -> None:
+        """Take the clustering near ``centre``; ``r``: rho/(1 - rho), shape (slopes, floors)."""
+        self.looks = looks
+        self.idle = FLOORS[:, None, None] * allowed
+        self.allowed = allowed
+        self.clusters, self.memory = _clusters(looks, centre, weight, r)
+        self.r = r[:, :, None, None]
+        # equal under all hypotheses: one that made a stage count less would explain it away
+        fate = np.maximum(looks.together, looks.clustering)
+        self.power = weight / (1 + START_UP * fate / looks.n)
+
+    def log_likelihood(self, grid: Floats) -> Floats:
+        """Return ln of the likelihood of all misses, shape (slopes, floors, grid)."""
+        looks, n, share = self.looks, self.looks.n, self.looks.share
+        rise = np.expm1(np.clip(looks.x - grid[:, None], -50, 3))  # grid, looks
+        late = late_share(SLOPES[:, None, None, None], self.idle, self.allowed, rise)
+        # far beyond saturation the queue does not come back: no clusters there, at any slope
+        back = np.maximum(self.r * rise - 1, 1) ** 2
+        begun = begun_share(n, looks.cut, np.maximum(self.memory / back, 1e-9))
+        in_queue, at_idle = n * (1 - self.idle) * late * begun, n * self.idle
+        expected = in_queue + at_idle + 1e-9
+        size = np.minimum(self.clusters / back, n)  # a stage is one cluster at most
+        size = (size * in_queue + looks.per_request * at_idle) / expected
+        size = np.maximum(size, looks.per_request) + SPREAD**2 * n * share * (1 - share)
+        density = _log_density(n * share, 2 * expected / size, size / 2)
+        return np.asarray((density * self.power).sum(axis=-1))
+
+
+def _log_unstable(grid: Floats, unstable: Floats) -> Floats:
+    """Return ln of the chance that the unstable stages are so, for each x* of the grid.
+
+    ``unstable``: rows of (ln(load), overload to which the stage is blind).
+    """
+    load, mistaken = unstable.reshape(-1, 2).T
+    mistaken = np.clip(mistaken / 2, MISTAKEN, 0.5)
+    above = 1 / (1 + np.exp(-UNSTABLE_SLOPE * np.clip(load - grid[:, None], -0.5, 0.5)))
+    return np.asarray(np.log(mistaken + (1 - mistaken) * above).sum(axis=1))
+
+
+def late_share(slopes: Floats, idle: Floats, allowed: float, rise: Floats) -> Floats:
+    """Return the share that the queue makes late.
+
+    Exponential in the load, as in M/M/1, and ``allowed`` with the idle misses at x*.
+    """
+    at_limit = (allowed - idle) / (1 - idle)
+    return np.minimum(at_limit * np.exp(np.clip(slopes * rise, -50, 50)), ALL_LATE)
+
+
+def begun_share(n: Floats, cut: Floats, memory: Floats) -> Floats:
+    """Return the share of a steady state's misses that a stage which begins idle shows.
+
+    The mean of 1 - e^(-t/memory) over its requests t, after the ``cut`` ones.
+    """
+    return np.asarray(1 - np.exp(-cut / memory) * -np.expm1(-n / memory) * memory / n)
+
+
+def _log_prior(
+    grid: Floats, theta: Floats, saturation: Saturation | None, of_limit: bool
+) -> Floats:
+    """Return ln of the prior of slope and x*, shape (slopes, floors, grid).
+
+    With a known saturation x* lies below it, flat in ln(rho/(1-rho)) (unless ``of_limit``: flat in
+    its log), and the slope is about theta rho/(1 - rho), as in a queue. Else x* is flat in its log
+    and the slope that of a queue at any rho.
+    """
+    if saturation is None:
+        r = (SLOPES[:, None] / theta)[:, :, None]  # rho/(1 - rho)
+        return np.asarray(np.log(r / (1 + r) ** 2))
+    below = _log_below(grid, saturation)
+    rho = np.clip(np.exp(grid - saturation.x), 0.05, 1 - max(saturation.sd, 0.02))
+    off = np.log(SLOPES)[:, None, None] - np.log(theta[:, None] * rho / (1 - rho))
+    spread = np.hypot(SLOPE_SD, saturation.sd / (1 - rho))
+    like_a_queue = np.exp(-((off / spread) ** 2) / 2) / spread
+    prior = below - np.log(1 - rho) if of_limit else below
+    return np.asarray(prior + np.log((1 - ANY_SLOPE) * like_a_queue + ANY_SLOPE * 0.5))
+
+
+def _log_below(grid: Floats, saturation: Saturation) -> Floats:
+    """Return ln of the chance that the saturation lies above each point.
+
+    The normal distribution, nearly.
+    """
+    return np.asarray(-np.logaddexp(0, -1.7 * (saturation.x - grid) / saturation.sd))
+
+
+def steady_limit(judged: Sequence[Mapping[str, Any]]) -> Posterior | None:
+    """Return the posterior of the highest steady load, which limits SLOs that bound no wait."""
+    saturation = saturation_of(judged)
+    if saturation is None:
+        return None
+    grid = saturation.x + saturation.sd * np.linspace(-4, 4, _GRID)
+    return Posterior(grid, 1 - np.exp(_log_below(grid, saturation)))
+
+
+def _log_density(misses: Floats, number: Floats, size: Floats) -> Floats:
+    """Return ln of the density of ``misses`` that come in Poisson(``number``) clusters of
+    exponential sizes of mean ``size``.
+
+    P[0] = e^-number, else e^(-number - m/size) sqrt(number/(size m)) I_1(z), z = 2 sqrt(number
+    m/size), the Bessel function to within 10 % by its two limits. The variance is number 2 size^2:
+    a miss is in a cluster of mean 2 size.
+    """
+    some = np.maximum(misses, 0.5)
+    z = 2 * np.sqrt(number * some / size)
+    bessel = -np.log(2 / z + np.sqrt(2 * np.pi * z))  # ln(e^-z I_1(z))
+    density = (
+        -((np.sqrt(number) - np.sqrt(some / size)) ** 2)
+        + 0.5 * np.log(number / (size * some))
+        + bessel
+    )
+    return np.where(misses < 0.5, -number, density)

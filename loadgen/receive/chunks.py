@@ -1,0 +1,135 @@
+"""Decode chunks of chat completions and completions: their text, kind and token counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ampacity.loadgen.receive.repeats import ChunkContent
+from ampacity.loadgen.receive.thinking import Kind
+
+TOKENS_MAX = 2**31 - 1  # the records' columns are int32
+BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class Usage(msgspec.Struct, gc=False):
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+    prompt_tokens_details: Any = None
+    completion_tokens_details: Any = None
+    reasoning_tokens: Any = None  # SGLang
+
+
+class Delta(msgspec.Struct, gc=False):
+    content: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    tool_calls: Any = None
+    function_call: Any = None  # OpenAI's deprecated form
+    refusal: Any = None
+
+
+class Choice(msgspec.Struct, gc=False):  # fields in the servers' order decode fastest
+    index: Any = None
+    delta: Delta | None = None
+    message: Delta | None = None
+    text: Any = None
+    logprobs: Any = None
+    finish_reason: Any = None
+    token_ids: Any = None
+    error: Any = None  # OpenRouter
+
+
+class Chunk(msgspec.Struct, gc=False):
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    error: Any = None
+    detail: Any = None
+
+
+decode_chunk = msgspec.json.Decoder(Chunk | None).decode
+
+
+def kind_and_text(choice: Choice) -> tuple[Kind, str] | None:
+    """Return the content of a choice, or None where it carries no token.
+
+    Text sent under two names counts once; tool calls carry tokens but no text.
+    """
+    delta = choice.delta or choice.message
+    if delta is None:
+        return ("answer", _first_text(choice.text)) if choice.text else None
+    content = delta.content
+    if content.__class__ is str and content:  # nearly every chunk
+        return "answer", content
+    if isinstance(content, list):  # Mistral's content parts
+        return _kind_and_text_of_parts(content)
+    if content or delta.refusal:
+        kind: Kind = "answer"
+    elif delta.reasoning_content or delta.reasoning:
+        kind = "reasoning"
+    elif delta.tool_calls or delta.function_call:
+        kind = "answer"
+    else:
+        return None
+    reasoning = delta.reasoning_content, delta.reasoning
+    return kind, _first_text(content, delta.refusal, *reasoning, choice.text)
+
+
+def _first_text(*candidates: Any) -> str:
+    for text in candidates:
+        if isinstance(text, str) and text:
+            return text
+    return ""
+
+
+def _kind_and_text_of_parts(parts: list[Any]) -> tuple[Kind, str] | None:
+    parts = [part for part in parts if isinstance(part, dict)]
+    if not parts:
+        return None
+    thinks = {str(part.get("type")) for part in parts} <= {"thinking", "reasoning"}
+    inner = [part.get("text", part.get("thinking")) for part in parts]
+    flat = [piece for one in inner for piece in (one if isinstance(one, list) else [one])]
+    texts = [piece.get("text") if isinstance(piece, dict) else piece for piece in flat]
+    return "reasoning" if thinks else "answer", "".join(t for t in texts if isinstance(t, str))
+
+
+def tokens_in(choice: Choice) -> int | None:
+    """Return the number of tokens that ``token_ids`` or logprobs list, or None."""
+    tokens = choice.token_ids
+    if not (isinstance(tokens, list) and tokens) and isinstance(choice.logprobs, dict):
+        tokens = choice.logprobs.get("content") or choice.logprobs.get("tokens")
+    return len(tokens) if isinstance(tokens, list) and tokens else None
+
+
+def text_chunk_content(data: bytes) -> ChunkContent | None:
+    """Return the content of an event that is only text of one choice and perhaps a running total.
+
+    None for everything else: such chunks cannot be matched by a template.
+    """
+    try:
+        chunk = decode_chunk(data)
+    except BAD_JSON:
+        return None
+    if chunk is None or chunk.error or not chunk.choices or len(chunk.choices) > 1:
+        return None
+    choice = chunk.choices[0]
+    if choice.error or choice.finish_reason:
+        return None
+    if choice.token_ids is not None or choice.logprobs is not None:
+        return None
+    if (content := kind_and_text(choice)) is None:
+        return None
+    total = None if chunk.usage is None else token_count(chunk.usage.completion_tokens)
+    return *content, total or None
+
+
+def token_count(value: Any) -> int | None:
+    """Return ``value`` if it is a possible number of tokens, else None."""
+    return value if type(value) is int and 0 <= value <= TOKENS_MAX else None  # a bool is no int
+
+
+def token_detail(details: Any, name: str, default: int | None) -> int | None:
+    """Return a count from usage's details, or ``default``."""
+    value = token_count(details.get(name)) if isinstance(details, dict) else None
+    return default if value is None else value

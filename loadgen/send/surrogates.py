@@ -1,0 +1,27 @@
+"""Join surrogate pairs: a character above U+FFFF may be two JSON escapes, cut by a gateway."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # in JSON; one of a pair, or alone
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def join_surrogates(text: str) -> str:
+    """Join surrogates that meet; replace lone ones by U+FFFD."""
+    if not _SURROGATE.search(text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def with_joined_surrogates(value: Any) -> Any:
+    """Apply ``join_surrogates`` to every text of a JSON value."""
+    if isinstance(value, str):
+        return join_surrogates(value)
+    if isinstance(value, list):
+        return [with_joined_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {join_surrogates(k): with_joined_surrogates(v) for k, v in value.items()}
+    return value

@@ -1,0 +1,173 @@
+"""Parse one cell of a trace: ids, counts of tokens, and times as whole nanoseconds."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache
+from typing import Any
+
+from ampacity.workloads.lengths.parse import MAX_TOKENS
+
+_PLACEHOLDERS = frozenset(
+    {"", "nan", "none", "null", "nil", "-", "--", "n/a", "na", "<na>", "undefined", "(null)"}
+)
+UNITS = {"s": 9, "ms": 6, "us": 3, "ns": 0}  # powers of ten to nanoseconds
+_UNIT_WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+_STAMP = re.compile(
+    r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d+))?\s?(Z|UTC|[+-]\d\d:?\d\d)?",
+    re.ASCII | re.IGNORECASE,
+)
+_PLAIN_SECONDS = re.compile(r"([0-3]?\d{1,9})(?:\.(\d{1,30}))?", re.ASCII)  # up to 3,999,999,999
+_WHOLE = re.compile(r"[+-]?\d{1,18}(?:\.0*)?", re.ASCII)
+_THOUSANDS = re.compile(
+    r"[+-]?\d{1,3}(?:(?:[,'_ \u00a0\u2009\u202f]\d{3})+|(?:\.\d{3}){2,}|\.000)", re.ASCII
+)
+ZONED, LOCAL = "a date and time with a zone", "a date and time without a zone"
+SECONDS, MILLISECONDS = "a number of seconds", "a number of milliseconds"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NS = 1_000_000_000
+_MAX_TIME_S = 4_000_000_000  # the year 2096: differences fit 64 bits of ns
+MISSING = "the value is missing"
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be read, and the reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class NoCall(BadRow):
+    """An entry that is not replayed, and the reason; with reason "" only its unused ``fields``.
+
+    ``span`` and ``parent_span`` keep the span tree complete between a model call and its agent.
+    """
+
+    fields: tuple[str, ...] = ()
+    span: str | None = None
+    parent_span: str | None = None
+
+
+NO_CALL = "entries are no calls of a model (spans, steps of an agent): they are not played"
+
+
+def has(record: Mapping[str, Any], column: str) -> bool:
+    """Return whether the row has a value in the column ("": no such column)."""
+    return bool(column) and record.get(column) not in (None, "", [], {})
+
+
+def is_placeholder(value: object) -> bool:
+    """Return whether an id is missing, or is a placeholder such as nan, None, null or "-"."""
+    return value is None or str(value).strip().lower() in _PLACEHOLDERS
+
+
+def tokens(value: object) -> int:
+    """Parse a whole number of tokens from a CSV cell or a JSON value. Raises ValueError."""
+    if type(value) is str and value.isdecimal() and value.isascii() and len(value) < 10:
+        return int(value)  # fast path: nearly every cell of a large file
+    if value is None or value == "":
+        raise ValueError(MISSING)
+    text = str(value).strip()
+    if type(value) is str and _THOUSANDS.fullmatch(text):
+        raise ValueError(
+            f"{text[:40]!r} seems to have separators of thousands: write the digits alone"
+        )
+    if not _WHOLE.fullmatch(text):
+        raise ValueError(f"{text[:40]!r} is not a whole number of tokens")
+    count = int(text.partition(".")[0])
+    if count < 0:
+        raise ValueError(f"{count} is a negative number of tokens")
+    if count > MAX_TOKENS:
+        raise ValueError(f"{count} tokens are more than {MAX_TOKENS}")
+    return count
+
+
+def time_ns(value: object, unit: str | None = None) -> tuple[int, str]:
+    """Parse a time as (nanoseconds, its notation: a date with or without zone, or number and unit).
+
+    ``unit`` (s, ms, us, ns) is that of a number. Without it the size of a Unix time gives the unit,
+    and small numbers are seconds. Digits beyond nanoseconds are truncated. Raises ValueError.
+    """
+    if value is None or value == "":
+        raise ValueError(MISSING)
+    text = str(value).strip()
+    stamp = _STAMP.fullmatch(text) if len(text) > 18 else None
+    if stamp:
+        return _stamp_ns(stamp, text)
+    plain = _PLAIN_SECONDS.fullmatch(text) if unit in (None, "s") else None
+    if plain:  # fast path: nearly every number of a large file
+        return int(plain[1]) * _NS + _fraction_ns(plain[2]), SECONDS
+    number = _decimal(text) if text.isascii() and "_" not in text else Decimal("NaN")
+    if not number.is_finite():
+        raise ValueError(f"{text[:40]!r} is not a time (a number, or YYYY-MM-DD HH:MM:SS.fff)")
+    unit = unit or _unit_by_size(number)
+    shift, clock = UNITS[unit], f"a number of {_UNIT_WORDS[unit]}"
+    if number.adjusted() + shift < 0 or not number:
+        return 0, clock
+    if number.adjusted() + shift > 19 or abs(number.scaleb(shift)) > _MAX_TIME_S * _NS:
+        raise ValueError(
+            f"{text[:40]!r} is too large for a time in {_UNIT_WORDS[unit]}; see --time-unit"
+        )
+    return int(number.scaleb(shift)), clock
+
+
+def span_ns(value: object, column: str) -> int:
+    """Parse a duration as nanoseconds. Raises ValueError.
+
+    The column's ending gives the unit, else s (``delay``: ms, as aiperf defines it).
+    """
+    name = column.strip().lower()
+    ending = name.rpartition("_")[2]
+    unit = ending if ending in UNITS else "ms" if name == "delay" else "s"
+    duration = _decimal(str(value).strip())
+    if not duration.is_finite() or duration < 0 or duration.adjusted() + UNITS[unit] > 18:
+        raise ValueError(f"{str(value)[:40]!r} is no length of time in {_UNIT_WORDS[unit]}")
+    return int(duration.scaleb(UNITS[unit]))
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return Decimal("NaN")
+
+
+def _fraction_ns(digits: str | None) -> int:
+    return int(((digits or "") + "0" * 9)[:9])
+
+
+def _unit_by_size(number: Decimal) -> str:
+    digits = number.adjusted()  # 10**digits <= |number|
+    for unit, shift in (("ms", 11), ("us", 14), ("ns", 17)):
+        if shift <= digits < shift + 3:
+            return unit
+    return "s"
+
+
+def _stamp_ns(stamp: re.Match[str], text: str) -> tuple[int, str]:
+    day, clock, fraction, zone = stamp.groups()
+    try:
+        seconds = _unix_seconds(day, clock)
+    except ValueError as error:
+        raise ValueError(f"{text[:40]!r} is not a time: {error}") from None
+    if abs(seconds) > _MAX_TIME_S:
+        raise ValueError(f"{text[:40]!r} is not a time of our age")
+    ns = seconds * _NS + _fraction_ns(fraction)
+    if zone is None:
+        return ns, LOCAL
+    if zone.upper() in ("Z", "UTC"):
+        return ns, ZONED
+    hours, minutes = int(zone[1:3]), int(zone[-2:])
+    if hours > 23 or minutes > 59:
+        raise ValueError(f"{text[:40]!r} is not a time: the zone {zone} does not exist")
+    offset = (hours * 3600 + minutes * 60) * _NS
+    return (ns + offset if zone[0] == "-" else ns - offset), ZONED
+
+
+@lru_cache(maxsize=1024)  # rows of the same second are adjacent in most files
+def _unix_seconds(day: str, clock: str) -> int:
+    since = datetime.fromisoformat(f"{day}T{clock}").replace(tzinfo=UTC) - _EPOCH
+    return since.days * 86_400 + since.seconds
