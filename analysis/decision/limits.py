@@ -1,7 +1,8 @@
 """What limits an endpoint, and what to change first: a closed table of rules over a run's summary.
 
 Each rule reads figures of the summary and answers yes, no, or "cannot tell, because X was not
-measured". Several may hold; they are ranked by how far their figure is beyond its threshold.
+measured". Several may hold: what shows at a lower load comes first, as it is what ends the range in
+which the SLOs hold; at one load the figure that is further beyond its threshold.
 """
 
 from __future__ import annotations
@@ -145,11 +146,17 @@ class Curve:
 
 
 def find_limits(summary: Summary) -> list[Limit]:
-    """Return the answer of every rule: those that hold first, the strongest before the others."""
+    """Return the answer of every rule: those that hold first, in the order of their loads."""
     curve = Curve(summary)
     found = [_answer(rule, curve) for rule in RULES]
     order = {True: 0, None: 1, False: 2}
-    return sorted(found, key=lambda limit: (order[limit.holds], -limit.strength))
+    load = {stage.name: number for number, stage in enumerate(curve.stages)}
+
+    def rank(limit: Limit) -> tuple[int, int, float]:
+        stages = [load[e.stage] for e in limit.evidence if e.stage in load]
+        return order[limit.holds], min(stages, default=0), -limit.strength
+
+    return sorted(found, key=rank)
 
 
 def _answer(rule: Rule, curve: Curve) -> Limit:
