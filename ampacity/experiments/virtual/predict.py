@@ -49,7 +49,7 @@ async def predict(
         rig = Rig(settings, writer, progress, player)
         with _interruptible(rig, player, progress):
             await drive(rig)
-        close_run(writer, rig.ended)
+        close_run(writer, rig.ended, player.server())
     virtual_s = sum((s["drained_ns"] - s["start_ns"]) / 1e9 for s in writer.meta["stages"])
     elapsed_s = time.monotonic() - began_s
     progress.note(f"{virtual_s:,.0f} s of engine time in {elapsed_s:.1f} s")
