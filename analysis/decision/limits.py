@@ -27,6 +27,8 @@ PREEMPTED = (0.05, 0.10, 0.20)  # share of requests: pressure, heavy, cascade
 CACHE_LEAST, CACHE_LACKS = 0.3, 0.1  # cached share below 30 %, or 10 points below the plan
 ACCEPTANCE = (0.6, 0.5)  # speculative acceptance: little gain, loss
 SLOW_CLASS = 2.0  # TTFT p50 of a class against the others'
+STEP_BETWEEN_KINDS = 1.2  # of the TPOT of neighbouring percentiles; up to 1.06 on one engine
+RARER_KIND = 0.04  # the least share of either kind
 POOL_FREE = 0.9  # KV use below this while requests wait: another limit holds them back
 LATENCY_OF_TOKENS = ("itl", "icl", "tpot")
 
@@ -108,7 +110,7 @@ class Curve:
     def saturated(self) -> Stage | None:
         """Return the highest load, where it is beyond the throughput of the endpoint."""
         top = self.stages[-1] if self.stages else None
-        if top is None or not top.achieved_rps or not top.offered_rps:
+        if top is None or not top.achieved_rps or not top.offered_rps or top.stable is not False:
             return None
         return top if top.achieved_rps < SATURATED * top.offered_rps else None
 
@@ -124,7 +126,7 @@ class Curve:
     def prefill_busy(self, stage: Stage) -> float:
         """Return the share of its time that one engine computes prompts at a load.
 
-        Rate x time of a prompt, which is the mean TTFT of the idle endpoint less half a step
+        Rate x what a prompt adds to a step, which is the mean TTFT of the idle endpoint less a step
         (utilisation law: Denning and Buzen 1978).
         """
         if not self.idle:
@@ -135,7 +137,7 @@ class Curve:
         rate = stage.achieved_rps
         if alone_s is None or rate is None:
             raise CannotTell("TTFT at low load is not known")
-        return rate * max(alone_s - 0.5 * (self.low.itl_s.p50 or 0.0), 0.0)
+        return rate * max(alone_s - (self.low.itl_s.p50 or 0.0), 0.0)
 
     def with_server(self) -> list[tuple[Stage, Server]]:
         """Return the stages during which the server reported its metrics. Raises CannotTell."""
@@ -220,7 +222,7 @@ def _prefill_bound(curve: Curve) -> Found | None:
 
 def _decode_bound(curve: Curve) -> Found | None:
     stage = curve.limited
-    if stage is None:
+    if stage is None or stage is curve.low:
         return None
     busy, step = curve.prefill_busy(stage), _growth(stage.itl_s, curve.low.itl_s, "p50")
     violated = {slo.metric for slo in curve.violated(stage)}
@@ -376,7 +378,9 @@ def _batch_capped(curve: Curve) -> Found | None:
         usage, waiting = server.kv_cache_usage_max, server.waiting
         if usage is None or waiting is None:
             raise CannotTell("the server reports no KV use or no waiting requests")
-        if waiting >= max(1.0, 0.1 * (server.running or 0.0)) and usage < POOL_FREE:
+        if waiting < max(1.0, 0.1 * (server.running or 0.0)) or usage >= POOL_FREE:
+            continue
+        if not (curve.idle and curve.prefill_busy(stage) >= PREFILL_BUSY):
             return Found(
                 POOL_FREE / max(usage, 0.01),
                 (
@@ -389,12 +393,32 @@ def _batch_capped(curve: Curve) -> Found | None:
 
 
 def _two_kinds(curve: Curve) -> Found | None:
-    stage = next((s for s in curve.stages if s.modes.two), None)
-    if stage is None:
-        return None
-    fast, slow = stage.modes.fast_p50_s, stage.modes.slow_p50_s
-    evidence = (_seen("share of slow requests", stage.modes.slow_share, stage),)
-    return Found(slow / fast if slow and fast else 1.0, evidence)
+    """Some requests get their tokens slower than all others: a step in the curve of TPOT."""
+    for stage in curve.stages:
+        tpot = stage.curves.get("tpot_s")
+        if tpot is None or stage.stable is False or not _short_prompts(stage):
+            continue
+        inside = [
+            (high / low, q)
+            for q, low, high in zip(tpot.q, tpot.value, tpot.value[1:], strict=False)
+            if low and high and RARER_KIND <= q <= 1 - RARER_KIND
+        ]
+        step, share = max(inside, default=(1.0, 0.0))
+        if step >= STEP_BETWEEN_KINDS:
+            evidence = (
+                _seen("step in the curve of TPOT", step, stage),
+                _seen("share of slower requests", 1 - share, stage),
+            )
+            return Found(step / STEP_BETWEEN_KINDS, evidence)
+    return None
+
+
+def _short_prompts(stage: Stage) -> bool:
+    """Return whether the prompt of another request cannot by itself stretch a TPOT so far."""
+    alone_s, whole_s = stage.ttft_s.p50, stage.e2e_s.p50
+    return (
+        alone_s is not None and whole_s is not None and alone_s < (STEP_BETWEEN_KINDS - 1) * whole_s
+    )
 
 
 def _held_back(curve: Curve) -> Found | None:
