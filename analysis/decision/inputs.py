@@ -12,7 +12,7 @@ Basis = Literal["measured", "stated", "assumed"]
 
 
 class Input(Part, frozen=True, kw_only=True):
-    """A number that an answer rests on. ``value`` None: not known, ``source`` names what is missing."""
+    """A number that an answer rests on; ``value`` None: not known."""
 
     name: str
     value: float | None

@@ -458,7 +458,7 @@ RULES = (
         "prefill_bound",
         "The engine is busy with prompts",
         _prefill_bound,
-        "raise the share of cached prefixes first; then more compute (TP, or instances for prefill)",
+        "raise the share of cached prefixes first; then more compute (TP, prefill instances)",
         "prompts half as long carry the same rate",
     ),
     Rule(
@@ -519,7 +519,7 @@ RULES = (
     ),
     Rule(
         "slow_class",
-        "One class waits longer than others with prompts as long: adapters are paged, or it is queued apart",
+        "One class waits longer than others with prompts as long (adapters that are paged?)",
         _slow_class,
         "more adapter slots on the GPU, or instances for that class",
         "the class alone is as slow",

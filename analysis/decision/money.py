@@ -16,7 +16,7 @@ MILLION = 1e6
 
 @dataclass(frozen=True)
 class Prices:
-    """Dollars per million tokens of a hosted API. ``cached``: of input tokens read from its cache."""
+    """Dollars per million tokens of a hosted API; ``cached``: of input read from its cache."""
 
     input: float
     output: float
@@ -61,7 +61,7 @@ def read_prices(path: Path) -> dict[str, Prices]:
             if missing:
                 raise DecisionError(
                     f"{path}: no column {', '.join(sorted(missing))}; a price file has the columns "
-                    "model,input,output and may have cached,cache_write (dollars per million tokens)"
+                    "model,input,output and may have cached,cache_write (USD per million tokens)"
                 )
             found = {row["model"]: _prices(row, f"{path}, {row['model']!r}") for row in rows}
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The thirteen steps from a workload to a validated fleet: what is known, what it decides, what lacks."""
+"""The thirteen steps from a workload to a validated fleet: known, decided, missing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ from ampacity.analysis.decision.roofline import Instance, Point, Use, decode_flo
 
 SHARED_MATTERS = 0.3  # from this cached share on, routing by prefix pays
 TRIED = ("fp16", "fp8", "int4")
+SENSITIVE = {
+    "gpu_hour_usd": "the price of a GPU",
+    "carried_rps": "the measured capacity",
+    "utilisation": "the utilisation",
+    "accepted": "the share of accepted results",
+}
 
 
 class Step(Part, frozen=True, kw_only=True):
-    """One step. ``decision`` None: it cannot be taken yet, ``gap`` says why, ``command`` closes it."""
+    """One step. ``decision`` None: it cannot be taken, ``gap`` says why, ``command`` closes it."""
 
     title: str
     known: tuple[Input, ...] = ()
@@ -67,7 +73,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Physics:
-    """Does it fit and how far is it, where model and GPU are known; else ``missing`` says what is not."""
+    """Does it fit and how far is it from the hardware; ``missing`` says what is not known."""
 
     fit: Fit | None = None
     use: Use | None = None
@@ -152,7 +158,7 @@ def _routing(known: Known, _: Physics) -> Step:
     elif share is not None and share >= SHARED_MATTERS:
         how = f"route by prefix: {100 * share:.0f} % of the prompt tokens are shared"
     else:
-        how = "least requests; a round robin gives a slow replica its full share"
+        how = "by least requests: a round robin gives a slow replica its full share"
     return Step(title="Routing", known=inputs, decision=how)
 
 
@@ -178,10 +184,11 @@ def _memory(known: Known, physics: Physics) -> Step:
     )
     plain, *roomy = fit.floors
     more = ", ".join(f"{f.gpus} with {100 * f.headroom:.0f} % headroom" for f in roomy)
+    counted = f"{plain.gpus} GPU{'s' if plain.gpus > 1 else ''}"
     return Step(
         title="Memory",
         known=inputs,
-        decision=f"{fit.needed.total / 1e9:,.0f} GB: at least {plain.gpus} GPU{'s' if plain.gpus > 1 else ''} by memory, {more}",
+        decision=f"{fit.needed.total / 1e9:,.0f} GB: {counted} by memory, {more}",
     )
 
 
@@ -227,7 +234,7 @@ def _parallelism(known: Known, physics: Physics) -> Step:
     return Step(
         title="Parallelism",
         known=(_stated("attention heads", known.instance.shape.heads, "", "config.json"),),
-        decision=f"TP {lowest} is the lowest that fits (valid: {degrees}); measured: TP {known.instance.gpus}",
+        decision=f"lowest TP that fits: {lowest}; measured: {known.instance.gpus}; valid: {degrees}",
         gap=None if lowest == known.instance.gpus else "requests/s per GPU of other degrees",
         command=None if lowest == known.instance.gpus else "ampacity compare RUN RUN_WITH_OTHER_TP",
     )
@@ -267,7 +274,10 @@ def _kv_strategy(known: Known, physics: Physics) -> Step:
     if c_max is None:
         return Step(title="KV strategy", known=inputs, gap="no C_max was measured")
     if least < c_max:
-        how = f"the KV cache is the limit: it holds {least} long sequences, C_max is {c_max:.3g}; KV in FP8 holds twice as many"
+        how = (
+            f"the KV cache is the limit: it holds {least} long sequences, C_max is {c_max:.3g}; "
+            "KV in FP8 holds twice as many"
+        )
     else:
         how = (
             f"the KV cache is not the limit: it holds {least} long sequences, C_max is {c_max:.3g}"
@@ -283,7 +293,7 @@ def _batching(known: Known, _: Physics) -> Step:
         return Step(title="Batching", gap=rails.missing.get("concurrency_limit"))
     decision = f"at most {rails.concurrency_limit} in flight an instance"
     if holds:
-        decision += f"; {holds[0].lever}"
+        decision += f"; {holds[0].title[0].lower()}{holds[0].title[1:]}"
     inputs = (_measured("C_max", known.summary.capacity.c_max, "in flight", known.run),)
     return Step(title="Batching", known=inputs, decision=decision)
 
@@ -330,9 +340,10 @@ def _money(known: Known, _: Physics) -> Step:
             source="the peak all day" if known.utilisation is None else "mean load / capacity",
         ),
     )
-    first = sensitivities(cost)[0].name.replace("_", " ")
+    first = SENSITIVE[sensitivities(cost)[0].name]
     texts = [
-        f"${cost.usd_per_year:,.0f} a year, ${cost.usd_per_million_output:.2f} per million output tokens",
+        f"${cost.usd_per_year:,.0f} a year",
+        f"${cost.usd_per_million_output:.2f} per million output tokens",
         *(
             f"cheaper than {name} from {100 * cost.crossover(price):.0f} % utilisation"
             for name, price in known.prices.items()

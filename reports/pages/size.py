@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import textwrap
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -11,9 +14,10 @@ from ampacity.analysis.decision.limits import Limit
 from ampacity.analysis.decision.money import FleetCost
 from ampacity.analysis.decision.steps import Fleet, Step
 from ampacity.reports.pages.page import render_page
-from ampacity.reports.render.figures import DASH, significant
+from ampacity.reports.render.figures import DASH, interval, significant
 
 SHOWN_LIMITS = 3
+NAME_WIDTH = 28  # of a run's path in the matrix: its end
 
 
 class Decided(Protocol):
@@ -44,7 +48,17 @@ def size_text(decisions: Sequence[Decided]) -> str:
         lines += [*_matrix(decisions), ""]
     for one in decisions:
         lines += [one.name, *_steps(one), *_limits(one), *_rails(one.rails), ""]
-    return "\n".join(lines).rstrip()
+    width = min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120)
+    return "\n".join(piece for line in lines for piece in _wrapped(line, width)).rstrip()
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """Return a line as lines of a width; what follows is indented as its text is."""
+    found = re.match(r"[ \d]\d .{16}|\s*(try: )?", line)
+    indent = " " * (len(found[0]) if found else 0)
+    if line.lstrip().startswith("→"):  # a command is pasted: it stays whole
+        return [line]
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False) or [""]
 
 
 def size_page(decisions: Sequence[Decided]) -> str:
@@ -81,7 +95,7 @@ def _steps(one: Decided) -> list[str]:
 
 def _limits(one: Decided) -> list[str]:
     holds = [limit for limit in one.limits if limit.holds]
-    lines = ["What limits it: " + ("nothing that this run shows" if not holds else "")]
+    lines = ["What limits it" + (": nothing that this run shows" if not holds else "")]
     for limit in holds[:SHOWN_LIMITS]:
         figures = ", ".join(
             f"{e.figure} {significant(e.value) if isinstance(e.value, float) else e.value}"
@@ -122,15 +136,14 @@ def _rows(decisions: Sequence[Decided]) -> list[list[str]]:
     rows = []
     for one in ranked:
         capacity = one.summary.capacity
-        low, high = capacity.capacity_rps_ci or (None, None)
-        ends = f"{significant(low)} to {significant(high)}" if low and high else DASH
+        ends = interval(capacity.capacity_rps_ci) or DASH
         rows.append(
             [
-                one.name,
+                one.name[-NAME_WIDTH:],
                 DASH if capacity.capacity_rps is None else significant(capacity.capacity_rps),
                 ends,
                 DASH if one.fleet is None else str(one.fleet.gpus),
-                DASH if one.cost is None else f"${significant(1e3 * one.cost.usd_per_request)}",
+                DASH if one.cost is None else significant(1e3 * one.cost.usd_per_request),
             ]
         )
     return rows
@@ -162,7 +175,7 @@ def _cost_range(one: Decided, low: float | None, high: float | None) -> tuple[fl
 
 
 def _matrix(decisions: Sequence[Decided]) -> list[str]:
-    heads = ["candidate", "req/s", "95 % interval", "GPUs", "1,000 requests"]
+    heads = ["candidate", "req/s", "95 % interval", "GPUs", "USD/1,000"]
     rows = [heads, *_rows(decisions)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
