@@ -79,8 +79,8 @@ def test_mbu_is_the_share_of_the_bandwidth_that_the_engine_used(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("size") / "run"
-    load = {"input_tokens": 500, "output_tokens": 100, "slo": ["ttft_p95=500ms", "tpot_p95=30ms"]}
-    summary_of("llama3-8b-h100", load | {"rates": "1,8,16,20,24,28,32"}, folder)
+    load = {"input_tokens": 500, "output_tokens": 100, "slo": ["ttft_p95=300ms"]}
+    summary_of("llama3-8b-h100", load | {"rates": "1,16,24,32,40,48"}, folder)
     return folder
 
 
