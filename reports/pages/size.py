@@ -6,10 +6,11 @@ import re
 import shutil
 import textwrap
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ampacity.analysis.contract import Summary
 from ampacity.analysis.decision.guardrails import Guardrails
+from ampacity.analysis.decision.inputs import Input
 from ampacity.analysis.decision.limits import Limit
 from ampacity.analysis.decision.money import FleetCost
 from ampacity.analysis.decision.steps import Fleet, Step
@@ -67,19 +68,52 @@ def size_page(decisions: Sequence[Decided]) -> str:
         "size.html.j2",
         [],
         title="ampacity size",
-        decisions=[
-            {
-                "name": one.name,
-                "steps": one.steps,
-                "limits": [limit for limit in one.limits if limit.holds],
-                "untold": [limit for limit in one.limits if limit.holds is None],
-                "rails": [line.strip() for line in _rails(one.rails)[1:]],
-                "hardware": one.hardware,
-            }
-            for one in decisions
-        ],
+        decisions=[_shown(one) for one in decisions],
         matrix=_rows(decisions) if len(decisions) > 1 else [],
         note=_told_apart(decisions) if len(decisions) > 1 else "",
+    )
+
+
+def _shown(one: Decided) -> dict[str, Any]:
+    """Return a decision as the template shows it: all figures are text."""
+    return {
+        "name": one.name,
+        "hardware": one.hardware,
+        "steps": [
+            {
+                "title": step.title,
+                "decision": step.decision,
+                "gap": step.gap,
+                "command": step.command,
+                "known": [_input(known) for known in step.known if known.value is not None],
+            }
+            for step in one.steps
+        ],
+        "limits": [
+            {
+                "title": limit.title,
+                "figures": _figures(limit),
+                "lever": limit.lever,
+                "refuted_by": limit.refuted_by,
+            }
+            for limit in one.limits
+            if limit.holds
+        ],
+        "untold": [limit for limit in one.limits if limit.holds is None],
+        "rails": [line.strip() for line in _rails(one.rails)[1:]],
+    }
+
+
+def _input(known: Input) -> str:
+    unit = f" {known.unit}" if known.unit else ""
+    return f"{known.name} {significant(known.value or 0.0)}{unit} ({known.basis}: {known.source})"
+
+
+def _figures(limit: Limit) -> str:
+    return ", ".join(
+        f"{e.figure} {significant(e.value) if isinstance(e.value, float) else e.value}"
+        + (f" at {e.stage}" if e.stage else "")
+        for e in limit.evidence
     )
 
 
@@ -97,12 +131,7 @@ def _limits(one: Decided) -> list[str]:
     holds = [limit for limit in one.limits if limit.holds]
     lines = ["What limits it" + (": nothing that this run shows" if not holds else "")]
     for limit in holds[:SHOWN_LIMITS]:
-        figures = ", ".join(
-            f"{e.figure} {significant(e.value) if isinstance(e.value, float) else e.value}"
-            + (f" at {e.stage}" if e.stage else "")
-            for e in limit.evidence
-        )
-        lines += [f"  {limit.title} ({figures})", f"    try: {limit.lever}"]
+        lines += [f"  {limit.title} ({_figures(limit)})", f"    try: {limit.lever}"]
     return [*lines, f"  {one.hardware}"]
 
 
