@@ -390,7 +390,7 @@ def test_one_run_or_a_run_twice_is_refused(tmp_path: Path, ampacity: Any, capsys
 def test_the_worked_example_of_the_docs_says_what_the_docs_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ampacity: Any, capsys: Any
 ) -> None:
-    text = (Path(__file__).parents[2] / "docs/compare.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/compare.md").read_text()
     first, *commands = re.findall(r"^```sh\n(.*?)^```", text, re.S | re.M)[0].splitlines()
     monkeypatch.chdir(tmp_path)
     for command in [*commands, "ampacity compare runs/a runs/b --json"]:

@@ -70,7 +70,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def jsonc_block(number: int) -> str:
-    text = Path(__file__).parents[2].joinpath("docs/summary.md").read_text(encoding="utf-8")
+    text = Path(__file__).parents[3].joinpath("docs/summary.md").read_text(encoding="utf-8")
     return text.split("```jsonc\n")[number].split("```")[0]
 
 
@@ -215,7 +215,7 @@ def test_every_key_of_a_real_summary_is_in_the_document(
 )
 def test_the_reasons_in_the_document_read_as_the_code_writes_them(reason: str) -> None:
     text = " ".join(
-        Path(__file__).parents[2].joinpath("docs/summary.md").read_text(encoding="utf-8").split()
+        Path(__file__).parents[3].joinpath("docs/summary.md").read_text(encoding="utf-8").split()
     )
     assert f"`{reason}`" in text
     # 490 quick answers, and ten that were cut off: the 495th of 500 is the fifth of these, at 0.74 s

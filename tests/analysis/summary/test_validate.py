@@ -470,7 +470,7 @@ def test_password_of_a_url_is_not_written() -> None:
         fetch("http://127.0.0.1:x/")
 
 
-SAMPLES = Path(__file__).parents[1] / "data" / "streams"
+SAMPLES = Path(__file__).parents[2] / "data" / "streams"
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

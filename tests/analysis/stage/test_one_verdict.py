@@ -24,7 +24,7 @@ from ampacity.reports.pages.findings import findings
 from ampacity.reports.pages.run_report import render_report
 from ampacity.reports.render.tables import ABOVE_ACHIEVED, slo_table, stages_table
 from benchmarks.servers import ORIGIN_NS, SERVERS, limit_at, stage_of, table_of
-from tests.analysis.test_outage import stage as stage_with
+from tests.analysis.stage.test_outage import stage as stage_with
 from tests.support.sample_summary import open_sweep
 from tests.support.synthetic import Stage, make_run, request
 

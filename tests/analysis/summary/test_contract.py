@@ -13,7 +13,7 @@ from ampacity.analysis.summary import summarise
 from tests.support.contract import difference
 from tests.support.synthetic import make_run, queue_sweep
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "summary.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "summary.md"
 
 
 @pytest.fixture(scope="module")
