@@ -18,7 +18,7 @@ from ampacity.loadgen.send.requests import ScheduledRequests
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORDS
 from tests.cli.test_hostile import Server
-from tests.loadgen.test_sessions import CHAT, session
+from tests.loadgen.drive.test_sessions import CHAT, session
 from tests.streams.playing import END, HEAD, http_chunk, json_response, new_exchange
 
 Json = dict[str, Any]

@@ -267,7 +267,7 @@ def test_requests_that_find_no_descriptor_are_counted_as_the_clients_and_harm_no
         "100",
     ]
     server = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
     )
     assert server.stdout is not None
     url = server.stdout.readline().split()[0]

@@ -17,7 +17,7 @@ from ampacity.loadgen.receive.token_counts import count_tokens
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.workloads.prompts.tokenizers import Tokenizer, hugging_face, load_tokenizer
-from tests.loadgen.test_exchange import END, FINISH, HEAD, chunk, text
+from tests.loadgen.receive.test_exchange import END, FINISH, HEAD, chunk, text
 from tests.streams.playing import MS
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself

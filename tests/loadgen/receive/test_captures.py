@@ -14,7 +14,7 @@ import pytest
 
 from tests.streams.playing import MS, in_pieces, play
 
-SAMPLES = Path(__file__).parents[1] / "data" / "streams"
+SAMPLES = Path(__file__).parents[2] / "data" / "streams"
 L, S = "length", "stop"
 
 # (status, tokens by usage or by text-bearing events counted with grep, finish reason)

@@ -23,7 +23,7 @@ from ampacity.progress import Progress
 from tests.support.faults import Request
 from tests.support.stage_driving import on_loop
 
-STREAMS = Path(__file__).parents[1] / "streams"
+STREAMS = Path(__file__).parents[2] / "streams"
 LIST = json.dumps({"data": [{"id": "m", "owned_by": "vllm"}]}).encode()
 CHUNK = {"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": None}]}
 LAST = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
