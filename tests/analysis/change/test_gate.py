@@ -45,8 +45,8 @@ from ampacity.analysis.metrics.hdr import encode_seconds
 from ampacity.analysis.metrics.requests import RecordsError
 from ampacity.loadgen.rundir.files import Run
 from ampacity.reports.pages.gate import gate_markdown, junit_xml, lines
-from benchmarks.gate_rates import later_first_token, study
-from benchmarks.step_server import STEP_SERVERS, step_run
+from benchmarks.servers.steps import STEP_SERVERS, step_run
+from benchmarks.studies.gate_rates import later_first_token, study
 from tests.support.synthetic import Stage, make_run, request
 
 RATE = 20.0

@@ -1,6 +1,6 @@
 """Replays recorded agent sessions against the simulator with a prefix cache, and compares turn for turn.
 
-python -m benchmarks.replay_sessions [--sessions 200] [--below 100000] [--users 20] [--max-think 0.5]
+python -m benchmarks.load.replay_sessions [--sessions 200] [--below 100000] [--users 20] [--max-think 0.5]
 
 The sessions are those of tests/data/traces/agentic_coding_requests.csv.gz (kv-cache-tester, 710 recorded sessions
 of a coding agent and 63 of its helpers) whose largest prompt has fewer tokens than ``--below``. Printed: cached
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-TRACE = Path(__file__).parents[1] / "tests" / "data" / "traces" / "agentic_coding_requests.csv.gz"
+TRACE = Path(__file__).parents[2] / "tests" / "data" / "traces" / "agentic_coding_requests.csv.gz"
 FACE = {"prompt_tokens_details": True, "chunk_tokens": 32}
 BLOCK = 64  # of the trace's counts
 ENGINE = (

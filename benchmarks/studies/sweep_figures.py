@@ -1,6 +1,6 @@
 """Are the figures of a sweep right? Seeded sweeps in virtual time on servers with a known law.
 
-    python -m benchmarks.sweep_figures --runs 600 --first-seed 100000 [--servers mm8,batch] [--quantiles 0.95] [--duration 60]
+    python -m benchmarks.studies.sweep_figures --runs 600 --first-seed 100000 [--servers mm8,batch] [--quantiles 0.95] [--duration 60]
 
 Without --duration a sweep is as the command line's: ten minutes, stages of 30 s, longer ones near the limit.
 
@@ -25,8 +25,8 @@ from ampacity.analysis.capacity.judged import judged_open, surely_violated
 from ampacity.analysis.capacity.usable import find_capacity
 from ampacity.analysis.slo import Slo
 from ampacity.experiments.sweep import MAX_DURATION_S, STAGE_SHARE, sweep
-from benchmarks.search_cost import ServerRig
 from benchmarks.servers import SERVERS, Floats, limit_at, truth_at
+from benchmarks.studies.search_cost import ServerRig
 
 LOADS = (0.5, 0.7, 0.85)  # of saturation: where the limit is put
 PEAK_LOADS = np.arange(0.4, 1.0, 0.05)  # where the goodput is looked for

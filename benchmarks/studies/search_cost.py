@@ -1,10 +1,10 @@
 """What does a search cost, and is it right? Seeded searches in virtual time against a known capacity.
 
-    python -m benchmarks.search_cost [--slo ttft_p99=2s]             # 100 searches on an M/M/1 queue, and the fixed grid
-    python -m benchmarks.search_cost --server batch --load 0.85      # a server of coverage.py, its limit put at that load
-    python -m benchmarks.search_cost --brackets --seeds 500          # intervals of a grid and of a sweep, at four loads
-    python -m benchmarks.search_cost --engine --seeds 20             # on the simulated engine; truth by its own bookkeeping
-    python -m benchmarks.search_cost --engine --output-tokens gamma:mean=5,cv=1 --slo ttft_p90=100ms --precision 0.25 --seeds 40
+    python -m benchmarks.studies.search_cost [--slo ttft_p99=2s]             # 100 searches on an M/M/1 queue, and the fixed grid
+    python -m benchmarks.studies.search_cost --server batch --load 0.85      # a server of coverage.py, its limit put at that load
+    python -m benchmarks.studies.search_cost --brackets --seeds 500          # intervals of a grid and of a sweep, at four loads
+    python -m benchmarks.studies.search_cost --engine --seeds 20             # on the simulated engine; truth by its own bookkeeping
+    python -m benchmarks.studies.search_cost --engine --output-tokens gamma:mean=5,cv=1 --slo ttft_p90=100ms --precision 0.25 --seeds 40
 
 M/M/1: TTFT is the sojourn time, exponential with rate mu - lambda, so the capacity is mu - ln(1/(1-q))/limit exactly,
 and C_max = rho/(1-rho) + lambda x decoding time by Little's law. The fixed grid has ten loads, evenly spaced up to

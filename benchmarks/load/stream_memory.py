@@ -1,6 +1,6 @@
 """What a stream in flight costs in memory: the slope of the generator's resident memory between two loads.
 
-    python -m benchmarks.stream_memory
+    python -m benchmarks.load.stream_memory
 
 The mock server (see README.md) sends a token every 100 ms, so that an answer of 128 lasts 12.85 s and a rate of R
 requests/s has 12.85 R of them in flight. Prompts have 16 tokens.
@@ -12,9 +12,9 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from benchmarks.clients import ROOT, Load, ampacity
-from benchmarks.meter import run_metered
-from benchmarks.mock import mock_server
+from benchmarks.load.clients import ROOT, Load, ampacity
+from benchmarks.load.meter import run_metered
+from benchmarks.load.mock import mock_server
 
 TTFT_S, ITL_S, OUTPUT_TOKENS = 0.05, 0.1, 128
 ANSWER_S = TTFT_S + (OUTPUT_TOKENS - 1) * ITL_S + ITL_S

@@ -1,6 +1,6 @@
 """Is a burst said to be over when it is? Bursts on servers with a known law, each with its exact truth by coupling.
 
-    .venv/bin/python -m benchmarks.burst_recovery --runs 600 --seed 100000
+    .venv/bin/python -m benchmarks.studies.burst_recovery --runs 600 --seed 100000
 
 Each run is played twice with the same base arrivals and service times, with the burst's extra arrivals and without.
 The true recovery time is counted from the end of the burst to the last moment at which, of the run with the burst,

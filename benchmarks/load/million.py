@@ -1,6 +1,6 @@
 """How long does the analysis of a large run take? 1,000,000 requests of 200 tokens each, on two cores.
 
-    python -m benchmarks.million [--requests 1000000] [--tokens 200] [--stages 4] [--counted]
+    python -m benchmarks.load.million [--requests 1000000] [--tokens 200] [--stages 4] [--counted]
 
 Writes a run directory into a temporary folder, reads it back and summarises it; prints seconds and the peak of
 resident memory of the reading and summarising process.
@@ -161,7 +161,7 @@ def main() -> None:
         path = Path(folder) / "run"
         write_run(path, args.requests, args.tokens, args.stages, counted=args.counted)
         subprocess.run(
-            [sys.executable, "-m", "benchmarks.million", "--analyse", str(path)], check=True
+            [sys.executable, "-m", "benchmarks.load.million", "--analyse", str(path)], check=True
         )
 
 

@@ -1,6 +1,6 @@
 """How long a user waits: launch to the end of ``--help``, and launch to the first request at the server.
 
-python -m benchmarks.cli_start [--repeat 5]
+python -m benchmarks.load.cli_start [--repeat 5]
 
 CPU is given beside the time: on a machine that others use it is the figure to compare. Byte code is cached, as it
 is for a user: PYTHONDONTWRITEBYTECODE in the environment would cost 0.2 s.
@@ -19,8 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.clients import ROOT, Load, ampacity
-from benchmarks.mock import MockError, mock_server
+from benchmarks.load.clients import ROOT, Load, ampacity
+from benchmarks.load.mock import MockError, mock_server
 
 FIRST_REQUEST_MAX_S = 0.7
 SAMPLE_EVERY_S = 0.004

@@ -2,7 +2,7 @@
 
 No JSON, no HTTP parser, no timeouts, no records on disk while it runs: what any real client adds comes on top.
 
-    python -m benchmarks.raw_protocol URL --rate 190 --duration 20 --output-tokens 128 --out seen.npz
+    python -m benchmarks.load.raw_protocol URL --rate 190 --duration 20 --output-tokens 128 --out seen.npz
 """
 
 from __future__ import annotations

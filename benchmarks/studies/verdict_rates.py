@@ -1,6 +1,6 @@
 """How often is a stage's SLO verdict wrong, and how often is there one? Servers with a known law, in virtual time.
 
-    python -m benchmarks.verdict_rates [--server mm1] [--quantile 0.95] [--runs 600] [--first-seed 100000]
+    python -m benchmarks.studies.verdict_rates [--server mm1] [--quantile 0.95] [--runs 600] [--first-seed 100000]
 
 The limit is put where a server just keeps it at a share of saturation (``LIMITS``). Stages of 300 to 20,000 requests,
 each on an idle server, at loads at which the true share of misses is 0.1, 0.5, 1, 1.4 (p95) or 1.6 (p99) and 2 times

@@ -1,6 +1,6 @@
 """How often does the gate cry wolf, leave equal runs open, and find a change? In virtual time.
 
-    python -m benchmarks.gate_rates --server pieces --load 0.85 --pairs 600 --first-seed 100000
+    python -m benchmarks.studies.gate_rates --server pieces --load 0.85 --pairs 600 --first-seed 100000
 
 Every pair has its own seed: a baseline of --baseline-runs runs, an equal candidate, one with all steps 10 % longer, and one
 whose every TTFT is 25 % longer with nothing else changed. "same" candidates send the same requests at the same times as
@@ -9,7 +9,7 @@ candidate is measured again, as ``ampacity gate --max-samples`` does: a sequence
 sample (and in "other" fresh requests). ``first`` is the answer of one look alone (no
 --max-samples; of equal runs), ``answers`` that of the whole sequence.
 Each run is faster or slower as a whole by --run-noise, each step by --jitter. ``--server``: those of
-benchmarks/step_server.py, which are not our simulator, or "preset", which is.
+benchmarks/servers/steps.py, which are not our simulator, or "preset", which is.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ampacity.simulator.engine.steptime import Roofline, StepTime
 from ampacity.simulator.models.hardware import find_config
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import open_schedule
-from benchmarks.step_server import STEP_SERVERS, step_run
+from benchmarks.servers.steps import STEP_SERVERS, step_run
 
 KINDS = ("equal", "steps", "ttft")
 ORIGIN_NS = 1_000_000_000

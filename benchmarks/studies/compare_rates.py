@@ -1,7 +1,7 @@
 """How often does ``ampacity compare`` name a winner between two equal runs, and find one that is some per cent slower?
 
-    .venv/bin/python -m benchmarks.compare_rates --servers mm1,mg1,mm8,batch --runs 600
-    .venv/bin/python -m benchmarks.compare_rates --servers batch --loads 0.6 --slower 0.1
+    .venv/bin/python -m benchmarks.studies.compare_rates --servers mm1,mg1,mm8,batch --runs 600
+    .venv/bin/python -m benchmarks.studies.compare_rates --servers batch --loads 0.6 --slower 0.1
 
 Servers of benchmarks.servers, in virtual time. Every run is slower or faster as a whole by --noise (s.d.) and
 has 3 % of noise of its own in each request's time. ``same``: both runs sent the same requests at the same times; ``other``: nothing but

@@ -1,4 +1,4 @@
-"""Time and memory of ``ampacity workload fit`` on a log of two million rows: python -m benchmarks.large_log [ROWS]."""
+"""Time and memory of ``ampacity workload fit`` on a log of two million rows: python -m benchmarks.load.large_log [ROWS]."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How often is L against lambda W called inconsistent: in steady stages, closed loops, and where something drifts?
 
-python -m benchmarks.littles_law [--runs 600] [--seed 100000]
+python -m benchmarks.studies.littles_law [--runs 600] [--seed 100000]
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the load generator costs and how true it is, on one core, against a server that knows the truth.
 
-    python -m benchmarks.bench                          the scenarios of the bars, this tool and the raw limit
-    python -m benchmarks.bench 190 --duration 10        one of them, shorter
-    python -m benchmarks.bench 190 --peer 'NAME=COMMAND with {url} {rate} {duration} {output_tokens}'
+    python -m benchmarks.load.bench                          the scenarios of the bars, this tool and the raw limit
+    python -m benchmarks.load.bench 190 --duration 10        one of them, shorter
+    python -m benchmarks.load.bench 190 --peer 'NAME=COMMAND with {url} {rate} {duration} {output_tokens}'
 
 README.md beside this file says what each figure means.
 """
@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clients import ROOT, Client, Load, ampacity, peer, raw
-from benchmarks.matching import compare, load_seen_by_server
-from benchmarks.meter import run_metered
-from benchmarks.mock import MockError, mock_server
+from benchmarks.load.clients import ROOT, Client, Load, ampacity, peer, raw
+from benchmarks.load.matching import compare, load_seen_by_server
+from benchmarks.load.meter import run_metered
+from benchmarks.load.mock import MockError, mock_server
 
 TTFT_S, ITL_S = 0.050, 0.010
 SERVER_LATE_MAX_MS = 1.0  # beyond it the server's core was not its own, and timing says little

@@ -1,4 +1,4 @@
-"""How long a schedule of a million requests takes, and how much memory: ``python -m benchmarks.schedule_speed``."""
+"""How long a schedule of a million requests takes, and how much memory: ``python -m benchmarks.load.schedule_speed``."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.mock import Served
+from benchmarks.load.mock import Served
 
 Floats = npt.NDArray[np.float64]
 

@@ -1,8 +1,8 @@
 """A batching server that works step by step, with the time of every token; not our simulator.
 
-Requests wait in one line for a free slot. In each step every running request gets one token, and what is left of
-``chunk`` tokens is spent on prompts in their order. A step takes (alpha + beta running + gamma prompt tokens) s, times a
-log-normal factor of its own, times the speed of the run.
+Requests wait in one queue for a free slot. In each step every running request gets one token, and
+up to ``chunk`` tokens of prompts are processed in order. A step takes (alpha + beta running + gamma
+prompt tokens) s, times a log-normal factor of its own, times the speed of the run.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from ampacity.loadgen.rundir.files import Run
-from ampacity.loadgen.rundir.records import SCHEMA
+from benchmarks.servers.runs import META, requests_table, stage_meta
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -28,14 +27,14 @@ ORIGIN_NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class StepServer:
-    """Times in s. ``prompt_slower`` multiplies gamma and what a prompt costs beside it: a regression of TTFT alone."""
+    """A server's slots, costs in s, and lengths."""
 
     slots: int
     chunk: int  # tokens of prompts in one step
     alpha_s: float
     beta_s: float
     gamma_s: float
-    first_s: float  # before a request joins the line, as a tokenizer or a gateway; stops nobody
+    first_s: float  # before a request joins the queue (tokenizer, gateway); delays no other
     prompt: tuple[float, float]  # median and sigma of the log-normal lengths, in tokens
     answer: tuple[float, float]
 
@@ -49,7 +48,7 @@ class StepServer:
 
     @cached_property
     def most_rps(self) -> float:
-        """Saturation: all slots busy, and the prompts' tokens beside them."""
+        """Return the saturation rate: all slots busy, and the prompts' tokens processed beside."""
         prompts, answers = self.lengths(200_000, np.random.default_rng(1))
         decode_s = float(answers.mean() - 1) * (self.alpha_s / self.slots + self.beta_s)
         return 1 / (decode_s + self.gamma_s * float(prompts.mean()))
@@ -62,7 +61,7 @@ class StepServer:
         rng: np.random.Generator,
         jitter: float,
     ) -> tuple[Floats, Ints]:
-        """(end of each step in s, step in which each request gets its first token)."""
+        """Return (end of each step in s, step in which each request gets its first token)."""
         joins = (arrival_s + self.first_s).tolist()
         left, tokens = prompts.tolist(), answers.tolist()
         first = [0] * len(left)
@@ -119,7 +118,7 @@ def step_run(
     jitter: float,
     speed: float = 1.0,
 ) -> Run:
-    """One stage of n Poisson requests on an idle server, without a disk. ``seed`` fixes what is sent and when."""
+    """Return one stage of n Poisson requests on an idle server; ``seed`` fixes the requests."""
     rng = np.random.default_rng([seed, 17])
     duration_s = n / rate_rps
     arrival = np.sort(rng.uniform(0, duration_s, n))
@@ -133,64 +132,31 @@ def step_run(
     steps = np.arange(offsets[-1]) - np.repeat(offsets[:-1], answers) + np.repeat(first, answers)
     due, at = _ns(arrival), _ns(ends)[steps]
     last = at[offsets[1:] - 1]
-    known: dict[str, Any] = {
+    known = {
         "request_id": np.arange(n),
-        "stage": np.zeros(n, int),
-        "attempt": np.zeros(n, int),
-        "scheduled_ns": due,
-        "dispatched_ns": due,
-        "started_ns": due,
-        "first_token_ns": at[offsets[:-1]],
-        "first_answer_ns": at[offsets[:-1]],
-        "last_token_ns": last,
-        "ended_ns": last,
-        "status": ["ok"] * n,
-        "finish_reason": ["length"] * n,
-        "token_source": ["usage"] * n,
-        "input_tokens_planned": prompts,
-        "input_tokens": prompts,
-        "output_tokens_planned": answers,
-        "output_tokens": answers,
+        "stage": 0,
+        **dict.fromkeys(("scheduled_ns", "dispatched_ns", "started_ns"), due),
+        **dict.fromkeys(("first_token_ns", "first_answer_ns"), at[offsets[:-1]]),
+        **dict.fromkeys(("last_token_ns", "ended_ns"), last),
+        **dict.fromkeys(("input_tokens_planned", "input_tokens"), prompts),
+        **dict.fromkeys(("output_tokens_planned", "output_tokens"), answers),
         "chunk_at_us": pa.ListArray.from_arrays(
             pa.array(offsets, pa.int32()),
             pa.array((at - np.repeat(due, answers)) // 1000, pa.uint32()),
         ),
     }
-    columns = [
-        (
-            known[f.name]
-            if isinstance(known[f.name], pa.Array)
-            else pa.array(known[f.name]).cast(f.type)
-        )
-        if f.name in known
-        else pa.nulls(n, f.type)
-        for f in SCHEMA
-    ]
-    stage = {
-        "index": 0,
-        "kind": "open",
-        "offered_rps": rate_rps,
-        "concurrency": None,
-        "start_ns": ORIGIN_NS,
-        "end_ns": ORIGIN_NS + int(duration_s * 1e9),
-        "scheduled_requests": n,
-        "drained_ns": int(last.max()),
-        "ended_early": None,
-        "audit": None,
-    }
+    times_ns = (ORIGIN_NS, ORIGIN_NS + int(duration_s * 1e9), int(last.max()))
     meta = {
         "run_id": f"{seed}-{noise_seed}",
         "started_utc": "",
         "status": "complete",
         "seed": seed,
-        "stages": [stage],
+        "stages": [{**stage_meta(0, rate_rps, n, *times_ns), "audit": None}],
         "slos": [],
-        "workload": {"name": "study", "arrivals": "poisson", "prompts": "unique"},
+        "workload": META["workload"],
         "warmup_requests": None,
     }
-    return Run(
-        Path(str(meta["run_id"])), meta, pa.Table.from_arrays(columns, schema=SCHEMA), None, True
-    )
+    return Run(Path(str(meta["run_id"])), meta, requests_table(n, known), None, True)
 
 
 def _ns(seconds: Floats) -> Ints:

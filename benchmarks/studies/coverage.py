@@ -1,6 +1,6 @@
 """Do the 95 % intervals of a p99 hold, and are the verdicts right? Seeded runs in virtual time against the truth.
 
-    python -m benchmarks.coverage [--server batch|heavy|preset] [--runs 125] [--requests 20000]
+    python -m benchmarks.studies.coverage [--server batch|heavy|preset] [--runs 125] [--requests 20000]
 
 The truth is that of a run fifty times as long and more. Nothing is written to disk: times go straight into
 ``analysis``, warm-up cut included. Figures: docs/methods.md.

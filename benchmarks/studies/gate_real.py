@@ -1,6 +1,6 @@
 """How often does the gate cry wolf over runs in real time, on whatever else the machine is doing?
 
-    .venv/bin/python -m benchmarks.gate_real --pairs 20        # 70 s a run: 47 minutes
+    .venv/bin/python -m benchmarks.studies.gate_real --pairs 20        # 70 s a run: 47 minutes
 
 Each pair is two runs of the command line against one simulated engine on 127.0.0.1, with the same seed: a baseline and a candidate.
 The noise is that of this machine. The last --changed pairs have candidates on an engine whose steps are 10 % longer.

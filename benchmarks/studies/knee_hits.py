@@ -1,6 +1,6 @@
 """How often does the stated region of a knee hold the load at which p99 truly parts from p50?
 
-    python -m benchmarks.knee_hits [--sweeps 600] [--seed 100000] [--servers mm1,mg1,mm8,batch] [--longer 8]
+    python -m benchmarks.studies.knee_hits [--sweeps 600] [--seed 100000] [--servers mm1,mg1,mm8,batch] [--longer 8]
 
 Sweeps of 6 to 10 even loads from 0.1-0.3 to 0.95-1.1 of saturation, stages of 30 to 60 s, then three stages at
 1.1 to 1.6, with which the knee is found again. The truth is the lowest load at which p99/p50 (p95/p50, where the

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from benchmarks.matching import DoctorResult
+from benchmarks.load.matching import DoctorResult
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def raw() -> Client:
         return [
             sys.executable,
             "-m",
-            "benchmarks.raw_protocol",
+            "benchmarks.load.raw_protocol",
             url,
             "--rate",
             f"{load.rate_rps:g}",
