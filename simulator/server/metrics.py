@@ -174,14 +174,8 @@ class Metrics:
                 "Number of requests in model execution batches.",
                 engine.running,
             ),
-            "num_requests_waiting": (
-                "Number of requests waiting to be processed.",
-                engine.waiting,
-            ),
-            "kv_cache_usage_perc": (
-                "KV-cache usage. 1 means 100 percent usage.",
-                engine.kv_usage,
-            ),
+            "num_requests_waiting": ("Number of requests waiting to be processed.", engine.waiting),
+            "kv_cache_usage_perc": ("KV-cache usage. 1 means 100 percent usage.", engine.kv_usage),
         }
         counters = {
             "num_preemptions": (
