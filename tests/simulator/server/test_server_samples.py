@@ -13,9 +13,9 @@ import pytest
 
 from ampacity.simulator.models.hardware import linear_config
 from ampacity.simulator.server.face import Face
-from tests.simulator.test_server import run, served
+from tests.support.simulated_server import run, served
 
-SAMPLES = Path(__file__).parents[1] / "data" / "streams" / "vllm"
+SAMPLES = Path(__file__).parents[2] / "data" / "streams" / "vllm"
 CONFIG = linear_config(0.0005, 0.0, max_num_seqs=8, max_model_len=2048)
 # Fields of vLLM that the simulator leaves out where they are null, as no client reads them.
 LEFT_OUT = {"routed_experts", "prompt_text", "ec_transfer_params", "metrics", "multimodal_tokens"}

@@ -15,7 +15,7 @@ import uvloop
 from ampacity.simulator.models.hardware import linear_config
 from ampacity.simulator.server.face import Face
 from ampacity.simulator.server.faults import KINDS, Capacity, Drift, Limits, Plan, Spikes, Stall
-from tests.simulator.test_server import CHAT, FAST, HELLO, events, metric, metrics, run, served
+from tests.support.simulated_server import CHAT, FAST, HELLO, events, metric, metrics, run, served
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 

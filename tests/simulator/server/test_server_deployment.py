@@ -16,7 +16,7 @@ from ampacity.simulator.models.hardware import find_config, find_deployment, lin
 from ampacity.simulator.server.face import Face
 from ampacity.simulator.server.faults import Plan, Stall
 from ampacity.simulator.server.realtime import LiveRequest, LiveRun
-from tests.simulator.test_server import CHAT, HELLO, PROMPT_TOKENS, events, metrics, run, served
+from tests.support.simulated_server import CHAT, HELLO, PROMPT_TOKENS, events, metrics, run, served
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 

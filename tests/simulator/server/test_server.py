@@ -4,9 +4,6 @@ import asyncio
 import json
 import re
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -18,52 +15,25 @@ from hypothesis import strategies as st
 from ampacity.simulator.engine.engine import EngineConfig
 from ampacity.simulator.engine.truth import simulate
 from ampacity.simulator.models.hardware import linear_config
-from ampacity.simulator.server.answers import Stream
 from ampacity.simulator.server.apierrors import ApiError
 from ampacity.simulator.server.face import Face
-from ampacity.simulator.server.protocol import CHAT_OVERHEAD_TOKENS, Call, parse
-from ampacity.simulator.server.server import Server
+from ampacity.simulator.server.protocol import parse
 from ampacity.simulator.server.text import WORDS, characters
+from tests.support.simulated_server import (
+    CHAT,
+    FAST,
+    HELLO,
+    PLAIN,
+    PROMPT_TOKENS,
+    events,
+    metric,
+    metrics,
+    read_frames,
+    run,
+    served,
+)
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
-
-FAST = linear_config(0.002, 0.0, max_num_seqs=8, max_model_len=4096)
-HELLO = [{"role": "user", "content": "Say hello"}]
-PROMPT_TOKENS = 2 + CHAT_OVERHEAD_TOKENS
-
-
-@asynccontextmanager
-async def served(
-    config: EngineConfig = FAST, **options: Any
-) -> AsyncIterator[tuple[Server, str, aiohttp.ClientSession]]:
-    server = Server(config, model_name="tiny", **options)
-    port = await server.start("127.0.0.1", 0)
-    try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
-            yield server, f"http://127.0.0.1:{port}", session
-    finally:
-        await server.stop()
-
-
-def run(body: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(body(), 30)
-
-    asyncio.run(bounded())
-
-
-async def events(
-    session: aiohttp.ClientSession, url: str, payload: dict[str, Any], **options: Any
-) -> list[str]:
-    """The data of each server-sent event."""
-    async with session.post(url, json=payload, **options) as response:
-        assert response.status == 200
-        assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
-        text = (await response.read()).decode()
-    parts = text.split("\n\n")
-    assert parts.pop() == ""
-    assert all(part.startswith("data: ") for part in parts)
-    return [part.removeprefix("data: ") for part in parts]
 
 
 def test_chat_stream_chunk_by_chunk() -> None:
@@ -234,9 +204,6 @@ def test_limits_on_the_answer(stream: bool) -> None:
             assert await completion_tokens(session, url) == 50 - PROMPT_TOKENS
 
     run(body)
-
-
-CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 
 
 @pytest.mark.parametrize(
@@ -421,21 +388,6 @@ def test_request_id_header_is_used() -> None:
     run(body)
 
 
-def metric(text: str, name: str, **labels: str) -> float:
-    for line in text.splitlines():
-        if line.startswith(name + "{") and all(
-            f'{key}="{value}"' in line for key, value in labels.items()
-        ):
-            return float(line.rsplit(" ", 1)[1])
-    raise AssertionError(f"{name} {labels} not in /metrics")
-
-
-async def metrics(session: aiohttp.ClientSession, url: str) -> str:
-    async with session.get(f"{url}/metrics") as response:
-        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-        return await response.text()
-
-
 def test_metrics_move_and_count() -> None:
     async def body() -> None:
         # 2 slots, blocks of 16 tokens; the prompts have 10 tokens and the answers 4
@@ -592,30 +544,3 @@ def test_whatever_is_asked_is_answered_or_refused(
     for choice in call.choices:
         assert texts[choice.index] == characters(choice.seed, 0, choice.ending.characters)
         assert reasons[choice.index] == choice.ending.finish_reason
-
-
-def read_frames(call: Call, face: Face) -> tuple[dict[int, str], dict[int, str]]:
-    """Text and finish reason by choice, of a stream whose choices advance together."""
-    frames = Stream(call, face, 0).choices()
-    stream = b""
-    for position in range(call.limit_tokens):
-        stream += b"".join(
-            one.push()
-            for one, choice in zip(frames, call.choices, strict=True)
-            if position < choice.ending.tokens
-        )
-    texts: dict[int, str] = defaultdict(str)
-    reasons: dict[int, str] = {}
-    for line in stream.split(b"\r\n"):
-        if not line.startswith(b"data: {"):
-            continue
-        for choice in json.loads(line.removeprefix(b"data: "))["choices"]:
-            index = choice["index"]
-            assert index not in reasons, "a chunk after the last"
-            delta = choice["delta"] if call.chat else {"content": choice["text"]}
-            texts[index] += "".join(
-                delta.get(name) or "" for name in ("reasoning", "reasoning_content", "content")
-            )
-            if choice["finish_reason"]:
-                reasons[index] = choice["finish_reason"]
-    return texts, reasons
