@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ampacity.loadgen.receive.repeats import ChunkContent
+from ampacity.loadgen.receive.templates import ChunkContent
 from ampacity.loadgen.receive.thinking import Kind
 
 TOKENS_MAX = 2**31 - 1  # the records' columns are int32

@@ -11,6 +11,7 @@ from array import array
 
 import msgspec
 
+from ampacity.loadgen.receive import hot_path
 from ampacity.loadgen.receive.choices import ChoiceOrder
 from ampacity.loadgen.receive.chunks import (
     BAD_JSON,
@@ -22,8 +23,7 @@ from ampacity.loadgen.receive.chunks import (
     text_chunk_content,
     tokens_in,
 )
-from ampacity.loadgen.receive.hot_path import ReadHandler
-from ampacity.loadgen.receive.repeats import ChunkTemplate, by_chunk, last_chunk, learn
+from ampacity.loadgen.receive.templates import ChunkTemplate, last_chunk, learn
 from ampacity.loadgen.receive.thinking import Kind, Thinking
 from ampacity.loadgen.receive.token_tally import TokenTally
 from ampacity.loadgen.rundir.records import CHUNK_AT_MAX_US, RequestRecord
@@ -51,6 +51,7 @@ class Answer:
     has_templates = True  # whether this API's chunks can be matched by a template
 
     __slots__ = (
+        "_matched",
         "_missed_at",
         "_misses",
         "_scans_text",
@@ -88,6 +89,7 @@ class Answer:
         self.done = False
         self.texts: list[tuple[Kind, str]] | None = None  # kept after ``keep_text``
         self.calls: CallPieces | None = None
+        self._matched: list[bytes] = []  # kept texts of chunks that matched since the last parsed
         self._template: ChunkTemplate | None = None
         self._template_usage: Usage | None = None
         self._usage_beside_text: Usage | None = None  # in the latest chunk
@@ -97,31 +99,13 @@ class Answer:
         """Keep texts and tool calls from here on."""
         self.texts, self.calls = [], CallPieces()
 
-    def read_handler(self, fallback: ReadHandler) -> ReadHandler | None:
+    def read_handler(self, fallback: hot_path.ReadHandler) -> hot_path.ReadHandler | None:
         """Return a handler of reads that match the template; None where there is none."""
-        template, texts, thinking = self._template, self.texts, self.thinking
-        if template is None:
+        template = self._template
+        if template is None or (self._scans_text and template.kind == "answer"):
             return None
-        add_time = self.chunk_at_ns.append
-        follows = self._scans_text and template.kind == "answer"
-        if follows and thinking.must_parse:
-            return None
-        if texts is None and not follows:
-            return template.read_handler(add_time, fallback)
-        kind: Kind = "reasoning" if thinking.state == "thinking" else template.kind
-
-        def matches(chunk: bytes) -> bool:
-            text = template.text_of(chunk)
-            if text is None:
-                return False
-            if follows and not thinking.continues(text.decode()):
-                template.total = template.total and template.total - 1
-                return False
-            if texts is not None:
-                texts.append((kind, text.decode()))
-            return True
-
-        return by_chunk(matches, add_time, fallback)
+        add_text = None if self.texts is None else self._matched.append
+        return template.read_handler(self.chunk_at_ns.append, add_text, fallback)
 
     def _count_matched(self) -> None:
         """Count one token for each chunk that matched the template since the last parsed one."""
@@ -129,6 +113,9 @@ class Answer:
         new = len(self.chunk_at_ns) - len(counts)
         if template is None:
             return
+        if self.texts is not None:
+            self.texts += [(template.kind, text.decode()) for text in self._matched]
+            self._matched.clear()
         usage, total = self._template_usage, template.total
         if usage is not None:
             self.tally.usage = usage
@@ -141,7 +128,7 @@ class Answer:
 
     def learn(self, read: bytes, new: int) -> None:
         """Learn a template from a parsed read that had ``new`` token-bearing chunks."""
-        if not self.has_templates:
+        if not (self.has_templates and hot_path.COMPILED):
             return
         read = last_chunk(read)
         template, total = self._template, self.tally.chunk_counts[-1]
@@ -260,7 +247,7 @@ class Answer:
         """Tell inline thinking from answer text; return the kind and what belongs in the answer."""
         thinking = self.thinking
         kind, text = thinking.classify(text)
-        self._scans_text = thinking.must_parse or thinking.must_scan
+        self._scans_text = thinking.must_scan
         if thinking.all_was_thinking:
             thinking.all_was_thinking, self.first_answer_ns = False, None
             if self.texts is not None:

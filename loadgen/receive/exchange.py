@@ -2,7 +2,7 @@
 
 This is the seam of the design: whatever reads the socket (a Protocol, a recvmsg reader, a test)
 calls ``feed(at_ns, data)`` and ``eof(at_ns)`` and nothing else. The caller dates reads before any
-parsing. Chunks that match the template of the answer (``repeats``) are not parsed at all.
+parsing. Chunks that match the template of the answer (``templates``) are not parsed at all.
 """
 
 from __future__ import annotations
