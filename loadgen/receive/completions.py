@@ -19,6 +19,7 @@ from ampacity.loadgen.receive.chunks import (
     Chunk,
     Usage,
     decode_chunk,
+    error_of,
     kind_and_text,
     text_chunk_content,
     tokens_in,
@@ -49,29 +50,6 @@ class Answer:
     """The content of one response, read event by event. Times are ns of the reads."""
 
     has_templates = True  # whether this API's chunks can be matched by a template
-
-    __slots__ = (
-        "_matched",
-        "_missed_at",
-        "_misses",
-        "_scans_text",
-        "_template",
-        "_template_usage",
-        "_usage_beside_text",
-        "bad_json",
-        "calls",
-        "choices",
-        "chunk_at_ns",
-        "done",
-        "error",
-        "finish_reason",
-        "first_answer_ns",
-        "first_event_ns",
-        "tally",
-        "texts",
-        "thinking",
-        "whole_ns",
-    )
 
     def __init__(self, thinks_until: str | None = None) -> None:
         """Begin an answer. ``thinks_until``: see ``Thinking``."""
@@ -184,9 +162,10 @@ class Answer:
         kind: Kind | None = None
         counted: int | None = None
         for choice in chunk.choices or ():
-            if choice.finish_reason or choice.error:
-                self._on_choice_end(choice)
             choice_kind = self._on_text(choice, kind is not None)
+            if choice.finish_reason or error_of(choice):
+                has_text = kind is not None or choice_kind is not None
+                self._on_choice_end(choice, len(self.chunk_at_ns) + has_text)
             if choice_kind is None:
                 continue
             tokens = None
@@ -205,16 +184,16 @@ class Answer:
             self.chunk_at_ns.append(at_ns)
             self.tally.chunk_counts.append(counted)
 
-    def _on_choice_end(self, choice: Choice) -> None:
-        if choice.error:
-            self.error = self.error or error_text(msgspec.json.encode({"error": choice.error}))
+    def _on_choice_end(self, choice: Choice, chunks: int) -> None:
+        """Take the error or the finish reason of a choice, after this many chunks with text."""
+        if error := error_of(choice):
+            self.error = self.error or error_text(msgspec.json.encode({"error": error}))
         if not choice.finish_reason or choice.finish_reason in NO_REASONS:
             return
         self.finish_reason = printable(str(choice.finish_reason))
         if self.finish_reason in FAILED_REASONS:
             self.error = self.error or f"finish reason {self.finish_reason}"
-        self.tally.finished_choices += 1
-        self.choices.on_finish(choice.index)
+        self.choices.on_finish(choice.index, chunks)
 
     def _on_text(self, choice: Choice, in_one_chunk: bool) -> Kind | None:
         """Take the text of a choice; return its kind, None where it has none."""
@@ -227,7 +206,7 @@ class Answer:
         else:
             return None
         if in_one_chunk or choice.index != self.choices.latest:
-            self.choices.on_text(choice.index, self.chunk_at_ns, in_one_chunk)
+            self.choices.on_text(choice.index, len(self.chunk_at_ns), in_one_chunk)
         if (
             kind == "answer"
             and text
@@ -271,7 +250,7 @@ class Answer:
         """End the answer: take what its latest usage reports."""
         self._count_matched()
         self.choices.finish(len(self.chunk_at_ns))
-        self.tally.finish()
+        self.tally.finish(self.choices.finishes)
 
     def write_into(self, record: RequestRecord) -> None:
         """Write times, tokens and finish reason into the record."""

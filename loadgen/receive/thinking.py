@@ -54,8 +54,6 @@ class InlineThinking:
 class Thinking:
     """Classifies the text of one answer, chunk by chunk."""
 
-    __slots__ = ("_close", "_head", "_tail", "all_was_thinking", "state", "thought", "watches")
-
     def __init__(self, until: str | None = None) -> None:
         """Begin an answer.
 
