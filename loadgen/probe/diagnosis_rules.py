@@ -244,7 +244,7 @@ def _length_cases(f: Facts, doubt: str) -> list[Case]:
         ),
         _bad(
             got > asked,
-            f"{length}: {f['max_tokens_field']} is not obeyed",
+            f"{length}: {f['max_tokens_field']} is not obeyed, or several choices come as one",
             "the load differs from the plan",
             ("tokens",),
         ),

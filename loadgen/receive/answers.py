@@ -54,7 +54,6 @@ _ENDED = ("completed", "incomplete", "failed", "cancelled")  # statuses of a res
 class _TypedAnswer(Answer, ABC):
     """An API whose events name their type. None of them reports the tokens of a chunk."""
 
-    __slots__ = ()
     has_templates = False
 
     def on_whole(self, at_ns: int, body: bytes) -> None:
@@ -123,8 +122,6 @@ class _TypedAnswer(Answer, ABC):
 class ResponsesAnswer(_TypedAnswer):
     """OpenAI's Responses API: ``response.*`` events; ``response.completed`` carries usage."""
 
-    __slots__ = ()
-
     def _on_typed(self, at_ns: int, event: _Event) -> None:
         kind = _RESPONSES_DELTAS.get(event.type) if isinstance(event.type, str) else None
         if kind is not None:
@@ -168,8 +165,6 @@ class ResponsesAnswer(_TypedAnswer):
 
 class MessagesAnswer(_TypedAnswer):
     """Anthropic's Messages API; usage comes in message_start and message_delta."""
-
-    __slots__ = ()
 
     def _on_typed(self, at_ns: int, event: _Event) -> None:
         delta = event.delta if isinstance(event.delta, dict) else {}
@@ -220,7 +215,6 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 class EmbeddingsAnswer(Answer):
     """A vector: the whole body is the answer, and no token is generated."""
 
-    __slots__ = ()
     has_templates = False
 
     def _on_json(self, at_ns: int, data: bytes) -> None:

@@ -505,6 +505,21 @@ STREAM_ERRORS: dict[str, tuple[bytes, int | None, str]] = {
         1,
         "worker died",
     ),
+    "an error in a delta": (
+        stream(OK[0], {"choices": [{"delta": {"error": {"message": "no worker"}}}]}, *OK, "[DONE]"),
+        3,
+        "no worker",
+    ),
+    "an error beside text": (
+        stream(OK[0], {"choices": [{"delta": {"content": "a", "error": "no worker"}}]}, "[DONE]"),
+        2,
+        "no worker",
+    ),
+    "an error in a whole message": (
+        stream({"choices": [{"message": {"content": None, "error": "no worker"}}]}),
+        None,
+        "no worker",
+    ),
     "an error in a choice (OpenRouter)": (
         stream(
             OK[0],
@@ -793,8 +808,9 @@ def numbered(*indices: Any) -> list[dict[str, Any]]:
     ]
 
 
-def ends(*indices: int) -> list[dict[str, Any]]:
-    return [{"choices": [{"index": i, "delta": {}, "finish_reason": "stop"}]} for i in indices]
+def ends(*indices: int | None, text: str = "") -> list[dict[str, Any]]:
+    end = {"delta": {"content": text}, "finish_reason": "stop"}
+    return [{"choices": [end | ({} if i is None else {"index": i})]} for i in indices]
 
 
 CHOICES: dict[str, tuple[list[dict[str, Any]], bool]] = {
@@ -824,7 +840,18 @@ CHOICES: dict[str, tuple[list[dict[str, Any]], bool]] = {
         ],
         True,
     ),
+    "without numbers, the first one shorter": (
+        numbered(*[None] * 9) + ends(None) + numbered(*[None] * 3) + ends(None),
+        True,
+    ),
+    "without numbers, ends with text": (numbered(*[None] * 9) + ends(None, None, text="a"), True),
+    "all with the same number": (numbered(*[0] * 9) + ends(0) + numbered(0) + ends(0), True),
     "one": (numbered(*[0] * 9) + ends(0), False),
+    "one without number, its end twice": (
+        numbered(*[None] * 9) + ends(None, text="a") + ends(None),
+        False,
+    ),
+    "one, and every chunk an end": (ends(*[0] * 9, text="a"), False),
     "numbers as text": (numbered(*"010101") + ends(0), True),
     "one, numbers that are none": (numbered([0], [1], [0], 0.5) + ends(0), False),
     "one, and its end twice": (numbered(*[0] * 9) + ends(0, 0), False),
@@ -848,6 +875,20 @@ def test_several_choices_of_which_one_was_asked_for_are_no_answer(name: str) -> 
         ("protocol_error", "several choices came, one was asked for") if several else ("ok", None)
     )
     assert (record.status, record.error) == expected
+
+
+@pytest.mark.parametrize(
+    ("planned", "index", "status"),
+    [(5, None, "protocol_error"), (10, None, "ok"), (None, None, "ok"), (5, 0, "ok")],
+)
+def test_choices_in_lockstep_without_an_index_are_found_by_their_length(
+    planned: int | None, index: int | None, status: str
+) -> None:
+    exchange = new_exchange()
+    exchange.record.output_tokens_planned = planned
+    for data in [HEAD, *map(chunk, numbered(*[index] * 10) + ends(index, index)), END]:
+        exchange.feed(MS, data)
+    assert exchange.record.status == status
 
 
 def _compressed(body: bytes, encoding: bytes, how: Any) -> bytes:
@@ -1125,7 +1166,8 @@ COUNTS: dict[str, tuple[list[dict[str, Any]], tuple[int | None, str | None], lis
 def test_token_counts(name: str) -> None:
     values, total, per_chunk = COUNTS[name]
     found = answer(*values)
-    assert (found.tally.output_tokens(), found.tally.per_chunk()) == (total, per_chunk)
+    found.finish()
+    assert (found.tally.output, found.tally.per_chunk()) == (total, per_chunk)
 
 
 # -- requests and messages --------------------------------------------------------------------

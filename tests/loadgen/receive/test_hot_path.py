@@ -1,4 +1,4 @@
-"""The compiled hot path: built where possible, and equal to its Python version."""
+"""The compiled hot path: built where possible, and it reads as the Python version does."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ import pytest
 
 from ampacity.loadgen.net.kernel_stamps import NEAR_NS
 from ampacity.loadgen.receive import hot_path
-from ampacity.loadgen.receive.repeats import READ_MAX_BYTES
+from ampacity.loadgen.receive.templates import READ_MAX_BYTES
 
 _SO_TIMESTAMPNS = 35
 CLOCKS_NS = 100_000  # how far apart two readings of different clocks may be, with room
-BEFORE, TEXT, BEHIND = b'data: {"text":"', b"one", b'"}\n\n\r\n'
-CHUNK = b"16\r\n" + BEFORE + TEXT + BEHIND  # 15 + 3 + 4 bytes of data: hexadecimal 16
+BEFORE, TEXT = b'data: {"text":"', b"one"
 MODULE = "sys.modules['ampacity.loadgen.receive._hot_path']"
-KNOWN = b"16\r\n" + TEXT + BEHIND
 
 linux = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="epoll and SO_TIMESTAMPNS are Linux's"
 )
+compiled = pytest.mark.skipif(not hot_path.COMPILED, reason="_hot_path.c was not built")
 either_way = pytest.mark.usefixtures("hot_path_either_way")
 
 
@@ -56,82 +55,29 @@ def test_it_is_compiled_where_there_is_a_compiler() -> None:
         f"ampacity.loadgen.receive._hot_path = {MODULE} = SimpleNamespace()",
     ],
 )
-def test_without_it_the_same_is_done_in_python(instead: str) -> None:
+def test_without_it_every_chunk_is_parsed(instead: str) -> None:
     found = subprocess.run(
         [
             sys.executable,
             "-c",
             f"import sys, ampacity.loadgen.receive; from types import SimpleNamespace; {instead}\n"
             "from ampacity.loadgen import host; from ampacity.loadgen.receive import hot_path as h\n"
-            "print(h.COMPILED, h.read_ready.__name__, h.repeats.__name__)\n"
+            "print(h.COMPILED, h.read_ready.__name__)\n"
             "print(host.host_facts()['compiled_receive_path'])",
         ],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert found.stdout.split() == ["False", "read_ready_in_python", "repeats_in_python", "False"]
+    assert found.stdout.split() == ["False", "read_ready_in_python", "False"]
 
 
-@either_way
-@pytest.mark.parametrize(
-    ("read", "is_known"),
-    [
-        (CHUNK, True),
-        (b"", False),
-        (b"\n", False),
-        (b"16\r\n", False),
-        (CHUNK[:-1], False),
-        (CHUNK + b"0\r\n\r\n", False),
-        (CHUNK * 2, False),
-        (CHUNK.replace(b"16", b"17"), False),
-        (CHUNK.replace(b"text", b"TEXT"), False),
-        (CHUNK.replace(b"one", b"two"), False),
-        (CHUNK.replace(b"\r\n", b"\n"), False),
-        (b"\r\n" + CHUNK, False),
-        (CHUNK + bytes(70_000), False),
-    ],
-)
-def test_only_a_known_chunk_is_noted_and_all_else_goes_on(read: bytes, is_known: bool) -> None:
-    noted, others = array("q"), []
-
-    def otherwise(at_ns: int, data: bytes) -> bool:
-        others.append((at_ns, data))
-        return True
-
-    take = hot_path.repeats(BEFORE, {KNOWN}, noted.append, otherwise)
-    assert take(7, read) is not is_known
-    assert (noted.tolist(), others) == (([7], []) if is_known else ([], [(7, read)]))
+LONG = b"x" * (READ_MAX_BYTES - 43)  # with 37 bytes around it and seven of HTTP
 
 
-@either_way
-def test_what_goes_wrong_below_it_is_raised() -> None:
-    def wrong(at_ns: int, data: bytes = b"") -> bool:
-        raise LookupError(at_ns)
-
-    take = hot_path.repeats(BEFORE, {KNOWN}, wrong, wrong)
-    for read in (CHUNK, b"x"):
-        with pytest.raises(LookupError):
-            take(1, read)
-
-
-@either_way
-def test_a_taker_that_holds_itself_is_garbage() -> None:
-    class Holder:
-        take: Any
-
-        def otherwise(self, at_ns: int, data: bytes) -> bool:
-            return False
-
-    holder = Holder()
-    holder.take = hot_path.repeats(BEFORE, {KNOWN}, print, holder.otherwise)
-    gone = weakref.ref(holder)
-    del holder
-    gc.collect()
-    assert gone() is None
-
-
-LONG = b"x" * (READ_MAX_BYTES - 44)  # with 37 bytes around it and seven of HTTP
+def plain(text: bytes = TEXT, size: bytes = b"%x") -> bytes:
+    data = BEFORE + text + b'"}\n\n'
+    return size % len(data) + b"\r\n" + data + b"\r\n"
 
 
 def totals(total: int, text: bytes = TEXT, size: bytes = b"%x") -> bytes:
@@ -139,60 +85,118 @@ def totals(total: int, text: bytes = TEXT, size: bytes = b"%x") -> bytes:
     return size % len(data) + b"\r\n" + data + b"\r\n"
 
 
-@pytest.mark.parametrize(
-    ("read", "is_next"),
-    [
-        (totals(10), True),  # nine have come; nine was a digit less
-        (totals(10, b"another"), True),
-        (totals(9), False),
-        (totals(11), False),
-        (totals(10, b"new"), False),
-        (totals(10, b""), False),
-        (totals(10)[:-1], False),
-        (totals(10) + b"x", False),
-        (totals(10) + totals(11), False),
-        (b"0" + totals(10), False),
-        (totals(10, b"another", size=b"%X"), False),  # 2C, where 2c was learned
-        (totals(10).replace(b"\r\n", b"\n", 1), False),
-        (totals(10).replace(b"sum", b"Sum"), False),
-        (totals(10, LONG[:-1]), True),
-        (totals(10, LONG), False),  # which is parsed, as it is where nothing is compiled
-        (b"", False),
-    ],
-)
-def test_the_chunk_that_is_due_next_is_counted_and_no_other(read: bytes, is_next: bool) -> None:
-    noted, others, form = array("q"), [], SimpleNamespace(total=9)
+CHUNK = plain()
+READS = [  # bytes, and whether they are the chunk expected next
+    (CHUNK, True),
+    (plain(b"another"), True),
+    (b"", False),
+    (b"\n", False),
+    (b"16\r\n", False),
+    (b"0\r\n\r\n", False),
+    (CHUNK[:-1], False),
+    (CHUNK + b"0\r\n\r\n", False),
+    (CHUNK * 2, False),
+    (CHUNK.replace(b"16", b"17"), False),
+    (CHUNK.replace(b"16", b"016"), False),
+    (CHUNK.replace(b"text", b"TEXT"), False),
+    (CHUNK.replace(b"one", b"two"), False),
+    (CHUNK.replace(b"\r\n", b"\n"), False),
+    (b"\r\n" + CHUNK, False),
+    (CHUNK + bytes(70_000), False),
+]
+READS_WITH_TOTALS = [  # nine tokens have come
+    (totals(10), True),  # nine was a digit less
+    (totals(10, b"another"), True),
+    (totals(9), False),
+    (totals(11), False),
+    (totals(10, b"new"), False),
+    (totals(10, b""), False),
+    (totals(10)[:-1], False),
+    (totals(10) + b"x", False),
+    (totals(10) + totals(11), False),
+    (b"0" + totals(10), False),
+    (totals(10, b"another", size=b"%X"), False),  # 2C, where 2c was learned
+    (totals(10).replace(b"\r\n", b"\n", 1), False),
+    (totals(10).replace(b"sum", b"Sum"), False),
+    (totals(10, LONG[:-1]), True),
+    (totals(10, LONG), False),
+]
 
-    def otherwise(at_ns: int, data: bytes) -> bool:
+
+def handler(
+    template: Any, add_time: Any, fallback: Any, add_text: Any = None, known: Any = (TEXT,)
+) -> Any:
+    fixed, gaps = (b'"}\n\n\r\n',), ()
+    if template.total is not None:
+        fixed, gaps = (b'","sum":', b',"of":', b"}\n\n\r\n"), (90, 0)
+    return hot_path.read_handler(
+        template, False, BEFORE, fixed, gaps, {*known}, add_time, add_text, fallback
+    )
+
+
+@compiled
+@pytest.mark.parametrize("keeps_text", [True, False])
+@pytest.mark.parametrize(
+    ("total", "read", "is_next"),
+    [*((None, *case) for case in READS), *((9, *case) for case in READS_WITH_TOTALS)],
+)
+def test_only_the_expected_chunk_with_a_known_text_is_recorded(
+    total: int | None, read: bytes, is_next: bool, keeps_text: bool
+) -> None:
+    times, texts, others, template = array("q"), [], [], SimpleNamespace(total=total)
+
+    def fallback(at_ns: int, data: bytes) -> bool:
         others.append((at_ns, data))
         return True
 
-    compiled = pytest.importorskip(
-        "ampacity.loadgen.receive._hot_path",
-        reason="nothing was compiled: it knows such a chunk by itself",
-    )
-    fixed, known = (b'","sum":', b',"of":', b"}\n\n\r\n"), {TEXT, b"another", LONG, LONG[:-1]}
-    take = compiled.counting(form, BEFORE, fixed, (90, 0), False, known, noted.append, otherwise)
-    assert take(7, read) is not is_next
-    assert (noted.tolist(), others) == (([7], []) if is_next else ([], [(7, read)]))
-    assert form.total == (10 if is_next else 9)
+    known = {TEXT, b"another", LONG, LONG[:-1]}
+    add_text = texts.append if keeps_text else None
+    handle = handler(template, times.append, fallback, add_text, known)
+    assert handle(7, read) is not is_next
+    assert (times.tolist(), others) == (([7], []) if is_next else ([], [(7, read)]))
+    assert [text in read for text in texts] == [True] * (is_next and keeps_text)
+    assert template.total == (total + 1 if is_next and total else total)
 
 
-@pytest.mark.parametrize("total", [None, -1, 2**62, 2**80, "9"])
-def test_a_total_that_is_none_is_left_to_the_parsers_or_said(total: Any) -> None:
-    compiled = pytest.importorskip(
-        "ampacity.loadgen.receive._hot_path",
-        reason="nothing was compiled: it knows such a chunk by itself",
-    )
-    form = SimpleNamespace(total=total)
-    take = compiled.counting(
-        form, BEFORE, (b"}\n\n\r\n",), (), False, {TEXT}, print, lambda at_ns, data: True
-    )
+@compiled
+@pytest.mark.parametrize("total", [-1, 2**62, 2**80, "9"])
+def test_an_impossible_total_is_left_to_the_parsers_or_raised(total: Any) -> None:
+    handle = handler(SimpleNamespace(total=total), print, lambda at_ns, data: True)
     if isinstance(total, str) or total == 2**80:
         with pytest.raises((TypeError, OverflowError)):
-            take(7, CHUNK.replace(b'"}', b"}").replace(b"16", b"15"))
+            handle(7, totals(10))
     else:
-        assert take(7, CHUNK.replace(b'"}', b"}").replace(b"16", b"15"))
+        assert handle(7, totals(10))
+
+
+@compiled
+def test_errors_of_what_is_called_are_raised() -> None:
+    def wrong(at_ns: int, data: bytes = b"") -> bool:
+        raise LookupError(at_ns)
+
+    for handle, read in (
+        (handler(SimpleNamespace(total=None), wrong, wrong), CHUNK),
+        (handler(SimpleNamespace(total=None), wrong, wrong), b"x"),
+        (handler(SimpleNamespace(total=None), len, wrong, wrong), b"x"),
+    ):
+        with pytest.raises(LookupError):
+            handle(1, read)
+
+
+@compiled
+def test_a_handler_that_holds_itself_is_garbage() -> None:
+    class Holder:
+        total, handle = None, None
+
+        def fallback(self, at_ns: int, data: bytes) -> bool:
+            return False
+
+    holder = Holder()
+    holder.handle = handler(holder, print, holder.fallback, holder.fallback)
+    gone = weakref.ref(holder)
+    del holder
+    gc.collect()
+    assert gone() is None
 
 
 # -- reads ---------------------------------------------------------------------------------------
@@ -250,15 +254,13 @@ def test_a_turn_notes_what_repeats_and_hands_on_the_rest() -> None:
     """Six sockets: a known chunk, another, an unrequested one, the end, a break, silence."""
     noted = array("q")
     with select.epoll() as epoll:
-        take = hot_path.repeats(BEFORE, {KNOWN}, noted.append, lambda at_ns, data: True)
-        wires = [
-            Wire(epoll, take),
-            Wire(epoll, take),
-            Wire(epoll, None),
-            Wire(epoll, take),
-            Wire(epoll, take),
-            Wire(epoll, take),
-        ]
+
+        def take(at_ns: int, data: bytes) -> bool:
+            return data != CHUNK or bool(noted.append(at_ns))
+
+        if hot_path.COMPILED:
+            take = handler(SimpleNamespace(total=None), noted.append, lambda at_ns, data: True)
+        wires = [Wire(epoll, None if i == 2 else take) for i in range(6)]
         for wire, sent in zip(wires[:3], (CHUNK, CHUNK[:-1], b"what?"), strict=True):
             wire.peer.send(sent)
         wires[3].peer.close()

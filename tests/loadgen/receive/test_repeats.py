@@ -1,4 +1,4 @@
-"""Chunks that match a template are read as the parsers read them, and no end is overlooked."""
+"""Chunks that match a template are recorded as the parsers record them, and no end is overlooked."""
 
 from __future__ import annotations
 
@@ -9,23 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampacity.loadgen.receive import repeats
-from ampacity.loadgen.receive.completions import Answer
+from ampacity.loadgen.receive import hot_path, templates
 from ampacity.loadgen.receive.exchange import Exchange
-from ampacity.loadgen.receive.repeats import Kind, learn
-from ampacity.loadgen.rundir.records import RequestRecord
-from tests.streams.playing import HEAD, http_chunk, in_pieces
+from ampacity.loadgen.receive.templates import learn
+from ampacity.loadgen.receive.thinking import Kind
+from tests.streams.playing import HEAD, NAMES, http_chunk, in_pieces, new_exchange, raw
 
-pytestmark = pytest.mark.usefixtures("hot_path_either_way")
+pytestmark = pytest.mark.skipif(not hot_path.COMPILED, reason="_hot_path.c was not built")
 
 FINISH = b'{"choices":[{"delta":{},"finish_reason":"stop"}]}'
-
-
-class OneByOne(Answer):
-    """Parses every chunk."""
-
-    __slots__ = ()
-    has_templates = False
+END = b"0\r\n\r\n"
 
 
 def text(content: str = "a", **more: Any) -> bytes:
@@ -41,64 +34,58 @@ def event(data: bytes) -> bytes:
     return http_chunk(b"data: " + data + b"\n\n")
 
 
-def opened(answer: type[Answer] = Answer, *, listening: bool = True) -> Exchange:
-    record = RequestRecord(0, 0, 0, "unfinished", started_ns=0)
-    exchange = Exchange(record, b"", lambda _: None, answer)
-    if listening:
-        exchange.keep_text()
+def played(reads: list[bytes], *, compiled: bool = True, keep: bool = True) -> Exchange:
+    """Return the exchange after ``reads``, one a millisecond."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hot_path, "COMPILED", compiled)
+        exchange = new_exchange(keep=keep)
+        for ms, data in enumerate(reads, 1):
+            if not exchange.ended:
+                exchange.feed(ms * 1_000_000, data)
+        exchange.eof(10**9)
     return exchange
 
 
-def played(
-    reads: list[bytes],
-    answer: type[Answer] = Answer,
-    *,
-    bytewise: bool = False,
-    listening: bool = True,
-) -> Exchange:
-    """After ``reads``, one a millisecond; ``bytewise``: each comes byte by byte, at its time."""
-    exchange = opened(answer, listening=listening)
-    for ms, data in enumerate(reads, 1):
-        for i in range(len(data)) if bytewise else (slice(None),):
-            exchange.feed(ms * 1_000_000, data[i : i + 1] if isinstance(i, int) else data)
-    exchange.eof(10**9)
-    return exchange
-
-
-def alike(events: list[bytes]) -> Exchange:
-    """The stream of these events, which must say what it says when every byte is parsed."""
-    reads = [HEAD, *map(event, [*events, FINISH, b"[DONE]"]), b"0\r\n\r\n"]
-    fast, slow = played(reads), played(reads, OneByOne, bytewise=True)
-    unheard = played(
-        reads, listening=False
-    )  # whose texts nobody wants: they are known with what stands behind them
-    for exchange in (fast, slow, unheard):
-        exchange.record.error = exchange.record.error and exchange.record.error[:30]
-    assert fast.record == slow.record == unheard.record
-    assert fast.pieces() == slow.pieces()
+def alike(reads: list[bytes]) -> Exchange:
+    """Return the exchange after ``reads``, which must be the same both ways, with text or not."""
+    fast, slow = played(reads), played(reads, compiled=False)
+    assert fast.record == slow.record == played(reads, keep=False).record
+    assert (fast.pieces(), fast.content()) == (slow.pieces(), slow.content())
     return fast
 
 
-@pytest.mark.parametrize("listening", [True, False])
-def test_what_stands_behind_a_head_is_no_chunk_without_it(listening: bool) -> None:
+def whole(events: list[bytes]) -> list[bytes]:
+    """Return the reads of a response with these events, each read one HTTP chunk."""
+    return [HEAD, *map(event, [*events, FINISH, b"[DONE]"]), END]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recorded_streams_are_read_alike_both_ways(name: str) -> None:
+    """Reads end where an HTTP chunk or an event does, as they do on a socket."""
+    body = raw(name)
+    for end in (b"\n\n\r\n", b"\r\n", b"\n\n"):
+        pieces = body.split(end)
+        alike([piece + end for piece in pieces[:-1]] + [pieces[-1]])
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_what_stands_behind_a_head_is_no_chunk_without_it(keep: bool) -> None:
     chunks = [event(text(t)) for t in ("a", "b", "b")]
-    exchange = played([HEAD, *chunks], listening=listening)
+    exchange = played([HEAD, *chunks], keep=keep)
     assert (exchange.record.status, len(exchange.record.chunk_at_us)) == ("truncated", 3)
     rest = chunks[-1].partition(b'"content":"')[2]
-    exchange = played([HEAD, *chunks, rest, *chunks], listening=listening)
+    exchange = played([HEAD, *chunks, rest, *chunks], keep=keep)
     assert (exchange.record.status, len(exchange.record.chunk_at_us)) == ("protocol_error", 3)
 
 
-@pytest.mark.parametrize("listening", [True, False])
+@pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("size", [100, 255, 1000])
-def test_a_chunk_one_byte_longer_than_its_size_is_none(size: int, listening: bool) -> None:
+def test_a_chunk_one_byte_longer_than_its_size_is_none(size: int, keep: bool) -> None:
     """256 bytes with a size of 255: no valid chunk makes a read of 262 bytes."""
     more = len(b"data: " + text("") + b"\n\n")
     body = b"data: " + text("x" * max(size + 1 - more, 1)) + b"\n\n"
     wrong = b"%x\r\n%b\r\n" % (len(body) - 1, body)
-    record = played(
-        [HEAD, event(text()), event(text()), wrong, event(text())], listening=listening
-    ).record
+    record = played([HEAD, event(text()), event(text()), wrong, event(text())], keep=keep).record
     assert (record.status, len(record.chunk_at_us)) == ("protocol_error", 2)
 
 
@@ -107,9 +94,10 @@ def test_usage_beside_the_text_is_that_of_the_latest_chunk_where_no_total_runs()
         return text(content, usage={"prompt_tokens": prompt, "completion_tokens": 0})
 
     events = [sized("a", 7)] * 3 + [sized("\n", 9)] + [sized("a", 7)] * 3
-    assert alike(events).record.input_tokens == 7
+    assert alike(whole(events)).record.input_tokens == 7
     assert (
-        alike([*events, text("b"), sized("\n", 9), text("b"), text("b")]).record.input_tokens == 9
+        alike(whole([*events, text("b"), sized("\n", 9), text("b"), text("b")])).record.input_tokens
+        == 9
     )
 
 
@@ -139,19 +127,19 @@ ODD = {
 
 @pytest.mark.parametrize("odd", ODD)
 def test_values_that_are_no_event_of_their_own_bear_no_tokens(odd: str) -> None:
-    record = alike(PLAIN + ODD[odd] + PLAIN).record
+    record = alike(whole(PLAIN + ODD[odd] + PLAIN)).record
     assert (record.status, record.output_tokens) == ("protocol_error", 20)
 
 
-@pytest.mark.parametrize("listening", [True, False])
-def test_long_texts_are_known_by_their_form_and_not_remembered(listening: bool) -> None:
-    texts = [f"{k} ".ljust(repeats.KNOWN_BYTES_MAX + 1, "x") for k in range(50)]
-    before = len(repeats._known), sum(map(len, repeats._rests.values()))
+@pytest.mark.parametrize("keep", [True, False])
+def test_long_texts_are_known_by_their_form_and_not_remembered(keep: bool) -> None:
+    texts = [f"{k} ".ljust(templates.KNOWN_BYTES_MAX + 1, "x") for k in range(50)]
+    before = len(templates._known)
     exchange = played(
-        [HEAD, *(event(text(t)) for t in texts), event(FINISH), b"0\r\n\r\n"], listening=listening
+        [HEAD, *(event(text(t)) for t in texts), event(FINISH), b"0\r\n\r\n"], keep=keep
     )
     assert (exchange.record.status, exchange.record.output_tokens) == ("ok", 50)
-    assert (len(repeats._known), sum(map(len, repeats._rests.values()))) == before
+    assert len(templates._known) == before
 
 
 def test_running_totals_in_one_event_are_not_taken_apart() -> None:
@@ -161,7 +149,7 @@ def test_running_totals_in_one_event_are_not_taken_apart() -> None:
         counted(11) + counted(12),
         *map(counted, range(13, 23)),
     ]
-    record = alike(events).record
+    record = alike(whole(events)).record
     assert (record.status, len(record.chunk_at_us), record.output_tokens) == (
         "protocol_error",
         20,
@@ -180,7 +168,7 @@ def test_running_totals_in_one_event_are_not_taken_apart() -> None:
     ],
 )
 def test_what_is_wrong_beside_the_text_is_wrong_behind_its_like_too(wrong: bytes) -> None:
-    record = alike([*PLAIN, wrong, *PLAIN]).record
+    record = alike(whole([*PLAIN, wrong, *PLAIN])).record
     assert (record.status, len(record.chunk_at_us)) == ("protocol_error", 20)
 
 
@@ -232,11 +220,9 @@ def parsed(reads: list[bytes], monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(
         Exchange, "_parse", lambda self, at, data: found.append(data) or parse(self, at, data)
     )
-    fast = played([HEAD, *reads, event(FINISH), b"0\r\n\r\n"])
+    played([HEAD, *reads, event(FINISH), END])
     monkeypatch.undo()
-    slow = played([HEAD, *reads, event(FINISH), b"0\r\n\r\n"], OneByOne)
-    assert fast.record.status == "ok"
-    assert (fast.record, fast.pieces()) == (slow.record, slow.pieces())
+    assert alike([HEAD, *reads, event(FINISH), END]).record.status == "ok"
     return len(found) - 3
 
 
@@ -388,7 +374,7 @@ def test_a_total_that_is_not_where_it_seems_teaches_nothing() -> None:
 @settings(max_examples=200, deadline=None)
 @given(events=events_of_any_cut())
 def test_what_is_known_by_its_form_says_the_same_as_parsed(events: list[bytes]) -> None:
-    alike(events)
+    alike(whole(events))
 
 
 @settings(max_examples=150, deadline=None)
@@ -411,7 +397,7 @@ def test_a_response_ends_with_the_read_that_holds_its_end(data: st.DataObject) -
         edges.append(at := at + len(piece))
     near = [st.integers(len(before) - 4, len(before) + len(last) - 1)]
     cuts = data.draw(st.lists(st.one_of(st.sampled_from(edges or [1]), *near), max_size=16))
-    exchange, read = opened(), 0
+    exchange, read = new_exchange(keep=True), 0
     for ms, piece in enumerate(in_pieces(before + last + rest, set(cuts)), 1):
         assert not exchange.ended
         exchange.feed(ms * 1_000_000, piece)
