@@ -355,7 +355,7 @@ def test_one_endpoint_against_itself_over_the_wire(
     for a, b in zip(*tables, strict=True):
         assert a["output_tokens_planned"] == b["output_tokens_planned"]
         offsets = [
-            r["scheduled_ns"] - m.stages[r["stage"]]["start_ns"]
+            r["scheduled_ns"] - m["stages"][r["stage"]]["start_ns"]
             for r, m in zip((a, b), metas, strict=True)
         ]
         assert offsets[0] == offsets[1]
