@@ -27,8 +27,8 @@ from ampacity.reports.pages.compare import (
     comparison_csv,
     comparison_markdown,
     render_comparison,
-    tables,
 )
+from ampacity.reports.pages.compare_tables import tables
 from tests.support.compared_runs import RATE, arm, later, rows, stage, ttfts
 from tests.support.synthetic import Stage, make_run, request
 

@@ -167,7 +167,7 @@ def test_a_real_difference_is_found_through_the_drift(tmp_path: Path) -> None:
 
 
 def test_the_noise_floor_is_said_per_metric(tmp_path: Path) -> None:
-    from ampacity.reports.pages.compare import tables
+    from ampacity.reports.pages.compare_tables import tables
     from ampacity.reports.render.figures import significant
 
     result = virtual_ab(tmp_path / "run", (0, 1, 1, 0), drift=0.1)
