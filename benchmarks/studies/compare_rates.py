@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ampacity.analysis.change.arms import Arm
-from ampacity.analysis.change.comparable import prepare
+from ampacity.analysis.change.judged import prepare
+from ampacity.analysis.change.pairs import ComparedRun
+from ampacity.analysis.change.results import Comparison
 from ampacity.analysis.change.scorecard import compare
 from ampacity.analysis.slo import Slo, parse_slo
 from benchmarks.servers import SERVERS, Sent, Server, run_of, truth_at
@@ -45,7 +46,7 @@ def sent(server: Server, rate_rps: float, requests: int, seed: int, own: int, sp
     return Sent(rate_rps, duration_s, arrival, first, first + (e2e - ttft) * speed * jitter[1])
 
 
-def arm(name: str, stages: Sequence[Sent], slos: Sequence[Slo], seed: int) -> Arm:
+def arm(name: str, stages: Sequence[Sent], slos: Sequence[Slo], seed: int) -> ComparedRun:
     """A run with lengths drawn by its seed, which say nothing of the server's work."""
     run = run_of(stages, slos, seed=seed, run_id=name)
     n = run.requests.num_rows
@@ -60,7 +61,7 @@ def arm(name: str, stages: Sequence[Sent], slos: Sequence[Slo], seed: int) -> Ar
         table = table.set_column(
             at, table.schema.field(at), lengths.cast(table.schema.field(at).type)
         )
-    return Arm(
+    return ComparedRun(
         name, prepare(replace(run, path=Path(name), requests=table), limited_too=True), 1, 2.0
     )
 
@@ -72,7 +73,7 @@ def pair(
     seed: int,
     options: Any,
     other: bool,
-) -> dict[str, Any]:
+) -> Comparison:
     """The comparison of two runs; B is slower by --slower."""
     arms = []
     for k, name in enumerate("AB"):
@@ -94,17 +95,12 @@ def kept_below(name: str, load: float) -> Slo:
     )
 
 
-def told(result: dict[str, Any]) -> set[str]:
+def told(result: Comparison) -> set[str]:
     """What the comparison says differs: each line with a winner, each latency."""
-    lines = {r["name"] for r in result["scorecard"] if r["winner"]}
-    moved = {
-        s["metric"] for s in result["shift"] for q in s["quantiles"] if q["verdict"] == "differs"
-    }
+    lines = {r.name for r in result.scorecard if r.winner}
+    moved = {s.metric for s in result.shift for q in s.quantiles if q.verdict == "differs"}
     slower = {
-        "slower"
-        for s in result["shift"]
-        for q in s["quantiles"]
-        if q["verdict"] == "differs" and q["slower"]
+        "slower" for s in result.shift for q in s.quantiles if q.verdict == "differs" and q.slower
     }
     return (
         lines

@@ -30,8 +30,8 @@ import pyarrow as pa
 
 from ampacity.analysis.change.baseline import make_baseline
 from ampacity.analysis.change.baseline_file import write_baseline
-from ampacity.analysis.change.comparable import CompareError, Judged, prepare
 from ampacity.analysis.change.gate import judge_gate
+from ampacity.analysis.change.judged import CompareError, Judged, prepare
 from ampacity.loadgen.rundir.files import Run
 from ampacity.loadgen.rundir.records import SCHEMA
 from ampacity.simulator.engine.outcome import simulate as simulate_engine
@@ -214,19 +214,17 @@ class Cell:
                 found = judge_gate(base, runs, {}, look=look, looks=looks)
                 if look == 1 and single:
                     alone = judge_gate(base, runs, {})
-                    self.first[alone["verdict"]] += 1
-                    self.tracked += sum(c["kind"] == "change" for c in alone["checks"])
-                if found["verdict"] != "inconclusive":
+                    self.first[alone.verdict] += 1
+                    self.tracked += sum(c.kind == "change" for c in alone.checks)
+                if found.verdict != "inconclusive":
                     break
         except CompareError as error:
             self.answers["refused"] += 1
             self.by_check[str(error).partition(" ")[2][:60]] += 1
             return
-        self.answers[found["verdict"]] += 1
+        self.answers[found.verdict] += 1
         self.samples[len(runs)] += 1
-        self.by_check.update(
-            f"{c['name']} {c['verdict']}" for c in found["checks"] if c["verdict"] != "pass"
-        )
+        self.by_check.update(f"{c.name} {c.verdict}" for c in found.checks if c.verdict != "pass")
 
     def as_dict(self) -> dict[str, Any]:
         n, alone = sum(self.answers.values()), max(sum(self.first.values()), 1)

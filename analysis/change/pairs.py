@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import ROUND_DOWN, Context
 from functools import cached_property
 from itertools import combinations
@@ -19,14 +19,8 @@ from ampacity.analysis.change.change import (
     enough_pairs,
     queue_noise,
 )
-from ampacity.analysis.change.comparable import Judged, carried, level_name
-from ampacity.analysis.change.samples import (
-    Blocks,
-    LevelRecords,
-    blocks_of,
-    in_blocks,
-    level_records,
-)
+from ampacity.analysis.change.judged import Judged, Stage, carried, level_name, warmup_of
+from ampacity.analysis.change.samples import Blocks, blocks_of, in_blocks
 from ampacity.analysis.change.shift import (
     NOTHING_COUNTS,
     Pair,
@@ -38,31 +32,33 @@ from ampacity.analysis.change.shift import (
 )
 from ampacity.analysis.slo import slo_from_dict
 from ampacity.analysis.stage.attainment import observe_slos, requests_meeting
-from ampacity.analysis.stage.steady import in_flight_at
 from ampacity.analysis.stage.throughput import NO_FIGURE, REQUESTS_MIN, is_figure
 from ampacity.analysis.stats.intervals import smallest_n
 
-RATES = ("good", "accepted", "tokens")  # per second of a stage's window
+RATES = {"good": "goodput_rps", "accepted": "rps", "tokens": "output_tokens_per_s"}
 NO_LEVEL = f"no load level that every run has, steady and with {REQUESTS_MIN} requests"
 NO_PAIR = "no pair of stages is left"
 TOO_FEW_PAIRS = "too few pairs of stages: use more --rounds"
 # A closed loop with this share of its peak tokens/s at two thirds of the concurrency gains no more
 PLATEAU = 0.95
-Stage = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One run, and the cost of its hardware.
-
-    ``labels``: request_id to accepted, where the answers were judged.
-    """
+class ComparedRun:
+    """One run, and the cost of its hardware."""
 
     name: str
     judged: Judged
     gpus: int = 1
     gpu_hour_usd: float | None = None
-    labels: Mapping[int, bool] | None = None
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        return self.judged.meta
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return self.judged.summary
 
     @property
     def usd_per_s(self) -> float | None:
@@ -72,9 +68,9 @@ class Arm:
     @cached_property
     def stages(self) -> list[Stage]:
         """Stages that measure the server: not limited by the client, nor ended early."""
-        stages = self.judged.summary["stages"]
+        found: list[Stage] = self.summary["stages"]
         return [
-            s for s in stages if not s["client_limited"] and not s["ended_early"] and s["requests"]
+            s for s in found if not s["client_limited"] and not s["ended_early"] and s["requests"]
         ]
 
     def of_kind(self, kind: str) -> list[Stage]:
@@ -91,43 +87,39 @@ class Arm:
     @property
     def limited(self) -> list[int]:
         """Indices of client-limited stages, except those run again (an A/B repeats none)."""
-        audit = self.judged.summary["audit"]
-        again = [] if self.judged.run.meta.get("ab") else audit["repeated_stages"]
+        audit = self.summary["audit"]
+        again = [] if self.meta.get("ab") else audit["repeated_stages"]
         return [i for i in audit["client_limited_stages"] if i not in again]
 
-    def at_its_limit(self, basis: str, *, one_load: bool) -> bool:
+    def at_its_limit(self, basis: str, one_load: bool) -> bool:
         """Return True if its rates show what it can do, not only what it was offered.
 
         It lost its steady state at some load, or (no latency SLO) more concurrency adds nothing, or
         its SLOs were violated between two loads (not for tokens, which continue to grow), or at
         every load where all best stages are at ``one_load``.
         """
-        capacity, offline = (self.judged.summary[k] for k in ("capacity", "offline"))
+        capacity, peak = self.summary["capacity"], self.summary["offline"]["output_tokens_per_s"]
         if basis != "tokens" and capacity["capacity_rps"] and capacity["crossing"] != "lower_bound":
             return True
         levels = {level_name(s) for s in self.of_kind("open")}
         if levels - {level_name(s) for s in self.stages if s["stable"] is not False}:
             return True
-        peak = offline["output_tokens_per_s"]
         closed = self.of_kind("closed") if peak else []
         top = max((s["concurrency_set"] for s in closed), default=0)
-        if any(
-            s["concurrency_set"] <= top / 1.5
-            and (s["output_tokens_per_s"] or 0.0) >= PLATEAU * (peak or math.inf)
-            for s in closed
-        ):
+        lower = [s for s in closed if s["concurrency_set"] <= top / 1.5]
+        if any((s["output_tokens_per_s"] or 0.0) >= PLATEAU * (peak or math.inf) for s in lower):
             return True
         none_met = all(s["slo_met"] is False for s in self.stages)
         return one_load and basis in ("good", "accepted") and none_met
 
-    def missing(self, basis: str, *, one_load: bool) -> float:
+    def missing(self, basis: str, one_load: bool) -> float:
         """Return the factor up to which it may carry more than at its best stage.
 
         Up to the load at which it broke; inf where it broke at none.
         """
-        if not self.at_its_limit(basis, one_load=one_load):
+        if not self.at_its_limit(basis, one_load):
             return math.inf
-        ends = self.judged.summary["capacity"]["capacity_rps_ci"] if basis != "tokens" else None
+        ends = self.summary["capacity"]["capacity_rps_ci"] if basis != "tokens" else None
         lost = [s["offered_rps"] for s in self.of_kind("open") if s["stable"] is False]
         high = (ends and ends[1]) or min(lost, default=None)
         if basis not in RATES or not (self.best and high):
@@ -135,62 +127,45 @@ class Arm:
         rate = self.best["achieved_rps" if self.best["kind"] == "closed" else "offered_rps"]
         return max(1.0, float(high / rate))
 
-    def meta_of(self, stage: Stage) -> Mapping[str, Any]:
-        """Return its entry in run.json."""
-        metas = enumerate(self.judged.run.meta["stages"])
-        return next(m for i, m in metas if m.get("index", i) == stage["index"])
-
-    def read(self, stage: Stage, skipped: int) -> LevelRecords:
-        """Return the records of a stage without its first requests."""
-        meta = self.meta_of(stage)
-        now_ns = float((meta.get("drained_ns") or meta["end_ns"]) - self.judged.origin_ns)
-        level = level_records(self.judged.records, stage["index"], skipped, now_ns)
-        due, rows = level.cohort.requests.scheduled_ns, level.stage
-        in_flight = in_flight_at(due, rows.scheduled_ns, rows.ended_ns)
-        return replace(level, cohort=replace(level.cohort, in_flight=in_flight))
-
-    def counted(self, stage: Stage, basis: str, *, one_load: bool) -> tuple[Blocks, float]:
+    def counted(self, stage: Stage, basis: str, one_load: bool) -> tuple[Blocks, float]:
         """Return what a rate counts in blocks, and the s.d. of its log from run to run.
 
         At ``one_load`` (open loop) per request or planned token, so that the draw and the offered
         load do not count; else per second.
         """
-        level = self.read(stage, skipped_of(stage))
+        level = self.judged.read(stage, warmup_of(stage))
         if basis == "tokens":
             return level.rates("open" if one_load else "closed"), 0.0 if one_load else ASSUMED_NOISE
-        slos = [slo_from_dict(s) for s in self.judged.summary["slos"]]
+        slos = [slo_from_dict(s) for s in self.summary["slos"]]
         met = requests_meeting(level.cohort, observe_slos(level.cohort, slos))
         if basis == "accepted":
-            ids = self.judged.run.requests["request_id"].to_numpy()[level.cohort.requests.row]
-            labels = self.labels or {}
+            ids = self.judged.run.requests["request_id"].to_numpy()[level.planned.row]
+            labels = self.judged.labels or {}
             met = met & np.array([labels.get(int(i), False) for i in ids], dtype=np.bool_)
         good = met.astype(np.float64)
-        noise = queue_noise(level, good, np.ones(level.n)) / max(float(good.mean()), 1 / level.n)
+        noise = queue_noise(level.at_arrival, good, np.ones(level.n))
+        noise /= max(float(good.mean()), 1 / level.n)
         if one_load:
             return blocks_of(good), noise
-        due_s = level.cohort.requests.scheduled_ns * 1e-9
+        due_s = level.planned.scheduled_ns * 1e-9
         gaps_s = np.diff(due_s, append=due_s[-1] + np.ptp(due_s) / (level.n - 1))
         blocks = Blocks(in_blocks(good), in_blocks(gaps_s), math.inf)
         return blocks, math.hypot(noise, ASSUMED_NOISE)
 
     def rate(self, stage: Stage, basis: str) -> float | str:
         """Return the rate per second as the summary has it, or why there is none."""
-        name = {"good": "goodput_rps", "accepted": "rps", "tokens": "output_tokens_per_s"}[basis]
-        holder = stage["accepted"] if basis == "accepted" else stage
+        holder, name = stage["accepted"] if basis == "accepted" else stage, RATES[basis]
         if holder[name] is None:
             return str(holder.get(f"{name}_reason") or holder.get("reason"))
         return float(holder[name])
 
 
-def skipped_of(stage: Stage) -> int:
-    return int(stage["window"]["warmup_requests"] or 0)
-
-
-def _left(stages: list[Stage]) -> int:
+def _left(stages: Sequence[Stage]) -> int:
     """Return the requests of the shortest of these without the longest warm-up of them."""
-    return min(int(s["requests"]) + skipped_of(s) for s in stages) - max(map(skipped_of, stages))
+    return min(int(s["requests"]) + warmup_of(s) for s in stages) - max(map(warmup_of, stages))
 
 
+@dataclass(frozen=True, eq=False)
 class Pairing:
     """Two runs, a against b.
 
@@ -198,41 +173,24 @@ class Pairing:
     why there is none.
     """
 
-    def __init__(
-        self,
-        a: Arm,
-        b: Arm,
-        stages: list[tuple[Stage, Stage]],
-        *,
-        rounds: bool,
-        none: str = NO_PAIR,
-    ) -> None:
-        self.a, self.b, self.stages, self.rounds, self.none = a, b, stages, rounds, none
-        self._quantiles: dict[tuple[str, float], Quantile] = {}
+    a: ComparedRun
+    b: ComparedRun
+    stages: list[tuple[Stage, Stage]]
+    rounds: bool
+    none: str
 
     def _pair(self, s: Stage, t: Stage) -> Pair:
-        skipped = max(skipped_of(s), skipped_of(t))
-        first, second = self.a.read(s, skipped), self.b.read(t, skipped)
-        a, b = self.a.meta_of(s), self.b.meta_of(t)
-        sent = [
-            (level.schedule, arm.judged.run.meta.get("seed"), m.get("schedule", m.get("index")))
-            for level, arm, m in ((first, self.a, a), (second, self.b, b))
-        ]
-        same = sent[0] == sent[1] and s["kind"] != "closed"
-        return Pair(first, second, same, 1.0 if b["start_ns"] > a["start_ns"] else -1.0)
+        skipped = max(warmup_of(s), warmup_of(t))
+        a, b = self.a.judged, self.b.judged
+        first, second = a.read(s, skipped), b.read(t, skipped)
+        sent = a.schedule(s, first)
+        same = sent is not None and sent == b.schedule(t, second)
+        order = 1.0 if b.meta_of(t)["start_ns"] > a.meta_of(s)["start_ns"] else -1.0
+        return Pair(first, second, same, order)
 
     @cached_property
     def pairs(self) -> list[Pair]:
         return [self._pair(s, t) for s, t in self.stages]
-
-    def quantile(self, metric: str, q: float) -> Quantile:
-        """Return one quantile of both with its change, or the reasons why there is none."""
-        if (metric, q) not in self._quantiles:
-            why = self.unpaired
-            self._quantiles[metric, q] = (
-                Quantile((why, why), why) if why else quantile_change(self.pairs, metric, q)
-            )
-        return self._quantiles[metric, q]
 
     @cached_property
     def unpaired(self) -> str:
@@ -242,6 +200,18 @@ class Pairing:
         enough = not self.rounds or enough_pairs([p.order for p in self.pairs])
         return "" if enough else TOO_FEW_PAIRS
 
+    @cached_property
+    def _quantiles(self) -> dict[tuple[str, float], Quantile]:
+        return {}
+
+    def quantile(self, metric: str, q: float) -> Quantile:
+        """Return one quantile of both with its change, or the reasons why there is none."""
+        if why := self.unpaired:
+            return Quantile((why, why), why)
+        if (metric, q) not in self._quantiles:
+            self._quantiles[metric, q] = quantile_change(self.pairs, metric, q)
+        return self._quantiles[metric, q]
+
     def value(self, basis: str, side: int) -> float | str:
         """Return the value that a figure is based on for a (0) or b (1), or why there is none.
 
@@ -250,8 +220,7 @@ class Pairing:
         if basis in RATES:
             return self._rate(basis, side)
         if basis == "failed":
-            levels = [(p.reference, p.other)[side] for p in self.pairs]
-            failed = [x.failed for x in levels]
+            failed = [(p.reference, p.other)[side].failed for p in self.pairs]
             return float(np.mean(np.concatenate(failed))) if failed else self.unpaired
         metric, kind = basis.split("_")
         tail = self.quantile(metric, 0.99)
@@ -261,10 +230,10 @@ class Pairing:
         return tail.endless if math.isinf(p99) else p99 / (p50 if kind == "tail" else 1.0)
 
     def _rate(self, basis: str, side: int) -> float | str:
-        arm = (self.a, self.b)[side]
-        best = [arm.best] if arm.best else []
-        stages = [pair[side] for pair in self.stages] if self.rounds else best
-        rates = [arm.rate(s, basis) for s in stages] or [NO_PAIR if self.rounds else NO_FIGURE]
+        run = (self.a, self.b)[side]
+        stages = [pair[side] for pair in self.stages] if self.rounds else [run.best]
+        rates = [run.rate(s, basis) for s in stages if s]
+        rates = rates or [NO_PAIR if self.rounds else NO_FIGURE]
         reason = next((r for r in rates if isinstance(r, str)), None)
         return reason or float(np.mean([float(r) for r in rates]))
 
@@ -282,52 +251,46 @@ class Pairing:
 
     def _change_over_rounds(self, basis: str) -> Change | str:
         rates = [(self.a.rate(s, basis), self.b.rate(t, basis)) for s, t in self.stages]
-        known = [
-            (x, y)
-            for x, y in rates
-            if isinstance(x, float) and isinstance(y, float) and min(x, y) > 0
-        ]
-        if self.unpaired or len(known) < len(rates):
+        known = np.array([r for r in rates if str not in map(type, r)], dtype=np.float64)
+        if self.unpaired or len(known) < len(rates) or known.min() <= 0:
             return self.unpaired or NOTHING_COUNTS
-        found = between_rounds(np.log([y / x for x, y in known]), orders(self.pairs))
-        return found.beside(*(float(np.mean(side)) for side in zip(*known, strict=True)))
+        found = between_rounds(np.log(known[:, 1] / known[:, 0]), orders(self.pairs))
+        return found.beside(*known.mean(axis=0).tolist())
 
     def _change_at_best(self, basis: str) -> Change | str:
         s, t, x, y = self.a.best, self.b.best, self.value(basis, 0), self.value(basis, 1)
         if s is None or t is None or isinstance(x, str) or isinstance(y, str) or min(x, y) <= 0:
             return NOTHING_COUNTS
         one_load = s["kind"] == t["kind"] == "open" and level_name(s) == level_name(t)
-        same = one_load and skipped_of(s) == skipped_of(t) and self._pair(s, t).same_schedule
-        a, noise = self.a.counted(s, basis, one_load=one_load)
-        b, more = self.b.counted(t, basis, one_load=one_load)
+        same = one_load and warmup_of(s) == warmup_of(t) and self._pair(s, t).same_schedule
+        a, noise = self.a.counted(s, basis, one_load)
+        b, more = self.b.counted(t, basis, one_load)
         change = rate_change(a, b, paired=same, noise=math.sqrt((noise**2 + more**2) / 2))
         return change if isinstance(change, str) else change.beside(x, y)
 
 
-def pairings(arms: Sequence[Arm]) -> dict[tuple[int, int], Pairing]:
-    """Return all pairs of arms (i < j), at the highest load that all carry; an A/B by rounds."""
-    marks = [a.judged.run.meta.get("ab") or {} for a in arms]
-    rounds = len(arms) == 2 and bool(marks[0]) and marks[0].get("pair") == marks[1].get("pair")
+def pairings(runs: Sequence[ComparedRun]) -> dict[tuple[int, int], Pairing]:
+    """Return all pairs of runs (i < j), at the highest load that all carry; an A/B by rounds."""
+    marks = [run.meta.get("ab") or {} for run in runs]
+    rounds = len(runs) == 2 and bool(marks[0]) and marks[0].get("pair") == marks[1].get("pair")
     none = NO_PAIR
     if rounds:
-        a, b = ({s["index"]: s for s in arm.stages} for arm in arms)
+        a, b = ({s["index"]: s for s in run.stages} for run in runs)
         shared = [index for index in a if index in b and _left([a[index], b[index]]) > 0]
         stages = [[side[index] for index in shared] for side in (a, b)]
     else:
         fit = [
-            {level_name(s): s for s in a.stages if carried(s) and s["requests"] >= REQUESTS_MIN}
-            for a in arms
+            {level_name(s): s for s in r.stages if carried(s) and s["requests"] >= REQUESTS_MIN}
+            for r in runs
         ]
         names = set(fit[0]).intersection(*fit[1:])
         long = [n for n in names if _left([f[n] for f in fit]) >= REQUESTS_MIN]
         highest = sorted(long, key=lambda n: _load(fit[0][n]))[-1:]
         stages = [[f[name] for name in highest] for f in fit]
-        none = f"{NO_LEVEL}: {_same_load(arms, [list(f.values()) for f in fit])}"
+        none = f"{NO_LEVEL}: {_same_load(runs, [list(f.values()) for f in fit])}"
     return {
-        (i, j): Pairing(
-            arms[i], arms[j], list(zip(stages[i], stages[j], strict=True)), rounds=rounds, none=none
-        )
-        for i, j in combinations(range(len(arms)), 2)
+        (i, j): Pairing(a, b, list(zip(stages[i], stages[j], strict=True)), rounds, none)
+        for (i, a), (j, b) in combinations(enumerate(runs), 2)
     }
 
 
@@ -335,47 +298,40 @@ def _load(stage: Stage) -> float:
     return float(stage["concurrency_set"] if stage["kind"] == "closed" else stage["offered_rps"])
 
 
-def _carried(arm: Arm, kind: str, fit: list[Stage]) -> float:
+def _carried(run: ComparedRun, kind: str, fit: list[Stage]) -> float:
     """Return the highest load it is shown to carry, within its SLOs if it has them; 0 if none."""
-    found = arm.judged.summary["capacity"]
+    found = run.summary["capacity"]
     found = found if found["c_max_basis"] == kind else found["closed"]
-    if not (found and arm.judged.summary["slos"]):
+    if not (found and run.summary["slos"]):
         return max((_load(s) for s in fit if s["kind"] == kind), default=0.0)
     if found["crossing"] == "pooled":
         return float(found["capacity_rps_ci"][0] or 0.0)
-    return next((_load(s) for s in arm.stages if s["index"] == found["stage"]), 0.0)
+    return next((_load(s) for s in run.stages if s["index"] == found["stage"]), 0.0)
 
 
-def _same_load(arms: Sequence[Arm], fit: list[list[Stage]]) -> str:
+def _same_load(runs: Sequence[ComparedRun], fit: list[list[Stage]]) -> str:
     """Return what to run to get one load for all.
 
-    The lowest of the highest loads that each is shown to carry; lower than all loads of an arm that
+    The lowest of the highest loads that each is shown to carry; lower than all loads of a run that
     carried none.
     """
     for kind, option in (("open", "--rates"), ("closed", "--concurrency")):
-        tried = [[_load(s) for s in a.of_kind(kind)] for a in arms]
+        tried = [[_load(s) for s in run.of_kind(kind)] for run in runs]
         if not all(tried):
             continue
-        shown = [_carried(a, kind, f) for a, f in zip(arms, fit, strict=True)]
+        shown = [_carried(run, kind, f) for run, f in zip(runs, fit, strict=True)]
         load = min(most or min(loads) for most, loads in zip(shown, tried, strict=True))
         text = f"{Context(prec=3, rounding=ROUND_DOWN).create_decimal(repr(load)).normalize():f}"
-        if none := [a for a, most in zip(arms, shown, strict=True) if not most]:
-            return _lower_load(none, option, text)
-        # Warm-up and chance included
-        needed_s = max(30, math.ceil(1.2 * smallest_n(0.99) / float(text)))
-        longer = f" --duration {needed_s}s (or longer)" if kind == "open" else ""
-        return f"run each again with {option} {text}{longer}, the most that all have carried"
+        none = [run for run, most in zip(runs, shown, strict=True) if not most]
+        if not none:
+            # Warm-up and chance included
+            needed_s = max(30, math.ceil(1.2 * smallest_n(0.99) / float(text)))
+            longer = f" --duration {needed_s}s (or longer)" if kind == "open" else ""
+            return f"run each again with {option} {text}{longer}, the most that all have carried"
+        who = f"{' and '.join(run.name for run in none)} {'is' if len(none) == 1 else 'are'} not"
+        who += " shown to carry any that was tried"
+        if any(s["slo_met"] is False or s["stable"] is False for run in none for s in run.stages):
+            return f"run each again with lower {option} than {text}, for longer: {who}"
+        again = f"run each again with the same {option}, for longer (--duration)"
+        return f"{again}: {who}, nor that any is too high"
     return "give all the same --rates or --concurrency, a load that they carry, for long enough"
-
-
-def _lower_load(none: Sequence[Arm], option: str, text: str) -> str:
-    """Return the advice where some arms carried ``none`` of their loads."""
-    names = " and ".join(a.name for a in none)
-    who = f"{names} {'is' if len(none) == 1 else 'are'} not shown to carry any that was tried"
-    if any(s["slo_met"] is False or s["stable"] is False for a in none for s in a.stages):
-        return f"run each again with lower {option} than {text}, for longer: {who}"
-    # It failed at none either: requests are missing
-    return (
-        f"run each again with the same {option}, for longer (--duration): {who}, "
-        "nor that any is too high"
-    )
