@@ -72,8 +72,8 @@ class VirtualPlayer:
         if len(schedule) and not len(fitting):
             raise ConfigError(
                 f"no conversation of workload {self._settings.workload.name} fits the context of "
-                f"{context} tokens: take a model with a longer one, "
-                "MODEL@HARDWARE,max_model_len=N, or --fit-context"
+                f"{context} tokens: give it a longer one, --preset MODEL@HARDWARE,max_model_len=N, "
+                "or take a workload with shorter requests"
             )
         return fitting, counts
 
