@@ -97,6 +97,7 @@ class Pages:
                 return await request.page
         finally:
             client.forget(request)
+            request.forget()
 
     def _connect(self, server: Endpoint) -> tuple[Client, Proxy | None]:
         """Return a client for the server, and the proxy that it uses."""
@@ -140,6 +141,10 @@ class _PageRequest:
     def restart(self) -> None:
         """Note that the request is sent again; nothing was received yet."""
         self.retried = True
+
+    def forget(self) -> None:
+        """Free the body at once: the parser refers to this object, which refers to it."""
+        self._parser, self._body = None, []
 
     def feed(self, at_ns: int, data: bytes) -> bool:
         """Parse a part of the answer; return whether it has ended."""
