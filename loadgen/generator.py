@@ -8,7 +8,7 @@ from pathlib import Path
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import Live, StagePlan, StageResult
 from ampacity.loadgen.workers.pool import Workers
-from ampacity.loadgen.workers.worker import Setup, Sink
+from ampacity.loadgen.workers.setup import Setup, Sink
 
 
 class Generator:
