@@ -15,11 +15,7 @@ class Generator:
     """Runs stages one after the other, each over the number of processes asked for."""
 
     def __init__(
-        self,
-        setup: Setup,
-        clients: Sequence[Client],
-        sink: Sink,
-        stream_of: Callable[[int], Path],
+        self, setup: Setup, clients: Sequence[Client], sink: Sink, stream_of: Callable[[int], Path]
     ) -> None:
         """``sink`` gets this process's records, ``stream_of(k)`` is the stream file of worker k."""
         self._runner = setup.runner(clients, sink)
