@@ -254,9 +254,7 @@ def _length_cases(f: Facts, doubt: str) -> list[Case]:
             "answers are shorter than planned",
         ),
         _note(
-            got < asked,
-            f"{length}: ignore_eos is {'not obeyed' if accepted else 'refused'}",
-            ends,
+            got < asked, f"{length}: ignore_eos is {'not obeyed' if accepted else 'refused'}", ends
         ),
         _note(not accepted, f"{length}; ignore_eos is refused", ends),
         _ok(True, length, "planned output lengths are kept"),

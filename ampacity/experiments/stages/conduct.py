@@ -43,7 +43,7 @@ from ampacity.loadgen.rundir.files import RunWriter, check_new
 from ampacity.loadgen.send.endpoint import is_loopback
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.telemetry import Telemetry
-from ampacity.loadgen.workers.worker import Setup
+from ampacity.loadgen.workers.setup import Setup
 from ampacity.progress import Progress
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from ampacity.workloads.replay import Replayed

@@ -35,7 +35,7 @@ from ampacity.loadgen.send.endpoint import Endpoint, EndpointError
 from ampacity.loadgen.send.protocols import RequestShape, printable
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.send.secrets import redact
-from ampacity.loadgen.workers.worker import Route
+from ampacity.loadgen.workers.setup import Route
 from ampacity.progress import Progress
 from ampacity.values import ConfigError
 from ampacity.workloads.prompts.synthetic import PromptMaker

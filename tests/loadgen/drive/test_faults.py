@@ -257,15 +257,7 @@ def test_requests_that_find_no_descriptor_are_counted_as_the_clients_and_harm_no
     """60 at once with room for some 20 connections; the server is another process, with descriptors of its own."""
     import resource
 
-    command = [
-        sys.executable,
-        "-m",
-        "tests.support.fault_server",
-        "--port",
-        "0",
-        "--gap-ms",
-        "100",
-    ]
+    command = [sys.executable, "-m", "tests.support.fault_server", "--port", "0", "--gap-ms", "100"]
     server = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
     )

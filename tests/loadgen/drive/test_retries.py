@@ -72,12 +72,7 @@ def drive(
             )
         else:
             plan = StagePlan(
-                0,
-                "closed",
-                schedule_at([0.0] * requests),
-                5.0,
-                concurrency=concurrency,
-                drain_s=10,
+                0, "closed", schedule_at([0.0] * requests), 5.0, concurrency=concurrency, drain_s=10
             )
         result = await runner.run(plan)
         await client.close()

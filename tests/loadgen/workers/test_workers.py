@@ -21,7 +21,7 @@ from ampacity.loadgen.rundir.files import RunWriter, load_run
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.workers.pool import deal
-from ampacity.loadgen.workers.worker import Route, Setup
+from ampacity.loadgen.workers.setup import Route, Setup
 from ampacity.simulator.server.launch import Started, start_in_process
 from ampacity.workloads.lengths.parse import Fixed
 from ampacity.workloads.profile import Workload, load_workload
