@@ -11,14 +11,10 @@ from typing import Any
 import pytest
 
 from ampacity.loadgen.receive.exchange import Exchange
-from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.loadgen.send.history import AnswerContent, Call
-from ampacity.loadgen.send.protocols import Api, RequestShape
-from ampacity.loadgen.send.requests import ScheduledRequests
-from ampacity.workloads.prompts.synthetic import PromptMaker
-from ampacity.workloads.prompts.tokenizers import WORDS
+from ampacity.loadgen.send.protocols import Api
 from tests.cli.test_hostile import Server
-from tests.loadgen.test_sessions import CHAT, session
+from tests.loadgen.test_sessions import CHAT, Prepared, session
 from tests.streams.playing import END, HEAD, http_chunk, json_response, new_exchange
 
 Json = dict[str, Any]
@@ -200,15 +196,10 @@ def test_a_body_that_is_no_stream_tells_the_same(api: Api) -> None:
 
 def prompts_after(api: Api, told: AnswerContent, turns: int = 3) -> list[Json]:
     """The turns' bodies if every answer is ``told``; 30 tokens first, then 5 new ones each."""
-    endpoint = parse_endpoint("http://127.0.0.1:1/v1")
-    requests = ScheduledRequests(
-        [(endpoint, None)], RequestShape(api, "m"), PromptMaker(WORDS, "s"), "run"
-    )
-    requests.prepare(session(*CHAT))
-    bodies = []
+    prepared, bodies = Prepared(session(*CHAT), api), []
     for index in range(turns):
-        bodies.append(json.loads(requests.make(index).partition(b"\r\n\r\n")[2]))
-        requests.answered(index, told)
+        bodies.append(prepared.body(index))
+        prepared.requests.answered(index, told)
     return bodies
 
 
