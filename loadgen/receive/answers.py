@@ -8,17 +8,15 @@ from typing import Any
 
 import msgspec
 
-from ampacity.loadgen.receive.chunks import BAD_JSON, token_count, token_detail
+from ampacity.loadgen.receive.chunks import token_count, token_detail
 from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.thinking import Kind
 from ampacity.loadgen.send.protocols import (
     Api,
     decoded,
     error_text,
-    excerpt,
     printable,
     stream_error,
-    with_lone_surrogates,
 )
 
 
@@ -63,13 +61,7 @@ class _TypedAnswer(Answer, ABC):
             self._on_body(at_ns, value)
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
-        try:
-            event = _decode_event(data) if data else None
-        except BAD_JSON as error:
-            event = with_lone_surrogates(data, _Event)
-            if event is None:
-                self._on_bad_json(error, data)
-                return
+        event = self._decoded(_decode_event, _Event, data)
         if event is None:
             return
         if event.error or event.type in (None, "error"):
@@ -218,10 +210,8 @@ class EmbeddingsAnswer(Answer):
     has_templates = False
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
-        try:
-            body = msgspec.json.decode(data)
-        except BAD_JSON as error:
-            self.bad_json = f"{error}: {excerpt(data)}"
+        body: Any = self._decoded(msgspec.json.decode, object, data)
+        if self.bad_json is not None:
             return
         if not isinstance(body, dict) or body.get("error"):
             self.error = error_text(data)

@@ -8,6 +8,8 @@ the next chunk that has some.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -37,6 +39,7 @@ from ampacity.loadgen.send.protocols import (
     with_lone_surrogates,
 )
 
+T = TypeVar("T")
 TIMES = "L" if array("L").itemsize == 8 else "Q"  # "q" is several times slower
 FAILED_REASONS = frozenset(
     ("error", "ERROR", "abort", "network_error", "insufficient_system_resource")
@@ -146,15 +149,25 @@ class Answer:
         self._on_json(at_ns, body)
         self.done = self.bad_json is None
 
-    def _on_json(self, at_ns: int, data: bytes) -> None:
+    def _decoded(self, decode: Callable[[bytes], T | None], kind: type[T], data: bytes) -> T | None:
+        """Decode an event; None where it is empty, ``null``, or bad JSON, which is noted.
+
+        Where that is a list with the server's own error (Gemini), the error is noted.
+        """
         try:
-            chunk = decode_chunk(data) if data else None
+            return decode(data) if data else None
         except BAD_JSON as error:
-            chunk = with_lone_surrogates(data, Chunk)
-            if chunk is None:
-                self._on_bad_json(error, data)
-                return
-        if chunk is None:  # ``data: null`` and empty events are no fault
+            if (value := with_lone_surrogates(data, kind)) is not None:
+                return value
+            if data.lstrip()[:1] == b"[" and (message := stream_error(data)) is not None:
+                self.error = self.error or message
+            else:
+                self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
+            return None
+
+    def _on_json(self, at_ns: int, data: bytes) -> None:
+        chunk = self._decoded(decode_chunk, Chunk, data)
+        if chunk is None:
             return
         if (chunk.error or chunk.choices is None) and (message := stream_error(data)):
             self.error = self.error or message
@@ -232,19 +245,6 @@ class Answer:
             if self.texts is not None:
                 self.texts[:] = [("reasoning", earlier) for _, earlier in self.texts]
         return kind, text
-
-    def _on_bad_json(self, error: Exception, data: bytes) -> None:
-        """Note a protocol error, or the server's own error where it comes in a list (Gemini)."""
-        message = stream_error(data) if data.lstrip()[:1] == b"[" else None
-        if message is not None:
-            self.error = self.error or message
-        else:
-            self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
-
-    @property
-    def merged_events(self) -> int:
-        """Token events that shared their read with the previous one."""
-        return len(self.chunk_at_ns) - len(set(self.chunk_at_ns))
 
     def finish(self) -> None:
         """End the answer: take what its latest usage reports."""

@@ -21,7 +21,7 @@ from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.loadgen.send.history import AnswerContent
-from ampacity.loadgen.send.protocols import RequestShape
+from ampacity.loadgen.send.protocols import Api, RequestShape
 from ampacity.loadgen.send.requests import RequestMaker, ScheduledRequests
 from ampacity.loadgen.workers.pool import deal
 from ampacity.workloads.classes import RequestClass
@@ -34,6 +34,7 @@ from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORDS
 from ampacity.workloads.schedule import Schedule, open_schedule
 from ampacity.workloads.sessions import Sessions
+from tests.streams.playing import json_response
 from tests.support.fault_server import FaultServer
 from tests.support.stage_driving import Driven, on_loop
 
@@ -69,6 +70,28 @@ def session(
 CHAT = ((-1, [], 0.0), (0, [0], 0.15), (1, [1], 0.0))
 
 
+def workload(inputs: int, outputs: int, turns: int | None = None, **more: Any) -> Workload:
+    sessions = (
+        None if turns is None else Sessions(turns=Fixed(turns), think_ms=more.pop("think", None))
+    )
+    return Workload("w", Fixed(inputs), Fixed(outputs), sessions=sessions, **more)
+
+
+class Prepared:
+    """Requests of a schedule to an endpoint that nobody calls."""
+
+    def __init__(self, schedule: Schedule, api: Api = "chat", salt: str = "s", **how: Any) -> None:
+        endpoint = parse_endpoint("http://127.0.0.1:1/v1")
+        prompts = PromptMaker(WORDS, salt)
+        shape = RequestShape(api, "m")
+        self.requests = ScheduledRequests([(endpoint, None)], shape, prompts, "run", **how)
+        self.requests.prepare(schedule)
+
+    def body(self, index: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.requests.make(index).partition(b"\r\n\r\n")[2])
+        return found
+
+
 async def drive(
     urls: Sequence[str],
     schedule: Schedule,
@@ -98,13 +121,8 @@ async def drive(
         records.append,
         RunnerOptions(targets=[f"{e.host}:{e.port}" for e in endpoints], answer=ANSWERS[shape.api]),
     )
-    plan = {
-        "kind": "open",
-        "duration_s": 0.3,
-        "offered_rps": 1.0,
-        "drain_s": 20.0,
-        "finish_s": 20.0,
-    } | plan
+    usual = {"kind": "open", "duration_s": 0.3, "offered_rps": 1.0, "drain_s": 20, "finish_s": 20}
+    plan = usual | plan
 
     async def interrupt() -> None:
         while not (stop_when and stop_when()):
@@ -136,13 +154,8 @@ def test_a_turn_waits_for_the_answer_and_tells_it_again() -> None:
     with FaultServer() as server:
         driven = on_loop("uvloop", drive([server.url], session(*CHAT)))
         assert [r.status for r in driven.records] == ["ok"] * 3
-        assert said(server, 2) == [
-            ("user", 30),
-            ("assistant", "t0 t1 t2 "),
-            ("user", 5),
-            ("assistant", "t0 t1 t2 "),
-            ("user", 5),
-        ]
+        answer = "assistant", "t0 t1 t2 "
+        assert said(server, 2) == [("user", 30), answer, ("user", 5), answer, ("user", 5)]
         bodies = [r.body["messages"] for r in server.requests]
         assert bodies[2][: len(bodies[1])] == bodies[1]  # each is the beginning of the next
         assert bodies[1][: len(bodies[0])] == bodies[0]
@@ -157,10 +170,8 @@ def test_a_turn_waits_for_the_answer_and_tells_it_again() -> None:
 
 
 def test_sessions_begin_on_time_however_slow_the_answers_are() -> None:
-    workload = Workload(
-        "w", Fixed(20), Fixed(5), arrivals="constant", sessions=Sessions(turns=Fixed(3))
-    )
-    schedule = open_schedule(workload, rate_rps=60, duration_s=0.5, seed=1, stage=0)
+    load = workload(20, 5, turns=3, arrivals="constant")
+    schedule = open_schedule(load, rate_rps=60, duration_s=0.5, seed=1, stage=0)
     begins = {}
     for gap_s in (0.0, 0.03):
         with FaultServer(gap_s=gap_s) as server:
@@ -228,23 +239,11 @@ def test_planned_histories_have_the_planned_length() -> None:
 @pytest.mark.parametrize("api", ["completions", "responses", "messages"])
 def test_other_apis_tell_the_whole_conversation_too(api: Any) -> None:
     prefixes = parse_prefixes([{"name": "system", "tokens": 7}], "p")
-    workload = Workload(
-        "w",
-        Fixed(20),
-        Fixed(3),
-        arrivals="constant",
-        sessions=Sessions(turns=Fixed(2)),
-        prefixes=prefixes,
-    )
-    schedule = open_schedule(workload, rate_rps=2, duration_s=1, seed=1, stage=0)
-    endpoint = parse_endpoint("http://127.0.0.1:1/v1")
-    requests = ScheduledRequests(
-        [(endpoint, None)], RequestShape(api, "m"), PromptMaker(WORDS, "s"), "run"
-    )
-    requests.prepare(schedule)
-    requests.make(0)
-    requests.answered(0, AnswerContent("the answer"))
-    body = json.loads(requests.make(1).split(b"\r\n\r\n", 1)[1])
+    load = workload(20, 3, turns=2, arrivals="constant", prefixes=prefixes)
+    prepared = Prepared(open_schedule(load, rate_rps=2, duration_s=1, seed=1, stage=0), api)
+    prepared.body(0)
+    prepared.requests.answered(0, AnswerContent("the answer"))
+    body = prepared.body(1)
     if api == "completions":
         assert len(body["prompt"].split()) == 7 + 20 + 2 + 20
         assert "the answer" in body["prompt"]
@@ -278,16 +277,10 @@ def test_users_who_leave_are_counted_apart_and_harm_nobody() -> None:
 
 
 def test_each_class_has_its_fields_headers_and_model_on_the_wire() -> None:
+    one, own = Fixed(1), {"extra_body": {"temperature": 0.5}, "headers": (("X-Tenant", "gold"),)}
     classes = (
-        RequestClass(
-            "chat",
-            1,
-            Fixed(1),
-            Fixed(1),
-            extra_body={"temperature": 0.5},
-            headers=(("X-Tenant", "gold"),),
-        ),
-        RequestClass("batch", 1, Fixed(1), Fixed(1), priority=9),
+        RequestClass("chat", 1, one, one, **own),
+        RequestClass("batch", 1, one, one, priority=9),
     )
     schedule = Schedule(
         np.zeros(4),
@@ -313,10 +306,8 @@ def test_each_class_has_its_fields_headers_and_model_on_the_wire() -> None:
 
 @pytest.mark.parametrize("sticky", [False, True])
 def test_requests_go_round_the_endpoints_or_stay_with_their_session(sticky: bool) -> None:
-    workload = Workload(
-        "w", Fixed(20), Fixed(2), arrivals="constant", sessions=Sessions(turns=Fixed(3))
-    )
-    schedule = open_schedule(workload, rate_rps=60, duration_s=0.5, seed=1, stage=0)
+    load = workload(20, 2, turns=3, arrivals="constant")
+    schedule = open_schedule(load, rate_rps=60, duration_s=0.5, seed=1, stage=0)
     with FaultServer() as a, FaultServer() as b:
         driven = on_loop("uvloop", drive([a.url, b.url], schedule, sticky=sticky, duration_s=0.5))
         assert len(a.requests) + len(b.requests) == 30
@@ -359,22 +350,11 @@ def test_turns_that_would_come_too_late_after_the_stage_are_not_sent() -> None:
 
 
 def test_a_closed_loop_plays_so_many_sessions_at_once() -> None:
-    workload = Workload(
-        "w", Fixed(20), Fixed(2), sessions=Sessions(turns=Fixed(3), think_ms=Fixed(20))
-    )
-    schedule, _ = open_schedule(workload, rate_rps=900, duration_s=1, seed=1, stage=0).capped(50)
+    load = workload(20, 2, turns=3, think=Fixed(20))
+    schedule, _ = open_schedule(load, rate_rps=900, duration_s=1, seed=1, stage=0).capped(50)
+    closed = {"kind": "closed", "offered_rps": None, "concurrency": 4, "duration_s": 0.5}
     with FaultServer(gap_s=0.002) as server:
-        driven = on_loop(
-            "uvloop",
-            drive(
-                [server.url],
-                schedule,
-                kind="closed",
-                offered_rps=None,
-                concurrency=4,
-                duration_s=0.5,
-            ),
-        )
+        driven = on_loop("uvloop", drive([server.url], schedule, **closed))
     spans: dict[str, tuple[int, int]] = {}
     for r in driven.records:
         low, high = spans.get(str(r.session_id), (r.scheduled_ns, 0))
@@ -405,28 +385,17 @@ def test_a_dead_workers_turns_are_owed_when_all_that_they_wait_for_has_a_row() -
 
 def prompts_of(schedule: Schedule, salt: str) -> dict[int, str]:
     """A hash of the messages of every request that begins a conversation."""
-    endpoint = parse_endpoint("http://127.0.0.1:1/v1")
-    maker = ScheduledRequests(
-        [(endpoint, None)], RequestShape("chat", "m"), PromptMaker(WORDS, salt), "run"
-    )
-    maker.prepare(schedule)
-    found = {}
+    prepared, found = Prepared(schedule, salt=salt), {}
     for i in schedule.first_requests().tolist():
-        body = json.loads(maker.make(i).split(b"\r\n\r\n", 1)[1])
-        found[schedule.request_id(i)] = hashlib.sha256(
-            json.dumps(body["messages"]).encode()
-        ).hexdigest()
+        messages = json.dumps(prepared.body(i)["messages"]).encode()
+        found[schedule.request_id(i)] = hashlib.sha256(messages).hexdigest()
     return found
 
 
 def test_any_number_of_workers_says_the_same_and_another_salt_says_all_else() -> None:
-    workload = Workload("w", Fixed(40), Fixed(3), sessions=Sessions(turns=Fixed(2)))
-    stages = [
-        open_schedule(
-            workload, rate_rps=200, duration_s=2, seed=1, stage=k, first_request_id=1000 * k
-        )
-        for k in (0, 1)
-    ]
+    load = workload(40, 3, turns=2)
+    how = {"rate_rps": 200.0, "duration_s": 2, "seed": 1}
+    stages = [open_schedule(load, **how, stage=k, first_request_id=1000 * k) for k in (0, 1)]
     whole = [prompts_of(stage, "salt") for stage in stages]
     for workers in (3, 8):
         shares = deal(StagePlan(0, "open", stages[0], 2.0, offered_rps=200.0), workers)
@@ -436,8 +405,8 @@ def test_any_number_of_workers_says_the_same_and_another_salt_says_all_else() ->
         assert dealt == whole[0]
     hashes = [h for stage in [*whole, prompts_of(stages[0], "other")] for h in stage.values()]
     assert len(set(hashes)) == len(hashes) > 500
-    again = open_schedule(workload, rate_rps=200, duration_s=2, seed=1, stage=0)
-    for column in (
+    again = open_schedule(load, **how, stage=0)
+    for column in [
         "scheduled_s",
         "input_tokens",
         "output_tokens",
@@ -445,7 +414,7 @@ def test_any_number_of_workers_says_the_same_and_another_salt_says_all_else() ->
         "turn",
         "think_s",
         "after",
-    ):
+    ]:
         assert getattr(again, column).tobytes() == getattr(stages[0], column).tobytes()
 
 
@@ -468,15 +437,11 @@ def test_turns_without_a_clock() -> None:
 
 def bodies(schedule: Schedule, **how: Any) -> list[Any]:
     """The bodies of a schedule's requests in their order, every answer "said"."""
-    endpoint = parse_endpoint("http://127.0.0.1:1/v1")
-    maker = ScheduledRequests(
-        [(endpoint, None)], RequestShape("chat", "m"), PromptMaker(WORDS, "s"), "run", **how
-    )
-    maker.prepare(schedule)
-    found = []
+    prepared, found = Prepared(schedule, **how), []
     for i in range(len(schedule)):
-        found.append(json.loads(maker.make(i).split(b"\r\n\r\n", 1)[1]))
-        maker.answered(i, AnswerContent("said" if maker.wanted(i) else ""))
+        found.append(prepared.body(i))
+        wanted = prepared.requests.wanted(i)
+        prepared.requests.answered(i, AnswerContent("said" if wanted else ""))
     return found
 
 
@@ -490,8 +455,8 @@ def test_every_turn_of_a_recorded_conversation_is_the_beginning_of_the_next(
     ]
     (tmp_path / "p.jsonl").write_text(json.dumps({"conversations": turns}))
     prompts = load_prompts(tmp_path / "p.jsonl", WORDS)
-    workload = Workload("w", Fixed(5), Fixed(5), arrivals="constant", prompts=prompts)
-    schedule = open_schedule(workload, rate_rps=3, duration_s=1, seed=1, stage=0)
+    load = workload(5, 5, arrivals="constant", prompts=prompts)
+    schedule = open_schedule(load, rate_rps=3, duration_s=1, seed=1, stage=0)
     found = [b["messages"] for b in bodies(schedule, file=prompts.file, planned_histories=planned)]
     assert [len(m) for m in found] == [1, 3, 5]
     assert found[2][:3] == found[1]
@@ -524,17 +489,10 @@ def test_the_templates_tokens_for_each_message_are_measured(
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         messages = json.loads(await reader.readexactly(length))["messages"]
         words = sum(len(m["content"].split()) for m in messages)
-        usage = (
-            None
-            if each is None
-            else {"prompt_tokens": words + 3 + each * len(messages), "completion_tokens": 1}
-        )
+        prompt = words + 3 + (each or 0) * len(messages)
+        usage = None if each is None else {"prompt_tokens": prompt, "completion_tokens": 1}
         choice = {"message": {"role": "assistant", "content": "x"}, "finish_reason": "length"}
-        body = json.dumps({"choices": [choice], "usage": usage}).encode()
-        writer.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-            % (len(body), body)
-        )
+        writer.write(json_response(json.dumps({"choices": [choice], "usage": usage}).encode()))
         await writer.drain()
         writer.close()
 

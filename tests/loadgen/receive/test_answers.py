@@ -46,115 +46,81 @@ RESPONSES_USAGE = {
 }
 
 
+def said(delta: str, kind: str = "output_text") -> dict[str, object]:
+    return {"type": f"response.{kind}.delta", "delta": delta}
+
+
+def ended(status: str, **more: object) -> dict[str, object]:
+    return {"type": f"response.{status}", "response": {"status": status, **more}}
+
+
+def block(kind: str, text: str, index: int = 0) -> dict[str, object]:
+    name = {"text": "text", "thinking": "thinking", "input_json": "partial_json"}.get(kind, kind)
+    delta = {"type": f"{kind}_delta", name: text}
+    return {"type": "content_block_delta", "index": index, "delta": delta}
+
+
 def test_responses_stream() -> None:
     record = play(
         "responses",
-        {
-            "type": "response.created",
-            "response": {"id": "r", "status": "in_progress", "usage": None},
-        },
+        ended("created") | {"response": {"id": "r", "status": "in_progress", "usage": None}},
         {"type": "response.output_item.added", "item": {"type": "message"}},
-        {"type": "response.reasoning_summary_text.delta", "delta": "think"},
-        {"type": "response.output_text.delta", "delta": "Hello"},
-        {"type": "response.output_text.delta", "delta": ""},
-        {"type": "response.output_text.delta", "delta": " you"},
+        said("think", "reasoning_summary_text"),
+        said("Hello"),
+        said(""),
+        said(" you"),
         {"type": "response.output_text.done", "text": "Hello you"},
-        {
-            "type": "response.completed",
-            "response": {"id": "r", "status": "completed", "usage": RESPONSES_USAGE},
-        },
+        ended("completed", usage=RESPONSES_USAGE),
     )
     assert (record.status, record.finish_reason, record.token_source) == ("ok", "stop", "usage")
-    assert (
-        record.input_tokens,
-        record.cached_tokens,
-        record.output_tokens,
-        record.reasoning_tokens,
-    ) == (12, 4, 5, 2)
-    assert record.first_event_ns == 10 * MS
-    assert record.first_token_ns == 30 * MS
-    assert record.first_answer_ns == 40 * MS
-    assert record.last_token_ns == 60 * MS
+    counts = record.input_tokens, record.cached_tokens, record.output_tokens
+    assert (*counts, record.reasoning_tokens) == (12, 4, 5, 2)
+    assert (record.first_event_ns, record.first_token_ns) == (10 * MS, 30 * MS)
+    assert (record.first_answer_ns, record.last_token_ns) == (40 * MS, 60 * MS)
     assert list(record.chunk_at_us) == [30_000, 40_000, 60_000]
     assert record.chunk_tokens is None
 
 
 def test_responses_cut_by_its_length_limit() -> None:
-    whole = {
-        "status": "incomplete",
-        "incomplete_details": {"reason": "max_output_tokens"},
-        "usage": RESPONSES_USAGE,
-    }
-    record = play(
-        "responses",
-        {"type": "response.output_text.delta", "delta": "x"},
-        {"type": "response.incomplete", "response": whole},
-    )
+    why = {"reason": "max_output_tokens"}
+    last = ended("incomplete", incomplete_details=why, usage=RESPONSES_USAGE)
+    record = play("responses", said("x"), last)
     assert (record.status, record.finish_reason, record.output_tokens) == ("ok", "length", 5)
+
+
+OOM = {"code": "server_error", "message": "out of memory"}
 
 
 @pytest.mark.parametrize(
     "last",
     [
-        {
-            "type": "response.failed",
-            "response": {
-                "status": "failed",
-                "error": {"code": "server_error", "message": "out of memory"},
-            },
-        },
-        {"type": "error", "message": "out of memory", "code": "server_error"},
-        {"type": "error", "error": {"type": "server_error", "message": "out of memory"}},
-        {
-            "type": "response.cancelled",
-            "response": {"status": "cancelled", "error": {"message": "out of memory"}},
-        },
+        ended("failed", error=OOM),
+        ended("cancelled", error=OOM),
+        {"type": "error", **OOM},
+        {"type": "error", "error": OOM},
     ],
 )
 def test_responses_failure_in_a_200_stream(last: dict[str, object]) -> None:
-    record = play("responses", {"type": "response.output_text.delta", "delta": "x"}, last)
+    record = play("responses", said("x"), last)
     assert record.status == "stream_error"
     assert "out of memory" in (record.error or "")
 
 
 def test_responses_without_its_end_is_truncated() -> None:
-    assert (
-        play("responses", {"type": "response.output_text.delta", "delta": "x"}).status
-        == "truncated"
-    )
+    assert play("responses", said("x")).status == "truncated"
 
 
 def test_messages_stream() -> None:
+    usage = {"input_tokens": 25, "cache_read_input_tokens": 8, "output_tokens": 1}
     record = play(
         "messages",
-        {
-            "type": "message_start",
-            "message": {
-                "usage": {"input_tokens": 25, "cache_read_input_tokens": 8, "output_tokens": 1}
-            },
-        },
+        {"type": "message_start", "message": {"usage": usage}},
         {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
         {"type": "ping"},
-        {
-            "type": "content_block_delta",
-            "index": 0,
-            "delta": {"type": "thinking_delta", "thinking": "hm"},
-        },
-        {
-            "type": "content_block_delta",
-            "index": 0,
-            "delta": {"type": "signature_delta", "signature": "zzz"},
-        },
-        {
-            "type": "content_block_delta",
-            "index": 1,
-            "delta": {"type": "text_delta", "text": "Hello"},
-        },
-        {
-            "type": "content_block_delta",
-            "index": 1,
-            "delta": {"type": "input_json_delta", "partial_json": "{"},
-        },
+        block("thinking", "hm"),
+        block("signature", "zzz"),
+        block("text", "Hello", 1),
+        block("input_json", "{", 1),
         {
             "type": "message_delta",
             "delta": {"stop_reason": "max_tokens"},
@@ -179,18 +145,15 @@ def test_messages_overloaded_in_the_stream() -> None:
 
 HALVES: dict[Api, list[dict[str, object]]] = {
     "responses": [
-        {"type": "response.reasoning_text.delta", "delta": "\ud83d"},
-        {"type": "response.output_text.delta", "delta": "\ude00"},
-        {"type": "response.function_call_arguments.delta", "delta": "\ud83d"},
-        {"type": "response.completed", "response": {"status": "completed"}},
+        said("\ud83d", "reasoning_text"),
+        said("\ude00"),
+        said("\ud83d", "function_call_arguments"),
+        ended("completed"),
     ],
     "messages": [
-        {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "\ud83d"}},
-        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "\ude00"}},
-        {
-            "type": "content_block_delta",
-            "delta": {"type": "input_json_delta", "partial_json": "\ud83d"},
-        },
+        block("thinking", "\ud83d"),
+        block("text", "\ude00"),
+        block("input_json", "\ud83d"),
         {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
     ],
 }
@@ -204,20 +167,14 @@ def test_half_a_character_is_a_token_in_every_api(api: Api) -> None:
     assert list(record.chunk_at_us) == [10_000, 20_000, 30_000]
 
 
-ONE_PIECE: dict[Api, dict[str, object]] = {
-    "responses": {"type": "response.output_text.delta", "delta": "x"},
-    "messages": {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "x"}},
-}
+ONE_PIECE: dict[Api, dict[str, object]] = {"responses": said("x"), "messages": block("text", "x")}
 
 
 @pytest.mark.parametrize(
     "last",
     [
         {"type": "error", "error": {"type": "api_error", "message": "busy"}},
-        {
-            "type": None,
-            "error": {"message": "busy", "code": "500"},
-        },  # a gateway's, among typed events
+        {"type": None, "error": {"message": "busy", "code": "500"}},  # a gateway's
         {"type": None, "message": "busy"},
         {"type": None, "object": "error", "message": "busy"},
     ],
@@ -249,44 +206,23 @@ def test_embeddings_without_a_vector_are_empty() -> None:
     assert exchange.record.status == "empty"
 
 
-@pytest.mark.parametrize(
-    ("api", "expected"),
-    [
-        (
-            "responses",
-            {
-                "model": "m",
-                "input": "hi",
-                "max_output_tokens": 9,
-                "stream": True,
-                "ignore_eos": True,
-            },
-        ),
-        (
-            "messages",
-            {
-                "model": "m",
-                "messages": [{"role": "user", "content": "hi"}],
-                "max_tokens": 9,
-                "stream": True,
-                "ignore_eos": True,
-            },
-        ),
-        ("embeddings", {"model": "m", "input": "hi"}),
-    ],
-)
-def test_bodies(api: Api, expected: dict[str, object]) -> None:
-    assert json.loads(RequestShape(api, "m").body("hi", 9)) == expected
+STREAMED = {"model": "m", "stream": True, "ignore_eos": True}
+BODIES: dict[Api, dict[str, object]] = {
+    "responses": {**STREAMED, "input": "hi", "max_output_tokens": 9},
+    "messages": {**STREAMED, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
+    "embeddings": {"model": "m", "input": "hi"},
+}
+
+
+@pytest.mark.parametrize("api", BODIES)
+def test_bodies(api: Api) -> None:
+    assert json.loads(RequestShape(api, "m").body("hi", 9)) == BODIES[api]
 
 
 def test_plain_dialect_sends_nothing_that_a_strict_server_refuses() -> None:
     shape = RequestShape("responses", "m", Dialect(ignore_eos=False))
-    assert json.loads(shape.body("hi", 9)) == {
-        "model": "m",
-        "input": "hi",
-        "max_output_tokens": 9,
-        "stream": True,
-    }
+    expected = {k: v for k, v in BODIES["responses"].items() if k != "ignore_eos"}
+    assert json.loads(shape.body("hi", 9)) == expected
 
 
 def test_the_key_goes_where_the_api_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,11 +292,9 @@ WORDS = [
     "stop",
     "<think>",
     "</think>",
-    "\ud83d",
-    "\ude00",
     "a",
-    "",
 ]
+WORDS += ["\ud83d", "\ude00", ""]
 LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(-1, 3), st.floats(), st.sampled_from(WORDS)
 )

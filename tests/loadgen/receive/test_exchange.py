@@ -344,255 +344,100 @@ def error_end(reason: str, **more: Any) -> dict[str, Any]:
 JSON_500 = (
     json_response(b'{"error":"boom"}').replace(b"200 OK", b"500 Oops").replace(b": 16", b": 99")
 )
-# tables by status; name: (bytes, then FIN; tokens; part of the error)
-STREAM_ERRORS: dict[str, tuple[bytes, int | None, str]] = {
-    "error event after tokens": (
-        stream(OK[0], {"error": {"message": "oom"}}, *OK, "[DONE]"),
-        3,
-        "oom",
-    ),
-    "error event, then FIN": (unframed(OK[0], {"error": "oom"}), 1, "oom"),
-    "error event, then FIN in a chunked body": (
-        HEAD + chunk(OK[0], {"error": {"message": "oom"}}),
-        1,
-        "oom",
-    ),
-    "detail in a 200 stream": (stream({"detail": "no"}), None, "no"),
-    "vLLM before 0.10": (
-        stream(
-            OK[0],
-            {
-                "object": "error",
-                "message": "engine is dead",
-                "type": "InternalServerError",
-                "code": 500,
-            },
-            "[DONE]",
-        ),
-        1,
-        "engine is dead",
-    ),
-    "vLLM": (
-        stream(
-            OK[0],
-            {"error": {"message": "EngineCore died", "type": "InternalServerError", "code": 500}},
-            "[DONE]",
-        ),
-        1,
-        "EngineCore died",
-    ),
-    "SGLang, overloaded": (
-        stream(
-            {"error": {"object": "error", "message": "The request queue is full.", "code": 503}},
-            "[DONE]",
-        ),
-        None,
-        "queue is full",
-    ),
-    "LiteLLM": (
-        stream(
-            OK[0],
-            {
-                "error": {
-                    "message": "litellm.RateLimitError: no",
-                    "type": None,
-                    "param": None,
-                    "code": "429",
-                }
-            },
-        ),
-        1,
-        "litellm.RateLimitError",
-    ),
-    "TGI": (
-        stream({"error": "Model is overloaded", "error_type": "overloaded"}),
-        None,
-        "Model is overloaded",
-    ),
-    "Gemini, in a list": (
-        stream(
-            OK[0],
-            '[{"error": {"code": 503, "message": "The model is overloaded.", "status": "X"}}]',
-        ),
-        1,
-        "The model is overloaded.",
-    ),
-    "OpenRouter, in mid-stream": (
-        stream(
-            OK[0],
-            {
-                "error": {"code": 502, "message": "Provider disconnected"},
-                "choices": [{"delta": {"content": ""}, "finish_reason": "error"}],
-            },
-        ),
-        1,
-        "Provider disconnected",
-    ),
-    "a finish reason that is an error": (
-        stream(OK[0], error_end("error"), "[DONE]"),
-        1,
-        "finish reason error",
-    ),
-    "given up by the engine": (
-        stream(OK[0], error_end("abort"), "[DONE]"),
-        1,
-        "finish reason abort",
-    ),
-    "Anthropic's in a chat": (
-        stream(
-            OK[0], {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
-        ),
-        1,
-        "Overloaded",
-    ),
-    "a bare message (AWS, Azure)": (
-        stream({"statusCode": 429, "message": "Rate limit is exceeded."}, "[DONE]"),
-        None,
-        "Rate limit is exceeded.",
-    ),
+Event = dict[str, Any] | str
+# error events; name: (event, part of the error)
+BEFORE_A_TOKEN: dict[str, tuple[Event, str]] = {
+    "detail in a 200 stream": ({"detail": "no"}, "no"),
+    "SGLang": ({"error": {"object": "error", "message": "The queue is full."}}, "queue is full"),
+    "TGI": ({"error": "Model is overloaded", "error_type": "overloaded"}, "Model is overloaded"),
+    "a bare message (AWS, Azure)": ({"statusCode": 429, "message": "Rate limit."}, "Rate limit."),
     "a list of errors (Cloudflare)": (
-        stream({"success": False, "errors": [{"code": 3040, "message": "Capacity exceeded"}]}),
-        None,
+        {"success": False, "errors": [{"code": 3040, "message": "Capacity exceeded"}]},
         "Capacity exceeded",
     ),
-    "an event named error, in words": (
-        BEGUN + b"event: error\ndata: upstream timed out\n\n",
-        1,
-        "upstream timed out",
+    "in a whole message": ({"choices": [{"message": {"content": None, "error": "lost"}}]}, "lost"),
+}
+AFTER_A_TOKEN: dict[str, tuple[Event, str]] = {
+    "vLLM before 0.10": ({"object": "error", "message": "engine is dead", "code": 500}, "is dead"),
+    "vLLM": ({"error": {"message": "EngineCore died", "code": 500}}, "EngineCore died"),
+    "LiteLLM": ({"error": {"message": "litellm.RateLimitError: no", "type": None}}, "litellm.Rate"),
+    "Gemini, in a list": ('[{"error": {"code": 503, "message": "overloaded"}}]', "overloaded"),
+    "OpenRouter, in mid-stream": (
+        {"error": {"message": "Disconnected"}, **error_end("error")},
+        "Disconnected",
     ),
-    "an event named error, without a word": (
-        BEGUN + b"event: error\n\n",
-        1,
-        "an event named error",
+    "a finish reason that is an error": (error_end("error"), "finish reason error"),
+    "given up by the engine": (error_end("abort"), "finish reason abort"),
+    "Anthropic's in a chat": ({"type": "error", "error": {"message": "Overloaded"}}, "Overloaded"),
+    "in a choice (OpenRouter)": (error_end("error", error={"message": "Provider"}), "Provider"),
+    "in a choice that stopped": (error_end("stop", error="lost"), "lost"),
+    "cut for want of machines (DeepSeek)": (
+        error_end("insufficient_system_resource"),
+        "insufficient_system_resource",
     ),
+    "in capitals (Cohere)": (error_end("ERROR"), "finish reason ERROR"),
+    "MiniMax": (
+        {"choices": None, "base_resp": {"status_code": 1002, "status_msg": "rate limit"}},
+        "rate limit",
+    ),
+    "a code and its words": ({"code": 503, "msg": "busy"}, "busy"),
+    "a problem (RFC 9457)": (
+        {"type": "about:blank", "title": "Service Unavailable", "status": 503},
+        "Service Unavailable",
+    ),
+    "no success": ({"success": False, "reason": "worker lost"}, "worker lost"),
+    "in a delta": ({"choices": [{"delta": {"error": {"message": "no worker"}}}]}, "no worker"),
+}
+LINES_AFTER_A_TOKEN: dict[str, tuple[bytes, str]] = {
+    "an event named error, in words": (b"event: error\ndata: upstream lost\n\n", "upstream lost"),
+    "an event named error, without a word": (b"event: error\n\n", "an event named error"),
+    "an event named server_error": (
+        b'event: Server_Error\ndata: {"reason": "lost"}\n\n' + event("[DONE]"),
+        '{"reason": "lost"}',
+    ),
+    "an event named exception": (
+        b"event: InternalServerException\ndata: lost\n\n" + event("[DONE]"),
+        "lost",
+    ),
+    "an error field": (b'error: {"message": "no GPU left"}\n\ndata: [DONE]\n\n', "no GPU left"),
+    "an error field in words": (b"id: 4\nerror: timed out\n\ndata: [DONE]\n\n", "timed out"),
+    "bare JSON": (b'{"error": {"message": "died"}}\n\ndata: [DONE]\n\n', "died"),
+    "bare JSON, one line end": (b'{"detail": "died"}\ndata: [DONE]\n\n', "died"),
+    "bare JSON, and the end": (event("[DONE]") + b'{"error":"died"}', "died"),
+    "bare JSON of several lines": (
+        b'{\n  "error": {\n    "message": "died"\n  }\n}\n\ndata: [DONE]\n\n',
+        "died",
+    ),
+}
+# tables by status; name: (bytes, then FIN; tokens; part of the error)
+STREAM_ERRORS: dict[str, tuple[bytes, int | None, str]] = {
+    "error event between tokens": (stream(OK[0], {"error": {"message": "oom"}}, *OK), 3, "oom"),
+    "error event, then FIN": (unframed(OK[0], {"error": "oom"}), 1, "oom"),
+    "error event, then FIN in a chunked body": (HEAD + chunk(OK[0], {"error": "oom"}), 1, "oom"),
     "an event named error, an object": (
         UNFRAMED + b'event: error\ndata: {"message": "busy", "code": 529}\n\n',
         None,
         "busy",
-    ),
-    "an error field": (
-        BEGUN + b'error: {"message": "no GPU left"}\n\ndata: [DONE]\n\n',
-        1,
-        "no GPU left",
-    ),
-    "an error field in words": (
-        BEGUN + b"id: 4\nerror: upstream timed out\n\ndata: [DONE]\n\n",
-        1,
-        "upstream timed out",
     ),
     "an error field beside text": (
         BEGUN[:-1] + b"error: late\n\n" + event(OK[1]) + event(FINISH),
         1,
         "late",
     ),
-    "an error as bare JSON": (
-        BEGUN + b'{"error": {"message": "worker died"}}\n\ndata: [DONE]\n\n',
-        1,
-        "worker died",
-    ),
-    "an error as bare JSON, one line end": (
-        BEGUN + b'{"detail": "worker died"}\ndata: [DONE]\n\n',
-        1,
-        "worker died",
-    ),
-    "an error as bare JSON, and the end": (
-        BEGUN + event("[DONE]") + b'{"error":"worker died"}',
-        1,
-        "worker died",
-    ),
-    "an error as bare JSON of several lines": (
-        BEGUN + b'{\n  "error": {\n    "message": "worker died"\n  }\n}\n\ndata: [DONE]\n\n',
-        1,
-        "worker died",
-    ),
-    "an error in a delta": (
-        stream(OK[0], {"choices": [{"delta": {"error": {"message": "no worker"}}}]}, *OK, "[DONE]"),
-        3,
-        "no worker",
-    ),
-    "an error beside text": (
+    "an error beside text in a delta": (
         stream(OK[0], {"choices": [{"delta": {"content": "a", "error": "no worker"}}]}, "[DONE]"),
         2,
         "no worker",
     ),
-    "an error in a whole message": (
-        stream({"choices": [{"message": {"content": None, "error": "no worker"}}]}),
-        None,
-        "no worker",
-    ),
-    "an error in a choice (OpenRouter)": (
-        stream(
-            OK[0],
-            {
-                "choices": [
-                    {
-                        "index": 0,
-                        "delta": {"content": ""},
-                        "finish_reason": "error",
-                        "error": {"code": 502, "message": "Provider overloaded"},
-                    }
-                ]
-            },
-            "[DONE]",
-        ),
-        1,
-        "Provider overloaded",
-    ),
-    "an error in a choice, said to have stopped": (
-        stream(OK[0], error_end("stop", error="lost"), "[DONE]"),
-        1,
-        "lost",
-    ),
     "an error in the choice of a body": (
-        json_response(
-            b'{"choices":[{"message":{"content":"a"},"error":{"message":"moderated out"}}]}'
-        ),
+        json_response(b'{"choices":[{"message":{"content":"a"},"error":{"message":"refused"}}]}'),
         1,
-        "moderated out",
+        "refused",
     ),
-    "cut for want of machines (DeepSeek)": (
-        stream(OK[0], error_end("insufficient_system_resource")),
-        1,
-        "insufficient_system_resource",
-    ),
-    "an error in capitals (Cohere)": (stream(OK[0], error_end("ERROR")), 1, "finish reason ERROR"),
-    "an event named server_error": (
-        BEGUN + b'event: Server_Error\ndata: {"reason": "lost"}\n\n' + event("[DONE]"),
-        1,
-        '{"reason": "lost"}',
-    ),
-    "an event named exception": (
-        BEGUN + b"event: InternalServerException\ndata: lost\n\n" + event("[DONE]"),
-        1,
-        "lost",
-    ),
-    "MiniMax": (
-        stream(
-            OK[0],
-            {"choices": None, "base_resp": {"status_code": 1002, "status_msg": "rate limit"}},
-            "[DONE]",
-        ),
-        1,
-        "rate limit",
-    ),
-    "a code and its words": (stream(OK[0], {"code": 503, "msg": "busy"}, "[DONE]"), 1, "busy"),
-    "a problem (RFC 9457)": (
-        stream(
-            OK[0], {"type": "about:blank", "title": "Service Unavailable", "status": 503}, "[DONE]"
-        ),
-        1,
-        "Service Unavailable",
-    ),
-    "no success": (
-        stream(OK[0], {"success": False, "reason": "worker lost"}, "[DONE]"),
-        1,
-        "worker lost",
-    ),
-    "an error in a body that is no stream": (
-        json_response(b'{"error":{"message":"no GPU"}}'),
-        None,
-        "no GPU",
-    ),
+    "a body that is no stream": (json_response(b'{"error":{"message":"no GPU"}}'), None, "no GPU"),
+    **{n: (stream(e, "[DONE]"), None, words) for n, (e, words) in BEFORE_A_TOKEN.items()},
+    **{n: (stream(OK[0], e, "[DONE]"), 1, words) for n, (e, words) in AFTER_A_TOKEN.items()},
+    **{n: (BEGUN + lines, 1, words) for n, (lines, words) in LINES_AFTER_A_TOKEN.items()},
 }
 PROTOCOL_ERRORS: dict[str, tuple[bytes, int | None, str]] = {
     "headers without end": (
@@ -684,49 +529,32 @@ GOOD: dict[str, tuple[bytes, int]] = {
     "100-continue first": (b"HTTP/1.1 100 Continue\r\n\r\n" + stream(*OK), 2),
     "103 early hints first": (b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + stream(*OK), 2),
 }
+RESET, CUT, NO_END = "before the response headers", "middle of the body", "without a finish reason"
+LENGTH_0 = b"Content-Length: 0\r\n\r\n"
 ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
     # name: (bytes, then FIN; status; tokens; part of the error)
-    "nothing at all": (b"", "reset", None, "before the response headers"),
-    "half a status line": (b"HTTP/1.1 20", "reset", None, "before the response headers"),
-    "half the headers": (HEAD[:-4], "reset", None, "before the response headers"),
-    "headers only": (HEAD, "truncated", None, "middle of the body"),
-    "chunked, no last chunk": (HEAD + chunk(*OK, "[DONE]"), "truncated", 2, "middle of the body"),
+    "nothing at all": (b"", "reset", None, RESET),
+    "half a status line": (b"HTTP/1.1 20", "reset", None, RESET),
+    "half the headers": (HEAD[:-4], "reset", None, RESET),
+    "100-continue only": (b"HTTP/1.1 100 Continue\r\n\r\n", "reset", None, RESET),
+    "headers only": (HEAD, "truncated", None, CUT),
+    "chunked, no last chunk": (HEAD + chunk(*OK, "[DONE]"), "truncated", 2, CUT),
     "content-length short": (
         UNFRAMED.replace(b"\r\n\r\n", b"\r\nContent-Length: 9999\r\n\r\n") + event(OK[0]),
         "truncated",
         1,
-        "middle of the body",
+        CUT,
     ),
-    "close-delimited, no finish reason": (
-        unframed(OK[0], OK[1]),
-        "truncated",
-        2,
-        "without a finish reason",
-    ),
-    "close-delimited, cut inside an event": (
-        unframed(OK[0], OK[1])[:-20],
-        "truncated",
-        1,
-        "without a finish reason",
-    ),
-    "neither": (stream(OK[0]), "truncated", 1, "without a finish reason"),
-    "finish reason of an empty string": (
-        stream(text("a", finish_reason="")),
-        "truncated",
-        1,
-        "without",
-    ),
-    "a page in the stream": (
-        BEGUN + b"<html><h1>502 Bad Gateway</h1></html>\n\n",
-        "truncated",
-        1,
-        "without",
-    ),
+    "close-delimited, no finish reason": (unframed(*OK[:2]), "truncated", 2, NO_END),
+    "close-delimited, cut inside an event": (unframed(*OK[:2])[:-20], "truncated", 1, NO_END),
+    "neither": (stream(OK[0]), "truncated", 1, NO_END),
+    "an empty finish reason": (stream(text("a", finish_reason="")), "truncated", 1, NO_END),
+    "a page in the stream": (BEGUN + b"<html>502</html>\n\n", "truncated", 1, NO_END),
     "a reason that says null (DashScope)": (
         stream(text("a", finish_reason="null"), text("b", finish_reason="null")),
         "truncated",
         2,
-        "without a finish reason",
+        NO_END,
     ),
     "HTML under 200": (
         b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>",
@@ -735,37 +563,21 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
         "text/html",
     ),
     "200 without a body": (
-        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + LENGTH_0,
         "empty",
         None,
         "content type unknown",
     ),
     "204": (b"HTTP/1.1 204 No Content\r\n\r\n", "empty", None, "HTTP 204"),
     "redirect": (
-        b"HTTP/1.1 307 T\r\nLocation: /v1\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 307 T\r\nLocation: /v1\r\n" + LENGTH_0,
         "http_error",
         None,
-        "redirect: give the final URL",
+        "give the final URL",
     ),
-    "error, empty body": (
-        b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n",
-        "http_error",
-        None,
-        "HTTP 503",
-    ),
+    "error, empty body": (b"HTTP/1.1 503 Busy\r\n" + LENGTH_0, "http_error", None, "HTTP 503"),
     "error, body cut short": (JSON_500, "http_error", None, "HTTP 500: boom"),
-    "error, close-delimited": (
-        b"HTTP/1.1 400 Bad\r\n\r\nno such thing",
-        "http_error",
-        None,
-        "HTTP 400: no such thing",
-    ),
-    "100-continue only": (
-        b"HTTP/1.1 100 Continue\r\n\r\n",
-        "reset",
-        None,
-        "before the response headers",
-    ),
+    "error, close-delimited": (b"HTTP/1.1 400 Bad\r\n\r\nno", "http_error", None, "HTTP 400: no"),
 }
 ENDINGS |= {name: (data, "ok", tokens, None) for name, (data, tokens) in GOOD.items()}
 for status, table in (("stream_error", STREAM_ERRORS), ("protocol_error", PROTOCOL_ERRORS)):
@@ -1072,12 +884,22 @@ def with_usage(value: dict[str, Any], completion_tokens: Any) -> dict[str, Any]:
     return {**value, "usage": {"completion_tokens": completion_tokens}}
 
 
+def choices(*found: dict[str, Any]) -> dict[str, Any]:
+    return {"choices": list(found)}
+
+
+def totals(*counted: tuple[str | None, int]) -> list[dict[str, Any]]:
+    """Text of one choice, or none, each with a running total."""
+    return [with_usage({} if words is None else text(words), total) for words, total in counted]
+
+
+PIECE = {"tool_calls": [{"function": {"arguments": "{"}}]}
 COUNTS: dict[str, tuple[list[dict[str, Any]], tuple[int | None, str | None], list[int] | None]] = {
     "chunks only": ([text("a"), text("b")], (2, "chunks"), None),
     "usage of zero beside text": ([text("a"), text("b"), with_usage({}, 0)], (2, "chunks"), None),
     "usage of null": ([text("a"), with_usage({}, None)], (1, "chunks"), None),
     "usage that is no number": ([text("a"), with_usage({}, "12")], (1, "chunks"), None),
-    "zeros in every chunk": ([with_usage(text(c), 0) for c in "ab"], (2, "chunks"), None),
+    "zeros in every chunk": (totals(("a", 0), ("b", 0)), (2, "chunks"), None),
     "usage in the last text chunk": ([text("a"), with_usage(text("b"), 5)], (5, "usage"), None),
     "the same total twice": (
         [text("a"), with_usage(FINISH, 7), with_usage({}, 7)],
@@ -1090,73 +912,42 @@ COUNTS: dict[str, tuple[list[dict[str, Any]], tuple[int | None, str | None], lis
         None,
     ),
     "cumulative, some tokens without text": (
-        [
-            with_usage(ROLE, 0),
-            with_usage(text("a"), 1),
-            with_usage(text(""), 2),
-            with_usage(text("b"), 3),
-            with_usage(text("c"), 7),
-        ],
+        [with_usage(ROLE, 0), *totals(("a", 1), ("", 2), ("b", 3), ("c", 7))],
         (7, "usage_per_chunk"),
         [1, 2, 4],
     ),
     "cumulative, hidden tokens at the end": (
-        [
-            with_usage(text("a"), 1),
-            with_usage(text("b"), 2),
-            with_usage(text(""), 5),
-            with_usage({}, 5),
-        ],
+        totals(("a", 1), ("b", 2), ("", 5), (None, 5)),
         (5, "usage_per_chunk"),
         [1, 1],
     ),
     "cumulative that stands still": (
-        [with_usage(text("a"), 1), with_usage(text("b"), 1), with_usage({}, 2)],
+        totals(("a", 1), ("b", 1), (None, 2)),
         (2, "usage_per_chunk"),
         None,
     ),
     "token ids": (
-        [
-            {"choices": [{"delta": {"content": "ab"}, "token_ids": [5, 6]}]},
-            {"choices": [{"delta": {"content": "c"}, "token_ids": [7]}]},
-        ],
+        [text("ab", token_ids=[5, 6]), text("c", token_ids=[7])],
         (3, "logprobs"),
         [2, 1],
     ),
     "legacy logprobs": (
-        [{"choices": [{"text": "ab", "logprobs": {"tokens": ["a", "b"]}}]}],
+        [choices({"text": "ab", "logprobs": {"tokens": ["a", "b"]}})],
         (2, "logprobs"),
         [2],
     ),
     "two choices in one chunk": (
-        [
-            {
-                "choices": [
-                    {"text": "ab", "token_ids": [1, 2]},
-                    {"index": 1, "text": "c", "token_ids": [3]},
-                ]
-            }
-        ],
+        [choices({"text": "a", "token_ids": [1, 2]}, {"index": 1, "text": "c", "token_ids": [3]})],
         (3, "logprobs"),
         [3],
     ),
     "reasoning under two names is one chunk": (
-        [{"choices": [{"delta": {"reasoning": "x", "reasoning_content": "x"}}]}],
+        [choices({"delta": {"reasoning": "x", "reasoning_content": "x"}})],
         (1, "chunks"),
         None,
     ),
-    "tool call arguments": (
-        [
-            {
-                "choices": [
-                    {"delta": {"content": None, "tool_calls": [{"function": {"arguments": "{"}}]}}
-                ]
-            }
-        ],
-        (1, "chunks"),
-        None,
-    ),
-    "a refusal": ([{"choices": [{"delta": {"refusal": "no"}}]}], (1, "chunks"), None),
+    "tool call arguments": ([choices({"delta": PIECE})], (1, "chunks"), None),
+    "a refusal": ([choices({"delta": {"refusal": "no"}})], (1, "chunks"), None),
     "nothing": ([ROLE, FINISH], (None, None), None),
     "hidden only": ([ROLE, FINISH, with_usage({}, 4)], (4, "usage"), None),
 }

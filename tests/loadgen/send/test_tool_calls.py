@@ -11,14 +11,10 @@ from typing import Any
 import pytest
 
 from ampacity.loadgen.receive.exchange import Exchange
-from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.loadgen.send.history import AnswerContent, Call
-from ampacity.loadgen.send.protocols import Api, RequestShape
-from ampacity.loadgen.send.requests import ScheduledRequests
-from ampacity.workloads.prompts.synthetic import PromptMaker
-from ampacity.workloads.prompts.tokenizers import WORDS
+from ampacity.loadgen.send.protocols import Api
 from tests.cli.test_hostile import Server
-from tests.loadgen.drive.test_sessions import CHAT, session
+from tests.loadgen.drive.test_sessions import CHAT, Prepared, session
 from tests.streams.playing import END, HEAD, http_chunk, json_response, new_exchange
 
 Json = dict[str, Any]
@@ -52,7 +48,14 @@ def called(index: int, **call: Any) -> Json:
     return delta(tool_calls=[{"index": index, "id": call.get("id"), "function": function}])
 
 
-WEATHER = Call("a", "weather", '{"city": "Ulm"}')
+def block_delta(index: int, **delta: Any) -> Json:
+    return {"type": "content_block_delta", "index": index, "delta": delta}
+
+
+CITY = '{"city": "Ulm"}'
+WEATHER = Call("a", "weather", CITY)
+TOOL_USE = {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Ulm"}}
+FUNCTION_CALL = {"type": "function_call", "call_id": "a", "name": "weather", "arguments": CITY}
 STREAMS: dict[str, tuple[Api, tuple[Json, ...], AnswerContent]] = {
     "one call, its arguments in pieces": (
         "chat",
@@ -68,7 +71,7 @@ STREAMS: dict[str, tuple[Api, tuple[Json, ...], AnswerContent]] = {
         "chat",
         (
             delta(content="Let me see."),
-            called(0, id="a", name="weather", arguments='{"city": "Ulm"}'),
+            called(0, id="a", name="weather", arguments=CITY),
             called(1, id="b", name="clock", arguments="{}"),
             delta("tool_calls"),
         ),
@@ -77,7 +80,7 @@ STREAMS: dict[str, tuple[Api, tuple[Json, ...], AnswerContent]] = {
     "Gemini: every call whole, and all are number 0": (
         "chat",
         (
-            called(0, id="a", name="weather", arguments='{"city": "Ulm"}'),
+            called(0, id="a", name="weather", arguments=CITY),
             called(0, id="b", name="clock", arguments=""),
             delta("tool_calls"),
         ),
@@ -134,26 +137,10 @@ STREAMS: dict[str, tuple[Api, tuple[Json, ...], AnswerContent]] = {
     "messages": (
         "messages",
         (
-            {
-                "type": "content_block_delta",
-                "index": 0,
-                "delta": {"type": "text_delta", "text": "Let me see."},
-            },
-            {
-                "type": "content_block_start",
-                "index": 1,
-                "content_block": {"type": "tool_use", "id": "a", "name": "weather", "input": {}},
-            },
-            {
-                "type": "content_block_delta",
-                "index": 1,
-                "delta": {"type": "input_json_delta", "partial_json": '{"city": '},
-            },
-            {
-                "type": "content_block_delta",
-                "index": 1,
-                "delta": {"type": "input_json_delta", "partial_json": '"Ulm"}'},
-            },
+            block_delta(0, type="text_delta", text="Let me see."),
+            {"type": "content_block_start", "index": 1, "content_block": TOOL_USE | {"input": {}}},
+            block_delta(1, type="input_json_delta", partial_json='{"city": '),
+            block_delta(1, type="input_json_delta", partial_json='"Ulm"}'),
             {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
         ),
         AnswerContent("Let me see.", (WEATHER,)),
@@ -164,19 +151,9 @@ STREAMS: dict[str, tuple[Api, tuple[Json, ...], AnswerContent]] = {
             {
                 "type": "response.output_item.added",
                 "output_index": 0,
-                "item": {
-                    "type": "function_call",
-                    "id": "fc",
-                    "call_id": "a",
-                    "name": "weather",
-                    "arguments": "",
-                },
+                "item": FUNCTION_CALL | {"id": "fc", "arguments": ""},
             },
-            {
-                "type": "response.function_call_arguments.delta",
-                "output_index": 0,
-                "delta": '{"city": "Ulm"}',
-            },
+            {"type": "response.function_call_arguments.delta", "output_index": 0, "delta": CITY},
             {"type": "response.completed", "response": {"status": "completed"}},
         ),
         AnswerContent("", (WEATHER,)),
@@ -190,26 +167,13 @@ def test_what_is_told_again_of_an_answer(name: str) -> None:
     assert heard(api, *events) == expected
 
 
+CHAT_CALL = {"id": "a", "function": {"name": "weather", "arguments": CITY}}
+MESSAGE = {"content": "x", "tool_calls": [CHAT_CALL]}
 BODIES: dict[Api, Json] = {
-    "chat": {
-        "choices": [
-            {
-                "message": {
-                    "content": "x",
-                    "tool_calls": [
-                        {"id": "a", "function": {"name": "weather", "arguments": '{"city": "Ulm"}'}}
-                    ],
-                },
-                "finish_reason": "tool_calls",
-            }
-        ]
-    },
+    "chat": {"choices": [{"message": MESSAGE, "finish_reason": "tool_calls"}]},
     "messages": {
         "type": "message",
-        "content": [
-            {"type": "text", "text": "x"},
-            {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Ulm"}},
-        ],
+        "content": [{"type": "text", "text": "x"}, TOOL_USE],
         "stop_reason": "tool_use",
         "usage": {"output_tokens": 9},
     },
@@ -218,12 +182,7 @@ BODIES: dict[Api, Json] = {
         "status": "completed",
         "output": [
             {"type": "message", "content": [{"type": "output_text", "text": "x"}]},
-            {
-                "type": "function_call",
-                "call_id": "a",
-                "name": "weather",
-                "arguments": '{"city": "Ulm"}',
-            },
+            FUNCTION_CALL,
         ],
         "usage": {"output_tokens": 9},
     },
@@ -237,15 +196,10 @@ def test_a_body_that_is_no_stream_tells_the_same(api: Api) -> None:
 
 def prompts_after(api: Api, told: AnswerContent, turns: int = 3) -> list[Json]:
     """The turns' bodies if every answer is ``told``; 30 tokens first, then 5 new ones each."""
-    endpoint = parse_endpoint("http://127.0.0.1:1/v1")
-    requests = ScheduledRequests(
-        [(endpoint, None)], RequestShape(api, "m"), PromptMaker(WORDS, "s"), "run"
-    )
-    requests.prepare(session(*CHAT))
-    bodies = []
+    prepared, bodies = Prepared(session(*CHAT), api), []
     for index in range(turns):
-        bodies.append(json.loads(requests.make(index).partition(b"\r\n\r\n")[2]))
-        requests.answered(index, told)
+        bodies.append(prepared.body(index))
+        prepared.requests.answered(index, told)
     return bodies
 
 
@@ -259,10 +213,7 @@ def test_a_chat_tells_the_calls_and_a_result_for_each_id_of_the_planned_length()
     assistant, *results = second[len(first) :]
     assert (assistant["role"], assistant["content"]) == ("assistant", "Let me see.")
     assert [c["id"] for c in assistant["tool_calls"]] == ["a", "b"]
-    assert assistant["tool_calls"][0]["function"] == {
-        "name": "weather",
-        "arguments": '{"city": "Ulm"}',
-    }
+    assert assistant["tool_calls"][0]["function"] == CHAT_CALL["function"]
     assert [(m["role"], m["tool_call_id"]) for m in results] == [("tool", "a"), ("tool", "b")]
     assert [len(m["content"].split()) for m in results] == [2, 3]  # of 5 new tokens
 
@@ -270,25 +221,13 @@ def test_a_chat_tells_the_calls_and_a_result_for_each_id_of_the_planned_length()
 def test_messages_and_responses_tell_them_in_their_own_way() -> None:
     *_, assistant, user = prompts_after("messages", TWO, 2)[1]["messages"]
     assert [b["type"] for b in assistant["content"]] == ["text", "tool_use", "tool_use"]
-    assert assistant["content"][1] == {
-        "type": "tool_use",
-        "id": "a",
-        "name": "weather",
-        "input": {"city": "Ulm"},
-    }
-    assert [(b["type"], b["tool_use_id"]) for b in user["content"]] == [
-        ("tool_result", "a"),
-        ("tool_result", "b"),
-    ]
+    assert assistant["content"][1] == TOOL_USE
+    results = [(b["type"], b["tool_use_id"]) for b in user["content"]]
+    assert results == [("tool_result", "a"), ("tool_result", "b")]
     assert sum(len(b["content"].split()) for b in user["content"]) == 5
     items = prompts_after("responses", TWO, 2)[1]["input"][1:]
-    assert [i.get("type", i.get("role")) for i in items] == [
-        "assistant",
-        "function_call",
-        "function_call",
-        "function_call_output",
-        "function_call_output",
-    ]
+    kinds = ["assistant", *["function_call"] * 2, *["function_call_output"] * 2]
+    assert [i.get("type", i.get("role")) for i in items] == kinds
     assert [i["call_id"] for i in items[1:]] == ["a", "b", "a", "b"]
 
 
@@ -357,18 +296,8 @@ def test_prompts_grow_as_planned_with_calls_and_a_run_says_where_they_do_not(
         "sessions: {turns: 4, message_tokens: 0}\n"
     )
     with Server(calling(words)) as server:
-        assert ampacity(
-            "run",
-            server.url,
-            "--workload",
-            profile,
-            "--rates",
-            "12",
-            "--duration",
-            "2s",
-            "--out",
-            tmp_path / "run",
-        ) in (0, 3)
+        load = ("--rates", "12", "--duration", "2s", "--out", tmp_path / "run")
+        assert ampacity("run", server.url, "--workload", profile, *load) in (0, 3)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     said = next((w["text"] for w in summary["warnings"] if w["code"] == "inputs_off"), "")
     assert bool(said) is off
