@@ -1,6 +1,7 @@
 """A simulated server on a real socket, and readers of its answers."""
 
 import asyncio
+import functools
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -37,10 +38,18 @@ async def served(
 
 
 def run(body: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(body(), 30)
+    """Run a coroutine to its end, within 30 s."""
+    asyncio.run(asyncio.wait_for(body(), 30))
 
-    asyncio.run(bounded())
+
+def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Make an ordinary test of a coroutine."""
+
+    @functools.wraps(test)
+    def whole(**arguments: Any) -> None:
+        run(functools.partial(test, **arguments))
+
+    return whole
 
 
 async def events(
