@@ -21,7 +21,7 @@ from ampacity.analysis.change.arms import Arm
 from ampacity.analysis.change.comparable import prepare
 from ampacity.analysis.change.scorecard import compare
 from ampacity.analysis.metrics.observations import Observations
-from ampacity.config import Settings, make_settings
+from ampacity.config import make_settings
 from ampacity.experiments import ab as experiment
 from ampacity.experiments.ab import arms, interleave
 from ampacity.experiments.stages.rig import Rig
@@ -34,6 +34,7 @@ from ampacity.reports.pages.compare import (
     render_comparison,
     write_comparison_page,
 )
+from ampacity.settings import Settings
 from ampacity.simulator.models.hardware import find_config
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.values import ConfigError
