@@ -23,7 +23,7 @@ from ampacity.analysis.change.pairs import ComparedRun
 from ampacity.analysis.change.results import Comparison
 from ampacity.analysis.change.scorecard import compare
 from ampacity.analysis.metrics.observations import Observations
-from ampacity.config import Settings, make_settings
+from ampacity.config import make_settings
 from ampacity.experiments import ab as experiment
 from ampacity.experiments.ab import arms, interleave
 from ampacity.experiments.stages.rig import Rig
@@ -36,6 +36,7 @@ from ampacity.reports.pages.compare import (
     render_comparison,
     write_comparison_page,
 )
+from ampacity.settings import Settings
 from ampacity.simulator.models.hardware import find_config
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.values import ConfigError

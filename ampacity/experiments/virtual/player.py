@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from ampacity.analysis.stage.analyse import analyse_stage
-from ampacity.config import Settings
 from ampacity.experiments.stages.context import fit_context
 from ampacity.experiments.stages.preflight import typical_lengths
 from ampacity.experiments.stages.rig import LOOKS, Enough, Outcome, answers_in_history
@@ -23,6 +22,7 @@ from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.loadgen.rundir.records import RequestRecord, to_batch
 from ampacity.progress import Progress
+from ampacity.settings import Settings
 from ampacity.simulator.engine.deployment import Deployment
 from ampacity.values import ConfigError
 from ampacity.workloads.schedule import Schedule
