@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from ampacity.analysis.stage.analyse import analyse_stage
-from ampacity.config import Settings
 from ampacity.experiments.stages.context import fit_context
 from ampacity.experiments.stages.preflight import typical_lengths
 from ampacity.experiments.stages.rig import LOOKS, Enough, Outcome, answers_in_history
@@ -24,6 +23,7 @@ from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.loadgen.rundir.records import RequestRecord, to_batch
 from ampacity.loadgen.telemetry import SCHEMA
 from ampacity.progress import Progress
+from ampacity.settings import Settings
 from ampacity.simulator.engine.deployment import Deployment
 from ampacity.simulator.engine.samples import Sample
 from ampacity.values import ConfigError
@@ -75,8 +75,8 @@ class VirtualPlayer:
         if len(schedule) and not len(fitting):
             raise ConfigError(
                 f"no conversation of workload {self._settings.workload.name} fits the context of "
-                f"{context} tokens: take a model with a longer one, "
-                "MODEL@HARDWARE,max_model_len=N, or --fit-context"
+                f"{context} tokens: give it a longer one, --preset MODEL@HARDWARE,max_model_len=N, "
+                "or take a workload with shorter requests"
             )
         return fitting, counts
 

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ampacity.config import Settings
 from ampacity.experiments.stages.conduct import close_run
 from ampacity.experiments.stages.provenance import out_path, run_meta
 from ampacity.experiments.stages.rig import Rig
@@ -21,6 +20,7 @@ from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.progress import Progress
+from ampacity.settings import Settings
 from ampacity.simulator.engine.deployment import Deployment
 from ampacity.simulator.engine.engine import EngineConfig
 from ampacity.values import ConfigError
