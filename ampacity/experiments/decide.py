@@ -17,7 +17,7 @@ from ampacity.analysis.capacity.fleet import (
     fleet_of,
     traffic_of_profile,
 )
-from ampacity.analysis.contract import Summary, read_summary
+from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.analysis.decision.guardrails import Guardrails, guardrails
 from ampacity.analysis.decision.limits import Limit, find_limits
 from ampacity.analysis.decision.model import DecisionError, ModelShape
@@ -35,9 +35,8 @@ from ampacity.analysis.decision.steps import (
     thirteen_steps,
 )
 from ampacity.analysis.summary import summarise
-from ampacity.config import fleet_inputs
 from ampacity.loadgen.rundir.files import Run, load_run
-from ampacity.settings import read_settings
+from ampacity.settings import fleet_inputs, read_settings
 from ampacity.simulator.models.catalog import HARDWARE
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import read_yaml

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
-from ampacity.analysis.contract import Part, Spread, Summary
+from ampacity.analysis.capacity.fleet import queue_depth
+from ampacity.analysis.contract.figures import Spread
+from ampacity.analysis.contract.part import Part
+from ampacity.analysis.contract.summary import Summary
 
 BREAKER = (0.8, 0.9)  # a breaker opens at this share of the queue's depth
 INPUT_FACTORS = (2, 3)  # a request longer than this times P95 is an accident, not traffic
@@ -77,7 +80,7 @@ def guardrails(
     budget = _wait_budget_s(summary) if wait_budget_s is None else wait_budget_s
     if budget is None:
         missing["queue_depth"] = "no SLO on TTFT: give --wait-budget"
-    depth = None if budget is None or rate is None else queue_depth(rate, budget)
+    depth = queue_depth(rate, budget) if rate and budget else None
     inputs, outputs = _lengths(summary)
     if inputs is None:
         missing["max_input_tokens"] = "the run counted no input tokens"
@@ -100,11 +103,6 @@ def guardrails(
         prewarm_s=cold_start_s,
         missing=missing,
     )
-
-
-def queue_depth(rate_rps: float, wait_budget_s: float) -> int:
-    """Return the deepest queue that is served within the budget: rate x budget."""
-    return math.floor(rate_rps * wait_budget_s + 1e-9)
 
 
 def breaker_of(depth: int) -> tuple[int, int]:

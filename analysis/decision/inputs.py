@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from ampacity.analysis.contract import Part
+from ampacity.analysis.contract.part import Part
 
 Basis = Literal["measured", "stated", "assumed"]
 

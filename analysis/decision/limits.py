@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ampacity.analysis.contract import Part, Percentiles, Server, SloLimit, Stage, Summary
+from ampacity.analysis.contract.figures import Percentiles
+from ampacity.analysis.contract.part import Part
+from ampacity.analysis.contract.stage import Server, Stage
+from ampacity.analysis.contract.summary import SloLimit, Summary
 
 # Thresholds. Where no source is named they are this project's own, checked by the matrix of rules
 # and illnesses in the tests (docs/diagnosis.md).

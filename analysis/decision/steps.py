@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ampacity.analysis.contract import Part, Summary
+from ampacity.analysis.contract.part import Part
+from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input, Range
 from ampacity.analysis.decision.limits import Limit

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ampacity.analysis.contract import Summary
+from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input
 from ampacity.analysis.decision.limits import Limit

@@ -15,7 +15,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ampacity.analysis.contract import Curve, Summary, read_summary
+from ampacity.analysis.contract.figures import Curve
+from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.analysis.decision.limits import RULES, Limit, find_limits
 from ampacity.analysis.summary import summarise
 from ampacity.config import make_settings

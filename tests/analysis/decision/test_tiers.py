@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ampacity.analysis.decision.guardrails import breaker_of, queue_depth
+from ampacity.analysis.capacity.fleet import queue_depth
+from ampacity.analysis.decision.guardrails import breaker_of
 from ampacity.analysis.decision.model import DecisionError
 from ampacity.analysis.decision.tiers import Tier, size_pools, size_tiers, slow_replica_share
 

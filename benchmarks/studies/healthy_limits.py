@@ -1,6 +1,6 @@
 """How often does a rule of diagnosis hold for a healthy engine? Predicted runs at 30 to 85 % of capacity.
 
-    python -m benchmarks.healthy_limits --runs 25
+    python -m benchmarks.studies.healthy_limits --runs 25
 
 A capacity is found first by a long search; each run then has stages at 0.3, 0.6 and 0.85 of it. Near
 the knee `queueing` may hold; any other rule is a false alarm.
@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ampacity.analysis.contract import Summary, read_summary
+from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.analysis.decision.limits import find_limits
 from ampacity.analysis.summary import summarise
 from ampacity.config import make_settings
