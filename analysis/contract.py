@@ -714,3 +714,13 @@ def describe_fields() -> str:
             lines.append(f"| `{field.encode_name}` | {kind} | {left_out} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def with_nulls(value: Any) -> Any:
+    """Return a part, or a dict or list of parts, as plain objects with every field, null or not."""
+    if isinstance(value, Part):
+        fields = msgspec.structs.fields(value)
+        return {f.encode_name: with_nulls(getattr(value, f.name)) for f in fields}
+    if isinstance(value, dict):
+        return {key: with_nulls(v) for key, v in value.items()}
+    return [with_nulls(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from ampacity.analysis.contract import with_nulls
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.lengths import spread
 from ampacity.analysis.metrics.observations import Observations
@@ -151,7 +152,7 @@ def _of_stage(
         )
     time_s, busy_s = (end_ns - begin_ns) * _NS, _busy_s(sessions)
     for name, values in (("session_s", time_s), ("busy_s", busy_s)):
-        result[name] = percentiles(_observed(values, failed, cut, chosen))
+        result[name] = with_nulls(percentiles(_observed(values, failed, cut, chosen)))
     counts = np.bincount(sessions.of, minlength=len(sessions)).astype(np.float64)
     whole = chosen & complete
     result |= {

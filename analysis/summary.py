@@ -17,6 +17,7 @@ from ampacity.analysis.capacity.goodput_peak import peak_goodput
 from ampacity.analysis.capacity.knee import find_knee
 from ampacity.analysis.capacity.search import summarise_search
 from ampacity.analysis.capacity.usable import find_capacity, met_by_all
+from ampacity.analysis.contract import LittlesLawGap, Part, Server, ServerLaw, with_nulls
 from ampacity.analysis.load_names import load_name, name_stages
 from ampacity.analysis.metrics.impossible import check_records
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
@@ -91,10 +92,10 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
 
 def _littles_law(
     capacity: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[Slo]
-) -> dict[str, Any]:
+) -> LittlesLawGap:
     steady = [s for s in stages if s["stable"] and not s["client_limited"]]
     shares = [s["littles_law"]["consistency"] for s in steady if s["littles_law"]["consistency"]]
-    return summarise_gap(capacity, slos, shares) | {"server": _worst_server(steady)}
+    return summarise_gap(capacity, slos, shares, _worst_server(steady))
 
 
 def _fleet(
@@ -180,8 +181,9 @@ def _judge_stages(
     ]
     thinks = (meta.get("locked") or {}).get("think_s")
     for stage, stage_meta in zip(stages, metas, strict=True):
-        stage["server"] = _server(run, stage, stage_meta)
-        stage["littles_law"]["server"] = against_server(stage["concurrency"], stage["server"])
+        server = _server(run, stage, stage_meta)
+        stage["server"] = with_nulls(server)
+        stage["littles_law"]["server"] = with_nulls(against_server(stage["concurrency"], server))
         waits = thinks or "sessions" in stage_meta or never_all_users(stage)
         stage["users_pause"] = stage["kind"] == "closed" and bool(waits)
     name_stages(stages)
@@ -205,7 +207,7 @@ def _undisturbed(metas: list[dict[str, Any]]) -> dict[str, Any]:
     )
 
 
-def _server(run: Run, stage: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any] | None:
+def _server(run: Run, stage: Mapping[str, Any], meta: Mapping[str, Any]) -> Server | None:
     """Return the server's own gauges over the window of the stage."""
     start_ns = int(meta.get("start_ns") or 0)
     window_ns = [start_ns + round(stage["window"][end] * 1e9) for end in ("start_s", "end_s")]
@@ -266,10 +268,11 @@ def _partial(run: Run) -> str | None:
     return f"{word}{at}" + (f": {reason}" if reason else "")
 
 
-def _worst_server(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the steady stage whose server count is furthest from the client's."""
+def _worst_server(stages: list[dict[str, Any]]) -> ServerLaw | None:
+    """Return the count of the server that is furthest from the client's."""
     held = [law for s in stages if (law := s["littles_law"]["server"]) and law["ratio"]]
-    return max(held, key=lambda law: abs(math.log(max(law["ratio"], 1e-3))), default=None)
+    worst = max(held, key=lambda law: abs(math.log(max(law["ratio"], 1e-3))), default=None)
+    return worst and ServerLaw(**worst)
 
 
 def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -323,6 +326,8 @@ def _audit(
 
 def _plain(value: Any) -> Any:
     """Convert a value to JSON's own types; non-finite numbers become null."""
+    if isinstance(value, Part):
+        value = with_nulls(value)
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
