@@ -17,7 +17,7 @@ from ampacity.analysis.capacity.goodput_peak import peak_goodput
 from ampacity.analysis.capacity.knee import find_knee
 from ampacity.analysis.capacity.search import summarise_search
 from ampacity.analysis.capacity.usable import find_capacity, met_by_all
-from ampacity.analysis.contract import LittlesLawGap, Part, Server, ServerLaw, with_nulls
+from ampacity.analysis.contract import Audit, LittlesLawGap, Part, Server, ServerLaw, with_nulls
 from ampacity.analysis.load_names import load_name, name_stages
 from ampacity.analysis.metrics.impossible import check_records
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
@@ -39,7 +39,7 @@ SCHEMA_VERSION = 2
 
 
 def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, Any]:
-    """Return the dict of summary.json for a run, complete or not.
+    """Return the dict of summary.json for a run, complete or not; ``labels``: id -> accepted.
 
     Raises SloError or RecordsError on a broken run.
     """
@@ -69,7 +69,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         "classes": [] if meta.get("burst") else class_curves(stages, slos),
         "families": [],
         "offline": offline_throughput(stages, slos, meta.get("fleet_inputs") or {}),
-        "audit": _audit(metas, stages, imported=bool(meta.get("imported"))),
+        "audit": with_nulls(_audit(metas, stages, imported=bool(meta.get("imported")))),
     }
     for stage in stages:
         stage["slo_met_by_all"] = met_by_all(stage, summary["capacity"])
@@ -79,7 +79,9 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     summary["sharing"] = compare_sharing(records.requests, metas)
     summary["traffic"] = summarise_traffic(records, metas, meta.get("workload") or {})
     sessions = summarise_sessions(records, metas, stages, slos)
-    summary |= {"sessions": sessions} | ({} if sessions else {"sessions_reason": NO_SESSIONS})
+    summary["sessions"] = with_nulls(sessions)
+    if not sessions:
+        summary["sessions_reason"] = NO_SESSIONS
     summary["littles_law"] = _littles_law(summary["capacity"], stages, slos)
     summary["fleet"] = _fleet(meta, summary["capacity"], stages, records)
     _add_optional_parts(summary, run, metas, records, slos)
@@ -135,9 +137,9 @@ def _add_optional_parts(
 
 
 def _workload(described: Mapping[str, Any], came: dict[str, Any]) -> dict[str, Any]:
-    """Return the workload with its realised lengths.
+    """Return the workload as described and realised.
 
-    Estimated lengths of given texts are no plan.
+    Given texts are sent as they are: their estimated length is no plan to deviate from.
     """
     if described.get("input_plan", "requested") != "requested":
         came = {**came, "input_deviation": None}
@@ -154,10 +156,7 @@ def _capacity(
 
 
 def _without_verdict(stage: dict[str, Any]) -> dict[str, Any]:
-    """Return a stage with a burst in it, without a verdict.
-
-    Its requests met the SLOs or missed them, at no one load.
-    """
+    """Return a stage with a burst in it without a verdict: its requests are at no one load."""
     why = "a burst is no steady load: its phases count the requests that met the SLOs"
     return {**stage, "slo_met": None, "slo_met_reason": why, "slo_verdicts": []}
 
@@ -197,7 +196,7 @@ def _plain_stage(position: int, stage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _undisturbed(metas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return, of stages that repeat one load, the last undisturbed one."""
+    """Return, of stages that repeat one load, the last with a client that kept up and no cut."""
     return min(
         reversed(metas),
         key=lambda m: (
@@ -235,7 +234,7 @@ def _origin_ns(metas: list[dict[str, Any]]) -> int:
 
 
 def _counts(requests: Any, metas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the requests by status; those whose record was lost in a kill are unfinished."""
+    """Return scheduled requests by status; those whose record was lost in a kill: unfinished."""
     first = requests.take(requests.attempt == 0)
     counts = first.status_counts()
     counts.pop("ok")
@@ -254,7 +253,7 @@ def _partial(run: Run) -> str | None:
         over = stages[-1].get("drained_ns") and not stages[-1].get("ended_early")
         at = f" {'after' if over else 'at'} stage {len(stages) - 1} ({load_name(stages[-1])})"
     else:
-        at = " before any stage was written down"
+        at = " before any stage was written"
     if run.going_s is not None:
         return (
             f"still running{at}, last written {run.going_s:.0f} s ago: only what had been "
@@ -276,52 +275,36 @@ def _worst_server(stages: list[dict[str, Any]]) -> ServerLaw | None:
 
 
 def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return which tool measured an imported run, where it defines things otherwise, and what it
-    left out.
-    """
+    """Return the tool of an imported run, its own definitions, and what it left out."""
     held = meta.get("imported")
     return held and {**held, "notes": meta.get("notes") or []}
 
 
-def _audit(
-    metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, imported: bool
-) -> dict[str, Any]:
-    """Return the client's audit over the stages that count."""
+def _audit(metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, imported: bool) -> Audit:
+    """Return the client's audit over the stages that it did not limit, or all if it limited each."""
     limited = [s["index"] for s in stages if s["client_limited"]]
     repeated = [s["index"] for s in repeated_undisturbed(stages)]
     counted = [s for s in stages if not s["client_limited"]] or stages
     audits = {m["index"]: a for m in metas if (a := m.get("audit"))}
     of_counted = [audits[s["index"]] for s in counted if s["index"] in audits]
 
-    def worst(name: str) -> float | None:
-        return max((a[name] for a in of_counted if a.get(name) is not None), default=None)
+    def worst(name: str, of: list[dict[str, Any]] = of_counted) -> float | None:
+        return max((a[name] for a in of if a.get(name) is not None), default=None)
 
     slips = [s["slip_s"]["p99"] for s in counted if s["slip_s"]["p99"] is not None]
-    busy = [
-        a["cpu_fraction"]
-        for i, a in audits.items()
-        if i not in repeated and a.get("cpu_fraction") is not None
-    ]
-    return {
-        "slip_p99_s": max(slips, default=None),
-        "loop_lag_p99_s": worst("loop_lag_p99_s"),
-        "receive_delay_p99_s": worst("receive_delay_p99_s"),
-        "dated_by_kernel": bool(of_counted) and all(a.get("dated_by_kernel") for a in of_counted),
-        "coalesced_share": worst("coalesced_share"),
-        "cpu_fraction": max(busy, default=None),
-        "client_limited": None if imported else len(limited) > len(repeated),
-        **(
-            {
-                "client_limited_reason": (
-                    "the other tool's files do not say whether its client kept up"
-                )
-            }
-            if imported
-            else {}
-        ),
-        "client_limited_stages": limited,
-        "repeated_stages": repeated,
-    }
+    unknown = "the other tool's files do not say whether its client kept up"
+    return Audit(
+        slip_p99_s=max(slips, default=None),
+        loop_lag_p99_s=worst("loop_lag_p99_s"),
+        receive_delay_p99_s=worst("receive_delay_p99_s"),
+        dated_by_kernel=bool(of_counted) and all(a.get("dated_by_kernel") for a in of_counted),
+        coalesced_share=worst("coalesced_share"),
+        cpu_fraction=worst("cpu_fraction", [a for i, a in audits.items() if i not in repeated]),
+        client_limited=None if imported else len(limited) > len(repeated),
+        client_limited_reason=unknown if imported else None,
+        client_limited_stages=limited,
+        repeated_stages=repeated,
+    )
 
 
 def _plain(value: Any) -> Any:
