@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 Interval = tuple[float | None, float | None]
@@ -15,3 +17,8 @@ class Part(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
     """An object of summary.json. A field with a default may be left out of the file."""
+
+
+def plain(value: Any) -> Any:
+    """Return a part, or a dict or list of parts, as summary.json has it: plain objects."""
+    return msgspec.to_builtins(value, enc_hook=lambda scalar: scalar.item())  # numpy's
