@@ -14,15 +14,28 @@ ERROR_BODY_BYTES = 65_536  # how much of an error body is read for its message
 
 
 class Inflater:
-    """Decompresses gzip, several members too, and deflate (zlib)."""
+    """Decompresses gzip (several members too) and deflate, with or without its zlib header."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
+        self._head = b""  # while too short to tell whether it is a header
+        self._began = False
 
     def __call__(self, data: bytes) -> bytes:
         """Decompress further bytes. Raises zlib.error."""
+        if not self._began:
+            data = self._head + data
+            if len(data) < 2:
+                self._head = data
+                return b""
+            self._began = True
+            header = data[:2] == b"\x1f\x8b" or (
+                data[0] & 0x0F == 8 and int.from_bytes(data[:2]) % 31 == 0
+            )
+            if not header:
+                self._member = zlib.decompressobj(-zlib.MAX_WBITS)
         plain = self._member.decompress(data)
-        while rest := self._member.unused_data:
+        while rest := self._member.unused_data:  # the next member of gzip
             self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)
             plain += self._member.decompress(rest)
         return plain
@@ -43,7 +56,6 @@ class Body:
         self._most_bytes = WHOLE_BODY_BYTES
 
     def begin(self, status: int, *, stream: bool) -> None:
-        """Begin the body after its headers."""
         self._most_bytes = WHOLE_BODY_BYTES if status == 200 else ERROR_BODY_BYTES
         if stream:
             self.splitter = EventSplitter()
@@ -58,7 +70,7 @@ class Body:
 
     @property
     def between_events(self) -> bool:
-        """Whether the next piece is uncompressed and begins an event."""
+        """Tell whether the next piece is uncompressed and begins an event."""
         return self._inflate is None and self.splitter is not None and self.splitter.between_events
 
     def take(self, count: int | None) -> tuple[list[bytes], str | None]:

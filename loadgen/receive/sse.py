@@ -51,12 +51,12 @@ class EventSplitter:
 
     @property
     def between_events(self) -> bool:
-        """Whether the next byte begins an event."""
+        """Tell whether the next byte begins an event."""
         return self._began and not self._buffer and not self._swallow_lf
 
     @property
     def waiting_bytes(self) -> int:
-        """Length of the incomplete event so far."""
+        """Return the length of the incomplete event so far."""
         return len(self._buffer)
 
     def finish(self) -> list[bytes]:
