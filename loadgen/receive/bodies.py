@@ -40,11 +40,19 @@ class Inflater:
             plain += self._member.decompress(rest)
         return plain
 
+    def all(self, pieces: list[bytes]) -> tuple[list[bytes], str | None]:
+        """Return the pieces decompressed, up to a broken one, and its error."""
+        plain: list[bytes] = []
+        try:
+            for piece in pieces:
+                plain.append(self(piece))
+        except zlib.error as error:
+            return plain, f"broken compressed body: {error}"
+        return plain, None
+
 
 class Body:
     """Pieces are appended to ``pieces``; ``take`` consumes them."""
-
-    __slots__ = ("_bytes", "_foreign", "_inflate", "_kept", "_most_bytes", "pieces", "splitter")
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -81,9 +89,12 @@ class Body:
         pieces, wrong = self.pieces[:count], None
         self.pieces.clear()
         if self._foreign is not None:
-            return [], self._refused()
+            if self._most_bytes < WHOLE_BODY_BYTES:  # a refusal stays one
+                return [], None
+            coding = f"the content coding {self._foreign}, which was not asked for"
+            return [], f"the answer comes in {coding}"
         if self._inflate is not None:
-            pieces, wrong = self._decompressed(pieces, self._inflate)
+            pieces, wrong = self._inflate.all(pieces)
         if self.splitter is not None:
             events = [event for piece in pieces for event in self.splitter.feed(piece)]
             if self.splitter.waiting_bytes > WHOLE_BODY_BYTES:
@@ -103,21 +114,3 @@ class Body:
         if self._foreign is not None:
             return f"a body in {self._foreign}".encode()
         return b"".join(self._kept)
-
-    def _refused(self) -> str | None:
-        """Return why the answer cannot be read; None for a refusal, which stays one."""
-        if self._most_bytes == ERROR_BODY_BYTES:
-            return None
-        return f"the answer comes in the content coding {self._foreign}, which was not asked for"
-
-    def _decompressed(
-        self, pieces: list[bytes], inflate: Inflater
-    ) -> tuple[list[bytes], str | None]:
-        """Return the pieces decompressed, up to a broken one, and its error."""
-        plain: list[bytes] = []
-        try:
-            for piece in pieces:
-                plain.append(inflate(piece))
-        except zlib.error as error:
-            return plain, f"broken compressed body: {error}"
-        return plain, None

@@ -17,8 +17,6 @@ _BOM = b"\xef\xbb\xbf"
 class EventSplitter:
     """Turns pieces of a body into whole events."""
 
-    __slots__ = ("_began", "_buffer", "_searched", "_swallow_lf", "comments")
-
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._searched = 0  # no blank line ends before this offset of the buffer
