@@ -61,7 +61,8 @@ def test_without_it_every_chunk_is_parsed(instead: str) -> None:
             sys.executable,
             "-c",
             f"import sys, ampacity.loadgen.receive; from types import SimpleNamespace; {instead}\n"
-            "from ampacity.loadgen import host; from ampacity.loadgen.receive import hot_path as h\n"
+            "from ampacity.loadgen import host\n"
+            "from ampacity.loadgen.receive import hot_path as h\n"
             "print(h.COMPILED, h.read_ready.__name__)\n"
             "print(host.host_facts()['compiled_receive_path'])",
         ],
