@@ -14,24 +14,45 @@ ERROR_BODY_BYTES = 65_536  # how much of an error body is read for its message
 
 
 class Inflater:
-    """Decompresses gzip, several members too, and deflate (zlib)."""
+    """Decompresses gzip (several members too) and deflate, with or without its zlib header."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
+        self._head = b""  # while too short to tell whether it is a header
+        self._began = False
 
     def __call__(self, data: bytes) -> bytes:
         """Decompress further bytes. Raises zlib.error."""
+        if not self._began:
+            data = self._head + data
+            if len(data) < 2:
+                self._head = data
+                return b""
+            self._began = True
+            header = data[:2] == b"\x1f\x8b" or (
+                data[0] & 0x0F == 8 and int.from_bytes(data[:2]) % 31 == 0
+            )
+            if not header:
+                self._member = zlib.decompressobj(-zlib.MAX_WBITS)
         plain = self._member.decompress(data)
-        while rest := self._member.unused_data:
+        while rest := self._member.unused_data:  # the next member of gzip
             self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)
             plain += self._member.decompress(rest)
         return plain
 
+    def all(self, pieces: list[bytes]) -> tuple[list[bytes], str | None]:
+        """Return the pieces decompressed, up to a broken one, and its error."""
+        plain: list[bytes] = []
+        try:
+            for piece in pieces:
+                plain.append(self(piece))
+        except zlib.error as error:
+            return plain, f"broken compressed body: {error}"
+        return plain, None
+
 
 class Body:
     """Pieces are appended to ``pieces``; ``take`` consumes them."""
-
-    __slots__ = ("_bytes", "_foreign", "_inflate", "_kept", "_most_bytes", "pieces", "splitter")
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -43,7 +64,6 @@ class Body:
         self._most_bytes = WHOLE_BODY_BYTES
 
     def begin(self, status: int, *, stream: bool) -> None:
-        """Begin the body after its headers."""
         self._most_bytes = WHOLE_BODY_BYTES if status == 200 else ERROR_BODY_BYTES
         if stream:
             self.splitter = EventSplitter()
@@ -58,7 +78,7 @@ class Body:
 
     @property
     def between_events(self) -> bool:
-        """Whether the next piece is uncompressed and begins an event."""
+        """Tell whether the next piece is uncompressed and begins an event."""
         return self._inflate is None and self.splitter is not None and self.splitter.between_events
 
     def take(self, count: int | None) -> tuple[list[bytes], str | None]:
@@ -69,9 +89,12 @@ class Body:
         pieces, wrong = self.pieces[:count], None
         self.pieces.clear()
         if self._foreign is not None:
-            return [], self._refused()
+            if self._most_bytes < WHOLE_BODY_BYTES:  # a refusal stays one
+                return [], None
+            coding = f"the content coding {self._foreign}, which was not asked for"
+            return [], f"the answer comes in {coding}"
         if self._inflate is not None:
-            pieces, wrong = self._decompressed(pieces, self._inflate)
+            pieces, wrong = self._inflate.all(pieces)
         if self.splitter is not None:
             events = [event for piece in pieces for event in self.splitter.feed(piece)]
             if self.splitter.waiting_bytes > WHOLE_BODY_BYTES:
@@ -91,21 +114,3 @@ class Body:
         if self._foreign is not None:
             return f"a body in {self._foreign}".encode()
         return b"".join(self._kept)
-
-    def _refused(self) -> str | None:
-        """Return why the answer cannot be read; None for a refusal, which stays one."""
-        if self._most_bytes == ERROR_BODY_BYTES:
-            return None
-        return f"the answer comes in the content coding {self._foreign}, which was not asked for"
-
-    def _decompressed(
-        self, pieces: list[bytes], inflate: Inflater
-    ) -> tuple[list[bytes], str | None]:
-        """Return the pieces decompressed, up to a broken one, and its error."""
-        plain: list[bytes] = []
-        try:
-            for piece in pieces:
-                plain.append(inflate(piece))
-        except zlib.error as error:
-            return plain, f"broken compressed body: {error}"
-        return plain, None

@@ -77,7 +77,6 @@ class Answer:
         self._misses = self._missed_at = 0  # in a row, and the number of chunks at the last
 
     def keep_text(self) -> None:
-        """Keep texts and tool calls from here on."""
         self.texts, self.calls = [], CallPieces()
 
     def read_handler(self, fallback: hot_path.ReadHandler) -> hot_path.ReadHandler | None:
@@ -144,7 +143,6 @@ class Answer:
         self.bad_json = bad_json
 
     def on_whole(self, at_ns: int, body: bytes) -> None:
-        """Read a body that is no event stream."""
         self.first_event_ns = at_ns
         self._on_json(at_ns, body)
         self.done = self.bad_json is None
@@ -253,7 +251,6 @@ class Answer:
         self.tally.finish(self.choices.finishes)
 
     def write_into(self, record: RequestRecord) -> None:
-        """Write times, tokens and finish reason into the record."""
         tally = self.tally
         record.first_event_ns = self.first_event_ns
         record.first_answer_ns = self.first_answer_ns

@@ -42,36 +42,44 @@ class Exchange:
         answer: Callable[[], Answer] = Answer,
         on_whole: Callable[[Exchange], None] | None = None,
     ) -> None:
-        """``answer`` makes the reader of the API's events; ``on_end`` is called exactly once.
+        """Begin an exchange: ``answer`` makes the reader of the events, ``on_end`` is called once.
 
         With ``on_whole`` the last read of a response is only parsed: it is called instead, and the
         caller calls ``judge`` later.
         """
-        self._new_answer = answer
-        self.record = record
-        self.request = request
-        self._on_end = on_end
-        self._on_whole = on_whole
+        self.record, self.request = record, request
+        self._on_end, self._on_whole = on_end, on_whole
         self.ended = False
         self.retried = False  # once, after a kept-alive connection turned out to be dead
         self.close_after = True  # the connection must not be reused
         self.cancel_after_tokens = 0  # the user leaves after this many; 0: never
-        self._keeps_text = False
-        self._watches = False
-        self._reset_response()
+        self._parsed_ns: int | None = None  # time of the latest parsed read
+        self._between_chunks = False  # where the parser is
+        # The seam. While chunks match the template it is the template's own handler: one call per
+        # token on the hot path.
+        self.feed: ReadHandler = self._parse
+        self._body = Body()
+        # called by the parser without a Python frame
+        self.on_body: Callable[[bytes], None] = self._body.pieces.append
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._answer = answer()
+        self._content_type = b""
+        self._headers_done = False
+        self._framing_bytes = 0  # since the last byte of the body
+        self._chunked = self._length_known = False  # neither: a close ends the body
+        self._informational = False
+        self._complete_at: int | None = None  # number of body pieces, once the response is complete
 
     def keep_text(self) -> None:
-        """Keep the text and the tool calls of the answer."""
-        self._keeps_text = True
         self._answer.keep_text()
 
     def watch(self) -> None:
         """Search all of the text for inline thinking, also for tags that come in pieces."""
-        self._watches = self._answer.thinking.watches = True
+        self._answer.thinking.watches = True
 
     @property
     def thought(self) -> InlineThinking | None:
-        """The inline thinking of the answer, once its beginning or end was seen."""
+        """Return the inline thinking of the answer, once its beginning or end was seen."""
         return self._answer.thinking.thought
 
     def text(self, reasoning: bool = False) -> str:
@@ -89,43 +97,22 @@ class Exchange:
         """Return kind and text of each chunk; empty unless ``keep_text`` was called."""
         return [(kind, join_surrogates(text)) for kind, text in self._answer.texts or ()]
 
-    def _reset_response(self) -> None:
-        self._parsed_ns: int | None = None  # time of the latest parsed read
-        self._between_chunks = False  # where the parser is
-        # The seam. While chunks match the template it is the template's own handler: one call per
-        # token on the hot path.
-        self.feed: ReadHandler = self._parse
-        self._body = Body()
-        # called by the parser without a Python frame
-        self.on_body: Callable[[bytes], None] = self._body.pieces.append
-        self._parser: Any = httptools.HttpResponseParser(self)
-        self._answer = self._new_answer()
-        self._answer.thinking.watches = self._watches
-        if self._keeps_text:
-            self._answer.keep_text()
-        self._content_type = b""
-        self._headers_done = False
-        self._framing_bytes = 0  # since the last byte of the body
-        self._chunked = self._length_known = False  # neither: a close ends the body
-        self._informational = False
-        self._complete_at: int | None = None  # number of body pieces, once the response is complete
-
     @property
     def merged_events(self) -> int:
-        """Token events that shared their read with the previous one."""
+        """Return the number of token events that shared their read with the previous one."""
         times = self._answer.chunk_at_ns
         return len(times) - len(set(times))
 
     @property
     def answering(self) -> bool:
-        """Whether a token has arrived."""
+        """Tell whether a token has arrived."""
         return bool(self._answer.chunk_at_ns)
 
     # -- calls by the connection -------------------------------------------------------------
 
     @property
     def last_read_ns(self) -> int | None:
-        """Time of the latest read, or None."""
+        """Return the time of the latest read, or None."""
         tokens_ns = self._answer.chunk_at_ns
         if tokens_ns and self._parsed_ns:
             return max(self._parsed_ns, tokens_ns[-1])
@@ -153,7 +140,6 @@ class Exchange:
         """Forget an attempt that received nothing on a dead kept-alive connection."""
         self.retried = True
         self.record.connected_ns = self.record.started_ns = self.record.sent_ns = None
-        self._reset_response()
 
     # -- callbacks of httptools --------------------------------------------------------------
 
@@ -163,7 +149,6 @@ class Exchange:
             self.close_after = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep the few headers that matter."""
         if self._complete_at is not None:
             return
         name = name.lower()
@@ -181,7 +166,6 @@ class Exchange:
             self.record.server_request_id = value.decode("latin-1")[:200]
 
     def on_headers_complete(self) -> None:
-        """Begin the body."""
         if self._complete_at is not None:
             return
         status = self._parser.get_status_code()
@@ -196,15 +180,12 @@ class Exchange:
         self._between_chunks = stream and self._chunked
 
     def on_chunk_header(self) -> None:
-        """Note that a chunk has begun."""
         self._between_chunks = False
 
     def on_chunk_complete(self) -> None:
-        """Note that a chunk has ended."""
         self._between_chunks = True
 
     def on_message_complete(self) -> None:
-        """Note the proper end of the response."""
         if self._informational or self._complete_at is not None:
             self._informational = False
             return
@@ -260,7 +241,6 @@ class Exchange:
             self._conclude(self._parsed_ns)
 
     def _decode(self, at_ns: int) -> None:
-        """Read the events of the parsed body; a body that is no event stream is only kept."""
         answer, limit = self._answer, self.cancel_after_tokens
         events, error = self._body.take(self._complete_at)
         for event in events:

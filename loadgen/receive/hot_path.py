@@ -30,7 +30,7 @@ class Wire(Protocol):
 
     @property
     def recvmsg(self) -> Callable[[int, int], tuple[bytes, list[tuple[int, int, bytes]], int, Any]]:
-        """``socket.recvmsg`` of it."""
+        """Return its ``socket.recvmsg``."""
 
 
 W = TypeVar("W", bound=Wire)

@@ -10,6 +10,7 @@ import msgspec
 
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.send.secrets import redact
+from ampacity.loadgen.send.surrogates import map_texts
 
 
 class KeptAnswers:
@@ -50,10 +51,4 @@ class KeptAnswers:
                 self._left_bytes = 0
 
     def _redacted(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return redact(value, self._secrets)
-        if isinstance(value, list):
-            return [self._redacted(item) for item in value]
-        if isinstance(value, dict):
-            return {key: self._redacted(item) for key, item in value.items()}
-        return value
+        return map_texts(value, lambda text: redact(text, self._secrets))

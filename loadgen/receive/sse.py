@@ -17,8 +17,6 @@ _BOM = b"\xef\xbb\xbf"
 class EventSplitter:
     """Turns pieces of a body into whole events."""
 
-    __slots__ = ("_began", "_buffer", "_searched", "_swallow_lf", "comments")
-
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._searched = 0  # no blank line ends before this offset of the buffer
@@ -51,12 +49,12 @@ class EventSplitter:
 
     @property
     def between_events(self) -> bool:
-        """Whether the next byte begins an event."""
+        """Tell whether the next byte begins an event."""
         return self._began and not self._buffer and not self._swallow_lf
 
     @property
     def waiting_bytes(self) -> int:
-        """Length of the incomplete event so far."""
+        """Return the length of the incomplete event so far."""
         return len(self._buffer)
 
     def finish(self) -> list[bytes]:

@@ -68,7 +68,7 @@ class Thinking:
 
     @property
     def must_scan(self) -> bool:
-        """Whether the next text must be classified, even without a whole tag in it."""
+        """Tell whether the next text must be classified, even without a whole tag in it."""
         return self.state in ("begin", "thinking", "over") or (
             self.watches and self.state == "answer"
         )

@@ -157,11 +157,9 @@ class RunWriter(StreamWriter):
         _lock(self._held, shared=False)  # until the process ends
 
     def write_meta(self) -> None:
-        """Write ``self.meta`` to run.json."""
         write_json(self.path / "run.json", self.meta)
 
     def worker_stream(self, worker: int) -> Path:
-        """Return the stream file of one worker process."""
         return self.path / f"requests-{worker}.arrows"
 
     def stage_table(self, stage: int) -> pa.Table:
@@ -187,7 +185,6 @@ class RunWriter(StreamWriter):
             stream.unlink()
 
     def close(self) -> None:
-        """Close the stream and release the lock."""
         super().close()
         self._held.close()
 

@@ -46,7 +46,7 @@ CHUNK_AT_MAX_US = 2**32 - 1
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One row of requests.parquet. ``*_ns`` are monotonic nanoseconds, ``*_at_us`` µs after started_ns."""
+    """One row of requests.parquet: ``*_ns`` are monotonic, ``*_at_us`` µs after started_ns."""
 
     request_id: int  # number in the global schedule
     stage: int  # index into run.json's "stages"

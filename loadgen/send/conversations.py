@@ -38,7 +38,7 @@ class Conversations:
         api: Api = "chat",
         file: PromptFile | Recorded | None = None,
     ) -> None:
-        """``planned``: histories get text of the planned length instead of the server's answers.
+        """With ``planned`` histories get text of the planned length, not the server's answers.
 
         ``file`` has the messages of requests with an ``entry``.
         """

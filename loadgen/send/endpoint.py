@@ -39,19 +39,17 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """Value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         default = 443 if self.scheme == "https" else 80
         return host if self.port == default else f"{host}:{self.port}"
 
     @property
     def root(self) -> str:
-        """The server's root URL, parent of /health and /metrics."""
+        """Return the server's root URL, parent of /health and /metrics."""
         return f"{self.scheme}://{self.authority}" + self.path.removesuffix("/v1")
 
     @property
     def models_url(self) -> str:
-        """URL of the list of models."""
         return self.with_query(f"{self.url}/models")
 
     def with_query(self, url: str) -> str:
@@ -60,7 +58,7 @@ class Endpoint:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The key and the header values, never to be written to disk; longest first."""
+        """Return the key and the header values, never to be written to disk; longest first."""
         found = {self.api_key or "", *(value for _, value in self.headers)}
         # of "Bearer x" also x alone
         found |= {value.split(" ", 1)[1] for _, value in self.headers if " " in value}
@@ -68,7 +66,7 @@ class Endpoint:
 
     @property
     def has_key(self) -> bool:
-        """Whether each request carries a key, by --api-key-env or in a header."""
+        """Tell whether each request carries a key, by --api-key-env or in a header."""
         return bool(self.api_key) or any(name.lower() in _KEY_HEADERS for name, _ in self.headers)
 
     def all_headers(self, api: protocols.Api = "chat") -> dict[str, str]:
@@ -144,7 +142,6 @@ def shown_url(url: str) -> str:
 
 
 def is_loopback(addresses: list[str]) -> bool:
-    """Tell whether every address is a loopback address."""
     return all(ipaddress.ip_address(address.split("%")[0]).is_loopback for address in addresses)
 
 

@@ -79,7 +79,7 @@ class ScheduledRequests:
         file: PromptFile | Recorded | None = None,
         images: Images | None = None,
     ) -> None:
-        """``classes``: those a schedule names; ``file``: where its ``entry`` column points."""
+        """Use the ``classes`` that a schedule names; its ``entry`` column points into ``file``."""
         self._shape, self._prompts, self._run_id = shape, prompts, run_id
         self._planned, self._file, self._images = planned_histories, file, images
         self._system_apart = shape.api == "messages"  # there it is a field of the body
@@ -92,7 +92,6 @@ class ScheduledRequests:
         self._conversations: Conversations | None = None
 
     def prepare(self, schedule: Schedule) -> None:
-        """Take the schedule of the next requests."""
         self._schedule = schedule
         self._conversations = None
         if schedule.continues is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # in JSON; one of a pair, or alone
@@ -18,10 +19,15 @@ def join_surrogates(text: str) -> str:
 
 def with_joined_surrogates(value: Any) -> Any:
     """Apply ``join_surrogates`` to every text of a JSON value."""
+    return map_texts(value, join_surrogates)
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with every text in it changed, names of fields too."""
     if isinstance(value, str):
-        return join_surrogates(value)
+        return change(value)
     if isinstance(value, list):
-        return [with_joined_surrogates(item) for item in value]
+        return [map_texts(item, change) for item in value]
     if isinstance(value, dict):
-        return {join_surrogates(k): with_joined_surrogates(v) for k, v in value.items()}
+        return {change(name): map_texts(item, change) for name, item in value.items()}
     return value

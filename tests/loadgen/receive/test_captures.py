@@ -15,50 +15,44 @@ import pytest
 from tests.streams.playing import MS, in_pieces, play
 
 SAMPLES = Path(__file__).parents[2] / "data" / "streams"
-L, S = "length", "stop"
 
-# (status, tokens by usage or by text-bearing events counted with grep, finish reason)
-_RAW: dict[str, tuple[str, int | None, str | None]] = {
-    "litellm--chat-stream-logprobs": ("ok", 3, L),
-    "litellm--chat-stream-max1": ("ok", 1, L),
-    "litellm--chat-stream-usage": ("ok", 8, L),
-    "litellm--completions-stream-usage": ("ok", 6, L),
-    "litellm--completions-two-prompts-stream": ("ok", 4, L),
-    "litellm--eos-first-token": ("ok", 1, S),
-    "litellm--err-unknown-model": ("http_error", None, None),
-    "llamacpp--chat-stream-contusage": ("ok", 6, L),
-    "llamacpp--chat-stream-logprobs": ("ok", 3, L),
-    "llamacpp--chat-stream-long-prefill": ("ok", 6, L),
-    "llamacpp--chat-stream-max1": ("ok", 1, L),
-    "llamacpp--chat-stream-n2": ("protocol_error", 8, L),
-    "llamacpp--chat-stream-usage": ("ok", 8, L),
-    "llamacpp--completions-stream-usage": ("ok", 6, L),
-    "llamacpp--eos-first-token": ("ok", 1, S),
-    "llamacpp--err-negative-max-tokens": ("http_error", None, None),
-    "llamacpp--err-unknown-model": ("ok", 4, L),
-    "llamacpp--server-killed-midstream-SIGKILL": ("truncated", 11, None),
-    "sglang--chat-reasoning-stream": ("ok", 16, L),
-    "sglang--chat-stream-contusage": ("ok", 6, L),
-    "sglang--chat-stream-max1": ("ok", 1, L),
-    "sglang--chat-stream-usage": ("ok", 8, L),
-    "sglang--completions-stream-usage": ("ok", 6, L),
-    "sglang--eos-first-token": ("ok", 1, S),
-    "sglang--err-negative-max-tokens": ("http_error", None, None),
-    "sglang--err-unknown-model": ("ok", 4, L),
-    "transformers--chat-stream-max1": ("ok", 1, L),
-    "transformers--chat-stream-usage": ("ok", 8, L),
-    "vllm--chat-reasoning-stream": ("ok", 24, L),
-    "vllm--chat-stream-contusage": ("ok", 6, L),
-    "vllm--chat-stream-logprobs": ("ok", 3, L),
-    "vllm--chat-stream-long-prefill": ("ok", 6, L),
-    "vllm--chat-stream-max1": ("ok", 1, L),
-    "vllm--chat-stream-n2": ("protocol_error", 8, L),
-    "vllm--chat-stream-usage": ("ok", 8, L),
-    "vllm--completions-two-prompts-stream": ("protocol_error", 4, L),
-    "vllm--err-negative-max-tokens": ("http_error", None, None),
-    "vllm--err-unknown-model": ("http_error", None, None),
-    "vllm-router--chat-stream-usage": ("ok", 6, L),
-}
+# status, tokens by usage or by text-bearing events counted with grep, finish reason
+Expect = dict[str, tuple[str, int | None, str | None]]
+
+
+def _table(text: str, prefix: str = "") -> Expect:
+    """Parse entries of name, status, tokens and finish reason; "-" is None."""
+    rows = (entry.split() for entry in text.split(";") if entry.strip())
+    return {
+        prefix + name: (status, None if n == "-" else int(n), None if end == "-" else end)
+        for name, status, n, end in rows
+    }
+
+
+_RAW = _table("""
+    litellm--chat-stream-logprobs ok 3 length; litellm--chat-stream-max1 ok 1 length;
+    litellm--chat-stream-usage ok 8 length; litellm--completions-stream-usage ok 6 length;
+    litellm--completions-two-prompts-stream ok 4 length; litellm--eos-first-token ok 1 stop;
+    litellm--err-unknown-model http_error - -; llamacpp--chat-stream-contusage ok 6 length;
+    llamacpp--chat-stream-logprobs ok 3 length; llamacpp--chat-stream-long-prefill ok 6 length;
+    llamacpp--chat-stream-max1 ok 1 length; llamacpp--chat-stream-n2 protocol_error 8 length;
+    llamacpp--chat-stream-usage ok 8 length; llamacpp--completions-stream-usage ok 6 length;
+    llamacpp--eos-first-token ok 1 stop; llamacpp--err-negative-max-tokens http_error - -;
+    llamacpp--err-unknown-model ok 4 length;
+    llamacpp--server-killed-midstream-SIGKILL truncated 11 -;
+    sglang--chat-reasoning-stream ok 16 length; sglang--chat-stream-contusage ok 6 length;
+    sglang--chat-stream-max1 ok 1 length; sglang--chat-stream-usage ok 8 length;
+    sglang--completions-stream-usage ok 6 length; sglang--eos-first-token ok 1 stop;
+    sglang--err-negative-max-tokens http_error - -; sglang--err-unknown-model ok 4 length;
+    transformers--chat-stream-max1 ok 1 length; transformers--chat-stream-usage ok 8 length;
+    vllm--chat-reasoning-stream ok 24 length; vllm--chat-stream-contusage ok 6 length;
+    vllm--chat-stream-logprobs ok 3 length; vllm--chat-stream-long-prefill ok 6 length;
+    vllm--chat-stream-max1 ok 1 length; vllm--chat-stream-n2 protocol_error 8 length;
+    vllm--chat-stream-usage ok 8 length;
+    vllm--completions-two-prompts-stream protocol_error 4 length;
+    vllm--err-negative-max-tokens http_error - -; vllm--err-unknown-model http_error - -;
+    vllm-router--chat-stream-usage ok 6 length;
+""")
 
 
 def test_every_raw_capture_is_in_the_table() -> None:
@@ -205,15 +199,9 @@ _TABLES = {
         worker-down http_error - -; worker-killed-midstream truncated 10 -;
     """,
 }
-_RECV = {
-    f"{engine}/{row[0]}": (
-        row[1],
-        int(row[2]) if row[2] != "-" else None,
-        row[3] if row[3] != "-" else None,
-    )
-    for engine, table in _TABLES.items()
-    for row in (item.split() for item in table.split(";") if item.strip())
-}
+_RECV: Expect = {}
+for engine, table in _TABLES.items():
+    _RECV |= _table(table, f"{engine}/")
 
 
 def _reads(name: str) -> list[tuple[int, bytes]]:

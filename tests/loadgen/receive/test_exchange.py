@@ -862,7 +862,6 @@ def test_whether_the_connection_may_be_used_again(more: bytes, reusable: bool) -
 
 def test_a_second_attempt_on_a_fresh_connection_starts_from_nothing() -> None:
     exchange, ends = _exchange()
-    exchange.feed(1, HEAD[:30])
     exchange.restart()
     exchange.record.started_ns = 10 * MS
     exchange.feed(15 * MS, HEAD + chunk(*OK) + END)

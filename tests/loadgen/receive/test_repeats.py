@@ -1,4 +1,4 @@
-"""Chunks that match a template are recorded as the parsers record them, and no end is overlooked."""
+"""Chunks that match a template are recorded as the parsers record them; no end is overlooked."""
 
 from __future__ import annotations
 
@@ -95,30 +95,17 @@ def test_usage_beside_the_text_is_that_of_the_latest_chunk_where_no_total_runs()
 
     events = [sized("a", 7)] * 3 + [sized("\n", 9)] + [sized("a", 7)] * 3
     assert alike(whole(events)).record.input_tokens == 7
-    assert (
-        alike(whole([*events, text("b"), sized("\n", 9), text("b"), text("b")])).record.input_tokens
-        == 9
-    )
+    events += [text("b"), sized("\n", 9), text("b"), text("b")]
+    assert alike(whole(events)).record.input_tokens == 9
 
 
 PLAIN = [text()] * 10
+X = b'{"choices":[{"delta":{"content":"x"}}]'
 ODD = {
-    "a value in two events, then two in one": [
-        b'{"choices":[{"delta":',
-        b'{"content":"x"}}]}',
-        text() + text(),
-    ],
-    "split at a comma": [
-        b'{"choices":[{"delta":{"content":"x"}}]',
-        b'"usage":null}',
-        text() + b"," + text(),
-    ],
-    "split in a text": [b'{"choices":[{"delta":{"content":"x', b'"}}]}', text() + text()],
-    "split between two objects": [
-        b'{"choices":[{"delta":{"content":"x"}}],"y":[{}',
-        b"{}]}",
-        text() + b"," + text(),
-    ],
+    "a value in two events, then two in one": [X[:22], X[22:] + b"}", text() + text()],
+    "split at a comma": [X, b'"usage":null}', text() + b"," + text()],
+    "split in a text": [X[:-5], b'"}}]}', text() + text()],
+    "split between two objects": [X + b',"y":[{}', b"{}]}", text() + b"," + text()],
     "nothing, then two": [b"", text() + text()],
     "a space, then two": [b" ", text() + text()],
     "two in one": [text() + b" " + text()],
@@ -135,26 +122,16 @@ def test_values_that_are_no_event_of_their_own_bear_no_tokens(odd: str) -> None:
 def test_long_texts_are_known_by_their_form_and_not_remembered(keep: bool) -> None:
     texts = [f"{k} ".ljust(templates.KNOWN_BYTES_MAX + 1, "x") for k in range(50)]
     before = len(templates._known)
-    exchange = played(
-        [HEAD, *(event(text(t)) for t in texts), event(FINISH), b"0\r\n\r\n"], keep=keep
-    )
+    exchange = played(whole([text(t) for t in texts]), keep=keep)
     assert (exchange.record.status, exchange.record.output_tokens) == ("ok", 50)
     assert len(templates._known) == before
 
 
 def test_running_totals_in_one_event_are_not_taken_apart() -> None:
-    events = [
-        *map(counted, range(1, 11)),
-        b" ",
-        counted(11) + counted(12),
-        *map(counted, range(13, 23)),
-    ]
-    record = alike(whole(events)).record
-    assert (record.status, len(record.chunk_at_us), record.output_tokens) == (
-        "protocol_error",
-        20,
-        22,
-    )
+    counts = list(map(counted, range(23)))
+    record = alike(whole([*counts[1:11], b" ", counts[11] + counts[12], *counts[13:]])).record
+    assert (record.status, record.output_tokens) == ("protocol_error", 22)
+    assert len(record.chunk_at_us) == 20
 
 
 @pytest.mark.parametrize(
@@ -162,9 +139,8 @@ def test_running_totals_in_one_event_are_not_taken_apart() -> None:
     [
         b'{"choices":[{"delta":{"content":"x"},"message":5}]}',
         b'{"choices":[{"delta":{"content":"x","reasoning":"\xff"}}]}',
-        b'{"choices":[{"delta":{"content":"x"}}],"detail":1e999}',
-        b'{"choices":[{"delta":{"content":"x"}}],'
-        b'"usage":{"completion_tokens":3,"prompt_tokens":1e999}}',
+        X + b',"detail":1e999}',
+        X + b',"usage":{"completion_tokens":3,"prompt_tokens":1e999}}',
     ],
 )
 def test_what_is_wrong_beside_the_text_is_wrong_behind_its_like_too(wrong: bytes) -> None:
@@ -172,25 +148,16 @@ def test_what_is_wrong_beside_the_text_is_wrong_behind_its_like_too(wrong: bytes
     assert (record.status, len(record.chunk_at_us)) == ("protocol_error", 20)
 
 
+CONTENTS = ["a", "a", "é\u2028", '","x":[{', "}{", "\\", ""]
+MORE: list[dict[str, Any]] = [{"usage": None}, {"error": None}, {"error": {"message": "no"}}]
 BODIES = st.sampled_from(
     [
-        text(),
-        text(),
-        text("é\u2028"),
-        text('","x":[{'),
-        text("}{"),
-        text("\\"),
-        text(""),
-        text(usage=None),
-        counted(3),
-        counted(4),
-        text(error=None),
-        text(error={"message": "no"}),
-        text(detail="x"),
-        b'{"choices":[{"delta":{"content":"x"}}],"y":[{},{"a":"b"}]}',
-        b"null",
-        b"{}",
-        b"",
+        *(text(content) for content in CONTENTS),
+        *(text(**more) for more in [*MORE, {"detail": "x"}]),
+        *(counted(3), counted(4), FINISH, b"null", b"{}", b""),
+        X + b',"y":[{},{"a":"b"}]}',
+        b'{"choices":[{"delta":{"content":"a","error":"no"}}]}',
+        b'{"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}',
     ]
 )
 GLUE = st.sampled_from([b"", b" ", b",", b"{}", b"]", b"}"])
@@ -231,20 +198,13 @@ def reasoning(content: str) -> bytes:
 
 
 def completion(content: str) -> bytes:
-    return json.dumps(
-        {"choices": [{"text": content, "finish_reason": None, "logprobs": None}]}
-    ).encode()
+    choice = {"text": content, "finish_reason": None, "logprobs": None}
+    return json.dumps({"choices": [choice]}).encode()
 
 
 def drafted(total: int) -> bytes:
-    return text(
-        usage={
-            "prompt_tokens": 90,
-            "total_tokens": 90 + total,
-            "completion_tokens": total,
-            "note": "50 %d",
-        }
-    )
+    usage = {"prompt_tokens": 90, "total_tokens": 90 + total, "completion_tokens": total}
+    return text(usage=usage | {"note": "50 %d"})
 
 
 def upper(body: bytes) -> bytes:
@@ -252,6 +212,9 @@ def upper(body: bytes) -> bytes:
 
 
 WORDS = ["a", " word", "é", " 中文", "~", "~~", " 100", "{", ":", "'", "text"]
+PIECE = b'{"index":0,"delta":{"content":"a"}}'
+TWO_PIECES = b'{"choices":[%b,%b]}' % (PIECE, PIECE)
+LOGPROBS = b'{"choices":[{"delta":{"content":"a"},"logprobs":{"content":[{}]}}]}'
 STREAMS = {  # the reads, and how many of them are no repetition
     "words": ([event(text(word)) for word in WORDS * 9], 1),
     "words, sizes in capitals (89, the first, says nothing)": (
@@ -281,21 +244,9 @@ STREAMS = {  # the reads, and how many of them are no repetition
     ),
     "another creation time": ([event(text("a", created=n // 10)) for n in range(100)], 10),
     "every chunk its own": ([event(text("a", obfuscation="x" * n)) for n in range(100)], 100),
-    "two pieces of a choice in a chunk": (
-        [
-            event(
-                b'{"choices":[{"index":0,"delta":{"content":"a"}},'
-                b'{"index":0,"delta":{"content":"b"}}]}'
-            )
-        ]
-        * 30,
-        30,
-    ),
+    "two pieces of a choice in a chunk": ([event(TWO_PIECES)] * 30, 30),
     "padded sizes": ([b"0" + event(text("a"))] * 30, 30),
-    "log-probabilities": (
-        [event(b'{"choices":[{"delta":{"content":"a"},"logprobs":{"content":[{}]}}]}')] * 30,
-        30,
-    ),
+    "log-probabilities": ([event(LOGPROBS)] * 30, 30),
 }
 
 
@@ -305,34 +256,19 @@ def test_only_what_is_no_repetition_is_parsed(stream: str, monkeypatch: pytest.M
     assert parsed(reads, monkeypatch) == expected
 
 
-NOT_ITSELF = [
-    b"",
-    b'"',
-    b"\\n",
-    b'a"',
-    b'\\"',
-    b"\xff",
-    b"\xc3",
-    b"\x80a",
-    b"\x00",
-    b"\x1f",
-    b"a\nb",
-    b"\xed\xa0\x80",
-    b'","x":"',
-]
+CHARACTERS = [b"", b'"', b"\\n", b'a"', b'\\"', b"\x00", b"\x1f", b"a\nb", b'","x":"']
+NOT_ITSELF = [*CHARACTERS, b"\xff", b"\xc3", b"\x80a", b"\xed\xa0\x80"]  # and no UTF-8
 
 
-@pytest.mark.parametrize(
-    "text_bytes", NOT_ITSELF, ids=[f"text {i}" for i in range(len(NOT_ITSELF))]
-)
-def test_what_stands_for_something_else_is_left_to_the_parser(text_bytes: bytes) -> None:
-    form = learn(event(text("abc")), said)
-    assert form is not None
-    assert form.text_of(event(text("XYZ").replace(b"XYZ", b"e\xc3\xa9"))) == b"e\xc3\xa9"
-    assert form.text_of(event(text("XYZ").replace(b"XYZ", text_bytes))) is None
+@pytest.mark.parametrize("text_bytes", NOT_ITSELF, ids=repr)
+def test_a_text_that_needs_an_escape_is_left_to_the_parser(text_bytes: bytes) -> None:
+    template = learn(event(text("abc")), content_of)
+    assert template is not None
+    assert template.text_of(event(text("é"))) == "é".encode()
+    assert template.text_of(event(text("XYZ").replace(b"XYZ", text_bytes))) is None
 
 
-def said(data: bytes) -> tuple[Kind, str, int | None] | None:
+def content_of(data: bytes) -> tuple[Kind, str, int | None] | None:
     value = json.loads(data)
     total = value.get("usage", {}).get("completion_tokens")
     return "answer", value["choices"][0]["delta"]["content"], total
@@ -347,28 +283,22 @@ def said(data: bytes) -> tuple[Kind, str, int | None] | None:
     ],
 )
 def test_the_text_is_found_where_it_counts(data: bytes) -> None:
-    form = learn(event(data), said)
-    assert form is not None
+    template = learn(event(data), content_of)
+    assert template is not None
     place = data.replace(b'"content":"abc"}', b'"content":"other"}')
-    assert form.text_of(event(place)) == b"other"
-    assert form.text_of(event(data.replace(b"abc", b"other"))) is None
+    assert template.text_of(event(place)) == b"other"
+    assert template.text_of(event(data.replace(b"abc", b"other"))) is None
 
 
 def test_a_total_that_is_not_where_it_seems_teaches_nothing() -> None:
     usage = b'"usage":{"completion_tokens":4,"completion_tokens":5}'
     data = b'{"choices":[{"delta":{"content":"a"}}],%b}' % usage
-    form = learn(event(data), said)
-    assert form is not None
-    assert form.text_of(event(data.replace(b":5", b":6"))) is None  # both are expected to run
+    template = learn(event(data), content_of)
+    assert template is not None
+    assert template.text_of(event(data.replace(b":5", b":6"))) is None  # both are expected to run
     ahead = b'{"usage":{"completion_tokens":5},"choices":[{"delta":{"content":"a"}}]}'
-    assert learn(event(ahead), said) is None
-    assert (
-        learn(
-            event(b'{"choices":[{"delta":{"content":"a"}}],"usage":{"completion_tokens" : 5}}'),
-            said,
-        )
-        is None
-    )
+    assert learn(event(ahead), content_of) is None
+    assert learn(event(X + b',"usage":{"completion_tokens" : 5}}'), content_of) is None
 
 
 @settings(max_examples=200, deadline=None)

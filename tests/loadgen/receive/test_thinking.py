@@ -92,113 +92,58 @@ def play(
     return exchange
 
 
-THOUGHTS: dict[str, tuple[list[str], int | None, str]] = {
-    # name: (texts, which of them is the first of the answer, what is told again)
-    "think": (
-        ["<think>", " hm", " so", " hm", "</think>", "\n\n", "Yes", " of", " course"],
-        6,
-        "Yes of course",
-    ),
-    "Mistral": (["[THINK]", "a", "b", "c", "[/THINK]", "Yes", "!", "!"], 5, "Yes!!"),
-    "no opening tag": (["hm", " so", " hm", " so", "</think>", "\n\n", "Yes", " of"], 6, "Yes of"),
-    "no opening tag, Mistral": (["hm", " so", " hm", "[/THINK]", "Yes", "."], 4, "Yes."),
-    "it never ends": (["<think>", " hm", " so", " hm", " so", " hm"], None, ""),
-    "tags in pieces": (
-        ["<", "th", "ink", ">", "a", "b", "c", "</", "think", ">", "\n", "Yes", "."],
-        11,
-        "Yes.",
-    ),
+THOUGHTS: dict[str, tuple[str, int | None, str]] = {
+    # name: (texts, separated by "¦" or else "|"; number of the first of the answer; its text)
+    "think": ("<think>| hm| so| hm|</think>|\n\n|Yes| of| course", 6, "Yes of course"),
+    "Mistral": ("[THINK]|a|b|c|[/THINK]|Yes|!|!", 5, "Yes!!"),
+    "no opening tag": ("hm| so| hm| so|</think>|\n\n|Yes| of", 6, "Yes of"),
+    "no opening tag, Mistral": ("hm| so| hm|[/THINK]|Yes|.", 4, "Yes."),
+    "it never ends": ("<think>| hm| so| hm| so| hm", None, ""),
+    "tags in pieces": ("<|th|ink|>|a|b|c|</|think|>|\n|Yes|.", 11, "Yes."),
     "several tokens in a chunk": (
-        ["<think>\na b", " c d", " e f</think>\n\nYes", " of", " course"],
+        "<think>\na b| c d| e f</think>\n\nYes| of| course",
         2,
         "\n\nYes of course",
     ),
-    "blank before it": (["\n", " ", "<think>", "a", "b", "</think>", "Yes", "."], 6, "Yes."),
-    "a blank behind it": (
-        ["<think>", "a", " ", "b", "</think>", " ", " ", " ", "Yes", " "],
-        8,
-        "Yes ",
-    ),
-    "no thinking": (["Yes", " of", " course", ".", " >", " ]"], 0, "Yes of course. > ]"),
-    "a sign that opens no tag": (["<", "b", ">", "Yes", "</", "b", ">"], 0, "<b>Yes</b>"),
+    "blank before it": ("\n| |<think>|a|b|</think>|Yes|.", 6, "Yes."),
+    "a blank behind it": ("<think>|a| |b|</think>| | | |Yes| ", 8, "Yes "),
+    "no thinking": ("Yes| of| course|.| >| ]", 0, "Yes of course. > ]"),
+    "a sign that opens no tag": ("<|b|>|Yes|</|b|>", 0, "<b>Yes</b>"),
     "an answer about tags": (
-        ["Write", " <think>", " and", " then", " </think>", " behind"],
+        "Write| <think>| and| then| </think>| behind",
         0,
         "Write <think> and then </think> behind",
     ),
-    "tags in the answer behind it": (
-        ["<think>", "a", "</think>", "Say", " </think>", "."],
-        3,
-        "Say </think>.",
-    ),
+    "tags in the answer behind it": ("<think>|a|</think>|Say| </think>|.", 3, "Say </think>."),
     "harmony in pieces": (
-        [
-            "<|channel|>",
-            "analysis",
-            "<|message|>",
-            "a",
-            "b",
-            "<|end|>",
-            "<|start|>",
-            "assistant",
-            "<|channel|>",
-            "final",
-            "<|message|>",
-            "Yes",
-            ".",
-        ],
+        "<|channel|>¦analysis¦<|message|>¦a¦b¦<|end|>¦<|start|>¦assistant"
+        "¦<|channel|>¦final¦<|message|>¦Yes¦.",
         11,
         "Yes.",
     ),
-    "harmony, cut while it thinks": (
-        ["<|channel|>", "analysis", "<|message|>", "a", "b", "<|end|>"],
-        None,
-        "",
-    ),
+    "harmony, cut while it thinks": ("<|channel|>¦analysis¦<|message|>¦a¦b¦<|end|>", None, ""),
     "harmony, opened by the template": (
-        ["hm", "<|end|><|start|>assistant<|channel|>final<|message|>", "Yes", "."],
+        "hm¦<|end|><|start|>assistant<|channel|>final<|message|>¦Yes¦.",
         2,
         "Yes.",
     ),
-    "Gemma 4 in pieces": (
-        ["<|channel>", "thought", "\n", "a", "b", "<channel|>", "\n", "Yes", "."],
-        7,
-        "Yes.",
-    ),
-    "Granite": (
-        [
-            "Here",
-            " is",
-            " my",
-            " thought",
-            " process:",
-            "a",
-            " b",
-            "Here is",
-            " my response:",
-            "Yes",
-            ".",
-        ],
-        9,
-        "Yes.",
-    ),
+    "Gemma 4 in pieces": ("<|channel>¦thought¦\n¦a¦b¦<channel|>¦\n¦Yes¦.", 7, "Yes."),
+    "Granite": ("Here| is| my| thought| process:|a| b|Here is| my response:|Yes|.", 9, "Yes."),
     "an answer that begins as Granite": (
-        ["Here", " is", " my", " list", ": a", ". Here is my response:", " b"],
+        "Here| is| my| list|: a|. Here is my response:| b",
         0,
         "Here is my list: a. Here is my response: b",
     ),
-    "nothing thought": (["<think>", "\n\n", "</think>", "\n\n", "Yes"], 4, "Yes"),
-    **{
-        f"{opening}": ([opening, "a", "b", "c", closing, "Yes"], 5, "Yes")
-        for opening, closing in TAGS
-    },
+    "nothing thought": ("<think>|\n\n|</think>|\n\n|Yes", 4, "Yes"),
+    **{opening: (f"{opening}¦a¦b¦c¦{closing}¦Yes", 5, "Yes") for opening, closing in TAGS},
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", THOUGHTS)
 def test_the_first_answer_token_is_behind_the_thinking(name: str, form: str) -> None:
-    texts, first, told = THOUGHTS[name]
+    joined, first, told = THOUGHTS[name]
+    texts = joined.split("¦" if "¦" in joined else "|")
     api, new_writer, end = FORMS[form]
     for how in ({}, {"listen": True}, {"watch": True}, {"listen": True, "bytewise": True}):
         write = new_writer()
@@ -241,8 +186,7 @@ def test_a_closing_tag_in_pieces_with_no_opening_one_is_seen_by_the_probe_and_th
 def test_harmony_without_its_special_tokens_is_seen_by_the_probe_and_then_by_the_run() -> None:
     api, new_writer, end = FORMS["chat"]
     events = [
-        new_writer()(text)
-        for text in ("analysis", "We", " think", "assistant", "final", "Yes", ".")
+        new_writer()(t) for t in ["analysis", "We", " think", "assistant", "final", "Yes", "."]
     ]
     probed = play(api, events, end, watch=True)
     assert probed.thought == InlineThinking("assistantfinal", opened=False)
@@ -257,13 +201,8 @@ def test_thinking_in_a_content_of_parts_is_none_of_the_answer() -> None:
         return {"choices": [{"index": 0, "delta": {"content": list(found)}}]}
 
     thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
-    events = [
-        parts(thinking),
-        parts(thinking),
-        parts({"type": "text", "text": "Yes"}),
-        chat("."),
-        parts(),
-    ]
+    answer = parts({"type": "text", "text": "Yes"})
+    events = [parts(thinking), parts(thinking), answer, chat("."), parts()]
     exchange = play("chat", events, FORMS["chat"][2], listen=True)
     assert exchange.record.first_answer_ns == 3 * MS
     assert (exchange.text(), exchange.text(reasoning=True)) == ("Yes.", "hmhmYes.")
@@ -289,13 +228,10 @@ def test_a_body_that_is_no_stream_is_answered_when_it_is_there() -> None:
     ("opened", "said"), [(True, "ends with </think>;"), (False, "no tag at its")]
 )
 def test_the_diagnosis_names_it(opened: bool, said: str) -> None:
-    record = play(
-        "chat", [chat("<think>"), chat("a"), chat("</think>"), chat("b")], FORMS["chat"][2]
-    ).record
+    events = [chat(text) for text in ("<think>", "a", "</think>", "b")]
+    record = play("chat", events, FORMS["chat"][2]).record
     found = diagnose(record, RequestShape("chat", "m"), thinks=InlineThinking("</think>", opened))
     line = next(f for f in found if f.name == "reasoning")
-    assert (line.verdict, said in line.found, "the answer after 4 ms" in line.found) == (
-        "note",
-        True,
-        True,
-    )
+    assert line.verdict == "note"
+    assert said in line.found
+    assert "the answer after 4 ms" in line.found

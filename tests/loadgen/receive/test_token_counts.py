@@ -12,13 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 import tokenizers
 
-from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.receive.token_counts import count_tokens
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.workloads.prompts.tokenizers import Tokenizer, hugging_face, load_tokenizer
 from tests.loadgen.receive.test_exchange import END, FINISH, HEAD, chunk, text
-from tests.streams.playing import MS
+from tests.streams.playing import MS, new_exchange
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 
@@ -29,16 +28,14 @@ def words(pieces: Sequence[str]) -> list[int]:
 
 def counted(*events: dict[str, Any]) -> RequestRecord:
     """What an exchange that is listened to records, with our words counted."""
-    record = RequestRecord(request_id=1, stage=0, scheduled_ns=0, status="unfinished", started_ns=0)
-    exchange = Exchange(record, b"request", lambda _: None)
-    exchange.keep_text()
+    exchange = new_exchange(keep=True)
     exchange.feed(MS, HEAD)
     for number, one in enumerate(events):
         exchange.feed((2 + number) * MS, chunk(one))
     exchange.feed(99 * MS, chunk("[DONE]") + END)
-    assert record.status == "ok"
+    assert exchange.record.status == "ok"
     count_tokens(exchange, words)
-    return record
+    return exchange.record
 
 
 def figures(record: RequestRecord) -> tuple[Any, ...]:
@@ -61,29 +58,18 @@ def test_reasoning_is_counted_apart() -> None:
 
 def test_the_servers_total_stands_and_confirms_the_chunks() -> None:
     """It counts an end token that has no text: one more than we do."""
-    assert figures(counted(text("one two "), text("three"), FINISH, usage(4))) == (
-        [2, 1],
-        4,
-        "usage",
-        None,
-    )
+    found = counted(text("one two "), text("three"), FINISH, usage(4))
+    assert figures(found) == ([2, 1], 4, "usage", None)
 
 
 def test_a_vocabulary_that_is_not_the_servers_counts_no_chunk() -> None:
-    assert figures(counted(text("one two "), text("three"), FINISH, usage(8))) == (
-        None,
-        8,
-        "usage",
-        None,
-    )
+    found = counted(text("one two "), text("three"), FINISH, usage(8))
+    assert figures(found) == (None, 8, "usage", None)
 
 
 def test_a_chunk_without_text_leaves_the_chunks_uncounted() -> None:
-    call = {
-        "choices": [
-            {"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}}
-        ]
-    }
+    piece = {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}
+    call = {"choices": [{"index": 0, "delta": piece}]}
     assert figures(counted(text("one two"), call, FINISH)) == (None, 2, "chunks", None)
 
 
@@ -132,26 +118,12 @@ def test_a_run_against_a_server_that_tells_nothing(tmp_path: Path, ampacity: Any
         tokenizers.pre_tokenizers.WhitespaceSplit()
     )  # a word is a token: the simulator's own
     model.save(str(tmp_path / "tokenizer.json"))
-    load = [
-        "--input-tokens",
-        "20",
-        "--output-tokens",
-        "10",
-        "--rates",
-        "20",
-        "--duration",
-        "2s",
-        "--workers",
-        "2",
-    ]
+    lengths = ["--input-tokens", "20", "--output-tokens", "10", "--workers", "2"]
+    load = [*lengths, "--rates", "20", "--duration", "2s"]
     with start_in_process("demo", face={"usage": "none", "chunk_tokens": 3}) as server:
         for name in (f"hf:{tmp_path}", "words"):
-            assert (
-                ampacity(
-                    "run", server.url, "--tokenizer", name, *load, "--out", tmp_path / name[:2]
-                )
-                == 0
-            )
+            how = ["--tokenizer", name, *load, "--out", tmp_path / name[:2]]
+            assert ampacity("run", server.url, *how) == 0
     told, untold = (
         pq.read_table(tmp_path / name / "requests.parquet").to_pylist() for name in ("hf", "wo")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +41,8 @@ META: dict[str, Any] = {"run_id": "r", "status": "running", "stages": []}
 
 
 def record(i: int, **more: Any) -> RequestRecord:
-    return RequestRecord(
-        request_id=i,
-        stage=0,
-        scheduled_ns=i * 1000,
-        status="ok",
-        chunk_at_us=[i, i + 1],
-        chunk_tokens=[1, 2],
-        **more,
-    )
+    chunks = {"chunk_at_us": [i, i + 1], "chunk_tokens": [1, 2]}
+    return RequestRecord(i, 0, i * 1000, "ok", **chunks, **more)
 
 
 # -- the columns --------------------------------------------------------------------------------
@@ -55,54 +50,29 @@ def record(i: int, **more: Any) -> RequestRecord:
 
 def test_a_row_keeps_every_value_and_every_null() -> None:
     values: dict[str, Any] = {
-        "request_id": 2**40,
-        "stage": 1,
-        "scheduled_ns": 2**60,
-        "status": "timeout",
-        "attempt": 1,
-        "class_": "chat",
-        "session_id": "s",
-        "turn": 2,
-        "worker": 3,
-        "target": "http://t",
-        "dispatched_ns": 1,
-        "connected_ns": 2,
-        "started_ns": 3,
-        "sent_ns": 4,
-        "headers_ns": 5,
-        "first_event_ns": 6,
-        "first_token_ns": 7,
-        "first_answer_ns": 8,
-        "last_token_ns": 9,
-        "ended_ns": 10,
-        "http_status": 200,
-        "error": "é\n",
-        "finish_reason": "stop",
-        "input_tokens_planned": 11,
-        "input_tokens": 12,
-        "cached_tokens": 0,
-        "output_tokens_planned": 13,
-        "output_tokens": 14,
-        "reasoning_tokens": 15,
-        "token_source": "usage",
-        "chunk_at_us": [0, CHUNK_AT_MAX_US],
-        "chunk_tokens": [1, 1],
-        "retry_after_s": 0.5,
-        "server_request_id": "x",
+        f.name: number
+        for number, f in enumerate(dataclasses.fields(RequestRecord))
+        if "int | None" in str(f.type) or f.type == "int"
     }
+    texts = [
+        "class_",
+        "session_id",
+        "target",
+        "error",
+        "finish_reason",
+        "token_source",
+        "server_request_id",
+    ]
+    values |= {name: f"{name} é\n" for name in texts}
+    values |= {"request_id": 2**40, "scheduled_ns": 2**60, "status": "timeout"}
+    values |= {"chunk_at_us": [0, CHUNK_AT_MAX_US], "chunk_tokens": [1, 1], "retry_after_s": 0.5}
+    assert values.keys() == {f.name for f in dataclasses.fields(RequestRecord)}
     least = RequestRecord(request_id=0, stage=0, scheduled_ns=0, status="shed")
     rows = to_batch([RequestRecord(**values), least]).to_pylist()
     assert rows[0] == {name.rstrip("_"): value for name, value in values.items()}
-    never = {
-        "attempt": 0,
-        "class": "default",
-        "worker": 0,
-        "chunk_at_us": [],
-        "request_id": 0,
-        "stage": 0,
-        "scheduled_ns": 0,
-    }
-    assert rows[1] == {**dict.fromkeys(rows[0]), **never, "status": "shed"}
+    never = dict.fromkeys(("attempt", "worker", "request_id", "stage", "scheduled_ns"), 0)
+    never |= {"class": "default", "chunk_at_us": [], "status": "shed"}
+    assert rows[1] == {**dict.fromkeys(rows[0]), **never}
 
 
 def test_what_counts_as_failed() -> None:
@@ -132,11 +102,8 @@ def test_finish_turns_the_stream_into_parquet_by_request_and_attempt(tmp_path: P
     assert run.requests["attempt"].to_pylist()[7:9] == [0, 1]
     assert run.server is not None
     assert run.server.to_pylist() == [{"at_ns": 1, "running": 2.0}]
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
-        "requests.parquet",
-        "run.json",
-        "server.parquet",
-    ]
+    names = {p.name for p in (tmp_path / "run").iterdir()}
+    assert names == {"requests.parquet", "run.json", "server.parquet"}
 
 
 def test_a_run_without_a_request_or_telemetry_is_a_run(tmp_path: Path) -> None:
@@ -315,26 +282,26 @@ def test_parquet_cut_short(tmp_path: Path) -> None:
     _fails(path, "requests.parquet", "cannot be read")
 
 
+def _changed(path: Path, change: Callable[[pa.Table], pa.Table]) -> Path:
+    """Change the table of a good run's requests."""
+    parquet = _good(path) / "requests.parquet"
+    pq.write_table(change(pq.read_table(parquet)), parquet)
+    return path
+
+
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
-    path = _good(tmp_path / "run")
-    table = pq.read_table(path / "requests.parquet").drop_columns(["last_token_ns"])
-    pq.write_table(table, path / "requests.parquet")
+    path = _changed(tmp_path / "run", lambda table: table.drop_columns(["last_token_ns"]))
     _fails(path, "requests.parquet", "'last_token_ns'")
 
 
 def test_a_column_of_another_type_is_an_error_of_one_line(tmp_path: Path) -> None:
-    path = _good(tmp_path / "run")
-    table = pq.read_table(path / "requests.parquet")
-    index = table.column_names.index("stage")
-    table = table.set_column(index, "stage", pa.array(["zero"] * table.num_rows))
-    pq.write_table(table, path / "requests.parquet")
-    _fails(path, "requests.parquet")
+    index = SCHEMA.get_field_index("stage")
+    path = _changed(tmp_path / "run", lambda t: t.set_column(index, "stage", pa.array(["zero"])))
+    _fails(path, "requests.parquet", "column stage is of a wrong type")
 
 
 def test_further_columns_are_ignored(tmp_path: Path) -> None:
-    path = _good(tmp_path / "run")
-    table = pq.read_table(path / "requests.parquet").append_column("new", pa.array([1]))
-    pq.write_table(table, path / "requests.parquet")
+    path = _changed(tmp_path / "run", lambda table: table.append_column("new", pa.array([1])))
     assert load_run(path).requests.schema.equals(SCHEMA)
 
 
