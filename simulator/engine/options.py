@@ -86,7 +86,8 @@ class EngineConfig:
         if self.kv_blocks is not None and self.kv_blocks * self.block_tokens < self.max_model_len:
             raise SimulatorError(
                 f"{self.name}: the KV cache holds {self.kv_blocks * self.block_tokens} tokens, "
-                f"less than max_model_len {self.max_model_len}; lower max_model_len or use more memory"
+                f"less than max_model_len {self.max_model_len}; lower max_model_len or "
+                "use more memory"
             )
 
 

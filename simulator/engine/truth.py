@@ -83,9 +83,9 @@ def true_capacity(
     """Find capacity and C_max by bisection in log rate, with common random numbers.
 
     make_requests(rate, seed) sets the length of a run: with fewer than 10,000 requests the queue
-    has no time to build up near the knee. The first `warmup_share` and the last 5 % of the requests do
-    not count. `binding` is that of the first replication. capacity_rps is 0 if an SLO is violated
-    at a thousandth of the saturation rate. Raises SimulatorError for an invalid SLO.
+    has no time to build up near the knee. The first `warmup_share` and the last 5 % of the requests
+    do not count. `binding` is that of the first replication. capacity_rps is 0 if an SLO is
+    violated at a thousandth of the saturation rate. Raises SimulatorError for an invalid SLO.
     """
     for metric, quantile, limit_s in slos:
         if metric not in METRICS or not 0 < quantile < 1 or not limit_s > 0:

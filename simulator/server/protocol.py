@@ -1,7 +1,7 @@
-"""What a request to the OpenAI-compatible endpoints asks for, checked as vLLM checks it. No I/O.
+"""Parse and validate requests to the OpenAI-compatible endpoints as vLLM does. No I/O.
 
-A token is one word: a prompt has as many tokens as white-space separated words, and CHAT_OVERHEAD_TOKENS
-more for a chat's template. What is not simulated is refused, not ignored.
+A token is one word: a prompt has as many tokens as white-space separated words, and
+CHAT_OVERHEAD_TOKENS more for a chat's template. Features that are not simulated are rejected.
 """
 
 import re
@@ -22,7 +22,7 @@ _ID_PREFIX = {"chat": "chatcmpl-", "completions": "cmpl-", "messages": "msg_"}
 CHAT_OVERHEAD_TOKENS = 8
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _CHOICE_STRIDE = 7919  # the seeds of the choices of one request lie this far apart
-# Fields that would change the answer in a way that is not simulated, with the values that ask for nothing.
+# Fields that are not simulated, with their neutral values.
 _NOT_SIMULATED: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "prompt_logprobs": (None,),
@@ -39,7 +39,7 @@ _NOT_SIMULATED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer: its text is fixed by the seed and the ending."""
+    """One answer: seed and ending determine its text."""
 
     index: int
     seed: int
@@ -54,20 +54,18 @@ class Call:
     api: Api
     request_id: str
     model: str
-    prompts: tuple[
-        Sequence[Any], ...
-    ]  # the words or token ids of each prompt, a chat's template included
+    prompts: tuple[Sequence[Any], ...]  # words or token ids, with a chat's template
     choices: tuple[Choice, ...]
     limit_tokens: int  # of each choice
     stream: bool
     include_usage: bool
     continuous_usage: bool
     top_logprobs: int | None  # None: no log-probabilities
-    held_characters: int  # of a stream, which could be the beginning of a stop string
+    held_characters: int  # of a stream: a possible start of a stop string
 
     @property
     def chat(self) -> bool:
-        """Whether it is a conversation, with a chat's template."""
+        """True for a conversation, which has a chat's template."""
         return self.api in CONVERSATIONS
 
     @property
@@ -80,9 +78,9 @@ class Call:
 
 
 def block_hashes(call: Call, choice: Choice, block_tokens: int) -> list[int]:
-    """Names of the full KV blocks of a prompt and its answer: each stands for all that is in and before it.
+    """Return names of the full KV blocks of prompt and answer: hashes of all words up to their end.
 
-    The answer's words are in, so that the next turn of a conversation finds them.
+    The next turn of a conversation finds the blocks of the answer too.
     """
     answered = characters(choice.seed, 0, choice.ending.characters).split()
     words = [*call.prompts[choice.prompt], *answered]
@@ -95,7 +93,7 @@ def block_hashes(call: Call, choice: Choice, block_tokens: int) -> list[int]:
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body. Raises ApiError."""
+    """Decode the JSON object in a body. Raises ApiError."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -108,7 +106,7 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def words_of(body: Mapping[str, Any]) -> Sequence[Any]:
-    """The words of a body with `messages` or `prompt`. Raises ApiError."""
+    """Return the words of a body with `messages` or `prompt`. Raises ApiError."""
     if "messages" in body:
         return _chat_words(body["messages"])
     return _one_prompt("body.prompt", body.get("prompt"))
@@ -140,7 +138,7 @@ def _chat_words(messages: object) -> list[str]:
 
 
 def _prompts(prompt: object) -> list[Sequence[Any]]:
-    """vLLM takes a string, token ids, or a list of either."""
+    """Parse a string, token ids, or a list of either."""
     if prompt is None:
         raise invalid("body.prompt", "Field required", kind="missing")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
@@ -166,10 +164,10 @@ def parse(
     header_id: str | None,
     natural_tokens: float | None = None,
 ) -> Call:
-    """Check a request as vLLM does. Raises ApiError: 400 for bad fields and lengths, 404 for another model.
+    """Validate a request. Raises ApiError: 400 for bad fields and lengths, 404 for another model.
 
-    models: the names that are served, the default first. natural_tokens: see Face. Of an ``api`` but chat and completions
-    the body is one that ``ampacity.simulator.server.other_apis`` has put down to these.
+    models: the names served, the default first. natural_tokens: see Face. Bodies of other APIs are
+    converted by ``ampacity.simulator.server.other_apis`` before.
     """
     chat = api in CONVERSATIONS
     required = "messages" if chat else "prompt"
@@ -233,7 +231,7 @@ def _choices(
 
 
 def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool, bool]:
-    """(stream, include_usage, continuous_usage_stats)"""
+    """Return (stream, include_usage, continuous_usage_stats)."""
     stream = flag(body, "stream")
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
