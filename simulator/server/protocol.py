@@ -13,7 +13,14 @@ from typing import Any, Literal
 import msgspec
 
 from ampacity.simulator.server.apierrors import ApiError, bad_json, bad_value, invalid
-from ampacity.simulator.server.sampling import MAX_CHOICES, Sampling, flag, output_limit, sampling
+from ampacity.simulator.server.sampling import (
+    MAX_CHOICES,
+    Sampling,
+    StreamOptions,
+    output_limit,
+    read_fields,
+    sampling,
+)
 from ampacity.simulator.server.text import Ending, characters, ending
 
 Api = Literal["chat", "completions", "responses", "messages", "embeddings"]
@@ -174,15 +181,20 @@ def parse(
     if required not in body:
         raise invalid(f"body.{required}", "Field required", body, kind="missing")
     prompts = [_chat_words(body["messages"])] if chat else _prompts(body["prompt"])
-    stream, include_usage, continuous_usage = _stream_options(body)
-    asked = sampling(body, chat)
-    model = _model(body, models)
+    fields = read_fields(body, chat)
+    stream, options = bool(fields.stream), fields.stream_options or StreamOptions()
+    if body.get("stream_options") and not stream:
+        text = "Stream options can only be defined when `stream=True`."
+        raise invalid("body.stream_options", text, body["stream_options"])
+    include_usage = bool(options.include_usage)
+    asked = sampling(fields)
+    model = _model(fields.model, models)
     for field, neutral in _NOT_SIMULATED.items():
         if field in body and not any(
             type(body[field]) is type(value) and body[field] == value for value in neutral
         ):
             raise bad_value(field, body[field], f"{field} is not simulated; leave it out.")
-    limit = output_limit(body, chat, max(map(len, prompts)), max_model_len)
+    limit = output_limit(fields, max(map(len, prompts)), max_model_len)
     if len(prompts) * asked.n > MAX_CHOICES:
         raise bad_value(
             "n", asked.n, f"at most {MAX_CHOICES} answers in one request are simulated."
@@ -199,7 +211,7 @@ def parse(
         limit_tokens=limit,
         stream=stream,
         include_usage=include_usage,
-        continuous_usage=continuous_usage,
+        continuous_usage=include_usage and bool(options.continuous_usage_stats),
         top_logprobs=asked.top_logprobs,
         held_characters=held,
     )
@@ -230,30 +242,8 @@ def _choices(
     return tuple(choices)
 
 
-def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool, bool]:
-    """Return (stream, include_usage, continuous_usage_stats)."""
-    stream = flag(body, "stream")
-    options = body.get("stream_options")
-    if options is not None and not isinstance(options, dict):
-        raise invalid(
-            "body.stream_options", "Input should be a valid dictionary", options, kind="dict_type"
-        )
-    if options and not stream:
-        raise invalid(
-            "body.stream_options", "Stream options can only be defined when `stream=True`.", options
-        )
-    include_usage = flag(options or {}, "include_usage", "body.stream_options.")
-    continuous = flag(options or {}, "continuous_usage_stats", "body.stream_options.")
-    return stream, include_usage, include_usage and continuous
-
-
-def _model(body: Mapping[str, Any], models: Sequence[str]) -> str:
-    asked = body.get("model")
-    if asked is None:
-        return models[0]
-    if not isinstance(asked, str):
-        raise invalid("body.model", "Input should be a valid string", asked, kind="string_type")
-    if asked not in models:
-        message = f"The model `{asked}` does not exist. Valid aliases: {', '.join(models)}."
-        raise ApiError(404, message, "NotFoundError", "model")
-    return asked
+def _model(asked: str | None, models: Sequence[str]) -> str:
+    if asked is None or asked in models:
+        return asked or models[0]
+    message = f"The model `{asked}` does not exist. Valid aliases: {', '.join(models)}."
+    raise ApiError(404, message, "NotFoundError", "model")
