@@ -1,4 +1,4 @@
-"""``ampacity import``: files that the real tools wrote, files made by hand, and files that were damaged."""
+"""``ampacity import``: files of the real tools, files made by hand, and damaged files."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_sglang_without_details_says_what_to_do_and_what_it_holds(tmp_path: Path
     plain = SAMPLES / "sglang_plain.jsonl"
     with pytest.raises(
         ImportedFileError,
-        match=r"no single requests .*19 requests in 1\.603 s, mean_ttft_ms 8\.166, .*--output-details",
+        match=r"no single .*19 requests in 1\.603 s, mean_ttft_ms 8\.166, .*--output-details",
     ):
         read_file(plain)
     detailed = json.loads(FILES["SGLang bench_serving"].read_text())
@@ -200,7 +200,7 @@ def test_sglang_answers_in_one_piece_have_no_first_token(tmp_path: Path) -> None
 
 
 def test_sglang_by_hand(tmp_path: Path) -> None:
-    """Three requests, two users: 0.3 s, 0.5 s, then 0.2 s from 0.3 s on. The third has no token and is no failure by its count."""
+    """Three requests of two users: 0.3 s, 0.5 s, then an empty answer from 0.3 s on."""
     run = {
         "backend": "sglang",
         "request_rate": float("inf"),
@@ -401,7 +401,7 @@ def test_aiperf_summary_alone_names_the_file_to_give(tmp_path: Path) -> None:
 
 
 def changed(tool: str, folder: Path, change: Callable[[Any], object]) -> Path:
-    """A sample with a change made to it; ``change`` is given the document, or the rows and the settings of aiperf."""
+    """Write a changed sample; ``change`` gets the document, or aiperf's rows and settings."""
     if tool != "aiperf":
         document = json.loads(TEXTS[tool])
         change(document)

@@ -70,7 +70,7 @@ def test_requests_of_one_step_share_blocks() -> None:
 
 
 def test_least_recently_used_blocks_are_given_up_first() -> None:
-    """16 blocks; prefixes of 5 blocks: after a, b, c, b's use, d evicts what is left of a and c's tail."""
+    """16 blocks, prefixes of 5: after a, b, c and b again, d evicts the rest of a and c's tail."""
     engine = Engine(tiny(prefix_caching=True))
 
     def ask(name: str) -> int:
@@ -92,7 +92,7 @@ def test_least_recently_used_blocks_are_given_up_first() -> None:
 
 
 def test_a_conversation_finds_its_answer_again() -> None:
-    """Turn 2's prompt holds turn 1's prompt and answer: 8 + 8 tokens, of which the last has no KV entry."""
+    """Turn 2 has turn 1's prompt and answer: 8 + 8 tokens, the last without KV entry."""
     config = tiny(prefix_caching=True)
     names = prefix_hashes("chat", 24, 4)
     turns = [Request(8, 9, block_hashes=names), Request(20, 2, block_hashes=names)]
@@ -100,7 +100,7 @@ def test_a_conversation_finds_its_answer_again() -> None:
 
 
 def naive_hits(rows: list[tuple[int, int, int]], blocks: int) -> list[int]:
-    """Cached tokens of requests that come one after the other, with a plain list as the cache, oldest first."""
+    """Cached tokens of successive requests, with a list as the cache, oldest first."""
     idle: list[tuple[object, ...]] = []
     found = []
     for number, (prompt, shared, prefix) in enumerate(rows):
@@ -160,7 +160,7 @@ def test_conservation_under_every_option(
     static: bool,
     blocks: int,
 ) -> None:
-    """Everyone gets exactly its tokens, aborted ones no more; the pool and the slots are whole afterwards."""
+    """Each request gets its tokens, aborted ones none; then all blocks and slots are free."""
     config = tiny(
         policy=policy,
         speculation=speculation,
@@ -299,7 +299,7 @@ def test_decoding_that_waits_for_prompts_shows_in_its_gaps() -> None:
 
 
 def test_static_batching_pays_for_places_whose_requests_have_finished() -> None:
-    """Step time 10 + b ms. Outputs of 1, 2 and 4: three prompts, then three steps at the full batch of 3."""
+    """Steps of 10 + b ms. Outputs of 1, 2 and 4: three prompts, then three steps with b = 3."""
     config = replace(linear_config(0.010, 0.001, max_num_seqs=3), static_batching=True)
     outcome = simulate(config, [0.0] * 4, [1] * 4, [1, 2, 4, 1])
     assert outcome.finish_s == pytest.approx(
@@ -367,7 +367,7 @@ def test_bad_speculation(values: tuple[int, float]) -> None:
 
 
 def test_options_off_change_nothing() -> None:
-    """The prefix cache without names, and adapters without adapters, give the plain engine's times."""
+    """Prefix cache and adapter slots do not change the times of requests without either."""
     rng = np.random.default_rng(2)
     arrivals = np.cumsum(rng.exponential(0.02, 300))
     inputs, outputs = rng.integers(1, 3000, 300), rng.integers(1, 300, 300)

@@ -1,4 +1,4 @@
-"""The engine's rules, and its closed-form bookkeeping against a naive engine that counts token by token."""
+"""The engine's rules, and its bookkeeping against a naive engine that counts every token."""
 
 import math
 
@@ -34,7 +34,7 @@ def small(**changes: object) -> EngineConfig:
 def naive(
     config: EngineConfig, arrivals: list[float], inputs: list[int], outputs: list[int]
 ) -> list[list[float]]:
-    """Token times of each request, by explicit counting; the same rules, none of the bookkeeping."""
+    """Return the token times of each request by the same rules, counting every token."""
     block = config.block_tokens
     assert config.kv_blocks is not None
     times: list[list[float]] = [[] for _ in arrivals]
@@ -122,7 +122,7 @@ lengths = st.lists(
 def test_same_token_times_as_a_naive_engine(
     rows: list[tuple[float, int, int]], seqs: int, budget: int, blocks: int
 ) -> None:
-    """Random loads with chunked prefill and preemption; every token of every request at the same time."""
+    """Random loads with chunked prefill and preemption: all token times are equal."""
     config = small(max_num_seqs=seqs, max_num_batched_tokens=budget, kv_blocks=blocks)
     arrivals = np.cumsum([row[0] for row in rows]).tolist()
     inputs, outputs = [row[1] for row in rows], [row[2] for row in rows]
@@ -154,7 +154,7 @@ def test_kv_exhaustion_preempts_the_latest_and_everyone_finishes() -> None:
 
 
 def test_conservation_under_pressure() -> None:
-    """Every request gives exactly its tokens, whatever is preempted; the pool is whole afterwards."""
+    """Every request gets its tokens, whatever is preempted; then all blocks are free."""
     rng = np.random.default_rng(5)
     engine = Engine(small(max_num_seqs=8, kv_blocks=20))
     requests = [Request(int(rng.integers(1, 30)), int(rng.integers(1, 34))) for _ in range(400)]
@@ -267,7 +267,7 @@ def test_abort_after_the_end_is_harmless() -> None:
 
 @pytest.mark.parametrize("clients", [1, 4, 16])
 def test_closed_loop_throughput_is_exact(clients: int) -> None:
-    """X = C / (m (alpha + beta C)): C clients without think time, m tokens each (asymptotic, fixed m)."""
+    """X = C / (m (alpha + beta C)) of C clients without think time, m tokens each."""
     alpha, beta, tokens, rounds = 0.01, 0.001, 100, 20
     engine = Engine(linear_config(alpha, beta, max_num_seqs=16))
     for _ in range(clients):

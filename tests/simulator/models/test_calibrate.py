@@ -33,7 +33,7 @@ def measured(stage: Outcome) -> tuple[float, float, float]:
 
 
 def levels(closed: bool, noise: float) -> NDArray[np.float64]:
-    """Columns concurrency, ITL, TTFT, prompt, answer; short and long prompts, each length varied by a half."""
+    """Columns concurrency, ITL, TTFT, prompt, answer; lengths varied by a half."""
     rng = np.random.default_rng(7)
     rows = []
     for prompt, loads in (
@@ -87,7 +87,7 @@ def test_a_wrong_nominal_does_not_matter() -> None:
 
 
 def test_what_the_data_do_not_show_is_called_unknown() -> None:
-    """One request at a time with a prompt of one token: no compute to see; one context: no bandwidth apart."""
+    """One request at a time, prompts of one token: compute and bandwidth stay unknown."""
     one = np.ones(4)
     itl = 0.010 * np.array([1.0, 1.01, 0.99, 1.0])
     found = calibrate(NOMINAL, one, itl, np.full(4, np.nan), one, 100 * one, closed_loop=True)

@@ -1,4 +1,4 @@
-"""Faults over real sockets: each happens as often and as long as asked, and what it does not touch is whole."""
+"""Faults over real sockets: each happens as configured, and all else is intact."""
 
 import asyncio
 import json
@@ -37,7 +37,8 @@ async def raw(url: str, payload: dict[str, Any]) -> tuple[bytes, str]:
     port = int(url.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps(payload).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     received = b""
     try:
         writer.write(head.encode() + body)
@@ -142,7 +143,7 @@ async def test_errors_say_when_to_come_back() -> None:
 
 
 async def token_times(session: aiohttp.ClientSession, url: str, tokens: int) -> list[float]:
-    """When the tokens of one stream were read, by the clock of the event loop; its begin comes first."""
+    """Return the start of a stream and the times at which its tokens were read."""
     payload = {"messages": HELLO, "max_tokens": tokens, "stream": True}
     found = [time.monotonic()]
     async with session.post(url + CHAT, json=payload) as response:

@@ -1,4 +1,4 @@
-"""Responses, Messages and embeddings of the embedded simulator, on a real socket, asked by the load generator."""
+"""Responses, Messages and embeddings over a real socket, with the load generator as client."""
 
 from __future__ import annotations
 
