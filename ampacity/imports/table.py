@@ -213,7 +213,7 @@ def read_lists(run: Record, *further: str) -> tuple[Table, pd.DataFrame]:
             "output_tokens": table.column("output_lens", "tokens"),
             "cached_tokens": table.column("cached_tokens", "tokens"),
             "error": [str(e) if e else None for e in table.values("errors", "any")],
-        },
+        }
     )
     fields["e2e_s"] = fields.ttft_s + fields.gaps_s.map(math.fsum)
     return table, fields

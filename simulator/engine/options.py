@@ -113,11 +113,7 @@ Settings = dict[str, tuple[Callable[[str], Any], str, str]]
 SCHEDULING: Settings = {
     "max_num_seqs": (int, "N", "Maximum number of sequences in a batch."),
     "max_num_batched_tokens": (int, "N", "Maximum number of tokens in a step."),
-    "policy": (
-        str,
-        "|".join(POLICIES),
-        "Order of prefill and decode in the scheduler.",
-    ),
+    "policy": (str, "|".join(POLICIES), "Order of prefill and decode in the scheduler."),
     "static_batching": (
         _switch,
         "on|off",

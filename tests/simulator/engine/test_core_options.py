@@ -79,11 +79,8 @@ def test_least_recently_used_blocks_are_given_up_first() -> None:
         run_dry(engine)
         return request.cached_tokens
 
-    assert [ask(name) for name in "abc"] == [
-        0,
-        0,
-        0,
-    ]  # 15 named blocks idle; c's run kept a's first block free
+    # 15 named blocks idle; c's run kept a's first block free
+    assert [ask(name) for name in "abc"] == [0, 0, 0]
     assert ask("b") == 20
     assert ask("d") == 0  # needs 6 of 16: the oldest go, which are a's
     assert ask("b") == 20
@@ -302,9 +299,8 @@ def test_static_batching_pays_for_places_whose_requests_have_finished() -> None:
     """Steps of 10 + b ms. Outputs of 1, 2 and 4: three prompts, then three steps with b = 3."""
     config = replace(linear_config(0.010, 0.001, max_num_seqs=3), static_batching=True)
     outcome = simulate(config, [0.0] * 4, [1] * 4, [1, 2, 4, 1])
-    assert outcome.finish_s == pytest.approx(
-        [0.013, 0.026, 0.052, 0.063]
-    )  # and the fourth alone: 11 ms
+    # and the fourth alone: 11 ms
+    assert outcome.finish_s == pytest.approx([0.013, 0.026, 0.052, 0.063])
     continuous = simulate(
         linear_config(0.010, 0.001, max_num_seqs=3), [0.0] * 4, [1] * 4, [1, 2, 4, 1]
     )

@@ -226,9 +226,8 @@ def test_nobody_is_admitted_before_arriving() -> None:
     engine = Engine(linear_config(1.0, 0.0))
     early, late = Request(1, 2), Request(1, 1)
     engine.submit(early, 0.0)
-    engine.submit(
-        late, 0.5
-    )  # the server learns of it before a step that is planned for an earlier time
+    # the server learns of it before a step that is planned for an earlier time
+    engine.submit(late, 0.5)
     run_dry(engine, 0.0)
     assert early.finish_s == pytest.approx(2.0)
     assert late.first_token_s == pytest.approx(2.0)

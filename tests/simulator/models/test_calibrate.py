@@ -100,9 +100,8 @@ def test_what_the_data_do_not_show_is_called_unknown() -> None:
 
 def test_latencies_of_one_request_alone() -> None:
     """ITL is a decode step, TTFT the prompt's step, and with a small budget its chunks'."""
-    step = Roofline(
-        1e3, 0.0, 2.0, 0.0, 1e5, 1e3, overhead_s=0.001
-    )  # 10 ms of weights, 2 ms a token
+    # 10 ms of weights, 2 ms a token
+    step = Roofline(1e3, 0.0, 2.0, 0.0, 1e5, 1e3, overhead_s=0.001)
     itl, ttft = expected_latencies_s(step, Level(1, 50, 100, 0.0), 8192)
     assert (itl, ttft) == (pytest.approx(0.011), pytest.approx(0.101))
     # Chunks of 20, 20 and 10 tokens: 41, 41 and 21 ms

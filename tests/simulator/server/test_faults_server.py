@@ -118,9 +118,8 @@ def test_each_kind_of_error_has_its_share_and_the_rest_is_whole(stream: bool, lo
             assert found[None] == count - sum(injected.values())
             for kind in KINDS:  # 32 expected, standard deviation 5.4
                 assert 10 <= server.faults.injected[kind] <= 54, kind
-            while (
-                server.live.engines[0].running or server.live.engines[0].waiting
-            ):  # every slot is free again
+            # every slot is free again
+            while server.live.engines[0].running or server.live.engines[0].waiting:
                 await asyncio.sleep(0.005)
             assert metric(await metrics(session, url), "vllm:kv_cache_usage_perc") == 0
 
