@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.engine import Engine, EngineConfig, Request, Speculation
+from ampacity.simulator.engine.options import POLICIES
 from ampacity.simulator.engine.outcome import simulate
 from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.hardware import PRESETS, linear_config
@@ -145,30 +147,21 @@ prefixed = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(
     prefixed,
-    st.sampled_from(["fcfs", "prefill-priority", "decode-priority", "deadline"]),
-    st.sampled_from([None, Speculation(3, 0.6)]),
-    st.booleans(),
-    st.integers(16, 30),
+    st.fixed_dictionaries(
+        {
+            "policy": st.sampled_from(POLICIES),
+            "speculation": st.sampled_from([None, Speculation(3, 0.6)]),
+            "static_batching": st.booleans(),
+            "kv_blocks": st.integers(16, 30),
+        }
+    ),
 )
 def test_conservation_under_every_option(
-    rows: list[tuple[int, int, int, bool]],
-    policy: str,
-    speculation: Speculation | None,
-    static: bool,
-    blocks: int,
+    rows: list[tuple[int, int, int, bool]], options: dict[str, Any]
 ) -> None:
     """Each request gets its tokens, aborted ones none; then all blocks and slots are free."""
-    config = tiny(
-        policy=policy,
-        speculation=speculation,
-        static_batching=static,
-        prefix_caching=True,
-        kv_blocks=blocks,
-        max_num_batched_tokens=18,
-        max_loras=2,
-        adapter_load_s=0.1,
-    )
-    engine = Engine(config)
+    fixed = {"max_num_batched_tokens": 18, "max_loras": 2, "adapter_load_s": 0.1}
+    engine = Engine(tiny(**options, prefix_caching=True, **fixed))
     given_tokens: Counter[Request] = Counter()
     requests = []
     for number, (prompt, output, prefix, dropped) in enumerate(rows):
@@ -188,27 +181,21 @@ def test_conservation_under_every_option(
         now_s = result.end_s
         steps += 1
         assert steps < 5000
-        assert 0 <= engine.free_blocks <= blocks
+        assert 0 <= engine.free_blocks <= options["kv_blocks"]
         if steps == 6:
-            for request, dropped in requests:
-                if dropped:
-                    engine.abort(request)
+            for request in (one for one, dropped in requests if dropped):
+                engine.abort(request)
     for request, _ in requests:
         if request.aborted:
             assert given_tokens[request] < request.output_tokens
         else:
             assert given_tokens[request] == request.output_tokens
             assert request.finish_s is not None
-            if speculation is not None:
+            if options["speculation"] is not None:
                 assert request.token_s is not None
                 assert len(request.token_s) == request.output_tokens
-    assert (engine.free_blocks, engine.running, engine.waiting, engine.batch.size) == (
-        blocks,
-        0,
-        0,
-        0,
-    )
-    assert engine.batch.context == 0
+    assert engine.free_blocks == options["kv_blocks"]
+    assert (engine.running, engine.waiting) == (engine.batch.size, engine.batch.context) == (0, 0)
 
 
 # Speculative decoding
