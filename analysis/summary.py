@@ -74,6 +74,8 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         stage["slo_met_by_all"] = met_by_all(stage, summary["capacity"])
     for lengths, part in others.items():
         _, of_part, judged = _judge_stages(part, slos, labels)
+        for stage in judged:
+            stage["slo_met_by_all"] = None
         summary["families"].append(describe_family(lengths, judged, of_part.requests, slos))
     summary["sharing"] = compare_sharing(records.requests, metas)
     summary["traffic"] = summarise_traffic(records, metas, meta.get("workload") or {})
@@ -277,7 +279,14 @@ def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
     left out.
     """
     held = meta.get("imported")
-    return held and {**held, "notes": meta.get("notes") or []}
+    return held and {
+        "tool_version": None,
+        **held,
+        "files": held.get("files") or [],
+        "definitions": held.get("definitions") or [],
+        "missing": held.get("missing") or {},
+        "notes": meta.get("notes") or [],
+    }
 
 
 def _audit(

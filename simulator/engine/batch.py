@@ -17,6 +17,7 @@ class LockstepBatch:
     """One token a tick for each request."""
 
     width = 1  # tokens computed for each request in a tick
+    drafted = accepted = 0  # tokens, by speculative decoding
 
     def __init__(self, block_tokens: int) -> None:
         self.size = 0
@@ -105,6 +106,8 @@ class SpeculativeBatch(LockstepBatch):
         if 0 < acceptance < 1:
             lengths = np.minimum(np.log(uniform) / math.log(acceptance), drafts)
             accepted = lengths.astype(int).tolist()
+        self.drafted += drafts * self.size
+        self.accepted += sum(accepted)
         left = self._left
         return {r: min(n + 1, left[r]) for r, n in zip(left, accepted, strict=True)}
 

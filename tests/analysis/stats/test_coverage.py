@@ -1,0 +1,66 @@
+"""A reduced form of benchmarks/studies/coverage.py: intervals and verdicts of a batching server against its truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ampacity.analysis.metrics.percentiles import percentiles
+from ampacity.analysis.slo import Slo
+from ampacity.analysis.stage.attainment import judge_slo
+from benchmarks.servers import SERVERS, batch_server
+from benchmarks.studies.coverage import LOADS, cover, measure, observations
+
+TRUTH_S = {0.5: 0.1129, 0.7: 0.9489, 0.85: 3.674}  # p99 TTFT, 4 runs of 1,000,000 requests each
+REQUESTS, RUNS = 8000, 16
+
+
+def test_the_server_of_the_study_obeys_birth_and_death() -> None:
+    # 16 slots, 10 + b ms a step, 100 tokens exponential, at 0.7 of 6.1538/s: E[T] = 1.9508 s, P[wait] = 0.0503
+    server = batch_server("batch", 16, heavy=False)
+    assert server.most_rps == pytest.approx(6.1538, rel=1e-4)
+    _, ttft, e2e = server.run(4.3077, 120_000, np.random.default_rng(4))
+    assert e2e.mean() == pytest.approx(1.9508, rel=0.03)
+    waited = np.mean(ttft - 0.011 > 0.2)  # the added prefill is hardly ever that long
+    assert waited == pytest.approx(0.0503, abs=0.02)
+
+
+@pytest.mark.parametrize(("load", "least_given"), [(0.5, 0.5), (0.7, 0.0)])
+def test_intervals_hold_below_the_knee(load: float, least_given: float) -> None:
+    found = cover(SERVERS["batch"](), load, REQUESTS, RUNS, TRUTH_S[load])
+    assert (
+        found.right >= 0.8
+    )  # 0.96 in the study; 16 runs with one miss in 25 have 4 or more in 0.4 % of cases
+    assert 1 - found.refused >= least_given
+
+
+def test_a_run_too_short_for_its_load_says_so() -> None:
+    server = SERVERS["batch"]()
+    refused = 0
+    for seed in range(8):
+        o, _ = measure(server, 0.95, 4000, seed)
+        found = percentiles(o)
+        refused += found["p99_ci"][1] is None and "too short" in found["p99_ci_reason"]
+    assert refused >= 7
+    assert LOADS[-1] == 0.95
+
+
+def test_verdicts_beside_the_capacity_are_right() -> None:
+    server, slo = SERVERS["batch"](), Slo("ttft", 0.99, TRUTH_S[0.7])
+    low = [judge_slo(measure(server, 0.7 * 0.8, REQUESTS, s)[0], slo)["verdict"] for s in range(8)]
+    high = [judge_slo(measure(server, 0.7 * 1.2, REQUESTS, s)[0], slo)["verdict"] for s in range(8)]
+    assert low.count("met") >= 5  # 6 in 8 in the mean: benchmarks/studies/verdict_rates.py
+    assert "violated" not in low
+    assert high.count("violated") >= 6
+    assert "met" not in high
+
+
+def test_independent_samples_need_no_long_run() -> None:
+    rng = np.random.default_rng(8)
+    refused = covered = 0
+    for _ in range(100):
+        low, high = observations(rng.exponential(size=1500)).confidence_interval(0.99)
+        refused += bool(np.isnan(high))
+        covered += bool(low <= np.log(100) <= high)
+    assert refused <= 3
+    assert covered >= 90
