@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, get_args
 
 import msgspec
 import typer
 
 from ampacity.cli.options import Command, gathers, option
 from ampacity.simulator.engine.options import DEPLOYED, SCHEDULING
-from ampacity.simulator.server.face import Face
+from ampacity.simulator.server.face import HELP, Face
 from ampacity.values import option as option_name
 
 Preset = Annotated[
@@ -51,30 +51,24 @@ def full_preset(preset: str, engine: dict[str, Any]) -> str:
 
 def with_face(command: Command) -> Command:
     """Give a command the options of the simulated answers; its parameter ``face`` gets them."""
+    kinds: dict[type, Any] = {tuple: str | None, type(None): float | None}
     options = []
     for field in msgspec.structs.fields(Face):
-        kind, meta = get_args(field.type)
-        metavar = None
-        if get_origin(kind) is Literal:
-            kind, metavar = str, "|".join(get_args(kind))
-        elif kind == tuple[str, ...]:
-            kind, metavar = str | None, "A,B"
-        elif kind is not bool and kind is not int:
-            kind = float | None if field.default is None else float
-        flags = option_name(field.name) + (
-            f"/{option_name('no_' + field.name)}" if field.default is True else ""
-        )
-        panel = "How answers look and are cut into chunks"
-        default = None if field.default == () else field.default
+        default, flags = field.default, option_name(field.name)
+        metavar = "A,B" if default == () else None
+        if isinstance(default, str):
+            metavar = "|".join(get_args(field.type))
+        if default is True:
+            flags += f"/{option_name('no_' + field.name)}"
         options.append(
             option(
                 field.name,
-                kind,
-                default,
+                kinds.get(type(default), type(default)),
+                None if default == () else default,
                 flags=flags,
                 metavar=metavar,
-                help=meta.description,
-                rich_help_panel=panel,
+                help=HELP[field.name],
+                rich_help_panel="How answers look and are cut into chunks",
             )
         )
     return gathers("face", options)(command)

@@ -1,9 +1,8 @@
-"""The common form of an imported file, and readers for its fields."""
+"""The common form of an imported file."""
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -91,11 +90,6 @@ def layout_note(tool: str, how: str, rps: float, duration_s: float | None) -> st
         f"as good as that. What {tool} measured over all: {rps:.4g} requests/s in "
         f"{duration_s or 0:.4g} s"
     )
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean, NaN of an empty sequence."""
-    return math.fsum(values) / len(values) if values else math.nan
 
 
 _SIGNS = (

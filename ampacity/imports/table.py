@@ -26,7 +26,7 @@ class Kind(NamedTuple):
 
 
 class Column(NamedTuple):
-    """Where a field of ``Request`` is in a row: a path of names joined by dots.
+    """A field of ``Request``: the path of its value in a row, names joined by dots.
 
     Of several paths the first with a value counts. ``unit``: the factor to seconds, or the path of
     a unit's name.
@@ -83,7 +83,7 @@ class Table:
     """Objects of a file. Every reader raises ImportedFileError with the row and the field."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], where: str, row: str, first: int = 0):
-        """``where``: the file, for messages; ``row``: a row's place in it, from number ``first``."""
+        """``where``: the file; ``row``: the place of a row in it, counted from ``first``."""
         import pandas as pd
 
         # json_normalize makes floats of integers beside nulls: times in ns would lose digits
@@ -110,7 +110,7 @@ class Table:
         return self.frame[path].where(self.frame[path].notna(), None)
 
     def values(self, path: str, kind: str, needed: bool | pd.Series[bool] = False) -> list[Any]:
-        """Return the values at a path, None where null or absent. ``needed``: rows that need one."""
+        """Return the values at a path, None if null or absent; ``needed``: rows without null."""
         fits, convert, wanted, _ = KINDS[kind]
         parts = path.split(".")
         for outer in (".".join(parts[:n]) for n in range(1, len(parts))):
@@ -213,7 +213,7 @@ def read_lists(run: Record, *further: str) -> tuple[Table, pd.DataFrame]:
             "output_tokens": table.column("output_lens", "tokens"),
             "cached_tokens": table.column("cached_tokens", "tokens"),
             "error": [str(e) if e else None for e in table.values("errors", "any")],
-        },
+        }
     )
     fields["e2e_s"] = fields.ttft_s + fields.gaps_s.map(math.fsum)
     return table, fields

@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ampacity.imports.results import (
-    FAILURE_ENDS,
-    ImportedFileError,
-    Result,
-    Stage,
-    failure_status,
-)
+from ampacity.imports.results import FAILURE_ENDS, ImportedFileError, Result, Stage, failure_status
 from ampacity.imports.table import Record, read_lists, requests_of
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Continuous batching as a discrete-event core, without I/O."""
+"""Continuous batching as a discrete-event simulation, without I/O."""

@@ -1,10 +1,10 @@
-"""LoRA adapters on the device: a few slots, paged in on demand, least recently used out."""
+"""LoRA adapters on the device: slots that are filled on demand, least recently used out first."""
 
 from collections import OrderedDict
 
 
 class AdapterSlots:
-    """Which adapters are resident and which of them running requests use."""
+    """The adapters that are loaded, and the number of running requests that use each."""
 
     def __init__(self, slots: float, load_s: float) -> None:
         self._slots = slots
@@ -14,11 +14,11 @@ class AdapterSlots:
         self.loads = 0
 
     def admits(self, adapter: str) -> bool:
-        """Whether a request for it can run now: it is there, or a slot is empty or idle."""
+        """Return True if its adapter is loaded, or a slot is empty or idle."""
         return adapter in self._users or len(self._users) < self._slots
 
     def acquire(self, adapter: str) -> float:
-        """Use it; returns the time that bringing it in takes, in s."""
+        """Use an adapter; return the time to load it, in s."""
         resident = adapter in self._users or adapter in self._idle
         self._idle.pop(adapter, None)
         self._users[adapter] = self._users.get(adapter, 0) + 1

@@ -1,8 +1,9 @@
-"""The requests that decode: how they advance, when they end, and which blocks they need next.
+"""The requests that decode: their progress, their ends and the KV blocks that they need next.
 
-A tick is a step in which they advance. `LockstepBatch` gives each one token a tick, so that its work per tick
-does not grow with the batch: a request's last tick, its next KV block and the resident context follow from the
-tick's number. `SpeculativeBatch` draws how many tokens each gets, and pays for that per request.
+A tick is a step in which requests decode. `LockstepBatch` gives each request one token a tick. Its
+work per tick does not grow with the batch, as a request's last tick, its next KV block and the
+size of the context follow from the number of the tick. `SpeculativeBatch` draws the tokens of each
+request, at a cost per request.
 """
 
 import math
@@ -23,17 +24,17 @@ class LockstepBatch:
         self.context = 0  # KV entries of all requests
         self.tick = 0  # of the next step
         self._block_tokens = block_tokens
-        # Requests by (KV tokens - tick) mod block size: the class that needs a block is known.
+        # Count by (KV tokens - tick) mod block size: all requests of a class need a block together.
         self._phases = [0] * block_tokens
-        # By the last tick; with the count of preemptions, as one that was preempted is no longer due.
+        # By last tick; a request whose count of preemptions has changed since is no longer due.
         self._finishing: defaultdict[int, list[tuple[Request, int]]] = defaultdict(list)
 
     def blocks_needed(self) -> int:
-        """New blocks that the next tick's tokens need."""
+        """Return the number of new blocks for the tokens of the next tick."""
         return self._phases[(1 - self.tick) % self._block_tokens]
 
     def advance(self) -> list[Request]:
-        """Let the tick happen; returns the requests that got their last token, still in the batch."""
+        """Decode one tick; return the requests that got their last token, still in the batch."""
         tick = self.tick
         self.tick = tick + 1
         self.context += self.size
@@ -43,7 +44,7 @@ class LockstepBatch:
         return [r for r, preemptions in due if r.preemptions == preemptions and not r.aborted]
 
     def join(self, request: Request, kv_tokens: int, left: int, now_s: float) -> None:
-        """Take in a request with so many KV entries that has got a token at now_s; `left` tokens to go."""
+        """Add a request with KV entries and a token at now_s; it still gets `left` tokens."""
         tick = self.tick - 1
         request._join_tick = tick
         request._join_kv_tokens = kv_tokens
@@ -56,7 +57,7 @@ class LockstepBatch:
             self._finishing[tick + left].append((request, request.preemptions))
 
     def leave(self, request: Request) -> int:
-        """Take a request out; returns its KV entries."""
+        """Remove a request; return the number of its KV entries."""
         tick = self.tick - 1
         kv_tokens = request._join_kv_tokens + tick - request._join_tick
         self._phases[(request._join_kv_tokens - request._join_tick) % self._block_tokens] -= 1
@@ -66,22 +67,22 @@ class LockstepBatch:
         return kv_tokens
 
     def interrupt(self, request: Request) -> None:
-        """Note the stretch of tokens that a preemption ends. Call before `leave`."""
+        """Record the tokens since it joined, before a preemption. Call before `leave`."""
         if request.segments is None:
             request.segments = []
         request.segments.append((request._join_s, request._join_tick, self.tick - 1))
         request.generated_tokens += self.tick - 1 - request._join_tick
 
     def given(self, request: Request) -> int:
-        """Tokens that the latest step gave to a request of the batch."""
+        """Return the tokens that the latest step gave to a request of the batch."""
         return 1
 
     def stamp(self, end_s: float) -> None:
-        """Note the time of the tick's tokens, where that cannot be told from the ticks."""
+        """Record the time of the tick's tokens, if it does not follow from the ticks."""
 
 
 class SpeculativeBatch(LockstepBatch):
-    """As many tokens a tick as drafts are accepted, and one."""
+    """For each request the accepted drafts and one more token a tick."""
 
     def __init__(self, block_tokens: int, speculation: Speculation, seed: int) -> None:
         import numpy as np  # a server without speculation starts faster
@@ -99,15 +100,12 @@ class SpeculativeBatch(LockstepBatch):
         import numpy as np
 
         drafts, acceptance = self._speculation.tokens, self._speculation.acceptance
-        uniform = 1.0 - self._random.random(
-            self.size
-        )  # in (0, 1]; P[u <= a^j] = a^j: j drafts accepted
+        # uniform is in (0, 1], and at most a^j with probability a^j: then j drafts are accepted
+        uniform = 1.0 - self._random.random(self.size)
+        accepted = [drafts if acceptance else 0] * self.size
         if 0 < acceptance < 1:
-            accepted = (
-                np.minimum(np.log(uniform) / math.log(acceptance), drafts).astype(int).tolist()
-            )
-        else:
-            accepted = [drafts if acceptance else 0] * self.size
+            lengths = np.minimum(np.log(uniform) / math.log(acceptance), drafts)
+            accepted = lengths.astype(int).tolist()
         self.drafted += drafts * self.size
         self.accepted += sum(accepted)
         left = self._left

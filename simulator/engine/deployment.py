@@ -15,7 +15,7 @@ from ampacity.simulator.engine.samples import Sampler
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """How KV entries get from a prefill engine to a decode engine; all of a prompt's after its prefill."""
+    """Copy of all KV entries of a prompt from a prefill engine to a decode engine."""
 
     kv_bytes_per_token: float
     bytes_s: float
@@ -29,8 +29,9 @@ class Transfer:
 class Deployment:
     """`replicas` engines of one configuration behind a `Router`.
 
-    With `prefill`, prompts are computed by `prefill_replicas` engines of that configuration, behind a router of
-    the same kind: the first token comes from there, and the request goes on here when its KV entries are over.
+    With `prefill`, prompts are computed by `prefill_replicas` engines of that configuration, behind
+    a router of the same kind. They give the first token; the other engines decode the rest, once
+    the KV entries are copied.
     """
 
     config: EngineConfig
@@ -45,7 +46,8 @@ class Deployment:
             raise SimulatorError(f"unknown routing {self.routing!r}; known: {', '.join(ROUTINGS)}")
         if min(self.replicas, self.prefill_replicas) < 1:
             raise SimulatorError(
-                f"replicas must be at least 1, got {self.replicas} and {self.prefill_replicas} for prompts"
+                f"replicas must be at least 1, got {self.replicas}, and {self.prefill_replicas} "
+                "for prompts"
             )
         if (self.prefill is None) != (self.transfer is None):
             raise SimulatorError(
@@ -53,20 +55,21 @@ class Deployment:
             )
 
     def seeded(self, seed: int) -> "Deployment":
-        """The same with another seed of what the engines draw."""
+        """Return a copy with another seed for the engines' random numbers."""
         return replace(self, config=replace(self.config, seed=seed))
 
     @property
     def engines(self) -> int:
-        """How many there are, with those for prompts."""
+        """The number of engines, with those for prompts."""
         return self.replicas + (self.prefill_replicas if self.prefill is not None else 0)
 
 
 class Router:
-    """round-robin: in turn. least-request: fewest running and waiting, in turn among equals.
+    """Choose the replica for a request.
 
-    prefix-hash: by a hash of the name of the prompt's first block,
-    session-sticky: by a hash of the session; both in turn for requests that have none.
+    round-robin: in turn. least-request: fewest running and waiting, in turn among equals.
+    prefix-hash: by a hash of the prompt's first block. session-sticky: by a hash of the session.
+    Both use round-robin for requests without one.
     """
 
     def __init__(self, routing: str, replicas: int) -> None:
@@ -75,7 +78,7 @@ class Router:
         self._turn = -1
 
     def choose(self, request: Request, engines: Sequence[Engine]) -> int:
-        """The number of the replica."""
+        """Return the number of the replica."""
         if self._routing == "prefix-hash" and request.block_hashes:
             return self._hashed(request.block_hashes[0])
         if self._routing == "session-sticky" and request.session is not None:
@@ -91,10 +94,10 @@ class Router:
 
 
 class Run:
-    """A deployment at work in virtual time: what happens when, in order of time.
+    """Run a deployment in virtual time, event by event.
 
-    `engines` are those that decode, then those that only compute prompts; `ticks` has the end of each tick of
-    each, in s. A request's `place` is the number of the engine that decodes it.
+    `engines`: those that decode, then those that only compute prompts. `ticks`: for each engine the
+    end of each tick, in s. A request's `place` is the number of the engine that decodes it.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class Run:
         *,
         sampled: bool = False,
     ) -> None:
-        """on_finish(request, time in s) is called whenever a request has got its last token.
+        """on_finish(request, time in s) is called with the last token of each request.
 
         `sampled`: keep the engines' state once a second, of a run that begins at time 0.
         """
@@ -122,22 +125,23 @@ class Run:
         self._prefill_router = Router(deployment.routing, deployment.prefill_replicas)
         self._transfer = deployment.transfer
         self._busy = [False] * len(self.engines)
-        # (when, order of entry, engine, what): a request arrives, a step of the engine ends, or begins (its start).
+        # (time, order of entry, engine, event): a request arrives, a step ends, or one begins (its
+        # start in s)
         self._events: list[tuple[float, int, int, Request | StepResult | float]] = []
         self._numbers = count()
         self._on_finish = on_finish
 
     def arrive(self, request: Request, at_s: float) -> None:
-        """Let a request arrive at an instant that has not passed yet."""
+        """Let a request arrive at a time that has not passed yet."""
         self._push(at_s, -1, request)
 
     def advance(self, until_s: float = math.inf) -> None:
-        """Let happen what is due by then. Raises SimulatorError for a request that cannot be served."""
+        """Process all events up to a time. Raises SimulatorError if a request cannot be served."""
         events = self._events
         while events and events[0][0] <= until_s:
             now_s = events[0][0]
             touched: dict[int, None] = {}
-            while events and events[0][0] == now_s:  # all of an instant, so that they share a step
+            while events and events[0][0] == now_s:  # simultaneous events share a step
                 _, _, number, what = heapq.heappop(events)
                 if isinstance(what, float):
                     self._plan(number, what)
@@ -155,7 +159,7 @@ class Run:
         heapq.heappush(self._events, (at_s, next(self._numbers), number, what))
 
     def _start(self, number: int, now_s: float) -> None:
-        """An engine may begin its next step."""
+        """Begin the next step of an engine."""
         self._plan(number, now_s)
 
     def _plan(self, number: int, start_s: float) -> None:
@@ -168,7 +172,7 @@ class Run:
         return result.end_s
 
     def _route(self, request: Request, now_s: float) -> int:
-        """Give a request, or its prompt alone, to an engine; returns the engine's number."""
+        """Give a request, or only its prompt, to an engine; return the number of the engine."""
         decoders, prefill = self.engines[: self._decoders], self.engines[self._decoders :]
         if prefill and request.whole is None:
             request.arrival_s = now_s
@@ -180,7 +184,6 @@ class Run:
         return request.place
 
     def _end(self, number: int, result: StepResult, at_s: float) -> None:
-        """A step ends now."""
         if result.advanced:
             self.ticks[number].append(at_s)
         if self.sampler is not None and at_s >= self.sampler.due_s:
@@ -190,26 +193,24 @@ class Run:
     def _finish(self, number: int, result: StepResult, at_s: float) -> None:
         for request in result.finished:
             whole = request.whole
-            if (
-                whole is not None
-                and number >= self._decoders
-                and self._hand_over(request, whole, at_s)
-            ):
-                continue
             if whole is not None:
+                if number >= self._decoders and self._hand_over(request, whole, at_s):
+                    continue
                 whole.finish_s = at_s
             if self._on_finish is not None:
                 self._on_finish(whole or request, at_s)
 
     def _hand_over(self, part: Request, whole: Request, at_s: float) -> bool:
-        """A prompt is computed and its first token is out: the rest goes on, if there is one, when the KV entries
-        are there."""
+        """Pass a request whose first token is out on to decoding; return False if that was all.
+
+        It arrives there when its KV entries are copied.
+        """
         whole.first_token_s = at_s
         whole.cached_tokens = part.cached_tokens
         if whole.output_tokens == 1 or self._transfer is None:
             return False
         if not whole.aborted:
-            # The first token is part of the context now; its own KV entry is computed with the second token.
+            # The first token is in the context now; its KV entry is computed with the second.
             rest = whole.split(
                 whole.prompt_tokens + 1, whole.output_tokens - 1, ready_tokens=whole.prompt_tokens
             )
@@ -220,7 +221,7 @@ class Run:
 def drive_one(
     deployment: Deployment, requests: Sequence[Request], arrivals_s: Sequence[float]
 ) -> Run:
-    """The same as a `Run` of one engine, in a loop that is twice as fast. Arrivals must be sorted."""
+    """Run one engine to the end, twice as fast as `Run.advance`. Arrivals must be sorted."""
     run = Run(deployment, sampled=True)
     engine, ticks = run.engines[0], run.ticks[0]
     now_s = -math.inf

@@ -1,8 +1,8 @@
-"""Continuous batching as a discrete-event core: no I/O, no clock, deterministic.
+"""Continuous batching as a discrete-event simulation: no I/O, no clock, deterministic.
 
-One `step` is one iteration: every decoding request gets one token (several under speculative decoding), prompts
-are computed in chunks under the token budget, waiting requests are admitted as the policy says. Tokens appear
-at the end of the step.
+In one `step` every decoding request gets one token (or several, under speculative decoding),
+prompts are computed in chunks within the token budget, and waiting requests are admitted by the
+policy. Tokens appear at the end of the step.
 """
 
 import math
@@ -20,13 +20,13 @@ __all__ = ["Engine", "EngineConfig", "Request", "Speculation", "StepResult"]
 UNBOUNDED_BLOCKS = 1 << 60
 
 
-# What a step does for prompts: tokens computed, KV entries touched, attended pairs, seconds to load adapters.
+# Prefill of a step: tokens computed, KV entries used, attended pairs, seconds to load adapters.
 _Prefill = tuple[int, int, float, float]
 _NO_PREFILL: _Prefill = (0, 0, 0.0, 0.0)
 
 
 class Engine:
-    """An engine of one replica. Drive it with `submit`, `step` and `abort`; time is the caller's."""
+    """One replica. The caller drives it with `submit`, `step` and `abort`, and keeps the time."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -45,18 +45,14 @@ class Engine:
         self._step_seconds = config.step_time.seconds
         self._draft_s = 0.0 if config.speculation is None else config.speculation.draft_s
         self._running: dict[Request, None] = {}  # in order of admission
-        self._partial: Request | None = (
-            None  # the one request whose prefill goes on in the next step
-        )
+        self._partial: Request | None = None  # its prefill continues in the next step
         self._partial_done = 0
-        # Prompts and decoding take turns instead of sharing steps:
-        self._takes_turns = config.static_batching or config.policy in (
-            "prefill-priority",
-            "decode-priority",
-        )
+        # prefill and decode alternate instead of sharing steps
+        alternating = ("prefill-priority", "decode-priority")
+        self._takes_turns = config.static_batching or config.policy in alternating
         self._forming = False  # under decode-priority: the batch is being filled
-        self._batch_start_s = 0.0  # with what had arrived by then
-        self._padding = 0  # under static batching: places of the batch whose requests have finished
+        self._batch_start_s = 0.0  # requests that had arrived by then are in it
+        self._padding = 0  # under static batching: slots of requests that have finished
 
     @property
     def running(self) -> int:
@@ -72,23 +68,24 @@ class Engine:
         return 1.0 - self.free_blocks / self.kv_blocks
 
     def submit(self, request: Request, now_s: float) -> None:
-        """Queue a request that arrives at now_s. Raises SimulatorError when it could never be served."""
+        """Queue a request at its arrival. Raises SimulatorError if it can never be served."""
         self.check(request)
         request.arrival_s = now_s
         self._queue.push(request)
 
     def check(self, request: Request) -> None:
-        """Raises SimulatorError when the request could never be served."""
+        """Raise SimulatorError if the request can never be served."""
         total = request.prompt_tokens + request.output_tokens
         if request.prompt_tokens < 1 or request.output_tokens < 1:
             raise SimulatorError("a request needs at least one prompt token and one output token")
         if total > self.config.max_model_len:
             raise SimulatorError(
-                f"prompt and output have {total} tokens, more than max_model_len {self.config.max_model_len}"
+                f"prompt and output have {total} tokens, more than max_model_len "
+                f"{self.config.max_model_len}"
             )
 
     def abort(self, request: Request) -> None:
-        """Drop a request, wherever it is, and free what it holds. A finished one is left alone."""
+        """Drop a request and free its blocks. Does nothing if it has finished."""
         if request.aborted or request.finish_s is not None:
             return
         request.aborted = True
@@ -98,10 +95,10 @@ class Engine:
             self._queue.note_abort()
 
     def step(self, now_s: float) -> StepResult | None:
-        """Plan one iteration that starts at now_s, or at the next queued arrival if that is later.
+        """Compute one step from now_s on, or from the next arrival if that is later.
 
-        Only requests that have arrived by then are admitted. Returns None when there is nothing to do.
-        The state afterwards is that of the step's end: call it again with a time of at least `end_s`.
+        Only requests that have arrived by then are admitted. Returns None if there is nothing to
+        do. The state is then that at the end of the step: the next now_s must be at least `end_s`.
         """
         if not self._running:
             arrival_s = self._queue.next_arrival_s()
@@ -111,11 +108,11 @@ class Engine:
         batch = self.batch
         prompts: list[Request] = []
         finished: list[Request] = []
-        tokens = prompt_kv_tokens = decoding = context = padding = 0
-        pairs = load_s = 0.0
+        decoding = context = padding = 0
+        prefill = _NO_PREFILL
         if self._takes_turns:
-            tokens, prompt_kv_tokens, pairs, load_s = self._turn_for_prompts(now_s, prompts)
-        advanced = tokens == 0
+            prefill = self._turn_for_prompts(now_s, prompts)
+        advanced = prefill[0] == 0
         if advanced:
             needed = batch.blocks_needed()
             if needed:
@@ -125,9 +122,8 @@ class Engine:
             finished = batch.advance()
             context = batch.context
             if not self._takes_turns and (self._partial is not None or self._queue):
-                tokens, prompt_kv_tokens, pairs, load_s = self._prefill(
-                    now_s, decoding * batch.width, prompts
-                )
+                prefill = self._prefill(now_s, decoding * batch.width, prompts)
+        tokens, prompt_kv_tokens, pairs, load_s = prefill
         sequences = decoding + padding
         end_s = now_s + load_s
         end_s += self._step_seconds(
@@ -151,20 +147,14 @@ class Engine:
         return StepResult(number, now_s, end_s, decoding, tokens, prompts, finished, advanced)
 
     def recipients(self, result: StepResult) -> list[Request]:
-        """Requests that get a token at the end of `result`, which must be the latest step; aborted ones not.
+        """Return the requests that get a token at the end of the latest step, without aborted ones.
 
-        Under speculative decoding a request stands there once for each of its tokens.
+        Under speculative decoding a request is listed once for each of its tokens.
         """
         if not result.decoding:
             return [r for r in result.prompts if not r.aborted]
         partial = self._partial
-        running = (
-            list(self._running)
-            if partial is None
-            else [r for r in self._running if r is not partial]
-        )
-        if result.finished:
-            running += result.finished
+        running = [r for r in self._running if r is not partial] + result.finished
         if self.batch.width == 1:
             return running
         return [request for request in running for _ in range(self.batch.given(request))]
@@ -175,9 +165,10 @@ class Engine:
             self._cache.evict(self.free_blocks)
 
     def _make_room(self, needed: int) -> int:
-        """Preempt, the latest admitted first, until the blocks that decoding needs are free; returns how many.
+        """Preempt the latest admitted until decoding has its blocks; return how many it needs.
 
-        The victim's KV entries are dropped and it is queued first; prompt and output so far are prefilled anew.
+        The KV entries of a preempted request are dropped. It is queued first, and its prompt and
+        output so far are computed again.
         """
         while needed > self.free_blocks:
             victim = next(reversed(self._running))
@@ -194,7 +185,7 @@ class Engine:
         return needed
 
     def _turn_for_prompts(self, now_s: float, prompts: list[Request]) -> _Prefill:
-        """Under the policies that let prompts and decoding take turns: compute prompts, if it is their turn."""
+        """Compute prompts, if it is their turn, under a policy that alternates."""
         if self.config.policy == "prefill-priority" and not self.config.static_batching:
             return self._prefill(now_s, 0, prompts)
         if not self._running:
@@ -207,28 +198,20 @@ class Engine:
         return prefill
 
     def _prefill(self, now_s: float, decode_tokens: int, prompts: list[Request]) -> _Prefill:
-        """Spend what decoding leaves of the token budget. A request whose prompt is finished goes to prompts.
+        """Spend the token budget that decoding leaves; append finished prefills to `prompts`.
 
-        Blocks for the whole prompt are taken at admission (so what was preempted in this step never fits at
-        once).
+        Blocks for the whole prompt are taken at admission, so a request that was preempted in this
+        step never fits at once.
         """
         budget = total_budget = self.config.max_num_batched_tokens - decode_tokens
         kv_tokens = 0
         pairs = load_s = 0.0
-        partial = self._partial
-        if partial is not None:
+        if self._partial is not None:
             done = self._partial_done
-            chunk = min(partial.prompt_tokens + partial.generated_tokens - done, budget)
+            kv_tokens = self._continue(self._partial, budget, prompts)
+            chunk = kv_tokens - done
             budget -= chunk
-            kv_tokens = done + chunk
             pairs = chunk * (done + 0.5 * (chunk + 1))
-            if kv_tokens == partial.prompt_tokens + partial.generated_tokens:
-                prompts.append(partial)
-                self._partial = None
-            else:
-                self._partial_done = kv_tokens
-            if self._cache is not None:
-                self._cache.register(partial, kv_tokens)
         queue = self._queue
         running = self._running
         max_num_seqs = self.config.max_num_seqs - self._padding
@@ -267,8 +250,21 @@ class Engine:
             queue.push_front(request)
         return total_budget - budget, kv_tokens, pairs, load_s
 
+    def _continue(self, partial: Request, budget: int, prompts: list[Request]) -> int:
+        """Compute the next chunk of a prompt; return its tokens computed by now."""
+        length = partial.prompt_tokens + partial.generated_tokens
+        computed = min(length, self._partial_done + budget)
+        if computed == length:
+            prompts.append(partial)
+            self._partial = None
+        else:
+            self._partial_done = computed
+        if self._cache is not None:
+            self._cache.register(partial, computed)
+        return computed
+
     def _admit(self, request: Request, length: int) -> int | None:
-        """Take the blocks of a prompt; returns its tokens that need no computing, or None when it does not fit."""
+        """Take the blocks of a prompt; return its cached tokens, or None if it does not fit."""
         blocks = -(-length // self.config.block_tokens)
         cache = self._cache
         start = 0
@@ -302,7 +298,7 @@ class Engine:
     def _join(
         self, prompts: list[Request], number: int, end_s: float, finished: list[Request]
     ) -> None:
-        """Give each finished prefill its token and let it decode from the next step on."""
+        """Give each finished prefill its first token; it decodes from the next step on."""
         batch = self.batch
         for request in prompts:
             kv_tokens = request.prompt_tokens + request.generated_tokens
@@ -318,10 +314,10 @@ class Engine:
                 finished.append(request)
 
     def _release(self, request: Request) -> None:
-        """Free what a running request holds."""
+        """Free the blocks and the adapter of a running request."""
         del self._running[request]
         if request._join_tick == NOT_JOINED:
-            # Still in prefill (the partial request, or one admitted in the step that is under way).
+            # still in prefill: the partial request, or one admitted in this step
             kv_tokens = request.prompt_tokens + request.generated_tokens
             computed = 0
             if request is self._partial:

@@ -1,4 +1,4 @@
-"""What an engine may use and how it schedules."""
+"""The configuration of an engine, and the settings that the command line offers."""
 
 import math
 from collections.abc import Callable
@@ -14,11 +14,12 @@ POLICIES = ("fcfs", "prefill-priority", "decode-priority", "deadline")
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Speculative decoding: `tokens` drafts a step, each accepted with probability `acceptance` if those before were.
+    """Speculative decoding: K = `tokens` drafts a step, accepted with probability a = `acceptance`.
 
-    A step gives 1 to tokens + 1 tokens, (1 - a^(K+1)) / (1 - a) on average (Leviathan, Kalman, Matias, "Fast
-    Inference from Transformers via Speculative Decoding", ICML 2023, eq. 1), and computes K + 1 for each
-    request. draft_s: time to draft, a step.
+    A draft is accepted only if all before it are. A step gives 1 to K + 1 tokens,
+    (1 - a^(K+1)) / (1 - a) on average (Leviathan, Kalman, Matias, "Fast Inference from Transformers
+    via Speculative Decoding", ICML 2023, eq. 1), and computes K + 1 for each request. draft_s: time
+    to draft in each step.
     """
 
     tokens: int
@@ -34,13 +35,13 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What the scheduler may use. Limits carry vLLM's names; kv_blocks None means no limit.
+    """The limits and the policy of the scheduler, with vLLM's names. kv_blocks None: no limit.
 
-    Policies: "fcfs" decodes in every step and gives prompts, in order of arrival, what the token budget leaves;
-    "deadline" does the same in order of `Request.deadline_s`; "prefill-priority" lets decoding wait while any
-    prompt can be computed; "decode-priority" takes new prompts, those that have arrived, only when nothing
-    decodes any more. static_batching is decode-priority in which a finished request's place is computed on
-    until the whole batch has finished.
+    Policies: "fcfs" decodes in every step and spends the rest of the token budget on prompts, in
+    order of arrival; "deadline" does the same in order of `Request.deadline_s`; "prefill-priority"
+    decodes only when no prompt can be computed; "decode-priority" admits new prompts only when
+    nothing decodes. static_batching: decode-priority, and the slot of a finished request is
+    computed until the whole batch has finished.
     """
 
     name: str
@@ -54,9 +55,9 @@ class EngineConfig:
     static_batching: bool = False
     prefix_caching: bool = False
     speculation: Speculation | None = None
-    max_loras: int | None = None  # adapters on the device at once; None: adapters cost nothing
-    adapter_load_s: float = 0.0  # added to the step in which an adapter is brought in
-    seed: int = 0  # of what the engine draws: accepted drafts
+    max_loras: int | None = None  # adapters loaded at once; None: adapters cost nothing
+    adapter_load_s: float = 0.0  # added to the step in which an adapter is loaded
+    seed: int = 0  # of the random numbers: accepted drafts
 
     def __post_init__(self) -> None:
         for field in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_tokens"):
@@ -72,24 +73,26 @@ class EngineConfig:
             raise SimulatorError(f"{self.name}: max_loras must be at least 1, got {self.max_loras}")
         if self.adapter_load_s and (self.max_loras is None or not self.adapter_load_s > 0):
             raise SimulatorError(
-                f"{self.name}: adapter_load_s must be >= 0 and needs max_loras, got {self.adapter_load_s} and {self.max_loras}"
+                f"{self.name}: adapter_load_s must be >= 0 and needs max_loras, "
+                f"got {self.adapter_load_s} and {self.max_loras}"
             )
         per_sequence = 1 if self.speculation is None else self.speculation.tokens + 1
         if self.max_num_batched_tokens < self.max_num_seqs * per_sequence:
             raise SimulatorError(
-                f"{self.name}: max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
-                f"max_num_seqs ({self.max_num_seqs}) times {per_sequence}, or decoding could not advance "
-                "every request"
+                f"{self.name}: max_num_batched_tokens ({self.max_num_batched_tokens}) must be at "
+                f"least max_num_seqs ({self.max_num_seqs}) times {per_sequence}, or a step could "
+                "not decode every request"
             )
         if self.kv_blocks is not None and self.kv_blocks * self.block_tokens < self.max_model_len:
             raise SimulatorError(
-                f"{self.name}: the KV cache holds {self.kv_blocks * self.block_tokens} tokens, less than "
-                f"max_model_len {self.max_model_len}; lower max_model_len or use more memory"
+                f"{self.name}: the KV cache holds {self.kv_blocks * self.block_tokens} tokens, "
+                f"less than max_model_len {self.max_model_len}; lower max_model_len or "
+                "use more memory"
             )
 
 
 def finite(text: str) -> float:
-    """Raises ValueError for what is no number, and for nan and inf."""
+    """Parse a finite number. Raises ValueError."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text} is not finite")
@@ -106,44 +109,44 @@ def _speculation(text: str) -> Speculation:
 
 
 Settings = dict[str, tuple[Callable[[str], Any], str, str]]
-"""By name: how a value is read, how it is written, what it means."""
+"""By name: parser of a value, its metavar, help text."""
 SCHEDULING: Settings = {
-    "max_num_seqs": (int, "N", "Sequences decoded together at most."),
-    "max_num_batched_tokens": (int, "N", "Token budget of one step."),
-    "policy": (
-        str,
-        "|".join(POLICIES),
-        "How the scheduler shares steps between prompts and decoding.",
-    ),
+    "max_num_seqs": (int, "N", "Maximum number of sequences in a batch."),
+    "max_num_batched_tokens": (int, "N", "Maximum number of tokens in a step."),
+    "policy": (str, "|".join(POLICIES), "Order of prefill and decode in the scheduler."),
     "static_batching": (
         _switch,
         "on|off",
-        "A batch is filled only when the one before has finished.",
+        "Start a new batch only when the whole batch before it has finished.",
     ),
-    "prefix_caching": (_switch, "on|off", "Keep KV blocks for equal prefixes."),
+    "prefix_caching": (_switch, "on|off", "Reuse the KV blocks of equal prefixes."),
     "speculation": (
         _speculation,
         "K:A[:S]",
-        "K drafts a step, each accepted with probability A, made in S s.",
+        "Speculative decoding: K drafts a step, acceptance rate A, S seconds to draft.",
     ),
-    "max_loras": (int, "N", "LoRA adapters on the device at once. Default: they cost nothing."),
-    "adapter_load_s": (finite, "S", "Time to bring an adapter in."),
+    "max_loras": (
+        int,
+        "N",
+        "Maximum number of LoRA adapters loaded at once. Default: adapters cost nothing.",
+    ),
+    "adapter_load_s": (finite, "S", "Time to load an adapter, in seconds."),
 }
 DEPLOYED: Settings = {
-    "replicas": (int, "N", "Engines behind a router."),
+    "replicas": (int, "N", "Number of engines behind a router."),
     "routing": (
         str,
         "|".join(ROUTINGS),
-        "Which replica gets a request; a session is its X-Session-Id.",
+        "Choice of the replica for a request; sessions are told apart by X-Session-Id.",
     ),
     "prefill_replicas": (
         int,
         "N",
-        "Further engines that compute the prompts; the others only decode. Default: none.",
+        "Additional engines for prefill; the others then only decode. Default: none.",
     ),
     "transfer_gbs": (
         finite,
         "GB/s",
-        "At which KV entries go from those to the others. Default: 50.",
+        "Bandwidth for copying KV entries from prefill to decode engines. Default: 50.",
     ),
 }

@@ -1,4 +1,4 @@
-"""What became of each request of a run in virtual time, by the engine's own bookkeeping."""
+"""The results of a run in virtual time: the times of each request and of its tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +18,11 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened to each request (arrays over requests, in s) and when each tick ended.
+    """Times of each request (arrays over requests, in s) and the end of each tick.
 
-    A request's tokens came at first_token_s and at the ends of the ticks after first_step, up to last_step;
-    `explicit` has the token times of those for which that is not so (preempted, speculative, disaggregated).
+    The tokens of a request appear at first_token_s and at the end of each tick after first_step, up
+    to last_step. `explicit` has the token times of all other requests: preempted, under speculative
+    decoding, or with prefill on another engine.
     """
 
     arrival_s: Floats
@@ -46,13 +47,13 @@ class Outcome:
 
     @property
     def tpot_s(self) -> Floats:
-        """NaN for requests of one token."""
+        """Time per output token after the first; NaN for requests of one token."""
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = (self.finish_s - self.first_token_s) / (self.output_tokens - 1)
         return np.where(self.output_tokens > 1, mean, np.nan)
 
     def token_times_s(self, request: int) -> Floats:
-        """When each output token of one request appeared."""
+        """Return the time of each output token of one request."""
         if request in self.explicit:
             return self.explicit[request]
         first, last = int(self.first_step[request]), int(self.last_step[request])
@@ -61,13 +62,13 @@ class Outcome:
         )
 
     def chunks(self, request: int) -> tuple[Floats, Integers]:
-        """(time in s of each chunk of one request, tokens in it): equal times are one chunk."""
+        """Return (times in s, tokens) of the chunks of one request; equal times are one chunk."""
         return np.unique(self.token_times_s(request), return_counts=True)
 
     def gaps_s(self, chosen: NDArray[np.bool_] | None = None) -> tuple[Floats, Integers]:
-        """Gaps between tokens of the chosen requests, over all of them: (length in s, how many such gaps).
+        """Return (lengths in s, counts) of the gaps between tokens of the chosen requests.
 
-        k tokens that come together, g after those before, are k gaps of g/k.
+        k tokens that come together, g after the token before, are k gaps of g/k.
         """
         keep = np.ones(len(self.arrival_s), dtype=bool) if chosen is None else chosen.copy()
         apart = [_gaps(times) for request, times in self.explicit.items() if keep[request]]
@@ -75,7 +76,7 @@ class Outcome:
         keep &= self.output_tokens > 1
         first = self.first_step[keep]
         apart.append(self.step_end_s[first + 1] - self.first_token_s[keep])
-        # And a gap at the end of each tick after that, up to the last.
+        # and a gap at the end of each further tick, up to the last
         counts = np.zeros(len(self.step_end_s) + 2, dtype=np.int64)
         np.add.at(counts, first + 2, 1)
         np.add.at(counts, self.last_step[keep] + 1, -1)
@@ -89,7 +90,7 @@ class Outcome:
         )
 
     def concurrency(self, start_s: float, end_s: float) -> float:
-        """Time average of the number of requests between arrival and last token, over [start_s, end_s]."""
+        """Return the mean number of requests in flight from start_s to end_s."""
         inside = np.minimum(self.finish_s, end_s) - np.maximum(self.arrival_s, start_s)
         return float(np.maximum(inside, 0.0).sum() / (end_s - start_s))
 
@@ -102,8 +103,8 @@ def _gaps(times: Floats) -> Floats:
 def simulate(config: EngineConfig | Deployment, arrivals_s: ArrayLike, *load: Any) -> Outcome:
     """Run requests to their end in virtual time.
 
-    load: new Requests, or the prompt tokens and the output tokens of plain ones.
-    Raises SimulatorError for arrivals that are not sorted and for requests that cannot be served.
+    load: new Requests, or their prompt tokens and output tokens. Raises SimulatorError if arrivals
+    are not sorted or a request cannot be served.
     """
     arrivals = np.asarray(arrivals_s, dtype=np.float64)
     requests = load[0]
@@ -128,7 +129,7 @@ def simulate(config: EngineConfig | Deployment, arrivals_s: ArrayLike, *load: An
 
 
 def outcome_of(run: Run, requests: Sequence[Request]) -> Outcome:
-    """Arrays from the requests of a run that has come to its end."""
+    """Return the arrays of a run that has ended."""
     ends = [np.array(ticks, dtype=np.float64) for ticks in run.ticks]
     offsets = np.cumsum([0, *map(len, ends)])
     for request in requests:
@@ -158,7 +159,7 @@ def outcome_of(run: Run, requests: Sequence[Request]) -> Outcome:
 
 
 def _explicit_times(request: Request, ticks: Sequence[Floats]) -> list[float]:
-    """The time of each token of a request that has finished, by the ticks of each engine."""
+    """Return the time of each token of a finished request, from the ticks of each engine."""
     if request.token_s is not None:
         return request.token_s
     first_s = request.first_token_s

@@ -1,4 +1,4 @@
-"""KV blocks that outlive their request, found again by the names of their contents."""
+"""KV blocks that stay after their request and are found again by a hash of their contents."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -7,10 +7,10 @@ from ampacity.simulator.engine.request import Request
 
 
 class BlockCache:
-    """Blocks by name: in use by some request, or idle and evictable, least recently used first.
+    """Blocks by name: used by requests, or idle, least recently used first.
 
-    Idle blocks count as free for the engine; `evict` gives up the oldest when free blocks get fewer than they.
-    Blocks of one request become idle last block first, so that a prefix outlives what follows it.
+    Idle blocks count as free for the engine. The last block of a request becomes idle first, so
+    that a prefix stays longer than what follows it.
     """
 
     def __init__(self, block_tokens: int) -> None:
@@ -23,7 +23,7 @@ class BlockCache:
         return len(self._idle)
 
     def match(self, hashes: Sequence[Hashable], tokens: int) -> tuple[int, int]:
-        """(leading blocks that are cached, how many of them are idle); of a prompt of so many tokens.
+        """Return (cached leading blocks of a prompt, number of idle ones among them).
 
         At least one token stays to be computed: the first output token comes from it.
         """
@@ -37,7 +37,7 @@ class BlockCache:
         return most, idle
 
     def take(self, request: Request, blocks: int) -> None:
-        """Use the leading blocks that `match` found."""
+        """Use the leading blocks found by `match`."""
         held = list(request.block_hashes[:blocks])
         for name in held:
             self._users[name] = self._users.get(name, 0) + 1
@@ -46,7 +46,7 @@ class BlockCache:
         request._registered_blocks = blocks
 
     def register(self, request: Request, tokens: int) -> None:
-        """Make the request's full blocks findable, as far as `tokens` are computed."""
+        """Add the request's full blocks among its first `tokens` tokens, which are computed."""
         held = request._held_blocks
         if held is None:
             held = request._held_blocks = []
@@ -59,7 +59,7 @@ class BlockCache:
         request._registered_blocks = max(stop, request._registered_blocks)
 
     def release(self, request: Request) -> tuple[int, int]:
-        """(blocks that the request held by name, how many of them nobody uses any more)."""
+        """Free the blocks of a request; return (all, those that no other request uses)."""
         held = request._held_blocks or []
         released = 0
         for name in reversed(held):
@@ -75,6 +75,6 @@ class BlockCache:
         return len(held), released
 
     def evict(self, free_blocks: int) -> None:
-        """Forget the oldest idle blocks until no more are idle than are free."""
+        """Drop the oldest idle blocks until their number is at most free_blocks."""
         while len(self._idle) > free_blocks:
             self._idle.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Requests that wait for admission, in order of arrival or of deadline."""
+"""The queue for admission, in order of arrival or of deadline."""
 
 import heapq
 import math
@@ -9,9 +9,9 @@ from ampacity.simulator.engine.request import Request
 
 
 class WaitingQueue:
-    """First come first served, or earliest deadline first among those that have arrived.
+    """First come first served, or earliest deadline first among the requests that have arrived.
 
-    What was preempted or passed over goes before its equals.
+    A request that was preempted or passed over is the first among equals.
     """
 
     def __init__(self, *, by_deadline: bool) -> None:
@@ -31,16 +31,15 @@ class WaitingQueue:
         self._make_ready(request, -next(self._numbers))
 
     def _make_ready(self, request: Request, rank: int) -> None:
-        heapq.heappush(
-            self._ready, (request.deadline_s if self._by_deadline else 0.0, rank, request)
-        )
+        deadline_s = request.deadline_s if self._by_deadline else 0.0
+        heapq.heappush(self._ready, (deadline_s, rank, request))
 
     def note_abort(self) -> None:
-        """One of the waiting requests was marked aborted."""
+        """Count a waiting request that was marked as aborted."""
         self._aborted += 1
 
     def head(self, now_s: float) -> Request | None:
-        """The next request of those that have arrived by now_s."""
+        """Return the next of the requests that have arrived by now_s."""
         coming, ready = self._coming, self._ready
         while coming and coming[0].arrival_s <= now_s:
             self._make_ready(coming.popleft(), next(self._numbers))
@@ -50,11 +49,11 @@ class WaitingQueue:
         return ready[0][2] if ready else None
 
     def pop(self) -> None:
-        """Take the head."""
+        """Remove the head."""
         heapq.heappop(self._ready)
 
     def next_arrival_s(self) -> float | None:
-        """When the head has arrived or will, or None when nothing waits."""
+        """Return the arrival time of the next request, or None if none waits."""
         head = self.head(-math.inf)
         if head is not None:
             return head.arrival_s

@@ -23,7 +23,7 @@ class Sample(NamedTuple):
 
 
 class Sampler:
-    """Samples engines at whole seconds. What a step that is under way changes is seen at its end."""
+    """Sample engines at whole seconds; the changes of a step are visible at its end."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.samples: list[Sample] = []

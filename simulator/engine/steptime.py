@@ -1,4 +1,4 @@
-"""How long one iteration of the engine takes: a roofline, or plain alpha + beta * b for closed forms."""
+"""The duration of one step: a roofline model, or alpha + beta * b, which has closed forms."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from ampacity.simulator import SimulatorError
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """alpha_s + beta_s * sequences + prefill_s * prompts: the batching server that has closed forms."""
+    """alpha_s + beta_s * sequences + prefill_s * prompts: a batching server with closed forms."""
 
     alpha_s: float
     beta_s: float = 0.0
@@ -22,24 +22,26 @@ class Linear:
     def seconds(
         self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int
     ) -> float:
-        """Length of one step, in seconds.
+        """Return the duration of one step, in seconds.
 
-        sequences: requests in the batch; tokens: tokens computed, decode and prefill; kv_tokens: KV entries
-        touched; attended_pairs: (query token, context token) pairs; prompts: prefills that end in the step.
+        sequences: requests in the batch; tokens: tokens computed, decode and prefill; kv_tokens: KV
+        entries read or written; attended_pairs: (query token, context token) pairs; prompts:
+        prefills that end in the step.
         """
         return self.alpha_s + self.beta_s * sequences + self.prefill_s * prompts
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """max(bytes moved / effective bandwidth, operations / effective compute) + overhead + all-reduce.
+    """max(bytes moved / bandwidth, operations / compute) + overhead + all-reduce.
 
-    Bytes: the weights once a step and the KV entries that the batch touches. Operations: two per active
-    parameter and token, and the attention's. `bandwidth_bytes_s` and `compute_flops` are effective and for
-    the whole tensor-parallel group. Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
+    Bytes: the weights once a step and the KV entries of the batch. Operations: two per active
+    parameter and token, and those of the attention. `bandwidth_bytes_s` and `compute_flops` are
+    effective values of the whole tensor-parallel group. Williams, Waterman, Patterson, "Roofline",
+    CACM 52(4), 2009.
 
-    Experts: a batch of n tokens, each choosing k of a layer's E experts alike and independently, touches
-    E (1 - (1 - k/E)^n) of them on average; that share of expert_bytes is read. expert_share is k/E.
+    Experts: n tokens that each choose k of a layer's E experts, uniformly and independently, use
+    E (1 - (1 - k/E)^n) of them on average; that share of expert_bytes is read. expert_share: k/E.
     """
 
     weight_bytes: float
@@ -62,7 +64,7 @@ class Roofline:
     def seconds(
         self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int
     ) -> float:
-        """As `Linear.seconds`."""
+        """Return the duration of one step, in seconds; see `Linear.seconds`."""
         moved = self.weight_bytes + self.kv_bytes_per_token * kv_tokens
         if self.expert_bytes:
             moved += self.expert_bytes * (1.0 - (1.0 - self.expert_share) ** tokens)

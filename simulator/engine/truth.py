@@ -1,4 +1,4 @@
-"""Capacity by the engine's own bookkeeping, in virtual time: what a measurement from outside should find."""
+"""The true capacity, in virtual time, that a measurement should find."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ __all__ = ["Capacity", "Outcome", "saturation_rps", "shares_within", "simulate",
 MakeRequests = Callable[
     [float, int], tuple[ArrayLike, ArrayLike, ArrayLike] | tuple[ArrayLike, Sequence[Request]]
 ]
-"""(rate in requests/s, seed) -> arrival times in s (sorted), and prompt tokens and output tokens, or new Requests."""
+"""(requests/s, seed) -> sorted arrival times in s, and prompt and output tokens or Requests."""
 Slo = tuple[str, float, float]
 """(metric in METRICS, quantile, limit in s)."""
 METRICS = ("ttft", "itl", "e2e", "tpot")
@@ -26,27 +26,25 @@ METRICS = ("ttft", "itl", "e2e", "tpot")
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The highest offered rate at which every SLO holds. Errors are standard errors over replications."""
+    """The highest offered rate that meets every SLO, with standard errors over replications."""
 
     capacity_rps: float
     usable_rps_se: float
-    c_max: float  # time average of requests in flight at that rate
+    c_max: float  # mean requests in flight at that rate
     c_max_se: float
     saturation_rps: float  # completions per second with a queue that never empties
-    binding: Slo | None  # the SLO that breaks first; None when the engine saturates before any does
+    binding: Slo | None  # the first SLO violated; None: saturation comes first
 
 
 def shares_within(outcome: Outcome, slos: Sequence[Slo], chosen: NDArray[np.bool_]) -> list[float]:
-    """For each SLO the share of the chosen requests (for `itl`: of their gaps) within its limit."""
+    """Return for each SLO the share of chosen requests (`itl`: of their gaps) within its limit."""
     shares = []
     for metric, _, limit_s in slos:
         if metric == "itl":
             lengths, counts = outcome.gaps_s(chosen)
             within, total = int(counts[lengths <= limit_s].sum()), int(counts.sum())
         else:
-            values = {"ttft": outcome.ttft_s, "e2e": outcome.e2e_s, "tpot": outcome.tpot_s}[metric][
-                chosen
-            ]
+            values = getattr(outcome, f"{metric}_s")[chosen]
             values = values[~np.isnan(values)]
             within, total = int((values <= limit_s).sum()), len(values)
         shares.append(within / total if total else 1.0)
@@ -56,9 +54,9 @@ def shares_within(outcome: Outcome, slos: Sequence[Slo], chosen: NDArray[np.bool
 def saturation_rps(
     config: EngineConfig | Deployment, make_requests: MakeRequests, seed: int = 0
 ) -> float:
-    """Completions per second while the queue is never empty: all requests are there from the start.
+    """Return the completions per second when all requests are queued at the start.
 
-    The middle half of the completions counts, so that neither the start nor the drain does.
+    Only the middle half of the completions counts: neither ramp-up nor drain.
     """
     arrivals, *rest = make_requests(1.0, seed)
     outcome = simulate(config, np.zeros(len(np.asarray(arrivals))), *rest)
@@ -67,7 +65,7 @@ def saturation_rps(
     elapsed = finish[high] - finish[low]
     if elapsed <= 0:
         raise SimulatorError(
-            f"{len(finish)} requests are too few to see the engine saturated; make more"
+            f"{len(finish)} requests are too few to saturate the engine; make more"
         )
     return float((high - low) / elapsed)
 
@@ -82,20 +80,21 @@ def true_capacity(
     tolerance: float = 0.005,
     warmup_share: float = 0.2,
 ) -> Capacity:
-    """Capacity and C_max by bisection in log rate, once per replication, with common random numbers.
+    """Find capacity and C_max by bisection in log rate, with common random numbers.
 
-    make_requests(rate, seed) fixes the length of a run: give it 10,000 requests or more, or the engine's
-    queue near its knee has no time to build up. The first `warmup_share` of the requests and the last 5 % are
-    not judged. `binding` is that of the first replication. capacity_rps is 0 when an SLO breaks at a thousandth
-    of the saturation rate. Raises SimulatorError for an SLO that cannot be read.
+    make_requests(rate, seed) sets the length of a run: with fewer than 10,000 requests the queue
+    has no time to build up near the knee. The first `warmup_share` and the last 5 % of the requests
+    do not count. `binding` is that of the first replication. capacity_rps is 0 if an SLO is
+    violated at a thousandth of the saturation rate. Raises SimulatorError for an invalid SLO.
     """
     for metric, quantile, limit_s in slos:
         if metric not in METRICS or not 0 < quantile < 1 or not limit_s > 0:
             raise SimulatorError(
-                f"SLO {(metric, quantile, limit_s)}: needs ({'|'.join(METRICS)}, 0 < q < 1, limit > 0)"
+                f"SLO {(metric, quantile, limit_s)}: needs ({'|'.join(METRICS)}, 0 < q < 1, "
+                "limit > 0)"
             )
     if replications < 2:
-        raise SimulatorError("replications must be at least 2: their spread is the error")
+        raise SimulatorError("replications must be at least 2: the error is their spread")
     seeds = range(seed, seed + replications)
     saturations = [saturation_rps(config, make_requests, s) for s in seeds]
     found = [
@@ -117,7 +116,7 @@ def true_capacity(
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """One replication: judges an offered rate with the same random numbers each time."""
+    """Check offered rates with the random numbers of one replication."""
 
     config: EngineConfig | Deployment
     make_requests: MakeRequests
@@ -126,43 +125,42 @@ class _Judge:
     warmup_share: float
 
     def at(self, rate_rps: float) -> tuple[Slo | None, float]:
-        """(the SLO that misses its quantile by most, or None when all hold; mean requests in flight)."""
+        """Return (SLO violated most, None if all are met; mean requests in flight) at a rate."""
         arrivals, *rest = self.make_requests(rate_rps, self.seed)
         outcome = simulate(self.config, arrivals, *rest)
         total = len(outcome.arrival_s)
         chosen = np.zeros(total, dtype=bool)
         chosen[int(total * self.warmup_share) : max(1, int(total * 0.95))] = True
-        # Misses as a multiple of the misses that are allowed: comparable between quantiles.
+        # misses as a multiple of the allowed misses, comparable between quantiles
         shares = shares_within(outcome, self.slos, chosen)
         misses = [(1 - share) / (1 - slo[1]) for share, slo in zip(shares, self.slos, strict=True)]
         window = outcome.arrival_s[chosen]
         worst = int(np.argmax(misses)) if misses else -1
-        broken = bool(misses) and shares[worst] < self.slos[worst][1]
-        return (self.slos[worst] if broken else None), outcome.concurrency(
-            float(window[0]), float(window[-1])
-        )
+        violated = bool(misses) and shares[worst] < self.slos[worst][1]
+        level = outcome.concurrency(float(window[0]), float(window[-1]))
+        return (self.slos[worst] if violated else None), level
 
 
 def _crossing(
     judge: _Judge, saturation: float, tolerance: float
 ) -> tuple[float, float, Slo | None]:
-    """(highest rate that holds, requests in flight there, the SLO that breaks above it)."""
+    """Return (highest rate that meets the SLOs, requests in flight there, SLO violated above)."""
     high, low = saturation, saturation / 2
     binding, level = judge.at(high)
     if binding is None:
         return high, level, None
     while True:
-        broken, level = judge.at(low)
-        if broken is None:
+        violated, level = judge.at(low)
+        if violated is None:
             break
-        high, low, binding = low, low / 2, broken
+        high, low, binding = low, low / 2, violated
         if low < saturation / 1000:
             return 0.0, 0.0, binding
     while high / low > 1 + tolerance:
         middle = math.sqrt(low * high)
-        broken, at_middle = judge.at(middle)
-        if broken is None:
+        violated, at_middle = judge.at(middle)
+        if violated is None:
             low, level = middle, at_middle
         else:
-            high, binding = middle, broken
+            high, binding = middle, violated
     return low, level, binding

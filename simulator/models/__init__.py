@@ -1,1 +1,1 @@
-"""Accelerators and models, and the engines made of them."""
+"""Accelerators, models, and engine configurations made of them."""

@@ -1,8 +1,9 @@
-"""Effective bandwidth, compute and overhead of a roofline, fitted to measured latencies by concurrency."""
+"""Fit a roofline's effective bandwidth, compute and overhead to latencies by concurrency."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,17 +12,18 @@ from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.steptime import Roofline
 
 Floats = NDArray[np.float64]
-IDENTIFIED = 0.5  # a factor is called known when its relative standard error is below this
+IDENTIFIED = 0.5  # a fitted value counts as known if its relative standard error is below this
 NAMES = ("bandwidth_bytes_s", "compute_flops", "overhead_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The fitted step time and how far to trust it.
+    """The fitted step time and its quality.
 
-    relative_error: standard error of each fitted figure as a share of it, from the fit's curvature (infinite
-    where the data do not depend on it). worst_residual: the largest |ln(measured / fitted)|, 0.05 is 5 %. r2_*:
-    share of the variance of the measured values that the fit explains, NaN where they do not vary.
+    relative_error: relative standard error of each fitted value, from the curvature of the fit
+    (infinite if the data do not depend on it). worst_residual: the largest |ln(measured / fitted)|;
+    0.05 is 5 %. r2_*: share of the variance of the measured values that the fit explains, NaN if
+    they do not vary.
     """
 
     step_time: Roofline
@@ -32,30 +34,31 @@ class Calibration:
 
     @property
     def unknown(self) -> list[str]:
-        """Fitted figures that these measurements do not determine; as high as any (low, for the overhead) would do."""
+        """Fitted values that these measurements do not determine."""
         return [name for name in NAMES if not self.relative_error[name] < IDENTIFIED]
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One load level. `seen`: requests in flight as each of them sees it, itself included; at least 1."""
+    """One load level. `seen`: requests in flight as a request sees them, itself included; >= 1."""
 
     seen: float
     input_tokens: float
     output_tokens: float
-    waits_s: float  # share of the step under way that an arrival waits for on average: 0 to 1/2
+    waits_s: float  # mean share of the current step that an arrival waits for: 0 to 1/2
 
 
 def expected_latencies_s(
     step_time: Roofline, level: Level, budget_tokens: int
 ) -> tuple[float, float]:
-    """(mean ITL, mean TTFT) in s at a load level, in the steady state.
+    """Return (mean ITL, mean TTFT) in s at a load level, in the steady state.
 
-    A request is in one of its m steps when its prompt is computed: so k of the c in flight are, binomial with
-    c and 1/m, and the step is that of c - k decodings and k prompts. A gap is weighted by those that decode.
-    A request's own prompt meets k of the c - 1 others; prompts beyond the token budget take further steps.
-    An arrival waits for a share of the step under way: E[s^2]/E[s] is the length of the one that it meets.
-    Between whole numbers of requests, the line between their figures.
+    One of the m steps of a request computes its prompt. So k of the c requests in flight are in
+    prefill, k binomial with c and 1/m; the step decodes c - k requests and computes k prompts. A
+    gap counts once for each request that decodes. A request's own prompt meets those of k of the
+    c - 1 others; prompts beyond the token budget take further steps. An arrival waits for a share
+    of the current step, whose mean length is E[s^2]/E[s]. Interpolates linearly between whole
+    numbers of requests.
     """
     low = math.floor(level.seen)
     if low != level.seen:
@@ -81,7 +84,7 @@ def expected_latencies_s(
 
 
 def _binomial(trials: int, probability: float) -> list[float]:
-    """P[k] for k = 0, 1, ... as far as they matter. All on 1 for probability 1."""
+    """Return P[k] for k = 0, 1, ... up to a negligible tail."""
     if probability >= 1:
         return [0.0] * trials + [1.0]
     found, term, k = [], (1 - probability) ** trials, 0
@@ -100,7 +103,7 @@ def _prompts_s(
     context: float,
     budget: int,
 ) -> float:
-    """The steps that compute so many prompts while the others decode; one step when there are none."""
+    """Return the time to compute prompts while the others decode; one step without prompts."""
     left = total = prompts * prompt_tokens
     seconds = 0.0
     while True:
@@ -129,17 +132,15 @@ def calibrate(
     closed_loop: bool,
     max_num_batched_tokens: int = 8192,
 ) -> Calibration:
-    """Fit `nominal`'s bandwidth, compute and overhead; its bytes and operations are taken as they are.
+    """Fit bandwidth, compute and overhead; bytes and operations are those of `nominal`.
 
-    Arrays over load levels: the set concurrency of a closed loop without think time, or the mean of an open one
-    (whose requests see one more, themselves: arrivals see time averages); mean ITL and mean TTFT in s; mean
-    prompt and answer tokens. Levels at which requests queued, for a slot, for KV
-    blocks or for other prompts, must be left out: the model has no queue.
-    Least squares of the logarithms, with a loss that single outliers do not dominate, from several starts.
-    NaN in itl_s or ttft_s leaves that value out. Raises SimulatorError when fewer than three values are there.
+    Arrays over load levels: the concurrency of a closed loop without think time, or the mean of an
+    open one (arrivals see time averages, and themselves: one more); mean ITL and TTFT in s, NaN if
+    unknown; mean prompt and output tokens. Leave out levels at which requests queued for a slot,
+    for KV blocks or for other prompts: the model has no queue. Least squares of the logarithms,
+    with a loss that is robust to outliers, from several starts. Raises SimulatorError for fewer
+    than three values.
     """
-    from scipy.optimize import least_squares
-
     level, itl, ttft, prompt, answer = (
         np.asarray(values, dtype=np.float64)
         for values in (concurrency, itl_s, ttft_s, input_tokens, output_tokens)
@@ -158,41 +159,44 @@ def calibrate(
         for c, i, o in zip(level.tolist(), prompt.tolist(), answer.tolist(), strict=True)
     ]
 
-    def model(logs: Sequence[float]) -> tuple[Floats, Floats]:
+    def logs_of(values: Sequence[tuple[float, float]]) -> Floats:
+        itls, ttfts = np.array(values, dtype=np.float64).T
+        logs: Floats = np.log(np.concatenate([itls[use_itl], ttfts[use_ttft]]))
+        return logs
+
+    def fitted(logs: Sequence[float]) -> Floats:
         step = _with(nominal, logs)
-        pairs = [expected_latencies_s(step, each, max_num_batched_tokens) for each in levels]
-        return np.array([itl for itl, _ in pairs]), np.array([ttft for _, ttft in pairs])
+        return logs_of([expected_latencies_s(step, x, max_num_batched_tokens) for x in levels])
 
-    def residuals(logs: Sequence[float]) -> Floats:
-        fitted_itl, fitted_ttft = model(logs)
-        return np.concatenate(
-            [
-                np.log(itl[use_itl] / fitted_itl[use_itl]),
-                np.log(ttft[use_ttft] / fitted_ttft[use_ttft]),
-            ]
-        )
+    measured = logs_of(list(zip(itl, ttft, strict=True)))
+    best = _best_fit(nominal, lambda logs: measured - fitted(logs), measured.min())
+    residuals, n_itl = measured - fitted(best.x), int(use_itl.sum())
+    predicted = np.exp(fitted(best.x))
+    return Calibration(
+        step_time=_with(nominal, best.x),
+        relative_error=_errors(best.jac, residuals),
+        worst_residual=float(np.abs(residuals).max()),
+        r2_itl=_r2(itl[use_itl], predicted[:n_itl]),
+        r2_ttft=_r2(ttft[use_ttft], predicted[n_itl:]),
+    )
 
-    shortest = min([*itl[use_itl], *ttft[use_ttft]])
-    start = [math.log(nominal.bandwidth_bytes_s), math.log(nominal.compute_flops)]
+
+def _best_fit(nominal: Roofline, residuals: Callable[[Sequence[float]], Floats], low: float) -> Any:
+    """Return the best of several fits; ``low``: logarithm of the shortest measured time."""
+    from scipy.optimize import least_squares
+
+    bandwidth, compute = math.log(nominal.bandwidth_bytes_s), math.log(nominal.compute_flops)
+    starts = ((0, 0, 0.2), (-1, 0, 0.02), (1, -1, 0.5), (0, -1, 0.05))
     fits = [
         least_squares(
             residuals,
-            [start[0] + b, start[1] + c, math.log(shortest * o)],
+            [bandwidth + b, compute + c, low + math.log(share)],
             loss="soft_l1",
             f_scale=0.1,
         )
-        for b, c, o in ((0, 0, 0.2), (-1, 0, 0.02), (1, -1, 0.5), (0, -1, 0.05))
+        for b, c, share in starts
     ]
-    best = min(fits, key=lambda fit: float(fit.cost))
-    step_time = _with(nominal, best.x)
-    fitted_itl, fitted_ttft = model(best.x)
-    return Calibration(
-        step_time=step_time,
-        relative_error=_errors(best.jac, residuals(best.x)),
-        worst_residual=float(np.abs(residuals(best.x)).max()),
-        r2_itl=_r2(itl[use_itl], fitted_itl[use_itl]),
-        r2_ttft=_r2(ttft[use_ttft], fitted_ttft[use_ttft]),
-    )
+    return min(fits, key=lambda fit: float(fit.cost))
 
 
 def _with(nominal: Roofline, logs: Sequence[float]) -> Roofline:
@@ -201,17 +205,15 @@ def _with(nominal: Roofline, logs: Sequence[float]) -> Roofline:
 
 
 def _errors(jacobian: Floats, residuals: Floats) -> dict[str, float]:
-    """Standard errors of the logarithms: the diagonal of s^2 (J'J)^-1, s^2 = RSS / (n - 3)."""
+    """Return standard errors of the logarithms: diagonal of s^2 (J'J)^-1, s^2 = RSS / (n - 3)."""
     variance = float((residuals**2).sum()) / max(1, len(residuals) - len(NAMES))
     information = jacobian.T @ jacobian
     errors = {}
     for number, name in enumerate(NAMES):
-        # What of this column the others do not explain
+        # the part of this column that the others do not explain
         others = np.delete(jacobian, number, axis=1)
-        rest = (
-            jacobian[:, number]
-            - others @ np.linalg.lstsq(others, jacobian[:, number], rcond=None)[0]
-        )
+        column = jacobian[:, number]
+        rest = column - others @ np.linalg.lstsq(others, column, rcond=None)[0]
         own = float(rest @ rest)
         known = own > 1e-8 * max(1e-12, float(np.trace(information)))
         errors[name] = math.sqrt(variance / own) if known else math.inf

@@ -1,7 +1,7 @@
 """Engine configurations made of an accelerator and a model.
 
-Effective factors are assumptions, not measurements: 0.8 of the peak bandwidth in decoding and 0.5 of the
-peak compute in prefill are what well-tuned kernels reach on large models; fit them to your engine
+Well-tuned kernels reach 0.8 of the peak bandwidth in decoding and 0.5 of the peak compute in
+prefill on large models. These are assumptions: fit them to your engine
 (`ampacity.simulator.models.calibrate`) before you rely on absolute figures.
 """
 
@@ -30,12 +30,11 @@ def roofline(
     tensor_parallel: int = 1,
     overhead_s: float = 2e-3,
 ) -> Roofline:
-    """Step time of a model on `tensor_parallel` devices.
+    """Return the step time of a model on `tensor_parallel` devices.
 
-    All-reduce: two per layer; ring algorithm, 2(t-1)/t of the tensor over the link (Thakur et al. 2005),
-    plus a fixed latency each. overhead_s: scheduling and launch per step, an assumption. Weights of experts
-    are read as far as the batch touches them (`Roofline`); KV entries that are kept on several devices are
-    read on each.
+    All-reduce: two per layer; ring algorithm, 2(t-1)/t of the tensor over the link (Thakur et al.
+    2005), plus a fixed latency each. overhead_s: scheduling and launch per step, an assumption.
+    KV entries kept on several devices are read on each.
     """
     communication_s_per_token = 0.0
     if tensor_parallel > 1:
@@ -68,15 +67,15 @@ def engine_config(
     block_tokens: int = 16,
     **options: Any,
 ) -> EngineConfig:
-    """An engine with the KV pool that the device memory leaves.
+    """Return an engine whose KV pool fills the free device memory.
 
-    options: LIMITS, and those of `roofline`. Raises SimulatorError if no memory is left, and where the attention
-    heads cannot be split evenly.
+    options: LIMITS, and those of `roofline`. Raises SimulatorError if no memory is left or the
+    attention heads cannot be split evenly.
     """
     if model.heads % tensor_parallel:
         raise SimulatorError(
-            f"{name}: {model.heads} attention heads of {model.name} cannot be split over {tensor_parallel} devices; "
-            f"take a divisor of {model.heads}"
+            f"{name}: {model.heads} attention heads of {model.name} cannot be split over "
+            f"{tensor_parallel} devices; take a divisor of {model.heads}"
         )
     free = tensor_parallel * (hardware.memory_bytes * MEMORY_SHARE - ACTIVATION_BYTES)
     limits = {limit: options.pop(limit) for limit in LIMITS if limit in options}
@@ -86,7 +85,8 @@ def engine_config(
     if blocks < 1:
         precision = options.get("precision", "fp16")
         raise SimulatorError(
-            f"{name}: {model.name} in {precision} does not fit on {tensor_parallel} x {hardware.name}"
+            f"{name}: {model.name} in {precision} does not fit on "
+            f"{tensor_parallel} x {hardware.name}"
         )
     wanted_len = model.max_model_len if max_model_len is None else max_model_len
     return EngineConfig(
@@ -107,7 +107,7 @@ def linear_config(
     max_num_seqs: int = 256,
     max_model_len: int = 1 << 20,
 ) -> EngineConfig:
-    """The batching server alpha + beta * b with B = max_num_seqs slots: no KV limit, no token budget."""
+    """Return the server alpha + beta * b with max_num_seqs slots, no KV limit, no token budget."""
     return EngineConfig(
         name="linear",
         step_time=Linear(alpha_s, beta_s, prefill_s),
@@ -117,7 +117,7 @@ def linear_config(
     )
 
 
-# What may follow the name of an engine, beside options.SCHEDULING and DEPLOYED: how it is built, and how that is read.
+# Settings of MODEL@HARDWARE, in addition to options.SCHEDULING and DEPLOYED.
 BUILT: Settings = {
     **dict.fromkeys(("weights", "kv"), (str, "NUMBER", "")),
     **dict.fromkeys(("bandwidth_factor", "compute_factor", "overhead_s"), (finite, "NUMBER", "")),
@@ -126,21 +126,21 @@ BUILT: Settings = {
 
 
 def find_config(name: str) -> EngineConfig:
-    """An engine by name, with settings: `BASE[,SETTING=VALUE...]`. Raises SimulatorError.
+    """Return an engine by name: `BASE[,SETTING=VALUE...]`. Raises SimulatorError.
 
-    BASE is a preset, `MODEL@[Nx]HARDWARE` or `linear:ALPHA_S,BETA_S[,PREFILL_S]`. Settings are those of SCHEDULING,
-    with MODEL@HARDWARE also those of BUILT.
+    BASE: a preset, `MODEL@[Nx]HARDWARE` or `linear:ALPHA_S,BETA_S[,PREFILL_S]`. Settings: those of
+    SCHEDULING, and with MODEL@HARDWARE those of BUILT.
     """
     deployment = find_deployment(name)
     if deployment.engines > 1:
         raise SimulatorError(
-            f"preset {name!r}: one engine is wanted here, without {', '.join(DEPLOYED)}"
+            f"preset {name!r}: must be one engine here, without {', '.join(DEPLOYED)}"
         )
     return deployment.config
 
 
 def find_deployment(name: str) -> Deployment:
-    """Engines by name, as `find_config`, with the settings of DEPLOYED too. Raises SimulatorError."""
+    """Return engines by name: see `find_config`; takes the settings of DEPLOYED too."""
     base = ",".join(part for part in name.split(",") if "=" not in part)
     composed = "@" in base
     settings = (BUILT if composed else {}) | SCHEDULING | DEPLOYED
@@ -203,10 +203,8 @@ def _compose(base: str, options: dict[str, Any]) -> EngineConfig:
         raise SimulatorError(
             f"preset {base!r}: unknown hardware {place!r}; known: {', '.join(HARDWARE)}"
         )
-    precisions = {
-        field: options.pop(key, "fp16")
-        for key, field in (("weights", "precision"), ("kv", "kv_precision"))
-    }
+    fields = (("weights", "precision"), ("kv", "kv_precision"))
+    precisions = {field: options.pop(key, "fp16") for key, field in fields}
     for given in precisions.values():
         if given not in BYTES_PER_ELEMENT:
             raise SimulatorError(
@@ -234,13 +232,15 @@ def _named(name: str) -> EngineConfig:
         return linear_config(alpha_s, beta_s, prefill_s)
     known = ", ".join(sorted(PRESETS))
     raise SimulatorError(
-        f"unknown preset {name!r}; known: {known}, MODEL@[Nx]HARDWARE, or linear:ALPHA_S,BETA_S[,PREFILL_S]"
+        f"unknown preset {name!r}; known: {known}, MODEL@[Nx]HARDWARE, or "
+        "linear:ALPHA_S,BETA_S[,PREFILL_S]"
     )
 
 
-# Under names of their own. `demo` is light on the CPU in real time: 64 slots and steps of about 8 to 10 ms.
+# `demo` is light on the CPU in real time: 64 slots, steps of about 8 to 10 ms.
 _PRESETS = {
-    "demo": "qwen2.5-1.5b@l4,weights=fp8,max_num_seqs=64,max_num_batched_tokens=2048,max_model_len=8192",
+    "demo": "qwen2.5-1.5b@l4,weights=fp8,max_num_seqs=64,max_num_batched_tokens=2048,"
+    "max_model_len=8192",
     "qwen2.5-1.5b-l4": "qwen2.5-1.5b@l4,max_num_batched_tokens=2048",
     "llama3-8b-l4": "llama3-8b@l4,max_num_batched_tokens=2048",
     "llama3-8b-a100": "llama3-8b@a100-80",

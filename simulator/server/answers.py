@@ -1,4 +1,4 @@
-"""The bytes of an answer, shaped as vLLM's. No I/O."""
+"""Build the bytes of an answer in vLLM's format. No I/O."""
 
 import itertools
 import zlib
@@ -26,7 +26,7 @@ _STRIDE, _VOCABULARY = word_index(0, 1), len(WORDS)
 
 
 def frame(payload: bytes) -> bytes:
-    """One server-sent event as one chunk of a chunked HTTP body."""
+    """Return a server-sent event as one chunk of a chunked HTTP body."""
     return chunk(b"data: " + payload + b"\n\n")
 
 
@@ -35,7 +35,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def error_frames(message: str) -> bytes:
-    """What vLLM writes into a stream when its engine dies."""
+    """Return what vLLM writes into a stream when its engine dies."""
     return frame(error_body(message, "InternalServerError", None, 500)) + frame(b"[DONE]")
 
 
@@ -48,7 +48,7 @@ def usage(call: Call, completion_tokens: int) -> dict[str, Any]:
 
 
 def reasoning_tokens(call: Call, choice: Choice, face: Face) -> int:
-    """Tokens of a choice that come before its answer."""
+    """Return the reasoning tokens of a choice."""
     return round(face.reasoning_share * choice.ending.tokens) if call.chat else 0
 
 
@@ -66,19 +66,17 @@ def _final_usage(call: Call, face: Face, cached_tokens: int) -> dict[str, Any]:
 
 
 def _shaped_logprobs(call: Call, choice: Choice, first: int, end: int) -> dict[str, Any] | None:
-    """Of the tokens first to end - 1. The end-of-sequence token has its own name."""
+    """Return the log-probabilities of the tokens first to end - 1."""
     top = call.top_logprobs
     if top is None:
         return None
     natural = choice.ending.finish_reason == "stop" and choice.ending.stop_reason is None
     eos = choice.ending.tokens - 1 if natural else -1
-    found = [
-        logprobs(choice.seed, position, top, last=position == eos) for position in range(first, end)
-    ]
+    found = [logprobs(choice.seed, at, top, last=at == eos) for at in range(first, end)]
     if call.chat:
         return {"content": [_chat_entry(t) for t in found]}
     return {
-        "text_offset": [position * WORD_CHARACTERS for position in range(first, end)],
+        "text_offset": [at * WORD_CHARACTERS for at in range(first, end)],
         "token_logprobs": [t.logprob for t in found],
         "tokens": [t.token for t in found],
         "top_logprobs": [dict(t.top or ((t.token, t.logprob),)) for t in found],
@@ -89,18 +87,14 @@ def _chat_entry(found: TokenLogprobs) -> dict[str, Any]:
     def entry(token: str, value: float) -> dict[str, Any]:
         return {"token": token, "logprob": value, "bytes": list(token.encode())}
 
-    return entry(found.token, found.logprob) | {
-        "top_logprobs": [entry(*other) for other in found.top]
-    }
+    top = [entry(*other) for other in found.top]
+    return entry(found.token, found.logprob) | {"top_logprobs": top}
 
 
 def answer(call: Call, face: Face, created: int, cached_tokens: int = 0) -> bytes:
-    """The body of an answer that is not streamed."""
+    """Return the body of an answer that is not streamed."""
     figures = _final_usage(call, face, cached_tokens)
-    for details in (
-        "prompt_tokens_details",
-        "completion_tokens_details",
-    ):  # are there, if only as null
+    for details in ("prompt_tokens_details", "completion_tokens_details"):
         figures.setdefault(details, None)
     value = {
         "id": call.request_id,
@@ -130,12 +124,11 @@ def _whole_choice(call: Call, choice: Choice, face: Face) -> dict[str, Any]:
         absent = {"prompt_logprobs": None, "prompt_token_ids": None}
         return {"index": choice.index, "text": text, **tail, **absent}
     thought = reasoning_tokens(call, choice, face)
-    cut = (
-        end.characters if thought == end.tokens else min(end.characters, thought * WORD_CHARACTERS)
-    )
+    no_answer = thought == end.tokens
+    cut = end.characters if no_answer else min(end.characters, thought * WORD_CHARACTERS)
     message = {
         "role": "assistant",
-        "content": None if thought == end.tokens else characters(choice.seed, cut, end.characters),
+        "content": None if no_answer else characters(choice.seed, cut, end.characters),
         "refusal": None,
         "annotations": None,
         "audio": None,
@@ -148,7 +141,7 @@ def _whole_choice(call: Call, choice: Choice, face: Face) -> dict[str, Any]:
 def model_cards(
     names: Sequence[str], root: str, max_model_len: int, created: int
 ) -> list[dict[str, Any]]:
-    """What /v1/models says, one card each: the first name is the base model, the others are its adapters."""
+    """Return the cards of /v1/models. The first name is the base model, the others are adapters."""
     base = names[0]
     return [
         {
@@ -181,7 +174,7 @@ def model_cards(
 
 
 class Stream:
-    """What the choices of one streamed request share: the head of each chunk, the roles and the end."""
+    """The common parts of a streamed request's choices: head of each chunk, role chunks, end."""
 
     def __init__(self, call: Call, face: Face, created: int) -> None:
         self.call = call
@@ -201,27 +194,24 @@ class Stream:
         }
 
     def choices(self) -> list["ChoiceFrames"]:
-        """One for each choice. The role chunks come with the first token, or are asked for before (`opening`)."""
+        """Return the frames of each choice; the first has the role chunks, unless `opening` had."""
         return [ChoiceFrames(self, choice) for choice in self.call.choices]
 
     def opening(self) -> bytes:
-        """The chunks that say who speaks, one for each choice of a chat; b'' when they are out."""
+        """Return the role chunk of each choice of a chat; b'' if they were sent."""
         if self._opened or not self.call.chat:
             return b""
         self._opened = True
-        told = {
-            "delta": {"role": "assistant", "content": ""},
-            "logprobs": None,
-            "finish_reason": None,
-        }
+        delta = {"role": "assistant", "content": ""}
+        shared = {"delta": delta, "logprobs": None, "finish_reason": None}
         absent = {"prompt_token_ids": None, "prompt_text": None}
-        choices = self.call.choices
         return b"".join(
-            self._event([{"index": choice.index} | told], 0, absent) for choice in choices
+            self._event([{"index": choice.index} | shared], 0, absent)
+            for choice in self.call.choices
         )
 
     def tail(self) -> bytes:
-        """The usage chunk and [DONE], as far as they are there."""
+        """Return the usage chunk and [DONE], if the options have them."""
         done = frame(b"[DONE]") if self.face.done else b""
         if not self.include_usage:
             return done
@@ -229,11 +219,11 @@ class Stream:
         return self._event([], None, {"usage": figures, "system_fingerprint": FINGERPRINT}) + done
 
     def turn(self) -> bytes:
-        """What stands between the thinking and the answer."""
+        """Return what separates reasoning and answer."""
         return b""
 
     def error(self, message: str) -> bytes:
-        """What is written into the stream when the engine dies."""
+        """Return what is written into the stream when the engine dies."""
         return error_frames(message)
 
     def text(
@@ -246,7 +236,7 @@ class Stream:
         last: bool = False,
         log: object = None,
     ) -> bytes:
-        """One chunk of text. field: the name in a chat's delta; shown: tokens of the choice up to here."""
+        """Return one chunk. field: name in a chat's delta; shown: tokens of the choice so far."""
         end = choice.ending
         reasons: dict[str, Any] = {"finish_reason": end.finish_reason if last else None}
         if last or not self.call.chat:
@@ -267,27 +257,24 @@ class Stream:
 
 
 class ChoiceFrames:
-    """The frames of one choice, token by token. What surrounds a plain token is built once."""
+    """The frames of one choice, by token. The text around a plain token is built once."""
 
     def __init__(self, stream: Stream, choice: Choice) -> None:
         self._stream = stream
         self._choice = choice
         self._thought = reasoning_tokens(stream.call, choice, stream.face)
-        self.made = 0  # tokens that were pushed
+        self.made = 0  # tokens pushed
         self._shown = 0  # of them in chunks
         self._pre = self._post = b""
         self._plain_from = self._plain_to = 0  # tokens whose chunk is _pre + word + _post
 
     def push(self, count: int = 1) -> bytes:
-        """The frames that the next tokens bring, b'' when they are held back. The last brings the stream's end."""
+        """Return the frames for the next tokens, b'' if held back; the last ends the stream."""
         position = self.made
         if count == 1 and self._plain_from <= position < self._plain_to:
             self.made = self._shown = position + 1
-            return (
-                self._pre
-                + WORD_BYTES[(self._choice.seed + position * _STRIDE) % _VOCABULARY]
-                + self._post
-            )
+            word = WORD_BYTES[(self._choice.seed + position * _STRIDE) % _VOCABULARY]
+            return self._pre + word + self._post
         return self._push_slowly(count)
 
     def _push_slowly(self, count: int) -> bytes:
@@ -320,33 +307,27 @@ class ChoiceFrames:
         return self._stream.text(choice, self._field(first), text, end, last=last, log=log)
 
     def _visible(self, tokens: int) -> int:
-        """Characters that a reader has after so many tokens; what may begin a stop string is held back."""
+        """Return the characters sent after some tokens; a possible stop string is held back."""
         end = self._choice.ending
         if tokens == end.tokens:
             return end.characters
-        return min(
-            end.characters, max(0, tokens * WORD_CHARACTERS - self._stream.call.held_characters)
-        )
+        sent = tokens * WORD_CHARACTERS - self._stream.call.held_characters
+        return min(end.characters, max(0, sent))
 
     def _field(self, position: int) -> str:
         return self._stream.face.reasoning_field if position < self._thought else "content"
 
     def _prepare(self) -> None:
-        """Build the surroundings of the plain tokens that come next."""
+        """Build the text around the next plain tokens."""
         stream = self._stream
         call = stream.call
-        several = stream.face.chunk_tokens > 1
-        if (
-            stream.continuous_usage
-            or several
-            or call.top_logprobs is not None
-            or call.held_characters
-        ):
+        if stream.continuous_usage or stream.face.chunk_tokens > 1 or call.held_characters:
+            return
+        if call.top_logprobs is not None:
             return
         mark = " " * WORD_CHARACTERS
         payload = stream.text(self._choice, self._field(self.made), mark, 0)
         self._pre, _, self._post = payload.rpartition(mark.encode())
         self._plain_from = self.made
-        self._plain_to = (
-            self._thought if self.made < self._thought else self._choice.ending.tokens
-        ) - 1
+        thinks = self.made < self._thought
+        self._plain_to = (self._thought if thinks else self._choice.ending.tokens) - 1

@@ -8,7 +8,7 @@ _ABSENT = object()
 
 
 class ApiError(Exception):
-    """An answer other than 200. `headers` go with it."""
+    """An answer other than 200, with its headers."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ def error_body(message: str, kind: str, param: str | None, code: int | str) -> b
 def invalid(
     field: str, message: str, value: object = _ABSENT, *, kind: str = "value_error"
 ) -> ApiError:
-    """A field of the wrong type or one that is missing, as pydantic's errors come out of vLLM."""
+    """Return the error for a missing field or one of a wrong type, as vLLM reports pydantic's."""
     detail: dict[str, Any] = {"type": kind, "loc": field, "msg": message}
     if value is not _ABSENT:
         detail["input"] = _shown(value)
@@ -48,7 +48,7 @@ def bad_value(field: str, value: object, message: str) -> ApiError:
 
 
 def bad_json(body: bytes, error: Exception) -> ApiError:
-    """`error` is said where the standard library finds no place and no reason of its own."""
+    """Return the error for a body that is not JSON; `error`: a cause if json finds none."""
     place, reason = 0, str(error)
     try:
         json.loads(body)

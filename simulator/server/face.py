@@ -1,4 +1,4 @@
-"""How the server shows its answers: what a gateway or another engine in front of it would change."""
+"""Options of the HTTP answers: differences of other engines, or of a gateway in front."""
 
 from typing import Annotated, Literal, TypeVar
 
@@ -10,57 +10,35 @@ from ampacity.simulator import SimulatorError
 T = TypeVar("T")
 
 
-class Face(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of the HTTP face; the defaults are vLLM's. Ranges are checked where it is read from JSON."""
+HELP = {
+    "adapters": "LoRA adapters, served as models of these names.",
+    "natural_tokens": "Mean answer length in tokens (geometric). Default: always max_tokens.",
+    "chunk_tokens": "Tokens per chunk, after the first (vLLM's stream_interval).",
+    "flush_ms": "Buffer chunks and write them every so many ms, as a gateway does.",
+    "early_role": "Send the role chunk before prefill instead of with the first token.",
+    "reasoning_share": "Share of a chat's output tokens that are reasoning, before the answer.",
+    "reasoning_field": "Field with the reasoning text.",
+    "usage": "Usage in streams: full (as requested), end (no continuous stats), none.",
+    "done": "End streams with [DONE].",
+    "prompt_tokens_details": "Report cached_tokens in the usage.",
+    "control": "Allow POST /control/faults, which replaces the fault plan at run time.",
+}
 
-    adapters: Annotated[
-        tuple[str, ...], Meta(description="LoRA adapters, served as models of these names.")
-    ] = ()
-    natural_tokens: Annotated[
-        Annotated[float, Meta(ge=1)] | None,
-        Meta(
-            description="Mean length at which answers end by themselves (geometric). Default: they run to max_tokens."
-        ),
-    ] = None
-    chunk_tokens: Annotated[
-        int,
-        Meta(ge=1, description="Tokens in one chunk, after the first (vLLM's stream_interval)."),
-    ] = 1
-    flush_ms: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=60_000,
-            description="Hold chunks back and write them at multiples of this, as a gateway.",
-        ),
-    ] = 0.0
-    early_role: Annotated[
-        bool, Meta(description="Send the role chunk before the prefill, not with the first token.")
-    ] = False
-    reasoning_share: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1,
-            description="Share of a chat's tokens that are reasoning, ahead of the answer.",
-        ),
-    ] = 0.0
-    reasoning_field: Annotated[
-        Literal["reasoning", "reasoning_content"], Meta(description="Where reasoning stands.")
-    ] = "reasoning"
-    usage: Annotated[
-        Literal["full", "end", "none"],
-        Meta(
-            description="In streams: full as asked for; end without continuous_usage_stats; none."
-        ),
-    ] = "full"
-    done: Annotated[bool, Meta(description="End streams with [DONE].")] = True
-    prompt_tokens_details: Annotated[bool, Meta(description="Say cached_tokens in the usage.")] = (
-        False
-    )
-    control: Annotated[
-        bool, Meta(description="Let POST /control/faults change the plan of faults while it runs.")
-    ] = False
+
+class Face(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of the answers; the defaults are vLLM's. Ranges are checked when read from JSON."""
+
+    adapters: tuple[str, ...] = ()
+    natural_tokens: Annotated[float, Meta(ge=1)] | None = None
+    chunk_tokens: Annotated[int, Meta(ge=1)] = 1
+    flush_ms: Annotated[float, Meta(ge=0, le=60_000)] = 0.0
+    early_role: bool = False
+    reasoning_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    reasoning_field: Literal["reasoning", "reasoning_content"] = "reasoning"
+    usage: Literal["full", "end", "none"] = "full"
+    done: bool = True
+    prompt_tokens_details: bool = False
+    control: bool = False
 
     def __post_init__(self) -> None:
         if len(set(self.adapters)) < len(self.adapters) or not all(self.adapters):
@@ -70,7 +48,7 @@ class Face(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_options(text: bytes, kind: type[T], name: str) -> T:
-    """A struct of options from JSON. Raises SimulatorError with the place and what is wrong there."""
+    """Decode a struct of options from JSON. Raises SimulatorError with the field and the cause."""
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:

@@ -1,7 +1,7 @@
-"""Faults of a server on demand: which request fails how, and how steps are stretched. No I/O, no clock.
+"""Inject faults: choose the requests that fail, and lengthen steps. No I/O, no clock.
 
-A plan is one JSON object (`Plan`); its times count from the moment it was set. What befalls a request is
-drawn by the plan's seed in the order in which requests come: the same seed and order give the same faults.
+A plan is one JSON object (`Plan`); its times count from the moment it was set. Faults are drawn
+with the plan's seed in order of arrival: the same seed and order give the same faults.
 """
 
 import math
@@ -25,14 +25,14 @@ PerMinute = Annotated[float, Meta(ge=1, le=1e12)]
 
 
 class Spikes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A share of the requests waits so long before the engine gets it."""
+    """A share of the requests is delayed before the engine gets it."""
 
     share: Share = 0.0
     seconds: Seconds = 0.0
 
 
 class Drift(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A share of the requests waits longer and longer: the median stays, the tail rises."""
+    """A share of the requests is delayed more and more: the tail rises, the median does not."""
 
     share: Share = 0.0
     seconds_per_minute: Seconds = 0.0
@@ -40,7 +40,7 @@ class Drift(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No stream gets a token from at_s on, for for_s."""
+    """No stream gets a token for for_s seconds from at_s on."""
 
     at_s: Seconds
     for_s: Seconds
@@ -54,19 +54,21 @@ class Capacity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rate limits; tokens are those of the prompt and of the answer. None: no limit."""
+    """Rate limits; tokens are prompt and output tokens. None: no limit."""
 
     requests_per_minute: PerMinute | None = None
     tokens_per_minute: PerMinute | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All faults. `errors` has the share of the requests by kind (KINDS). Ranges are checked where it is read from
-    JSON; shares that exclude each other add up to 1 at most."""
+    """All faults. `errors`: share of the requests by kind (KINDS).
+
+    Ranges are checked when read from JSON; shares that exclude each other add up to at most 1.
+    """
 
     seed: int = 0
     errors: dict[str, Share] = {}
-    retry_after_s: Seconds = 1.0  # said by a 429 or 503 that `errors` asks for
+    retry_after_s: Seconds = 1.0  # of a 429 or 503 of `errors`
     spikes: Spikes = Spikes()
     drift: Drift = Drift()
     stalls: tuple[Stall, ...] = ()
@@ -89,19 +91,19 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What befalls one request."""
+    """The fault of one request."""
 
     kind: str | None = None  # of KINDS
     delay_s: float = 0.0  # before the engine gets it
-    place: float = 0.5  # in [0, 1): where in the answer a fault in mid-stream strikes
+    place: float = 0.5  # in [0, 1): position in the answer of a fault in mid-stream
 
     def token(self, tokens: int) -> int:
-        """The token, counted from 1, in whose place it strikes: never the first, if there are two."""
+        """Return the number, from 1, of the token it replaces; not the first if there are two."""
         return 1 if tokens < 2 else 2 + int(self.place * (tokens - 1))
 
 
 class Bucket:
-    """A limit per minute: full at first, refilled evenly. Times are the caller's."""
+    """A token bucket with a limit per minute, full at first. The caller keeps the time."""
 
     def __init__(self, per_minute: float) -> None:
         self.per_minute = per_minute
@@ -115,7 +117,7 @@ class Bucket:
         return self._level
 
     def wait_s(self, amount: float, now_s: float) -> float:
-        """Time until so much is there; 0 now, infinite if it never fits."""
+        """Return the time until an amount is available; infinite if it never is."""
         if amount > self.per_minute:
             return math.inf
         return max(0.0, (amount - self.level(now_s)) * 60.0 / self.per_minute)
@@ -125,12 +127,12 @@ class Bucket:
 
 
 class Faults:
-    """A plan at work."""
+    """A plan in use."""
 
     def __init__(self, plan: Plan, now_s: float) -> None:
         self.plan = plan
         self.since_s = now_s
-        self.requests = 0  # that were drawn for
+        self.requests = 0  # with a drawn fate
         self.injected: Counter[str] = Counter()
         self._random = random.Random(plan.seed)
         self._stalls = sorted((stall.at_s, stall.for_s) for stall in plan.stalls)
@@ -142,7 +144,7 @@ class Faults:
         self._buckets = [(name, Bucket(limit)) for name, limit in limits if limit is not None]
 
     def draw(self, now_s: float) -> Fate:
-        """The fate of the next request. Always three draws, so that one share does not move the others' choice."""
+        """Return the fate of the next request: three draws, so that shares are independent."""
         self.requests += 1
         plan = self.plan
         kind = self._kind(self._random.random())
@@ -168,7 +170,7 @@ class Faults:
         return None
 
     def step_end(self, start_s: float, end_s: float) -> float:
-        """When a step that should take from start_s to end_s really ends."""
+        """Return the end of a step that lasts from start_s to end_s without faults."""
         if not self._stalls and not self._capacity:
             return end_s
         start_s -= self.since_s
@@ -183,9 +185,9 @@ class Faults:
         return end_s + self.since_s
 
     def admit(self, tokens: int, now_s: float) -> dict[str, str]:
-        """Take a request of so many tokens from the limits; returns the x-ratelimit headers.
+        """Take a request from the limits; return the x-ratelimit headers.
 
-        Raises ApiError 429 with them and Retry-After when a limit is reached; then nothing is taken.
+        Raises ApiError 429 with them and Retry-After if a limit is reached; then nothing is taken.
         """
         amounts = {"requests": 1, "tokens": tokens}
         for name, bucket in self._buckets:
@@ -204,11 +206,10 @@ class Faults:
         headers = self._headers(now_s)
         if not never:
             headers |= retry_after(wait_s)
-        message = f"Rate limit reached for {name} per minute: limit {bucket.per_minute:g}, requested {amount}. "
-        message += (
-            "A request of this size never fits."
-            if never
-            else f"Please try again in {wait_s:.3f} seconds."
+        advice = f"Please try again in {wait_s:.3f} seconds."
+        message = (
+            f"Rate limit reached for {name} per minute: limit {bucket.per_minute:g}, "
+            f"requested {amount}. {'A request of this size never fits.' if never else advice}"
         )
         return ApiError(429, message, name, code="rate_limit_exceeded", headers=headers)
 
@@ -222,19 +223,17 @@ class Faults:
         return headers
 
     def error(self, kind: str) -> ApiError:
-        """The answer for the kinds of errors that have a status."""
+        """Return the answer for a kind of error with a status."""
         if kind not in ("503", "429"):
             return ApiError(500, "injected fault", "InternalServerError")
-        name, code = (
-            ("requests", "rate_limit_exceeded")
-            if kind == "429"
-            else ("ServiceUnavailableError", None)
-        )
+        name, code = "ServiceUnavailableError", None
+        if kind == "429":
+            name, code = "requests", "rate_limit_exceeded"
         headers = retry_after(self.plan.retry_after_s)
         return ApiError(int(kind), "injected fault", name, code=code, headers=headers)
 
     def shown(self, now_s: float) -> dict[str, Any]:
-        """What GET /control/faults says: the plan, its age, and what it has done."""
+        """Return the answer of GET /control/faults: the plan, its age and its injected faults."""
         return {
             "faults": msgspec.to_builtins(self.plan),
             "age_s": round(now_s - self.since_s, 3),
@@ -244,7 +243,7 @@ class Faults:
 
 
 def retry_after(seconds: float) -> dict[str, str]:
-    """HTTP knows whole seconds only; the exact time is in the header that OpenAI's clients read first."""
+    """Return Retry-After in whole seconds, and the exact time in the header of OpenAI's clients."""
     return {
         "Retry-After": str(max(1, math.ceil(seconds))),
         "retry-after-ms": f"{seconds * 1000:.0f}",

@@ -1,4 +1,4 @@
-"""One request for tokens, from the validated call to the last byte of its answer."""
+"""Serve one validated request, to the last byte of its answer."""
 
 import asyncio
 import socket
@@ -20,11 +20,11 @@ from ampacity.simulator.server.other_apis import STREAMS, whole
 from ampacity.simulator.server.protocol import Call, block_hashes
 from ampacity.simulator.server.realtime import LiveRequest, LiveRun
 
-MAX_UNREAD_BYTES = 8 << 20  # a client that leaves more than this unread is cut off
+MAX_UNREAD_BYTES = 8 << 20  # a client that leaves more unread is disconnected
 
 
 class Flusher:
-    """Writes what streams have held back at multiples of an interval, all of them in one wake-up."""
+    """Write the buffered data of all streams at multiples of an interval."""
 
     def __init__(self, interval_s: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -40,7 +40,7 @@ class Flusher:
             self._timer = self._loop.call_at(now_s + wait_s, self._tick)
 
     def flush(self, transport: asyncio.WriteTransport) -> None:
-        """Write now what is held for one stream: it has ended."""
+        """Write the buffered data of a stream that has ended."""
         held = self._held.pop(transport, None)
         if held and not transport.is_closing():
             transport.write(b"".join(held))
@@ -54,7 +54,7 @@ class Flusher:
 
 
 class Generation:
-    """Runs calls on a deployment. Use it on a running event loop."""
+    """Serve calls on a deployment, on a running event loop."""
 
     def __init__(self, deployment: Deployment, live: LiveRun, metrics: Metrics, face: Face) -> None:
         self._live = live
@@ -75,7 +75,7 @@ class Generation:
         fate: Fate,
         headers: Mapping[str, str],
     ) -> web.StreamResponse:
-        """An answer in one body."""
+        """Answer in one body."""
         done = asyncio.get_running_loop().create_future()
         left = call.output_tokens
 
@@ -107,7 +107,7 @@ class Generation:
         fate: Fate,
         headers: Mapping[str, str],
     ) -> web.StreamResponse:
-        """An answer in server-sent events."""
+        """Answer in server-sent events."""
         if request.version < (1, 1):
             raise ApiError(400, "streaming needs HTTP/1.1", "BadRequestError", "stream")
         response = web.StreamResponse(
@@ -121,7 +121,7 @@ class Generation:
             transport.write(stream.opening())
         done = asyncio.get_running_loop().create_future()
         frames = stream.choices()
-        # Chunks go straight to the transport, framed by hand, or are held until the flusher's next tick.
+        # Chunks go straight to the transport, framed by hand, or to the flusher.
         flusher = self._flusher
         write = transport.write if flusher is None else partial(flusher.write, transport)
         tokens = [_on_token(write, stream, one, transport, done) for one in frames]
@@ -161,7 +161,7 @@ class Generation:
     async def _run(
         self, lives: list[LiveRequest], arrival_s: float, done: "asyncio.Future[None]"
     ) -> None:
-        """Wait for the last token. A client that goes away cancels this, and its slots are freed."""
+        """Wait for the last token. Cancelled if the client disconnects; frees its slots."""
         try:
             self._live.submit(lives, arrival_s)
         except SimulatorError as error:
@@ -208,7 +208,7 @@ def _struck(
     transport: asyncio.WriteTransport,
     done: "asyncio.Future[None]",
 ) -> Callable[[int], None]:
-    """on_tokens with a fault in the place of its token number `strikes`."""
+    """Return on_tokens with a fault in place of its token number `strikes`."""
     seen = 0
 
     def struck(count: int) -> None:
@@ -216,7 +216,7 @@ def _struck(
         seen += count
         if not seen - count < strikes <= seen or done.done() or transport.is_closing():
             on_tokens(count)
-        elif kind == "garbage":  # one event more; the rest is as it should be
+        elif kind == "garbage":  # one additional event
             write(chunk(GARBAGE + b"\n\n"))
             on_tokens(count)
         else:
@@ -228,7 +228,7 @@ def _struck(
 
 
 def _cached_tokens(call: Call, lives: list[LiveRequest]) -> int:
-    """Of each prompt, once: its first choice's."""
+    """Return the cached tokens of all prompts, each counted for its first choice."""
     cached = {
         choice.prompt: live.cached_tokens
         for choice, live in zip(reversed(call.choices), reversed(lives), strict=True)
@@ -243,7 +243,7 @@ def _transport(request: web.Request) -> asyncio.Transport:
 
 
 async def _cut(transport: asyncio.Transport, *, reset: bool) -> web.StreamResponse:
-    """Close the connection without an end of the answer; the server then cancels the handler."""
+    """Close the connection in mid-answer; the server then cancels the handler."""
     if reset:
         reset_connection(transport)
     else:
@@ -253,7 +253,7 @@ async def _cut(transport: asyncio.Transport, *, reset: bool) -> web.StreamRespon
 
 
 def reset_connection(transport: asyncio.Transport) -> None:
-    """Send an RST: with a linger time of zero nothing more is delivered."""
+    """Send an RST, by a linger time of zero: nothing more is delivered."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,4 +1,4 @@
-"""Start the simulated server in a process of its own, and end it."""
+"""Start the simulated server in its own process, and stop it."""
 
 import os
 import re
@@ -20,14 +20,14 @@ _READY = re.compile(r"listening on (http://\S+/v1) model (.*)")
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A server that answers. A context manager: it is stopped at the end of the block."""
+    """A running server; a context manager that stops it."""
 
     process: "subprocess.Popen[bytes]"
     url: str  # http://127.0.0.1:PORT/v1
     model: str
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the process; kill it if it does not end in time. Calling it again does no harm."""
+        """Terminate the process; kill it if it does not exit in time. Idempotent."""
         with self.process as process:  # its pipes are closed, and it is waited for
             process.terminate()
             try:
@@ -45,12 +45,12 @@ class Started:
 def start_in_process(preset: str = "demo", *, timeout_s: float = 30.0, **options: Any) -> Started:
     """Start `python -m ampacity.simulator.server.server` and wait until it listens.
 
-    options: further fields of server.Start. The child ends by itself when this process is gone. Raises
-    SimulatorError with the child's own words when it does not come up in time.
+    options: further fields of server.Start. The child exits when this process is gone. Raises
+    SimulatorError with the child's message if it does not start in time.
     """
     start = msgspec.json.encode({"preset": preset, **options}).decode()
     command = [sys.executable, "-P", "-m", "ampacity.simulator.server.server", start]
-    # The child finds this very package, whatever its working directory holds.
+    # the child imports this package, whatever its working directory has
     here = str(Path(ampacity.__file__).resolve().parent.parent)
     paths = [here, os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [here]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -61,7 +61,7 @@ def start_in_process(preset: str = "demo", *, timeout_s: float = 30.0, **options
             stdout=subprocess.PIPE,
             stderr=errors,
             env=environment,
-            start_new_session=True,  # a Ctrl-C in the terminal is for the parent, which then ends the child
+            start_new_session=True,  # Ctrl-C reaches only the parent, which then stops the child
         )
         try:
             found = _READY.fullmatch(_first_line(process, timeout_s))
@@ -76,7 +76,7 @@ def start_in_process(preset: str = "demo", *, timeout_s: float = 30.0, **options
 
 
 def _first_line(process: "subprocess.Popen[bytes]", timeout_s: float) -> str:
-    """The child's first line on stdout, '' when it ends before; it is ended when the time is over."""
+    """Return the child's first line on stdout, '' if it exits; kill it after the timeout."""
     assert process.stdout is not None
     timer = threading.Timer(timeout_s, process.kill)
     timer.start()

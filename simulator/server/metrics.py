@@ -24,67 +24,53 @@ from ampacity.simulator.server.protocol import Call
 from ampacity.simulator.server.realtime import LiveRequest, LiveRun
 
 Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
-_TTFT_BUCKETS: tuple[float, ...] = (
+_TTFT: tuple[float, ...] = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
-_ITL_BUCKETS: tuple[float, ...] = (
+_ITL: tuple[float, ...] = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0),
 )
-_E2E_BUCKETS: tuple[float, ...] = (
+_E2E: tuple[float, ...] = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0),
     *(240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-_LENGTH_BUCKETS: tuple[float, ...] = tuple(
+_LENGTH: tuple[float, ...] = tuple(
     float(digit * 10**power) for power in range(6) for digit in (1, 2, 5)
 )
-_ITERATION_BUCKETS: tuple[float, ...] = (1.0, *(float(1 << power) for power in range(3, 15)))
-_N_BUCKETS: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 20.0)
-_PREEMPTION_BUCKETS: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
-# vLLM's histograms: name, help text and bucket bounds.
-_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "request_prompt_tokens": ("Number of prefill tokens processed.", _LENGTH_BUCKETS),
-    "request_generation_tokens": ("Number of generation tokens processed.", _LENGTH_BUCKETS),
-    "iteration_tokens_total": (
-        "Histogram of number of tokens per engine_step.",
-        _ITERATION_BUCKETS,
-    ),
-    "request_params_n": ("Histogram of the n request parameter.", _N_BUCKETS),
-    "request_params_max_tokens": (
-        "Histogram of the max_tokens request parameter.",
-        _LENGTH_BUCKETS,
-    ),
-    "time_to_first_token_seconds": ("Histogram of time to first token in seconds.", _TTFT_BUCKETS),
-    "inter_token_latency_seconds": ("Histogram of inter-token latency in seconds.", _ITL_BUCKETS),
-    "request_time_per_output_token_seconds": (
+_ITERATION: tuple[float, ...] = (1.0, *(float(1 << power) for power in range(3, 15)))
+_N: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 20.0)
+_PREEMPTION: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+# vLLM's histograms: name, help text, bucket bounds
+_HISTOGRAMS = (
+    ("request_prompt_tokens", "Number of prefill tokens processed.", _LENGTH),
+    ("request_generation_tokens", "Number of generation tokens processed.", _LENGTH),
+    ("iteration_tokens_total", "Histogram of number of tokens per engine_step.", _ITERATION),
+    ("request_params_n", "Histogram of the n request parameter.", _N),
+    ("request_params_max_tokens", "Histogram of the max_tokens request parameter.", _LENGTH),
+    ("time_to_first_token_seconds", "Histogram of time to first token in seconds.", _TTFT),
+    ("inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", _ITL),
+    (
+        "request_time_per_output_token_seconds",
         "Histogram of time_per_output_token_seconds per request.",
-        _ITL_BUCKETS,
+        _ITL,
     ),
-    "e2e_request_latency_seconds": ("Histogram of e2e request latency in seconds.", _E2E_BUCKETS),
-    "request_queue_time_seconds": (
-        "Histogram of time spent in WAITING phase for request.",
-        _E2E_BUCKETS,
-    ),
-    "request_inference_time_seconds": (
+    ("e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", _E2E),
+    ("request_queue_time_seconds", "Histogram of time spent in WAITING phase for request.", _E2E),
+    (
+        "request_inference_time_seconds",
         "Histogram of time spent in RUNNING phase for request.",
-        _E2E_BUCKETS,
+        _E2E,
     ),
-    "request_prefill_time_seconds": (
-        "Histogram of time spent in PREFILL phase for request.",
-        _E2E_BUCKETS,
-    ),
-    "request_decode_time_seconds": (
-        "Histogram of time spent in DECODE phase for request.",
-        _E2E_BUCKETS,
-    ),
-    "request_num_preemptions": (
+    ("request_prefill_time_seconds", "Histogram of time spent in PREFILL phase for request.", _E2E),
+    ("request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", _E2E),
+    (
+        "request_num_preemptions",
         "Histogram of the number of times a request was preempted.",
-        _PREEMPTION_BUCKETS,
+        _PREEMPTION,
     ),
-}
-
-
+)
 # kind, name, help text, and the attribute of Engine or Metrics that has the value
 _GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
 _SCALARS: tuple[tuple[Kind, str, str, str], ...] = (
@@ -139,7 +125,7 @@ class Metrics:
         self.generation_tokens = 0
         self.aborted = 0
         self.finished = {"stop": 0, "length": 0}
-        self.histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
+        self.histograms = {name: Histogram(bounds) for name, _, bounds in _HISTOGRAMS}
         self._decoded_s = 0.0  # end of the last step in which requests decoded
         # (end, requests) of the prefills that ended since the last decode step
         self._joined: list[tuple[float, int]] = []
@@ -212,7 +198,7 @@ class Metrics:
             _family(_COUNTER, "request_success", text, *reasons),
             lambda: [*self.finished.values(), self.aborted, 0],
         )
-        for name, (text, bounds) in _HISTOGRAMS.items():
+        for name, text, bounds in _HISTOGRAMS:
             family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
             buckets = [(str(bound), 0.0) for bound in (*bounds, "+Inf")]
             family.add_metric(list(self._labels.values()), buckets, sum_value=0.0)

@@ -1,7 +1,4 @@
-"""OpenAI's Responses, Anthropic's Messages and embeddings: requests put down to those of a chat, answers in shapes of their own.
-
-No I/O.
-"""
+"""OpenAI's Responses, Anthropic's Messages and embeddings, served as chats. No I/O."""
 
 import zlib
 from collections.abc import Mapping
@@ -16,34 +13,26 @@ from ampacity.simulator.server.protocol import Api, Call, Choice
 from ampacity.simulator.server.text import WORD_CHARACTERS, characters
 
 DIMENSIONS = 8  # of an embedding
+_SHARED = ("model", "stream", "temperature", "top_p", "ignore_eos", "seed")
 _LIMITS = {"responses": "max_output_tokens", "messages": "max_tokens"}
 
 
 def as_known(api: Api, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body as that of a chat, or (embeddings) of a completion of one token. Raises ApiError for what is missing."""
+    """Convert the body to that of a chat, or (embeddings) of a completion. Raises ApiError."""
     if api == "embeddings":
         if "input" not in body:
             raise invalid("body.input", "Field required", body, kind="missing")
         return {"model": body.get("model"), "prompt": body["input"], "max_tokens": 1}
     if api == "messages" and "max_tokens" not in body:
         raise invalid("body.max_tokens", "Field required", body, kind="missing")
-    said, opening = body.get("input" if api == "responses" else "messages"), body.get("system")
-    if api == "responses":
-        opening = body.get("instructions")
-        said = [{"role": "user", "content": said}] if isinstance(said, str) else said
-    if isinstance(said, list):
-        said = [_as_message(one) for one in said]
-    messages = (
-        [{"role": "system", "content": opening}, *said]
-        if opening and isinstance(said, list)
-        else said
-    )
-    known = {
-        name: body[name]
-        for name in ("model", "stream", "temperature", "top_p", "ignore_eos", "seed")
-        if name in body
-    }
-    return known | {
+    items, system = ("input", "instructions") if api == "responses" else ("messages", "system")
+    messages, instructions = body.get(items), body.get(system)
+    if api == "responses" and isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if isinstance(messages, list):
+        opening = [{"role": "system", "content": instructions}] if instructions else []
+        messages = [*opening, *map(_as_message, messages)]
+    return {name: body[name] for name in _SHARED if name in body} | {
         "messages": messages,
         "max_tokens": body.get(_LIMITS[api]),
         "stop": body.get("stop_sequences"),
@@ -51,7 +40,7 @@ def as_known(api: Api, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_message(item: object) -> object:
-    """A message, or an item of a conversation that is none, with its text."""
+    """Return an item of a conversation as a message with its text."""
     if not isinstance(item, dict):
         return item
     if "role" not in item:  # a function_call, or its output
@@ -80,7 +69,7 @@ def _event(name: str, **fields: Any) -> bytes:
 
 
 def _texts(call: Call, face: Face) -> tuple[str, str]:
-    """(what was thought, the answer) of a call's one choice."""
+    """Return (reasoning, answer) of a call's only choice."""
     choice = call.choices[0]
     end = choice.ending.characters
     cut = min(end, reasoning_tokens(call, choice, face) * WORD_CHARACTERS)
@@ -88,7 +77,7 @@ def _texts(call: Call, face: Face) -> tuple[str, str]:
 
 
 class MessagesStream(Stream):
-    """Events of the Messages API: a block of thinking, where there is some, and one of text."""
+    """Events of the Messages API: a block of thinking, if any, and one of text."""
 
     def opening(self) -> bytes:
         if self._opened:
@@ -123,11 +112,9 @@ class MessagesStream(Stream):
         log: object = None,
     ) -> bytes:
         thinks = field != "content"
-        delta = (
-            {"type": "thinking_delta", "thinking": text}
-            if thinks
-            else {"type": "text_delta", "text": text}
-        )
+        delta = {"type": "text_delta", "text": text}
+        if thinks:
+            delta = {"type": "thinking_delta", "thinking": text}
         return _event("content_block_delta", index=self._index, delta=delta) if text else b""
 
     def tail(self) -> bytes:
@@ -205,15 +192,11 @@ class ResponsesStream(Stream):
         last: bool = False,
         log: object = None,
     ) -> bytes:
-        name = (
-            "response.output_text.delta" if field == "content" else "response.reasoning_text.delta"
-        )
+        if not text:
+            return b""
+        name = f"response.{'output' if field == 'content' else 'reasoning'}_text.delta"
         item_id = f"msg_{self.call.request_id}"
-        return (
-            _event(name, item_id=item_id, output_index=0, content_index=0, delta=text)
-            if text
-            else b""
-        )
+        return _event(name, item_id=item_id, output_index=0, content_index=0, delta=text)
 
     def tail(self) -> bytes:
         whole = response_body(self.call, self.face, self.created, self.cached())
@@ -243,7 +226,7 @@ def _response(call: Call, created: int) -> dict[str, Any]:
 
 
 def response_body(call: Call, face: Face, created: int, cached: int) -> dict[str, Any]:
-    """A whole response."""
+    """Return the body of a response."""
     thought, text = _texts(call, face)
     cut = call.choices[0].ending.finish_reason == "length"
     item = {
@@ -274,7 +257,7 @@ def response_body(call: Call, face: Face, created: int, cached: int) -> dict[str
 
 
 def message_body(call: Call, face: Face, cached: int) -> dict[str, Any]:
-    """A whole message."""
+    """Return the body of a message."""
     thought, text = _texts(call, face)
     blocks = [{"type": "thinking", "thinking": thought}] if thought else []
     return _message(call) | {
@@ -286,7 +269,7 @@ def message_body(call: Call, face: Face, cached: int) -> dict[str, Any]:
 
 
 def embeddings_body(call: Call) -> dict[str, Any]:
-    """A vector for each prompt, the same for the same words."""
+    """Return the body with a vector for each prompt; equal words have equal vectors."""
     data = [
         {"object": "embedding", "index": number, "embedding": _vector(" ".join(map(str, words)))}
         for number, words in enumerate(call.prompts)
@@ -299,7 +282,7 @@ STREAMS: dict[Api, type[Stream]] = {"messages": MessagesStream, "responses": Res
 
 
 def whole(call: Call, face: Face, created: int, cached: int) -> bytes:
-    """The body of an answer that is not streamed."""
+    """Return the body of an answer that is not streamed."""
     if call.api == "messages":
         return msgspec.json.encode(message_body(call, face, cached))
     if call.api == "responses":

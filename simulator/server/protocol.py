@@ -1,7 +1,7 @@
-"""What a request to the OpenAI-compatible endpoints asks for, checked as vLLM checks it. No I/O.
+"""Parse and validate requests to the OpenAI-compatible endpoints as vLLM does. No I/O.
 
-A token is one word: a prompt has as many tokens as white-space separated words, and CHAT_OVERHEAD_TOKENS
-more for a chat's template. What is not simulated is refused, not ignored.
+A token is one word: a prompt has as many tokens as white-space separated words, and
+CHAT_OVERHEAD_TOKENS more for a chat's template. Features that are not simulated are rejected.
 """
 
 import re
@@ -13,7 +13,14 @@ from typing import Any, Literal
 import msgspec
 
 from ampacity.simulator.server.apierrors import ApiError, bad_json, bad_value, invalid
-from ampacity.simulator.server.sampling import MAX_CHOICES, Sampling, flag, output_limit, sampling
+from ampacity.simulator.server.sampling import (
+    MAX_CHOICES,
+    Sampling,
+    StreamOptions,
+    output_limit,
+    read_fields,
+    sampling,
+)
 from ampacity.simulator.server.text import Ending, characters, ending
 
 Api = Literal["chat", "completions", "responses", "messages", "embeddings"]
@@ -22,7 +29,7 @@ _ID_PREFIX = {"chat": "chatcmpl-", "completions": "cmpl-", "messages": "msg_"}
 CHAT_OVERHEAD_TOKENS = 8
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _CHOICE_STRIDE = 7919  # the seeds of the choices of one request lie this far apart
-# Fields that would change the answer in a way that is not simulated, with the values that ask for nothing.
+# Fields that are not simulated, with their neutral values.
 _NOT_SIMULATED: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "prompt_logprobs": (None,),
@@ -39,7 +46,7 @@ _NOT_SIMULATED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer: its text is fixed by the seed and the ending."""
+    """One answer: seed and ending determine its text."""
 
     index: int
     seed: int
@@ -54,20 +61,18 @@ class Call:
     api: Api
     request_id: str
     model: str
-    prompts: tuple[
-        Sequence[Any], ...
-    ]  # the words or token ids of each prompt, a chat's template included
+    prompts: tuple[Sequence[Any], ...]  # words or token ids, with a chat's template
     choices: tuple[Choice, ...]
     limit_tokens: int  # of each choice
     stream: bool
     include_usage: bool
     continuous_usage: bool
     top_logprobs: int | None  # None: no log-probabilities
-    held_characters: int  # of a stream, which could be the beginning of a stop string
+    held_characters: int  # of a stream: a possible start of a stop string
 
     @property
     def chat(self) -> bool:
-        """Whether it is a conversation, with a chat's template."""
+        """True for a conversation, which has a chat's template."""
         return self.api in CONVERSATIONS
 
     @property
@@ -80,9 +85,9 @@ class Call:
 
 
 def block_hashes(call: Call, choice: Choice, block_tokens: int) -> list[int]:
-    """Names of the full KV blocks of a prompt and its answer: each stands for all that is in and before it.
+    """Return names of the full KV blocks of prompt and answer: hashes of all words up to their end.
 
-    The answer's words are in, so that the next turn of a conversation finds them.
+    The next turn of a conversation finds the blocks of the answer too.
     """
     answered = characters(choice.seed, 0, choice.ending.characters).split()
     words = [*call.prompts[choice.prompt], *answered]
@@ -95,7 +100,7 @@ def block_hashes(call: Call, choice: Choice, block_tokens: int) -> list[int]:
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body. Raises ApiError."""
+    """Decode the JSON object in a body. Raises ApiError."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -108,7 +113,7 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def words_of(body: Mapping[str, Any]) -> Sequence[Any]:
-    """The words of a body with `messages` or `prompt`. Raises ApiError."""
+    """Return the words of a body with `messages` or `prompt`. Raises ApiError."""
     if "messages" in body:
         return _chat_words(body["messages"])
     return _one_prompt("body.prompt", body.get("prompt"))
@@ -140,7 +145,7 @@ def _chat_words(messages: object) -> list[str]:
 
 
 def _prompts(prompt: object) -> list[Sequence[Any]]:
-    """vLLM takes a string, token ids, or a list of either."""
+    """Parse a string, token ids, or a list of either."""
     if prompt is None:
         raise invalid("body.prompt", "Field required", kind="missing")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
@@ -166,25 +171,30 @@ def parse(
     header_id: str | None,
     natural_tokens: float | None = None,
 ) -> Call:
-    """Check a request as vLLM does. Raises ApiError: 400 for bad fields and lengths, 404 for another model.
+    """Validate a request. Raises ApiError: 400 for bad fields and lengths, 404 for another model.
 
-    models: the names that are served, the default first. natural_tokens: see Face. Of an ``api`` but chat and completions
-    the body is one that ``ampacity.simulator.server.other_apis`` has put down to these.
+    models: the names served, the default first. natural_tokens: see Face. Bodies of other APIs are
+    converted by ``ampacity.simulator.server.other_apis`` before.
     """
     chat = api in CONVERSATIONS
     required = "messages" if chat else "prompt"
     if required not in body:
         raise invalid(f"body.{required}", "Field required", body, kind="missing")
     prompts = [_chat_words(body["messages"])] if chat else _prompts(body["prompt"])
-    stream, include_usage, continuous_usage = _stream_options(body)
-    asked = sampling(body, chat)
-    model = _model(body, models)
+    fields = read_fields(body, chat)
+    stream, options = bool(fields.stream), fields.stream_options or StreamOptions()
+    if body.get("stream_options") and not stream:
+        text = "Stream options can only be defined when `stream=True`."
+        raise invalid("body.stream_options", text, body["stream_options"])
+    include_usage = bool(options.include_usage)
+    asked = sampling(fields)
+    model = _model(fields.model, models)
     for field, neutral in _NOT_SIMULATED.items():
         if field in body and not any(
             type(body[field]) is type(value) and body[field] == value for value in neutral
         ):
             raise bad_value(field, body[field], f"{field} is not simulated; leave it out.")
-    limit = output_limit(body, chat, max(map(len, prompts)), max_model_len)
+    limit = output_limit(fields, max(map(len, prompts)), max_model_len)
     if len(prompts) * asked.n > MAX_CHOICES:
         raise bad_value(
             "n", asked.n, f"at most {MAX_CHOICES} answers in one request are simulated."
@@ -201,7 +211,7 @@ def parse(
         limit_tokens=limit,
         stream=stream,
         include_usage=include_usage,
-        continuous_usage=continuous_usage,
+        continuous_usage=include_usage and bool(options.continuous_usage_stats),
         top_logprobs=asked.top_logprobs,
         held_characters=held,
     )
@@ -232,30 +242,8 @@ def _choices(
     return tuple(choices)
 
 
-def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool, bool]:
-    """(stream, include_usage, continuous_usage_stats)"""
-    stream = flag(body, "stream")
-    options = body.get("stream_options")
-    if options is not None and not isinstance(options, dict):
-        raise invalid(
-            "body.stream_options", "Input should be a valid dictionary", options, kind="dict_type"
-        )
-    if options and not stream:
-        raise invalid(
-            "body.stream_options", "Stream options can only be defined when `stream=True`.", options
-        )
-    include_usage = flag(options or {}, "include_usage", "body.stream_options.")
-    continuous = flag(options or {}, "continuous_usage_stats", "body.stream_options.")
-    return stream, include_usage, include_usage and continuous
-
-
-def _model(body: Mapping[str, Any], models: Sequence[str]) -> str:
-    asked = body.get("model")
-    if asked is None:
-        return models[0]
-    if not isinstance(asked, str):
-        raise invalid("body.model", "Input should be a valid string", asked, kind="string_type")
-    if asked not in models:
-        message = f"The model `{asked}` does not exist. Valid aliases: {', '.join(models)}."
-        raise ApiError(404, message, "NotFoundError", "model")
-    return asked
+def _model(asked: str | None, models: Sequence[str]) -> str:
+    if asked is None or asked in models:
+        return asked or models[0]
+    message = f"The model `{asked}` does not exist. Valid aliases: {', '.join(models)}."
+    raise ApiError(404, message, "NotFoundError", "model")

@@ -1,4 +1,4 @@
-"""The engine in real time: each step's tokens are handed out at its planned end, by absolute deadlines."""
+"""Run the engine in real time: the tokens of a step are sent at its planned end."""
 
 import asyncio
 import contextlib
@@ -17,26 +17,25 @@ from typing import Any, cast
 from ampacity.simulator.engine.deployment import Deployment, Run
 from ampacity.simulator.engine.engine import Request, StepResult
 
-GIVE_UP_S = 0.25  # a step that is later than this moves the timetable instead of hurrying after it
-# From the beginning of a step until it is planned; a quarter of the step before if that is less.
+GIVE_UP_S = 0.25  # a step later than this delays all after it, instead of catching up
+# From the start of a step until it is computed; at most a quarter of the step before.
 PATIENCE_S = 0.002
 
 
 @dataclass(slots=True, eq=False)
 class LiveRequest(Request):
-    """A request with a place to put its tokens: `on_tokens(count)` is called once a step and must not raise."""
+    """A request whose `on_tokens(count)` is called once a step; it must not raise."""
 
     on_tokens: Callable[[int], None] = lambda count: None
     finish_reason: str = "length"
-    prefill_s: float = 0.0  # start of the step that ended its prompt
-    real_first_token_s: float = 0.0  # set once its first token was handed out
+    prefill_s: float = 0.0  # start of the step that completed its prompt
+    real_first_token_s: float = 0.0  # when its first token was sent
 
 
 class DeadlineTimer:
-    """Calls back at a `time.monotonic` instant, within some 0.1 ms.
+    """Call back at a time of `time.monotonic`, within some 0.1 ms on Linux, by a timerfd.
 
-    libuv's and asyncio's own timers have whole milliseconds; on Linux a timerfd has not. Elsewhere their
-    timers are used.
+    Elsewhere the event loop's own timer is used, which may round to milliseconds.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
@@ -48,13 +47,12 @@ class DeadlineTimer:
             self._libc = ctypes.CDLL(None, use_errno=True)
             self._fd = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd >= 0:
-            self._spec = (
-                ctypes.c_long * 4
-            )()  # struct itimerspec: interval and value, each (s, ns)
+            # struct itimerspec: interval and value, each (s, ns)
+            self._spec = (ctypes.c_long * 4)()
             loop.add_reader(self._fd, self._expired)
 
     def set(self, at_s: float) -> None:
-        """Arm for `at_s`, also if that has passed; replaces an earlier deadline."""
+        """Set the deadline, replacing any other; one that has passed is due at once."""
         if self._fd >= 0:
             at_ns = max(1, int(at_s * 1e9))
             self._spec[2], self._spec[3] = divmod(at_ns, 1_000_000_000)
@@ -82,11 +80,11 @@ class DeadlineTimer:
 
 
 class LiveRun(Run):
-    """A deployment on an event loop, in real time. Its times are `time.monotonic` seconds.
+    """Run a deployment on an event loop in real time. Times are `time.monotonic` seconds.
 
-    A step's tokens are handed out at its planned end, and the next step begins at that very instant, however late
-    the hand-out was. It is planned a moment after it begins: what had arrived by then but was still being parsed
-    is in it.
+    The tokens of a step are sent at its planned end, and the next step begins at that time, however
+    late the tokens were. It is computed a moment after it begins: requests that had arrived by then
+    but were still being parsed are in it.
     """
 
     def __init__(
@@ -95,12 +93,12 @@ class LiveRun(Run):
         on_step: Callable[[int, StepResult, int, float], Any],
         step_end: Callable[[float, float], float] = lambda start_s, end_s: end_s,
     ) -> None:
-        """on_step(engine, result, tokens handed out, now) is called after the tokens of each step are handed out.
+        """on_step(engine, result, tokens, now) is called after the tokens of each step are sent.
 
-        step_end(start, planned end) is when the step shall really end: later, where faults stretch it.
+        step_end(start, planned end) returns the end of a step, later if faults lengthen it.
         """
         super().__init__(deployment)
-        # Real end of the handing out - planned end of the step
+        # tokens sent - planned end of the step
         self.lateness_s: deque[float] = deque(maxlen=8192)
         self.lateness_sum_s = 0.0
         self.steps = 0
@@ -114,7 +112,7 @@ class LiveRun(Run):
         self._timer = DeadlineTimer(self._loop, self._pump)
 
     def submit(self, requests: Sequence[LiveRequest], arrival_s: float) -> None:
-        """Take in requests that come together. Raises SimulatorError as Engine.check; then none is taken."""
+        """Add requests that arrive together. Raises SimulatorError for any, before it adds one."""
         for request in requests:
             self.engines[0].check(request)
         for request in requests:
@@ -122,7 +120,7 @@ class LiveRun(Run):
         self._pump()
 
     def abort(self, request: LiveRequest) -> None:
-        """Drop it, wherever it is. A finished one is left alone."""
+        """Drop a request. Does nothing if it has finished."""
         part = request.part or request
         if part.place >= 0:
             self.engines[part.place].abort(part)
@@ -132,7 +130,7 @@ class LiveRun(Run):
         self._timer.close()
 
     def stretch_again(self) -> None:
-        """The faults have changed: ask again when the steps under way shall end."""
+        """Update the ends of the current steps after a change of the faults."""
         self._events = [
             (self._step_end_s(what) if isinstance(what, StepResult) else at_s, order, number, what)
             for at_s, order, number, what in self._events
@@ -163,7 +161,7 @@ class LiveRun(Run):
             for request in receivers:
                 request.on_tokens(1)
         now_s = time.monotonic()
-        # The event loop may write what it was given after this callback; a turn later it has.
+        # the event loop may write after this callback, but not later than in its next turn
         self._loop.call_soon(self._loop.call_soon, self._note_lateness, at_s)
         self._on_step(number, result, len(receivers), now_s)
         self._patience_s[number] = min(PATIENCE_S, 0.25 * (at_s - result.start_s))

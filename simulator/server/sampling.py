@@ -1,15 +1,49 @@
 """Validate sampling parameters and the token limit as vLLM does. No I/O."""
 
-import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
+
+import msgspec
 
 from ampacity.simulator.server.apierrors import ApiError, bad_value, invalid
 
 DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions without max_tokens, as in vLLM
 MAX_LOGPROBS = 20
 MAX_CHOICES = 512  # answers of one request: n times its prompts
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Fields(msgspec.Struct):
+    """The types of the fields of a request, without its prompt."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop: str | list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    top_logprobs: int | None = None
+
+
+class ChatFields(Fields):
+    logprobs: bool | None = None
+
+
+class CompletionFields(Fields):
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,65 +57,68 @@ class Sampling:
     top_logprobs: int | None  # None: no log-probabilities
 
 
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """The type and the range of a number, and vLLM's words for a value outside of it."""
+# type of msgspec -> pydantic's noun and error type
+_TYPES = {
+    "int": ("integer", "int_type"),
+    "float": ("number", "float_type"),
+    "bool": ("boolean", "bool_type"),
+    "str": ("string", "string_type"),
+    "object": ("dictionary", "dict_type"),
+}
 
-    read: Callable[[Mapping[str, Any], str], float | None]
-    within: Callable[[float], bool]
-    demand: str
+
+def read_fields(body: Mapping[str, Any], chat: bool) -> ChatFields | CompletionFields:
+    """Check the types of all fields. Raises ApiError with vLLM's message."""
+    try:
+        return (
+            msgspec.convert(body, ChatFields) if chat else msgspec.convert(body, CompletionFields)
+        )
+    except msgspec.ValidationError as error:
+        found = re.match(r"Expected `(\w+).* - at `\$\.([\w.]+)", str(error))
+        if found is None:
+            raise invalid("body", str(error)) from error
+        wanted, path = found.groups()
+        value: Any = body
+        for name in path.split("."):
+            value = value[name]
+        if path == "stop":
+            text = "Input should be a string or a list of strings"
+            raise invalid("body.stop", text, value, kind="list_type") from error
+        noun, kind = _TYPES[wanted]
+        text = f"Input should be a valid {noun}"
+        raise invalid(f"body.{path}", text, value, kind=kind) from error
 
 
-def sampling(body: Mapping[str, Any], chat: bool) -> Sampling:
-    """Parse the sampling parameters. Raises ApiError."""
-    for field in ("temperature", "top_p"):  # both types are checked before either range
-        _number(body, field)
-    values = {field: _checked(body, field) for field in _CHECKS}
-    n, min_tokens = values["n"], values["min_tokens"]
+def sampling(fields: ChatFields | CompletionFields) -> Sampling:
+    """Check the values of the sampling parameters. Raises ApiError."""
+    temperature, top_p, min_tokens = fields.temperature, fields.top_p, fields.min_tokens or 0
+    n = 1 if fields.n is None else fields.n
+    stop = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
+    for field, ok, demand in (
+        ("temperature", temperature is None or temperature >= 0, "must be non-negative"),
+        ("top_p", top_p is None or 0 < top_p <= 1, "must be in (0, 1]"),
+        ("n", n >= 1, "must be at least 1"),
+        ("min_tokens", min_tokens >= 0, "must be greater than or equal to 0"),
+    ):
+        if not ok:
+            value = getattr(fields, field)
+            raise bad_value(field, value, f"{field} {demand}, got {value}.")
+    if "" in stop:
+        raise bad_value("stop", fields.stop, "stop cannot contain an empty string.")
     return Sampling(
-        n=1 if n is None else int(n),
-        seed=integer(body, "seed"),
-        min_tokens=int(min_tokens or 0),
-        ignore_eos=flag(body, "ignore_eos"),
-        stop=_stop(body),
-        include_stop=flag(body, "include_stop_str_in_output"),
-        top_logprobs=_chat_logprobs(body) if chat else _logprobs(body, "logprobs"),
+        n=n,
+        seed=fields.seed,
+        min_tokens=min_tokens,
+        ignore_eos=bool(fields.ignore_eos),
+        stop=tuple(stop),
+        include_stop=bool(fields.include_stop_str_in_output),
+        top_logprobs=_top_logprobs(fields),
     )
 
 
-def _checked(body: Mapping[str, Any], field: str) -> float | None:
-    check = _CHECKS[field]
-    value = check.read(body, field)
-    if value is not None and not check.within(value):
-        raise bad_value(field, value, f"{field} {check.demand}, got {value}.")
-    return value
-
-
-def _stop(body: Mapping[str, Any]) -> tuple[str, ...]:
-    stop = body.get("stop")
-    strings = [] if stop is None else [stop] if isinstance(stop, str) else stop
-    if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
-        raise invalid(
-            "body.stop", "Input should be a string or a list of strings", stop, kind="list_type"
-        )
-    if "" in strings:
-        raise bad_value("stop", stop, "stop cannot contain an empty string.")
-    return tuple(strings)
-
-
-def _chat_logprobs(body: Mapping[str, Any]) -> int | None:
-    top = _logprobs(body, "top_logprobs")
-    if not flag(body, "logprobs"):
-        if top:
-            raise bad_value(
-                "top_logprobs", top, "when using `top_logprobs`, `logprobs` must be set to true."
-            )
-        return None
-    return top or 0
-
-
-def _logprobs(body: Mapping[str, Any], field: str) -> int | None:
-    top = integer(body, field)
+def _top_logprobs(fields: ChatFields | CompletionFields) -> int | None:
+    chat = isinstance(fields, ChatFields)
+    field, top = ("top_logprobs", fields.top_logprobs) if chat else ("logprobs", fields.logprobs)
     if top is not None and top < 0:
         raise bad_value(field, top, f"`{field}` must be a positive value.")
     if top is not None and top > MAX_LOGPROBS:
@@ -89,12 +126,13 @@ def _logprobs(body: Mapping[str, Any], field: str) -> int | None:
             f"Requested sample logprobs of {top}, which is greater than max allowed: {MAX_LOGPROBS}"
         )
         raise bad_value(field, top, message)
-    return top
+    if chat and top and not fields.logprobs:
+        message = "when using `top_logprobs`, `logprobs` must be set to true."
+        raise bad_value("top_logprobs", top, message)
+    return (top or 0) if chat and fields.logprobs else None if chat else top
 
 
-def output_limit(
-    body: Mapping[str, Any], chat: bool, prompt_tokens: int, max_model_len: int
-) -> int:
+def output_limit(fields: Fields, prompt_tokens: int, max_model_len: int) -> int:
     """Return the maximum number of output tokens. Raises ApiError."""
     if prompt_tokens >= max_model_len:
         rest = "leaves no room for an output token"
@@ -102,9 +140,10 @@ def output_limit(
             rest = "exceeds this limit even without any output tokens"
         what = f"your prompt contains at least {prompt_tokens} input tokens, which {rest}."
         raise _too_long(prompt_tokens, max_model_len, what)
-    modern = chat and body.get("max_completion_tokens") is not None
+    chat = isinstance(fields, ChatFields)
+    modern = chat and fields.max_completion_tokens is not None
     field = "max_completion_tokens" if modern else "max_tokens"
-    limit = integer(body, field)
+    limit: int | None = getattr(fields, field)
     room = max_model_len - prompt_tokens
     if limit is None:
         limit = room if chat else min(DEFAULT_COMPLETION_TOKENS, room)
@@ -123,7 +162,7 @@ def output_limit(
             f"for a total of at least {prompt_tokens + limit} tokens."
         )
         raise _too_long(prompt_tokens, max_model_len, what)
-    min_tokens = integer(body, "min_tokens") or 0
+    min_tokens = fields.min_tokens or 0
     if min_tokens > limit:
         message = f"min_tokens must be less than or equal to max_tokens={limit}, got {min_tokens}."
         raise bad_value("min_tokens", min_tokens, message)
@@ -135,45 +174,3 @@ def _too_long(prompt_tokens: int, max_model_len: int, what: str) -> ApiError:
     advice = "Please reduce the length of the input prompt"
     advice += "." if "requested" not in what else " or the number of requested output tokens."
     return bad_value("input_tokens", prompt_tokens, message + advice)
-
-
-def flag(body: Mapping[str, Any], field: str, parent: str = "body.") -> bool:
-    return bool(
-        _typed(body, field, "boolean", "bool_type", lambda value: isinstance(value, bool), parent)
-    )
-
-
-def integer(body: Mapping[str, Any], field: str) -> int | None:
-    value: int | None = _typed(body, field, "integer", "int_type", lambda value: type(value) is int)
-    return value
-
-
-def _number(body: Mapping[str, Any], field: str) -> float | None:
-    def finite(value: object) -> bool:
-        return type(value) in (int, float) and math.isfinite(cast(float, value))
-
-    value = _typed(body, field, "number", "float_type", finite)
-    return None if value is None else float(value)
-
-
-def _typed(
-    body: Mapping[str, Any],
-    field: str,
-    noun: str,
-    kind: str,
-    fits: Callable[[object], bool],
-    parent: str = "body.",
-) -> Any:
-    value = body.get(field)
-    if value is not None and not fits(value):
-        raise invalid(parent + field, f"Input should be a valid {noun}", value, kind=kind)
-    return value
-
-
-# The first violation is the one reported.
-_CHECKS = {
-    "temperature": _Check(_number, lambda value: value >= 0, "must be non-negative"),
-    "top_p": _Check(_number, lambda value: 0 < value <= 1, "must be in (0, 1]"),
-    "n": _Check(integer, lambda value: value >= 1, "must be at least 1"),
-    "min_tokens": _Check(integer, lambda value: value >= 0, "must be greater than or equal to 0"),
-}

@@ -1,4 +1,4 @@
-"""HTTP face of the engine in real time: OpenAI's APIs as vLLM has them, and Anthropic's Messages."""
+"""Serve the engine in real time by HTTP: OpenAI's APIs as in vLLM, and Anthropic's Messages."""
 
 import asyncio
 import gc
@@ -43,7 +43,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """A deployment behind HTTP. Use `start` and `stop` on a running event loop, or `serve` to block."""
+    """An HTTP server for a deployment. `start` and `stop` need a running event loop."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Server:
         faults: Plan = Plan(),  # noqa: B008
         seed: int = 0,
     ) -> None:
-        """seed: of request ids, and so of the words and natural lengths of requests without a seed."""
+        """seed: for request ids, and so for words and lengths of requests without a seed."""
         self.deployment = (
             Deployment(deployment) if isinstance(deployment, EngineConfig) else deployment
         )
@@ -73,7 +73,7 @@ class Server:
         self._runner: web.AppRunner
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port (a free one for port 0). Raises OSError where it cannot."""
+        """Listen; return the port (a free one for port 0). Raises OSError."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_json_errors])
         for path in APIS:
             app.router.add_post(path, self._generate)
@@ -88,7 +88,7 @@ class Server:
         self.live = LiveRun(
             self.deployment,
             lambda number, *step: self.metrics[number].on_step(*step),
-            lambda *step: self.faults.step_end(*step),  # noqa: PLW0108  # of the plan as it is then
+            lambda *step: self.faults.step_end(*step),  # noqa: PLW0108  # with the current plan
         )
         self._generation = Generation(self.deployment, self.live, self.metrics[0], self.face)
         self._page = Page(self.metrics, self.live)
@@ -103,7 +103,7 @@ class Server:
         return bound
 
     async def stop(self) -> None:
-        """Stop listening and cut what is under way."""
+        """Stop listening and close all connections."""
         await self._runner.cleanup()
         self.live.close()
 
@@ -131,13 +131,11 @@ class Server:
         answer = self._generation.stream if call.stream else self._generation.whole
         try:
             return await answer(request, call, arrival_s, fate, headers)
-        except (
-            ConnectionResetError
-        ) as error:  # the client went away between two writes: nothing to report
+        except ConnectionResetError as error:  # the client disconnected between two writes
             raise asyncio.CancelledError from error
 
     async def _fail_at_once(self, request: web.Request, fate: Fate, stream: bool) -> None:
-        """The faults that leave nothing of the answer. Raises ApiError, or waits for the end of the connection."""
+        """Inject faults before the answer: raise ApiError, or reset the connection."""
         if fate.kind in ("500", "503", "429") or (fate.kind == "error_in_stream" and not stream):
             raise self.faults.error(fate.kind)
         if fate.kind == "reset" and request.transport is not None:
@@ -171,7 +169,7 @@ class Server:
         return web.json_response(self.faults.shown(time.monotonic()))
 
     async def _set_faults(self, request: web.Request) -> web.Response:
-        """The plan is replaced as a whole: {} ends all faults. Its times count from now."""
+        """Replace the whole plan; {} ends all faults. Its times count from now."""
         self._authorize(request)
         try:
             plan = read_options(await request.read(), Plan, "faults")
@@ -192,7 +190,7 @@ class Server:
         return web.Response(body=self._page.render(), headers=headers)
 
     def _authorize(self, request: web.Request) -> None:
-        """vLLM asks for the key under /v1 only; Anthropic's clients send it as X-Api-Key."""
+        """Check the key, which Anthropic's clients send as X-Api-Key. Raises HTTPUnauthorized."""
         if self._api_key is None:
             return
         given = (
@@ -207,7 +205,7 @@ class Server:
 
 @web.middleware
 async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors with vLLM's bodies."""
+    """Answer errors with vLLM's bodies."""
     try:
         return await handler(request)
     except ApiError as error:
@@ -225,7 +223,7 @@ async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What and where to serve."""
+    """Options of the server process."""
 
     preset: str = "demo"  # see hardware.find_deployment
     host: str = "127.0.0.1"
@@ -242,19 +240,20 @@ def serve(
     deployment: EngineConfig | Deployment | None = None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; call it in the main thread. It prints where, once it listens.
+    """Serve until SIGTERM or SIGINT, in the main thread; print the address once it listens.
 
-    deployment: instead of the preset. Raises SimulatorError when the options or the address cannot be used.
+    deployment: instead of the preset. Raises SimulatorError for invalid options or addresses.
     """
     if not start.host or not 0 <= start.port <= 65535:
         raise SimulatorError(
-            f"cannot listen on {start.host!r}, port {start.port}: give a host (0.0.0.0 is all of this machine's addresses) "
-            "and a port from 0 to 65535"
+            f"cannot listen on {start.host!r}, port {start.port}: give a host (0.0.0.0: all of "
+            "this machine's addresses) and a port from 0 to 65535"
         )
     api_key = os.environ.get(start.api_key_env) if start.api_key_env else None
     if start.api_key_env and not api_key:
         raise SimulatorError(
-            "--api-key-env: no environment variable of that name is set: give a variable's name, not the key"
+            "--api-key-env: no environment variable of that name is set: "
+            "give a variable's name, not the key"
         )
     model = start.model_name or start.preset
     host = f"[{start.host}]" if ":" in start.host else start.host
@@ -278,7 +277,7 @@ def serve(
                 f"cannot listen on {host}:{start.port}: {error.strerror or error}"
             ) from error
         gc.collect()
-        gc.freeze()  # what is loaded by now stays: collections need not look at it
+        gc.freeze()  # all that is loaded by now stays
         print(f"listening on http://{host}:{port}/v1 model {model}", flush=True)
         on_ready()
         await stopped.wait()
@@ -290,7 +289,7 @@ def serve(
 
 
 def _end_with_stdin() -> None:
-    """End this process when the other end of stdin closes: a child must not outlive its parent."""
+    """Terminate this process when stdin closes: a child must not outlive its parent."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -301,7 +300,7 @@ def _end_with_stdin() -> None:
 
 
 def main() -> int:
-    """`python -m ampacity.simulator.server.server START`, a `Start` in JSON; it ends with its standard input."""
+    """Run `python -m ampacity.simulator.server.server START`, with a `Start` in JSON."""
     try:
         serve(read_options(sys.argv[1].encode(), Start, "server"), on_ready=_end_with_stdin)
     except SimulatorError as error:

@@ -1,7 +1,6 @@
-"""The words that the simulated engine says: one word is one token of five characters. No I/O.
+"""The text of answers: one word is one token of five characters. No I/O.
 
-The answer to a request is fixed by its seed, and so is where it ends: nothing of it needs to be generated to
-know its length.
+The seed of a request determines its answer and the length of it.
 """
 
 import math
@@ -9,22 +8,22 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# All words have the same length: a token's place in the text follows from its number.
+# words of equal length: a token's place in the text follows from its number
 WORDS = tuple(
     f" {a}{b}{c}{d}" for a in "bdfgklmnprstvz" for b in "aeiou" for c in "lmnr" for d in "aeio"
 )
 WORD_BYTES = tuple(word.encode() for word in WORDS)
 WORD_CHARACTERS = 5
-STRIDE = 389  # has no divisor in common with the size of the vocabulary: every word is used
+STRIDE = 389  # coprime to the size of the vocabulary: every word is used
 END_OF_TEXT = "<|im_end|>"
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Where an answer ends. `tokens` counts the end-of-sequence token, which has no text."""
+    """The end of an answer. `tokens` counts the end-of-sequence token, which has no text."""
 
     tokens: int
-    characters: int  # that a reader sees: a stop string and what follows it are cut off
+    characters: int  # sent: without a stop string and what follows it
     finish_reason: str = "length"
     stop_reason: str | None = None
 
@@ -34,14 +33,14 @@ def word_index(seed: int, position: int) -> int:
 
 
 def characters(seed: int, start: int, end: int) -> str:
-    """The text between two places, in characters."""
+    """Return the text between two positions, in characters."""
     first, last = start // WORD_CHARACTERS, -(-end // WORD_CHARACTERS)
     text = "".join(WORDS[word_index(seed, position)] for position in range(first, last))
     return text[start - first * WORD_CHARACTERS : end - first * WORD_CHARACTERS]
 
 
 def natural_length(seed: int, mean_tokens: float) -> int:
-    """Tokens until the model would end its answer: geometric, so that every token may be the last alike."""
+    """Return the tokens until the model would end its answer: geometric."""
     if mean_tokens <= 1:
         return 1
     uniform = 1.0 - random.Random(seed).random()  # in (0, 1]
@@ -57,10 +56,10 @@ def ending(
     include_stop: bool = False,
     mean_tokens: float | None = None,
 ) -> Ending:
-    """Where the answer with this seed ends: its limit, its natural end, or the first stop string.
+    """Return the end of an answer: its limit, its natural end, or the first stop string.
 
-    As in vLLM, neither the end-of-sequence token nor a stop string counts before min_tokens, and a stop
-    string that ends in token k ends the answer there. mean_tokens None: there is no natural end.
+    As in vLLM, neither the end-of-sequence token nor a stop string counts before min_tokens, and a
+    stop string that ends in token k ends the answer there. mean_tokens None: no natural end.
     """
     found = Ending(limit, limit * WORD_CHARACTERS)
     if mean_tokens is not None:
@@ -74,16 +73,14 @@ def ending(
 def _stopped(
     seed: int, end: int, min_tokens: int, stop: Sequence[str], include_stop: bool
 ) -> Ending | None:
-    """The first stop string in the first `end` characters that is complete after min_tokens."""
-    free = min_tokens * WORD_CHARACTERS  # a stop string must end behind this
+    """Return the first stop string in the first `end` characters complete after min_tokens."""
+    free = min_tokens * WORD_CHARACTERS  # a stop string must end after this
     longest = max(map(len, stop))
     start = max(0, free - longest + 1)
-    # The words come again after the whole vocabulary: what is not found by then is never found.
+    # the text repeats after the whole vocabulary, so the search can end there
     text = characters(seed, start, min(end, free + len(WORDS) * WORD_CHARACTERS + longest))
     best: Ending | None = None
-    for (
-        string
-    ) in stop:  # where two are complete with the same token, the earlier in the list counts
+    for string in stop:  # if two end with the same token, the first in the list counts
         at = text.find(string, max(0, free - len(string) + 1 - start))
         if at >= 0:
             behind = start + at + len(string)
@@ -95,7 +92,7 @@ def _stopped(
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """A token and its log-probability; `top` has the likeliest tokens, the chosen one first."""
+    """A token and its log-probability; `top`: the likeliest tokens, the chosen one first."""
 
     token: str
     logprob: float
@@ -103,7 +100,7 @@ class TokenLogprobs:
 
 
 def logprobs(seed: int, position: int, top: int, *, last: bool = False) -> TokenLogprobs:
-    """The chosen token has probability 0.4 to 0.9; each further one has half of what is left over."""
+    """Return a probability of 0.4 to 0.9; each further token has half of the rest."""
     index = word_index(seed, position)
     chance = 0.4 + 0.5 * (index * 577 % len(WORDS)) / len(WORDS)
     token = END_OF_TEXT if last else WORDS[index]

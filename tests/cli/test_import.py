@@ -1,4 +1,4 @@
-"""``ampacity import``: files that the real tools wrote, files made by hand, and files that were damaged."""
+"""``ampacity import``: files of the real tools, files made by hand, and damaged files."""
 
 from __future__ import annotations
 
@@ -52,9 +52,8 @@ def test_vllm_percentiles_are_those_of_vllm(tmp_path: Path) -> None:
     ttfts = [(r["first_token_ns"] - r["started_ns"]) / 1e6 for r in rows]
     assert np.median(ttfts) == pytest.approx(theirs["median_ttft_ms"], abs=1e-4)
     icl = [g / 1e3 for r in rows for g in np.diff(r["chunk_at_us"])]
-    assert np.mean(icl) == pytest.approx(
-        theirs["mean_itl_ms"], abs=2e-3
-    )  # our chunk times are in microseconds
+    # our chunk times are in microseconds
+    assert np.mean(icl) == pytest.approx(theirs["mean_itl_ms"], abs=2e-3)
     waits = [(r["started_ns"] - r["scheduled_ns"]) / 1e9 for r in rows]
     assert sorted(waits) == pytest.approx(sorted(theirs["queue_times"]), abs=1e-8)
     assert sum(r["output_tokens"] for r in rows) == theirs["total_output_tokens"]
@@ -82,11 +81,8 @@ def test_known_fault_73_the_report_lists_what_is_defined_otherwise(
 
 
 def test_failed_requests_stay_and_break_percentiles(tmp_path: Path) -> None:
-    failed = {
-        "aiperf": 5,
-        "guidellm": 6,
-        "genai-bench": 1,
-    }  # as the tools' own summaries count them
+    # as the tools' own summaries count them
+    failed = {"aiperf": 5, "guidellm": 6, "genai-bench": 1}
     for tool, count in failed.items():
         summary = imported(tmp_path / tool, FILES[tool])
         assert summary["errors"]["http_error"] == count
@@ -116,13 +112,11 @@ def test_guidellm_times_and_slip(tmp_path: Path) -> None:
 def test_aiperf_takes_the_servers_count_of_tokens(tmp_path: Path) -> None:
     summary = imported(tmp_path, FILES["aiperf"])
     realised = summary["workload"]["realised"]
-    assert (
-        realised["output_tokens"]["received"]["max"] == 8
-    )  # its own tokenizer counted 22 of the same text
+    # its own tokenizer counted 22 of the same text
+    assert realised["output_tokens"]["received"]["max"] == 8
     assert realised["token_source"] == {"usage": 15}
-    assert (
-        summary["stages"][0]["itl_s"]["n"] == 15 * 7 + 5
-    )  # eight tokens have seven gaps; a failure is one
+    # eight tokens have seven gaps; a failure is one
+    assert summary["stages"][0]["itl_s"]["n"] == 15 * 7 + 5
 
 
 def test_client_of_another_tool_is_not_said_to_have_kept_up(tmp_path: Path) -> None:
@@ -181,7 +175,7 @@ def test_sglang_without_details_says_what_to_do_and_what_it_holds(tmp_path: Path
     plain = SAMPLES / "sglang_plain.jsonl"
     with pytest.raises(
         ImportedFileError,
-        match=r"no single requests .*19 requests in 1\.603 s, mean_ttft_ms 8\.166, .*--output-details",
+        match=r"no single .*19 requests in 1\.603 s, mean_ttft_ms 8\.166, .*--output-details",
     ):
         read_file(plain)
     detailed = json.loads(FILES["SGLang bench_serving"].read_text())
@@ -200,7 +194,7 @@ def test_sglang_answers_in_one_piece_have_no_first_token(tmp_path: Path) -> None
 
 
 def test_sglang_by_hand(tmp_path: Path) -> None:
-    """Three requests, two users: 0.3 s, 0.5 s, then 0.2 s from 0.3 s on. The third has no token and is no failure by its count."""
+    """Three requests of two users: 0.3 s, 0.5 s, then an empty answer from 0.3 s on."""
     run = {
         "backend": "sglang",
         "request_rate": float("inf"),
@@ -235,11 +229,8 @@ def test_sglang_by_hand(tmp_path: Path) -> None:
         "mean_itl_ms": 55.0,
         "accept_length": 2.5,
     }
-    silent = {
-        **run,
-        "completed": 2,
-        "mean_ttft_ms": 150.0,
-    }  # by its count the third one failed, without a word
+    # by its count the third one failed, without a word
+    silent = {**run, "completed": 2, "mean_ttft_ms": 150.0}
     assert read_file(sglang(tmp_path, silent)).stages[0].requests[2].status == "http_error"
     (stage,) = read_file(sglang(tmp_path, trace)).stages  # its ITL is by its own tokenizer then
     assert (stage.offered_rps, stage.concurrency) == (None, None)
@@ -347,12 +338,8 @@ def test_files_are_load_levels_and_feed_capacity_gate_and_baseline(
     ]
     assert ampacity("import", *worse, "--out", tmp_path / "worse") == 0
     assert ampacity("gate", tmp_path / "worse", "--baseline", tmp_path / "base.json") == 1
-    again = [
-        "--max-samples",
-        "2",
-        "--tolerance",
-        "ttft_p50=0.1%",
-    ]  # another tool's run cannot be repeated
+    # another tool's run cannot be repeated
+    again = ["--max-samples", "2", "--tolerance", "ttft_p50=0.1%"]
     assert ampacity("gate", tmp_path / "run", "--baseline", tmp_path / "base.json", *again) in (
         0,
         3,
@@ -401,7 +388,7 @@ def test_aiperf_summary_alone_names_the_file_to_give(tmp_path: Path) -> None:
 
 
 def changed(tool: str, folder: Path, change: Callable[[Any], object]) -> Path:
-    """A sample with a change made to it; ``change`` is given the document, or the rows and the settings of aiperf."""
+    """Write a changed sample; ``change`` gets the document, or aiperf's rows and settings."""
     if tool != "aiperf":
         document = json.loads(TEXTS[tool])
         change(document)
@@ -431,11 +418,12 @@ CONTRADICTIONS: list[tuple[str, Callable[[Any], object], str]] = [
         lambda d: times(1000, d, "ttfts"),
         "mean_ttft_ms is 57.38, but 57380 by the single",
     ),
+    # 2 * 3.2408 + 2
     (
         "vllm bench serve",
         lambda d: (times(1000, d, "ttfts"), d.pop("mean_ttft_ms")),
         "more than 8.48161 s",
-    ),  # 2 * 3.2408 + 2
+    ),
     ("vllm bench serve", lambda d: times(1000, d, "start_times"), "more than 8.48161 s"),
     ("vllm bench serve", lambda d: d.update(completed=5), "completed is 5, but 24"),
     (

@@ -27,7 +27,7 @@ def places(deployment: Deployment, requests: list[Request], arrivals: list[float
 
 
 def test_round_robin_and_least_request() -> None:
-    # The first request keeps its replica busy for 100 steps, the others are over when the next one comes
+    # the first request takes 100 steps, the others end before the next one arrives
     requests = [Request(1, 200), *(Request(1, 2) for _ in range(5))]
     arrivals = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
     assert places(Deployment(LINE, 2), requests, arrivals) == [0, 1, 0, 1, 0, 1]
@@ -87,7 +87,7 @@ def test_replicas_share_the_load_exactly() -> None:
 
 
 def test_disaggregation_by_hand() -> None:
-    """Prefill 1 ms a token; decoding 5 ms a step; 4 prompt tokens of 1 kB over 1 MB/s and 2 ms: 6 ms."""
+    """Prefill 1 ms a token, 5 ms a step; a transfer of 4 kB over 1 MB/s plus 2 ms takes 6 ms."""
     prefill = EngineConfig("p", Roofline(0.0, 0.0, 1.0, 0.0, 1e3, 1e3))
     decode = EngineConfig("d", Roofline(5.0, 0.0, 1.0, 0.0, 1e3, 1e3))
     pair = Deployment(decode, prefill=prefill, transfer=Transfer(1e3, 1e6, 0.002))
@@ -100,7 +100,7 @@ def test_disaggregation_by_hand() -> None:
 
 
 def test_disaggregation_keeps_prompts_out_of_the_gaps() -> None:
-    """On the 70B preset with long prompts: without chunking, the worst gap is a prefill; apart it is not."""
+    """Long prompts, no chunking: the worst gap is a prefill, but not with prefill elsewhere."""
     rng = np.random.default_rng(6)
     arrivals = np.cumsum(rng.exponential(0.5, 200))
     inputs, outputs = np.full(200, 6000), np.full(200, 100)
@@ -137,7 +137,7 @@ def test_everyone_gets_its_tokens_in_every_deployment() -> None:
 
 @pytest.mark.parametrize("clients", [1, 3])
 def test_closed_loop(clients: int) -> None:
-    """X = C / (m (alpha + beta C)); with think time X = C / (m (alpha + beta C) + Z) while they stay in step."""
+    """X = C / (m (alpha + beta C) + Z), with think time Z while the clients stay in step."""
     outcome = simulate_closed(LINE, clients, [Request(1, 10) for _ in range(30)], think_s=0.5)
     response = 10 * (0.010 + 0.001 * clients)
     assert outcome.e2e_s == pytest.approx(np.full(30, response))

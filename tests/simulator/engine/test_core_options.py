@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.engine import Engine, EngineConfig, Request, Speculation
+from ampacity.simulator.engine.options import POLICIES
 from ampacity.simulator.engine.outcome import simulate
 from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.hardware import PRESETS, linear_config
@@ -70,7 +72,7 @@ def test_requests_of_one_step_share_blocks() -> None:
 
 
 def test_least_recently_used_blocks_are_given_up_first() -> None:
-    """16 blocks; prefixes of 5 blocks: after a, b, c, b's use, d evicts what is left of a and c's tail."""
+    """16 blocks, prefixes of 5: after a, b, c and b again, d evicts the rest of a and c's tail."""
     engine = Engine(tiny(prefix_caching=True))
 
     def ask(name: str) -> int:
@@ -79,11 +81,8 @@ def test_least_recently_used_blocks_are_given_up_first() -> None:
         run_dry(engine)
         return request.cached_tokens
 
-    assert [ask(name) for name in "abc"] == [
-        0,
-        0,
-        0,
-    ]  # 15 named blocks idle; c's run kept a's first block free
+    # 15 named blocks idle; c's run kept a's first block free
+    assert [ask(name) for name in "abc"] == [0, 0, 0]
     assert ask("b") == 20
     assert ask("d") == 0  # needs 6 of 16: the oldest go, which are a's
     assert ask("b") == 20
@@ -92,7 +91,7 @@ def test_least_recently_used_blocks_are_given_up_first() -> None:
 
 
 def test_a_conversation_finds_its_answer_again() -> None:
-    """Turn 2's prompt holds turn 1's prompt and answer: 8 + 8 tokens, of which the last has no KV entry."""
+    """Turn 2 has turn 1's prompt and answer: 8 + 8 tokens, the last without KV entry."""
     config = tiny(prefix_caching=True)
     names = prefix_hashes("chat", 24, 4)
     turns = [Request(8, 9, block_hashes=names), Request(20, 2, block_hashes=names)]
@@ -100,7 +99,7 @@ def test_a_conversation_finds_its_answer_again() -> None:
 
 
 def naive_hits(rows: list[tuple[int, int, int]], blocks: int) -> list[int]:
-    """Cached tokens of requests that come one after the other, with a plain list as the cache, oldest first."""
+    """Cached tokens of successive requests, with a list as the cache, oldest first."""
     idle: list[tuple[object, ...]] = []
     found = []
     for number, (prompt, shared, prefix) in enumerate(rows):
@@ -148,30 +147,21 @@ prefixed = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(
     prefixed,
-    st.sampled_from(["fcfs", "prefill-priority", "decode-priority", "deadline"]),
-    st.sampled_from([None, Speculation(3, 0.6)]),
-    st.booleans(),
-    st.integers(16, 30),
+    st.fixed_dictionaries(
+        {
+            "policy": st.sampled_from(POLICIES),
+            "speculation": st.sampled_from([None, Speculation(3, 0.6)]),
+            "static_batching": st.booleans(),
+            "kv_blocks": st.integers(16, 30),
+        }
+    ),
 )
 def test_conservation_under_every_option(
-    rows: list[tuple[int, int, int, bool]],
-    policy: str,
-    speculation: Speculation | None,
-    static: bool,
-    blocks: int,
+    rows: list[tuple[int, int, int, bool]], options: dict[str, Any]
 ) -> None:
-    """Everyone gets exactly its tokens, aborted ones no more; the pool and the slots are whole afterwards."""
-    config = tiny(
-        policy=policy,
-        speculation=speculation,
-        static_batching=static,
-        prefix_caching=True,
-        kv_blocks=blocks,
-        max_num_batched_tokens=18,
-        max_loras=2,
-        adapter_load_s=0.1,
-    )
-    engine = Engine(config)
+    """Each request gets its tokens, aborted ones none; then all blocks and slots are free."""
+    fixed = {"max_num_batched_tokens": 18, "max_loras": 2, "adapter_load_s": 0.1}
+    engine = Engine(tiny(**options, prefix_caching=True, **fixed))
     given_tokens: Counter[Request] = Counter()
     requests = []
     for number, (prompt, output, prefix, dropped) in enumerate(rows):
@@ -191,27 +181,21 @@ def test_conservation_under_every_option(
         now_s = result.end_s
         steps += 1
         assert steps < 5000
-        assert 0 <= engine.free_blocks <= blocks
+        assert 0 <= engine.free_blocks <= options["kv_blocks"]
         if steps == 6:
-            for request, dropped in requests:
-                if dropped:
-                    engine.abort(request)
+            for request in (one for one, dropped in requests if dropped):
+                engine.abort(request)
     for request, _ in requests:
         if request.aborted:
             assert given_tokens[request] < request.output_tokens
         else:
             assert given_tokens[request] == request.output_tokens
             assert request.finish_s is not None
-            if speculation is not None:
+            if options["speculation"] is not None:
                 assert request.token_s is not None
                 assert len(request.token_s) == request.output_tokens
-    assert (engine.free_blocks, engine.running, engine.waiting, engine.batch.size) == (
-        blocks,
-        0,
-        0,
-        0,
-    )
-    assert engine.batch.context == 0
+    assert engine.free_blocks == options["kv_blocks"]
+    assert (engine.running, engine.waiting) == (engine.batch.size, engine.batch.context) == (0, 0)
 
 
 # Speculative decoding
@@ -299,12 +283,11 @@ def test_decoding_that_waits_for_prompts_shows_in_its_gaps() -> None:
 
 
 def test_static_batching_pays_for_places_whose_requests_have_finished() -> None:
-    """Step time 10 + b ms. Outputs of 1, 2 and 4: three prompts, then three steps at the full batch of 3."""
+    """Steps of 10 + b ms. Outputs of 1, 2 and 4: three prompts, then three steps with b = 3."""
     config = replace(linear_config(0.010, 0.001, max_num_seqs=3), static_batching=True)
     outcome = simulate(config, [0.0] * 4, [1] * 4, [1, 2, 4, 1])
-    assert outcome.finish_s == pytest.approx(
-        [0.013, 0.026, 0.052, 0.063]
-    )  # and the fourth alone: 11 ms
+    # and the fourth alone: 11 ms
+    assert outcome.finish_s == pytest.approx([0.013, 0.026, 0.052, 0.063])
     continuous = simulate(
         linear_config(0.010, 0.001, max_num_seqs=3), [0.0] * 4, [1] * 4, [1, 2, 4, 1]
     )
@@ -367,7 +350,7 @@ def test_bad_speculation(values: tuple[int, float]) -> None:
 
 
 def test_options_off_change_nothing() -> None:
-    """The prefix cache without names, and adapters without adapters, give the plain engine's times."""
+    """Prefix cache and adapter slots do not change the times of requests without either."""
     rng = np.random.default_rng(2)
     arrivals = np.cumsum(rng.exponential(0.02, 300))
     inputs, outputs = rng.integers(1, 3000, 300), rng.integers(1, 300, 300)

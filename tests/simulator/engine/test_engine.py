@@ -1,4 +1,4 @@
-"""The engine's rules, and its closed-form bookkeeping against a naive engine that counts token by token."""
+"""The engine's rules, and its bookkeeping against a naive engine that counts every token."""
 
 import math
 
@@ -31,85 +31,95 @@ def small(**changes: object) -> EngineConfig:
     return EngineConfig(**(values | changes))  # type: ignore[arg-type]
 
 
-def naive(
-    config: EngineConfig, arrivals: list[float], inputs: list[int], outputs: list[int]
-) -> list[list[float]]:
-    """Token times of each request, by explicit counting; the same rules, none of the bookkeeping."""
-    block = config.block_tokens
-    assert config.kv_blocks is not None
-    times: list[list[float]] = [[] for _ in arrivals]
-    waiting: list[int] = []
-    running: list[int] = []  # in order of admission
-    stored = [0] * len(arrivals)  # KV entries computed
-    reserved = [0] * len(arrivals)  # blocks held
-    now, coming = 0.0, 0
+class Naive:
+    """An engine with the same rules that counts every token."""
 
-    def goal(r: int) -> int:
-        """KV entries before the next token can be given by prefill."""
-        return inputs[r] + len(times[r])
+    def __init__(
+        self, config: EngineConfig, arrivals: list[float], inputs: list[int], outputs: list[int]
+    ) -> None:
+        self.config, self.arrivals, self.inputs, self.outputs = config, arrivals, inputs, outputs
+        self.times: list[list[float]] = [[] for _ in arrivals]
+        self.waiting: list[int] = []
+        self.running: list[int] = []  # in order of admission
+        self.decoding: set[int] = set()
+        self.stored = [0] * len(arrivals)  # KV entries computed
+        self.reserved = [0] * len(arrivals)  # blocks held
 
-    decoding: set[int] = set()
-    while coming < len(arrivals) or waiting or running:
-        if not waiting and not running:
-            now = max(now, arrivals[coming])
-        while coming < len(arrivals) and arrivals[coming] <= now:
-            waiting.append(coming)
-            coming += 1
-        evicted = False
+    def blocks(self, entries: int) -> int:
+        return math.ceil(entries / self.config.block_tokens)
 
-        def free() -> int:
-            return (config.kv_blocks or 0) - sum(reserved[r] for r in running)
+    def missing(self, r: int) -> int:
+        """Return the tokens that prefill must still compute."""
+        return self.inputs[r] + len(self.times[r]) - self.stored[r]
 
-        def growth() -> int:
-            return sum(math.ceil((stored[r] + 1) / block) - reserved[r] for r in decoding)
+    def free(self) -> int:
+        return (self.config.kv_blocks or 0) - sum(self.reserved[r] for r in self.running)
 
-        while growth() > free():
-            victim = running.pop()
-            decoding.discard(victim)
-            stored[victim] = reserved[victim] = 0
-            waiting.insert(0, victim)
-            evicted = True
-        batch = sorted(decoding, key=running.index)
-        for r in batch:
-            stored[r] += 1
-            reserved[r] = math.ceil(stored[r] / block)
-        budget = config.max_num_batched_tokens - len(batch)
-        kv, pairs, tokens = (
-            sum(stored[r] for r in batch),
-            float(sum(stored[r] for r in batch)),
-            len(batch),
-        )
-        prefilling = [r for r in running if r not in decoding]
-        while not evicted and waiting and len(running) < config.max_num_seqs:
-            spent = sum(goal(r) - stored[r] for r in prefilling)
-            need = math.ceil(goal(waiting[0]) / block)
-            if spent >= budget or need > free():
+    def growth(self) -> int:
+        return sum(self.blocks(self.stored[r] + 1) - self.reserved[r] for r in self.decoding)
+
+    def preempt(self) -> bool:
+        """Make room for decoding; return True if a request was preempted."""
+        waited = len(self.waiting)
+        while self.growth() > self.free():
+            victim = self.running.pop()
+            self.decoding.discard(victim)
+            self.stored[victim] = self.reserved[victim] = 0
+            self.waiting.insert(0, victim)
+        return len(self.waiting) > waited
+
+    def admit(self, budget: int) -> None:
+        while self.waiting and len(self.running) < self.config.max_num_seqs:
+            spent = sum(self.missing(r) for r in self.running if r not in self.decoding)
+            r = self.waiting[0]
+            need = self.blocks(self.missing(r))
+            if spent >= budget or need > self.free():
                 break
-            r = waiting.pop(0)
-            running.append(r)
-            prefilling.append(r)
-            reserved[r] = need
-        complete = []
-        for r in prefilling:
-            chunk = min(budget, goal(r) - stored[r])
-            pairs += sum(stored[r] + n for n in range(1, chunk + 1))
-            stored[r] += chunk
+            self.running.append(self.waiting.pop(0))
+            self.reserved[r] = need
+
+    def step(self) -> float:
+        """Compute one step; return its duration."""
+        evicted = self.preempt()
+        batch = [r for r in self.running if r in self.decoding]
+        for r in batch:
+            self.stored[r] += 1
+            self.reserved[r] = self.blocks(self.stored[r])
+        tokens, kv = len(batch), sum(self.stored[r] for r in batch)
+        pairs = float(kv)
+        budget = self.config.max_num_batched_tokens - tokens
+        if not evicted:
+            self.admit(budget)
+        for r in [r for r in self.running if r not in self.decoding]:
+            chunk = min(budget, self.missing(r))
+            pairs += sum(self.stored[r] + n for n in range(1, chunk + 1))
+            self.stored[r] += chunk
             budget -= chunk
             tokens += chunk
-            kv += stored[r]
-            if stored[r] == goal(r):
-                complete.append(r)
+            kv += self.stored[r]
+            if not self.missing(r):
+                self.decoding.add(r)
         memory = (1e3 + 7.0 * kv) / 1e5
         compute = (11.0 * tokens + 0.13 * pairs) / 1e4
-        now += max(memory, compute) + 1e-3 + 1e-4 * tokens
-        for r in batch + complete:
-            times[r].append(now)
-            decoding.add(r)
-            if len(times[r]) == outputs[r]:
-                decoding.discard(r)
-                running.remove(r)
-                stored[r] = reserved[r] = 0
-    return times
+        return max(memory, compute) + 1e-3 + 1e-4 * tokens
+
+    def run(self) -> list[list[float]]:
+        """Return the token times of each request."""
+        now, coming = 0.0, 0
+        while coming < len(self.arrivals) or self.waiting or self.running:
+            if not self.waiting and not self.running:
+                now = max(now, self.arrivals[coming])
+            while coming < len(self.arrivals) and self.arrivals[coming] <= now:
+                self.waiting.append(coming)
+                coming += 1
+            now += self.step()
+            for r in list(self.decoding):
+                self.times[r].append(now)
+                if len(self.times[r]) == self.outputs[r]:
+                    self.decoding.discard(r)
+                    self.running.remove(r)
+                    self.stored[r] = self.reserved[r] = 0
+        return self.times
 
 
 lengths = st.lists(
@@ -122,12 +132,12 @@ lengths = st.lists(
 def test_same_token_times_as_a_naive_engine(
     rows: list[tuple[float, int, int]], seqs: int, budget: int, blocks: int
 ) -> None:
-    """Random loads with chunked prefill and preemption; every token of every request at the same time."""
+    """Random loads with chunked prefill and preemption: all token times are equal."""
     config = small(max_num_seqs=seqs, max_num_batched_tokens=budget, kv_blocks=blocks)
     arrivals = np.cumsum([row[0] for row in rows]).tolist()
     inputs, outputs = [row[1] for row in rows], [row[2] for row in rows]
     outcome = simulate(config, arrivals, inputs, outputs)
-    expected = naive(config, arrivals, inputs, outputs)
+    expected = Naive(config, arrivals, inputs, outputs).run()
     for number, times in enumerate(expected):
         assert outcome.token_times_s(number) == pytest.approx(times)
         assert outcome.finish_s[number] == pytest.approx(times[-1])
@@ -154,7 +164,7 @@ def test_kv_exhaustion_preempts_the_latest_and_everyone_finishes() -> None:
 
 
 def test_conservation_under_pressure() -> None:
-    """Every request gives exactly its tokens, whatever is preempted; the pool is whole afterwards."""
+    """Every request gets its tokens, whatever is preempted; then all blocks are free."""
     rng = np.random.default_rng(5)
     engine = Engine(small(max_num_seqs=8, kv_blocks=20))
     requests = [Request(int(rng.integers(1, 30)), int(rng.integers(1, 34))) for _ in range(400)]
@@ -226,9 +236,8 @@ def test_nobody_is_admitted_before_arriving() -> None:
     engine = Engine(linear_config(1.0, 0.0))
     early, late = Request(1, 2), Request(1, 1)
     engine.submit(early, 0.0)
-    engine.submit(
-        late, 0.5
-    )  # the server learns of it before a step that is planned for an earlier time
+    # the server learns of it before a step that is planned for an earlier time
+    engine.submit(late, 0.5)
     run_dry(engine, 0.0)
     assert early.finish_s == pytest.approx(2.0)
     assert late.first_token_s == pytest.approx(2.0)
@@ -267,7 +276,7 @@ def test_abort_after_the_end_is_harmless() -> None:
 
 @pytest.mark.parametrize("clients", [1, 4, 16])
 def test_closed_loop_throughput_is_exact(clients: int) -> None:
-    """X = C / (m (alpha + beta C)): C clients without think time, m tokens each (asymptotic, fixed m)."""
+    """X = C / (m (alpha + beta C)) of C clients without think time, m tokens each."""
     alpha, beta, tokens, rounds = 0.01, 0.001, 100, 20
     engine = Engine(linear_config(alpha, beta, max_num_seqs=16))
     for _ in range(clients):

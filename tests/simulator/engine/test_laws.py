@@ -27,7 +27,7 @@ def gap_quantile(outcome: Outcome, quantile: float) -> float:
 
 
 def test_chunked_prefill_lowers_itl_p99_and_raises_the_long_ttft() -> None:
-    """Short chats, and now and then a prompt of 7,000 tokens; chunks of 512 against whole prompts."""
+    """Short chats and few prompts of 7,000 tokens: chunks of 512 against whole prompts."""
     rng = np.random.default_rng(1)
     arrivals = np.cumsum(rng.exponential(1 / 6, 1200))
     long = np.arange(1200) % 12 == 11
@@ -42,9 +42,9 @@ def test_chunked_prefill_lowers_itl_p99_and_raises_the_long_ttft() -> None:
 
 
 def test_prefix_hits_lower_ttft_in_proportion() -> None:
-    """One request at a time, prompts of 6,400 tokens: the time above a single step falls with the tokens computed.
+    """Prompts of 6,400 tokens, one at a time: TTFT less a step is proportional to tokens computed.
 
-    Without attention's square (flops_per_pair 0) exactly; the engine's floor is the step with one token.
+    This is exact without the attention's square (flops_per_pair 0).
     """
     step = replace(SMALL.step_time, flops_per_pair=0.0)  # type: ignore[type-var]
     config = replace(SMALL, step_time=step, prefix_caching=True)
@@ -61,8 +61,7 @@ def test_prefix_hits_lower_ttft_in_proportion() -> None:
 
 @pytest.mark.parametrize("replicas", [2, 4, 8])
 def test_round_robin_lowers_the_hit_rate_towards_one_nth(replicas: int) -> None:
-    """Conversations in a cache that is large enough: sticky finds all that was said; round robin finds it up to
-    the last turn that happened to be served by the same replica."""
+    """Large cache: sticky finds all earlier turns, round robin those of the same replica."""
     turns, sessions, grown = 12, 60, 160
     names = [[(s, n) for n in range(turns * grown // 16)] for s in range(sessions)]
 
@@ -77,7 +76,8 @@ def test_round_robin_lowers_the_hit_rate_towards_one_nth(replicas: int) -> None:
 
     sticky, spread = hit_rate("session-sticky"), hit_rate("round-robin")
     assert sticky > 0.98
-    # Turn t finds turn t - k if that was the last one here: probability (1/N) (1 - 1/N)^(k - 1), t - k + 1 parts
+    # turn t finds turn t - k, t - k + 1 parts, if that was the last one on this replica:
+    # probability (1/N) (1 - 1/N)^(k - 1)
     miss = 1 - 1 / replicas
     found = sum(
         (t - k + 1) * miss ** (k - 1) / replicas for t in range(1, turns) for k in range(1, t + 1)
@@ -86,7 +86,7 @@ def test_round_robin_lowers_the_hit_rate_towards_one_nth(replicas: int) -> None:
 
 
 def unique_prefix_rate(replicas: int, routing: str) -> float:
-    """Each prefix is used N times in all: behind round robin each replica sees it for the first time."""
+    """Each prefix is used N times: with round robin once by each replica."""
     config = replace(SMALL, prefix_caching=True)
     prefixes, uses = 40, replicas
     requests = [
@@ -113,8 +113,10 @@ def throughput(config: EngineConfig, clients: int) -> float:
 
 
 def test_speculation_helps_at_low_and_not_at_high_concurrency() -> None:
-    """4 drafts accepted at 0.7: 2.77 tokens a step. Alone the step stays memory-bound; at 512 it is computing
-    5 tokens for each of 512 requests (2 x 8.03e9 x 2560 over 495 TFLOP/s: 83 ms against 17 ms)."""
+    """4 drafts, acceptance 0.7: 2.77 tokens a step. A single request stays memory-bound.
+
+    512 requests compute 5 tokens each: 2 x 8.03e9 x 2560 over 495 TFLOP/s, 83 ms against 17 ms.
+    """
     plain = replace(SMALL, max_num_seqs=512)
     speculative = replace(plain, speculation=Speculation(4, 0.7))
     gain = {n: throughput(speculative, n) / throughput(plain, n) for n in (1, 16, 128, 512)}
@@ -153,7 +155,7 @@ def test_fp8_kv_doubles_the_sequences_that_run() -> None:
 
 
 def capacity_rps(lengths: str) -> float:
-    """The 70B preset; prompts of mean 1,000, uniform on 1..1,999 or log-normal with sigma 1.5, up to 8,000."""
+    """The 70B preset; prompts of mean 1,000: uniform, or log-normal (sigma 1.5) up to 8,000."""
 
     def requests(
         rate: float, seed: int
@@ -173,12 +175,12 @@ def capacity_rps(lengths: str) -> float:
 
 
 def test_heavy_tails_move_the_knee_left() -> None:
-    """The same mean, the same saturation; but waiting grows with E[S^2], and the SLO breaks earlier."""
+    """Equal means saturate alike, but waiting grows with E[S^2]: the SLO is violated earlier."""
     assert capacity_rps("heavy") < 0.8 * capacity_rps("uniform")
 
 
 def static_gain(spread: float) -> float:
-    """Continuous over static throughput, all requests there from the start; outputs uniform on 60 (1 ± spread)."""
+    """Return continuous / static throughput at saturation; outputs uniform on 60 (1 ± spread)."""
     rng = np.random.default_rng(5)
     outputs = np.rint(60 * (1 + spread * rng.uniform(-1, 1, 640))).astype(int)
     base = linear_config(0.010, 0.001, max_num_seqs=16)
@@ -192,7 +194,7 @@ def static_gain(spread: float) -> float:
 
 
 def test_continuous_beats_static_batching_the_more_lengths_vary() -> None:
-    """Static batches take the longest of B = 16 uniform outputs: mean 60 (1 + spread 15/17) steps against 60."""
+    """A static batch takes its longest of 16 uniform outputs: mean 60 (1 + spread 15/17) steps."""
     gains = [static_gain(spread) for spread in (0.0, 0.5, 0.95)]
     assert gains[0] == pytest.approx(1.0)
     assert gains[1] == pytest.approx(1 + 0.5 * 15 / 17, rel=0.05)
@@ -202,8 +204,9 @@ def test_continuous_beats_static_batching_the_more_lengths_vary() -> None:
 def test_prefix_hits_raise_capacity() -> None:
     """8B, prompts of 4,000 tokens of which 3,600 are one of 10 prefixes, answers of 4.
 
-    A prompt's operations: 4,000 x 16.06 G + 8.0 M pairs x 0.52 M = 68.4 T; with hits 400 x 16.06 G + 1.52 M pairs
-    x 0.52 M = 7.2 T, a 9.5th: so many times as many requests saturate it, and more times hold a TTFT.
+    A prompt's operations: 4,000 x 16.06 G + 8.0 M pairs x 0.52 M = 68.4 T; with hits
+    400 x 16.06 G + 1.52 M pairs x 0.52 M = 7.2 T. So saturation is at 9.5 times the rate, and the
+    gain under a TTFT limit is larger.
     """
 
     def requests(rate: float, seed: int) -> tuple[NDArray[np.float64], list[Request]]:

@@ -50,7 +50,7 @@ def test_speculative_tokens_come_in_chunks_and_the_seed_decides() -> None:
 
 
 def test_shared_prefixes_are_found_again() -> None:
-    """Prefixes of 64 tokens of two groups; then a conversation: turn 2 finds 127 of the first's 128 tokens, 7 blocks."""
+    """Two groups of prefixes of 64 tokens; then turn 2 finds 7 blocks of turn 1's 128 tokens."""
     config = EngineConfig("c", LINE.step_time, 16, 4096, 8192, kv_blocks=1024, prefix_caching=True)
     requests = [Request(100, 10, block_hashes=prefix_hashes(name, 64)) for name in "abab"]
     stage = simulate(config, [0.0, 1.0, 2.0, 3.0], requests)
@@ -91,7 +91,7 @@ def test_rows_that_do_not_fit(rows: tuple[list[float], list[int], list[int]]) ->
 
 
 def test_much_faster_than_real_time() -> None:
-    """The 70B preset at 50 requests/s, with every token's time: 300 times real time is asked for."""
+    """The 70B preset at 50 requests/s, with all token times, runs at 300 times real time."""
     rng = np.random.default_rng(1)
     count = 5000
     arrivals = np.cumsum(rng.exponential(1 / 50, count))

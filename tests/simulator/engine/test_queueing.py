@@ -1,7 +1,7 @@
-"""The engine as queues that have closed forms. Figures: Kleinrock; Harchol-Balter 2013; see docs/simulator.md.
+"""The engine as queues with closed forms (Kleinrock; Harchol-Balter 2013); see docs/simulator.md.
 
-Each figure is the mean of independent replications; it must be within four standard errors of the formula,
-plus the part that whole steps add (an arrival waits for the end of the step under way), as stated.
+Each figure, the mean of replications, must be within four standard errors of the formula
+plus the wait of an arrival for the end of the current step.
 """
 
 import heapq
@@ -66,7 +66,7 @@ def assert_near(
 
 
 def test_m_d_1() -> None:
-    """One slot, one token of 0.1 s: W = rho S / (2 (1 - rho)), exactly (an idle engine starts at once)."""
+    """One slot, one token of 0.1 s: W = rho S / (2 (1 - rho)), as an idle engine starts at once."""
     config = linear_config(0.1, 0.0, max_num_seqs=1)
     assert_near(replicate(config, 8.0, fixed(1), waiting_s(0.1), 8_000), 0.8 * 0.1 / (2 * 0.2))
 
@@ -84,7 +84,7 @@ def test_m_g_1_pollaczek_khinchine() -> None:
 @pytest.mark.parametrize(
     ("servers", "load", "requests", "step_s", "formulas"),
     [
-        # mean, p95, p99 of the wait, mu = 1: C/(c mu - lambda), ln(C/(1 - q))/(c mu - lambda), C by Erlang
+        # mean, p95, p99 of the wait, mu = 1: C/(c mu - lambda), ln(C/(1 - q))/(c mu - lambda)
         (1, 0.7, 1_000, 0.04, (2.3333, 8.797, 14.162)),
         (4, 0.8, 1_500, 0.04, (0.74554, 3.099, 5.110)),
         (8, 0.8, 3_000, 0.04, (0.28603, 1.384, 2.390)),
@@ -94,11 +94,11 @@ def test_m_g_1_pollaczek_khinchine() -> None:
 def test_m_m_c(
     servers: int, load: float, requests: int, step_s: float, formulas: tuple[float, float, float]
 ) -> None:
-    """Slots whose speed does not depend on the batch, and geometric lengths of many steps for exponential ones.
+    """Slots of constant speed; geometric lengths of many steps instead of exponential ones.
 
-    An arrival at a busy engine waits for the step's end, half a step more; a quarter of a step is left open,
-    and 2 % for the smaller second moment. The same draws in a queue without steps, cheap enough for runs sixteen
-    times as long, are the control variate.
+    An arrival at a busy engine waits half a step more; tolerance: a quarter of a step, and 2 % for
+    the smaller second moment. Control variate: the same draws in a queue without steps, in runs
+    sixteen times as long.
     """
     assert erlang_wait(servers, load) == pytest.approx(formulas, rel=1e-3)
     config = linear_config(step_s, 0.0, max_num_seqs=servers)
@@ -130,7 +130,7 @@ def test_m_m_c(
 def multi_server_waits(
     servers: int, arrivals: NDArray[np.float64], service_s: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """First come first served, each to the server that is free first (Kiefer and Wolfowitz 1955)."""
+    """Return waits, first come first served, each to the first free server (Kiefer, Wolfowitz)."""
     free = [0.0] * servers
     waits = np.empty(len(arrivals))
     for number, (arrival, service) in enumerate(
@@ -153,7 +153,7 @@ def erlang_wait(servers: int, load: float) -> tuple[float, float, float]:
 
 
 def test_m_d_1_quantiles() -> None:
-    """Erlang 1909: P[W <= t] = (1 - rho) sum_k (lambda (k D - t))^k / k! exp(-lambda (k D - t)), k <= t / D."""
+    """P[W <= t] = (1 - rho) sum_{k <= t/D} x^k / k! e^-x, x = lambda (k D - t): Erlang 1909."""
     service, rate = 0.1, 7.0
     config = linear_config(service, 0.0, max_num_seqs=1)
     waits = []
@@ -181,7 +181,7 @@ def test_m_d_1_quantiles() -> None:
 
 @pytest.mark.parametrize("lengths", [fixed(50), geometric(50)], ids=["fixed", "geometric"])
 def test_m_g_1_processor_sharing_is_insensitive(lengths: Lengths) -> None:
-    """Step time beta * b without a limit on b: E[T] = E[S] / (1 - rho), whatever the lengths' distribution.
+    """Step time beta * b without a limit on b: E[T] = E[S] / (1 - rho), for any distribution.
 
     A step is b beta long: an arrival waits E[b^2] beta / (2 E[b]) for its end, 4.5 beta at rho 0.8.
     """
@@ -214,7 +214,7 @@ def birth_death(
     ],
 )
 def test_batching_server_response_and_tpot(load: float, response_s: float, tpot_s: float) -> None:
-    """alpha 10 ms, beta 1 ms, B 16, m 100, geometric: within 2 %, of which half a step is the waiting for its end."""
+    """alpha 10 ms, beta 1 ms, B 16, m 100, geometric: within 2 %, with half a step of waiting."""
     rate = load * 16 / (100 * (0.010 + 0.001 * 16))
     formula = birth_death(rate, 0.010, 0.001, 16, 100)
     assert formula == pytest.approx((response_s, tpot_s), rel=2e-4)

@@ -1,4 +1,4 @@
-"""Settings of engines and servers that mean nothing are refused, each with its own name in the one line."""
+"""Invalid settings of engines and servers are refused in one line that names them."""
 
 import math
 

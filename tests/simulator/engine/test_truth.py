@@ -25,7 +25,7 @@ def poisson(count: int, prompt: int, output: int):  # type: ignore[no-untyped-de
 
 
 def m_d_1_waits_at_most(t: float, rate: float, service: float) -> float:
-    """P[W <= t], Erlang 1909: (1 - rho) sum_k (lambda (k D - t))^k / k! exp(-lambda (k D - t)), k <= t / D."""
+    """P[W <= t] = (1 - rho) sum_{k <= t/D} x^k / k! e^-x, x = lambda (k D - t): Erlang 1909."""
     terms = [
         (rate * (k * service - t)) ** k / math.factorial(k) * math.exp(-rate * (k * service - t))
         for k in range(int(t // service) + 1)
@@ -34,7 +34,7 @@ def m_d_1_waits_at_most(t: float, rate: float, service: float) -> float:
 
 
 def test_m_d_1_crossing() -> None:
-    """One slot, one token of 0.1 s: the rate at which 90 % wait at most 0.45 s, and Little's L there."""
+    """One slot, one token of 0.1 s: the rate at which 90 % wait <= 0.45 s, and Little's L."""
     service, wait = 0.1, 0.45
     rate = brentq(lambda r: m_d_1_waits_at_most(wait, r, service) - 0.9, 1.0, 9.9)
     mean_in_flight = rate * (service + rate * service**2 / (2 * (1 - rate * service)))
@@ -73,7 +73,7 @@ def test_bad_slos(slo: Slo) -> None:
 
 
 def test_outcome_of_two_requests_by_hand() -> None:
-    """Steps of 10 + b ms. Request 0: tokens at 11, 22 ms; request 1 arrives in the second step: 33 and 44."""
+    """Steps of 10 + b ms. Tokens of request 0: 11, 22 ms; 1 arrives in step 2: 33, 44 ms."""
     config = linear_config(0.010, 0.001)
     outcome = simulate(config, [0.0, 0.015], [5, 5], [2, 2])
     assert outcome.step_end_s == pytest.approx([0.011, 0.022, 0.033, 0.044])
@@ -104,7 +104,7 @@ def test_preempted_requests_keep_their_long_gap() -> None:
     config = EngineConfig("tight", base.step_time, 4, 1000, 64, 16, 4)
     outcome = simulate(config, [0.0, 0.0], [4, 4], [44, 44])
     assert outcome.preemptions == 1
-    # The second waits until the first has all its 44 tokens: from step 28 to the step after the 44th.
+    # the second waits until the first has all its 44 tokens: from step 28 to that after the 44th
     assert np.diff(outcome.token_times_s(1)).max() == pytest.approx((44 - 28) * 0.01)
     gaps, counts = outcome.gaps_s()
     assert counts.sum() == 2 * 43

@@ -33,7 +33,7 @@ def measured(stage: Outcome) -> tuple[float, float, float]:
 
 
 def levels(closed: bool, noise: float) -> NDArray[np.float64]:
-    """Columns concurrency, ITL, TTFT, prompt, answer; short and long prompts, each length varied by a half."""
+    """Columns concurrency, ITL, TTFT, prompt, answer; lengths varied by a half."""
     rng = np.random.default_rng(7)
     rows = []
     for prompt, loads in (
@@ -87,7 +87,7 @@ def test_a_wrong_nominal_does_not_matter() -> None:
 
 
 def test_what_the_data_do_not_show_is_called_unknown() -> None:
-    """One request at a time with a prompt of one token: no compute to see; one context: no bandwidth apart."""
+    """One request at a time, prompts of one token: compute and bandwidth stay unknown."""
     one = np.ones(4)
     itl = 0.010 * np.array([1.0, 1.01, 0.99, 1.0])
     found = calibrate(NOMINAL, one, itl, np.full(4, np.nan), one, 100 * one, closed_loop=True)
@@ -100,9 +100,8 @@ def test_what_the_data_do_not_show_is_called_unknown() -> None:
 
 def test_latencies_of_one_request_alone() -> None:
     """ITL is a decode step, TTFT the prompt's step, and with a small budget its chunks'."""
-    step = Roofline(
-        1e3, 0.0, 2.0, 0.0, 1e5, 1e3, overhead_s=0.001
-    )  # 10 ms of weights, 2 ms a token
+    # 10 ms of weights, 2 ms a token
+    step = Roofline(1e3, 0.0, 2.0, 0.0, 1e5, 1e3, overhead_s=0.001)
     itl, ttft = expected_latencies_s(step, Level(1, 50, 100, 0.0), 8192)
     assert (itl, ttft) == (pytest.approx(0.011), pytest.approx(0.101))
     # Chunks of 20, 20 and 10 tokens: 41, 41 and 21 ms

@@ -98,7 +98,7 @@ def test_tensor_parallel_splits_work_and_pays_all_reduce() -> None:
 
 
 def test_kv_pool_is_what_memory_leaves() -> None:
-    # 0.9 x 80 GiB - 2 GB of activations - 2 bytes x 8.03e9 weights, in blocks of 16 tokens x 128 KiB
+    # 0.9 x 80 GiB - 2 GB of activations - 2 bytes x 8.03e9, in blocks of 16 tokens x 128 KiB
     blocks = int((0.9 * 80 * GIB - 2e9 - 16.06e9) // (16 * 128 * KIB))
     assert PRESETS["llama3-8b-a100"].kv_blocks == blocks
     # four cards: 4 x (0.9 x 80 GiB - 2 GB) - 141.2 GB, at 320 KiB a token
@@ -234,7 +234,7 @@ def test_card_figures() -> None:
 def test_composed_names() -> None:
     assert find_config("llama3-70b@4xh100").step_time == PRESETS["llama3-70b-4xh100"].step_time
     found = find_config("llama3-70b@2xh100,weights=fp8,kv=fp8,max_num_seqs=32,bandwidth_factor=1.0")
-    # 70.6e9 bytes over 2 x 3.35 TB/s, 2 ms, 160 all-reduces of 10 us, and 16 KiB x 160 over 450 GB/s
+    # 70.6e9 bytes over 2 x 3.35 TB/s, 2 ms, 160 all-reduces of 10 us, 16 KiB x 160 over 450 GB/s
     expected = 70.6e9 / 6.7e12 + 2e-3 + 1.6e-3 + 160 * 16384 / 450e9
     assert found.step_time.seconds(1, 1, 0, 0.0, 0) == pytest.approx(expected)
     assert found.max_num_seqs == 32

@@ -1,4 +1,4 @@
-"""The plan of faults, without a server: shares by distribution, limits and stretched steps by hand."""
+"""The fault plan without a server: shares, limits and longer steps."""
 
 import math
 from collections import Counter
@@ -119,7 +119,7 @@ def test_a_bucket_gives_its_rate() -> None:
             bucket.take(1)
             taken.append(now_s)
     assert taken[:60] == [n * 0.001 for n in range(60)]
-    # The bucket began to fill again with the first request taken: the 61st is there after one second.
+    # the bucket refills from the first request on: the 61st fits after one second
     assert taken[60:63] == pytest.approx([1.0, 2.0, 3.0], abs=0.002)
     assert len(taken) == 159
 

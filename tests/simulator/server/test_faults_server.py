@@ -1,4 +1,4 @@
-"""Faults over real sockets: each happens as often and as long as asked, and what it does not touch is whole."""
+"""Faults over real sockets: each happens as configured, and all else is intact."""
 
 import asyncio
 import json
@@ -37,7 +37,8 @@ async def raw(url: str, payload: dict[str, Any]) -> tuple[bytes, str]:
     port = int(url.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps(payload).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     received = b""
     try:
         writer.write(head.encode() + body)
@@ -117,9 +118,8 @@ def test_each_kind_of_error_has_its_share_and_the_rest_is_whole(stream: bool, lo
             assert found[None] == count - sum(injected.values())
             for kind in KINDS:  # 32 expected, standard deviation 5.4
                 assert 10 <= server.faults.injected[kind] <= 54, kind
-            while (
-                server.live.engines[0].running or server.live.engines[0].waiting
-            ):  # every slot is free again
+            # every slot is free again
+            while server.live.engines[0].running or server.live.engines[0].waiting:
                 await asyncio.sleep(0.005)
             assert metric(await metrics(session, url), "vllm:kv_cache_usage_perc") == 0
 
@@ -142,7 +142,7 @@ async def test_errors_say_when_to_come_back() -> None:
 
 
 async def token_times(session: aiohttp.ClientSession, url: str, tokens: int) -> list[float]:
-    """When the tokens of one stream were read, by the clock of the event loop; its begin comes first."""
+    """Return the start of a stream and the times at which its tokens were read."""
     payload = {"messages": HELLO, "max_tokens": tokens, "stream": True}
     found = [time.monotonic()]
     async with session.post(url + CHAT, json=payload) as response:

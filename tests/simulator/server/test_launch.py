@@ -1,4 +1,4 @@
-"""The server in its own process: it comes up, says why when it does not, and never outlives its parent."""
+"""The server in its own process: it starts or reports why not, and exits with its parent."""
 
 import json
 import os
@@ -156,7 +156,8 @@ def test_the_command_line_sets_face_and_faults(tmp_path: Path) -> None:
             control = url.removesuffix("/v1") + "/control/faults"
             with urllib.request.urlopen(control, b"{}", timeout=10) as response:
                 assert json.load(response)["faults"]["errors"] == {}
-            body = b'{"model": "sql", "prompt": "a", "stream": true, "max_tokens": 11, "ignore_eos": true}'
+            body = b'{"model": "sql", "prompt": "a", "stream": true, "max_tokens": 11, '
+            body += b'"ignore_eos": true}'
             with urllib.request.urlopen(f"{url}/completions", body, timeout=10) as response:
                 chunks = [one for one in response.read().decode().split("\n\n") if one]
             texts = [json.loads(one.removeprefix("data: "))["choices"][0]["text"] for one in chunks]

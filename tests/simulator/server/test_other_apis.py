@@ -1,4 +1,4 @@
-"""Responses, Messages and embeddings of the embedded simulator, on a real socket, asked by the load generator."""
+"""Responses, Messages and embeddings over a real socket, with the load generator as client."""
 
 from __future__ import annotations
 
@@ -65,9 +65,8 @@ def test_an_answer_has_the_tokens_asked_for_each_in_an_event_of_its_own(api: Api
     assert record.finish_reason == ("length" if api == "responses" else "max_tokens")
     assert record.first_answer_ns == record.first_token_ns
     assert record.first_event_ns is not None
-    assert (
-        record.chunk_at_us[-1] - record.chunk_at_us[0] > 4_000
-    )  # eleven steps of 2 ms, were the machine idle
+    # eleven steps of 2 ms, were the machine idle
+    assert record.chunk_at_us[-1] - record.chunk_at_us[0] > 4_000
 
 
 @pytest.mark.parametrize("api", STREAMED)
@@ -77,9 +76,8 @@ def test_thinking_comes_first_in_its_own_events(api: Api) -> None:
     assert record.started_ns is not None
     assert record.first_answer_ns is not None
     assert (record.first_answer_ns - record.started_ns) // 1000 == record.chunk_at_us[6]
-    assert record.reasoning_tokens == (
-        6 if api == "responses" else None
-    )  # Anthropic does not count it apart
+    # Anthropic does not count it apart
+    assert record.reasoning_tokens == (6 if api == "responses" else None)
 
 
 @pytest.mark.parametrize("api", STREAMED)
@@ -216,9 +214,8 @@ def test_a_run_and_doctor_work_with_every_api(
     assert {f["verdict"] for f in run.meta["diagnosis"]} <= {"ok", "note"}
     assert checks["stream"] == checks["input length"] == "ok"
     realised = summary["workload"]["realised"]
-    assert (
-        realised["input_tokens"]["sent"]["p50"] == 20
-    )  # the template's tokens are measured and left out
+    # the template's tokens are measured and left out
+    assert realised["input_tokens"]["sent"]["p50"] == 20
     if api != "embeddings":
         assert realised["output_tokens"]["received"]["p50"] == 12
         assert summary["stages"][0]["ttft_s"]["p50"] is not None

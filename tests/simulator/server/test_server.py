@@ -1,4 +1,4 @@
-"""The HTTP face over real sockets: shapes as vLLM's, errors, metrics, and the clock of the engine."""
+"""The server over real sockets: vLLM's formats, errors, metrics, and real time."""
 
 import asyncio
 import json
@@ -82,7 +82,7 @@ async def test_chat_stream_chunk_by_chunk() -> None:
 
 @on_loop
 async def test_wire_framing_and_role_chunk_with_the_first_token() -> None:
-    """Raw bytes: one HTTP chunk for each event; the role event comes with the first token, not before."""
+    """One HTTP chunk for each event; the role event comes with the first token, not before."""
     async with served(linear_config(0.1, 0.0)) as (_, url, _session):
         port = int(url.rsplit(":", 1)[1])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -177,6 +177,45 @@ async def test_limits_on_the_answer(stream: bool) -> None:
         assert await completion_tokens(session, url) == 50 - PROMPT_TOKENS
 
 
+# parameters of a chat, and a part of the error message
+BAD_PARAMETERS: list[tuple[dict[str, Any], str]] = [
+    ({"model": 7}, "body.model"),
+    ({"max_tokens": 0}, "max_tokens must be at least 1, got 0."),
+    ({"max_tokens": -5, "stream": True}, "at least 1, got -5."),
+    ({"max_tokens": 100_000}, "cannot be greater than max_model_len=4096"),
+    ({"max_tokens": 4095}, "maximum context length is 4096 tokens"),
+    ({"max_tokens": "4"}, "body.max_tokens"),
+    ({"max_tokens": True}, "body.max_tokens"),
+    ({"max_tokens": 1.5}, "body.max_tokens"),
+    ({"max_tokens": 2, "min_tokens": 3}, "min_tokens"),
+    ({"temperature": -3}, "temperature must be non-negative"),
+    ({"temperature": "hot"}, "body.temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"stream": "yes"}, "body.stream"),
+    ({"stream_options": {"include_usage": True}}, "stream=True"),
+    ({"stream_options": 1}, "body.stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"seed": "x"}, "body.seed"),
+    ({"n": 0}, "n must be at least 1, got 0."),
+    ({"n": 100_000}, "at most 512 answers"),
+    ({"best_of": 2}, "best_of is not simulated"),
+    ({"tools": [{}]}, "tools is not simulated"),
+    ({"response_format": {"type": "json_object"}}, "response_format is not"),
+    ({"top_logprobs": 2}, "`logprobs` must be set to true"),
+    ({"logprobs": True, "top_logprobs": 21}, "greater than max allowed: 20"),
+    ({"stop": [""]}, "stop cannot contain an empty string"),
+    ({"stop": [1]}, "body.stop"),
+    ({"min_tokens": -1}, "min_tokens must be greater than or equal to 0"),
+    ({"messages": [{"role": "user", "content": "x " * 4088}]}, "leaves no room"),
+    ({"messages": [{"role": "user", "content": "x " * 5000}]}, "maximum context length"),
+    ({"messages": "hello"}, "valid list"),
+    ({"messages": []}, "at least 1 item"),
+    ({"messages": ["hello"]}, "body.messages.0"),
+    ({"messages": [{"role": "user", "content": 5}]}, "Only text"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "Only text"),
+]
+
+
 @pytest.mark.parametrize(
     ("path", "payload", "status", "words"),
     [
@@ -186,73 +225,8 @@ async def test_limits_on_the_answer(stream: bool) -> None:
         (CHAT, b"", 400, "JSON decode error"),
         (CHAT, [1], 400, "valid dictionary"),
         (CHAT, {"max_tokens": 4}, 400, "body.messages"),
-        (CHAT, {"messages": "hello"}, 400, "valid list"),
-        (CHAT, {"messages": []}, 400, "at least 1 item"),
-        (CHAT, {"messages": ["hello"]}, 400, "body.messages.0"),
-        (CHAT, {"messages": [{"role": "user", "content": 5}]}, 400, "Only text"),
-        (
-            CHAT,
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            400,
-            "Only text",
-        ),
         (CHAT, {"messages": HELLO, "model": "other"}, 404, "The model `other` does not exist"),
-        (CHAT, {"messages": HELLO, "model": 7}, 400, "body.model"),
-        (CHAT, {"messages": HELLO, "max_tokens": 0}, 400, "max_tokens must be at least 1, got 0."),
-        (CHAT, {"messages": HELLO, "max_tokens": -5, "stream": True}, 400, "at least 1, got -5."),
-        (
-            CHAT,
-            {"messages": HELLO, "max_tokens": 100_000},
-            400,
-            "cannot be greater than max_model_len=4096",
-        ),
-        (
-            CHAT,
-            {"messages": HELLO, "max_tokens": 4095},
-            400,
-            "maximum context length is 4096 tokens",
-        ),
-        (CHAT, {"messages": HELLO, "max_tokens": "4"}, 400, "body.max_tokens"),
-        (CHAT, {"messages": HELLO, "max_tokens": True}, 400, "body.max_tokens"),
-        (CHAT, {"messages": HELLO, "max_tokens": 1.5}, 400, "body.max_tokens"),
-        (CHAT, {"messages": HELLO, "max_tokens": 2, "min_tokens": 3}, 400, "min_tokens"),
-        (CHAT, {"messages": HELLO, "temperature": -3}, 400, "temperature must be non-negative"),
-        (CHAT, {"messages": HELLO, "top_p": 0}, 400, "top_p"),
-        (CHAT, {"messages": HELLO, "stream": "yes"}, 400, "body.stream"),
-        (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}, 400, "stream=True"),
-        (CHAT, {"messages": HELLO, "seed": "x"}, 400, "body.seed"),
-        (CHAT, {"messages": HELLO, "n": 0}, 400, "n must be at least 1, got 0."),
-        (CHAT, {"messages": HELLO, "n": 100_000}, 400, "at most 512 answers"),
-        (CHAT, {"messages": HELLO, "best_of": 2}, 400, "best_of is not simulated"),
-        (CHAT, {"messages": HELLO, "tools": [{}]}, 400, "tools is not simulated"),
-        (
-            CHAT,
-            {"messages": HELLO, "response_format": {"type": "json_object"}},
-            400,
-            "response_format is not",
-        ),
-        (CHAT, {"messages": HELLO, "top_logprobs": 2}, 400, "`logprobs` must be set to true"),
-        (
-            CHAT,
-            {"messages": HELLO, "logprobs": True, "top_logprobs": 21},
-            400,
-            "greater than max allowed: 20",
-        ),
-        (CHAT, {"messages": HELLO, "stop": [""]}, 400, "stop cannot contain an empty string"),
-        (CHAT, {"messages": HELLO, "stop": [1]}, 400, "body.stop"),
-        (
-            CHAT,
-            {"messages": HELLO, "min_tokens": -1},
-            400,
-            "min_tokens must be greater than or equal to 0",
-        ),
-        (CHAT, {"messages": [{"role": "user", "content": "x " * 4088}]}, 400, "leaves no room"),
-        (
-            CHAT,
-            {"messages": [{"role": "user", "content": "x " * 5000}]},
-            400,
-            "maximum context length",
-        ),
+        *((CHAT, {"messages": HELLO} | given, 400, words) for given, words in BAD_PARAMETERS),
         (PLAIN, {"max_tokens": 4}, 400, "body.prompt"),
         (PLAIN, {"prompt": ["a", 5]}, 400, "body.prompt.1"),
         (PLAIN, {"prompt": "a", "echo": True}, 400, "echo is not simulated"),
@@ -377,7 +351,7 @@ async def test_disconnect_frees_the_slot() -> None:
         waiting = asyncio.create_task(events(session, url + CHAT, payload | {"max_tokens": 2}))
         while metric(await metrics(session, url), "vllm:num_requests_waiting") == 0:
             await asyncio.sleep(0.005)
-        response.close()  # the next one gets the only slot long before the 2000 tokens would be over
+        response.close()  # the next one gets the only slot long before 2000 tokens
         assert len(await waiting) == 4
         text = await metrics(session, url)
         assert metric(text, "vllm:num_requests_running") == 0
@@ -388,7 +362,7 @@ async def test_disconnect_frees_the_slot() -> None:
 
 @on_loop
 async def test_real_time_follows_virtual_time() -> None:
-    """The same schedule over HTTP and in virtual time: medians agree. A busy machine gets three tries."""
+    """The medians over HTTP are those of virtual time. A busy machine gets three tries."""
     rng = np.random.default_rng(2)
     arrivals = np.cumsum(rng.exponential(0.05, 20))
     outputs = rng.integers(5, 30, 20)
@@ -467,7 +441,7 @@ bodies = some | some.map(
 def test_whatever_is_asked_is_answered_or_refused(
     body: dict[str, Any], chat: bool, header: str
 ) -> None:
-    """Any JSON object gives a servable call or an ApiError with a JSON body; streamed frames are JSON too."""
+    """Any JSON object gives a valid call, with frames of JSON, or an ApiError with a JSON body."""
     refused = None
     try:
         call = parse(

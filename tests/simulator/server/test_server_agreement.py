@@ -1,9 +1,8 @@
 """The same seed and schedule in real time over HTTP and in virtual time: the same latencies.
 
-Slow (30 s). Prompts in chunks: steps are short, so that one request that misses a step, because it was sent a
-millisecond late, moves little. The bounds are meant for a machine that has the time: how late it wakes a task that only wants to be
-woken is measured meanwhile, and where a bound is missed that this lateness explains, the test is skipped with the
-figures.
+Slow (30 s). Prompts are computed in chunks: with short steps a request that is sent late and misses
+one changes little. The lateness of timers is measured meanwhile: if it explains a missed bound, the
+test is skipped with the figures.
 """
 
 import asyncio
@@ -26,19 +25,15 @@ pytestmark = pytest.mark.real_time  # needs the machine to itself
 PRESET = "llama3-70b-4xh100,max_num_batched_tokens=512"
 RATE_RPS, DURATION_S = 6.0, 25.0
 CONNECTIONS = 128
-BOUNDS = (
-    (0.5, 0.03),
-    (0.99, 0.10),
-)  # quantile of the latencies, and most by which real and virtual time may differ
-HOPELESS_S = (
-    0.005  # a timer that is later than this (p99) in a second before: nothing could be said
-)
+# quantile of the latencies, and maximum difference between real and virtual time
+BOUNDS = ((0.5, 0.03), (0.99, 0.10))
+HOPELESS_S = 0.005  # skip if timers are later than this (p99) before the test
 TOKEN = b'"delta":{"content":"'
 
 
 @dataclass
 class DoctorResult:
-    """When one request was due and when each of its tokens was read, in time.monotonic seconds."""
+    """When a request was due and its tokens were read, in time.monotonic seconds."""
 
     due_s: float
     token_s: list[float] = field(default_factory=list)
@@ -83,7 +78,7 @@ class Alarm:
 
 
 async def lateness(until_s: float) -> list[float]:
-    """A control loop: how late the machine wakes a process that wants nothing but to be woken."""
+    """Return how late the machine fires timers of 5 ms."""
     alarm = Alarm()
     late = []
     due_s = time.monotonic()
@@ -164,13 +159,10 @@ def test_real_time_and_virtual_time_agree() -> None:
     lines, failed, disturbed = [f"the control is {late_s * 1000:.2f} ms late (p99)"], [], []
     for name, virtual, real in (("TTFT", expected.ttft_s, ttft), ("ITL", expected_itl, itl)):
         for quantile, bound in BOUNDS:
-            want_s, found_s = (
-                float(np.quantile(virtual, quantile)),
-                float(np.quantile(real, quantile)),
-            )
+            want_s, found_s = (float(np.quantile(x, quantile)) for x in (virtual, real))
             lines.append(
-                f"{name} p{quantile * 100:.0f}: virtual {want_s * 1000:.2f} ms, real {found_s * 1000:.2f} ms "
-                f"({found_s / want_s - 1:+.1%})"
+                f"{name} p{quantile * 100:.0f}: virtual {want_s * 1000:.2f} ms, "
+                f"real {found_s * 1000:.2f} ms ({found_s / want_s - 1:+.1%})"
             )
             if abs(found_s - want_s) > bound * want_s:
                 # A token is waited for by two processes, each of them as late as the control

@@ -114,7 +114,7 @@ async def test_stop_strings_end_the_answer_and_are_cut_off() -> None:
         last = found[-2]["choices"][0]
         assert (last["finish_reason"], last["stop_reason"]) == ("stop", stop)
         assert found[-1]["usage"]["completion_tokens"] == tokens
-        # Nothing is streamed that may be the beginning of a stop string: 4 characters are held back.
+        # 4 characters are held back: they may begin a stop string
         seen = 0
         for number, piece in enumerate(content(found), 1):
             seen += len(piece)
@@ -270,7 +270,7 @@ async def test_histograms_of_a_finished_request() -> None:
 
 
 def test_gaps_in_the_metrics_are_the_gaps_of_the_requests() -> None:
-    """Under prefill-priority decoding waits while prompts are computed: its gap is from its own token before."""
+    """Under prefill-priority a gap counts from the request's own previous token."""
     metrics_ = Metrics("m")
     config = replace(
         linear_config(1.0, 0.0, 0.5, max_num_seqs=8),
@@ -312,7 +312,8 @@ async def reads(url: str, payload: dict[str, Any]) -> list[tuple[float, bytes]]:
     port = int(url.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps(payload | {"stream": True}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     start_s = time.monotonic()
     writer.write(head.encode() + body)
     await reader.readuntil(b"\r\n\r\n")

@@ -68,7 +68,7 @@ async def test_a_session_stays_on_its_replica() -> None:
 
 @on_loop
 async def test_prefill_apart_from_decoding() -> None:
-    """The first token comes from engine 1; the second 10 ms (10 tokens of 1 kB over 1 MB/s) and 50 ms later."""
+    """The second token is 10 ms (10 kB over 1 MB/s) and 50 ms after that of engine 1."""
     async with served(APART, face=Face(prompt_tokens_details=True)) as (_, url, session):
         payload = {"messages": HELLO, "max_tokens": 5, "stream": True}
         at_s = []

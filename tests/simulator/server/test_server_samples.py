@@ -1,4 +1,4 @@
-"""The requests that a real vLLM was asked, asked again: the answers have the same fields in the same order.
+"""Answers to recorded requests have the same fields in the same order as a real vLLM's.
 
 The captures are in tests/data/streams. Words, ids, times and counts of tokens that depend
 on a tokenizer differ; names, order, nesting, types, finish reasons and the number of chunks do not.
@@ -41,7 +41,9 @@ def read(name: str) -> tuple[str, str, bytes, int, str, list[Any]]:
     """(method, path, request body, status, content type, decoded events or body) of a capture."""
     text = (SAMPLES / f"{name}.txt").read_text()
     asked, answered = text.split("##### RESPONSE", 1)
-    method, path = re.search(r"^(GET|POST) (\S+) HTTP", asked, re.M).groups()  # type: ignore[union-attr]
+    line = re.search(r"^(GET|POST) (\S+) HTTP", asked, re.M)
+    assert line is not None
+    method, path = line.groups()
     body = asked.split("\n\n", 1)[1].strip().encode()
     plain = "".join(
         line for line in answered.split("\n")[1:] if not line.startswith("--- ")

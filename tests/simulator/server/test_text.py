@@ -25,7 +25,7 @@ def word(seed: int, position: int) -> str:
 def by_reading(
     seed: int, limit: int, min_tokens: int, stop: list[str], natural: int | None
 ) -> Ending:
-    """vLLM's rule, token by token: the text so far, searched where the new characters can complete a match."""
+    """vLLM's rule: after each token, search where the new characters can complete a match."""
     text = ""
     for tokens in range(1, limit + 1):
         if natural is not None and tokens >= natural and tokens > min_tokens:
@@ -67,7 +67,7 @@ def test_a_stop_string_can_be_kept() -> None:
 
 def test_natural_lengths_are_geometric() -> None:
     lengths = np.array([natural_length(seed, 50.0) for seed in range(4000)])
-    # Mean 50, standard deviation 49.5: the mean of 4000 has 0.78. P(more than 50) = 0.98**50 = 0.364.
+    # mean 50, standard deviation 49.5, that of the mean of 4000: 0.78; P(> 50) = 0.98**50 = 0.364
     assert lengths.min() == 1
     assert abs(lengths.mean() - 50.0) < 3.0
     assert abs((lengths > 50).mean() - 0.98**50) < 0.03
