@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.requests import Chunks, Floats
-from ampacity.analysis.slo import Slo, duration_text
+from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.attainment import judge_slo, observe_slos
 from ampacity.analysis.stats.intervals import smallest_n
+from ampacity.durations import exact_text
 
 BEAT_NS = 20e6  # the loop looks at its clock so often: it may have been held up since it last did
 READING_NS = 5e6  # what waited is read within so long after that
@@ -170,4 +171,4 @@ def what_moved(cohort: Cohort, other: Cohort, slos: Sequence[Slo]) -> Moved:
 
 
 def _text(value_s: float) -> str:
-    return duration_text(float(f"{value_s:.3g}"))
+    return exact_text(float(f"{value_s:.3g}"))

@@ -13,9 +13,10 @@ from ampacity.analysis.capacity.usable import find_capacity
 from ampacity.analysis.slo import parse_slos
 from ampacity.cli.measure.sweep import timed_sweep
 from ampacity.config import make_settings
+from ampacity.durations import duration_text, rounded_up
 from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.sweep import STAGES_MAX, begin_rate, next_rate, sweep, too_few
-from ampacity.values import ConfigError, duration_text, parse_duration, rounded_up
+from ampacity.values import ConfigError, parse_duration
 from benchmarks.servers import SERVERS
 from benchmarks.studies.search_cost import QUEUE, ServerRig, put_at
 from tests.support.args import args_of
