@@ -1,4 +1,6 @@
-"""Time and memory of ``ampacity workload fit`` on a log of two million rows: python -m benchmarks.load.large_log [ROWS]."""
+"""Time and memory of ``ampacity workload fit`` on a log of two million rows: python -m
+benchmarks.load.large_log [ROWS].
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def main() -> None:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(
-            f"{rows:,} rows, {log.stat().st_size / 1e6:.0f} MB: {time.monotonic() - began:.1f} s, {used.ru_utime:.1f} s of CPU, "
+            f"{rows:,} rows, {log.stat().st_size / 1e6:.0f} MB: {time.monotonic() - began:.1f} "
+            f"s, {used.ru_utime:.1f} s of CPU, "
             f"{used.ru_maxrss / 1024:.0f} MB"
         )
 

@@ -1,4 +1,6 @@
-"""Runs a command on one core and measures its whole process tree: CPU by the kernel's account, memory by samples."""
+"""Runs a command on one core and measures its whole process tree: CPU by the kernel's account,
+memory by samples.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Metered:
-    """One finished command. ``samples`` float64[n, 3]: monotonic s, CPU s so far, resident MB; of the whole tree."""
+    """One finished command. ``samples`` float64[n, 3]: monotonic s, CPU s so far, resident MB; of
+    the whole tree.
+    """
 
     launched_ns: int
     exited_ns: int
@@ -49,7 +53,8 @@ class Metered:
 def run_metered(
     command: list[str], *, core: int | None, ahead: bool, cwd: Path, timeout_s: float
 ) -> Metered:
-    """Run ``command`` to its end on ``core`` (None: anywhere). Raises TimeoutError when it takes too long.
+    """Run ``command`` to its end on ``core`` (None: anywhere). Raises TimeoutError when it takes
+    too long.
 
     ``ahead`` puts it before whatever else uses the core, where that is allowed.
     """

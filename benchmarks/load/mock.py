@@ -1,4 +1,6 @@
-"""The mock server as a process: compiled, started on a core of its own, stopped, its truth read back."""
+"""The mock server as a process: compiled, started on a core of its own, stopped, its truth read
+back.
+"""
 
 from __future__ import annotations
 
@@ -76,10 +78,11 @@ def build(directory: Path) -> Path:
 def mock_server(
     core: int | None = None, ahead: bool = False, **options: float | int
 ) -> Iterator[Mock]:
-    """Run the server (``ttft_ms=50, itl_ms=10, stall_s=3, ...``) while the context lasts. Raises MockError.
+    """Run the server (``ttft_ms=50, itl_ms=10, stall_s=3, ...``) while the context lasts. Raises
+    MockError.
 
-    ``core`` pins it, ``ahead`` puts it before other work there. When the context has ended, ``served`` and ``stats``
-    hold the truth.
+    ``core`` pins it, ``ahead`` puts it before other work there. When the context has ended,
+    ``served`` and ``stats`` hold the truth.
     """
     with tempfile.TemporaryDirectory(prefix="ampacity-mock-") as directory:
         truth = Path(directory) / "truth.tsv"

@@ -1,9 +1,10 @@
-"""What a stream in flight costs in memory: the slope of the generator's resident memory between two loads.
+"""What a stream in flight costs in memory: the slope of the generator's resident memory between two
+loads.
 
     python -m benchmarks.load.stream_memory
 
-The mock server (see README.md) sends a token every 100 ms, so that an answer of 128 lasts 12.85 s and a rate of R
-requests/s has 12.85 R of them in flight. Prompts have 16 tokens.
+The mock server (see README.md) sends a token every 100 ms, so that an answer of 128 lasts 12.85 s
+and a rate of R requests/s has 12.85 R of them in flight. Prompts have 16 tokens.
 """
 
 from __future__ import annotations

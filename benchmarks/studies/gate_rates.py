@@ -1,14 +1,15 @@
 """How often does the gate cry wolf, leave equal runs open, and find a change? In virtual time.
 
-    python -m benchmarks.studies.gate_rates --server pieces --load 0.85 --pairs 600 --first-seed 100000
+    python -m benchmarks.studies.gate_rates --server pieces --load 0.85 --pairs 600
 
-Every pair has its own seed: a baseline of --baseline-runs runs, an equal candidate, one with all steps 10 % longer, and one
-whose every TTFT is 25 % longer with nothing else changed. "same" candidates send the same requests at the same times as
-their baseline, "other" ones are held against the baseline of the pair before. While the answer is inconclusive the same
-candidate is measured again, as ``ampacity gate --max-samples`` does: a sequence of --looks looks, with fresh noise in each
-sample (and in "other" fresh requests). ``first`` is the answer of one look alone (no
---max-samples; of equal runs), ``answers`` that of the whole sequence.
-Each run is faster or slower as a whole by --run-noise, each step by --jitter. ``--server``: those of
+Every pair has its own seed: a baseline of --baseline-runs runs, an equal candidate, one with all
+steps 10 % longer, and one whose every TTFT is 25 % longer with nothing else changed. "same"
+candidates send the same requests at the same times as their baseline, "other" ones are held against
+the baseline of the pair before. While the answer is inconclusive the same candidate is measured
+again, as ``ampacity gate --max-samples`` does: a sequence of --looks looks, with fresh noise in
+each sample (and in "other" fresh requests). ``first`` is the answer of one look alone (no
+--max-samples; of equal runs), ``answers`` that of the whole sequence. Each run is faster or slower
+as a whole by --run-noise, each step by --jitter. ``--server``: those of
 benchmarks/servers/steps.py, which are not our simulator, or "preset", which is.
 """
 
@@ -66,7 +67,9 @@ class Unsteady:
 def simulate(
     options: argparse.Namespace, seed: int, noise_seed: int, slower: str | None = None
 ) -> Judged:
-    """One run, without a disk; ``slower``: "steps" (all of them by 10 %) or "prefill" (10 % less compute)."""
+    """One run, without a disk; ``slower``: "steps" (all of them by 10 %) or "prefill" (10 % less
+    compute).
+    """
     config = find_config(options.preset)
     step = config.step_time
     if slower == "prefill":
@@ -116,7 +119,9 @@ def _ns(seconds: Any) -> Any:
 
 
 def _table(tokens: Any, inputs: Any) -> pa.Table:
-    """The records of a predicted stage, one token a chunk, as ``ampacity predict`` would write them."""
+    """The records of a predicted stage, one token a chunk, as ``ampacity predict`` would write
+    them.
+    """
     n = len(tokens.arrival_s)
     due, first, last = _ns(tokens.arrival_s), _ns(tokens.first_token_s), _ns(tokens.finish_s)
     times = [tokens.token_times_s(i) for i in range(n)]

@@ -1,10 +1,11 @@
 """How often does the stated region of a knee hold the load at which p99 truly parts from p50?
 
-    python -m benchmarks.studies.knee_hits [--sweeps 600] [--seed 100000] [--servers mm1,mg1,mm8,batch] [--longer 8]
+    python -m benchmarks.studies.knee_hits [--sweeps 600] [--servers mm1,mg1,mm8,batch] [--longer 8]
 
-Sweeps of 6 to 10 even loads from 0.1-0.3 to 0.95-1.1 of saturation, stages of 30 to 60 s, then three stages at
-1.1 to 1.6, with which the knee is found again. The truth is the lowest load at which p99/p50 (p95/p50, where the
-sweep goes by p95) of TTFT of a long run exceeds twice that at 0.1; of M/M/1, M/G/1 and M/M/8 it never does.
+Sweeps of 6 to 10 even loads from 0.1-0.3 to 0.95-1.1 of saturation, stages of 30 to 60 s, then
+three stages at 1.1 to 1.6, with which the knee is found again. The truth is the lowest load at
+which p99/p50 (p95/p50, where the sweep goes by p95) of TTFT of a long run exceeds twice that at
+0.1; of M/M/1, M/G/1 and M/M/8 it never does.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def sweep(
 
 
 def judge(name: str, sweeps: int, seed: int, longer: float = 1.0) -> dict[str, float]:
-    """Counts of sweeps, and the median width of their regions (upper over lower end, in flight and in requests/s)."""
+    """Counts of sweeps, and the median width of their regions (upper over lower end, in flight and
+    in requests/s).
+    """
     found = dict.fromkeys(("named", "wrong_in_flight", "wrong_rps", "moved", "named_by_more"), 0)
     widths = []
     for k in range(sweeps):
@@ -84,7 +87,7 @@ def judge(name: str, sweeps: int, seed: int, longer: float = 1.0) -> dict[str, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--sweeps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=100_000)
     parser.add_argument("--servers", default="mm1,mg1,mm8,batch")

@@ -1,4 +1,5 @@
-"""How often is L against lambda W called inconsistent: in steady stages, closed loops, and where something drifts?
+"""How often is L against lambda W called inconsistent: in steady stages, closed loops, and where
+something drifts?
 
 python -m benchmarks.studies.littles_law [--runs 600] [--seed 100000]
 """
@@ -32,7 +33,9 @@ def open_stage(
     rng: np.random.Generator,
     late: Callable[..., Floats] | None = None,
 ) -> bool:
-    """One stage of about n requests; ``late(begin, e2e, length_s, rng)`` is added to the times of their ends."""
+    """One stage of about n requests; ``late(begin, e2e, length_s, rng)`` is added to the times of
+    their ends.
+    """
     server = SERVERS[name]()
     begin, ttft, e2e = server.run(load * server.most_rps, n, rng)
     length_s = n / (load * server.most_rps)
@@ -64,7 +67,7 @@ WRONG_TIMES: dict[str, Callable[..., Floats]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--runs", type=int, default=600)
     parser.add_argument("--seed", type=int, default=100_000)
     args = parser.parse_args()
@@ -84,7 +87,8 @@ def main() -> None:
     for fixed in (True, False):
         off = [share(lambda rng, c=c, f=fixed: closed_stage(c, 3000, f, rng)) for c in (8, 64, 256)]
         print(
-            f"closed, 8/64/256 users, {'equal' if fixed else 'exponential'} answers: {' '.join(off)}",
+            f"closed, 8/64/256 users, {'equal' if fixed else 'exponential'} answers: "
+            f"{' '.join(off)}",
             flush=True,
         )
     for what, late in WRONG_TIMES.items():

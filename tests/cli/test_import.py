@@ -1,4 +1,6 @@
-"""``ampacity import``: files that the real tools wrote, files made by hand, and files that were damaged."""
+"""``ampacity import``: files that the real tools wrote, files made by hand, and files that were
+damaged.
+"""
 
 from __future__ import annotations
 
@@ -198,7 +200,9 @@ def test_sglang_answers_in_one_piece_have_no_first_token(tmp_path: Path) -> None
 
 
 def test_sglang_by_hand(tmp_path: Path) -> None:
-    """Three requests, two users: 0.3 s, 0.5 s, then 0.2 s from 0.3 s on. The third has no token and is no failure by its count."""
+    """Three requests, two users: 0.3 s, 0.5 s, then 0.2 s from 0.3 s on. The third has no token and
+    is no failure by its count.
+    """
     run = {
         "backend": "sglang",
         "request_rate": float("inf"),
@@ -399,7 +403,9 @@ def test_aiperf_summary_alone_names_the_file_to_give(tmp_path: Path) -> None:
 
 
 def changed(tool: str, folder: Path, change: Callable[[Any], object]) -> Path:
-    """A sample with a change made to it; ``change`` is given the document, or the rows and the settings of aiperf."""
+    """A sample with a change made to it; ``change`` is given the document, or the rows and the
+    settings of aiperf.
+    """
     if tool != "aiperf":
         document = json.loads(TEXTS[tool])
         change(document)

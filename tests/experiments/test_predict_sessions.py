@@ -50,7 +50,8 @@ prefixes: {cached_share: 0.5, pool: 20, zipf: 1}
 
 
 def tree(sessions: int) -> Schedule:
-    """In each session 0 ← 1 (pause 2 s) and 0, 1 ← 2 (pause 0.5 s); answers of 5, 3 and 1 tokens."""
+    """In each session 0 ← 1 (pause 2 s) and 0, 1 ← 2 (pause 0.5 s); answers of 5, 3 and 1 "
+    "tokens."""
     n = 3 * sessions
     after = [k for s in range(sessions) for k in (3 * s, 3 * s, 3 * s + 1)]
     starts = np.cumsum([0, *[0, 1, 2] * sessions])
@@ -164,7 +165,9 @@ def test_who_waits_for_more_than_71_minutes_gives_up(
 ) -> None:
     """1,000 answers of 10 s one after the other: request k ends 10 + 9.9 k s after it was sent.
 
-    The rows have room for 4,294.967 s: 433 of them end in that time, of the next one there are 8 tokens then."""
+    The rows have room for 4,294.967 s: 433 of them end in that time, of the next one there are 8
+    tokens then.
+    """
     run = tmp_path / "run"
     assert (
         predict(
@@ -193,7 +196,10 @@ def test_pools_that_do_not_fit_are_told_once_by_show_and_by_a_run(
 ) -> None:
     file, run = tmp_path / "w.yaml", tmp_path / "run"
     file.write_text("input_tokens: 58\noutput_tokens: 3\nprefixes: [{name: a, tokens: 100000}]")
-    told = "a fits whole into 0% of the prompts that are to have it, 100.0% of all prompts have some of it (100.0% are described), p50 50 of 100,000 tokens"
+    told = (
+        "a fits whole into 0% of the prompts that are to have it, 100.0% of all prompts have "
+        "some of it (100.0% are described), p50 50 of 100,000 tokens"
+    )
     assert (
         predict(
             monkeypatch,
