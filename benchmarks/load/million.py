@@ -22,6 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.servers.runs import requests_table
+
 SLOS = ("ttft_p99=2s", "itl_p99=50ms", "e2e_p99=30s")
 
 
