@@ -19,6 +19,7 @@ from ampacity.analysis.summary import summarise
 from ampacity.imports.into_run import read_file, write_run
 from ampacity.imports.results import ImportedFileError
 from ampacity.loadgen.rundir.files import load_run
+from tests.support.args import Command
 
 SAMPLES = Path(__file__).parents[1] / "samples_other_tools"
 FILES = {
@@ -66,11 +67,11 @@ def test_vllm_percentiles_are_those_of_vllm(tmp_path: Path) -> None:
 
 
 def test_known_fault_73_the_report_lists_what_is_defined_otherwise(
-    tmp_path: Path, ampacity: Any, capsys: Any
+    tmp_path: Path, command: Command, capsys: Any
 ) -> None:
     for tool, path in FILES.items():
         out = tmp_path / tool.replace(" ", "-")
-        assert ampacity("import", path, "--out", out) == 0
+        command("import", path, "--out", out)
         said = " ".join(capsys.readouterr().out.split())
         assert f"Measured by {tool}, not by ampacity" in said
         page = (out / "report.html").read_text()
@@ -131,10 +132,10 @@ def test_client_of_another_tool_is_not_said_to_have_kept_up(tmp_path: Path) -> N
     assert next(w["code"] for w in summary["warnings"]) == "imported"
 
 
-def test_two_tools_are_not_compared_unasked(tmp_path: Path, ampacity: Any, capsys: Any) -> None:
+def test_two_tools_are_not_compared_unasked(tmp_path: Path, command: Command, capsys: Any) -> None:
     for tool in ("vllm bench serve", "guidellm"):
-        assert ampacity("import", FILES[tool], "--out", tmp_path / tool[:4]) == 0
-    assert ampacity("compare", tmp_path / "vllm", tmp_path / "guid") == 2
+        command("import", FILES[tool], "--out", tmp_path / tool[:4])
+    command("compare", tmp_path / "vllm", tmp_path / "guid", status=2)
     assert "imported" in capsys.readouterr().err
 
 
@@ -322,7 +323,7 @@ def test_tpot_without_chunk_times_takes_one_token_as_the_first(tmp_path: Path) -
 
 
 def test_files_are_load_levels_and_feed_capacity_gate_and_baseline(
-    tmp_path: Path, ampacity: Any, capsys: Any
+    tmp_path: Path, command: Command, ampacity: Any, capsys: Any
 ) -> None:
     rng = np.random.default_rng(1)
     slow = {2.0: 0.1, 4.0: 0.2, 8.0: 3.0}
@@ -333,13 +334,13 @@ def test_files_are_load_levels_and_feed_capacity_gate_and_baseline(
         )
         for rate, ttft in slow.items()
     ]
-    assert ampacity("import", *paths, "--out", tmp_path / "run", "--slo", "ttft_p90=1s") == 0
+    command("import", *paths, "--out", tmp_path / "run", "--slo ttft_p90=1s")
     capacity = json.loads((tmp_path / "run" / "summary.json").read_text())["capacity"]
     low, high = capacity["capacity_rps_ci"]
     assert low < 4.1
     assert 4 < high < 8
-    assert ampacity("baseline", tmp_path / "run", "-o", tmp_path / "base.json") == 0
-    assert ampacity("gate", tmp_path / "run", "--baseline", tmp_path / "base.json") == 0
+    command("baseline", tmp_path / "run", "-o", tmp_path / "base.json")
+    command("gate", tmp_path / "run", "--baseline", tmp_path / "base.json")
     worse = [
         written(
             tmp_path / f"w{rate:g}.json",
@@ -347,8 +348,8 @@ def test_files_are_load_levels_and_feed_capacity_gate_and_baseline(
         )
         for rate, ttft in slow.items()
     ]
-    assert ampacity("import", *worse, "--out", tmp_path / "worse") == 0
-    assert ampacity("gate", tmp_path / "worse", "--baseline", tmp_path / "base.json") == 1
+    command("import", *worse, "--out", tmp_path / "worse")
+    command("gate", tmp_path / "worse", "--baseline", tmp_path / "base.json", status=1)
     again = [
         "--max-samples",
         "2",
@@ -388,10 +389,10 @@ def test_credentials_in_a_url_are_not_kept(tmp_path: Path) -> None:
     ],
 )
 def test_other_files_are_refused_in_one_line(
-    tmp_path: Path, ampacity: Any, capsys: Any, text: str
+    tmp_path: Path, command: Command, capsys: Any, text: str
 ) -> None:
     (tmp_path / "f.json").write_text(text)
-    assert ampacity("import", tmp_path / "f.json", "--out", tmp_path / "run") == 2
+    command("import", tmp_path / "f.json", "--out", tmp_path / "run", status=2)
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
@@ -507,24 +508,22 @@ CONTRADICTIONS: list[tuple[str, Callable[[Any], object], str]] = [
 @pytest.mark.parametrize(("tool", "change", "wrong"), CONTRADICTIONS)
 def test_a_file_that_contradicts_itself_is_refused(
     tmp_path: Path,
-    ampacity: Any,
+    command: Command,
     capsys: Any,
     tool: str,
     change: Callable[[Any], object],
     wrong: str,
 ) -> None:
-    assert ampacity("import", changed(tool, tmp_path, change), "--out", tmp_path / "run") == 2
+    command("import", changed(tool, tmp_path, change), "--out", tmp_path / "run", status=2)
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert wrong in said
     assert "contradicts" in said
 
 
-def test_files_of_two_tools_are_two_runs(tmp_path: Path, ampacity: Any, capsys: Any) -> None:
-    assert (
-        ampacity("import", FILES["guidellm"], FILES["genai-bench"], "--out", tmp_path / "run") == 2
-    )
+def test_files_of_two_tools_are_two_runs(tmp_path: Path, command: Command, capsys: Any) -> None:
+    command("import", FILES["guidellm"], FILES["genai-bench"], "--out", tmp_path / "run", status=2)
     assert "import each tool by itself" in capsys.readouterr().err
-    assert ampacity("import", FILES["guidellm"], "--format", "vllm", "--out", tmp_path / "run") == 2
+    command("import", FILES["guidellm"], "--format vllm --out", tmp_path / "run", status=2)
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
