@@ -156,7 +156,7 @@ def measure(
 
 
 def broken_bars(scenario: Scenario, result: dict[str, Any]) -> list[str]:
-    """The bars that ``result`` does not keep, in words."""
+    """Return the bars that ``result`` misses, in words."""
     if "failed" in result:
         return [result["failed"]]
     found = []
@@ -170,9 +170,7 @@ def broken_bars(scenario: Scenario, result: dict[str, Any]) -> list[str]:
 
 
 def carried_share(results: list[dict[str, Any]], scenario: str) -> float:
-    """What two workers on one core carry of what one carries there: the inverse of their CPU for
-    the same load.
-    """
+    """Return the load of two workers on one core over that of one: the inverse of their CPU."""
 
     def cpu(client: str) -> float:
         of_client = [r for r in results if (r["scenario"], r["client"]) == (scenario, client)]
@@ -205,12 +203,12 @@ COLUMNS = (
 
 
 def row(result: dict[str, Any]) -> list[str]:
-    """One line of the table."""
+    """Return a line of the table."""
     return ["–" if result.get(k) is None else shape.format(result[k]) for k, _, shape in COLUMNS]
 
 
 def print_table(results: list[dict[str, Any]]) -> None:
-    """All results as a Markdown table. CPU in ms per 1,000 tokens, errors in ms, RSS in MB."""
+    """Return all results as Markdown: CPU in ms per 1,000 tokens, errors in ms, RSS in MB."""
     rows = [[title for _, title, _ in COLUMNS], *[row(r) for r in results if "failed" not in r]]
     widths = [max(len(r[i]) for r in rows) for i in range(len(COLUMNS))]
     rows.insert(1, ["-" * width for width in widths])
@@ -258,7 +256,7 @@ def main() -> int:
 
 
 def _tell(client: Client, scenario: Scenario, result: dict[str, Any]) -> int:
-    """Bars and doubts of one result on stderr; gives the number of broken bars."""
+    """Print missed bars and doubts to stderr; return the number of missed bars."""
     head = f"{scenario.name}, {client.name}:"
     if "server" in result and result["server"]["late_p99_ms"] > SERVER_LATE_MAX_MS:
         print(

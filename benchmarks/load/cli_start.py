@@ -53,13 +53,13 @@ def _cpu_s(task: Path) -> float:
 
 
 def help_s(start: list[str]) -> Waited:
-    """From launch to exit of ``--help``."""
+    """Measure from launch to exit of ``--help``."""
     began_ns, at_ns, cpu_s = watched([*start, "--help"])
     return (at_ns[-1] - began_ns) / 1e9, cpu_s[-1]
 
 
 def first_request_s(start: list[str]) -> tuple[Waited, Waited]:
-    """From launch to the arrival of the first request of any kind, and of the first of the load."""
+    """Measure from launch to the first request of any kind, and to the first of the load."""
     with tempfile.TemporaryDirectory(prefix="ampacity-start-") as directory:
         out = Path(directory) / "run"
         with mock_server(ttft_ms=5, itl_ms=1) as mock:

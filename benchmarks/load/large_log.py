@@ -16,7 +16,7 @@ import numpy as np
 
 
 def write_log(path: Path, rows: int) -> None:
-    """Poisson arrivals at 20/s and log-normal lengths, in the form of the Azure 2024 traces."""
+    """Write Poisson arrivals at 20/s and log-normal lengths, as the Azure 2024 traces have it."""
     rng = np.random.default_rng(1)
     times = np.cumsum(rng.exponential(0.05, rows))
     inputs, outputs = (np.maximum(rng.lognormal(mu, 1, rows), 1).astype(int) for mu in (7, 5))

@@ -36,7 +36,7 @@ class Metered:
     stderr: str
 
     def cpu_between_s(self, begin_ns: int, end_ns: int) -> float:
-        """CPU seconds between two monotonic times, from the samples."""
+        """Return the CPU seconds between two monotonic times."""
         if not len(self.samples):
             return 0.0
         at_s, cpu_s = self.samples[:, 0], self.samples[:, 1]
@@ -44,7 +44,7 @@ class Metered:
         return float(end - begin)
 
     def resident_mb(self, begin_ns: int, end_ns: int) -> float | None:
-        """The largest sample between two monotonic times, MB (10^6 bytes)."""
+        """Return the largest sample between two monotonic times, MB (10^6 bytes)."""
         at_s = self.samples[:, 0] if len(self.samples) else np.empty(0)
         inside = (at_s >= begin_ns / 1e9) & (at_s <= end_ns / 1e9)
         return float(self.samples[inside, 2].max()) if inside.any() else None
@@ -129,7 +129,7 @@ def _sample(pid: int, samples: list[tuple[float, float, float]], ended: threadin
 
 
 def _tree(pid: int) -> list[int]:
-    """The process and all its living descendants."""
+    """Return the process and all its living descendants."""
     found, waiting = [], [pid]
     while waiting:
         each = waiting.pop()

@@ -30,7 +30,7 @@ SLOS = ("ttft_p99=2s", "itl_p99=50ms", "e2e_p99=30s")
 def write_run(
     path: Path, requests: int, tokens: int, stages: int, *, counted: bool = False
 ) -> None:
-    """A made-up run: Poisson arrivals at 100, 200, ... requests/s, log-normal TTFT and gaps.
+    """Write a run: Poisson arrivals at 100, 200, ... requests/s, log-normal TTFT and gaps.
 
     ``counted``: the server says of every chunk how many tokens it holds, one.
     """

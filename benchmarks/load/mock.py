@@ -49,7 +49,7 @@ class Mock:
 
 
 def unavailable() -> str | None:
-    """Why the mock server cannot run on this machine, or None."""
+    """Return why the mock server cannot run on this machine, or None."""
     if not sys.platform.startswith("linux"):
         return "the mock server needs Linux (epoll)"
     if not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
@@ -110,7 +110,7 @@ def mock_server(
 
 
 def read_truth(path: Path) -> dict[str, list[Served]]:
-    """The server's truth file (see ``mock_server.c``), by X-Request-Id."""
+    """Return the server's truth file (see ``mock_server.c``) by X-Request-Id."""
     served: dict[str, list[Served]] = {}
     with path.open(encoding="latin-1") as lines:
         for line in lines:

@@ -118,9 +118,7 @@ class Client:
             await asyncio.sleep(0.02)
 
     def save(self, path: str) -> None:
-        """Flat arrays: requests int64[n, 4] (number, scheduled, started, tokens), token_ns
-        int64[all tokens].
-        """
+        """Return requests int64[n, 4] (number, scheduled, started, tokens) and token_ns."""
         rows = [(number, due, started, len(at)) for number, due, started, at in self.rows]
         token_ns = np.concatenate(
             [np.array(at, dtype=np.int64) for *_, at in self.rows] or [np.empty(0, np.int64)]

@@ -22,7 +22,7 @@ ANSWER_S = TTFT_S + (OUTPUT_TOKENS - 1) * ITL_S + ITL_S
 
 
 def resident_mb(rate_rps: float, duration_s: float) -> float:
-    """Most resident memory, MB, from the first arrival to the last, of all the tool's processes."""
+    """Return the peak of resident memory of all the tool's processes under load, MB."""
     client, load = ampacity(), Load(rate_rps, duration_s, output_tokens=OUTPUT_TOKENS)
     with tempfile.TemporaryDirectory(prefix="ampacity-bench-") as directory:
         out = Path(directory) / "run"

@@ -35,9 +35,7 @@ LAWS = (
 
 
 def log_of(law: str, requests: int, rng: np.random.Generator) -> np.ndarray:
-    """Sorted times from 0; of ``diurnal`` three days, at as low a rate as that takes; 100 requests
-    at least, as a fit wants.
-    """
+    """Return sorted times from 0, at least 100; three days of ``diurnal``."""
     if law == "diurnal":
         days = [
             arrival_times(law, requests / 3 / 86_400, 86_400, rng) + day * 86_400

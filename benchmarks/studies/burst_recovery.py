@@ -119,7 +119,7 @@ def true_recovery_s(case: Case, run: Played) -> float:
 
 
 def judged(case: Case, run: Played) -> dict[str, Any]:
-    """The ``burst`` object of what the run sees."""
+    """Return the ``burst`` object of what the run sees."""
     plan = case.plan
     seen = run.at < plan.duration_s
     sent = Sent(
@@ -136,7 +136,7 @@ def judged(case: Case, run: Played) -> dict[str, Any]:
 
 
 def row(case: Case, runs: int, seed: int) -> str:
-    """Rates over all runs, answered or not."""
+    """Return rates over all runs, answered or not."""
     count: Counter[str] = Counter()
     truths, ratios, why = [], [], Counter[str]()
     for number in range(seed, seed + runs):
@@ -176,9 +176,7 @@ def row(case: Case, runs: int, seed: int) -> str:
 
 
 def rest(case: Case, runs: int, seed: int) -> str:
-    """Of backlogs cut at the end of the recovery, which goes on unseen for 1,000 s: is it said when
-    they are gone?
-    """
+    """Return whether the end of a backlog that outlasts the recovery is reported correctly."""
     told, early, late = Counter[Any](), 0, 0
     for number in range(seed, seed + runs):
         run = play(case, number, 1000.0)

@@ -62,7 +62,7 @@ SHAPES: dict[str, tuple[Callable[[Floats], Floats], int, tuple[float, ...]]] = {
 
 
 def minutes(kind: str, rate_rps: Floats, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Requests in each minute, whose mean rate is ``rate_rps``."""
+    """Return requests in each minute, with the mean rate ``rate_rps``."""
     if kind == "poisson":
         return rng.poisson(rate_rps * CELL_S)
     begun = rng.poisson(rate_rps * CELL_S / SIZE)
@@ -79,9 +79,7 @@ def minutes(kind: str, rate_rps: Floats, rng: np.random.Generator) -> npt.NDArra
 
 
 def of_requests(kind: str, rate: Floats, step_s: float) -> Floats:
-    """The rate of requests where that of what begins is ``rate``, in steps: later turns come after
-    an exponential time.
-    """
+    """Return the rate of requests if sessions begin at ``rate``, in steps."""
     if kind != "sessions":
         return rate
     kept = np.exp(-step_s / (SIZE * BETWEEN_S))

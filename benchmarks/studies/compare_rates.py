@@ -49,7 +49,7 @@ def sent(server: Server, rate_rps: float, requests: int, seed: int, own: int, sp
 
 
 def arm(name: str, stages: Sequence[Sent], slos: Sequence[Slo], seed: int) -> Arm:
-    """A run with lengths drawn by its seed, which say nothing of the server's work."""
+    """Return a run with lengths drawn by its seed, unrelated to the server's work."""
     run = run_of(stages, slos, seed=seed, run_id=name)
     n = run.requests.num_rows
     lengths = pa.array(
@@ -76,7 +76,7 @@ def pair(
     options: Any,
     other: bool,
 ) -> dict[str, Any]:
-    """The comparison of two runs; B is slower by --slower."""
+    """Compare two runs; B is slower by --slower."""
     arms = []
     for k, name in enumerate("AB"):
         drawn, own = seed + other * k * 10**6, 2 * seed + k
@@ -91,14 +91,14 @@ def pair(
 
 
 def kept_below(name: str, load: float) -> Slo:
-    """A TTFT SLO that is kept up to about this load."""
+    """Return a TTFT SLO that is met up to about this load."""
     return parse_slo(
         f"ttft_p95={1e3 * truth_at(name, load, requests=50_000, parts=1).quantile_s(0.95):.4f}ms"
     )
 
 
 def told(result: dict[str, Any]) -> set[str]:
-    """What the comparison says differs: each line with a winner, each latency."""
+    """Return what the comparison reports as different: lines with a winner, and latencies."""
     lines = {r["name"] for r in result["scorecard"] if r["winner"]}
     moved = {
         s["metric"] for s in result["shift"] for q in s["quantiles"] if q["verdict"] == "differs"

@@ -31,9 +31,7 @@ TRUE_REQUESTS = 1_000_000
 
 
 def measure(server: Server, load: float, n: int, seed: int) -> tuple[Observations, bool | None]:
-    """TTFT of a stage of about n requests as the tool sees it, its start-up cut, and whether it is
-    found stable.
-    """
+    """Measure TTFT in a stage of about n requests; return it and whether the stage is stable."""
     rate = load * server.most_rps
     sent = stage_of(server, rate, n / rate, np.random.default_rng([seed, round(load * 1e6), n]))
     table, metas = table_of([sent])
@@ -42,13 +40,13 @@ def measure(server: Server, load: float, n: int, seed: int) -> tuple[Observation
 
 
 def observations(values: Floats) -> Observations:
-    """One sample per request, none failed."""
+    """Return one sample per request, none failed."""
     n = len(values)
     return Observations("requests", values, np.arange(n), None, np.zeros(n), np.full(n, np.nan))
 
 
 def truth(server: Server, load: float, requests: int = TRUE_REQUESTS, parts: int = 4) -> float:
-    """p99 of TTFT in the steady state, s, over ``parts`` runs of ``requests`` each."""
+    """Return p99 of TTFT in the steady state, s, over ``parts`` runs of ``requests`` each."""
     found = []
     for part in range(parts):
         rng = np.random.default_rng([99, part, round(load * 1e6)])
@@ -70,12 +68,12 @@ class Coverage:
 
     @property
     def right(self) -> float:
-        """Share of runs whose interval holds the truth or that said 'too short'."""
+        """Return the share of runs whose interval holds the truth or is too short to be given."""
         return self.refused + (self.covered * (1 - self.refused) if self.refused < 1 else 0.0)
 
 
 def cover(server: Server, load: float, n: int, runs: int, true_s: float, seed: int = 1) -> Coverage:
-    """How often the 95 % interval of p99 TTFT contains the truth."""
+    """Return how often the 95 % interval of p99 TTFT contains the truth."""
     measured = [measure(server, load, n, seed * 10_000 + r)[0] for r in range(runs)]
     ends = np.array([o.confidence_interval(QUANTILE) for o in measured])
     given = ~np.isnan(ends).any(axis=1)
@@ -95,8 +93,7 @@ def cover(server: Server, load: float, n: int, runs: int, true_s: float, seed: i
 def verdicts(
     server: Server, load: float, limit_s: float, n: int, runs: int, seed: int = 2
 ) -> dict[str, float]:
-    """Shares of met, broken and inconclusive at a load; a stage without a steady state is "
-    "broken."""
+    """Return shares of the verdicts at a load; an unstable stage counts as violated."""
     counts = dict.fromkeys(("met", "violated", "inconclusive"), 0)
     for run in range(runs):
         o, stable = measure(server, load, n, seed * 10_000 + run)

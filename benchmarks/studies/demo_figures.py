@@ -50,7 +50,7 @@ def settings_of(seed: int, duration: str, out: Path | None = None) -> Any:
 
 
 def truth() -> tuple[float, float]:
-    """(capacity in requests/s, mean in flight at it)."""
+    """Return (capacity in requests/s, mean in flight at it)."""
     settings = settings_of(1, DURATION)
 
     def make(rate_rps: float, seed: int) -> Any:
@@ -75,7 +75,7 @@ def truth() -> tuple[float, float]:
 
 
 def one_demo(seed: int, duration: str) -> dict[str, Any]:
-    """Its summary; the stages are as long as the demo's, which virtual time would prolong."""
+    """Return the summary of a demo with the demo's own stage lengths."""
     player.REQUESTS_MIN = 1
     with tempfile.TemporaryDirectory() as folder:
         settings = settings_of(seed, duration, Path(folder) / "run")

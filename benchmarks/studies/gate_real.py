@@ -34,7 +34,7 @@ SLOWER = "llama3-8b@h100,bandwidth_factor=0.7273,compute_factor=0.4545,overhead_
 
 @contextmanager
 def engine(preset: str) -> Iterator[str]:
-    """A server on a free port; its URL."""
+    """Serve on a free port; yield the URL."""
     server = subprocess.Popen(
         [AMPACITY, "simulate", "--preset", preset, "--model", "m", "--port", "0"],
         stdout=subprocess.PIPE,
@@ -64,7 +64,7 @@ def run(preset: str, options: argparse.Namespace, seed: int, out: Path) -> Path:
 
 
 def verdict(folder: Path, pair: int, options: argparse.Namespace, candidate: str) -> str:
-    """Of one pair: pass, regression, inconclusive, or why it cannot be compared."""
+    """Return pass, regression, inconclusive, or why the pair cannot be compared."""
     base = run(EQUAL, options, pair + 1, folder / f"{pair}-base")
     other = run(candidate, options, pair + 1, folder / f"{pair}-candidate")
     file = folder / f"{pair}.json"

@@ -25,7 +25,7 @@ LOADS = np.arange(0.5, 0.99, 0.02)
 
 @cache
 def true_knee(name: str, tail: float) -> tuple[float, float] | None:
-    """(requests in flight, requests/s) where the ratio parts; None where it does not."""
+    """Return (requests in flight, requests/s) where the ratio parts; None: nowhere."""
     low, at = _ratio(name, 0.1, tail), 0.0
     for load in LOADS.round(3).tolist():
         ratio = _ratio(name, load, tail)
@@ -47,7 +47,7 @@ def _ratio(name: str, load: float, tail: float) -> float:
 def sweep(
     name: str, rng: np.random.Generator, longer: float = 1.0
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Stages up to saturation, and three beyond it, each so many times ``longer``."""
+    """Return stages up to saturation, and three beyond it, each ``longer`` times as long."""
     server, n = SERVERS[name](), int(rng.integers(6, 11))
     within = np.linspace(rng.uniform(0.1, 0.3), rng.uniform(0.95, 1.1), n)
     loads = [*within, *np.sort(rng.uniform(1.1, 1.6, 3))]
@@ -61,9 +61,7 @@ def sweep(
 
 
 def judge(name: str, sweeps: int, seed: int, longer: float = 1.0) -> dict[str, float]:
-    """Counts of sweeps, and the median width of their regions (upper over lower end, in flight and
-    in requests/s).
-    """
+    """Count sweeps, and return the median width of their regions (upper over lower end)."""
     found = dict.fromkeys(("named", "wrong_in_flight", "wrong_rps", "moved", "named_by_more"), 0)
     widths = []
     for k in range(sweeps):

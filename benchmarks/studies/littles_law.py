@@ -20,7 +20,7 @@ NAMES = ("mm1", "mg1", "mm8", "batch")
 
 
 def is_off(begin: Floats, ttft: Floats, end: Floats, length_s: float) -> bool:
-    """Whether the stage [0, length_s), cut as an analysis cuts it, is called inconsistent."""
+    """Return whether the stage [0, length_s) is called inconsistent."""
     window = find_window(0.0, length_s, begin, end, ttft, None)
     level = time_average_in_flight(window.start_s, window.end_s, begin, end)
     return consistency(window.start_s, window.end_s, level, begin, end)["ok"] is False
@@ -33,9 +33,7 @@ def open_stage(
     rng: np.random.Generator,
     late: Callable[..., Floats] | None = None,
 ) -> bool:
-    """One stage of about n requests; ``late(begin, e2e, length_s, rng)`` is added to the times of
-    their ends.
-    """
+    """Judge a stage of about n requests; ``late`` gives what is added to their ends."""
     server = SERVERS[name]()
     begin, ttft, e2e = server.run(load * server.most_rps, n, rng)
     length_s = n / (load * server.most_rps)
@@ -46,7 +44,7 @@ def open_stage(
 
 
 def closed_stage(users: int, n: int, fixed: bool, rng: np.random.Generator) -> bool:
-    """Users who ask again at once, answers of 1 s or exponential ones of that mean."""
+    """Judge users who ask again at once, with answers of 1 s, fixed or exponential."""
     each = n // users
     takes = np.ones((users, each)) if fixed else rng.exponential(1.0, (users, each))
     end = np.cumsum(takes, axis=1)

@@ -64,15 +64,14 @@ WORKLOAD = load_workload("chat-short")  # whose lengths nobody looks at
 
 
 def only_ttft(cohort: Cohort) -> dict[str, Any]:
-    """The part of a stage's latencies that its SLO here, on TTFT, and the choice of loads read: a
-    third of the time.
-    """
+    """Return the parts of a stage that the SLO and the choice of loads read."""
     return {"ttft_from_schedule_s": percentiles(cohort.ttft(from_schedule=True))}
 
 
 class ServerRig:
-    """A rig whose endpoint is a server of the study; its stages are judged as those of a run "
-    "are."""
+    """A rig whose endpoint is a server of the study; its stages are judged as those of a run
+    are.
+    """
 
     def __init__(self, server: Server, slo: Slo, seed: int, duration_s: float = 30.0) -> None:
         self.settings: Any = SimpleNamespace(

@@ -37,9 +37,7 @@ PEAK_REQUESTS = 200_000
 
 @cache
 def true_peak_rps(name: str, slo: Slo) -> float:
-    """The highest rate x P[TTFT within the limit], a parabola through the best load tried and its
-    neighbours.
-    """
+    """Return the highest rate x P[TTFT within the limit], by a parabola through the best loads."""
     at = [truth_at(name, round(float(load), 3), PEAK_REQUESTS, 2) for load in PEAK_LOADS]
     good = np.array([t.rate_rps * (1 - t.missed(slo.limit_s)) for t in at])
     best = int(np.clip(good.argmax(), 1, len(good) - 2))
@@ -55,7 +53,7 @@ def one_sweep(name: str, slo: Slo, duration_s: float | None, seed: int) -> Serve
 
 
 def row_of(stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, float]:
-    """The figures that a user reads, nan where there is none."""
+    """Return the figures that a user reads, nan where there is none."""
     c, g = find_capacity(stages, slos), peak_goodput(stages, slos)
     none, violated = (None, None), surely_violated(judged_open(stages))
     row = {

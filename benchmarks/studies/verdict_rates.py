@@ -29,15 +29,13 @@ FINE = 0.002  # of saturation: how exactly a load is looked for
 
 
 def shares(quantile: float) -> tuple[float, ...]:
-    """True shares of misses that are tried, over what the SLO allows."""
+    """Return the shares of misses that are tried, over what the SLO allows."""
     return (0.1, 0.5, 1.0, 1.4 if quantile < 0.97 else 1.6, 2.0)
 
 
 @cache
 def load_with(name: str, limit_load: float, quantile: float, times: float) -> float | None:
-    """The load at which the true share of misses is ``times`` what the SLO allows; None where there
-    is none.
-    """
+    """Return the load with ``times`` the misses that the SLO allows; None: there is none."""
     slo = limit_at(name, limit_load, quantile)
     low, high = (0.05, limit_load) if times < 1 else (limit_load, 0.99)
     if times == 1:
@@ -61,7 +59,7 @@ class Judged:
 
 
 def judge(name: str, load: float, slo: Slo, requests: int, seed: int) -> Judged:
-    """One stage, judged as the product judges it; one without a steady state violates."""
+    """Judge a stage as the product does; an unstable one violates."""
     server = SERVERS[name]()
     rate = load * server.most_rps
     sent = stage_of(

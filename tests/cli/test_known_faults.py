@@ -174,8 +174,9 @@ def test_by_default_an_answer_may_last_as_long_as_its_tokens_come() -> None:
     ("size", "window"), [(100, READY_MAX), (READY_MAX_BYTES // 8, 8), (2 * READY_MAX_BYTES, 1)]
 )
 def test_requests_are_made_ahead_in_a_bounded_window(size: int, window: int) -> None:
-    """Fault 64: of 50,000 prompts only the first 512, or 16 MiB of them, are made before the "
-    "start."""
+    """Fault 64: of 50,000 prompts only the first 512, or 16 MiB of them, are made before the
+    start.
+    """
     made: list[int] = []
 
     def make(number: int, tokens: int) -> bytes:

@@ -231,8 +231,9 @@ def test_unknown_preset_is_one_line(command: Command, capsys: pytest.CaptureFixt
 def test_predictions_have_ids_of_their_own_and_the_same_one_twice_is_no_evidence_of_noise(
     tmp_path: Path, command: Command, capsys: Any
 ) -> None:
-    """Two that begin in the same second are two runs; of one seed they are equal to the last "
-    "digit."""
+    """Two that begin in the same second are two runs; of one seed they are equal to the last
+    digit.
+    """
     ids = []
     for name, seed in (("a", 1), ("again", 1), ("other", 2)):
         words = tuple(

@@ -50,8 +50,9 @@ prefixes: {cached_share: 0.5, pool: 20, zipf: 1}
 
 
 def tree(sessions: int) -> Schedule:
-    """In each session 0 ← 1 (pause 2 s) and 0, 1 ← 2 (pause 0.5 s); answers of 5, 3 and 1 "
-    "tokens."""
+    """In each session 0 ← 1 (pause 2 s) and 0, 1 ← 2 (pause 0.5 s); answers of 5, 3 and 1
+    tokens.
+    """
     n = 3 * sessions
     after = [k for s in range(sessions) for k in (3 * s, 3 * s, 3 * s + 1)]
     starts = np.cumsum([0, *[0, 1, 2] * sessions])

@@ -646,8 +646,9 @@ def test_a_long_answer_in_flight_is_no_miss_of_the_first_token(
 
 
 class ScriptedRig:
-    """Stages that come out as the law of ``true_share`` has it, each worth a third of its "
-    "requests."""
+    """Stages that come out as the law of ``true_share`` has it, each worth a third of its
+    requests.
+    """
 
     def __init__(self, x_star: float = 10.0) -> None:
         self.x_star = x_star
