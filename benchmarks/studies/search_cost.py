@@ -98,7 +98,7 @@ class ServerRig:
         self._server, self._slo = server, slo
 
     def tell(self, text: str) -> None:
-        """Nobody waits."""
+        """Return at once."""
         self.told.append(text)
 
     def stage_s(self, rate_rps: float) -> float:
@@ -147,7 +147,7 @@ class ServerRig:
 
 
 def until(sent: Sent, due_s: float) -> Sent:
-    """What was due before ``due_s``, of a stage that lasted until then."""
+    """Return what was due before ``due_s`` in a stage that lasted until then."""
     seen = sent.arrival_s < due_s
     return replace(
         sent,
@@ -159,7 +159,7 @@ def until(sent: Sent, due_s: float) -> Sent:
 
 
 def as_of(table: pa.Table, now_ns: int) -> pa.Table:
-    """The records as they are while those that have not ended by ``now_ns`` are in flight."""
+    """Return the records as they are at ``now_ns``, with requests in flight."""
     first, ended = (table[name].to_numpy() for name in ("first_token_ns", "ended_ns"))
     for name, after in [("status", ended), ("ended_ns", ended), ("last_token_ns", ended)] + [
         (name, first)
@@ -182,9 +182,7 @@ def queue_truth(slo: Slo) -> tuple[float, float]:
 def put_at(
     server: Server, load: float, quantile: float, requests: int = 1_000_000
 ) -> tuple[Slo, tuple[float, float]]:
-    """An SLO whose limit is just met at ``load`` of saturation, and the truth; by four long runs,
-    but for the queue.
-    """
+    """Return an SLO whose limit is just met at ``load`` of saturation, and the truth."""
     rate = load * server.most_rps
     if server is QUEUE:
         slo = Slo("ttft", quantile, math.log(1 / (1 - quantile)) / (MU - rate))
@@ -200,7 +198,7 @@ def put_at(
 
 
 def search_server(server: Server, slo: Slo, precision: float, seed: int) -> Found:
-    """(estimate, requests, precision reached, stages)."""
+    """Return (estimate, requests, precision reached, stages)."""
     rig = ServerRig(server, slo, seed)
     asyncio.run(Search(SearchPlan(precision)).run(rig))
     return estimate(rig.stages, [slo]), rig.sent, bool(rig.noted["search"]["reached"]), rig.stages
@@ -279,9 +277,7 @@ def engine_truth(
 
 
 def told(stages: list[dict[str, Any]], slo: Slo, precision: float) -> list[float | None]:
-    """What was said after each stage of the requests that the search takes, over what it took;
-    None: too early.
-    """
+    """Return estimated over actual requests after each stage; None: too early to say."""
     sent = np.cumsum([s["requests"] + s["window"]["warmup_requests"] for s in stages])
     said = []
     for k in range(1, len(stages)):
@@ -350,7 +346,7 @@ def study(
 
 
 def grid(slo: Slo, seeds: int) -> None:
-    """The error of a fixed grid of ten loads, by the requests of each stage."""
+    """Return the error of a fixed grid of ten loads, by the requests of each stage."""
     truth = queue_truth(slo)[0]
     for requests in GRID_REQUESTS:
         errors = []
@@ -374,9 +370,7 @@ def _grid_stages(
 
 
 def brackets(quantile: float, seeds: int, sweeps: int = 100) -> None:
-    """Does the bracket hold the truth, and how far is the figure from it? Ten loads, moved at
-    random by a part of their distance, and the sweep's own.
-    """
+    """Print whether brackets hold the truth and how far figures are off: a grid, and a sweep."""
     for load in BRACKET_LOADS:
         slo, (truth, _) = put_at(QUEUE, load, quantile)
         ends: dict[str, list[tuple[float, float, float]]] = {"grid": [], "sweep": []}
