@@ -123,15 +123,20 @@ def test_the_engine_finds_what_an_infinite_cache_would(history: str, tmp_path: P
         assert played.outcome.cached_tokens.tolist() == planned.tolist()
 
 
+@pytest.fixture
+def agents(tmp_path: Path) -> Path:
+    """A workload file of agents' sessions."""
+    (tmp_path / "agents.yaml").write_text(SESSIONS.format(history="answers"))
+    return tmp_path / "agents.yaml"
+
+
 def test_predict_plays_sessions_and_says_what_the_cache_found(
-    tmp_path: Path, command: Command
+    tmp_path: Path, agents: Path, command: Command
 ) -> None:
-    file = tmp_path / "agents.yaml"
-    file.write_text(SESSIONS.format(history="answers"))
     run = tmp_path / "run"
     command(
         "predict --preset llama3-8b-h100 --prefix-caching --workload",
-        file,
+        agents,
         "--rates 2 --max-requests 400 --out",
         run,
     )
@@ -199,23 +204,19 @@ def test_pools_that_do_not_fit_are_told_once_by_show_and_by_a_run(
 
 
 def test_a_search_over_sessions_is_refused(
-    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, agents: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "agents.yaml"
-    file.write_text(SESSIONS.format(history="answers"))
-    command("predict --preset demo --search --slo ttft_p99=1s --workload", file, status=2)
+    command("predict --preset demo --search --slo ttft_p99=1s --workload", agents, status=2)
     assert "without --search" in capsys.readouterr().err
 
 
 def test_sessions_that_never_fit_the_context_are_refused(
-    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, agents: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each begins with 1,505 shared tokens."""
-    file = tmp_path / "agents.yaml"
-    file.write_text(SESSIONS.format(history="answers"))
     command(
         "predict --preset llama3-8b@h100,max_model_len=1000 --workload",
-        file,
+        agents,
         "--rates 1 --out",
         tmp_path / "run",
         status=2,
