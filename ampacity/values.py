@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-SECONDS_MAX = 30 * _UNITS_S["d"]
+from ampacity.durations import read_duration
+
+SECONDS_MAX = 30 * 86_400.0
 LARGEST = 1e12  # a rate, factor or price above this is a typing error
 RESERVED_BODY_FIELDS = ("messages", "prompt", "stream")
 Reader = Callable[[Any, str], Any]
@@ -44,36 +45,13 @@ def path(value: Any, name: str) -> Path:
 
 def parse_duration(value: Any, name: str) -> float:
     """Return the seconds of ``500ms``, ``30s``, ``2m``, ``1h`` or ``2d``. Raises ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|m|min|h|d)\s*", str(value))
-    if not match:
+    if (seconds := read_duration(str(value))) is None:
         raise ConfigError(
             f"{name} {value}: write a duration with its unit and above 0, as 500ms, 30s or 2m"
         )
-    seconds = float(match[1]) * _UNITS_S[match[2]]
     if not 0 < seconds <= SECONDS_MAX:
         raise ConfigError(f"{name} {value}: give more than 0 and at most 30 days")
     return seconds
-
-
-def duration_text(seconds: float) -> str:
-    """Return exactly ``seconds``, as ``parse_duration`` reads it: ``110s``, ``2m``, ``1.5h``."""
-    from ampacity.analysis.slo import duration_text as in_seconds
-
-    for unit, parts in (("d", 10), ("h", 10), ("m", 1)):
-        number = parts * seconds / _UNITS_S[unit]
-        if seconds > 1.5 * _UNITS_S[unit] and abs(number - round(number)) < 1e-9 * number:
-            return f"{round(number) / parts:g}{unit}"
-    return in_seconds(seconds)
-
-
-def rounded_up(seconds: float) -> float:
-    """Return ``seconds`` rounded up for a recommendation.
-
-    Whole seconds below 1.5 min, whole minutes below 1.5 h, then tenths of hours or days.
-    """
-    unit = next((unit for unit in "dhm" if seconds > 1.5 * _UNITS_S[unit]), "s")
-    step_s = _UNITS_S[unit] / (10 if unit in "dh" else 1)
-    return math.ceil(round(seconds / step_s, 6)) * step_s
 
 
 def flag(value: Any, name: str) -> bool:

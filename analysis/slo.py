@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
+from ampacity.durations import exact_text, read_duration
+
 METRICS: tuple[str, ...] = ("ttft", "itl", "icl", "tpot", "e2e", "first_answer", "fluidity")
 GAP_METRICS: frozenset[str] = frozenset({"itl", "icl"})
 """Metrics whose percentile is over gaps; the others have one value per request."""
@@ -44,10 +46,7 @@ SLO_SETS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 """Named sets for ``--slo``: (SLOs, where the limits come from)."""
 
-_MICRO, _MILLI = Decimal("1e-6"), Decimal("1e-3")
-_UNITS_S = {"us": _MICRO, "µs": _MICRO, "ms": _MILLI, "s": Decimal(1), "m": Decimal(60)}
 _EXAMPLE = "for example ttft_p99=2s or itl_p99=50ms"
-_NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([^\d\s.]*)")
 
 
 class SloError(ValueError):
@@ -90,8 +89,8 @@ class Slo:
         """Return ``2s``, ``2s+50ms`` (fluidity) or ``1%``."""
         if self.metric == ERROR_RATE:
             return f"{((1 - Decimal(repr(self.quantile))) * 100).normalize():f}%"
-        first = f"{duration_text(self.first_s)}+" if self.first_s is not None else ""
-        return first + duration_text(self.limit_s)
+        first = f"{exact_text(self.first_s)}+" if self.first_s is not None else ""
+        return first + exact_text(self.limit_s)
 
     @property
     def text(self) -> str:
@@ -107,30 +106,13 @@ class Slo:
         return known | {"text": self.text} | given
 
 
-def duration_text(seconds: float) -> str:
-    """Return ``2s``, ``50ms``, ``300us``: the largest unit in which the number is at least 1."""
-    value = Decimal(repr(float(seconds)))
-    unit = next((unit for unit in ("s", "ms") if value >= _UNITS_S[unit]), "us")
-    return f"{(value / _UNITS_S[unit]).normalize():f}{unit}"
-
-
 def parse_duration(text: str, what: str = "a duration") -> float:
-    """Return seconds of ``500ms``, ``2s``, ``1.5m``, ``300us``; SloError for a bare number."""
-    match = _NUMBER.fullmatch(text.strip())
-    if not match:
+    """Return the seconds of ``500ms``, ``2s``, ``1.5m``. Raises SloError, also for 0."""
+    if not (seconds := read_duration(text)):
         raise SloError(
-            f"{what}: {text!r} is no duration: write a number and a unit (us, ms, s, m), {_EXAMPLE}"
+            f"{what}: {text!r} is no limit: write a number above 0 and its unit (us, ms, s, m), "
+            f"{_EXAMPLE}"
         )
-    number, unit = match.groups()
-    if not unit:
-        raise SloError(f"{what}: {text!r} has no unit: write {number}s or {number}ms ({_EXAMPLE})")
-    if unit not in _UNITS_S:
-        raise SloError(
-            f"{what}: unknown unit {unit!r} in {text!r}: allowed are us, ms, s, m, {_EXAMPLE}"
-        )
-    seconds = float(Decimal(number) * _UNITS_S[unit])
-    if seconds <= 0:
-        raise SloError(f"{what}: {text!r} is not above zero: a limit must be positive, {_EXAMPLE}")
     return seconds
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.args import Command, args_of
+
 settings.register_profile(
     "busy",
     deadline=None,
@@ -44,6 +46,16 @@ def ampacity(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
         with pytest.raises(SystemExit) as ended:
             main()
         return ended.value.code
+
+    return call
+
+
+@pytest.fixture
+def command(ampacity: Callable[..., object]) -> Command:
+    """``command("gate --html x", path, status=3)``: run a command line, check its exit status."""
+
+    def call(*parts: object, status: int = 0) -> None:
+        assert ampacity(*args_of(*parts)) == status
 
     return call
 

@@ -1,4 +1,7 @@
-"""Write the reference of all commands from their own help: ``python -m ampacity.cli.reference > docs/cli.md``."""
+"""Write the reference of all commands from their own help.
+
+``python -m ampacity.cli.reference > docs/cli.md``
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from ampacity.cli.app import app
 
 HEAD = """# Commands
 
-Written by `python -m ampacity.cli.reference`. Every option is also a key of a run file (`ampacity run -c bench.yaml`);
-options on the command line win. Exit statuses: 0 done, 2 bad input or aborted (one line says what is wrong and how to
-mend it), 130 interrupted. Ctrl-C still writes the report of what was measured.
+Written by `python -m ampacity.cli.reference`. Every option is also a key of a run file
+(`ampacity run -c bench.yaml`); options on the command line win. Exit statuses: 0 done, 2 bad input
+or aborted (one line names the mistake and the fix), 130 interrupted. Ctrl-C still writes the report
+of what was measured.
 """
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
+from ampacity.durations import duration_text
 from ampacity.experiments.stages.rig import Rig
-from ampacity.values import ConfigError, duration_text
+from ampacity.values import ConfigError
 
 RAMP = (1 / 3, 2 / 3, 1.0, 2 / 3, 1 / 3)  # of the step's height
 SHAPES = ("step", "ramp")

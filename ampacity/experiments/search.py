@@ -20,9 +20,10 @@ from ampacity.analysis.capacity.next_load import (
     so_far,
 )
 from ampacity.analysis.capacity.pooled import estimate
+from ampacity.durations import duration_text, rounded_up
 from ampacity.experiments.stages.rig import Rig, Stage
 from ampacity.settings import Settings
-from ampacity.values import ConfigError, duration_text, rounded_up
+from ampacity.values import ConfigError
 
 START = 1.0  # requests in flight at the first load
 FILL_TIMES = 10.0  # shortest stage: this many requests, and this many times a request's duration

@@ -22,8 +22,8 @@ from ampacity.analysis.capacity.pooled import estimate, peak_goodput_rps, unseen
 from ampacity.analysis.capacity.reach import out_of_reach
 from ampacity.analysis.capacity.usable import PUBLISHED, find_capacity
 from ampacity.analysis.slo import Slo
+from ampacity.durations import duration_text, rounded_up
 from ampacity.experiments.stages.rig import Enough, Rig
-from ampacity.values import duration_text, rounded_up
 
 MAX_DURATION_S = 600.0  # of a curve, if neither loads nor stage lengths are given
 STAGE_SHARE = 0.05  # of that time, for a stage of the grid

@@ -19,9 +19,10 @@ import numpy.typing as npt
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.requests import Chunks, Floats, Requests
-from ampacity.analysis.slo import Slo, duration_text
+from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.attainment import judge_slo, observe_slos
 from ampacity.analysis.stats.intervals import smallest_n
+from ampacity.durations import exact_text
 
 BEAT_NS = 20e6  # the loop looks at its clock so often: it may have been held up since it last did
 READING_NS = 5e6  # what waited is read within so long after that
@@ -139,7 +140,7 @@ def what_moved(cohort: Cohort, other: Cohort, slos: Sequence[Slo]) -> Moved:
         metric = name.removesuffix("_s").removesuffix("_from_schedule")
         limit_s = limits_s.get(metric, math.inf if slos else 0.0)
         for level, low, value in _moved_quantiles(o, other.observed[name]):
-            between = " and ".join(duration_text(float(f"{x:.3g}")) for x in sorted((low, value)))
+            between = " and ".join(exact_text(float(f"{x:.3g}")) for x in sorted((low, value)))
             why = f"between {between}: the client was late"
             figures.setdefault(name, {})[level] = why
             metrics[metric] = (

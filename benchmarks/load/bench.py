@@ -1,8 +1,9 @@
-"""What the load generator costs and how true it is, on one core, against a server that knows the truth.
+"""What the load generator costs and how true it is, on one core, against a server that knows the
+truth.
 
-    python -m benchmarks.load.bench                          the scenarios of the bars, this tool and the raw limit
-    python -m benchmarks.load.bench 190 --duration 10        one of them, shorter
-    python -m benchmarks.load.bench 190 --peer 'NAME=COMMAND with {url} {rate} {duration} {output_tokens}'
+    python -m benchmarks.load.bench                     every scenario, this tool and the raw limit
+    python -m benchmarks.load.bench 190 --duration 10   one of them, shorter
+    python -m benchmarks.load.bench 190 --peer 'NAME=COMMAND with {url} {rate} {duration}'
 
 README.md beside this file says what each figure means.
 """
@@ -30,7 +31,9 @@ SERVER_LATE_MAX_MS = 1.0  # beyond it the server's core was not its own, and tim
 
 @dataclass(frozen=True)
 class Scenario:
-    """One load, options of the server, and the bars: metric -> largest value allowed (a bool: exactly that)."""
+    """One load, options of the server, and the bars: metric -> largest value allowed (a bool:
+    exactly that).
+    """
 
     name: str
     load: Load
@@ -116,10 +119,8 @@ def measure(
             )
         result: dict[str, Any] = {"client": client.name, "scenario": scenario.name}
         if metered.returncode:
-            return {
-                **result,
-                "failed": f"exit {metered.returncode}: {metered.stderr.strip()[-300:]}",
-            }
+            failed = f"exit {metered.returncode}: {metered.stderr.strip()[-300:]}"
+            return {**result, "failed": failed}
         account = client.read(out) if client.read else None
     everything = [s for found in mock.served.values() for s in found]
     ours = (
@@ -130,9 +131,7 @@ def measure(
         return {**result, "failed": "no request of the load arrived"}
     first_ns, last_ns = at_server.pop("first_arrival_ns"), at_server.pop("last_token_ns")
     tokens = at_server["tokens"]
-    all_tokens = sum(
-        len(s.token_ns) for s in everything
-    )  # with probes, and stages that were repeated
+    all_tokens = sum(len(s.token_ns) for s in everything)  # with probes and repeated stages
     load_cpu_s = metered.cpu_between_s(first_ns, last_ns)
     result |= {
         **at_server,
@@ -149,17 +148,15 @@ def measure(
     }
     if account is not None:
         result |= {**compare(account.seen, mock.served), **account.about}
-        audit = account.about.get("audit")
-        if audit:
+        if audit := account.about.get("audit"):
             begin_ns, end_ns = account.about["load_ns"]
-            result["cpu_ms_per_1000_audit"] = (
-                audit["cpu_fraction"] * (end_ns - begin_ns) / 1e3 / max(tokens, 1)
-            )
+            cpu_us = audit["cpu_fraction"] * (end_ns - begin_ns) / 1e3
+            result["cpu_ms_per_1000_audit"] = cpu_us / max(tokens, 1)
     return result
 
 
 def broken_bars(scenario: Scenario, result: dict[str, Any]) -> list[str]:
-    """The bars that ``result`` does not keep, in words."""
+    """Return the bars that ``result`` misses, in words."""
     if "failed" in result:
         return [result["failed"]]
     found = []
@@ -173,7 +170,7 @@ def broken_bars(scenario: Scenario, result: dict[str, Any]) -> list[str]:
 
 
 def carried_share(results: list[dict[str, Any]], scenario: str) -> float:
-    """What two workers on one core carry of what one carries there: the inverse of their CPU for the same load."""
+    """Return the load of two workers on one core over that of one: the inverse of their CPU."""
 
     def cpu(client: str) -> float:
         of_client = [r for r in results if (r["scenario"], r["client"]) == (scenario, client)]
@@ -206,12 +203,12 @@ COLUMNS = (
 
 
 def row(result: dict[str, Any]) -> list[str]:
-    """One line of the table."""
+    """Return a line of the table."""
     return ["–" if result.get(k) is None else shape.format(result[k]) for k, _, shape in COLUMNS]
 
 
 def print_table(results: list[dict[str, Any]]) -> None:
-    """All results as a Markdown table. CPU in ms per 1,000 tokens, errors in ms, RSS in MB."""
+    """Return all results as Markdown: CPU in ms per 1,000 tokens, errors in ms, RSS in MB."""
     rows = [[title for _, title, _ in COLUMNS], *[row(r) for r in results if "failed" not in r]]
     widths = [max(len(r[i]) for r in rows) for i in range(len(COLUMNS))]
     rows.insert(1, ["-" * width for width in widths])
@@ -250,7 +247,8 @@ def main() -> int:
     print_table(results)
     for scenario in chosen if options.two_workers else ():
         print(
-            f"{scenario.name}: two workers carry {carried_share(results, scenario.name):.0%} of what one does (bar 90%)"
+            f"{scenario.name}: two workers carry {carried_share(results, scenario.name):.0%} "
+            "of what one does (bar 90%)"
         )
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
@@ -258,7 +256,7 @@ def main() -> int:
 
 
 def _tell(client: Client, scenario: Scenario, result: dict[str, Any]) -> int:
-    """Bars and doubts of one result on stderr; gives the number of broken bars."""
+    """Print missed bars and doubts to stderr; return the number of missed bars."""
     head = f"{scenario.name}, {client.name}:"
     if "server" in result and result["server"]["late_p99_ms"] > SERVER_LATE_MAX_MS:
         print(

@@ -1,9 +1,10 @@
-"""How long a user waits: launch to the end of ``--help``, and launch to the first request at the server.
+"""How long a user waits: launch to the end of ``--help``, and launch to the first request at the
+server.
 
 python -m benchmarks.load.cli_start [--repeat 5]
 
-CPU is given beside the time: on a machine that others use it is the figure to compare. Byte code is cached, as it
-is for a user: PYTHONDONTWRITEBYTECODE in the environment would cost 0.2 s.
+CPU is given beside the time: on a machine that others use it is the figure to compare. Byte code is
+cached, as it is for a user: PYTHONDONTWRITEBYTECODE in the environment would cost 0.2 s.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ Waited = tuple[float, float]  # wall time and CPU, seconds from the launch
 
 
 def watched(command: list[str]) -> tuple[int, list[int], list[float]]:
-    """Run a command to its end: its launch, and samples of its CPU seconds so far. Times monotonic ns."""
+    """Run a command to its end: its launch, and samples of its CPU seconds so far. Times monotonic
+    ns.
+    """
     began_ns = time.monotonic_ns()
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -50,13 +53,13 @@ def _cpu_s(task: Path) -> float:
 
 
 def help_s(start: list[str]) -> Waited:
-    """From launch to exit of ``--help``."""
+    """Measure from launch to exit of ``--help``."""
     began_ns, at_ns, cpu_s = watched([*start, "--help"])
     return (at_ns[-1] - began_ns) / 1e9, cpu_s[-1]
 
 
 def first_request_s(start: list[str]) -> tuple[Waited, Waited]:
-    """From launch to the arrival of the first request of any kind, and of the first of the load."""
+    """Measure from launch to the first request of any kind, and to the first of the load."""
     with tempfile.TemporaryDirectory(prefix="ampacity-start-") as directory:
         out = Path(directory) / "run"
         with mock_server(ttft_ms=5, itl_ms=1) as mock:
@@ -97,7 +100,8 @@ def main() -> int:
     ):
         for kind, values in zip(("time", "CPU"), zip(*waits, strict=True), strict=True):
             print(
-                f"{name:26} {kind:4} median {statistics.median(values):.2f} s, best {min(values):.2f} s"
+                f"{name:26} {kind:4} median {statistics.median(values):.2f} s, best "
+                f"{min(values):.2f} s"
             )
     median_s = statistics.median(wall_s for wall_s, _ in firsts)
     return 1 if options.check and median_s > FIRST_REQUEST_MAX_S else 0

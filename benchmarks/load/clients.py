@@ -1,7 +1,8 @@
 """What is measured: how each client is started on one load, and how its own account of it is read.
 
-``ampacity`` and ``raw`` (raw_protocol.py) are matched with the server request by request. Any other tool is a
-command template; what it costs and what reaches the server is measured, what it prints is not interpreted.
+``ampacity`` and ``raw`` (raw_protocol.py) are matched with the server request by request. Any other
+tool is a command template; what it costs and what reaches the server is measured, what it prints is
+not interpreted.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Account:
 
 @dataclass(frozen=True)
 class Client:
-    """``command(url, load, out)`` starts it; ``read(out)`` gives its account, where it keeps one that we read."""
+    """``command(url, load, out)`` starts it; ``read(out)`` gives its account, where it keeps one
+    that we read.
+    """
 
     name: str
     command: Callable[[str, Load, Path], list[str]]
@@ -54,7 +57,7 @@ class Client:
 
 
 def ampacity(words: list[str] | None = None, workers: int = 1) -> Client:
-    """This tool, through its command line; ``words`` start it (default: the one of this environment)."""
+    """Return this tool, run by its command line; ``words`` start it."""
     start = words or [str(Path(sys.executable).with_name("ampacity"))]
 
     def command(url: str, load: Load, out: Path) -> list[str]:
@@ -86,7 +89,7 @@ def ampacity(words: list[str] | None = None, workers: int = 1) -> Client:
 
 
 def raw() -> Client:
-    """The bare Protocol on uvloop."""
+    """Return the bare Protocol on uvloop."""
 
     def command(url: str, load: Load, out: Path) -> list[str]:
         return [
@@ -109,8 +112,7 @@ def raw() -> Client:
 
 
 def peer(name: str, template: str) -> Client:
-    """Another tool: a command with {url} (ends in /v1), {root}, {rate}, {duration}, {requests}, {input_tokens},
-    {output_tokens} and {out} (a path of its own) to fill in."""
+    """Return another tool; {url}, {root}, {rate}, {duration}, ... and {out} are filled in."""
 
     def command(url: str, load: Load, out: Path) -> list[str]:
         filled = template.format(
@@ -129,7 +131,7 @@ def peer(name: str, template: str) -> Client:
 
 
 def read_run(path: Path) -> Account:
-    """requests.parquet and the audit of run.json: the last stage, where a disturbed one was repeated."""
+    """Read requests.parquet and the audit in run.json of the last stage."""
     meta = json.loads((path / "run.json").read_text(encoding="utf-8"))
     stage = meta["stages"][-1]
     columns = ["request_id", "scheduled_ns", "started_ns", "chunk_at_us", "chunk_tokens", "status"]
@@ -165,7 +167,7 @@ def read_run(path: Path) -> Account:
 
 
 def read_raw(path: Path) -> Account:
-    """The stamps of raw_protocol.py."""
+    """Read the stamps of raw_protocol.py."""
     with np.load(f"{path}.npz") as stamps:
         requests, token_ns = stamps["requests"], stamps["token_ns"]
     pieces = np.split(token_ns, np.cumsum(requests[:, 3])[:-1]) if len(requests) else []

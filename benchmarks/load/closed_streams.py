@@ -1,9 +1,11 @@
-"""How much the simulator carries: so many streams in a closed loop, each asks again when its answer has ended.
+"""How much the simulator carries: so many streams in a closed loop, each asks again when its answer
+has ended.
 
     ampacity simulate --preset linear:0.05,0 --max-num-seqs 2048 --port 8000
-    python -m benchmarks.load.closed_streams --port 8000 --streams 1000 --output-tokens 128 --duration 10
+    python -m benchmarks.load.closed_streams --port 8000 --streams 1000 --duration 10
 
-Prints tokens per second, the share of a core that the server used (Linux, with --pid), and its own lateness.
+Prints tokens per second, the share of a core that the server used (Linux, with --pid), and its own
+lateness.
 """
 
 from __future__ import annotations

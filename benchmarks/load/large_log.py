@@ -1,4 +1,6 @@
-"""Time and memory of ``ampacity workload fit`` on a log of two million rows: python -m benchmarks.load.large_log [ROWS]."""
+"""Time and memory of ``ampacity workload fit`` on a log of two million rows: python -m
+benchmarks.load.large_log [ROWS].
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import numpy as np
 
 
 def write_log(path: Path, rows: int) -> None:
-    """Poisson arrivals at 20/s and log-normal lengths, in the form of the Azure 2024 traces."""
+    """Write Poisson arrivals at 20/s and log-normal lengths, as the Azure 2024 traces have it."""
     rng = np.random.default_rng(1)
     times = np.cumsum(rng.exponential(0.05, rows))
     inputs, outputs = (np.maximum(rng.lognormal(mu, 1, rows), 1).astype(int) for mu in (7, 5))
@@ -44,7 +46,8 @@ def main() -> None:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(
-            f"{rows:,} rows, {log.stat().st_size / 1e6:.0f} MB: {time.monotonic() - began:.1f} s, {used.ru_utime:.1f} s of CPU, "
+            f"{rows:,} rows, {log.stat().st_size / 1e6:.0f} MB: {time.monotonic() - began:.1f} "
+            f"s, {used.ru_utime:.1f} s of CPU, "
             f"{used.ru_maxrss / 1024:.0f} MB"
         )
 

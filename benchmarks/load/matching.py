@@ -24,10 +24,12 @@ class DoctorResult:
 
 
 def compare(seen: Mapping[str, DoctorResult], served: Mapping[str, list[Served]]) -> dict[str, Any]:
-    """Counts and errors in ms over the requests of ``seen``; errors are absolute, client minus server.
+    """Counts and errors in ms over the requests of ``seen``; errors are absolute, client minus
+    server.
 
-    TTFT: (first token read − started) against (first token sent − arrival). ITL: each gap between tokens
-    against the same gap at the server. Lag: a token's read − its send. Lateness: arrival − schedule.
+    TTFT: (first token read − started) against (first token sent − arrival). ITL: each gap between
+    tokens against the same gap at the server. Lag: a token's read − its send. Lateness: arrival −
+    schedule.
     """
     ttft, itl, lag, late = [], [], [], []
     differ = 0
@@ -60,8 +62,8 @@ def compare(seen: Mapping[str, DoctorResult], served: Mapping[str, list[Served]]
 def load_seen_by_server(served: Iterable[Served], settle_s: float) -> dict[str, Any]:
     """Rates of one load from the server's side alone, so for any client.
 
-    Tokens per second leave out the first ``settle_s`` (streams are still adding up) and what comes after the
-    last arrival (they only end), where the load is long enough for that.
+    Tokens per second leave out the first ``settle_s`` (streams are still adding up) and what comes
+    after the last arrival (they only end), where the load is long enough for that.
     """
     served = list(served)
     if not served:

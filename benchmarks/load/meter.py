@@ -1,4 +1,6 @@
-"""Runs a command on one core and measures its whole process tree: CPU by the kernel's account, memory by samples."""
+"""Runs a command on one core and measures its whole process tree: CPU by the kernel's account,
+memory by samples.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Metered:
-    """One finished command. ``samples`` float64[n, 3]: monotonic s, CPU s so far, resident MB; of the whole tree."""
+    """One finished command. ``samples`` float64[n, 3]: monotonic s, CPU s so far, resident MB; of
+    the whole tree.
+    """
 
     launched_ns: int
     exited_ns: int
@@ -32,7 +36,7 @@ class Metered:
     stderr: str
 
     def cpu_between_s(self, begin_ns: int, end_ns: int) -> float:
-        """CPU seconds between two monotonic times, from the samples."""
+        """Return the CPU seconds between two monotonic times."""
         if not len(self.samples):
             return 0.0
         at_s, cpu_s = self.samples[:, 0], self.samples[:, 1]
@@ -40,7 +44,7 @@ class Metered:
         return float(end - begin)
 
     def resident_mb(self, begin_ns: int, end_ns: int) -> float | None:
-        """The largest sample between two monotonic times, MB (10^6 bytes)."""
+        """Return the largest sample between two monotonic times, MB (10^6 bytes)."""
         at_s = self.samples[:, 0] if len(self.samples) else np.empty(0)
         inside = (at_s >= begin_ns / 1e9) & (at_s <= end_ns / 1e9)
         return float(self.samples[inside, 2].max()) if inside.any() else None
@@ -49,7 +53,8 @@ class Metered:
 def run_metered(
     command: list[str], *, core: int | None, ahead: bool, cwd: Path, timeout_s: float
 ) -> Metered:
-    """Run ``command`` to its end on ``core`` (None: anywhere). Raises TimeoutError when it takes too long.
+    """Run ``command`` to its end on ``core`` (None: anywhere). Raises TimeoutError when it takes
+    too long.
 
     ``ahead`` puts it before whatever else uses the core, where that is allowed.
     """
@@ -124,7 +129,7 @@ def _sample(pid: int, samples: list[tuple[float, float, float]], ended: threadin
 
 
 def _tree(pid: int) -> list[int]:
-    """The process and all its living descendants."""
+    """Return the process and all its living descendants."""
     found, waiting = [], [pid]
     while waiting:
         each = waiting.pop()

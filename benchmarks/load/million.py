@@ -1,9 +1,10 @@
-"""How long does the analysis of a large run take? 1,000,000 requests of 200 tokens each, on two cores.
+"""How long does the analysis of a large run take? 1,000,000 requests of 200 tokens each, on two
+cores.
 
     python -m benchmarks.load.million [--requests 1000000] [--tokens 200] [--stages 4] [--counted]
 
-Writes a run directory into a temporary folder, reads it back and summarises it; prints seconds and the peak of
-resident memory of the reading and summarising process.
+Writes a run directory into a temporary folder, reads it back and summarises it; prints seconds and
+the peak of resident memory of the reading and summarising process.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ampacity.loadgen.rundir.records import SCHEMA
+from benchmarks.servers.runs import requests_table
 
 SLOS = ("ttft_p99=2s", "itl_p99=50ms", "e2e_p99=30s")
 
@@ -28,7 +30,7 @@ SLOS = ("ttft_p99=2s", "itl_p99=50ms", "e2e_p99=30s")
 def write_run(
     path: Path, requests: int, tokens: int, stages: int, *, counted: bool = False
 ) -> None:
-    """A made-up run: Poisson arrivals at 100, 200, ... requests/s, log-normal TTFT and gaps.
+    """Write a run: Poisson arrivals at 100, 200, ... requests/s, log-normal TTFT and gaps.
 
     ``counted``: the server says of every chunk how many tokens it holds, one.
     """
@@ -85,44 +87,26 @@ def _table(
     at_us = (np.cumsum(gaps, axis=1) * 1e6).astype(np.uint32)
     started = (scheduled * 1e9).astype(np.int64)
     last = started + at_us[:, -1].astype(np.int64) * 1000
-    ns = {
-        **dict.fromkeys(
-            ("scheduled_ns", "dispatched_ns", "connected_ns", "started_ns", "sent_ns"), started
-        ),
-        **dict.fromkeys(
-            ("headers_ns", "first_event_ns", "first_token_ns", "first_answer_ns"),
-            started + at_us[:, 0].astype(np.int64) * 1000,
-        ),
-        "last_token_ns": last,
-        "ended_ns": last,
-        "request_id": np.arange(first_id, first_id + n),
-    }
-    whole = {
-        "stage": stage,
-        "attempt": 0,
-        "input_tokens_planned": 500,
-        "input_tokens": 500,
-        "output_tokens_planned": tokens,
-        "output_tokens": tokens,
-    }
+    first = started + at_us[:, 0].astype(np.int64) * 1000
+    at_first = ("headers_ns", "first_event_ns", "first_token_ns", "first_answer_ns")
+    at_start = ("scheduled_ns", "dispatched_ns", "connected_ns", "started_ns", "sent_ns")
     offsets = np.arange(0, (n + 1) * tokens, tokens, dtype=np.int32)
-    columns = []
-    for column in SCHEMA:
-        if column.name in ns:
-            columns.append(pa.array(ns[column.name], type=column.type))
-        elif column.name in whole:
-            columns.append(pa.array(np.full(n, whole[column.name]), type=column.type))
-        elif column.name == "chunk_at_us":
-            columns.append(pa.ListArray.from_arrays(offsets, at_us.ravel()))
-        elif column.name == "chunk_tokens" and counted:
-            columns.append(pa.ListArray.from_arrays(offsets, np.ones(n * tokens, dtype=np.int32)))
-        elif column.name in ("status", "class"):
-            columns.append(
-                pa.array(["ok" if column.name == "status" else "default"] * n, type=column.type)
-            )
-        else:
-            columns.append(pa.nulls(n, type=column.type))
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    known: dict[str, Any] = {
+        **dict.fromkeys(at_start, started),
+        **dict.fromkeys(at_first, first),
+        **dict.fromkeys(("last_token_ns", "ended_ns"), last),
+        "request_id": np.arange(first_id, first_id + n),
+        "class": "default",
+        "stage": stage,
+        **dict.fromkeys(("input_tokens_planned", "input_tokens"), 500),
+        **dict.fromkeys(("output_tokens_planned", "output_tokens"), tokens),
+        **dict.fromkeys(("finish_reason", "token_source")),
+        "chunk_at_us": pa.ListArray.from_arrays(offsets, at_us.ravel()),
+    }
+    if counted:
+        ones = np.ones(n * tokens, dtype=np.int32)
+        known["chunk_tokens"] = pa.ListArray.from_arrays(offsets, ones)
+    return requests_table(n, known)
 
 
 def analyse(path: Path) -> None:
@@ -139,13 +123,14 @@ def analyse(path: Path) -> None:
     ).read_text()  # ru_maxrss would hold the peak of the process that began this one
     peak = int(status.partition("VmHWM:")[2].split()[0]) / 2**20
     print(
-        f"{summary['requests']} requests: {time.perf_counter() - start:.1f} s ({read:.1f} to read), "
+        f"{summary['requests']} requests: {time.perf_counter() - start:.1f} s ({read:.1f} to "
+        "read), "
         f"{time.process_time() - cpu:.1f} s of CPU, peak {peak:.2f} GiB"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--stages", type=int, default=4)

@@ -1,4 +1,6 @@
-"""The mock server as a process: compiled, started on a core of its own, stopped, its truth read back."""
+"""The mock server as a process: compiled, started on a core of its own, stopped, its truth read
+back.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ class Mock:
 
 
 def unavailable() -> str | None:
-    """Why the mock server cannot run on this machine, or None."""
+    """Return why the mock server cannot run on this machine, or None."""
     if not sys.platform.startswith("linux"):
         return "the mock server needs Linux (epoll)"
     if not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
@@ -76,10 +78,11 @@ def build(directory: Path) -> Path:
 def mock_server(
     core: int | None = None, ahead: bool = False, **options: float | int
 ) -> Iterator[Mock]:
-    """Run the server (``ttft_ms=50, itl_ms=10, stall_s=3, ...``) while the context lasts. Raises MockError.
+    """Run the server (``ttft_ms=50, itl_ms=10, stall_s=3, ...``) while the context lasts. Raises
+    MockError.
 
-    ``core`` pins it, ``ahead`` puts it before other work there. When the context has ended, ``served`` and ``stats``
-    hold the truth.
+    ``core`` pins it, ``ahead`` puts it before other work there. When the context has ended,
+    ``served`` and ``stats`` hold the truth.
     """
     with tempfile.TemporaryDirectory(prefix="ampacity-mock-") as directory:
         truth = Path(directory) / "truth.tsv"
@@ -107,7 +110,7 @@ def mock_server(
 
 
 def read_truth(path: Path) -> dict[str, list[Served]]:
-    """The server's truth file (see ``mock_server.c``), by X-Request-Id."""
+    """Return the server's truth file (see ``mock_server.c``) by X-Request-Id."""
     served: dict[str, list[Served]] = {}
     with path.open(encoding="latin-1") as lines:
         for line in lines:

@@ -1,8 +1,10 @@
-"""The raw limit of one Python core: an asyncio.Protocol on uvloop that stamps reads and splits events, nothing else.
+"""The raw limit of one Python core: an asyncio.Protocol on uvloop that stamps reads and splits
+events, nothing else.
 
-No JSON, no HTTP parser, no timeouts, no records on disk while it runs: what any real client adds comes on top.
+No JSON, no HTTP parser, no timeouts, no records on disk while it runs: what any real client adds
+comes on top.
 
-    python -m benchmarks.load.raw_protocol URL --rate 190 --duration 20 --output-tokens 128 --out seen.npz
+    python -m benchmarks.load.raw_protocol URL --rate 190 --duration 20 --out seen.npz
 """
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ class Client:
             }
         ).encode()
         head = f"POST {self.path}/chat/completions HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
-        head += f"Content-Type: application/json\r\nX-Request-Id: raw-{number}\r\nContent-Length: {len(body)}\r\n\r\n"
+        head += f"Content-Type: application/json\r\nX-Request-Id: raw-{number}\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
         return head.encode() + body
 
     def dispatch(self, number: int, scheduled_ns: int) -> None:
@@ -115,7 +118,7 @@ class Client:
             await asyncio.sleep(0.02)
 
     def save(self, path: str) -> None:
-        """Flat arrays: requests int64[n, 4] (number, scheduled, started, tokens), token_ns int64[all tokens]."""
+        """Return requests int64[n, 4] (number, scheduled, started, tokens) and token_ns."""
         rows = [(number, due, started, len(at)) for number, due, started, at in self.rows]
         token_ns = np.concatenate(
             [np.array(at, dtype=np.int64) for *_, at in self.rows] or [np.empty(0, np.int64)]

@@ -1,11 +1,12 @@
-"""Replays recorded agent sessions against the simulator with a prefix cache, and compares turn for turn.
+"""Replays recorded agent sessions against the simulator with a prefix cache, and compares turn for
+turn.
 
-python -m benchmarks.load.replay_sessions [--sessions 200] [--below 100000] [--users 20] [--max-think 0.5]
+python -m benchmarks.load.replay_sessions [--sessions 200] [--below 100000] [--users 20]
 
-The sessions are those of tests/data/traces/agentic_coding_requests.csv.gz (kv-cache-tester, 710 recorded sessions
-of a coding agent and 63 of its helpers) whose largest prompt has fewer tokens than ``--below``. Printed: cached
-tokens on the wire beside those that the trace itself counts as shared with the turn before, planned and realised
-pauses, and the order within every session.
+The sessions are those of tests/data/traces/agentic_coding_requests.csv.gz (kv-cache-tester, 710
+recorded sessions of a coding agent and 63 of its helpers) whose largest prompt has fewer tokens
+than ``--below``. Printed: cached tokens on the wire beside those that the trace itself counts as
+shared with the turn before, planned and realised pauses, and the order within every session.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ ENGINE = (
 
 
 def chosen(sessions: int, below: int) -> dict[str, list[dict[str, str]]]:
-    """The first ``sessions`` sessions of the trace whose prompts all have fewer than ``below`` tokens; the rows
-    that a replay plays: those with an answer."""
+    """The first ``sessions`` sessions of the trace whose prompts all have fewer than ``below``
+    tokens; the rows that a replay plays: those with an answer.
+    """
     held: dict[str, list[dict[str, str]]] = defaultdict(list)
     with gzip.open(TRACE, "rt", newline="") as file:
         for row in csv.DictReader(file):
@@ -95,8 +97,9 @@ def replay(
 def compared(
     held: list[list[dict[str, str]]], rows: list[dict[str, Any]], max_think_s: float
 ) -> dict[str, Any]:
-    """The records of a replay beside the recorded sessions, turn for turn; sessions that were not answered as
-    a whole are left out and show in ``played_whole``."""
+    """The records of a replay beside the recorded sessions, turn for turn; sessions that were not
+    answered as a whole are left out and show in ``played_whole``.
+    """
     played: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         played[row["session_id"] or f"lone {row['request_id']}"].append(row)

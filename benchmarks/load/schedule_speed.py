@@ -1,4 +1,6 @@
-"""How long a schedule of a million requests takes, and how much memory: ``python -m benchmarks.load.schedule_speed``."""
+"""How long a schedule of a million requests takes, and how much memory: ``python -m
+benchmarks.load.schedule_speed``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from ampacity.workloads.schedule import open_schedule
 REQUESTS, DURATION_S = 1_000_000, 1000.0
 BAR_S, BAR_BYTES = 15.0, 2**30
 FILES = {
-    "a mix of three classes": "classes:\n  a: {weight: 7, like: chat}\n  b: {weight: 2, like: rag, correlation: 0.3, "
+    "a mix of three classes": "classes:\n  a: {weight: 7, like: chat}\n  b: {weight: 2, like: "
+    "rag, correlation: 0.3, "
     "cancel: {share: 0.1, after_ms: 500}}\n  c: {like: code, adapters: {count: 100, zipf: 1.1}}\n",
     "300 bursty clients": "like: chat\nclients: {count: 300, zipf: 1.2, arrivals: 'gamma:cv=3'}\n",
 }
@@ -40,7 +43,8 @@ def main() -> int:
             )
             broken |= took_s > BAR_S or peak > BAR_BYTES
             print(
-                f"{title:24} {len(plan):,} requests in {took_s:.2f} s, at most {peak / 1e6:.0f} MB of the process so far"
+                f"{title:24} {len(plan):,} requests in {took_s:.2f} s, at most "
+                f"{peak / 1e6:.0f} MB of the process so far"
             )
     return int(broken)
 

@@ -1,9 +1,10 @@
-"""What a stream in flight costs in memory: the slope of the generator's resident memory between two loads.
+"""What a stream in flight costs in memory: the slope of the generator's resident memory between two
+loads.
 
     python -m benchmarks.load.stream_memory
 
-The mock server (see README.md) sends a token every 100 ms, so that an answer of 128 lasts 12.85 s and a rate of R
-requests/s has 12.85 R of them in flight. Prompts have 16 tokens.
+The mock server (see README.md) sends a token every 100 ms, so that an answer of 128 lasts 12.85 s
+and a rate of R requests/s has 12.85 R of them in flight. Prompts have 16 tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ANSWER_S = TTFT_S + (OUTPUT_TOKENS - 1) * ITL_S + ITL_S
 
 
 def resident_mb(rate_rps: float, duration_s: float) -> float:
-    """Most resident memory, MB, from the first arrival to the last, of all the tool's processes."""
+    """Return the peak of resident memory of all the tool's processes under load, MB."""
     client, load = ampacity(), Load(rate_rps, duration_s, output_tokens=OUTPUT_TOKENS)
     with tempfile.TemporaryDirectory(prefix="ampacity-bench-") as directory:
         out = Path(directory) / "run"

@@ -1,4 +1,6 @@
-"""Servers with a known law, in virtual time, and their steady state; only "preset" is our simulator."""
+"""Servers with a known law, in virtual time, and their steady state; only "preset" is our
+simulator.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,7 @@ def _decode(
 
 
 def preset_server() -> Server:
-    """Return the simulator's Llama 3 8B on an A100; prompts have 512 and answers 128 tokens (p50)."""
+    """Return the simulator's Llama 3 8B on an A100; p50 of 512 prompt and 128 answer tokens."""
     from ampacity.simulator.engine.truth import saturation_rps, simulate
     from ampacity.simulator.models.hardware import find_config
 

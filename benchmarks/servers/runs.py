@@ -89,7 +89,8 @@ def requests_table(n: int, known: Mapping[str, Any]) -> pa.Table:
             return values
         return pa.array(np.full(n, values) if np.ndim(values) == 0 else values).cast(field.type)
 
-    columns = [column(f) if f.name in known else pa.nulls(n, f.type) for f in SCHEMA]
+    nulls = {name for name, values in known.items() if values is None}
+    columns = [column(f) if f.name in known.keys() - nulls else pa.nulls(n, f.type) for f in SCHEMA]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 

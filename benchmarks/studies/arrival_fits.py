@@ -2,8 +2,9 @@
 
     python -m benchmarks.studies.arrival_fits --runs 600
 
-Each run draws a log of the size given, fits it, and counts the kind of process that is chosen by held-out likelihood, and how far
-the fitted process's index of dispersion over ten seconds (of a long draw) is from the true one.
+Each run draws a log of the size given, fits it, and counts the kind of process that is chosen by
+held-out likelihood, and how far the fitted process's index of dispersion over ten seconds (of a
+long draw) is from the true one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ LAWS = (
 
 
 def log_of(law: str, requests: int, rng: np.random.Generator) -> np.ndarray:
-    """Sorted times from 0; of ``diurnal`` three days, at as low a rate as that takes; 100 requests at least, as a fit wants."""
+    """Return sorted times from 0, at least 100; three days of ``diurnal``."""
     if law == "diurnal":
         days = [
             arrival_times(law, requests / 3 / 86_400, 86_400, rng) + day * 86_400
@@ -62,7 +63,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     print(
-        "law | kinds chosen | dispersion over 10 s, fitted / true, p10 p50 p90 | same of independent gaps"
+        "law | kinds chosen | dispersion over 10 s, fitted / true, p10 p50 p90 | same of "
+        "independent gaps"
     )
     for law in (LAWS[int(k)] for k in args.laws.split(",")):
         kinds: Counter[str] = Counter()

@@ -1,14 +1,17 @@
-"""Is a burst said to be over when it is? Bursts on servers with a known law, each with its exact truth by coupling.
+"""Is a burst said to be over when it is? Bursts on servers with a known law, each with its exact
+truth by coupling.
 
     .venv/bin/python -m benchmarks.studies.burst_recovery --runs 600 --seed 100000
 
-Each run is played twice with the same base arrivals and service times, with the burst's extra arrivals and without.
-The true recovery time is counted from the end of the burst to the last moment at which, of the run with the burst,
-more are in flight by over one standard deviation of the run without, or a request is due whose TTFT is above its own
-TTFT without the burst by over one standard deviation of that: from then on the burst is less than what the base load
-does by itself. Early: an answer before that by more than a bin of the report; late: after 1.5 x that + 3 bins.
-``surely``: the lower end of the interval lies after the truth by more than a bin, which would make a gate say
-"violated" wrongly. ``half`` and ``twice``: what a gate says whose limit is half of, or twice and 3 bins more than, the truth.
+Each run is played twice with the same base arrivals and service times, with the burst's extra
+arrivals and without. The true recovery time is counted from the end of the burst to the last moment
+at which, of the run with the burst, more are in flight by over one standard deviation of the run
+without, or a request is due whose TTFT is above its own TTFT without the burst by over one standard
+deviation of that: from then on the burst is less than what the base load does by itself. Early: an
+answer before that by more than a bin of the report; late: after 1.5 x that + 3 bins. ``surely``:
+the lower end of the interval lies after the truth by more than a bin, which would make a gate say
+"violated" wrongly. ``half`` and ``twice``: what a gate says whose limit is half of, or twice and 3
+bins more than, the truth.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ BASES_S = (5.0, 15.0, 30.0, 60.0, 120.0)
 
 
 class Kept:
-    """Draws for all requests, of which those in ``mask`` are given: the same service times with and without the burst."""
+    """Draws for all requests, of which those in ``mask`` are given: the same service times with and
+    without the burst.
+    """
 
     def __init__(self, seed: list[int], mask: npt.NDArray[np.bool_]) -> None:
         self._rng, self._mask = np.random.default_rng(seed), mask
@@ -92,7 +97,9 @@ def play(case: Case, seed: int, more_s: float = 0.0) -> Played:
 
 
 def true_recovery_s(case: Case, run: Played) -> float:
-    """See the module; the coupling is exact, since the server is a function of arrivals and service times."""
+    """See the module; the coupling is exact, since the server is a function of arrivals and service
+    times.
+    """
     over_s = case.plan.base_s + case.plan.burst_s
     begun = run.at[~run.extra]
     left, left_without = np.sort(run.at + run.e2e), np.sort(begun + run.e2e_without)
@@ -112,7 +119,7 @@ def true_recovery_s(case: Case, run: Played) -> float:
 
 
 def judged(case: Case, run: Played) -> dict[str, Any]:
-    """The ``burst`` object of what the run sees."""
+    """Return the ``burst`` object of what the run sees."""
     plan = case.plan
     seen = run.at < plan.duration_s
     sent = Sent(
@@ -129,7 +136,7 @@ def judged(case: Case, run: Played) -> dict[str, Any]:
 
 
 def row(case: Case, runs: int, seed: int) -> str:
-    """Rates over all runs, answered or not."""
+    """Return rates over all runs, answered or not."""
     count: Counter[str] = Counter()
     truths, ratios, why = [], [], Counter[str]()
     for number in range(seed, seed + runs):
@@ -162,11 +169,14 @@ def row(case: Case, runs: int, seed: int) -> str:
         for n in ("answer", "early", "late", "undrained", "surely", "half", "twice")
     )
     error = "{:.1f} to {:.1f}".format(*np.quantile(ratios, [0.05, 0.95])) if ratios else ""
-    return f"{case.name:6}{case.base:.1f} x {case.factor:.1f} base {case.base_s:3.0f} s  true {np.median(truths):5.1f} s  {rates}  said - true {error} s {dict(why)}"
+    return (
+        f"{case.name:6}{case.base:.1f} x {case.factor:.1f} base {case.base_s:3.0f} s  "
+        f"true {np.median(truths):5.1f} s  {rates}  said - true {error} s {dict(why)}"
+    )
 
 
 def rest(case: Case, runs: int, seed: int) -> str:
-    """Of backlogs cut at the end of the recovery, which goes on unseen for 1,000 s: is it said when they are gone?"""
+    """Return whether the end of a backlog that outlasts the recovery is reported correctly."""
     told, early, late = Counter[Any](), 0, 0
     for number in range(seed, seed + runs):
         run = play(case, number, 1000.0)
@@ -182,7 +192,10 @@ def rest(case: Case, runs: int, seed: int) -> str:
             gone_s = float(gone[0]) - end_s if len(gone) else np.inf
             low, high = backlog["further_s_ci"]
             early, late = early + (gone_s < low), late + (high is not None and gone_s > high)
-    return f"{case.name:6}{case.base:.1f} x {case.factor:.1f} seen {case.recovery_s:.0f} s: {dict(told)}  gone before the interval {early}, after it {late}"
+    return (
+        f"{case.name:6}{case.base:.1f} x {case.factor:.1f} seen {case.recovery_s:.0f} s: "
+        f"{dict(told)}  gone before the interval {early}, after it {late}"
+    )
 
 
 def main() -> None:

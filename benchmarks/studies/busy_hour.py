@@ -1,13 +1,15 @@
-"""Is the busy hour's rate that a profile gives the true one? Days whose rate is known, one log of a day or a week each.
+"""Is the busy hour's rate that a profile gives the true one? Days whose rate is known, one log of a
+day or a week each.
 
     python -m benchmarks.studies.busy_hour --runs 600
 
-``sine``: the rate swings by 90 % around its mean, once a day; ``step`` and ``hour``: it stands at the peak for four
-hours, or for one. All have a peak of 1.9 times the mean. ``week``: seven days of the sine, the last two at 60 % of it;
-``flat``: it does not vary. Arrivals are Poisson, ``bursts`` (at once, five on average, geometric) or
-``sessions`` (of five turns on average, geometric, an exponential minute from turn to turn): the index of dispersion of
-both is 9. The truth is the largest mean of the rate of requests over an hour. ``largest`` is the bias of what stands to
-reason: the busiest of all windows of an hour.
+``sine``: the rate swings by 90 % around its mean, once a day; ``step`` and ``hour``: it stands at
+the peak for four hours, or for one. All have a peak of 1.9 times the mean. ``week``: seven days of
+the sine, the last two at 60 % of it; ``flat``: it does not vary. Arrivals are Poisson, ``bursts``
+(at once, five on average, geometric) or ``sessions`` (of five turns on average, geometric, an
+exponential minute from turn to turn): the index of dispersion of both is 9. The truth is the
+largest mean of the rate of requests over an hour. ``largest`` is the bias of what stands to reason:
+the busiest of all windows of an hour.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ SHAPES: dict[str, tuple[Callable[[Floats], Floats], int, tuple[float, ...]]] = {
 
 
 def minutes(kind: str, rate_rps: Floats, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Requests in each minute, whose mean rate is ``rate_rps``."""
+    """Return requests in each minute, with the mean rate ``rate_rps``."""
     if kind == "poisson":
         return rng.poisson(rate_rps * CELL_S)
     begun = rng.poisson(rate_rps * CELL_S / SIZE)
@@ -77,7 +79,7 @@ def minutes(kind: str, rate_rps: Floats, rng: np.random.Generator) -> npt.NDArra
 
 
 def of_requests(kind: str, rate: Floats, step_s: float) -> Floats:
-    """The rate of requests where that of what begins is ``rate``, in steps: later turns come after an exponential time."""
+    """Return the rate of requests if sessions begin at ``rate``, in steps."""
     if kind != "sessions":
         return rate
     kept = np.exp(-step_s / (SIZE * BETWEEN_S))
@@ -121,7 +123,8 @@ def main() -> None:
                     )
                 rps, held, half, largest = np.array(rows).T
                 print(
-                    f"{shape:5}  {kind:8} {mean:6g}  {truth:7.4g}  {100 * (rps.mean() / truth - 1):+5.1f} % "
+                    f"{shape:5}  {kind:8} {mean:6g}  {truth:7.4g}  "
+                    f"{100 * (rps.mean() / truth - 1):+5.1f} % "
                     f"{100 * rps.std() / truth:5.1f} %   ± {100 * half.mean() / truth:4.1f} %  "
                     f"{100 * held.mean():5.1f} %  {100 * (largest.mean() / truth - 1):+5.1f} %",
                     flush=True,

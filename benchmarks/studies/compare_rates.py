@@ -1,11 +1,13 @@
-"""How often does ``ampacity compare`` name a winner between two equal runs, and find one that is some per cent slower?
+"""How often does ``ampacity compare`` name a winner between two equal runs, and find one that is
+some per cent slower?
 
     .venv/bin/python -m benchmarks.studies.compare_rates --servers mm1,mg1,mm8,batch --runs 600
     .venv/bin/python -m benchmarks.studies.compare_rates --servers batch --loads 0.6 --slower 0.1
 
-Servers of benchmarks.servers, in virtual time. Every run is slower or faster as a whole by --noise (s.d.) and
-has 3 % of noise of its own in each request's time. ``same``: both runs sent the same requests at the same times; ``other``: nothing but
-the workload is the same. A sweep has three loads, the last of which violates the SLO.
+Servers of benchmarks.servers, in virtual time. Every run is slower or faster as a whole by --noise
+(s.d.) and has 3 % of noise of its own in each request's time. ``same``: both runs sent the same
+requests at the same times; ``other``: nothing but the workload is the same. A sweep has three
+loads, the last of which violates the SLO.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ SWEEP = (0.75, 1.0, 1.25)  # of the load
 
 
 def sent(server: Server, rate_rps: float, requests: int, seed: int, own: int, speed: float) -> Sent:
-    """One stage. ``seed`` draws arrivals and work; times are ``speed`` times as long, with noise drawn from ``own``.
+    """One stage. ``seed`` draws arrivals and work; times are ``speed`` times as long, with noise
+    drawn from ``own``.
 
     A server that takes ``speed`` times as long for all is the same one in a time that runs slower.
     """
@@ -89,7 +92,7 @@ def pair(
 
 
 def kept_below(name: str, load: float) -> Slo:
-    """A TTFT SLO that is kept up to about this load."""
+    """Return a TTFT SLO that is met up to about this load."""
     return parse_slo(
         f"ttft_p95={1e3 * truth_at(name, load, requests=50_000, parts=1).quantile_s(0.95):.4f}ms"
     )

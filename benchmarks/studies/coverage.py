@@ -1,9 +1,10 @@
-"""Do the 95 % intervals of a p99 hold, and are the verdicts right? Seeded runs in virtual time against the truth.
+"""Do the 95 % intervals of a p99 hold, and are the verdicts right? Seeded runs in virtual time
+against the truth.
 
-    python -m benchmarks.studies.coverage [--server batch|heavy|preset] [--runs 125] [--requests 20000]
+    python -m benchmarks.studies.coverage [--server batch|heavy|preset] [--runs 125]
 
-The truth is that of a run fifty times as long and more. Nothing is written to disk: times go straight into
-``analysis``, warm-up cut included. Figures: docs/methods.md.
+The truth is that of a run fifty times as long and more. Nothing is written to disk: times go
+straight into ``analysis``, warm-up cut included. Figures: docs/methods.md.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ TRUE_REQUESTS = 1_000_000
 
 
 def measure(server: Server, load: float, n: int, seed: int) -> tuple[Observations, bool | None]:
-    """TTFT of a stage of about n requests as the tool sees it, its start-up cut, and whether it is found stable."""
+    """Measure TTFT in a stage of about n requests; return it and whether the stage is stable."""
     rate = load * server.most_rps
     sent = stage_of(server, rate, n / rate, np.random.default_rng([seed, round(load * 1e6), n]))
     table, metas = table_of([sent])
@@ -39,13 +40,13 @@ def measure(server: Server, load: float, n: int, seed: int) -> tuple[Observation
 
 
 def observations(values: Floats) -> Observations:
-    """One sample per request, none failed."""
+    """Return one sample per request, none failed."""
     n = len(values)
     return Observations("requests", values, np.arange(n), None, np.zeros(n), np.full(n, np.nan))
 
 
 def truth(server: Server, load: float, requests: int = TRUE_REQUESTS, parts: int = 4) -> float:
-    """p99 of TTFT in the steady state, s, over ``parts`` runs of ``requests`` each."""
+    """Return p99 of TTFT in the steady state, s, over ``parts`` runs of ``requests`` each."""
     found = []
     for part in range(parts):
         rng = np.random.default_rng([99, part, round(load * 1e6)])
@@ -67,12 +68,12 @@ class Coverage:
 
     @property
     def right(self) -> float:
-        """Share of runs whose interval holds the truth or that said 'too short'."""
+        """Return the share of runs whose interval holds the truth or is too short to be given."""
         return self.refused + (self.covered * (1 - self.refused) if self.refused < 1 else 0.0)
 
 
 def cover(server: Server, load: float, n: int, runs: int, true_s: float, seed: int = 1) -> Coverage:
-    """How often the 95 % interval of p99 TTFT contains the truth."""
+    """Return how often the 95 % interval of p99 TTFT contains the truth."""
     measured = [measure(server, load, n, seed * 10_000 + r)[0] for r in range(runs)]
     ends = np.array([o.confidence_interval(QUANTILE) for o in measured])
     given = ~np.isnan(ends).any(axis=1)
@@ -92,7 +93,7 @@ def cover(server: Server, load: float, n: int, runs: int, true_s: float, seed: i
 def verdicts(
     server: Server, load: float, limit_s: float, n: int, runs: int, seed: int = 2
 ) -> dict[str, float]:
-    """Shares of met, broken and inconclusive at a load; a stage without a steady state is broken."""
+    """Return shares of the verdicts at a load; an unstable stage counts as violated."""
     counts = dict.fromkeys(("met", "violated", "inconclusive"), 0)
     for run in range(runs):
         o, stable = measure(server, load, n, seed * 10_000 + run)
@@ -102,7 +103,7 @@ def verdicts(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--server", choices=SERVERS, default="batch")
     parser.add_argument("--runs", type=int, default=125, help="at each load")
     parser.add_argument("--requests", type=int, default=20_000, help="of a run")
@@ -117,13 +118,15 @@ def main() -> None:
     size = TRUE_REQUESTS if args.server != "preset" else 500_000
     known = cache(lambda load: truth(server, load, size))
     print(
-        f"{server.name}: saturated at {server.most_rps:.4g} requests/s; {args.runs} runs of {args.requests}"
+        f"{server.name}: saturated at {server.most_rps:.4g} requests/s; {args.runs} runs of "
+        f"{args.requests}"
     )
     print("load   truth s  right  covered  refused  width  oracle")
     for load in LOADS:
         c = cover(server, load, args.requests, args.runs, known(load))
         print(
-            f"{load:4.2f} {c.truth_s:9.4g}  {c.right:5.3f}  {c.covered:7.3f}  {c.refused:7.3f}  {c.width:5.2f}  {c.oracle_width:5.2f}",
+            f"{load:4.2f} {c.truth_s:9.4g}  {c.right:5.3f}  {c.covered:7.3f}  {c.refused:7.3f} "
+            f" {c.width:5.2f}  {c.oracle_width:5.2f}",
             flush=True,
         )
     limit_s = known(args.capacity)

@@ -1,10 +1,11 @@
-"""Are the three lines of `ampacity demo` true? Its sweep in virtual time, over seeds, against long runs.
+"""Are the three lines of `ampacity demo` true? Its sweep in virtual time, over seeds, against long
+runs.
 
     python -m benchmarks.studies.demo_figures --runs 30 --first-seed 100000 [--duration 12s]
 
-The truth is the capacity of the demo's engine and SLOs and the mean in flight at it, by bisection over runs of
-200,000 requests (``ampacity.simulator.engine.truth``). A line misses where its interval does not hold the truth: capacity, C_max,
-and the fleet for 1,000 requests/s.
+The truth is the capacity of the demo's engine and SLOs and the mean in flight at it, by bisection
+over runs of 200,000 requests (``ampacity.simulator.engine.truth``). A line misses where its
+interval does not hold the truth: capacity, C_max, and the fleet for 1,000 requests/s.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def settings_of(seed: int, duration: str, out: Path | None = None) -> Any:
 
 
 def truth() -> tuple[float, float]:
-    """(capacity in requests/s, mean in flight at it)."""
+    """Return (capacity in requests/s, mean in flight at it)."""
     settings = settings_of(1, DURATION)
 
     def make(rate_rps: float, seed: int) -> Any:
@@ -67,13 +68,14 @@ def truth() -> tuple[float, float]:
         find_deployment(PRESET), make, slos, replications=TRUTH_RUNS, warmup_share=0.05
     )
     print(
-        f"truth: {found.capacity_rps:.4g} ± {found.usable_rps_se:.2g} req/s, C_max {found.c_max:.4g} ± {found.c_max_se:.2g}"
+        f"truth: {found.capacity_rps:.4g} ± {found.usable_rps_se:.2g} req/s, C_max "
+        f"{found.c_max:.4g} ± {found.c_max_se:.2g}"
     )
     return found.capacity_rps, found.c_max
 
 
 def one_demo(seed: int, duration: str) -> dict[str, Any]:
-    """Its summary; the stages are as long as the demo's, which virtual time would prolong."""
+    """Return the summary of a demo with the demo's own stage lengths."""
     player.REQUESTS_MIN = 1
     with tempfile.TemporaryDirectory() as folder:
         settings = settings_of(seed, duration, Path(folder) / "run")
@@ -125,8 +127,10 @@ def main() -> None:
         print(f"{seed}: {found['verdict']}", flush=True)
     usable, width, c_max, load_s = np.array(rows).T
     print(
-        f"{args.runs} demos: capacity median {np.nanmedian(usable):.4g} ({np.isnan(usable).sum()} without one), half width median "
-        f"{np.nanmedian(width / usable) / 2:.1%}, C_max median {np.nanmedian(c_max):.3g}; seconds of load {np.median(load_s):.0f} "
+        f"{args.runs} demos: capacity median {np.nanmedian(usable):.4g} "
+        f"({np.isnan(usable).sum()} without one), half width median "
+        f"{np.nanmedian(width / usable) / 2:.1%}, C_max median {np.nanmedian(c_max):.3g}; "
+        f"seconds of load {np.median(load_s):.0f} "
         f"(most {load_s.max():.0f}); missed the truth: {missed}"
     )
 

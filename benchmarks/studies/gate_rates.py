@@ -1,14 +1,15 @@
 """How often does the gate cry wolf, leave equal runs open, and find a change? In virtual time.
 
-    python -m benchmarks.studies.gate_rates --server pieces --load 0.85 --pairs 600 --first-seed 100000
+    python -m benchmarks.studies.gate_rates --server pieces --load 0.85 --pairs 600
 
-Every pair has its own seed: a baseline of --baseline-runs runs, an equal candidate, one with all steps 10 % longer, and one
-whose every TTFT is 25 % longer with nothing else changed. "same" candidates send the same requests at the same times as
-their baseline, "other" ones are held against the baseline of the pair before. While the answer is inconclusive the same
-candidate is measured again, as ``ampacity gate --max-samples`` does: a sequence of --looks looks, with fresh noise in each
-sample (and in "other" fresh requests). ``first`` is the answer of one look alone (no
---max-samples; of equal runs), ``answers`` that of the whole sequence.
-Each run is faster or slower as a whole by --run-noise, each step by --jitter. ``--server``: those of
+Every pair has its own seed: a baseline of --baseline-runs runs, an equal candidate, one with all
+steps 10 % longer, and one whose every TTFT is 25 % longer with nothing else changed. "same"
+candidates send the same requests at the same times as their baseline, "other" ones are held against
+the baseline of the pair before. While the answer is inconclusive the same candidate is measured
+again, as ``ampacity gate --max-samples`` does: a sequence of --looks looks, with fresh noise in
+each sample (and in "other" fresh requests). ``first`` is the answer of one look alone (no
+--max-samples; of equal runs), ``answers`` that of the whole sequence. Each run is faster or slower
+as a whole by --run-noise, each step by --jitter. ``--server``: those of
 benchmarks/servers/steps.py, which are not our simulator, or "preset", which is.
 """
 
@@ -66,7 +67,7 @@ class Unsteady:
 def simulate(
     options: argparse.Namespace, seed: int, noise_seed: int, slower: str | None = None
 ) -> Judged:
-    """One run, without a disk; ``slower``: "steps" (all of them by 10 %) or "prefill" (10 % less compute)."""
+    """Return one run; ``slower``: "steps" (all by 10 %) or "prefill" (10 % less compute)."""
     config = find_config(options.preset)
     step = config.step_time
     if slower == "prefill":
@@ -116,7 +117,7 @@ def _ns(seconds: Any) -> Any:
 
 
 def _table(tokens: Any, inputs: Any) -> pa.Table:
-    """The records of a predicted stage, one token a chunk, as ``ampacity predict`` would write them."""
+    """Return the records of a predicted stage, one token a chunk."""
     n = len(tokens.arrival_s)
     due, first, last = _ns(tokens.arrival_s), _ns(tokens.first_token_s), _ns(tokens.finish_s)
     times = [tokens.token_times_s(i) for i in range(n)]
@@ -159,7 +160,7 @@ def _table(tokens: Any, inputs: Any) -> pa.Table:
 
 
 def later_first_token(run: Run, share: float) -> Run:
-    """Every TTFT longer by this share; the gaps after it stay as they are."""
+    """Return the run with every TTFT longer by this share; later gaps stay."""
     table = run.requests
     started, first = (table[c].to_numpy() for c in ("started_ns", "first_token_ns"))
     later = np.round(share * (first - started) / 1000).astype(np.int64)  # us
@@ -179,7 +180,7 @@ def later_first_token(run: Run, share: float) -> Run:
 
 
 def measure(options: argparse.Namespace, seed: int, noise_seed: int, kind: str = "equal") -> Run:
-    """A run of one kind: "equal", "steps" or "ttft"."""
+    """Return a run of one kind: "equal", "steps" or "ttft"."""
     if options.server == "preset":
         run = simulate(options, seed, noise_seed, "steps" if kind == "steps" else None).run
     else:
@@ -206,7 +207,7 @@ class Cell:
     def add(
         self, base: dict[str, Any], sample: Callable[[int], Judged], looks: int, single: bool
     ) -> None:
-        """The sequence of one candidate, whose samples are measured as they are asked for."""
+        """Return the verdicts on one candidate, with further samples as they are asked for."""
         runs: list[Judged] = []
         try:
             for look in range(1, looks + 1):
@@ -246,11 +247,11 @@ class Candidate:
         self._first = self._measured(1, seed)
 
     def same(self, look: int) -> Judged:
-        """The requests of its seed again, with other noise."""
+        """Return the requests of its seed again, with other noise."""
         return self._first if look == 1 else self._measured(look, self._seed)
 
     def other(self, look: int) -> Judged:
-        """Other requests in each sample."""
+        """Return other requests in each sample."""
         return self._first if look == 1 else self._measured(look, self._seed + 10**7 * (look - 1))
 
     def _measured(self, look: int, drawn: int) -> Judged:
@@ -259,7 +260,7 @@ class Candidate:
 
 
 def study(options: argparse.Namespace) -> dict[str, Cell]:
-    """Verdicts of every kind of pair."""
+    """Return the verdicts on every kind of pair."""
     cells: dict[str, Cell] = {}
     last: dict[str, Any] | None = None
     for pair in range(options.pairs + 1):

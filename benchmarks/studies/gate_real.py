@@ -2,8 +2,9 @@
 
     .venv/bin/python -m benchmarks.studies.gate_real --pairs 20        # 70 s a run: 47 minutes
 
-Each pair is two runs of the command line against one simulated engine on 127.0.0.1, with the same seed: a baseline and a candidate.
-The noise is that of this machine. The last --changed pairs have candidates on an engine whose steps are 10 % longer.
+Each pair is two runs of the command line against one simulated engine on 127.0.0.1, with the same
+seed: a baseline and a candidate. The noise is that of this machine. The last --changed pairs have
+candidates on an engine whose steps are 10 % longer.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ WORKLOAD = [
     "lognormal:p50=60,p99=300",
 ]
 EQUAL = "llama3-8b@h100"
-SLOWER = "llama3-8b@h100,bandwidth_factor=0.7273,compute_factor=0.4545,overhead_s=0.0022"  # 0.8, 0.5 and 0.002, by 1.1
+# factors of 0.8 and 0.5, and 0.002 s, each slower by 1.1
+SLOWER = "llama3-8b@h100,bandwidth_factor=0.7273,compute_factor=0.4545,overhead_s=0.0022"
 
 
 @contextmanager
 def engine(preset: str) -> Iterator[str]:
-    """A server on a free port; its URL."""
+    """Serve on a free port; yield the URL."""
     server = subprocess.Popen(
         [AMPACITY, "simulate", "--preset", preset, "--model", "m", "--port", "0"],
         stdout=subprocess.PIPE,
@@ -62,7 +64,7 @@ def run(preset: str, options: argparse.Namespace, seed: int, out: Path) -> Path:
 
 
 def verdict(folder: Path, pair: int, options: argparse.Namespace, candidate: str) -> str:
-    """Of one pair: pass, regression, inconclusive, or why it cannot be compared."""
+    """Return pass, regression, inconclusive, or why the pair cannot be compared."""
     base = run(EQUAL, options, pair + 1, folder / f"{pair}-base")
     other = run(candidate, options, pair + 1, folder / f"{pair}-candidate")
     file = folder / f"{pair}.json"

@@ -1,10 +1,11 @@
 """How often does the stated region of a knee hold the load at which p99 truly parts from p50?
 
-    python -m benchmarks.studies.knee_hits [--sweeps 600] [--seed 100000] [--servers mm1,mg1,mm8,batch] [--longer 8]
+    python -m benchmarks.studies.knee_hits [--sweeps 600] [--servers mm1,mg1,mm8,batch] [--longer 8]
 
-Sweeps of 6 to 10 even loads from 0.1-0.3 to 0.95-1.1 of saturation, stages of 30 to 60 s, then three stages at
-1.1 to 1.6, with which the knee is found again. The truth is the lowest load at which p99/p50 (p95/p50, where the
-sweep goes by p95) of TTFT of a long run exceeds twice that at 0.1; of M/M/1, M/G/1 and M/M/8 it never does.
+Sweeps of 6 to 10 even loads from 0.1-0.3 to 0.95-1.1 of saturation, stages of 30 to 60 s, then
+three stages at 1.1 to 1.6, with which the knee is found again. The truth is the lowest load at
+which p99/p50 (p95/p50, where the sweep goes by p95) of TTFT of a long run exceeds twice that at
+0.1; of M/M/1, M/G/1 and M/M/8 it never does.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LOADS = np.arange(0.5, 0.99, 0.02)
 
 @cache
 def true_knee(name: str, tail: float) -> tuple[float, float] | None:
-    """(requests in flight, requests/s) where the ratio parts; None where it does not."""
+    """Return (requests in flight, requests/s) where the ratio parts; None: nowhere."""
     low, at = _ratio(name, 0.1, tail), 0.0
     for load in LOADS.round(3).tolist():
         ratio = _ratio(name, load, tail)
@@ -46,7 +47,7 @@ def _ratio(name: str, load: float, tail: float) -> float:
 def sweep(
     name: str, rng: np.random.Generator, longer: float = 1.0
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Stages up to saturation, and three beyond it, each so many times ``longer``."""
+    """Return stages up to saturation, and three beyond it, each ``longer`` times as long."""
     server, n = SERVERS[name](), int(rng.integers(6, 11))
     within = np.linspace(rng.uniform(0.1, 0.3), rng.uniform(0.95, 1.1), n)
     loads = [*within, *np.sort(rng.uniform(1.1, 1.6, 3))]
@@ -60,7 +61,7 @@ def sweep(
 
 
 def judge(name: str, sweeps: int, seed: int, longer: float = 1.0) -> dict[str, float]:
-    """Counts of sweeps, and the median width of their regions (upper over lower end, in flight and in requests/s)."""
+    """Count sweeps, and return the median width of their regions (upper over lower end)."""
     found = dict.fromkeys(("named", "wrong_in_flight", "wrong_rps", "moved", "named_by_more"), 0)
     widths = []
     for k in range(sweeps):
@@ -84,7 +85,7 @@ def judge(name: str, sweeps: int, seed: int, longer: float = 1.0) -> dict[str, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--sweeps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=100_000)
     parser.add_argument("--servers", default="mm1,mg1,mm8,batch")

@@ -1,4 +1,5 @@
-"""How often is L against lambda W called inconsistent: in steady stages, closed loops, and where something drifts?
+"""How often is L against lambda W called inconsistent: in steady stages, closed loops, and where
+something drifts?
 
 python -m benchmarks.studies.littles_law [--runs 600] [--seed 100000]
 """
@@ -19,7 +20,7 @@ NAMES = ("mm1", "mg1", "mm8", "batch")
 
 
 def is_off(begin: Floats, ttft: Floats, end: Floats, length_s: float) -> bool:
-    """Whether the stage [0, length_s), cut as an analysis cuts it, is called inconsistent."""
+    """Return whether the stage [0, length_s) is called inconsistent."""
     window = find_window(0.0, length_s, begin, end, ttft, None)
     level = time_average_in_flight(window.start_s, window.end_s, begin, end)
     return consistency(window.start_s, window.end_s, level, begin, end).ok is False
@@ -32,7 +33,7 @@ def open_stage(
     rng: np.random.Generator,
     late: Callable[..., Floats] | None = None,
 ) -> bool:
-    """One stage of about n requests; ``late(begin, e2e, length_s, rng)`` is added to the times of their ends."""
+    """Judge a stage of about n requests; ``late`` gives what is added to their ends."""
     server = SERVERS[name]()
     begin, ttft, e2e = server.run(load * server.most_rps, n, rng)
     length_s = n / (load * server.most_rps)
@@ -43,7 +44,7 @@ def open_stage(
 
 
 def closed_stage(users: int, n: int, fixed: bool, rng: np.random.Generator) -> bool:
-    """Users who ask again at once, answers of 1 s or exponential ones of that mean."""
+    """Judge users who ask again at once, with answers of 1 s, fixed or exponential."""
     each = n // users
     takes = np.ones((users, each)) if fixed else rng.exponential(1.0, (users, each))
     end = np.cumsum(takes, axis=1)
@@ -64,7 +65,7 @@ WRONG_TIMES: dict[str, Callable[..., Floats]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--runs", type=int, default=600)
     parser.add_argument("--seed", type=int, default=100_000)
     args = parser.parse_args()
@@ -84,7 +85,8 @@ def main() -> None:
     for fixed in (True, False):
         off = [share(lambda rng, c=c, f=fixed: closed_stage(c, 3000, f, rng)) for c in (8, 64, 256)]
         print(
-            f"closed, 8/64/256 users, {'equal' if fixed else 'exponential'} answers: {' '.join(off)}",
+            f"closed, 8/64/256 users, {'equal' if fixed else 'exponential'} answers: "
+            f"{' '.join(off)}",
             flush=True,
         )
     for what, late in WRONG_TIMES.items():

@@ -1,14 +1,17 @@
-"""What does a search cost, and is it right? Seeded searches in virtual time against a known capacity.
+"""What does a search cost, and is it right? Seeded searches in virtual time against a known
+capacity.
 
-    python -m benchmarks.studies.search_cost [--slo ttft_p99=2s]             # 100 searches on an M/M/1 queue, and the fixed grid
-    python -m benchmarks.studies.search_cost --server batch --load 0.85      # a server of coverage.py, its limit put at that load
-    python -m benchmarks.studies.search_cost --brackets --seeds 500          # intervals of a grid and of a sweep, at four loads
-    python -m benchmarks.studies.search_cost --engine --seeds 20             # on the simulated engine; truth by its own bookkeeping
-    python -m benchmarks.studies.search_cost --engine --output-tokens gamma:mean=5,cv=1 --slo ttft_p90=100ms --precision 0.25 --seeds 40
+    P="python -m benchmarks.studies.search_cost"
+    $P [--slo ttft_p99=2s]           100 searches on an M/M/1 queue, and the fixed grid
+    $P --server batch --load 0.85    a server of benchmarks.servers, its limit put at that load
+    $P --brackets --seeds 500        intervals of a grid and of a sweep, at four loads
+    $P --engine --seeds 20           on the simulated engine; truth by its own bookkeeping
+    $P --engine --output-tokens gamma:mean=5,cv=1 --slo ttft_p90=100ms --precision 0.25
 
-M/M/1: TTFT is the sojourn time, exponential with rate mu - lambda, so the capacity is mu - ln(1/(1-q))/limit exactly,
-and C_max = rho/(1-rho) + lambda x decoding time by Little's law. The fixed grid has ten loads, evenly spaced up to
-saturation, with as many requests each as it takes to be as accurate; both are judged by the same estimator.
+M/M/1: TTFT is the sojourn time, exponential with rate mu - lambda, so the capacity is mu -
+ln(1/(1-q))/limit exactly, and C_max = rho/(1-rho) + lambda x decoding time by Little's law. The
+fixed grid has ten loads, evenly spaced up to saturation, with as many requests each as it takes to
+be as accurate; both are judged by the same estimator.
 """
 
 from __future__ import annotations
@@ -61,12 +64,14 @@ WORKLOAD = load_workload("chat-short")  # whose lengths nobody looks at
 
 
 def only_ttft(cohort: Cohort) -> dict[str, Any]:
-    """The part of a stage's latencies that its SLO here, on TTFT, and the choice of loads read: a third of the time."""
+    """Return the parts of a stage that the SLO and the choice of loads read."""
     return {"ttft_from_schedule_s": percentiles(cohort.ttft(from_schedule=True))}
 
 
 class ServerRig:
-    """A rig whose endpoint is a server of the study; its stages are judged as those of a run are."""
+    """A rig whose endpoint is a server of the study; its stages are judged as those of a run
+    are.
+    """
 
     def __init__(self, server: Server, slo: Slo, seed: int, duration_s: float = 30.0) -> None:
         self.settings: Any = SimpleNamespace(
@@ -93,7 +98,7 @@ class ServerRig:
         self._server, self._slo = server, slo
 
     def tell(self, text: str) -> None:
-        """Nobody waits."""
+        """Return at once."""
         self.told.append(text)
 
     def stage_s(self, rate_rps: float) -> float:
@@ -142,7 +147,7 @@ class ServerRig:
 
 
 def until(sent: Sent, due_s: float) -> Sent:
-    """What was due before ``due_s``, of a stage that lasted until then."""
+    """Return what was due before ``due_s`` in a stage that lasted until then."""
     seen = sent.arrival_s < due_s
     return replace(
         sent,
@@ -154,7 +159,7 @@ def until(sent: Sent, due_s: float) -> Sent:
 
 
 def as_of(table: pa.Table, now_ns: int) -> pa.Table:
-    """The records as they are while those that have not ended by ``now_ns`` are in flight."""
+    """Return the records as they are at ``now_ns``, with requests in flight."""
     first, ended = (table[name].to_numpy() for name in ("first_token_ns", "ended_ns"))
     for name, after in [("status", ended), ("ended_ns", ended), ("last_token_ns", ended)] + [
         (name, first)
@@ -177,7 +182,7 @@ def queue_truth(slo: Slo) -> tuple[float, float]:
 def put_at(
     server: Server, load: float, quantile: float, requests: int = 1_000_000
 ) -> tuple[Slo, tuple[float, float]]:
-    """An SLO whose limit is just met at ``load`` of saturation, and the truth; by four long runs, but for the queue."""
+    """Return an SLO whose limit is just met at ``load`` of saturation, and the truth."""
     rate = load * server.most_rps
     if server is QUEUE:
         slo = Slo("ttft", quantile, math.log(1 / (1 - quantile)) / (MU - rate))
@@ -193,7 +198,7 @@ def put_at(
 
 
 def search_server(server: Server, slo: Slo, precision: float, seed: int) -> Found:
-    """(estimate, requests, precision reached, stages)."""
+    """Return (estimate, requests, precision reached, stages)."""
     rig = ServerRig(server, slo, seed)
     asyncio.run(Search(SearchPlan(precision)).run(rig))
     return estimate(rig.stages, [slo]), rig.sent, bool(rig.noted["search"]["reached"]), rig.stages
@@ -265,13 +270,14 @@ def engine_truth(
         warmup_share=0.05,
     )
     print(
-        f"truth: {found.capacity_rps:.4g} ± {found.usable_rps_se:.2g}, C_max {found.c_max:.4g} ± {found.c_max_se:.2g}"
+        f"truth: {found.capacity_rps:.4g} ± {found.usable_rps_se:.2g}, C_max {found.c_max:.4g} "
+        f"± {found.c_max_se:.2g}"
     )
     return found.capacity_rps, found.c_max
 
 
 def told(stages: list[dict[str, Any]], slo: Slo, precision: float) -> list[float | None]:
-    """What was said after each stage of the requests that the search takes, over what it took; None: too early."""
+    """Return estimated over actual requests after each stage; None: too early to say."""
     sent = np.cumsum([s["requests"] + s["window"]["warmup_requests"] for s in stages])
     said = []
     for k in range(1, len(stages)):
@@ -289,7 +295,9 @@ def study(
     seeds: int,
     first_seed: int = 0,
 ) -> float:
-    """Print the figures of ``seeds`` searches; gives the 95th percentile of the relative error of those that got there."""
+    """Print the figures of ``seeds`` searches; gives the 95th percentile of the relative error of
+    those that got there.
+    """
     rows = []
     said: list[float | None] = []
     for seed in range(first_seed, first_seed + seeds):
@@ -314,17 +322,23 @@ def study(
     got = table[table[:, 4] == 1]
     error = np.abs(got[:, 0])
     print(
-        f"{slo.text}, precision {precision:.0%}: {len(table)} of {seeds} searches with an estimate, {len(got)} reached the precision\n"
-        f"  of these within {precision:.0%} of the truth: {np.mean(error <= precision):.1%}; error p50 {np.median(error):.2%}, p95 "
+        f"{slo.text}, precision {precision:.0%}: {len(table)} of {seeds} searches with an "
+        f"estimate, {len(got)} reached the precision\n"
+        f"  of these within {precision:.0%} of the truth: {np.mean(error <= precision):.1%}; "
+        f"error p50 {np.median(error):.2%}, p95 "
         f"{np.quantile(error, 0.95):.2%}, bias {got[:, 0].mean():+.2%}\n"
-        f"  interval holds the truth: usable {table[:, 1].mean():.1%}, C_max {table[:, 2].mean():.1%}\n"
-        f"  requests p50 {np.median(table[:, 3]):,.0f}, mean {table[:, 3].mean():,.0f}, most {table[:, 3].max():,.0f}; stages p50 {np.median(table[:, 5]):.0f}",
+        f"  interval holds the truth: usable {table[:, 1].mean():.1%}, C_max "
+        f"{table[:, 2].mean():.1%}\n"
+        f"  requests p50 {np.median(table[:, 3]):,.0f}, mean {table[:, 3].mean():,.0f}, most "
+        f"{table[:, 3].max():,.0f}; stages p50 {np.median(table[:, 5]):.0f}",
         flush=True,
     )
     factor = np.array([f for f in said if f is not None])
     print(
-        f"  requests in all, said after {len(factor)} of {len(said)} stages, over what it took: p5 {np.quantile(factor, 0.05):.2f}, p50 "
-        f"{np.median(factor):.2f}, p95 {np.quantile(factor, 0.95):.2f}; within a factor of 2: {np.mean(abs(np.log2(factor)) <= 1):.0%}, "
+        f"  requests in all, said after {len(factor)} of {len(said)} stages, over what it "
+        f"took: p5 {np.quantile(factor, 0.05):.2f}, p50 "
+        f"{np.median(factor):.2f}, p95 {np.quantile(factor, 0.95):.2f}; within a factor of 2: "
+        f"{np.mean(abs(np.log2(factor)) <= 1):.0%}, "
         f"of 3: {np.mean(abs(np.log(factor)) <= math.log(3)):.0%}",
         flush=True,
     )
@@ -332,7 +346,7 @@ def study(
 
 
 def grid(slo: Slo, seeds: int) -> None:
-    """The error of a fixed grid of ten loads, by the requests of each stage."""
+    """Return the error of a fixed grid of ten loads, by the requests of each stage."""
     truth = queue_truth(slo)[0]
     for requests in GRID_REQUESTS:
         errors = []
@@ -340,7 +354,8 @@ def grid(slo: Slo, seeds: int) -> None:
             found = estimate(_grid_stages(QUEUE, slo, 10_000 + seed, GRID, requests), [slo])
             errors.append(1.0 if found is None else abs(found.capacity_rps / truth - 1))
         print(
-            f"grid, 10 x {requests:,}: error p50 {np.median(errors):.2%}, p95 {np.quantile(errors, 0.95):.2%}",
+            f"grid, 10 x {requests:,}: error p50 {np.median(errors):.2%}, p95 "
+            f"{np.quantile(errors, 0.95):.2%}",
             flush=True,
         )
 
@@ -355,7 +370,7 @@ def _grid_stages(
 
 
 def brackets(quantile: float, seeds: int, sweeps: int = 100) -> None:
-    """Does the bracket hold the truth, and how far is the figure from it? Ten loads, moved at random by a part of their distance, and the sweep's own."""
+    """Print whether brackets hold the truth and how far figures are off: a grid, and a sweep."""
     for load in BRACKET_LOADS:
         slo, (truth, _) = put_at(QUEUE, load, quantile)
         ends: dict[str, list[tuple[float, float, float]]] = {"grid": [], "sweep": []}
@@ -379,11 +394,14 @@ def brackets(quantile: float, seeds: int, sweeps: int = 100) -> None:
             given = np.isfinite(high)
             error = figures[np.isfinite(figures)] / truth - 1
             print(
-                f"{slo.text}, limit at {load:.2f}: {name}: {given.mean():.1%} of {len(rows)} have both ends, "
+                f"{slo.text}, limit at {load:.2f}: {name}: {given.mean():.1%} of {len(rows)} "
+                "have both ends, "
                 f"{np.mean((low <= truth) & (truth <= high)):.1%} hold the truth; median width "
-                f"{np.median((high - low)[given]) / truth if given.any() else math.nan:.1%}; {len(error)} interpolated"
+                f"{np.median((high - low)[given]) / truth if given.any() else math.nan:.1%}; "
+                f"{len(error)} interpolated"
                 + (
-                    f": error p50 {np.median(np.abs(error)):.1%}, p95 {np.quantile(np.abs(error), 0.95):.1%}, "
+                    f": error p50 {np.median(np.abs(error)):.1%}, p95 "
+                    f"{np.quantile(np.abs(error), 0.95):.1%}, "
                     f"bias {error.mean():+.1%}"
                     if len(error)
                     else ""

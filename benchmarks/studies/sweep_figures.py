@@ -1,13 +1,15 @@
 """Are the figures of a sweep right? Seeded sweeps in virtual time on servers with a known law.
 
-    python -m benchmarks.studies.sweep_figures --runs 600 --first-seed 100000 [--servers mm8,batch] [--quantiles 0.95] [--duration 60]
+    python -m benchmarks.studies.sweep_figures --runs 600 [--servers mm8,batch] [--duration 60]
 
-Without --duration a sweep is as the command line's: ten minutes, stages of 30 s, longer ones near the limit.
+Without --duration a sweep is as the command line's: ten minutes, stages of 30 s, longer ones near
+the limit.
 
-The TTFT limit is put where it is just kept at 0.5, 0.7 and 0.85 of saturation, by long runs. Each sweep finds its own
-loads (``ampacity.experiments.sweep``) and is judged as a run is. Printed for each cell: of how many sweeps the usable
-rate is an estimate, its median error, how often the 95 % interval holds the truth, its median half width; the same of
-C_max; the highest load verified, over the truth; the goodput peak against the highest of long runs.
+The TTFT limit is put where it is just kept at 0.5, 0.7 and 0.85 of saturation, by long runs. Each
+sweep finds its own loads (``ampacity.experiments.sweep``) and is judged as a run is. Printed for
+each cell: of how many sweeps the usable rate is an estimate, its median error, how often the 95 %
+interval holds the truth, its median half width; the same of C_max; the highest load verified, over
+the truth; the goodput peak against the highest of long runs.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ PEAK_REQUESTS = 200_000
 
 @cache
 def true_peak_rps(name: str, slo: Slo) -> float:
-    """The highest rate x P[TTFT within the limit], a parabola through the best load tried and its neighbours."""
+    """Return the highest rate x P[TTFT within the limit], by a parabola through the best loads."""
     at = [truth_at(name, round(float(load), 3), PEAK_REQUESTS, 2) for load in PEAK_LOADS]
     good = np.array([t.rate_rps * (1 - t.missed(slo.limit_s)) for t in at])
     best = int(np.clip(good.argmax(), 1, len(good) - 2))
@@ -45,12 +47,13 @@ def true_peak_rps(name: str, slo: Slo) -> float:
 
 def one_sweep(name: str, slo: Slo, duration_s: float | None, seed: int) -> ServerRig:
     rig = ServerRig(SERVERS[name](), slo, seed, duration_s or STAGE_SHARE * MAX_DURATION_S)
-    asyncio.run(sweep(rig, max_duration_s=None if duration_s else MAX_DURATION_S))  # type: ignore[arg-type]
+    limit_s = None if duration_s else MAX_DURATION_S
+    asyncio.run(sweep(rig, max_duration_s=limit_s))  # type: ignore[arg-type]
     return rig
 
 
 def row_of(stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, float]:
-    """The figures that a user reads, nan where there is none."""
+    """Return the figures that a user reads, nan where there is none."""
     c, g = find_capacity(stages, slos), peak_goodput(stages, slos)
     none, violated = (None, None), surely_violated(judged_open(stages))
     row = {
@@ -82,19 +85,28 @@ def line(rows: list[dict[str, float]], usable: float, in_flight: float, peak: fl
         if not known.any():
             return "none"
         return (
-            f"{np.median(x[known]) - 1:+6.1%} (p5 {np.quantile(x[known], 0.05) - 1:+.0%}, p95 {np.quantile(x[known], 0.95) - 1:+.0%}) "
+            f"{np.median(x[known]) - 1:+6.1%} (p5 {np.quantile(x[known], 0.05) - 1:+.0%}, p95 "
+            f"{np.quantile(x[known], 0.95) - 1:+.0%}) "
             f"holds {np.mean((a <= 1) & (b >= 1)):.1%} ± {np.median((b - a)[known]) / 2:.0%}"
         )
 
     pooled, most, violated = of("pooled") > 0, of("high"), of("violated")
-    verified = of("verified")
+    verified, figures = of("verified"), of("usable")
+    off, of_all = (
+        np.nanmedian(v) / usable - 1 if np.isfinite(v).any() else np.nan
+        for v in (verified, figures)
+    )
     return (
         f"pooled {pooled.mean():.0%}; usable {part('usable', 'low', 'high', usable, pooled)}; "
-        f"C_max {part('c_max', 'c_low', 'c_high', in_flight, pooled)}; verified {np.isfinite(verified).mean():.0%} "
-        f"{np.nanmedian(verified) / usable - 1 if np.isfinite(verified).any() else np.nan:+.0%}, above the truth {np.mean(verified > usable):.1%}; "
-        f"all usable {np.nanmedian(of('usable')) / usable - 1 if np.isfinite(of('usable')).any() else np.nan:+.1%}; "
-        f"reaches above a load that was surely violated {np.mean(most > violated * (1 + 1e-9)):.1%}; "
-        f"peak {part('peak', 'p_low', 'p_high', peak, slice(None))} of {np.isfinite(of('peak')).mean():.0%}"
+        f"C_max {part('c_max', 'c_low', 'c_high', in_flight, pooled)}; verified "
+        f"{np.isfinite(verified).mean():.0%} "
+        f"{off:+.0%}, "
+        f"above the truth {np.mean(verified > usable):.1%}; "
+        f"all usable {of_all:+.1%}; "
+        "reaches above a load that was surely violated "
+        f"{np.mean(most > violated * (1 + 1e-9)):.1%}; "
+        f"peak {part('peak', 'p_low', 'p_high', peak, slice(None))} of "
+        f"{np.isfinite(of('peak')).mean():.0%}"
     )
 
 
@@ -121,7 +133,8 @@ def main() -> None:
                     spent.append(rig.spent_s)
                 length = f"stages of {given.duration:g} s" if given.duration else "10 min"
                 print(
-                    f"{name} {load:g} p{100 * quantile:g} ({length}, {np.median(sent):,.0f} requests, {np.median(spent):,.0f} s): "
+                    f"{name} {load:g} p{100 * quantile:g} ({length}, {np.median(sent):,.0f} "
+                    f"requests, {np.median(spent):,.0f} s): "
                     + line(rows, truth.rate_rps, truth.in_flight, true_peak_rps(name, slo)),
                     flush=True,
                 )

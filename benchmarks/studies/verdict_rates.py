@@ -1,11 +1,13 @@
-"""How often is a stage's SLO verdict wrong, and how often is there one? Servers with a known law, in virtual time.
+"""How often is a stage's SLO verdict wrong, and how often is there one? Servers with a known law,
+in virtual time.
 
-    python -m benchmarks.studies.verdict_rates [--server mm1] [--quantile 0.95] [--runs 600] [--first-seed 100000]
+    python -m benchmarks.studies.verdict_rates [--server mm1] [--quantile 0.95] [--runs 600]
 
-The limit is put where a server just keeps it at a share of saturation (``LIMITS``). Stages of 300 to 20,000 requests,
-each on an idle server, at loads at which the true share of misses is 0.1, 0.5, 1, 1.4 (p95) or 1.6 (p99) and 2 times
-what the SLO allows. Beside the product's verdicts stands what an oracle could do: the rule "met where at most c miss"
-with the c that is wrong in 5 % of the runs at the limit, which nobody who measures once can know.
+The limit is put where a server just keeps it at a share of saturation (``LIMITS``). Stages of 300
+to 20,000 requests, each on an idle server, at loads at which the true share of misses is 0.1, 0.5,
+1, 1.4 (p95) or 1.6 (p99) and 2 times what the SLO allows. Beside the product's verdicts stands what
+an oracle could do: the rule "met where at most c miss" with the c that is wrong in 5 % of the runs
+at the limit, which nobody who measures once can know.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ FINE = 0.002  # of saturation: how exactly a load is looked for
 
 
 def shares(quantile: float) -> tuple[float, ...]:
-    """True shares of misses that are tried, over what the SLO allows."""
+    """Return the shares of misses that are tried, over what the SLO allows."""
     return (0.1, 0.5, 1.0, 1.4 if quantile < 0.97 else 1.6, 2.0)
 
 
 @cache
 def load_with(name: str, limit_load: float, quantile: float, times: float) -> float | None:
-    """The load at which the true share of misses is ``times`` what the SLO allows; None where there is none."""
+    """Return the load with ``times`` the misses that the SLO allows; None: there is none."""
     slo = limit_at(name, limit_load, quantile)
     low, high = (0.05, limit_load) if times < 1 else (limit_load, 0.99)
     if times == 1:
@@ -58,7 +60,7 @@ class Judged:
 
 
 def judge(name: str, load: float, slo: Slo, requests: int, seed: int) -> Judged:
-    """One stage, judged as the product judges it; one without a steady state violates."""
+    """Judge a stage as the product does; an unstable one violates."""
     server = SERVERS[name]()
     rate = load * server.most_rps
     sent = stage_of(

@@ -1,4 +1,6 @@
-"""``ampacity baseline`` and ``ampacity gate``: exit states, CI outputs, and the examples of docs/ci.md."""
+"""``ampacity baseline`` and ``ampacity gate``: exit states, CI outputs, and the examples of
+docs/ci.md.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ from msgspec.structs import replace
 from ampacity.analysis.change.results import Check, GateResult
 from ampacity.experiments.samples import Budget
 from ampacity.reports.pages.gate import chart, gate_markdown, junit_xml, workflow_commands
+from tests.support.args import Command
 from tests.support.synthetic import Stage, make_run, request
 
 ROOT = Path(__file__).parents[2]
@@ -35,37 +38,35 @@ def made(path: Path, scale: float = 1.0, n: int = 1000, draw: int = 1, **meta: A
 
 
 @pytest.fixture
-def base(tmp_path: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]) -> Path:
-    assert ampacity("baseline", made(tmp_path / "base"), "-o", tmp_path / "base.json") == 0
+def base(tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> Path:
+    command("baseline", made(tmp_path / "base"), "-o", tmp_path / "base.json")
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "base.json")
     return tmp_path / "base.json"
 
 
 def test_exit_status_says_the_answer(
-    tmp_path: Path, base: Path, ampacity: Any, capsys: Any
+    tmp_path: Path, base: Path, command: Command, capsys: Any
 ) -> None:
-    assert ampacity("gate", made(tmp_path / "same"), "--baseline", base) == 0
-    assert ampacity("gate", made(tmp_path / "slow", 1.1), "--baseline", base) == 1
+    command("gate", made(tmp_path / "same"), "--baseline", base)
+    command("gate", made(tmp_path / "slow", 1.1), "--baseline", base, status=1)
     assert capsys.readouterr().out.count("REGRESSION") >= 2
     other = made(tmp_path / "other", n=600, seed=2)
-    assert ampacity("gate", other, "--baseline", base, "--tolerance", "ttft_p50=0.1%") == 3
-    assert (
-        ampacity("gate", made(tmp_path / "slo"), "--baseline", base, "--slo", "ttft_p50=50ms") == 1
-    )
+    command("gate", other, "--baseline", base, "--tolerance ttft_p50=0.1%", status=3)
+    command("gate", made(tmp_path / "slo"), "--baseline", base, "--slo ttft_p50=50ms", status=1)
 
 
 def test_a_baseline_replaces_no_other_file(
-    tmp_path: Path, base: Path, ampacity: Any, capsys: Any
+    tmp_path: Path, base: Path, command: Command, capsys: Any
 ) -> None:
     run, summary = made(tmp_path / "run"), tmp_path / "run" / "summary.json"
     summary.write_text('{"schema_version": 1}')
-    assert ampacity("gate", run, "--baseline", summary) == 2
+    command("gate", run, "--baseline", summary, status=2)
     said = capsys.readouterr().err
     assert "is no baseline: make one with" in said
     assert f"-o {summary}" not in said  # who obeys loses nothing
     for held in ('{"schema_version": 1}', "not JSON"):
         summary.write_text(held)
-        assert ampacity("baseline", run, "-o", summary) == 2
+        command("baseline", run, "-o", summary, status=2)
         assert (
             capsys.readouterr().err
             == f"ampacity: {summary} is no baseline and is not overwritten: give -o another file\n"
@@ -78,7 +79,7 @@ def test_a_baseline_replaces_no_other_file(
         whole.replace('"schema_version": 4', '"schema_version": 1'),
     ):
         base.write_text(held)
-        assert ampacity("baseline", tmp_path / "base", "-o", base) == 0
+        command("baseline", tmp_path / "base", "-o", base)
         assert base.read_text() == whole
 
 
@@ -91,13 +92,13 @@ def test_a_baseline_replaces_no_other_file(
     ],
 )
 def test_what_cannot_be_compared_is_one_line_and_stands_in_the_files_too(
-    tmp_path: Path, base: Path, ampacity: Any, capsys: Any, change: dict[str, Any], says: str
+    tmp_path: Path, base: Path, command: Command, capsys: Any, change: dict[str, Any], says: str
 ) -> None:
     run = made(tmp_path / "run")
     meta = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(meta | change))
     junit, summary = tmp_path / "gate.xml", tmp_path / "gate.md"
-    assert ampacity("gate", run, "--baseline", base, "--junit", junit, "--markdown", summary) == 2
+    command("gate", run, "--baseline", base, "--junit", junit, "--markdown", summary, status=2)
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert says in err
@@ -106,51 +107,55 @@ def test_what_cannot_be_compared_is_one_line_and_stands_in_the_files_too(
 
 
 def test_a_candidate_that_was_never_written_is_no_pass(
-    tmp_path: Path, base: Path, ampacity: Any, capsys: Any
+    tmp_path: Path, base: Path, command: Command, capsys: Any
 ) -> None:
-    assert ampacity("gate", tmp_path / "none", "--baseline", base) == 2
+    command("gate", tmp_path / "none", "--baseline", base, status=2)
     assert "no run directory" in capsys.readouterr().err
-    assert ampacity("gate", tmp_path / "base", "--baseline", tmp_path / "none.json") == 2
+    command("gate", tmp_path / "base", "--baseline", tmp_path / "none.json", status=2)
     assert "ampacity baseline RUN" in capsys.readouterr().err
 
 
 def test_a_truncated_requests_file_cannot_be_compared(
-    tmp_path: Path, base: Path, ampacity: Any, capsys: Any
+    tmp_path: Path, base: Path, command: Command, capsys: Any
 ) -> None:
     run = made(tmp_path / "run")
     whole = (run / "requests.parquet").read_bytes()
     (run / "requests.parquet").write_bytes(whole[: len(whole) // 2])
-    assert ampacity("gate", run, "--baseline", base) == 2
+    command("gate", run, "--baseline", base, status=2)
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_self_test_proves_that_the_gate_turns_red(
-    tmp_path: Path, base: Path, ampacity: Any, capsys: Any
+    tmp_path: Path, base: Path, command: Command, capsys: Any
 ) -> None:
-    assert ampacity("gate", tmp_path / "base", "--baseline", base, "--self-test") == 0
+    command("gate", tmp_path / "base", "--baseline", base, "--self-test")
     assert "twice as slow is found" in capsys.readouterr().err
     blind = [a for m in ("ttft", "itl", "tpot", "e2e") for a in ("--tolerance", f"{m}=300%")]
-    assert ampacity("gate", tmp_path / "base", "--baseline", base, "--self-test", *blind) == 1
+    command("gate", tmp_path / "base", "--baseline", base, "--self-test", *blind, status=1)
     assert "FAILED" in capsys.readouterr().err
 
 
 def test_a_fault_of_our_own_is_no_regression(
-    tmp_path: Path, base: Path, ampacity: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, base: Path, command: Command, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit 1 is a regression; anything unexpected is 2, with its traceback, and stands in the CI's file."""
+    """Exit 1 is a regression; anything unexpected is 2, with its traceback, and stands in the CI's
+    file.
+    """
 
     def fail(*_: Any, **__: Any) -> None:
         raise KeyError("edges_s")
 
     monkeypatch.setattr("ampacity.analysis.change.gate.judge_gate", fail)
     junit = tmp_path / "g.xml"
-    assert ampacity("gate", made(tmp_path / "same"), "--baseline", base, "--junit", junit) == 2
+    command("gate", made(tmp_path / "same"), "--baseline", base, "--junit", junit, status=2)
     assert "KeyError: 'edges_s'" in capsys.readouterr().err
     assert ElementTree.parse(junit).getroot().get("errors") == "1"
 
 
-def test_json_is_the_whole_answer(tmp_path: Path, base: Path, ampacity: Any, capsys: Any) -> None:
-    assert ampacity("gate", made(tmp_path / "slow", 1.1), "--baseline", base, "--json") == 1
+def test_json_is_the_whole_answer(
+    tmp_path: Path, base: Path, command: Command, capsys: Any
+) -> None:
+    command("gate", made(tmp_path / "slow", 1.1), "--baseline", base, "--json", status=1)
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"] == "regression"
     assert found["alpha"] == 0.05
@@ -162,7 +167,7 @@ def test_json_is_the_whole_answer(tmp_path: Path, base: Path, ampacity: Any, cap
 
 
 def test_further_samples_run_the_recorded_command_again(
-    tmp_path: Path, ampacity: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -175,17 +180,11 @@ def test_further_samples_run_the_recorded_command_again(
         "--output-tokens",
         "20",
     )
-    assert (
-        ampacity(*predict, "--rates", "20", "--max-requests", "400", "--seed", "5", "--out", "run")
-        == 0
-    )
-    assert ampacity("baseline", "run", "-o", "base.json") == 0
+    command(*predict, "--rates 20 --max-requests 400 --seed 5 --out run")
+    command("baseline run -o base.json")
     capsys.readouterr()
     tight = ("--tolerance", "ttft=0.01%")  # less than the noise that is assumed from run to run
-    assert (
-        ampacity("gate", "run", "--baseline", "base.json", *tight, "--max-samples", "2", "--json")
-        == 3
-    )
+    command("gate run --baseline base.json", *tight, "--max-samples 2 --json", status=3)
     found = json.loads(capsys.readouterr().out)
     assert (found["look"], found["looks"]) == (2, 2)
     assert found["candidate_runs"] == 2
@@ -195,34 +194,28 @@ def test_further_samples_run_the_recorded_command_again(
 
 
 def test_what_cannot_be_repeated_is_inconclusive_and_the_command_is_printed(
-    tmp_path: Path, base: Path, ampacity: Any, capsys: Any
+    tmp_path: Path, base: Path, command: Command, capsys: Any
 ) -> None:
     words = ["ampacity", "run", "URL", "--header", "X: ***"]
     secret = made(tmp_path / "h", n=600, seed=2, command_line=words)
     tight = ("--tolerance", "ttft_p50=0.1%", "--max-samples", "3")
-    assert ampacity("gate", secret, "--baseline", base, *tight) == 3
+    command("gate", secret, "--baseline", base, *tight, status=3)
     said = capsys.readouterr().out
     assert (
         f"ampacity run URL --header 'X: ***' --seed 3 --out {secret}-sample-2 && ampacity gate"
         in said
     )
     strange = made(tmp_path / "s", n=600, draw=2, seed=2, command_line=["rm", "-rf", "x"])
-    assert ampacity("gate", strange, "--baseline", base, *tight) == 3
+    command("gate", strange, "--baseline", base, *tight, status=3)
     assert "no command that can be repeated" in capsys.readouterr().out
-    assert (
-        ampacity(
-            "gate",
-            secret,
-            strange,
-            "--baseline",
-            base,
-            "--max-samples",
-            "2",
-            "--tolerance",
-            "ttft_p50=0.1%",
-            "--json",
-        )
-        == 3
+    command(
+        "gate",
+        secret,
+        strange,
+        "--baseline",
+        base,
+        "--max-samples 2 --tolerance ttft_p50=0.1% --json",
+        status=3,
     )
     found = json.loads(capsys.readouterr().out)
     assert (found["look"], found["looks"], found["candidate_runs"]) == (2, 2, 2)
@@ -299,7 +292,9 @@ def test_markdown_keeps_its_table_whatever_the_text() -> None:
 
 
 def test_a_far_tolerance_does_not_squeeze_the_chart() -> None:
-    """Three times the largest change, 10 %, is the edge: 40 characters for 60 points, so 3 % are 2 of them, and 75 % are outside."""
+    """Three times the largest change, 10 %, is the edge: 40 characters for 60 points, so 3 % are 2
+    of them, and 75 % are outside.
+    """
     checks = [
         replace(CHECK, name=name, change=change, change_ci=ci, tolerance=tolerance)
         for name, change, ci, tolerance in (

@@ -99,10 +99,12 @@ def test_a_step_of_the_wall_clock_moves_no_latency(
 
 
 def test_dates_of_the_kernel_never_fall(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream is read at 10, 11 and 12 ms; the wall clock, 95 ms ahead, seems 97 ahead at the second.
+    """A stream is read at 10, 11 and 12 ms; the wall clock, 95 ms ahead, seems 97 ahead at the
+    second.
 
-    So the stamps at 100 and 104 ms are dated 5 and 7 ms, that at 103 6: it stays 7. A fourth, at 21 ms, has a stamp of
-    before the request that was written at 20: it cannot be its answer's date. A fifth has none.
+    So the stamps at 100 and 104 ms are dated 5 and 7 ms, that at 103 6: it stays 7. A fourth, at 21
+    ms, has a stamp of before the request that was written at 20: it cannot be its answer's date. A
+    fifth has none.
     """
     if not kernel_stamps.AVAILABLE:
         pytest.skip("kernel time stamps need Linux")
@@ -172,7 +174,9 @@ def test_by_default_an_answer_may_last_as_long_as_its_tokens_come() -> None:
     ("size", "window"), [(100, READY_MAX), (READY_MAX_BYTES // 8, 8), (2 * READY_MAX_BYTES, 1)]
 )
 def test_requests_are_made_ahead_in_a_bounded_window(size: int, window: int) -> None:
-    """Fault 64: of 50,000 prompts only the first 512, or 16 MiB of them, are made before the start."""
+    """Fault 64: of 50,000 prompts only the first 512, or 16 MiB of them, are made before the
+    start.
+    """
     made: list[int] = []
 
     def make(number: int, tokens: int) -> bytes:

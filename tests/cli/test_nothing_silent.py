@@ -20,7 +20,7 @@ from ampacity.workloads.prompts.files import read_prompts
 from ampacity.workloads.traces.columns import REQUIRED
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.trace import Trace
-from tests.support.args import args_of
+from tests.support.args import Command, args_of
 
 Row = dict[str, Any]
 
@@ -187,7 +187,9 @@ def test_each_column_is_used_or_named(tmp_path: Path, name: str, ending: str) ->
 
 @pytest.mark.parametrize(("name", "ending"), CASES)
 def test_each_column_in_turn_is_taken_from_all_rows(tmp_path: Path, name: str, ending: str) -> None:
-    """What a trace needs is asked for by name; any other property is gone, and no note claims it."""
+    """What a trace needs is asked for by name; any other property is gone, and no note claims
+    it.
+    """
     rows = [MAKERS[name](i) for i in range(N)]
     for leaf in leaves(rows[0]):
         path, role = save(tmp_path, ending, [without(row, leaf) for row in rows]), ROLE_OF.get(leaf)
@@ -307,7 +309,7 @@ def words_of(page: Path) -> str:
 
 
 def test_what_is_said_of_a_trace_stands_in_run_json_and_in_the_report(
-    tmp_path: Path, ampacity: Callable[..., object], server: Started
+    tmp_path: Path, command: Command, server: Started
 ) -> None:
     rows = [
         {
@@ -323,7 +325,7 @@ def test_what_is_said_of_a_trace_stands_in_run_json_and_in_the_report(
         tmp_path, "jsonl", [*rows, {"timestamp_s": 1, "input_tokens": -1, "output_tokens": 3}]
     )
     out = tmp_path / "run"
-    assert ampacity("run", server.url, "--trace", path, "--skip-bad-rows", "--out", out) == 0
+    command("run", server.url, "--trace", path, "--skip-bad-rows --out", out)
     notes = json.loads((out / "run.json").read_text())["notes"]
     expected = read_trace(path, skip_bad_rows=True).notes
     assert len(expected) == 3
@@ -334,7 +336,7 @@ def test_what_is_said_of_a_trace_stands_in_run_json_and_in_the_report(
 
 
 def test_what_is_said_of_prompts_stands_in_run_json_and_in_the_report(
-    tmp_path: Path, ampacity: Callable[..., object], server: Started
+    tmp_path: Path, command: Command, server: Started
 ) -> None:
     path = tmp_path / "p.jsonl"
     rows: list[Any] = [{"prompt": f"prompt {i}", "id": i} for i in range(3)]
@@ -344,8 +346,8 @@ def test_what_is_said_of_prompts_stands_in_run_json_and_in_the_report(
     )
     out = tmp_path / "run"
     options = (*args_of("--rates 20 --duration 500ms --prompts"), path, "--output-tokens", "3")
-    assert ampacity("run", server.url, *options, "--out", tmp_path / "refused") == 2
-    assert ampacity("run", server.url, *options, "--skip-bad-rows", "--out", out) == 0
+    command("run", server.url, *options, "--out", tmp_path / "refused", status=2)
+    command("run", server.url, *options, "--skip-bad-rows --out", out)
     notes = json.loads((out / "run.json").read_text())["notes"]
     expected = read_prompts(path, skip_bad_rows=True).notes
     assert [note.partition(":")[0] for note in expected] == ["p.jsonl"] * 3
@@ -356,7 +358,7 @@ def test_what_is_said_of_prompts_stands_in_run_json_and_in_the_report(
 
 
 def test_what_is_said_of_a_file_of_arrivals_stands_in_run_json_and_in_the_report(
-    tmp_path: Path, ampacity: Callable[..., object], server: Started
+    tmp_path: Path, command: Command, server: Started
 ) -> None:
     path, out = tmp_path / "log.csv", tmp_path / "run"
     path.write_text(
@@ -364,7 +366,7 @@ def test_what_is_said_of_a_file_of_arrivals_stands_in_run_json_and_in_the_report
     )
     lengths = tuple(args_of("--input-tokens 5 --output-tokens 3"))
     options = (*args_of("--rates 20 --duration 500ms --arrivals"), f"diurnal:trace={path},step=5s")
-    assert ampacity("run", server.url, *lengths, *options, "--out", out) == 0
+    command("run", server.url, *lengths, *options, "--out", out)
     notes, page = json.loads((out / "run.json").read_text())["notes"], words_of(out / "report.html")
     for note in (
         "log.csv: the rows are not in the order of time (1 come before the row above them); they "

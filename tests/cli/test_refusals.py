@@ -14,7 +14,7 @@ import pytest
 from ampacity.cli.stub import no_stub
 from ampacity.config import make_settings
 from ampacity.values import ConfigError
-from tests.support.args import args_of
+from tests.support.args import Command, args_of
 from tests.support.fault_server import FaultServer
 
 Ampacity = Callable[..., object]
@@ -28,10 +28,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_search_without_an_slo_is_refused_before_anything_is_asked(
-    ampacity: Ampacity, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    command: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with FaultServer() as server:
-        assert ampacity("search", server.url, "--workload", "chat-short") == 2
+        command("search", server.url, "--workload chat-short", status=2)
         assert not server.requests
     assert "give an SLO, as --slo ttft_p99=2s" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -39,13 +39,13 @@ def test_a_search_without_an_slo_is_refused_before_anything_is_asked(
 
 @pytest.mark.parametrize("out", [(), ("--out", "new/er"), ("--out", "empty")])
 def test_what_only_the_endpoint_says_is_refused_and_leaves_nothing(
-    ampacity: Ampacity, capsys: pytest.CaptureFixture[str], tmp_path: Path, out: tuple[str, ...]
+    command: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path, out: tuple[str, ...]
 ) -> None:
     """Ten requests of 1 ms at least take more than 1 ms. A folder that stood there empty stays."""
     if "empty" in out:
         (tmp_path / "empty").mkdir()
     with FaultServer() as server:
-        assert ampacity("search", server.url, *SLO, "--max-duration", "1ms", *out) == 2
+        command("search", server.url, *SLO, "--max-duration 1ms", *out, status=2)
         assert server.requests
     assert "not even one stage fits" in capsys.readouterr().err
     assert [path.name for path in tmp_path.rglob("*")] == (["empty"] if "empty" in out else [])
@@ -63,22 +63,22 @@ def test_what_only_the_endpoint_says_is_refused_and_leaves_nothing(
     ],
 )
 def test_a_prediction_that_is_refused_leaves_nothing(
-    ampacity: Ampacity,
+    command: Command,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     arguments: tuple[str, ...],
     said: str,
 ) -> None:
-    assert ampacity("predict", *arguments) == 2
+    command("predict", *arguments, status=2)
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_an_arm_that_cannot_be_reached_takes_the_other_ones_directory_with_it(
-    ampacity: Ampacity, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    command: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with FaultServer() as server:
-        assert ampacity("ab", server.url, *args_of("http://127.0.0.1:9/v1 --rates 2 --out x")) == 2
+        command("ab", server.url, "http://127.0.0.1:9/v1 --rates 2 --out x", status=2)
     assert "127.0.0.1:9" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

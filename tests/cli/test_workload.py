@@ -13,7 +13,7 @@ from ampacity.cli import main
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import open_schedule
 from ampacity.workloads.schedule_file import read_schedule
-from tests.support.args import args_of
+from tests.support.args import Command, args_of
 
 
 @pytest.fixture
@@ -26,18 +26,11 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["ampacity", "workload", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
-
-
 def test_from_a_log_to_a_schedule_that_a_run_takes_back(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    log: Path, tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile, page, schedule = tmp_path / "p.yaml", tmp_path / "p.html", tmp_path / "s.jsonl"
-    assert run(monkeypatch, "fit", log, "-o", profile, "--html", page) == 0
+    command("workload fit", log, "-o", profile, "--html", page)
     said = capsys.readouterr().out
     assert said.rstrip().endswith(str(profile))
     for words in (
@@ -49,12 +42,12 @@ def test_from_a_log_to_a_schedule_that_a_run_takes_back(
         "Correlation",
     ):
         assert words in said
-    assert run(monkeypatch, "show", profile) == 0
+    command("workload show", profile)
     assert "fitted to log.csv" in capsys.readouterr().out
     text = page.read_text()
     assert text.count("<svg") >= 2
     assert "https://" not in text.replace("http://www.w3.org", "")
-    assert run(monkeypatch, "sample", profile, "-n", "300", "-o", schedule, "--seed", "7") == 0
+    command("workload sample", profile, "-n 300 -o", schedule, "--seed 7")
     assert "300 requests at 5." in capsys.readouterr().out  # the rate is the log's
     taken = read_schedule(schedule).schedule
     drawn = open_schedule(load_workload(str(profile)), rate_rps=5, duration_s=200, seed=7, stage=0)
@@ -62,41 +55,19 @@ def test_from_a_log_to_a_schedule_that_a_run_takes_back(
     assert taken.input_tokens.tolist() == drawn.input_tokens[:300].tolist()
     rows = [json.loads(line) for line in schedule.read_text().splitlines() if "scheduled_s" in line]
     assert taken.scheduled_s.tolist() == [row["scheduled_s"] for row in rows]  # to the last bit
-    assert (
-        run(
-            monkeypatch,
-            "sample",
-            profile,
-            "-n",
-            "300",
-            "-o",
-            tmp_path / "again.jsonl",
-            "--seed",
-            "7",
-        )
-        == 0
-    )
+    command("workload sample", profile, "-n 300 -o", tmp_path / "again.jsonl", "--seed 7")
     assert (tmp_path / "again.jsonl").read_bytes() == schedule.read_bytes()
 
 
 def test_shared_prefixes_and_cancellation_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workload = tmp_path / "w.yaml"
     workload.write_text(
         "input_tokens: {lognormal: {p50: 100, p99: 300}}\noutput_tokens: 3\nprefixes: "
         "{cached_share: 0.3, pool: 4}\n"
     )
-    assert (
-        run(
-            monkeypatch,
-            "sample",
-            workload,
-            *args_of("--rates 20 --duration 5s -o"),
-            tmp_path / "s.jsonl",
-        )
-        == 0
-    )
+    command("workload sample", workload, "--rates 20 --duration 5s -o", tmp_path / "s.jsonl")
     taken = read_schedule(tmp_path / "s.jsonl").schedule
     drawn = open_schedule(load_workload(str(workload)), rate_rps=20, duration_s=5, seed=1, stage=0)
     assert taken.shared is not None
@@ -108,13 +79,13 @@ def test_shared_prefixes_and_cancellation_come_back(
 
 
 def test_a_built_in_workload_to_stdout(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, *args_of("sample chat -n 5 --rates 2")) == 0
+    command("workload sample chat -n 5 --rates 2")
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(rows) == 5
     assert rows[0].keys() >= {"scheduled_s", "input_tokens", "output_tokens"}
-    assert run(monkeypatch, "show", "chat") == 0
+    command("workload show chat")
     assert "Azure" in capsys.readouterr().out
 
 
@@ -143,13 +114,14 @@ def test_a_built_in_workload_to_stdout(
 def test_wrong_words_are_one_line(
     log: Path,
     tmp_path: Path,
+    command: Command,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
     complaint: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(monkeypatch, *[str(log) if a == "LOG" else a for a in arguments]) == 2
+    command("workload", *[str(log) if a == "LOG" else a for a in arguments], status=2)
     captured = capsys.readouterr()
     assert complaint in captured.err
     assert len(captured.err.splitlines()) == 1
@@ -181,13 +153,13 @@ def test_wrong_words_are_one_line(
 )
 def test_bad_logs_are_one_line_with_row_and_column(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    command: Command,
     capsys: pytest.CaptureFixture[str],
     content: str,
     complaint: str,
 ) -> None:
     (tmp_path / "bad.csv").write_text(content)
-    assert run(monkeypatch, "fit", tmp_path / "bad.csv", "-o", tmp_path / "x.yaml") == 2
+    command("workload fit", tmp_path / "bad.csv", "-o", tmp_path / "x.yaml", status=2)
     error = capsys.readouterr().err
     assert complaint in error
     assert len(error.splitlines()) == 1
@@ -235,7 +207,7 @@ def test_replay_flags_go_with_a_trace_and_rates_do_not(
 
 
 def test_an_edited_profile_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for measured in (
         "{arrivals: {gap_cv: 1}}",
@@ -246,7 +218,7 @@ def test_an_edited_profile_is_one_line(
         (tmp_path / "w.yaml").write_text(
             f"input_tokens: 5\noutput_tokens: 5\nmeasured: {measured}\n"
         )
-        assert run(monkeypatch, "show", tmp_path / "w.yaml") == 2
+        command("workload show", tmp_path / "w.yaml", status=2)
         error = capsys.readouterr().err
         assert "is not as 'ampacity workload fit' wrote it" in error
         assert len(error.splitlines()) == 1

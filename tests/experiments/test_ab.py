@@ -40,7 +40,7 @@ from ampacity.settings import Settings
 from ampacity.simulator.models.hardware import find_config
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.values import ConfigError
-from tests.support.args import args_of
+from tests.support.args import Command, args_of
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 
@@ -201,7 +201,7 @@ def limited_in(measured: Path, path: Path, a: Sequence[int], b: Sequence[int]) -
 
 
 def test_where_no_pair_is_left_nothing_is_compared(
-    measured: Path, tmp_path: Path, ampacity: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    measured: Path, tmp_path: Path, command: Command, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A limited in all six stages, B in two: 8 stages, no pair; exit 2 with everything on disk."""
     out = tmp_path / "x"
@@ -211,7 +211,7 @@ def test_where_no_pair_is_left_nothing_is_compared(
         return out
 
     monkeypatch.setattr(experiment, "run_ab", run_before)
-    assert ampacity(*args_of("ab --aa http://127.0.0.1:1/v1 --rates 6 --rounds 3 --out"), out) == 2
+    command("ab --aa http://127.0.0.1:1/v1 --rates 6 --rounds 3 --out", out, status=2)
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith(
         "Nothing is compared: no pair of stages is left: the client was the limit in 8 stages (6 "
@@ -316,10 +316,10 @@ def server() -> Iterator[str]:
         yield started.url
 
 
-def test_wrong_numbers_of_endpoints_are_refused(ampacity: Any, capsys: Any) -> None:
-    assert ampacity("ab", "http://127.0.0.1:1/v1", "--rates", "2") == 2
+def test_wrong_numbers_of_endpoints_are_refused(command: Command, capsys: Any) -> None:
+    command("ab http://127.0.0.1:1/v1 --rates 2", status=2)
     assert "two URLs, or one with --aa" in capsys.readouterr().err
-    assert ampacity(*args_of("ab --aa http://127.0.0.1:1/v1 http://127.0.0.1:2/v1 --rates 2")) == 2
+    command("ab --aa http://127.0.0.1:1/v1 http://127.0.0.1:2/v1 --rates 2", status=2)
     assert "one URL with --aa" in capsys.readouterr().err
 
 

@@ -52,9 +52,11 @@ def burst_run(
     kill_s: float = np.inf,
     stuck: tuple[float, float] = (0.0, 0.0),
 ) -> Run:
-    """5/s for 30 s, 15/s for 10 s, 5/s again, evenly spaced, in front of one server in order of arrival.
+    """5/s for 30 s, 15/s for 10 s, 5/s again, evenly spaced, in front of one server in order of
+    arrival.
 
-    ``cut_s``: Ctrl-C, then; ``kill_s``: what is not answered by then has no record. ``stuck``: nothing is begun then.
+    ``cut_s``: Ctrl-C, then; ``kill_s``: what is not answered by then has no record. ``stuck``:
+    nothing is begun then.
     """
     end = 40 + recovery_s
     times = np.concatenate(

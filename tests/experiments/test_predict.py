@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,38 +14,24 @@ import pytest
 from rich.console import Console
 
 from ampacity.analysis.summary import summarise
-from ampacity.cli import main
 from ampacity.experiments.virtual import playback as virtual
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
 from ampacity.simulator.engine.truth import true_capacity
 from ampacity.simulator.models.hardware import find_config
-from tests.support.args import args_of
+from tests.support.args import Command, args_of
 
 
-def predict(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> object:
-    monkeypatch.setattr(sys, "argv", ["ampacity", "predict", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code
-
-
-def test_finds_the_capacity_of_the_batching_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finds_the_capacity_of_the_batching_server(tmp_path: Path, command: Command) -> None:
     """Step time 10 ms + 1 ms × b, 16 slots, 100 tokens: saturates at 1/(100 (0.01/16 + 0.001)) =
     6.154 requests/s.
     """
     run = tmp_path / "run"
-    code = predict(
-        monkeypatch,
-        *args_of(
-            "--preset linear:0.01,0.001 --max-num-seqs 16 --input-tokens 10 --output-tokens "
-            "100 --slo ttft_p95=1s --duration 10m --out"
-        ),
+    command(
+        "predict --preset linear:0.01,0.001 --max-num-seqs 16 --input-tokens 10 "
+        "--output-tokens 100 --slo ttft_p95=1s --duration 10m --out",
         run,
     )
-    assert code == 0
     found: dict[str, Any] = json.loads((run / "summary.json").read_text())
     assert found["predicted"] is True
     assert found["verdict"].startswith("Predicted: ")
@@ -73,18 +58,12 @@ def test_finds_the_capacity_of_the_batching_server(
     )  # beyond saturation it serves its saturation rate
 
 
-def test_token_times_are_whole_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_times_are_whole_steps(tmp_path: Path, command: Command) -> None:
     run = tmp_path / "run"
-    assert (
-        predict(
-            monkeypatch,
-            *args_of(
-                "--preset linear:0.02,0 --input-tokens 10 --output-tokens 5 --rates 1 "
-                "--max-requests 50 --out"
-            ),
-            run,
-        )
-        == 0
+    command(
+        "predict --preset linear:0.02,0 --input-tokens 10 --output-tokens 5 --rates 1 "
+        "--max-requests 50 --out",
+        run,
     )
     rows = pq.read_table(run / "requests.parquet").to_pylist()
     assert len(rows) == 50
@@ -95,19 +74,13 @@ def test_token_times_are_whole_steps(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert json.loads((run / "run.json").read_text())["status"] == "budget"
 
 
-def test_closed_loop_is_the_closed_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_loop_is_the_closed_form(tmp_path: Path, command: Command) -> None:
     """C users without think time, C ≤ slots: X = C / (m (α + β C)) exactly (fixed lengths)."""
     run = tmp_path / "run"
-    assert (
-        predict(
-            monkeypatch,
-            *args_of(
-                "--preset linear:0.01,0.001 --max-num-seqs 16 --input-tokens 10 --output-tokens "
-                "100 --concurrency 1,4,16 --duration 2m --warmup 0 --out"
-            ),
-            run,
-        )
-        == 0
+    command(
+        "predict --preset linear:0.01,0.001 --max-num-seqs 16 --input-tokens 10 "
+        "--output-tokens 100 --concurrency 1,4,16 --duration 2m --warmup 0 --out",
+        run,
     )
     found: dict[str, Any] = json.loads((run / "summary.json").read_text())
     for stage, users in zip(found["stages"], (1, 4, 16), strict=True):
@@ -119,22 +92,17 @@ def test_closed_loop_is_the_closed_form(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_ramp_comes_before_the_duration_and_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command
 ) -> None:
     """Five steps of 20 ms a request and 0.4 s of thought: 2 requests/s and user. Four begin at 0,
     2.5, 5 and 7.5 s.
     """
     run = tmp_path / "run"
-    assert (
-        predict(
-            monkeypatch,
-            *args_of(
-                "--preset linear:0.02,0 --max-num-seqs 16 --input-tokens 10 --output-tokens 5 "
-                "--concurrency 4 --think-time 400ms --ramp 10s --duration 20s --out"
-            ),
-            run,
-        )
-        == 0
+    command(
+        "predict --preset linear:0.02,0 --max-num-seqs 16 --input-tokens 10 "
+        "--output-tokens 5 --concurrency 4 --think-time 400ms --ramp 10s --duration 20s "
+        "--out",
+        run,
     )
     told = json.loads((run / "run.json").read_text())
     assert told["locked"]["think_s"] == 0.4
@@ -184,6 +152,7 @@ def stopped(
 )
 def test_a_signal_leaves_the_stages_that_were_finished(
     tmp_path: Path,
+    command: Command,
     monkeypatch: pytest.MonkeyPatch,
     load: tuple[str, ...],
     named: str,
@@ -192,7 +161,7 @@ def test_a_signal_leaves_the_stages_that_were_finished(
 ) -> None:
     run, before = tmp_path / "run", signal.getsignal(number)
     stopped(monkeypatch, run, signal.raise_signal, number)
-    assert predict(monkeypatch, *FIXED, *load, "--out", run) == 130
+    command("predict", *FIXED, *load, "--out", run, status=130)
     assert signal.getsignal(number) is before
     meta, found = (json.loads((run / file).read_text()) for file in ("run.json", "summary.json"))
     assert (meta["status"], meta["status_reason"]) == ("interrupted", f"interrupted by {name}")
@@ -205,11 +174,11 @@ def test_a_signal_leaves_the_stages_that_were_finished(
 
 
 def test_a_stopped_search_says_what_it_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     stopped(monkeypatch, run, signal.raise_signal, signal.SIGTERM)
-    assert predict(monkeypatch, *FIXED, "--search", "--out", run) == 130
+    command("predict", *FIXED, "--search --out", run, status=130)
     found = json.loads((run / "summary.json").read_text())
     assert [step["stage"] for step in found["search"]["path"]] == [0]
     assert "interrupted after stage 0" in found["verdict"]
@@ -218,17 +187,17 @@ def test_a_stopped_search_says_what_it_lacks(
 
 
 def test_a_kill_leaves_the_stages_that_were_finished_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed at once in the second stage; the first is judged as in a run that has no other."""
     whole, run = tmp_path / "whole", tmp_path / "killed"
-    assert predict(monkeypatch, *FIXED, "--rates", "2", "--out", whole) == 0
+    command("predict", *FIXED, "--rates 2 --out", whole)
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     stopped(monkeypatch, run, interrupt)
-    assert predict(monkeypatch, *FIXED, "--rates", "2,3", "--out", run) == 130
+    command("predict", *FIXED, "--rates 2,3 --out", run, status=130)
     loaded = load_run(run)
     assert not loaded.complete
     assert loaded.meta["status"] == "running"
@@ -252,35 +221,30 @@ def test_a_stage_that_takes_long_says_that_it_is_at_work(monkeypatch: pytest.Mon
     assert said[0] == "stage 3: at work for 0 s"
 
 
-def test_unknown_preset_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert predict(monkeypatch, "--preset", "abacus") == 2
+def test_unknown_preset_is_one_line(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    command("predict --preset abacus", status=2)
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "abacus" in err
 
 
 def test_predictions_have_ids_of_their_own_and_the_same_one_twice_is_no_evidence_of_noise(
-    tmp_path: Path, ampacity: Any, capsys: Any
+    tmp_path: Path, command: Command, capsys: Any
 ) -> None:
-    """Two that begin in the same second are two runs; of one seed they are equal to the last digit."""
+    """Two that begin in the same second are two runs; of one seed they are equal to the last
+    digit.
+    """
     ids = []
     for name, seed in (("a", 1), ("again", 1), ("other", 2)):
         words = tuple(
             args_of("--preset linear:0.02,0 --input-tokens 10 --output-tokens 5 --rates 2")
         )
-        assert (
-            ampacity(
-                "predict", *words, "--max-requests", "300", "--seed", seed, "--out", tmp_path / name
-            )
-            == 0
-        )
+        command("predict", *words, "--max-requests 300 --seed", seed, "--out", tmp_path / name)
         ids.append(json.loads((tmp_path / name / "run.json").read_text())["run_id"])
     assert len(set(ids)) == 3
     capsys.readouterr()
-    assert ampacity("baseline", tmp_path / "a", tmp_path / "again", "-o", tmp_path / "b.json") == 2
+    command("baseline", tmp_path / "a", tmp_path / "again", "-o", tmp_path / "b.json", status=2)
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "they are one run and show no noise from run to run; give each its own --seed" in err
-    assert ampacity("baseline", tmp_path / "a", tmp_path / "other", "-o", tmp_path / "b.json") == 0
+    command("baseline", tmp_path / "a", tmp_path / "other", "-o", tmp_path / "b.json")

@@ -16,7 +16,7 @@ from ampacity.simulator.engine.deployment import Deployment
 from ampacity.simulator.models.hardware import linear_config
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import Schedule, open_schedule
-from tests.support.args import args_of
+from tests.support.args import Command
 
 STEP_10_MS = Deployment(linear_config(0.010, 0.0))
 INSTANT = Deployment(
@@ -50,7 +50,9 @@ prefixes: {cached_share: 0.5, pool: 20, zipf: 1}
 
 
 def tree(sessions: int) -> Schedule:
-    """In each session 0 ← 1 (pause 2 s) and 0, 1 ← 2 (pause 0.5 s); answers of 5, 3 and 1 tokens."""
+    """In each session 0 ← 1 (pause 2 s) and 0, 1 ← 2 (pause 0.5 s); answers of 5, 3 and 1
+    tokens.
+    """
     n = 3 * sessions
     after = [k for s in range(sessions) for k in (3 * s, 3 * s, 3 * s + 1)]
     starts = np.cumsum([0, *[0, 1, 2] * sessions])
@@ -121,28 +123,22 @@ def test_the_engine_finds_what_an_infinite_cache_would(history: str, tmp_path: P
         assert played.outcome.cached_tokens.tolist() == planned.tolist()
 
 
-def predict(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> object:
-    monkeypatch.setattr(sys, "argv", ["ampacity", "predict", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code
+@pytest.fixture
+def agents(tmp_path: Path) -> Path:
+    """A workload file of agents' sessions."""
+    (tmp_path / "agents.yaml").write_text(SESSIONS.format(history="answers"))
+    return tmp_path / "agents.yaml"
 
 
 def test_predict_plays_sessions_and_says_what_the_cache_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, agents: Path, command: Command
 ) -> None:
-    file = tmp_path / "agents.yaml"
-    file.write_text(SESSIONS.format(history="answers"))
     run = tmp_path / "run"
-    assert (
-        predict(
-            monkeypatch,
-            *args_of("--preset llama3-8b-h100 --prefix-caching --workload"),
-            file,
-            *args_of("--rates 2 --max-requests 400 --out"),
-            run,
-        )
-        == 0
+    command(
+        "predict --preset llama3-8b-h100 --prefix-caching --workload",
+        agents,
+        "--rates 2 --max-requests 400 --out",
+        run,
     )
     summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
     (stage,) = summary["sessions"]["stages"]
@@ -159,23 +155,17 @@ def test_predict_plays_sessions_and_says_what_the_cache_found(
         ends.setdefault(row["session_id"], []).append(row["ended_ns"])
 
 
-def test_who_waits_for_more_than_71_minutes_gives_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_more_than_71_minutes_gives_up(tmp_path: Path, command: Command) -> None:
     """1,000 answers of 10 s one after the other: request k ends 10 + 9.9 k s after it was sent.
 
-    The rows have room for 4,294.967 s: 433 of them end in that time, of the next one there are 8 tokens then."""
+    The rows have room for 4,294.967 s: 433 of them end in that time, of the next one there are 8
+    tokens then.
+    """
     run = tmp_path / "run"
-    assert (
-        predict(
-            monkeypatch,
-            *args_of(
-                "--preset linear:1.0,0 --max-num-seqs 1 --input-tokens 10 --output-tokens 10 "
-                "--rates 10 --arrivals constant --max-requests 1000 --out"
-            ),
-            run,
-        )
-        == 0
+    command(
+        "predict --preset linear:1.0,0 --max-num-seqs 1 --input-tokens 10 --output-tokens "
+        "10 --rates 10 --arrivals constant --max-requests 1000 --out",
+        run,
     )
     rows = sorted(
         pq.read_table(run / "requests.parquet").to_pylist(), key=lambda row: row["request_id"]
@@ -189,23 +179,18 @@ def test_who_waits_for_more_than_71_minutes_gives_up(
 
 
 def test_pools_that_do_not_fit_are_told_once_by_show_and_by_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file, run = tmp_path / "w.yaml", tmp_path / "run"
     file.write_text("input_tokens: 58\noutput_tokens: 3\nprefixes: [{name: a, tokens: 100000}]")
-    told = "a fits whole into 0% of the prompts that are to have it, 100.0% of all prompts have some of it (100.0% are described), p50 50 of 100,000 tokens"
-    assert (
-        predict(
-            monkeypatch,
-            "--preset",
-            "demo",
-            "--workload",
-            file,
-            *args_of("--rates 1,2 --max-requests 4000 --out"),
-            run,
-        )
-        == 0
+    told = (
+        "a fits whole into 0% of the prompts that are to have it, 100.0% of all prompts have "
+        "some of it (100.0% are described), p50 50 of 100,000 tokens"
     )
+    command("predict --preset demo --workload", file, "--rates 1,2 --max-requests 4000 --out", run)
     meta = json.loads((run / "run.json").read_text())
     assert meta["notes"] == [
         f"stage 0: prefixes: {told}: lengthen input_tokens or shorten the pools"
@@ -219,65 +204,43 @@ def test_pools_that_do_not_fit_are_told_once_by_show_and_by_a_run(
 
 
 def test_a_search_over_sessions_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, agents: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "agents.yaml"
-    file.write_text(SESSIONS.format(history="answers"))
-    assert (
-        predict(monkeypatch, *args_of("--preset demo --search --slo ttft_p99=1s --workload"), file)
-        == 2
-    )
+    command("predict --preset demo --search --slo ttft_p99=1s --workload", agents, status=2)
     assert "without --search" in capsys.readouterr().err
 
 
 def test_sessions_that_never_fit_the_context_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, agents: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each begins with 1,505 shared tokens."""
-    file = tmp_path / "agents.yaml"
-    file.write_text(SESSIONS.format(history="answers"))
-    assert (
-        predict(
-            monkeypatch,
-            "--preset",
-            "llama3-8b@h100,max_model_len=1000",
-            "--workload",
-            file,
-            "--rates",
-            "1",
-            "--out",
-            tmp_path / "run",
-        )
-        == 2
+    command(
+        "predict --preset llama3-8b@h100,max_model_len=1000 --workload",
+        agents,
+        "--rates 1 --out",
+        tmp_path / "run",
+        status=2,
     )
     assert "context of 1000 tokens" in capsys.readouterr().err
 
 
 def test_a_stage_longer_than_a_year_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        predict(monkeypatch, *args_of("--preset demo --rates 1,1e-9 --out"), tmp_path / "run") == 2
-    )
+    command("predict --preset demo --rates 1,1e-9 --out", tmp_path / "run", status=2)
     assert "1e-09 requests/s" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
-def test_what_the_context_cuts_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_context_cuts_is_counted(tmp_path: Path, command: Command) -> None:
     """Prompts of 9,000 tokens do not fit the 8,192 of Llama-3 beside answers of 10: all 20 are
     shortened to 8,182.
     """
     run = tmp_path / "run"
-    assert (
-        predict(
-            monkeypatch,
-            *args_of(
-                "--preset llama3-8b-h100 --input-tokens 9000 --output-tokens 10 --rates 1 "
-                "--arrivals constant --duration 5m --max-requests 20 --out"
-            ),
-            run,
-        )
-        == 0
+    command(
+        "predict --preset llama3-8b-h100 --input-tokens 9000 --output-tokens 10 --rates 1 "
+        "--arrivals constant --duration 5m --max-requests 20 --out",
+        run,
     )
     rows = pq.read_table(run / "requests.parquet").to_pylist()
     assert {row["input_tokens"] for row in rows} == {8182}

@@ -395,9 +395,11 @@ def test_a_stage_that_has_told_enough_is_drained_and_the_next_one_runs() -> None
 def test_a_search_in_virtual_time_finds_the_capacity_of_the_batching_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """16 slots, steps of 10 + b ms, about 5 tokens: p90 of TTFT within 100 ms breaks at 103.7 ± 0.7 requests/s.
+    """16 slots, steps of 10 + b ms, about 5 tokens: p90 of TTFT within 100 ms breaks at 103.7 ± 0.7
+    requests/s.
 
-    So the engine's own bookkeeping (ampacity.simulator.engine.truth) in 4 x 40,000 requests; it saturates near 123.
+    So the engine's own bookkeeping (ampacity.simulator.engine.truth) in 4 x 40,000 requests; it
+    saturates near 123.
     """
     run = tmp_path / "run"
     arguments = (
@@ -469,8 +471,10 @@ def test_what_is_lacking_is_said_with_its_reason() -> None:
 
 
 def test_what_a_search_takes_is_said_once_the_interval_is_twice_the_precision() -> None:
-    """At 1.5 times the precision 1.5² times the requests near the limit are needed; at 2.5 times it is too early to say,
-    and where fewer are near than three quarters of what it takes in the mean."""
+    """At 1.5 times the precision 1.5² times the requests near the limit are needed; at 2.5 times it
+    is too early to say, and where fewer are near than three quarters of what it takes in the
+    mean.
+    """
     stages = [
         stage(x, true_share(x), n=n, effective=n // 5)
         for x, n in ((5, 300), (9, 4000), (10.5, 6000), (20, 300))
@@ -623,8 +627,10 @@ def test_a_stage_is_judged_on_its_way_by_what_must_have_ended(
 def test_a_long_answer_in_flight_is_no_miss_of_the_first_token(
     tmp_path: Path, first_long: int, judged_requests: int | None
 ) -> None:
-    """From one on every tenth answer takes minutes, the others 0.1 s. All had their first token in time, but no record
-    says so of those in flight: judged is what was due before the first of them, if that is half of the time."""
+    """From one on every tenth answer takes minutes, the others 0.1 s. All had their first token in
+    time, but no record says so of those in flight: judged is what was due before the first of
+    them, if that is half of the time.
+    """
     times = np.arange(0, 60, 0.1).tolist()
     sent = [i for i in range(298) if i < first_long or i % 10]
     ended = [request(i, times[i], ttft_s=0.02, tail_s=0.08) for i in sent]
@@ -640,7 +646,9 @@ def test_a_long_answer_in_flight_is_no_miss_of_the_first_token(
 
 
 class ScriptedRig:
-    """Stages that come out as the law of ``true_share`` has it, each worth a third of its requests."""
+    """Stages that come out as the law of ``true_share`` has it, each worth a third of its
+    requests.
+    """
 
     def __init__(self, x_star: float = 10.0) -> None:
         self.x_star = x_star
@@ -729,8 +737,9 @@ def test_the_closed_loops_of_a_search_have_the_ramp() -> None:
 
 
 def test_little_time_is_not_spent_on_the_first_stage() -> None:
-    """60 requests take 60 s at 1 req/s: of 120 s the first stage gets 30, of the 90 left the second 22.5, then ten
-    times the 2 s that a request lasts are more than a quarter of what is left."""
+    """60 requests take 60 s at 1 req/s: of 120 s the first stage gets 30, of the 90 left the second
+    22.5, then ten times the 2 s that a request lasts are more than a quarter of what is left.
+    """
     rig = ScriptedRig()
     rig.typical_e2e_s = 1.0
     asyncio.run(Search(SearchPlan(0.05, max_duration_s=120.0)).run(rig))  # type: ignore[arg-type]
@@ -777,8 +786,9 @@ def test_time_for_not_one_stage_is_refused_before_anything_is_sent() -> None:
 
 
 def test_time_for_no_ten_requests_ends_it() -> None:
-    """Every load is too much. A request lasts 1 s: of 60 s a quarter is for 1 req/s, ten requests at 0.5 take 20 s, at
-    0.25 40 s, and 25 are left."""
+    """Every load is too much. A request lasts 1 s: of 60 s a quarter is for 1 req/s, ten requests
+    at 0.5 take 20 s, at 0.25 40 s, and 25 are left.
+    """
     rig = ScriptedRig(x_star=0.01)
     rig.typical_e2e_s = 1.0
     asyncio.run(Search(SearchPlan(0.05, max_duration_s=60.0)).run(rig))  # type: ignore[arg-type]

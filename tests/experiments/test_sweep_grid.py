@@ -13,9 +13,10 @@ from ampacity.analysis.capacity.usable import find_capacity
 from ampacity.analysis.slo import parse_slos
 from ampacity.cli.measure.sweep import timed_sweep
 from ampacity.config import make_settings
+from ampacity.durations import duration_text, rounded_up
 from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.sweep import STAGES_MAX, begin_rate, next_rate, sweep, too_few
-from ampacity.values import ConfigError, duration_text, parse_duration, rounded_up
+from ampacity.values import ConfigError, parse_duration
 from benchmarks.servers import SERVERS
 from benchmarks.studies.search_cost import QUEUE, ServerRig, put_at
 from tests.support.args import args_of
@@ -160,8 +161,10 @@ def begins_at(typical_e2e_s: float, stage_s: float | None = None, **raw: Any) ->
 
 
 def test_a_grid_begins_at_a_load_that_is_surely_low() -> None:
-    """Where a stage has twice the 59 requests that p95 takes, 118 in 15 s or 7.87 req/s, if that is at most half a request
-    in flight (one thread is busy half of the time); never below a quarter."""
+    """Where a stage has twice the 59 requests that p95 takes, 118 in 15 s or 7.87 req/s, if that is
+    at most half a request in flight (one thread is busy half of the time); never below a
+    quarter.
+    """
     p95: dict[str, Any] = {"slo": ["ttft_p95=500ms"], "duration": "15s"}
     assert begins_at(0.05, **p95) == 7.87
     assert begins_at(0.2, **p95) == 2.5
@@ -227,9 +230,11 @@ def test_a_duration_that_was_given_is_written_exactly(seconds: float, text: str)
 
 
 def test_a_sweep_gives_what_is_left_to_loads_near_the_limit() -> None:
-    """M/M/1 with 10 requests/s, p95 of the sojourn time put at 0.85 of that: 8.5 requests/s, C_max 8.5/1.5 + 8.5/2.
+    """M/M/1 with 10 requests/s, p95 of the sojourn time put at 0.85 of that: 8.5 requests/s, C_max
+    8.5/1.5 + 8.5/2.
 
-    Of eight intervals that hold the truth in 95 % one may miss it."""
+    Of eight intervals that hold the truth in 95 % one may miss it.
+    """
     slo, (truth, in_flight) = put_at(QUEUE, 0.85, 0.95)
     held = np.zeros(2)
     for seed in range(8):

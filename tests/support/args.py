@@ -1,6 +1,13 @@
 """Command lines as text."""
 
+from collections.abc import Callable
 
-def args_of(text: str) -> list[str]:
-    """Return the arguments of a command line without quotes."""
-    return text.split()
+Command = Callable[..., None]
+"""The fixture ``command``."""
+
+
+def args_of(*parts: object) -> list[str]:
+    """Return the arguments of a command line; text is split at blanks, other parts are not."""
+    return [
+        word for part in parts for word in (part.split() if isinstance(part, str) else [str(part)])
+    ]

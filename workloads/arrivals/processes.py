@@ -5,7 +5,6 @@ A process is a stationary renewal process, optionally time-rescaled by a rate cu
 """
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ampacity.durations import read_duration
 from ampacity.workloads.arrivals.rates import (
     CHANGES_MAX,
     MEASURED_DAY,
@@ -59,7 +59,6 @@ _EXAMPLES = {
     "burst": "burst:factor=5,length=10s",
 }
 ARRIVALS = (*_GAPS, *_OPTIONAL)
-_SECONDS = {"ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 Draw = Callable[[np.random.Generator, int], Any]
 
@@ -319,9 +318,8 @@ def _as_many(values: Mapping[str, Any], a: str, b: str) -> tuple[Any, Any]:
 
 
 def _duration(name: str, text: str, *, zero: bool = False) -> float:
-    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(ms|s|m|min|h|)\s*", text)
-    seconds = float(match[1]) * _SECONDS[match[2]] if match else -1.0
-    if not (seconds > 0 or (zero and seconds == 0)) or seconds > 1e9:
+    seconds = read_duration(text if text.strip()[-1:].isalpha() else f"{text}s")
+    if seconds is None or seconds > 1e9 or not (seconds or zero):
         raise WorkloadError(f"{name} is {text!r}: give a time such as 10s, 2m or 1h")
     return seconds
 

@@ -107,7 +107,7 @@ def _words(found: Calibration, before: Roofline, levels: int) -> list[str]:
     if not (found.r2_itl > POOR_R2 and found.r2_ttft > POOR_R2) or found.unknown:
         lines.append(
             "  do not rely on it: run a closed-loop sweep with low concurrencies, answers of "
-            "varied length, and once short and once long prompts, so that nothing queues and all three "
-            "figures show"
+            "varied length, and once short and once long prompts, so that nothing queues and all "
+            "three figures show"
         )
     return lines

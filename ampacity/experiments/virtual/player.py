@@ -153,15 +153,11 @@ class VirtualPlayer:
             seen = [_as_of(r, now_ns) for r in records if r.scheduled_ns < end_ns]
             if not seen:
                 continue
+            so_far = {"end_ns": end_ns, "scheduled_requests": len(seen), "drained_ns": now_ns}
             meta = {
-                "index": plan.index,
-                "kind": "open",
-                "offered_rps": plan.offered_rps,
-                "concurrency": None,
-                "start_ns": start_ns,
-                "end_ns": end_ns,
-                "scheduled_requests": len(seen),
-                "drained_ns": now_ns,
+                **plan.meta(start_ns),
+                **so_far,
+                "ramp_s": None,
                 "ended_early": None,
                 "audit": None,
             }
