@@ -347,6 +347,7 @@ def run_of(stages: Sequence[Sent], slos: Sequence[Slo], **changes: Any) -> Run:
 
 def judged(stages: Sequence[Sent], slos: Sequence[Slo]) -> Mapping[str, Any]:
     """The summary that a user would read."""
+    from ampacity.analysis.contract.summary import to_json
     from ampacity.analysis.summary import summarise
 
-    return summarise(run_of(stages, slos))
+    return to_json(summarise(run_of(stages, slos)))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ampacity.analysis.change.samples import BLOCKS, Blocks, in_blocks
+from ampacity.analysis.contract.summary import to_json
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.analyse import RunRecords, read_records
@@ -128,7 +129,7 @@ def prepare(run: Run, slos: list[Slo] | None = None, *, limited_too: bool = Fals
         run = replace(run, meta={**run.meta, "slos": [s.as_dict() for s in slos]})
     starts = [int(s["start_ns"]) for s in run.meta["stages"] if s.get("start_ns")]
     judged = Judged(
-        run, summarise(run), read_records(run.requests, min(starts, default=0), run.meta)
+        run, to_json(summarise(run)), read_records(run.requests, min(starts, default=0), run.meta)
     )
     _check_rows(judged)
     if judged.summary["audit"]["client_limited"] and not limited_too:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -142,7 +142,7 @@ def to_json(part: Part) -> dict[str, Any]:
 def describe_fields() -> str:
     """Return the structs as Markdown: the section of docs/summary.md that lists every field."""
     lines = []
-    for part in _parts(Part):
+    for part in _parts_of(Summary, {}):
         lines += [f"### {part.__name__}", "", "| field | type | may be left out |", "|---|---|---|"]
         for field in msgspec.structs.fields(part):
             declared = next(p for p in part.__mro__ if field.name in p.__annotations__)
@@ -153,7 +153,12 @@ def describe_fields() -> str:
     return "\n".join(lines)
 
 
-def _parts(part: type[Part]) -> Iterator[type[Part]]:
-    for kind in part.__subclasses__():
-        yield kind
-        yield from _parts(kind)
+def _parts_of(kind: Any, found: dict[type[Part], None]) -> dict[type[Part], None]:
+    """Add the structs within a type to ``found``, in the order of their fields."""
+    if isinstance(kind, type) and issubclass(kind, Part) and kind not in found:
+        found[kind] = None
+        for inner in get_type_hints(kind).values():
+            _parts_of(inner, found)
+    for inner in get_args(kind):
+        _parts_of(inner, found)
+    return found

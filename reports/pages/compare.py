@@ -22,7 +22,7 @@ from ampacity.reports.render.figures import (
     signed_per_cent,
     significant,
 )
-from ampacity.reports.render.tables import Cell, Column, Table
+from ampacity.reports.render.table import Cell, Column, Table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,9 +10,8 @@ import pytest
 
 from ampacity.analysis.contract.part import ContractError
 from ampacity.analysis.contract.summary import describe_fields, read_summary
-from ampacity.analysis.summary import summarise
 from tests.support import sample_summary
-from tests.support.contract import difference
+from tests.support.contract import difference, summarise
 from tests.support.synthetic import make_run, queue_sweep
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "summary.md"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ampacity.analysis.metrics.percentiles import percentiles
-from ampacity.analysis.summary import summarise
 from ampacity.loadgen.rundir.records import STATUSES
+from tests.support.contract import summarise
 from tests.support.synthetic import (
     FLEET,
     ORIGIN_NS,

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from ampacity.analysis.summary import summarise
 from ampacity.cli import main
 from ampacity.experiments.virtual import playback as virtual
 from ampacity.loadgen.rundir.files import load_run
@@ -22,6 +21,7 @@ from ampacity.progress import Progress
 from ampacity.simulator.engine.truth import true_capacity
 from ampacity.simulator.models.hardware import find_config
 from tests.support.args import args_of
+from tests.support.contract import summarise
 
 
 def predict(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> object:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.reports.pages.run_report import write_report
 from tests.support.sample_summary import ALL, meta
 
@@ -33,7 +34,10 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[st
     made = {}
     for name in ("open_sweep", "all_failed"):
         summary = ALL[name]()
-        made[name] = (summary, write_report(folder / f"{name}.html", summary, meta(summary)))
+        made[name] = (
+            summary,
+            write_report(folder / f"{name}.html", read_summary(summary), meta(summary)),
+        )
     return made
 
 

@@ -12,8 +12,8 @@ from ampacity.analysis.load_names import load_name
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import percentiles
 from ampacity.analysis.stats.intervals import memory_of
-from ampacity.analysis.summary import summarise
 from tests.experiments.test_predict import predict
+from tests.support.contract import summarise
 from tests.support.synthetic import Stage, cohort, make_run, request
 
 

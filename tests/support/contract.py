@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from ampacity.analysis.contract.part import Part
 from ampacity.analysis.contract.summary import read_summary, to_json
+from ampacity.analysis.summary import summarise as summary_of
+from ampacity.loadgen.rundir.files import Run
+
+
+def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, Any]:
+    """Return the summary of a run as a reader of summary.json gets it."""
+    return to_json(summary_of(run, labels))
 
 
 def blank(part: type[Part]) -> dict[str, Any]:

@@ -116,6 +116,7 @@ def load_arm(
 
     from ampacity.analysis.change.arms import Arm
     from ampacity.analysis.change.comparable import prepare
+    from ampacity.analysis.contract.summary import to_json
     from ampacity.analysis.summary import summarise
     from ampacity.cli.experiment import read_labels
     from ampacity.loadgen.rundir.files import load_run
@@ -124,7 +125,7 @@ def load_arm(
     inputs = judged.run.meta.get("fleet_inputs") or {}
     found = None if labels is None else read_labels(labels)
     if found is not None:
-        judged = replace(judged, summary=summarise(judged.run, found))
+        judged = replace(judged, summary=to_json(summarise(judged.run, found)))
     return Arm(
         name,
         judged,
