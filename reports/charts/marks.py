@@ -112,13 +112,13 @@ def seconds_axis(title: str, values: Sequence[float]) -> Axis:
     return log_axis(title, values, SECONDS_LABEL)
 
 
+def _mark(kind: str, colour: str, **look: Any) -> dict[str, Any]:
+    return {"type": kind, "color": light(colour), **look}
+
+
 def _channel(name: str, axis: Axis) -> dict[str, Any]:
-    scale = {
-        "type": "log" if axis.log else "linear",
-        "domain": [axis.low, axis.high],
-        "nice": False,
-        "zero": False,
-    }
+    kind, ends = "log" if axis.log else "linear", [axis.low, axis.high]
+    scale = {"type": kind, "domain": ends, "nice": False, "zero": False}
     labels = {"labelExpr": axis.labels} if axis.labels else {"format": ",~r"}
     ticks = {"tickCount": 7} if axis.ticks is None else {"values": list(axis.ticks)}
     return {
@@ -135,7 +135,7 @@ TO_X2, TO_Y2 = {"x2": {"field": "x2"}}, {"y2": {"field": "y2"}}
 
 
 class Plot:
-    """Layers over one pair of axes: bands at the back, the rest in the order in which it is added."""
+    """Layers over one pair of axes: bands at the back, the rest in the order of the calls."""
 
     def __init__(self, x: Axis, y: Axis) -> None:
         self.x, self.y = x, y
@@ -191,18 +191,10 @@ class Plot:
         if len(rows) < 2:
             return
         rows = [{"x": r["x"], "y": r["y"], "order": i} for i, r in enumerate(rows)]
-        mark = {
-            "type": "line",
-            "color": light(colour),
-            "strokeWidth": width,
-            "strokeJoin": "round",
-            "clip": True,
-            "aria": False,
-        }
+        mark = _mark("line", colour, strokeWidth=width, strokeJoin="round", clip=True, aria=False)
         mark |= {"strokeDash": dash} if dash else {}
-        self._layers.append(
-            self._layer(rows, mark, order={"field": "order", "type": "quantitative"})
-        )
+        order = {"field": "order", "type": "quantitative"}
+        self._layers.append(self._layer(rows, mark, order=order))
 
     def points(
         self,
@@ -214,28 +206,14 @@ class Plot:
         opacity: float = 1,
     ) -> None:
         """Draw a symbol at each of ``rows`` (x, y, text); ``text`` is its tooltip."""
-        mark = {
-            "type": "point",
-            "color": light(colour),
-            "shape": shape,
-            "filled": filled,
-            "size": size,
-            "opacity": opacity,
-            "strokeWidth": 1.8,
-        }
+        look = {"shape": shape, "filled": filled, "size": size, "opacity": opacity}
         if rows:
+            mark = _mark("point", colour, **look, strokeWidth=1.8)
             self._layers.append(self._layer(rows, mark, **TOOLTIP))
 
     def bars_between(self, rows: list[dict[str, Any]], colour: str) -> None:
         """Draw vertical intervals: ``rows`` hold x, y and y2."""
-        mark = {
-            "type": "rule",
-            "color": light(colour),
-            "strokeWidth": 1.4,
-            "opacity": 0.75,
-            "clip": True,
-            "aria": False,
-        }
+        mark = _mark("rule", colour, strokeWidth=1.4, opacity=0.75, clip=True, aria=False)
         if rows:
             self._layers.append(self._layer(rows, mark, **TO_Y2))
 
@@ -260,7 +238,7 @@ class Plot:
         low = self.x.low if bounds[0] is None else max(bounds[0], self.x.low)
         high = self.x.high if bounds[1] is None else min(bounds[1], self.x.high)
         rows = [{"x": low, "x2": high, "y": self.y.low, "y2": top, "text": text}]
-        mark = {"type": "rect", "color": light(colour), "opacity": opacity}
+        mark = _mark("rect", colour, opacity=opacity)
         self._bands.append(self._layer(rows, mark, **TO_X2, **TO_Y2, **TOOLTIP))
 
     def x_rule(self, value: float | None, colour: str, text: str) -> None:
@@ -268,7 +246,7 @@ class Plot:
         if value is None or not self.x.low <= value <= self.x.high:
             return
         rows = [{"x": value, "y": self.y.low, "y2": self.y.high, "text": text}]
-        mark = {"type": "rule", "color": light(colour), "strokeWidth": 2}
+        mark = _mark("rule", colour, strokeWidth=2)
         self._layers.append(self._layer(rows, mark, **TO_Y2, **TOOLTIP))
 
     def slo(self, slo: SloLimit, colour: str) -> None:
@@ -281,7 +259,7 @@ class Plot:
         if not self.y.low <= value <= self.y.high:
             return
         rows = [{"x": self.x.low, "x2": self.x.high, "y": value, "text": text}]
-        mark = {"type": "rule", "color": light(colour), "strokeWidth": 1.8, "strokeDash": [2, 3]}
+        mark = _mark("rule", colour, strokeWidth=1.8, strokeDash=[2, 3])
         self._layers.append(self._layer(rows, mark, **TO_X2, **TOOLTIP))
 
     def spec(self, width: int, height: int) -> dict[str, Any]:

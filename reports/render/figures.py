@@ -188,7 +188,7 @@ BOUNDS = {"lower_bound": "at least ", "saturated": "at most ", "pooled": "an est
 
 
 def least_of(capacity: Limit) -> str:
-    """Return what precedes a load that meets the SLOs: ``at least ``, ``an estimated `` or nothing."""
+    """Return what precedes the load: ``at least ``, ``an estimated `` or nothing."""
     return "" if capacity.crossing == "saturated" else BOUNDS.get(capacity.crossing, "")
 
 

@@ -49,7 +49,15 @@ def _sessions(path: Path) -> Run:
     return make_run(path, [Stage(by_hand(), 10.0, extra=extra)], ["e2e_p50=2s"], warmup_requests=0)
 
 
-@pytest.mark.parametrize("made", [_burst, _outage, _classes, _sessions])
+def _search(path: Path) -> Run:
+    rates = [2.0, 5.0]
+    steps = [{"stage": i, "offered_rps": rate, "why": "start"} for i, rate in enumerate(rates)]
+    stages = queue_sweep(np.random.default_rng(1), rates, 40.0, service_rps=10.0)
+    search = {"precision": 0.1, "reached": True, "path": steps}
+    return make_run(path, stages, ["ttft_p50=2s"], search=search)
+
+
+@pytest.mark.parametrize("made", [_burst, _outage, _classes, _sessions, _search])
 def test_each_kind_of_load_comes_back_whole(made: Callable[[Path], Run], tmp_path: Path) -> None:
     assert lost_in_contract(made(tmp_path / "run")) == []
 
@@ -57,7 +65,6 @@ def test_each_kind_of_load_comes_back_whole(made: Callable[[Path], Run], tmp_pat
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("--search --closed --precision 50% --input-tokens 10 --output-tokens 20", "search"),
         ("--concurrency 1,8 --duration 60s --input-tokens 10 --output-tokens 20", "capacity"),
         ("--rates 1,2 --duration 60s --workload chat-short --lengths p99", "families"),
     ],
