@@ -115,7 +115,8 @@ def _sessions(held: Mapping[str, Any]) -> str:
         parts.append(f"later messages {text('user_tokens')} (tokens)")
     if steps := held.get("steps"):
         parts.append(
-            f"tool calls {text('calls', steps)}, each result {text('result_tokens', steps)} (tokens)"
+            f"tool calls {text('calls', steps)}, "
+            f"each result {text('result_tokens', steps)} (tokens)"
         )
         if steps.get("delay_ms"):
             parts.append(f"a tool takes {text('delay_ms', steps)} (ms)")

@@ -17,11 +17,13 @@ CLIPPED = """() => [...document.querySelectorAll('.picture svg')].flatMap(svg =>
   if (!box.width) return [];
   return [...svg.querySelectorAll('text')].filter(t => {
     const r = t.getBoundingClientRect();
-    return r.left < box.left - 1 || r.right > box.right + 1 || r.top < box.top - 1 || r.bottom > box.bottom + 1;
+    return r.left < box.left - 1 || r.right > box.right + 1 ||
+      r.top < box.top - 1 || r.bottom > box.bottom + 1;
   }).map(t => t.textContent);
 })"""
 OVERLAPPING = """() => [...document.querySelectorAll('.picture svg')].flatMap(svg => {
-  const texts = [...svg.querySelectorAll('text')].map(t => [t.textContent, t.getBoundingClientRect()]);
+  const texts = [...svg.querySelectorAll('text')]
+    .map(t => [t.textContent, t.getBoundingClientRect()]);
   return texts.flatMap(([a, r], i) => texts.slice(i + 1).filter(([b, s]) => r.width && s.width &&
     r.left < s.right - 1 && s.left < r.right - 1 && r.top < s.bottom - 2 && s.top < r.bottom - 2)
     .map(([b]) => a + ' | ' + b));

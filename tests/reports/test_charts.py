@@ -373,7 +373,8 @@ def test_what_was_cut_off_is_no_error() -> None:
     chart = errors_by_stage(read_summary(summary))
     assert chart is not None
     assert chart.title == (
-        "27 of 4,320 requests in the windows failed; 12 cut off unfinished; 1 cancelled by the workload"
+        "27 of 4,320 requests in the windows failed; 12 cut off unfinished; "
+        "1 cancelled by the workload"
     )
     assert [key.label for key in chart.keys] == [
         "timeout",
@@ -462,7 +463,7 @@ def test_the_style_sheet_recolours_every_colour() -> None:
 
 
 def test_the_curves_of_a_search_leave_the_stages_out_that_only_bracket() -> None:
-    """Of 43 requests, cut by the budget, and of 60 s in which 4.8 ended a second while 100 were in flight."""
+    """Leave out stages of 43 requests, cut short, or with hardly more answers than in flight."""
     summary = open_sweep() | {"search": blank(Search)}
     for stage in summary["stages"]:
         stage["concurrency"] = 5.0

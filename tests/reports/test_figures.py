@@ -177,7 +177,8 @@ def test_a_cost_stands_beside_its_price_also_where_no_peak_sizes_a_fleet() -> No
     }
     note = found(summary)["Fleet"].note
     assert note == (
-        "no peak rate given (--peak-rps); $2.31 for a million output tokens of one instance at its capacity, at 1 GPU × $2.5/h"
+        "no peak rate given (--peak-rps); $2.31 for a million output tokens of one instance at its "
+        "capacity, at 1 GPU × $2.5/h"
     )
 
 
@@ -292,7 +293,8 @@ def test_a_load_that_was_repeated_is_a_finding() -> None:
         "client_limited": True,
     }
     assert found(summary)["Load generator"].note == (
-        "nothing measured at 9 req/s is a finding; requests left 700 µs late at p99 in the worst stage that counts, "
+        "nothing measured at 9 req/s is a finding; requests left 700 µs late at p99 in the worst "
+        "stage that counts, "
         "its warm-up included; loop lag p99 at most 400 µs; CPU at most 31.0% of a core"
     )
     assert "(p99 of its loop's lag, worst stage that counts)" in str(

@@ -501,7 +501,7 @@ def no_slos() -> dict[str, Any]:
             "slo_attainment": None,
         }
     summary |= {
-        "verdict": "The knee lies at 5.4 to 6.7 requests/s; no SLO was given, so there is no C_max.",
+        "verdict": "The knee lies at 5.4 to 6.7 requests/s; without an SLO there is no C_max.",
         "slos": [],
         "warnings": [{"code": "no_slo", "text": "Give --slo ttft_p99=2s to get a C_max."}],
         "capacity": blank(Capacity) | {"crossing": "none", "reason": why},
