@@ -132,13 +132,17 @@ def stage_line(stage: dict[str, Any], *, burst: bool = False) -> str:
     parts = [
         f"stage {stage['index']}{curve}: {load_name(stage)}",
         f"{stage['requests']} requests",
-        f"TTFT p50 {seconds(ttft.get('p50'))} p99 {percentile_text(ttft, 'p99', seconds)}",
-        f"ITL p99 {percentile_text(stage['itl_s'], 'p99', seconds)}",
+        f"TTFT p50 {seconds(ttft.get('p50'))} p99 {_p99(ttft)}",
+        f"ITL p99 {_p99(stage['itl_s'])}",
         counted(failures(stage["errors"]), "error"),
         "unstable" if stage["stable"] is False else "",
         "CLIENT LIMITED, no finding" if stage["client_limited"] else verdict,
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _p99(held: dict[str, Any]) -> str:
+    return percentile_text(held.get("p99"), held.get("p99_ci"), seconds)
 
 
 def _why(stage: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from ampacity.analysis.capacity.usable import find_capacity, met_by_all
 from ampacity.analysis.contract.capacity import LittlesLawGap
 from ampacity.analysis.contract.part import Part, plain
 from ampacity.analysis.contract.stage import Server, ServerLaw
-from ampacity.analysis.contract.summary import Audit
+from ampacity.analysis.contract.summary import Audit, Summary, read_summary
 from ampacity.analysis.load_names import load_name, name_stages
 from ampacity.analysis.metrics.impossible import check_records
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
@@ -41,8 +41,8 @@ from ampacity.loadgen.rundir.files import Run
 SCHEMA_VERSION = 2
 
 
-def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, Any]:
-    """Return the dict of summary.json for a run, complete or not; ``labels``: id -> accepted.
+def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
+    """Return the summary of a run, complete or not; ``labels``: id -> accepted.
 
     Raises SloError or RecordsError on a broken run.
     """
@@ -94,7 +94,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         summary, output_deviation(records.requests), cut_short(run.requests, records.requests)
     )
     summary["verdict"] = write_verdict(summary)
-    return dict(_plain(summary))
+    return read_summary(_plain(summary))
 
 
 def _littles_law(

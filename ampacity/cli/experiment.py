@@ -6,12 +6,15 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ampacity.cli import EXIT_INTERRUPTED, EXIT_OUTAGE, EXIT_USAGE
 from ampacity.cli.output import print_json, writing
+
+if TYPE_CHECKING:
+    from ampacity.analysis.contract.summary import Summary
 
 
 def run_experiment(
@@ -52,7 +55,7 @@ def run_experiment(
     status, summary = finish(path, as_json=as_json)
     if status == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
-    if any(stage["outage"] and not stage["client_limited"] for stage in summary["stages"]):
+    if any(stage.outage and not stage.client_limited for stage in summary.stages):
         raise typer.Exit(EXIT_OUTAGE)
     if status == "aborted":
         raise typer.Exit(EXIT_USAGE)
@@ -61,10 +64,11 @@ def run_experiment(
 
 def finish(
     path: Path, *, as_json: bool, labels: dict[int, bool] | None = None, quiet: bool = False
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, Summary]:
     """Write summary.json and report.html of a run and print them; return (status, summary)."""
     from rich.console import Console
 
+    from ampacity.analysis.contract.summary import to_json
     from ampacity.analysis.summary import summarise
     from ampacity.loadgen.rundir.files import load_run, write_json
     from ampacity.reports.pages.run_report import write_report
@@ -73,10 +77,10 @@ def finish(
     run = load_run(path)
     summary = summarise(run, labels)
     if as_json:
-        print_json(summary)
+        print_json(to_json(summary))
     elif not quiet:
         render_table(summary, Console(highlight=False))
-    write_json(path / "summary.json", summary)
+    write_json(path / "summary.json", to_json(summary))
     with writing(path / "report.html"):
         write_report(path / "report.html", summary, run.meta)
     if not as_json and not quiet:

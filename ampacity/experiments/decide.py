@@ -17,7 +17,7 @@ from ampacity.analysis.capacity.fleet import (
     fleet_of,
     traffic_of_profile,
 )
-from ampacity.analysis.contract.summary import Summary, read_summary
+from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.decision.guardrails import Guardrails, guardrails
 from ampacity.analysis.decision.limits import Limit, find_limits
 from ampacity.analysis.decision.model import DecisionError, ModelShape
@@ -108,7 +108,7 @@ def decide(path: Path, stated: Stated) -> Decision:
     run = load_run(path)
     if not run.meta.get("stages"):
         raise DecisionError(f"{path}: the run has no stage: nothing was measured")
-    summary = read_summary(summarise(run))
+    summary = summarise(run)
     given = {**_of_run(run), **stated.raw}
     inputs = fleet_inputs(read_settings(given))
     instance, lacks = _instance(stated, inputs["tensor_parallel"])

@@ -16,6 +16,7 @@ from ampacity.analysis.change.samples import (
     in_blocks,
     level_records,
 )
+from ampacity.analysis.contract.summary import to_json
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.analyse import RunRecords, read_records
@@ -150,7 +151,7 @@ def prepare(
     origin_ns = min(
         (int(s["start_ns"]) for s in run.meta["stages"] if s.get("start_ns")), default=0
     )
-    summary = dict(summarise(run, labels))
+    summary = to_json(summarise(run, labels))
     judged = Judged(run, summary, read_records(run.requests, origin_ns, run.meta), labels)
     _check_rows(judged)
     if summary["audit"]["client_limited"] and not limited_too:

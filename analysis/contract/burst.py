@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ampacity.analysis.contract.part import Interval, Part
+from ampacity.analysis.contract.stage import Verdict
 
 
 class PhaseLatency(Part, frozen=True, kw_only=True):
@@ -36,7 +37,7 @@ class BaseLevel(Part, frozen=True, kw_only=True):
 
 class MaxRecovery(Part, frozen=True, kw_only=True):
     limit_s: float
-    verdict: str
+    verdict: Verdict
     reason: str | None
 
 
@@ -55,7 +56,7 @@ class Backlog(Part, frozen=True, kw_only=True):
     at_end_of_burst: float | None
     base_waiting: float | None
     served_rps: float | None
-    unanswered: float | None
+    unanswered: int | None
     drained: bool | None
     drained_s: float | None
     fall_rps: float | None
@@ -77,7 +78,7 @@ class Breaker(Part, frozen=True, kw_only=True):
     acceptable_wait_s: float | None
     rate_rps: float | None
     max_depth: int | None
-    open_at: Interval | None
+    open_at: tuple[int, int] | None
     reason: str | None
 
 
@@ -98,7 +99,7 @@ class Burst(Part, frozen=True, kw_only=True):
     phases: list[Phase]
     base_level: BaseLevel
     recovery_s: float | None
-    recovery_ci_s: Interval | None
+    recovery_ci_s: Interval
     recovery_reason: str | None
     max_recovery: MaxRecovery | None
     peak_ttft_s: float | None
@@ -112,7 +113,7 @@ class Burst(Part, frozen=True, kw_only=True):
     lost: int
     unfinished: int
     harm: HarmByPhase
-    slo_misses_of_base: float | None
+    slo_misses_of_base: float
     backlog: Backlog
     headroom: Headroom
     breaker: Breaker

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from ampacity.analysis.contract import burst, capacity, figures, stage, traffic
 from ampacity.analysis.contract.burst import Burst
 from ampacity.analysis.contract.capacity import (
     Capacity,
@@ -144,7 +142,7 @@ def to_json(part: Part) -> dict[str, Any]:
 def describe_fields() -> str:
     """Return the structs as Markdown: the section of docs/summary.md that lists every field."""
     lines = []
-    for part in _parts():
+    for part in _parts_of(Summary, {}):
         lines += [f"### {part.__name__}", "", "| field | type | may be left out |", "|---|---|---|"]
         for field in msgspec.structs.fields(part):
             declared = next(p for p in part.__mro__ if field.name in p.__annotations__)
@@ -155,10 +153,12 @@ def describe_fields() -> str:
     return "\n".join(lines)
 
 
-def _parts() -> Iterator[type[Part]]:
-    """Yield the structs of summary.json, module by module, as they are declared."""
-    for module in (figures, traffic, stage, capacity, burst, sys.modules[__name__]):
-        for kind in vars(module).values():
-            declared = isinstance(kind, type) and kind.__module__ == module.__name__
-            if declared and issubclass(kind, Part):
-                yield kind
+def _parts_of(kind: Any, found: dict[type[Part], None]) -> dict[type[Part], None]:
+    """Add the structs within a type to ``found``, in the order of their fields."""
+    if isinstance(kind, type) and issubclass(kind, Part) and kind not in found:
+        found[kind] = None
+        for inner in get_type_hints(kind).values():
+            _parts_of(inner, found)
+    for inner in get_args(kind):
+        _parts_of(inner, found)
+    return found

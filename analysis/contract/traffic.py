@@ -42,7 +42,7 @@ class Concurrent(Part, frozen=True, kw_only=True):
 
 
 class Turns(Part, frozen=True, kw_only=True):
-    turns: tuple[int, int | None]
+    turns: tuple[int, int]
     requests: int
     ok: int
     input_tokens: Spread

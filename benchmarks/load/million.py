@@ -123,8 +123,7 @@ def analyse(path: Path) -> None:
     ).read_text()  # ru_maxrss would hold the peak of the process that began this one
     peak = int(status.partition("VmHWM:")[2].split()[0]) / 2**20
     print(
-        f"{summary['requests']} requests: {time.perf_counter() - start:.1f} s ({read:.1f} to "
-        "read), "
+        f"{summary.requests} requests: {time.perf_counter() - start:.1f} s ({read:.1f} to read), "
         f"{time.process_time() - cpu:.1f} s of CPU, peak {peak:.2f} GiB"
     )
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from ampacity.analysis.contract.summary import to_json
 from ampacity.analysis.slo import parse_slos
 from ampacity.analysis.summary import summarise
 from ampacity.cli.measure.demo import DURATION, PRESET, SLOS, START_RPS, WORKLOAD
@@ -84,7 +85,7 @@ def one_demo(seed: int, duration: str) -> dict[str, Any]:
         path = asyncio.run(
             virtual.predict(settings, find_deployment(PRESET), [], progress, drive, "demo")
         )
-        found: dict[str, Any] = summarise(load_run(path))
+        found = to_json(summarise(load_run(path)))
     return found
 
 

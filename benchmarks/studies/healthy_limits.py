@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ampacity.analysis.contract.summary import Summary, read_summary
+from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.decision.limits import find_limits
 from ampacity.analysis.summary import summarise
 from ampacity.config import make_settings
@@ -46,7 +46,7 @@ def run(engine: str, load: dict[str, Any], rates: str | None, seed: int) -> Summ
         quiet = Progress(Console(file=io.StringIO()))
         settings = make_settings(given)
         path = asyncio.run(predict(settings, find_deployment(engine), ["ampacity"], quiet))
-        return read_summary(summarise(load_run(path)))
+        return summarise(load_run(path))
 
 
 def main() -> None:

@@ -1,14 +1,18 @@
-"""Pictures of a summary as Vega-Lite specs: pure functions, which compute nothing that the summary lacks.
+"""A summary as Vega-Lite specs; nothing is computed that the summary lacks.
 
-Each function returns None where the summary holds nothing to draw: a curve needs two stages.
+Each function returns None where there is nothing to draw: a curve needs two stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ampacity.analysis.load_names import load_name
+from ampacity.analysis.contract.capacity import Goodput
+from ampacity.analysis.contract.figures import Percentiles
+from ampacity.analysis.contract.part import Interval
+from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.contract.summary import Summary
 from ampacity.reports.charts.burst import burst_queue, burst_ttft
 from ampacity.reports.charts.distributions import (
     errors_by_stage,
@@ -33,27 +37,34 @@ from ampacity.reports.charts.marks import (
 )
 from ampacity.reports.charts.outage import outage_chart
 from ampacity.reports.render.figures import (
+    Quantile,
     by_load,
     exact,
     interval,
     least_of,
     offered_at,
     peak_text,
-    percentile_text,
+    quantile_text,
     rate,
-    reason_of,
     seconds,
     share,
     significant,
+    why_null,
 )
 
-DRAWN = (("ttft", "ttft_from_schedule_s", "TTFT"), ("e2e", "e2e_from_schedule_s", "E2E"))
-TAILS = (0.9, 0.95, 0.99)  # quantiles that a summary holds, as p90, p95, p99
+Point = dict[str, Any]
+Load = Callable[[Stage], float | None]
+SHORT_OF = 1.03  # offered over achieved: less is the draw of the arrivals
+DRAWN: tuple[tuple[str, str, Callable[[Stage], Percentiles]], ...] = (
+    ("ttft", "TTFT", lambda stage: stage.ttft_from_schedule_s),
+    ("e2e", "E2E", lambda stage: stage.e2e_from_schedule_s),
+)
+TAILS: dict[float | None, Quantile] = {0.9: "p90", 0.95: "p95", 0.99: "p99"}
 
 
-def charts(summary: Mapping[str, Any]) -> list[Chart]:
-    """Every chart that the summary supports, in the order of the report."""
-    drawn: list[Callable[[Mapping[str, Any]], Chart | None]] = [
+def charts(summary: Summary) -> list[Chart]:
+    """Return every chart that the summary supports, in the order of the report."""
+    drawn: list[Callable[[Summary], Chart | None]] = [
         outage_chart,
         burst_ttft,
         burst_queue,
@@ -67,52 +78,44 @@ def charts(summary: Mapping[str, Any]) -> list[Chart]:
         input_lengths,
         output_lengths,
     ]
-    return [
-        *(chart for draw in drawn if (chart := draw(summary)) is not None),
-        *curve_charts(summary),
-    ]
+    found = (draw(summary) for draw in drawn)
+    return [*(chart for chart in found if chart is not None), *curve_charts(summary)]
 
 
-def _stages(summary: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Stages with a positive figure ``name`` (a stage without any completion has no place on the axis)."""
-    return [s for s in by_load(summary) if (s.get(name) or 0) > 0]
+def _placed(summary: Summary, load: Load) -> list[tuple[float, Stage]]:
+    """Return the stages that have a place on an axis of a positive load, with that load."""
+    return [(x, s) for s in by_load(summary.stages) if (x := load(s) or 0.0) > 0]
 
 
 def _points(
-    summary: Mapping[str, Any],
-    stages: Sequence[Mapping[str, Any]],
-    x: str,
-    metric: str,
-    percentile: str,
+    summary: Summary,
+    placed: Sequence[tuple[float, Stage]],
+    of: Callable[[Stage], Percentiles],
+    name: Quantile,
     label: str,
-) -> list[dict[str, Any]]:
+) -> list[Point]:
     rows = []
-    for stage in stages:
-        held = stage.get(metric) or {}
-        value = held.get(percentile)
-        if value is None or value <= 0:
+    for x, stage in placed:
+        held = of(stage)
+        value: float | None = getattr(held, name)
+        if not value or value < 0:
             continue
-        ci = held.get("p99_ci")
-        bounds = interval(ci, seconds) if percentile == "p99" else None
-        text = f"{load_name(stage)}: {label} {percentile_text(held, percentile, seconds)}" + (
-            f" ({bounds})" if bounds else ""
-        )
+        text = f"{stage.name}: {label} {quantile_text(held, name)}"
+        if name == "p99" and (bounds := interval(held.p99_ci, seconds)):
+            text += f" ({bounds})"
         state = stage_state(stage, summary)
-        rows.append({"x": stage[x], "y": value, "text": text, "state": state, "ci": ci})
+        rows.append({"x": x, "y": value, "text": text, "state": state, "ci": held.p99_ci})
     return rows
 
 
-def _tail(summary: Mapping[str, Any], metric: str) -> str:
-    """The percentile that is judged: that of the SLO on ``metric`` (the highest of several), p99 without one."""
-    quantiles = [
-        slo.get("quantile") for slo in summary.get("slos") or [] if slo.get("metric") == metric
-    ]
-    judged = [q for q in quantiles if q in TAILS]
-    return f"p{100 * max(judged):.0f}" if judged else "p99"
+def _tail(summary: Summary, metric: str) -> Quantile:
+    """Return the percentile that is judged: the highest of the SLOs on ``metric``, else p99."""
+    judged = [slo.quantile for slo in summary.slos if slo.metric == metric]
+    return TAILS[max((q for q in judged if q in TAILS and q is not None), default=0.99)]
 
 
-def _interval_bars(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The p99 intervals; where an end is not known, the bar stops at the p99 itself."""
+def _interval_bars(rows: Sequence[Point]) -> list[Point]:
+    """Return the p99 intervals; where an end is not known, the bar stops at the p99 itself."""
     bars = []
     for row in rows:
         low, high = row["ci"] or (None, None)
@@ -122,197 +125,171 @@ def _interval_bars(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return bars
 
 
-def _beyond(stages: Sequence[Mapping[str, Any]], x: str, tail: str) -> list[dict[str, Any]]:
-    """Stages whose TTFT ``tail`` is infinite because of failed requests."""
+def _infinite(placed: Sequence[tuple[float, Stage]], tail: Quantile) -> list[Point]:
+    """Return the stages whose TTFT ``tail`` is infinite because of failed requests."""
     rows = []
-    for stage in stages:
-        held = stage.get("ttft_from_schedule_s") or {}
-        reason = str(held.get(f"{tail}_reason") or "")
-        if held.get(tail) is None and reason.startswith("infinite"):
-            rows.append({"x": stage[x], "text": f"{load_name(stage)}: TTFT {tail} {reason}"})
+    for x, stage in placed:
+        held = stage.ttft_from_schedule_s
+        reason = getattr(held, f"{tail}_reason") or ""
+        if getattr(held, tail) is None and reason.startswith("infinite"):
+            rows.append({"x": x, "text": f"{stage.name}: TTFT {tail} {reason}"})
     return rows
 
 
-def _left_out(summary: Mapping[str, Any]) -> str:
-    """The stages that lack a percentile which the latency charts draw, and why."""
+def _left_out(summary: Summary) -> str:
+    """Return the stages that lack a percentile which the latency charts draw, and why."""
     missing: dict[str, dict[str, str]] = {}  # percentile -> load -> reason
-    for metric, name, label in DRAWN:
-        for p in ("p50", _tail(summary, metric)):
-            for stage in by_load(summary):
-                held = stage.get(name) or {}
-                if held.get(p) is None:
-                    missing.setdefault(f"{label} {p}", {})[load_name(stage)] = reason_of(held, p)
+    for metric, label, of in DRAWN:
+        quantiles: tuple[Quantile, ...] = ("p50", _tail(summary, metric))
+        for p in quantiles:
+            for stage in by_load(summary.stages):
+                if getattr(of(stage), p) is None:
+                    why = why_null(of(stage), p)
+                    missing.setdefault(f"{label} {p}", {})[stage.name] = why
     parts = []
     for what, reasons in missing.items():
-        why = (
-            next(iter(reasons.values()))
-            if len(set(reasons.values())) == 1
-            else "reasons in the tables"
-        )
+        different = set(reasons.values())
+        why = different.pop() if len(different) == 1 else "reasons in the tables"
         parts.append(f"{what} at {', '.join(reasons)} ({why})")
     return f"Not drawn: {'; '.join(parts)}." if parts else ""
 
 
 def _latency_plot(
-    summary: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], x: str, axis: Axis
+    summary: Summary, placed: Sequence[tuple[float, Stage]], axis: Axis
 ) -> Plot | None:
-    """Latency percentiles over ``x`` with the SLO limits; None below two stages with one."""
-    series = [
-        (f"{label} {p}", metric, p, _points(summary, stages, x, name, p, f"{label} {p}"))
-        for metric, name, label in DRAWN
-        for p in ("p50", _tail(summary, metric))
-    ]
-    limits = [
-        s
-        for s in summary.get("slos") or []
-        if s.get("metric") in ("ttft", "e2e") and s.get("limit_s")
-    ]
-    heights = [row["y"] for *_, rows in series for row in rows] + [slo["limit_s"] for slo in limits]
+    """Return latency percentiles over load with the SLO limits; None below two stages with one."""
+    series: list[tuple[str, str, Quantile, list[Point]]] = []
+    for metric, name, of in DRAWN:
+        quantiles: tuple[Quantile, ...] = ("p50", _tail(summary, metric))
+        for p in quantiles:
+            rows = _points(summary, placed, of, p, f"{name} {p}")
+            series.append((f"{name} {p}", metric, p, rows))
+    limits = [slo for slo in summary.slos if slo.metric in ("ttft", "e2e") and slo.limit_s]
+    heights = [row["y"] for *_, rows in series for row in rows]
+    heights += [slo.limit_s for slo in limits]
     heights += [b for *_, p, rows in series if p == "p99" for r in rows for b in r["ci"] or [] if b]
     if len({row["x"] for *_, rows in series for row in rows}) < 2:
         return None
     plot = Plot(axis, seconds_axis("Latency from schedule", heights))
     for slo in limits:
-        plot.slo(slo, slo["metric"])
+        plot.slo(slo, slo.metric)
     for label, colour, p, rows in series:
         if rows:
-            plot.curve(
-                rows,
-                colour,
-                label,
-                p == "p50",
-                intervals=_interval_bars(rows) if p == "p99" else (),
-            )
+            bars = _interval_bars(rows) if p == "p99" else ()
+            plot.curve(rows, colour, label, p == "p50", intervals=bars)
+    tail = _tail(summary, "ttft")
     top = plot.y.high * (plot.y.low / plot.y.high) ** 0.025
-    beyond = [{**row, "y": top} for row in _beyond(stages, x, _tail(summary, "ttft"))]
-    plot.points(beyond, "bad", "triangle-up")
-    plot.state_keys(stages, summary)
-    if beyond:
-        plot.key(f"TTFT {_tail(summary, 'ttft')} infinite: failed requests", "bad", "triangle")
+    infinite = [{**row, "y": top} for row in _infinite(placed, tail)]
+    plot.points(infinite, "bad", "triangle-up")
+    plot.state_keys([stage for _, stage in placed], summary)
+    if infinite:
+        plot.key(f"TTFT {tail} infinite: failed requests", "bad", "triangle")
     return plot
 
 
 def _mark_capacity(
     plot: Plot,
-    knee: Sequence[float] | None,
+    knee: Interval | None,
     value: float | None,
-    bounds: Any,
+    bounds: Interval | None,
     what: str,
     unit: str,
 ) -> None:
-    """The knee region and the capacity with its interval, as bands over x, and their legend."""
+    """Draw the knee region and the capacity with its interval, and add their legend."""
     if interval(knee):
         text = f"knee region {interval(knee, unit=unit)}"
         plot.x_strip(knee, "knee", text)
         plot.key(text, "knee", "strip")
     if value is not None:
         text = f"{what} {significant(value)} {unit}"
-        if interval(bounds) and bounds[0] != bounds[1]:
+        if bounds and interval(bounds) and bounds[0] != bounds[1]:
             text += f" ({interval(bounds)})"
             plot.x_band(bounds, "usable", text)
         plot.x_rule(value, "usable", text)
         plot.key(text, "usable", "rule-band")
 
 
-def _capacity_title(summary: Mapping[str, Any], figure: str, otherwise: str) -> str:
-    capacity = summary.get("capacity") or {}
-    if capacity.get(figure) is None:
+def _capacity_title(summary: Summary, value: float | None, unit: str, otherwise: str) -> str:
+    if value is None:
         return otherwise
-    least = least_of(capacity)
-    what = "requests/s" if figure == "capacity_rps" else "requests in flight"
-    who = "The SLOs hold" if len(summary.get("slos") or []) > 1 else "The SLO holds"
-    return f"{who} up to {least}{significant(capacity[figure])} {what}"
+    who = "The SLOs hold" if len(summary.slos) > 1 else "The SLO holds"
+    return f"{who} up to {least_of(summary.capacity)}{significant(value)} {unit}"
 
 
-SHORT_OF = 1.03  # offered over achieved: less is the draw of the arrivals
-
-
-def latency_by_rate(summary: Mapping[str, Any]) -> Chart | None:
-    """The latency-throughput curve, with the knee region and the capacity."""
-    stages = _stages(summary, "achieved_rps")
-    capacity, knee = summary.get("capacity") or {}, summary.get("knee") or {}
-    bounds = [b for b in capacity.get("capacity_rps_ci") or [] if b]
-    rates = [s["achieved_rps"] for s in stages] + bounds
-    plot = _latency_plot(
-        summary, stages, "achieved_rps", linear_axis("Achieved rate (requests/s)", rates)
-    )
+def latency_by_rate(summary: Summary) -> Chart | None:
+    """Draw the latency-throughput curve, with the knee region and the capacity."""
+    placed, capacity = _placed(summary, lambda s: s.achieved_rps), summary.capacity
+    rates = [x for x, _ in placed] + [b for b in capacity.capacity_rps_ci or () if b]
+    plot = _latency_plot(summary, placed, linear_axis("Achieved rate (requests/s)", rates))
     if plot is None:
         return None
-    usable = capacity.get("capacity_rps")
-    _mark_capacity(
-        plot, knee.get("region_rps"), usable, capacity.get("capacity_rps_ci"), "capacity", "req/s"
-    )
-    title = _capacity_title(summary, "capacity_rps", "Latency against the achieved rate")
+    usable, bounds = capacity.capacity_rps, capacity.capacity_rps_ci
+    _mark_capacity(plot, summary.knee.region_rps, usable, bounds, "capacity", "req/s")
+    title = _capacity_title(summary, usable, "requests/s", "Latency against the achieved rate")
     alt = (
-        f"Latency-throughput curve of {len(stages)} stages, latency on a logarithmic axis. {title}. "
-        + _ends(summary, stages)
+        f"Latency-throughput curve of {len(placed)} stages, latency on a logarithmic axis. "
+        f"{title}. {_ends(summary, placed)}"
     )
-    said = []
-    if any(_has_interval(summary, s) for s in stages):
-        said.append("Bars on p99 are its interval; a bar to one side only has no known other end.")
-    if any(stage_state(s, summary) == "growing" for s in stages):
-        said.append("Past saturation the curve turns upwards: latency grows, the rate does not.")
-    if usable and any((s.get("offered_rps") or 0.0) > SHORT_OF * s["achieved_rps"] for s in stages):
-        said.append(
-            "The capacity is a rate offered; a stage that achieves less stands left of what it was offered."
+    notes = []
+    drawn = [of for metric, _, of in DRAWN if _tail(summary, metric) == "p99"]
+    if any(of(stage).p99_ci for _, stage in placed for of in drawn):
+        notes.append("Bars on p99 are its interval; a bar to one side only has no known other end.")
+    if any(stage_state(stage, summary) == "growing" for _, stage in placed):
+        notes.append("Past saturation the curve turns upwards: latency grows, the rate does not.")
+    if usable and any((stage.offered_rps or 0.0) > SHORT_OF * x for x, stage in placed):
+        notes.append(
+            "The capacity is a rate offered; a stage that achieves less stands left of what it "
+            "was offered."
         )
-    caption = " ".join([*said, _left_out(summary)]).strip()
-    return Chart(
-        "latency-rate", title, alt, plot.spec(WIDE, 380), plot.keys, caption, plot.spec(NARROW, 340)
-    )
+    caption = " ".join([*notes, _left_out(summary)]).strip()
+    wide, narrow = plot.spec(WIDE, 380), plot.spec(NARROW, 340)
+    return Chart("latency-rate", title, alt, wide, plot.keys, caption, narrow)
 
 
-def _has_interval(summary: Mapping[str, Any], stage: Mapping[str, Any]) -> bool:
-    return any(
-        (stage.get(name) or {}).get("p99_ci")
-        for metric, name, _ in DRAWN
-        if _tail(summary, metric) == "p99"
-    )
-
-
-def _ends(summary: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> str:
-    """First and last stage in words, for those who do not see the picture."""
-    said = []
+def _ends(summary: Summary, placed: Sequence[tuple[float, Stage]]) -> str:
+    """Return the first and the last stage in words, for those who do not see the picture."""
     tail = _tail(summary, "ttft")
+    stages = [stage for _, stage in placed]
     drawn = [s for s in stages if stage_state(s, summary) in CURVE] or stages
+    sentences = []
     for stage in (drawn[0], drawn[-1]):
-        held = stage.get("ttft_from_schedule_s") or {}
+        held = stage.ttft_from_schedule_s
+        quantiles: tuple[Quantile, ...] = ("p50", tail)
         low, high = (
-            percentile_text(held, p, seconds) if held.get(p) is not None else "unknown"
-            for p in ("p50", tail)
+            "unknown" if getattr(held, p) is None else quantile_text(held, p) for p in quantiles
         )
-        said.append(f"At {load_name(stage)}, TTFT p50 {low} and {tail} {high}.")
-    return " ".join(dict.fromkeys(said))
+        sentences.append(f"At {stage.name}, TTFT p50 {low} and {tail} {high}.")
+    return " ".join(dict.fromkeys(sentences))
 
 
-def latency_by_concurrency(summary: Mapping[str, Any]) -> Chart | None:
-    """Latency against the mean number of requests in flight, with C_max."""
-    stages = _stages(summary, "concurrency")
-    capacity, knee = summary.get("capacity") or {}, summary.get("knee") or {}
-    levels = [s["concurrency"] for s in stages]
-    if not levels:
+def latency_by_concurrency(summary: Summary) -> Chart | None:
+    """Draw latency against the mean number of requests in flight, with C_max."""
+    placed, capacity = _placed(summary, lambda s: s.concurrency), summary.capacity
+    if not placed:
         return None
-    c_max, bounds = capacity.get("c_max"), capacity.get("c_max_ci")
-    axis = log_axis(
-        "Requests in flight (mean)", levels + [b for b in [c_max, *(bounds or [])] if b]
-    )
-    plot = _latency_plot(summary, stages, "concurrency", axis)
+    c_max, bounds = capacity.c_max, capacity.c_max_ci
+    levels = [x for x, _ in placed] + [b for b in (c_max, *(bounds or ())) if b]
+    plot = _latency_plot(summary, placed, log_axis("Requests in flight (mean)", levels))
     if plot is None:
         return None
-    _mark_capacity(plot, knee.get("region"), c_max, bounds, "C_max", "in flight")
-    title = _capacity_title(summary, "c_max", "Latency against requests in flight")
-    alt = f"Latency against requests in flight, both axes logarithmic. {title}. {_ends(summary, stages)}"
-    return Chart(
-        "latency-concurrency", title, alt, plot.spec(NARROW, 290), plot.keys, _left_out(summary)
-    )
+    _mark_capacity(plot, summary.knee.region, c_max, bounds, "C_max", "in flight")
+    what = "Latency against requests in flight"
+    title = _capacity_title(summary, c_max, "requests in flight", what)
+    alt = f"{what}, both axes logarithmic. {title}. {_ends(summary, placed)}"
+    spec = plot.spec(NARROW, 290)
+    return Chart("latency-concurrency", title, alt, spec, plot.keys, _left_out(summary))
 
 
-def achieved_by_offered(summary: Mapping[str, Any]) -> Chart | None:
-    """Achieved against offered rate of the open stages, with the diagonal."""
-    stages = [s for s in _stages(summary, "offered_rps") if s.get("achieved_rps") is not None]
-    if len(stages) < 2:
+def achieved_by_offered(summary: Summary) -> Chart | None:
+    """Draw the achieved against the offered rate of the open stages, with the diagonal."""
+    placed = [
+        (x, s.achieved_rps, s)
+        for x, s in _placed(summary, lambda s: s.offered_rps)
+        if s.achieved_rps is not None
+    ]
+    if len(placed) < 2:
         return None
-    top = [s["offered_rps"] for s in stages]
+    top = [x for x, *_ in placed]
     plot = Plot(
         linear_axis("Offered rate (requests/s)", top),
         linear_axis("Achieved rate (requests/s)", top),
@@ -320,30 +297,28 @@ def achieved_by_offered(summary: Mapping[str, Any]) -> Chart | None:
     _diagonal(plot, "achieved = offered")
     rows = [
         {
-            "x": s["offered_rps"],
-            "y": s["achieved_rps"],
+            "x": x,
+            "y": y,
             "state": stage_state(s, summary),
-            "text": f"{load_name(s)} offered: {rate(s['achieved_rps'])} achieved",
+            "text": f"{s.name} offered: {rate(y)} achieved",
         }
-        for s in stages
+        for x, y, s in placed
     ]
     plot.curve(rows, "ttft", "achieved rate")
+    stages = [s for *_, s in placed]
     plot.state_keys(stages, summary)
     title = _follows(stages, [s for s in stages if stage_state(s, summary) in CURVE])
     alt = f"Achieved against offered rate of {len(stages)} stages. {title}."
     return Chart("achieved", title, alt, plot.spec(NARROW, 290), plot.keys)
 
 
-def _follows(stages: Sequence[Mapping[str, Any]], drawn: Sequence[Mapping[str, Any]]) -> str:
-    growing = [s["offered_rps"] for s in drawn if s.get("stable") is False]
-    kept = [
-        s["offered_rps"]
-        for s in drawn
-        if s.get("stable") and s["achieved_rps"] >= 0.9 * s["offered_rps"]
-    ]
+def _follows(stages: Sequence[Stage], drawn: Sequence[Stage]) -> str:
+    loads = [(s, s.offered_rps or 0.0, s.achieved_rps or 0.0) for s in drawn]
+    growing = [offered for s, offered, _ in loads if s.stable is False]
+    kept = [offered for s, offered, achieved in loads if s.stable and achieved >= 0.9 * offered]
     if kept and not growing and len(kept) == len(drawn):
-        all_of_them = len(drawn) == len(stages)
-        return f"The achieved rate follows every rate offered{'' if all_of_them else f' up to {exact(max(kept))} requests/s'}"
+        up_to = "" if len(drawn) == len(stages) else f" up to {exact(max(kept))} requests/s"
+        return f"The achieved rate follows every rate offered{up_to}"
     if growing and kept and max(kept) < min(growing):
         return (
             f"Keeps up with {exact(max(kept))} requests/s offered, not with {exact(min(growing))}"
@@ -357,70 +332,66 @@ def _diagonal(plot: Plot, label: str) -> None:
     plot.key(label, "planned", "dash")
 
 
-def goodput_by_load(summary: Mapping[str, Any]) -> Chart | None:
-    """Goodput against the offered rate (or the set concurrency), with the diagonal of an ideal server."""
-    known = [s for s in by_load(summary) if s.get("goodput_rps") is not None]
-    if summary.get("burst"):  # two loads of one burst: no curve
+def goodput_by_load(summary: Summary) -> Chart | None:
+    """Draw goodput against the offered rate, or the set concurrency."""
+    known = [s for s in by_load(summary.stages) if s.goodput_rps is not None]
+    is_open = all(s.offered_rps is not None for s in known)
+    loads = ((s.offered_rps if is_open else s.concurrency_set, s) for s in known)
+    placed = [(x, s) for x, s in loads if x is not None]
+    if len(placed) < 2 or summary.burst:  # two loads of one burst are no curve
         return None
-    is_open = all(s.get("offered_rps") is not None for s in known)
-    x = "offered_rps" if is_open else "concurrency_set"
-    stages = [s for s in known if s.get(x) is not None]
-    if len(stages) < 2:
-        return None
-    peak = summary.get("goodput") or {}
-    estimate = _peak_rows(peak) if is_open else []
-    loads = [*(s[x] for s in stages), *(row["x"] for row in estimate)]
-    goods = [*(s["goodput_rps"] for s in stages), *(row["y2"] for row in estimate)]
+    estimate = _peak_rows(summary.goodput) if is_open else []
+    xs = [*(x for x, _ in placed), *(row["x"] for row in estimate)]
+    ys = [*(s.goodput_rps or 0.0 for _, s in placed), *(row["y2"] for row in estimate)]
     if is_open:
-        plot = Plot(
-            linear_axis("Offered rate (requests/s)", loads),
-            linear_axis("Goodput (requests/s)", [*loads, *goods]),
-        )
+        x_axis = linear_axis("Offered rate (requests/s)", xs)
+        plot = Plot(x_axis, linear_axis("Goodput (requests/s)", [*xs, *ys]))
         _diagonal(plot, "goodput = offered")
     else:
-        plot = Plot(
-            log_axis("Set concurrency (requests)", loads),
-            linear_axis("Goodput (requests/s)", goods),
-        )
+        x_axis = log_axis("Set concurrency (requests)", xs)
+        plot = Plot(x_axis, linear_axis("Goodput (requests/s)", ys))
     rows = [
         {
-            "x": s[x],
-            "y": s["goodput_rps"],
+            "x": x,
+            "y": s.goodput_rps,
             "state": stage_state(s, summary),
             "text": _goodput_text(s),
         }
-        for s in stages
+        for x, s in placed
     ]
-    title = "Goodput by load"
-    if peak.get("peak_rps"):
-        at = f", at {offered_at(peak)} offered" if peak.get("at_offered_rps") is not None else ""
-        title = f"Goodput peaks at {peak_text(peak, 'requests/s')}{at}"
-    elif peak.get("peak_rps") == 0:
-        title = "No request met every SLO"
     plot.curve(rows, "good", "goodput: requests that met every SLO")
     caption = ""
     if estimate:
         plot.bars_between([{**row, "y": row["y1"]} for row in estimate], "usable")
         plot.points(estimate, "usable", "diamond", filled=False, size=80)
         plot.key(str(estimate[0]["text"]), "usable", "diamond-ring")
-        caption = "The peak is an estimate from all open stages together, so that it may lie off the points that were measured: a stage that saw no jam lies above it."
-    plot.state_keys(stages, summary)
-    alt = f"{title}. {len(stages)} stages."
+        caption = (
+            "The peak is an estimate from all open stages together, so that it may lie off the "
+            "points that were measured: a stage that saw no jam lies above it."
+        )
+    plot.state_keys([s for _, s in placed], summary)
+    title = _goodput_title(summary.goodput)
+    alt = f"{title}. {len(placed)} stages."
     return Chart("goodput", title, alt, plot.spec(NARROW, 290), plot.keys, caption)
 
 
-def _peak_rows(peak: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The estimated peak with its 95 % interval from ``y1`` to ``y2``; nothing of one that is a stage's own."""
-    if peak.get("basis") != "pooled":
+def _goodput_title(peak: Goodput) -> str:
+    if not peak.peak_rps:
+        return "Goodput by load" if peak.peak_rps is None else "No request met every SLO"
+    at = f", at {offered} offered" if (offered := offered_at(peak)) else ""
+    return f"Goodput peaks at {peak_text(peak, 'requests/s')}{at}"
+
+
+def _peak_rows(peak: Goodput) -> list[Point]:
+    """Return the estimated peak with its 95 % interval; nothing of one that is a stage's own."""
+    if peak.basis != "pooled" or peak.peak_rps_ci is None:
         return []
-    low, high = peak["peak_rps_ci"]
-    text = f"estimated peak {rate(peak['peak_rps'])} (95 % interval {interval([low, high])})"
-    return [
-        {"x": peak["at_offered_rps"], "y": peak["peak_rps"], "y1": low, "y2": high, "text": text}
-    ]
+    low, high = peak.peak_rps_ci
+    text = f"estimated peak {rate(peak.peak_rps)} (95 % interval {interval([low, high])})"
+    return [{"x": peak.at_offered_rps, "y": peak.peak_rps, "y1": low, "y2": high, "text": text}]
 
 
-def _goodput_text(stage: Mapping[str, Any]) -> str:
-    attained = stage.get("slo_attainment")
-    part = f", {share(attained)} of requests" if attained is not None else ""
-    return f"{load_name(stage)}: goodput {rate(stage['goodput_rps'])}{part}"
+def _goodput_text(stage: Stage) -> str:
+    attained = stage.slo_attainment
+    part = "" if attained is None else f", {share(attained)} of requests"
+    return f"{stage.name}: goodput {rate(stage.goodput_rps)}{part}"

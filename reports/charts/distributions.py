@@ -1,11 +1,13 @@
-"""Distributions of a summary as charts: latency by percentile, lengths of inputs and outputs, failures."""
+"""Distributions as charts: latency by percentile, token lengths, failures."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from ampacity.analysis.load_names import load_name
+from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.contract.summary import SloLimit, Summary
 from ampacity.reports.charts.marks import (
     NARROW,
     TOOLTIP,
@@ -28,6 +30,7 @@ from ampacity.reports.render.figures import (
     seconds,
 )
 
+T = TypeVar("T")
 PERCENTILE_TICKS = (1.0, 2.0, 10.0, 100.0, 1000.0)
 PERCENTILE_LABEL = (
     "datum.value == 1 ? 'fastest' : datum.value == 2 ? 'p50' : datum.value == 10 ? 'p90' :"
@@ -36,44 +39,43 @@ PERCENTILE_LABEL = (
 LENGTH_PERCENTILES = ("p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99")
 
 
-def ttft_percentiles(summary: Mapping[str, Any]) -> Chart | None:
-    """Quantile curves of the time to first token, one a stage."""
+def ttft_percentiles(summary: Summary) -> Chart | None:
+    """Draw the quantile curves of the time to first token, one a stage."""
     title = "Time to first token by percentile, from schedule"
     return _quantile_chart(summary, "ttft_from_schedule_s", "ttft", title, "TTFT")
 
 
-def itl_percentiles(summary: Mapping[str, Any]) -> Chart | None:
-    """Quantile curves of the inter-token latency, one a stage."""
-    return _quantile_chart(
-        summary, "itl_s", "itl", "Inter-token latency by percentile, over gaps", "ITL"
-    )
+def itl_percentiles(summary: Summary) -> Chart | None:
+    """Draw the quantile curves of the inter-token latency, one a stage."""
+    title = "Inter-token latency by percentile, over gaps"
+    return _quantile_chart(summary, "itl_s", "itl", title, "ITL")
 
 
-def _curve_of(stage: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Points (x = 1/(1−q), y) of a quantile curve; infinite ones (null) and q = 1 are left out."""
-    held = (stage.get("curves") or {}).get(name) or {}
-    pairs = zip(held.get("q") or [], held.get("value") or [], strict=False)
+def _curve_of(stage: Stage, name: str) -> list[dict[str, Any]]:
+    """Return points (x = 1/(1−q), y); infinite values (null) and q = 1 are left out."""
+    if (held := stage.curves.get(name)) is None:
+        return []
+    pairs = zip(held.q, held.value, strict=False)
     return [{"x": 1 / (1 - q), "y": v} for q, v in pairs if q < 0.9995 and v is not None and v > 0]
 
 
-def chosen(stages: Sequence[Any], most: int = len(STEPS)) -> list[Any]:
-    """At most ``most`` of the stages, evenly spaced, the first and the last among them."""
+def chosen(stages: Sequence[T], most: int = len(STEPS)) -> list[T]:
+    """Return at most ``most`` stages, evenly spaced, with the first and the last."""
     if len(stages) <= most:
         return list(stages)
     return [stages[round(i * (len(stages) - 1) / (most - 1))] for i in range(most)]
 
 
 def _quantile_chart(
-    summary: Mapping[str, Any], name: str, metric: str, title: str, short: str
+    summary: Summary, name: str, metric: str, title: str, short: str
 ) -> Chart | None:
-    with_curve = [(s, curve) for s in by_load(summary) if (curve := _curve_of(s, name))]
+    with_curve = [(s, curve) for s in by_load(summary.stages) if (curve := _curve_of(s, name))]
     drawn = chosen(with_curve)
     if not drawn:
         return None
-    limits = [
-        s for s in summary.get("slos") or [] if s.get("metric") == metric and s.get("limit_s")
-    ]
-    heights = [p["y"] for _, curve in drawn for p in curve] + [s["limit_s"] for s in limits]
+    limits = [slo for slo in summary.slos if slo.metric == metric and slo.limit_s]
+    heights = [p["y"] for _, curve in drawn for p in curve]
+    heights += [slo.limit_s for slo in limits]
     right = max(p["x"] for _, curve in drawn for p in curve)
     x = Axis("Percentile", 1.0, max(right * 1.1, 120.0), True, PERCENTILE_LABEL, PERCENTILE_TICKS)
     plot = Plot(x, seconds_axis(f"{short} (logarithmic)", heights))
@@ -82,13 +84,10 @@ def _quantile_chart(
         plot.points(_target(slo, plot), "ink", "diamond", filled=False)
     for place, (stage, curve) in enumerate(drawn):
         colour = STEPS[round(place * (len(STEPS) - 1) / max(1, len(drawn) - 1))]
-        growing = stage.get("stable") is False
+        growing = stage.stable is False
         plot.line(curve, colour, [5, 3] if growing else None, 1.9)
-        plot.key(
-            load_name(stage) + (", no steady state" if growing else ""),
-            colour,
-            "dash" if growing else "line",
-        )
+        label = f"{stage.name}, no steady state" if growing else stage.name
+        plot.key(label, colour, "dash" if growing else "line")
     caption = "The axis widens the slow tail: p90, p99 and p99.9 lie equally far apart."
     if len(drawn) < len(with_curve):
         caption += f" {len(drawn)} of {len(with_curve)} stages are drawn."
@@ -96,29 +95,29 @@ def _quantile_chart(
     return Chart(f"{metric}-percentiles", title, alt, plot.spec(NARROW, 290), plot.keys, caption)
 
 
-def _target(slo: Mapping[str, Any], plot: Plot) -> list[dict[str, Any]]:
-    """The point that a curve must pass below: the SLO's own percentile at its limit."""
-    quantile = slo.get("quantile")
+def _target(slo: SloLimit, plot: Plot) -> list[dict[str, Any]]:
+    """Return the point below which a curve must pass: the SLO's percentile at its limit."""
+    quantile = slo.quantile
     if quantile is None or not quantile < 1 or 1 / (1 - quantile) > plot.x.high:
         return []
-    text = f"SLO {slo['text']}: at most {seconds(slo['limit_s'])} at p{exact(100 * quantile)}"
-    return [{"x": 1 / (1 - quantile), "y": slo["limit_s"], "text": text}]
+    text = f"SLO {slo.text}: at most {seconds(slo.limit_s)} at p{exact(100 * quantile)}"
+    return [{"x": 1 / (1 - quantile), "y": slo.limit_s, "text": text}]
 
 
-def input_lengths(summary: Mapping[str, Any]) -> Chart | None:
-    """Input tokens: planned against what the server counted."""
+def input_lengths(summary: Summary) -> Chart | None:
+    """Draw input tokens: planned, and as the server counted them."""
     return _length_chart(summary, "input_tokens", "sent", "Input lengths", "counted by the server")
 
 
-def output_lengths(summary: Mapping[str, Any]) -> Chart | None:
-    """Output tokens: planned against received."""
+def output_lengths(summary: Summary) -> Chart | None:
+    """Draw output tokens: planned and received."""
     return _length_chart(summary, "output_tokens", "received", "Output lengths", "received")
 
 
 def _length_chart(
-    summary: Mapping[str, Any], group: str, side: str, what: str, realised: str
+    summary: Summary, group: str, side: str, what: str, realised: str
 ) -> Chart | None:
-    held = ((summary.get("workload") or {}).get("realised") or {}).get(group) or {}
+    held = (summary.workload.get("realised") or {}).get(group) or {}
     sides = [
         ("planned", held.get("planned") or {}, "planned"),
         (realised, held.get(side) or {}, "ttft"),
@@ -175,18 +174,17 @@ def _length_rows(lengths: Mapping[str, Any], label: str) -> list[dict[str, Any]]
     ]
 
 
-def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
-    """Requests of each stage that did not end well, stacked by cause; None where all did."""
-    stages = by_load(summary)
-    causes = list(dict.fromkeys(c for s in stages for c, n in (s.get("errors") or {}).items() if n))
-    if not causes:
+def errors_by_stage(summary: Summary) -> Chart | None:
+    """Draw the requests of each stage that did not end well, by cause; None where all did."""
+    stages = by_load(summary.stages)
+    totals: Counter[str] = Counter()
+    for stage in stages:
+        totals.update({cause: n for cause, n in stage.errors.items() if n})
+    if not totals:
         return None
-    labels = [load_name(stage) for stage in stages]
-    rows = [
-        row
-        for stage, label in zip(stages, labels, strict=True)
-        for row in _error_bars(stage, label, causes)
-    ]
+    causes = list(totals)
+    labels = [stage.name for stage in stages]
+    rows = [row for stage in stages for row in _error_bars(stage, causes)]
     counts = {"tickMinStep": 1, "format": ",d", "tickCount": 6}
     encoding = {
         "x": {"field": "x", "type": "quantitative", "title": "Requests", "axis": counts},
@@ -202,8 +200,7 @@ def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
         "width": NARROW - 20,
         "height": max(60, 30 * len(labels)),
     }
-    totals = {cause: sum((s.get("errors") or {}).get(cause, 0) for s in stages) for cause in causes}
-    judged = count(sum(s.get("requests") or 0 for s in stages))
+    judged = count(sum(s.requests for s in stages))
     failed, others = failures(totals), ended_otherwise(totals)
     title = "; ".join([f"{count(failed)} of {judged} requests in the windows failed", *others])
     if not failed:
@@ -217,17 +214,13 @@ def _error_colour(cause: str) -> str:
     return cause if cause in COLOURS else "other_error"
 
 
-def _error_bars(
-    stage: Mapping[str, Any], label: str, causes: Sequence[str]
-) -> list[dict[str, Any]]:
+def _error_bars(stage: Stage, causes: Sequence[str]) -> list[dict[str, Any]]:
     rows, start = [], 0
     for cause in causes:
-        n = (stage.get("errors") or {}).get(cause, 0)
-        text = f"{label}: {NO_FAILURES.get(cause, cause)} {count(n)} of {count(stage.get('requests') or 0)} requests"
-        if n:
+        if n := stage.errors.get(cause, 0):
+            what = f"{NO_FAILURES.get(cause, cause)} {count(n)} of {count(stage.requests)} requests"
+            ends = {"stage": stage.name, "x": start, "x2": start + n}
             colour = light(_error_colour(cause))
-            rows.append(
-                {"stage": label, "x": start, "x2": start + n, "colour": colour, "text": text}
-            )
-        start += n
+            rows.append({**ends, "colour": colour, "text": f"{stage.name}: {what}"})
+            start += n
     return rows

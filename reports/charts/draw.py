@@ -1,6 +1,6 @@
 """Draw Vega-Lite specs, read as a JSON list from stdin, as a JSON list of SVG documents on stdout.
 
-``svg.draw`` runs this file as a process of its own: where memory is short the engine ends its process.
+``svg.draw`` runs this file as a process of its own.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
-"""The parts that charts are made of: what a chart is, its axes, and its layers (lines, points, bands, rules); how a
-figure without an upper end is marked, in tables and text too.
+"""The parts of charts: axes and layers (lines, points, bands, rules).
 
-Charts carry no legend and no title of their own: the page sets both as text, which wraps, can be read out
-and is legible in every theme. Every figure a mark shows is in its description (the page makes it a tooltip).
+Charts carry no legend and no title of their own: the page sets both as text, which wraps and is
+legible in every theme. Every figure a mark shows is in its description, which the page makes a
+tooltip.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
 from ampacity.analysis.stage.throughput import REQUESTS_MIN, steady_state
 from ampacity.reports.charts.palette import light
 
@@ -51,7 +53,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Chart:
-    """A Vega-Lite ``spec`` with its words: ``title`` says what is seen, ``alt`` says it to a reader's ear."""
+    """A Vega-Lite ``spec`` with its words: ``title``, and ``alt`` for screen readers."""
 
     name: str
     title: str
@@ -64,7 +66,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: ``log`` scales need a positive ``low``. ``labels`` is a Vega expression, or None for numbers."""
+    """One axis; ``log`` needs a positive ``low``; ``labels`` is a Vega expression."""
 
     title: str
     low: float
@@ -74,14 +76,14 @@ class Axis:
     ticks: Sequence[float] | None = None
 
     def at(self, share: float) -> float:
-        """The value at a share of the axis' length."""
+        """Return the value at a share of the axis' length."""
         if self.log:
             return float(self.low * (self.high / self.low) ** share)
         return self.low + share * (self.high - self.low)
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5 times powers of ten within [low, high]; only the powers where that would be too many."""
+    """Return 1, 2, 5 times powers of ten in [low, high]; the powers alone if those are too many."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for steps in ((1, 2, 5), (1,)):
         ticks = [
@@ -93,7 +95,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def log_axis(title: str, values: Sequence[float], labels: str | None = None) -> Axis:
-    """A logarithmic axis with some air around the positive ones of ``values``."""
+    """Return a logarithmic axis with some room around the positive ``values``."""
     positive = [v for v in values if v > 0] or [1.0]
     low, high = min(positive) / 1.25, max(positive) * 1.25
     if high / low < 4:
@@ -102,7 +104,7 @@ def log_axis(title: str, values: Sequence[float], labels: str | None = None) -> 
 
 
 def linear_axis(title: str, values: Sequence[float]) -> Axis:
-    """A linear axis from 0 to a little past the largest of ``values``."""
+    """Return a linear axis from 0 to a little above the largest of ``values``."""
     return Axis(title, 0.0, 1.06 * (max(values, default=0.0) or 1.0))
 
 
@@ -110,13 +112,13 @@ def seconds_axis(title: str, values: Sequence[float]) -> Axis:
     return log_axis(title, values, SECONDS_LABEL)
 
 
+def _mark(kind: str, colour: str, **look: Any) -> dict[str, Any]:
+    return {"type": kind, "color": light(colour), **look}
+
+
 def _channel(name: str, axis: Axis) -> dict[str, Any]:
-    scale = {
-        "type": "log" if axis.log else "linear",
-        "domain": [axis.low, axis.high],
-        "nice": False,
-        "zero": False,
-    }
+    kind, ends = "log" if axis.log else "linear", [axis.low, axis.high]
+    scale = {"type": kind, "domain": ends, "nice": False, "zero": False}
     labels = {"labelExpr": axis.labels} if axis.labels else {"format": ",~r"}
     ticks = {"tickCount": 7} if axis.ticks is None else {"values": list(axis.ticks)}
     return {
@@ -133,7 +135,7 @@ TO_X2, TO_Y2 = {"x2": {"field": "x2"}}, {"y2": {"field": "y2"}}
 
 
 class Plot:
-    """Layers over one pair of axes: bands at the back, the rest in the order in which it is added."""
+    """Layers over one pair of axes: bands at the back, the rest in the order of the calls."""
 
     def __init__(self, x: Axis, y: Axis) -> None:
         self.x, self.y = x, y
@@ -154,7 +156,7 @@ class Plot:
         size: int = 52,
         intervals: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """``rows`` (x, y, text and, if of a stage, its state) as a line with a symbol at each; dashed: with hollow ones."""
+        """Draw ``rows`` (x, y, text, state) as a line with symbols; dashed: hollow ones."""
         self.line(rows, colour, DASHED if dashed else None)
         self.bars_between(list(intervals), colour)
         for state, shape in SHAPES.items():
@@ -162,8 +164,8 @@ class Plot:
             self.points(chosen, colour, shape, not dashed, size, FAINT if state == "short" else 1)
         self.key(label, colour, "dash-ring" if dashed else "line-dot")
 
-    def state_keys(self, stages: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
-        """The legend of the symbols that are not of a steady stage."""
+    def state_keys(self, stages: Sequence[Stage], summary: Summary) -> None:
+        """Add the legend of the symbols that are not of a steady stage."""
         seen = {stage_state(stage, summary) for stage in stages}
         self.keys += [
             Key(text, "muted", SHAPES[state]) for state, text in STATES.items() if state in seen
@@ -184,23 +186,15 @@ class Plot:
         dash: list[int] | None = None,
         width: float = 2,
     ) -> None:
-        """A line through ``rows`` (x, y) in their own order, but for stages that measure nothing (by their state)."""
+        """Draw a line through ``rows`` in their order, without stages that measure nothing."""
         rows = [r for r in rows if r.get("state", "steady") in CURVE]
         if len(rows) < 2:
             return
         rows = [{"x": r["x"], "y": r["y"], "order": i} for i, r in enumerate(rows)]
-        mark = {
-            "type": "line",
-            "color": light(colour),
-            "strokeWidth": width,
-            "strokeJoin": "round",
-            "clip": True,
-            "aria": False,
-        }
+        mark = _mark("line", colour, strokeWidth=width, strokeJoin="round", clip=True, aria=False)
         mark |= {"strokeDash": dash} if dash else {}
-        self._layers.append(
-            self._layer(rows, mark, order={"field": "order", "type": "quantitative"})
-        )
+        order = {"field": "order", "type": "quantitative"}
+        self._layers.append(self._layer(rows, mark, order=order))
 
     def points(
         self,
@@ -211,38 +205,24 @@ class Plot:
         size: int = 52,
         opacity: float = 1,
     ) -> None:
-        """A symbol at each of ``rows`` (x, y, text); ``text`` is its tooltip."""
-        mark = {
-            "type": "point",
-            "color": light(colour),
-            "shape": shape,
-            "filled": filled,
-            "size": size,
-            "opacity": opacity,
-            "strokeWidth": 1.8,
-        }
+        """Draw a symbol at each of ``rows`` (x, y, text); ``text`` is its tooltip."""
+        look = {"shape": shape, "filled": filled, "size": size, "opacity": opacity}
         if rows:
+            mark = _mark("point", colour, **look, strokeWidth=1.8)
             self._layers.append(self._layer(rows, mark, **TOOLTIP))
 
     def bars_between(self, rows: list[dict[str, Any]], colour: str) -> None:
-        """Vertical intervals: ``rows`` hold x, y and y2."""
-        mark = {
-            "type": "rule",
-            "color": light(colour),
-            "strokeWidth": 1.4,
-            "opacity": 0.75,
-            "clip": True,
-            "aria": False,
-        }
+        """Draw vertical intervals: ``rows`` hold x, y and y2."""
+        mark = _mark("rule", colour, strokeWidth=1.4, opacity=0.75, clip=True, aria=False)
         if rows:
             self._layers.append(self._layer(rows, mark, **TO_Y2))
 
     def x_band(self, bounds: Sequence[float | None] | None, colour: str, text: str) -> None:
-        """A vertical band; a side that is open reaches to the edge of the plot."""
+        """Draw a vertical band; an open side reaches to the edge of the plot."""
         self._rectangle(bounds, self.y.high, colour, 0.17, text)
 
     def x_strip(self, bounds: Sequence[float | None] | None, colour: str, text: str) -> None:
-        """A strip along the lower edge, which a band over the same range does not hide."""
+        """Draw a strip along the lower edge, which a band over the same range does not hide."""
         self._rectangle(bounds, self.y.at(0.03), colour, 1.0, text)
 
     def _rectangle(
@@ -258,38 +238,38 @@ class Plot:
         low = self.x.low if bounds[0] is None else max(bounds[0], self.x.low)
         high = self.x.high if bounds[1] is None else min(bounds[1], self.x.high)
         rows = [{"x": low, "x2": high, "y": self.y.low, "y2": top, "text": text}]
-        mark = {"type": "rect", "color": light(colour), "opacity": opacity}
+        mark = _mark("rect", colour, opacity=opacity)
         self._bands.append(self._layer(rows, mark, **TO_X2, **TO_Y2, **TOOLTIP))
 
     def x_rule(self, value: float | None, colour: str, text: str) -> None:
-        """A vertical line through the whole plot."""
+        """Draw a vertical line through the whole plot."""
         if value is None or not self.x.low <= value <= self.x.high:
             return
         rows = [{"x": value, "y": self.y.low, "y2": self.y.high, "text": text}]
-        mark = {"type": "rule", "color": light(colour), "strokeWidth": 2}
+        mark = _mark("rule", colour, strokeWidth=2)
         self._layers.append(self._layer(rows, mark, **TO_Y2, **TOOLTIP))
 
-    def slo(self, slo: Mapping[str, Any], colour: str) -> None:
-        """The limit of an SLO, with its key."""
-        self.y_rule(slo["limit_s"], colour, f"SLO {slo['text']}")
-        self.key(f"SLO {slo['text']}", colour, "dots")
+    def slo(self, slo: SloLimit, colour: str) -> None:
+        """Draw the limit of an SLO, with its key."""
+        self.y_rule(slo.limit_s or 0.0, colour, f"SLO {slo.text}")
+        self.key(f"SLO {slo.text}", colour, "dots")
 
     def y_rule(self, value: float, colour: str, text: str) -> None:
-        """A horizontal dashed line through the whole plot: a limit."""
+        """Draw a horizontal dashed line through the whole plot: a limit."""
         if not self.y.low <= value <= self.y.high:
             return
         rows = [{"x": self.x.low, "x2": self.x.high, "y": value, "text": text}]
-        mark = {"type": "rule", "color": light(colour), "strokeWidth": 1.8, "strokeDash": [2, 3]}
+        mark = _mark("rule", colour, strokeWidth=1.8, strokeDash=[2, 3])
         self._layers.append(self._layer(rows, mark, **TO_X2, **TOOLTIP))
 
     def spec(self, width: int, height: int) -> dict[str, Any]:
-        """The Vega-Lite spec of all layers."""
+        """Return the Vega-Lite spec of all layers."""
         layers = self._bands + self._layers or [self._layer([], {"type": "point"})]
         return with_look({"layer": layers, "width": width, "height": height}, self._datasets)
 
 
 def with_look(chart: dict[str, Any], datasets: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """``chart`` as a spec with its named data and the report's type and lines."""
+    """Return ``chart`` as a spec with its data and the report's fonts and lines."""
     axis = {
         "labelFont": FONT,
         "titleFont": FONT,
@@ -317,18 +297,20 @@ def with_look(chart: dict[str, Any], datasets: dict[str, list[dict[str, Any]]]) 
     return {**chart, "datasets": datasets, "config": config}
 
 
-def stage_state(stage: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """A name of SHAPES. A search brackets with stages that tell a side of the limit and no figure: too few requests, or
-    hardly more than were in flight, which hides what the rate is."""
+def stage_state(stage: Stage, summary: Summary) -> str:
+    """Return a name of SHAPES.
+
+    A search brackets with stages that tell a side of the limit and no figure: too few requests, or
+    hardly more than were in flight, which hides what the rate is.
+    """
     few = False
-    if stage.get("client_limited"):
+    if stage.client_limited:
         return "client"
-    if "search" in summary:
-        window_s = stage["window"]["end_s"] - stage["window"]["start_s"]
-        few = (
-            stage["requests"] < REQUESTS_MIN
-            or stage["achieved_rps"] * window_s < FILLS * stage["concurrency"]
-        )
-    if few or stage.get("stable", True) is None or stage.get("ended_early"):
+    if summary.search:
+        window_s = stage.window.end_s - stage.window.start_s
+        ended = (stage.achieved_rps or 0.0) * window_s
+        few = stage.requests < REQUESTS_MIN or ended < FILLS * (stage.concurrency or 0.0)
+    if few or stage.stable is None or stage.ended_early:
         return "short"
-    return {"no": "growing", "not shown": "unsettled"}.get(steady_state(stage)[0], "steady")
+    steady, _ = steady_state(to_json(stage))
+    return {"no": "growing", "not shown": "unsettled"}.get(steady, "steady")

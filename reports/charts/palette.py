@@ -1,7 +1,8 @@
 """Colours of the report: one name, one hex for light paper and one for dark.
 
-Charts are drawn once, in the light colours; the page's style sheet recolours them by attribute selector,
-so every light hex must be unique. Hues follow Okabe and Ito, which colour-blind readers can tell apart.
+Charts are drawn once, in the light colours; the page's style sheet recolours them by attribute
+selector, so every light hex must be unique. Hues follow Okabe and Ito, which colour-blind readers
+can tell apart.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ STEPS = [name for name in COLOURS if name.startswith("step")]
 
 
 def light(name: str) -> str:
-    """The hex in which charts are drawn."""
+    """Return the hex in which charts are drawn."""
     return COLOURS[name][0]
 
 
 def style_sheet() -> str:
-    """CSS variables of both themes, and the rules that recolour the charts' SVG by them."""
+    """Return the CSS variables of both themes, and the rules that recolour the charts by them."""
     variables = [
         "".join(f"--{n}:{pair[theme]};" for n, pair in COLOURS.items()) for theme in (0, 1)
     ]

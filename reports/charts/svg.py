@@ -21,10 +21,9 @@ _DROPPED = ("aria-roledescription", "aria-hidden", "class", "pointer-events", "r
 
 
 def draw(specs: Sequence[dict[str, Any]]) -> list[str] | None:
-    """The specs as SVG documents; None, with a line on stderr, where they cannot be drawn.
+    """Return the specs as SVG documents; None, with a line on stderr, where drawing fails.
 
-    A process of its own draws: where memory is short the engine ends its process, which must not be the one that has
-    the findings.
+    A process of its own draws, for without memory the engine ends its process.
     """
     if not specs:
         return []
@@ -52,16 +51,16 @@ def _reason(error: Exception) -> str:
     if not isinstance(error, subprocess.CalledProcessError):
         return str(error)
     if error.returncode < 0:
-        return f"the drawing process ended by {signal.Signals(-error.returncode).name} (too little memory?)"
+        name = signal.Signals(-error.returncode).name
+        return f"the drawing process ended by {name} (too little memory?)"
     return " ".join(error.stderr.strip().splitlines()[-1:]) or f"exit status {error.returncode}"
 
 
 def to_svg(drawn: str, alt: str, prefix: str) -> str:
-    """A document of ``draw`` as an ``<svg>`` element to put into a page.
+    """Return a document of ``draw`` as an ``<svg>`` element for a page.
 
-    Text fits any theme (colours are recoloured by the page's style sheet), mark descriptions become
-    ``<title>`` tooltips, ``alt`` is what a screen reader says, and ids start with ``prefix``, so that
-    several pictures can share a page.
+    Mark descriptions become ``<title>`` tooltips, ``alt`` is for screen readers, and ids start with
+    ``prefix``, so that several pictures can share a page.
     """
     ET.register_namespace("", SVG)
     root = ET.fromstring(drawn)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ampacity.analysis.change.comparable import by_option, format_value
 from ampacity.analysis.change.results import Comparison, Line, QuantileChange, ShownChange
 from ampacity.reports.render.figures import DASH, at_least, gpu_price, signed_per_cent, significant
-from ampacity.reports.render.tables import Cell, Column, Table
+from ampacity.reports.render.table import Cell, Column, Table
 
 SHORT = (0.1, 0.5, 0.9, 0.95, 0.99)  # the quantiles that a terminal shows
 INFINITE = "∞"

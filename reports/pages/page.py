@@ -17,7 +17,7 @@ NOT_DRAWN = "<p>This chart could not be drawn (out of memory?): ampacity report 
 
 
 def render_page(template: str, charts: Iterable[Chart], **content: Any) -> str:
-    """The page that ``template`` makes of ``content``, escaped, with ``charts`` by their names."""
+    """Return ``template`` filled with ``content``, escaped, and with ``charts`` by name."""
     figures = _drawn(list(charts))
     return str(
         _environment()
@@ -34,7 +34,7 @@ def write_page(path: Path, page: str) -> None:
 
 
 def embedded_json(value: Any) -> str:
-    """JSON that can stand inside a script element: it holds no <, > or &. Raises ValueError on NaN."""
+    """Return JSON for a script element, without <, > and &. Raises ValueError on NaN."""
     text = json.dumps(value, allow_nan=False, ensure_ascii=True)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -53,7 +53,7 @@ def _environment() -> Any:
 
 
 def _drawn(charts: Sequence[Chart]) -> dict[str, Any]:
-    """The charts with their SVG, by name; one that has a narrow form as well is shown in the form that fits."""
+    """Return the charts with their SVG, by name; a narrow form is shown where it fits."""
     forms = [
         (chart, fits, spec)
         for chart in charts
@@ -63,12 +63,13 @@ def _drawn(charts: Sequence[Chart]) -> dict[str, Any]:
         )
         if spec is not None
     ]
-    drawn = draw([spec for _, _, spec in forms])
     figures: dict[str, Any] = {chart.name: {"chart": chart, "pictures": []} for chart in charts}
-    for (chart, fits, _), svg in zip(forms, drawn or (), strict=drawn is not None):
-        figures[chart.name]["pictures"].append(
-            (fits, to_svg(svg, chart.alt, f"{chart.name}{fits}-"))
-        )
-    for name in figures if drawn is None else ():
-        figures[name]["pictures"].append(("", NOT_DRAWN))
+    drawn = draw([spec for _, _, spec in forms])
+    if drawn is None:
+        for figure in figures.values():
+            figure["pictures"].append(("", NOT_DRAWN))
+        return figures
+    for (chart, fits, _), svg in zip(forms, drawn, strict=True):
+        picture = to_svg(svg, chart.alt, f"{chart.name}{fits}-")
+        figures[chart.name]["pictures"].append((fits, picture))
     return figures

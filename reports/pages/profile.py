@@ -1,4 +1,7 @@
-"""A workload's profile drawn, in a terminal and as one HTML file: a view is what ampacity.workloads.fit.view.view() gives."""
+"""A workload's profile, in a terminal and as one HTML file.
+
+``view`` is what ``ampacity.workloads.fit.view.view`` returns.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def render_profile(view: Mapping[str, Any], console: Console) -> None:
 
 
 def write_profile_page(path: Path, view: Mapping[str, Any]) -> None:
-    """Write the profile as one HTML file that needs no network and no script; whole or not at all. Raises OSError."""
+    """Write the profile as one HTML file without scripts; whole or not at all. Raises OSError."""
     page = render_page(
         "profile.html.j2",
         [_chart(view, side) for side in view["sides"]],
@@ -63,7 +66,7 @@ def write_profile_page(path: Path, view: Mapping[str, Any]) -> None:
 
 
 def facts(view: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(label, text) of everything that is known beside the pictures."""
+    """Return (label, text) of everything that is known beside the pictures."""
     return list(_facts(view, view["measured"]))
 
 
@@ -119,18 +122,12 @@ def _measured_arrivals(held: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     peaks = ", ".join(
         f"{width} {significant(value)}×" for width, value in held.get("peak_to_mean", {}).items()
     )
-    peaks = (
-        f"; peak to mean by window: {peaks}" if peaks else ""
-    )  # the log is longer than no window
-    yield (
-        "Rate",
-        f"mean {significant(held['mean_rps'])} req/s over {seconds(held['span_s'])}{peaks}",
-    )
+    peaks = f"; peak to mean by window: {peaks}" if peaks else ""  # none in a short log
+    mean = f"mean {significant(held['mean_rps'])} req/s over {seconds(held['span_s'])}"
+    yield "Rate", f"{mean}{peaks}"
     if "rps_p99" in held:
-        yield (
-            "Per second",
-            f"P95 {held['rps_p95']:g} req/s, P99 {held['rps_p99']:g} req/s, most {held['rps_max']:g}",
-        )
+        text = f"P95 {held['rps_p95']:g} req/s, P99 {held['rps_p99']:g} req/s"
+        yield "Per second", f"{text}, most {held['rps_max']:g}"
     if busy := held.get("busy_hour"):
         length = "hour" if busy["window_s"] == 3600 else seconds(busy["window_s"])
         bounds = interval(busy["rps_ci"], unit="req/s")
@@ -154,10 +151,8 @@ def _measured_arrivals(held: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
     if time:
         most = max([*time["rps"], *(time.get("fitted_rps") or [])])
-        yield (
-            "Rate over time",
-            f"{_sparkline(time['rps'], most)} up to {significant(most)} req/s in {seconds(time['window_s'])}",
-        )
+        text = f"up to {significant(most)} req/s in {seconds(time['window_s'])}"
+        yield "Rate over time", f"{_sparkline(time['rps'], most)} {text}"
         if time.get("fitted_rps"):
             yield "… as fitted", f"{_sparkline(time['fitted_rps'], most)} one draw"
 
@@ -167,7 +162,7 @@ def _shortened(text: str) -> str:
 
 
 def _sparkline(values: list[float], most: float) -> str:
-    """A character for each value, from nothing to ``most``."""
+    """Return a character for each value, from nothing to ``most``."""
     return "".join(
         _HEIGHTS[-(-round(value / most * 800) // 100)] if most else " " for value in values
     )
@@ -200,7 +195,7 @@ def _bars(bins: list[Mapping[str, float]]) -> Iterator[str]:
 
 
 def _chart(view: Mapping[str, Any], side: str) -> Chart:
-    """Share of the requests up to a length, with the quantiles as points and the spikes as lines."""
+    """Draw the share of requests up to a length; quantiles are points, spikes are lines."""
     held = view["sides"][side]
     colour = "ttft" if side == "input" else "e2e"
     rows = [{"x": tokens, "y": percent} for percent, tokens in enumerate(held["curve"])]

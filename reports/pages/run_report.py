@@ -1,7 +1,7 @@
 """The report as one HTML file that needs no network: static SVG, CSS and the summary itself.
 
-Static SVG (10 to 30 kB a chart) was chosen over Vega's JavaScript (0.9 MB a file, seconds of start-up):
-it opens at once and in years, prints, needs no script (the page forbids any) and keeps tooltips.
+Static SVG (10 to 30 kB a chart) was chosen over Vega's JavaScript (0.9 MB a file, seconds of
+start-up): it opens at once, prints, needs no script (the page forbids any) and keeps tooltips.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from ampacity.analysis.contract.summary import Summary, to_json
 from ampacity.reports.charts.burst import phases_table
 from ampacity.reports.charts.curves import charts
 from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.pages.findings import error_bound, findings
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.render.figures import (
-    NO_FAILURES,
     by_load,
     count,
     ended_otherwise,
     exact,
     failures,
+    failures_by_cause,
     share,
     significant,
 )
@@ -48,33 +51,29 @@ STATUS_WORDS = {
 }
 
 
-def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
-    """The whole page. ``summary`` is summary.json, ``meta`` is run.json; both are shown escaped.
-
-    Raises ValueError where the summary holds NaN or infinity, which JSON has not.
-    """
+def render_report(summary: Summary, meta: Mapping[str, Any]) -> str:
+    """Return the whole page; ``meta`` is run.json. Both are shown escaped."""
     return render_page(
         "report.html.j2",
         charts(summary),
         title=f"{meta.get('name') or 'run'} – ampacity",
-        verdict=str(summary.get("verdict") or "no verdict"),
-        predicted=bool(summary.get("predicted")),
-        warnings=summary.get("warnings") or [],
+        verdict=summary.verdict,
+        predicted=summary.predicted,
+        warnings=summary.warnings,
         subject=_subject(summary, meta),
         partial=partial_reason(summary, meta),
         findings=[*findings(summary), *session_findings(summary)],
-        phases=phases_table(summary["burst"]) if summary.get("burst") else None,
+        phases=phases_table(summary.burst) if summary.burst else None,
         stages=stages_table(summary),
         bound=error_bound(summary),
         slos=slo_table(summary),
         accepted=accepted_table(summary),
         curves=curve_tables(summary),
         families=[
-            (f["lengths"], stages_table({**summary, "stages": f["stages"]}))
-            for f in summary.get("families") or []
+            (f.lengths, stages_table(replace(summary, stages=f.stages))) for f in summary.families
         ],
         percentiles=all_percentiles(summary),
-        assumption=str(summary.get("interval_assumption") or ""),
+        assumption=summary.interval_assumption,
         lengths=lengths_table(summary),
         traffic=traffic_table(summary),
         windows=windows_table(summary, meta),
@@ -82,78 +81,70 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
         sessions=session_tables(summary),
         itl_reason=_itl_reason(summary),
         errors=_errors_sentence(summary),
-        workload=_workload_facts(summary),
+        workload=_workload_facts(summary.workload),
         provenance=_provenance(meta),
-        imported=imported_tables(summary.get("imported")),
-        embedded=embedded_json(summary),
+        imported=imported_tables(summary.imported),
+        embedded=embedded_json(to_json(summary)),
     )
 
 
-def write_report(path: Path, summary: dict[str, Any], meta: dict[str, Any]) -> Path:
-    """Write the report to ``path``, which is returned; a reader sees the old file or the whole new one."""
+def write_report(path: Path, summary: Summary, meta: Mapping[str, Any]) -> Path:
+    """Write the report to ``path``, as a whole, and return the path."""
     write_page(path, render_report(summary, meta))
     return path
 
 
-def partial_reason(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
-    """Why the run is not whole, in a line; None for a complete run."""
+def partial_reason(summary: Summary, meta: Mapping[str, Any]) -> str | None:
+    """Return why the run is not whole, in a line; None for a complete run."""
     status = str(meta.get("status", "complete"))
-    said = summary.get("partial") or (meta.get("status_reason") if status != "complete" else None)
-    if said:
-        text = str(said).strip().rstrip(".")
+    reason = summary.partial or (meta.get("status_reason") if status != "complete" else None)
+    if reason:
+        text = str(reason).strip().rstrip(".")
         return f"{text[:1].upper()}{text[1:]}."
-    return (
-        None if status == "complete" else STATUS_WORDS.get(status, f"The run's status is {status}.")
-    )
+    if status == "complete":
+        return None
+    return STATUS_WORDS.get(status, f"The run's status is {status}.")
 
 
-def _subject(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> list[str]:
-    """What was measured, where and when: the line under the verdict."""
+def _subject(summary: Summary, meta: Mapping[str, Any]) -> list[str]:
+    """Return what was measured, where and when: the line under the verdict."""
     endpoint = meta.get("endpoint") or {}
-    slos = ", ".join(str(slo.get("text")) for slo in summary.get("slos") or [])
+    slos = ", ".join(slo.text for slo in summary.slos)
     started = str(meta.get("started_utc") or "").replace("T", " ").replace("Z", " UTC")
-    parts = [
-        meta.get("name"),
-        endpoint.get("model"),
-        endpoint.get("url"),
-        started,
-        slos and f"SLO {slos}",
-    ]
-    return [str(part) for part in parts if part]
+    facts = [meta.get("name"), endpoint.get("model"), endpoint.get("url"), started]
+    return [str(part) for part in (*facts, slos and f"SLO {slos}") if part]
 
 
-def _itl_reason(summary: Mapping[str, Any]) -> str:
-    held = [stage.get("itl_s") or {} for stage in by_load(summary)]
-    reasons = dict.fromkeys(str(h["reason"]) for h in held if h.get("reason"))
+def _itl_reason(summary: Summary) -> str:
+    held = (stage.itl_s.reason for stage in by_load(summary.stages))
+    reasons = dict.fromkeys(reason for reason in held if reason)
     return f": {'; '.join(reasons)}" if reasons else ""
 
 
-def _errors_sentence(summary: Mapping[str, Any]) -> str:
-    errors, total = summary.get("errors") or {}, summary.get("requests") or 0
-    failed = failures(errors)
+def _errors_sentence(summary: Summary) -> str:
+    errors, total = summary.errors, summary.requests
     if not total:
         return "No request was recorded."
-    causes = ", ".join(
-        f"{name} {count(n)}" for name, n in errors.items() if n and name not in NO_FAILURES
-    )
-    said = f"{count(failed)} of {count(total)} requests of the whole run failed: {causes}"
-    said = said if failed else f"None of the {count(total)} requests failed"
-    return "; ".join([said, *ended_otherwise(errors)]) + "."
+    text = f"None of the {count(total)} requests failed"
+    if failed := failures(errors):
+        causes = failures_by_cause(errors)
+        text = f"{count(failed)} of {count(total)} requests of the whole run failed: {causes}"
+    return "; ".join([text, *ended_otherwise(errors)]) + "."
 
 
-def _workload_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    workload = summary.get("workload") or {}
+def _workload_facts(workload: Mapping[str, Any]) -> list[tuple[str, str]]:
     realised = workload.get("realised") or {}
+    lengths = {
+        side: _plain((workload.get(f"{side}_tokens") or {}).get("text"))
+        for side in ("input", "output")
+    }
     return [
         ("Workload", _plain(workload.get("name"))),
         ("Source", _plain(workload.get("source"))),
         ("Arrivals", _plain(workload.get("arrivals"))),
         ("Trace", _plain(workload.get("trace"), "none")),
-        (
-            side_title(workload, "input", ", planned"),
-            _plain((workload.get("input_tokens") or {}).get("text")),
-        ),
-        ("Output tokens, planned", _plain((workload.get("output_tokens") or {}).get("text"))),
+        (side_title(workload, "input", ", planned"), lengths["input"]),
+        ("Output tokens, planned", lengths["output"]),
         *workload_facts(workload),
         ("Prompts", _plain(workload.get("prompts"))),
         ("Tokenizer", _plain(workload.get("tokenizer"))),
@@ -170,7 +161,7 @@ def _known(holder: Mapping[str, Any], name: str, text: Any) -> str:
 
 
 def _plain(value: Any, empty: str = NOT_GIVEN) -> str:
-    """A value of run.json as words."""
+    """Return a value of run.json as words."""
     if value is None or value == {} or value == []:
         return empty
     if isinstance(value, bool):
@@ -183,7 +174,7 @@ def _plain(value: Any, empty: str = NOT_GIVEN) -> str:
 
 
 def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Groups of facts that repeat the run, or let it be doubted."""
+    """Return groups of facts with which the run can be repeated or doubted."""
     tool, clock, host = (
         meta.get("tool") or {},
         meta.get("clock") or {},
@@ -206,7 +197,8 @@ def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
         ("SLOs", ", ".join(str(s.get("text")) for s in meta.get("slos") or []) or "none"),
         (
             "Clock",
-            f"CLOCK_MONOTONIC {_plain(clock.get('monotonic_ns'))} ns was {_plain(clock.get('utc'))}",
+            f"CLOCK_MONOTONIC {_plain(clock.get('monotonic_ns'))} ns "
+            f"was {_plain(clock.get('utc'))}",
         ),
     ]
     host_facts = _facts(host)
@@ -223,7 +215,7 @@ def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
 
 
 def _diagnosis(findings: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, str]]:
-    """The probe's diagnosis, a line for each finding."""
+    """Return the probe's diagnosis, a line for each finding."""
     if findings is None:
         return [("Diagnosis", NOT_GIVEN)]
     return [

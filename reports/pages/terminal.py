@@ -1,22 +1,24 @@
-"""The findings as text for a terminal: the verdict, a table of stages, the key figures, the warnings."""
+"""The findings as text for a terminal: verdict, table of stages, key figures, warnings."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ampacity.analysis.contract.summary import Summary
 from ampacity.reports.charts.burst import phases_table
 from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.pages.findings import error_bound, findings
 from ampacity.reports.render.figures import (
-    NO_FAILURES,
     count,
     cut_off,
     ended_otherwise,
     failures,
+    failures_by_cause,
     printable,
 )
 from ampacity.reports.render.sessions import session_findings
-from ampacity.reports.render.tables import Cell, Column, Table, accepted_table, stages_table
+from ampacity.reports.render.table import Cell, Column, Table
+from ampacity.reports.render.tables import accepted_table, stages_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,16 +30,15 @@ GAP = 2  # blanks between columns
 STYLES = {"good": "green", "bad": "bold red", "unsure": "yellow", "": ""}
 
 
-def render_table(summary: dict[str, Any], console: Console) -> None:
-    """Print ``summary`` to ``console``, as wide as the console is; readable without colour."""
-    _print(console, str(summary.get("verdict") or "no verdict"), "bold")
-    if summary.get("partial"):
-        _print(console, f"Partial: {summary['partial']}", "yellow")
-    if summary.get("predicted"):
-        _print(
-            console, "Predicted: every figure comes from a simulation, none was measured.", "yellow"
-        )
-    table = phases_table(summary["burst"]) if summary.get("burst") else stages_table(summary)
+def render_table(summary: Summary, console: Console) -> None:
+    """Print ``summary``, as wide as the console is; readable without colour."""
+    _print(console, summary.verdict or "no verdict", "bold")
+    if summary.partial:
+        _print(console, f"Partial: {summary.partial}", "yellow")
+    if summary.predicted:
+        text = "Predicted: every figure comes from a simulation, none was measured."
+        _print(console, text, "yellow")
+    table = phases_table(summary.burst) if summary.burst else stages_table(summary)
     if table.rows:
         console.print()
         print_table(console, table)
@@ -53,18 +54,14 @@ def render_table(summary: dict[str, Any], console: Console) -> None:
     for finding in [*findings(summary), *session_findings(summary)]:
         value = f"{finding.value} ({finding.interval})" if finding.interval else finding.value
         _print_entry(console, finding.label, value, finding.note, STYLES[finding.state])
-    errors = {name: n for name, n in (summary.get("errors") or {}).items() if n}
-    failed = failures(errors)
-    all_of_them = f"{count(summary.get('requests') or 0)} requests of the whole run"
-    said = [f"{count(failed)} of {all_of_them}", *ended_otherwise(errors)]
-    by_cause = ", ".join(
-        f"{name} {count(n)}" for name, n in errors.items() if name not in NO_FAILURES
-    )
+    errors, failed = summary.errors, failures(summary.errors)
+    text = f"{count(failed)} of {count(summary.requests)} requests of the whole run"
+    text = "; ".join([text, *ended_otherwise(errors)])
     state = "bad" if failed else "unsure" if cut_off(errors) else ""
-    _print_entry(console, "Errors", "; ".join(said), by_cause, STYLES[state])
-    for warning in summary.get("warnings") or []:
+    _print_entry(console, "Errors", text, failures_by_cause(errors), STYLES[state])
+    for warning in summary.warnings:
         console.print()
-        _print(console, f"Warning [{warning.get('code')}] {warning.get('text')}", "yellow")
+        _print(console, f"Warning [{warning.code}] {warning.text}", "yellow")
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -78,7 +75,7 @@ def _print(console: Console, text: str, style: str = "") -> None:
 
 
 def _print_entry(console: Console, label: str, value: str, note: str, style: str) -> None:
-    """A label and its value, the note below it, both wrapped beside the label."""
+    """Print a label and its value, the note below it, both wrapped beside the label."""
     from rich.table import Table as Grid
 
     grid = Grid.grid(padding=(0, GAP, 0, 0))
@@ -102,7 +99,7 @@ def _width(cell: Cell) -> int:
 
 
 def _widths(columns: list[Column], rows: list[list[Cell]]) -> list[int]:
-    """Of each column, in terminal cells; a head widens the last of the blank columns that it reaches over."""
+    """Return the width of each column; a head widens the last blank column it reaches over."""
     from rich.cells import cell_len
 
     widths = [
@@ -122,7 +119,7 @@ def _widths(columns: list[Column], rows: list[list[Cell]]) -> list[int]:
 
 
 def _reach(row: list[Cell], i: int) -> int:
-    """Up to which column the cell ``i`` may be written: a head reaches over blank ones."""
+    """Return the column up to which cell ``i`` may reach: a head reaches over blank ones."""
     if not row[i].heads:
         return i + 1
     return next((j for j in range(i + 1, len(row)) if row[j].text), len(row))
@@ -133,12 +130,12 @@ def _total(widths: list[int]) -> int:
 
 
 def fits(console: Console, table: Table) -> bool:
-    """Whether no column has to be left out."""
+    """Return whether no column has to be left out."""
     return _total(_widths(table.columns, table.rows)) <= console.width
 
 
 def _kept(table: Table, room: int) -> list[int]:
-    """Which columns fit into ``room`` cells: the least wanted are left out until they do."""
+    """Return the columns that fit into ``room`` cells, by priority."""
     columns, kept = table.columns, list(range(len(table.columns)))
     while len(kept) > 1 and _total(_widths(*_of(table, kept))) > room:
         kept.remove(max(kept, key=lambda i: (columns[i].priority, i)))
@@ -165,7 +162,7 @@ def _print_line(console: Console, pieces: list[Text]) -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """As many columns as fit; footnotes below."""
+    """Print as many columns as fit, and the footnotes below."""
     kept = _kept(table, console.width)
     columns, rows = _of(table, kept)
     widths = _widths(columns, rows)

@@ -1,13 +1,18 @@
-"""Numbers as people read them: three significant digits, a unit, and a dash with a reason for null."""
+"""Numbers as people read them: three significant digits, and a unit."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from ampacity.analysis.load_names import load_name
+from ampacity.analysis.contract.capacity import Goodput, Limit
+from ampacity.analysis.contract.figures import Percentiles
+from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.contract.summary import Summary
+
+Quantile = Literal["p50", "p90", "p95", "p99"]
 
 DASH = "–"
 NO_REASON = "this run holds nothing to tell it from"
@@ -15,7 +20,7 @@ NO_REASON = "this run holds nothing to tell it from"
 
 @dataclass(frozen=True)
 class Finding:
-    """One key figure. ``value`` is a dash where the figure is null; ``note`` then holds the reason."""
+    """A key figure; where it is null, ``value`` is a dash and ``note`` the reason."""
 
     label: str
     value: str
@@ -24,8 +29,10 @@ class Finding:
     state: str = ""  # good | bad | unsure, or empty
 
 
-def significant(value: float, digits: int = 3) -> str:
-    """``value`` to ``digits`` significant digits without an exponent; whole parts are kept whole."""
+def significant(value: float | None, digits: int = 3) -> str:
+    """Return ``value`` to ``digits`` significant digits, without an exponent."""
+    if value is None:
+        return DASH
     if value == 0:
         return "0"
     rounded = float(f"{value:.{digits - 1}e}")
@@ -37,14 +44,18 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{rounded:,.{max(0, digits - 1 - magnitude)}f}"
 
 
-def exact(value: float) -> str:
-    """A value that was set, not measured: no trailing zeros (4.0 is '4', 2.5 is '2.5')."""
+def exact(value: float | None) -> str:
+    """Return a value that was set, not measured: without trailing zeros."""
+    if value is None:
+        return DASH
     text = significant(value, 4)
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def seconds(value: float) -> str:
-    """A duration with the unit that suits it: µs, ms or s."""
+def seconds(value: float | None) -> str:
+    """Return a duration in µs, ms or s."""
+    if value is None:
+        return DASH
     size = abs(value)
     if size == 0:
         return "0 s"
@@ -54,22 +65,22 @@ def seconds(value: float) -> str:
 
 
 def at_least(
-    value: float, ends: Sequence[float | None] | None, text: Callable[[float], str] = seconds
+    value: Any, ends: Sequence[float | None] | None, text: Callable[[Any], str] = seconds
 ) -> str:
-    """A figure with its unit, ``≥ 857 ms`` where its interval ``ends`` has no upper end (p99 with its ``p99_ci``).
-
-    Such a run has not seen its worst: the figure that it shows is only a lower bound of the true one.
-    """
-    open_above = ends is None or ends[1] is None
-    return f"≥ {text(value)}" if open_above else text(value)
+    """Return a figure with ``≥`` where its interval has no upper end, or there is none."""
+    return f"≥ {text(value)}" if ends is None or ends[1] is None else text(value)
 
 
-def rate(value: float) -> str:
+def rate(value: float | None) -> str:
+    if value is None:
+        return DASH
     return f"{significant(value)} req/s"
 
 
-def share(value: float) -> str:
-    """A fraction as per cent; what is not 100 % is never rounded up to it."""
+def share(value: float | None) -> str:
+    """Return a fraction as per cent; only 1 is ``100%``."""
+    if value is None:
+        return DASH
     per_cent = 100 * value
     if 99.9 <= per_cent < 100:
         return f"{math.floor(per_cent * 1000) / 1000:.3f}%"
@@ -77,58 +88,52 @@ def share(value: float) -> str:
 
 
 def signed_per_cent(value: float | None) -> str:
-    """A share as ``+4.1``, in per cent; ``?`` where there is none."""
+    """Return a share in per cent as ``+4.1``, or ``?``."""
     return "?" if value is None else f"{round(100 * value, 1) + 0.0:+.1f}"  # no -0.0
 
 
-def count(value: float) -> str:
+def count(value: float | None) -> str:
+    if value is None:
+        return DASH
     return f"{value:,.0f}"
 
 
-def counted(value: float, noun: str) -> str:
-    """'1 GPU', '52 GPUs'."""
+def counted(value: float | None, noun: str) -> str:
+    """Return ``1 GPU``, ``52 GPUs``."""
     return f"{count(value)} {noun}{'' if value == 1 else 's'}"
 
 
 def gpu_price(gpus: int, gpu_hour_usd: float) -> str:
-    """What a cost rests on: '2 GPUs × $2.5/h'."""
+    """Return the price behind a cost: ``2 GPUs × $2.5/h``."""
     return f"{counted(gpus, 'GPU')} × ${exact(gpu_hour_usd)}/h"
 
 
 def interval(
     bounds: Sequence[float | None] | None, text: Any = significant, unit: str = ""
 ) -> str | None:
-    """'6.00 to 7.00 req/s'; a side that is not known is said so; None where there is no interval."""
-    if bounds is None or len(bounds) != 2:
-        return None
-    low, high = bounds
+    """Return ``6.00 to 7.00 req/s``, or None where neither end is known."""
+    low, high = bounds or (None, None)
     unit = f" {unit}" if unit else ""
-    if low is None and high is None:
-        return None
     if low is None:
-        return f"up to {text(high)}{unit}"
-    return (
-        f"from {text(low)}{unit}, no upper bound"
-        if high is None
-        else f"{text(low)} to {text(high)}{unit}"
-    )
+        return None if high is None else f"up to {text(high)}{unit}"
+    if high is None:
+        return f"from {text(low)}{unit}, no upper bound"
+    return f"{text(low)} to {text(high)}{unit}"
 
 
-def reason_of(holder: Mapping[str, Any] | None, name: str) -> str:
-    """Why the figure ``name`` of ``holder`` is null: ``<name>_reason``, else the holder's ``reason``."""
-    held = holder or {}
-    return str(held.get(f"{name}_reason") or held.get("reason") or NO_REASON)
+def why_null(held: Percentiles, name: Quantile | Literal["mean"]) -> str:
+    """Return why a percentile is null."""
+    return getattr(held, f"{name}_reason") or held.reason or NO_REASON
 
 
-def loads_of(summary: Mapping[str, Any], indices: Sequence[int]) -> str:
-    """The loads of some stages, as the tables name them, from the lowest up."""
-    return ", ".join(
-        dict.fromkeys(load_name(s) for s in by_load(summary) if s.get("index") in indices)
-    )
+def loads_of(summary: Summary, indices: Sequence[int]) -> str:
+    """Return the names of some stages' loads, from the lowest up."""
+    names = (stage.name for stage in by_load(summary.stages) if stage.index in indices)
+    return ", ".join(dict.fromkeys(names))
 
 
 def printable(text: str) -> str:
-    """``text`` without control characters, which could drive a terminal."""
+    """Return ``text`` without control characters, which could drive a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
@@ -137,62 +142,64 @@ NO_FAILURES = {
     "cancelled": "cancelled by the workload",
     "too_long": "longer than the model's context",
 }
-"""Statuses that say nothing against the server: who ended these requests, in words."""
+"""Statuses that are not the server's fault, in words."""
 
 
-def failures(errors: Mapping[str, int] | None) -> int:
-    """Requests that failed; what was cut off, cancelled or made too long from this side did not."""
-    return sum(n for status, n in (errors or {}).items() if status not in NO_FAILURES)
+def failures(errors: Mapping[str, int]) -> int:
+    """Return the requests that failed; those that this side ended did not."""
+    return sum(n for status, n in errors.items() if status not in NO_FAILURES)
 
 
-def cut_off(errors: Mapping[str, int] | None) -> int:
-    """Requests that were given up unfinished, at the drain limit or at the end of the run."""
-    return (errors or {}).get("unfinished", 0)
+def cut_off(errors: Mapping[str, int]) -> int:
+    """Return the requests that were in flight at the drain limit or at the end of the run."""
+    return errors.get("unfinished", 0)
 
 
-def ended_otherwise(errors: Mapping[str, int] | None) -> list[str]:
-    """'12 cut off unfinished', for each status that is no failure and was seen."""
-    return [
-        f"{count(n)} {words}"
-        for status, words in NO_FAILURES.items()
-        if (n := (errors or {}).get(status))
-    ]
+def ended_otherwise(errors: Mapping[str, int]) -> list[str]:
+    """Return ``12 cut off unfinished``, for each status that is no failure and occurred."""
+    counts = ((errors.get(status), words) for status, words in NO_FAILURES.items())
+    return [f"{count(n)} {words}" for n, words in counts if n]
 
 
-def by_load(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The stages from the lowest load to the highest; equal loads in the order in which they ran."""
-    return sorted(
-        summary.get("stages") or [],
-        key=lambda s: (
-            str(s.get("kind")),
-            s.get("offered_rps") or s.get("concurrency_set") or 0,
-            s.get("index") or 0,
-        ),
-    )
+def failures_by_cause(errors: Mapping[str, int]) -> str:
+    """Return ``timeout 27, reset 3``."""
+    causes = ((name, n) for name, n in errors.items() if n and name not in NO_FAILURES)
+    return ", ".join(f"{name} {count(n)}" for name, n in causes)
 
 
-def percentile_text(held: Mapping[str, Any], name: str, text: Callable[[Any], str]) -> str:
-    """The figure ``name`` as ``text`` writes it, with ``≥`` where its interval (``<name>_ci``) has no upper end."""
-    interval = held.get(f"{name}_ci")
-    return at_least(held[name], interval, text) if interval else text(held.get(name))
+def by_load(stages: Sequence[Stage]) -> list[Stage]:
+    """Return the stages from the lowest load up; equal loads in the order in which they ran."""
+    return sorted(stages, key=lambda s: (s.kind, s.offered_rps or s.concurrency_set or 0, s.index))
+
+
+def percentile_text(
+    value: Any, ends: Sequence[float | None] | None, text: Callable[[Any], str] = seconds
+) -> str:
+    """Return a figure with ``≥`` where its interval has no upper end."""
+    return at_least(value, ends, text) if ends else text(value)
+
+
+def quantile_text(held: Percentiles, name: Quantile) -> str:
+    """Return a percentile of a latency; it is not null."""
+    return percentile_text(getattr(held, name), held.p99_ci if name == "p99" else None, seconds)
 
 
 BOUNDS = {"lower_bound": "at least ", "saturated": "at most ", "pooled": "an estimated "}
 
 
-def least_of(capacity: Mapping[str, Any]) -> str:
-    """What stands before a load at which the SLOs hold: ``at least ``, ``an estimated `` or nothing."""
-    crossing = str(capacity.get("crossing"))
-    return "" if crossing == "saturated" else BOUNDS.get(crossing, "")
+def least_of(capacity: Limit) -> str:
+    """Return what precedes the load: ``at least ``, ``an estimated `` or nothing."""
+    return "" if capacity.crossing == "saturated" else BOUNDS.get(capacity.crossing, "")
 
 
-def offered_at(goodput: Mapping[str, Any]) -> str:
-    """Where the goodput peaks: a load that was set, or an estimate of one."""
-    at: float = goodput["at_offered_rps"]
-    return significant(at) if goodput.get("basis") == "pooled" else exact(at)
+def offered_at(goodput: Goodput) -> str | None:
+    """Return the load of the goodput peak: one that was set, or an estimate of one."""
+    if goodput.at_offered_rps is None:
+        return None
+    return (significant if goodput.basis == "pooled" else exact)(goodput.at_offered_rps)
 
 
-def peak_text(goodput: Mapping[str, Any], unit: str = "req/s") -> str:
-    """The goodput peak, called an estimate where it is no stage's own."""
-    least = BOUNDS.get(str(goodput.get("basis")), "")
-    return f"{least}{significant(goodput['peak_rps'])} {unit}"
+def peak_text(goodput: Goodput, unit: str = "req/s") -> str:
+    """Return the goodput peak, called an estimate where it is no stage's own."""
+    least = BOUNDS.get(str(goodput.basis), "")
+    return f"{least}{significant(goodput.peak_rps or 0)} {unit}"

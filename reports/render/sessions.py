@@ -2,95 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from ampacity.analysis.load_names import load_name
+from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.contract.traffic import Sharing, Turns
 from ampacity.reports.render.figures import (
     DASH,
+    NO_REASON,
     Finding,
     by_load,
     count,
     loads_of,
-    reason_of,
     seconds,
     share,
     significant,
 )
-from ampacity.reports.render.tables import LOAD, Table, figure, table_of, words
+from ampacity.reports.render.table import Rows, Table
 
 NO_ANSWER = "no good answer"
 
 
-def session_findings(summary: Mapping[str, Any]) -> list[Finding]:
-    """How many sessions fit, and what the prefix cache found; empty where neither was part of the workload."""
+def session_findings(summary: Summary) -> list[Finding]:
+    """Return how many sessions fit, and what the prefix cache found, where the run has any."""
     found = []
-    if sessions := summary.get("sessions"):
-        fit = sessions.get("fit") or {}
-        if fit.get("concurrent_sessions") is None:
-            found.append(Finding("Sessions", DASH, None, reason_of(fit, "concurrent_sessions")))
+    if summary.sessions:
+        fit = summary.sessions.fit
+        if fit.concurrent_sessions is None or fit.stage is None:
+            found.append(Finding("Sessions", DASH, None, fit.reason or NO_REASON))
         else:
-            note = f"at once, pauses included, at {loads_of(summary, [fit['stage']])}; {significant(fit['sessions_per_s'])} began per second"
-            found.append(Finding("Sessions", significant(fit["concurrent_sessions"]), None, note))
-    for row in (summary.get("sharing") or [])[-1:]:
-        value = share(row["realised"]) if row.get("realised") is not None else DASH
-        note = f"of the input tokens at {loads_of(summary, [row['stage']])}; {share(row['planned'])} by the schedule with an infinite cache"
-        if row.get("realised") is None:
-            note += f"; {reason_of(row, 'realised')}"
-        found.append(Finding("Cached", value, None, note))
-    return found
+            note = (
+                f"at once, pauses included, at {loads_of(summary, [fit.stage])}; "
+                f"{significant(fit.sessions_per_s or 0.0)} began per second"
+            )
+            found.append(Finding("Sessions", significant(fit.concurrent_sessions), None, note))
+    return [*found, *(_cached(summary, row) for row in (summary.sharing or [])[-1:])]
 
 
-def session_tables(summary: Mapping[str, Any]) -> list[Table]:
-    """Sessions by stage, and the turns of the highest load; empty where there are none."""
-    sessions = summary.get("sessions")
-    if not sessions:
+def _cached(summary: Summary, row: Sharing) -> Finding:
+    note = (
+        f"of the input tokens at {loads_of(summary, [row.stage])}; "
+        f"{share(row.planned or 0.0)} by the schedule with an infinite cache"
+    )
+    if row.realised is None:
+        return Finding("Cached", DASH, None, f"{note}; {row.realised_reason or NO_REASON}")
+    return Finding("Cached", share(row.realised), None, note)
+
+
+def session_tables(summary: Summary) -> list[Table]:
+    """Return sessions by stage, and the turns of the highest load, where there are sessions."""
+    if not summary.sessions:
         return []
-    held = {s["index"]: s for s in sessions["stages"]}
-    stages = [
-        stage | {"own": held[stage["index"]]}
-        for stage in by_load(summary)
-        if stage["index"] in held
-    ]
-    table = table_of(
-        "Sessions",
-        stages,
-        [
-            LOAD,
-            *(
-                figure(name, "", f"own.{name}", count)
-                for name in ("sessions", "complete", "failed", "cut")
-            ),
-            figure("at once", "mean", "own.concurrent.mean", significant),
-            figure("time p50", "", "own.session_s.p50", seconds),
-            figure("time p95", "", "own.session_s.p95", seconds),
-            figure("busy p50", "", "own.busy_s.p50", seconds),
-            figure("goodput", "per s", "own.goodput_per_s", significant),
-            figure("input", "tokens p50", "own.input_tokens.p50", count, reason=NO_ANSWER),
-            figure("output", "tokens p50", "own.output_tokens.p50", count, reason=NO_ANSWER),
-        ],
+    held = {s.index: s for s in summary.sessions.stages}
+    stages = [(s, held[s.index]) for s in by_load(summary.stages) if s.index in held]
+    rows = Rows("Sessions", stages)
+    rows.words("load", lambda row: row[0].name)
+    rows.figure("sessions", "", lambda row: row[1].sessions, count)
+    rows.figure("complete", "", lambda row: row[1].complete, count)
+    rows.figure("failed", "", lambda row: row[1].failed, count)
+    rows.figure("cut", "", lambda row: row[1].cut, count)
+    rows.figure(
+        "at once",
+        "mean",
+        lambda row: row[1].concurrent.mean,
+        significant,
+        why=lambda row: row[1].concurrent.reason,
     )
-    return [table, *map(_turns, stages[-1:])]
+    rows.percentile("time p50", "", lambda row: row[1].session_s, "p50")
+    rows.percentile("time p95", "", lambda row: row[1].session_s, "p95")
+    rows.percentile("busy p50", "", lambda row: row[1].busy_s, "p50")
+    rows.figure(
+        "goodput",
+        "per s",
+        lambda row: row[1].goodput_per_s,
+        significant,
+        why=lambda row: row[1].goodput_per_s_reason,
+    )
+    rows.figure("input", "tokens p50", lambda row: row[1].input_tokens.p50, count, why=NO_ANSWER)
+    rows.figure("output", "tokens p50", lambda row: row[1].output_tokens.p50, count, why=NO_ANSWER)
+    return [rows.done(), *(_turns(s, own.per_turn) for s, own in stages[-1:])]
 
 
-def _turns(stage: Mapping[str, Any]) -> Table:
-    return table_of(
-        f"Turns at {load_name(stage)}",
-        stage["own"]["per_turn"],
-        [
-            words("turns", lambda turn: "–".join(map(str, sorted(set(turn["turns"]))))),
-            figure("requests", "", "requests", count),
-            figure("ok", "", "ok", count),
-            figure("input", "tokens p50", "input_tokens.p50", count, reason=NO_ANSWER),
-            figure(
-                "cached",
-                "of input",
-                "cached_share",
-                share,
-                reason="the server does not report cached tokens",
-            ),
-            figure("TTFT p50", "schedule", "ttft_from_schedule_s.p50", seconds, reason=NO_ANSWER),
-            figure("TTFT p95", "schedule", "ttft_from_schedule_s.p95", seconds, reason=NO_ANSWER),
-            figure("E2E p50", "schedule", "e2e_from_schedule_s.p50", seconds, reason=NO_ANSWER),
-        ],
-    )
+def _turns(stage: Stage, turns: list[Turns]) -> Table:
+    uncounted = "the server does not report cached tokens"
+    rows = Rows(f"Turns at {stage.name}", turns)
+    rows.words("turns", lambda t: "–".join(map(str, sorted(set(t.turns)))))
+    rows.figure("requests", "", lambda t: t.requests, count)
+    rows.figure("ok", "", lambda t: t.ok, count)
+    rows.figure("input", "tokens p50", lambda t: t.input_tokens.p50, count, why=NO_ANSWER)
+    rows.figure("cached", "of input", lambda t: t.cached_share, share, why=uncounted)
+    for p, value in (
+        ("TTFT p50", lambda t: t.ttft_from_schedule_s.p50),
+        ("TTFT p95", lambda t: t.ttft_from_schedule_s.p95),
+        ("E2E p50", lambda t: t.e2e_from_schedule_s.p50),
+    ):
+        rows.figure(p, "schedule", value, seconds, why=NO_ANSWER)
+    return rows.done()

@@ -1,20 +1,20 @@
-"""Tables of the report as plain rows of text, for the terminal and for the page alike.
-
-A null figure is a dash that carries the number of a footnote with its reason.
-"""
+"""The tables of a summary's stages and lengths."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
-from ampacity.analysis.load_names import load_name
+from ampacity.analysis.contract.figures import Percentiles
+from ampacity.analysis.contract.stage import Server, SloVerdict, Stage
+from ampacity.analysis.contract.summary import Imported, Summary, to_json
 from ampacity.analysis.slo import parse_slo, verdict_word
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.verdict import outage_verdict
 from ampacity.reports.render.figures import (
     DASH,
+    NO_REASON,
     by_load,
     count,
     cut_off,
@@ -23,11 +23,12 @@ from ampacity.reports.render.figures import (
     gpu_price,
     interval,
     percentile_text,
-    reason_of,
     seconds,
     share,
     significant,
+    why_null,
 )
+from ampacity.reports.render.table import Cell, Column, Rows, Table
 
 METRICS: dict[str, str] = {
     "ttft_from_schedule_s": "TTFT from schedule",
@@ -40,305 +41,202 @@ METRICS: dict[str, str] = {
     "e2e_s": "E2E",
 }
 ABOVE_ACHIEVED = (
-    "above the achieved rate: goodput is a share of the requests that were due in the window, which are waited for; "
-    "achieved are the answers that ended within it"
+    "above the achieved rate: goodput is a share of the requests that were due in the window, "
+    "which are waited for; achieved are the answers that ended within it"
 )
-GAP_METRICS = {"itl_s", "icl_s"}
 LENGTH_COLUMNS = ("n", "mean", "p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "max")
-Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Cell:
-    text: str
-    note: int | None = None  # number of a footnote
-    state: str = ""  # good | bad | unsure, or empty
-    heads: bool = (
-        False  # a row of its own name: in a terminal it may reach over the blank cells that follow
-    )
+def rows_of_stages(title: str, stages: list[Stage]) -> Rows[Stage]:
+    """Return the rows of a table with one row a stage, which begins with its load."""
+    rows = Rows(title, stages)
+    rows.words("load", lambda stage: stage.name)
+    return rows
 
 
-@dataclass(frozen=True)
-class Column:
-    head: str
-    unit: str = ""
-    priority: int = 0  # the terminal drops the highest numbers first
-    text: bool = False  # words (aligned left), not figures
+def stages_table(summary: Summary) -> Table:
+    """Return one row a stage: load, latencies and rates, verdict."""
+    stages = by_load(summary.stages)
+    urgent = any(failures(s.errors) for s in stages)
+    rows = rows_of_stages("Stages", stages)
+    rows.figure("achieved", "req/s", lambda s: s.achieved_rps, significant, 1)
+    rows.figure("in flight", "mean", lambda s: s.concurrency, significant, 5)
+    if any(s.concurrency_max is not None for s in stages):
+        rows.figure("at most", "in flight", lambda s: s.concurrency_max, count, 8)
+    rows.percentile("TTFT p50", "schedule", lambda s: s.ttft_from_schedule_s, "p50", 6)
+    rows.percentile("TTFT p99", "schedule", lambda s: s.ttft_from_schedule_s, "p99")
+    rows.percentile("ITL p99", "per gap", lambda s: s.itl_s, "p99", 3)
+    rows.percentile("E2E p99", "schedule", lambda s: s.e2e_from_schedule_s, "p99", 7)
+    rows.column(Column("goodput", "req/s", 2), _goodput)
+    rows.column(Column("errors", "requests", 1 if urgent else 4), lambda _, s: _errors(s))
+    if any(cut_off(s.errors) for s in stages):
+        rows.column(Column("cut off", "unfinished", 1), lambda _, s: _cut_off(s))
+    rows.column(Column("steady", "state", text=True, priority=2), _steady)
+    judged = bool(summary.slos)
+    rows.column(Column("SLO", text=True), lambda table, s: _slo(table, s, judged))
+    return rows.done()
 
 
-@dataclass
-class Table:
-    """``rows`` hold one cell for each of ``columns``; ``notes`` are footnotes, numbered from 1."""
-
-    title: str
-    columns: list[Column]
-    rows: list[list[Cell]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def footnote(self, reason: str) -> int:
-        """The number of the footnote that says ``reason``; the same reason is written once."""
-        if reason not in self.notes:
-            self.notes.append(reason)
-        return self.notes.index(reason) + 1
-
-    def cell(self, holder: Mapping[str, Any] | None, name: str, text: Callable[[Any], str]) -> Cell:
-        """The figure ``name`` of ``holder`` as ``text`` writes it, or a dash with its reason."""
-        value = (holder or {}).get(name)
-        if value is None:
-            return Cell(DASH, self.footnote(reason_of(holder, name)))
-        return Cell(text(value))
-
-
-Shown = tuple[
-    Column, Callable[[Table, Row], Cell]
-]  # a column, and its cell in a row of the summary
-
-
-def table_of(title: str, rows: Iterable[Row], shown: Sequence[Shown]) -> Table:
-    """A table with one row for each of ``rows``."""
-    table = Table(title, [column for column, _ in shown])
-    table.rows += [[cell(table, row) for _, cell in shown] for row in rows]
-    return table
-
-
-def figure(
-    head: str,
-    unit: str,
-    name: str,
-    text: Callable[[Any], str],
-    priority: int = 0,
-    reason: str | None = "",
-) -> Shown:
-    """The column of a figure; ``name`` is its place in the row, as ``ttft_s.p50``.
-
-    ``reason``: why it is null, where the summary does not say; None: a dash without a footnote.
-    """
-    *path, last = name.split(".")
-
-    def cell(table: Table, row: Row) -> Cell:
-        for key in path:
-            row = row.get(key) or {}
-        if reason is None and row.get(last) is None:
-            return Cell(DASH)
-        return table.cell(
-            {"reason": reason} | dict(row), last, lambda _: percentile_text(row, last, text)
-        )
-
-    return Column(head, unit, priority), cell
-
-
-def words(head: str, text: Callable[[Row], str]) -> Shown:
-    return Column(head, text=True), lambda _, row: Cell(text(row))
-
-
-LOAD = words("load", load_name)
-
-
-def stages_table(summary: Row) -> Table:
-    """One row a stage: load, what came of it, and the verdict."""
-    stages = by_load(summary)
-    errors = [stage.get("errors") for stage in stages]
-    urgent, any_cut = any(map(failures, errors)), any(map(cut_off, errors))
-    most = any(stage.get("concurrency_max") is not None for stage in stages)
-    judged = bool(summary.get("slos"))
-    return table_of(
-        "Stages",
-        stages,
-        [
-            LOAD,
-            figure("achieved", "req/s", "achieved_rps", significant, 1),
-            figure("in flight", "mean", "concurrency", significant, 5),
-            *([figure("at most", "in flight", "concurrency_max", count, 8)] if most else []),
-            figure("TTFT p50", "schedule", "ttft_from_schedule_s.p50", seconds, 6),
-            figure("TTFT p99", "schedule", "ttft_from_schedule_s.p99", seconds),
-            figure("ITL p99", "per gap", "itl_s.p99", seconds, 3),
-            figure("E2E p99", "schedule", "e2e_from_schedule_s.p99", seconds, 7),
-            (Column("goodput", "req/s", 2), _goodput),
-            (Column("errors", "requests", 1 if urgent else 4), lambda _, stage: _errors(stage)),
-            *(
-                [(Column("cut off", "unfinished", 1), lambda _, stage: _cut_off(stage))]
-                if any_cut
-                else []
-            ),
-            (Column("steady", "state", text=True, priority=2), _steady),
-            (Column("SLO", text=True), lambda table, stage: _slo(table, stage, judged)),
-        ],
-    )
-
-
-def _goodput(table: Table, stage: Row) -> Cell:
-    """With a note where more is shown than was achieved in the window."""
-    cell, achieved = table.cell(stage, "goodput_rps", significant), stage.get("achieved_rps")
-    good = stage.get("goodput_rps")
+def _goodput(table: Table, stage: Stage) -> Cell:
+    """Add a note where more is shown than was achieved in the window."""
+    good, achieved = stage.goodput_rps, stage.achieved_rps
+    cell = table.cell(good, significant, stage.goodput_rps_reason or NO_REASON)
     if not achieved or not good or good <= achieved or cell.text == significant(achieved):
         return cell
     return Cell(cell.text, table.footnote(ABOVE_ACHIEVED))
 
 
-def _cut_off(stage: Row) -> Cell:
-    cut = cut_off(stage.get("errors"))
+def _cut_off(stage: Stage) -> Cell:
+    cut = cut_off(stage.errors)
     return Cell(count(cut), state="unsure" if cut else "")
 
 
-def _errors(stage: Mapping[str, Any]) -> Cell:
-    failed = failures(stage.get("errors"))
-    return Cell(
-        f"{count(failed)} of {count(stage.get('requests') or 0)}", state="bad" if failed else ""
-    )
+def _errors(stage: Stage) -> Cell:
+    failed = failures(stage.errors)
+    return Cell(f"{count(failed)} of {count(stage.requests)}", state="bad" if failed else "")
 
 
-def _steady(table: Table, stage: Mapping[str, Any]) -> Cell:
-    found, why = steady_state(stage)
+def _steady(table: Table, stage: Stage) -> Cell:
+    found, why = steady_state(to_json(stage))
     state = {"no": "bad", "not shown": "unsure"}.get(found, "")
     return Cell(DASH if found == "unknown" else found, table.footnote(why) if why else None, state)
 
 
-def _slo(table: Table, stage: Mapping[str, Any], judged: bool) -> Cell:
-    if stage.get("client_limited"):
-        reason = f"the load generator was the limit: {reason_of(stage, 'client_limited')}"
+def _slo(table: Table, stage: Stage, judged: bool) -> Cell:
+    if stage.client_limited:
+        reason = f"the load generator was the limit: {stage.client_limited_reason or NO_REASON}"
         return Cell("no finding", table.footnote(reason), "unsure")
     if not judged:
-        return Cell(
-            DASH, table.footnote(str(stage.get("slo_met_reason") or "no SLO was given (--slo)"))
-        )
-    if stage.get("outage"):
-        state = {True: "good", False: "bad", None: "unsure"}[stage["slo_met"]]
-        return Cell(verdict_word(stage["slo_met"]), table.footnote(outage_verdict(stage)), state)
-    if stage.get("slo_met") is None:
-        together = stage.get("slo_met_by_all")
-        if together is None:
-            return Cell(verdict_word(None), table.footnote(_inconclusive(stage)), "unsure")
-        note = table.footnote(
-            f"by all stages together, which put the limit {'above' if together else 'below'} this load; "
+        return Cell(DASH, table.footnote(stage.slo_met_reason or "no SLO was given (--slo)"))
+    met, note, state = stage.slo_met, None, {True: "good", False: "bad", None: "unsure"}
+    if stage.outage:
+        note = outage_verdict(to_json(stage))
+    elif met is None:
+        met = stage.slo_met_by_all
+        side = "above" if met else "below"
+        note = (
+            f"by all stages together, which put the limit {side} this load; "
             "this stage alone is too short to tell"
         )
-        return Cell(verdict_word(together), note, "good" if together else "bad")
-    return Cell(verdict_word(stage["slo_met"]), state="good" if stage["slo_met"] else "bad")
+        note = _inconclusive(stage) if met is None else note
+    return Cell(verdict_word(met), table.footnote(note) if note else None, state[met])
 
 
-def _inconclusive(stage: Row) -> str:
-    """Why, in words without the stage's own figures, so that stages share a footnote; the SLO table has the figures."""
+def _inconclusive(stage: Stage) -> str:
+    """Return why, without the stage's own figures, so that stages share a footnote."""
     causes: dict[str, list[str]] = {}
-    for v in stage.get("slo_verdicts") or []:
-        if v.get("verdict") == "inconclusive":
-            causes.setdefault(str(v.get("cause") or reason_of(v, "verdict")), []).append(
-                str(v.get("slo"))
-            )
+    for v in stage.slo_verdicts:
+        if v.verdict == "inconclusive":
+            causes.setdefault(v.cause or v.reason or NO_REASON, []).append(v.slo)
     found = [f"{', '.join(slos)}: {cause}" for cause, slos in causes.items()]
-    return "; ".join(found) or reason_of(stage, "slo_met")
+    return "; ".join(found) or stage.slo_met_reason or NO_REASON
 
 
-def percentile_table(summary: Mapping[str, Any], metric: str) -> Table:
-    """Every percentile of one metric of METRICS, one row a stage."""
-    what = "gaps" if metric in GAP_METRICS else "requests"
-    absent = "not in this summary"
-    return table_of(
-        METRICS[metric],
-        by_load(summary),
-        [
-            LOAD,
-            *(
-                figure(p, "", f"{metric}.{p}", seconds, reason=absent)
-                for p in ("p50", "p90", "p95", "p99")
-            ),
-            (
-                Column("p99 interval"),
-                lambda table, stage: _interval_cell(table, stage.get(metric) or {"reason": absent}),
-            ),
-            figure("mean", "", f"{metric}.mean", seconds, reason=absent),
-            *(
-                (
-                    Column(name, what),
-                    lambda _, stage, name=name: Cell(
-                        count((stage.get(metric) or {}).get(name) or 0)
-                    ),
-                )
-                for name in ("n", "infinite")
-            ),
-        ],
-    )
+def percentile_table(summary: Summary, metric: str) -> Table:
+    """Return every percentile of one metric of METRICS, one row a stage."""
+
+    def of(stage: Stage) -> Percentiles:
+        held: Percentiles = getattr(stage, metric)
+        return held
+
+    what = "gaps" if metric in ("itl_s", "icl_s") else "requests"
+    rows = rows_of_stages(METRICS[metric], by_load(summary.stages))
+    rows.percentile("p50", "", of, "p50")
+    rows.percentile("p90", "", of, "p90")
+    rows.percentile("p95", "", of, "p95")
+    rows.percentile("p99", "", of, "p99")
+    rows.column(Column("p99 interval"), lambda table, s: _interval_cell(table, of(s)))
+    rows.figure("mean", "", lambda s: of(s).mean, seconds, why=lambda s: why_null(of(s), "mean"))
+    rows.figure("n", what, lambda s: of(s).n, count)
+    rows.figure("infinite", what, lambda s: of(s).infinite, count)
+    return rows.done()
 
 
-def _interval_cell(table: Table, held: Mapping[str, Any]) -> Cell:
-    """The interval of p99; a footnote says why it, or an end of it, is not known."""
-    ends = held.get("p99_ci")
-    bounds = interval(ends, seconds)
+def _interval_cell(table: Table, held: Percentiles) -> Cell:
+    """Return the interval of p99; a footnote says why it, or an end of it, is not known."""
+    bounds, reason = interval(held.p99_ci, seconds), held.p99_ci_reason
     if bounds is None:
-        reason = held.get("p99_ci_reason") or reason_of(held, "p99")
-        return Cell(DASH, table.footnote(str(reason)))
-    reason = held.get("p99_ci_reason") if None in (ends or []) else None
-    return Cell(bounds, table.footnote(str(reason)) if reason else None)
+        return Cell(DASH, table.footnote(reason or why_null(held, "p99")))
+    open_end = reason if None in (held.p99_ci or ()) else None
+    return Cell(bounds, table.footnote(open_end) if open_end else None)
 
 
-def slo_table(summary: Mapping[str, Any]) -> Table:
-    """One row for each stage and SLO."""
-    rows = [
-        {"stage": s, **verdict} for s in by_load(summary) for verdict in s.get("slo_verdicts") or []
-    ]
-    return table_of(
-        "SLO verdicts",
-        rows,
-        [
-            words("load", lambda row: load_name(row["stage"])),
-            words("SLO", lambda row: str(row.get("slo"))),
-            (Column("verdict", text=True), _verdict),
-            (Column("value"), _slo_value),
-            figure("attainment", "of requests", "attainment", share),
-            figure("effective", "requests", "requests_effective", count),
-            (
-                Column("to decide", "more requests"),
-                lambda _, row: Cell(_more(row.get("more_requests"))),
-            ),
-        ],
-    )
+def slo_table(summary: Summary) -> Table:
+    """Return one row for each stage and SLO."""
+    found = [(s, v) for s in by_load(summary.stages) for v in s.slo_verdicts]
+    rows = Rows("SLO verdicts", found)
+    rows.words("load", lambda row: row[0].name)
+    rows.words("SLO", lambda row: row[1].slo)
+    rows.column(Column("verdict", text=True), lambda table, row: _verdict(table, row[1]))
+    rows.column(Column("value"), lambda table, row: _slo_value(table, *row))
+
+    def why(row: tuple[Stage, SloVerdict]) -> str | None:
+        return row[1].reason
+
+    rows.figure("attainment", "of requests", lambda row: row[1].attainment, share, why=why)
+    rows.figure("effective", "requests", lambda row: row[1].requests_effective, count, why=why)
+    rows.column(Column("to decide", "more requests"), lambda _, row: _more(row[1].more_requests))
+    return rows.done()
 
 
-def _slo_value(table: Table, row: Row) -> Cell:
-    """The percentile that was judged; of a p99 its interval is that of the stage, or of the class in it."""
-    slo = parse_slo(str(row["slo"]))
-    stage = row["stage"]
-    of = stage if slo.class_ is None else (stage.get("classes") or {}).get(slo.class_) or {}
-    held = of.get(f"{slo.metric}_from_schedule_s") or of.get(f"{slo.metric}_s") or {}
-    bounds = held.get("p99_ci") if slo.quantile == 0.99 else None
-    return table.cell(
-        row, "value_s", lambda _: percentile_text({**row, "value_s_ci": bounds}, "value_s", seconds)
-    )
+def _slo_value(table: Table, stage: Stage, verdict: SloVerdict) -> Cell:
+    """Return the percentile that was judged; a p99 with the interval of the stage or its class."""
+    slo = parse_slo(verdict.slo)
+    of = stage if slo.class_ is None else stage.classes.get(slo.class_)
+    names = (f"{slo.metric}_from_schedule_s", f"{slo.metric}_s")
+    held = next((held for name in names if (held := getattr(of, name, None))), None)
+    bounds = held.p99_ci if held and slo.quantile == 0.99 else None
+    why = verdict.value_s_reason or verdict.reason or NO_REASON
+    return table.cell(verdict.value_s, lambda v: percentile_text(v, bounds, seconds), why)
 
 
-def _verdict(table: Table, row: Row) -> Cell:
-    said, reason = verdict_word(row.get("verdict")), row.get("reason")
-    state = {"met": "good", "violated": "bad"}.get(said, "unsure")
-    return Cell(said, table.footnote(str(reason)) if reason else None, state)
+def _verdict(table: Table, verdict: SloVerdict) -> Cell:
+    word, reason = verdict_word(verdict.verdict), verdict.reason
+    state = {"met": "good", "violated": "bad"}.get(word, "unsure")
+    return Cell(word, table.footnote(reason) if reason else None, state)
 
 
-def _more(requests: float | None) -> str:
-    return "" if requests is None else count(requests)
+def _more(requests: int | None) -> Cell:
+    return Cell("" if requests is None else count(requests))
 
 
-def server_table(summary: Mapping[str, Any]) -> Table | None:
-    """What the server's own metrics say, one row a stage; None where no stage has any."""
-    stages = [stage for stage in by_load(summary) if stage.get("server")]
-    known = [
-        figure(head, unit, f"server.{name}", text, reason="not on its page")
-        for head, unit, name, text in (
-            ("running", "mean", "running", significant),
-            ("waiting", "mean", "waiting", significant),
-            ("KV cache", "most", "kv_cache_usage_max", share),
-            ("preemptions", "", "preemptions", count),
-            ("prefix hits", "of tokens", "prefix_hit_rate", share),
-            ("drafts accepted", "of tokens", "spec_acceptance_rate", share),
-            ("GPU", "mean", "gpu_utilization", share),
-            ("GPU memory", "GiB, all", "gpu_memory_used_bytes", lambda b: significant(b / 2**30)),
-        )
-        if any(stage["server"].get(name) is not None for stage in stages)
-    ]
-    return table_of("The server's own metrics", stages, [LOAD, *known]) if known else None
+SERVER: tuple[tuple[str, str, Callable[[Server], float | None], Callable[[float], str]], ...] = (
+    ("running", "mean", lambda s: s.running, significant),
+    ("waiting", "mean", lambda s: s.waiting, significant),
+    ("KV cache", "most", lambda s: s.kv_cache_usage_max, share),
+    ("preemptions", "", lambda s: s.preemptions, count),
+    ("prefix hits", "of tokens", lambda s: s.prefix_hit_rate, share),
+    ("drafts accepted", "of tokens", lambda s: s.spec_acceptance_rate, share),
+    ("GPU", "mean", lambda s: s.gpu_utilization, share),
+    ("GPU memory", "GiB, all", lambda s: s.gpu_memory_used_bytes, lambda b: significant(b / 2**30)),
+)
 
 
-def lengths_table(summary: Mapping[str, Any]) -> Table:
-    """Planned and realised token counts: one row a side."""
-    realised = (summary.get("workload") or {}).get("realised") or {}
-    rows = [
+def server_table(summary: Summary) -> Table | None:
+    """Return the server's own metrics, one row a stage; None where no stage has any."""
+    servers = [(s.name, s.server) for s in by_load(summary.stages) if s.server]
+    rows = Rows("The server's own metrics", servers)
+    rows.words("load", lambda row: row[0])
+    for head, unit, value, text in SERVER:
+        if any(value(server) is not None for _, server in servers):
+            _add_server_column(rows, head, unit, value, text)
+    return rows.done() if len(rows.table.columns) > 1 else None
+
+
+def _add_server_column(
+    rows: Rows[tuple[str, Server]],
+    head: str,
+    unit: str,
+    value: Callable[[Server], float | None],
+    text: Callable[[float], str],
+) -> None:
+    rows.figure(head, unit, lambda row: value(row[1]), text, why="not on its page")
+
+
+def lengths_table(summary: Summary) -> Table:
+    """Return planned and realised token counts: one row a side."""
+    realised = summary.workload.get("realised") or {}
+    sides = [
         {"side": label, **held}
         for label, group, side in (
             ("input, planned", "input_tokens", "planned"),
@@ -348,126 +246,120 @@ def lengths_table(summary: Mapping[str, Any]) -> Table:
         )
         if (held := (realised.get(group) or {}).get(side))
     ]
-    figures = [figure(name, "", name, _tokens) for name in LENGTH_COLUMNS]
-    return table_of("Lengths in tokens", rows, [words("", lambda row: str(row["side"])), *figures])
+    rows: Rows[dict[str, Any]] = Rows("Lengths in tokens", sides)
+    rows.words("", itemgetter("side"))
+    for name in LENGTH_COLUMNS:
+        rows.figure(name, "", itemgetter(name), _tokens, why=lambda row: row.get("reason"))
+    return rows.done()
 
 
 def _tokens(value: float) -> str:
     return count(value) if float(value).is_integer() else significant(value, 4)
 
 
-def accepted_table(summary: Mapping[str, Any]) -> Table | None:
-    """Goodput per accepted result, one row a stage; None where no checker judged the answers."""
-    stages = [s for s in by_load(summary) if (s.get("accepted") or {}).get("requests") is not None]
+def accepted_table(summary: Summary) -> Table | None:
+    """Return the goodput of accepted answers, one row a stage; None where none was judged."""
+    stages = [s for s in by_load(summary.stages) if s.accepted.requests is not None]
+    usd = summary.fleet.gpu_hour_usd
+    price = f" at that load, {gpu_price(summary.fleet.tensor_parallel, usd)}" if usd else ""
     free = "no price is known (--gpu-hour), or nothing was accepted"
-    fleet = summary.get("fleet") or {}
-    usd = fleet.get("gpu_hour_usd")
-    table = table_of(
-        "Accepted answers",
-        stages,
-        [
-            LOAD,
-            figure("accepted", "inside SLOs", "accepted.requests", count),
-            figure("of requests", "", "accepted.share", share),
-            figure("goodput", "accepted/s", "accepted.rps", significant),
-            figure("output", "tokens/s", "accepted.output_tokens_per_s", significant, 2),
-            (
-                Column("unlabelled", "not accepted", 1),
-                lambda _, stage: _unlabelled(stage["accepted"]["unlabelled"]),
-            ),
-            figure(
-                "a result",
-                f"USD at that load, {gpu_price(fleet['tensor_parallel'], usd)}" if usd else "USD",
-                "accepted.cost_per_result_usd",
-                significant,
-                1,
-                free,
-            ),
-        ],
+
+    def why(stage: Stage) -> str | None:
+        return stage.accepted.reason
+
+    rows = rows_of_stages("Accepted answers", stages)
+    rows.figure("accepted", "inside SLOs", lambda s: s.accepted.requests, count)
+    rows.figure("of requests", "", lambda s: s.accepted.share, share, why=why)
+    rows.figure("goodput", "accepted/s", lambda s: s.accepted.rps, significant, why=why)
+    rows.figure("output", "tokens/s", lambda s: s.accepted.output_tokens_per_s, significant, 2, why)
+    rows.column(
+        Column("unlabelled", "not accepted", 1), lambda _, s: _unlabelled(s.accepted.unlabelled)
     )
-    return table if stages else None
+    rows.figure(
+        "a result",
+        f"USD{price}",
+        lambda s: s.accepted.cost_per_result_usd,
+        significant,
+        1,
+        lambda s: s.accepted.reason or free,
+    )
+    return rows.done() if stages else None
 
 
-def _unlabelled(requests: int) -> Cell:
-    return Cell(count(requests), state="unsure" if requests else "")
+def _unlabelled(requests: int | None) -> Cell:
+    return Cell(count(requests or 0), state="unsure" if requests else "")
 
 
-def windows_table(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> Table:
-    """What part of each stage counts, Little's Law in it, and how well the load generator kept up."""
+def windows_table(summary: Summary, meta: Mapping[str, Any]) -> Table:
+    """Return the window of each stage, Little's Law in it, and the load generator's lateness."""
+    rows = rows_of_stages("Windows and load generator", by_load(summary.stages))
+    rows.column(Column("window", "from start"), lambda _, s: _span(s))
+    rows.figure("warm-up", "requests", lambda s: s.window.warmup_requests, count)
+    rows.column(Column("method", text=True), _method)
+
+    def why(stage: Stage) -> str | None:
+        return stage.littles_law.reason
+
+    rows.figure("L", "", lambda s: s.littles_law.l, significant, why=why)
+    rows.figure("λW", "", lambda s: s.littles_law.lambda_w, significant, why=why)
+    rows.column(Column("L ÷ λW"), _consistency)
+    rows.figure("slip p50", "whole stage", lambda s: s.slip_s.p50, seconds)
+    rows.figure("slip p99", "whole stage", lambda s: s.slip_s.p99, seconds)
+    for head, name, text in (
+        ("slip max", "slip_max_s", seconds),
+        ("loop lag p99", "loop_lag_p99_s", seconds),
+        ("CPU", "cpu_fraction", share),
+    ):
+        value = _of_audit(meta, name)
+        rows.figure(head, "whole stage", value, text, why="run.json does not hold it")
+    rows.figure(
+        "output",
+        "tokens/s",
+        lambda s: s.output_tokens_per_s,
+        significant,
+        why=lambda s: s.output_tokens_per_s_reason,
+    )
+    rows.figure("input", "tokens/s", lambda s: s.input_tokens_per_s, significant)
+    return rows.done()
+
+
+def _of_audit(meta: Mapping[str, Any], name: str) -> Callable[[Stage], Any]:
     audits = {s.get("index"): s.get("audit") or {} for s in meta.get("stages") or []}
-    stages = [{**stage, "audit": audits.get(stage.get("index"), {})} for stage in by_load(summary)]
-    untold = "run.json does not hold it"
-    return table_of(
-        "Windows and load generator",
-        stages,
-        [
-            LOAD,
-            (Column("window", "from start"), lambda _, stage: _span(stage["window"])),
-            figure("warm-up", "requests", "window.warmup_requests", count),
-            (
-                Column("method", text=True),
-                lambda table, stage: _method(table, stage.get("window") or {}),
-            ),
-            figure("L", "", "littles_law.l", significant),
-            figure("λW", "", "littles_law.lambda_w", significant),
-            (
-                Column("L ÷ λW"),
-                lambda table, stage: _consistency(table, stage.get("littles_law") or {}),
-            ),
-            figure("slip p50", "whole stage", "slip_s.p50", seconds),
-            figure("slip p99", "whole stage", "slip_s.p99", seconds),
-            figure("slip max", "whole stage", "audit.slip_max_s", seconds, reason=untold),
-            figure("loop lag p99", "whole stage", "audit.loop_lag_p99_s", seconds, reason=untold),
-            figure("CPU", "whole stage", "audit.cpu_fraction", share, reason=untold),
-            figure("output", "tokens/s", "output_tokens_per_s", significant),
-            figure("input", "tokens/s", "input_tokens_per_s", significant),
-        ],
-    )
+    return lambda stage: audits.get(stage.index, {}).get(name)
 
 
-def _span(window: Row) -> Cell:
-    return Cell(f"{exact(window['start_s'])} to {exact(window['end_s'])} s")
+def _span(stage: Stage) -> Cell:
+    return Cell(f"{exact(stage.window.start_s)} to {exact(stage.window.end_s)} s")
 
 
-def _method(table: Table, window: Mapping[str, Any]) -> Cell:
-    reason = window.get("reason")
-    return Cell(str(window.get("method") or DASH), table.footnote(str(reason)) if reason else None)
+def _method(table: Table, stage: Stage) -> Cell:
+    reason = stage.window.reason
+    return Cell(stage.window.method, table.footnote(reason) if reason else None)
 
 
-def _consistency(table: Table, law: Mapping[str, Any]) -> Cell:
-    cell = table.cell(law, "consistency", significant)
-    if law.get("ok") is not False or law.get("consistency") is None:
+def _consistency(table: Table, stage: Stage) -> Cell:
+    law = stage.littles_law
+    cell = table.cell(law.consistency, significant, law.reason or NO_REASON)
+    if law.ok is not False or law.consistency is None:
         return cell
-    within = f"outside its tolerance of {share(law['tolerance'])}"
+    within = f"outside its tolerance of {share(law.tolerance or 0.0)}"
     return Cell(cell.text, table.footnote(within), "bad")
 
 
-def all_percentiles(summary: Mapping[str, Any]) -> list[Table]:
-    """The percentile table of every metric that any stage of the summary holds."""
-    return [
-        percentile_table(summary, m) for m in METRICS if any(s.get(m) for s in by_load(summary))
-    ]
+def all_percentiles(summary: Summary) -> list[Table]:
+    """Return the percentile table of every metric."""
+    return [percentile_table(summary, m) for m in METRICS if summary.stages]
 
 
-def imported_tables(imported: Mapping[str, Any] | None) -> list[Table]:
-    """How the tool that measured an imported run defines things, and what its files do not hold."""
-    if not imported:
+def imported_tables(imported: Imported | None) -> list[Table]:
+    """Return how the tool of an imported run defines things, and what its files do not hold."""
+    if imported is None:
         return []
-    tool = str(imported.get("tool"))
-    differs = Table(
-        f"Where {tool} differs",
-        [Column("figure", text=True), Column(tool, text=True), Column("ampacity", text=True)],
-        [
-            [Cell(str(d.get(k))) for k in ("what", "theirs", "ours")]
-            for d in imported.get("definitions") or []
-        ],
-    )
-    missing = Table(
-        "Not in its files",
-        [Column("column", text=True), Column("why it is null, or how it was made", text=True)],
-        [
-            [Cell(str(name)), Cell(str(why))]
-            for name, why in (imported.get("missing") or {}).items()
-        ],
-    )
-    return [differs, missing]
+    differs = Rows(f"Where {imported.tool} differs", imported.definitions)
+    differs.words("figure", lambda d: d.what)
+    differs.words(imported.tool, lambda d: d.theirs)
+    differs.words("ampacity", lambda d: str(d.ours))
+    missing = Rows("Not in its files", imported.missing.items())
+    missing.words("column", lambda row: row[0])
+    missing.words("why it is null, or how it was made", lambda row: row[1])
+    return [differs.done(), missing.done()]

@@ -1,17 +1,20 @@
-"""What a workload says beyond lengths and arrivals, in words, and what was sent of it, as a table."""
+"""A workload beyond its lengths and arrivals in words, and what was sent of it as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from ampacity.analysis.load_names import load_name
+from ampacity.analysis.contract.summary import Summary
 from ampacity.reports.render.figures import by_load, count, seconds, share, significant
-from ampacity.reports.render.tables import Table, figure, table_of, words
+from ampacity.reports.render.table import Rows, Table
 
 
 def workload_facts(described: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(label, text) of classes, sessions, shared prefixes, images and prompts; ``described`` as ``workload`` in run.json."""
+    """Return (label, text) of classes, sessions, shared prefixes and images.
+
+    ``described``: ``workload`` of run.json.
+    """
     classes = described.get("classes") or []
     found = [
         (f"Class {kind['name']}" if len(classes) > 1 else "Requests", text)
@@ -33,37 +36,41 @@ def workload_facts(described: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def side_title(described: Mapping[str, Any], side: str, more: str = "") -> str:
-    """What the lengths of a side are: of a session's first message, where there are sessions."""
+    """Return the heading of a side's lengths: with sessions, that of their first message."""
     first = described.get("sessions") and side == "input"
     return f"First message, tokens{more}" if first else f"{side.capitalize()} tokens{more}"
 
 
-def traffic_table(summary: Mapping[str, Any]) -> Table:
-    """By stage and class: what was planned, what was sent, and what came back."""
-    held = {entry["stage"]: entry for entry in summary.get("traffic") or []}
-    rows = [
-        {"stage": stage, "gap_cv": held[stage["index"]]["gap_cv"], **kind}
-        for stage in by_load(summary)
-        if stage["index"] in held
-        for kind in held[stage["index"]].get("classes") or []
-    ]
-    return table_of(
+def traffic_table(summary: Summary) -> Table:
+    """Return, by stage and class, what was planned, what was sent, and what was answered."""
+    held = {entry.stage: entry for entry in summary.traffic}
+    rows = Rows(
         "Traffic",
-        rows,
         [
-            words("load", lambda row: load_name(row["stage"])),
-            words("class", lambda row: str(row["name"])),
-            figure("planned", "of requests", "planned_share", share, reason=None),
-            figure("sent", "of requests", "share", share),
-            *(figure(name, "", name, count) for name in ("requests", "ok", "failed", "cancelled")),
-            figure("gap CV", "arrivals", "gap_cv", significant, reason=None),
-            figure("input", "tokens p50", "input_tokens.p50", count, reason=None),
-            figure("output", "tokens p50", "output_tokens.p50", count, reason=None),
-            figure("cached", "of input", "cached_share", share, reason=None),
-            figure("TTFT p50", "schedule", "ttft_from_schedule_s.p50", seconds, reason=None),
-            figure("TTFT p95", "schedule", "ttft_from_schedule_s.p95", seconds, reason=None),
+            (stage, held[stage.index].gap_cv, kind)
+            for stage in by_load(summary.stages)
+            if stage.index in held
+            for kind in held[stage.index].classes
         ],
     )
+    rows.words("load", lambda row: row[0].name)
+    rows.words("class", lambda row: row[2].name)
+    rows.figure("planned", "of requests", lambda row: row[2].planned_share, share, why="")
+    rows.figure("sent", "of requests", lambda row: row[2].share, share)
+    rows.figure("requests", "", lambda row: row[2].requests, count)
+    rows.figure("ok", "", lambda row: row[2].ok, count)
+    rows.figure("failed", "", lambda row: row[2].failed, count)
+    rows.figure("cancelled", "", lambda row: row[2].cancelled, count)
+    rows.figure("gap CV", "arrivals", lambda row: row[1], significant, why="")
+    rows.figure("input", "tokens p50", lambda row: row[2].input_tokens.p50, count, why="")
+    rows.figure("output", "tokens p50", lambda row: row[2].output_tokens.p50, count, why="")
+    rows.figure("cached", "of input", lambda row: row[2].cached_share, share, why="")
+    for head, value in (
+        ("TTFT p50", lambda row: row[2].ttft_from_schedule_s.p50),
+        ("TTFT p95", lambda row: row[2].ttft_from_schedule_s.p95),
+    ):
+        rows.figure(head, "schedule", value, seconds, why="")
+    return rows.done()
 
 
 def _class(kind: Mapping[str, Any], classes: list[Mapping[str, Any]]) -> str:
@@ -108,7 +115,8 @@ def _sessions(held: Mapping[str, Any]) -> str:
         parts.append(f"later messages {text('user_tokens')} (tokens)")
     if steps := held.get("steps"):
         parts.append(
-            f"tool calls {text('calls', steps)}, each result {text('result_tokens', steps)} (tokens)"
+            f"tool calls {text('calls', steps)}, "
+            f"each result {text('result_tokens', steps)} (tokens)"
         )
         if steps.get("delay_ms"):
             parts.append(f"a tool takes {text('delay_ms', steps)} (ms)")
@@ -127,7 +135,10 @@ def _sessions(held: Mapping[str, Any]) -> str:
 def _prefixes(held: Mapping[str, Any]) -> str:
     if held.get("cached_share") is not None:
         pool = held["pools"][0]
-        return f"{share(held['cached_share'])} of the input tokens cached, by {count(pool['pool'])} texts (Zipf {pool['zipf']:g})"
+        return (
+            f"{share(held['cached_share'])} of the input tokens cached, "
+            f"by {count(pool['pool'])} texts (Zipf {pool['zipf']:g})"
+        )
     return "; ".join(
         f"{pool['name']}: {pool['tokens']['text']} tokens, {count(pool['pool'])} texts"
         + (f" (Zipf {pool['zipf']:g})" if pool["zipf"] else "")

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ampacity.analysis.summary import summarise
 from ampacity.imports.into_run import read_file, write_run
 from ampacity.imports.results import ImportedFileError
 from ampacity.loadgen.rundir.files import load_run
+from tests.support.contract import summarise
 
 SAMPLES = Path(__file__).parents[1] / "samples_other_tools"
 FILES = {

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -18,9 +19,10 @@ from ampacity.analysis.burst.advice import find_harm
 from ampacity.analysis.burst.backlog import further as further_of
 from ampacity.analysis.burst.recovery import judge_recovery, slower_p
 from ampacity.analysis.burst.timeline import fallen_s
+from ampacity.analysis.contract.burst import Burst
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.stage.littles_law import against_server
-from ampacity.analysis.summary import summarise
 from ampacity.cli.app import app
 from ampacity.experiments.burst import BurstPlan
 from ampacity.loadgen.rundir.files import Run
@@ -30,6 +32,7 @@ from ampacity.values import ConfigError
 from ampacity.workloads.arrivals.processes import arrival_times
 from benchmarks.studies.burst_recovery import Case, judged, play, true_recovery_s
 from tests.support.args import args_of
+from tests.support.contract import summarise
 from tests.support.synthetic import Stage, at_ns, cohort, make_run, request
 
 PLAN = {
@@ -99,7 +102,7 @@ def test_the_fluid_model_says_when_it_is_over(tmp_path: Path) -> None:
     (stage,) = summary["stages"]  # it has no one load: the phases count the misses
     assert (stage["slo_met"], stage["slo_verdicts"]) == (None, [])
     assert "its phases count" in stage["slo_met_reason"]
-    assert "Goodput peaks" not in render_report(summary, {})
+    assert "Goodput peaks" not in render_report(read_summary(summary), {})
     # (15 - 10) x 10 s = 50 pile up, the last of the burst waits 50 x 0.1 s, and 50 / (10 - 5) = 10
     # s drain it
     assert [p["requests"] for p in b["phases"]] == [150, 150, 250]
@@ -189,10 +192,14 @@ def test_with_no_request_in_its_base_a_burst_is_not_compared_with_it(
     assert "base load" not in summary["verdict"]
     assert b["backlog"]["base_waiting"] is None
     assert b["backlog"]["drained_s"] == pytest.approx(50 / (10 - 0.5), abs=0.3)
-    found = {f.label: f for f in burst_findings(b)}
+    found = {f.label: f for f in burst_findings(msgspec.convert(b, Burst))}
     assert "base load" not in " ".join(f.note for f in found.values())
     assert "when the burst ended; none did 5" in found["Backlog"].note
-    titles = [chart.title for chart in (burst_ttft(summary), burst_queue(summary)) if chart]
+    titles = [
+        chart.title
+        for chart in (burst_ttft(read_summary(summary)), burst_queue(read_summary(summary)))
+        if chart
+    ]
     assert titles == [
         f"{what}: when the burst was got over is not known"
         for what in ("TTFT", "The count in flight")
@@ -242,7 +249,7 @@ def test_what_fails_without_a_queue_is_not_enough_head_room(tmp_path: Path) -> N
         "in the burst 50 of 150 requests failed",
     )
     assert "was not carried: 50 of 150 requests failed" in summary["verdict"]
-    assert burst_findings(b)[4].value == "not enough"
+    assert burst_findings(msgspec.convert(b, Burst))[4].value == "not enough"
     # of 15/s 10 are answered, and 2 s less the base's 0.1 may be waited: 19
     assert b["breaker"]["rate_rps"] == pytest.approx(10, rel=0.02)
     assert b["breaker"]["max_depth"] == pytest.approx(19, abs=1)
@@ -351,7 +358,10 @@ def test_a_slow_request_long_after_the_burst_is_not_blamed_on_it(tmp_path: Path)
     assert (b["peak_ttft_s"], b["later_ttft_s"]) == pytest.approx((0.5, 0.7))
     assert b["later_ttft_at_s"] == pytest.approx(80, abs=0.01)
     assert "TTFT up to 500 ms (the base load up to 900 ms)" in summary["verdict"]
-    assert "700 ms of one due 80.0 s after the start" in burst_findings(b)[0].note
+    assert (
+        "700 ms of one due 80.0 s after the start"
+        in burst_findings(msgspec.convert(b, Burst))[0].note
+    )
 
 
 def test_answers_in_one_piece_wait_until_they_are_there(tmp_path: Path) -> None:
@@ -444,7 +454,7 @@ def test_the_limit_is_judged_anew_from_the_run_directory(tmp_path: Path) -> None
         summary = summarise(run)
         assert summary["burst"]["max_recovery"]["verdict"] == verdict
         assert f"to get over it is {verdict}" in summary["verdict"]
-        assert burst_findings(summary["burst"])[1].note.startswith("limit ")
+        assert burst_findings(msgspec.convert(summary["burst"], Burst))[1].note.startswith("limit ")
 
 
 def test_recovery_is_neither_said_too_early_nor_too_late_and_above_0_6_not_at_all() -> None:
@@ -481,7 +491,7 @@ def test_a_backlog_that_does_not_drain_has_no_recovery_time(tmp_path: Path) -> N
     assert b["backlog"]["fall_rps"] == pytest.approx(0.263, abs=0.03)
     assert b["backlog"]["at_end"] == pytest.approx(83.3, abs=1.5)
     assert b["backlog"]["further_s"] == pytest.approx(316, rel=0.06)
-    note = burst_findings(b)[2].note
+    note = burst_findings(msgspec.convert(b, Burst))[2].note
     assert (
         "waited for a first token when the burst ended, 0.95 at the base load; 50.0 s later 85 "
         "still did; " in note
@@ -498,7 +508,7 @@ def test_a_backlog_that_grows_at_the_base_load_does_not_drain(tmp_path: Path) ->
         False,
         None,
     )
-    finding = burst_findings(b)[2]
+    finding = burst_findings(msgspec.convert(b, Burst))[2]
     assert finding.value in ("140 requests", "141 requests")
     assert (
         "190 still did; at the base load it does not drain; 4.00 req/s were served" in finding.note
@@ -577,7 +587,7 @@ def test_what_was_refused_is_lost_and_misses_its_slo(tmp_path: Path) -> None:
     assert b["phases"][1]["ttft_s"]["max"] is None  # a refusal is infinitely slow
     # refused at once, 5/s: from the middle of the burst, 35 s, to its end
     assert b["backlog"]["unanswered"] == pytest.approx(25, abs=2)
-    assert "requests ended unanswered" in burst_findings(b)[2].note
+    assert "requests ended unanswered" in burst_findings(msgspec.convert(b, Burst))[2].note
     assert b["peak_ttft_s"] == pytest.approx(1.05, abs=0.1)  # of those that were answered
 
 
@@ -707,7 +717,11 @@ def test_a_run_that_was_cut_in_the_first_instants_of_a_phase_names_no_tiny_durat
     """40.0000000000000071 - 40 is no 0.00000000000000711 s."""
     summary = summarise(burst_run(tmp_path / "run", cut_s=at_s + after_s + 1e-12))
     findings = (
-        " ".join(f"{f.value} {f.note}" for f in burst_findings(summary["burst"])) if at_s else ""
+        " ".join(
+            f"{f.value} {f.note}" for f in burst_findings(msgspec.convert(summary["burst"], Burst))
+        )
+        if at_s
+        else ""
     )
     reasons = [summary["burst"]["recovery_reason"], summary["burst"]["backlog"]["reason"]]
     said = " ".join(filter(None, [summary["verdict"], findings, *reasons]))

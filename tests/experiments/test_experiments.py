@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from ampacity.analysis.summary import summarise
 from ampacity.config import make_settings
 from ampacity.experiments.stages.conduct import conduct, run_event_loop
 from ampacity.experiments.stages.provenance import announcement
@@ -33,6 +32,7 @@ from ampacity.simulator.server.launch import Started, start_in_process
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import open_schedule
 from tests.support.args import args_of
+from tests.support.contract import summarise
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from ampacity.analysis.contract.figures import Curve
-from ampacity.analysis.contract.summary import Summary, read_summary
+from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.decision.limits import RULES, Limit, find_limits
 from ampacity.analysis.summary import summarise
 from ampacity.config import make_settings
@@ -96,7 +96,7 @@ def summary_of(engine: str, load: dict[str, Any], folder: Path, seed: int = 1) -
     settings = make_settings({**given, **load, "seed": seed})
     quiet = Progress(Console(file=io.StringIO()))
     path = asyncio.run(predict(settings, find_deployment(engine), ["ampacity"], quiet))
-    return read_summary(summarise(load_run(path)))
+    return summarise(load_run(path))
 
 
 def holding(limits: list[Limit]) -> set[str]:

@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from ampacity.analysis.summary import summarise
 from ampacity.experiments.virtual import playback as virtual
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
 from ampacity.simulator.engine.truth import true_capacity
 from ampacity.simulator.models.hardware import find_config
 from tests.support.args import Command, args_of
+from tests.support.contract import summarise
 
 
 def test_finds_the_capacity_of_the_batching_server(tmp_path: Path, command: Command) -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from ampacity.analysis.change.baseline import make_baseline
 from ampacity.analysis.change.judged import prepare
-from ampacity.analysis.summary import summarise
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.config import make_settings
 from ampacity.reports.pages.run_report import render_report
 from ampacity.values import ConfigError
+from tests.support.contract import summarise
 from tests.support.synthetic import Stage, make_run, request
 
 
@@ -76,7 +77,7 @@ def test_ten_tokens_a_chunk_that_nobody_counted_are_no_tokens(tmp_path: Path, en
     text = said["tokens_per_chunk"]
     assert "ITL), TPOT, tokens/s are not given; inter-chunk latency (ICL) is." in text
     assert summary["workload"]["realised"]["output_tokens"]["received"]["n"] == 0
-    render_report(summary, {})
+    render_report(read_summary(summary), {})
 
 
 def test_a_server_that_sends_a_chunk_for_each_planned_token_sends_tokens(tmp_path: Path) -> None:

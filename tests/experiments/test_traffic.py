@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from ampacity.analysis.summary import summarise
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.config import check_steady
 from ampacity.progress import stage_line
 from ampacity.reports.render.traffic import side_title, traffic_table, workload_facts
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule_file import read_schedule
+from tests.support.contract import summarise
 from tests.support.synthetic import Stage, make_run, request
 
 MIX = """
@@ -61,7 +62,7 @@ def test_classes_and_arrivals_of_a_stage_worked_out_by_hand(tmp_path: Path) -> N
     assert chat["output_tokens"]["p50"] == 2  # of answers of 2 and 4 tokens the lower one
     assert chat["ttft_from_schedule_s"]["max"] == pytest.approx(0.2)
     assert (code["planned_share"], code["share"], code["cached_share"]) == (0.25, 0.2, 0.0)
-    table = traffic_table(summarise(run))
+    table = traffic_table(read_summary(summarise(run)))
     assert [[cell.text for cell in row[1:8]] for row in table.rows] == [
         ["chat", "75.0%", "80.0%", "4", "2", "1", "1"],
         ["code", "25.0%", "20.0%", "1", "1", "0", "0"],

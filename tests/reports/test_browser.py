@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.reports.pages.run_report import write_report
 from tests.support.sample_summary import ALL, meta
 
@@ -16,11 +17,13 @@ CLIPPED = """() => [...document.querySelectorAll('.picture svg')].flatMap(svg =>
   if (!box.width) return [];
   return [...svg.querySelectorAll('text')].filter(t => {
     const r = t.getBoundingClientRect();
-    return r.left < box.left - 1 || r.right > box.right + 1 || r.top < box.top - 1 || r.bottom > box.bottom + 1;
+    return r.left < box.left - 1 || r.right > box.right + 1 ||
+      r.top < box.top - 1 || r.bottom > box.bottom + 1;
   }).map(t => t.textContent);
 })"""
 OVERLAPPING = """() => [...document.querySelectorAll('.picture svg')].flatMap(svg => {
-  const texts = [...svg.querySelectorAll('text')].map(t => [t.textContent, t.getBoundingClientRect()]);
+  const texts = [...svg.querySelectorAll('text')]
+    .map(t => [t.textContent, t.getBoundingClientRect()]);
   return texts.flatMap(([a, r], i) => texts.slice(i + 1).filter(([b, s]) => r.width && s.width &&
     r.left < s.right - 1 && s.left < r.right - 1 && r.top < s.bottom - 2 && s.top < r.bottom - 2)
     .map(([b]) => a + ' | ' + b));
@@ -33,7 +36,10 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[st
     made = {}
     for name in ("open_sweep", "all_failed"):
         summary = ALL[name]()
-        made[name] = (summary, write_report(folder / f"{name}.html", summary, meta(summary)))
+        made[name] = (
+            summary,
+            write_report(folder / f"{name}.html", read_summary(summary), meta(summary)),
+        )
     return made
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import altair as alt
 import pytest
 
+from ampacity.analysis.contract.capacity import Search
+from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.analysis.load_names import name_stages
 from ampacity.reports.charts.curves import (
     achieved_by_offered,
@@ -24,6 +26,7 @@ from ampacity.reports.charts.distributions import (
 )
 from ampacity.reports.charts.marks import Chart, linear_axis, log_axis, log_ticks
 from ampacity.reports.charts.palette import COLOURS, light, style_sheet
+from tests.support.contract import blank
 from tests.support.sample_summary import (
     ALL,
     all_failed,
@@ -48,7 +51,7 @@ EVERY = [
 
 @cache
 def drawn(name: str) -> list[Chart]:
-    return charts(ALL[name]())
+    return charts(read_summary(ALL[name]()))
 
 
 def layers(chart: Chart | None, mark: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
@@ -104,11 +107,11 @@ def test_every_spec_is_valid_and_has_words(name: str) -> None:
 
 
 def test_an_empty_summary_has_no_charts() -> None:
-    assert charts({"stages": []}) == []
+    assert charts(read_summary(blank(Summary))) == []
 
 
 def test_the_curve_draws_ttft_and_e2e_where_they_are_known() -> None:
-    chart = latency_by_rate(open_sweep())
+    chart = latency_by_rate(read_summary(open_sweep()))
     lines = layers(chart, "line")
     assert [len(rows) for _, rows in lines] == [
         8,
@@ -123,7 +126,7 @@ def test_the_curve_draws_ttft_and_e2e_where_they_are_known() -> None:
 
 
 def test_the_curve_marks_knee_usable_rate_limit_and_infinite_p99() -> None:
-    chart = latency_by_rate(open_sweep())
+    chart = latency_by_rate(read_summary(open_sweep()))
     bands = [rows[0] for _, rows in layers(chart, "rect")]
     assert [(b["x"], b["x2"]) for b in bands] == [(5.4, 6.7), (6.0, 7.0)]
     rules = [rows[0] for _, rows in layers(chart, "rule") if "text" in rows[0]]
@@ -142,7 +145,11 @@ def test_the_curve_marks_knee_usable_rate_limit_and_infinite_p99() -> None:
 
 def test_p99_bars_are_the_interval_of_the_summary() -> None:
     summary = open_sweep()
-    bars = [rows for _, rows in layers(latency_by_rate(summary), "rule") if "text" not in rows[0]]
+    bars = [
+        rows
+        for _, rows in layers(latency_by_rate(read_summary(summary)), "rule")
+        if "text" not in rows[0]
+    ]
     low, high = summary["stages"][1]["ttft_from_schedule_s"]["p99_ci"]
     assert bars[0][0] == {"x": 2.0, "y": low, "y2": high}
 
@@ -151,7 +158,7 @@ def test_an_interval_with_an_open_side_reaches_the_edge() -> None:
     summary = open_sweep()
     summary["capacity"]["capacity_rps_ci"] = [6.0, None]
     summary["stages"][3]["ttft_from_schedule_s"]["p99_ci"] = [0.4, None]
-    chart = latency_by_rate(summary)
+    chart = latency_by_rate(read_summary(summary))
     band = layers(chart, "rect")[1][1][0]
     assert band["x"] == 6.0
     assert band["x2"] > 7.02
@@ -173,7 +180,7 @@ def test_the_curve_draws_the_percentile_that_is_judged(
 ) -> None:
     summary = open_sweep()
     summary["slos"] = [{"metric": "ttft", "quantile": quantile, "limit_s": 2.0, "text": slo}]
-    chart = latency_by_rate(summary)
+    chart = latency_by_rate(read_summary(summary))
     assert chart is not None
     labels = [key.label for key in chart.keys]
     assert [
@@ -192,13 +199,16 @@ def test_the_curve_draws_the_percentile_that_is_judged(
     summary["slos"].append(
         {"metric": "ttft", "quantile": 0.99, "limit_s": 3.0, "text": "ttft_p99=3s"}
     )
-    both = latency_by_rate(summary)
+    both = latency_by_rate(read_summary(summary))
     assert both is not None
     assert "TTFT p99" in [key.label for key in both.keys]
 
 
 def test_a_stage_without_a_percentile_is_named_in_the_caption() -> None:
-    for chart in (latency_by_rate(open_sweep()), latency_by_concurrency(open_sweep())):
+    for chart in (
+        latency_by_rate(read_summary(open_sweep())),
+        latency_by_concurrency(read_summary(open_sweep())),
+    ):
         assert chart is not None
         assert (
             "Not drawn: TTFT p99 at 1 req/s, 9 req/s (reasons in the tables); E2E p99 at"
@@ -210,13 +220,13 @@ def test_a_stage_without_a_percentile_is_named_in_the_caption() -> None:
         "p99": None,
         "p99_reason": "needs 299 requests, has 40",
     }
-    chart = latency_by_rate(summary)
+    chart = latency_by_rate(read_summary(summary))
     assert chart is not None
     assert chart.caption.endswith("Not drawn: TTFT p99 at 2 req/s (needs 299 requests, has 40).")
 
 
 def test_the_knee_is_a_strip_below_the_band_of_the_usable_rate() -> None:
-    chart = latency_by_rate(open_sweep())
+    chart = latency_by_rate(read_summary(open_sweep()))
     (knee_look, (knee,)), (usable_look, (usable,)) = layers(chart, "rect")
     assert knee["y"] == usable["y"]
     # 3 % of the logarithmic axis
@@ -228,7 +238,7 @@ def test_the_knee_is_a_strip_below_the_band_of_the_usable_rate() -> None:
 
 
 def test_bands_lie_below_the_data() -> None:
-    chart = latency_by_rate(open_sweep())
+    chart = latency_by_rate(read_summary(open_sweep()))
     assert chart is not None
     kinds = [layer["mark"]["type"] for layer in chart.spec["layer"]]
     assert kinds[:2] == ["rect", "rect"]
@@ -240,24 +250,24 @@ def test_a_stage_that_achieves_less_than_offered_is_said_to_stand_left_of_it() -
     for stage in summary["stages"]:
         stage["achieved_rps"] = stage["offered_rps"]
     said = "a stage that achieves less stands left of what it was offered"
-    all_carried = latency_by_rate(summary)
+    all_carried = latency_by_rate(read_summary(summary))
     assert all_carried is not None
     assert said not in all_carried.caption
     summary["stages"][-1]["achieved_rps"] /= 1.04
-    short = latency_by_rate(summary)
+    short = latency_by_rate(read_summary(summary))
     assert short is not None
     assert said in short.caption
 
 
 def test_c_max_is_marked_over_concurrency() -> None:
-    chart = latency_by_concurrency(closed_sweep())
+    chart = latency_by_concurrency(read_summary(closed_sweep()))
     assert "C_max 16.0 in flight (16.0 to 32.0)" in texts(chart, "rule")
     assert chart is not None
     assert chart.title == "The SLOs hold up to 16.0 requests in flight"
 
 
 def test_titles_without_capacity_claim_nothing() -> None:
-    chart = latency_by_rate(no_slos())
+    chart = latency_by_rate(read_summary(no_slos()))
     assert chart is not None
     assert chart.title == "Latency against the achieved rate"
 
@@ -266,20 +276,23 @@ def test_titles_say_where_a_bound_is_only_a_bound() -> None:
     summary = open_sweep()
     summary["capacity"]["crossing"] = "lower_bound"
     summary["slos"] = summary["slos"][:1]
-    chart = latency_by_rate(summary)
+    chart = latency_by_rate(read_summary(summary))
     assert chart is not None
     assert chart.title == "The SLO holds up to at least 6.40 requests/s"
 
 
 def test_achieved_says_what_the_endpoint_keeps_up_with() -> None:
-    chart, dead = achieved_by_offered(open_sweep()), achieved_by_offered(all_failed())
+    chart, dead = (
+        achieved_by_offered(read_summary(open_sweep())),
+        achieved_by_offered(read_summary(all_failed())),
+    )
     assert chart is not None
     assert dead is not None
     assert chart.title == "Keeps up with 7 requests/s offered, not with 9"
     assert dead.title == "Achieved against offered rate"
     summary = open_sweep()
     summary["stages"] = summary["stages"][:4]
-    kept = achieved_by_offered(summary)
+    kept = achieved_by_offered(read_summary(summary))
     assert kept is not None
     assert kept.title == "The achieved rate follows every rate offered"
 
@@ -289,20 +302,20 @@ def test_client_limited_stages_are_crosses() -> None:
     summary["stages"][7]["client_limited"] = True
     crosses = [
         rows
-        for mark, rows in layers(achieved_by_offered(summary), "point")
+        for mark, rows in layers(achieved_by_offered(read_summary(summary)), "point")
         if mark["shape"] == "cross"
     ]
     assert [row["x"] for rows in crosses for row in rows] == [9.0]
 
 
 def test_goodput_over_offered_rate_has_the_diagonal_and_the_peak() -> None:
-    chart = goodput_by_load(open_sweep())
+    chart = goodput_by_load(read_summary(open_sweep()))
     diagonal, curve = (rows for _, rows in layers(chart, "line"))
     assert all(row["x"] == row["y"] for row in diagonal)
     assert curve[7]["y"] == pytest.approx(0.05 * 7.02)
     assert chart is not None
     assert chart.title == "Goodput peaks at 6.56 requests/s, at 7 offered"
-    closed = goodput_by_load(closed_sweep())
+    closed = goodput_by_load(read_summary(closed_sweep()))
     assert closed is not None
     assert len(layers(closed, "line")) == 1
 
@@ -311,16 +324,18 @@ def test_quantile_curves_use_one_over_one_minus_q() -> None:
     summary = open_sweep()
     curve = {"q": [0.0, 0.5, 0.9, 0.99, 0.995, 1.0], "value": [0.1, 0.2, 0.3, 0.4, None, 9.0]}
     summary["stages"] = [summary["stages"][0] | {"curves": {"ttft_from_schedule_s": curve}}]
-    ((_, rows),) = layers(ttft_percentiles(summary), "line")
+    ((_, rows),) = layers(ttft_percentiles(read_summary(summary)), "line")
     assert [row["x"] for row in rows] == pytest.approx(
         [1, 2, 10, 100]
     )  # null and q = 1 are left out
     assert [row["y"] for row in rows] == [0.1, 0.2, 0.3, 0.4]
-    assert "SLO ttft_p99=2s: at most 2.00 s at p99" in texts(ttft_percentiles(summary), "point")
+    assert "SLO ttft_p99=2s: at most 2.00 s at p99" in texts(
+        ttft_percentiles(read_summary(summary)), "point"
+    )
 
 
 def test_itl_names_each_stage_and_dashes_the_unsteady_one() -> None:
-    chart = itl_percentiles(open_sweep())
+    chart = itl_percentiles(read_summary(open_sweep()))
     assert chart is not None
     assert [k.label for k in chart.keys] == [
         "SLO itl_p99=100ms",
@@ -340,7 +355,7 @@ def test_at_most_eight_curves_with_the_first_and_the_last() -> None:
 def test_errors_are_stacked_by_cause() -> None:
     summary = open_sweep()
     summary["stages"][7]["errors"] |= {"http_error": 3, "something_new": 2}
-    chart = errors_by_stage(summary)
+    chart = errors_by_stage(read_summary(summary))
     assert chart is not None
     rows = chart.spec["datasets"]["errors"]
     assert [(r["stage"], r["x"], r["x2"]) for r in rows] == [
@@ -355,10 +370,11 @@ def test_errors_are_stacked_by_cause() -> None:
 def test_what_was_cut_off_is_no_error() -> None:
     summary = open_sweep()
     summary["stages"][7]["errors"] |= {"unfinished": 12, "cancelled": 1}
-    chart = errors_by_stage(summary)
+    chart = errors_by_stage(read_summary(summary))
     assert chart is not None
     assert chart.title == (
-        "27 of 4,320 requests in the windows failed; 12 cut off unfinished; 1 cancelled by the workload"
+        "27 of 4,320 requests in the windows failed; 12 cut off unfinished; "
+        "1 cancelled by the workload"
     )
     assert [key.label for key in chart.keys] == [
         "timeout",
@@ -366,7 +382,7 @@ def test_what_was_cut_off_is_no_error() -> None:
         "cancelled by the workload",
     ]
     summary["stages"][7]["errors"] = {"unfinished": 12}
-    cut = errors_by_stage(summary)
+    cut = errors_by_stage(read_summary(summary))
     assert cut is not None
     assert cut.title == "No request in the windows failed; of 4,320, 12 cut off unfinished"
 
@@ -376,7 +392,7 @@ def test_two_stages_of_the_same_load_keep_a_bar_each() -> None:
     for stage in summary["stages"]:
         stage |= {"offered_rps": 1.0, "name": ""}
     name_stages(summary["stages"])
-    chart = errors_by_stage(summary)
+    chart = errors_by_stage(read_summary(summary))
     assert chart is not None
     assert [r["stage"] for r in chart.spec["datasets"]["errors"]] == [
         "1 req/s (stage 0)",
@@ -385,7 +401,7 @@ def test_two_stages_of_the_same_load_keep_a_bar_each() -> None:
 
 
 def test_lengths_planned_and_realised() -> None:
-    chart = output_lengths(open_sweep())
+    chart = output_lengths(read_summary(open_sweep()))
     planned, received = (rows for _, rows in layers(chart, "point"))
     assert [row["name"] for row in planned] == [
         "p1",
@@ -399,10 +415,10 @@ def test_lengths_planned_and_realised() -> None:
         "p99",
     ]
     assert (planned[4]["x"], received[4]["x"]) == (160, 151)
-    gone = input_lengths(all_failed())
+    gone = input_lengths(read_summary(all_failed()))
     assert gone is not None
     assert gone.title == "Input lengths: planned, none counted by the server"
-    assert input_lengths(one_stage() | {"workload": {}}) is None
+    assert input_lengths(read_summary(one_stage() | {"workload": {}})) is None
 
 
 def test_axes() -> None:
@@ -447,8 +463,8 @@ def test_the_style_sheet_recolours_every_colour() -> None:
 
 
 def test_the_curves_of_a_search_leave_the_stages_out_that_only_bracket() -> None:
-    """Of 43 requests, cut by the budget, and of 60 s in which 4.8 ended a second while 100 were in flight."""
-    summary = open_sweep() | {"search": {"path": []}}
+    """Leave out stages of 43 requests, cut short, or with hardly more answers than in flight."""
+    summary = open_sweep() | {"search": blank(Search)}
     for stage in summary["stages"]:
         stage["concurrency"] = 5.0
     assert len(curve_of(summary)) == 8
@@ -460,7 +476,7 @@ def test_the_curves_of_a_search_leave_the_stages_out_that_only_bracket() -> None
     assert loads == sorted(
         s["offered_rps"] for s in summary["stages"] if s["offered_rps"] not in left_out
     )
-    chart = achieved_by_offered(summary)
+    chart = achieved_by_offered(read_summary(summary))
     faint = [
         (mark, [row["x"] for row in rows])
         for mark, rows in layers(chart, "point")
@@ -470,14 +486,14 @@ def test_the_curves_of_a_search_leave_the_stages_out_that_only_bracket() -> None
     assert chart is not None
     assert "too short to be a figure: no part of the curve" in [key.label for key in chart.keys]
     summary["stages"] = [s for s in summary["stages"] if s["stable"]]
-    shorter = achieved_by_offered(summary)
+    shorter = achieved_by_offered(read_summary(summary))
     assert shorter is not None
     assert shorter.title == "The achieved rate follows every rate offered up to 7 requests/s"
 
 
 def curve_of(summary: dict[str, Any]) -> list[dict[str, Any]]:
     """The points that are joined, but for the diagonal's."""
-    return layers(achieved_by_offered(summary), "line")[1][1]
+    return layers(achieved_by_offered(read_summary(summary)), "line")[1][1]
 
 
 def test_a_sweep_of_short_stages_keeps_its_curve() -> None:

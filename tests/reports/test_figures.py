@@ -1,9 +1,13 @@
 """Numbers in words, key figures and tables, against values written out by hand."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ampacity.analysis.contract.burst import Breaker
+from ampacity.analysis.contract.figures import Percentiles
+from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.analysis.load_names import load_name
 from ampacity.reports.charts.burst import _breaker
 from ampacity.reports.pages.findings import error_bound, findings
@@ -13,11 +17,12 @@ from ampacity.reports.render.figures import (
     exact,
     interval,
     printable,
+    quantile_text,
     rate,
-    reason_of,
     seconds,
     share,
     significant,
+    why_null,
 )
 from ampacity.reports.render.tables import (
     METRICS,
@@ -29,6 +34,7 @@ from ampacity.reports.render.tables import (
     stages_table,
     windows_table,
 )
+from tests.support.contract import blank
 from tests.support.sample_summary import (
     ALL,
     all_failed,
@@ -37,6 +43,7 @@ from tests.support.sample_summary import (
     no_slos,
     one_stage,
     open_sweep,
+    verdict,
 )
 
 
@@ -110,9 +117,18 @@ def test_an_interval_says_which_side_is_not_known() -> None:
 
 
 def test_a_reason_is_the_figures_own_or_that_of_its_object() -> None:
-    assert reason_of({"p99_reason": "few", "reason": "none"}, "p99") == "few"
-    assert reason_of({"reason": "none"}, "p99") == "none"
-    assert reason_of({}, "p99") == "this run holds nothing to tell it from"
+    held = msgspec.convert(
+        blank(Percentiles) | {"p99_reason": "few", "reason": "none"}, Percentiles
+    )
+    assert (why_null(held, "p99"), why_null(held, "p50")) == ("few", "none")
+    empty = msgspec.convert(blank(Percentiles), Percentiles)
+    assert why_null(empty, "p99") == "this run holds nothing to tell it from"
+
+
+def test_only_p99_is_marked_by_its_interval() -> None:
+    held = {"p50": 0.857, "p99": 0.857, "p99_ci": [0.5, None]}
+    read = msgspec.convert(blank(Percentiles) | held, Percentiles)
+    assert (quantile_text(read, "p50"), quantile_text(read, "p99")) == ("857 ms", "≥ 857 ms")
 
 
 def test_the_load_of_a_stage_in_words() -> None:
@@ -126,7 +142,7 @@ def test_control_characters_are_made_harmless() -> None:
 
 
 def found(summary: dict) -> dict[str, Finding]:
-    return {finding.label: finding for finding in findings(summary)}
+    return {finding.label: finding for finding in findings(read_summary(summary))}
 
 
 def test_key_figures_of_an_open_sweep() -> None:
@@ -161,7 +177,8 @@ def test_a_cost_stands_beside_its_price_also_where_no_peak_sizes_a_fleet() -> No
     }
     note = found(summary)["Fleet"].note
     assert note == (
-        "no peak rate given (--peak-rps); $2.31 for a million output tokens of one instance at its capacity, at 1 GPU × $2.5/h"
+        "no peak rate given (--peak-rps); $2.31 for a million output tokens of one instance at its "
+        "capacity, at 1 GPU × $2.5/h"
     )
 
 
@@ -188,7 +205,7 @@ def test_a_lower_bound_and_a_limited_client_are_said() -> None:
 
 def test_what_goodput_counts_is_said_where_it_may_differ() -> None:
     summary = open_sweep()
-    summary["stages"][0]["accepted"] = {"requests": 3}
+    summary["stages"][0]["accepted"] |= {"requests": 3}
     note = found(summary)["Goodput peak"].note
     assert "itl_p99=100ms counts a request where 99.0% of its own gaps are within the limit" in note
     assert note.endswith("whether their answers were right stands under Accepted answers")
@@ -225,16 +242,12 @@ def test_a_rate_in_a_label_has_four_digits() -> None:
     ],
 )
 def test_a_breaker_of_a_short_queue(open_at: list[int], said: str) -> None:
-    breaker = {
-        "open_at": open_at,
-        "max_depth": 3,
-        "acceptable_wait_s": 0.5,
-        "rate_rps": 6.0,
-        "reason": None,
-    }
-    assert _breaker(breaker).value == said
-    assert _breaker(breaker).note == (
-        "at 80 to 90 % of the 3 requests that may wait at most, 6.00 req/s x 0.500 s of acceptable wait"
+    held = {"open_at": open_at, "max_depth": 3, "acceptable_wait_s": 0.5, "rate_rps": 6.0}
+    breaker = _breaker(msgspec.convert(blank(Breaker) | held, Breaker))
+    assert breaker.value == said
+    assert breaker.note == (
+        "at 80 to 90 % of the 3 requests that may wait at most, 6.00 req/s x 0.500 s of acceptable "
+        "wait"
     )
 
 
@@ -280,10 +293,13 @@ def test_a_load_that_was_repeated_is_a_finding() -> None:
         "client_limited": True,
     }
     assert found(summary)["Load generator"].note == (
-        "nothing measured at 9 req/s is a finding; requests left 700 µs late at p99 in the worst stage that counts, "
+        "nothing measured at 9 req/s is a finding; requests left 700 µs late at p99 in the worst "
+        "stage that counts, "
         "its warm-up included; loop lag p99 at most 400 µs; CPU at most 31.0% of a core"
     )
-    assert "(p99 of its loop's lag, worst stage that counts)" in str(error_bound(summary))
+    assert "(p99 of its loop's lag, worst stage that counts)" in str(
+        error_bound(read_summary(summary))
+    )
     summary["audit"] |= {"client_limited_stages": [5], "client_limited": False}
     assert found(summary)["Load generator"].note.startswith(
         "disturbed by other work at 6 req/s, which was repeated; requests"
@@ -292,7 +308,7 @@ def test_a_load_that_was_repeated_is_a_finding() -> None:
         range(len(summary["stages"]))
     )  # nothing counts
     assert "late at p99 in the worst stage, its" in found(summary)["Load generator"].note
-    assert str(error_bound(summary)).endswith("(p99 of its loop's lag, worst stage).")
+    assert str(error_bound(read_summary(summary))).endswith("(p99 of its loop's lag, worst stage).")
 
 
 def test_one_instance_and_one_gpu_are_singular() -> None:
@@ -323,12 +339,14 @@ def test_the_method_is_in_the_definitions_not_in_the_card() -> None:
     )
 
 
-def test_an_empty_summary_gives_dashes_not_errors() -> None:
-    assert {finding.value for finding in findings({})} == {"–"}
+def test_a_summary_without_stages_gives_dashes() -> None:
+    summary = read_summary(blank(Summary))
+    assert {finding.value for finding in findings(summary)} == {"–"}
+    assert stages_table(summary).rows == slo_table(summary).rows == []
 
 
 def test_the_table_of_stages_word_for_word() -> None:
-    table = stages_table(open_sweep())
+    table = stages_table(read_summary(open_sweep()))
     assert [c.head for c in table.columns] == [
         "load",
         "achieved",
@@ -364,13 +382,7 @@ def test_the_table_of_stages_word_for_word() -> None:
 def test_why_a_stage_is_undecided_names_every_slo_that_is() -> None:
     summary = one_stage()
     inconclusive = [
-        {
-            "slo": slo,
-            "verdict": "inconclusive",
-            "reason": f"0 of {n} over",
-            "cause": cause,
-            "more_requests": 9,
-        }
+        verdict(slo, "inconclusive", None, 1.0, 40, reason=f"0 of {n} over", cause=cause)
         for slo, n, cause in (
             ("a", 1, "too few"),
             ("b", 2, "too few"),
@@ -378,9 +390,9 @@ def test_why_a_stage_is_undecided_names_every_slo_that_is() -> None:
             ("d", 4, None),
         )
     ]
-    met = {"slo": "e", "verdict": "met", "reason": None, "cause": None}
+    met = verdict("e", "met", 0.1, 1.0, 40)
     summary["stages"][0] |= {"slo_met": None, "slo_verdicts": [*inconclusive, met]}
-    table = stages_table(summary)
+    table = stages_table(read_summary(summary))
     assert (
         table.notes[table.rows[0][-1].note - 1] == "a, b: too few; c: on the edge; d: 0 of 4 over"
     )
@@ -389,7 +401,7 @@ def test_why_a_stage_is_undecided_names_every_slo_that_is() -> None:
 def test_a_client_limited_stage_is_no_finding() -> None:
     summary = open_sweep()
     summary["stages"][2] |= {"client_limited": True, "client_limited_reason": "slip p99 of 80 ms"}
-    table = stages_table(summary)
+    table = stages_table(read_summary(summary))
     assert table.rows[2][-1].text == "no finding"
     assert (
         table.notes[table.rows[2][-1].note - 1]
@@ -410,7 +422,7 @@ def test_percentiles_with_n_interval_and_infinite() -> None:
         "infinite": 2,
     }
     summary["stages"] = [summary["stages"][0] | {"ttft_s": held}]
-    (row,) = percentile_table(summary, "ttft_s").rows
+    (row,) = percentile_table(read_summary(summary), "ttft_s").rows
     assert [cell.text for cell in row] == [
         "1 req/s",
         "100 ms",
@@ -431,13 +443,13 @@ def test_an_interval_with_an_unknown_end_has_a_footnote() -> None:
         "p99_ci": [0.3, None],
         "p99_ci_reason": "too few independent requests",
     }
-    table = percentile_table(summary, "ttft_s")
+    table = percentile_table(read_summary(summary), "ttft_s")
     assert table.rows[0][5] == Cell("from 300 ms, no upper bound", 1)
     assert table.notes == ["too few independent requests"]
 
 
 def test_a_metric_that_is_not_known_has_one_footnote() -> None:
-    table = percentile_table(one_stage(), "itl_s")
+    table = percentile_table(read_summary(one_stage()), "itl_s")
     assert [cell.text for cell in table.rows[0]] == ["2 req/s", *["–"] * 6, "0", "0"]
     assert table.notes == ["tokens of each chunk are not known"]
 
@@ -446,11 +458,11 @@ def test_a_metric_that_is_not_known_has_one_footnote() -> None:
 def test_every_table_is_rectangular_and_every_footnote_exists(name: str) -> None:
     summary = ALL[name]()
     tables = [
-        stages_table(summary),
-        slo_table(summary),
-        lengths_table(summary),
-        windows_table(summary, meta(summary)),
-        *all_percentiles(summary),
+        stages_table(read_summary(summary)),
+        slo_table(read_summary(summary)),
+        lengths_table(read_summary(summary)),
+        windows_table(read_summary(summary), meta(summary)),
+        *all_percentiles(read_summary(summary)),
     ]
     assert len(tables) == 4 + len(METRICS)
     for table in tables:
@@ -460,7 +472,7 @@ def test_every_table_is_rectangular_and_every_footnote_exists(name: str) -> None
 
 
 def test_slo_verdicts_one_row_each() -> None:
-    table = slo_table(open_sweep())
+    table = slo_table(read_summary(open_sweep()))
     assert len(table.rows) == 16
     assert [cell.text for cell in table.rows[12]] == [
         "7 req/s",
@@ -471,11 +483,11 @@ def test_slo_verdicts_one_row_each() -> None:
         "80",
         "900",
     ]
-    assert slo_table(no_slos()).rows == []
+    assert slo_table(read_summary(no_slos())).rows == []
 
 
 def test_lengths_planned_and_realised() -> None:
-    rows = lengths_table(open_sweep()).rows
+    rows = lengths_table(read_summary(open_sweep())).rows
     assert [row[0].text for row in rows] == [
         "input, planned",
         "input, counted by the server",
@@ -484,7 +496,7 @@ def test_lengths_planned_and_realised() -> None:
     ]
     assert rows[0][1].text == "4,320"
     assert rows[0][7].text == "1,020"  # p50
-    assert lengths_table(all_failed()).rows[1][2].text == "–"
+    assert lengths_table(read_summary(all_failed())).rows[1][2].text == "–"
 
 
 def test_windows_join_the_audit_of_run_json_by_stage() -> None:
@@ -492,13 +504,13 @@ def test_windows_join_the_audit_of_run_json_by_stage() -> None:
     run = meta(summary)
     run["stages"][1]["audit"] = run["stages"][1]["audit"] | {"slip_max_s": 0.5}
     summary["stages"][1]["littles_law"] |= {"consistency": 1.2, "ok": False}
-    table = windows_table(summary, run)
+    table = windows_table(read_summary(summary), run)
     heads = [column.head for column in table.columns]
     assert table.rows[0][heads.index("slip max")].text == "2.10 ms"
     assert table.rows[1][heads.index("slip max")].text == "500 ms"
     assert table.rows[1][heads.index("L ÷ λW")] == Cell("1.20", 1, "bad")
     assert table.notes == ["outside its tolerance of 5.00%"]
-    assert windows_table(summary, {}).notes  # without run.json: dashes and a reason
+    assert windows_table(read_summary(summary), {}).notes  # without run.json: dashes and a reason
 
 
 def test_a_rate_has_its_unit() -> None:

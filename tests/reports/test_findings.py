@@ -1,4 +1,4 @@
-"""Worked cases of what users misread: coordinated omission, users against requests in flight, stages' own lengths."""
+"""Worked cases of what users misread: coordinated omission, users, lengths of stages."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ampacity.analysis.load_names import load_name
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import percentiles
 from ampacity.analysis.stats.intervals import memory_of
-from ampacity.analysis.summary import summarise
 from tests.experiments.test_predict import predict
+from tests.support.contract import summarise
 from tests.support.synthetic import Stage, cohort, make_run, request
 
 
 def test_coordinated_omission_of_a_stall_of_100_seconds() -> None:
-    """Tene's example: 100 requests/s, 1 ms each for 100 s, then nothing for 100 s and the backlog at once."""
+    """Tene's example: 100 requests/s of 1 ms for 100 s, nothing for 100 s, then the backlog."""
     quick = [request(i, 0.01 * i, ttft_s=0.001) for i in range(10_000)]
-    # due 100.00 to 199.99 s; the answers come when the stall ends, at 200 s: latencies of 100, 99.99 ... 0.01 s
+    # due 100.00 to 199.99 s, answered when the stall ends: latencies of 100, 99.99 ... 0.01 s
     late = [
         request(10_000 + i, 100 + 0.01 * i, ttft_s=0.001, start_delay_s=100 - 0.01 * i - 0.001)
         for i in range(10_000)
@@ -92,7 +92,7 @@ def test_fault_32_each_stage_of_a_sweep_has_its_own_length(
 
 
 def test_what_a_queue_remembers_bounds_what_a_run_has_seen() -> None:
-    """An in-flight count that changes every 200 requests: its memory is 200 requests, so 20,000 saw about 30 jams' worth."""
+    """A count in flight that changes every 200 requests has a memory of 200 requests."""
     rng = np.random.default_rng(13)
     memory = memory_of(np.repeat(rng.exponential(100, 4000), 200))
     assert memory == pytest.approx(200, rel=0.1)

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ampacity.analysis.summary import summarise
+from ampacity.analysis.contract.capacity import Capacity, Knee
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.reports.charts import svg as drawing
 from ampacity.reports.charts.curves import latency_by_rate
 from ampacity.reports.pages.page import embedded_json
 from ampacity.reports.pages.run_report import partial_reason, render_report, write_report
 from ampacity.reports.pages.terminal import render_table
+from tests.support.contract import blank, summarise
 from tests.support.sample_summary import ALL, meta, one_stage, open_sweep
 from tests.support.synthetic import make_run, queue_sweep
 
@@ -66,14 +68,14 @@ def short_sweep() -> dict[str, Any]:
 
 
 def page_of(summary: dict[str, Any], run: dict[str, Any] | None = None) -> tuple[str, Page]:
-    text = render_report(summary, run or meta(summary))
+    text = render_report(read_summary(summary), run or meta(summary))
     return text, Page(text)
 
 
 @pytest.mark.parametrize("name", ["open_sweep", "one_stage", "all_failed"])
 def test_the_page_is_one_well_formed_file(name: str, tmp_path: Path) -> None:
     summary = ALL[name]()
-    path = write_report(tmp_path / "report.html", summary, meta(summary))
+    path = write_report(tmp_path / "report.html", read_summary(summary), meta(summary))
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
     assert path.stat().st_size < 1_500_000
     text = path.read_text(encoding="utf-8")
@@ -169,7 +171,7 @@ def test_why_a_run_is_partial(
 ) -> None:
     summary = one_stage() | {"partial": partial}
     run = meta(summary) | {"status": status, "status_reason": status_reason}
-    assert partial_reason(summary, run) == said
+    assert partial_reason(read_summary(summary), run) == said
     _, page = page_of(summary, run)
     assert (said is None and "partial" not in page.text) or (
         said is not None and said in page.text["partial"]
@@ -260,7 +262,7 @@ def test_writing_replaces_the_file_as_a_whole(tmp_path: Path) -> None:
     summary = short_sweep()
     summary["stages"][0]["achieved_rps"] = float("nan")
     with pytest.raises(ValueError, match="JSON"):
-        write_report(path, summary, meta(summary))
+        write_report(path, read_summary(summary), meta(summary))
     assert path.read_text() == "old"
 
 
@@ -268,7 +270,11 @@ def test_axis_labels_are_plain_numbers() -> None:
     summary = short_sweep()
     for factor, labels in ((10, ("20", "40", "60")), (1000, ("2,000", "4,000", "6,000"))):
         stages = [s | {"achieved_rps": s["achieved_rps"] * factor} for s in summary["stages"]]
-        chart = latency_by_rate(summary | {"stages": stages, "capacity": {}, "knee": {}})
+        chart = latency_by_rate(
+            read_summary(
+                summary | {"stages": stages, "capacity": blank(Capacity), "knee": blank(Knee)}
+            )
+        )
         assert chart is not None
         texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg_of(chart.spec, "alt", "x-"))
         assert set(labels) <= set(texts)
@@ -299,12 +305,12 @@ def test_a_summary_of_the_analysis_becomes_a_report(tmp_path: Path) -> None:
         "output-tokens",
     ]
     out = io.StringIO()
-    render_table(summary, Console(file=out, width=100, no_color=True))
+    render_table(read_summary(summary), Console(file=out, width=100, no_color=True))
     assert " ".join(out.getvalue().split()).startswith(summary["verdict"])
 
 
 def test_svg_has_tooltips_alternative_text_and_its_own_ids() -> None:
-    chart = latency_by_rate(open_sweep())
+    chart = latency_by_rate(read_summary(open_sweep()))
     assert chart is not None
     svg = svg_of(chart.spec, "an <alt>", "x-")
     assert 'aria-label="an &lt;alt&gt;"' in svg
@@ -338,7 +344,7 @@ def test_what_draws_may_die_and_the_page_is_written_without_charts(
     (tmp_path / "draw.py").write_text(program)
     monkeypatch.setattr(drawing, "_DRAW", tmp_path / "draw.py")
     summary = open_sweep()
-    page = write_report(tmp_path / "report.html", summary, meta(summary)).read_text()
+    page = write_report(tmp_path / "report.html", read_summary(summary), meta(summary)).read_text()
     assert 'role="img"' not in page
     assert "This chart could not be drawn" in page
     assert summary["verdict"] in page

@@ -7,14 +7,18 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from ampacity.analysis.contract.summary import Audit, Summary, read_summary
 from ampacity.reports.pages.findings import error_bound
 from ampacity.reports.pages.terminal import render_table
+from tests.support.contract import blank
 from tests.support.sample_summary import ALL, no_slos, one_stage, open_sweep
 
 
 def rendered(summary: dict[str, Any], width: int) -> str:
     out = io.StringIO()
-    render_table(summary, Console(file=out, width=width, no_color=True, force_terminal=False))
+    render_table(
+        read_summary(summary), Console(file=out, width=width, no_color=True, force_terminal=False)
+    )
     return out.getvalue()
 
 
@@ -149,15 +153,18 @@ def test_hostile_text_is_neither_markup_nor_an_escape_sequence() -> None:
 
 
 def test_the_client_s_own_error_stands_beside_the_percentiles() -> None:
-    summary = {"stages": [], "audit": {"receive_delay_p99_s": 0.0004, "loop_lag_p99_s": 0.002}}
-    assert error_bound(summary) == (
-        "The load generator adds at most 400 µs to 99 of 100 of these times (p99 of read time − kernel time, worst stage)."
+    def bound(**audit: Any) -> str | None:
+        return error_bound(read_summary(blank(Summary) | {"audit": blank(Audit) | audit}))
+
+    lags = {"receive_delay_p99_s": 0.0004, "loop_lag_p99_s": 0.002}
+    assert bound(**lags) == (
+        "The load generator adds at most 400 µs to 99 of 100 of these times (p99 of read time − "
+        "kernel time, worst stage)."
     )
-    summary["audit"] |= {"dated_by_kernel": True, "coalesced_share": 0.0002}
-    assert error_bound(summary) == (
-        "The kernel dates what arrives, so that the load generator's delay in reading adds nothing to these times; "
-        "0.0200% of the tokens were read together with the one before, which makes the gap between the two 0 (worst stage)."
+    assert bound(**lags, dated_by_kernel=True, coalesced_share=0.0002) == (
+        "The kernel dates what arrives, so that the load generator's delay in reading adds nothing "
+        "to these times; 0.0200% of the tokens were read together with the one before, which makes "
+        "the gap between the two 0 (worst stage)."
     )
-    summary["audit"] = {"loop_lag_p99_s": 0.002}
-    assert "one reading of a hundred 2.00 ms or more" in str(error_bound(summary))
-    assert error_bound({"audit": {}}) is None
+    assert "one reading of a hundred 2.00 ms or more" in str(bound(loop_lag_p99_s=0.002))
+    assert bound() is None

@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 
 from ampacity.analysis.contract.part import Part
 from ampacity.analysis.contract.summary import read_summary, to_json
+from ampacity.analysis.summary import summarise as summary_of
+from ampacity.loadgen.rundir.files import Run
+
+
+def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, Any]:
+    """Return the summary of a run as a reader of summary.json gets it."""
+    return to_json(summary_of(run, labels))
 
 
 def blank(part: type[Part]) -> dict[str, Any]:
@@ -32,7 +41,9 @@ def _empty(kind: Any) -> Any:
     return (origin or kind)()
 
 
-def difference(summary: dict[str, Any]) -> list[str]:
-    """Return the top-level fields in which a summary differs after being read and written."""
-    before, after = json.loads(json.dumps(summary)), to_json(read_summary(summary))
+def lost_in_contract(run: Run) -> list[str]:
+    """Return the top-level fields in which the contract changes what the analysis found."""
+    with patch("ampacity.analysis.summary.read_summary", lambda found: found):
+        found: Any = summary_of(run)
+    before, after = json.loads(json.dumps(found)), to_json(read_summary(found))
     return [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]

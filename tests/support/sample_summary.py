@@ -1,7 +1,7 @@
-"""Hand-made summaries and run.json dicts, as docs/summary.md and docs/run-directory.md describe them.
+"""Hand-made summaries and run.json dicts.
 
-Latencies follow simple formulas (log-normal around a queueing-like rise), so that pictures look like a
-real sweep; nothing here comes from `analysis`.
+Latencies follow simple formulas (log-normal around a queueing-like rise), so that pictures look
+like those of a real sweep.
 """
 
 from __future__ import annotations
@@ -208,154 +208,129 @@ WORKLOAD: dict[str, Any] = {
 }
 
 
-def open_sweep() -> dict[str, Any]:
-    """Eight offered rates from 1 to 9 requests/s; the endpoint gives out between 6.8 and 7.4."""
+WARNINGS = [
+    {
+        "code": "undecided_stage",
+        "text": "The stage at 7 req/s is inconclusive: 900 more requests would "
+        "decide it. Run it again with --duration 190s.",
+    },
+    {
+        "code": "few_requests",
+        "text": "The stage at 1 req/s has 120 requests: its p99 is not reported. "
+        "Use a longer --duration.",
+    },
+]
+
+OVER_STAGES: dict[str, Any] = {
+    "knee": {
+        "concurrency": 31.0,
+        "rps": 6.1,
+        "region": [24.0, 40.0],
+        "region_rps": [5.4, 6.7],
+        "reason": None,
+        "methods": {
+            "p99_p50_divergence": blank(KneeMethod) | {"concurrency": 28.4, "rps": 5.98},
+            "bounds": blank(KneeMethod) | {"concurrency": 33.0, "rps": 6.2},
+        },
+    },
+    "capacity": blank(Capacity)
+    | {
+        "c_max": 34.2,
+        "c_max_ci": [28.0, 44.0],
+        "c_max_basis": "open",
+        "capacity_rps": 6.4,
+        "capacity_rps_ci": [6.0, 7.0],
+        "binding_slo": "ttft_p99=2s",
+        "crossing": "interpolated",
+        "assumption": "p99 rises steadily between the stages at 6 and 7 req/s; interval from "
+        "batches of 20 s",
+        "reason": None,
+    },
+    "littles_law": blank(LittlesLawGap)
+    | {
+        "limit_s": 2.0,
+        "limit_metric": "ttft",
+        "consistency": 0.99,
+        "reason": "void: ttft_p99=2s does not limit how long every request is in the system",
+    },
+    "fleet": blank(Fleet)
+    | {
+        "peak_rps": 120.0,
+        "instances": 25,
+        "instances_ci": [24, 26],
+        "instances_before_safety": 19,
+        "gpus": 100,
+        "tensor_parallel": 4,
+        "safety_factor": 1.3,
+        "one_replica_down": 25,
+        "gpu_hour_usd": 2.5,
+        "cost_per_million_output_tokens": 2.31,
+    },
+    "audit": blank(Audit)
+    | {
+        "slip_p99_s": 0.0007,
+        "loop_lag_p99_s": 0.0004,
+        "cpu_fraction": 0.31,
+        "client_limited": False,
+        "client_limited_stages": [],
+    },
+}
+
+FEW = "too few independent requests, p99 needs 299 at least"
+
+
+def _open_stages() -> list[dict[str, Any]]:
+    reason = "needs 299 requests, has 120"
+    few = _verdicts("inconclusive", None, value_s_reason=reason, more_requests=179, cause=FEW)
+    near = _verdicts("inconclusive", 2.10, more_requests=900, cause=FEW)
+    over = _verdicts("violated", 41.0, reason="in flight keeps growing")
+    few[0]["attainment"] = 1.0
+    grows = {"stable": False, "stable_reason": "requests in flight grow by 2.0 a second"}
+    wide = {"sigma": 0.51, "achieved": 6.9, "good": 0.951, "slo_met": None}
+    last = {"sigma": 0.6, "achieved": 7.02, "good": 0.05, "failed": 27, "slo_met": False}
     stages = [
-        stage(
-            0,
-            1.0,
-            0.101,
-            2.7,
-            n=120,
-            slo_met=None,
-            slo_verdicts=_verdicts(
-                "inconclusive",
-                None,
-                value_s_reason="needs 299 requests, has 120",
-                attainment=1.0,
-                more_requests=179,
-                cause="too few independent requests, p99 needs 299 at least",
-            ),
-        ),
+        stage(0, 1.0, 0.101, 2.7, n=120, slo_met=None, slo_verdicts=few),
         stage(1, 2.0, 0.112, 5.6),
         stage(2, 3.0, 0.127, 9.1),
         stage(3, 4.0, 0.150, 13.4),
         stage(4, 5.0, 0.190, 19.2, sigma=0.6),
         stage(5, 6.0, 0.310, 28.4, sigma=0.75, achieved=5.98, good=0.994),
-        stage(
-            6,
-            7.0,
-            0.640,
-            44.0,
-            sigma=0.51,
-            achieved=6.9,
-            good=0.951,
-            slo_met=None,
-            slo_verdicts=_verdicts(
-                "inconclusive",
-                2.10,
-                more_requests=900,
-                cause="too few independent requests, p99 needs 299 at least",
-            ),
-        ),
-        stage(
-            7,
-            9.0,
-            11.5,
-            118.0,
-            sigma=0.6,
-            achieved=7.02,
-            good=0.05,
-            failed=27,
-            stable=False,
-            stable_reason="requests in flight grow by 2.0 a second",
-            slo_met=False,
-            slo_verdicts=_verdicts("violated", 41.0, reason="in flight keeps growing"),
-        ),
+        stage(6, 7.0, 0.640, 44.0, **wide, slo_verdicts=near),
+        stage(7, 9.0, 11.5, 118.0, **last, **grows, slo_verdicts=over),
     ]
     for each in stages[6:]:
-        each["curves"]["ttft_from_schedule_s"]["value"] = [
-            min(v, 60.0) for v in each["curves"]["ttft_from_schedule_s"]["value"]
-        ]
+        drawn = each["curves"]["ttft_from_schedule_s"]
+        drawn["value"] = [min(v, 60.0) for v in drawn["value"]]
+    return stages
+
+
+def open_sweep() -> dict[str, Any]:
+    """Return eight offered rates from 1 to 9 requests/s; the endpoint saturates near 7."""
+    realised = {
+        "input_tokens": {
+            "planned": lengths(1020, 0.602, 4320),
+            "sent": lengths(1031, 0.597, 4293),
+        },
+        "output_tokens": {
+            "planned": lengths(160, 0.575, 4320),
+            "received": lengths(151, 0.56, 4293),
+        },
+        "cached_token_share": 0.0,
+        "tokens_per_chunk": 1.02,
+        "token_source": {"usage": 4293, "chunks": 27},
+    }
     return blank(Summary) | {
         "schema_version": 2,
-        "verdict": "The endpoint carries 6.4 requests/s (6.0 to 7.0) with ttft_p99=2s and itl_p99=100ms met: "
-        "34 requests in flight on average.",
-        "warnings": [
-            {
-                "code": "undecided_stage",
-                "text": "The stage at 7 req/s is inconclusive: 900 more requests would "
-                "decide it. Run it again with --duration 190s.",
-            },
-            {
-                "code": "few_requests",
-                "text": "The stage at 1 req/s has 120 requests: its p99 is not reported. "
-                "Use a longer --duration.",
-            },
-        ],
-        "workload": WORKLOAD
-        | {
-            "realised": {
-                "input_tokens": {
-                    "planned": lengths(1020, 0.602, 4320),
-                    "sent": lengths(1031, 0.597, 4293),
-                },
-                "output_tokens": {
-                    "planned": lengths(160, 0.575, 4320),
-                    "received": lengths(151, 0.56, 4293),
-                },
-                "cached_token_share": 0.0,
-                "tokens_per_chunk": 1.02,
-                "token_source": {"usage": 4293, "chunks": 27},
-            }
-        },
+        "verdict": "The endpoint carries 6.4 requests/s (6.0 to 7.0) with ttft_p99=2s and "
+        "itl_p99=100ms met: 34 requests in flight on average.",
+        "warnings": copy.deepcopy(WARNINGS),
+        "workload": WORKLOAD | {"realised": realised},
         "slos": copy.deepcopy(SLOS),
         "requests": 4320,
         "errors": errors(timeout=27),
-        "stages": stages,
-        "knee": {
-            "concurrency": 31.0,
-            "rps": 6.1,
-            "region": [24.0, 40.0],
-            "region_rps": [5.4, 6.7],
-            "reason": None,
-            "methods": {
-                "p99_p50_divergence": blank(KneeMethod) | {"concurrency": 28.4, "rps": 5.98},
-                "bounds": blank(KneeMethod) | {"concurrency": 33.0, "rps": 6.2},
-            },
-        },
-        "capacity": blank(Capacity)
-        | {
-            "c_max": 34.2,
-            "c_max_ci": [28.0, 44.0],
-            "c_max_basis": "open",
-            "capacity_rps": 6.4,
-            "capacity_rps_ci": [6.0, 7.0],
-            "binding_slo": "ttft_p99=2s",
-            "crossing": "interpolated",
-            "assumption": "p99 rises steadily between the stages at 6 and 7 req/s; interval from "
-            "batches of 20 s",
-            "reason": None,
-        },
-        "littles_law": blank(LittlesLawGap)
-        | {
-            "limit_s": 2.0,
-            "limit_metric": "ttft",
-            "consistency": 0.99,
-            "reason": "void: ttft_p99=2s does not limit how long every request is in the system",
-        },
+        "stages": _open_stages(),
         "goodput": goodput(6.56, 7.0),
-        "fleet": blank(Fleet)
-        | {
-            "peak_rps": 120.0,
-            "instances": 25,
-            "instances_ci": [24, 26],
-            "instances_before_safety": 19,
-            "gpus": 100,
-            "tensor_parallel": 4,
-            "safety_factor": 1.3,
-            "one_replica_down": 25,
-            "gpu_hour_usd": 2.5,
-            "cost_per_million_output_tokens": 2.31,
-        },
-        "audit": blank(Audit)
-        | {
-            "slip_p99_s": 0.0007,
-            "loop_lag_p99_s": 0.0004,
-            "cpu_fraction": 0.31,
-            "client_limited": False,
-            "client_limited_stages": [],
-        },
+        **copy.deepcopy(OVER_STAGES),
     }
 
 
@@ -526,7 +501,7 @@ def no_slos() -> dict[str, Any]:
             "slo_attainment": None,
         }
     summary |= {
-        "verdict": "The knee lies at 5.4 to 6.7 requests/s; no SLO was given, so there is no C_max.",
+        "verdict": "The knee lies at 5.4 to 6.7 requests/s; without an SLO there is no C_max.",
         "slos": [],
         "warnings": [{"code": "no_slo", "text": "Give --slo ttft_p99=2s to get a C_max."}],
         "capacity": blank(Capacity) | {"crossing": "none", "reason": why},
@@ -536,17 +511,80 @@ def no_slos() -> dict[str, Any]:
     return summary
 
 
+AUDIT = {
+    "slip_p50_s": 0.00008,
+    "slip_p99_s": 0.0007,
+    "slip_max_s": 0.0021,
+    "loop_lag_p99_s": 0.0004,
+    "cpu_fraction": 0.31,
+    "client_limited": False,
+    "client_limited_reason": None,
+}
+META: dict[str, Any] = {
+    "schema_version": 1,
+    "run_id": "k3f9a2",
+    "name": "sweep-chat",
+    "experiment": "sweep",
+    "status": "complete",
+    "status_reason": None,
+    "tool": {"name": "ampacity", "version": "0.1.0"},
+    "command_line": [
+        "ampacity",
+        "sweep",
+        "http://127.0.0.1:8000/v1",
+        "--model",
+        "example/chat-8b",
+        "--workload",
+        "chat",
+        "--slo",
+        "ttft_p99=2s",
+        "--slo",
+        "itl_p99=100ms",
+    ],
+    "started_utc": "2026-11-27T22:00:00Z",
+    "ended_utc": "2026-11-27T22:09:31Z",
+    "clock": {"monotonic_ns": 1234, "utc": "2026-11-27T22:00:00Z"},
+    "endpoint": {
+        "url": "http://127.0.0.1:8000/v1",
+        "api": "chat",
+        "model": "example/chat-8b",
+        "server": "uvicorn",
+    },
+    "locked": {
+        "engine": "vllm",
+        "engine_version": "0.32.0",
+        "quantization": None,
+        "hardware": None,
+        "tensor_parallel": None,
+        "max_model_len": 8192,
+        "prefix_caching": None,
+        "extra_body": {"temperature": 0},
+    },
+    "workload": WORKLOAD,
+    "slos": SLOS,
+    "seed": 1,
+    "salt": "7f3a",
+    "workers": 1,
+    "warmup_requests": None,
+    "host": {
+        "python": "3.11.7",
+        "platform": "Linux-6.1-x86_64",
+        "cpus": 2,
+        "cpu_model": "Example CPU",
+        "memory_bytes": 8 * 2**30,
+        "uvloop": True,
+    },
+    "fleet_inputs": {
+        "peak_rps": 120,
+        "tensor_parallel": 4,
+        "safety_factor": 1.3,
+        "gpu_hour_usd": 2.5,
+    },
+}
+
+
 def meta(summary: dict[str, Any]) -> dict[str, Any]:
-    """A run.json that belongs to ``summary``."""
-    audit = {
-        "slip_p50_s": 0.00008,
-        "slip_p99_s": 0.0007,
-        "slip_max_s": 0.0021,
-        "loop_lag_p99_s": 0.0004,
-        "cpu_fraction": 0.31,
-        "client_limited": False,
-        "client_limited_reason": None,
-    }
+    """Return a run.json that belongs to ``summary``."""
     stages = [
         {
             "index": s["index"],
@@ -558,72 +596,11 @@ def meta(summary: dict[str, Any]) -> dict[str, Any]:
             "scheduled_requests": s["requests"] + 12,
             "drained_ns": (70 * i + 68) * 10**9,
             "ended_early": None,
-            "audit": audit,
+            "audit": AUDIT,
         }
         for i, s in enumerate(summary["stages"])
     ]
-    return {
-        "schema_version": 1,
-        "run_id": "k3f9a2",
-        "name": "sweep-chat",
-        "experiment": "sweep",
-        "status": "complete",
-        "status_reason": None,
-        "tool": {"name": "ampacity", "version": "0.1.0"},
-        "command_line": [
-            "ampacity",
-            "sweep",
-            "http://127.0.0.1:8000/v1",
-            "--model",
-            "example/chat-8b",
-            "--workload",
-            "chat",
-            "--slo",
-            "ttft_p99=2s",
-            "--slo",
-            "itl_p99=100ms",
-        ],
-        "started_utc": "2026-11-27T22:00:00Z",
-        "ended_utc": "2026-11-27T22:09:31Z",
-        "clock": {"monotonic_ns": 1234, "utc": "2026-11-27T22:00:00Z"},
-        "endpoint": {
-            "url": "http://127.0.0.1:8000/v1",
-            "api": "chat",
-            "model": "example/chat-8b",
-            "server": "uvicorn",
-        },
-        "locked": {
-            "engine": "vllm",
-            "engine_version": "0.32.0",
-            "quantization": None,
-            "hardware": None,
-            "tensor_parallel": None,
-            "max_model_len": 8192,
-            "prefix_caching": None,
-            "extra_body": {"temperature": 0},
-        },
-        "workload": copy.deepcopy(WORKLOAD),
-        "slos": copy.deepcopy(SLOS),
-        "seed": 1,
-        "salt": "7f3a",
-        "workers": 1,
-        "warmup_requests": None,
-        "stages": stages,
-        "host": {
-            "python": "3.11.7",
-            "platform": "Linux-6.1-x86_64",
-            "cpus": 2,
-            "cpu_model": "Example CPU",
-            "memory_bytes": 8 * 2**30,
-            "uvloop": True,
-        },
-        "fleet_inputs": {
-            "peak_rps": 120,
-            "tensor_parallel": 4,
-            "safety_factor": 1.3,
-            "gpu_hour_usd": 2.5,
-        },
-    }
+    return copy.deepcopy(META) | {"stages": copy.deepcopy(stages)}
 
 
 ALL = {f.__name__: f for f in (open_sweep, closed_sweep, one_stage, all_failed, no_slos)}

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.analysis.stage.goodput import LabelsError
-from ampacity.analysis.summary import summarise
 from ampacity.checker import check_answers
 from ampacity.config import make_settings
 from ampacity.experiments.stages.conduct import conduct, run_event_loop
@@ -30,6 +30,7 @@ from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.progress import Progress
 from ampacity.reports.render.tables import accepted_table
 from ampacity.simulator.server.launch import Started, start_in_process
+from tests.support.contract import summarise
 from tests.support.synthetic import Stage, make_run, request
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "quality.md"
@@ -168,14 +169,18 @@ def test_accepted_answers_are_counted_and_shown(tmp_path: Path) -> None:
         pytest.approx(0.3),
         6,
     )
-    table = accepted_table(summary)
+    table = accepted_table(read_summary(summary))
     assert table is not None
     assert [cell.text for cell in table.rows[0]][1:4] == ["3", "30.0%", "0.300"]
     assert table.columns[-1].unit == "USD"
-    priced = accepted_table(summary | {"fleet": {"tensor_parallel": 2, "gpu_hour_usd": 2.5}})
+    priced = accepted_table(
+        read_summary(
+            summary | {"fleet": summary["fleet"] | {"tensor_parallel": 2, "gpu_hour_usd": 2.5}}
+        )
+    )
     assert priced is not None
     assert priced.columns[-1].unit == "USD at that load, 2 GPUs × $2.5/h"
-    assert accepted_table(summarise(load_run(run))) is None
+    assert accepted_table(read_summary(summarise(load_run(run)))) is None
 
 
 @pytest.mark.parametrize(

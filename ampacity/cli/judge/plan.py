@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ampacity.cli import options as o
 from ampacity.cli.output import print_json
+
+if TYPE_CHECKING:
+    from ampacity.analysis.contract.summary import Summary
 
 MeanRps = Annotated[
     float | None,
@@ -48,6 +51,7 @@ def plan(
     ampacity plan runs/search --profile traffic.yaml --gpu-hour 2.50
     """
     from ampacity.analysis.capacity.fleet import FleetError, carried_by, fleet_of, use_of_fleet
+    from ampacity.analysis.contract.summary import to_json
     from ampacity.analysis.summary import summarise
     from ampacity.loadgen.rundir.files import load_run
     from ampacity.settings import fleet_inputs, read_settings
@@ -59,8 +63,8 @@ def plan(
     inputs = fleet_inputs(read_settings({**defaults, "tp": measured, **given}))
     traffic = _traffic(inputs["peak_rps"], mean_rps, profile)
     summary = summarise(loaded)
-    capacity = summary["capacity"]
-    carried = carried_by(capacity, summary["stages"], summary["fleet"])
+    capacity, stages = to_json(summary.capacity), [to_json(s) for s in summary.stages]
+    carried = carried_by(capacity, stages, to_json(summary.fleet))
     if carried is None:
         raise FleetError(f"{run}: no fleet can be sized from this run: {capacity['reason']}")
     sizing = (inputs["tensor_parallel"], inputs["safety_factor"], inputs["gpu_hour_usd"])
@@ -72,7 +76,7 @@ def plan(
     fleet["from_run"] = sorted(
         name for name, flag in FLAGS.items() if flag in defaults.keys() - given.keys()
     )
-    fleet["warnings"] = [*summary["warnings"], *_own_warnings(fleet, traffic, measured)]
+    fleet["warnings"] = [*map(to_json, summary.warnings), *_own_warnings(fleet, traffic, measured)]
     if json:
         print_json(fleet)
         return
@@ -148,7 +152,7 @@ def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | Non
     return replace(traffic, mean_rps=mean_rps)
 
 
-def _lines(fleet: dict[str, Any], summary: Mapping[str, Any]) -> list[str]:
+def _lines(fleet: dict[str, Any], summary: Summary) -> list[str]:
     """Return the plan in words, with the arithmetic."""
     from ampacity.analysis.capacity.fleet import instances_text
     from ampacity.reports.pages.findings import usable_rate
@@ -158,7 +162,7 @@ def _lines(fleet: dict[str, Any], summary: Mapping[str, Any]) -> list[str]:
     between = f" ({usable.interval})" if usable.interval else ""
     before, down = fleet["instances_before_safety"], fleet["one_replica_down"]
     fleet_peak = f"{fleet['peak_rps']:.4g} requests/s"
-    carries = "is predicted to carry" if summary["predicted"] else "carries"
+    carries = "is predicted to carry" if summary.predicted else "carries"
     lines = [
         f"{instances_text(fleet)}, {counted(fleet['gpus'], 'GPU')} for {fleet_peak}",
         f"  one instance {carries} {usable.value}{between}; {usable.note}",

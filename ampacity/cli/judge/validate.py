@@ -60,6 +60,7 @@ def validate(
 
     ampacity validate runs/search --production http://127.0.0.1:8000/metrics --over 5m
     """
+    from ampacity.analysis.contract.summary import to_json
     from ampacity.analysis.summary import summarise
     from ampacity.analysis.validate import validate as judge
     from ampacity.imports import production as source
@@ -68,7 +69,7 @@ def validate(
 
     instances = instances or len(production)
     loaded = load_run(run)
-    summary = summarise(loaded)
+    summary = to_json(summarise(loaded))
     interval_s = parse_duration(over, "--over") if over else None
     observed = source.production(production, before or [], interval_s)
     chosen = _stage(run, summary, stage, observed.rps and observed.rps / instances)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.summary import summarise
 from ampacity.loadgen.rundir.files import Run, load_run
 from ampacity.simulator.engine.engine import EngineConfig
@@ -33,7 +34,7 @@ def calibrate_to_run(path: Path, config: EngineConfig) -> tuple[EngineConfig, li
     run = load_run(path)
     levels = [
         level
-        for stage in summarise(run)["stages"]
+        for stage in summarise(run).stages
         if (level := _level(run, stage, config)) is not None
     ]
     if len(levels) < LEVELS_MIN:
@@ -62,23 +63,23 @@ def calibrate_to_run(path: Path, config: EngineConfig) -> tuple[EngineConfig, li
     return replace(config, step_time=found.step_time), _words(found, step_time, len(levels))
 
 
-def _level(run: Run, stage: dict[str, Any], config: EngineConfig) -> dict[str, Any] | None:
+def _level(run: Run, stage: Stage, config: EngineConfig) -> dict[str, Any] | None:
     """Return one load level for the fit; None if it cannot be used."""
-    concurrency = stage["concurrency_set"] or stage["concurrency"]
-    if stage["stable"] is False or stage["client_limited"] or not concurrency:
+    concurrency = stage.concurrency_set or stage.concurrency
+    if stage.stable is False or stage.client_limited or not concurrency:
         return None
-    if concurrency > QUEUE_FREE * config.max_num_seqs or stage["ttft_s"].get("mean") is None:
+    if concurrency > QUEUE_FREE * config.max_num_seqs or stage.ttft_s.mean is None:
         return None
     rows = run.requests.filter(
         pc.and_(
-            pc.equal(run.requests["stage"], stage["index"]), pc.equal(run.requests["status"], "ok")
+            pc.equal(run.requests["stage"], stage.index), pc.equal(run.requests["status"], "ok")
         )
     )
-    itl_s = stage["itl_s"].get("mean")
+    itl_s = stage.itl_s.mean
     return {
-        "closed": stage["kind"] == "closed",
+        "closed": stage.kind == "closed",
         "concurrency": concurrency,
-        "ttft_s": stage["ttft_s"]["mean"],
+        "ttft_s": stage.ttft_s.mean,
         "itl_s": np.nan if itl_s is None else itl_s,
         "input": pc.mean(rows["input_tokens"]).as_py(),
         "output": pc.mean(rows["output_tokens"]).as_py(),

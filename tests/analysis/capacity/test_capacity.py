@@ -24,8 +24,8 @@ from ampacity.analysis.capacity.levels import good_share_at, number_text
 from ampacity.analysis.capacity.usable import find_capacity, met_by_all
 from ampacity.analysis.slo import parse_slos
 from ampacity.analysis.stage.goodput import goodput_rps
-from ampacity.analysis.summary import summarise
 from ampacity.experiments.sweep import next_rate
+from tests.support.contract import summarise
 from tests.support.synthetic import ORIGIN_NS, Stage, make_run, queue_sweep, request
 
 SLOS = parse_slos(["ttft_p99=1s"])

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from ampacity.analysis.change.judged import prepare
-from ampacity.analysis.summary import summarise
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.config import make_settings
 from ampacity.experiments.sweep import sweep
 from ampacity.experiments.virtual.predict import predict
@@ -28,6 +28,7 @@ from ampacity.simulator.models.hardware import find_config
 from ampacity.values import ConfigError
 from ampacity.workloads.lengths.parse import Fixed
 from ampacity.workloads.profile import load_workload
+from tests.support.contract import summarise
 from tests.support.synthetic import Stage, make_run, queue_sweep, request
 
 SLOS = ["ttft_p99=200ms"]
@@ -95,8 +96,8 @@ def test_a_comparison_takes_the_workloads_own_stages(runs: tuple[Run, Run]) -> N
 
 def test_the_report_draws_the_families_beside_the_own_curve(runs: tuple[Run, Run]) -> None:
     plain, more = map(summarise, runs)
-    assert not [*curve_charts(plain), *curve_tables(plain)]
-    (chart,) = curve_charts(more)
+    assert not [*curve_charts(read_summary(plain)), *curve_tables(read_summary(plain))]
+    (chart,) = curve_charts(read_summary(more))
     points = [row for rows in chart.spec["datasets"].values() for row in rows if "state" in row]
     own = [
         s["slo_verdicts"][0]["value_s"] for s in more["stages"] if s["slo_verdicts"][0]["value_s"]
@@ -111,9 +112,9 @@ def test_the_report_draws_the_families_beside_the_own_curve(runs: tuple[Run, Run
         f"the workload's own lengths: TTFT p99 (SLO ttft_p99=200ms), SLOs kept up to {rate:.0f} req/s ({low:.0f} to {high:.0f})",
         "all at p99 lengths: TTFT p50",
     ]
-    (table,) = curve_tables(more)
+    (table,) = curve_tables(read_summary(more))
     assert [cell.text for cell in table.rows[1]][:2] == ["all at p99 lengths", "4,142 in, 601 out"]
-    page = render_report(more, runs[1].meta)
+    page = render_report(read_summary(more), runs[1].meta)
     assert page.count('id="chart-lengths"') == 1
     assert "<summary>Stages at p99 lengths" in page
 
@@ -153,7 +154,7 @@ def test_each_class_has_the_load_at_which_its_own_slos_break(mixed: Run) -> None
     top = summary["stages"][1]["classes"]
     assert (top["a"]["slo_met"], top["b"]["slo_met"]) == (True, False)
     assert (top["a"]["slo_attainment"], top["b"]["slo_attainment"]) == (1.0, 0.0)
-    (chart,) = curve_charts(summary)
+    (chart,) = curve_charts(read_summary(summary))
     assert chart.name == "classes"
     points = {
         (r["x"], r["text"].split()[0]): r["y"]
@@ -165,10 +166,10 @@ def test_each_class_has_the_load_at_which_its_own_slos_break(mixed: Run) -> None
     assert points == {key: pytest.approx(value) for key, value in expected.items()}
     rules = [r["text"] for rows in chart.spec["datasets"].values() for r in rows if "x2" in r]
     assert rules == ["SLO a:ttft_p90=150ms", "SLO b:ttft_p90=500ms"]
-    (table,) = curve_tables(summary)
+    (table,) = curve_tables(read_summary(summary))
     assert [cell.text for cell in table.rows[0]][:3] == ["a", "a:ttft_p90=150ms", "≥ 20.0"]
     printed = StringIO()
-    render_table(summary, Console(file=printed, width=150))
+    render_table(read_summary(summary), Console(file=printed, width=150))
     assert "SLOs kept" in printed.getvalue()
 
 
@@ -210,12 +211,12 @@ def test_a_class_that_breaks_an_slo_below_the_usable_rate_of_all_is_named(tmp_pa
 def test_a_run_of_one_class_has_no_curves_of_classes(runs: tuple[Run, Run]) -> None:
     summary = summarise(runs[0])
     assert summary["classes"] == []
-    assert not [*curve_charts(summary), *curve_tables(summary)]
+    assert not [*curve_charts(read_summary(summary)), *curve_tables(read_summary(summary))]
 
 
 def test_the_stage_table_shows_the_most_requests_in_flight(runs: tuple[Run, Run]) -> None:
     summary = summarise(runs[0])
-    table = stages_table(summary)
+    table = stages_table(read_summary(summary))
     at = [column.head for column in table.columns].index("at most")
     assert [row[at].text for row in table.rows] == [
         f"{s['concurrency_max']:,}" for s in summary["stages"]

@@ -22,10 +22,10 @@ from ampacity.analysis.capacity.fleet import (
     traffic_of_profile,
     use_of_fleet,
 )
-from ampacity.analysis.summary import summarise
 from ampacity.cli import main
 from ampacity.config import make_settings
 from ampacity.workloads.fit.traffic import fit_arrivals
+from tests.support.contract import summarise
 from tests.support.synthetic import Stage, make_run, request
 
 WEEK_S = 7 * 86_400.0

@@ -20,7 +20,7 @@ from ampacity.analysis.stage.goodput import (
     offline_throughput,
     parse_labels,
 )
-from ampacity.analysis.summary import summarise
+from tests.support.contract import summarise
 from tests.support.synthetic import Stage, cohort, make_run, request
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.analysis.slo import parse_slo, verdict_word
 from ampacity.analysis.stage.analyse import read_records, stage_records
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.stage.verdicts import Judged, judge_requests
-from ampacity.analysis.summary import summarise
 from ampacity.reports.charts.curves import (
     charts,
     goodput_by_load,
@@ -25,6 +25,7 @@ from ampacity.reports.pages.run_report import render_report
 from ampacity.reports.render.tables import ABOVE_ACHIEVED, slo_table, stages_table
 from benchmarks.servers import ORIGIN_NS, SERVERS, limit_at, stage_of, table_of
 from tests.analysis.stage.test_outage import stage as stage_with
+from tests.support.contract import summarise
 from tests.support.sample_summary import open_sweep
 from tests.support.synthetic import Stage, make_run, request
 
@@ -71,14 +72,16 @@ def test_a_steady_state_is_one_thing_in_table_chart_and_text(
 ) -> None:
     summary = open_sweep()
     stage = summary["stages"][1]
-    stage |= changes
-    assert (steady_state(stage)[0], stage_state(stage, summary)) == (word, state)
-    table = stages_table(summary)
+    for name, change in changes.items():
+        stage[name] = stage[name] | change if isinstance(change, dict) else change
+    read = read_summary(summary)
+    assert (steady_state(stage)[0], stage_state(read.stages[1], read)) == (word, state)
+    table = stages_table(read)
     cell = column(table, "steady")[1]
     assert cell.text == ("–" if word == "unknown" else word)
     assert (cell.note is None) is (word == "yes")
     if state in STATES:
-        labels = {key.label for chart in charts(summary) for key in chart.keys}
+        labels = {key.label for chart in charts(read_summary(summary)) for key in chart.keys}
         assert STATES[state] in labels
 
 
@@ -91,8 +94,9 @@ def test_a_stage_that_never_settled_is_called_steady_nowhere(tmp_path: Path) -> 
     (stage,) = summary["stages"]
     assert (stage["stable"], stage["window"]["settled"]) == (True, False)
     assert "no steady state was shown" in " ".join(w["text"] for w in summary["warnings"])
-    assert [c.text for c in column(stages_table(summary), "steady")] == ["not shown"]
-    assert stage_state(stage, summary) == "unsettled"
+    assert [c.text for c in column(stages_table(read_summary(summary)), "steady")] == ["not shown"]
+    read = read_summary(summary)
+    assert stage_state(read.stages[0], read) == "unsettled"
 
 
 def test_an_outage_has_one_verdict_in_headline_and_table(tmp_path: Path) -> None:
@@ -103,13 +107,13 @@ def test_an_outage_has_one_verdict_in_headline_and_table(tmp_path: Path) -> None
     summary = summarise(run)
     (stage,) = summary["stages"]
     assert (stage["slo_met"], stage["outage"]["outside"]["slo_met"]) == (False, None)
-    table = stages_table(summary)
+    table = stages_table(read_summary(summary))
     (cell,) = column(table, "SLO")
     assert (cell.text, cell.state) == ("violated", "bad")
     said = note_of(table, cell)
     assert said.startswith("SLO violated; outside of it inconclusive (ttft_p99=1s: ")
     assert said in summary["verdict"]
-    assert [c.text for c in column(slo_table(summary), "verdict")] == ["violated"]
+    assert [c.text for c in column(slo_table(read_summary(summary)), "verdict")] == ["violated"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,7 @@ def test_an_outage_that_is_the_only_trouble(
     short = down[1] - down[0] < 1
     made = stage_with((down,), answer_s=0.1 if short else 0.5, duration_s=120.0 if short else 40.0)
     summary = summarise(make_run(tmp_path / "run", [made], ["error_rate=5%"]))
-    table = stages_table(summary)
+    table = stages_table(read_summary(summary))
     (cell,) = column(table, "SLO")
     assert note_of(table, cell) == text
     assert cell.text == text.split(" ")[1].rstrip(";")
@@ -157,13 +161,13 @@ def test_stages_of_one_load_have_one_name_everywhere(tmp_path: Path) -> None:
     names = ["20 req/s (stage 0)", "10 req/s", "20 req/s (stage 2)"]
     assert [s["name"] for s in summary["stages"]] == names
     in_order = [names[1], names[0], names[2]]
-    assert [c.text for c in column(stages_table(summary), "load")] == in_order
-    assert [c.text for c in column(slo_table(summary), "load")] == in_order
-    (errors,) = [c for c in charts(summary) if c.name == "errors"]
+    assert [c.text for c in column(stages_table(read_summary(summary)), "load")] == in_order
+    assert [c.text for c in column(slo_table(read_summary(summary)), "load")] == in_order
+    (errors,) = [c for c in charts(read_summary(summary)) if c.name == "errors"]
     assert [row["stage"] for row in errors.spec["datasets"]["errors"]] == in_order
-    (curve,) = [c for c in charts(summary) if c.name == "ttft-percentiles"]
+    (curve,) = [c for c in charts(read_summary(summary)) if c.name == "ttft-percentiles"]
     assert [key.label for key in curve.keys][-3:] == in_order
-    assert "(stage 1)" not in render_report(summary, run.meta)
+    assert "(stage 1)" not in render_report(read_summary(summary), run.meta)
 
 
 def test_an_estimated_goodput_peak_is_called_one_and_drawn_off_the_points() -> None:
@@ -175,7 +179,7 @@ def test_an_estimated_goodput_peak_is_called_one_and_drawn_off_the_points() -> N
         "basis": "pooled",
         "reason": None,
     }
-    (found,) = [f for f in findings(summary) if f.label == "Goodput peak"]
+    (found,) = [f for f in findings(read_summary(summary)) if f.label == "Goodput peak"]
     assert (found.value, found.interval) == (
         "an estimated 6.30 req/s",
         "95 % interval 6.00 to 6.60 req/s",
@@ -183,7 +187,7 @@ def test_an_estimated_goodput_peak_is_called_one_and_drawn_off_the_points() -> N
     assert found.note.startswith(
         "from all open stages together; no stage need have been run there; at 6.48 req/s offered"
     )
-    chart = goodput_by_load(summary)
+    chart = goodput_by_load(read_summary(summary))
     assert chart is not None
     assert chart.title == "Goodput peaks at an estimated 6.30 requests/s, at 6.48 offered"
     assert "estimated peak 6.30 req/s (95 % interval 6.00 to 6.60)" in [
@@ -197,10 +201,10 @@ def test_an_estimated_goodput_peak_is_called_one_and_drawn_off_the_points() -> N
         6.3,
     }  # the bar from 6.0 to 6.6, and the point that carries it
     summary["goodput"] |= {"basis": "stage", "peak_rps_ci": None, "at_offered_rps": 7.0}
-    (found,) = [f for f in findings(summary) if f.label == "Goodput peak"]
+    (found,) = [f for f in findings(read_summary(summary)) if f.label == "Goodput peak"]
     assert (found.value, found.interval) == ("6.30 req/s", None)
     assert "of the best stage" in found.note
-    measured = goodput_by_load(summary)
+    measured = goodput_by_load(read_summary(summary))
     assert measured is not None
     assert "stimate" not in measured.title + measured.caption + " ".join(
         k.label for k in measured.keys
@@ -213,7 +217,7 @@ def test_an_estimated_goodput_peak_is_called_one_and_drawn_off_the_points() -> N
 def test_a_goodput_above_the_achieved_rate_has_a_note(good: float, noted: bool) -> None:
     summary = open_sweep()
     summary["stages"][0] |= {"achieved_rps": 4.0, "goodput_rps": good}
-    table = stages_table(summary)
+    table = stages_table(read_summary(summary))
     cell = column(table, "goodput")[0]
     assert (cell.note is not None and note_of(table, cell) == ABOVE_ACHIEVED) is noted
 
@@ -262,24 +266,28 @@ def test_what_kind_of_figure_the_usable_rate_is_stands_in_card_and_chart(
 ) -> None:
     summary = open_sweep()
     summary["capacity"] |= {"crossing": crossing, "capacity_rps": 6.4, "c_max": 34.0}
-    value = {f.label: f.value for f in findings(summary)}
+    value = {f.label: f.value for f in findings(read_summary(summary))}
     assert value["Capacity"] == f"{said}6.40 req/s"
     assert value["C_max"] == f"{drawn}34.0 in flight"
     for chart, text in (
         (latency_by_rate, "6.40 requests/s"),
         (latency_by_concurrency, "34.0 requests in flight"),
     ):
-        made = chart(summary)
+        made = chart(read_summary(summary))
         assert made is not None
         assert made.title == f"The SLOs hold up to {drawn}{text}"
 
 
 def test_a_predicted_run_tells_of_no_client() -> None:
     summary = open_sweep() | {"predicted": True}
-    (client,) = [f for f in findings(summary) if f.label == "Load generator"]
+    (client,) = [f for f in findings(read_summary(summary)) if f.label == "Load generator"]
     assert (client.value, client.note) == (
         "kept up",
         "in virtual time every request leaves when it is due",
     )
-    (client,) = [f for f in findings(summary | {"predicted": False}) if f.label == "Load generator"]
+    (client,) = [
+        f
+        for f in findings(read_summary(summary | {"predicted": False}))
+        if f.label == "Load generator"
+    ]
     assert "late at p99" in client.note

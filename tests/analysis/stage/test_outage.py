@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ampacity.analysis.summary import summarise
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.cli.app import app
 from ampacity.reports.charts.outage import outage_chart
 from ampacity.reports.pages.findings import findings
 from ampacity.reports.pages.run_report import render_report
+from tests.support.contract import summarise
 from tests.support.synthetic import Stage, at_ns, make_run, request
 
 RATE_RPS = 15.0
@@ -82,11 +83,11 @@ def test_a_server_that_was_killed_for_four_seconds_was_down(tmp_path: Path) -> N
     assert outside["requests"] == outside["ok"] == len(records) - failed
     assert [w["code"] for w in summary["warnings"]][:1] == ["outage"]
     assert summary["capacity"]["capacity_rps"] is None
-    assert findings(summary)[0].label == "Outage"
-    chart = outage_chart(summary)
+    assert findings(read_summary(summary))[0].label == "Outage"
+    chart = outage_chart(read_summary(summary))
     assert chart is not None
     assert said in chart.title
-    assert said in render_report(summary, {})
+    assert said in render_report(read_summary(summary), {})
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from ampacity.analysis.contract.stage import Server
 from ampacity.analysis.stage.server import server_figures
-from ampacity.analysis.summary import summarise
 from ampacity.loadgen.telemetry import SCHEMA
+from tests.support.contract import summarise
 from tests.support.synthetic import ORIGIN_NS, Stage, make_run, request
 
 S = 1_000_000_000

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ampacity.analysis.summary import summarise
 from ampacity.experiments.stages.rig import Rig
+from tests.support.contract import summarise
 from tests.support.synthetic import Stage, make_run, request
 
 

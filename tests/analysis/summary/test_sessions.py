@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ampacity.analysis.sessions import NO_SESSIONS
-from ampacity.analysis.summary import summarise
+from tests.support.contract import summarise
 from tests.support.synthetic import Stage, make_run, request
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from ampacity.analysis.capacity.fleet import instances_text
 from ampacity.analysis.stage_warnings import Facts
-from ampacity.analysis.summary import summarise
 from ampacity.analysis.verdict import write_verdict
 from ampacity.analysis.warnings import RULES
 from ampacity.loadgen.rundir.records import RequestRecord
+from tests.support.contract import summarise
 from tests.support.synthetic import (
     FLEET,
     SLOS,

@@ -12,8 +12,8 @@ import pytest
 
 from ampacity.analysis.contract.summary import read_summary, to_json
 from ampacity.analysis.metrics.percentiles import percentiles
-from ampacity.analysis.summary import summarise
 from ampacity.loadgen.rundir.records import STATUSES
+from tests.support.contract import summarise
 from tests.support.synthetic import (
     FLEET,
     ORIGIN_NS,

@@ -18,14 +18,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.analysis.metrics.requests import RecordsError
 from ampacity.analysis.slo import SloError
-from ampacity.analysis.summary import summarise
 from ampacity.loadgen.rundir.files import Run, RunDirError, load_run
 from ampacity.loadgen.rundir.meta import fault_of
 from ampacity.loadgen.rundir.records import SCHEMA, STATUSES, RequestRecord, to_batch
 from ampacity.reports.pages.run_report import render_report
 from ampacity.reports.pages.terminal import render_table
+from tests.support.contract import summarise
 from tests.support.synthetic import (
     FLEET,
     ORIGIN_NS,
@@ -423,9 +424,9 @@ def test_a_tampered_run_json_gives_a_report_or_one_line(
     if line is None:
         try:
             summary = summarise(_run_of(meta, complete))
-            render_table(strict(summary), Console(file=io.StringIO()))
+            render_table(read_summary(strict(summary)), Console(file=io.StringIO()))
             if html:
-                render_report(summary, meta)
+                render_report(read_summary(summary), meta)
             return
         except SloError as refused:
             line = str(refused)

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from ampacity.analysis.summary import summarise
 from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client, Connection, Stamps
@@ -27,6 +26,7 @@ from ampacity.loadgen.rundir.files import RunWriter, load_run
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from tests.support.certificates import make_certificate
+from tests.support.contract import summarise
 from tests.support.fault_server import FaultServer
 from tests.support.faults import FAULTS, Call, drop, ok
 from tests.support.stage_driving import (

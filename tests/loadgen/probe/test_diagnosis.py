@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.analysis.diagnosed import spoilt_by
-from ampacity.analysis.summary import summarise
 from ampacity.loadgen.probe.diagnosis import as_dicts, diagnose, spoilt, warnings
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.loadgen.rundir.records import RequestRecord
@@ -20,6 +20,7 @@ from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.reports.pages.run_report import render_report
 from tests.cli.test_hostile import Server, stream
 from tests.support.args import args_of
+from tests.support.contract import summarise
 from tests.support.synthetic import Stage, make_run, request
 
 SLOS = ["ttft_p90=1s", "itl_p90=1s", "tpot_p90=1s", "e2e_p90=1s", "first_answer_p90=1s"]
@@ -207,7 +208,7 @@ def test_a_server_that_does_not_stream_is_said_before_the_load_and_in_every_answ
     assert found["ttft_p50=1s"] == "inconclusive"
     assert "carries at least" not in summary["verdict"]
     assert "not_streamed" in {w["code"] for w in summary["warnings"]}
-    page = render_report(summary, run.meta)
+    page = render_report(read_summary(summary), run.meta)
     assert "Seen of the endpoint before the load" in page
     assert "not streamed: 8 tokens in one piece" in page
 
