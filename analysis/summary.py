@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs, to_builtins
 
 from ampacity.analysis.burst.summarise import summarise_burst
 from ampacity.analysis.capacity.families import class_curves, describe_family, split_lengths
 from ampacity.analysis.capacity.fleet import Traffic, carried_by, fleet_of
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
 from ampacity.analysis.capacity.knee import find_knee
+from ampacity.analysis.capacity.limit import find_capacity, met_by_all
 from ampacity.analysis.capacity.search import summarise_search
-from ampacity.analysis.capacity.usable import find_capacity, met_by_all
+from ampacity.analysis.contract.capacity import Capacity
 from ampacity.analysis.load_names import load_name, name_stages
 from ampacity.analysis.metrics.impossible import check_records
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
@@ -48,6 +50,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     meta = run.meta
     slos = [slo_from_dict(s) for s in meta.get("slos") or []]
     metas, records, stages = _judge_stages(run, slos, labels)
+    capacity = _capacity(meta, stages, slos)
     summary: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "verdict": "",
@@ -61,17 +64,17 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         "slos": [slo.as_dict() for slo in slos],
         **_counts(records.requests, metas),
         "stages": stages,
-        "knee": find_knee(stages),
-        "capacity": _capacity(meta, stages, slos),
+        "knee": to_builtins(find_knee(stages)),
+        "capacity": to_builtins(capacity),
         "interval_assumption": ASSUMPTION,
-        "goodput": peak_goodput(stages, slos),
-        "classes": [] if meta.get("burst") else class_curves(stages, slos),
+        "goodput": to_builtins(peak_goodput(stages, slos)),
+        "classes": [] if meta.get("burst") else to_builtins(class_curves(stages, slos)),
         "families": [],
         "offline": offline_throughput(stages, slos, meta.get("fleet_inputs") or {}),
         "audit": _audit(metas, stages, imported=bool(meta.get("imported"))),
     }
     for stage in stages:
-        stage["slo_met_by_all"] = met_by_all(stage, summary["capacity"])
+        stage["slo_met_by_all"] = met_by_all(stage, capacity)
     for lengths, part in others.items():
         _, of_part, judged = _judge_stages(part, slos, labels)
         for stage in judged:
@@ -130,7 +133,7 @@ def _add_optional_parts(
     if meta.get("next_command"):
         summary["next_command"] = str(meta["next_command"])
     if meta.get("search"):
-        summary["search"] = summarise_search(meta["search"], summary["stages"], slos)
+        summary["search"] = to_builtins(summarise_search(meta["search"], summary["stages"], slos))
     if summary["diagnosis"] is None:
         summary["diagnosis_reason"] = "no probe's diagnosis is in run.json"
 
@@ -145,12 +148,10 @@ def _workload(described: Mapping[str, Any], came: dict[str, Any]) -> dict[str, A
     return {**described, "realised": came}
 
 
-def _capacity(
-    meta: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[Slo]
-) -> dict[str, Any]:
+def _capacity(meta: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[Slo]) -> Capacity:
     if meta.get("burst"):
         why = "a burst is no steady load, so it names no capacity: a search or a sweep does"
-        return find_capacity([], slos) | {"reason": why}
+        return structs.replace(find_capacity([], slos), reason=why)
     return find_capacity(stages, slos)
 
 

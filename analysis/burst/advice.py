@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ampacity.analysis.capacity.fleet import queue_depth
-from ampacity.analysis.capacity.judged import WAITS
+from ampacity.analysis.capacity.levels import WAITS
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.slo import ERROR_RATE, Slo, parse_slo
 from ampacity.analysis.stage.attainment import observe_slos

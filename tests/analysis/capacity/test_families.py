@@ -285,6 +285,10 @@ class Recording:
         over = rate_rps > (8 if self.lengths is None else 2)
         self.stages.append(
             {
+                "index": len(self.stages),
+                "kind": "open",
+                "requests": round(rate_rps * duration_s),
+                "concurrency": 1.0,
                 "offered_rps": rate_rps,
                 "lengths": self.lengths,
                 "stable": not over,
@@ -292,7 +296,7 @@ class Recording:
                 "slo_verdicts": [],
                 "slo_met": None,
                 "achieved_rps": min(rate_rps, 8.0),
-                "window": {"end_s": duration_s},
+                "window": {"end_s": duration_s, "warmup_requests": 0},
                 "tokens": self.settings.workload.input_tokens,
             }
         )
