@@ -21,8 +21,8 @@ from ampacity.analysis.capacity.next_load import (
     so_far,
 )
 from ampacity.analysis.capacity.pooled import estimate
-from ampacity.config import Settings
 from ampacity.experiments.stages.rig import Rig, Stage
+from ampacity.settings import Settings
 from ampacity.values import ConfigError, duration_text, rounded_up
 
 START = 1.0  # requests in flight at the first load

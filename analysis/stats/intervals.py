@@ -6,7 +6,7 @@ order, of "slower than a limit") the number of slow ones has the variance n p (1
 as negative binomial, which is a Poisson number of clusters of random size, and as binomial where
 tau is 1. A run that happens to see few jams shows too few slow requests and too small a tau at
 once, so whoever says "met" also asks how long that run's queue is remembered (``memory_of``).
-``ASSUMPTION`` says in words what that relies on; ``benchmarks/verdict_rates.py`` is the study
+``ASSUMPTION`` says in words what that relies on; ``benchmarks/studies/verdict_rates.py`` is the study
 behind the constants.
 """
 

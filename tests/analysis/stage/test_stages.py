@@ -13,7 +13,7 @@ from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.analysis.stage.littles_law import consistency, gap, summarise_gap
 from ampacity.analysis.summary import summarise
 from ampacity.analysis.warnings import find_warnings
-from benchmarks.littles_law import open_stage
+from benchmarks.studies.littles_law import open_stage
 from tests.support.synthetic import Stage, at_ns, make_run, request
 
 SLOS = parse_slos(["ttft_p99=2s"])
