@@ -142,7 +142,7 @@ def to_json(part: Part) -> dict[str, Any]:
 def describe_fields() -> str:
     """Return the structs as Markdown: the section of docs/summary.md that lists every field."""
     lines = []
-    for part in _parts(Part):
+    for part in sorted(_parts(Part), key=lambda part: part.__name__):
         lines += [f"### {part.__name__}", "", "| field | type | may be left out |", "|---|---|---|"]
         for field in msgspec.structs.fields(part):
             declared = next(p for p in part.__mro__ if field.name in p.__annotations__)
