@@ -129,7 +129,8 @@ def _add_optional_parts(
     meta = run.meta
     if meta.get("burst") and metas:
         stage = _undisturbed(metas)
-        summary["burst"] = summarise_burst(meta["burst"], stage, records, slos, run.server)
+        burst = summarise_burst(meta["burst"], stage, records, slos, run.server)
+        summary["burst"] = to_builtins(burst)
     if meta.get("next_command"):
         summary["next_command"] = str(meta["next_command"])
     if meta.get("search"):

@@ -20,6 +20,7 @@ from ampacity.analysis.capacity.posterior import (
     saturation_of,
 )
 from ampacity.analysis.contract.capacity import Goodput
+from ampacity.analysis.contract.part import with_nulls
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.slo import GAP_METRICS, Slo
 from ampacity.analysis.stage.throughput import NO_FIGURE, is_figure
@@ -38,16 +39,16 @@ def peak_goodput(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> Goodp
     if not figures:
         reasons = (s["goodput_rps_reason"] for s in stages if s.get("goodput_rps_reason"))
         reason = NO_FIGURE if judged else next(reasons, "no stage was measured")
-        return _goodput(reason=reason)
+        return with_nulls(Goodput, reason=reason)
     if found := estimate_peak(open_levels(stages), slos):
         peak, ci, load = found
-        return _goodput(peak_rps=peak, peak_rps_ci=ci, at_offered_rps=load, basis="pooled")
+        return with_nulls(
+            Goodput, peak_rps=peak, peak_rps_ci=ci, at_offered_rps=load, basis="pooled"
+        )
     best = max(figures, key=lambda s: float(s["goodput_rps"]))
-    return _goodput(peak_rps=best["goodput_rps"], at_offered_rps=best["offered_rps"], basis="stage")
-
-
-def _goodput(**known: Any) -> Goodput:
-    return Goodput(**{**dict.fromkeys(Goodput.__struct_fields__), **known})
+    return with_nulls(
+        Goodput, peak_rps=best["goodput_rps"], at_offered_rps=best["offered_rps"], basis="stage"
+    )
 
 
 def estimate_peak(

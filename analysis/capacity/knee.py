@@ -16,6 +16,7 @@ import numpy as np
 
 from ampacity.analysis.capacity.levels import stage_rate
 from ampacity.analysis.contract.capacity import Knee, KneeMethod
+from ampacity.analysis.contract.part import with_nulls
 from ampacity.analysis.stats.scalability import corner_of_bounds
 
 MIN_STAGES = 4
@@ -166,17 +167,10 @@ def _bounds(stages: list[dict[str, Any]]) -> KneeMethod:
     corner = corner_of_bounds(x, y, any(s["stable"] is False for s in stages))
     if corner is None:
         return _null("throughput was still growing at the top: no ceiling is known")
-    return KneeMethod(
-        concurrency=corner[0],
-        rps=corner[1],
-        range=None,
-        range_rps=None,
-        reason=None,
-        definition="time in flight at low load x the highest throughput",
-    )
+    what = "time in flight at low load x the highest throughput"
+    return with_nulls(KneeMethod, concurrency=corner[0], rps=corner[1], definition=what)
 
 
 def _null(reason: str) -> KneeMethod:
     """Return a method without a finding."""
-    nothing = dict.fromkeys(KneeMethod.__struct_fields__)
-    return KneeMethod(**{**nothing, "reason": reason})  # type: ignore[arg-type]
+    return with_nulls(KneeMethod, reason=reason)

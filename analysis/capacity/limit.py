@@ -34,6 +34,7 @@ from ampacity.analysis.capacity.pooled import (
 )
 from ampacity.analysis.capacity.unmeetable import why_unmeetable
 from ampacity.analysis.contract.capacity import Capacity, LoopCapacity
+from ampacity.analysis.contract.part import with_nulls
 from ampacity.analysis.contract.stage import Loop
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.throughput import all_failed
@@ -128,9 +129,15 @@ def _too_wide(found: Estimate, shown: LoopCapacity) -> dict[str, Any]:
 
 
 def _nothing_shown(kind: Loop, reason: str | None) -> LoopCapacity:
-    nothing: dict[str, Any] = dict.fromkeys(LoopCapacity.__struct_fields__)
-    nothing |= {"c_max_basis": kind, "binding_or": [], "crossing": "none", "reason": reason}
-    return LoopCapacity(**{**nothing, "assumption": ASSUMPTION, "non_monotone": False})
+    return with_nulls(
+        LoopCapacity,
+        c_max_basis=kind,
+        binding_or=[],
+        crossing="none",
+        reason=reason,
+        assumption=ASSUMPTION,
+        non_monotone=False,
+    )
 
 
 def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> LoopCapacity:
