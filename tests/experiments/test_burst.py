@@ -54,9 +54,11 @@ def burst_run(
     kill_s: float = np.inf,
     stuck: tuple[float, float] = (0.0, 0.0),
 ) -> Run:
-    """5/s for 30 s, 15/s for 10 s, 5/s again, evenly spaced, in front of one server in order of arrival.
+    """5/s for 30 s, 15/s for 10 s, 5/s again, evenly spaced, in front of one server in order of
+    arrival.
 
-    ``cut_s``: Ctrl-C, then; ``kill_s``: what is not answered by then has no record. ``stuck``: nothing is begun then.
+    ``cut_s``: Ctrl-C, then; ``kill_s``: what is not answered by then has no record. ``stuck``:
+    nothing is begun then.
     """
     end = 40 + recovery_s
     times = np.concatenate(
@@ -397,8 +399,8 @@ def test_slow_requests_are_compared_by_parts() -> None:
     before, since = (np.tile(np.arange(20) < n, 8) for n in (2, 6))
     assert slower_p(before, since) == pytest.approx(0.00026, rel=0.05)
     assert slower_p(since, before) == 1.0
-    # in one part all are slow, in the others none: 1/8 against none, with s / sqrt(8) = 1/8 and the binomial
-    # sqrt(0.0625 x 0.9375 / 160) = 0.019: t(14) = 0.125 / 0.1265 = 0.99
+    # in one part all are slow, in the others none: 1/8 against none, with s / sqrt(8) = 1/8 and the
+    # binomial sqrt(0.0625 x 0.9375 / 160) = 0.019: t(14) = 0.125 / 0.1265 = 0.99
     jam = np.repeat(np.arange(8) == 3, 20)
     assert slower_p(np.zeros(160, bool), jam) == pytest.approx(0.17, abs=0.001)
 
@@ -460,7 +462,7 @@ def test_the_limit_is_judged_anew_from_the_run_directory(tmp_path: Path) -> None
 
 
 def test_recovery_is_neither_said_too_early_nor_too_late_and_above_0_6_not_at_all() -> None:
-    # a reduced form of benchmarks/studies/burst_recovery.py, whose truth is exact by coupling: under 3 %
+    # a reduced form of the study burst_recovery, whose truth is exact by coupling: under 3 %
     # wrong there
     wrong = answers = 0
     for case in (Case("mm8", 0.4, 3.5), Case("mm1", 0.5, 3.0), Case("mg1", 0.5, 3.0)):
@@ -771,8 +773,8 @@ def test_a_base_that_is_too_short_is_said_before_the_run(monkeypatch: pytest.Mon
         async def open_stage(self, *_: Any) -> None:
             pass
 
-    asyncio.run(short.run(Rig()))  # type: ignore[arg-type]
-    asyncio.run(BurstPlan(base_rps=5).run(Rig()))  # type: ignore[arg-type]
+    asyncio.run(short.run(Rig()))
+    asyncio.run(BurstPlan(base_rps=5).run(Rig()))
     assert told == [f"the recovery time will not be known: {said}"]
 
 

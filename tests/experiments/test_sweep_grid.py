@@ -119,7 +119,7 @@ def told_of(typical_e2e_s: float = 2.0, **raw: Any) -> str | None:
     rig = SimpleNamespace(
         settings=settings, typical_e2e_s=typical_e2e_s, stage_s=lambda _: settings.duration_s
     )
-    return too_few(rig)  # type: ignore[arg-type]
+    return too_few(rig)
 
 
 def test_rates_whose_stages_cannot_meet_a_percentile_are_named_beforehand_with_what_would_do() -> (
@@ -148,12 +148,13 @@ def begins_at(typical_e2e_s: float, stage_s: float | None = None, **raw: Any) ->
         typical_e2e_s=typical_e2e_s,
         stage_s=lambda _: stage_s or settings.duration_s,
     )
-    return begin_rate(rig, fewest_requests(settings.slos, {})[0])  # type: ignore[arg-type]
+    return begin_rate(rig, fewest_requests(settings.slos, {})[0])
 
 
 def test_a_grid_begins_at_a_load_that_is_surely_low() -> None:
-    """Where a stage has twice the 59 requests that p95 takes, 118 in 15 s or 7.87 req/s, if that is at most half a request
-    in flight (one thread is busy half of the time); never below a quarter."""
+    """Where a stage has twice the 59 requests that p95 takes, 118 in 15 s or 7.87 req/s, if that is
+    at most half a request in flight (one thread is busy half of the time); never below a quarter.
+    """
     p95: dict[str, Any] = {"slo": ["ttft_p95=500ms"], "duration": "15s"}
     assert begins_at(0.05, **p95) == 7.87
     assert begins_at(0.2, **p95) == 2.5
@@ -219,14 +220,16 @@ def test_a_duration_that_was_given_is_written_exactly(seconds: float, text: str)
 
 
 def test_a_sweep_gives_what_is_left_to_loads_near_the_limit() -> None:
-    """M/M/1 with 10 requests/s, p95 of the sojourn time put at 0.85 of that: 8.5 requests/s, C_max 8.5/1.5 + 8.5/2.
+    """M/M/1 with 10 requests/s, p95 of the sojourn time put at 0.85 of that: 8.5 requests/s, C_max
+    8.5/1.5 + 8.5/2.
 
-    Of eight intervals that hold the truth in 95 % one may miss it."""
+    Of eight intervals that hold the truth in 95 % one may miss it.
+    """
     slo, (truth, in_flight) = put_at(QUEUE, 0.85, 0.95)
     held = np.zeros(2)
     for seed in range(8):
         rig = ServerRig(QUEUE, slo, seed, 60.0)
-        asyncio.run(sweep(rig))  # type: ignore[arg-type]
+        asyncio.run(sweep(rig))
         near = sum(abs(math.log(s["offered_rps"] / truth)) < 0.4 for s in rig.stages)
         assert near >= 2
         found = find_capacity(rig.stages, [slo])
@@ -245,7 +248,7 @@ def swept(max_duration_s: float, server: str = "mm1", **how: Any) -> ServerRig:
         else put_at(SERVERS[server](), 0.7, 0.95, 20_000)
     )
     rig = ServerRig(SERVERS[server](), slo, 3, max_duration_s / 20)
-    asyncio.run(sweep(rig, max_duration_s=max_duration_s, **how))  # type: ignore[arg-type]
+    asyncio.run(sweep(rig, max_duration_s=max_duration_s, **how))
     return rig
 
 

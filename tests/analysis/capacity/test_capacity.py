@@ -1,4 +1,4 @@
-"""Capacity, C_max, fleet: hand-made stages with a known answer, and queues with a known capacity."""
+"""Capacity, C_max, fleet: hand-made stages with a known answer, queues with a known capacity."""
 
 from __future__ import annotations
 
@@ -231,8 +231,8 @@ def test_an_in_flight_count_without_a_level_is_no_end_of_an_interval() -> None:
     c = both(1000)
     assert (c.crossing, c.verified_rps, c.violated_rps) == ("pooled", 16, 40)
     (low, high), rate = c.capacity_rps_ci or (None, None), c.capacity_rps
-    assert 15 < low < rate < 20 < high < 23  # type: ignore[operator]
-    assert 8 < c.c_max < 12  # type: ignore[operator]
+    assert 15 < low < rate < 20 < high < 23
+    assert 8 < c.c_max < 12
     shown = both(0)
     assert (shown.capacity_rps, shown.c_max, shown.c_max_ci) == (16, 8, (8, None))
 
@@ -311,7 +311,7 @@ def test_non_monotone_verdicts_are_taken_conservatively() -> None:
     assert c.non_monotone is True
     assert (c.verified_rps, c.violated_rps) == (4, 8)
     low, high = c.capacity_rps_ci or (None, None)
-    assert low <= 4 < 12 < high  # type: ignore[operator]  # wide enough for either to be right
+    assert low <= 4 < 12 < high  # wide enough for either to be right
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_capacity_of_a_queue_is_inside_the_interval(tmp_path: Path, seed: int) -
     low, high = capacity["capacity_rps_ci"]
     assert low <= truth <= high
     assert capacity["capacity_rps"] == pytest.approx(truth, rel=0.15)
-    # M/M/1 holds rho/(1-rho) = 7.7 requests there; each also spends 40 ms on its further four tokens
+    # M/M/1 holds rho/(1-rho) = 7.7 requests there; each spends 40 ms on its further four tokens
     assert capacity["c_max_ci"][0] <= 7.7 + truth * 0.04 <= capacity["c_max_ci"][1]
     assert [s["stable"] for s in summary["stages"][-2:]] == [False, False]
     assert all(s["stable"] for s in summary["stages"][:4])
@@ -444,7 +444,7 @@ def test_fleet_refuses_nonsense() -> None:
         (math.nan, 1, 1.2, 1),
     ):
         with pytest.raises(FleetError):
-            size_fleet(*inputs)  # type: ignore[arg-type]
+            size_fleet(*inputs)
 
 
 def test_cost_of_tokens() -> None:
@@ -520,7 +520,9 @@ def test_an_inconclusive_stage_is_judged_by_all_stages_together(
 
 
 def test_a_miss_in_a_short_low_stage_is_no_limit(tmp_path: Path) -> None:
-    """One of 60 requests at 1/s fails, none at 10, 20 and 40/s: at least 40/s are carried, and no estimate lies above."""
+    """One of 60 requests at 1/s fails, none at 10, 20 and 40/s: at least 40/s are carried, and no
+    estimate lies above.
+    """
 
     def stage(rate: float, n: int, bad: int | None, start_s: float, first: int) -> Stage:
         records = [
@@ -547,7 +549,9 @@ def test_a_miss_in_a_short_low_stage_is_no_limit(tmp_path: Path) -> None:
 
 
 def test_loads_that_contradict_each_other_name_no_capacity(tmp_path: Path) -> None:
-    """Every request at 10 and 40/s waits 1 s, at 20, 60 and 80/s none does: no figure, and the warning."""
+    """Every request at 10 and 40/s waits 1 s, at 20, 60 and 80/s none does: no figure, and the
+    warning.
+    """
     stages = queue_sweep(np.random.default_rng(1), (10, 20, 40, 60, 80, 110), 60, service_rps=100)
     for i in (0, 2):
         stages[i].records = [

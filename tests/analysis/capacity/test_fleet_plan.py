@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from ampacity.analysis.capacity.fleet import (
     use_of_fleet,
 )
 from ampacity.analysis.summary import summarise
-from ampacity.cli import main
 from ampacity.config import make_settings
 from ampacity.loadgen.rundir.files import Run
 from ampacity.workloads.fit.traffic import fit_arrivals
@@ -46,16 +44,9 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def plan(ampacity: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> Command:
     """Run ``ampacity plan``: its exit status, stdout and stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ampacity", "plan", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return run
+    return lambda *arguments: (int(ampacity("plan", *arguments) or 0), *capsys.readouterr())
 
 
 def ten_per_second(path: Path, **facts: Any) -> Run:
@@ -150,7 +141,7 @@ def test_a_profile_gives_peak_mean_and_variance() -> None:
         "dispersion": {"1s": 2.0, "60s": 9.6},
     }
     traffic = traffic_of_profile({"measured": {"arrivals": held}})
-    # 11 is the P99 of Poisson(m) with 2 m = 10.856, the 1 % point of chi-squared with 24 degrees of freedom
+    # 11 is the P99 of Poisson(m), 2 m = 10.856: the 1 % point of chi-squared(24)
     assert traffic.peak_rps == pytest.approx(10.856 / 2, abs=1e-3)
     assert (traffic.mean_rps, traffic.history_s) == (4.0, WEEK_S)
     # variance of the counts 9.6 x 240, of which 240 are chance, over 240^2
@@ -164,7 +155,7 @@ def test_a_profile_gives_peak_mean_and_variance() -> None:
         None,
     ):
         with pytest.raises(FleetError, match="no measured arrivals"):
-            traffic_of_profile(bad)  # type: ignore[arg-type]
+            traffic_of_profile(bad)
 
 
 def test_chance_is_not_counted_twice() -> None:
@@ -208,7 +199,7 @@ def test_a_profile_of_three_requests_is_refused() -> None:
 
 
 def test_a_closed_loop_is_no_plan_without_a_warning(tmp_path: Path, plan: Command) -> None:
-    # 10 users wait 0.5 s and think 0.5 s: 10/s, 5 in flight; 40 users get the same 10/s, and wait 3.5 s
+    # 10 users wait 0.5 s and think 0.5 s: 10/s, 5 in flight; 40 get the same 10/s, wait 3.5 s
     stages = []
     for number, (users, takes_s) in enumerate([(10, 0.5), (40, 3.5)]):
         records = [
@@ -294,7 +285,7 @@ def test_a_burst_names_no_capacity_to_plan_with(tmp_path: Path, plan: Command) -
 
 
 def test_tokens_are_a_mean_over_all_answers_not_of_the_stage_at_the_limit(tmp_path: Path) -> None:
-    # 10/s met with 1 token an answer; a short stage at 12/s of 4 tokens; one at which the client was the limit of 50
+    # 10/s met with 1 token an answer; a short stage at 12/s of 4; one limited by the client of 50
     def stage(number: int, n: int, rps: float, tokens: int, start_s: float, **how: Any) -> Stage:
         rows = [
             request(
@@ -374,7 +365,7 @@ def test_a_plan_takes_what_the_run_was_given_unless_another_is(
     inputs = {"peak_rps": 95.0, "tensor_parallel": 2, "safety_factor": 1.5, "gpu_hour_usd": 3.0}
     summary = summarise(ten_per_second(tmp_path / "run", fleet_inputs=inputs))
     _, told, _ = plan(tmp_path / "run")
-    # no stage broke: 10/s is the least that one carries, ceil(95 / 10) x 1.5 = 15 the most that are needed
+    # no stage broke: 10/s is the least that one carries, ceil(95 / 10) x 1.5 = 15 the most
     assert told.startswith("at most 15 instances, 30 GPUs for 95 requests/s\n")
     assert "  peak 95 requests/s: as given at the run\n" in told
     assert "  safety as given at the run\n" in told
