@@ -1,6 +1,6 @@
-"""What the probe's diagnosis of the endpoint means for the verdicts of its run.
+"""Effects of the probe's diagnosis of the endpoint on the verdicts of its run.
 
-Whether it streams is told by all the answers of the run (ampacity.analysis.metrics.cohort), not by
+Whether it streams is decided by all answers of the run (ampacity.analysis.metrics.cohort), not by
 the probe's one.
 """
 
@@ -13,13 +13,11 @@ SPOILT_TOO: Mapping[str, tuple[str, ...]] = {
     "ttft": ("ttft", "first_answer", "fluidity"),
     "itl": ("itl", "fluidity"),
 }
-"""Metrics of SLOs that rest on one of the diagnosis."""
+"""SLO metrics that rest on a metric of the diagnosis."""
 
 
 def certain(meta: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the findings of run.json's ``diagnosis`` by which a figure is certainly not what it
-    seems.
-    """
+    """Return the findings of run.json's ``diagnosis`` that certainly spoil a figure."""
     return [f for f in meta.get("diagnosis") or [] if f["verdict"] == "bad" and f.get("spoils")]
 
 

@@ -1,7 +1,4 @@
-"""One name for a stage, in every output.
-
-Its load, and its number where another stage has the same one.
-"""
+"""One name for a stage in every output: its load, and its number where another shares it."""
 
 from __future__ import annotations
 
@@ -11,18 +8,14 @@ from typing import Any
 
 
 def load_name(stage: Mapping[str, Any]) -> str:
-    """Return the name of a stage's load: ``12.5 req/s``, ``16 users``."""
-    rate_rps, users = (
-        stage.get("offered_rps"),
-        stage.get("concurrency_set", stage.get("concurrency")),
-    )
+    """Return the name of a stage's load: ``12.5 req/s``, ``16 users``, or that of name_stages."""
     if name := stage.get("name"):
         return str(name)
-    if rate_rps is not None:
+    if (rate_rps := stage.get("offered_rps")) is not None:
         return f"{_four_digits(rate_rps)} req/s"
-    return (
-        f"{_four_digits(users)} users" if users is not None else f"stage {stage.get('index', '?')}"
-    )
+    if (users := stage.get("concurrency_set", stage.get("concurrency"))) is not None:
+        return f"{_four_digits(users)} users"
+    return f"stage {stage.get('index', '?')}"
 
 
 def name_stages(stages: Sequence[dict[str, Any]]) -> None:

@@ -1,24 +1,31 @@
-"""The network's round trip beside the TTFT that holds it: shown, never taken out."""
+"""The network's round trip as a share of TTFT: shown, never subtracted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ampacity.analysis.contract.summary import Network
 
-def network_share(
-    endpoint: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return ``network`` of summary.json.
 
-    The round trips of the probe (seconds) and what part of TTFT they are. ``share``: of the lowest
-    TTFT p50 of a stage, in which the least queues. Null with a reason where either is unknown.
+def network_share(endpoint: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> Network:
+    """Return the probe's round trips in seconds and their share of TTFT.
+
+    ``share``: of the lowest TTFT p50 of a stage, which has the least queueing. Null with a reason
+    where either is unknown.
     """
-    found: dict[str, Any] = {name: endpoint.get(name) for name in ("connect_s", "request_s")}
-    ttfts_s = [ttft for s in stages if (ttft := (s.get("ttft_s") or {}).get("p50"))]
-    found |= {"ttft_p50_s": min(ttfts_s, default=None), "share": None, "share_reason": None}
-    if found["request_s"] is None:
-        return found | {"share_reason": "the probe measured no round trip"}
-    if not ttfts_s:
-        return found | {"share_reason": "no stage has a TTFT"}
-    return found | {"share": min(found["request_s"] / min(ttfts_s), 1.0)}
+    request_s, share, reason = endpoint.get("request_s"), None, None
+    ttft_s = min((p50 for s in stages if (p50 := s["ttft_s"]["p50"])), default=None)
+    if request_s is None:
+        reason = "the probe measured no round trip"
+    elif ttft_s is None:
+        reason = "no stage has a TTFT"
+    else:
+        share = min(request_s / ttft_s, 1.0)
+    return Network(
+        connect_s=endpoint.get("connect_s"),
+        request_s=request_s,
+        ttft_p50_s=ttft_s,
+        share=share,
+        share_reason=reason,
+    )

@@ -1,5 +1,4 @@
-"""Sessions: how long they take, how many meet the SLOs in every turn, how many at once, and each
-turn's own figures.
+"""Sessions: duration, goodput, concurrency, and the figures of each turn.
 
 A session belongs to a stage's cohort when its first request was scheduled in the stage's window;
 its later turns count whenever they came. It is *failed* when a request of it failed, *cut* when the
@@ -10,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 
+from ampacity.analysis.contract.traffic import Concurrent, SessionFit, Sessions, SessionStage, Turns
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.lengths import spread
 from ampacity.analysis.metrics.observations import Observations
@@ -34,16 +35,7 @@ from ampacity.analysis.stage.attainment import observe_slos, requests_meeting
 from ampacity.analysis.stage.steady import time_average_in_flight
 
 NO_SESSIONS = "the workload has no sessions"
-_TURNS = (
-    (0, 0),
-    (1, 1),
-    (2, 2),
-    (3, 4),
-    (5, 9),
-    (10, 19),
-    (20, 49),
-    (50, 2**31),
-)  # each row of per_turn
+_TURNS = (0, 1, 2, 3, 5, 10, 20, 50, 2**31)  # first turn of each row of per_turn
 _NS = 1e-9
 
 
@@ -87,17 +79,14 @@ def summarise_sessions(
     metas: Sequence[Mapping[str, Any]],
     stages: Sequence[Mapping[str, Any]],
     slos: Sequence[Slo],
-) -> dict[str, Any] | None:
-    """Return summary.json's ``sessions`` (docs/sessions.md).
-
-    None where no request is of a session.
-    """
+) -> Sessions | None:
+    """Return the sessions of a run (docs/sessions.md), or None where no request is of one."""
     found = [
         _of_stage(records, sessions, meta, stage, slos)
         for meta, stage in zip(metas, stages, strict=True)
         if (sessions := _read(records, int(meta["index"]))) is not None
     ]
-    return {"stages": found, "fit": _fit(found, stages, slos)} if found else None
+    return Sessions(stages=found, fit=_fit(found, stages, slos)) if found else None
 
 
 def _read(records: RunRecords, stage: int) -> _Sessions | None:
@@ -123,53 +112,47 @@ def _of_stage(
     meta: Mapping[str, Any],
     stage: Mapping[str, Any],
     slos: Sequence[Slo],
-) -> dict[str, Any]:
+) -> SessionStage:
     r = sessions.requests
     begin_ns, end_ns = sessions.first(r.scheduled_ns), sessions.last(r.ended_ns)
     zero_s = (int(meta.get("start_ns") or 0) - records.origin_ns) * _NS
     window_s = (zero_s + stage["window"]["start_s"], zero_s + stage["window"]["end_s"])
     chosen = (begin_ns * _NS >= window_s[0]) & (begin_ns * _NS < window_s[1])
-    # the run says which sessions it cut; of a killed one nobody does
-    told = meta.get("sessions")
+    noted = meta.get("sessions")  # a killed run did not note which sessions it cut
     cut = sessions.any(r.has_status("unfinished"))
-    cut |= np.isin(sessions.ids, (told or {}).get("cut") or [])
+    cut |= np.isin(sessions.ids, (noted or {}).get("cut") or [])
     failed = sessions.any(r.failed) & ~cut
     complete = ~cut & ~failed
     length_s = window_s[1] - window_s[0]
-    result: dict[str, Any] = {
-        "index": meta["index"],
-        "sessions": int(chosen.sum()),
-        "complete": int((chosen & complete).sum()),
-        "failed": int((chosen & failed).sum()),
-        "cut": int((chosen & cut).sum()),
-        "arrived_per_s": float(chosen.sum() / length_s) if length_s > 0 else None,
-        "concurrent": _concurrent(begin_ns * _NS, end_ns * _NS, window_s),
-    }
-    if told is None:
-        result["cut_reason"] = (
-            "the run did not come to its end: sessions still going on count as complete"
-        )
-    time_s, busy_s = (end_ns - begin_ns) * _NS, _busy_s(sessions)
-    for name, values in (("session_s", time_s), ("busy_s", busy_s)):
-        result[name] = percentiles(_observed(values, failed, cut, chosen))
-    counts = np.bincount(sessions.of, minlength=len(sessions)).astype(np.float64)
     whole = chosen & complete
-    result |= {
-        "requests": spread(counts[whole]),
-        "input_tokens": spread(sessions.total(r.input_tokens)[whole]),
-        "output_tokens": spread(sessions.total(r.output_tokens)[whole]),
-        "largest_prompt_tokens": spread(sessions.last(r.input_tokens)[whole]),
-    }
-    result |= _goodput(records, sessions, slos, chosen, complete, length_s)
-    result["per_turn"] = _per_turn(sessions, chosen)
-    return result
+    counts = np.bincount(sessions.of, minlength=len(sessions)).astype(np.float64)
+    unended = "the run did not come to its end: sessions still going on count as complete"
+    session_s, busy_s = (
+        percentiles(_observed(values, failed, cut, chosen))
+        for values in ((end_ns - begin_ns) * _NS, _busy_s(sessions))
+    )
+    return SessionStage(
+        index=meta["index"],
+        sessions=int(chosen.sum()),
+        complete=int(whole.sum()),
+        failed=int((chosen & failed).sum()),
+        cut=int((chosen & cut).sum()),
+        cut_reason=unended if noted is None else None,
+        arrived_per_s=float(chosen.sum() / length_s) if length_s > 0 else None,
+        concurrent=_concurrent(begin_ns * _NS, end_ns * _NS, window_s),
+        session_s=session_s,
+        busy_s=busy_s,
+        requests=spread(counts[whole]),
+        input_tokens=spread(sessions.total(r.input_tokens)[whole]),
+        output_tokens=spread(sessions.total(r.output_tokens)[whole]),
+        largest_prompt_tokens=spread(sessions.last(r.input_tokens)[whole]),
+        per_turn=_per_turn(sessions, chosen),
+        **_goodput(records, sessions, slos, chosen, complete, length_s),
+    )
 
 
 def _busy_s(sessions: _Sessions) -> Floats:
-    """Return how long at least one request of each session was under way.
-
-    Its time without pauses.
-    """
+    """Return how long at least one request of each session was in flight: without its pauses."""
     r = sessions.requests
     order = np.lexsort((r.scheduled_ns, sessions.of))
     of, begin, end = sessions.of[order], r.scheduled_ns[order] * _NS, r.ended_ns[order] * _NS
@@ -194,20 +177,17 @@ def _observed(values: Floats, failed: Bools, cut: Bools, chosen: Bools) -> Obser
     )
 
 
-def _concurrent(begin_s: Floats, end_s: Floats, window_s: tuple[float, float]) -> dict[str, Any]:
-    """Return the sessions that had begun and were not over, their pauses included.
-
-    Mean over the window, and most at once.
-    """
+def _concurrent(begin_s: Floats, end_s: Floats, window_s: tuple[float, float]) -> Concurrent:
+    """Return the mean and maximum of sessions begun and not over, their pauses included."""
     inside = (end_s > window_s[0]) & (begin_s < window_s[1])
     if not inside.any() or window_s[1] <= window_s[0]:
-        return {"mean": None, "max": None, "reason": "no session in the window"}
+        return Concurrent(mean=None, max=None)
     begin, end = np.maximum(begin_s[inside], window_s[0]), np.minimum(end_s[inside], window_s[1])
     times = np.concatenate([begin, end])
     change = np.concatenate([np.ones(len(begin)), -np.ones(len(end))])
     at_once = np.cumsum(change[np.lexsort((change, times))])
     mean = time_average_in_flight(window_s[0], window_s[1], begin_s, end_s)
-    return {"mean": mean, "max": int(at_once.max())}
+    return Concurrent(mean=mean, max=int(at_once.max()))
 
 
 def _goodput(
@@ -218,7 +198,7 @@ def _goodput(
     complete: Bools,
     length_s: float,
 ) -> dict[str, Any]:
-    """Return the sessions per second that came to their end with every turn within every SLO."""
+    """Return the complete sessions per second whose every turn met every SLO."""
     if not slos:
         return {"goodput_per_s": None, "attainment": None, "goodput_per_s_reason": "no SLO given"}
     r = sessions.requests
@@ -228,7 +208,7 @@ def _goodput(
     unknown = next((o.reason for _, o in observed if o.reason), None)
     if unknown:
         return {"goodput_per_s": None, "attainment": None, "goodput_per_s_reason": unknown}
-    # who left by himself misses nothing
+    # a user who left misses nothing
     misses = ~requests_meeting(cohort, observed) & ~r.left_out
     met = chosen & complete & ~sessions.any(misses)
     n = int(chosen.sum())
@@ -238,51 +218,43 @@ def _goodput(
     }
 
 
-def _per_turn(sessions: _Sessions, chosen: Bools) -> list[dict[str, Any]]:
-    """Return the requests of the cohort's sessions by their place in the session.
-
-    Values of good answers.
-    """
+def _per_turn(sessions: _Sessions, chosen: Bools) -> list[Turns]:
+    """Return the good answers of the cohort's sessions, by their place in the session."""
     r = sessions.requests
     ttft, e2e = ttft_s(r, from_schedule=True), e2e_s(r, from_schedule=True)
     found = []
-    for low, high in _TURNS:
-        here = chosen[sessions.of] & (sessions.turn >= low) & (sessions.turn <= high)
+    for low, high in pairwise(_TURNS):
+        here = chosen[sessions.of] & (sessions.turn >= low) & (sessions.turn < high)
         ok = here & r.has_status("ok")
         if not here.any():
             continue
         found.append(
-            {
-                "turns": [low, min(high, int(sessions.turn[here].max()))],
-                "requests": int(here.sum()),
-                "ok": int(ok.sum()),
-                "input_tokens": spread(r.input_tokens[ok]),
-                "cached_share": r.take(ok).cached_share(),
-                "ttft_from_schedule_s": spread(ttft[ok]),
-                "e2e_from_schedule_s": spread(e2e[ok]),
-            }
+            Turns(
+                turns=(low, min(high - 1, int(sessions.turn[here].max()))),
+                requests=int(here.sum()),
+                ok=int(ok.sum()),
+                input_tokens=spread(r.input_tokens[ok]),
+                cached_share=r.take(ok).cached_share(),
+                ttft_from_schedule_s=spread(ttft[ok]),
+                e2e_from_schedule_s=spread(e2e[ok]),
+            )
         )
     return found
 
 
 def _fit(
-    found: Sequence[Mapping[str, Any]], stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]
-) -> dict[str, Any]:
-    """Return how many sessions at once were carried within the SLOs.
-
-    The most of any stage that met them.
-    """
-    none = {"concurrent_sessions": None, "sessions_per_s": None, "stage": None}
-    if not slos:
-        return none | {"reason": "no SLO given"}
-    met = {s["index"] for s in stages if s["slo_met"]}
-    fitting = [s for s in found if s["index"] in met and s["concurrent"]["mean"] is not None]
-    if not fitting:
-        return none | {"reason": "no stage met the SLOs"}
-    best = max(fitting, key=lambda s: float(s["concurrent"]["mean"]))
-    return {
-        "concurrent_sessions": best["concurrent"]["mean"],
-        "sessions_per_s": best["arrived_per_s"],
-        "stage": best["index"],
-        "reason": None,
-    }
+    found: Sequence[SessionStage], stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]
+) -> SessionFit:
+    """Return the most concurrent sessions of any stage that met the SLOs."""
+    met = {s["index"] for s in stages if s["slo_met"]} if slos else set()
+    fitting = [s for s in found if s.index in met and s.concurrent.mean is not None]
+    best = max(fitting, key=lambda s: s.concurrent.mean or 0.0, default=None)
+    if best is None:
+        reason = "no stage met the SLOs" if slos else "no SLO given"
+        return SessionFit(concurrent_sessions=None, sessions_per_s=None, stage=None, reason=reason)
+    return SessionFit(
+        concurrent_sessions=best.concurrent.mean,
+        sessions_per_s=best.arrived_per_s,
+        stage=best.index,
+        reason=None,
+    )

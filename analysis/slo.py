@@ -1,7 +1,4 @@
-"""Service level objectives as people write them.
-
-``ttft_p99=2s``, ``chat:itl_p99=50ms``, ``error_rate=1%``.
-"""
+"""Service level objectives as text: ``ttft_p99=2s``, ``chat:itl_p99=50ms``, ``error_rate=1%``."""
 
 from __future__ import annotations
 
@@ -37,10 +34,8 @@ SLO_SETS: dict[str, tuple[tuple[str, ...], str]] = {
     "mlperf-qwen3-vl-235b": (("e2e_p99=12s",), _MLPERF),
     "interactive": (
         ("ttft_p99=2s", "tpot_p99=100ms"),
-        (
-            "people: attention holds for 1 to 10 s (Nielsen 1993), and 10 tokens/s is faster "
-            "than reading (4 words/s)"
-        ),
+        "people: attention holds for 1 to 10 s (Nielsen 1993), and 10 tokens/s is faster than "
+        "reading (4 words/s)",
     ),
     "batch": (
         ("error_rate=1%",),
@@ -49,19 +44,18 @@ SLO_SETS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 """Named sets for ``--slo``: (SLOs, where the limits come from)."""
 
-_UNITS_S = {
-    "us": Decimal("1e-6"),
-    "µs": Decimal("1e-6"),
-    "ms": Decimal("1e-3"),
-    "s": Decimal(1),
-    "m": Decimal(60),
-}
+_MICRO, _MILLI = Decimal("1e-6"), Decimal("1e-3")
+_UNITS_S = {"us": _MICRO, "µs": _MICRO, "ms": _MILLI, "s": Decimal(1), "m": Decimal(60)}
 _EXAMPLE = "for example ttft_p99=2s or itl_p99=50ms"
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([^\d\s.]*)")
 
 
 class SloError(ValueError):
     """A text that is no SLO; the message is one line and says what is allowed."""
+
+
+def _refused(text: str, why: str) -> SloError:
+    return SloError(f"SLO {text!r}{why}, {_EXAMPLE}")
 
 
 @dataclass(frozen=True)
@@ -105,19 +99,12 @@ class Slo:
         return f"{self.name}={self.limit_text}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry of ``slos`` in run.json and summary.json.
-
-        ``limit_s`` is null for an error rate.
-        """
-        extra = {"class": self.class_, "first_s": self.first_s, "source": self.source}
+        """Return the entry in run.json and summary.json; an error rate's ``limit_s`` is null."""
         limit_s = None if self.metric == ERROR_RATE else self.limit_s
-        known = {
-            "metric": self.metric,
-            "quantile": self.quantile,
-            "limit_s": limit_s,
-            "text": self.text,
-        }
-        return known | {name: value for name, value in extra.items() if value is not None}
+        known = {"metric": self.metric, "quantile": self.quantile, "limit_s": limit_s}
+        extra = {"class": self.class_, "first_s": self.first_s, "source": self.source}
+        given = {name: value for name, value in extra.items() if value is not None}
+        return known | {"text": self.text} | given
 
 
 def duration_text(seconds: float) -> str:
@@ -128,10 +115,7 @@ def duration_text(seconds: float) -> str:
 
 
 def parse_duration(text: str, what: str = "a duration") -> float:
-    """Return seconds of ``500ms``, ``2s``, ``1.5m``, ``300us``. Raises SloError.
-
-    A bare number is refused.
-    """
+    """Return seconds of ``500ms``, ``2s``, ``1.5m``, ``300us``; SloError for a bare number."""
     match = _NUMBER.fullmatch(text.strip())
     if not match:
         raise SloError(
@@ -157,12 +141,10 @@ def parse_slo(text: str) -> Slo:
     """
     name, equals, limit = text.strip().partition("=")
     if not equals:
-        raise SloError(f"SLO {text!r} has no '=': write metric_pQQ=limit, {_EXAMPLE}")
+        raise _refused(text, " has no '=': write metric_pQQ=limit")
     class_, colon, bare = name.strip().rpartition(":")
     if colon and not class_.strip():
-        raise SloError(
-            f"SLO {text!r} names no class before ':': write chat:ttft_p99=2s, {_EXAMPLE}"
-        )
+        raise _refused(text, " names no class before ':': write chat:ttft_p99=2s")
     slo = _parse_bare(text, bare.strip(), limit.strip())
     return replace(slo, class_=class_.strip() or None)
 
@@ -172,58 +154,41 @@ def _parse_bare(text: str, name: str, limit: str) -> Slo:
         return Slo(ERROR_RATE, _answered_share(text, limit), 1.0)
     metric, underscore, percentile = name.rpartition("_p")
     if not underscore:
-        hint = (
-            f"write {name}_p99={limit}" if name in METRICS else f"metrics are {', '.join(METRICS)}"
-        )
-        raise SloError(f"SLO {text!r} names no percentile: {hint}, {_EXAMPLE}")
+        known = f"write {name}_p99={limit}"
+        hint = known if name in METRICS else f"metrics are {', '.join(METRICS)}"
+        raise _refused(text, f" names no percentile: {hint}")
     if metric not in METRICS:
         allowed = ", ".join((*METRICS, ERROR_RATE))
-        raise SloError(
-            f"SLO {text!r}: unknown metric {metric!r}: allowed are {allowed}, {_EXAMPLE}"
-        )
-    if not re.fullmatch(r"\d{2}(\.\d{1,3})?", percentile) or not 50 <= Decimal(
-        percentile
-    ) <= Decimal("99.9"):
-        raise SloError(
-            f"SLO {text!r}: percentile p{percentile} is not between p50 and p99.9, {_EXAMPLE}"
-        )
+        raise _refused(text, f": unknown metric {metric!r}: allowed are {allowed}")
+    written = re.fullmatch(r"\d{2}(\.\d{1,3})?", percentile)
+    if not written or not 50 <= Decimal(percentile) <= Decimal("99.9"):
+        raise _refused(text, f": percentile p{percentile} is not between p50 and p99.9")
     quantile, where = float(Decimal(percentile) / 100), f"SLO {text!r}"
     if metric != "fluidity":
         return Slo(metric, quantile, parse_duration(limit, where))
     first, plus, each = limit.partition("+")
     if not plus:
-        raise SloError(
-            f"{where}: fluidity needs two limits: write fluidity_p99=2s+50ms (first token + "
-            f"each further one), {_EXAMPLE}"
-        )
+        why = "write fluidity_p99=2s+50ms (first token + each further one)"
+        raise _refused(text, f": fluidity needs two limits: {why}")
     return Slo(metric, quantile, parse_duration(each, where), first_s=parse_duration(first, where))
 
 
 def _answered_share(text: str, limit: str) -> float:
     match = re.fullmatch(r"(\d{1,2}(?:\.\d{1,3})?)\s*%", limit)
     if not match or not Decimal("0.1") <= Decimal(match[1]) <= 50:
-        raise SloError(
-            f"SLO {text!r}: an error rate is a share from 0.1% to 50%: write error_rate=1%, "
-            f"{_EXAMPLE}"
-        )
+        raise _refused(text, ": an error rate is a share from 0.1% to 50%: write error_rate=1%")
     return float(1 - Decimal(match[1]) / 100)
 
 
 def verdict_word(verdict: str | bool | None) -> str:
-    """Return a verdict in words: met | violated | inconclusive.
-
-    What people read of an entry of ``slo_verdicts`` or of ``slo_met``.
-    """
+    """Return met | violated | inconclusive for a verdict of ``slo_verdicts`` or a ``slo_met``."""
     if verdict in (True, "met"):
         return "met"
     return "violated" if verdict in (False, "violated") else "inconclusive"
 
 
 def parse_slos(texts: Iterable[str]) -> list[Slo]:
-    """Read several SLOs or names of ``SLO_SETS``.
-
-    The same one twice counts once, two limits for one are refused.
-    """
+    """Parse SLOs or names of ``SLO_SETS``; duplicates count once, two limits for one are refused."""
     slos: dict[str, Slo] = {}
     for slo in (slo for text in texts for slo in _expand(text)):
         known = slos.setdefault(slo.name, slo)
@@ -239,9 +204,7 @@ def _expand(text: str) -> list[Slo]:
     if "=" in text or (name not in SLO_SETS and "_" in name):
         return [parse_slo(text)]
     if name not in SLO_SETS or (colon and not class_):
-        raise SloError(
-            f"SLO {text!r} has no '=' and is no named set ({', '.join(SLO_SETS)}), {_EXAMPLE}"
-        )
+        raise _refused(text, f" has no '=' and is no named set ({', '.join(SLO_SETS)})")
     texts, source = SLO_SETS[name]
     return [replace(parse_slo(one), class_=class_ or None, source=source) for one in texts]
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from ampacity.analysis.load_names import load_name
@@ -21,7 +22,7 @@ Stages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Facts:
-    """A summary whose figures are all in place, and two results that it does not hold."""
+    """A summary with all figures, and two results that it does not hold."""
 
     summary: Mapping[str, Any]
     output_deviation: float | None = None
@@ -43,10 +44,7 @@ Rule = Callable[[Facts], str | None]
 
 def repeated_undisturbed(stages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the client-limited stages whose load was later repeated without a limited client."""
-
-    def level(stage: dict[str, Any]) -> tuple[Any, ...]:
-        return stage["kind"], stage["offered_rps"], stage["concurrency_set"]
-
+    level = itemgetter("kind", "offered_rps", "concurrency_set")
     return [
         s
         for i, s in enumerate(stages)
@@ -94,19 +92,17 @@ def client_limited(facts: Facts) -> str | None:
     ]
     parts = []
     if limited:
-        reasons = _each_reason(limited, "client_limited_reason")
         parts.append(
-            f"This machine could not keep up with the schedule {reasons}. "
-            "Nothing measured there is a finding."
+            "This machine could not keep up with the schedule "
+            f"{_each_reason(limited, 'client_limited_reason')}. Nothing measured there is a finding."
         )
     if partly:
         reasons = _each_reason(partly, "why")
         parts.append(f"The client itself was late {reasons}. Those figures are left out.")
     if not parts:
         return None
-    return (
-        f"{' '.join(parts)} {_relief(facts.summary['audit']['cpu_fraction'], [*limited, *partly])}"
-    )
+    relief = _relief(facts.summary["audit"]["cpu_fraction"], [*limited, *partly])
+    return " ".join([*parts, relief])
 
 
 def _relief(cpu_fraction: float | None, limited: Stages) -> str:
@@ -182,12 +178,10 @@ def never_settled(facts: Facts) -> str | None:
         )
     if not parts:
         return None
-    sessions_text = (
-        f" of a few sessions (the median one takes {max(median_s.values()):.3g} s)"
-        if median_s
-        else ""
-    )
-    return f"{' '.join(parts)} {longer(facts.summary)}{sessions_text}."
+    advice = longer(facts.summary)
+    if median_s:
+        advice += f" of a few sessions (the median one takes {max(median_s.values()):.3g} s)"
+    return " ".join([*parts, f"{advice}."])
 
 
 def resent(facts: Facts) -> str | None:

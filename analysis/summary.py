@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import structs, to_builtins
+from msgspec import structs
 
 from ampacity.analysis.burst.summarise import summarise_burst
 from ampacity.analysis.capacity.families import class_curves, describe_family, split_lengths
@@ -18,7 +18,10 @@ from ampacity.analysis.capacity.goodput_peak import peak_goodput
 from ampacity.analysis.capacity.knee import find_knee
 from ampacity.analysis.capacity.limit import find_capacity, met_by_all
 from ampacity.analysis.capacity.search import summarise_search
-from ampacity.analysis.contract.capacity import Capacity
+from ampacity.analysis.contract.capacity import Capacity, LittlesLawGap
+from ampacity.analysis.contract.part import Part, plain
+from ampacity.analysis.contract.stage import Server, ServerLaw
+from ampacity.analysis.contract.summary import Audit
 from ampacity.analysis.load_names import load_name, name_stages
 from ampacity.analysis.metrics.impossible import check_records
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
@@ -40,7 +43,7 @@ SCHEMA_VERSION = 2
 
 
 def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, Any]:
-    """Return the dict of summary.json for a run, complete or not.
+    """Return the dict of summary.json for a run, complete or not; ``labels``: id -> accepted.
 
     Raises SloError or RecordsError on a broken run.
     """
@@ -64,14 +67,14 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         "slos": [slo.as_dict() for slo in slos],
         **_counts(records.requests, metas),
         "stages": stages,
-        "knee": to_builtins(find_knee(stages)),
-        "capacity": to_builtins(capacity),
+        "knee": plain(find_knee(stages)),
+        "capacity": plain(capacity),
         "interval_assumption": ASSUMPTION,
-        "goodput": to_builtins(peak_goodput(stages, slos)),
-        "classes": [] if meta.get("burst") else to_builtins(class_curves(stages, slos)),
+        "goodput": plain(peak_goodput(stages, slos)),
+        "classes": [] if meta.get("burst") else plain(class_curves(stages, slos)),
         "families": [],
         "offline": offline_throughput(stages, slos, meta.get("fleet_inputs") or {}),
-        "audit": _audit(metas, stages, imported=bool(meta.get("imported"))),
+        "audit": plain(_audit(metas, stages, imported=bool(meta.get("imported")))),
     }
     for stage in stages:
         stage["slo_met_by_all"] = met_by_all(stage, capacity)
@@ -83,7 +86,9 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     summary["sharing"] = compare_sharing(records.requests, metas)
     summary["traffic"] = summarise_traffic(records, metas, meta.get("workload") or {})
     sessions = summarise_sessions(records, metas, stages, slos)
-    summary |= {"sessions": sessions} | ({} if sessions else {"sessions_reason": NO_SESSIONS})
+    summary["sessions"] = plain(sessions)
+    if not sessions:
+        summary["sessions_reason"] = NO_SESSIONS
     summary["littles_law"] = _littles_law(summary["capacity"], stages, slos)
     summary["fleet"] = _fleet(meta, summary["capacity"], stages, records)
     _add_optional_parts(summary, run, metas, records, slos)
@@ -96,10 +101,10 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
 
 def _littles_law(
     capacity: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[Slo]
-) -> dict[str, Any]:
+) -> LittlesLawGap:
     steady = [s for s in stages if s["stable"] and not s["client_limited"]]
     shares = [s["littles_law"]["consistency"] for s in steady if s["littles_law"]["consistency"]]
-    return summarise_gap(capacity, slos, shares) | {"server": _worst_server(steady)}
+    return summarise_gap(capacity, slos, shares, _worst_server(steady))
 
 
 def _fleet(
@@ -130,19 +135,19 @@ def _add_optional_parts(
     if meta.get("burst") and metas:
         stage = _undisturbed(metas)
         burst = summarise_burst(meta["burst"], stage, records, slos, run.server)
-        summary["burst"] = to_builtins(burst)
+        summary["burst"] = plain(burst)
     if meta.get("next_command"):
         summary["next_command"] = str(meta["next_command"])
     if meta.get("search"):
-        summary["search"] = to_builtins(summarise_search(meta["search"], summary["stages"], slos))
+        summary["search"] = plain(summarise_search(meta["search"], summary["stages"], slos))
     if summary["diagnosis"] is None:
         summary["diagnosis_reason"] = "no probe's diagnosis is in run.json"
 
 
 def _workload(described: Mapping[str, Any], came: dict[str, Any]) -> dict[str, Any]:
-    """Return the workload with its realised lengths.
+    """Return the workload as described and realised.
 
-    Estimated lengths of given texts are no plan.
+    Given texts are sent as they are: their estimated length is no plan to deviate from.
     """
     if described.get("input_plan", "requested") != "requested":
         came = {**came, "input_deviation": None}
@@ -157,10 +162,7 @@ def _capacity(meta: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[
 
 
 def _without_verdict(stage: dict[str, Any]) -> dict[str, Any]:
-    """Return a stage with a burst in it, without a verdict.
-
-    Its requests met the SLOs or missed them, at no one load.
-    """
+    """Return a stage with a burst in it without a verdict: its requests are at no one load."""
     why = "a burst is no steady load: its phases count the requests that met the SLOs"
     return {**stage, "slo_met": None, "slo_met_reason": why, "slo_verdicts": []}
 
@@ -184,8 +186,9 @@ def _judge_stages(
     ]
     thinks = (meta.get("locked") or {}).get("think_s")
     for stage, stage_meta in zip(stages, metas, strict=True):
-        stage["server"] = _server(run, stage, stage_meta)
-        stage["littles_law"]["server"] = against_server(stage["concurrency"], stage["server"])
+        server = _server(run, stage, stage_meta)
+        stage["server"] = plain(server)
+        stage["littles_law"]["server"] = plain(against_server(stage["concurrency"], server))
         waits = thinks or "sessions" in stage_meta or never_all_users(stage)
         stage["users_pause"] = stage["kind"] == "closed" and bool(waits)
     name_stages(stages)
@@ -199,7 +202,7 @@ def _plain_stage(position: int, stage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _undisturbed(metas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return, of stages that repeat one load, the last undisturbed one."""
+    """Return, of stages that repeat one load, the last with a client that kept up and no cut."""
     return min(
         reversed(metas),
         key=lambda m: (
@@ -209,7 +212,7 @@ def _undisturbed(metas: list[dict[str, Any]]) -> dict[str, Any]:
     )
 
 
-def _server(run: Run, stage: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any] | None:
+def _server(run: Run, stage: Mapping[str, Any], meta: Mapping[str, Any]) -> Server | None:
     """Return the server's own gauges over the window of the stage."""
     start_ns = int(meta.get("start_ns") or 0)
     window_ns = [start_ns + round(stage["window"][end] * 1e9) for end in ("start_s", "end_s")]
@@ -237,7 +240,7 @@ def _origin_ns(metas: list[dict[str, Any]]) -> int:
 
 
 def _counts(requests: Any, metas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the requests by status; those whose record was lost in a kill are unfinished."""
+    """Return scheduled requests by status; those whose record was lost in a kill: unfinished."""
     first = requests.take(requests.attempt == 0)
     counts = first.status_counts()
     counts.pop("ok")
@@ -256,7 +259,7 @@ def _partial(run: Run) -> str | None:
         over = stages[-1].get("drained_ns") and not stages[-1].get("ended_early")
         at = f" {'after' if over else 'at'} stage {len(stages) - 1} ({load_name(stages[-1])})"
     else:
-        at = " before any stage was written down"
+        at = " before any stage was written"
     if run.going_s is not None:
         return (
             f"still running{at}, last written {run.going_s:.0f} s ago: only what had been "
@@ -270,16 +273,15 @@ def _partial(run: Run) -> str | None:
     return f"{word}{at}" + (f": {reason}" if reason else "")
 
 
-def _worst_server(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the steady stage whose server count is furthest from the client's."""
+def _worst_server(stages: list[dict[str, Any]]) -> ServerLaw | None:
+    """Return the count of the server that is furthest from the client's."""
     held = [law for s in stages if (law := s["littles_law"]["server"]) and law["ratio"]]
-    return max(held, key=lambda law: abs(math.log(max(law["ratio"], 1e-3))), default=None)
+    worst = max(held, key=lambda law: abs(math.log(max(law["ratio"], 1e-3))), default=None)
+    return worst and ServerLaw(**worst)
 
 
 def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return which tool measured an imported run, where it defines things otherwise, and what it
-    left out.
-    """
+    """Return the tool of an imported run, its own definitions, and what it left out."""
     held = meta.get("imported")
     return held and {
         "tool_version": None,
@@ -291,49 +293,37 @@ def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _audit(
-    metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, imported: bool
-) -> dict[str, Any]:
-    """Return the client's audit over the stages that count."""
+def _audit(metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, imported: bool) -> Audit:
+    """Return the client's audit over the stages that it did not limit, or all if it limited each."""
     limited = [s["index"] for s in stages if s["client_limited"]]
     repeated = [s["index"] for s in repeated_undisturbed(stages)]
     counted = [s for s in stages if not s["client_limited"]] or stages
     audits = {m["index"]: a for m in metas if (a := m.get("audit"))}
     of_counted = [audits[s["index"]] for s in counted if s["index"] in audits]
 
-    def worst(name: str) -> float | None:
-        return max((a[name] for a in of_counted if a.get(name) is not None), default=None)
+    def worst(name: str, of: list[dict[str, Any]] = of_counted) -> float | None:
+        return max((a[name] for a in of if a.get(name) is not None), default=None)
 
     slips = [s["slip_s"]["p99"] for s in counted if s["slip_s"]["p99"] is not None]
-    busy = [
-        a["cpu_fraction"]
-        for i, a in audits.items()
-        if i not in repeated and a.get("cpu_fraction") is not None
-    ]
-    return {
-        "slip_p99_s": max(slips, default=None),
-        "loop_lag_p99_s": worst("loop_lag_p99_s"),
-        "receive_delay_p99_s": worst("receive_delay_p99_s"),
-        "dated_by_kernel": bool(of_counted) and all(a.get("dated_by_kernel") for a in of_counted),
-        "coalesced_share": worst("coalesced_share"),
-        "cpu_fraction": max(busy, default=None),
-        "client_limited": None if imported else len(limited) > len(repeated),
-        **(
-            {
-                "client_limited_reason": (
-                    "the other tool's files do not say whether its client kept up"
-                )
-            }
-            if imported
-            else {}
-        ),
-        "client_limited_stages": limited,
-        "repeated_stages": repeated,
-    }
+    unknown = "the other tool's files do not say whether its client kept up"
+    return Audit(
+        slip_p99_s=max(slips, default=None),
+        loop_lag_p99_s=worst("loop_lag_p99_s"),
+        receive_delay_p99_s=worst("receive_delay_p99_s"),
+        dated_by_kernel=bool(of_counted) and all(a.get("dated_by_kernel") for a in of_counted),
+        coalesced_share=worst("coalesced_share"),
+        cpu_fraction=worst("cpu_fraction", [a for i, a in audits.items() if i not in repeated]),
+        client_limited=None if imported else len(limited) > len(repeated),
+        client_limited_reason=unknown if imported else None,
+        client_limited_stages=limited,
+        repeated_stages=repeated,
+    )
 
 
 def _plain(value: Any) -> Any:
     """Convert a value to JSON's own types; non-finite numbers become null."""
+    if isinstance(value, Part):
+        value = plain(value)
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):

@@ -1,9 +1,8 @@
-"""Does production keep what the benchmark assumed? Each assumption is kept, broken, or cannot be
-told.
+"""Check whether production meets the assumptions of a benchmark.
 
-Production figures come from histograms whose buckets are all that is known: a percentile is
-somewhere in its bucket, and nothing is called broken (or kept) unless every value in that bucket,
-and in the 95 % interval of its rank, is.
+Production figures come from histograms, in which a percentile is somewhere in its bucket: an
+assumption is violated (or met) only if every value in that bucket, and in the 95 % interval of the
+percentile's rank, violates (or meets) it; else it is inconclusive.
 """
 
 from __future__ import annotations
@@ -35,10 +34,7 @@ class ValidateError(ValueError):
 
 @dataclass(frozen=True)
 class Histogram:
-    """``counts[i]`` samples in (bounds[i - 1], bounds[i]], the first from 0.
-
-    The last bound is infinity.
-    """
+    """``counts[i]`` samples in (bounds[i - 1], bounds[i]], from 0 up to a last bound of infinity."""
 
     bounds: Floats
     counts: Floats
@@ -54,10 +50,11 @@ class Histogram:
         return (float(self.bounds[i - 1]) if i else 0.0), float(self.bounds[i])
 
     def quantile(self, q: float) -> tuple[float | None, float, float]:
-        """Return (interpolated in its bucket, least, greatest).
+        """Return (value, least, greatest) of a quantile.
 
-        The bucket's bounds, widened to the 95 % interval of the rank. The value is None in the last
-        bucket, which has no upper bound. As in Prometheus' histogram_quantile.
+        The value is interpolated in its bucket, as by Prometheus' histogram_quantile, and None in
+        the last one, which has no upper bound. The others are the bucket's bounds, widened to the
+        95 % interval of the rank.
         """
         rank = max(1, math.ceil(q * self.n - 1e-9))
         low, high = self.at_rank(rank)
@@ -65,11 +62,8 @@ class Histogram:
         inside = float(self.counts[self.bounds == high].sum())
         value = low + (high - low) * (q * self.n - below) / inside if math.isfinite(high) else None
         first, last = order_statistic_ranks(self.n, q)
-        return (
-            value,
-            self.at_rank(first)[0] if first else 0.0,
-            self.at_rank(last)[1] if last else math.inf,
-        )
+        least = self.at_rank(first)[0] if first else 0.0
+        return value, least, self.at_rank(last)[1] if last else math.inf
 
 
 def of_samples(counts: Floats) -> Histogram:
@@ -83,10 +77,7 @@ def of_samples(counts: Floats) -> Histogram:
 
 @dataclass(frozen=True)
 class Production:
-    """What is known of production. Latencies in s.
-
-    The rate and ``running`` are of all replicas together.
-    """
+    """Figures of production, latencies in s; the rate is that of all replicas together."""
 
     source: str
     latencies: Mapping[str, Histogram] = field(default_factory=dict)  # ttft, itl, tpot, e2e
@@ -95,15 +86,12 @@ class Production:
     shares: Mapping[str, float] = field(default_factory=dict)
     rps: float | None = None
     gaps_s: Floats | None = None  # between arrivals
-    notes: Sequence[str] = ()  # what of a log is left out, or not taken as it stands
+    notes: Sequence[str] = ()  # parts of a log that are left out or changed
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The stage that production is held against.
-
-    Its object in summary.json, and what was sent in it.
-    """
+    """The stage that production is compared with, and the lengths that were sent in it."""
 
     stage: Mapping[str, Any]
     input_tokens: Floats
@@ -114,26 +102,18 @@ class Benchmark:
 def validate(
     benchmark: Benchmark, production: Production, instances: int = 1
 ) -> list[dict[str, Any]]:
-    """Return one finding per assumption.
+    """Return one finding per assumption: a verdict with both figures and the limit.
 
-    ``verdict`` kept, broken or unknown, with both figures and the limit. Raises ValidateError.
+    Raises ValidateError where none can be compared.
     """
-    stage = benchmark.stage
+    stage, shares = benchmark.stage, ("gpu_utilization", "kv_cache_usage_max", "prefix_hit_rate")
+    itl = stage["itl_s"] if stage["itl_s"]["n"] else stage["icl_s"]
     found = [
         _load(stage, production.rps, instances),
         _latency("ttft", 0.99, TTFT_P99_FACTOR, stage["ttft_s"], production),
         _latency("ttft", 0.95, TTFT_P95_FACTOR, stage["ttft_s"], production),
-        _latency(
-            "itl",
-            0.95,
-            ITL_P95_FACTOR,
-            stage["itl_s"] if stage["itl_s"]["n"] else stage["icl_s"],
-            production,
-        ),
-        *(
-            _share(name, stage.get("server") or {}, production)
-            for name in ("gpu_utilization", "kv_cache_usage_max", "prefix_hit_rate")
-        ),
+        _latency("itl", 0.95, ITL_P95_FACTOR, itl, production),
+        *(_share(name, stage.get("server") or {}, production) for name in shares),
         _lengths("input_tokens", benchmark.input_tokens, production),
         _lengths("output_tokens", benchmark.output_tokens, production),
         _arrivals(benchmark.gaps_s, production.gaps_s),
@@ -149,10 +129,7 @@ def validate(
 def choose_stage(
     stages: Sequence[dict[str, Any]], capacity: Mapping[str, Any], rps: float | None
 ) -> dict[str, Any]:
-    """Return the stage nearest to production's rate per instance, else that of the capacity.
-
-    Raises ValidateError.
-    """
+    """Return the stage nearest to production's rate per instance, without one the capacity's."""
     fit = [s for s in stages if s["ok"] and not s["client_limited"]]
     if not fit:
         raise ValidateError(
@@ -178,10 +155,7 @@ ASSUMPTIONS = {
 
 
 def _finding(name: str, verdict: str, reason: str, *figures: Any) -> dict[str, Any]:
-    """Return a finding; ``figures``: of the benchmark, of production, the limit.
-
-    Those at the end that are not known may be left out.
-    """
+    """Return a finding; ``figures``: benchmark, production, limit, as far as known."""
     benchmark, production, limit = (*figures, None, None, None)[:3]
     return {
         "name": name,
@@ -199,7 +173,6 @@ def _judge(
     name: str, low: float, high: float, benchmark: float, production: float | None, limit: float
 ) -> dict[str, Any]:
     """Judge [low, high] against the limit: violated if all of it is above, met if none is."""
-    bounds = [low, high if math.isfinite(high) else None]
     if low >= limit:  # a bucket holds what is above its lower bound
         verdict, reason = "violated", "above the limit"
     elif high <= limit:
@@ -208,12 +181,11 @@ def _judge(
         verdict = "inconclusive"
         reason = (
             f"production is between {low:.4g} and {high:.4g} s, on both sides of the limit of "
-            f"{limit:.4g} s: "
-            "finer buckets or more requests would tell"
+            f"{limit:.4g} s: finer buckets or more requests would tell"
         )
-    return _finding(name, verdict, reason, benchmark, production, limit) | {
-        "production_bounds": bounds
-    }
+    bounds = [low, high if math.isfinite(high) else None]
+    found = _finding(name, verdict, reason, benchmark, production, limit)
+    return found | {"production_bounds": bounds}
 
 
 def _latency(
@@ -226,9 +198,8 @@ def _latency(
         why = f"not in the benchmark: {held.get(f'{level}_reason') or held.get('reason')}"
         return _finding(name, "inconclusive", why)
     if histogram is None or histogram.n < FEWEST:
-        why = (
-            f"{histogram.n if histogram else 'no'} samples of it in production, {FEWEST} are needed"
-        )
+        n = histogram.n if histogram else "no"
+        why = f"{n} samples of it in production, {FEWEST} are needed"
         return _finding(name, "inconclusive", why, base)
     value, low, high = histogram.quantile(q)
     finding = _judge(name, low, high, base, value, factor * base)
@@ -277,27 +248,18 @@ def _lengths(name: str, sent: Floats, production: Production) -> dict[str, Any]:
 
 
 def ks_distance(values: Floats, histogram: Histogram) -> float:
-    """Return Kolmogorov-Smirnov distance at the buckets' bounds, where both are known.
-
-    The true one is at least that.
-    """
+    """Return the Kolmogorov-Smirnov distance at the buckets' bounds, at most the true one."""
     ours = np.searchsorted(np.sort(values), histogram.bounds, side="right") / len(values)
     return float(np.abs(ours - np.cumsum(histogram.counts) / histogram.counts.sum()).max())
 
 
 def _arrivals(sent: Floats, gaps: Floats | None) -> dict[str, Any]:
-    """Return the coefficient of variation of the gaps.
-
-    0 of a metronome, 1 of a Poisson process, more in bursts.
-    """
+    """Compare the gaps' coefficient of variation: 0 constant, 1 Poisson, more in bursts."""
     if gaps is None:
         return _finding("arrivals", "inconclusive", "only a log has the times of arrivals")
     if min(len(sent), len(gaps)) < FEWEST or not sent.mean() or not gaps.mean():
-        why = (
-            f"{len(sent)} gaps in the benchmark's open loop, {len(gaps)} in production: {FEWEST} "
-            "are needed"
-        )
-        return _finding("arrivals", "inconclusive", why)
+        counts = f"{len(sent)} gaps in the benchmark's open loop, {len(gaps)} in production"
+        return _finding("arrivals", "inconclusive", f"{counts}: {FEWEST} are needed")
     base, value = float(sent.std() / sent.mean()), float(gaps.std() / gaps.mean())
     limit = CV_FACTOR * max(base, 0.1)
     reason = f"coefficient of variation of the gaps {value:.2f}, {limit:.2f} is allowed"

@@ -25,7 +25,7 @@ STATUS_WORDS = {
 
 
 def write_verdict(summary: Mapping[str, Any]) -> str:
-    """Return the verdict in plain words, from a summary whose other figures are in place."""
+    """Return the verdict in words, from a summary with all other figures."""
     sentence = _finding(summary)
     if summary["partial"]:
         sentence = f"Partial run ({summary['partial']}): {sentence[0].lower()}{sentence[1:]}"
@@ -38,7 +38,7 @@ def write_verdict(summary: Mapping[str, Any]) -> str:
 
 
 def _too_long(summary: Mapping[str, Any]) -> str | None:
-    """Return requests beyond the model's context, where they are more than a few."""
+    """Return the share of requests beyond the model's context, where it is more than a few."""
     n, of = summary["errors"].get("too_long", 0), summary["requests"]
     if n <= TOO_LONG_SHARE * of:
         return None
@@ -75,9 +75,7 @@ def _failures(summary: Mapping[str, Any]) -> str:
     of_no_load = FAILED_STATUSES - {"timeout"}  # a server that has too much to do is slow
     counts = {kind: n for kind, n in lowest["errors"].items() if n and kind in of_no_load}
     failed = sum(counts.values())
-    if (
-        not MANY_FAIL * lowest["requests"] < failed < lowest["requests"]
-    ):  # all: there is no finding at all
+    if not MANY_FAIL * lowest["requests"] < failed < lowest["requests"]:  # all: there is no finding
         return ""
     kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items(), key=lambda c: -c[1]))
     return (
@@ -88,17 +86,16 @@ def _failures(summary: Mapping[str, Any]) -> str:
 
 def _outages(summary: Mapping[str, Any]) -> str:
     """Return one sentence per stage with an outage."""
-    stages = [s for s in summary["stages"] if s["outage"] and not s["client_limited"]]
-    said = []
-    for stage in stages:
-        where = (
-            f"At {load_name(stage)} the endpoint was" if len(summary["stages"]) > 1 else "Endpoint"
-        )
-        sentence = f"{where} {stage['outage']['text']}"
-        if summary["slos"] and not summary.get("burst"):
-            sentence += f", {outage_verdict(stage)}"
-        said.append(f"{sentence}.")
-    return " ".join(said)
+    sentences = []
+    for stage in summary["stages"]:
+        if not stage["outage"] or stage["client_limited"]:
+            continue
+        several = len(summary["stages"]) > 1
+        where = f"At {load_name(stage)} the endpoint was" if several else "Endpoint"
+        judged = summary["slos"] and not summary.get("burst")
+        verdict = f", {outage_verdict(stage)}" if judged else ""
+        sentences.append(f"{where} {stage['outage']['text']}{verdict}.")
+    return " ".join(sentences)
 
 
 def outage_verdict(stage: Mapping[str, Any]) -> str:
@@ -108,8 +105,8 @@ def outage_verdict(stage: Mapping[str, Any]) -> str:
     with_it = "met all the same" if met else verdict_word(met)
     without = verdict_word(outside["slo_met"]) + (" as well" if alike and not met else "")
     why = [f"{v['slo']}: {v['cause']}" for v in outside["slo_verdicts"] if v["cause"]]
-    said = f" ({'; '.join(why)})" if outside["slo_met"] is None and why else ""
-    return f"SLO {with_it}; outside of it {without}{said}"
+    reasons = f" ({'; '.join(why)})" if outside["slo_met"] is None and why else ""
+    return f"SLO {with_it}; outside of it {without}{reasons}"
 
 
 def _of_the_load(summary: Mapping[str, Any]) -> str:
@@ -126,26 +123,29 @@ def _of_the_load(summary: Mapping[str, Any]) -> str:
     if summary.get("burst"):
         return _burst(summary["burst"])
     if not summary["slos"]:
-        counted = [s for s in stages if not s["client_limited"]]
-        answers_s = [s["e2e_s"]["p50"] or 0.0 for s in counted if s["stable"] is not False]
-        if len(answers_s) == len(counted) and all(
-            s["window"]["end_s"] < 2 * a for s, a in zip(counted, answers_s, strict=True)
-        ):
-            short = (
-                f"an answer takes {number_text(min(answers_s))} s and no stage is twice as long, "
-                "so no rate is known"
-            )
-            return f"Too short to tell: {short}. {longer(summary)}."
-        best = max(counted, key=lambda s: s["achieved_rps"])
-        tokens = best["output_tokens_per_s"]
-        and_tokens = "" if tokens is None else f" and {number_text(tokens)} output tokens/s"
+        return _without_slo(summary)
+    return _nothing_usable(summary) if capacity["capacity_rps"] is None else _usable(summary)
+
+
+def _without_slo(summary: Mapping[str, Any]) -> str:
+    """Return the highest rate that was carried, where the stages are long enough to show one."""
+    counted = [s for s in summary["stages"] if not s["client_limited"]]
+    answers_s = [s["e2e_s"]["p50"] or 0.0 for s in counted]
+    if all(
+        s["stable"] is not False and s["window"]["end_s"] < 2 * answer_s
+        for s, answer_s in zip(counted, answers_s, strict=True)
+    ):
         return (
-            f"Up to {number_text(best['achieved_rps'])} requests/s{and_tokens} were carried; no "
-            "SLO was given, so no capacity is named."
+            f"Too short to tell: an answer takes {number_text(min(answers_s))} s and no stage is "
+            f"twice as long, so no rate is known. {longer(summary)}."
         )
-    if capacity["capacity_rps"] is None:
-        return _nothing_usable(summary)
-    return _usable(summary)
+    best = max(counted, key=lambda s: s["achieved_rps"])
+    tokens = best["output_tokens_per_s"]
+    and_tokens = "" if tokens is None else f" and {number_text(tokens)} output tokens/s"
+    return (
+        f"Up to {number_text(best['achieved_rps'])} requests/s{and_tokens} were carried; no "
+        "SLO was given, so no capacity is named."
+    )
 
 
 def _burst(burst: Mapping[str, Any]) -> str:
@@ -186,27 +186,21 @@ def _burst(burst: Mapping[str, Any]) -> str:
 
 def _burst_losses(burst: Mapping[str, Any]) -> str:
     """Return the part of the sentence on SLO misses, losses, and the limit on the recovery."""
-    sentence, until_s = "", burst["known_until_s"]
+    parts = []
     if burst["slo_misses"] is not None:
-        sentence += f"; {burst['slo_misses']} requests violated an SLO"
-        if burst["slo_misses_of_base"] >= 0.5:
-            sentence += (
-                f" ({number_text(burst['slo_misses_of_base'])} would at the base load's share)"
-            )
-    sentence += f"; {burst['lost'] or 'none'} {'was' if burst['lost'] < 2 else 'were'} lost"
-    if burst["unfinished"]:
-        sentence += f", {burst['unfinished']} cut off unfinished"
-    if burst["max_recovery"]:
-        held = burst["max_recovery"]
-        sentence += (
-            f"; the limit of {number_text(held['limit_s'])} s to get over it is {held['verdict']}"
+        of_base = burst["slo_misses_of_base"]
+        would = (
+            f" ({number_text(of_base)} would at the base load's share)" if of_base >= 0.5 else ""
         )
-    end = (
-        ""
-        if until_s is None
-        else f"; nothing is known from {number_text(until_s)} s after the start on"
-    )
-    return f"{sentence}{end}."
+        parts.append(f"{burst['slo_misses']} requests violated an SLO{would}")
+    cut = f", {burst['unfinished']} cut off unfinished" if burst["unfinished"] else ""
+    parts.append(f"{burst['lost'] or 'none'} {'was' if burst['lost'] < 2 else 'were'} lost{cut}")
+    if held := burst["max_recovery"]:
+        limit = number_text(held["limit_s"])
+        parts.append(f"the limit of {limit} s to get over it is {held['verdict']}")
+    if (until_s := burst["known_until_s"]) is not None:
+        parts.append(f"nothing is known from {number_text(until_s)} s after the start on")
+    return "".join(f"; {part}" for part in parts) + "."
 
 
 def _duration(time_s: float) -> str:
@@ -247,10 +241,7 @@ def _nothing_answered(summary: Mapping[str, Any]) -> str:
 
 
 def _usable(summary: Mapping[str, Any]) -> str:
-    """Return the three figures that a buyer reads, each with its interval.
-
-    Capacity, C_max and fleet.
-    """
+    """Return capacity, C_max and fleet, each with its interval."""
     capacity = summary["capacity"]
     parts = [_carries(summary), _c_max(capacity)]
     if capacity["c_max_basis"] == "closed":
@@ -261,14 +252,10 @@ def _usable(summary: Mapping[str, Any]) -> str:
     if fleet["instances"] is not None:
         need = "needs" if fleet["peak_rps"] == 1 else "need"
         gpus = f", {fleet['gpus']:,} GPUs," if fleet["tensor_parallel"] > 1 else ""
-        reserve = (
-            f" with a safety factor of {fleet['safety_factor']:g}"
-            if fleet["safety_factor"] > 1
-            else ""
-        )
-        parts.append(
-            f"{_peak(fleet['peak_rps'])} req/s {need} {instances_text(fleet)}{gpus}{reserve}"
-        )
+        factor, peak = fleet["safety_factor"], fleet["peak_rps"]
+        reserve = f" with a safety factor of {factor:g}" if factor > 1 else ""
+        peak_text = f"{peak:,.0f}" if peak >= 1000 else number_text(peak)
+        parts.append(f"{peak_text} req/s {need} {instances_text(fleet)}{gpus}{reserve}")
     return "; ".join(parts) + "."
 
 
@@ -322,10 +309,6 @@ def _c_max(capacity: Mapping[str, Any]) -> str:
 def _between(low: float | None, high: float | None, word: str) -> str:
     ends = ["an unknown lower end" if low is None else number_text(low)]
     return f" {word} ".join([*ends, "an unknown upper end" if high is None else number_text(high)])
-
-
-def _peak(rate_rps: float) -> str:
-    return f"{rate_rps:,.0f}" if rate_rps >= 1000 else number_text(rate_rps)
 
 
 def _nothing_usable(summary: Mapping[str, Any]) -> str:

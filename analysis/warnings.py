@@ -35,7 +35,7 @@ _CHANGING_ARRIVALS = ("ramp", "steps", "diurnal", "burst")
 def find_warnings(
     summary: Mapping[str, Any], output_deviation: float | None, cut_short: tuple[int, int] = (0, 0)
 ) -> list[dict[str, str]]:
-    """Return the warnings of a summary whose figures are all in place.
+    """Return the warnings of a summary with all figures.
 
     ``output_deviation`` and ``cut_short`` are results of ``ampacity.analysis.metrics.lengths``.
     """
@@ -50,7 +50,7 @@ def of_endpoint(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _expected(summary: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the codes that are no news for this kind of run.
+    """Return the codes that this kind of run implies.
 
     A load that changes by design is not steady. A search chooses its own, often short, stages, and
     a burst names no capacity.
@@ -129,12 +129,10 @@ def _too_few_requests(facts: Facts) -> str | None:
     too_high = _missing(verdict)[0] and not found
     if too_high:
         stage, verdict = min(inconclusive, key=lambda one: stage_rate(one[0]))
-    which = "even the lowest load seems too high" if too_high else "least is lacking"
-    where = (
-        f"; {which} for {verdict['slo']} at {load_name(stage)}: {verdict['reason']}"
-        if len(inconclusive) > 1
-        else f" ({verdict['slo']}: {verdict['reason']})"
-    )
+    where = f" ({verdict['slo']}: {verdict['reason']})"
+    if len(inconclusive) > 1:
+        which = "even the lowest load seems too high" if too_high else "least is lacking"
+        where = f"; {which} for {verdict['slo']} at {load_name(stage)}: {verdict['reason']}"
     loads = at_loads([s for s, _ in inconclusive])
     return f"{loads} an SLO is inconclusive{where}. {_to_decide(facts.summary, stage, verdict)}."
 
@@ -182,9 +180,8 @@ def _non_monotone(facts: Facts) -> str | None:
 
 def _beyond_context(facts: Facts) -> str | None:
     workload = facts.summary["workload"]
-    left_out, cut = (
-        int(workload.get(f"{key}_context") or 0) for key in ("turns_beyond", "clipped_to")
-    )
+    left_out = int(workload.get("turns_beyond_context") or 0)
+    cut = int(workload.get("clipped_to_context") or 0)
     # a run that ended early sent fewer requests than the trace, which was checked as a whole
     in_trace = int((workload.get("trace") or {}).get("requests") or 0)
     planned = max(in_trace, facts.summary["requests"] + left_out)
@@ -208,12 +205,12 @@ def _inputs_off(facts: Facts) -> str | None:
     deviation = facts.summary["workload"]["realised"]["input_deviation"]
     if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
         return None
-    histories = (
-        " Histories hold the actual answers: shorter answers, and turns without text, make "
-        "shorter prompts."
-        if facts.summary.get("sessions") and deviation < 0
-        else ""
-    )
+    histories = ""
+    if facts.summary.get("sessions") and deviation < 0:
+        histories = (
+            " Histories hold the actual answers: shorter answers, and turns without text, make "
+            "shorter prompts."
+        )
     return (
         f"Prompts were {off_text(deviation)} in input tokens, by the server's count: the load is "
         f"another one than asked for, and no capacity of it.{histories} Check whether the server "
@@ -225,11 +222,9 @@ def _lengths_off(facts: Facts) -> str | None:
     deviation = facts.output_deviation
     if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
         return None
-    counted = (
-        ", or give the server's own vocabulary to --tokenizer: it counted"
-        if "tokenizer" in facts.summary["workload"]["realised"]["token_source"]
-        else ""
-    )
+    by_tokenizer = "tokenizer" in facts.summary["workload"]["realised"]["token_source"]
+    own = ", or give the server's own vocabulary to --tokenizer: it counted"
+    counted = own if by_tokenizer else ""
     return (
         f"Answers were {off_text(deviation)} in output tokens: the load is another one than asked "
         f"for. Make the server ignore the end-of-sequence token or fix lengths{counted}."
@@ -269,10 +264,8 @@ def _cached(facts: Facts) -> str | None:
 
 def _knee_region(facts: Facts) -> str | None:
     """Warn where latency bends at or below the capacity: little is left above it."""
-    rate, region = (
-        facts.summary["capacity"]["capacity_rps"],
-        facts.summary["knee"]["region_rps"],
-    )
+    rate = facts.summary["capacity"]["capacity_rps"]
+    region = facts.summary["knee"]["region_rps"]
     if not rate or not region or rate < region[0] or region[1] > WIDEST_REGION * region[0]:
         return None
     where = "within" if rate <= REGION_END * region[1] else "above"
@@ -288,11 +281,11 @@ def _closed_loop(facts: Facts) -> str | None:
     if capacity["c_max_basis"] != "closed" or not capacity["capacity_rps"]:
         return None
     saturated = capacity["crossing"] == "saturated"
+    ceiling = "It is the rate at which the loop saturates. " if saturated else ""
     return (
         "The capacity was found with a closed loop, in which users wait for the server: open "
-        "arrivals, which do not, violate the SLO at a lower rate. "
-        f"{'It is the rate at which the loop saturates. ' if saturated else ''}"
-        "Size by an open loop (--rates, or ampacity search)."
+        f"arrivals, which do not, violate the SLO at a lower rate. {ceiling}Size by an open loop "
+        "(--rates, or ampacity search)."
     )
 
 

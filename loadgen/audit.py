@@ -76,17 +76,13 @@ class Measures:
 
     def merge(self, other: Measures) -> None:
         """Add another process: pool its samples, keep the larger CPU fraction and pause."""
-        self.slips_s.extend(other.slips_s)
-        self.receive_delays_s.extend(other.receive_delays_s)
-        self.loop_lags_s.extend(other.loop_lags_s)
-        self.stalls.extend(other.stalls)
+        for name in ("slips_s", "receive_delays_s", "loop_lags_s", "stalls"):
+            getattr(self, name).extend(getattr(other, name))
+        for name in ("cpu_fraction", "gc_pause_max_s"):
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+        for name in ("shortages", "resent", "events", "merged"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.dated_by_kernel = self.dated_by_kernel and other.dated_by_kernel
-        self.cpu_fraction = max(self.cpu_fraction, other.cpu_fraction)
-        self.gc_pause_max_s = max(self.gc_pause_max_s, other.gc_pause_max_s)
-        self.shortages += other.shortages
-        self.resent += other.resent
-        self.events += other.events
-        self.merged += other.merged
 
 
 def lateness_limit_s(limits_s: Iterable[float]) -> float:

@@ -25,3 +25,8 @@ P = TypeVar("P", bound=Part)
 def with_nulls(kind: type[P], **known: Any) -> P:
     """Return a struct with these fields; all others are None."""
     return kind(**{**dict.fromkeys(kind.__struct_fields__), **known})
+
+
+def plain(value: Any) -> Any:
+    """Return a part, or a dict or list of parts, as summary.json has it: plain objects."""
+    return msgspec.to_builtins(value, enc_hook=lambda scalar: scalar.item())  # numpy's

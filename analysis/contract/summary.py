@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from ampacity.analysis.contract import burst, capacity, figures, stage, traffic
 from ampacity.analysis.contract.burst import Burst
 from ampacity.analysis.contract.capacity import (
     Capacity,
@@ -142,7 +144,7 @@ def to_json(part: Part) -> dict[str, Any]:
 def describe_fields() -> str:
     """Return the structs as Markdown: the section of docs/summary.md that lists every field."""
     lines = []
-    for part in sorted(_parts(Part), key=lambda part: part.__name__):
+    for part in _parts():
         lines += [f"### {part.__name__}", "", "| field | type | may be left out |", "|---|---|---|"]
         for field in msgspec.structs.fields(part):
             declared = next(p for p in part.__mro__ if field.name in p.__annotations__)
@@ -153,7 +155,10 @@ def describe_fields() -> str:
     return "\n".join(lines)
 
 
-def _parts(part: type[Part]) -> Iterator[type[Part]]:
-    for kind in part.__subclasses__():
-        yield kind
-        yield from _parts(kind)
+def _parts() -> Iterator[type[Part]]:
+    """Yield the structs of summary.json, module by module, as they are declared."""
+    for module in (figures, traffic, stage, capacity, burst, sys.modules[__name__]):
+        for kind in vars(module).values():
+            declared = isinstance(kind, type) and kind.__module__ == module.__name__
+            if declared and issubclass(kind, Part):
+                yield kind

@@ -25,27 +25,22 @@ from ampacity.analysis.metrics.requests import (
     visible_tokens,
     zero_ns,
 )
-from ampacity.analysis.slo import ERROR_RATE, GAP_METRICS, Slo
+from ampacity.analysis.slo import GAP_METRICS, Slo
 
+# ITL is given when the tokens of each chunk are known for at least this share of the answers
 MIN_KNOWN_SHARE = 0.99
-"""ITL is given when the tokens of each chunk are known for at least this share of the answers."""
-BUNCHED_SHARE = 0.9
-"""Share of chunks read together with the one before, above which gaps are no figures."""
-READS_APART_US = 2000
-"""Where most reads are nearer than this they are those of a fast engine, not of something that
-holds tokens back."""
-READS_FEW = 3.0
-"""An answer in so few reads has no TPOT to speak of."""
+BUNCHED_SHARE = 0.9  # of chunks coalesced with the previous one: above it there are no gaps
+READS_APART_US = 2000  # most reads nearer than this: a fast engine, nothing holds tokens back
+READS_FEW = 3.0  # an answer in so few reads has no TPOT
 IN_ONE_PIECE = "answers came in one piece"
-ONE_PIECE_SHARE = 0.5
-"""Of the answers that have several tokens: where more come in one piece, the first token is not
-told from the last."""
+ONE_PIECE_SHARE = 0.5  # of answers with several tokens: above it the first token has no own time
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """Requests scheduled in a window (attempt 0), their chunks, and how many rows were lost in a
-    kill.
+    """Requests scheduled in a window (attempt 0) with their chunks.
+
+    ``missing`` counts the rows that were lost in a kill.
     """
 
     requests: Requests
@@ -55,9 +50,8 @@ class Cohort:
     in_flight: Floats | None = None  # shape (n,): requests of the stage in flight when each was due
     # requests over which the in-flight count of an open stage stays alike
     memory: float | None = None
-    spoilt: Mapping[str, str] = field(
-        default_factory=dict
-    )  # metrics that nothing is judged by, and why
+    # SLO metrics on which no verdict can rest, and why
+    spoilt: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def cut_ns(self) -> Floats:
@@ -74,7 +68,7 @@ class Cohort:
     ) -> Observations:
         """Return observations of a metric with one value per request; ages count from ``zero_ns``.
 
-        ``memory``: of the queue that it waited in, of a metric that counts the wait.
+        ``memory``: of the queue, for a metric that includes the wait in it.
         """
         r = self.requests
         failed, unfinished = r.failed, r.has_status("unfinished")
@@ -112,17 +106,14 @@ class Cohort:
     def in_flight_se(self) -> float | None:
         """Return the standard error of the mean in flight of an open stage.
 
-        Looks that are ``memory`` requests apart are independent.
+        Samples that are ``memory`` requests apart are independent.
         """
         if self.in_flight is None or self.memory is None or not len(self.in_flight):
             return None
         return float(np.sqrt(self.in_flight.var() * self.memory / len(self.in_flight)))
 
     def of_class(self, name: str | None) -> Cohort:
-        """Return the requests of one class (None: all).
-
-        Records that were lost in a kill are of no known class.
-        """
+        """Return the requests of one class (None: all); lost records have no known class."""
         return self if name is None else self.part(self.in_class(name))
 
     def part(self, which: Bools) -> Cohort:
@@ -140,7 +131,7 @@ class Cohort:
         return np.asarray((self.requests.class_ == name) | (name is None), dtype=np.bool_)
 
     def errors(self) -> Observations:
-        """Return 0 for every answer and infinity for every failure."""
+        """Return 0 for every answer, infinity for every failure; unfinished ones are censored."""
         ok = self.requests.has_status("ok")
         return self.per_request(np.where(ok, 0.0, np.nan), None)
 
@@ -214,26 +205,19 @@ class Cohort:
         untimed = self._without_chunk_times()
         if untimed:
             return untimed
-        answers = (
-            r.has_status("ok")
-            & (chunks.count > 0)
-            & ~((visible_tokens(r) == 1) & (chunks.count == 1))
-        )
+        one_token = (visible_tokens(r) == 1) & (chunks.count == 1)
+        answers = r.has_status("ok") & (chunks.count > 0) & ~one_token
         n, known = int(np.count_nonzero(answers)), int(np.count_nonzero(answers & chunks.known))
         if not n or known >= MIN_KNOWN_SHARE * n:
             return None
         return (
             f"tokens per chunk unknown in {n - known} of {n} answers (the server sends chunks, "
-            "not tokens, and "
-            "does not say how many tokens each holds): see "
+            "not tokens, and does not say how many tokens each holds): see "
             f"icl_s{' and tpot_s' if self.tpot.n else ''}"
         )
 
     def _without_chunk_times(self) -> str | None:
-        """Return why there are no gaps at all.
-
-        Records of another tool may lack the times of chunks.
-        """
+        """Return why there are no gaps: records of another tool may lack the times of chunks."""
         r = self.requests
         answers = (
             r.has_status("ok") & ~np.isnan(r.first_token_ns) & (r.last_token_ns > r.first_token_ns)
@@ -254,22 +238,19 @@ class Cohort:
         Answers that ended while the model thought would be left out of it.
         """
         r = self.requests
-        said = r.has_status("ok") & ~np.isnan(r.first_token_ns)
-        n, without = (
-            int(np.count_nonzero(said)),
-            int(np.count_nonzero(said & np.isnan(r.first_answer_ns))),
-        )
+        streamed = r.has_status("ok") & ~np.isnan(r.first_token_ns)
+        n = int(np.count_nonzero(streamed))
+        without = int(np.count_nonzero(streamed & np.isnan(r.first_answer_ns)))
         if n - without >= MIN_KNOWN_SHARE * n:
             return None
         return (
             f"{without} of {n} answers ended while the model was still thinking, so how long a "
-            "reader waits for its answer is not "
-            "known: plan longer answers"
+            "reader waits for its answer is not known: plan longer answers"
         )
 
     @cached_property
     def _in_one_piece(self) -> str | None:
-        """Return why the first token of the answers is not told from their last."""
+        """Return why the first token of the answers has no time of its own."""
         r = self.requests
         one = np.where(r.uncounted, r.output_tokens_planned, visible_tokens(r)) == 1
         several = r.has_status("ok") & ~np.isnan(r.first_token_ns) & ~one
@@ -280,8 +261,7 @@ class Cohort:
             return None
         return (
             f"{together} of {n} {IN_ONE_PIECE}: they were not streamed, or something on the way "
-            "held them back, "
-            "and their first token is no earlier than the last: see e2e_s"
+            "held them back, and their first token is no earlier than the last: see e2e_s"
         )
 
     @cached_property
@@ -302,13 +282,11 @@ class Cohort:
         chunks, reads = together + apart, apart / answers + 1 if answers else 0.0
         if together <= BUNCHED_SHARE * chunks or 2 * well_apart < apart:
             return None, reads
-        how = f"{reads:.1f} reads an answer" + (
-            f", {apart_us / apart / 1e3:.3g} ms apart" if apart else ""
-        )
+        apart_text = f", {apart_us / apart / 1e3:.3g} ms apart" if apart else ""
         return (
-            f"{together / chunks:.1%} of the chunks came together with the one before ({how}): "
-            "something on the way holds "
-            "them back, and these times are not the engine's (see: ampacity doctor)"
+            f"{together / chunks:.1%} of the chunks came together with the one before "
+            f"({reads:.1f} reads an answer{apart_text}): something on the way holds them back, and "
+            "these times are not the engine's (see: ampacity doctor)"
         ), reads
 
     def _of_gaps(self, *, per_token: bool) -> Observations:
@@ -337,28 +315,31 @@ class Cohort:
 
 def _unknown(unit: str, reason: str) -> Observations:
     empty = np.empty(0)
-    return Observations(
-        unit, empty, empty.astype(np.int64), None, np.zeros(0), np.zeros(0), reason=reason
-    )
+    return Observations(unit, empty, empty.astype(np.int64), None, empty, empty, reason=reason)
 
 
 def observations_for_slo(cohort: Cohort, slo: Slo) -> Observations:
-    """Return the observations that an SLO is judged by; waits count from the schedule."""
+    """Return the observations that an SLO is judged by.
+
+    TTFT, first answer, fluidity and E2E count from the schedule.
+    """
     cohort = cohort.of_class(slo.class_)
     if slo.metric in cohort.spoilt:
-        return _unknown(
-            "gaps" if slo.metric in GAP_METRICS else "requests", cohort.spoilt[slo.metric]
-        )
-    if slo.metric == ERROR_RATE:
-        return cohort.errors()
-    if slo.metric == "fluidity":
-        return cohort.fluidity(slo.first_s or 0.0)
-    if slo.metric == "ttft":
-        return cohort.ttft(from_schedule=True)
-    if slo.metric == "first_answer":
-        return cohort.first_answer(from_schedule=True)
-    if slo.metric == "e2e":
-        return cohort.e2e(from_schedule=True)
-    if slo.metric == "tpot":
-        return cohort.tpot
-    return cohort.itl if slo.metric == "itl" else cohort.icl
+        unit = "gaps" if slo.metric in GAP_METRICS else "requests"
+        return _unknown(unit, cohort.spoilt[slo.metric])
+    match slo.metric:
+        case "error_rate":
+            return cohort.errors()
+        case "fluidity":
+            return cohort.fluidity(slo.first_s or 0.0)
+        case "ttft":
+            return cohort.ttft(from_schedule=True)
+        case "first_answer":
+            return cohort.first_answer(from_schedule=True)
+        case "e2e":
+            return cohort.e2e(from_schedule=True)
+        case "tpot":
+            return cohort.tpot
+        case "itl":
+            return cohort.itl
+    return cohort.icl

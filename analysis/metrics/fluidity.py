@@ -1,7 +1,7 @@
-"""Token deadlines: is every token there when a reader who began on time comes to it?
+"""Token deadlines: is every token there when a reader who began on time reaches it?
 
 The first token is due ``first_s`` after the schedule, every further one ``each_s`` later, so that
-time gained early may be spent later (a buffer), which no percentile of gaps sees.
+time gained early may be spent later (a buffer), which no percentile of gaps shows.
 """
 
 from __future__ import annotations
@@ -12,20 +12,15 @@ from ampacity.analysis.metrics.requests import Chunks, Floats, Requests
 
 
 def token_times_s(requests: Requests, chunks: Chunks) -> tuple[Floats, Floats]:
-    """Return (arrival after the schedule in s, tokens of the request that came before) of every
-    chunk.
-    """
+    """Return (s after the schedule, tokens of the request before it) of every chunk."""
     delay_s = (requests.started_ns - requests.scheduled_ns) * 1e-9
-    tokens = (
-        np.ones(len(chunks.at_us)) if chunks.tokens is None else chunks.tokens.astype(np.float64)
-    )
+    tokens = np.ones(len(chunks.at_us)) if chunks.tokens is None else chunks.tokens.astype(float)
     before = np.cumsum(tokens) - tokens
     has = chunks.count > 0
     base = np.zeros(len(requests))
     base[has] = before[chunks.starts[:-1][has]]
-    return np.repeat(delay_s, chunks.count) + chunks.at_us * 1e-6, before - np.repeat(
-        base, chunks.count
-    )
+    at_s = np.repeat(delay_s, chunks.count) + chunks.at_us * 1e-6
+    return at_s, before - np.repeat(base, chunks.count)
 
 
 def needed_pace_s(requests: Requests, chunks: Chunks, first_s: float) -> Floats:
@@ -52,9 +47,9 @@ def _needed_pace_s(requests: Requests, chunks: Chunks, first_s: float) -> Floats
 
 
 def fluidity_of(requests: Requests, chunks: Chunks, first_s: float, each_s: float) -> Floats:
-    """Return the share of token deadlines kept per request, (n,) (Etalon, arXiv 2407.07000).
+    """Return the share of token deadlines kept, 1 - missed/total, of requests with chunks, (n,).
 
-    A token in time adds what it was early to the slack of the next; a late one misses floor((gap -
+    Etalon (Metron), arXiv 2407.07000. A token in time adds what it was early to the slack of the next; a late one misses floor((gap -
     slack - deadline) / each_s) + 1 deadlines and starts anew. Of a chunk only the first token can
     be late.
     """

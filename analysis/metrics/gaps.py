@@ -1,8 +1,7 @@
-"""Gaps between chunks or tokens.
+"""Gaps between chunks or tokens, computed from the chunk times slice by slice when needed.
 
-Worked out from the chunk times slice by slice, each time they are needed. All gaps of a large run
-at once would take many times the room of its chunk times. Chunk times are whole microseconds, so a
-count of each length that occurs holds every percentile exactly.
+All gaps of a large run at once would take many times the memory of its chunk times. Chunk times are
+whole microseconds, so a count of each length that occurs holds every percentile exactly.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _TOKEN_BITS = 31
 
 @dataclass(frozen=True)
 class Gaps:
-    """Gap ``i`` ends with a chunk of ``tokens[i]`` tokens of request ``owner[i]``.
+    """Gap ``i`` ends with a chunk of k = ``tokens[i]`` tokens of request ``owner[i]``.
 
-    So many samples of gap/tokens.
+    It counts as k samples of gap / k.
     """
 
     gap_us: npt.NDArray[np.uint32]
@@ -55,8 +54,8 @@ def chunk_gaps(chunks: Chunks) -> Gaps:
 def token_gaps(chunks: Chunks) -> Gaps:
     """Return the gaps between tokens (ITL) of requests whose chunk tokens are known.
 
-    K samples of g/k for k tokens that come g after the last. A chunk with no token by the server's
-    count hands its time on to the next one.
+    A chunk of k tokens that comes g after the last one gives k samples of g / k. The time of a
+    chunk without a token, by the server's count, is added to the next one's.
     """
     if chunks.tokens is None:
         return chunk_gaps(chunks).of(chunks.known)
@@ -71,8 +70,9 @@ def token_gaps(chunks: Chunks) -> Gaps:
 
 @dataclass(frozen=True)
 class GapSeries:
-    """The gaps of n requests: between chunks, or (``per_token``) between tokens, of those under
-    ``counted``, (n,).
+    """The gaps of n requests between chunks, or (``per_token``) tokens.
+
+    ``counted``, shape (n,): the requests whose gaps count.
     """
 
     chunks: Chunks
@@ -130,10 +130,7 @@ class GapSeries:
 
 
 def _longer(gaps: Gaps, limit_s: float) -> Bools:
-    """Return ``value_s > limit_s`` without computing the values.
-
-    In whole µs where each gap is one sample.
-    """
+    """Return ``value_s > limit_s``, compared in whole µs where each gap is one sample."""
     if gaps.tokens is not None:
         return np.asarray(gaps.value_s > limit_s)
     if not np.isfinite(limit_s) or limit_s < 0:

@@ -1,4 +1,4 @@
-"""Records that no run writes: refused before anything is computed of them."""
+"""Records that no run writes: refused before anything is computed from them."""
 
 from __future__ import annotations
 
@@ -30,16 +30,12 @@ def check_records(run: Run) -> None:
     """Raise RecordsError on the first record that no run writes, with row, column and value."""
     table, entries = run.requests, enumerate(run.meta.get("stages") or [])
     stages = {i if (index := s.get("index")) is None else index for i, s in entries}
-    # a kill may come before a stage is noted down; other tools end their clocks in their own ways,
-    # as the import allows
-    known, times = (
-        stages if run.complete else set(),
-        () if run.meta.get("imported") else _times(table),
-    )
+    known = stages if run.complete else set()  # a kill may come before a stage is written
+    # other tools end their clocks in their own ways
+    times = () if run.meta.get("imported") else _times(table)
     for column, mask, why in chain(_values(table, known), times, _chunks(table), _twice(table)):
-        rows: Bools = (
-            np.asarray(pc.fill_null(mask, False)) if isinstance(mask, pa.ChunkedArray) else mask
-        )
+        nullable = isinstance(mask, pa.ChunkedArray)
+        rows: Bools = np.asarray(pc.fill_null(mask, False)) if nullable else mask
         if rows.any():
             row = int(np.argmax(rows))
             held = {name: table[name][row].as_py() for name in table.column_names}
@@ -55,16 +51,10 @@ def _values(table: pa.Table, stages: Collection[int]) -> Iterator[_Fault]:
         yield name, pc.is_null(table[name]), "which every record has"
     if stages:
         known = pa.array(sorted(stages), type=table["stage"].type)
-        yield (
-            "stage",
-            pc.invert(pc.is_in(table["stage"], value_set=known)),
-            "which run.json does not have",
-        )
-    for name in (
-        "request_id",
-        "attempt",
-        *(n for n in table.column_names if "_tokens" in n and n != "chunk_tokens"),
-    ):
+        unknown = pc.invert(pc.is_in(table["stage"], value_set=known))
+        yield "stage", unknown, "which run.json does not have"
+    tokens = [n for n in table.column_names if "_tokens" in n and n != "chunk_tokens"]
+    for name in ("request_id", "attempt", *tokens):
         yield name, pc.less(table[name], 0), "below zero"
 
 
@@ -87,9 +77,9 @@ def _chunks(table: pa.Table) -> Iterator[_Fault]:
 
 
 def _rows_with(lists: pa.ChunkedArray, wrong: Callable[[Any, Any], Any]) -> Bools:
-    """Return rows in whose list an element is ``wrong``.
+    """Return the rows in whose list an element is ``wrong``, as a mask.
 
-    Their indices, from all elements and where each row's end.
+    ``wrong`` gets all elements of a part and where each row's end, and returns indices of elements.
     """
     rows = [np.zeros(0, dtype=np.bool_)]
     for part in lists.chunks:
@@ -104,9 +94,8 @@ def _twice(table: pa.Table) -> Iterator[_Fault]:
     keys = [table[name].to_numpy() for name in ("attempt", "request_id", "stage")]
     again = np.zeros(table.num_rows, dtype=np.bool_)
     step = np.diff(keys[1])
-    if not np.all(
-        (step > 0) | ((step == 0) & (np.diff(keys[0]) > 0))
-    ):  # as a run writes them, mostly
+    in_order = (step > 0) | ((step == 0) & (np.diff(keys[0]) > 0))  # as a run mostly writes them
+    if not in_order.all():
         order = np.lexsort(keys)
         again[order[1:]] = np.all([np.diff(key[order]) == 0 for key in keys], axis=0)
     yield "request_id", again, "with attempt {attempt} of stage {stage} for the second time"

@@ -9,38 +9,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ampacity.analysis.contract.figures import Spread
 from ampacity.analysis.metrics.observations import quantile_rank
 from ampacity.analysis.metrics.requests import Floats, Requests, visible_tokens
 
 _LEVELS = {f"p{percent}": percent / 100 for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
 
+# of the usual length: a shorter answer without a finish reason may have been cut off
 CUT_SHARE = 0.5
-"""Of the usual length: an answer that is shorter, and of which nobody says why it ended, may have
-been cut off."""
 CUT_ALIKE = 0.1
 
 
 def describe(lengths: Floats) -> dict[str, Any]:
-    """Return a LENGTHS object: mean and percentiles of this sample (unknown ones left out), null
-    where empty.
-    """
+    """Return a LENGTHS object: mean and percentiles of the known lengths, null where empty."""
     known = np.sort(lengths[~np.isnan(lengths)])
-    result: dict[str, Any] = {"n": len(known), "mean": None, **dict.fromkeys(_LEVELS), "max": None}
-    if len(known):
-        result["mean"] = float(known.mean())
-        result |= {
-            name: float(known[quantile_rank(q, len(known)) - 1]) for name, q in _LEVELS.items()
-        }
-        result["max"] = float(known[-1])
-    else:
-        result["reason"] = "no request has a known length"
-    return result
+    n = len(known)
+    if not n:
+        nulls = dict.fromkeys(["mean", *_LEVELS, "max"])
+        return {"n": 0, **nulls, "reason": "no request has a known length"}
+    levels = {name: float(known[quantile_rank(q, n) - 1]) for name, q in _LEVELS.items()}
+    return {"n": n, "mean": float(known.mean()), **levels, "max": float(known[-1])}
 
 
-def spread(values: Floats) -> dict[str, Any]:
-    """Return the mean, median, p95 and most of a sample, null where it is empty."""
+def spread(values: Floats) -> Spread:
+    """Return the mean, median, p95 and maximum of a sample, null where it is empty."""
     found = describe(values[np.isfinite(values)])
-    return {name: found[name] for name in ("n", "mean", "p50", "p95", "max")}
+    return Spread(**{name: found[name] for name in ("n", "mean", "p50", "p95", "max")})
 
 
 def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:
@@ -77,10 +71,10 @@ def _tokens_per_chunk(table: pa.Table, answers: Requests) -> float | None:
 
 
 def mean_tokens(requests: Requests, stages: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return tokens of a mean answered request.
+    """Return the mean tokens of an answered request.
 
     Lengths do not depend on the load, so all stages that are findings count. One without a steady
-    state is left out: what it gave up on are the long answers.
+    state is left out: it gave up on the long answers.
     """
     held = [s["index"] for s in stages if not s["client_limited"] and s["stable"] is not False]
     answers = requests.take(requests.has_status("ok") & np.isin(requests.stage, held))
@@ -92,10 +86,7 @@ def mean_tokens(requests: Requests, stages: Sequence[Mapping[str, Any]]) -> dict
 
 
 def output_deviation(requests: Requests) -> float | None:
-    """Return the received over planned output tokens of the good answers, minus 1.
-
-    None where unknown.
-    """
+    """Return received over planned output tokens of the good answers, minus 1, if known."""
     ok = requests.has_status("ok")
     return _deviation(requests.output_tokens[ok], requests.output_tokens_planned[ok])
 
@@ -103,7 +94,7 @@ def output_deviation(requests: Requests) -> float | None:
 def cut_short(table: pa.Table, requests: Requests) -> tuple[int, int]:
     """Return (answers that may have been cut off, all good answers).
 
-    Usual is the median of those that have a finish reason; where none has one, of all, if most of
+    Those have no finish reason and less than half of the usual chunks for their plan. Usual is the median of those that have a finish reason; where none has one, of all, if most of
     them are about as long.
     """
     good = requests.take(requests.has_status("ok") & (requests.output_tokens_planned > 0))
@@ -119,6 +110,6 @@ def cut_short(table: pa.Table, requests: Requests) -> tuple[int, int]:
 
 
 def _deviation(counted: Floats, planned: Floats) -> float | None:
-    """Return one sum over the other, minus 1, where both are known; None where nowhere."""
+    """Return sum(counted) / sum(planned) - 1 over the requests of which both are known."""
     both = ~np.isnan(counted) & (planned > 0)
     return float(counted[both].sum() / planned[both].sum() - 1) if both.any() else None

@@ -1,5 +1,4 @@
-"""Samples of one metric over a cohort, with what the status table says of failed and unfinished
-requests.
+"""Samples of one metric over a cohort, by the statuses of its requests.
 
 Failed requests are infinitely slow; unfinished ones are censored: slower than the age at which they
 were cut off; cancelled ones are left out.
@@ -32,10 +31,7 @@ _RANKS_MAX = 256
 
 @dataclass(frozen=True)
 class Observations:
-    """Samples in scheduled order. ``owner`` is the request (0 ..
-
-    N_owners-1) of each finite value.
-    """
+    """Samples in scheduled order; ``owner`` is the request (0 .. n_owners-1) of each finite value."""
 
     unit: str  # "requests", "sessions" or "gaps"
     values: Floats  # seconds, finite
@@ -73,10 +69,7 @@ class Observations:
         return int(np.count_nonzero(~np.isnan(self.censored)))
 
     def misses(self, limit_s: float) -> Floats:
-        """Return samples above the limit per request.
-
-        A censored one counts when its age is past it.
-        """
+        """Return samples above the limit per request; a censored one counts once its age is."""
         return np.asarray(self.misses_each(np.array([limit_s]))[0])
 
     def misses_each(self, limits_s: Floats) -> Floats:
@@ -100,18 +93,12 @@ class Observations:
         return np.asarray(found, dtype=np.float64)
 
     def inconclusive(self, limit_s: float) -> int:
-        """Return the censored samples whose age is not past the limit.
-
-        They may or may not be misses.
-        """
+        """Return the censored samples that may still be misses: their age is not past the limit."""
         with np.errstate(invalid="ignore"):
             return int(np.count_nonzero(self.censored <= limit_s))
 
     def shares_over(self, limits_s: Floats) -> Floats:
-        """Return the share of all samples above each of k limits, shape (k,).
-
-        ``misses_each`` without regard to whose they are.
-        """
+        """Return the share of all samples above each of k limits, shape (k,)."""
         values, cumulative = self._sorted
         at_most = np.searchsorted(values, limits_s, side="right")
         if cumulative is not None:
@@ -138,7 +125,7 @@ class Observations:
         return effective_size(misses, self.sizes)
 
     def clustering(self, quantile: float) -> tuple[float, float]:
-        """Return (tau seen, widest tau): samples around a quantile per independent one.
+        """Return (tau seen, widest tau): samples around a quantile per independent sample.
 
         The largest over levels from rarer ones, whose slow samples cluster most, to commoner ones,
         where there are more to see it by. ``widest`` looks at the commonest, too; so does ``seen``
@@ -166,10 +153,7 @@ class Observations:
         return {}
 
     def _sizes_at(self, shares: list[float]) -> list[float]:
-        """Return n_eff at the level that each share of the samples exceeds.
-
-        Inf where ties leave too few above it.
-        """
+        """Return n_eff at the level that each share exceeds; inf if ties leave too few above."""
         levels = [self.rank_bounds(max(1, round(self.n * (1 - share))))[0] for share in shares]
         found = []
         for share, misses in zip(shares, self.misses_each(np.array(levels)), strict=True):
@@ -179,16 +163,13 @@ class Observations:
 
     @property
     def likely_cluster(self) -> float:
-        """Return the samples in a cluster, as the queue makes it likely.
-
-        1 where none is known or it has no memory.
-        """
+        """Return the likely samples in a cluster, by the queue; 1 without a known queue."""
         return 1.0 if self.memory is None else 1 + MEMORIES * (max(self.memory, 1.0) - 1)
 
     def below_by_chance(self, quantile: float, levels_s: Floats) -> Floats:
         """Return P[so few samples over each of k levels | the quantile is there], shape (k,).
 
-        Those cut off count as over.
+        Censored ones count as over.
         """
         values, cumulative = self._sorted
         at_most = np.searchsorted(values, levels_s, side="right")
@@ -205,9 +186,7 @@ class Observations:
 
     @cached_property
     def _merged(self) -> tuple[Floats, Floats | None]:
-        """Return the sorted values with each censored sample at its age, and the cumulative
-        weights.
-        """
+        """Return the sorted values, censored ones at their age, and the cumulative weights."""
         values, cumulative = self._sorted
         if not self.n_censored:
             return values, cumulative
@@ -218,20 +197,18 @@ class Observations:
         return merged[order], np.cumsum(np.concatenate([weights, np.ones(len(ages))])[order])
 
     def rank_bounds(self, rank: int) -> tuple[float, float]:
-        """Return the least and greatest possible value of the sample of 1-based ``rank``.
-
-        Equal without censoring.
-        """
+        """Return the bounds of the sample of 1-based ``rank``, equal without censoring."""
         return _at_rank(*self._merged, rank), _at_rank(*self._sorted, rank)
 
     def quantile_bounds(self, quantile: float) -> tuple[float, float]:
-        """Return the smallest x with F(x) >= quantile, so that it is within a limit when that share
-        is.
+        """Return the bounds of the smallest x with F(x) >= quantile.
+
+        It is within a limit when that share of the samples is.
         """
         return self.rank_bounds(quantile_rank(quantile, self.n))
 
     def confidence_interval(self, quantile: float) -> tuple[float, float]:
-        """Return 95 % interval of a quantile for clustered samples, each end by a test at 2.5 %.
+        """Return the 95 % interval of a quantile for clustered samples, by tests at 2.5 % an end.
 
         NaN where an end is unknown. The upper end is the lowest level that would be shown to be
         within an SLO on this quantile, the lower end the highest that would be shown to break one.
@@ -259,11 +236,10 @@ class Observations:
 
 @dataclass(frozen=True)
 class GapObservations(Observations):
-    """Observations whose ``values`` are the distinct gaps and ``weights`` how many have each, all
-    ``n_owners`` taken together.
+    """Observations of gaps: ``values`` are the distinct ones, ``weights`` how often each occurs.
 
-    ``owner`` is empty: what is asked per request is worked out from ``series``, of the first of the
-    n_owners.
+    ``owner`` is empty: figures per request are computed from ``series``, which holds the first of
+    the n_owners.
     """
 
     series: GapSeries | None = None

@@ -1,7 +1,4 @@
-"""The percentile objects of summary.json, from observations.
-
-Figures, or the reason why there is none.
-"""
+"""The percentiles of summary.json from observations: figures, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ampacity.analysis.contract.figures import Curve, Percentiles
 from ampacity.analysis.metrics.observations import Observations, quantile_rank
 from ampacity.analysis.stats.intervals import smallest_n
 
@@ -16,38 +14,36 @@ LEVELS: dict[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _CURVE_LEVELS = np.concatenate([np.arange(1, 100) / 100, [0.995, 0.999]])
 
 
-def percentiles(observations: Observations) -> dict[str, Any]:
-    """Return a PERCENTILES object of docs/summary.md; all values in seconds."""
-    o = observations
-    result: dict[str, Any] = dict.fromkeys([*LEVELS, "p99_ci", "mean"])
-    result |= {"n": o.n, "infinite": o.n_infinite}
+def percentiles(o: Observations) -> Percentiles:
+    """Return the percentiles of a metric; all values in seconds."""
     if not o.n:
-        return result | {"reason": o.reason or "no request has a value"}
+        nothing: dict[str, Any] = dict.fromkeys((*LEVELS, "p99_ci", "mean"))
+        why = o.reason or "no request has a value"
+        return Percentiles(n=0, infinite=o.n_infinite, reason=why, **nothing)
+    found: dict[str, Any] = {"p99_ci": None}
     for name, quantile in LEVELS.items():
         value, reason, bounds = _supported(o, quantile)
-        result[name] = value
-        if reason:
-            result[f"{name}_reason"] = reason
-        if bounds:
-            result[f"{name}_bounds"] = bounds
-    result["mean"] = finite(o.mean())
-    if result["mean"] is None:
-        result["mean_reason"] = f"none of {o.n} {o.unit} has a finite value"
-    if o.n_censored:
-        result["censored"] = o.n_censored
-    if result["p99"] is not None:
-        low, high = o.confidence_interval(0.99)
-        result["p99_ci"] = [finite(low), finite(high)]
-        if finite(high) is None or finite(low) is None:
-            result["p99_ci_reason"] = _unknown_end(o, high)
+        found |= {name: value, f"{name}_reason": reason, f"{name}_bounds": bounds}
+    if found["p99"] is None:
+        found["p99_ci_reason"] = found["p99_reason"]
     else:
-        result["p99_ci_reason"] = result["p99_reason"]
-    if o.assumption:
-        result["assumption"] = o.assumption
-    return result
+        low, high = map(finite, o.confidence_interval(0.99))
+        found["p99_ci"] = [low, high]
+        found["p99_ci_reason"] = _unknown_end(o) if None in (low, high) else None
+    mean = finite(o.mean())
+    none_finite = f"none of {o.n} {o.unit} has a finite value"
+    return Percentiles(
+        n=o.n,
+        infinite=o.n_infinite,
+        censored=o.n_censored,
+        mean=mean,
+        mean_reason=none_finite if mean is None else None,
+        assumption=o.assumption or None,
+        **found,
+    )
 
 
-def _unknown_end(o: Observations, high: float) -> str:
+def _unknown_end(o: Observations) -> str:
     if o.n_infinite > 0.5 * (1 - 0.99) * o.n:
         return "the upper end is among the failed requests"
     size = max(o.clustering(0.99)[0], o.likely_cluster)
@@ -60,14 +56,14 @@ def _unknown_end(o: Observations, high: float) -> str:
 def _supported(
     o: Observations, quantile: float
 ) -> tuple[float | None, str | None, list[float | None] | None]:
+    """Return (value, why it is null, its known bounds)."""
     needed = smallest_n(quantile)
     if o.n < needed:
         return None, f"needs {needed} {o.unit}, has {o.n}", None
     low, high = o.quantile_bounds(quantile)
     if np.isinf(low):
-        if o.unit != "gaps":
-            return None, f"infinite: {o.n_infinite} of {o.n} {o.unit} failed", None
-        return None, f"infinite: {o.n_infinite} of {o.n} gaps are missing (failed requests)", None
+        what = "gaps are missing (failed requests)" if o.unit == "gaps" else f"{o.unit} failed"
+        return None, f"infinite: {o.n_infinite} of {o.n} {what}", None
     if low != high:
         return None, between_bounds(o, low, high), [low, finite(high)]
     return low, None, None
@@ -81,13 +77,10 @@ def between_bounds(o: Observations, low: float, high: float) -> str:
     )
 
 
-def curve(observations: Observations) -> dict[str, list[float]]:
-    """Return the quantile curve for charts.
-
-    0.99, 0.995, 0.999, as far as it is finite.
-    """
-    o = observations
-    levels, values = [], []
+def curve(o: Observations) -> Curve:
+    """Return the quantiles for charts, in s: 0.01 ... 0.99, 0.995, 0.999, as far as finite."""
+    levels: list[float] = []
+    values: list[float | None] = []
     for q in _CURVE_LEVELS if o.n else ():
         if o.n < 1 / (1 - q):
             break
@@ -96,7 +89,7 @@ def curve(observations: Observations) -> dict[str, list[float]]:
             break
         levels.append(round(float(q), 4))
         values.append(value)
-    return {"q": levels, "value": values}
+    return Curve(q=levels, value=values)
 
 
 def finite(value: float) -> float | None:

@@ -1,6 +1,6 @@
-"""Per-request vectors and chunk times from the records.
+"""Per-request vectors and chunk times from the records; the definitions of TTFT, TPOT and E2E.
 
-The definitions of TTFT, TPOT, E2E (of ITL and ICL: gaps.py). Times are float64 nanoseconds after
+ITL and ICL are defined in gaps.py. Times are float64 nanoseconds after
 ``origin_ns`` (exact below 104 days), NaN where something did not happen. No Python loop runs over
 requests or gaps.
 """
@@ -57,9 +57,7 @@ class Requests:
     reasoning_tokens: Floats
     worker: Ints
     class_: npt.NDArray[np.object_]  # the workload's class of each request
-    uncounted: (
-        Bools  # nobody counted its tokens: where it is a good answer their number is not known
-    )
+    uncounted: Bools  # nobody counted its tokens: of a good answer their number is not known
     stopped: Bools  # finish_reason "stop": the model ended by itself, with a token that has no text
 
     def __len__(self) -> int:
@@ -76,10 +74,7 @@ class Requests:
 
     @property
     def left_out(self) -> Bools:
-        """Return which requests say nothing of the server.
-
-        Cancelled by the workload, or longer than the model's context.
-        """
+        """Return the requests without information on the server: cancelled, or too long."""
         return np.isin(self.status, [_CODE[status] for status in LEFT_OUT])
 
     @property
@@ -88,15 +83,11 @@ class Requests:
         return np.asarray(_FAILED[self.status], dtype=np.bool_)
 
     def cached_share(self) -> float | None:
-        """Return the share of the input tokens from the server's prefix cache, over the rows of
-        which it is known; None where of none.
-        """
-        said = ~np.isnan(self.cached_tokens) & (self.input_tokens > 0)
-        return (
-            float(self.cached_tokens[said].sum() / self.input_tokens[said].sum())
-            if said.any()
-            else None
-        )
+        """Return the share of input tokens from the prefix cache, over the rows that have it."""
+        known = ~np.isnan(self.cached_tokens) & (self.input_tokens > 0)
+        if not known.any():
+            return None
+        return float(self.cached_tokens[known].sum() / self.input_tokens[known].sum())
 
     def status_counts(self) -> dict[str, int]:
         counts = np.bincount(self.status, minlength=len(STATUSES))
@@ -118,13 +109,8 @@ def read_requests(table: pa.Table, origin_ns: int) -> Requests:
         },
         "status": _status_codes(table),
         "class_": _classes(table),
-        "uncounted": np.asarray(
-            pc.fill_null(pc.equal(table["token_source"], "chunks"), False).to_numpy(),
-            dtype=np.bool_,
-        ),
-        "stopped": np.asarray(
-            pc.fill_null(pc.equal(table["finish_reason"], "stop"), False).to_numpy(), dtype=np.bool_
-        ),
+        "uncounted": _equals(table["token_source"], "chunks"),
+        "stopped": _equals(table["finish_reason"], "stop"),
     }
     for f in fields(Requests):
         if f.name.endswith("_ns"):
@@ -135,16 +121,20 @@ def read_requests(table: pa.Table, origin_ns: int) -> Requests:
     return Requests(**columns).take(order)
 
 
-def _leave_out_chunks(columns: dict[str, npt.NDArray[Any]]) -> None:
-    """Set to NaN, in place, token counts that are only counts of chunks.
+def _equals(column: pa.ChunkedArray, value: str) -> Bools:
+    return np.asarray(pc.fill_null(pc.equal(column, value), False).to_numpy(), dtype=np.bool_)
 
-    In place: of good answers that nobody counted ``output_tokens`` becomes NaN, or they count as
-    counted.
+
+def _leave_out_chunks(columns: dict[str, npt.NDArray[Any]]) -> None:
+    """Set ``output_tokens`` of good answers that nobody counted to NaN, in place.
+
+    They stay, as counted, where the answers that did not stop by themselves have as many chunks as
+    tokens were planned.
     """
     ok = columns["uncounted"] & (columns["status"] == _CODE["ok"])
-    told = ok & ~columns["stopped"] & (columns["output_tokens_planned"] > 0)
+    by_length = ok & ~columns["stopped"] & (columns["output_tokens_planned"] > 0)
     as_planned = columns["output_tokens"] == columns["output_tokens_planned"]
-    if told.any() and np.mean(as_planned[told]) >= CHUNKS_ARE_TOKENS:
+    if by_length.any() and np.mean(as_planned[by_length]) >= CHUNKS_ARE_TOKENS:
         columns["uncounted"] &= ~ok
     else:
         columns["output_tokens"] = np.where(ok, np.nan, columns["output_tokens"])
@@ -156,7 +146,7 @@ def _times(table: pa.Table, name: str, origin_ns: int) -> Floats:
 
 
 def _classes(table: pa.Table) -> npt.NDArray[np.object_]:
-    """Return the figures of each class of a workload that has several."""
+    """Return the class of each row, one Python string per name however many rows."""
     column = pc.fill_null(table["class"], "default").combine_chunks().dictionary_encode()
     names = np.array(column.dictionary.to_pylist(), dtype=np.object_)
     return np.asarray(names[column.indices.to_numpy()] if len(names) else names, dtype=np.object_)
@@ -209,7 +199,7 @@ class Chunks:
         )
 
     def parts(self) -> Iterator[tuple[slice, Chunks]]:
-        """Return slices of the requests with their chunks, so that what is computed stays small."""
+        """Yield slices of the requests with their chunks, so that arrays per chunk stay small."""
         low, n = 0, len(self.known)
         while low < n:
             within = np.searchsorted(self.starts, self.starts[low] + PART_CHUNKS, side="right") - 1
@@ -257,10 +247,7 @@ def read_chunks(table: pa.Table, requests: Requests) -> Chunks:
 def _tokens_in_each(
     tokens: pa.ListArray, listed: Bools, count: Ints
 ) -> npt.NDArray[np.int32] | None:
-    """Return tokens of every chunk, 1 where they are not listed.
-
-    None where it is 1 in all, which is most servers.
-    """
+    """Return the tokens of every chunk, 1 where not listed; None if all are 1, as mostly."""
     values = np.asarray(tokens.flatten(), dtype=np.int32)  # of a null list it has none
     if np.all(values == 1):
         return None
@@ -296,17 +283,13 @@ def uncounted_share(requests: Requests) -> float:
 
 
 def visible_tokens(requests: Requests) -> Floats:
-    """Return output tokens that can be in the stream.
-
-    Without reasoning that the server counts but does not send.
-    """
+    """Return output tokens in the stream: without reasoning that is counted but not sent."""
     hidden = (requests.reasoning_tokens > 0) & (requests.first_answer_ns == requests.first_token_ns)
     return requests.output_tokens - np.where(hidden, requests.reasoning_tokens, 0.0)
 
 
 def tpot_s(requests: Requests, chunks: Chunks) -> tuple[Floats, Bools]:
-    """Return TPOT per request, NaN where undefined, and where the first chunk's tokens had to be
-    estimated.
+    """Return TPOT per request (NaN where undefined), and where it is an estimate.
 
     (last token - first token) / (tokens - tokens in the first chunk). Where the first chunk's
     tokens are unknown they are taken as the request's mean tokens per chunk; as 1 where no chunk

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
+from ampacity.analysis.contract import stage as contract
+from ampacity.analysis.contract.part import plain
 from ampacity.analysis.diagnosed import spoilt_by
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import quantile_rank
@@ -27,7 +30,13 @@ from ampacity.analysis.stage.client import Moved, what_moved, without_client
 from ampacity.analysis.stage.drift import tail_trend, two_modes
 from ampacity.analysis.stage.goodput import accepted_goodput, window_cost_usd
 from ampacity.analysis.stage.littles_law import consistency
-from ampacity.analysis.stage.outage import Outage, describe_outages, find_outages
+from ampacity.analysis.stage.outage import (
+    Outage,
+    find_outages,
+    outage_series,
+    outage_text,
+    periods_after,
+)
 from ampacity.analysis.stage.steady import (
     Stability,
     Window,
@@ -37,7 +46,7 @@ from ampacity.analysis.stage.steady import (
     time_average_in_flight,
 )
 from ampacity.analysis.stage.throughput import input_rate, output_rates, span_s, tokens_per_batch
-from ampacity.analysis.stage.verdicts import outside_findings, slo_findings, without_rate
+from ampacity.analysis.stage.verdicts import Judge, Judged
 from ampacity.analysis.stats.intervals import memory_of
 
 _NS = 1e-9
@@ -46,10 +55,7 @@ SLIP_MAX_S = 0.02  # as ampacity.loadgen.audit has it where no SLO says what mat
 
 @dataclass(frozen=True)
 class RunRecords:
-    """The records of a run, or of some of its stages, as vectors.
-
-    Read once, used for every stage.
-    """
+    """The records of a run, or of some of its stages, as vectors; read once for every stage."""
 
     table: pa.Table
     requests: Requests  # all rows, all attempts
@@ -100,9 +106,9 @@ def stage_records(
     *,
     run_complete: bool = True,
 ) -> StageRecords:
-    """Return the window of a stage and the requests in it, and whether it has a steady state.
+    """Return the window of a stage, the requests in it, and whether it has a steady state.
 
-    See ``analyse_stage``.
+    The arguments are those of ``analyse_stage``.
     """
     everything = records.requests
     cut_short = bool(meta.get("ended_early")) or not (run_complete or meta.get("drained_ns"))
@@ -127,9 +133,8 @@ def stage_records(
     whole = None
     if window.cut_s:
         uncut = replace(window, start_s=window.start_s - window.cut_s)
-        whole = replace(
-            _cohort(records, rows, uncut, missing, now_s, is_open)[0], memory=cohort.memory
-        )
+        whole = _cohort(records, rows, uncut, missing, now_s, is_open)[0]
+        whole = replace(whole, memory=cohort.memory)
     stability = _stability(meta, scheduled, start_s, end_s, now_s)
     return StageRecords(rows, scheduled, window, cohort, whole, tokens, stability, start_s, outages)
 
@@ -144,35 +149,35 @@ def analyse_stage(
     labels: Mapping[int, bool] | None = None,
     fleet_inputs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the stage object of docs/summary.md.
-
-    ``labels``: request_id -> accepted, for its ``accepted`` object.
+    """Return the stage object of docs/summary.md, with every field that a lone stage can have.
 
     ``table`` holds at least the rows of the stage, ``meta`` is the stage's entry in run.json (of a
     table that is no ``RunRecords`` with the run's ``diagnosis``). Where the stage ended early, or
     the run was killed before its end, the window ends with the last thing that happened.
+    ``labels``: request_id -> accepted, for ``accepted``.
     """
-    records = (
-        table
-        if isinstance(table, RunRecords)
-        else read_records(table, int(meta.get("start_ns") or 0), meta)
-    )
+    if isinstance(table, RunRecords):
+        records = table
+    else:
+        records = read_records(table, int(meta.get("start_ns") or 0), meta)
     found = stage_records(records, meta, warmup_requests, run_complete=run_complete)
-    cohort, window, stability, rows = found.cohort, found.window, found.stability, found.rows
-    result = _load(meta, cohort, window, found.start_s, rows, records.requests)
-    result |= output_rates(rows, found.tokens, window, found.start_s, meta["kind"] == "closed")
-    result["input_tokens_per_s"] = input_rate(rows, window)
-    result |= _latencies(cohort)
-    result |= _over_time(cohort, stability)
+    cohort, window, rows = found.cohort, found.window, found.rows
+    rates = output_rates(rows, found.tokens, window, found.start_s, meta["kind"] == "closed")
+    result = _load(meta, cohort, window, found.start_s, rows, records.requests) | asdict(rates)
+    result |= _latencies(cohort) | _over_time(cohort, found.stability)
     result |= _client(meta, found.scheduled)
+    result["input_tokens_per_s"] = input_rate(rows, window)
     other = without_client(cohort, meta.get("audit") or {}, records.origin_ns)
     if other is not None:
         _leave_out_moved(result, what_moved(cohort, other, slos))
-    worth_s, limited = span_s(result, window), result["client_limited"]
-    down = found.failed_in_outages
-    slo_part, meets = slo_findings(cohort, found.whole, slos, worth_s, stability, limited, down)
-    result |= slo_part | without_rate(slo_part, result["achieved_rps"])
-    result["accepted"] = accepted_goodput(
+    worth_s = span_s(result, window)
+    judge = Judge(slos, found.stability, result["client_limited"], worth_s)
+    judged = Judged(cohort, found.whole, found.failed_in_outages)
+    verdicts, meets = judge.stage_findings(judged)
+    if verdicts["goodput_rps"] and not result["achieved_rps"]:
+        why = "no answer ended within the stage, which is too short for a rate"
+        verdicts |= {"goodput_rps": None, "goodput_rps_reason": why}
+    accepted = accepted_goodput(
         records.table["request_id"].to_numpy()[cohort.requests.row],
         meets,
         cohort.requests.output_tokens,
@@ -180,69 +185,64 @@ def analyse_stage(
         worth_s,
         window_cost_usd(fleet_inputs or {}, worth_s),
     )
-    result["outage"] = _outage(found, slos, limited)
-    return result
-
-
-def _over_time(cohort: Cohort, stability: Stability) -> dict[str, Any]:
-    return {
-        "drift": tail_trend(cohort.ttft(from_schedule=True)),
-        "modes": two_modes(cohort.e2e(from_schedule=False)),
-        "stable": stability.stable,
-        "stable_reason": stability.reason,
-        "growth_rps": stability.growth_rps,
-    }
+    result |= verdicts | {"accepted": accepted, "outage": _outage(found, judge)}
+    for name in ("goodput_rps_reason", "output_tokens_per_s_reason"):  # only beside a null
+        if result[name] is None:
+            del result[name]
+    return dict(plain(result))
 
 
 def _leave_out_moved(result: dict[str, Any], moved: Moved) -> None:
-    """Take what the client's own lateness may have moved out of a stage's figures."""
+    """Remove from a stage the figures that the client's own lateness may have moved."""
     for name, why in moved.figures.items():
         for percentile, reason in why.items():
-            result[name] |= {percentile: None, f"{percentile}_reason": reason}
+            changed: dict[str, Any] = {percentile: None, f"{percentile}_reason": reason}
             if percentile == "p99":
-                result[name] |= {"p99_ci": None, "p99_ci_reason": reason}
+                changed |= {"p99_ci": None, "p99_ci_reason": reason}
+            result[name] = msgspec.structs.replace(result[name], **changed)
     result["client_limited_metrics"] = moved.metrics
     if moved.limited and not result["client_limited"]:
         result |= {"client_limited": True, "client_limited_reason": "; ".join(moved.limited)}
 
 
-def _outage(found: StageRecords, slos: Sequence[Slo], limited: bool) -> dict[str, Any] | None:
-    """Return the ``outage`` object of a stage.
-
-    When its endpoint was down, and what the load was judged to be outside of that.
-    """
-    cohort, start_s = found.cohort, found.start_s
-    described = describe_outages(found.outages, found.scheduled, start_s, cohort.missing)
-    if described is None:
+def _outage(found: StageRecords, judge: Judge) -> contract.Outage | None:
+    """Return when the endpoint of a stage was down, and the verdicts on the other requests."""
+    cohort, outages = found.cohort, found.outages
+    if not outages:
         return None
-    touched = found.in_cohort(np.any([o.touched for o in found.outages], axis=0))
+    touched = found.in_cohort(np.any([o.touched for o in outages], axis=0))
     outside = cohort.part(~touched)
     if outside.memory is not None and outside.in_flight is not None and len(outside.requests):
-        outside = replace(
-            outside, memory=memory_of(outside.in_flight)
-        )  # the queue's own, not the outage's
-    return described | {"outside": outside_findings(outside, slos, found.stability, limited)}
+        # the queue's own, not the outage's
+        outside = replace(outside, memory=memory_of(outside.in_flight))
+    periods = periods_after(found.start_s, outages)
+    failed = int(np.count_nonzero(np.any([o.failed for o in outages], axis=0)))
+    requests = len(found.scheduled) + cohort.missing
+    return contract.Outage(
+        text=outage_text(periods, failed, requests),
+        requests=requests,
+        failed=failed,
+        periods=periods,
+        outside=judge.outside(outside),
+        series=outage_series(found.scheduled, found.start_s),
+    )
 
 
 def _span(
     meta: Mapping[str, Any], rows: Requests, origin_ns: int, cut_short: bool
 ) -> tuple[float, float, float]:
-    """Return the scheduled start and end of the stage, and the time of the last thing that we know
-    of, in seconds.
-    """
+    """Return the scheduled start and end of a stage, and its last known event, in seconds."""
     known = np.concatenate([rows.ended_ns, rows.last_token_ns, rows.dispatched_ns])
     known = known[~np.isnan(known)]
     scheduled = rows.scheduled_ns[~np.isnan(rows.scheduled_ns)]
     start_ns, end_ns, drained_ns = (meta.get(k) for k in ("start_ns", "end_ns", "drained_ns"))
-    start = (
-        float(start_ns - origin_ns)
-        if start_ns is not None
-        else (scheduled.min() if len(scheduled) else 0.0)
-    )
+    start = float(scheduled.min()) if len(scheduled) else 0.0
+    if start_ns is not None:
+        start = float(start_ns - origin_ns)
     last = float(known.max()) if len(known) else start
-    end = (
-        float(end_ns - origin_ns) if end_ns else (scheduled.max() + 1 if len(scheduled) else start)
-    )
+    end = float(scheduled.max()) + 1 if len(scheduled) else start
+    if end_ns:
+        end = float(end_ns - origin_ns)
     if cut_short:
         end = min(end, last)
     now = max(last, float(drained_ns - origin_ns)) if drained_ns else last
@@ -252,9 +252,7 @@ def _span(
 def _cohort(
     records: RunRecords, rows: Requests, window: Window, missing: int, now_s: float, is_open: bool
 ) -> tuple[Cohort, Floats]:
-    """Return the cohort of the window, and the output tokens in each batch of it, by the time at
-    which they came.
-    """
+    """Return the cohort of the window, and the output tokens that came in each batch of it."""
     table, chunks = records.table, read_chunks(records.table, rows)
     tokens = tokens_per_batch(rows, chunks, window)
     s = rows.scheduled_ns * _NS
@@ -314,14 +312,14 @@ def _load(
         "concurrency_set": meta.get("concurrency"),
         "arrived_rps": requests / length if length > 0 else 0.0,
         "carried_rps": ok / length if length > 0 else 0.0,
-        "window": {
-            "start_s": window.start_s - start_s,
-            "end_s": window.end_s - start_s,
-            "warmup_requests": window.warmup_requests,
-            "method": window.method,
-            "settled": window.settled,
-            "reason": window.reason,
-        },
+        "window": contract.Window(
+            start_s=window.start_s - start_s,
+            end_s=window.end_s - start_s,
+            warmup_requests=window.warmup_requests,
+            method=window.method,
+            settled=window.settled,
+            reason=window.reason,
+        ),
         "requests": requests,
         "ok": ok,
         "errors": counts,
@@ -336,38 +334,40 @@ def _load(
 
 def _latencies(cohort: Cohort) -> dict[str, Any]:
     found = cohort.observed
-    result: dict[str, Any] = {name: percentiles(o) for name, o in found.items()}
-    pictured = ("ttft_s", "ttft_from_schedule_s", "itl_s", "icl_s", "tpot_s", "e2e_s")
-    result["curves"] = {name: curve(found[name]) for name in pictured}
-    return result
+    charted = ("ttft_s", "ttft_from_schedule_s", "itl_s", "icl_s", "tpot_s", "e2e_s")
+    curves = {name: curve(found[name]) for name in charted}
+    return {name: percentiles(o) for name, o in found.items()} | {"curves": curves}
+
+
+def _over_time(cohort: Cohort, stability: Stability) -> dict[str, Any]:
+    return {
+        "drift": tail_trend(cohort.ttft(from_schedule=True)),
+        "modes": two_modes(cohort.e2e(from_schedule=False)),
+        "stable": stability.stable,
+        "stable_reason": stability.reason,
+        "growth_rps": stability.growth_rps,
+    }
 
 
 def _client(meta: Mapping[str, Any], scheduled: Requests) -> dict[str, Any]:
-    """Return how well the client kept up over the whole stage, its warm-up too.
+    """Return how well the client kept up over the whole stage, warm-up included.
 
-    By its own audit where it lived to make one.
+    By its own audit, or from the records where it was killed before it wrote one.
     """
     audit = meta.get("audit") or {}
     slip = np.sort((scheduled.dispatched_ns - scheduled.scheduled_ns) * _NS)
     slip = slip[~np.isnan(slip)]
-    known = {p: audit.get(f"slip_{p}_s") for p in ("p50", "p99")}
-    if None in known.values() and len(slip):
-        known = {
-            p: float(slip[quantile_rank(q, len(slip)) - 1])
-            for p, q in (("p50", 0.5), ("p99", 0.99))
-        }
+    p50, p99 = audit.get("slip_p50_s"), audit.get("slip_p99_s")
+    if (p50 is None or p99 is None) and len(slip):
+        p50, p99 = (float(slip[quantile_rank(q, len(slip)) - 1]) for q in (0.5, 0.99))
     reason = audit.get("client_limited_reason")
-    if (
-        meta.get("drained_ns") is None
-        and not audit
-        and (late_s := known["p99"] or 0.0) > SLIP_MAX_S
-    ):
+    if meta.get("drained_ns") is None and not audit and p99 is not None and p99 > SLIP_MAX_S:
         reason = (
-            f"requests left {late_s * 1e3:.1f} ms late at p99, more than {SLIP_MAX_S * 1e3:.1f} "
-            "ms; it was killed before its own account"
+            f"requests left {p99 * 1e3:.1f} ms late at p99, more than {SLIP_MAX_S * 1e3:.1f} ms; "
+            "it was killed before its own account"
         )
     return {
-        "slip_s": known,
+        "slip_s": contract.Slip(p50=p50, p99=p99),
         "resent": int(audit.get("resent") or 0),
         "client_limited": reason is not None or bool(audit.get("client_limited", False)),
         "client_limited_reason": reason,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ampacity.analysis.contract.stage import SloVerdict, Verdict
 from ampacity.analysis.metrics.cohort import Cohort, observations_for_slo
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import between_bounds, finite
@@ -21,68 +22,58 @@ from ampacity.analysis.stats.intervals import (
 )
 
 EDGE_FACTOR = 20.0
-"""More times the requests that it has, and that its percentile needs at least: on the edge, not too
-short."""
+"""More times the requests that it has, and than its percentile needs: on the edge, not too short."""
 
 
-def judge_slo(
-    observations: Observations, slo: Slo, chance_violated: float = 1 - CONFIDENCE
-) -> dict[str, Any]:
+def judge_slo(o: Observations, slo: Slo, chance_violated: float = 1 - CONFIDENCE) -> SloVerdict:
     """Return an entry of ``slo_verdicts``: is a share ``slo.quantile`` within the limit?
 
     ``chance_violated``: of a false "violated". ``requests_effective`` is the effective sample size
     (of gaps, for ITL and ICL).
     """
-    o = observations
-    result: dict[str, Any] = {
-        "slo": slo.text,
-        "verdict": "inconclusive",
-        "value_s": None,
-        "attainment": None,
-        "requests_effective": 0,
-        "more_requests": None,
-        "reason": o.reason,
-        "cause": None,
-    }
     if not o.n:
         reason = o.reason or "no request has a value"
-        return result | {"reason": reason, "cause": reason}
-    misses, inconclusive = float(o.misses(slo.limit_s).sum()), o.inconclusive(slo.limit_s)
+        return SloVerdict(
+            slo=slo.text,
+            verdict="inconclusive",
+            value_s=None,
+            attainment=None,
+            requests_effective=0,
+            more_requests=None,
+            reason=reason,
+            cause=reason,
+        )
+    misses, unfinished = float(o.misses(slo.limit_s).sum()), o.inconclusive(slo.limit_s)
     tau, widest = o.clustering(slo.quantile)
     few = float(o.below_by_chance(slo.quantile, np.array([slo.limit_s]))[0])
     many = float(many_by_chance(misses, o.n, 1 - slo.quantile, widest))
     low, high = o.quantile_bounds(slo.quantile)
-    rate = slo.metric == ERROR_RATE
-    verdict = "violated" if many <= chance_violated else "inconclusive"
-    result |= {
-        "verdict": "met" if few <= 1 - CONFIDENCE else verdict,
-        "value_s": finite(low) if low == high and not rate else None,
-        **(
-            {}
-            if low == high or math.isinf(low) or rate
-            else {"value_s_reason": between_bounds(o, low, high)}
-        ),
-        "attainment": 1 - (misses + inconclusive) / o.n,
-        "requests_effective": math.floor(o.n / tau),
-    }
-    if result["verdict"] == "inconclusive":
-        return result | _why_inconclusive(o, slo, misses, inconclusive)
-    if rate:
-        result["reason"] = f"{misses:.0f} of {o.n} requests failed"
+    is_rate = slo.metric == ERROR_RATE
+    verdict: Verdict = "violated" if many <= chance_violated else "inconclusive"
+    verdict = "met" if few <= 1 - CONFIDENCE else verdict
+    why: dict[str, Any] = dict.fromkeys(("more_requests", "reason", "cause"))
+    if verdict == "inconclusive":
+        why |= _why_inconclusive(o, slo, misses, unfinished)
+    elif is_rate:
+        why["reason"] = f"{misses:.0f} of {o.n} requests failed"
+    elif math.isinf(low) and slo.metric == "fluidity":
+        why["reason"] = f"the first token of {misses:.0f} of {o.n} requests was late or missing"
     elif math.isinf(low):
-        late = f"the first token of {misses:.0f} of {o.n} requests was late or missing"
-        failed = f"infinite: {o.n_infinite} of {o.n} {o.unit} failed"
-        result["reason"] = late if slo.metric == "fluidity" else failed
-    return result
+        why["reason"] = f"infinite: {o.n_infinite} of {o.n} {o.unit} failed"
+    return SloVerdict(
+        slo=slo.text,
+        verdict=verdict,
+        value_s=finite(low) if low == high and not is_rate else None,
+        value_s_reason=between_bounds(o, low, high) if low < high and not is_rate else None,
+        attainment=1 - (misses + unfinished) / o.n,
+        requests_effective=math.floor(o.n / tau),
+        **why,
+    )
 
 
-def _why_inconclusive(
-    o: Observations, slo: Slo, misses: float, inconclusive: int
-) -> dict[str, Any]:
-    """Return why a stage neither meets nor violates an SLO, and how many more requests would decide
-    it.
-    """
-    over = (misses + inconclusive) / o.n
+def _why_inconclusive(o: Observations, slo: Slo, misses: float, unfinished: int) -> dict[str, Any]:
+    """Return ``reason``, ``cause`` and ``more_requests`` of an inconclusive verdict."""
+    over = (misses + unfinished) / o.n
     few, (tau, widest) = over < 1 - slo.quantile, o.clustering(slo.quantile)
     size = max(tau, o.likely_cluster) if few else widest
     n_effective, needed = o.n / size, smallest_n(slo.quantile)
@@ -91,22 +82,18 @@ def _why_inconclusive(
         reason += f"; slow ones come in clusters of about {size:.0f}"
     cause = f"so near its limit that more {o.unit} are needed"
     if n_effective < needed:
-        cause = (
-            f"too few {o.unit} to have seen its worst"
-            if size >= 2
-            else f"{slo.percentile} needs {needed} {o.unit}"
-        )
+        cause = f"{slo.percentile} needs {needed} {o.unit}"
+        if size >= 2:
+            cause = f"too few {o.unit} to have seen its worst"
         reason += f" ({cause})"
-    elif inconclusive:
+    elif unfinished:
         cause = f"{o.unit} were cut off that may have met its limit or not"
-    if inconclusive:
-        reason += (
-            f"; {inconclusive} {'was' if inconclusive == 1 else 'were'} cut off unfinished before "
-            "the limit"
-        )
+    if unfinished:
+        were = "was" if unfinished == 1 else "were"
+        reason += f"; {unfinished} {were} cut off unfinished before the limit"
     factor = deciding_factor(over, o.n, 1 - slo.quantile, tau if few else widest, o.likely_cluster)
     more = None
-    if factor is None and inconclusive:
+    if factor is None and unfinished:
         reason += ": how they would have ended decides it"
     elif factor is None or _on_the_edge(factor, n_effective, slo.quantile):
         cause = "the share of misses is on the edge of the SLO: no length is likely to decide"
@@ -125,12 +112,12 @@ def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]
 
     Failed and unfinished ones miss. A request meets ``itl_p99=50ms`` when the p99 of its own gaps
     does. A metric that a good answer does not have (no text, a single token) cannot be missed by
-    it, nor one that this server's stream does not tell.
+    it, nor one that this server's stream does not show.
     """
     r = cohort.requests
     meets = r.has_status("ok")
     for slo, o in observed:
-        if o.reason and not o.n:  # of nobody is it known
+        if o.reason and not o.n:  # it is known of no request
             continue
         which = np.flatnonzero(cohort.in_class(slo.class_))
         misses = o.misses(slo.limit_s)[: len(which)]

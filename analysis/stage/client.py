@@ -1,16 +1,15 @@
-"""What the client itself may have added to the times of a stage, and which figures that could have
-moved.
+"""The client's own lateness in the times of a stage, and which figures it may have moved.
 
-The event loop notes when it was held up (``audit.stalls`` of run.json). What came meanwhile was
-read at the end of that: where the kernel dates, tokens of one stream that waited together have the
-date of the last; elsewhere each has that of its read. And requests may leave late. Each figure is
-worked out a second time with all of that as early, and as evenly, as it may have been.
+The event loop notes when it was held up (``audit.stalls`` of run.json). Chunks that came meanwhile
+were read at the end of the stall: with kernel timestamps, tokens of one stream that waited together
+have the time of the last; without them each has the time of its read. Requests may also leave late.
+Each figure is computed a second time with all of that as early, and as evenly, as it may have been.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ampacity.analysis.metrics.cohort import Cohort
-from ampacity.analysis.metrics.requests import Chunks, Floats
+from ampacity.analysis.metrics.observations import Observations
+from ampacity.analysis.metrics.requests import Chunks, Floats, Requests
 from ampacity.analysis.slo import Slo, duration_text
 from ampacity.analysis.stage.attainment import judge_slo, observe_slos
 from ampacity.analysis.stats.intervals import smallest_n
@@ -27,10 +27,7 @@ BEAT_NS = 20e6  # the loop looks at its clock so often: it may have been held up
 READING_NS = 5e6  # what waited is read within so long after that
 LATE_NS = 2e6  # a request that leaves later than this after its time is late
 SHARE_MIN = 1e-3  # of the requests or chunks: fewer move no p99
-MOVED, MOVED_S = (
-    0.1,
-    0.002,
-)  # a figure has moved by more than this share of it, and by more than this
+MOVED, MOVED_S = 0.1, 0.002  # a figure has moved: by this share of it, and by so many seconds
 OF_LIMIT = 0.02  # of an SLO's limit
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 GAPS = ("itl_s", "icl_s")
@@ -45,52 +42,53 @@ def without_client(cohort: Cohort, audit: Mapping[str, Any], origin_ns: int) -> 
     """
     requests, chunks, n = cohort.requests, cohort.chunks, len(cohort.requests)
     late = requests.dispatched_ns - requests.scheduled_ns > LATE_NS
-    enough = bool(np.count_nonzero(late) > SHARE_MIN * n)
-    if enough:
+    if np.count_nonzero(late) > SHARE_MIN * n:
         requests = replace(
             requests, scheduled_ns=np.where(late, requests.dispatched_ns, requests.scheduled_ns)
         )
     if stalls := audit.get("stalls"):
-        held = np.asarray(stalls, dtype=np.float64)
-        held[:, 1:] += held[:, :1] * _APART_NS - origin_ns
-        held = held[np.argsort(held[:, 1])]
-        by_kernel = bool(audit.get("dated_by_kernel"))
-        began_ns = requests.started_ns + requests.worker * _APART_NS
-        at_us = np.concatenate(
-            [
-                _earlier_us(some, began_ns[part], held[:, 1], held[:, 2], by_kernel=by_kernel)
-                for part, some in chunks.parts()
-            ]
-            or [chunks.at_us]
+        at_us = _without_stalls(
+            requests, chunks, stalls, bool(audit.get("dated_by_kernel")), origin_ns
         )
-        moved = np.count_nonzero(at_us != chunks.at_us)
-        has = chunks.count > 0
-        first = np.zeros(n)
-        first[has] = chunks.at_us[chunks.starts[:-1][has]] - at_us[chunks.starts[:-1][has]].astype(
-            np.float64
-        )
-        if np.count_nonzero(first) > SHARE_MIN * n:
-            enough = True
+        starts, first_ns = chunks.starts[:-1][chunks.count > 0], np.zeros(n)
+        first_ns[chunks.count > 0] = 1e3 * (chunks.at_us[starts] - at_us[starts].astype(np.float64))
+        if np.count_nonzero(first_ns) > SHARE_MIN * n:
             of_first = requests.first_answer_ns == requests.first_token_ns
             requests = replace(
                 requests,
-                first_token_ns=requests.first_token_ns - first * 1e3,
-                first_answer_ns=requests.first_answer_ns - np.where(of_first, first * 1e3, 0.0),
+                first_token_ns=requests.first_token_ns - first_ns,
+                first_answer_ns=requests.first_answer_ns - np.where(of_first, first_ns, 0.0),
             )
-        if moved > SHARE_MIN * len(at_us):
-            enough, chunks = True, replace(chunks, at_us=at_us)
-    return replace(cohort, requests=requests, chunks=chunks) if enough else None
+        if np.count_nonzero(at_us != chunks.at_us) > SHARE_MIN * len(at_us):
+            chunks = replace(chunks, at_us=at_us)
+    if requests is cohort.requests and chunks is cohort.chunks:
+        return None
+    return replace(cohort, requests=requests, chunks=chunks)
+
+
+def _without_stalls(
+    requests: Requests, chunks: Chunks, stalls: Any, by_kernel: bool, origin_ns: int
+) -> npt.NDArray[np.uint32]:
+    """Return ``chunks.at_us`` without the stalls of the client's event loop."""
+    held = np.asarray(stalls, dtype=np.float64)
+    held[:, 1:] += held[:, :1] * _APART_NS - origin_ns
+    held = held[np.argsort(held[:, 1])]
+    began_ns = requests.started_ns + requests.worker * _APART_NS
+    parts = [
+        _earlier_us(some, began_ns[part], held[:, 1], held[:, 2], by_kernel=by_kernel)
+        for part, some in chunks.parts()
+    ]
+    return np.concatenate(parts or [chunks.at_us])
 
 
 def _earlier_us(
     chunks: Chunks, began_ns: Floats, due_ns: Floats, looked_ns: Floats, *, by_kernel: bool
 ) -> npt.NDArray[np.uint32]:
-    """Return ``chunks.at_us`` with what was read late spread evenly from the chunk before it on,
-    but not to before the stall.
+    """Return ``chunks.at_us`` with late chunks spread evenly after the chunk before them.
 
-    By the kernel's dates only those are in doubt that share theirs with a later one of their
-    stream, and its date is right; elsewhere all that were read in or just after a stall, but the
-    last of each stream.
+    None moves to before the stall. With kernel timestamps only chunks are in doubt that share
+    theirs with a later one of their stream, whose own is right; without them all that were read in
+    or just after a stall, but the last of each stream.
     """
     if not len(chunks.at_us):
         return chunks.at_us
@@ -117,15 +115,14 @@ def _earlier_us(
 class Moved:
     """What the client's lateness may have moved."""
 
-    metrics: dict[str, str]  # of which a figure or a verdict may be its doing, and why
-    figures: dict[
-        str, dict[str, str]
-    ]  # name of percentiles in a stage -> percentile -> between what it lies
-    limited: list[str]  # those of ``metrics`` by which the stage is no finding, in words
+    metrics: dict[str, str]  # metric -> how its figures or verdict may be due to the client
+    # name of percentiles in a stage -> percentile -> between what it lies
+    figures: dict[str, dict[str, str]]
+    limited: list[str]  # reasons of ``metrics`` by which the stage is no finding
 
 
 def what_moved(cohort: Cohort, other: Cohort, slos: Sequence[Slo]) -> Moved:
-    """Return the differences between ``cohort`` and ``other`` (of ``without_client``).
+    """Return the differences between ``cohort`` and ``other`` (from ``without_client``).
 
     The stage is no finding where a verdict differs or a figure moved by ``OF_LIMIT`` of an SLO on
     it; without an SLO where any figure did.
@@ -139,35 +136,31 @@ def what_moved(cohort: Cohort, other: Cohort, slos: Sequence[Slo]) -> Moved:
     for name, o in cohort.observed.items():
         if name in GAPS and other.chunks is cohort.chunks:
             continue
-        new = other.observed[name]
-        for q in (q for q in QUANTILES if o.n >= smallest_n(q)):
-            (low, high), (value, _) = o.quantile_bounds(q), new.quantile_bounds(q)
-            if low == high and np.isfinite(low) and abs(low - value) > max(MOVED * low, MOVED_S):
-                said = f"{_text(min(low, value))} and {_text(max(low, value))}"
-                figures.setdefault(name, {})[f"p{100 * q:.0f}"] = (
-                    f"between {said}: the client was late"
-                )
-                metric = name.removesuffix("_s").removesuffix("_from_schedule")
-                metrics[metric] = (
-                    f"p{100 * q:.0f} of {metric} lies between {said}, by what the client "
-                    "itself may have added"
-                )
-                limit_s = limits_s.get(metric, math.inf if slos else 0.0)
-                if abs(low - value) > OF_LIMIT * limit_s:
-                    limited[metric] = metrics[metric]
-    for (slo, o), (_, new) in zip(
-        observe_slos(cohort, slos), observe_slos(other, slos), strict=True
-    ):
-        verdict, without = (judge_slo(one, slo)["verdict"] for one in (o, new))
-        if verdict != without and (
-            without == "met" or verdict == "violated"
-        ):  # it can only have made it look worse
-            metrics.setdefault(
-                slo.metric, f"what the client itself may have added decides {slo.text}"
+        metric = name.removesuffix("_s").removesuffix("_from_schedule")
+        limit_s = limits_s.get(metric, math.inf if slos else 0.0)
+        for level, low, value in _moved_quantiles(o, other.observed[name]):
+            between = " and ".join(duration_text(float(f"{x:.3g}")) for x in sorted((low, value)))
+            why = f"between {between}: the client was late"
+            figures.setdefault(name, {})[level] = why
+            metrics[metric] = (
+                f"{level} of {metric} lies between {between}, by what the client itself may have "
+                "added"
             )
-            limited[slo.metric] = metrics[slo.metric]
+            if abs(low - value) > OF_LIMIT * limit_s:
+                limited[metric] = metrics[metric]
+    pairs = zip(observe_slos(cohort, slos), observe_slos(other, slos), strict=True)
+    for (slo, o), (_, new) in pairs:
+        verdict, without = judge_slo(o, slo).verdict, judge_slo(new, slo).verdict
+        # lateness can only have made it look worse
+        if verdict != without and (without == "met" or verdict == "violated"):
+            why = f"what the client itself may have added decides {slo.text}"
+            limited[slo.metric] = metrics.setdefault(slo.metric, why)
     return Moved(metrics, figures, list(limited.values()))
 
 
-def _text(value_s: float) -> str:
-    return duration_text(float(f"{value_s:.3g}"))
+def _moved_quantiles(o: Observations, new: Observations) -> Iterator[tuple[str, float, float]]:
+    """Yield (percentile, its value, its value in ``new``) of those that moved."""
+    for q in (q for q in QUANTILES if o.n >= smallest_n(q)):
+        (low, high), (value, _) = o.quantile_bounds(q), new.quantile_bounds(q)
+        if low == high and np.isfinite(low) and abs(low - value) > max(MOVED * low, MOVED_S):
+            yield f"p{100 * q:.0f}", low, value

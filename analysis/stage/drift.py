@@ -1,15 +1,14 @@
-"""What averages over a stage hide: a tail that moves on, rounds of two kinds.
+"""What averages over a stage hide: a drifting tail, two modes, and the uncertainty of a rate.
 
-And how sure a rate is. Everything looks at a stage in consecutive blocks, in scheduled order. Times
-in seconds, rates per second.
+Each works on consecutive blocks of the stage, in scheduled order. Times in seconds, rates per
+second.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ampacity.analysis.contract.stage import Drift, Modes
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.requests import Floats
 
@@ -24,52 +23,47 @@ MIN_SWITCHES = 2  # a single step from one level to another is a drift, no mode
 RATE_BATCHES = 10
 
 
-def tail_trend(o: Observations) -> dict[str, Any]:
-    """Return the ``drift`` object of a stage: how the slow tail changed over the stage.
+def tail_trend(o: Observations) -> Drift:
+    """Return how the slow tail changed over the stage.
 
     Per block the share of requests above the stage's own p90 (p97 from 100 requests a block on) is
     regressed on the block's number. A drift is a slope of more than ``TREND_T`` standard errors
     (the residuals' dependence charged) together with that percentile differing by ``CHANGE``
     between the first and the last third. p99 of both is given.
     """
-    result: dict[str, Any] = {
-        "drifting": None,
-        "p99_first_s": None,
-        "p99_last_s": None,
-        "change": None,
-        "reason": None,
-    }
     series = _series(o)
     n = len(series)
     if n < BLOCKS * MIN_PER_BLOCK:
-        return result | {"reason": f"needs {BLOCKS * MIN_PER_BLOCK} requests, has {n}"}
+        return _no_trend(f"needs {BLOCKS * MIN_PER_BLOCK} requests, has {n}")
     quantile = 0.97 if n >= BLOCKS * 100 else 0.9
-    level = float(np.quantile(series, quantile, method="inverted_cdf"))
+    level = _quantile(series, quantile)
     share = np.array([np.mean(block > level) for block in np.array_split(series, BLOCKS)])
     third = n // 3
     first, last = series[:third], series[-third:]
-    p99_first, p99_last = (
-        float(np.quantile(x, 0.99, method="inverted_cdf")) for x in (first, last)
-    )
+    p99_first, p99_last = _quantile(first, 0.99), _quantile(last, 0.99)
     if not np.isfinite([p99_first, p99_last, level]).all():
-        return result | {"reason": "failures reach the tail"}
-    change = p99_last / p99_first if p99_first > 0 else 1.0
-    ends = [float(np.quantile(x, quantile, method="inverted_cdf")) for x in (first, last)]
+        return _no_trend("failures reach the tail")
+    ends = _quantile(first, quantile), _quantile(last, quantile)
     moved = max(ends) >= CHANGE * min(ends)
-    drifting = moved and abs(_slope_t(share)) > TREND_T
-    return result | {
-        "drifting": bool(drifting),
-        "p99_first_s": p99_first,
-        "p99_last_s": p99_last,
-        "change": change,
-    }
+    return Drift(
+        drifting=bool(moved and abs(_slope_t(share)) > TREND_T),
+        p99_first_s=p99_first,
+        p99_last_s=p99_last,
+        change=p99_last / p99_first if p99_first > 0 else 1.0,
+        reason=None,
+    )
+
+
+def _no_trend(reason: str) -> Drift:
+    return Drift(drifting=None, p99_first_s=None, p99_last_s=None, change=None, reason=reason)
+
+
+def _quantile(values: Floats, quantile: float) -> float:
+    return float(np.quantile(values, quantile, method="inverted_cdf"))
 
 
 def _series(o: Observations) -> Floats:
-    """Return one value per request in scheduled order, failures infinite.
-
-    What was cut off is left out.
-    """
+    """Return one value per request in scheduled order, failures infinite, censored ones left out."""
     values = np.full(o.n_owners, np.nan)
     values[o.owner] = o.values
     values[o.infinite > 0] = np.inf
@@ -78,10 +72,7 @@ def _series(o: Observations) -> Floats:
 
 
 def _slope_t(y: Floats) -> float:
-    """Return the slope in standard errors.
-
-    The error is widened by the lag-1 correlation r of the residuals, (1+r)/(1-r).
-    """
+    """Return the slope in standard errors, widened by (1+r)/(1-r) for lag-1 correlation r."""
     x = np.arange(len(y)) - (len(y) - 1) / 2
     slope = float(x @ y / (x @ x))
     residuals = y - y.mean() - slope * x
@@ -93,27 +84,20 @@ def _slope_t(y: Floats) -> float:
     return slope / float(error)
 
 
-def two_modes(o: Observations) -> dict[str, Any]:
-    """Return the ``modes`` object of a stage; None where it is too short to tell.
+def two_modes(o: Observations) -> Modes:
+    """Return whether requests took one of two times; nulls where the stage is too short to tell.
 
     The medians of 20 blocks, on a log scale, are cut where the spread within both parts is least.
     Two modes: their means differ by ``APART`` standard deviations within and by ``MODE_RATIO``, the
     rarer has ``MODE_SHARE`` of the blocks, and the stage went back and forth.
     """
-    result: dict[str, Any] = {
-        "two": None,
-        "fast_p50_s": None,
-        "slow_p50_s": None,
-        "slow_share": None,
-        "switches": None,
-    }
     series = _series(o)
     series = series[np.isfinite(series)]
     if len(series) < BLOCKS * MIN_PER_BLOCK:
-        return result
+        return _no_modes(None)
     medians = np.array([np.median(block) for block in np.array_split(series, BLOCKS)])
     if medians.min() <= 0:
-        return result
+        return _no_modes(None)
     levels = np.sort(np.log(medians))
     within = [levels[:k].var() * k + levels[k:].var() * (BLOCKS - k) for k in range(1, BLOCKS)]
     k = 1 + int(np.argmin(within))
@@ -124,18 +108,22 @@ def two_modes(o: Observations) -> dict[str, Any]:
     switches = int(np.count_nonzero(is_slow[1:] != is_slow[:-1]))
     rare = min(k, BLOCKS - k) < MODE_SHARE * BLOCKS
     if gap < max(APART * spread, np.log(MODE_RATIO)) or rare or switches < MIN_SWITCHES:
-        return result | {"two": False}
-    return {
-        "two": True,
-        "fast_p50_s": float(np.exp(low.mean())),
-        "slow_p50_s": float(np.exp(high.mean())),
-        "slow_share": (BLOCKS - k) / BLOCKS,
-        "switches": switches,
-    }
+        return _no_modes(False)
+    return Modes(
+        two=True,
+        fast_p50_s=float(np.exp(low.mean())),
+        slow_p50_s=float(np.exp(high.mean())),
+        slow_share=(BLOCKS - k) / BLOCKS,
+        switches=switches,
+    )
+
+
+def _no_modes(two: bool | None) -> Modes:
+    return Modes(two=two, fast_p50_s=None, slow_p50_s=None, slow_share=None, switches=None)
 
 
 def rate_interval(per_batch: Floats, batch_s: float) -> list[float] | None:
-    """Return 95 % interval of a rate by batch means.
+    """Return the 95 % interval of a rate by batch means.
 
     Mean -+ t(0.975, k-1) s/sqrt(k) over k equal spans of ``batch_s``. Batches must be longer than
     the dependence between events; their counts need not be Poisson.
@@ -152,7 +140,5 @@ def rate_interval(per_batch: Floats, batch_s: float) -> list[float] | None:
 
 def events_per_batch(at_s: Floats, start_s: float, end_s: float) -> Floats:
     """Return events in each of ``RATE_BATCHES`` equal spans of [start, end)."""
-    counts = np.histogram(at_s[(at_s >= start_s) & (at_s < end_s)], RATE_BATCHES, (start_s, end_s))[
-        0
-    ]
-    return np.asarray(counts, dtype=np.float64)
+    inside = (at_s >= start_s) & (at_s < end_s)
+    return np.histogram(at_s[inside], RATE_BATCHES, (start_s, end_s))[0].astype(np.float64)

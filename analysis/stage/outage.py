@@ -4,36 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from ampacity.analysis.contract.stage import OutagePeriod, OutageSeries
 from ampacity.analysis.metrics.requests import Bools, Floats, Requests
+from ampacity.loadgen.rundir.records import FAILED_STATUSES
 
 REQUESTS_MIN = 5  # that fail in it
 LONGER = 5.0  # times what is silent at other times, at p95
 CHANCE = 1e-3  # of so many failures in a row somewhere in the stage, where requests fail at random
 SAME_S = 1e-3  # signs of life that are nearer are one
 BINS = 60
-DOWN = (
-    "http_error",
-    "stream_error",
-    "truncated",
-    "empty",
-    "connect_error",
-    "reset",
-    "protocol_error",
-    "timeout",
-)
+DOWN = FAILED_STATUSES - {"shed"}
 _NS = 1e-9
 
 
 @dataclass(frozen=True)
 class Outage:
-    """Times in s on the clock of the requests.
-
-    ``end_s`` is None where no sign of life came after it.
-    """
+    """Times in s on the clock of the requests; ``end_s`` is None if no sign of life came after."""
 
     start_s: float
     end_s: float | None
@@ -58,9 +47,8 @@ def find_outages(requests: Requests) -> list[Outage]:
     if np.count_nonzero(down) < REQUESTS_MIN or not len(life):
         return []
     began_s, ended_s = _began_ns(r) * _NS, r.ended_ns * _NS
-    silence = np.where(
-        down, np.searchsorted(life, ended_s, "right"), -1
-    )  # number of the one that it failed in
+    # number of the silence in which each failed
+    silence = np.where(down, np.searchsorted(life, ended_s, "right"), -1)
     failures = np.bincount(silence[down], minlength=len(life) + 1)
     lasts_s = np.diff(np.concatenate([[began_s.min()], life, [max(ended_s[down].max(), life[-1])]]))
     many = failures >= REQUESTS_MIN
@@ -74,21 +62,21 @@ def find_outages(requests: Requests) -> list[Outage]:
         late = failed & r.has_status("timeout")
         if k == len(life) and 2 * np.count_nonzero(late) > np.count_nonzero(failed):
             continue
-        end_s = None
+        end_s = np.inf
         if k < len(life):
             # back when a request began that was answered; the answer may come much later
             after = ok & (began_s > began_s[failed].max())
             end_s = float(min(began_s[after].min(initial=np.inf), life[k]))
-        # what was under way when it went down may have been answered while others were refused
-        before = ok & (began_s < (np.inf if end_s is None else end_s))
-        since = began_s > began_s[before].max(initial=-np.inf)
-        failed |= down & since & (began_s < (np.inf if end_s is None else end_s))
+        # requests in flight when it went down may have been answered while others were refused
+        began_before_end = began_s < end_s
+        since = began_s > began_s[ok & began_before_end].max(initial=-np.inf)
+        failed |= down & since & began_before_end
         late = failed & r.has_status("timeout")
         seen_s = np.where(late, np.fmax(began_s, r.last_token_ns * _NS), ended_s)
         start_s = float(seen_s[failed].min())
         over = np.isnan(ended_s) | (ended_s >= start_s)
-        touched = over & (began_s < (np.inf if end_s is None else end_s))
-        found.append(Outage(start_s, end_s, failed, touched))
+        known_end_s = float(end_s) if np.isfinite(end_s) else None
+        found.append(Outage(start_s, known_end_s, failed, over & began_before_end))
     return found
 
 
@@ -97,49 +85,37 @@ def _began_ns(r: Requests) -> Floats:
     return np.where(np.isnan(r.started_ns), r.scheduled_ns, r.started_ns)
 
 
-def outage_text(periods: Sequence[Outage], zero_s: float, requests: int) -> str:
-    """Return ``down from 14.2 s to 18.3 s: 64 of 303 requests failed``, times after ``zero_s``."""
-    spans = [
-        f"from {_time(o.start_s - zero_s)} s "
-        + ("on" if o.end_s is None else f"to {_time(o.end_s - zero_s)} s")
-        for o in periods
+def periods_after(zero_s: float, outages: Sequence[Outage]) -> list[OutagePeriod]:
+    """Return the outages with their times after ``zero_s``."""
+    return [
+        OutagePeriod(
+            start_s=o.start_s - zero_s,
+            end_s=None if o.end_s is None else o.end_s - zero_s,
+            failed=int(np.count_nonzero(o.failed)),
+        )
+        for o in outages
     ]
-    failed = int(np.count_nonzero(np.any([o.failed for o in periods], axis=0)))
+
+
+def outage_text(periods: Sequence[OutagePeriod], failed: int, requests: int) -> str:
+    """Return ``down from 14.2 s to 18.3 s: 64 of 303 requests failed``."""
+
+    def time(at_s: float) -> str:
+        return f"{at_s:.1f}".removesuffix(".0")
+
+    spans = [
+        f"from {time(p.start_s)} s {'on' if p.end_s is None else f'to {time(p.end_s)} s'}"
+        for p in periods
+    ]
     return f"down {' and '.join(spans)}: {failed} of {requests} requests failed"
 
 
-def _time(at_s: float) -> str:
-    return f"{at_s:.1f}".removesuffix(".0")
-
-
-def describe_outages(
-    periods: Sequence[Outage], requests: Requests, zero_s: float, missing: int
-) -> dict[str, Any] | None:
-    """Return the ``outage`` object of a stage but for ``outside``; None where there was none.
-
-    Times after ``zero_s``.
-    """
-    if not periods:
-        return None
-    n, ends_s = len(requests) + missing, requests.ended_ns * _NS - zero_s
+def outage_series(requests: Requests, zero_s: float) -> OutageSeries:
+    """Return answers and failures per second in ``BINS`` spans, by the end of the request."""
+    ends_s = requests.ended_ns * _NS - zero_s
     edges = np.linspace(0.0, float(np.nanmax(ends_s)), BINS + 1)
-    good = requests.has_status("ok")
-    width_s = float(edges[1])
-    return {
-        "text": outage_text(periods, zero_s, n),
-        "requests": n,
-        "failed": int(np.count_nonzero(np.any([o.failed for o in periods], axis=0))),
-        "periods": [
-            {
-                "start_s": o.start_s - zero_s,
-                "end_s": None if o.end_s is None else o.end_s - zero_s,
-                "failed": int(np.count_nonzero(o.failed)),
-            }
-            for o in periods
-        ],
-        "series": {
-            "end_s": edges[1:],
-            "answered_rps": np.histogram(ends_s[good], edges)[0] / width_s,
-            "failed_rps": np.histogram(ends_s[requests.failed], edges)[0] / width_s,
-        },
-    }
+    ok, failed = (
+        (np.histogram(ends_s[which], edges)[0] / float(edges[1])).tolist()
+        for which in (requests.has_status("ok"), requests.failed)
+    )
+    return OutageSeries(end_s=edges[1:].tolist(), answered_rps=ok, failed_rps=failed)

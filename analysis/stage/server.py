@@ -1,12 +1,14 @@
-"""What the server said of itself during a stage: samples of its /metrics inside the window."""
+"""The server's own metrics during a stage: samples of its /metrics inside the window."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from ampacity.analysis.contract.stage import Server
 from ampacity.analysis.metrics.requests import Floats
 
 _GAUGES = ("running", "waiting", "prefix_hit_rate", "spec_acceptance_rate", "gpu_utilization")
@@ -16,8 +18,8 @@ _RATES = {  # share of the first counter's growth in the second's
 }
 
 
-def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> dict[str, Any] | None:
-    """Return the server figures over [``start_ns``, ``end_ns``), or None without a sample.
+def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> Server | None:
+    """Return the server's figures over [``start_ns``, ``end_ns``), or None without a sample.
 
     Gauges are means over the samples (an acceptance of 0 by a gauge alone is that of an engine that
     drafts nothing: None), ``kv_cache_usage_max`` and ``gpu_memory_used_bytes`` the largest,
@@ -34,25 +36,25 @@ def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> dict
     def column(name: str) -> Floats:
         if name not in samples.column_names:  # a run directory of an older version
             return np.full(int(inside.sum()), np.nan)
-        values: Floats = np.asarray(
-            samples[name].to_numpy(zero_copy_only=False)[inside], dtype=np.float64
-        )
-        return values
+        values = samples[name].to_numpy(zero_copy_only=False)[inside]
+        return np.asarray(values, dtype=np.float64)
 
-    found: dict[str, Any] = {"samples": int(inside.sum())}
-    found |= {name: _fold(column(name), np.mean) for name in _GAUGES}
+    found: dict[str, Any] = {name: _fold(column(name), np.mean) for name in _GAUGES}
     found["spec_acceptance_rate"] = found["spec_acceptance_rate"] or None
-    found["kv_cache_usage_max"] = _fold(column("kv_cache_usage"), np.max)
-    found["gpu_memory_used_bytes"] = _fold(column("gpu_memory_used_bytes"), np.max)
-    found["preemptions"] = _growth(column("preemptions_total"))
     for name, (part, whole) in _RATES.items():
         grown, of = _growth(column(part)), _growth(column(whole))
         if grown is not None and of:
             found[name] = grown / of
-    return found
+    return Server(
+        samples=int(inside.sum()),
+        kv_cache_usage_max=_fold(column("kv_cache_usage"), np.max),
+        gpu_memory_used_bytes=_fold(column("gpu_memory_used_bytes"), np.max),
+        preemptions=_growth(column("preemptions_total")),
+        **found,
+    )
 
 
-def _fold(values: Floats, how: Any) -> float | None:
+def _fold(values: Floats, how: Callable[[Floats], Any]) -> float | None:
     values = values[~np.isnan(values)]
     return float(how(values)) if len(values) else None
 

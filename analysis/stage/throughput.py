@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ampacity.analysis.metrics.requests import (
     visible_tokens,
 )
 from ampacity.analysis.stage.drift import RATE_BATCHES, events_per_batch, rate_interval
+from ampacity.analysis.stage.outage import DOWN
 from ampacity.analysis.stage.steady import Window
 
 REQUESTS_MIN = 100
@@ -28,15 +30,7 @@ NO_FIGURE = (
     "rates are no figures"
 )
 _NS = 1e-9
-_DOWN = (
-    "http_error",
-    "stream_error",
-    "truncated",
-    "empty",
-    "connect_error",
-    "reset",
-    "protocol_error",
-)
+_DOWN = DOWN - {"timeout"}
 
 
 def is_figure(stage: Mapping[str, Any]) -> bool:
@@ -73,15 +67,12 @@ def steady_state(stage: Mapping[str, Any]) -> tuple[str, str | None]:
 
 
 def all_failed(stage: Mapping[str, Any]) -> bool:
-    """Return whether every request failed, and not by its time limit.
+    """Return whether every request failed other than by its time limit.
 
-    An endpoint that is down or refuses, which no lower load mends.
+    Such an endpoint is down or refuses, which a lower load does not change.
     """
     errors = stage.get("errors") or {}
-    return (
-        bool(stage["requests"])
-        and sum(errors.get(status, 0) for status in _DOWN) >= stage["requests"]
-    )
+    return bool(0 < stage["requests"] <= sum(errors.get(status, 0) for status in _DOWN))
 
 
 def span_s(stage: Mapping[str, Any], window: Window) -> float:
@@ -94,17 +85,11 @@ def span_s(stage: Mapping[str, Any], window: Window) -> float:
     """
     length_s, n = window.length_s, stage["requests"]
     if stage["kind"] == "closed":
-        return (
-            max(length_s, stage["ok"] / stage["achieved_rps"])
-            if stage["achieved_rps"]
-            else length_s
-        )
+        rate = stage["achieved_rps"]
+        return max(length_s, stage["ok"] / rate) if rate else length_s
     offered = n if stage["offered_rps"] is None else stage["offered_rps"] * length_s
-    return (
-        float(length_s * n / offered)
-        if 0 < n - offered <= CHANCE_SD * n**0.5 and offered
-        else length_s
-    )
+    by_chance = offered and 0 < n - offered <= CHANCE_SD * n**0.5
+    return float(length_s * n / offered) if by_chance else length_s
 
 
 def tokens_per_batch(rows: Requests, chunks: Chunks, window: Window) -> Floats:
@@ -154,21 +139,31 @@ def input_rate(rows: Requests, window: Window) -> float:
     return float(np.nansum(tokens[window.holds(done * _NS)]) / window.length_s)
 
 
+@dataclass(frozen=True)
+class OutputRates:
+    """Answers/s and output tokens/s of a window, with 95 % intervals by batch means."""
+
+    achieved_rps: float
+    achieved_rps_ci: list[float] | None
+    output_tokens_per_s: float | None
+    output_tokens_per_s_ci: list[float] | None
+    output_tokens_per_s_reason: str | None = None
+
+
 def output_rates(
     rows: Requests, tokens: Floats, window: Window, start_s: float, closed: bool
-) -> dict[str, Any]:
-    """Return answers/s and output tokens/s with their 95 % intervals by batch means."""
-    answers, span_s = _answers_per_batch(rows, window, start_s, closed)
-    unknown = uncounted_share(rows) > UNCOUNTED_MAX
-    rate = float(tokens.sum()) / window.length_s if window.length_s > 0 else 0.0
-    return {
-        "achieved_rps": float(answers.mean()) / span_s if span_s > 0 else 0.0,
-        "output_tokens_per_s": None if unknown else rate,
-        "achieved_rps_ci": rate_interval(answers, span_s),
-        "output_tokens_per_s_ci": None
-        if unknown
-        else rate_interval(tokens, window.length_s / RATE_BATCHES),
-    } | ({"output_tokens_per_s_reason": UNCOUNTED} if unknown else {})
+) -> OutputRates:
+    """Return the rates of a stage that began at ``start_s``; ``tokens``: of tokens_per_batch."""
+    answers, each_s = _answers_per_batch(rows, window, start_s, closed)
+    rate, rate_ci = (
+        float(answers.mean()) / each_s if each_s > 0 else 0.0,
+        rate_interval(answers, each_s),
+    )
+    if uncounted_share(rows) > UNCOUNTED_MAX:
+        return OutputRates(rate, rate_ci, None, None, UNCOUNTED)
+    tokens_per_s = float(tokens.sum()) / window.length_s if window.length_s > 0 else 0.0
+    tokens_ci = rate_interval(tokens, window.length_s / RATE_BATCHES)
+    return OutputRates(rate, rate_ci, tokens_per_s, tokens_ci)
 
 
 def _answers_per_batch(
@@ -186,11 +181,8 @@ def _answers_per_batch(
     begin_s, end_s = (x[ok] * _NS for x in (rows.started_ns, rows.ended_ns))
     took_s = np.maximum(end_s - begin_s, _NS)
     if closed:
-        spans = (
-            int(np.clip(window.length_s / (2 * took_s.mean()), 1, RATE_BATCHES))
-            if len(took_s)
-            else 1
-        )
+        mean_s = took_s.mean() if len(took_s) else np.inf
+        spans = int(np.clip(window.length_s / (2 * mean_s), 1, RATE_BATCHES))
         edges_s = np.linspace(window.start_s, window.end_s, spans + 1)
         done = [float(np.clip((edge - begin_s) / took_s, 0.0, 1.0).sum()) for edge in edges_s]
         return np.diff(done), window.length_s / spans

@@ -24,10 +24,9 @@ Floats = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
 ASSUMPTION = (
     "within this run: requests in steady state; slow ones come in clusters, whose size is "
-    "measured by the "
-    "autocorrelation of 'slower than a limit' in scheduled order, and weighed against the number "
-    "of requests over which "
-    "the in-flight count stays alike; differences between runs, days or machines are not in it"
+    "measured by the autocorrelation of 'slower than a limit' in scheduled order, and weighed "
+    "against the number of requests over which the in-flight count stays alike; differences "
+    "between runs, days or machines are not in it"
 )
 # requests in a cluster that are likely, per request over which the in-flight count stays alike
 MEMORIES = 3.0
@@ -37,17 +36,13 @@ _SERIES_BITS = 16
 
 
 def _betainc(a: Any, b: Any, x: Any) -> Any:
-    from scipy.special import (
-        betainc,  # here: a quarter of a second that the start of a run does not have
-    )
+    from scipy.special import betainc  # here: importing it takes a quarter of a second
 
     return betainc(a, b, x)
 
 
 def prob_at_most(misses: float, n: float, p: float) -> float:
-    """Return P[Bin(n, p) <= misses] for real n and misses, by the regularised incomplete beta
-    function.
-    """
+    """Return P[Bin(n, p) <= misses] for real n, misses, by the regularised incomplete beta."""
     if misses >= n:
         return 1.0
     if misses <= 0:
@@ -65,25 +60,21 @@ def prob_at_least(misses: float, n: float, p: float) -> float:
 
 
 def smallest_n(quantile: float, misses: int = 0, confidence: float = CONFIDENCE) -> int:
-    """Return the fewest independent samples that prove P[over] <= 1 - quantile.
+    """Return the fewest samples, ``misses`` of them over, that prove P[over] <= 1 - quantile.
 
-    The binomial rule of MLPerf's early stopping: P[Bin(n, 1 - q) <= misses] <= 1 - confidence. p99
+    The samples are independent. The binomial rule of MLPerf's early stopping: P[Bin(n, 1 - q) <= misses] <= 1 - confidence. p99
     with no miss: 299 at 95 %, 459 at 99 %.
     """
     return _first(lambda n: prob_at_most(misses, n, 1 - quantile) <= 1 - confidence, _MORE_LIMIT)
 
 
 def clustered_at_most(misses: npt.ArrayLike, n: float, p: float, tau: npt.ArrayLike) -> Floats:
-    """Return P[X <= misses] where X of n samples exceed, each with probability p, with Var X = n p
-    (1-p) tau. Elementwise.
+    """Return P[X <= misses], elementwise, of a clustered count X.
 
-    Negative binomial where the variance is above the mean, I_{mean/var}(mean^2/(var - mean), misses
+    X of n samples exceed, each with probability p, and Var X = n p (1-p) tau. Negative binomial where the variance is above the mean, I_{mean/var}(mean^2/(var - mean), misses
     + 1); else (nearly independent) the binomial of n / tau samples.
     """
-    misses, tau = (
-        np.asarray(misses, dtype=np.float64),
-        np.maximum(np.asarray(tau, dtype=np.float64), 1.0),
-    )
+    misses, tau = np.asarray(misses, dtype=np.float64), np.maximum(tau, 1.0)
     mean = n * p
     variance = mean * (1 - p) * tau
     wide = variance > mean * (1 + 1e-9)
@@ -99,10 +90,7 @@ def clustered_at_most(misses: npt.ArrayLike, n: float, p: float, tau: npt.ArrayL
 
 def clustered_at_least(misses: npt.ArrayLike, n: float, p: float, tau: npt.ArrayLike) -> Floats:
     """Return P[X >= misses], see ``clustered_at_most``. Elementwise."""
-    misses, tau = (
-        np.asarray(misses, dtype=np.float64),
-        np.maximum(np.asarray(tau, dtype=np.float64), 1.0),
-    )
+    misses, tau = np.asarray(misses, dtype=np.float64), np.maximum(tau, 1.0)
     some = np.clip(misses, 1e-9, n)
     independent = _betainc(some / tau, (n - some) / tau + 1.0, p)
     independent = np.where(misses <= 0, 1.0, np.where(misses > n, 0.0, independent))
@@ -111,9 +99,9 @@ def clustered_at_least(misses: npt.ArrayLike, n: float, p: float, tau: npt.Array
 
 
 def few_by_chance(misses: npt.ArrayLike, n: float, p: float, tau: float, likely: float) -> Floats:
-    """Return P[so few slow samples | each is slow with probability p], elementwise; small.
+    """Return P[so few slow samples | each is slow with probability p], elementwise.
 
-    They are rarer than p. ``tau`` is the clustering that the run shows, ``likely`` the one that its
+    Small: they are rarer than p. ``tau`` is the clustering that the run shows, ``likely`` the one that its
     queue makes likely, which counts as ``PRIOR_CLUSTERS`` clusters beside those seen: a jam-free
     run shows none. As a run without its share of jams shows too small a tau as well, tau - 1 is
     taken 1 + 1/sqrt(m) times, m = n p / tau the clusters to expect.
@@ -128,7 +116,7 @@ def few_by_chance(misses: npt.ArrayLike, n: float, p: float, tau: float, likely:
 def many_by_chance(misses: npt.ArrayLike, n: float, p: float, tau: float) -> Floats:
     """Return P[so many slow samples | each is slow with probability p], elementwise.
 
-    By clusters of any size up to ``tau``.
+    The largest over clusters of any size up to ``tau``.
     """
     sizes = np.array([1.0, math.sqrt(tau), tau] if tau > 1 else [1.0])
     return np.asarray(np.max([clustered_at_least(misses, n, p, size) for size in sizes], axis=0))
@@ -137,9 +125,9 @@ def many_by_chance(misses: npt.ArrayLike, n: float, p: float, tau: float) -> Flo
 def order_statistic_ranks(
     n: int, quantile: float, confidence: float = CONFIDENCE
 ) -> tuple[int | None, int | None]:
-    """Return 1-based ranks (l, u) whose samples enclose the quantile; None: n too small.
+    """Return 1-based ranks (l, u): [x_(l), x_(u)] covers the quantile of independent samples.
 
-    Conover's: l = ppf((1-c)/2), u = ppf((1+c)/2) + 1 of Bin(n, q).
+    None where n is too small. Conover's: l = ppf((1-c)/2), u = ppf((1+c)/2) + 1 of Bin(n, q).
     """
     p, alpha = 1 - quantile, (1 - confidence) / 2
     low = n + 1 - _first(lambda c: prob_at_least(c, n, p) <= alpha, n + 1)
@@ -148,10 +136,7 @@ def order_statistic_ranks(
 
 
 def _first(holds: Callable[[int], bool], limit: int) -> int:
-    """Return the smallest c in 0 .. limit for which a condition that stays true holds.
-
-    ``limit`` where none does.
-    """
+    """Return the smallest c in 0 .. limit from which on the condition holds, else ``limit``."""
     low, high = -1, limit
     while high - low > 1:
         middle = (low + high) // 2
@@ -160,10 +145,9 @@ def _first(holds: Callable[[int], bool], limit: int) -> int:
 
 
 def autocorrelation_time(series: Floats) -> float:
-    """Return 1 + 2 sum rho_k of a series in its order, at least 1 (Geyer's initial monotone
-    sequence).
+    """Return 1 + 2 sum rho_k of a series in its order, at least 1.
 
-    Pairs rho_2k + rho_2k+1 are summed until one is not positive, and kept from rising (Geyer 1992).
+    Geyer's initial monotone sequence: pairs rho_2k + rho_2k+1 are summed until one is not positive, and kept from rising (Geyer 1992).
     """
     n = len(series)
     centred = series - series.mean() if n else series
@@ -180,9 +164,9 @@ def autocorrelation_time(series: Floats) -> float:
 
 
 def memory_of(in_flight: Floats) -> float:
-    """Return requests over which the in-flight count, as each request finds it, stays alike.
+    """Return the autocorrelation time, in requests, of the in-flight count that each finds.
 
-    Its autocorrelation time. A jam is a stretch in which that count is high, so it lasts about as
+    A jam is a stretch in which that count is high, so it lasts about as
     long as the count is remembered, and the count shows that in a run without any jam: in queues
     (M/M/1, M/G/1, M/M/8, batches of 16 and 64) slow requests came in clusters of 0.7 to 1.5 times
     it, where waits decide which are slow.
@@ -214,7 +198,10 @@ def effective_size(misses: Floats, sizes: Floats) -> float:
 
 
 def deciding_factor(share: float, n: float, p: float, tau: float, likely: float) -> float | None:
-    """Return how many times the samples would decide the verdict; None: over 1e9."""
+    """Return how many times the samples, with the same share of slow ones, decide the verdict.
+
+    None where that takes over 1e9 independent samples.
+    """
 
     def decided(size: float) -> bool:
         if share < p:

@@ -96,7 +96,7 @@ def verdicts(
     counts = dict.fromkeys(("met", "violated", "inconclusive"), 0)
     for run in range(runs):
         o, stable = measure(server, load, n, seed * 10_000 + run)
-        verdict = judge_slo(o, Slo("ttft", QUANTILE, limit_s))["verdict"]
+        verdict = judge_slo(o, Slo("ttft", QUANTILE, limit_s)).verdict
         counts["violated" if stable is False else verdict] += 1
     return {name: count / runs for name, count in counts.items()}
 

@@ -22,7 +22,7 @@ def is_off(begin: Floats, ttft: Floats, end: Floats, length_s: float) -> bool:
     """Whether the stage [0, length_s), cut as an analysis cuts it, is called inconsistent."""
     window = find_window(0.0, length_s, begin, end, ttft, None)
     level = time_average_in_flight(window.start_s, window.end_s, begin, end)
-    return consistency(window.start_s, window.end_s, level, begin, end)["ok"] is False
+    return consistency(window.start_s, window.end_s, level, begin, end).ok is False
 
 
 def open_stage(

@@ -18,7 +18,8 @@ import numpy as np
 
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.analyse import read_records, stage_records
-from ampacity.analysis.stage.verdicts import slo_findings
+from ampacity.analysis.stage.verdicts import Judge
+from ampacity.analysis.stage.verdicts import Judged as Requests
 from benchmarks.servers import ORIGIN_NS, SERVERS, limit_at, stage_of, table_of, truth_at
 
 LIMITS = (0.5, 0.7, 0.85)
@@ -65,7 +66,9 @@ def judge(name: str, load: float, slo: Slo, requests: int, seed: int) -> Judged:
     )
     table, metas = table_of([sent])
     found = stage_records(read_records(table, ORIGIN_NS), metas[0])
-    result, _ = slo_findings(found.cohort, found.whole, [slo], 1.0, found.stability, False)
+    result, _ = Judge([slo], found.stability, False, 1.0).stage_findings(
+        Requests(found.cohort, found.whole)
+    )
     verdict = {True: "met", False: "violated", None: "inconclusive"}[result["slo_met"]]
     return Judged(verdict, int(np.count_nonzero(sent.ttft_s > slo.limit_s)))
 

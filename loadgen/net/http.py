@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
         record = exchange.record
         record.started_ns = time.monotonic_ns()
         self._wire.write(exchange.request)
-        # on one machine the server may run, and answer, before write() returns: no clock is read after it
+        # on one machine the server may answer before write() returns: no clock is read after it
         if self._wire.get_write_buffer_size() == 0:
             record.sent_ns = record.started_ns
 
@@ -173,18 +173,14 @@ class Client:
         self._numbers = count()
         self.shortages = 0  # connections that failed for lack of local resources
         self.resent = 0  # requests whose reused connection was closed
-        self.answers = 0  # complete answers ...
-        self.closed_said = self.closed_unsaid = (
-            0  # ... and connections that the server closed behind one
-        )
-        self.receive_delays_s: array[float] = array(
-            "d"
-        )  # read − kernel time, of the audited connections
-        self.asked, self.asked_failed = (
-            0,
-            list[str](),
-        )  # outside of a stage; "status: error" of each that failed
-        self.patience_s = ANSWER_TIMEOUT_S  # with an answer that is asked for outside of a stage
+        self.answers = 0  # complete answers
+        self.closed_said = self.closed_unsaid = 0  # connections that the server closed after one
+        # read time − kernel time on the audited connections
+        self.receive_delays_s: array[float] = array("d")
+        # of the requests outside of a stage
+        self.asked = 0
+        self.asked_failed: list[str] = []  # "status: error"
+        self.patience_s = ANSWER_TIMEOUT_S
 
     def dispatch(self, exchange: Exchange) -> None:
         """Send now on a kept-alive connection, or open a new one; returns at once."""
@@ -230,9 +226,7 @@ class Client:
         for connection in list(self.open):
             connection.close()
         self.idle.clear()
-        for _ in range(
-            1000
-        ):  # each is removed in its connection_lost, within two turns of the loop
+        for _ in range(1000):  # connection_lost removes each within two turns of the loop
             if not self.open:
                 break
             await asyncio.sleep(0.001)
@@ -296,11 +290,8 @@ class Client:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 connection = await self._open(begun)
         except TimeoutError:
-            exchange.fail(
-                "connect_error",
-                f"no connection within {CONNECT_TIMEOUT_S:g} s",
-                time.monotonic_ns(),
-            )
+            why = f"no connection within {CONNECT_TIMEOUT_S:g} s"
+            exchange.fail("connect_error", why, time.monotonic_ns())
             return
         except OSError as error:  # ssl.SSLError is one
             if error.errno in OWN_SHORTAGE:
@@ -314,9 +305,8 @@ class Client:
             connection.close()
             return
         if connection.lost:  # accepted and closed at once
-            exchange.fail(
-                "reset", "connection closed before the response headers", time.monotonic_ns()
-            )
+            why = "connection closed before the response headers"
+            exchange.fail("reset", why, time.monotonic_ns())
             return
         self._carry(exchange, connection)
 
@@ -335,8 +325,7 @@ class Client:
                 await open_tunnel(self._proxy, self._endpoint, self._context, connection)
             )
             return connection
-        host, port = self._endpoint.host, self._endpoint.port
-        addresses = self._addresses
+        addresses, port = self._addresses, self._endpoint.port
         if self._proxy is not None:
             addresses, port = [self._proxy.host], self._proxy.port
         last: OSError | None = None
@@ -349,12 +338,13 @@ class Client:
                             self._kernel_reader(), (address, port), connection, first
                         )
                     else:
+                        name = self._endpoint.host if self._context else None
                         await self._loop.create_connection(
                             lambda: connection,
                             address,
                             port,
                             ssl=self._context,
-                            server_hostname=host if self._context else None,
+                            server_hostname=name,
                         )
                 if addresses[0] != address:  # the one that answers comes first
                     addresses.remove(address)

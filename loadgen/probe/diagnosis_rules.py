@@ -4,6 +4,7 @@ case that holds applies."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 METRICS = ("ttft", "itl", "icl", "tpot", "e2e", "tokens")
@@ -25,16 +26,11 @@ Facts = dict[str, Any]
 Case = tuple[Any, str, str, str, Sequence[str]]  # whether it holds, and the rest of a Finding
 
 
-def _ok(holds: Any, found: str, means: str, spoils: Sequence[str] = ()) -> Case:
-    return holds, "ok", found, means, spoils
+def _case(verdict: str, holds: Any, found: str, means: str, spoils: Sequence[str] = ()) -> Case:
+    return holds, verdict, found, means, spoils
 
 
-def _note(holds: Any, found: str, means: str, spoils: Sequence[str] = ()) -> Case:
-    return holds, "note", found, means, spoils
-
-
-def _bad(holds: Any, found: str, means: str, spoils: Sequence[str] = ()) -> Case:
-    return holds, "bad", found, means, spoils
+_ok, _note, _bad = (partial(_case, verdict) for verdict in ("ok", "note", "bad"))
 
 
 def duration_text(value_s: float | None) -> str:

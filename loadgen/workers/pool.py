@@ -191,10 +191,8 @@ class Workers:
             on_start(start_ns)
         for worker, _ in dealt:
             worker.send(Go(start_ns))
-        playing_on_s = plan.finish_s if plan.schedule.session is not None else 0.0
-        patience_s = (
-            LEAD_S + plan.duration_s + playing_on_s + plan.drain_s + plan.answering_s + GRACE_S
-        )
+        patience_s = LEAD_S + plan.duration_s + plan.drain_s + plan.answering_s + GRACE_S
+        patience_s += plan.finish_s if plan.schedule.session is not None else 0.0
         answers = await asyncio.gather(*(worker.wait_for(Done, patience_s) for worker, _ in dealt))
         results = [
             answer.result if answer is not None else await self._bury(worker, share, start_ns)
@@ -215,9 +213,8 @@ class Workers:
 
         table = read_stream(worker.stream)
         here = table.filter(pc.equal(table["stage"], share.index))
-        recorded = dict(
-            zip(here["request_id"].to_pylist(), here["ended_ns"].to_pylist(), strict=True)
-        )
+        columns = (here[name].to_pylist() for name in ("request_id", "ended_ns"))
+        recorded = dict(zip(*columns, strict=True))
         died_ns = worker.died_ns or time.monotonic_ns()
         # the end of the stage, even if all workers died before
         now_ns = max(time.monotonic_ns(), start_ns + int(share.duration_s * 1e9))
@@ -242,11 +239,8 @@ class Workers:
         }
         if schedule.session is not None:
             meta["sessions"] = _sessions_of(share, recorded, owed)
-        used = (
-            schedule.request_id(len(schedule) - 1) - schedule.first_request_id + 1
-            if len(schedule)
-            else 0
-        )
+        last = schedule.request_id(len(schedule) - 1) if len(schedule) else None
+        used = 0 if last is None else last - schedule.first_request_id + 1
         return StageResult(meta, Measures(dated_by_kernel=True), used)  # no measurements
 
     async def _end(self, worker: _Worker) -> None:
@@ -300,26 +294,21 @@ def _owed(
     ``recorded``: the end of each recorded request. A dependent request was due if all that it
     depends on are recorded. Of a closed share nothing is known.
     """
-    schedule = share.schedule
-    rows: list[RequestRecord] = []
+    schedule, rows = share.schedule, list[RequestRecord]()
+    after, after_start, think_s = schedule.after, schedule.after_start, schedule.think_s
     if share.kind == "closed":
         return rows
     scheduled_ns = start_ns + np.round(schedule.scheduled_s * 1e9).astype(np.int64)
     for i, due_ns in enumerate(scheduled_ns.tolist()):
         if schedule.request_id(i) in recorded:
             continue
-        if (
-            schedule.after is not None
-            and schedule.after_start is not None
-            and schedule.think_s is not None
-        ):
-            waited = schedule.after[schedule.after_start[i] : schedule.after_start[i + 1]].tolist()
-            ends = [
-                recorded[number] for k in waited if (number := schedule.request_id(k)) in recorded
-            ]
-            if len(ends) < len(waited):
+        if after is not None and after_start is not None and think_s is not None:
+            waited = map(schedule.request_id, after[after_start[i] : after_start[i + 1]].tolist())
+            ends = [recorded.get(number) for number in waited]
+            if None in ends:
                 continue
-            due_ns = max(ends) + round(float(schedule.think_s[i]) * 1e9) if ends else due_ns
+            ended_ns = [end for end in ends if end is not None]
+            due_ns = max(ended_ns) + round(float(think_s[i]) * 1e9) if ends else due_ns
         if due_ns <= now_ns:
             record = record_of(share, i, due_ns)
             record.ended_ns = now_ns

@@ -41,11 +41,6 @@ class Sink(Protocol):
         """Return why nothing can be written any more, or None."""
 
 
-def _flushed(sink: Sink) -> str | None:
-    sink.flush()
-    return sink.failed
-
-
 @dataclass(frozen=True)
 class Route:
     """One endpoint with its addresses and proxy."""
@@ -106,6 +101,11 @@ class Setup:
 
     def runner(self, clients: Sequence[Client], stream: Sink, worker: int = 0) -> StageRunner:
         """Return a stage runner that sends this run's requests."""
+
+        def flush() -> str | None:
+            stream.flush()
+            return stream.failed
+
         tokenizer = load_tokenizer(self.tokenizer)
         prompts = self.calibration.prompts(tokenizer, self.salt)
         requests = ScheduledRequests(
@@ -123,10 +123,8 @@ class Setup:
         )
         keep = None
         if self.answers_in is not None:
-            path, asked = (
-                self.answers_in / f"answers-{worker}.jsonl",
-                self.prompt_file is not None or self.recorded is not None,
-            )
+            path = self.answers_in / f"answers-{worker}.jsonl"
+            asked = self.prompt_file is not None or self.recorded is not None
             keep = KeptAnswers(path, self.answers_bytes, prompts=asked, secrets=self.secrets).keep
         return StageRunner(
             clients,
@@ -137,7 +135,7 @@ class Setup:
                 targets=self.targets,
                 secrets=self.secrets,
                 worker=worker,
-                flush=lambda: _flushed(stream),
+                flush=flush,
                 answer=partial(ANSWERS[self.shape.api], self.thinks_until),
                 keep=keep,
                 by_piece=tokenizer.by_piece if self.counts_tokens else None,

@@ -27,10 +27,10 @@ def test_coordinated_omission_of_a_stall_of_100_seconds() -> None:
     ]
     c = cohort(*quick, *late)
     from_schedule, from_send = (percentiles(c.ttft(from_schedule=which)) for which in (True, False))
-    assert from_schedule["mean"] == pytest.approx(25.003, abs=1e-3)
-    assert [from_schedule[p] for p in ("p50", "p99")] == pytest.approx([0.001, 98.0], abs=0.0101)
+    assert from_schedule.mean == pytest.approx(25.003, abs=1e-3)
+    assert [from_schedule.p50, from_schedule.p99] == pytest.approx([0.001, 98.0], abs=0.0101)
     assert c.ttft(from_schedule=True).quantile_bounds(0.75)[0] == pytest.approx(50.0, abs=0.0101)
-    assert from_send["p99"] == pytest.approx(0.001)  # what a closed loop would have told
+    assert from_send.p99 == pytest.approx(0.001)  # what a closed loop would have told
 
 
 def test_fault_72_users_who_think_are_not_requests_in_flight(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ampacity.loadgen.send.endpoint import Endpoint, parse_endpoint
 from ampacity.loadgen.send.history import AnswerContent
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.workloads.schedule import Schedule
+from tests.support.fault_server import FaultServer
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,27 @@ async def run_stage(
     result = await runner.run(StagePlan(0, kind, schedule, drain_s=drain_s, **plan))
     await client.close()
     return Driven(result.meta, emitted, result.measures.resent)
+
+
+def served_stage(
+    schedule: Schedule | Sequence[float],
+    faults: str | Sequence[str] | Callable[[int], str] = "ok",
+    *,
+    loop: str = "uvloop",
+    server: FaultServer | None = None,
+    **how: Any,
+) -> tuple[Driven, FaultServer]:
+    """Run a stage against a fault server, check its records, and return it with the server.
+
+    ``schedule`` may be times in s; ``faults``: of all requests, of each, or by request id.
+    """
+    fault_of = (lambda _: faults) if isinstance(faults, str) else faults
+    of_each = fault_of if callable(fault_of) else fault_of.__getitem__
+    plan = schedule if isinstance(schedule, Schedule) else schedule_at(schedule)
+    with server or FaultServer() as running:
+        result = on_loop(loop, run_stage(running.url, plan, of_each, **how))
+    check_complete(result)
+    return result, running
 
 
 def on_loop(name: str, main: Any) -> Any:

@@ -79,5 +79,5 @@ def test_verdict_names_late_first_tokens() -> None:
     slo = parse_slo("fluidity_p90=1s+50ms")
     c = cohort(*[request(i, float(i), ttft_s=2.0, gaps_s=[0.01]) for i in range(60)])
     found = judge_slo(observe_slos(c, [slo])[0][1], slo)
-    assert (found["verdict"], found["value_s"]) == ("violated", None)
-    assert "the first token of 60 of 60 requests was late" in found["reason"]
+    assert (found.verdict, found.value_s) == ("violated", None)
+    assert "the first token of 60 of 60 requests was late" in found.reason

@@ -81,12 +81,12 @@ def test_fault_28_no_per_token_tail_when_chunks_are_not_tokens() -> None:
         *(request(i, i, ttft_s=0.1, gaps_s=[0.02] * 9, output_tokens=20) for i in range(400))
     )
     figures = percentiles(c.itl)
-    assert figures["p99"] is None
-    assert "tokens per chunk unknown in 400 of 400 answers" in figures["reason"]
-    assert percentiles(c.icl)["p99"] == pytest.approx(0.02, abs=US)
+    assert figures.p99 is None
+    assert "tokens per chunk unknown in 400 of 400 answers" in figures.reason
+    assert percentiles(c.icl).p99 == pytest.approx(0.02, abs=US)
     # the first chunk is taken as the mean of two tokens: 180 ms for 18 tokens
-    assert percentiles(c.tpot)["p50"] == pytest.approx(0.01, abs=US)
-    assert "400 answers" in percentiles(c.tpot)["assumption"]
+    assert percentiles(c.tpot).p50 == pytest.approx(0.01, abs=US)
+    assert "400 answers" in percentiles(c.tpot).assumption
 
 
 def test_as_many_chunks_as_tokens_is_known_and_a_textless_stop_token_too() -> None:

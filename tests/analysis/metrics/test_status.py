@@ -41,11 +41,11 @@ def test_failures_that_reach_into_a_percentile_make_it_null_with_the_reason() ->
     failed = [request(500 + i, 0.495 * i, ttft_s=None, status="timeout") for i in range(10)]
     records = good(490) + failed
     figures = percentiles(cohort(*records).ttft(from_schedule=True))
-    assert figures["p99"] is None
-    assert figures["p99_reason"] == "infinite: 10 of 500 requests failed"
-    assert figures["p95"] == pytest.approx(0.5)
-    assert (figures["n"], figures["infinite"]) == (500, 10)
-    assert judge_slo(cohort(*records).ttft(from_schedule=True), TTFT)["verdict"] == "violated"
+    assert figures.p99 is None
+    assert figures.p99_reason == "infinite: 10 of 500 requests failed"
+    assert figures.p95 == pytest.approx(0.5)
+    assert (figures.n, figures.infinite) == (500, 10)
+    assert judge_slo(cohort(*records).ttft(from_schedule=True), TTFT).verdict == "violated"
 
 
 def test_ok_without_text_has_no_ttft_but_ends() -> None:
@@ -74,7 +74,7 @@ def test_unfinished_past_the_limit_is_a_miss_else_bounds_are_given() -> None:
     assert young.ttft(from_schedule=True).inconclusive(2.0) == 1
     assert meeting(old, "ttft_p99=2s") == meeting(young, "ttft_p99=2s") == 999
     # 1 of 1000 does not reach p99
-    assert percentiles(young.ttft(from_schedule=True))["p99"] == pytest.approx(0.5)
+    assert percentiles(young.ttft(from_schedule=True)).p99 == pytest.approx(0.5)
 
 
 def test_censored_percentile_gives_bounds() -> None:
@@ -83,13 +83,13 @@ def test_censored_percentile_gives_bounds() -> None:
         for i in range(10)
     ]
     figures = percentiles(cohort(*good(490), *cut).ttft(from_schedule=True))
-    assert figures["p99"] is None
-    assert figures["p99_bounds"] == [
+    assert figures.p99 is None
+    assert figures.p99_bounds == [
         pytest.approx(0.74),
         None,
     ]  # the fifth of ten ages 0.70 ... 0.79
-    assert "10 of 500 requests were cut off unfinished" in figures["p99_reason"]
-    assert figures["censored"] == 10
+    assert "10 of 500 requests were cut off unfinished" in figures.p99_reason
+    assert figures.censored == 10
 
 
 def test_unfinished_with_a_first_token_has_its_ttft_but_no_e2e() -> None:
@@ -103,10 +103,10 @@ def test_unfinished_with_a_first_token_has_its_ttft_but_no_e2e() -> None:
 def test_rows_lost_in_a_kill_are_censored_at_age_zero() -> None:
     c = cohort(*good(400), missing=10)
     verdict = judge_slo(c.ttft(from_schedule=True), TTFT)
-    assert verdict["verdict"] == "inconclusive"
-    assert "10 were cut off" in verdict["reason"]
-    assert verdict["cause"] == "requests were cut off that may have met its limit or not"
-    assert verdict["attainment"] == pytest.approx(400 / 410)
+    assert verdict.verdict == "inconclusive"
+    assert "10 were cut off" in verdict.reason
+    assert verdict.cause == "requests were cut off that may have met its limit or not"
+    assert verdict.attainment == pytest.approx(400 / 410)
 
 
 def test_on_the_edge_no_length_decides_but_too_few_requests_say_how_many() -> None:
@@ -114,25 +114,24 @@ def test_on_the_edge_no_length_decides_but_too_few_requests_say_how_many() -> No
     edge = judge_slo(
         cohort(*good(495), *good(5, first=495, ttft_s=3.0)).ttft(from_schedule=True), TTFT
     )
-    assert (edge["verdict"], edge["more_requests"]) == ("inconclusive", None)
+    assert (edge.verdict, edge.more_requests) == ("inconclusive", None)
     assert (
-        edge["cause"]
-        == "the share of misses is on the edge of the SLO: no length is likely to decide"
+        edge.cause == "the share of misses is on the edge of the SLO: no length is likely to decide"
     )
-    assert edge["reason"].endswith(edge["cause"])
+    assert edge.reason.endswith(edge.cause)
     # none of 9: 299 independent ones without a miss would decide
     few = judge_slo(cohort(*good(9)).ttft(from_schedule=True), TTFT)
-    assert few["verdict"] == "inconclusive"
-    assert few["more_requests"] == pytest.approx(290, abs=2)
-    assert few["cause"] == "p99 needs 299 requests"
+    assert few.verdict == "inconclusive"
+    assert few.more_requests == pytest.approx(290, abs=2)
+    assert few.cause == "p99 needs 299 requests"
     # 8 of 500 are 1.6 %: over the limit, but by chance in one sample of eight (P[Poisson(5) >= 8] = 0.13)
     near = judge_slo(
         cohort(*good(492), *good(8, first=492, ttft_s=3.0)).ttft(from_schedule=True), TTFT
     )
-    assert near["verdict"] == "inconclusive"
-    assert near["cause"] == "so near its limit that more requests are needed"
+    assert near.verdict == "inconclusive"
+    assert near.cause == "so near its limit that more requests are needed"
     met = judge_slo(cohort(*good(400)).ttft(from_schedule=True), TTFT)
-    assert (met["verdict"], met["cause"]) == ("met", None)
+    assert (met.verdict, met.cause) == ("met", None)
 
 
 def test_a_failed_request_adds_its_missing_gaps() -> None:
@@ -171,7 +170,7 @@ def test_ttft_and_e2e_are_judged_from_schedule() -> None:
     c = cohort(late)
     assert meeting(c, "ttft_p99=2s") == 0
     assert meeting(c, "e2e_p99=2s") == 0
-    assert percentiles(c.ttft(from_schedule=False))["mean"] == pytest.approx(0.1)
+    assert percentiles(c.ttft(from_schedule=False)).mean == pytest.approx(0.1)
 
 
 def test_fault_35_failed_requests_are_in_the_denominator() -> None:
@@ -183,26 +182,26 @@ def test_fault_35_failed_requests_are_in_the_denominator() -> None:
 
 def test_fault_33_no_p99_from_a_hundred_requests() -> None:
     figures = percentiles(cohort(*good(100)).ttft(from_schedule=False))
-    assert figures["p99"] is None
-    assert figures["p99_reason"] == "needs 299 requests, has 100"
-    assert figures["p95"] == pytest.approx(0.5)
+    assert figures.p99 is None
+    assert figures.p99_reason == "needs 299 requests, has 100"
+    assert figures.p95 == pytest.approx(0.5)
 
 
 def test_all_failed_and_nothing_at_all() -> None:
     dead = cohort(*(request(i, i, ttft_s=None, status="connect_error") for i in range(20)))
     figures = percentiles(dead.ttft(from_schedule=True))
-    assert figures["p50"] is None
-    assert figures["p50_reason"] == "infinite: 20 of 20 requests failed"
-    assert figures["mean"] is None
+    assert figures.p50 is None
+    assert figures.p50_reason == "infinite: 20 of 20 requests failed"
+    assert figures.mean is None
     empty = percentiles(cohort().ttft(from_schedule=True))
-    assert (empty["n"], empty["reason"]) == (0, "no request has a value")
+    assert (empty.n, empty.reason) == (0, "no request has a value")
 
 
 def test_fault_29_an_empty_answer_is_a_failure_and_no_zero() -> None:
     c = cohort(*good(80), *(request(100 + i, i, ttft_s=None, status="empty") for i in range(20)))
     figures = percentiles(c.ttft(from_schedule=False))
-    assert figures["p50"] == pytest.approx(0.5)
-    assert figures["p90_reason"] == "infinite: 20 of 100 requests failed"
+    assert figures.p50 == pytest.approx(0.5)
+    assert figures.p90_reason == "infinite: 20 of 100 requests failed"
     assert c.ttft(from_schedule=False).rank_bounds(1)[0] == pytest.approx(0.5)
 
 
@@ -214,6 +213,6 @@ def test_fault_34_cold_outliers_move_the_mean_not_the_headline() -> None:
     low, high = (
         percentiles(level(n, t).ttft(from_schedule=True)) for n, t in ((100, 0.1), (1000, 0.2))
     )
-    assert low["mean"] > high["mean"]  # the mean falls as load rises
-    assert low["p50"] == pytest.approx(0.1)
-    assert high["p50"] == pytest.approx(0.2)
+    assert low.mean > high.mean  # the mean falls as load rises
+    assert low.p50 == pytest.approx(0.1)
+    assert high.p50 == pytest.approx(0.2)

@@ -24,21 +24,21 @@ def test_a_tail_that_doubles_while_the_median_stands_still_is_a_drift() -> None:
     slow = rng.random(3000) < 0.12
     values = rng.lognormal(-2, 0.3, 3000) * np.where(slow, np.linspace(2, 4, 3000), 1)
     found = tail_trend(observations(values))
-    assert found["drifting"] is True
-    assert found["change"] == pytest.approx(
+    assert found.drifting is True
+    assert found.change == pytest.approx(
         3.67 / 2.33, rel=0.2
     )  # middles of the last and the first third
     still = tail_trend(observations(rng.permutation(values)))
-    assert still["drifting"] is False
+    assert still.drifting is False
 
 
 def test_no_drift_is_seen_in_steady_noise_and_few_requests_are_refused() -> None:
     rng = np.random.default_rng(2)
-    drifts = [tail_trend(observations(rng.lognormal(0, 0.7, 2000)))["drifting"] for _ in range(60)]
+    drifts = [tail_trend(observations(rng.lognormal(0, 0.7, 2000))).drifting for _ in range(60)]
     assert sum(drifts) <= 1
     few = tail_trend(observations(np.ones(599)))
-    assert few["drifting"] is None
-    assert few["reason"] == "needs 600 requests, has 599"
+    assert few.drifting is None
+    assert few.reason == "needs 600 requests, has 599"
 
 
 def test_rounds_of_two_kinds_are_two_modes_and_one_step_is_not() -> None:
@@ -46,14 +46,14 @@ def test_rounds_of_two_kinds_are_two_modes_and_one_step_is_not() -> None:
     values = rng.lognormal(0, 0.3, 3000)
     rounds = np.repeat([1, 1.6, 1, 1, 1.6, 1, 1, 1, 1.6, 1], 300)
     found = two_modes(observations(values * rounds))
-    assert found["two"] is True
-    assert found["slow_p50_s"] / found["fast_p50_s"] == pytest.approx(1.6, rel=0.05)
-    assert (found["slow_share"], found["switches"]) == (0.3, 6)
+    assert found.two is True
+    assert found.slow_p50_s / found.fast_p50_s == pytest.approx(1.6, rel=0.05)
+    assert (found.slow_share, found.switches) == (0.3, 6)
     assert (
-        two_modes(observations(values * np.repeat([1, 1.6], 1500)))["two"] is False
+        two_modes(observations(values * np.repeat([1, 1.6], 1500))).two is False
     )  # a shift, no mode
-    assert two_modes(observations(values))["two"] is False
-    assert two_modes(observations(values[:100]))["two"] is None
+    assert two_modes(observations(values)).two is False
+    assert two_modes(observations(values[:100])).two is None
 
 
 def test_interval_of_a_rate_by_hand() -> None:
@@ -88,13 +88,13 @@ def test_tokens_count_in_the_batch_in_which_they_came() -> None:
     found = tokens_per_batch(c.requests, c.chunks, window)
     assert found.tolist() == pytest.approx([1 + 1, 2 + 3, 4, 2, 5, 0, 0, 0, 0, 1])
     rates = output_rates(c.requests, found, window, 3.0, False)
-    assert rates["output_tokens_per_s"] == pytest.approx(1.9)
-    low, high = rates["output_tokens_per_s_ci"]
+    assert rates.output_tokens_per_s == pytest.approx(1.9)
+    low, high = rates.output_tokens_per_s_ci
     assert (low + high) / 2 == pytest.approx(1.9)
 
 
 def test_drift_counts_failures_as_slow_and_leaves_cut_off_ones_out() -> None:
     records = [request(i, i * 0.1, status="timeout" if i % 5 == 0 else "ok") for i in range(700)]
     found = tail_trend(cohort(*records).ttft(from_schedule=True))
-    assert found["drifting"] is None
-    assert found["reason"] == "failures reach the tail"
+    assert found.drifting is None
+    assert found.reason == "failures reach the tail"

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
+from ampacity.analysis.contract.stage import Accepted, SloVerdict
 from ampacity.analysis.slo import parse_slo, parse_slos
 from ampacity.analysis.stage.attainment import judge_slo, observe_slos, requests_meeting
 from ampacity.analysis.stage.goodput import (
@@ -23,7 +24,7 @@ from ampacity.analysis.summary import summarise
 from tests.support.synthetic import Stage, cohort, make_run, request
 
 
-def route(accepted: int, cost_usd: float) -> dict[str, float]:
+def route(accepted: int, cost_usd: float) -> Accepted:
     labels = {i: i < accepted for i in range(100)}
     meets, tokens = np.ones(100, dtype=bool), np.full(100, 200.0)
     return accepted_goodput(np.arange(100), meets, tokens, labels, 10.0, cost_usd)
@@ -31,10 +32,10 @@ def route(accepted: int, cost_usd: float) -> dict[str, float]:
 
 def test_two_routes_the_one_with_more_accepted_results_wins() -> None:
     a, b = route(58, 1.10), route(85, 1.45)
-    assert (a["rps"], b["rps"]) == (5.8, 8.5)
-    assert a["cost_per_result_usd"] == pytest.approx(0.0190, abs=5e-5)
-    assert b["cost_per_result_usd"] == pytest.approx(0.0171, abs=5e-5)
-    assert b["output_tokens_per_s"] == 1700
+    assert (a.rps, b.rps) == (5.8, 8.5)
+    assert a.cost_per_result_usd == pytest.approx(0.0190, abs=5e-5)
+    assert b.cost_per_result_usd == pytest.approx(0.0171, abs=5e-5)
+    assert b.output_tokens_per_s == 1700
 
 
 def test_a_peak_that_is_not_known_says_why() -> None:
@@ -48,16 +49,15 @@ def test_accepted_needs_the_slo_too_and_unlabelled_answers_are_counted() -> None
     found = accepted_goodput(
         np.arange(4), meets, np.ones(4), {0: True, 1: False, 2: True}, 2.0, None
     )
-    assert (found["requests"], found["rps"], found["share"], found["unlabelled"]) == (
+    assert (found.requests, found.rps, found.share, found.unlabelled) == (
         1,
         0.5,
         0.25,
         1,
     )
-    assert found["cost_per_result_usd"] is None
+    assert found.cost_per_result_usd is None
     assert (
-        "nobody judged"
-        in accepted_goodput(np.arange(4), meets, np.ones(4), None, 2.0, None)["reason"]
+        "nobody judged" in accepted_goodput(np.arange(4), meets, np.ones(4), None, 2.0, None).reason
     )
 
 
@@ -121,23 +121,23 @@ def test_each_class_is_judged_by_its_own_slos_and_those_of_all() -> None:
     assert (
         int(requests_meeting(c, observe_slos(c, both)).sum()) == 40
     )  # an SLO without a class is everybody's
-    verdicts = {s.text: judge_slo(o, s)["verdict"] for s, o in observe_slos(c, tight)}
+    verdicts = {s.text: judge_slo(o, s).verdict for s, o in observe_slos(c, tight)}
     assert verdicts == {"chat:ttft_p90=1s": "violated", "batch:ttft_p90=30s": "met"}
 
 
 def test_error_rate_is_a_share_of_all_requests() -> None:
     slo = parse_slo("error_rate=5%")
 
-    def verdict(failed: int, n: int = 400) -> dict[str, object]:
+    def verdict(failed: int, n: int = 400) -> SloVerdict:
         c = cohort(*[request(i, i * 0.1, status="reset" if i < failed else "ok") for i in range(n)])
         return judge_slo(observe_slos(c, [slo])[0][1], slo)
 
-    assert verdict(0)["verdict"] == "met"
-    assert verdict(0)["value_s"] is None
+    assert verdict(0).verdict == "met"
+    assert verdict(0).value_s is None
     broken = verdict(200)
-    assert (broken["verdict"], broken["attainment"]) == ("violated", 0.5)
-    assert broken["reason"] == "200 of 400 requests failed"
-    assert verdict(1, 40)["verdict"] == "inconclusive"
+    assert (broken.verdict, broken.attainment) == ("violated", 0.5)
+    assert broken.reason == "200 of 400 requests failed"
+    assert verdict(1, 40).verdict == "inconclusive"
 
 
 def test_offline_batch_finds_the_highest_throughput_and_its_cost(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_offline_batch_finds_the_highest_throughput_and_its_cost(tmp_path: Path)
     assert half["requests"] == 80
     assert half["cost_per_result_usd"] == pytest.approx(0.002 * 20 / 80, rel=0.03)
     refused = offline_throughput(summary["stages"], parse_slos(["ttft_p99=2s"]), fleet)
-    assert refused["reason"] == "a latency SLO is given: see capacity"
+    assert refused.reason == "a latency SLO is given: see capacity"
 
 
 @pytest.mark.parametrize(

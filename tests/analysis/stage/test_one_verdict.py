@@ -11,7 +11,7 @@ import pytest
 from ampacity.analysis.slo import parse_slo, verdict_word
 from ampacity.analysis.stage.analyse import read_records, stage_records
 from ampacity.analysis.stage.throughput import steady_state
-from ampacity.analysis.stage.verdicts import slo_findings
+from ampacity.analysis.stage.verdicts import Judged, judge_requests
 from ampacity.analysis.summary import summarise
 from ampacity.reports.charts.curves import (
     charts,
@@ -242,8 +242,8 @@ def test_quick_answers_of_a_start_up_do_not_hide_a_violation() -> None:
         sent = stage_of(server, rate, 300 / rate, np.random.default_rng([seed, 300]))
         table, metas = table_of([sent])
         found = stage_records(read_records(table, ORIGIN_NS), metas[0])
-        result, _ = slo_findings(found.cohort, found.whole, [slo], 1.0, found.stability, False)
-        unsure += "start-up" in str(result["slo_verdicts"][0]["cause"])
+        (verdict,) = judge_requests(Judged(found.cohort, found.whole), [slo])
+        unsure += "start-up" in str(verdict.cause)
     assert unsure <= 1  # 4 where both had to be sure at 5 %
     assert parse_slo(slo.text).quantile == 0.95
 

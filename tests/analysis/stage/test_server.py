@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from ampacity.analysis.contract.stage import Server
 from ampacity.analysis.stage.server import server_figures
 from ampacity.analysis.summary import summarise
 from ampacity.loadgen.telemetry import SCHEMA
@@ -53,17 +54,17 @@ def test_gauges_are_means_counters_are_growth_inside_the_window() -> None:
             {"running": 100, "waiting": 100, "preemptions_total": 100},  # after it
         ]
     )
-    assert server_figures(table, 1 * S, 4 * S) == {
-        "samples": 3,
-        "running": 4,
-        "waiting": 1,
-        "kv_cache_usage_max": 0.9,
-        "preemptions": 5,
-        "prefix_hit_rate": pytest.approx(90 / 200),
-        "spec_acceptance_rate": None,
-        "gpu_utilization": None,
-        "gpu_memory_used_bytes": None,
-    }
+    assert server_figures(table, 1 * S, 4 * S) == Server(
+        samples=3,
+        running=4,
+        waiting=1,
+        kv_cache_usage_max=0.9,
+        preemptions=5,
+        prefix_hit_rate=pytest.approx(90 / 200),
+        spec_acceptance_rate=None,
+        gpu_utilization=None,
+        gpu_memory_used_bytes=None,
+    )
 
 
 def test_a_counter_that_went_back_says_nothing_and_the_engines_own_rate_stands() -> None:
@@ -75,7 +76,7 @@ def test_a_counter_that_went_back_says_nothing_and_the_engines_own_rate_stands()
     )
     found = server_figures(table, 0, 2 * S)
     assert found is not None
-    assert (found["preemptions"], found["prefix_hit_rate"]) == (None, 0.5)
+    assert (found.preemptions, found.prefix_hit_rate) == (None, 0.5)
 
 
 def test_no_sample_no_figures() -> None:
@@ -88,7 +89,7 @@ def test_the_columns_of_an_older_version_may_be_fewer() -> None:
     table = samples([{"running": 2}]).select(["at_ns", "running"])
     found = server_figures(table, 0, S)
     assert found is not None
-    assert (found["running"], found["gpu_utilization"]) == (2, None)
+    assert (found.running, found.gpu_utilization) == (2, None)
 
 
 # -- speculation -----------------------------------------------------------------------------------

@@ -40,15 +40,15 @@ def test_a_run_too_short_for_its_load_says_so() -> None:
     for seed in range(8):
         o, _ = measure(server, 0.95, 4000, seed)
         found = percentiles(o)
-        refused += found["p99_ci"][1] is None and "too short" in found["p99_ci_reason"]
+        refused += found.p99_ci[1] is None and "too short" in found.p99_ci_reason
     assert refused >= 7
     assert LOADS[-1] == 0.95
 
 
 def test_verdicts_beside_the_capacity_are_right() -> None:
     server, slo = SERVERS["batch"](), Slo("ttft", 0.99, TRUTH_S[0.7])
-    low = [judge_slo(measure(server, 0.7 * 0.8, REQUESTS, s)[0], slo)["verdict"] for s in range(8)]
-    high = [judge_slo(measure(server, 0.7 * 1.2, REQUESTS, s)[0], slo)["verdict"] for s in range(8)]
+    low = [judge_slo(measure(server, 0.7 * 0.8, REQUESTS, s)[0], slo).verdict for s in range(8)]
+    high = [judge_slo(measure(server, 0.7 * 1.2, REQUESTS, s)[0], slo).verdict for s in range(8)]
     assert low.count("met") >= 5  # 6 in 8 in the mean: benchmarks/studies/verdict_rates.py
     assert "violated" not in low
     assert high.count("violated") >= 6

@@ -99,9 +99,9 @@ def test_fault_37_one_slow_of_sixty_is_not_enough_evidence() -> None:
     values = np.full(60, 0.1)
     values[30] = 5.0
     verdict = judge_slo(observations(values), parse_slo("ttft_p99=2s"))
-    assert verdict["verdict"] == "inconclusive"
+    assert verdict.verdict == "inconclusive"
     # p99 with 1 miss in 60 (1.7 %) is on the wrong side: it takes more requests to call it broken
-    assert verdict["more_requests"] > 60
+    assert verdict.more_requests > 60
 
 
 def test_verdicts_at_the_edge_of_the_binomial_rule() -> None:
@@ -207,7 +207,7 @@ def test_verdicts_of_a_queue_are_seldom_wrong(rate: float, right: str, wrong: st
     # p99 of M/M/1's sojourn time is ln(100)/(100 - rate): 77 ms at 40/s, 184 ms at 75/s
     rng = np.random.default_rng(17)
     verdicts = [
-        judge_slo(observations(_queue(rng, rate, 120)), parse_slo("ttft_p99=100ms"))["verdict"]
+        judge_slo(observations(_queue(rng, rate, 120)), parse_slo("ttft_p99=100ms")).verdict
         for _ in range(60)
     ]
     assert verdicts.count(wrong) == 0
@@ -217,7 +217,7 @@ def test_verdicts_of_a_queue_are_seldom_wrong(rate: float, right: str, wrong: st
 def test_a_wrong_met_just_above_capacity_is_rare() -> None:
     rng = np.random.default_rng(19)  # 60/s is above the 53.9/s at which p99 = 100 ms
     verdicts = [
-        judge_slo(observations(_queue(rng, 60, 60)), parse_slo("ttft_p99=100ms"))["verdict"]
+        judge_slo(observations(_queue(rng, 60, 60)), parse_slo("ttft_p99=100ms")).verdict
         for _ in range(100)
     ]
     assert verdicts.count("met") <= 8

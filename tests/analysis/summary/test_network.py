@@ -13,6 +13,7 @@ from types import TracebackType
 
 import pytest
 
+from ampacity.analysis.contract.summary import Network
 from ampacity.analysis.network import network_share
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.network import RoundTrip, measure_round_trip
@@ -123,16 +124,16 @@ def test_the_share_is_of_the_lowest_ttft() -> None:
     endpoint = {"connect_s": 0.0001, "request_s": 0.081}
     stages = [{"ttft_s": {"p50": 0.2}}, {"ttft_s": {"p50": 0.09}}, {"ttft_s": {"p50": None}}]
     found = network_share(endpoint, stages)
-    assert (found["ttft_p50_s"], found["share"]) == (0.09, pytest.approx(0.9))
-    assert network_share({"request_s": 0.3}, stages)["share"] == 1.0
-    assert network_share({}, stages) == {
-        "connect_s": None,
-        "request_s": None,
-        "ttft_p50_s": 0.09,
-        "share": None,
-        "share_reason": "the probe measured no round trip",
-    }
-    assert network_share(endpoint, [])["share_reason"] == "no stage has a TTFT"
+    assert (found.ttft_p50_s, found.share) == (0.09, pytest.approx(0.9))
+    assert network_share({"request_s": 0.3}, stages).share == 1.0
+    assert network_share({}, stages) == Network(
+        connect_s=None,
+        request_s=None,
+        ttft_p50_s=0.09,
+        share=None,
+        share_reason="the probe measured no round trip",
+    )
+    assert network_share(endpoint, []).share_reason == "no stage has a TTFT"
 
 
 def test_a_run_shows_it_beside_ttft(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from tests.support.stage_driving import (
     check_complete,
     on_loop,
     request_bytes,
-    run_stage,
     schedule_at,
+    served_stage,
 )
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
@@ -188,15 +188,8 @@ def _slips_s(result: Driven) -> np.ndarray:
 def test_arrivals_go_on_as_scheduled_while_the_server_stalls(loop: str) -> None:
     """200 requests/s for 1.5 s, nobody is answered before 1 s has gone: dispatch does not notice."""
     times = [i * 0.005 for i in range(300)]
-    with FaultServer() as server:
-        stalled = on_loop(
-            loop,
-            run_stage(
-                server.url, schedule_at(times), lambda i: "late" if i < 200 else "ok", drain_s=20.0
-            ),
-        )
-        arrived = [r.at_ns for r in sorted(server.requests, key=lambda r: r.at_ns)]
-    check_complete(stalled)
+    stalled, server = served_stage(times, ["late"] * 200 + ["ok"] * 100, loop=loop, drain_s=20.0)
+    arrived = sorted(r.at_ns for r in server.requests)
     assert {r.status for r in stalled.records} == {"ok"}
     assert len(stalled.records) == 300
     slips = _slips_s(stalled)
@@ -217,16 +210,10 @@ def test_arrivals_go_on_as_scheduled_while_the_server_stalls(loop: str) -> None:
 @LOOPS
 def test_a_burst_opens_as_many_connections_as_it_needs(loop: str) -> None:
     """400 at one instant on a server that answers nobody for a second: all are there together."""
-    with FaultServer() as server:
-        result = on_loop(
-            loop, run_stage(server.url, schedule_at([0.0] * 400), lambda i: "late", drain_s=30.0)
-        )
-        assert server.connections == 400
-        last_ns = max(r.at_ns for r in server.requests)
-    check_complete(result)
-    assert last_ns < min(
-        r.first_token_ns or 0 for r in result.records
-    )  # before anybody was answered
+    result, server = served_stage([0.0] * 400, "late", loop=loop, drain_s=30.0)
+    assert server.connections == 400
+    last_ns = max(r.at_ns for r in server.requests)
+    assert last_ns < min(r.first_token_ns or 0 for r in result.records)  # before any answer
     assert {r.status for r in result.records} == {"ok"}
 
 
@@ -235,17 +222,12 @@ def test_a_stopped_stage_ends_soon_with_what_was_in_flight_unfinished() -> None:
         endpoint = parse_endpoint(url)
         client = Client(endpoint, endpoint.addresses(), None)
         records: list[RequestRecord] = []
-        runner = StageRunner(
-            [client],
-            Made(lambda _, output: request_bytes(endpoint, output, "stall")),
-            records.append,
-        )
+        made = Made(lambda _, output: request_bytes(endpoint, output, "stall"))
+        runner = StageRunner([client], made, records.append)
         asyncio.get_running_loop().call_later(0.4, runner.stop, "interrupted")
         began = time.monotonic()
-        plan = StagePlan(
-            0, "open", schedule_at([i * 0.01 for i in range(6000)]), 60.0, offered_rps=100.0
-        )
-        result = await runner.run(plan)
+        schedule = schedule_at([i * 0.01 for i in range(6000)])
+        result = await runner.run(StagePlan(0, "open", schedule, 60.0, offered_rps=100.0))
         await client.close()
         return Driven(result.meta, records), time.monotonic() - began
 
@@ -261,15 +243,8 @@ def test_a_stopped_stage_ends_soon_with_what_was_in_flight_unfinished() -> None:
 
 def test_a_stage_is_not_waited_for_beyond_its_drain() -> None:
     """Ten requests that are never answered: 0.2 s of stage, 0.3 s of drain."""
-    with FaultServer() as server:
-        times = [0.02 * i for i in range(10)]
-        result = on_loop(
-            "uvloop",
-            run_stage(
-                server.url, schedule_at(times), lambda i: "stall", drain_s=0.3, duration_s=0.2
-            ),
-        )
-    check_complete(result)
+    times = [0.02 * i for i in range(10)]
+    result, _ = served_stage(times, "stall", drain_s=0.3, duration_s=0.2)
     assert {r.status for r in result.records} == {"unfinished"}
     assert {r.error for r in result.records} == {"not answered within 0.3 s after the stage"}
     assert 0.5 <= (result.meta["drained_ns"] - result.meta["start_ns"]) / 1e9 < 5
@@ -278,14 +253,10 @@ def test_a_stage_is_not_waited_for_beyond_its_drain() -> None:
 @pytest.mark.parametrize(
     ("silent", "statuses"),
     [
-        (
-            1,
-            ["ok"] * 6 + ["unfinished"] * 2,
-        ),  # six answers come, one stops in the middle, one never begins
-        (
-            8,
-            ["unfinished"] * 15,
-        ),  # eight of fifteen have not begun: a queue, for which nobody waits
+        # six answers come, one stops in the middle, one never begins
+        (1, ["ok"] * 6 + ["unfinished"] * 2),
+        # eight of fifteen have not begun: a queue, for which nobody waits
+        (8, ["unfinished"] * 15),
     ],
 )
 def test_answers_that_come_are_waited_for_unless_most_have_not_begun(
@@ -293,34 +264,18 @@ def test_answers_that_come_are_waited_for_unless_most_have_not_begun(
 ) -> None:
     """Six answers of 0.9 s and more, where beginnings are waited for 0.4 s after the stage."""
     faults = ["ok"] * 6 + ["stall"] + ["headers_then_nothing"] * silent
-    with FaultServer(gap_s=0.3) as server:
-        result = on_loop(
-            "uvloop",
-            run_stage(
-                server.url,
-                schedule_at([0.0] * len(faults)),
-                faults.__getitem__,
-                drain_s=0.4,
-                answering_s=30.0,
-                duration_s=0.1,
-            ),
-        )
-    check_complete(result)
+    how = {"drain_s": 0.4, "answering_s": 30.0, "duration_s": 0.1}
+    result, _ = served_stage([0.0] * len(faults), faults, server=FaultServer(gap_s=0.3), **how)
     found = sorted(result.records, key=lambda r: r.request_id)
     assert [r.status for r in found] == statuses
     assert found[-1].error == "not answered within 0.4 s after the stage"
-    assert (
-        result.meta["drained_ns"] - result.meta["end_ns"]
-    ) / 1e9 < 10  # 30 s are for those that come
+    lasted_s = (result.meta["drained_ns"] - result.meta["end_ns"]) / 1e9
+    assert lasted_s < 10  # 30 s are for those that come
 
 
 def test_a_closed_loop_keeps_its_concurrency() -> None:
-    with FaultServer(gap_s=0.01) as server:
-        result = on_loop(
-            "uvloop",
-            run_stage(server.url, schedule_at([0.0] * 1000), concurrency=5, duration_s=0.8),
-        )
-    check_complete(result)
+    how = {"concurrency": 5, "duration_s": 0.8}
+    result, _ = served_stage([0.0] * 1000, server=FaultServer(gap_s=0.01), **how)
     edges = sorted(
         [(r.dispatched_ns or 0, 1) for r in result.records]
         + [(r.ended_ns or 0, -1) for r in result.records]
@@ -338,13 +293,9 @@ def test_a_closed_loop_keeps_its_concurrency() -> None:
     ],  # 8 + 4 tokens each
 )
 def test_a_closed_loop_stops_at_its_budget(limits: dict[str, int], reason: str, count: int) -> None:
-    with FaultServer() as server:
-        schedule, cut = schedule_at([0.0] * 50).capped(**limits)
-        assert cut is not None
-        result = on_loop(
-            "uvloop", run_stage(server.url, schedule, concurrency=3, duration_s=20.0, used_up=cut)
-        )
-    check_complete(result)
+    schedule, cut = schedule_at([0.0] * 50).capped(**limits)
+    assert cut is not None
+    result, _ = served_stage(schedule, concurrency=3, duration_s=20.0, used_up=cut)
     assert len(result.records) == count
     assert reason in result.meta["ended_early"]
     assert {r.status for r in result.records} == {"ok"}

@@ -14,7 +14,7 @@ from ampacity.workloads.profile import Workload
 from ampacity.workloads.schedule import Schedule, closed_schedule
 from ampacity.workloads.sessions import Sessions
 from tests.support.fault_server import FaultServer
-from tests.support.stage_driving import Driven, check_complete, on_loop, run_stage, schedule_at
+from tests.support.stage_driving import Driven, schedule_at, served_stage
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 
@@ -54,9 +54,7 @@ def test_workers_share_the_users_and_their_starts(users: int, shares: list[list[
 
 def played(schedule: Schedule, **plan: Any) -> Driven:
     """A closed stage; every answer lasts 0.4 s at least."""
-    with FaultServer(gap_s=0.1) as server:
-        result = on_loop("uvloop", run_stage(server.url, schedule, **plan))
-    check_complete(result)
+    result, _ = served_stage(schedule, server=FaultServer(gap_s=0.1), **plan)
     assert {r.status for r in result.records} == {"ok"}
     return result
 
@@ -118,9 +116,6 @@ def test_users_of_sessions_begin_over_the_ramp_too() -> None:
 
 
 def test_a_share_without_users_sends_nothing() -> None:
-    with FaultServer() as server:
-        result = on_loop(
-            "uvloop", run_stage(server.url, schedule_at([0.0] * 9), concurrency=0, duration_s=0.2)
-        )
-        assert server.requests == []
+    result, server = served_stage([0.0] * 9, concurrency=0, duration_s=0.2)
+    assert server.requests == []
     assert (result.records, result.meta["scheduled_requests"]) == ([], 0)

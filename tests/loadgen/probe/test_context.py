@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from ampacity.loadgen.probe.look import Calibration
 from ampacity.loadgen.send.protocols import exceeds_context
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import Schedule, open_schedule
+from tests.support.args import args_of
 from tests.support.odd_tokenizer import OddTokenizer
 
 COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
@@ -28,77 +30,43 @@ def ampacity(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-SAID = [  # the words of eleven servers
-    (
-        400,
-        "This model's maximum context length is 2048 tokens. However, your prompt contains at least 2049 input tokens",
-    ),
-    (
-        400,
-        "request (33010 tokens) exceeds the available context size (2048 tokens), try increasing it",
-    ),
-    (400, "The input (33010 tokens) is longer than the model's context length (4096 tokens)."),
-    (
-        400,
-        "litellm.ContextWindowExceededError: litellm.BadRequestError: ContextWindowExceededError: Hosted_vllmException",
-    ),
-    (400, "prompt is too long: 210000 tokens > 200000 maximum"),
-    (400, "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000"),
-    (
-        422,
-        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` tokens",
-    ),
-    (422, "Input validation error: `inputs` must have less than 1024 tokens. Given: 2000"),
-    (
-        400,
-        "The input token count (1100000) exceeds the maximum number of tokens allowed (1048576).",
-    ),
-    (400, "Prompt length (5000) exceeds maximum input length (4096). Set log level to info"),
-    (
-        413,
-        "Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum context length",
-    ),
-]
-NOT_SO = [
-    (400, "temperature must be <= 2"),
-    (400, "max_tokens must be at least 1, got -5."),
-    (400, "unknown model"),
-    (
-        429,
-        "This model's maximum context length is 2048 tokens",
-    ),  # too many requests, whatever it says
-    (500, "context length exceeded"),
-    (413, "Request Entity Too Large"),
-    (400, "The prompt is empty"),
-]
+# refusals of eleven servers, with the HTTP status
+SAID = """
+400 This model's maximum context length is 2048 tokens. However, your prompt contains at least 2049
+400 request (33010 tokens) exceeds the available context size (2048 tokens), try increasing it
+400 The input (33010 tokens) is longer than the model's context length (4096 tokens).
+400 litellm.ContextWindowExceededError: litellm.BadRequestError: ContextWindowExceededError: Hosted
+400 prompt is too long: 210000 tokens > 200000 maximum
+400 input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000
+422 Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs`
+422 Input validation error: `inputs` must have less than 1024 tokens. Given: 2000
+400 The input token count (1100000) exceeds the maximum number of tokens allowed (1048576).
+400 Prompt length (5000) exceeds maximum input length (4096). Set log level to info
+413 Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum context
+"""
+NOT_SO = """
+400 temperature must be <= 2
+400 max_tokens must be at least 1, got -5.
+400 unknown model
+429 This model's maximum context length is 2048 tokens
+500 context length exceeded
+413 Request Entity Too Large
+400 The prompt is empty
+"""
 
 
-@pytest.mark.parametrize(
-    ("status", "text", "ours"), [*((*s, True) for s in SAID), *((*s, False) for s in NOT_SO)]
-)
-def test_a_refusal_that_names_the_context_is_ours(status: int, text: str, ours: bool) -> None:
-    assert exceeds_context(status, text) is ours
+@pytest.mark.parametrize(("said", "ours"), [(SAID, True), (NOT_SO, False)])
+def test_a_refusal_that_names_the_context_is_ours(said: str, ours: bool) -> None:
+    for line in said.strip().splitlines():
+        assert exceeds_context(int(line[:3]), line[4:]) is ours, line
 
 
 def test_prompts_beyond_a_context_that_was_not_known_are_left_out_and_named(tmp_path: Path) -> None:
     """Half of the prompts have 100 tokens, half 1,000, where 600 fit: half of the requests are nobody's failure."""
     with OddTokenizer(tokenize="ids", context=600, listed=False) as server:
-        done = ampacity(
-            "run",
-            server.url,
-            "--rates",
-            "60",
-            "--duration",
-            "1s",
-            "--input-tokens",
-            "points:100=0.5,1000=0.5",
-            "--output-tokens",
-            "2",
-            "--slo",
-            "ttft_p50=5s",
-            "--out",
-            tmp_path / "run",
-        )
+        load = args_of("--rates 60 --duration 1s --input-tokens points:100=0.5,1000=0.5")
+        load += args_of("--output-tokens 2 --slo ttft_p50=5s")
+        done = ampacity("run", server.url, *load, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     rows = pq.read_table(tmp_path / "run" / "requests.parquet").to_pylist()
     assert {row["status"] for row in rows if row["input_tokens_planned"] == 1000} == {"too_long"}
@@ -128,12 +96,8 @@ def test_a_workload_that_does_not_fit_is_refused_before_the_run_and_cut_where_as
     assert refused.returncode == 2
     assert not (tmp_path / "none").exists()
     assert len(refused.stderr.strip().splitlines()) == 1
-    for words in (
-        "workload chat does not fit",
-        "2,048 tokens",
-        "--fit-context",
-        "% of the requests are shortened",
-    ):
+    shortened = "% of the requests are shortened"
+    for words in ("workload chat does not fit", "2,048 tokens", "--fit-context", shortened):
         assert words in refused.stderr
     assert cut.returncode == 0, cut.stderr
     meta = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -149,18 +113,8 @@ def test_a_workload_that_does_not_fit_is_refused_before_the_run_and_cut_where_as
 def test_sessions_that_never_begin_begin_shorter(tmp_path: Path) -> None:
     """Agentic at 2,048: every first turn is longer, so nothing would be sent."""
     with OddTokenizer(tokenize="ids", context=2048) as server:
-        load = (
-            "run",
-            server.url,
-            "--workload",
-            "agentic",
-            "--rates",
-            "60",
-            "--duration",
-            "2s",
-            "--seed",
-            "1",
-        )
+        load = ["run", server.url]
+        load += args_of("--workload agentic --rates 60 --duration 2s --seed 1")
         refused = ampacity(*load, "--out", tmp_path / "none")
         cut = ampacity(*load, "--fit-context", "--out", tmp_path / "run")
     assert refused.returncode == 2
@@ -168,9 +122,8 @@ def test_sessions_that_never_begin_begin_shorter(tmp_path: Path) -> None:
         r"([0-9.]+)% of the requests are shortened and ([0-9.]+)% of the turns", refused.stderr
     )
     assert shares is not None
-    assert sum(map(float, shares.groups())) == pytest.approx(
-        100, abs=0.2
-    )  # each first turn is, and all others
+    # each first turn is, and all others
+    assert sum(map(float, shares.groups())) == pytest.approx(100, abs=0.2)
     assert "--fit-context" in refused.stderr
     assert cut.returncode == 0, cut.stderr
     rows = pq.read_table(tmp_path / "run" / "requests.parquet").to_pylist()
@@ -212,38 +165,33 @@ def test_a_first_turn_is_shortened_and_what_follows_loses_as_much() -> None:
     assert fit_context(schedule, 1000)[1] == {"clipped_to_context": 0, "turns_beyond_context": 2}
 
 
+def trace_file(folder: Path, rows: Iterable[object]) -> Path:
+    path = folder / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 SESSIONS = [("a", 0.0, 900), ("a", 0.2, 950), ("b", 0.1, 700), ("b", 0.3, 990)]
 MANY_WORDS = [{"role": "user", "content": "word " * 900}]
 
 
 @pytest.mark.parametrize(
-    ("rows", "begins"),
+    "columns",
     [
-        # no session can begin in 600 tokens
-        (
-            [
-                {"session_id": s, "timestamp": t, "input_tokens": n, "output_tokens": 5}
-                for s, t, n in SESSIONS
-            ],
-            "705",
-        ),
-        # lone requests would all be shortened: another load
-        ([{"timestamp": t, "input_tokens": n, "output_tokens": 5} for _, t, n in SESSIONS], "705"),
-        # prompts as recorded cannot be shortened
-        (
-            [
-                {"timestamp": t, "input_tokens": n, "output_tokens": 5, "messages": MANY_WORDS}
-                for _, t, n in SESSIONS
-            ],
-            "705",
-        ),
+        ["session_id"],  # no session can begin in 600 tokens
+        [],  # lone requests would all be shortened: another load
+        ["messages"],  # prompts as recorded cannot be shortened
     ],
 )
-def test_a_trace_of_which_nothing_fits_is_refused(
-    tmp_path: Path, rows: list[object], begins: str
-) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def test_a_trace_of_which_nothing_fits_is_refused(tmp_path: Path, columns: list[str]) -> None:
+    path = trace_file(
+        tmp_path,
+        (
+            {"timestamp": t, "input_tokens": n, "output_tokens": 5}
+            | {k: v for k, v in (("session_id", s), ("messages", MANY_WORDS)) if k in columns}
+            for s, t, n in SESSIONS
+        ),
+    )
     with OddTokenizer(tokenize="ids", context=600) as server:
         refused = ampacity("run", server.url, "--trace", path, "--out", tmp_path / "run")
     assert refused.returncode == 2
@@ -252,8 +200,8 @@ def test_a_trace_of_which_nothing_fits_is_refused(
         "not one of its 4 requests can be sent as it is, within the model's context of 600"
         in refused.stderr
     )
-    assert f"they begin with {begins} and more" in refused.stderr
-    assert ("--fit-context" in refused.stderr) is (len(rows[0]) == 3)  # type: ignore[arg-type]
+    assert "they begin with 705 and more" in refused.stderr
+    assert ("--fit-context" in refused.stderr) is (not columns)
 
 
 def test_recorded_prompts_that_do_not_fit_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -270,8 +218,7 @@ def test_recorded_prompts_that_do_not_fit_are_left_out_and_counted(tmp_path: Pat
             [(100, said), (900, MANY_WORDS), (100, said), (100, None), (900, None)]
         )
     ]
-    path = tmp_path / "t.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = trace_file(tmp_path, rows)
     with OddTokenizer(tokenize="ids", context=600) as server:
         done = ampacity(
             "run", server.url, "--trace", path, "--time-scale", "2", "--out", tmp_path / "run"
@@ -308,8 +255,7 @@ def test_whatever_is_left_out_of_a_trace_is_said(tmp_path: Path) -> None:
         }
         for k in range(200)
     ]
-    path = tmp_path / "t.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = trace_file(tmp_path, rows)
     with OddTokenizer(tokenize="ids", context=600) as server:
         done = ampacity(
             "run", server.url, "--trace", path, "--max-requests", "50", "--out", tmp_path / "run"
@@ -347,22 +293,14 @@ def test_whatever_is_left_fits(name: str, context: int) -> None:
     ("found", "tokens", "margin"),
     [
         (Calibration(1.0, 9.0, True, "usage", 0.0, 0.0), 1009, 0.5),  # exact, but for rounding
-        (
-            Calibration(3.0, 9.0, True, "tokenize", 0.5, 0.0),
-            1009,
-            3.0,
-        ),  # half a word of 3, three errors of 0.5
-        (
-            Calibration(2.0, 9.0, True, "usage", 0.0, 0.8),
-            1809,
-            73.0,
-        ),  # 900 words: 3 x 0.8 x 30, and 1
+        # half a word of 3, three errors of 0.5
+        (Calibration(3.0, 9.0, True, "tokenize", 0.5, 0.0), 1009, 3.0),
+        # 900 words: 3 x 0.8 x 30, and 1
+        (Calibration(2.0, 9.0, True, "usage", 0.0, 0.8), 1809, 73.0),
     ],
 )
 def test_the_margin_is_three_standard_errors_and_half_a_word(
     found: Calibration, tokens: int, margin: float
 ) -> None:
     assert found.margin_tokens(tokens) == pytest.approx(margin)
-    assert found.margin_tokens(np.array([tokens, tokens])).tolist() == pytest.approx(
-        [margin, margin]
-    )
+    assert found.margin_tokens(np.full(2, tokens)) == pytest.approx(np.full(2, margin))

@@ -19,6 +19,7 @@ from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.reports.pages.run_report import render_report
 from tests.cli.test_hostile import Server, stream
+from tests.support.args import args_of
 from tests.support.synthetic import Stage, make_run, request
 
 SLOS = ["ttft_p90=1s", "itl_p90=1s", "tpot_p90=1s", "e2e_p90=1s", "first_answer_p90=1s"]
@@ -34,12 +35,10 @@ def in_one_piece(i: int, lasts_s: float = 0.08, **columns: Any) -> RequestRecord
 
 def verdicts(path: Path, records: Records, **meta: Any) -> tuple[dict[str, str], dict[str, Any]]:
     """(verdict of each metric, the summary)"""
-    found = summarise(
-        load_run(make_run(path, [Stage(records, len(records) * 0.05)], SLOS, **meta).path)
-    )
-    return {
-        v["slo"].partition("_p")[0]: v["verdict"] for v in found["stages"][0]["slo_verdicts"]
-    }, found
+    run = make_run(path, [Stage(records, len(records) * 0.05)], SLOS, **meta)
+    found = summarise(load_run(run.path))
+    judged = found["stages"][0]["slo_verdicts"]
+    return {v["slo"].partition("_p")[0]: v["verdict"] for v in judged}, found
 
 
 ONE_PIECE: dict[str, Callable[[int], RequestRecord]] = {
@@ -60,11 +59,8 @@ def test_what_was_not_streamed_has_no_ttft_and_no_slo_on_one_is_met(
     name: str, tmp_path: Path
 ) -> None:
     found, summary = verdicts(tmp_path / "run", [ONE_PIECE[name](i) for i in range(200)])
-    assert (found["ttft"], found["first_answer"], found["e2e"]) == (
-        "inconclusive",
-        "inconclusive",
-        "met",
-    )
+    assert found["ttft"] == found["first_answer"] == "inconclusive"
+    assert found["e2e"] == "met"
     stage = summary["stages"][0]
     for figure in ("ttft_s", "ttft_from_schedule_s", "first_answer_s"):
         assert stage[figure]["p50"] is None
@@ -130,17 +126,11 @@ def test_one_answer_tells_what_is_wrong() -> None:
     assert bad(request(0, 0.0, gaps_s=[0.0] * 31)) == ["stream"]
     assert bad(request(0, 0.0, gaps_s=whole, token_source="chunks")) == ["token counts"]
     # an end token alone, which has no text, is no wrong count; three tokens without text are
-    silent = {
-        "chunk_at_us": [],
-        "first_token_ns": None,
-        "first_answer_ns": None,
-        "last_token_ns": None,
-    }
+    silent: dict[str, Any] = {"chunk_at_us": []}
+    silent |= dict.fromkeys(("first_token_ns", "first_answer_ns", "last_token_ns"))
     assert bad(request(0, 0.0, output_tokens=1, finish_reason="stop", **silent)) == []
-    assert bad(request(0, 0.0, output_tokens=3, finish_reason="stop", **silent)) == [
-        "stream",
-        "token counts",
-    ]
+    three = request(0, 0.0, output_tokens=3, finish_reason="stop", **silent)
+    assert bad(three) == ["stream", "token counts"]
     # one chunk where 32 tokens were asked for, and nobody counts: in one piece, whatever it holds
     one = in_one_piece(0, output_tokens=1, token_source="chunks")
     assert bad(one) == ["stream", "token counts"]
@@ -156,13 +146,8 @@ def test_a_count_that_cannot_be_spoils_the_verdicts_that_rest_on_it(tmp_path: Pa
     found, summary = verdicts(
         tmp_path / "run", records, diagnosis=as_dicts(diagnose(records[0], SHAPE))
     )
-    assert found == {
-        "ttft": "met",
-        "itl": "inconclusive",
-        "tpot": "inconclusive",
-        "e2e": "met",
-        "first_answer": "met",
-    }
+    met = dict.fromkeys(("ttft", "e2e", "first_answer"), "met")
+    assert found == met | {"itl": "inconclusive", "tpot": "inconclusive"}
     text = next(w["text"] for w in summary["warnings"] if w["code"] == "diagnosis")
     assert "20 tokens for 32 chunks" in text
     assert summary["diagnosis"][0]["name"] == "stream"
@@ -196,13 +181,9 @@ def whole_body(handler: BaseHTTPRequestHandler, number: int) -> None:
 
 def one_event(handler: BaseHTTPRequestHandler, number: int) -> None:
     time.sleep(0.02)
-    stream(
-        handler,
-        json.dumps(
-            {"choices": [{"delta": {"content": "x " * 8}, "finish_reason": "length"}]}
-        ).encode(),
-        b'{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":8}}',
-    )
+    choice = {"delta": {"content": "x " * 8}, "finish_reason": "length"}
+    usage = b'{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":8}}'
+    stream(handler, json.dumps({"choices": [choice]}).encode(), usage)
 
 
 @pytest.mark.parametrize("answer", [whole_body, one_event])
@@ -213,24 +194,9 @@ def test_a_server_that_does_not_stream_is_said_before_the_load_and_in_every_answ
     capsys: Any,
 ) -> None:
     with Server(answer) as server:
-        assert ampacity(
-            "run",
-            server.url,
-            "--rates",
-            "20",
-            "--duration",
-            "3s",
-            "--input-tokens",
-            "4",
-            "--output-tokens",
-            "8",
-            "--slo",
-            "ttft_p50=1s",
-            "--slo",
-            "e2e_p50=1s",
-            "--out",
-            tmp_path / "run",
-        ) in (0, 3)
+        load = args_of("--rates 20 --duration 3s --input-tokens 4 --output-tokens 8")
+        load += args_of("--slo ttft_p50=1s --slo e2e_p50=1s")
+        assert ampacity("run", server.url, *load, "--out", tmp_path / "run") in (0, 3)
     told = capsys.readouterr()
     assert "stream: not streamed: 8 tokens in one piece" in told.err
     run = load_run(tmp_path / "run")
@@ -273,27 +239,11 @@ def test_an_slo_on_the_first_answer_is_judged_behind_the_thinking_or_not_at_all(
 ) -> None:
     """The 11th token is the first of the answer: 50 ms after the first one. Where the thinking never ends there is none."""
     with Server(thinking(ends_at)) as server:
-        assert ampacity(
-            "run",
-            server.url,
-            "--rates",
-            "20",
-            "--duration",
-            "3s",
-            "--input-tokens",
-            "4",
-            "--output-tokens",
-            "16",
-            "--slo",
-            "first_answer_p50=40ms",
-            "--out",
-            tmp_path / "run",
-        ) in (0, 3)
+        lengths = args_of("--input-tokens 4 --output-tokens 16")
+        load = [*lengths, *args_of("--rates 20 --duration 3s --slo first_answer_p50=40ms")]
+        assert ampacity("run", server.url, *load, "--out", tmp_path / "run") in (0, 3)
         capsys.readouterr()
-        assert (
-            ampacity("doctor", server.url, "--input-tokens", "4", "--output-tokens", "16", "--json")
-            == 0
-        )
+        assert ampacity("doctor", server.url, *lengths, "--json") == 0
     checks = json.loads(capsys.readouterr().out)["checks"]
     line = next(c for c in checks if c["name"] == "reasoning")
     assert "ends with </think>" in line["found"]

@@ -25,6 +25,7 @@ from ampacity.simulator.server.launch import start_in_process
 from ampacity.simulator.server.protocol import CHAT_OVERHEAD_TOKENS
 from ampacity.workloads.prompts.synthetic import PromptMaker, built_in_words
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
+from tests.support.args import args_of
 from tests.support.fault_server import FaultServer
 from tests.support.odd_tokenizer import TEMPLATE_TOKENS, OddTokenizer, tokens_of
 from tests.support.stage_driving import on_loop
@@ -52,9 +53,7 @@ def counted(
         try:
             first = await ask(client, "chat", maker.numbered(shape, 32, 4))
             if short is not None:
-                first = RequestRecord(
-                    request_id=-1, stage=-1, scheduled_ns=0, status="ok", input_tokens=short
-                )
+                first = RequestRecord(-1, -1, 0, "ok", input_tokens=short)
             async with Pages() as pages:
                 how = Counting(
                     pages, client, endpoint, shape, context, vocabulary, tokenizer, maker.saying
@@ -71,18 +70,8 @@ def played(
     url: str, out: Path, *options: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[str, Any]]:
     """(tokens planned, tokens counted, run.json) of a run."""
-    command = [
-        *COMMAND,
-        "run",
-        url,
-        "--output-tokens",
-        "2",
-        "--seed",
-        "3",
-        *options,
-        "--out",
-        str(out),
-    ]
+    command = [*COMMAND, "run", url, *args_of("--output-tokens 2 --seed 3"), *options]
+    command += ["--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     table = pq.read_table(out / "requests.parquet")
@@ -137,16 +126,8 @@ def test_usage_alone_gives_the_template_and_the_mean_word(
     with OddTokenizer(tokenize=None, context=context, listed=listed) as server:
         total = []
         for k in (1, 2):
-            planned, realised, meta = played(
-                server.url,
-                tmp_path / str(k),
-                "--rates",
-                "200",
-                "--duration",
-                "3s",
-                "--input-tokens",
-                "200",
-            )
+            load = args_of("--rates 200 --duration 3s --input-tokens 200")
+            planned, realised, meta = played(server.url, tmp_path / str(k), *load)
             found = meta["workload"]["tokenizer"]
             assert found["tokens_per_word"] == pytest.approx(true_mean(), rel=1e-9)
             assert (found["overhead_tokens"], found["method"]) == (17.0, "usage")
@@ -211,13 +192,8 @@ def test_a_server_without_tokenize_is_named() -> None:
     ("short", "long", "per_word", "overhead", "measured"),
     [
         (43, 267, 1.0, 11, True),  # 11 + 1 x 32 and 11 + 1 x 256
-        (
-            53,
-            389,
-            1.5,
-            5,
-            True,
-        ),  # 5 + 1.5 x 32 and 5 + 1.5 x 256; what follows is counted 389 too, and left out
+        # 5 + 1.5 x 32 and 5 + 1.5 x 256; what follows is counted 389 too, and left out
+        (53, 389, 1.5, 5, True),
         (32, 256, 1.0, 0, True),
         (30, 254, 1.0, 0, True),  # less than nothing in front of the prompt: none
         (43, 43, 1.0, 0, False),  # the long prompt counts no more than the short one
@@ -234,11 +210,8 @@ def test_prompts_are_measured_by_two_lengths(
     page = '{"choices": [{"message": {"content": "hello"}, "finish_reason": "stop"}]' + usage + "}"
     with FaultServer(refuses={"model": ("200 OK", page)}) as server:
         found, record = counted(server.url, short=short)
-    assert (found.tokens_per_word, found.overhead_tokens, found.measured) == (
-        pytest.approx(per_word),
-        overhead,
-        measured,
-    )
+    assert found.tokens_per_word == pytest.approx(per_word)
+    assert (found.overhead_tokens, found.measured) == (overhead, measured)
     assert record.input_tokens == (short if long is None else long)
 
 
@@ -254,19 +227,11 @@ def test_the_carried_vocabulary_needs_no_network(tmp_path: Path) -> None:
     """An empty cache, and a proxy that nobody answers on: the file comes out of the extra ``offline``."""
     program = "from ampacity.workloads.prompts.tokenizers import load_tokenizer; t = load_tokenizer('cl100k_base'); print(t.count('hello world'))"
     dead = "http://127.0.0.1:9"
-    environment = {
-        **os.environ,
-        "TIKTOKEN_CACHE_DIR": str(tmp_path / "new"),
-        "HTTPS_PROXY": dead,
-        "https_proxy": dead,
-    }
+    environment = {**os.environ, "TIKTOKEN_CACHE_DIR": str(tmp_path / "new")}
+    environment |= {"HTTPS_PROXY": dead, "https_proxy": dead}
+    command = [sys.executable, "-c", program]
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=environment,
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment
     )
     assert done.stdout.strip() == "2", done.stderr
     assert [p.name for p in (tmp_path / "new").iterdir()] == [
