@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs
 
 from ampacity.analysis.burst.summarise import summarise_burst
 from ampacity.analysis.capacity.families import class_curves, describe_family, split_lengths
 from ampacity.analysis.capacity.fleet import Traffic, carried_by, fleet_of
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
 from ampacity.analysis.capacity.knee import find_knee
+from ampacity.analysis.capacity.limit import find_capacity, met_by_all
 from ampacity.analysis.capacity.search import summarise_search
-from ampacity.analysis.capacity.usable import find_capacity, met_by_all
-from ampacity.analysis.contract.capacity import LittlesLawGap
+from ampacity.analysis.contract.capacity import Capacity, LittlesLawGap
 from ampacity.analysis.contract.part import Part, plain
 from ampacity.analysis.contract.stage import Server, ServerLaw
 from ampacity.analysis.contract.summary import Audit, Summary, read_summary
@@ -52,6 +53,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
     meta = run.meta
     slos = [slo_from_dict(s) for s in meta.get("slos") or []]
     metas, records, stages = _judge_stages(run, slos, labels)
+    capacity = _capacity(meta, stages, slos)
     summary: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "verdict": "",
@@ -65,17 +67,17 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         "slos": [slo.as_dict() for slo in slos],
         **_counts(records.requests, metas),
         "stages": stages,
-        "knee": find_knee(stages),
-        "capacity": _capacity(meta, stages, slos),
+        "knee": plain(find_knee(stages)),
+        "capacity": plain(capacity),
         "interval_assumption": ASSUMPTION,
-        "goodput": peak_goodput(stages, slos),
-        "classes": [] if meta.get("burst") else class_curves(stages, slos),
+        "goodput": plain(peak_goodput(stages, slos)),
+        "classes": [] if meta.get("burst") else plain(class_curves(stages, slos)),
         "families": [],
         "offline": offline_throughput(stages, slos, meta.get("fleet_inputs") or {}),
         "audit": plain(_audit(metas, stages, imported=bool(meta.get("imported")))),
     }
     for stage in stages:
-        stage["slo_met_by_all"] = met_by_all(stage, summary["capacity"])
+        stage["slo_met_by_all"] = met_by_all(stage, capacity)
     for lengths, part in others.items():
         _, of_part, judged = _judge_stages(part, slos, labels)
         for stage in judged:
@@ -132,11 +134,12 @@ def _add_optional_parts(
     meta = run.meta
     if meta.get("burst") and metas:
         stage = _undisturbed(metas)
-        summary["burst"] = summarise_burst(meta["burst"], stage, records, slos, run.server)
+        burst = summarise_burst(meta["burst"], stage, records, slos, run.server)
+        summary["burst"] = plain(burst)
     if meta.get("next_command"):
         summary["next_command"] = str(meta["next_command"])
     if meta.get("search"):
-        summary["search"] = summarise_search(meta["search"], summary["stages"], slos)
+        summary["search"] = plain(summarise_search(meta["search"], summary["stages"], slos))
     if summary["diagnosis"] is None:
         summary["diagnosis_reason"] = "no probe's diagnosis is in run.json"
 
@@ -151,12 +154,10 @@ def _workload(described: Mapping[str, Any], came: dict[str, Any]) -> dict[str, A
     return {**described, "realised": came}
 
 
-def _capacity(
-    meta: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[Slo]
-) -> dict[str, Any]:
+def _capacity(meta: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[Slo]) -> Capacity:
     if meta.get("burst"):
         why = "a burst is no steady load, so it names no capacity: a search or a sweep does"
-        return find_capacity([], slos) | {"reason": why}
+        return structs.replace(find_capacity([], slos), reason=why)
     return find_capacity(stages, slos)
 
 

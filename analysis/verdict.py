@@ -8,8 +8,8 @@ from typing import Any
 
 from ampacity.analysis.capacity.fleet import instances_text
 from ampacity.analysis.capacity.levels import number_text
+from ampacity.analysis.capacity.limit import DOWN_IN_EACH
 from ampacity.analysis.capacity.search import shortfall
-from ampacity.analysis.capacity.usable import DOWN_IN_EACH
 from ampacity.analysis.load_names import load_name
 from ampacity.analysis.slo import slo_from_dict, verdict_word
 from ampacity.analysis.stage_warnings import longer

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ampacity.analysis.capacity.levels import open_levels
 from ampacity.analysis.capacity.next_load import (
     Finished,
     Goal,
@@ -154,7 +155,7 @@ class Search:
 
     async def _repeat(self, rig: Rig, goal: Goal) -> None:
         """Repeat both ends of the interval, in an order that the seed draws."""
-        found = estimate(rig.stages, goal.slos)
+        found = estimate(open_levels(rig.stages), goal.slos)
         if found is None or not self._plan.repeats:
             return
         loads = [load for load in found.capacity_rps_ci for _ in range(self._plan.repeats)]
@@ -167,7 +168,7 @@ class Search:
 
     async def _closed(self, rig: Rig, goal: Goal) -> None:
         """Run closed-loop stages around the C_max that the open loop found."""
-        found = estimate(rig.stages, goal.slos)
+        found = estimate(open_levels(rig.stages), goal.slos)
         if found is None or found.c_max is None:
             return
         if self._plan.ramp_s:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
-from ampacity.analysis.capacity.judged import is_over, judged_open
+from ampacity.analysis.capacity.goodput_peak import estimate_peak
+from ampacity.analysis.capacity.levels import level_of, open_levels
+from ampacity.analysis.capacity.limit import PUBLISHED, find_capacity
 from ampacity.analysis.capacity.next_load import (
     Finished,
     Goal,
-    Step,
     fewest_requests,
     is_decided,
     narrowing,
     near_requests,
     non_monotone,
 )
-from ampacity.analysis.capacity.pooled import estimate, peak_goodput_rps, unseen
-from ampacity.analysis.capacity.reach import out_of_reach
-from ampacity.analysis.capacity.usable import PUBLISHED, find_capacity
+from ampacity.analysis.capacity.pooled import estimate, unmeasured
+from ampacity.analysis.capacity.unmeetable import why_unmeetable
 from ampacity.analysis.slo import Slo
 from ampacity.durations import duration_text, rounded_up
 from ampacity.experiments.stages.rig import Enough, Rig
@@ -105,18 +106,16 @@ async def _curve(rig: Rig, start_rps: float | None, limit_s: float | None) -> No
         return
     clock = _Clock(rig, limit_s)
     rate_rps: float | None = start_rps or begin_rate(rig, _least(rig)[0])
-    while rate_rps is not None and clock.left_s >= (length_s := _grid_s(rig, rate_rps)):
+    while rate_rps is not None:
+        length_s = rig.stage_s(rate_rps)
+        length_s = min(max(length_s, FIRST_REQUESTS / rate_rps), 2 * length_s)
+        if clock.left_s < length_s:
+            break
         if await clock.stage(rate_rps, length_s) is None:
             return
         rate_rps = next_rate(_of_curve(rig))
     if settings.slos and await _near_the_limit(rig, clock):
         _recommend(rig, clock)
-
-
-def _grid_s(rig: Rig, rate_rps: float) -> float:
-    """Return the length of a stage of the grid, up to doubled if it has few requests."""
-    length_s = rig.stage_s(rate_rps)
-    return min(max(length_s, FIRST_REQUESTS / rate_rps), 2 * length_s)
 
 
 def _of_curve(rig: Rig) -> list[dict[str, Any]]:
@@ -130,15 +129,13 @@ async def _near_the_limit(rig: Rig, clock: _Clock) -> bool:
     """
     goal = Goal(tuple(rig.settings.slos), PRECISION)
     left = REFINE_TIMES  # in lengths of a stage
-    peak = peak_goodput_rps(_of_curve(rig), goal.slos)
+    peak = estimate_peak(open_levels(_of_curve(rig)), goal.slos)
     if peak is not None:  # between limit and saturation, where no other stage is
         peak_s = PEAK_TIMES * rig.stage_s(peak[2])
         if clock.left_s >= peak_s and await clock.stage(_round(peak[2]), peak_s) is None:
             return False
         left -= PEAK_TIMES
-    while len(rig.stages) < 2 * STAGES_MAX and isinstance(
-        step := narrowing(stages := _of_curve(rig), goal), Step
-    ):
+    while len(rig.stages) < 2 * STAGES_MAX and (step := narrowing(_of_curve(rig), goal)):
         length_s = rig.stage_s(step.load_rps)
         longest = PROLONGED
         if clock.limit_s is not None:
@@ -148,11 +145,8 @@ async def _near_the_limit(rig: Rig, clock: _Clock) -> bool:
             break
         times = min(max(step.requests / step.load_rps / length_s, 1.0), longest, left)
         times = left if left - times < 1 else times  # no stage is too short to judge
-        judged = await clock.stage(
-            _round(step.load_rps),
-            times * length_s,
-            lambda partial, before=stages: is_decided(before, partial, goal),  # type: ignore[misc]
-        )
+        enough = partial(is_decided, _of_curve(rig), goal=goal)
+        judged = await clock.stage(_round(step.load_rps), times * length_s, enough)
         if judged is None:
             return False
         left -= judged["window"]["end_s"] / length_s
@@ -178,22 +172,18 @@ def _lacking_s(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> float |
     None if one is known or if time would not help: no load meets the SLOs, they cannot be
     measured, or the client is the limit.
     """
-    judged = judged_open(stages)
-    if (
-        find_capacity(stages, slos)["capacity_rps"] is not None
-        or not judged
-        or unseen(judged, slos)
-    ):
+    levels = open_levels(stages)
+    known = find_capacity(stages, slos).capacity_rps is not None
+    if known or not levels or unmeasured(levels, slos):
         return None
-    lowest = float(judged[0]["offered_rps"])
-    too_low = is_over(judged[0]) and lowest <= stages[0]["offered_rps"] / GROWTH**DOWN_STEPS
-    if too_low or out_of_reach(judged) or isinstance(non_monotone(judged), Finished):
+    lowest, found = levels[0], estimate(levels, slos)
+    too_low = lowest.is_over and lowest.load <= stages[0]["offered_rps"] / GROWTH**DOWN_STEPS
+    if too_low or why_unmeetable(levels) or isinstance(non_monotone(levels), Finished):
         return None
-    found = estimate(judged, slos)
     if found is None:
         return 0.0
     times = (found.relative_error / PUBLISHED) ** 2 - 1
-    return max(times, 0.0) * near_requests(judged, found.capacity_rps) / found.capacity_rps
+    return max(times, 0.0) * near_requests(levels, found.capacity_rps) / found.capacity_rps
 
 
 def too_few(rig: Rig) -> str | None:
@@ -250,21 +240,24 @@ def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
         stages[-1]["client_limited"] and stages[-1]["stable"] is not False
     ):
         return None  # more load would only measure the client
-    level = {float(s["offered_rps"]): _judge(s) for s in stages}
-    rates = sorted(level)
-    over = [rate for rate in rates if level[rate] in ("over", "saturated")]
-    lowest = next(s for s in stages if s["offered_rps"] == rates[0])
-    if rates[0] in over or (lowest["slo_verdicts"] and is_over(lowest)):
+    verdicts = {float(s["offered_rps"]): _judge(s) for s in stages}
+    rates = sorted(verdicts)
+    over = [rate for rate in rates if verdicts[rate] in ("over", "saturated")]
+    lowest = next(level_of(s) for s in stages if s["offered_rps"] == rates[0])
+    if rates[0] in over or (lowest.verdicts and lowest.is_over):
         lowest_rps = stages[0]["offered_rps"] / GROWTH**DOWN_STEPS
-        worth_a_look = rates[0] > lowest_rps and not out_of_reach(stages)
-        served_rps = lowest["achieved_rps"] if level[rates[0]] == "saturated" else rates[0]
-        return _round(min(rates[0], served_rps or rates[0]) / GROWTH) if worth_a_look else None
-    if "saturated" not in level.values() and len(over) < 2:
+        if rates[0] <= lowest_rps or why_unmeetable([level_of(s) for s in stages]):
+            return None
+        served_rps = lowest.achieved_rps if verdicts[rates[0]] == "saturated" else rates[0]
+        return _round(min(rates[0], served_rps or rates[0]) / GROWTH)
+    if "saturated" not in verdicts.values() and len(over) < 2:
         return _round(rates[-1] * GROWTH)
-    if lowest["slo_verdicts"]:
+    if lowest.verdicts:
         return None  # the estimate covers what is between the two
-    within = [rate for rate in rates if rate < over[0]]
-    return _refine([within[-1], over[0]], _refined(stages))
+    low, high = max(rate for rate in rates if rate < over[0]), over[0]
+    if _refined(stages) >= REFINE_STAGES or high / low <= REFINE_UNTIL:
+        return None
+    return _round((low * high) ** 0.5)
 
 
 def _judge(stage: dict[str, Any]) -> Literal["within", "over", "saturated", "inconclusive"]:
@@ -279,13 +272,6 @@ def _refined(stages: Sequence[dict[str, Any]]) -> int:
     """Return how many stages lay between rates tried before them."""
     rates = [float(s["offered_rps"]) for s in stages if not s["client_limited"]]
     return sum(min(rates[:i]) < rates[i] < max(rates[:i]) for i in range(1, len(rates)))
-
-
-def _refine(bracket: list[float], refined: int) -> float | None:
-    low, high = bracket
-    if refined >= REFINE_STAGES or high / low <= REFINE_UNTIL:
-        return None
-    return _round((low * high) ** 0.5)
 
 
 def _round(rate_rps: float) -> float:

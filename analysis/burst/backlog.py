@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from scipy.special import stdtrit
 
 from ampacity.analysis.burst.timeline import (
@@ -17,14 +17,16 @@ from ampacity.analysis.burst.timeline import (
     elapsed_s,
     waiting_at,
 )
+from ampacity.analysis.contract.burst import Backlog, Phase
+from ampacity.analysis.contract.part import with_nulls
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.stage.steady import time_average_in_flight
 
 SERVED_ALL = 0.95  # of the burst's rate: served this fast, requests are delayed, not queued
 
 
-def find_backlog(t: Timeline, phases: Phases, base_rps: float) -> dict[str, Any]:
-    """Return the ``backlog`` object: requests without a first token, and how fast they were served.
+def find_backlog(t: Timeline, phases: Phases, base_rps: float) -> Backlog:
+    """Return the requests without a first token, and how fast they were served.
 
     A queue is more than the burst's rate explains at the base's wait (Little: rate x wait) all
     through the second half of the burst, and beyond chance at its end. Without one the server was
@@ -33,45 +35,41 @@ def find_backlog(t: Timeline, phases: Phases, base_rps: float) -> dict[str, Any]
     middle_s, left = (t.burst_s + t.over_s) / 2, np.sort(t.answered)
     waiting = waiting_at(t.at, left, np.linspace(middle_s, t.over_s, 21))
     base = time_average_in_flight(t.settled_s, t.burst_s, t.at, t.answered)
-    result: dict[str, Any] = {
-        "at_end_of_burst": max(0.0, float(waiting[-1]) - base),
-        "base_waiting": base or None,
-        "served_rps": None,
-        "drained": None,
-        "reason": None,
-        **dict.fromkeys(
-            ("unanswered", "drained_s", "at_end", "fall_rps", "drains", "further_s", "further_s_ci")
-        ),
-    }
+    result = with_nulls(Backlog, base_waiting=base or None)
     if t.end_s <= t.over_s:
-        return result | {"at_end_of_burst": None, "reason": UNSEEN}
+        return replace(result, reason=UNSEEN)
     leaves = left[(left > t.over_s) & (left < t.end_s)]
     emptied = leaves[waiting_at(t.at, left, leaves) <= base]
-    result["drained"] = bool(waiting[-1] <= base or len(emptied))
-    explained = base * max(1.0, phases[1]["offered_rps"] / (phases[0]["offered_rps"] or math.inf))
+    queue = max(0.0, float(waiting[-1]) - base)
+    drained = bool(waiting[-1] <= base or len(emptied))
+    result = replace(result, at_end_of_burst=queue, drained=drained)
+    burst_rps = phases[1].offered_rps or 0.0
+    explained = base * max(1.0, burst_rps / (phases[0].offered_rps or math.inf))
     if waiting[-1] <= explained + 3 * math.sqrt(max(1.0, explained)) or waiting.min() <= explained:
-        return result | {"reason": "no queue lasted through the second half of the burst"}
+        return replace(result, reason="no queue lasted through the second half of the burst")
     until_s = float(emptied[0]) if len(emptied) else t.end_s  # while there is a queue
     ended = (t.finish >= middle_s) & (t.finish < until_s)
     served_rps = int(np.count_nonzero(ended & t.ok)) / (until_s - middle_s)
-    if served_rps >= SERVED_ALL * phases[1]["offered_rps"]:
+    if served_rps >= SERVED_ALL * burst_rps:
         why = "requests waited, but were served as fast as they came: a delay, no queue"
-        return result | {"reason": why}
+        return replace(result, reason=why)
     lasted_s = elapsed_s(t.over_s, until_s)
     rest = max(0.0, float(waiting_at(t.at, left, np.array([until_s]))[0]) - base)
-    result |= {
-        "served_rps": served_rps,
-        "unanswered": int(np.count_nonzero(ended & ~t.ok)),
-        "at_end": rest,
-        "fall_rps": (result["at_end_of_burst"] - rest) / lasted_s,
-    }
-    if len(emptied):
-        return result | {"drained_s": lasted_s}
-    return result | _outlook(t, left, phases[2], base_rps, rest)
+    found = (
+        {"drained_s": lasted_s} if len(emptied) else _outlook(t, left, phases[2], base_rps, rest)
+    )
+    return replace(
+        result,
+        served_rps=served_rps,
+        unanswered=int(np.count_nonzero(ended & ~t.ok)),
+        at_end=rest,
+        fall_rps=(queue - rest) / lasted_s,
+        **found,
+    )
 
 
 def _outlook(
-    t: Timeline, left: Floats, after: Mapping[str, Any], base_rps: float, rest: float
+    t: Timeline, left: Floats, after: Phase, base_rps: float, rest: float
 ) -> dict[str, Any]:
     """Return whether a queue that is still there at the end would drain."""
     parts = np.linspace(t.over_s, t.end_s, PARTS + 1)
@@ -83,7 +81,7 @@ def _outlook(
 
 
 def further(
-    leave: Floats, after: Mapping[str, Any], base_rps: float, rest: float, *, fell: bool
+    leave: Floats, after: Phase, base_rps: float, rest: float, *, fell: bool
 ) -> dict[str, Any]:
     """Return whether and when ``rest`` requests drain at the base load.
 
@@ -93,9 +91,9 @@ def further(
     chance does not explain the difference. ``drains`` is null where chance decides, or what was
     seen contradicts it.
     """
-    length_s, n = after["end_s"] - after["start_s"], len(leave)
-    if abs(after["requests"] - base_rps * length_s) > 3 * math.sqrt(base_rps * length_s):
-        base_rps = after["offered_rps"]
+    length_s, n = after.end_s - after.start_s, len(leave)
+    if abs(after.requests - base_rps * length_s) > 3 * math.sqrt(base_rps * length_s):
+        base_rps = after.offered_rps or 0.0
     rate, variance = float(leave.mean()) - base_rps, float(leave.var(ddof=1))
     half = float(stdtrit(n - 1, 0.975)) * math.sqrt(variance / n)
     if rate <= half or not fell:
@@ -106,5 +104,5 @@ def further(
     return {
         "drains": True,
         "further_s": further_s,
-        "further_s_ci": [rest / (rate + half), latest_s],
+        "further_s_ci": (rest / (rate + half), latest_s),
     }

@@ -1,12 +1,10 @@
-"""When a burst is got over: the queue is gone, and TTFT is what the base load showed."""
+"""When the endpoint has recovered from a burst: no queue, and TTFT is that of the base load."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
@@ -14,13 +12,15 @@ from scipy.special import stdtr, stdtrit
 from ampacity.analysis.burst.timeline import (
     PARTS,
     UNSEEN,
-    Backlog,
     Phases,
     Timeline,
     elapsed_s,
     fallen_s,
     waiting_at,
 )
+from ampacity.analysis.contract.burst import Backlog, BaseLevel, Harm, MaxRecovery
+from ampacity.analysis.contract.part import Interval
+from ampacity.analysis.contract.stage import Verdict
 from ampacity.analysis.metrics.requests import Bools, Floats
 from ampacity.analysis.slo import ERROR_RATE
 from ampacity.analysis.stage.steady import time_average_in_flight
@@ -63,10 +63,6 @@ class _Base:
         median = float(np.median(self.ttft))
         return median if math.isfinite(median) else None
 
-    def as_dict(self) -> dict[str, float]:
-        level = {"waiting": self.waiting.mean, "in_flight": self.mean_in_flight}
-        return level if self.median_s is None else level | {"ttft_s": self.median_s}
-
     def too_short(self) -> str | None:
         """Return why the phase does not show what to come back to."""
         answer_s = self.mean_in_flight * self.length_s / self.requests  # Little
@@ -80,56 +76,63 @@ class _Base:
         )
 
 
-def find_recovery(t: Timeline, backlog: Backlog, phases: Phases) -> dict[str, Any]:
-    """Return the seconds from the end of the burst until its excess is gone, or why not known.
+@dataclass(frozen=True)
+class Recovery:
+    """Seconds from the end of the burst until its excess is gone, or why they are not known."""
+
+    base_level: BaseLevel
+    recovery_s: float | None
+    ci_s: Interval
+    reason: str | None
+
+
+def find_recovery(t: Timeline, backlog: Backlog, phases: Phases) -> Recovery:
+    """Return when the burst is over.
 
     It is over when no more requests wait for a first token, and no more are in flight, than the
     lower end of the 95 % interval of the settled base's time average (Student's t over ``PARTS``
     parts) or one standard deviation below it, and TTFT of those due from then on is the base's.
-    From such a moment on the endpoint is in a state that the base load alone has as well.
-    ``recovery_ci_s`` begins where fewer are in flight than the base has but for chance (upper end +
+    From such a moment on the endpoint is in a state that the base load alone has as well. The
+    interval begins where fewer are in flight than the base has but for chance (upper end +
     2 sqrt(mean)).
     """
-    result: dict[str, Any] = {"base_level": {}, "recovery_s": None, "recovery_ci_s": [None, None]}
     base_due = (t.at >= t.settled_s) & (t.at < t.burst_s)
     n = int(np.count_nonzero(base_due))
     mean = time_average_in_flight(t.settled_s, t.burst_s, t.at, t.finish)
     if n < BASE_REQUESTS_MIN or not mean:
-        return result | {
-            "recovery_reason": f"the settled base phase has {n} requests: {BASE_REQUESTS_MIN} are "
-            "needed to know what to come back to"
-        }
-    levels = [_level(t.settled_s, t.burst_s, t.at, left) for left in (t.answered, t.finish)]
-    known_ttft = t.ttft[base_due & ~np.isnan(t.ttft)]
-    base = _Base(t.burst_s - t.settled_s, n, levels[0], levels[1], mean, known_ttft)
-    result["base_level"] = base.as_dict()
-    if reason := UNSEEN if t.end_s <= t.over_s else base.too_short():
-        return result | {"recovery_reason": reason}
-    upper = mean + base.in_flight.half + 2 * math.sqrt(mean)
+        reason = (
+            f"the settled base phase has {n} requests: {BASE_REQUESTS_MIN} are needed to know what "
+            "to come back to"
+        )
+        return Recovery(BaseLevel(), None, (None, None), reason)
+    waiting, in_flight = (
+        _level(t.settled_s, t.burst_s, t.at, left) for left in (t.answered, t.finish)
+    )
+    ttft = t.ttft[base_due & ~np.isnan(t.ttft)]
+    base = _Base(t.burst_s - t.settled_s, n, waiting, in_flight, mean, ttft)
+    level = BaseLevel(waiting=waiting.mean, in_flight=mean, ttft_s=base.median_s)
+    if unknown := UNSEEN if t.end_s <= t.over_s else base.too_short():
+        return Recovery(level, None, (None, None), unknown)
+    upper = mean + in_flight.half + 2 * math.sqrt(mean)
     earliest_s = fallen_s(t.at, t.finish, upper, t.over_s, t.end_s)
     low_s = elapsed_s(t.over_s, t.end_s) if earliest_s is None else earliest_s
-    result["recovery_ci_s"] = [low_s, None]
-    if reason := _base_load_too_high(t, backlog, phases):
-        return result | {"recovery_reason": reason}
-    back_s, reason = _emptied_s(t, base)
-    if back_s is None or (reason := _slower_since(t, base, back_s)):
-        return result | {"recovery_reason": reason}
-    ends_s = [min(back_s, low_s), back_s]
-    return result | {"recovery_s": back_s, "recovery_ci_s": ends_s, "recovery_reason": None}
+    if too_high := _base_load_too_high(t, backlog, phases):
+        return Recovery(level, None, (low_s, None), too_high)
+    back_s, why = _emptied_s(t, base)
+    if back_s is None or (why := _slower_since(t, base, back_s)):
+        return Recovery(level, None, (low_s, None), why)
+    return Recovery(level, back_s, (min(back_s, low_s), back_s), None)
 
 
 def _base_load_too_high(t: Timeline, backlog: Backlog, phases: Phases) -> str | None:
     """Return why the base load's own queues hide that of the burst."""
-    base_rps, most_rps = (
-        phases[0]["offered_rps"],
-        backlog["served_rps"] or phases[1]["achieved_rps"],
-    )
+    base_rps, most_rps = phases[0].offered_rps or 0.0, backlog.served_rps or phases[1].achieved_rps
     if not most_rps:
         return "nothing of the burst was answered: what is served is not known"
     chance = 1 + 2 / math.sqrt(max(1.0, most_rps * (t.over_s - t.burst_s)))
     if base_rps <= BASE_SHARE_MAX * most_rps * chance:
         return None
-    served = "is served" if backlog["served_rps"] else "was seen to be served"
+    served = "is served" if backlog.served_rps else "was seen to be served"
     return (
         f"the base load is {base_rps / most_rps:.0%} of the {most_rps:.3g} req/s that {served}: "
         f"above {BASE_SHARE_MAX:.0%} it has queues of its own, and when the burst's is gone cannot "
@@ -223,34 +226,31 @@ def slower_p(base: Bools, since: Bools) -> float:
         parts = np.array([part.mean() for part in np.array_split(slow, PARTS)])
         variance += max(float(parts.var(ddof=1)) / PARTS, float(share * (1 - share)) / len(slow))
     gap = float(since.mean() - base.mean())
-    return (
-        1.0
-        if gap <= 0
-        else float(stdtr(2 * PARTS - 2, -gap / math.sqrt(variance)) if variance else 0.0)
-    )
+    if gap <= 0:
+        return 1.0
+    return float(stdtr(2 * PARTS - 2, -gap / math.sqrt(variance))) if variance else 0.0
 
 
-def judge_recovery(limit_s: float | None, burst: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Judge the recovery against ``limit_s``: met, violated or inconclusive.
+def judge_recovery(
+    limit_s: float | None, ci_s: Interval | None, reason: str | None, after: Harm | None = None
+) -> MaxRecovery | None:
+    """Judge the interval of a recovery against ``limit_s``: met, violated or inconclusive.
 
-    None without a limit.
+    None without a limit. ``after``: the harm after it, since an endpoint that fails later on has
+    not recovered; ``reason``: why the recovery is not known.
     """
     if limit_s is None:
         return None
-    low_s, high_s = burst["recovery_ci_s"]
-    harmed = (burst.get("harm") or {}).get("after")
-    if harmed and (
-        low_s is None or low_s <= limit_s
-    ):  # an endpoint that fails later on is not got over it
-        failed = harmed["slo"].startswith(ERROR_RATE)
-        verdict = "violated" if failed else "inconclusive"
-        reason = f"of those due later {harmed['reason']}"
+    low_s, high_s = ci_s or (None, None)
+    verdict: Verdict = "inconclusive"
+    why = reason
+    if after and (low_s is None or low_s <= limit_s):
+        verdict = "violated" if after.slo.startswith(ERROR_RATE) else "inconclusive"
+        why = f"of those due later {after.reason}"
     elif high_s is not None and high_s <= limit_s:
-        verdict, reason = "met", f"got over {high_s:.3g} s after the burst"
+        verdict, why = "met", f"got over {high_s:.3g} s after the burst"
     elif low_s is not None and low_s > limit_s:
-        verdict, reason = "violated", f"not got over for {low_s:.3g} s after the burst at least"
+        verdict, why = "violated", f"not got over for {low_s:.3g} s after the burst at least"
     elif high_s is not None:
-        verdict, reason = "inconclusive", f"got over {low_s:.3g} to {high_s:.3g} s after the burst"
-    else:
-        verdict, reason = "inconclusive", burst["recovery_reason"]
-    return {"limit_s": limit_s, "verdict": verdict, "reason": reason}
+        why = f"got over {low_s:.3g} to {high_s:.3g} s after the burst"
+    return MaxRecovery(limit_s=limit_s, verdict=verdict, reason=why)

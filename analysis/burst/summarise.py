@@ -14,6 +14,13 @@ from ampacity.analysis.burst.advice import breaker, find_harm, headroom
 from ampacity.analysis.burst.backlog import find_backlog
 from ampacity.analysis.burst.recovery import find_recovery, judge_recovery
 from ampacity.analysis.burst.timeline import Phases, Timeline
+from ampacity.analysis.contract.burst import (
+    Burst,
+    BurstSeries,
+    HarmByPhase,
+    Phase,
+    PhaseLatency,
+)
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.requests import Bools, Floats, Ints, read_chunks, ttft_s
@@ -34,7 +41,7 @@ def summarise_burst(
     records: RunRecords,
     slos: Sequence[Slo],
     server: pa.Table | None,
-) -> dict[str, Any]:
+) -> Burst:
     """Return the ``burst`` object from run.json's ``burst`` and its one stage.
 
     Times in s after the start of the stage.
@@ -42,26 +49,35 @@ def summarise_burst(
     cohort, t = _read(plan, meta, records)
     met = _meeting(cohort, slos)
     phases = _phases(t, cohort, met)
-    planned_s = _planned_s(plan)
-    edges = _edges(t, float(plan["base_rps"]))
-    result: dict[str, Any] = {
-        **{k: plan.get(k) for k in ("base_rps", "factor", "shape")},
-        "phases": phases,
-        "resolution_s": float(edges[1] - edges[0]),
-        "known_until_s": t.end_s if t.end_s < planned_s else None,
-        "backlog": find_backlog(t, phases, float(plan["base_rps"])),
-    }
-    result |= find_recovery(t, result["backlog"], phases)
-    known_s = result["recovery_s"]
-    over_s = math.inf if known_s is None else t.over_s + known_s
-    result |= _peaks(t, over_s) | _losses(t, cohort, met, phases)
-    result["harm"] = harm = _harm(t, cohort, slos, over_s)
-    result["max_recovery"] = judge_recovery(plan.get("max_recovery_s"), result)
-    over = over_s < math.inf and not harm["after"]
-    result["headroom"] = headroom(plan, slos, phases, result["backlog"], harm, over=over)
-    result["breaker"] = breaker(slos, phases, result["backlog"], harm["burst"])
-    result["series"] = _series(t, edges, server, meta)
-    return result
+    base_rps = float(plan["base_rps"])
+    edges = _edges(t, base_rps)
+    backlog = find_backlog(t, phases, base_rps)
+    recovery = find_recovery(t, backlog, phases)
+    over_s = math.inf if recovery.recovery_s is None else t.over_s + recovery.recovery_s
+    harm = _harm(t, cohort, slos, over_s)
+    over = over_s < math.inf and not harm.after
+    return Burst(
+        base_rps=plan["base_rps"],
+        factor=plan.get("factor"),
+        shape=plan.get("shape"),
+        resolution_s=float(edges[1] - edges[0]),
+        phases=phases,
+        base_level=recovery.base_level,
+        recovery_s=recovery.recovery_s,
+        recovery_ci_s=recovery.ci_s,
+        recovery_reason=recovery.reason,
+        max_recovery=judge_recovery(
+            plan.get("max_recovery_s"), recovery.ci_s, recovery.reason, harm.after
+        ),
+        known_until_s=t.end_s if t.end_s < _planned_s(plan) else None,
+        harm=harm,
+        backlog=backlog,
+        headroom=headroom(slos, phases, backlog, harm, over=over),
+        breaker=breaker(slos, phases, backlog, harm.burst),
+        series=_series(t, edges, server, meta),
+        **_peaks(t, over_s),
+        **_losses(t, cohort, met, phases),
+    )
 
 
 def _planned_s(plan: Mapping[str, Any]) -> float:
@@ -102,9 +118,9 @@ def _meeting(cohort: Cohort, slos: Sequence[Slo]) -> Bools | None:
 
 def _losses(t: Timeline, cohort: Cohort, met: Bools | None, phases: Phases) -> dict[str, Any]:
     """Return the requests due from the burst on that missed an SLO, failed, or were cut off."""
-    rows, after, base_share = cohort.requests, t.at >= t.burst_s, phases[0]["slo_attainment"]
+    rows, after, base_share = cohort.requests, t.at >= t.burst_s, phases[0].slo_attainment
     miss_share = 0.0 if base_share is None else 1 - base_share
-    missed = None if met is None else phases[1]["slo_misses"] + phases[2]["slo_misses"]
+    missed = None if met is None else sum(phase.slo_misses or 0 for phase in phases[1:])
     return {
         "slo_misses": missed,
         "slo_misses_of_base": miss_share * int(np.count_nonzero(after & ~rows.left_out)),
@@ -113,34 +129,37 @@ def _losses(t: Timeline, cohort: Cohort, met: Bools | None, phases: Phases) -> d
     }
 
 
-def _harm(t: Timeline, cohort: Cohort, slos: Sequence[Slo], over_s: float) -> dict[str, Any]:
-    """Return the harm done in the base phase, in the burst, and after it was got over."""
+def _harm(t: Timeline, cohort: Cohort, slos: Sequence[Slo], over_s: float) -> HarmByPhase:
+    """Return the harm done in the base phase, in the burst, and after the recovery."""
     base = cohort.part(t.at < t.burst_s)
     # as long as the burst, or half of the base: a long recovery phase must not dilute an outage
     soon = (t.at >= over_s) & (t.at < over_s + max(t.over_s - t.burst_s, t.burst_s / 2))
-    return {
-        "base": find_harm(base, cohort.part(t.at < 0), slos),
-        "burst": find_harm(cohort.part((t.at >= t.burst_s) & (t.at < t.over_s)), base, slos),
-        "after": find_harm(cohort.part(soon), base, slos)
+    return HarmByPhase(
+        base=find_harm(base, cohort.part(t.at < 0), slos),
+        burst=find_harm(cohort.part((t.at >= t.burst_s) & (t.at < t.over_s)), base, slos),
+        after=find_harm(cohort.part(soon), base, slos)
         or find_harm(cohort.part(t.at >= over_s), base, slos),
-    }
+    )
 
 
 def _series(
     t: Timeline, edges: Floats, server: pa.Table | None, meta: Mapping[str, Any]
-) -> dict[str, Floats]:
+) -> BurstSeries:
     """Return the curves over time, one value per bin."""
-    found = {
-        "start_s": edges[:-1],
-        "end_s": edges[1:],
-        "ttft_s": _by_bin(edges, t.at, t.ttft, np.median),
-        "in_flight": np.array(
-            [time_average_in_flight(a, b, t.at, t.finish) for a, b in pairwise(edges)]
-        ),
-        "server_queue": _gauges(edges, server, meta),
-        "offered_rps": np.histogram(t.at, edges)[0] / np.diff(edges),
-    }
-    return {name: values for name, values in found.items() if values is not None}
+    in_flight = [time_average_in_flight(a, b, t.at, t.finish) for a, b in pairwise(edges)]
+    queue = _gauges(edges, server, meta)
+    return BurstSeries(
+        start_s=edges[:-1].tolist(),
+        end_s=edges[1:].tolist(),
+        ttft_s=_finite(_by_bin(edges, t.at, t.ttft, np.median)),
+        in_flight=_finite(in_flight),
+        server_queue=None if queue is None else _finite(queue),
+        offered_rps=_finite(np.histogram(t.at, edges)[0] / np.diff(edges)),
+    )
+
+
+def _finite(values: Floats | list[float]) -> list[float | None]:
+    return [float(value) if math.isfinite(value) else None for value in values]
 
 
 def _known_until_s(
@@ -153,11 +172,8 @@ def _known_until_s(
     """
     if meta.get("drained_ns"):
         stopped_s = (meta["end_ns"] - meta["start_ns"]) * _NS
-        return (
-            min(planned_s, round(min(stopped_s, last_s), 3))
-            if meta.get("ended_early")
-            else planned_s
-        )
+        stopped_s = round(min(stopped_s, last_s), 3)
+        return min(planned_s, stopped_s) if meta.get("ended_early") else planned_s
     gaps = np.flatnonzero(np.diff(ids) != 1)
     last_s = float(at[gaps[0] if len(gaps) else -1]) if len(at) else 0.0
     return min(planned_s, (math.floor(1e3 * last_s) + 1) / 1e3)
@@ -171,7 +187,7 @@ def _phases(t: Timeline, cohort: Cohort, met: Bools | None) -> Phases:
 
 def _phase(
     name: str, start_s: float, end_s: float, t: Timeline, cohort: Cohort, met: Bools | None
-) -> dict[str, Any]:
+) -> Phase:
     inside = (t.at >= start_s) & (t.at < end_s)
     part = cohort.part(inside)
     rows, length = part.requests, end_s - start_s or math.inf  # a phase that never came: rate 0
@@ -179,36 +195,36 @@ def _phase(
     errors = rows.status_counts()
     ok = errors.pop("ok")
     done = (t.finish >= start_s) & (t.finish < end_s) & t.ok
-    return {
-        "name": name,
-        "start_s": start_s,
-        "end_s": end_s,
-        "requests": len(rows),
-        "ok": ok,
-        "errors": {status: n for status, n in errors.items() if n},
-        "offered_rps": len(rows) / length,
-        "achieved_rps": int(np.count_nonzero(done)) / length,
-        "concurrency": time_average_in_flight(start_s, end_s, t.at, t.finish),
-        "ttft_s": _quantiles(part.ttft(from_schedule=True)),
-        "e2e_s": _quantiles(part.e2e(from_schedule=True)),
-        "slo_misses": None if held is None else int(np.count_nonzero(~held)),
-        "slo_attainment": None if held is None or not len(held) else float(np.mean(held)),
-    }
+    return Phase(
+        name=name,
+        start_s=start_s,
+        end_s=end_s,
+        requests=len(rows),
+        ok=ok,
+        errors={status: n for status, n in errors.items() if n},
+        offered_rps=len(rows) / length,
+        achieved_rps=int(np.count_nonzero(done)) / length,
+        concurrency=time_average_in_flight(start_s, end_s, t.at, t.finish),
+        ttft_s=_quantiles(part.ttft(from_schedule=True)),
+        e2e_s=_quantiles(part.e2e(from_schedule=True)),
+        slo_misses=None if held is None else int(np.count_nonzero(~held)),
+        slo_attainment=None if held is None or not len(held) else float(np.mean(held)),
+    )
 
 
-def _quantiles(o: Observations) -> dict[str, Any]:
+def _quantiles(o: Observations) -> PhaseLatency:
     """Return p50, p95 and the maximum, null where failed or unfinished requests reach into them.
 
     No interval: no steady state.
     """
-    levels = {
-        name: q
-        for name, q in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))
-        if q == 1 or o.n >= smallest_n(q)
-    }
-    bounds = {name: o.quantile_bounds(q) for name, q in levels.items()}
-    known = {k: low if low == high < math.inf else None for k, (low, high) in bounds.items()}
-    return {"n": o.n, "p50": None, "p95": None} | known
+
+    def known(q: float) -> float | None:
+        if q < 1 and o.n < smallest_n(q):
+            return None
+        low, high = o.quantile_bounds(q)
+        return low if low == high < math.inf else None
+
+    return PhaseLatency(n=o.n, p50=known(0.5), p95=known(0.95), max=known(1.0))
 
 
 def _edges(t: Timeline, base_rps: float) -> Floats:
@@ -235,10 +251,9 @@ def _gauges(edges: Floats, server: pa.Table | None, meta: Mapping[str, Any]) -> 
     """
     if server is None or "running" not in server.column_names:
         return None
-    waiting = (
-        server["waiting"].fill_null(0.0).to_numpy() if "waiting" in server.column_names else 0.0
-    )
-    level = server["running"].to_numpy(zero_copy_only=False) + waiting
+    level = server["running"].to_numpy(zero_copy_only=False)
+    if "waiting" in server.column_names:
+        level = level + server["waiting"].fill_null(0.0).to_numpy()
     at = (server["at_ns"].to_numpy() - int(meta["start_ns"])) * _NS
     return None if np.isnan(level).all() else _by_bin(edges, at, level, np.mean)
 
@@ -258,13 +273,15 @@ def _peaks(t: Timeline, back_s: float) -> dict[str, Any]:
         later = None
     moments = np.concatenate([t.at, t.finish])
     order = np.argsort(moments, kind="stable")
+    moments = moments[order]
     level = np.cumsum(np.repeat([1.0, -1.0], len(t.at))[order])
-    level = np.where((moments[order] >= t.burst_s) & (moments[order] < back_s), level, 0)
+    level = np.where((moments >= t.burst_s) & (moments < back_s), level, 0)
+    top = int(level.argmax()) if len(level) else None
     return {
         "peak_ttft_s": None if peak is None else float(t.ttft[peak]),
         "peak_ttft_at_s": None if peak is None else float(t.at[peak]),
         "later_ttft_s": None if later is None else float(t.ttft[later]),
         "later_ttft_at_s": None if later is None else float(t.at[later]),
-        "peak_in_flight": int(level.max()) if len(level) else 0,
-        "peak_in_flight_at_s": float(moments[order][int(level.argmax())]) if len(level) else None,
+        "peak_in_flight": 0 if top is None else int(level[top]),
+        "peak_in_flight_at_s": None if top is None else float(moments[top]),
     }

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from ampacity.analysis.contract.burst import Phase
 from ampacity.analysis.metrics.requests import Bools, Floats, Ints
 
 SETTLE_SHARE = 0.2  # of the base phase: an endpoint that starts idle fills up first
@@ -35,8 +34,7 @@ class Timeline:
         return SETTLE_SHARE * self.burst_s
 
 
-Phases = list[dict[str, Any]]
-Backlog = Mapping[str, Any]
+Phases = list[Phase]  # base, burst, recovery
 
 
 def waiting_at(at: Floats, left: Floats, moments: Floats) -> Ints:

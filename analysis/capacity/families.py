@@ -1,7 +1,6 @@
-"""Further curves of one run: of each class of its workload, and of each length combination that was
-swept.
+"""Further curves of one run: of each class of its workload, and of each length combination.
 
-What is found of a run rests on the stages of the workload itself. Stages with a ``lengths`` in
+The findings of a run rest on the stages of the workload itself. Stages with a ``lengths`` in
 run.json, in which every request had the lengths of one quantile of its class, are a curve of their
 own and touch nothing else.
 """
@@ -13,35 +12,22 @@ from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampacity.analysis.capacity.knee import find_knee
-from ampacity.analysis.capacity.usable import MEASURED_RATIO, find_capacity
+from ampacity.analysis.capacity.limit import MEASURED_RATIO, find_capacity
+from ampacity.analysis.contract.capacity import ClassCapacity, Limit
 from ampacity.analysis.metrics.lengths import describe
 from ampacity.analysis.metrics.requests import Requests
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.verdicts import slos_of
 from ampacity.loadgen.rundir.files import Run
 
-_CAPACITY = (
-    "capacity_rps",
-    "capacity_rps_ci",
-    "c_max",
-    "c_max_ci",
-    "binding_slo",
-    "binding_or",
-    "crossing",
-    "stage",
-    "users",
-    "reason",
-)
-
 
 def split_lengths(run: Run) -> tuple[Run, dict[str, Run]]:
-    """Return the run with the stages of the workload itself, and one run for each of its other
-    ``lengths``.
-    """
+    """Return the run with the stages of the workload itself, and a run for each ``lengths``."""
     metas: dict[str | None, list[dict[str, Any]]] = {None: []}
     for position, meta in enumerate(run.meta.get("stages") or []):
         lengths, index = meta.get("lengths"), meta.get("index")
@@ -67,11 +53,10 @@ def describe_family(
     first = requests.take(requests.attempt == 0)
 
     def tokens(rows: Requests) -> dict[str, Any]:
-        sides = {
-            "input_tokens": rows.input_tokens_planned,
-            "output_tokens": rows.output_tokens_planned,
+        return {
+            "input_tokens": describe(rows.input_tokens_planned)["p50"],
+            "output_tokens": describe(rows.output_tokens_planned)["p50"],
         }
-        return {side: describe(planned)["p50"] for side, planned in sides.items()}
 
     names = sorted(set(first.class_))
     return {
@@ -81,49 +66,47 @@ def describe_family(
             name: tokens(first.take(first.class_ == name)) for name in names if len(names) > 1
         },
         "stages": list(stages),
-        "capacity": find_capacity(stages, slos),
-        "knee": find_knee(stages),
+        "capacity": msgspec.to_builtins(find_capacity(stages, slos)),
+        "knee": msgspec.to_builtins(find_knee(stages)),
     }
 
 
-def class_curves(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> list[dict[str, Any]]:
+def class_curves(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> list[ClassCapacity]:
     """Return the highest load of all classes at which each class meets its SLOs."""
-    names = dict.fromkeys(name for stage in stages for name in stage["classes"])
     found = []
-    for name in names:
-        own = [{**s, **_judged(s["classes"][name])} for s in stages if name in s["classes"]]
-        capacity = find_capacity(own, slos_of(name, slos))
-        found.append(
-            {
-                "name": name,
-                "slos": [slo.text for slo in slos_of(name, slos)],
-                **{figure: capacity[figure] for figure in _CAPACITY},
-            }
-        )
+    for name in dict.fromkeys(name for stage in stages for name in stage["classes"]):
+        own, judged = slos_of(name, slos), ("slo_met", "slo_met_reason", "slo_verdicts")
+        of_class = [
+            s | {key: s["classes"][name][key] for key in judged}
+            for s in stages
+            if name in s["classes"]
+        ]
+        capacity = find_capacity(of_class, own)
+        figures = {field: getattr(capacity, field) for field in Limit.__struct_fields__}
+        found.append(ClassCapacity(**figures, name=name, slos=[slo.text for slo in own]))
     return found
 
 
 def class_below(summary: Mapping[str, Any]) -> str | None:
     """Warn of a class that violates its SLOs at the capacity of all requests together."""
-    usable, said = summary["capacity"]["capacity_rps"], []
-    for k in summary.get("classes") or [] if usable else ():
+    capacity, lower = summary["capacity"]["capacity_rps"], []
+    for k in summary.get("classes") or [] if capacity else ():
         name, rate, (low, high) = k["name"], k["capacity_rps"], k["capacity_rps_ci"] or (None, None)
-        own = str(k["binding_slo"] or f"{name}:").startswith(
-            f"{name}:"
-        )  # an SLO of the whole run, too
-        if rate is None and high and high <= usable:
-            said.append(f"class {name} is shown to keep its SLOs at no load that was tried")
-        elif rate and not own and MEASURED_RATIO * rate < usable:
+        # an SLO of the whole run binds each of its classes, too
+        own = str(k["binding_slo"] or f"{name}:").startswith(f"{name}:")
+        if rate is None and high and high <= capacity:
+            lower.append(f"class {name} is shown to keep its SLOs at no load that was tried")
+        elif rate and not own and MEASURED_RATIO * rate < capacity:
             between = f" (between {low:.3g} and {high:.3g})" if low and high else ""
-            said.append(
+            lower.append(
                 f"class {name} keeps {k['binding_slo']} only up to {rate:.3g} requests/s of "
                 f"all classes{between}"
             )
-    if not said:
+    if not lower:
         return None
     return (
-        f"Below the capacity of {usable:.3g} requests/s, at which an SLO without a class is kept "
-        f"by all requests together: {'; '.join(said)}. "
+        f"Below the capacity of {capacity:.3g} requests/s, at which an SLO without a class is kept "
+        f"by all requests together: {'; '.join(lower)}. "
         "Size by that rate, or give the class an SLO of its own (--slo CLASS:SLO)."
     )
 
@@ -133,33 +116,23 @@ def lengths_out_of_order(summary: Mapping[str, Any]) -> str | None:
 
     The workload's own requests count by their means, since their longest make the load.
     """
-    own = {side: summary["fleet"][f"{side}_mean"] for side in ("input_tokens", "output_tokens")}
+    sides = ("input_tokens", "output_tokens")
+    own = {side: summary["fleet"][f"{side}_mean"] for side in sides}
     curves = [("the workload's own lengths", own, summary["capacity"])]
     curves += [(f"{f['lengths']} lengths", f, f["capacity"]) for f in summary["families"]]
-    said = []
+    wrong = []
     for (short, a, least), (long, b, most) in permutations(curves, 2):
-        tokens = [(a[side] or 0, b[side] or 0) for side in own]
-        ends = [c["capacity_rps_ci"] or (None, None) for c in (least, most)]
-        high, low = ends[0][1], ends[1][0]
-        if (
-            all(x <= y for x, y in tokens)
-            and any(x < y for x, y in tokens)
-            and high
-            and low
-            and high < low
-        ):
-            said.append(
+        tokens = [(a[side] or 0, b[side] or 0) for side in sides]
+        shorter = all(x <= y for x, y in tokens) and any(x < y for x, y in tokens)
+        (_, high), (low, _) = (c["capacity_rps_ci"] or (None, None) for c in (least, most))
+        if shorter and high and low and high < low:
+            wrong.append(
                 f"{short} up to {high:.3g} requests/s at most, {long} up to {low:.3g} at least"
             )
-    if not said:
+    if not wrong:
         return None
     return (
         "Shorter requests keep the SLOs only up to a lower load than longer ones: "
-        f"{'; '.join(said)}. "
-        "Something else than their length differs (a cache that filled, other work on the "
-        "machine): run the sweep again."
+        f"{'; '.join(wrong)}. Something else than their length differs (a cache that filled, other "
+        "work on the machine): run the sweep again."
     )
-
-
-def _judged(figures: dict[str, Any]) -> dict[str, Any]:
-    return {key: figures[key] for key in ("slo_met", "slo_met_reason", "slo_verdicts")}

@@ -1,4 +1,4 @@
-"""From usable requests/s to instances, GPUs and cost; rounding is exact."""
+"""From the capacity of an instance to instances, GPUs and cost; rounding is exact."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from ampacity.analysis.capacity.levels import good_share_at
 
 AT_USABLE = "one instance at its capacity"  # what a cost is of; a plan's is of the whole fleet
-
-
+NO_ARRIVALS = (
+    "the profile holds no measured arrivals (measured: arrivals: mean_rps, rps_p99): make one with "
+    "'ampacity workload fit'"
+)
 DAMAGED = "measured: arrivals: busy_hour is not as 'ampacity workload fit' wrote it: fit anew"
+STEADY, BURSTY = 1.2, 1.5
+STEADY_CV = 0.3  # of the requests/s of whole minutes
+HISTORY_S = 7 * 86_400.0  # less does not show a week's own rhythm
+PROFILE_REQUESTS = 100  # fewer show neither a rate nor how it varies
+PEAK_WINDOWS_S = (10, 60)  # a second is shorter than a request: what one second brings is no load
 
 
 class FleetError(ValueError):
@@ -78,13 +88,6 @@ def queue_depth(rate_rps: float, budget_s: float) -> int:
     return math.floor(_exact(rate_rps) * _exact(budget_s))
 
 
-STEADY, BURSTY = 1.2, 1.5
-STEADY_CV = 0.3  # of the requests/s of whole minutes
-HISTORY_S = 7 * 86_400.0  # less does not show a week's own rhythm
-PROFILE_REQUESTS = 100  # fewer show neither a rate nor how it varies
-PEAK_WINDOWS_S = (10, 60)  # a second is shorter than a request: what one second brings is no load
-
-
 @dataclass(frozen=True)
 class Traffic:
     """What the fleet has to carry. Rates in requests/s; None: not known."""
@@ -102,82 +105,92 @@ class Traffic:
     crowded_rps: float | None = None
 
 
+_Positive = Annotated[float, Meta(gt=0, le=1e300)]
+
+
+class _BusyHour(msgspec.Struct):
+    rps: _Positive
+    rps_ci: tuple[float, float]
+    window_s: _Positive
+
+
+class _Arrivals(msgspec.Struct):
+    mean_rps: _Positive
+    rps_p99: _Positive
+    p99_rps: dict[str, float | None] = {}
+    dispersion: dict[str, float | None] = {}
+    span_s: float | None = None
+    busy_hour: _BusyHour | None = None
+
+
+class _Measured(msgspec.Struct):
+    arrivals: _Arrivals
+    requests: float | None = None
+
+
+class _Profile(msgspec.Struct):
+    measured: _Measured
+
+
 def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None) -> Traffic:
     """Return the peak, mean and variance from a profile of ``workload fit``. Raises FleetError.
 
     The peak is the rate of the busiest hour with its interval
-    (``ampacity.workloads.fit.busy_hour``); of a profile without one ``crowded_rps`` stands for it.
+    (``ampacity.workloads.fit.busy_hour``); of a profile without one ``crowded_rps`` replaces it.
     With index of dispersion I = variance / mean of the counts in windows of w seconds, the rate's
     own coefficient of variation is sqrt((I - 1) / (rate w)).
     """
-    measured = profile.get("measured") if isinstance(profile, Mapping) else None
-    held = (measured or {}).get("arrivals") if isinstance(measured or {}, Mapping) else None
-    if not isinstance(held, Mapping) or not all(
-        _positive(held.get(k)) for k in ("mean_rps", "rps_p99")
-    ):
+    try:
+        measured = msgspec.convert(profile, _Profile).measured
+    except msgspec.ValidationError as error:
+        raise FleetError(DAMAGED if "busy_hour" in str(error) else NO_ARRIVALS) from None
+    if 0 < (measured.requests or 0) < PROFILE_REQUESTS:
         raise FleetError(
-            "the profile holds no measured arrivals (measured: arrivals: mean_rps, rps_p99): "
-            "make one with 'ampacity workload fit'"
+            f"the profile rests on {measured.requests:g} requests, which show neither peak nor "
+            f"variance: fit at least {PROFILE_REQUESTS}, or give --peak-rps alone"
         )
-    counted = (measured or {}).get("requests")
-    requests = float(counted or math.inf) if _positive(counted) else math.inf
-    if requests < PROFILE_REQUESTS:
-        raise FleetError(
-            f"the profile rests on {requests:g} requests, which show neither peak nor variance: "
-            "fit at least "
-            f"{PROFILE_REQUESTS}, or give --peak-rps alone"
-        )
-    mean, dispersion, cv = float(held["mean_rps"]), held.get("dispersion") or {}, None
-    for name in ("1s", "10s", "60s"):
-        if isinstance(dispersion, Mapping) and _positive(dispersion.get(name)):
-            cv = math.sqrt(max(0.0, float(dispersion[name]) - 1) / (mean * float(name[:-1])))
-    span = held.get("span_s") or 0.0
-    history = float(span) if _positive(span) else None
-    crowded_rps, why = _crowded(held, mean)
-    known = Traffic(peak_rps or crowded_rps, mean, cv, history, "profile", crowded_rps=crowded_rps)
+    held, cv = measured.arrivals, None
+    for window_s in (1, 10, 60):
+        if (dispersion := held.dispersion.get(f"{window_s}s") or 0.0) > 0:
+            cv = math.sqrt(max(0.0, dispersion - 1) / (held.mean_rps * window_s))
+    crowded_rps, why = _crowded(held)
+    known = Traffic(
+        peak_rps or crowded_rps,
+        held.mean_rps,
+        rate_cv=cv,
+        history_s=held.span_s or None,
+        source="profile",
+        crowded_rps=crowded_rps,
+    )
     if peak_rps:
         return known
-    return _with_busy_hour(known, held.get("busy_hour"), why)
-
-
-def _with_busy_hour(known: Traffic, busy: Any, why: str) -> Traffic:
-    """Return the traffic with the busiest hour as its peak; ``why``: of the peak without one."""
-    if busy is None:
+    if (busy := held.busy_hour) is None:
         return replace(
             known, peak_reason=f"the profile holds no busy hour (fit its log again): {why}"
         )
-    try:
-        rps, window_s, (low, high) = (
-            float(busy["rps"]),
-            float(busy["window_s"]),
-            map(float, busy["rps_ci"]),
-        )
-    except (TypeError, ValueError, KeyError):
-        raise FleetError(DAMAGED) from None
-    if not (0 <= low <= rps <= high < math.inf and rps > 0 and window_s > 0):
+    low, high = busy.rps_ci
+    if not 0 <= low <= busy.rps <= high < math.inf:
         raise FleetError(DAMAGED)
-    length = "hour" if window_s == 3600 else f"{window_s / 60:.3g} minutes"
+    length = "hour" if busy.window_s == 3600 else f"{busy.window_s / 60:.3g} minutes"
     why = (
         f"the busiest {length} of the profile, 95 % interval {low:.4g} to {high:.4g}; its mean is "
-        f"{known.mean_rps:.3g}"
+        f"{held.mean_rps:.3g}"
     )
-    return replace(known, peak_rps=rps, peak_rps_ci=(low, high), peak_reason=why)
+    return replace(known, peak_rps=busy.rps, peak_rps_ci=busy.rps_ci, peak_reason=why)
 
 
-def _crowded(arrivals: Mapping[str, Any], mean_rps: float) -> tuple[float, str]:
-    """Return (Poisson arrivals with such a P99 of the rate over the higher of ``PEAK_WINDOWS_S``,
-    the mean at least; why).
+def _crowded(held: _Arrivals) -> tuple[float, str]:
+    """Return (Poisson arrivals with the P99 of the rate over short windows, why).
+
+    The higher of those of ``PEAK_WINDOWS_S``, and the mean at least.
     """
-    p99 = arrivals.get("p99_rps")
-    p99 = p99 if isinstance(p99, Mapping) else {}
-    seen = {w: float(p99[f"{w}s"]) for w in PEAK_WINDOWS_S if _positive(p99.get(f"{w}s"))}
-    seen = seen or {1: float(arrivals["rps_p99"])}
-    peaks = {w: max(mean_rps, poisson_rate_rps(at, w)) for w, at in seen.items()}
+    seen = {w: p99 for w in PEAK_WINDOWS_S if (p99 := held.p99_rps.get(f"{w}s") or 0.0) > 0}
+    seen = seen or {1: held.rps_p99}
+    peaks = {w: max(held.mean_rps, poisson_rate_rps(p99, w)) for w, p99 in seen.items()}
     width = max(peaks, key=lambda w: peaks[w])
     why = (
         f"{peaks[width]:.3g} requests/s of Poisson arrivals have such a P99 of the rate over "
-        f"windows of {width} s "
-        f"as the profile: {seen[width]:.3g}; its mean is {mean_rps:.3g}"
+        f"windows of {width} s as the profile: {seen[width]:.3g}; its mean is {held.mean_rps:.3g}"
     )
     return peaks[width], why
 
@@ -192,19 +205,12 @@ def poisson_rate_rps(p99_rps: float, window_s: float) -> float:
     return float(pdtri(round(p99_rps * window_s), 0.99)) / window_s
 
 
-def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-
-
 def choose_safety(traffic: Traffic | None) -> tuple[float, str]:
     """Return (1.2 or 1.5, why): 1.2 where a week of history shows a steady rate."""
     if traffic is None or (traffic.rate_cv is None and traffic.history_s is None):
-        return (
-            STEADY,
-            (
-                "20 %: nothing is known of the traffic's variance (--profile); take 1.5 where it "
-                "comes in bursts"
-            ),
+        return STEADY, (
+            "20 %: nothing is known of the traffic's variance (--profile); take 1.5 where it "
+            "comes in bursts"
         )
     if traffic.rate_cv is None:
         return BURSTY, "50 %: the history is too short to show how much the rate varies"
@@ -214,10 +220,10 @@ def choose_safety(traffic: Traffic | None) -> tuple[float, str]:
     )
     if traffic.rate_cv > STEADY_CV:
         return BURSTY, f"50 %: {varies}, more than {100 * STEADY_CV:.0f} %"
-    if traffic.history_s is None or traffic.history_s < HISTORY_S:
-        days = (traffic.history_s or 0.0) / 86_400
+    days = (traffic.history_s or 0.0) / 86_400
+    if (traffic.history_s or 0.0) < HISTORY_S:
         return BURSTY, f"50 %: {varies}, but {days:.2g} days of history do not show a week"
-    return STEADY, f"20 %: {varies}, over {traffic.history_s / 86_400:.3g} days of history"
+    return STEADY, f"20 %: {varies}, over {days:.3g} days of history"
 
 
 @dataclass(frozen=True)
@@ -240,16 +246,16 @@ def carried_by(
     tokens: Mapping[str, float | None],
 ) -> Carried | None:
     """Return what one instance carries, from ``capacity``; None where there is no capacity."""
-    usable = capacity["capacity_rps"]
-    if not usable:
+    rate = capacity["capacity_rps"]
+    if not rate:
         return None
     low, high = capacity["capacity_rps_ci"] or (None, None)
     return Carried(
-        usable,
-        (None, usable) if capacity["crossing"] == "saturated" else (low, high),
+        rate,
+        (None, rate) if capacity["crossing"] == "saturated" else (low, high),
         tokens["input_tokens_mean"],
         tokens["output_tokens_mean"],
-        good_share_at(stages, capacity["c_max_basis"], usable),
+        good_share_at(stages, capacity["c_max_basis"], rate),
     )
 
 
@@ -262,7 +268,7 @@ def fleet_of(
 ) -> dict[str, Any]:
     """Return the ``fleet`` object of docs/summary.md; ``safety`` None: as the traffic asks for.
 
-    What cannot be told is null with a reason. The interval runs from the low end of the peak at the
+    What is not known is null with a reason. The interval runs from the low end of the peak at the
     high end of the capacity to the high end at the low end.
     """
     factor, why = (safety, "as given") if safety is not None else choose_safety(traffic)
@@ -292,8 +298,8 @@ def fleet_of(
         fleet = size_fleet(traffic.peak_rps, carried.capacity_rps, factor, tensor_parallel)
         peaks = traffic.peak_rps_ci or (traffic.peak_rps, traffic.peak_rps)
         ends = [
-            size_fleet(peak, usable, factor).instances if peak and usable else None
-            for peak, usable in zip(peaks, reversed(carried.capacity_rps_ci), strict=True)
+            size_fleet(peak, rate, factor).instances if peak and rate else None
+            for peak, rate in zip(peaks, reversed(carried.capacity_rps_ci), strict=True)
         ]
     except FleetError as error:
         return result | {"reason": str(error)}
@@ -306,13 +312,13 @@ def instances_text(fleet: Mapping[str, Any]) -> str:
     ``10 instances (9 to 15)``, ``at most 10 instances``.
     """
     number, (low, high) = fleet["instances"], fleet["instances_ci"]
-    said = f"{number:,} instance{'' if number == 1 else 's'}"
+    text = f"{number:,} instance{'' if number == 1 else 's'}"
     if low is None or high is None:
         bound, end = ("at most", high) if low is None else ("at least", low)
         if end is None:
-            return f"{said} (range unknown)"
-        return f"{bound} {said}" if end == number else f"{said} ({bound} {end:,})"
-    return f"{said} over the whole interval" if low == high else f"{said} ({low:,} to {high:,})"
+            return f"{text} (range unknown)"
+        return f"{bound} {text}" if end == number else f"{text} ({bound} {end:,})"
+    return f"{text} over the whole interval" if low == high else f"{text} ({low:,} to {high:,})"
 
 
 def use_of_fleet(fleet: Mapping[str, Any], traffic: Traffic, carried: Carried) -> dict[str, Any]:
@@ -325,20 +331,13 @@ def use_of_fleet(fleet: Mapping[str, Any], traffic: Traffic, carried: Carried) -
     load = traffic.peak_rps if traffic.mean_rps is None else traffic.mean_rps
     price = fleet["gpu_hour_usd"]
     hourly = None if price is None else fleet["gpus"] * price
-    sides = (carried.input_tokens, carried.output_tokens)
-    both = None if None in sides else sum(side or 0.0 for side in sides)
-    per_million = {
-        f"fleet_cost_per_million_{name}": hourly / (3600 * load * each) * 1e6
-        if hourly and each
-        else None
-        for name, each in (
-            ("input_tokens", sides[0]),
-            ("output_tokens", sides[1]),
-            ("tokens", both),
-        )
-    }
-    good = carried.good_share
-    per_good = hourly / (3600 * load * good) * 1e3 if hourly and good else None
+    tokens_in, tokens_out = carried.input_tokens, carried.output_tokens
+    both = None if tokens_in is None or tokens_out is None else tokens_in + tokens_out
+
+    def cost(of: float | None, number: float) -> float | None:
+        """Return the cost of ``number``, of which a request has ``of``."""
+        return hourly / (3600 * load * of) * number if hourly and of else None
+
     return {
         "mean_rps": traffic.mean_rps,
         "traffic": traffic.source,
@@ -349,6 +348,8 @@ def use_of_fleet(fleet: Mapping[str, Any], traffic: Traffic, carried: Carried) -
         if traffic.mean_rps is None
         else "the mean load",
         "cost_per_hour": hourly,
-        **per_million,
-        "fleet_cost_per_thousand_good_requests": per_good,
+        "fleet_cost_per_million_input_tokens": cost(tokens_in, 1e6),
+        "fleet_cost_per_million_output_tokens": cost(tokens_out, 1e6),
+        "fleet_cost_per_million_tokens": cost(both, 1e6),
+        "fleet_cost_per_thousand_good_requests": cost(carried.good_share, 1e3),
     }

@@ -1,7 +1,7 @@
-"""Where p99 parts from p50: the knee of a sweep, as a region between two of its loads.
+"""The knee of a sweep: the region between two of its loads where p99 diverges from p50.
 
-Beside it stands where the asymptotic bounds of throughput meet. The SLO crossing in
-``ampacity.analysis.capacity.usable`` is the number to publish.
+Beside it the corner of the asymptotic bounds of throughput. The capacity within the SLOs
+(``ampacity.analysis.capacity.limit``) is the number to publish.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from ampacity.analysis.capacity.levels import stage_rate
+from ampacity.analysis.contract.capacity import Knee, KneeMethod
+from ampacity.analysis.contract.part import with_nulls
 from ampacity.analysis.stats.scalability import corner_of_bounds
 
 MIN_STAGES = 4
@@ -40,43 +42,43 @@ class _Point:
     most: float  # at most; inf where the stage is too short to say
 
 
-def find_knee(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the ``knee`` object, from stage objects in any order.
+def find_knee(stages: Sequence[dict[str, Any]]) -> Knee:
+    """Return the knee, from stage objects in any order.
 
     Open ones where there are any, else closed ones. Client-limited stages are left out. The figures
     of the knee are those of the divergence.
     """
     kind = "open" if any(s["kind"] == "open" for s in stages) else "closed"
-    usable = sorted(
-        (s for s in stages if s["kind"] == kind and _is_usable(s)),
-        key=lambda s: (
-            s["offered_rps"] if kind == "open" else s["concurrency_set"] or s["concurrency"]
-        ),
-    )
+    usable = [
+        s
+        for s in stages
+        if s["kind"] == kind
+        and not s["client_limited"]
+        and s["concurrency"] > 0
+        and s["achieved_rps"] > 0
+    ]
+    set_load = "offered_rps" if kind == "open" else "concurrency_set"
+    usable.sort(key=lambda s: s[set_load] or s["concurrency"])
     if len(usable) < MIN_STAGES:
-        nothing = dict.fromkeys(("concurrency", "rps", "region", "region_rps"))
-        return nothing | {
-            "reason": f"needs {MIN_STAGES} usable stages, has {len(usable)}",
-            "methods": {},
-        }
-    divergence, bounds = _divergence(usable), _bounds(usable)
-    names = ("concurrency", "rps", "reason")
-    knee = {name: divergence[name] for name in names}
-    knee |= {"region": divergence["range"], "region_rps": divergence["range_rps"]}
-    return knee | {"methods": {"p99_p50_divergence": divergence, "bounds": bounds}}
-
-
-def _is_usable(stage: dict[str, Any]) -> bool:
-    return bool(
-        not stage["client_limited"] and stage["concurrency"] > 0 and stage["achieved_rps"] > 0
+        found, methods = _null(f"needs {MIN_STAGES} usable stages, has {len(usable)}"), {}
+    else:
+        found = _divergence(usable)
+        methods = {"p99_p50_divergence": found, "bounds": _bounds(usable)}
+    return Knee(
+        concurrency=found.concurrency,
+        rps=found.rps,
+        region=found.range,
+        region_rps=found.range_rps,
+        reason=found.reason,
+        methods=methods,
     )
 
 
-def _divergence(stages: list[dict[str, Any]]) -> dict[str, Any]:
+def _divergence(stages: list[dict[str, Any]]) -> KneeMethod:
     """Return the loads between which p99/p50 first exceeds ``DIVERGENCE_FACTOR`` x its low level.
 
     Loads are read from the lowest upwards, up to the first that is shown to be above the threshold
-    by ``NOISE_FACTOR``: what lies beyond has no say. The range begins at the last load before it
+    by ``NOISE_FACTOR``: what lies beyond is ignored. The range begins at the last load before it
     whose interval lies below the threshold, or ``QUIET_LOADS`` before the last figure below it. In
     requests/s it spans what was offered and what arrived by chance. The level is the median of the
     ``LOW_STAGES`` lowest that are not above. The percentile is the highest that the lowest load
@@ -111,17 +113,16 @@ def _divergence(stages: list[dict[str, Any]]) -> dict[str, Any]:
     between = points[below : above + 1]
     a, b = next((a, b) for a, b in pairwise(between) if b.ratio > threshold)
     share = _share(a.ratio, b.ratio, threshold)
-    return {
-        "concurrency": a.concurrency ** (1 - share) * b.concurrency**share,
-        "rps": a.rps ** (1 - share) * b.rps**share,
-        "range": [min(p.concurrency for p in between), max(p.concurrency for p in between)],
-        "range_rps": [
-            min(min(p.rps, p.arrived_rps) for p in between),
-            max(max(p.rps, p.arrived_rps) for p in between),
-        ],
-        "reason": None,
-        "definition": what,
-    }
+    in_flight = [p.concurrency for p in between]
+    rates = [rate for p in between for rate in (p.rps, p.arrived_rps)]
+    return KneeMethod(
+        concurrency=a.concurrency ** (1 - share) * b.concurrency**share,
+        rps=a.rps ** (1 - share) * b.rps**share,
+        range=(min(in_flight), max(in_flight)),
+        range_rps=(min(rates), max(rates)),
+        reason=None,
+        definition=what,
+    )
 
 
 def _share(low: float, high: float, threshold: float) -> float:
@@ -160,25 +161,16 @@ def _point(stage: dict[str, Any], metric: str, tail: str) -> _Point | None:
     )
 
 
-def _bounds(stages: list[dict[str, Any]]) -> dict[str, Any]:
+def _bounds(stages: list[dict[str, Any]]) -> KneeMethod:
     """Return the corner of the asymptotic bounds."""
     x, y = (np.array([s[name] for s in stages]) for name in ("concurrency", "achieved_rps"))
     corner = corner_of_bounds(x, y, any(s["stable"] is False for s in stages))
     if corner is None:
         return _null("throughput was still growing at the top: no ceiling is known")
-    at, ceiling_rps = corner
-    return {
-        "concurrency": at,
-        "rps": ceiling_rps,
-        "range": None,
-        "range_rps": None,
-        "reason": None,
-        "definition": "time in flight at low load x the highest throughput",
-    }
+    what = "time in flight at low load x the highest throughput"
+    return with_nulls(KneeMethod, concurrency=corner[0], rps=corner[1], definition=what)
 
 
-def _null(reason: str) -> dict[str, Any]:
+def _null(reason: str) -> KneeMethod:
     """Return a method without a finding."""
-    return dict.fromkeys(("concurrency", "rps", "range", "range_rps", "definition")) | {
-        "reason": reason
-    }
+    return with_nulls(KneeMethod, reason=reason)

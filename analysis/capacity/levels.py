@@ -1,7 +1,8 @@
-"""The stages as levels of load, each at its rate in requests/s."""
+"""The stages of a run as levels of load, each with its verdicts. Rates in requests/s."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -9,26 +10,229 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.stage.throughput import CHANCE_SD, REQUESTS_MIN, all_failed
+from ampacity.analysis.slo import GAP_METRICS, Slo, parse_slo
+from ampacity.analysis.stage.throughput import CHANCE_SD, REQUESTS_MIN, all_failed, is_figure
+from ampacity.analysis.stats.intervals import prob_at_least
+
+WAITS = ("ttft", "first_answer", "e2e")  # metrics whose limit includes time spent waiting
+OVERLOADED = 1.05  # offered over answered rate above which an unstable stage shows the capacity
+FILLING = 0.1  # a stage that is blind to overloads this large may only be filling up
+SURE = 0.005  # chance that a stage which surely violates an SLO just meets it
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict of a stage on one SLO."""
+
+    text: str  # of the SLO
+    slo: Slo
+    value_s: float | None
+    attainment: float | None  # share of the samples within the limit
+    effective: float  # independent samples
+    reason: str | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return self.attainment is not None and self.effective >= 1
+
+    @property
+    def is_over(self) -> bool:
+        return self.attainment is not None and self.attainment < self.slo.quantile
+
+    @property
+    def missed(self) -> float:
+        """Return the share of the samples beyond the limit; 0 where it is not known."""
+        return 0.0 if self.attainment is None else 1 - self.attainment
+
+    def clearly_violated(self, chance: float) -> bool:
+        """Return whether an SLO just met would be missed so often with at most ``chance``."""
+        n, allowed = self.effective, 1 - self.slo.quantile
+        return self.is_known and prob_at_least(self.missed * n, n, allowed) <= chance
 
 
 @dataclass(frozen=True)
 class Level:
-    """One stage as capacity sees it. Rates in requests/s."""
+    """One stage, its load, and what it shows."""
 
     index: int  # of the stage
-    load: float  # what it is ordered by: offered rate, or users of a closed loop
-    rate: float  # see stage_rate
-    rate_high: float  # where it bounds the capacity from above. Open: offered; closed: achieved
-    served: float  # completions per second in the window
-    concurrency: float  # requests in flight
     is_open: bool
-    verdict: str  # met | broken | inconclusive
-    stable: bool
-    why: str  # the reason of that verdict
-    values: dict[
-        str, tuple[float | None, float | None]
-    ]  # SLO text -> (percentile in s, attainment)
+    load: float  # offered rate, or users of a closed loop
+    requests: int
+    warmup: int  # requests before them that were cut
+    achieved_rps: float  # completions per second in the window
+    concurrency: float  # mean requests in flight
+    concurrency_se: float  # its standard error
+    stable: bool | None
+    met: bool | None
+    verdicts: tuple[Verdict, ...]
+    attainment: float | None  # share of the requests that met every SLO
+    client_limited: bool
+    figures: Mapping[str, Any]  # the stage object
+
+    @property
+    def x(self) -> float:
+        return math.log(self.load)
+
+    @property
+    def rate(self) -> float:
+        return stage_rate(self.figures)
+
+    @property
+    def highest_rate(self) -> float:
+        """Return the rate where this level bounds the capacity from above."""
+        return self.load if self.is_open else self.rate
+
+    @property
+    def in_flight(self) -> float:
+        """Return the concurrency that was set, or, open or where users pause, the mean."""
+        paused = self.is_open or self.figures.get("users_pause")
+        return self.concurrency if paused else self.load
+
+    @property
+    def window_s(self) -> float:
+        return float(self.figures["window"]["end_s"] - self.figures["window"]["start_s"])
+
+    @property
+    def is_figure(self) -> bool:
+        return is_figure(self.figures)
+
+    @property
+    def overloaded(self) -> bool:
+        """Return whether more was offered than the server can do: what it answers is its most."""
+        return self.stable is False and self.load > OVERLOADED * self.achieved_rps > 0
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether this level looks to be above the limit.
+
+        A share within the limit below its SLO, or no steady state. A stage that is short against
+        what is in it fills up, which looks like an overload: there only misses count.
+        """
+        grows = self.stable is False and all(self.blind(v.slo) <= FILLING for v in self.verdicts)
+        return grows or any(v.is_over for v in self.verdicts)
+
+    def verdict(self, slo: Slo) -> Verdict | None:
+        text = slo.text
+        return next((v for v in self.verdicts if v.text == text), None)
+
+    def samples(self, slo: Slo) -> int:
+        gaps = slo.metric in GAP_METRICS
+        return int(self.figures[f"{slo.metric}_s"]["n"] if gaps else self.requests)
+
+    def median_s(self, slo: Slo) -> float:
+        """Return the median of an SLO's metric, incl. queueing if there is such a figure, or 0."""
+        of = self.figures if slo.class_ is None else self.figures["classes"].get(slo.class_) or {}
+        held = of.get(f"{slo.metric}_from_schedule_s") or of.get(f"{slo.metric}_s") or {}
+        return float(held.get("p50") or 0.0)
+
+    def together(self, slo: Slo) -> float:
+        """Return requests that share one fate: in flight, or arriving within the limit."""
+        return self.concurrency + (slo.limit_s if slo.metric in WAITS else 0.0) * self.load
+
+    def blind(self, slo: Slo) -> float:
+        """Return the overload, as a share of the load, that a stage is too short to show.
+
+        0 where the SLO limits no wait: no overload ever shows in it, only in the steady state.
+        """
+        if slo.metric not in WAITS:
+            return 0.0
+        return self.together(slo) / max(self.requests + self.warmup, 1)
+
+
+def level_of(stage: Mapping[str, Any]) -> Level:
+    """Return a stage object as a level."""
+    return Level(
+        index=stage["index"],
+        is_open=stage["kind"] == "open",
+        load=_load(stage),
+        requests=stage["requests"],
+        warmup=stage["window"]["warmup_requests"] if stage.get("window") else 0,
+        achieved_rps=stage["achieved_rps"] or 0.0,
+        concurrency=stage["concurrency"] or 0.0,
+        concurrency_se=stage.get("concurrency_se") or 0.0,
+        stable=stage["stable"],
+        met=stage["slo_met"],
+        verdicts=tuple(
+            Verdict(
+                v["slo"],
+                parse_slo(v["slo"]),
+                v.get("value_s"),
+                v.get("attainment"),
+                float(v.get("requests_effective") or 0.0),
+                v.get("reason"),
+            )
+            for v in stage["slo_verdicts"]
+        ),
+        attainment=stage.get("slo_attainment"),
+        client_limited=bool(stage["client_limited"]),
+        figures=stage,
+    )
+
+
+def _load(stage: Mapping[str, Any]) -> float:
+    return float(stage["offered_rps" if stage["kind"] == "open" else "concurrency_set"] or 0.0)
+
+
+def levels_of(stages: Sequence[Mapping[str, Any]], kind: str) -> list[Level]:
+    """Return the stages of one kind that are findings, as levels in order of load.
+
+    A stage that ended early had another load than the one it is named for: it counts only alone.
+    """
+    kept = [
+        s
+        for s in stages
+        if s["kind"] == kind
+        and not s["client_limited"]
+        and s["requests"]
+        and _load(s)
+        and not all_failed(s)
+        and (len(stages) == 1 or not s["ended_early"])
+    ]
+    return [level_of(s) for s in sorted(kept, key=_load)]
+
+
+def open_levels(stages: Sequence[Mapping[str, Any]]) -> list[Level]:
+    """Return the open stages that count for an estimate, in order of load.
+
+    Not cut short, nor limited by the client, nor violated by an outage, with an answer.
+    """
+    kept = [
+        s
+        for s in stages
+        if s["slo_verdicts"] and not s["ended_early"] and (s["slo_met"] or not s.get("outage"))
+    ]
+    return levels_of(kept, "open")
+
+
+def without_outages(stages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the stages without those whose SLOs an outage violated, but for overloads."""
+    top = {
+        kind: max(
+            (_load(s) for s in stages if s["kind"] == kind and s["slo_met"]), default=math.inf
+        )
+        for kind in ("open", "closed")
+    }
+    return [s for s in stages if s["slo_met"] or not s.get("outage") or _load(s) > top[s["kind"]]]
+
+
+def violations_above_met(levels: Sequence[Level]) -> list[Level]:
+    """Return the levels over the limit that lie above every load shown to meet it.
+
+    A few misses in a short stage far below are chance, or not the load's doing: they bound nothing
+    from above.
+    """
+    met = max((level.load for level in levels if level.met), default=0.0)
+    return [level for level in levels if level.is_over and level.load > met]
+
+
+def surely_violated(levels: Sequence[Level]) -> float | None:
+    """Return ln of the lowest load, above all that met the SLOs, that surely violates them."""
+    sure = [
+        level.x
+        for level in violations_above_met(levels)
+        if level.overloaded or any(v.clearly_violated(SURE) for v in level.verdicts)
+    ]
+    return min(sure, default=None)
 
 
 def stage_rate(stage: Mapping[str, Any]) -> float:
@@ -45,10 +249,10 @@ def stage_rate(stage: Mapping[str, Any]) -> float:
 
 
 def good_share_at(stages: Sequence[Mapping[str, Any]], kind: str, rate_rps: float) -> float | None:
-    """Return the share of the requests that meet every SLO at this rate.
+    """Return the share of the requests that meet every SLO at this rate, or None.
 
-    Between the two stages of ``kind`` beside it, on a line. Stages with fewer than REQUESTS_MIN
-    requests, or whose client was the limit, say nothing. None where none is left.
+    Interpolated between the stages of ``kind`` that have REQUESTS_MIN requests and a client that
+    kept up.
     """
     known = sorted(
         (stage_rate(s), float(s["slo_attainment"]))
@@ -62,52 +266,9 @@ def good_share_at(stages: Sequence[Mapping[str, Any]], kind: str, rate_rps: floa
     return float(np.interp(rate_rps, rates, shares)) if known else None
 
 
-def levels_of(stages: Sequence[dict[str, Any]], kind: str) -> list[Level]:
-    """Return the stages of one kind that are findings, as levels in order of load.
-
-    A stage that ended early had another load than the one it is named for: it counts only where it
-    is alone.
-    """
-    levels: list[Level] = []
-    early: list[Level] = []
-    for s in stages:
-        load = s["offered_rps"] if kind == "open" else s["concurrency_set"]
-        if (
-            s["kind"] != kind
-            or s["client_limited"]
-            or not s["requests"]
-            or not load
-            or all_failed(s)
-        ):
-            continue
-        rate, met = stage_rate(s), s["slo_met"]
-        (early if s["ended_early"] else levels).append(
-            Level(
-                index=s["index"],
-                load=load,
-                rate=rate,
-                rate_high=load if kind == "open" else rate,
-                served=s["achieved_rps"],
-                concurrency=float(load)
-                if kind == "closed" and not s.get("users_pause")
-                else s["concurrency"],
-                is_open=kind == "open",
-                verdict="met" if met else "inconclusive" if met is None else "violated",
-                stable=s["stable"] is not False,
-                why=str(s["slo_met_reason"]).removeprefix("inconclusive: "),
-                values={v["slo"]: (v["value_s"], v["attainment"]) for v in s["slo_verdicts"]},
-            )
-        )
-    if len(stages) == 1:
-        levels += early
-    return sorted(levels, key=lambda level: level.load)
-
-
 def number_text(value: float, digits: int = 3) -> str:
     """Return a number with ``digits`` significant digits and no exponent."""
     rounded = float(f"{value:.{digits}g}")
-    return (
-        f"{rounded:.0f}"
-        if abs(rounded) >= 10**digits / 10
-        else f"{Decimal(repr(rounded)).normalize():f}"
-    )
+    if abs(rounded) >= 10**digits / 10:
+        return f"{rounded:.0f}"
+    return f"{Decimal(repr(rounded)).normalize():f}"

@@ -1,7 +1,4 @@
-"""The search's decision: which load to run next, and for how long. Pure.
-
-What it knows is the judged stages.
-"""
+"""The search's decision: which load to run next, and for how long, from the judged stages. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +8,23 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from ampacity.analysis.capacity.judged import (
+from ampacity.analysis.capacity.levels import (
     WAITS,
-    clearly_violated,
-    is_over,
-    judged_open,
+    Level,
+    level_of,
+    open_levels,
     violations_above_met,
 )
-from ampacity.analysis.capacity.pooled import LONE_TELLS, NOT_ALL_SEEN, Estimate, estimate, unseen
+from ampacity.analysis.capacity.pooled import (
+    LONE_MISSES,
+    NOT_ALL_MEASURED,
+    Estimate,
+    estimate,
+    unmeasured,
+)
 from ampacity.analysis.capacity.posterior import NEAR
-from ampacity.analysis.capacity.reach import out_of_reach
 from ampacity.analysis.capacity.search import TOO_EARLY, requests_in_all
+from ampacity.analysis.capacity.unmeetable import why_unmeetable
 from ampacity.analysis.slo import GAP_METRICS, Slo
 from ampacity.analysis.stats.intervals import smallest_n
 
@@ -35,10 +38,10 @@ CLEAR = 0.001
 APART = 0.7  # in log-odds of a miss: how far from the limit the loads are
 # loads on both sides of the limit that are further apart have the next one between them
 SPLIT = 1.2
-# intervals up to so many times the precision asked for tell how many requests it takes
+# intervals up to so many times the precision asked for show how many requests it takes
 # (docs/methods/search.md)
-TOLD = 2.0
-WIDE = 2.0  # upper over lower end of an interval that says nothing yet of where the limit is not
+EXTRAPOLATED = 2.0
+WIDE = 2.0  # upper over lower end of an interval that does not yet show where the limit is not
 LASTS = 3.0  # a stage lasts so many times as long as an overload of its size takes to show
 # misses for each 1/precision^2, where the SLO is just kept: 5 to 11 on the servers of
 # benchmarks/servers/
@@ -50,21 +53,31 @@ STEP_MAX = 1.0  # a stage takes at most this many times the requests of all stag
 
 @dataclass(frozen=True)
 class Goal:
-    """What the search is asked for. ``precision``: half the 95 % interval over the capacity."""
+    """The aim of a search. ``precision``: half the 95 % interval over the capacity."""
 
     slos: tuple[Slo, ...]
     precision: float = 0.05
     first_rps: float = 1.0
 
     @property
+    def allowed(self) -> float:
+        """Return the share of misses that the strictest SLO allows."""
+        return 1 - max(slo.quantile for slo in self.slos)
+
+    @property
     def few(self) -> int:
         """Return the requests of a stage that only has to show its side of the limit."""
-        return math.ceil(3 / (1 - max(slo.quantile for slo in self.slos)))
+        return math.ceil(3 / self.allowed)
+
+    @property
+    def least(self) -> float:
+        """Return the requests near the limit before which no interval is narrow but by luck."""
+        return LEAST * expected_requests(self)
 
 
 def expected_requests(goal: Goal) -> int:
-    """Return the requests of a search: EXPECTED misses for each 1/precision^2 (docs/methods/search.md)."""
-    return math.ceil(EXPECTED / (1 - max(slo.quantile for slo in goal.slos)) / goal.precision**2)
+    """Return the requests of a search (docs/methods/search.md)."""
+    return math.ceil(EXPECTED / goal.allowed / goal.precision**2)
 
 
 def fewest_requests(slos: Sequence[Slo], shares: Mapping[str, float]) -> tuple[int, str]:
@@ -101,33 +114,29 @@ class Finished:
 def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished:
     """Return the next stage, given all judged stages so far, or why there is none."""
     if stages and stages[-1]["client_limited"] and stages[-1]["stable"] is not False:
-        load = _rate(stages[-1]["offered_rps"])
-        sent = stages[-1]["requests"] + stages[-1]["window"]["warmup_requests"]
-        if sent < LATE_KNOWN and len(stages) < STAGES_MAX:
+        last = level_of(stages[-1])
+        load = _rate(last.load)
+        if last.requests + last.warmup < LATE_KNOWN and len(stages) < STAGES_MAX:
             return Step(load, 2 * LATE_KNOWN, "so few requests that a single late one counts")
         return Finished(f"the client could not keep up with {load:g} requests/s")
-    judged = judged_open(stages)
-    if not judged:
+    levels = open_levels(stages)
+    if not levels:
         return Step(_rate(goal.first_rps), goal.few, "start")
-    unknown, bracket = unseen(judged, goal.slos), _bracket(judged, goal)
-    if unknown and (bracket is None or sum(int(s["requests"]) for s in judged) >= goal.few):
-        return Finished(NOT_ALL_SEEN.format(unknown))
-    if bracket is not None:
-        return bracket
-    doubtful = non_monotone(judged)
-    if doubtful is not None:
-        return doubtful
-    found = estimate(judged, goal.slos)
+    unknown, bracket = unmeasured(levels, goal.slos), _bracket(levels, goal)
+    if unknown and (bracket is None or sum(level.requests for level in levels) >= goal.few):
+        return Finished(NOT_ALL_MEASURED.format(unknown))
+    if end_or_step := bracket or non_monotone(levels):
+        return end_or_step
+    found = estimate(levels, goal.slos)
     assert found is not None  # loads on both sides have been tried
-    if reached(judged, found, goal):
+    if reached(levels, found, goal):
         text = f"{found.capacity_rps:.3g} requests/s to within {100 * found.relative_error:.2g} %"
         return Finished(text, reached=True, more_requests=0)
-    if found.lone and near_requests(judged, found.capacity_rps) >= expected_requests(goal):
-        return Finished(LONE_TELLS.format(found.lone.text))
-    lacking = _lacking(judged, found, goal)
+    if found.lone and near_requests(levels, found.capacity_rps) >= expected_requests(goal):
+        return Finished(LONE_MISSES.format(found.lone.text))
     if len(stages) >= STAGES_MAX:
-        return _unfinished(f"{STAGES_MAX} stages are enough", judged, found, goal, 1)
-    return _narrow(judged, found, lacking, goal)
+        return _unfinished(f"{STAGES_MAX} stages are enough", levels, found, goal, 1)
+    return _narrow(levels, found, goal)
 
 
 def narrowing(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | None:
@@ -135,43 +144,40 @@ def narrowing(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | None:
 
     None where there is no estimate of it, or one that is precise enough.
     """
-    judged = judged_open(stages)
-    found = estimate(judged, goal.slos)
-    if found is None or isinstance(non_monotone(judged), Finished) or reached(judged, found, goal):
+    levels = open_levels(stages)
+    found = estimate(levels, goal.slos)
+    if found is None or isinstance(non_monotone(levels), Finished) or reached(levels, found, goal):
         return None
-    return _narrow(judged, found, _lacking(judged, found, goal), goal)
+    return _narrow(levels, found, goal)
 
 
 def cut_short(stages: Sequence[Mapping[str, Any]], goal: Goal, why: str) -> Finished:
-    """Return (answers that may have been cut off, all good answers)."""
+    """Return the end of a search that is ended before its precision, with what it lacks."""
     end = next_step(stages, goal)
     if isinstance(end, Finished):
         return end
-    judged = judged_open(stages)
-    found = estimate(judged, goal.slos)
-    return _unfinished(why, judged, found, goal, end.requests) if found else Finished(why)
+    levels = open_levels(stages)
+    found = estimate(levels, goal.slos)
+    return _unfinished(why, levels, found, goal, end.requests) if found else Finished(why)
 
 
 def _unfinished(
-    why: str, judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal, least: int
+    why: str, levels: Sequence[Level], found: Estimate, goal: Goal, least: int
 ) -> Finished:
-    """Return the end of a search, with the requests still needed where the interval tells them."""
-    if (
-        not reached(judged, found, goal, TOLD)
-        or found.capacity_rps_ci[1] > WIDE * found.capacity_rps_ci[0]
-    ):
+    """Return the end of a search, with the requests still needed where the interval shows them."""
+    if not reached(levels, found, goal, EXTRAPOLATED) or found.is_wide(WIDE):
         return Finished(why + TOO_EARLY)
-    return Finished(why, more_requests=max(_lacking(judged, found, goal), least))
+    return Finished(why, more_requests=max(_lacking(levels, found, goal), least))
 
 
 def so_far(stages: Sequence[Mapping[str, Any]], goal: Goal) -> str | None:
     """Return one line on the capacity so far; None before both sides have been tried."""
-    found = estimate(judged_open(stages), goal.slos)
+    found = estimate(open_levels(stages), goal.slos)
     if found is None:
         return None
     low, high = found.capacity_rps_ci
     more = cut_short(stages, goal, "").more_requests
-    sent = sum(int(s["requests"] + s["window"]["warmup_requests"]) for s in stages)
+    sent = sum(level.requests + level.warmup for level in map(level_of, stages))
     takes = f"; {requests_in_all(sent, more)} to {100 * goal.precision:.2g} %" if more else ""
     return (
         f"capacity so far {found.capacity_rps:.3g} req/s, 95 % interval {low:.3g} to "
@@ -179,148 +185,123 @@ def so_far(stages: Sequence[Mapping[str, Any]], goal: Goal) -> str | None:
     )
 
 
-def _lacking(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal) -> int:
+def _lacking(levels: Sequence[Level], found: Estimate, goal: Goal) -> int:
     """Return requests near the limit that the precision still takes.
 
     The interval narrows with the square root.
     """
-    near = near_requests(judged, _centre(judged, found))
+    near = near_requests(levels, _centre(levels, found))
     needed = math.ceil(near * (found.relative_error / goal.precision) ** 2)
-    return max(needed, math.ceil(LEAST * expected_requests(goal))) - near
+    return max(needed, math.ceil(goal.least)) - near
 
 
-def _bracket(judged: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished | None:
-    over = violations_above_met(judged)
-    top, bottom = float(judged[-1]["offered_rps"]), float(judged[0]["offered_rps"])
-    if not over:
-        filling = (
-            ", while the stage fills up," if judged[-1]["stable"] is False else ""
-        )  # else it were over
-        holds = "holds" if judged[-1]["slo_met"] else f"seems to hold{filling}"
-        return _step(
-            judged,
-            goal,
-            top * GROWTH,
-            goal.few,
-            1.0,
-            f"the SLO {holds} at {_rate(top):g} requests/s",
-        )
-    if len(over) == len(judged):
-        hopeless = out_of_reach(judged)
-        if hopeless:
-            return Finished(hopeless)
-        if bottom <= goal.first_rps / GROWTH**DOWN_STEPS:
-            return Finished(f"even {_rate(bottom):g} requests/s are too many")
-        seems = "are" if judged[0]["slo_met"] is False else "seem"
-        why = f"{_rate(bottom):g} requests/s {seems} too many"
-        return _step(judged, goal, bottom / GROWTH, goal.few, 1.0, why)
-    return None
+def _bracket(levels: Sequence[Level], goal: Goal) -> Step | Finished | None:
+    """Return the next step while one side of the limit is unknown."""
+    over, lowest, top = violations_above_met(levels), levels[0], levels[-1]
+    if not over:  # a growing queue is that of a stage that fills up, else it were over
+        filling = ", while the stage fills up," if top.stable is False else ""
+        holds = "holds" if top.met else f"seems to hold{filling}"
+        why = f"the SLO {holds} at {_rate(top.load):g} requests/s"
+        return _step(levels, goal, top.load * GROWTH, goal.few, 1.0, why)
+    if len(over) < len(levels):
+        return None
+    if hopeless := why_unmeetable(levels):
+        return Finished(hopeless)
+    if lowest.load <= goal.first_rps / GROWTH**DOWN_STEPS:
+        return Finished(f"even {_rate(lowest.load):g} requests/s are too many")
+    seems = "are" if lowest.met is False else "seem"
+    why = f"{_rate(lowest.load):g} requests/s {seems} too many"
+    return _step(levels, goal, lowest.load / GROWTH, goal.few, 1.0, why)
 
 
-def non_monotone(judged: Sequence[Mapping[str, Any]]) -> Step | Finished | None:
+def non_monotone(levels: Sequence[Level]) -> Step | Finished | None:
     """Return a repeat where an SLO was violated below a load that met it, or why to stop.
 
-    Where both say the same a second time, or the misses do not come with the load at all, there is
+    Where both show the same a second time, or the misses do not come with the load at all, there is
     no limit to look for.
     """
-    hopeless = None if any(s["slo_met"] for s in judged) else out_of_reach(judged)
-    if (
-        hopeless
-    ):  # a short stage without a miss, which shows nothing, does not make up for the others
+    # a short stage without a miss, which shows nothing, does not make up for the others
+    if not any(level.met for level in levels) and (hopeless := why_unmeetable(levels)):
         return Finished(hopeless)
-    groups: list[list[Mapping[str, Any]]] = []
-    for stage in judged:
-        if groups and stage["offered_rps"] <= SAME_LOAD * groups[-1][0]["offered_rps"]:
-            groups[-1].append(stage)
+    groups: list[list[Level]] = []
+    for level in levels:
+        if groups and level.load <= SAME_LOAD * groups[-1][0].load:
+            groups[-1].append(level)
         else:
-            groups.append([stage])
+            groups.append([level])
     for low, high in combinations(groups, 2):
-        if not (all(s["slo_met"] is False for s in low) and all(s["slo_met"] for s in high)):
+        if any(level.met is not False for level in low) or not all(level.met for level in high):
             continue
-        a, b = float(low[0]["offered_rps"]), float(high[0]["offered_rps"])
-        why = f"the SLO broke at {a:g} requests/s and held at {b:g}"
-        for group, load in ((low, a), (high, b)):
+        why = f"the SLO broke at {low[0].load:g} requests/s and held at {high[0].load:g}"
+        for group in (low, high):
             if len(group) < 2:
-                return Step(load, max(int(s["requests"]) for s in group), f"{why}: once more")
+                return Step(group[0].load, group[0].requests, f"{why}: once more")
         return Finished(
             f"{why}, twice each: the answer does not fall with the load, so no limit is named"
         )
     return None
 
 
-def near_requests(judged: Sequence[Mapping[str, Any]], rps: float) -> int:
-    """Return requests of the stages near a load."""
-    return sum(int(s["requests"]) for s in judged if abs(math.log(s["offered_rps"] / rps)) <= NEAR)
+def near(levels: Sequence[Level], rps: float) -> list[Level]:
+    """Return the levels near a load."""
+    return [level for level in levels if abs(math.log(level.load / rps)) <= NEAR]
 
 
-def _centre(judged: Sequence[Mapping[str, Any]], found: Estimate) -> float:
+def near_requests(levels: Sequence[Level], rps: float) -> int:
+    """Return the requests of the levels near a load."""
+    return sum(level.requests for level in near(levels, rps))
+
+
+def _centre(levels: Sequence[Level], found: Estimate) -> float:
     """Return the best guess of the limit: between the loads tried, or the estimate."""
-    held = max(float(s["offered_rps"]) for s in judged if not is_over(s))
-    broke = min(float(s["offered_rps"]) for s in violations_above_met(judged))
+    held = max(level.load for level in levels if not level.is_over)
+    broke = min(level.load for level in violations_above_met(levels))
     low, high = found.capacity_rps_ci
     if not low <= held < broke <= high:
         return found.capacity_rps
-    return (
-        math.sqrt(held * broke)
-        if broke > SPLIT * held
-        else min(max(found.capacity_rps, held), broke)
-    )
+    if broke > SPLIT * held:
+        return math.sqrt(held * broke)
+    return min(max(found.capacity_rps, held), broke)
 
 
-def reached(
-    judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal, times: float = 1.0
-) -> bool:
+def reached(levels: Sequence[Level], found: Estimate, goal: Goal, times: float = 1.0) -> bool:
     """Return whether the interval is narrow enough and rests on enough requests near the limit.
 
     ``times`` the precision; at least two stages near the limit and ``LEAST`` of the requests that
     it takes in the mean: narrow before that it is by luck, as few jams were seen.
     """
-    near = [s for s in judged if abs(math.log(s["offered_rps"] / found.capacity_rps)) <= NEAR]
-    seen = sum(int(s["requests"]) for s in near)
-    enough = times > 1 or seen >= LEAST * expected_requests(goal)
-    return len(near) >= 2 and enough and found.relative_error <= times * goal.precision
+    close = near(levels, found.capacity_rps)
+    enough = times > 1 or sum(level.requests for level in close) >= goal.least
+    return len(close) >= 2 and enough and found.relative_error <= times * goal.precision
 
 
-def _narrow(judged: Sequence[Mapping[str, Any]], found: Estimate, lacking: int, goal: Goal) -> Step:
+def _narrow(levels: Sequence[Level], found: Estimate, goal: Goal) -> Step:
     """Return the stage near the limit, on the side with fewer requests, that narrows the interval.
 
-    Nearer to the limit the slope would not be learned, without which a share of misses says little
+    Nearer to the limit the slope would not be learned, without which a share of misses shows little
     about a load.
     """
-    centre = _centre(judged, found)
-    near = near_requests(judged, centre)
-    below = near_requests([s for s in judged if s["offered_rps"] <= centre], centre)
+    centre = _centre(levels, found)
+    seen = near_requests(levels, centre)
+    below = near_requests([level for level in levels if level.load <= centre], centre)
     apart = min(APART / found.slope, 0.75 * NEAR)
-    load = centre * (1 - apart if 2 * below <= near else 1 + apart / 2)
-    requests = min(
-        max(lacking, near // 10, 2 * goal.few), max(4 * goal.few, math.ceil(STEP_MAX * near))
-    )
-    return _step(
-        judged,
-        goal,
-        load,
-        requests,
-        found.relative_error,
-        f"the capacity is known {_known(found)}",
-    )
+    load = centre * (1 - apart if 2 * below <= seen else 1 + apart / 2)
+    requests = max(_lacking(levels, found, goal), seen // 10, 2 * goal.few)
+    requests = min(requests, max(4 * goal.few, math.ceil(STEP_MAX * seen)))
+    why = f"the capacity is known {_known(found)}"
+    return _step(levels, goal, load, requests, found.relative_error, why)
 
 
 def _step(
-    judged: Sequence[Mapping[str, Any]],
-    goal: Goal,
-    load: float,
-    requests: int,
-    overload: float,
-    why: str,
+    levels: Sequence[Level], goal: Goal, load: float, requests: int, overload: float, why: str
 ) -> Step:
     """Return a stage so long that an ``overload`` (share of the load) violates the SLO."""
     waits_s = [slo.limit_s for slo in goal.slos if slo.metric in WAITS]
-    steady = [s for s in judged if s["stable"] is not False and s["achieved_rps"]]
-    nearest = min(steady, key=lambda s: abs(math.log(s["offered_rps"] / load)), default=None)
-    stays_s = nearest["concurrency"] / nearest["achieved_rps"] if nearest else 0.0
-    lasting_s = (
-        LASTS * (min(waits_s, default=0.0) + stays_s) / min(max(overload, goal.precision), 1.0)
-    )
+    steady = [level for level in levels if level.stable is not False and level.achieved_rps]
+    nearest = min(steady, key=lambda level: abs(math.log(level.load / load)), default=None)
+    stays_s = nearest.concurrency / nearest.achieved_rps if nearest else 0.0
+    share = min(max(overload, goal.precision), 1.0)
+    lasting_s = LASTS * (min(waits_s, default=0.0) + stays_s) / share
     return Step(_rate(load), max(requests, math.ceil(load * lasting_s)), why)
 
 
@@ -329,7 +310,7 @@ def _known(found: Estimate) -> str:
     low, high = found.capacity_rps_ci
     if not low:
         return "from above only"
-    if high > WIDE * low:
+    if found.is_wide(WIDE):
         return f"to a factor of {high / low:.2g} only"
     return f"to {100 * found.relative_error:.2g} %"
 
@@ -338,20 +319,21 @@ def is_decided(
     stages: Sequence[Mapping[str, Any]], partial: Mapping[str, Any], goal: Goal
 ) -> str | None:
     """Return why a running stage can stop: unstable, clearly violated, or precise enough."""
-    if partial["stable"] is False and is_over(partial):
+    level = level_of(partial)
+    if level.stable is False and level.is_over:
         return f"no steady state: {partial['stable_reason']}"
-    verdicts = [v for v in partial["slo_verdicts"] if v["attainment"] is not None]
+    verdicts = [v for v in level.verdicts if v.attainment is not None]
     if not verdicts:
         return None
-    together = judged_open([*stages, partial])
-    found = estimate(together, goal.slos)
-    if found is None or found.capacity_rps_ci[1] > WIDE * found.capacity_rps_ci[0]:
-        broken = next((v["slo"] for v in verdicts if clearly_violated(v, CLEAR)), None)
+    levels = open_levels([*stages, partial])
+    found = estimate(levels, goal.slos)
+    if found is None or found.is_wide(WIDE):
+        broken = next((v.text for v in verdicts if v.clearly_violated(CLEAR)), None)
         return broken and f"{broken} is clearly broken"
-    load, (low, high) = float(partial["offered_rps"]), found.capacity_rps_ci
-    if reached(together, found, goal):
+    if reached(levels, found, goal):
         return f"the capacity is known {_known(found)}"
-    if not low / (1 + goal.precision) <= load <= high * (1 + goal.precision):
+    low, high = found.capacity_rps_ci
+    if not low / (1 + goal.precision) <= level.load <= high * (1 + goal.precision):
         return f"the limit is elsewhere: between {low:.3g} and {high:.3g} requests/s"
     return None
 

@@ -7,57 +7,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from ampacity.analysis.capacity.judged import (
-    WAITS,
-    judged_open,
-    surely_violated,
-    verdict_of,
-    violations_above_met,
-)
+from ampacity.analysis.capacity.levels import WAITS, Level, surely_violated, violations_above_met
 from ampacity.analysis.capacity.posterior import (
-    FLOORS,
     NEAR,
-    SLOPES,
     Posterior,
     Saturation,
     begun_share,
-    late_share,
     looks_of,
     posterior_of,
     saturation_of,
     steady_limit,
 )
 from ampacity.analysis.metrics.requests import Floats
-from ampacity.analysis.slo import GAP_METRICS, Slo
-from ampacity.analysis.stage.throughput import is_figure
+from ampacity.analysis.slo import Slo
 
 POOLED = (
     "all open stages together: near the limit the share of misses rises exponentially with the "
     "load (slope and crossing unknown, flat priors, 95 % of the posterior), each stage counts by "
     "its effective sample size"
 )
-LONE_TELLS = (
+LONE_MISSES = (
     "at low loads requests miss {} nearly as often as it allows, so that the load hardly decides "
     "whether it is met: a laxer limit or shorter requests tell more"
 )
-NOT_ALL_SEEN = "no stage can show whether all SLOs are met ({})"
+NOT_ALL_MEASURED = "no stage can show whether all SLOs are met ({})"
 # requests in which an idle queue fills to its mean, per rho / (1 - rho)^2; 0.4 to 0.7 measured
 FILLS = 0.5
 SAME_LOAD = 0.02  # in ln(load)
 COARSE = math.log(1.5)  # in ln(load): a gap between two loads that no model is trusted to fill
 FITS = 4  # of C_max, each weighted by the one before
-PEAK_STEPS = 3  # from the SLO to the share that meets it at the peak
 MAY_BE_FIRST = 0.1  # chance of breaking first, below which an SLO is not named
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Usable requests/s and C_max with 95 % intervals, from all stages."""
+    """Capacity in requests/s and C_max, with 95 % intervals, from all stages."""
 
     capacity_rps: float
     capacity_rps_ci: tuple[float, float]
@@ -75,141 +63,76 @@ class Estimate:
         """Return half the interval over its figure."""
         return (self.capacity_rps_ci[1] - self.capacity_rps_ci[0]) / 2 / self.capacity_rps
 
+    def is_wide(self, times: float) -> bool:
+        """Return whether the upper end is more than ``times`` the lower one."""
+        return self.capacity_rps_ci[1] > times * self.capacity_rps_ci[0]
 
-def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estimate | None:
-    """Return the pooled estimate; None unless both sides were tried and every SLO was seen."""
-    judged = judged_open(stages)
-    if not _is_bracketed(judged, slos):
+
+def estimate(levels: Sequence[Level], slos: Sequence[Slo]) -> Estimate | None:
+    """Return the pooled estimate from open levels, in order of load.
+
+    None unless both sides of the limit were tried and every SLO was measured.
+    """
+    if not is_bracketed(levels, slos):
         return None
-    found = {slo: post for slo in slos if (post := posterior_of(judged, slo)) is not None}
+    found = {slo: post for slo in slos if (post := posterior_of(levels, slo)) is not None}
     limits = list(found.values())
-    if (
-        not any(slo.metric in WAITS for slo in slos)
-        and (steady := steady_limit(judged)) is not None
-    ):
+    if not any(slo.metric in WAITS for slo in slos) and (steady := steady_limit(levels)):
         limits.append(steady)
     lowest, tightest = _lowest(limits), min(found.values(), key=lambda post: post.at(0.5))
     contradicted = False
-    if (most := surely_violated(judged)) is not None:
-        contradicted = (
-            lowest.at(0.025) > most
-        )  # by what the other stages say: nothing is known from below
+    if (most := surely_violated(levels)) is not None:
+        contradicted = lowest.at(0.025) > most  # by the other stages: no lower end is known
         lowest = lowest.below(most)
-    low, middle, high = (math.exp(x) for x in _as_wide_as_the_gap(judged, lowest))
+    low, middle, high = (math.exp(x) for x in _as_wide_as_the_gap(levels, lowest))
     lone = next(
         (slo for slo, p in found.items() if p.by_any_load and p.at(0.025) < lowest.at(0.5)), None
     )
-    c_max, binding = _concurrency(judged, lowest), _binding(judged, found)
-    figures = [s for s in judged if is_figure(s)]
-    nearest = min(figures, key=lambda s: abs(math.log(s["offered_rps"] / middle)), default=None)
+    c_max = _concurrency(levels, lowest)
+    figures = [level for level in levels if level.is_figure]
+    nearest = min(figures, key=lambda level: abs(math.log(level.load / middle)), default=None)
     return Estimate(
-        middle,
-        (0.0 if lone or contradicted else low, high),
-        c_max and c_max[1],
-        c_max and (c_max[0], c_max[2]),
-        binding,
-        tightest.slope,
-        int(nearest["index"]) if nearest else None,
-        lone,
+        capacity_rps=middle,
+        capacity_rps_ci=(0.0 if lone or contradicted else low, high),
+        c_max=c_max and c_max[1],
+        c_max_ci=c_max and (c_max[0], c_max[2]),
+        binding=_binding(levels, found),
+        slope=tightest.slope,
+        nearest=None if nearest is None else nearest.index,
+        lone=lone,
     )
 
 
-def _as_wide_as_the_gap(
-    judged: Sequence[Mapping[str, Any]], found: Posterior
-) -> tuple[float, float, float]:
+def _as_wide_as_the_gap(levels: Sequence[Level], found: Posterior) -> tuple[float, float, float]:
     """Return (low, median, high) of x*.
 
     Between loads that are far apart nothing was measured, so the interval spans the gap. Saturation
     is measured as well: it ends a gap from above.
     """
     low, middle, high = (found.at(p) for p in (0.025, 0.5, 0.975))
-    loads = np.log([s["offered_rps"] for s in judged])
-    below, above = (
-        loads[loads <= middle].max(initial=-np.inf),
-        loads[loads >= middle].min(initial=np.inf),
-    )
-    if (saturation := saturation_of(judged)) is not None and saturation.x > below:
+    x = np.log([level.load for level in levels])
+    below = x[x <= middle].max(initial=-np.inf)
+    above = x[x >= middle].min(initial=np.inf)
+    if (saturation := saturation_of(levels)) is not None and saturation.x > below:
         above = min(above, max(saturation.x + 2 * saturation.sd, high))
     if not COARSE < above - below < math.inf:
         return low, middle, high
     return min(low, float(below)), middle, max(high, float(above))
 
 
-def _is_bracketed(judged: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> bool:
-    over = violations_above_met(judged)
-    return bool(slos and over) and len(over) < len(judged) and not unseen(judged, slos)
+def is_bracketed(levels: Sequence[Level], slos: Sequence[Slo]) -> bool:
+    """Return whether both sides of the limit were tried and every SLO was measured."""
+    over = violations_above_met(levels)
+    return bool(slos and over) and len(over) < len(levels) and not unmeasured(levels, slos)
 
 
-def unseen(judged: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> str | None:
+def unmeasured(levels: Sequence[Level], slos: Sequence[Slo]) -> str | None:
     """Return the first SLO that no stage measured, and why."""
     for slo in slos:
-        if judged and not len(looks_of(judged, slo).x):
-            verdict = verdict_of(judged[-1], slo)
-            return f"{slo.text}: {(verdict and verdict.get('reason')) or 'no stage measured it'}"
+        if levels and not len(looks_of(levels, slo).x):
+            verdict = levels[-1].verdict(slo)
+            return f"{slo.text}: {(verdict and verdict.reason) or 'no stage measured it'}"
     return None
-
-
-def peak_goodput_rps(
-    stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]
-) -> tuple[float, tuple[float, float], float] | None:
-    """Return (median, 95 % interval, its load) of the highest rate that meets every SLO.
-
-    The share that meets them all is taken as one SLO more, at the strictest quantile: each curve of
-    its posterior has its own maximum of load x share, and the medians of these are given: the mean
-    curve is flatter than any of them. None where ``estimate`` gives none.
-    """
-    judged = judged_open(stages)
-    if not _is_bracketed(judged, slos) or any(s.get("slo_attainment") is None for s in judged):
-        return None
-    by_request = [slo for slo in slos if slo.metric not in GAP_METRICS] or list(slos)
-    first = min(by_request, key=lambda slo: (slo.metric not in WAITS, slo.limit_s))
-    metric = first.metric if first.metric in WAITS else "tpot"  # of requests, not of their gaps
-    quantile, found = max(slo.quantile for slo in slos), None
-    for _ in range(PEAK_STEPS):
-        joint = replace(first, metric=metric, quantile=quantile)
-        post = posterior_of(
-            [{**s, "slo_verdicts": [_all_met(s, first, joint)]} for s in judged], joint, False
-        )
-        if post is None or post.mass is None:
-            return None
-        found = _peak(post, post.mass, judged)
-        quantile = float(np.clip(found[0][1] / found[1], 0.5, 0.99))
-    return found and (found[0][1], (found[0][0], found[0][2]), found[1])
-
-
-def _peak(
-    found: Posterior, mass: Floats, judged: Sequence[Mapping[str, Any]]
-) -> tuple[list[float], float]:
-    """Return ((low, median, high) of the maximum of load x share met, its median load)."""
-    saturation = saturation_of(judged)
-    top = saturation.x if saturation else math.log(max(s["offered_rps"] for s in judged))
-    x = np.linspace(min(top, found.at(0.5)) - 1.0, top, 101)  # of the loads
-    rise = np.expm1(np.clip(x - found.x[:, None], -50, 3))
-    idle = FLOORS[:, None, None] * found.allowed
-    good = (
-        np.exp(x)
-        * (1 - idle)
-        * (1 - late_share(SLOPES[:, None, None, None], idle, found.allowed, rise))
-    )
-    most = _weighted(good.max(axis=-1).ravel(), mass.ravel(), (0.025, 0.5, 0.975))
-    return most, math.exp(_weighted(x[good.argmax(axis=-1)].ravel(), mass.ravel(), (0.5,))[0])
-
-
-def _weighted(values: Floats, mass: Floats, probabilities: tuple[float, ...]) -> list[float]:
-    """Return the quantiles of ``values`` by their probability ``mass``."""
-    order = np.argsort(values)
-    return [float(q) for q in np.interp(probabilities, np.cumsum(mass[order]), values[order])]
-
-
-def _all_met(stage: Mapping[str, Any], slo: Slo, joint: Slo) -> dict[str, Any]:
-    """Return the verdict on the requests that met every SLO, as clustered as those on ``slo``."""
-    verdict = verdict_of(stage, slo) or {}
-    effective = min(verdict.get("requests_effective") or 0.0, stage["requests"])
-    return {
-        "slo": joint.text,
-        "attainment": stage["slo_attainment"],
-        "requests_effective": effective,
-    }
 
 
 def _above(posteriors: Sequence[Posterior]) -> tuple[Floats, Floats]:
@@ -231,13 +154,11 @@ def _lowest(posteriors: Sequence[Posterior]) -> Posterior:
     return Posterior(grid, 1 - above.prod(axis=0))
 
 
-def _binding(
-    judged: Sequence[Mapping[str, Any]], found: Mapping[Slo, Posterior]
-) -> tuple[Slo, ...]:
+def _binding(levels: Sequence[Level], found: Mapping[Slo, Posterior]) -> tuple[Slo, ...]:
     """Return the SLOs that break first with a chance of ``MAY_BE_FIRST`` at least.
 
     The mass of x_i times P[all others > x_i]. The first of them was seen over its limit at the
-    lowest load; where that says nothing it is the likeliest.
+    lowest load; where no stage shows that it is the likeliest.
     """
     _, above = _above(list(found.values()))
     mass, middle = -np.diff(above, axis=1), (above[:, 1:] + above[:, :-1]) / 2
@@ -246,52 +167,41 @@ def _binding(
         for i, slo in enumerate(found)
     }
 
-    def seen_over(slo: Slo) -> float:
-        over = [
-            s["offered_rps"]
-            for s in judged
-            for v in s["slo_verdicts"]
-            if v["slo"] == slo.text
-            and is_figure(s)
-            and v["attainment"] is not None
-            and v["attainment"] < slo.quantile
-        ]
+    def lowest_over(slo: Slo) -> float:
+        over = (v.load for v in levels if v.is_figure and (o := v.verdict(slo)) and o.is_over)
         return min(over, default=math.inf)
 
-    able = [slo for slo, p in first.items() if p >= MAY_BE_FIRST]
-    return tuple(sorted(able, key=lambda slo: (seen_over(slo), -first[slo])))
+    likely = [slo for slo, p in first.items() if p >= MAY_BE_FIRST]
+    return tuple(sorted(likely, key=lambda slo: (lowest_over(slo), -first[slo])))
 
 
-def _concurrency(
-    judged: Sequence[Mapping[str, Any]], x_star: Posterior
-) -> tuple[float, float, float] | None:
+def _concurrency(levels: Sequence[Level], x_star: Posterior) -> tuple[float, float, float] | None:
     """Return (low, middle, high) of the requests in flight at x*, by the stable stages near it."""
     centre = x_star.at(0.5)
-    stable = [s for s in judged if s["stable"] is not False and s["concurrency"] > 0]
+    stable = [level for level in levels if level.stable is not False and level.concurrency > 0]
     if not stable:
         return None
-    x = np.array([math.log(s["offered_rps"]) for s in stable])
-    n = np.array([float(s["requests"]) for s in stable])
+    x = np.array([level.x for level in stable])
+    n = np.array([float(level.requests) for level in stable])
     reach = max(NEAR, float(np.sort(np.abs(x - centre))[:2][-1]))
     weight = np.exp(-(((x - centre) / reach) ** 2) / 2) * n
     weight /= weight.sum()
-    stay_s = np.array([s["concurrency"] for s in stable]) / np.exp(x)
-    saturation = saturation_of(judged)
+    stay_s = np.array([level.concurrency for level in stable]) / np.exp(x)
+    saturation = saturation_of(levels)
     if saturation is not None:
-        cut = np.array([float(s["window"]["warmup_requests"]) for s in stable])
+        cut = np.array([float(level.warmup) for level in stable])
         rho = np.clip(np.exp(x - saturation.x), 0.0, 1 - max(saturation.sd, 0.02))
         stay_s /= begun_share(n, cut, np.maximum(FILLS * rho / (1 - rho) ** 2, 1e-9))
     curve = _stay(x, stay_s, weight, centre, saturation)
     residual = stay_s / np.exp(curve(x)) - 1
     used = 1 / float(weight @ weight)  # stages that count
     # what each stage's own mean may be off by, and what they scatter about the curve
-    drawn = np.array([(s.get("concurrency_se") or 0.0) / s["concurrency"] for s in stable])
+    drawn = np.array([level.concurrency_se / level.concurrency for level in stable])
     scatter = math.sqrt(float(weight @ residual**2) / max(used - 1, 1))
     few = math.sqrt(float(weight**2 @ drawn**2))
     error = max(0.02, scatter, few)
     at = np.array([x_star.at(p) for p in (0.025, 0.5, 0.975)])
-    # a mean over a few jams is skewed like a log-normal: it is mostly below what it is in the long
-    # run
+    # a mean over a few jams is skewed like a log-normal: mostly below that of the long run
     low, middle, high = (at + curve(at) + few**2 / 2).tolist()
     down, up = (math.hypot(1.96 * error, end - middle) for end in (low, high))
     return math.exp(middle - down), math.exp(middle), math.exp(middle + up)
@@ -311,11 +221,9 @@ def _stay(
     most = None if saturation is None else max(saturation.x, float(x.max()), centre) + 0.02
 
     def crowd(at: Floats) -> Floats:
-        return (
-            np.exp(at - centre)
-            if most is None
-            else 1 / -np.expm1(np.minimum(at, most - 0.02) - most)
-        )
+        if most is None:
+            return np.asarray(np.exp(at - centre))
+        return np.asarray(1 / -np.expm1(np.minimum(at, most - 0.02) - most))
 
     of = np.stack([np.ones_like(x), crowd(x)], axis=1)
     fit = np.full_like(x, float(weight @ stay_s))

@@ -1,4 +1,4 @@
-"""The posterior of the load at which an SLO stops to hold, from all stages together.
+"""The posterior of the load at which an SLO is no longer met, from all stages together.
 
 Model: near the limit the share of misses rises exponentially with the load, as in a queue,
 
@@ -13,13 +13,12 @@ for one by mistake.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.capacity.judged import OVERLOADED, WAITS, blind, together, verdict_of
+from ampacity.analysis.capacity.levels import WAITS, Level
 from ampacity.analysis.metrics.requests import Bools, Floats
 from ampacity.analysis.slo import GAP_METRICS, Slo
 
@@ -92,35 +91,28 @@ class Looks:
         return replace(self, **{name: values[kept] for name, values in columns.items()})
 
 
-def looks_of(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Looks:
+def looks_of(levels: Sequence[Level], slo: Slo) -> Looks:
     """Return what each stage shows of the SLO."""
-    rows = []
-    for stage in judged:
-        verdict = verdict_of(stage, slo)
-        if verdict is None or verdict["attainment"] is None or verdict["requests_effective"] < 1:
-            continue
-        n = float(stage[f"{slo.metric}_s"]["n"] if slo.metric in GAP_METRICS else stage["requests"])
-        clustering = max(1.0, n / verdict["requests_effective"])
-        rows.append(
-            (
-                math.log(stage["offered_rps"]),
-                n,
-                1 - verdict["attainment"],
-                clustering,
-                together(stage, slo),
-                float(stage["window"]["warmup_requests"]),
-                float(stage["stable"] is not False),
-            )
+    seen = [(level, v) for level in levels if (v := level.verdict(slo)) and v.is_known]
+    samples = [float(level.samples(slo)) for level, _ in seen]
+    rows = [
+        (
+            level.x,
+            count,
+            v.missed,
+            max(1.0, count / v.effective),
+            level.together(slo),
+            float(level.warmup),
+            float(level.stable is not False),
         )
-    table = np.array(rows, dtype=np.float64).reshape(-1, 7)
-    requests = (
-        sum(s["requests"] for s in judged) if slo.metric in GAP_METRICS else table[:, 1].sum()
-    )
-    load, samples, share, clustering, fate, cut, steady = table.T
-    per_request = float(samples.sum() / max(requests, 1))
-    return Looks(
-        load, samples, share, clustering, fate * per_request, cut * per_request, steady, per_request
-    )
+        for (level, v), count in zip(seen, samples, strict=True)
+    ]
+    of_gaps = slo.metric in GAP_METRICS
+    requests = sum(level.requests for level in levels) if of_gaps else sum(samples)
+    per_request = sum(samples) / max(requests, 1)
+    x, n, share, clustering, fate, cut, steady = np.array(rows, float).reshape(-1, 7).T
+    fate, cut = fate * per_request, cut * per_request
+    return Looks(x, n, share, clustering, fate, cut, steady, per_request)
 
 
 @dataclass(frozen=True)
@@ -133,71 +125,56 @@ class Saturation:
     sd: float
 
 
-def saturation_of(judged: Sequence[Mapping[str, Any]]) -> Saturation | None:
+def saturation_of(levels: Sequence[Level]) -> Saturation | None:
     """Return the rate answered by overloaded stages; None without one."""
-    beyond = [
-        s
-        for s in judged
-        if s["stable"] is False
-        and s["achieved_rps"] > 0
-        and s["offered_rps"] > OVERLOADED * s["achieved_rps"]
-    ]
+    beyond = [level for level in levels if level.overloaded]
     if not beyond:
         return None
-    ended = np.array(
-        [s["achieved_rps"] * (s["window"]["end_s"] - s["window"]["start_s"]) for s in beyond]
-    )
-    x = np.log([s["achieved_rps"] for s in beyond])
-    return Saturation(
-        float(ended @ x / ended.sum()), math.hypot(0.02, 1.2 / float(ended.sum()) ** 0.5)
-    )
+    rates = np.array([level.achieved_rps for level in beyond])
+    ended = rates * np.array([level.window_s for level in beyond])
+    total = float(ended.sum())
+    return Saturation(float(ended @ np.log(rates) / total), math.hypot(0.02, 1.2 / total**0.5))
 
 
-def posterior_of(
-    judged: Sequence[Mapping[str, Any]], slo: Slo, of_limit: bool = True
-) -> Posterior | None:
+def posterior_of(levels: Sequence[Level], slo: Slo, of_limit: bool = True) -> Posterior | None:
     """Return the posterior of x* for one SLO; stages far from x* count less.
 
     Unless ``of_limit`` it is that of a share for which no limit was set.
     """
-    looks = looks_of(judged, slo)
-    saturation = saturation_of(judged) if slo.metric in WAITS else None
+    looks, waits = looks_of(levels, slo), slo.metric in WAITS
     x = looks.x
     if not len(x):
         return None
-    waits = (
-        slo.metric in WAITS
-    )  # other metrics can be within their limits in a queue that grows without end
-    unstable = np.array(
-        [
-            (math.log(s["offered_rps"]), blind(s, slo))
-            for s in judged
-            if s["stable"] is False and waits
-        ]
+    # other metrics can be within their limits in a queue that grows without end
+    growing = [level for level in levels if level.stable is False and waits]
+    case = _Case(
+        unstable=np.array([(level.x, level.blind(slo)) for level in growing]),
+        saturation=saturation_of(levels) if waits else None,
+        quantile=slo.quantile,
+        of_limit=of_limit,
     )
     weight, centre = np.zeros(len(x)), float(np.median(x))
     weight[:: math.ceil(len(x) / FIRST_LOOKS)] = 1.0  # of very many stages some tell which are near
     for step in range(3):
-        found = _posterior(
-            looks,
-            weight,
-            centre,
-            unstable,
-            saturation,
-            slo.quantile,
-            of_limit,
-            3 if step == 2 else 2,
-        )
+        found = _posterior(looks, weight, centre, case, grids=3 if step == 2 else 2)
         centre = found.at(0.5)
         # far from the interval: inside it nobody knows yet what is far; the nearest on both sides
         # always count
         off = np.abs(x - np.clip(x, found.at(0.025), found.at(0.975)))
-        reach = max(
-            NEAR, *(float(off[side].min(initial=1.0)) for side in (x <= centre, x >= centre))
-        )
+        nearest = (float(off[side].min(initial=1.0)) for side in (x <= centre, x >= centre))
         if step < 2:
-            weight = np.exp(-((off / min(reach, 1.0)) ** 2) / 2)
+            weight = np.exp(-((off / min(max(NEAR, *nearest), 1.0)) ** 2) / 2)
     return found
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What is known beside the looks."""
+
+    unstable: Floats  # rows of (ln(load), overload to which the stage is blind)
+    saturation: Saturation | None
+    quantile: float
+    of_limit: bool
 
 
 def _clusters(looks: Looks, centre: float, weight: Floats, r: Floats) -> tuple[Floats, Floats]:
@@ -211,29 +188,19 @@ def _clusters(looks: Looks, centre: float, weight: Floats, r: Floats) -> tuple[F
     the order of rho/(1-rho)^2 requests, which grows with the load by the power (1+rho)/(1-rho).
     """
     there = np.exp(np.clip(looks.x - centre, -NEAR, NEAR))  # over x*
-    there = there / np.maximum(
-        1 + r[..., None] * (1 - there), RISE
-    )  # r of each stage, over that at x*
-    scale = there * (1 + r[..., None] * there) / (1 + r[..., None])
+    r = r[..., None]
+    there = there / np.maximum(1 + r * (1 - there), RISE)  # r of each stage, over that at x*
+    scale = there * (1 + r * there) / (1 + r)
     seen = weight * looks.share * looks.n * looks.steady  # a queue that only grows has no clusters
     pooled = (looks.clustering / scale) @ seen / max(float(seen.sum()), 1e-9)
     memory = MEMORY * r * (1 + r) * looks.per_request
-    size = np.maximum(pooled, memory)[..., None] * scale
-    return size[:, :, None, :], (memory[..., None] * scale)[:, :, None, :]
+    size = np.maximum(pooled[..., None], memory) * scale
+    return size[:, :, None, :], (memory * scale)[:, :, None, :]
 
 
-def _posterior(
-    looks: Looks,
-    weight: Floats,
-    centre: float,
-    unstable: Floats,
-    saturation: Saturation | None,
-    quantile: float,
-    of_limit: bool,
-    grids: int,
-) -> Posterior:
+def _posterior(looks: Looks, weight: Floats, centre: float, case: _Case, grids: int) -> Posterior:
     """Sum over slopes and floors on ``grids`` grids of x*, each narrowed to the probability."""
-    allowed = 1 - quantile
+    allowed = 1 - case.quantile
     kept = weight > 1e-3
     looks, weight = looks.take(kept), weight[kept]
     theta = np.log(1 / (allowed * (1 - FLOORS)))  # of the queue: P[wait > limit] = e^-theta at x*
@@ -241,8 +208,8 @@ def _posterior(
     low, high = float(looks.x.min()) - math.log(4.0), float(looks.x.max()) + math.log(2.0)
     for _ in range(grids):
         grid = np.linspace(low, high, _GRID)
-        likelihood = queue.log_likelihood(grid) + _log_unstable(grid, unstable)
-        likelihood += np.log(FLOOR_CHANCES)[:, None] + _log_prior(grid, theta, saturation, of_limit)
+        likelihood = queue.log_likelihood(grid) + _log_unstable(grid, case.unstable)
+        likelihood += np.log(FLOOR_CHANCES)[:, None] + _log_prior(grid, theta, case)
         mass = np.exp(likelihood - likelihood.max())
         cumulative = np.cumsum(mass.sum(axis=(0, 1)))
         cumulative /= cumulative[-1]
@@ -286,10 +253,7 @@ class _Queue:
 
 
 def _log_unstable(grid: Floats, unstable: Floats) -> Floats:
-    """Return ln of the chance that the unstable stages are so, for each x* of the grid.
-
-    ``unstable``: rows of (ln(load), overload to which the stage is blind).
-    """
+    """Return ln of the chance that the unstable stages are so, for each x* of the grid."""
     load, mistaken = unstable.reshape(-1, 2).T
     mistaken = np.clip(mistaken / 2, MISTAKEN, 0.5)
     above = 1 / (1 + np.exp(-UNSTABLE_SLOPE * np.clip(load - grid[:, None], -0.5, 0.5)))
@@ -313,15 +277,14 @@ def begun_share(n: Floats, cut: Floats, memory: Floats) -> Floats:
     return np.asarray(1 - np.exp(-cut / memory) * -np.expm1(-n / memory) * memory / n)
 
 
-def _log_prior(
-    grid: Floats, theta: Floats, saturation: Saturation | None, of_limit: bool
-) -> Floats:
+def _log_prior(grid: Floats, theta: Floats, case: _Case) -> Floats:
     """Return ln of the prior of slope and x*, shape (slopes, floors, grid).
 
     With a known saturation x* lies below it, flat in ln(rho/(1-rho)) (unless ``of_limit``: flat in
     its log), and the slope is about theta rho/(1 - rho), as in a queue. Else x* is flat in its log
     and the slope that of a queue at any rho.
     """
+    saturation = case.saturation
     if saturation is None:
         r = (SLOPES[:, None] / theta)[:, :, None]  # rho/(1 - rho)
         return np.asarray(np.log(r / (1 + r) ** 2))
@@ -330,7 +293,7 @@ def _log_prior(
     off = np.log(SLOPES)[:, None, None] - np.log(theta[:, None] * rho / (1 - rho))
     spread = np.hypot(SLOPE_SD, saturation.sd / (1 - rho))
     like_a_queue = np.exp(-((off / spread) ** 2) / 2) / spread
-    prior = below - np.log(1 - rho) if of_limit else below
+    prior = below - np.log(1 - rho) if case.of_limit else below
     return np.asarray(prior + np.log((1 - ANY_SLOPE) * like_a_queue + ANY_SLOPE * 0.5))
 
 
@@ -342,9 +305,9 @@ def _log_below(grid: Floats, saturation: Saturation) -> Floats:
     return np.asarray(-np.logaddexp(0, -1.7 * (saturation.x - grid) / saturation.sd))
 
 
-def steady_limit(judged: Sequence[Mapping[str, Any]]) -> Posterior | None:
+def steady_limit(levels: Sequence[Level]) -> Posterior | None:
     """Return the posterior of the highest steady load, which limits SLOs that bound no wait."""
-    saturation = saturation_of(judged)
+    saturation = saturation_of(levels)
     if saturation is None:
         return None
     grid = saturation.x + saturation.sd * np.linspace(-4, 4, _GRID)

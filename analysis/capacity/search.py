@@ -1,11 +1,13 @@
-"""What a search tells of itself: the path that it took, and what it lacks to its precision."""
+"""The summary of a search: the path that it took, and what it lacks to its precision."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ampacity.analysis.capacity.levels import open_levels
 from ampacity.analysis.capacity.pooled import estimate
+from ampacity.analysis.contract.capacity import Search, SearchStep
 from ampacity.analysis.slo import Slo
 
 TOO_EARLY = "; it is too early to say how many requests it takes"
@@ -13,33 +15,32 @@ TOO_EARLY = "; it is too early to say how many requests it takes"
 
 def summarise_search(
     noted: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]
-) -> dict[str, Any]:
-    """Return the ``search`` object.
-
-    The path that was taken, with what was known after each stage.
-    """
+) -> Search:
+    """Return the path that was taken, with what was known after each stage."""
     path = []
     for step in noted.get("path") or []:
         so_far = [s for s in stages if s["index"] <= step["stage"]]
-        stage = next((s for s in so_far if s["index"] == step["stage"]), None)
-        found = estimate(so_far, slos)
+        stage: Mapping[str, Any] = next((s for s in so_far if s["index"] == step["stage"]), {})
+        found = estimate(open_levels(so_far), slos)
         path.append(
-            {
-                **step,
-                "requests": stage and stage["requests"] + stage["window"]["warmup_requests"],
-                "slo_met": stage and stage["slo_met"],
-                "capacity_rps": found and found.capacity_rps,
-                "capacity_rps_ci": found and list(found.capacity_rps_ci),
-            }
+            SearchStep(
+                stage=step["stage"],
+                offered_rps=step["offered_rps"],
+                why=step["why"],
+                requests=stage["requests"] + stage["window"]["warmup_requests"] if stage else None,
+                slo_met=stage.get("slo_met"),
+                capacity_rps=None if found is None else found.capacity_rps,
+                capacity_rps_ci=None if found is None else found.capacity_rps_ci,
+            )
         )
-    return {
-        "precision": noted.get("precision"),
-        "reached": bool(noted.get("reached")),
-        "requests": sum(step["requests"] or 0 for step in path),
-        "more_requests": noted.get("more_requests"),
-        "reason": noted.get("ended") or "the search has not come to its end",
-        "path": path,
-    }
+    return Search(
+        precision=noted["precision"],
+        reached=bool(noted.get("reached")),
+        requests=sum(step.requests or 0 for step in path),
+        more_requests=noted.get("more_requests"),
+        reason=noted.get("ended") or "the search has not come to its end",
+        path=path,
+    )
 
 
 def requests_in_all(sent: int, more: int) -> str:
@@ -47,12 +48,15 @@ def requests_in_all(sent: int, more: int) -> str:
     return f"about {float(f'{sent + more:.2g}'):,.0f} requests in all"
 
 
-def shortfall(search: Mapping[str, Any], said: str) -> str | None:
-    """Return why the search missed its precision, and what it takes; None where it did not."""
+def shortfall(search: Mapping[str, Any], verdict: str) -> str | None:
+    """Return why the search missed its precision, and what it takes; None where it did not.
+
+    The reason is left out where ``verdict`` gives it.
+    """
     if search["reached"]:
         return None
     reason = search["reason"].removesuffix(TOO_EARLY)
-    why, takes = "" if reason in said else f": {reason}", search["reason"].removeprefix(reason)
+    why, takes = "" if reason in verdict else f": {reason}", search["reason"].removeprefix(reason)
     if more := search["more_requests"]:
         takes = f"; {requests_in_all(search['requests'], more)} would reach it"
     return (

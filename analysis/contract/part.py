@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,14 @@ class Part(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
     """An object of summary.json. A field with a default may be left out of the file."""
+
+
+P = TypeVar("P", bound=Part)
+
+
+def with_nulls(kind: type[P], **known: Any) -> P:
+    """Return a struct with these fields; all others are None."""
+    return kind(**{**dict.fromkeys(kind.__struct_fields__), **known})
 
 
 def plain(value: Any) -> Any:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from ampacity.analysis.burst.recovery import judge_recovery
 from ampacity.analysis.burst.summarise import summarise_burst
+from ampacity.analysis.contract.burst import Burst
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.stage.analyse import read_records
 from ampacity.experiments.burst import BurstPlan
@@ -118,8 +119,8 @@ def true_recovery_s(case: Case, run: Played) -> float:
     return max(float(high.max(initial=over_s)), float(late.max(initial=over_s))) - over_s
 
 
-def judged(case: Case, run: Played) -> dict[str, Any]:
-    """Return the ``burst`` object of what the run sees."""
+def judged(case: Case, run: Played) -> Burst:
+    """The ``burst`` object of what the run sees."""
     plan = case.plan
     seen = run.at < plan.duration_s
     sent = Sent(
@@ -143,12 +144,12 @@ def row(case: Case, runs: int, seed: int) -> str:
         run = play(case, number)
         found, true_s = judged(case, run), true_recovery_s(case, run)
         said_s, (low_s, _), bin_s = (
-            found["recovery_s"],
-            found["recovery_ci_s"],
-            found["resolution_s"],
+            found.recovery_s,
+            found.recovery_ci_s,
+            found.resolution_s,
         )
         truths.append(true_s)
-        drained_s = found["backlog"]["drained_s"]
+        drained_s = found.backlog.drained_s
         if said_s is not None:
             count["answer"] += 1
             ratios.append(said_s - true_s)
@@ -156,14 +157,15 @@ def row(case: Case, runs: int, seed: int) -> str:
             count["late"] += said_s > 1.5 * true_s + 3 * bin_s
             count["undrained"] += drained_s is not None and said_s < drained_s - 1e-6
         else:
-            why[" ".join(found["recovery_reason"].split()[:4])] += 1
+            why[" ".join(found.recovery_reason.split()[:4])] += 1
         count["surely"] += low_s is not None and low_s > true_s + bin_s
         for name, limit_s, right in (
             ("half", true_s / 2, "violated"),
             ("twice", 2 * true_s + 3 * bin_s, "met"),
         ):
-            told = judge_recovery(limit_s, found)
-            count[name] += told is not None and told["verdict"] == right
+            ends, after = found.recovery_ci_s, found.harm.after
+            gate = judge_recovery(limit_s, ends, found.recovery_reason, after)
+            count[name] += gate is not None and gate.verdict == right
     rates = "  ".join(
         f"{n} {count[n] / runs:6.1%}"
         for n in ("answer", "early", "late", "undrained", "surely", "half", "twice")
@@ -180,17 +182,17 @@ def rest(case: Case, runs: int, seed: int) -> str:
     told, early, late = Counter[Any](), 0, 0
     for number in range(seed, seed + runs):
         run = play(case, number, 1000.0)
-        backlog, end_s = judged(case, run)["backlog"], case.plan.duration_s
-        told["drained" if backlog["drained"] else backlog["drains"]] += 1
-        if backlog["drains"]:
+        backlog, end_s = judged(case, run).backlog, case.plan.duration_s
+        told["drained" if backlog.drained else backlog.drains] += 1
+        if backlog.drains:
             left = np.sort(run.at + run.ttft)
             after = left[left > end_s]
             waiting = np.searchsorted(run.at, after, "right") - np.searchsorted(
                 left, after, "right"
             )
-            gone = after[waiting <= backlog["base_waiting"]]
+            gone = after[waiting <= backlog.base_waiting]
             gone_s = float(gone[0]) - end_s if len(gone) else np.inf
-            low, high = backlog["further_s_ci"]
+            low, high = backlog.further_s_ci
             early, late = early + (gone_s < low), late + (high is not None and gone_s > high)
     return (
         f"{case.name:6}{case.base:.1f} x {case.factor:.1f} seen {case.recovery_s:.0f} s: "

@@ -67,19 +67,21 @@ def judge(name: str, sweeps: int, seed: int, longer: float = 1.0) -> dict[str, f
     for k in range(sweeps):
         stages, beyond = sweep(name, np.random.default_rng([seed, k]), longer)
         knee, more = find_knee(stages), find_knee(stages + beyond)
-        found["moved"] += knee["region"] is not None and knee["region"] != more["region"]
-        found["named_by_more"] += knee["region"] is None and more["region"] is not None
-        if more["region"] is None:
+        found["moved"] += knee.region is not None and knee.region != more.region
+        found["named_by_more"] += knee.region is None and more.region is not None
+        if more.region is None:
             continue
         found["named"] += 1
-        definition = more["methods"]["p99_p50_divergence"]["definition"]
+        definition = more.methods["p99_p50_divergence"].definition or ""
         truth = true_knee(name, 0.99 if definition.startswith("p99") else 0.95)
         for i, (what, of) in enumerate(
             (("wrong_in_flight", "region"), ("wrong_rps", "region_rps"))
         ):
-            low, high = more[of]
+            low, high = getattr(more, of)
             found[what] += truth is None or not low <= truth[i] <= high
-        widths.append([more[of][1] / more[of][0] for of in ("region", "region_rps")])
+        widths.append(
+            [getattr(more, of)[1] / getattr(more, of)[0] for of in ("region", "region_rps")]
+        )
     width = np.median(widths, axis=0) if widths else (np.nan, np.nan)
     return found | {"width_in_flight": float(width[0]), "width_rps": float(width[1])}
 

@@ -32,9 +32,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ampacity.analysis.capacity.levels import open_levels
+from ampacity.analysis.capacity.limit import find_capacity
 from ampacity.analysis.capacity.next_load import Goal, cut_short
 from ampacity.analysis.capacity.pooled import Estimate, estimate
-from ampacity.analysis.capacity.usable import find_capacity
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.percentiles import percentiles
 from ampacity.analysis.slo import Slo, parse_slo
@@ -201,7 +202,12 @@ def search_server(server: Server, slo: Slo, precision: float, seed: int) -> Foun
     """Return (estimate, requests, precision reached, stages)."""
     rig = ServerRig(server, slo, seed)
     asyncio.run(Search(SearchPlan(precision)).run(rig))
-    return estimate(rig.stages, [slo]), rig.sent, bool(rig.noted["search"]["reached"]), rig.stages
+    return (
+        estimate(open_levels(rig.stages), [slo]),
+        rig.sent,
+        bool(rig.noted["search"]["reached"]),
+        rig.stages,
+    )
 
 
 def search_engine(
@@ -226,7 +232,7 @@ def search_engine(
         asyncio.run(predict(settings, config, [], Progress(Console(quiet=True)), drive, "search"))
     rig = found[0]
     sent = sum(s["requests"] + s["window"]["warmup_requests"] for s in rig.stages)
-    found_now = estimate(rig.stages, [slo])
+    found_now = estimate(open_levels(rig.stages), [slo])
     reached = found_now is not None and found_now.relative_error <= precision
     return found_now, sent, reached, rig.stages
 
@@ -281,7 +287,7 @@ def told(stages: list[dict[str, Any]], slo: Slo, precision: float) -> list[float
     sent = np.cumsum([s["requests"] + s["window"]["warmup_requests"] for s in stages])
     said = []
     for k in range(1, len(stages)):
-        if estimate(stages[:k], [slo]) is not None:
+        if estimate(open_levels(stages[:k]), [slo]) is not None:
             more = cut_short(stages[:k], Goal((slo,), precision), "").more_requests
             said.append(None if more is None else float((sent[k - 1] + more) / sent[-1]))
     return said
@@ -351,7 +357,8 @@ def grid(slo: Slo, seeds: int) -> None:
     for requests in GRID_REQUESTS:
         errors = []
         for seed in range(seeds):
-            found = estimate(_grid_stages(QUEUE, slo, 10_000 + seed, GRID, requests), [slo])
+            grid = _grid_stages(QUEUE, slo, 10_000 + seed, GRID, requests)
+            found = estimate(open_levels(grid), [slo])
             errors.append(1.0 if found is None else abs(found.capacity_rps / truth - 1))
         print(
             f"grid, 10 x {requests:,}: error p50 {np.median(errors):.2%}, p95 "
@@ -384,10 +391,8 @@ def brackets(quantile: float, seeds: int, sweeps: int = 100) -> None:
                 found["sweep"] = swept.stages
             for name, stages in found.items():
                 capacity = find_capacity(stages, [slo])
-                low, high = capacity["capacity_rps_ci"] or (math.nan, math.nan)
-                figure = (
-                    capacity["capacity_rps"] if capacity["crossing"] == "interpolated" else None
-                )
+                low, high = capacity.capacity_rps_ci or (math.nan, math.nan)
+                figure = capacity.capacity_rps if capacity.crossing == "interpolated" else None
                 ends[name].append((low, math.inf if high is None else high, figure or math.nan))
         for name, rows in ends.items():
             low, high, figures = np.array(rows).T

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
-from ampacity.analysis.capacity.judged import judged_open, surely_violated
-from ampacity.analysis.capacity.usable import find_capacity
+from ampacity.analysis.capacity.levels import open_levels, surely_violated
+from ampacity.analysis.capacity.limit import find_capacity
 from ampacity.analysis.slo import Slo
 from ampacity.experiments.sweep import MAX_DURATION_S, STAGE_SHARE, sweep
 from benchmarks.servers import SERVERS, Floats, limit_at, truth_at
@@ -55,22 +55,22 @@ def one_sweep(name: str, slo: Slo, duration_s: float | None, seed: int) -> Serve
 def row_of(stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, float]:
     """Return the figures that a user reads, nan where there is none."""
     c, g = find_capacity(stages, slos), peak_goodput(stages, slos)
-    none, violated = (None, None), surely_violated(judged_open(stages))
+    none, violated = (None, None), surely_violated(open_levels(stages))
     row = {
-        "usable": c["capacity_rps"],
-        "low": (c["capacity_rps_ci"] or none)[0],
-        "high": (c["capacity_rps_ci"] or none)[1],
-        "c_max": c["c_max"],
-        "c_low": (c["c_max_ci"] or none)[0],
-        "c_high": (c["c_max_ci"] or none)[1],
-        "verified": c.get("verified_rps"),
+        "usable": c.capacity_rps,
+        "low": (c.capacity_rps_ci or none)[0],
+        "high": (c.capacity_rps_ci or none)[1],
+        "c_max": c.c_max,
+        "c_low": (c.c_max_ci or none)[0],
+        "c_high": (c.c_max_ci or none)[1],
+        "verified": c.verified_rps,
         "violated": violated and math.exp(violated),
-        "peak": g["peak_rps"],
-        "p_low": (g.get("peak_rps_ci") or none)[0],
-        "p_high": (g.get("peak_rps_ci") or none)[1],
+        "peak": g.peak_rps,
+        "p_low": (g.peak_rps_ci or none)[0],
+        "p_high": (g.peak_rps_ci or none)[1],
     }
     return {k: np.nan if v is None else float(v) for k, v in row.items()} | {
-        "pooled": c["crossing"] == "pooled"
+        "pooled": c.crossing == "pooled"
     }
 
 

@@ -1,4 +1,6 @@
-"""The busiest hour of a log: logs whose rate is known, and days by the study of benchmarks/studies/busy_hour.py."""
+"""The busiest hour of a log: logs whose rate is known, and days by the study of
+benchmarks/studies/busy_hour.py.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def test_a_short_log_has_the_windows_that_it_can() -> None:
 @pytest.mark.parametrize("law", [sine, step])
 @pytest.mark.parametrize("kind", ["poisson", "sessions"])
 def test_a_day_at_0_65_a_second_is_sized_by_its_peak(law: object, kind: str) -> None:
-    per_minute = law(np.arange(DAY) + 0.5)  # type: ignore[operator]
+    per_minute = law(np.arange(DAY) + 0.5)
     truth = 0.65 * windows(of_requests(kind, per_minute, CELL_S)).max()  # 1.23
     held, rates, largest = [], [], []
     for seed in range(60):
@@ -78,7 +80,8 @@ def test_a_profile_carries_the_busy_hour_and_its_interval_to_the_plan(tmp_path: 
         )
     )
     assert shown["Busiest hour"] == (
-        f"{traffic.peak_rps:.2f} req/s (95 % interval {low:.2f} to {high:.2f} req/s): what 'ampacity plan' sizes for"
+        f"{traffic.peak_rps:.2f} req/s (95 % interval {low:.2f} to {high:.2f} req/s): what "
+        "'ampacity plan' sizes for"
     )
     del arrivals["busy_hour"]  # a profile of before
     old = traffic_of_profile({"measured": {"arrivals": arrivals}})

@@ -52,7 +52,9 @@ def slow(count: int, start_s: float, first_id: int) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
-    """A sweep, and the same one with a curve at p99 lengths behind it, client-limited and unstable stages included."""
+    """A sweep, and the same one with a curve at p99 lengths behind it, client-limited and unstable
+    stages included.
+    """
     path = tmp_path_factory.mktemp("families")
 
     def own() -> list[Stage]:
@@ -109,7 +111,8 @@ def test_the_report_draws_the_families_beside_the_own_curve(runs: tuple[Run, Run
     ]  # p50: its p99 is infinite
     rate, (low, high) = more["capacity"]["capacity_rps"], more["capacity"]["capacity_rps_ci"]
     assert [key.label for key in chart.keys][:2] == [
-        f"the workload's own lengths: TTFT p99 (SLO ttft_p99=200ms), SLOs kept up to {rate:.0f} req/s ({low:.0f} to {high:.0f})",
+        "the workload's own lengths: TTFT p99 (SLO ttft_p99=200ms), SLOs kept up to "
+        f"{rate:.0f} req/s ({low:.0f} to {high:.0f})",
         "all at p99 lengths: TTFT p50",
     ]
     (table,) = curve_tables(read_summary(more))
@@ -120,7 +123,9 @@ def test_the_report_draws_the_families_beside_the_own_curve(runs: tuple[Run, Run
 
 
 def two_classes(rate: float, start_s: float, first_id: int, slow_s: float) -> Stage:
-    """Class a has its first token after 0.1 s, class b after ``slow_s``; 800 requests, every second one of b."""
+    """Class a has its first token after 0.1 s, class b after ``slow_s``; 800 requests, every second
+    one of b.
+    """
     records = [
         request(
             first_id + i,
@@ -175,7 +180,9 @@ def test_each_class_has_the_load_at_which_its_own_slos_break(mixed: Run) -> None
 
 def test_a_class_that_breaks_an_slo_below_the_usable_rate_of_all_is_named(tmp_path: Path) -> None:
     def stage(rate: float, start_s: float, first_id: int, slow: str) -> Stage:
-        """Every twentieth request is of class b; those whose class is in ``slow`` take 1 s, others 0.1 s."""
+        """Every twentieth request is of class b; those whose class is in ``slow`` take 1 s, others
+        0.1 s.
+        """
         names = ["b" if i % 20 == 0 else "a" for i in range(2000)]
         records = [
             request(
@@ -272,7 +279,9 @@ def test_a_predicted_sweep_at_p99_lengths_is_cut_to_the_context(tmp_path: Path) 
 
 
 class Recording:
-    """A rig that answers every stage at once: saturated above 8 requests/s, at longer lengths above 2."""
+    """A rig that answers every stage at once: saturated above 8 requests/s, at longer lengths above
+    2.
+    """
 
     def __init__(self, settings: Any) -> None:
         self.settings, self.lengths, self.typical_e2e_s = settings, None, 1.0
@@ -286,6 +295,10 @@ class Recording:
         over = rate_rps > (8 if self.lengths is None else 2)
         self.stages.append(
             {
+                "index": len(self.stages),
+                "kind": "open",
+                "requests": round(rate_rps * duration_s),
+                "concurrency": 1.0,
                 "offered_rps": rate_rps,
                 "lengths": self.lengths,
                 "stable": not over,
@@ -293,7 +306,7 @@ class Recording:
                 "slo_verdicts": [],
                 "slo_met": None,
                 "achieved_rps": min(rate_rps, 8.0),
-                "window": {"end_s": duration_s},
+                "window": {"end_s": duration_s, "warmup_requests": 0},
                 "tokens": self.settings.workload.input_tokens,
             }
         )
@@ -306,8 +319,8 @@ def test_a_sweep_finds_the_rates_of_each_length_combination_by_itself() -> None:
     )
     assert settings.lengths == ("p50", "p99")
     alone, rig = Recording(replace(settings, lengths=())), Recording(settings)
-    asyncio.run(sweep(alone))  # type: ignore[arg-type]
-    asyncio.run(sweep(rig))  # type: ignore[arg-type]
+    asyncio.run(sweep(alone))
+    asyncio.run(sweep(rig))
     curves = {
         name: [s for s in rig.stages if s["lengths"] == name] for name in (None, "p50", "p99")
     }

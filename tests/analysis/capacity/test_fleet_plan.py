@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from ampacity.analysis.capacity.fleet import (
     traffic_of_profile,
     use_of_fleet,
 )
-from ampacity.cli import main
 from ampacity.config import make_settings
+from ampacity.loadgen.rundir.files import Run
 from ampacity.workloads.fit.traffic import fit_arrivals
 from tests.support.contract import summarise
 from tests.support.synthetic import Stage, make_run, request
@@ -38,6 +38,21 @@ def carried(usable: float = 10.0, low: float | None = 9.0, high: float | None = 
 def plan_fleet(traffic: Traffic, carried: Carried, *how: Any, **named: Any) -> dict[str, Any]:
     fleet = fleet_of(traffic, carried, *how, **named)
     return fleet | use_of_fleet(fleet, traffic, carried)
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def plan(ampacity: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run ``ampacity plan``: its exit status, stdout and stderr."""
+    return lambda *arguments: (int(ampacity("plan", *arguments) or 0), *capsys.readouterr())
+
+
+def ten_per_second(path: Path, **facts: Any) -> Run:
+    """A run whose one stage carries 10 requests/s, the least that an instance does."""
+    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
+    return make_run(path, [stage], ["ttft_p99=1s"], warmup_requests=0, **facts)
 
 
 def test_the_interval_is_carried_through_to_instances() -> None:
@@ -93,21 +108,28 @@ def test_half_the_utilisation_is_twice_the_cost_of_a_token() -> None:
     )
 
 
-def test_safety_follows_variance_and_history_and_says_why() -> None:
-    steady = Traffic(120.0, 100.0, rate_cv=0.1, history_s=2 * WEEK_S)
-    assert choose_safety(steady) == (
-        1.2,
-        "20 %: the rate varies by 10 % (coefficient of variation over windows of up to a minute), over 14 days of history",
-    )
-    factor, why = choose_safety(Traffic(120.0, 100.0, rate_cv=0.6, history_s=2 * WEEK_S))
-    assert factor == 1.5
-    assert "60 %" in why
-    factor, why = choose_safety(Traffic(120.0, 100.0, rate_cv=0.1, history_s=3 * 3600.0))
-    assert factor == 1.5
-    assert "do not show a week" in why
-    factor, why = choose_safety(Traffic(120.0))
-    assert factor == 1.2
-    assert "nothing is known" in why
+@pytest.mark.parametrize(
+    ("cv", "history_s", "factor", "why"),
+    [
+        (
+            0.1,
+            2 * WEEK_S,
+            1.2,
+            "20 %: the rate varies by 10 % (coefficient of variation over windows of up to a "
+            "minute), over 14 days of history",
+        ),
+        (0.6, 2 * WEEK_S, 1.5, "60 %"),
+        (0.1, 3 * 3600.0, 1.5, "do not show a week"),
+        (None, 3 * 3600.0, 1.5, "too short to show"),
+        (None, None, 1.2, "nothing is known"),
+    ],
+)
+def test_safety_follows_variance_and_history(
+    cv: float | None, history_s: float | None, factor: float, why: str
+) -> None:
+    found = choose_safety(Traffic(120.0, 100.0, rate_cv=cv, history_s=history_s))
+    assert found[0] == factor
+    assert why in found[1]
     assert plan_fleet(Traffic(120.0), carried(), safety=1.37)["safety_factor"] == 1.37
 
 
@@ -119,7 +141,7 @@ def test_a_profile_gives_peak_mean_and_variance() -> None:
         "dispersion": {"1s": 2.0, "60s": 9.6},
     }
     traffic = traffic_of_profile({"measured": {"arrivals": held}})
-    # 11 is the P99 of Poisson(m) with 2 m = 10.856, the 1 % point of chi-squared with 24 degrees of freedom
+    # 11 is the P99 of Poisson(m), 2 m = 10.856: the 1 % point of chi-squared(24)
     assert traffic.peak_rps == pytest.approx(10.856 / 2, abs=1e-3)
     assert (traffic.mean_rps, traffic.history_s) == (4.0, WEEK_S)
     # variance of the counts 9.6 x 240, of which 240 are chance, over 240^2
@@ -133,7 +155,7 @@ def test_a_profile_gives_peak_mean_and_variance() -> None:
         None,
     ):
         with pytest.raises(FleetError, match="no measured arrivals"):
-            traffic_of_profile(bad)  # type: ignore[arg-type]
+            traffic_of_profile(bad)
 
 
 def test_chance_is_not_counted_twice() -> None:
@@ -176,10 +198,8 @@ def test_a_profile_of_three_requests_is_refused() -> None:
         traffic_of_profile({"measured": {"requests": 3, "arrivals": held}})
 
 
-def test_a_closed_loop_is_no_plan_without_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # 10 users wait 0.5 s and think 0.5 s: 10/s, 5 in flight; 40 users get the same 10/s, and wait 3.5 s
+def test_a_closed_loop_is_no_plan_without_a_warning(tmp_path: Path, plan: Command) -> None:
+    # 10 users wait 0.5 s and think 0.5 s: 10/s, 5 in flight; 40 get the same 10/s, wait 3.5 s
     stages = []
     for number, (users, takes_s) in enumerate([(10, 0.5), (40, 3.5)]):
         records = [
@@ -201,12 +221,7 @@ def test_a_closed_loop_is_no_plan_without_a_warning(
     assert "the closed loop is saturated" in summary["littles_law"]["reason"]
     assert summary["verdict"].startswith("One instance carries at most 9.9")
     assert "C_max 4.99 in flight (10 users); users wait for the server" in summary["verdict"]
-    monkeypatch.setattr(
-        sys, "argv", ["ampacity", "plan", str(tmp_path / "run"), "--peak-rps", "35"]
-    )
-    with pytest.raises(SystemExit):
-        main()
-    out = capsys.readouterr().out
+    _, out, _ = plan(tmp_path / "run", "--peak-rps", 35)
     assert out.startswith("at least 5 instances")  # 4 x 1.2
     assert "between" not in out
     assert "Warning: The capacity was found with a closed loop" in out
@@ -218,69 +233,59 @@ def test_a_closed_loop_is_no_plan_without_a_warning(
     )
 
 
-def test_plan_reads_a_run_and_a_profile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
-    make_run(tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0)
+def test_plan_reads_a_run_and_a_profile(tmp_path: Path, plan: Command) -> None:
+    ten_per_second(tmp_path / "run")
     profile = tmp_path / "traffic.yaml"
     profile.write_text(
-        "measured: {arrivals: {mean_rps: 20, rps_p99: 39, span_s: 1000000, dispersion: {60s: 1.0}}}\n",
-        encoding="utf-8",
+        "measured: {arrivals: {mean_rps: 20, rps_p99: 39, span_s: 1000000, dispersion: {60s: 1.0}}}"
     )
-
-    def plan(*arguments: str) -> int:
-        run = [] if arguments and not arguments[0].startswith("-") else [str(tmp_path / "run")]
-        monkeypatch.setattr(sys, "argv", ["ampacity", "plan", *run, *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0)
-
-    assert plan("--profile", str(profile), "--gpu-hour", "2", "--json") == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert (found["peak_rps"], found["instances_before_safety"], found["instances"]) == (
-        pytest.approx(53.540 / 2, abs=1e-3),
-        3,
-        4,
-    )
+    by_profile = (tmp_path / "run", "--profile", profile)
+    status, out, _ = plan(*by_profile, "--gpu-hour", 2, "--json")
+    found: dict[str, Any] = json.loads(out)
+    assert (status, found["instances_before_safety"], found["instances"]) == (0, 3, 4)
+    assert found["peak_rps"] == pytest.approx(53.540 / 2, abs=1e-3)
     assert found["utilisation"] == pytest.approx(20 / 40, rel=0.01)
     # one token a request in the synthetic run, and 100 of input
-    assert found["fleet_cost_per_million_output_tokens"] == pytest.approx(
-        8 / (20 * 3600) * 1e6, rel=0.01
-    )
-    assert found["fleet_cost_per_million_input_tokens"] == pytest.approx(
-        8 / (20 * 3600 * 100) * 1e6, rel=0.01
-    )
-    assert (
-        plan("--profile", str(profile), "--gpu-hour", "0.002") == 0
-    )  # a thousandth of $8 / (20 x 3.6)
-    told = capsys.readouterr().out
-    assert re.search(r"\$0\.000111 for 1,000 good requests\n", told)
-    assert "pooled" not in told
-    assert plan("--profile", str(profile)) == 0
-    assert "20 %: the rate varies by" in capsys.readouterr().out
-    assert plan() == 2
-    assert "--peak-rps" in capsys.readouterr().err
-    assert plan("--peak-rps", "10", "--mean-rps", "11") == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    for side, tokens in (("output", 1), ("input", 100)):
+        cost = found[f"fleet_cost_per_million_{side}_tokens"]
+        assert cost == pytest.approx(8 / (20 * 3600 * tokens) * 1e6, rel=0.01)
     assert np.isfinite(found["fleet_cost_per_thousand_good_requests"])
-    for flag in ("--peak-rps", "--safety", "--gpu-hour"):  # what is wrong is the flag, not the run
-        assert plan("--peak-rps", "10", flag, "1e300") == 2
-        assert capsys.readouterr().err == f"ampacity: {flag} 1e+300: at most 1e+12\n"
-    plan_of_a_burst = {
-        "base_rps": 10.0,
-        "factor": 1.0,
-        "base_s": 60.0,
-        "burst_s": 20.0,
-        "recovery_s": 40.0,
-    }
-    make_run(tmp_path / "burst", [stage], ["ttft_p99=1s"], warmup_requests=0, burst=plan_of_a_burst)
-    assert plan(str(tmp_path / "burst"), "--peak-rps", "10") == 2
-    assert "a burst is no steady load, so it names no capacity" in capsys.readouterr().err
+    _, out, _ = plan(*by_profile, "--gpu-hour", 0.002)  # a thousandth of $8 / (20 x 3.6)
+    assert re.search(r"\$0\.000111 for 1,000 good requests\n", out)
+    assert "pooled" not in out
+    assert "20 %: the rate varies by" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ([], "give the load of the fleet: --peak-rps R"),
+        (["--peak-rps", "10", "--mean-rps", "11"], "--mean-rps 11: give a number above 0"),
+        # what is wrong is the flag, not the run
+        (["--peak-rps", "1e300"], "--peak-rps 1e+300: at most 1e+12\n"),
+        (["--peak-rps", "10", "--safety", "1e300"], "--safety 1e+300: at most 1e+12\n"),
+        (["--peak-rps", "10", "--gpu-hour", "1e300"], "--gpu-hour 1e+300: at most 1e+12\n"),
+    ],
+)
+def test_a_plan_of_nonsense_is_refused_in_one_line(
+    arguments: list[str], error: str, tmp_path: Path, plan: Command
+) -> None:
+    ten_per_second(tmp_path / "run")
+    status, _, err = plan(tmp_path / "run", *arguments)
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith(f"ampacity: {error}")
+
+
+def test_a_burst_names_no_capacity_to_plan_with(tmp_path: Path, plan: Command) -> None:
+    lengths = {"base_s": 60.0, "burst_s": 20.0, "recovery_s": 40.0}
+    ten_per_second(tmp_path / "run", burst={"base_rps": 10.0, "factor": 1.0, **lengths})
+    status, _, err = plan(tmp_path / "run", "--peak-rps", 10)
+    assert status == 2
+    assert "a burst is no steady load, so it names no capacity" in err
 
 
 def test_tokens_are_a_mean_over_all_answers_not_of_the_stage_at_the_limit(tmp_path: Path) -> None:
-    # 10/s met with 1 token an answer; a short stage at 12/s of 4 tokens; one at which the client was the limit of 50
+    # 10/s met with 1 token an answer; a short stage at 12/s of 4; one limited by the client of 50
     def stage(number: int, n: int, rps: float, tokens: int, start_s: float, **how: Any) -> Stage:
         rows = [
             request(
@@ -324,27 +329,15 @@ def test_tokens_are_a_mean_over_all_answers_not_of_the_stage_at_the_limit(tmp_pa
     ],
 )
 def test_a_plan_for_other_instances_than_the_one_measured_warns(
-    facts: dict[str, Any],
-    gpus: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    facts: dict[str, Any], gpus: int, tmp_path: Path, plan: Command
 ) -> None:
-    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
-    make_run(tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0, **facts)
+    ten_per_second(tmp_path / "run", **facts)
     for tp, warned in ((None, False), (gpus, False), (gpus + 3, True)):
-        given = [] if tp is None else ["--tp", str(tp)]
-        monkeypatch.setattr(
-            sys,
-            "argv",
-            ["ampacity", "plan", str(tmp_path / "run"), "--peak-rps", "25", "--json", *given],
-        )
-        with pytest.raises(SystemExit):
-            main()
-        plan = json.loads(capsys.readouterr().out)
-        assert (plan["gpu_hour_usd"], plan["cost_per_hour"]) == (None, None)
-        assert (plan["instances"], plan["gpus"]) == (4, 4 * (tp or gpus))  # ceil(3 x 1.2)
-        assert ("other_instance" in [w["code"] for w in plan["warnings"]]) == warned
+        given = [] if tp is None else ["--tp", tp]
+        found = json.loads(plan(tmp_path / "run", "--peak-rps", 25, "--json", *given)[1])
+        assert (found["gpu_hour_usd"], found["cost_per_hour"]) == (None, None)
+        assert (found["instances"], found["gpus"]) == (4, 4 * (tp or gpus))  # ceil(3 x 1.2)
+        assert ("other_instance" in [w["code"] for w in found["warnings"]]) == warned
 
 
 def test_the_gpus_of_an_instance_are_those_that_were_locked() -> None:
@@ -359,72 +352,20 @@ def test_the_gpus_of_an_instance_are_those_that_were_locked() -> None:
     )
 
 
-def test_a_plan_says_which_price_its_costs_rest_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
-    make_run(tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0)
-    words = [
-        "ampacity",
-        "plan",
-        str(tmp_path / "run"),
-        "--peak-rps",
-        "25",
-        "--tp",
-        "2",
-        "--gpu-hour",
-        "2.5",
-    ]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit):
-        main()
+def test_a_plan_shows_the_price_that_its_costs_rest_on(tmp_path: Path, plan: Command) -> None:
+    ten_per_second(tmp_path / "run")
     # ceil(ceil(25 / 10) x 1.2) = 4 instances of 2 GPUs
-    told = capsys.readouterr().out
-    assert "  8 GPUs × $2.5/h = $20.00 an hour; each line below allocates the full cost " in told
+    _, out, _ = plan(tmp_path / "run", "--peak-rps", 25, "--tp", 2, "--gpu-hour", 2.5)
+    assert "  8 GPUs × $2.5/h = $20.00 an hour; each line below allocates the full cost " in out
 
 
-def test_a_plan_takes_the_price_that_the_run_was_given_unless_another_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_plan_takes_what_the_run_was_given_unless_another_is(
+    tmp_path: Path, plan: Command
 ) -> None:
-    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
-    make_run(
-        tmp_path / "run",
-        [stage],
-        ["ttft_p99=1s"],
-        warmup_requests=0,
-        fleet_inputs={
-            "peak_rps": None,
-            "tensor_parallel": 1,
-            "safety_factor": 1.2,
-            "gpu_hour_usd": 3.0,
-        },
-    )
-    for given, hourly in (([], 12.0), (["--gpu-hour", "2"], 8.0)):  # ceil(3 x 1.2) = 4 GPUs
-        words = ["ampacity", "plan", str(tmp_path / "run"), "--peak-rps", "25", "--json", *given]
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit):
-            main()
-        assert json.loads(capsys.readouterr().out)["cost_per_hour"] == hourly
-
-
-def test_a_plan_holds_to_what_the_run_was_given_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
     inputs = {"peak_rps": 95.0, "tensor_parallel": 2, "safety_factor": 1.5, "gpu_hour_usd": 3.0}
-    run = make_run(
-        tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0, fleet_inputs=inputs
-    )
-    summary = summarise(run)
-
-    def plan(*words: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["ampacity", "plan", str(tmp_path / "run"), *words])
-        with pytest.raises(SystemExit):
-            main()
-        return capsys.readouterr().out
-
-    told = plan()
-    # no stage broke: 10/s is the least that one carries, ceil(95 / 10) x 1.5 = 15 the most that are needed
+    summary = summarise(ten_per_second(tmp_path / "run", fleet_inputs=inputs))
+    _, told, _ = plan(tmp_path / "run")
+    # no stage broke: 10/s is the least that one carries, ceil(95 / 10) x 1.5 = 15 the most
     assert told.startswith("at most 15 instances, 30 GPUs for 95 requests/s\n")
     assert "  peak 95 requests/s: as given at the run\n" in told
     assert "  safety as given at the run\n" in told
@@ -432,31 +373,28 @@ def test_a_plan_holds_to_what_the_run_was_given_and_says_so(
     assert summary["verdict"].endswith(
         "; 95 req/s need at most 15 instances, 30 GPUs, with a safety factor of 1.5."
     )
-    found = json.loads(plan("--json"))
+    found = json.loads(plan(tmp_path / "run", "--json")[1])
     assert found["from_run"] == ["gpu_hour_usd", "peak_rps", "safety_factor"]
     same = summary["fleet"]
     assert {k: found[k] for k in found.keys() & same.keys()} == {
         k: same[k] for k in found.keys() & same.keys()
     }
-    other = plan("--peak-rps", "20", "--safety", "1", "--gpu-hour", "2")
+    others = ("--peak-rps", 20, "--safety", 1, "--gpu-hour", 2)
+    _, other, _ = plan(tmp_path / "run", *others)
     assert other.startswith("at most 2 instances, 4 GPUs for 20 requests/s\n")
+    assert "4 GPUs × $2/h = $8.00 an hour" in other
     assert "as given at the run" not in other
 
 
-def test_arrivals_that_crowd_within_a_minute_are_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
-    make_run(tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0)
+def test_arrivals_that_crowd_within_a_minute_are_a_warning(tmp_path: Path, plan: Command) -> None:
+    ten_per_second(tmp_path / "run")
     profile = tmp_path / "traffic.yaml"
     # 3.4/s over 10 s: 2.27/s of Poisson arrivals, see above
-    held = "{mean_rps: 1.46, rps_p99: 9, p99_rps: {10s: 3.4}, busy_hour: {rps: 1.9, rps_ci: [1.7, 2.1], window_s: 3600}}"
-    profile.write_text("measured: {arrivals: " + held + "}", encoding="utf-8")
-    words = ["ampacity", "plan", str(tmp_path / "run"), "--profile", str(profile), "--json"]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit):
-        main()
-    found = json.loads(capsys.readouterr().out)
+    profile.write_text(
+        "measured: {arrivals: {mean_rps: 1.46, rps_p99: 9, p99_rps: {10s: 3.4}, "
+        "busy_hour: {rps: 1.9, rps_ci: [1.7, 2.1], window_s: 3600}}}"
+    )
+    found = json.loads(plan(tmp_path / "run", "--profile", profile, "--json")[1])
     assert (found["peak_rps"], found["peak_rps_ci"]) == (1.9, [1.7, 2.1])
     (crowded,) = [w["text"] for w in found["warnings"] if w["code"] == "crowded"]
     assert "as Poisson arrivals of 2.27 requests/s do, more than the busiest hour's 1.9" in crowded

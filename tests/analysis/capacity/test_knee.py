@@ -1,4 +1,6 @@
-"""The knee: between which loads p99 parts from p50, whatever lies beyond; and where the asymptotic bounds meet."""
+"""The knee: between which loads p99 parts from p50, whatever lies beyond; and where the asymptotic
+bounds meet.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ampacity.analysis.capacity.knee import find_knee
 from ampacity.analysis.stats.scalability import corner_of_bounds
@@ -20,7 +23,9 @@ def stage(
     stable: bool = True,
     noise: float = 0.1,
 ) -> dict[str, Any]:
-    """A stage of p50 0.1 s whose p99 is ``ratio`` times that, known to ``noise``; None: too short for a p99."""
+    """A stage of p50 0.1 s whose p99 is ``ratio`` times that, known to ``noise``; None: too short
+    for a p99.
+    """
     figures: dict[str, Any] = {
         "p50": 0.1,
         "p90": 0.14,
@@ -59,19 +64,21 @@ LOW = [(16, 2.9), (32, 3.0), (64, 3.0), (128, 3.1), (192, 3.2)]
 
 @pytest.mark.parametrize("users", [True, False])
 def test_the_knee_lies_between_the_loads_where_p99_parts_whatever_lies_beyond(users: bool) -> None:
-    """p99/p50 goes from 3.2 to 99 between 192 and 256; past saturation p50 catches up and the ratio falls again."""
+    """p99/p50 goes from 3.2 to 99 between 192 and 256; past saturation p50 catches up and the ratio
+    falls again.
+    """
     stages = [stage(n, r, users=users) for n, r in [*LOW, (256, 99)]]
     knee = find_knee(stages)
     scale = 1 if users else 2
-    assert knee["region"] == [192 * scale, 256 * scale]
-    assert knee["region_rps"] == ([192, 200] if users else [192, 256])
-    assert knee["reason"] is None
+    assert knee.region == (192 * scale, 256 * scale)
+    assert knee.region_rps == ((192, 200) if users else (192, 256))
+    assert knee.reason is None
     assert (
         "p99/p50 of ttft_from_schedule_s, 2 times its low-load level of 3.00"
-        in knee["methods"]["p99_p50_divergence"]["definition"]
+        in knee.methods["p99_p50_divergence"].definition
     )
     # 3.2 -> 99 passes 6 at ln(6/3.2)/ln(99/3.2) = 0.183 of the step, on a log scale
-    assert knee["concurrency"] == pytest.approx(192 * scale * (256 / 192) ** 0.1832, rel=1e-3)
+    assert knee.concurrency == pytest.approx(192 * scale * (256 / 192) ** 0.1832, rel=1e-3)
     for beyond in (
         [(384, 5.0), (512, 2.0), (768, 1.5)],
         [(384, None)],
@@ -79,32 +86,33 @@ def test_the_knee_lies_between_the_loads_where_p99_parts_whatever_lies_beyond(us
         [(384, 3.0), (500, 3.0), (600, 90.0)],
     ):
         more = [stage(n, r, users=users, stable=users) for n, r in beyond]
-        assert {**find_knee(more + stages), "methods": None} == {**knee, "methods": None}
+        assert replace(find_knee(more + stages), methods={}) == replace(knee, methods={})
 
 
 def test_a_first_stage_without_p99_does_not_lift_the_level() -> None:
-    """The lowest stage that has one gives p99's level; the lowest that has p95 alone makes p95 the one to judge by."""
+    """The lowest stage that has one gives p99's level; the lowest that has p95 alone makes p95 the
+    one to judge by.
+    """
     stages = [stage(8, None), *(stage(n, r) for n, r in [*LOW, (256, 99)])]
     for s, p95 in zip(stages, (0.15, 0.15, 0.15, 0.15, 0.16, 0.16, 2.0), strict=True):
         s["ttft_from_schedule_s"] |= {"p95": p95, "p90": p95 * 0.9}
     found = find_knee(stages)
-    assert found["region"][1] == 512
-    assert (
-        found["region"][0] >= 2 * 64
-    )  # 192 is below, and two loads before it may be quiet by chance
-    assert "p95/p50" in found["methods"]["p99_p50_divergence"]["definition"]
+    assert found.region[1] == 512
+    assert found.region[0] >= 2 * 64  # 192 is below, and two loads before it may be quiet by chance
+    assert "p95/p50" in found.methods["p99_p50_divergence"].definition
     stages[0]["ttft_from_schedule_s"] |= {"p95": None}
-    assert find_knee(stages)["region"] == [384, 512]
+    assert find_knee(stages).region == (384, 512)
 
 
 def test_a_ratio_in_doubt_widens_the_region_and_names_no_knee_alone() -> None:
     noisy = [stage(n, r) for n, r in LOW] + [stage(224, 7.0, noise=0.6), stage(256, 99)]
-    assert find_knee(noisy)["region"] == [384, 512]  # 2.8 to 11.2 lies on both sides of 6
+    assert find_knee(noisy).region == (384, 512)  # 2.8 to 11.2 lies on both sides of 6
     known = find_knee(noisy[:-1])
-    assert (known["concurrency"], known["region"]) == (None, None)
+    assert (known.concurrency, known.region) == (None, None)
     assert (
-        known["reason"]
-        == "never clearly reached: p99/p50 of ttft_from_schedule_s, 2 times its low-load level of 3.00"
+        known.reason
+        == "never clearly reached: p99/p50 of ttft_from_schedule_s, 2 times its low-load level of "
+        "3.00"
     )
 
 
@@ -112,22 +120,22 @@ def test_failures_in_the_tail_are_a_knee_where_they_begin() -> None:
     failed = stage(256, None)
     failed["ttft_from_schedule_s"] |= {"p99_reason": "infinite: 9 of 300 requests failed"}
     found = find_knee([stage(n, r) for n, r in LOW] + [failed])
-    assert found["region"] == [384, 512]
-    assert found["concurrency"] == pytest.approx(
-        (384 * 512) ** 0.5
-    )  # the middle of an infinite step
+    assert found.region == (384, 512)
+    assert found.concurrency == pytest.approx((384 * 512) ** 0.5)  # the middle of an infinite step
 
 
 def test_the_region_is_that_of_all_stages_on_sweeps_of_a_batching_server() -> None:
-    """600 sweeps on each server: docs/methods.md. True p95/p50 passes twice its low-load level at 8.8 in flight."""
+    """600 sweeps on each server: docs/methods.md. True p95/p50 passes twice its low-load level at
+    8.8 in flight.
+    """
     named = held = 0
     for k in range(12):
         stages, beyond = sweep("batch", np.random.default_rng([7, k]))
         knee, more = find_knee(stages), find_knee(stages + beyond)
-        if knee["region"] is not None:
-            assert more["region"] == knee["region"]
+        if knee.region is not None:
+            assert more.region == knee.region
             named += 1
-            held += knee["region"][0] <= 8.8 <= knee["region"][1]
+            held += knee.region[0] <= 8.8 <= knee.region[1]
     assert named >= 3
     assert held >= named - 1
 
@@ -149,16 +157,18 @@ def wide(load: float, ratio: float, **changes: Any) -> dict[str, Any]:
 
 
 def test_one_quiet_load_counts_where_p99_is_known_and_two_where_only_p95_is() -> None:
-    """3.0, 3.0, 3.0, 3.0, then 99: clearly below at 128, so that the region begins one load before; by p95 two."""
+    """3.0, 3.0, 3.0, 3.0, then 99: clearly below at 128, so that the region begins one load before;
+    by p95 two.
+    """
     loads = [(16, 3.0), (32, 3.0), (64, 3.0), (128, 3.0), (192, 99)]
-    assert find_knee([wide(*one) for one in loads])["region_rps"] == [64, 192]
+    assert find_knee([wide(*one) for one in loads]).region_rps == (64, 192)
 
     def by_p95(load: float, ratio: float) -> dict[str, Any]:
         made = stage(load, None)
         figures = {**made["ttft_from_schedule_s"], "p90": 0.1 * ratio, "p95": 0.1 * ratio}
         return made | {"ttft_from_schedule_s": figures, "e2e_from_schedule_s": figures}
 
-    assert find_knee([by_p95(*one) for one in loads])["region_rps"] == [32, 192]
+    assert find_knee([by_p95(*one) for one in loads]).region_rps == (32, 192)
 
 
 def test_the_region_spans_what_arrived_by_chance() -> None:
@@ -166,4 +176,19 @@ def test_the_region_spans_what_arrived_by_chance() -> None:
     stages = [stage(n, r) for n, r in LOW]
     stages[-1]["arrived_rps"] = 182.4
     jammed = stage(256, 99) | {"arrived_rps": 281.6}
-    assert find_knee([*stages, jammed])["region_rps"] == [182.4, 281.6]
+    assert find_knee([*stages, jammed]).region_rps == (182.4, 281.6)
+
+
+def test_a_knee_needs_four_stages() -> None:
+    found = find_knee([stage(n, r) for n, r in LOW[:3]])
+    assert (found.concurrency, found.reason) == (None, "needs 4 usable stages, has 3")
+    limited = [stage(n, r) | {"client_limited": True} for n, r in LOW]
+    assert find_knee(limited).concurrency is None
+
+
+def test_no_knee_where_nothing_diverges() -> None:
+    """All requests take ever longer, p50 as p99; nor does throughput bend."""
+    found = find_knee([stage(2.0**i, 2.0) for i in range(6)])
+    assert (found.concurrency, found.region, found.rps) == (None, None, None)
+    assert "never clearly reached" in str(found.reason)
+    assert "still growing" in str(found.methods["bounds"].reason)

@@ -39,9 +39,9 @@ def test_two_routes_the_one_with_more_accepted_results_wins() -> None:
 
 
 def test_a_peak_that_is_not_known_says_why() -> None:
-    assert peak_goodput([], [])["reason"] == "no stage was measured"
+    assert peak_goodput([], []).reason == "no stage was measured"
     unknown = {"goodput_rps": None, "goodput_rps_reason": "no answer had two tokens"}
-    assert peak_goodput([unknown], [])["reason"] == "no answer had two tokens"
+    assert peak_goodput([unknown], []).reason == "no answer had two tokens"
 
 
 def test_accepted_needs_the_slo_too_and_unlabelled_answers_are_counted() -> None:
