@@ -1,4 +1,4 @@
-"""The one part that is compiled: without a C compiler it is left out, and the same is done in Python."""
+"""Build the one compiled part; without a C compiler it is left out."""
 
 import sys
 

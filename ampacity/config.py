@@ -5,69 +5,21 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections import defaultdict
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ampacity import values as v
-from ampacity.analysis.slo import Slo, parse_slos
-from ampacity.loadgen.net.http import Reuse, Stamps
-from ampacity.loadgen.plan import Limits
+from ampacity.analysis.slo import parse_slos
 from ampacity.loadgen.send.endpoint import Endpoint, parse_endpoint
-from ampacity.loadgen.send.protocols import Api
-from ampacity.settings import ALL, COMBINED, REPLAY, read_settings
+from ampacity.settings import FIELDS, SETTINGS, Settings, read_settings
 from ampacity.values import ConfigError
 from ampacity.workloads.arrivals.processes import arrivals_text, check_stage, shaped
 from ampacity.workloads.profile import Workload, load_workload
 from ampacity.workloads.prompts.files import load_prompts
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
-from ampacity.workloads.trace_cuts import Replay
+from ampacity.workloads.schedule_file import workload_of
 
 DEFAULT_WORKLOAD = "chat"
 GPU_FACTS = ("tensor_parallel", "hardware")  # facts of --lock that state the GPUs of an instance
-
-
-@dataclass(frozen=True)
-class Settings:
-    """A validated experiment. Durations in seconds, rates per second."""
-
-    endpoint: Endpoint
-    workload: Workload
-    model: str | None = None
-    api: Api = "chat"
-    extra_body: dict[str, Any] = field(default_factory=dict)
-    tokenizer: str = "words"
-    replicas: tuple[Endpoint, ...] = ()  # further endpoints, used round-robin
-    sticky: bool = False  # a session stays on one endpoint
-    salt: str | None = None  # cache-bust seed of the prompts' texts; None: new for each run
-    trace: Path | None = None
-    replay: Replay = field(default_factory=Replay)
-    skip_bad_rows: bool = False
-    fit_context: bool = False  # shorten what does not fit the model's context
-    columns: dict[str, str] = field(default_factory=dict)  # of the trace, by role
-    time_unit: str | None = None  # of the trace
-    rates: tuple[float, ...] | None = None
-    concurrency: tuple[int, ...] | None = None
-    lengths: tuple[str, ...] = ()  # quantiles such as "p99": one more curve for each
-    duration_s: float = 30.0
-    warmup_requests: int | None = None
-    max_requests: int | None = None
-    max_tokens: int | None = None
-    slos: tuple[Slo, ...] = ()
-    seed: int = 1
-    limits: Limits = field(default_factory=Limits)
-    think_s: float = 0.0
-    ramp_s: float = 0.0  # closed loop: the users start over this time, before duration_s
-    connections: Reuse = "pool"
-    timestamps: Stamps = "kernel"
-    workers: int | None = None  # None: as many as the load turns out to need
-    cpus: tuple[int, ...] = ()  # cores that the client is pinned to
-    out: Path | None = None
-    keep_answers_bytes: int | None = None  # of each process; None: answers are not kept
-    locked: dict[str, str] = field(default_factory=dict)
-    metrics_urls: tuple[str, ...] = ()  # in addition to the server's own /metrics
-    fleet_inputs: dict[str, Any] = field(default_factory=dict)
 
 
 def make_settings(raw: dict[str, Any]) -> Settings:
@@ -79,25 +31,18 @@ def make_settings(raw: dict[str, Any]) -> Settings:
     raw = {name: value for name, value in raw.items() if value not in (None, [], (), {})}
     _check_names(raw)
     given = read_settings(raw)
-    endpoints = _endpoints(raw["url"], given)
+    endpoint, *replicas = _endpoints(raw["url"], given)
     workload = _workload(given)
-    fields: dict[str, dict[str, Any]] = defaultdict(dict)
-    for name, value in given.items():
-        part, _, attribute = (ALL[name].field or name).rpartition(".")
-        if attribute != COMBINED:
-            fields[part][attribute] = value
+    defaults = {"tp": gpus_named(*map(given.get("lock", {}).get, GPU_FACTS)) or 1}
     if "trace" in given:  # a trace records what happened, its beginning included
-        fields[""].setdefault("warmup_requests", 0)
-    facts = given.get("lock", {})
+        defaults["warmup"] = 0
+    of_classes = [f"{kind.name}:{text}" for kind in workload.classes for text in kind.slos]
     settings = Settings(
-        endpoint=endpoints[0],
-        replicas=endpoints[1:],
+        endpoint=endpoint,
+        replicas=tuple(replicas),
         workload=workload,
-        replay=Replay(**fields["replay"]),
-        limits=Limits(**fields["limits"]),
-        slos=_slos(given.get("slo", []), workload),
-        fleet_inputs=fleet_inputs({"tp": gpus_named(*map(facts.get, GPU_FACTS)) or 1, **given}),
-        **fields[""],
+        slos=tuple(parse_slos([*map(str, given.get("slo", ())), *of_classes])),
+        **{FIELDS[name]: value for name, value in {**defaults, **given}.items()},
     )
     _check_together(settings, raw)
     for rate in settings.rates or ():  # before a server is loaded
@@ -107,7 +52,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
 
 
 def _check_names(raw: dict[str, Any]) -> None:
-    known = {"url", *ALL}
+    known = {"url", *SETTINGS}
     for name in raw:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
@@ -116,11 +61,6 @@ def _check_names(raw: dict[str, Any]) -> None:
             raise ConfigError(f"unknown setting {name!r}; {hint}")
     if "url" not in raw:
         raise ConfigError("give the endpoint's base URL, as http://127.0.0.1:8000/v1")
-
-
-def _slos(texts: list[Any], workload: Workload) -> tuple[Slo, ...]:
-    of_classes = [f"{kind.name}:{text}" for kind in workload.classes for text in kind.slos]
-    return tuple(parse_slos([*map(str, texts), *of_classes]))
 
 
 def gpus_named(*texts: object) -> int | None:
@@ -133,16 +73,6 @@ def gpus_named(*texts: object) -> int | None:
         for text in texts
     )
     return next((int(match[1] or match[2]) for match in matches if match), None)
-
-
-def fleet_inputs(given: dict[str, Any]) -> dict[str, Any]:
-    """Return ``fleet_inputs`` of run.json from settings that were read; null: not given."""
-    return {
-        "peak_rps": given.get("peak_rps"),
-        "tensor_parallel": given.get("tp", 1),
-        "safety_factor": given.get("safety"),
-        "gpu_hour_usd": given.get("gpu_hour"),
-    }
 
 
 def _workload(given: dict[str, Any]) -> Workload:
@@ -162,8 +92,8 @@ def _workload(given: dict[str, Any]) -> Workload:
         lengths = given["input_tokens"], given["output_tokens"]
         workload = Workload("custom", *lengths, source="given by the user")
     else:
-        name = given.get("workload", DEFAULT_WORKLOAD)
-        workload = _workload_of_schedule(given.get("trace")) or load_workload(name)
+        of_schedule = workload_of(given["trace"]) if "trace" in given else None
+        workload = of_schedule or load_workload(given.get("workload", DEFAULT_WORKLOAD))
         for side in fixed:
             workload = workload.with_lengths(side, given[side])
     if "prompts" in given:
@@ -184,18 +114,14 @@ def _with_prompts(workload: Workload, given: dict[str, Any]) -> Workload:
     return dataclasses.replace(workload, prompts=prompts)
 
 
-def _workload_of_schedule(trace: Path | None) -> Workload | None:
-    """Return the workload whose schedule the trace is; None: it is another kind of trace."""
-    if trace is None:
-        return None
-    from ampacity.workloads.schedule_file import workload_of
-
-    return workload_of(trace)
-
-
 def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
     """Raise ConfigError for contradicting settings, and for settings without any effect."""
-    for wrong, message in (*_conflicts(settings, raw), *_without_effect(settings, raw)):
+    for name in SETTINGS:
+        needs = SETTINGS[name].needs
+        needed = re.findall(r"--([\w-]+)", needs.partition(":")[0])
+        if name in raw and needed and not raw.keys() & set(needed):
+            raise ConfigError(f"{v.option(name)} goes with {needs}")
+    for wrong, message in _conflicts(settings, raw):
         if wrong:
             raise ConfigError(message)
     names = [kind.name for kind in settings.workload.classes] or ["default"]
@@ -242,37 +168,14 @@ def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]
             workload.prompts and settings.trace,
             "--trace brings its own lengths, --prompts its own texts: give one of them",
         ),
-    ]
-
-
-def _without_effect(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]:
-    closed = settings.concurrency
-    return [
         (
-            "arrivals" in raw and closed,
+            "arrivals" in raw and settings.concurrency,
             "--arrivals goes with an open loop: with --concurrency each request follows the "
             "answer before it",
         ),
         (
-            "think_time" in raw and not closed,
-            "--think-time goes with --concurrency: in an open loop nobody waits for an answer",
-        ),
-        (
-            "ramp" in raw and not closed,
-            "--ramp goes with --concurrency: an open loop rises with "
-            "--arrivals ramp:from=0.2,to=1.8",
-        ),
-        (
             settings.sticky and not settings.replicas,
             "--sticky goes with several URLs, comma-separated",
-        ),
-        (
-            settings.skip_bad_rows and not (settings.trace or settings.workload.prompts),
-            "--skip-bad-rows goes with --prompts or --trace",
-        ),
-        *(
-            (name in raw and not settings.trace, f"{v.option(name)} goes with --trace")
-            for name in REPLAY
         ),
     ]
 

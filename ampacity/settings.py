@@ -1,22 +1,33 @@
-"""The settings of an experiment, each declared once: an option, a key of the run file, its check.
+# ruff: noqa: RUF009 - a setting is declared by a call that returns a dataclass field
+"""The settings of an experiment. Each is declared once, with its option, check and default.
 
-Nothing heavy is imported: ``ampacity COMMAND --help`` needs this module.
+The key of a run file is the option's name. Nothing heavy is imported: ``ampacity COMMAND --help``
+needs this module.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ampacity import values as v
 
-TARGET, LOAD, WORKLOAD, LIMITS = "Endpoint", "Load", "Workload", "Limits"
-OUT = "Judgement and output"
+if TYPE_CHECKING:
+    from ampacity.analysis.slo import Slo
+    from ampacity.loadgen.net.http import Reuse, Stamps
+    from ampacity.loadgen.plan import Limits
+    from ampacity.loadgen.send.endpoint import Endpoint
+    from ampacity.loadgen.send.protocols import Api
+    from ampacity.workloads.profile import Workload
+    from ampacity.workloads.trace_cuts import Replay
+
 CONCURRENCY_MAX = 100_000
 BLOCK_MAX = 1 << 20
 WORKERS_MAX = 256
-COMBINED = "-"  # several settings make one field of ``config.Settings``
+OUTPUT_PANEL = "Judgement and output"
 
 
 @dataclass(frozen=True)
@@ -24,286 +35,290 @@ class Kind:
     """A type on the command line, and a reader of an option's text or a run file's value."""
 
     type: Any
-    metavar: str | None
-    read: v.Reader
+    metavar: str | None = None
+    read: v.Reader = v.text
 
 
 @dataclass(frozen=True)
 class Setting:
-    """``field`` of ``config.Settings`` gets the value ("limits.x", "replay.x": of that part)."""
+    """A declared setting; ``needs`` names the options of which one must be given too."""
 
     kind: Kind
     help: str
-    field: str = ""  # "": has the setting's name
-    group: str = ""
+    group: str
+    name: str  # of the option and the run file's key, with _; "": the field's
+    needs: str
+
+
+def _setting(
+    group: str, kind: Kind, default: Any = None, *, name: str = "", needs: str = ""
+) -> Callable[[str], Any]:
+    """Return a function of the help text that returns a field of Settings."""
+
+    def declare(text: str) -> Any:
+        metadata = {"setting": Setting(kind, text, group, name, needs)}
+        if isinstance(default, dict):
+            return field(default_factory=dict, metadata=metadata)
+        return field(default=default, metadata=metadata)
+
+    return declare
 
 
 def _whole(at_least: int = 1, at_most: int = 2**53) -> Kind:
     return Kind(int, "N", v.whole_number(at_least, at_most))
 
 
-def _number(metavar: str, read: v.Reader = v.positive) -> Kind:
-    return Kind(float, metavar, read)
-
-
-def _text(metavar: str | None, read: v.Reader = v.text) -> Kind:
-    return Kind(str, metavar, read)
-
-
 def _choice(*allowed: str) -> Kind:
     return Kind(str, "|".join(allowed), v.choice(*allowed))
 
 
-def _list(metavar: str, read: v.Reader) -> Kind:
-    return Kind(list[str], metavar, read)
-
-
-def _in(group: str, settings: dict[str, Setting]) -> dict[str, Setting]:
-    return {name: replace(setting, group=group) for name, setting in settings.items()}
-
-
-DURATION, COUNT, TEXT = _text("T", v.parse_duration), _whole(), _text(None)
+_text, _list = partial(Kind, str), partial(Kind, list[str])
+_number = partial(Kind, float, read=v.positive)
+DURATION, COUNT, TEXT = _text("T", v.parse_duration), _whole(), _text()
 FILE, FLAG = Kind(Path, "FILE", v.path), Kind(bool, None, v.flag)
+_endpoint, _workload, _load, _limit, _output = (
+    partial(_setting, group) for group in ("Endpoint", "Workload", "Load", "Limits", OUTPUT_PANEL)
+)
+_TRACE = "--trace"
+_of_trace = partial(_load, needs=_TRACE)
 
-# settings of a trace, which only 'ampacity run' plays
-_TRACE = {
-    "trace": Setting(
-        FILE,
-        "Trace, log or schedule to replay (CSV, JSONL, Parquet): its arrival times, token "
-        "counts, sessions and messages.",
-    ),
-    "time_scale": Setting(_number("X"), "Replay the trace X times as fast.", "replay.time_scale"),
-    "trace_from": Setting(DURATION, "Start at this time of the trace, e.g. 10m.", "replay.from_s"),
-    "trace_to": Setting(DURATION, "Stop before this time of the trace.", "replay.to_s"),
-    "trace_keep": Setting(
-        _number("SHARE"),
-        "Play a random share of the trace, e.g. 0.1. Sessions are kept or dropped whole.",
-        "replay.keep",
-    ),
-    "trace_loop": Setting(COUNT, "Play the trace N times.", "replay.loops"),
-    "max_think": Setting(
-        DURATION,
-        "Shorten pauses within the trace's sessions to at most this, e.g. 60s.",
-        "replay.max_think_s",
-    ),
-    "think_scale": Setting(
-        _number("X"),
-        "Multiply pauses within the trace's sessions by X. Default: scaled by --time-scale.",
-        "replay.think_scale",
-    ),
-    "block_size": Setting(
-        _whole(at_most=BLOCK_MAX),
-        "Tokens per block of the trace's hash_ids. Default: from the file, else from its lengths.",
-        "replay.block_tokens",
-    ),
-    "trace_as_written": Setting(
-        FLAG,
-        "Keep the bursts of a trace with a coarse clock. Default: spread them over a clock step.",
-        "replay.as_written",
-    ),
-    "column": Setting(
-        _list("ROLE=NAME", v.columns),
-        "Column of the trace with this role: time, input, output, session, end, duration, "
-        "pause, messages, client, cached or hash_ids. E.g. input=usage.prompt_tokens or "
-        "time=events.0.at; repeatable.",
-        "columns",
-    ),
-    "time_unit": Setting(
-        _choice("s", "ms", "us", "ns"),
-        "Unit of the trace's times. Default: from the column's name or the size of the numbers.",
-    ),
-}
-_ENDPOINT = {
-    "model": Setting(TEXT, "Model to request. Default: the only one that is served."),
-    "api": Setting(
-        _text("API", v.choice("chat", "completions", "responses", "messages", "embeddings")),
-        "chat, completions, responses, messages (Anthropic) or embeddings. Default: chat.",
-    ),
-    "api_key_env": Setting(_text("NAME"), "Environment variable that holds the API key.", COMBINED),
-    "header": Setting(
-        _list("'NAME: VALUE'", v.headers), "Additional request header; repeatable.", COMBINED
-    ),
-    "extra_body": Setting(
-        _text("JSON", v.extra_body),
-        "Additional fields of the request body, e.g. '{\"temperature\": 0}'.",
-    ),
-    "lock": Setting(
-        _list("NAME=VALUE", v.locked),
+
+@dataclass(frozen=True)
+class Settings:
+    """A validated experiment. Durations in seconds, rates per second.
+
+    The first four fields are built from several settings; further endpoints (``replicas``) are
+    used round-robin.
+    """
+
+    endpoint: Endpoint
+    replicas: tuple[Endpoint, ...]
+    workload: Workload
+    slos: tuple[Slo, ...]
+
+    model: str | None = _endpoint(TEXT)("Model to request. Default: the only one that is served.")
+    api: Api = _endpoint(
+        _text("API", v.choice("chat", "completions", "responses", "messages", "embeddings")), "chat"
+    )("chat, completions, responses, messages (Anthropic) or embeddings. Default: chat.")
+    api_key_env: str | None = _endpoint(_text("NAME"))(
+        "Environment variable that holds the API key."
+    )
+    header: tuple[tuple[str, str], ...] = _endpoint(_list("'NAME: VALUE'", v.headers), ())(
+        "Additional request header; repeatable."
+    )
+    extra_body: dict[str, Any] = _endpoint(_text("JSON", v.extra_body), {})(
+        "Additional fields of the request body, e.g. '{\"temperature\": 0}'."
+    )
+    locked: dict[str, str] = _endpoint(_list("NAME=VALUE", v.locked), {}, name="lock")(
         "Fact about the deployment for the report, e.g. quantization=fp8 or hardware=4xH100; "
-        "repeatable.",
-        "locked",
-    ),
-    "metrics_url": Setting(
-        _list("URL", v.metrics_urls),
+        "repeatable."
+    )
+    metrics_urls: tuple[str, ...] = _endpoint(_list("URL", v.metrics_urls), (), name="metrics_url")(
         "Additional Prometheus page to sample, e.g. of a DCGM exporter or Triton's "
-        ":8002/metrics; repeatable.",
-        "metrics_urls",
-    ),
-    "sticky": Setting(
-        FLAG,
+        ":8002/metrics; repeatable."
+    )
+    sticky: bool = _endpoint(FLAG, False)(
         "With several comma-separated URLs: keep each session on one. Default: round-robin by "
-        "request.",
-    ),
-}
-_WORKLOAD = {
-    "workload": Setting(
-        _text("NAME|FILE"),
-        "Built-in workload (see 'ampacity workload list') or a YAML file. Default: chat.",
-        COMBINED,
-    ),
-    "input_tokens": Setting(
-        _text("N|SPEC", v.lengths),
-        "Prompt length in tokens: a number, or a distribution such as lognormal:p50=200,p99=800.",
-        COMBINED,
-    ),
-    "output_tokens": Setting(
-        _text("N|SPEC", v.lengths), "Answer length in tokens, written likewise.", COMBINED
-    ),
-    "tokenizer": Setting(
-        TEXT,
+        "request."
+    )
+
+    workload_name: str | None = _workload(_text("NAME|FILE"), name="workload")(
+        "Built-in workload (see 'ampacity workload list') or a YAML file. Default: chat."
+    )
+    input_tokens: Any = _workload(_text("N|SPEC", v.lengths))(
+        "Prompt length in tokens: a number, or a distribution such as lognormal:p50=200,p99=800."
+    )
+    output_tokens: Any = _workload(_text("N|SPEC", v.lengths))(
+        "Answer length in tokens, written likewise."
+    )
+    tokenizer: str = _workload(TEXT, "words")(
         "How prompt lengths are counted. words or none: no vocabulary, calibrated by the "
         "server's /tokenize or usage. server: its /tokenize, or refuse. Or cl100k_base, "
-        "o200k_base, hf:PATH. Default: words.",
-    ),
-    "prompts": Setting(
-        FILE,
+        "o200k_base, hf:PATH. Default: words."
+    )
+    prompts: Path | None = _workload(FILE)(
         "Real prompts: JSONL with messages, OpenAI batch lines, ShareGPT conversations, or a "
-        ".txt file with one prompt per line.",
-        COMBINED,
-    ),
-    "skip_bad_rows": Setting(
-        FLAG, "Skip and count rows of --prompts or --trace that cannot be read."
-    ),
-    "fit_context": Setting(
-        FLAG,
+        ".txt file with one prompt per line."
+    )
+    skip_bad_rows: bool = _workload(FLAG, False, needs="--prompts or --trace")(
+        "Skip and count rows of --prompts or --trace that cannot be read."
+    )
+    fit_context: bool = _workload(FLAG, False)(
         "Shorten requests that do not fit the model's context, and end conversations before it. "
-        "Default: refuse a workload if more than 1 % of it does not fit.",
-    ),
-    "salt": Setting(
-        _text("TEXT"),
+        "Default: refuse a workload if more than 1 % of it does not fit."
+    )
+    salt: str | None = _workload(_text("TEXT"))(
         "Cache-bust seed: fixes the prompts' texts. Default: new texts in each run, so that no "
-        "cache knows them.",
-    ),
-}
-_LOAD = {
-    "rates": Setting(
-        _text("R,R,...", v.rates),
-        "Offered load in requests/s, open loop. Default: found automatically.",
-    ),
-    "concurrency": Setting(
-        _text("N,N,...", v.levels(v.whole_number(at_most=CONCURRENCY_MAX))),
-        "Number of requests in flight, closed loop.",
-    ),
-    "lengths": Setting(
-        _text("P,P,...", v.quantile_names),
+        "cache knows them."
+    )
+
+    rates: tuple[float, ...] | None = _load(_text("R,R,...", v.rates))(
+        "Offered load in requests/s, open loop. Default: found automatically."
+    )
+    concurrency: tuple[int, ...] | None = _load(
+        _text("N,N,...", v.levels(v.whole_number(at_most=CONCURRENCY_MAX)))
+    )("Number of requests in flight, closed loop.")
+    lengths: tuple[str, ...] = _load(_text("P,P,...", v.quantile_names), ())(
         "Sweep again with every request at these quantiles of the workload's lengths, e.g. "
-        "p50,p99: one more curve for each.",
-    ),
-    "duration": Setting(
-        DURATION, "Length of each stage, e.g. 30s or 2m. Default: 30s (predict: 5m).", "duration_s"
-    ),
-    "arrivals": Setting(
-        _text("SPEC"),
+        "p50,p99: one more curve for each."
+    )
+    duration_s: float = _load(DURATION, 30.0, name="duration")(
+        "Length of each stage, e.g. 30s or 2m. Default: 30s (predict: 5m)."
+    )
+    arrivals: str | None = _load(_text("SPEC"))(
         "Arrival process: poisson, constant, gamma:cv=3, weibull:cv=2, onoff:on=10s,off=50s, "
         "ramp:from=0.2,to=1.8, steps:rates=1/2/4, diurnal or burst:factor=5,length=10s. "
-        "Default: the workload's.",
-        COMBINED,
-    ),
-    "think_time": Setting(
-        DURATION, "Closed loop: pause of a user between an answer and the next request.", "think_s"
-    ),
-    "ramp": Setting(
+        "Default: the workload's."
+    )
+    think_s: float = _load(
         DURATION,
+        0.0,
+        name="think_time",
+        needs="--concurrency: in an open loop nobody waits for an answer",
+    )("Closed loop: pause of a user between an answer and the next request.")
+    ramp_s: float = _load(
+        DURATION,
+        0.0,
+        name="ramp",
+        needs="--concurrency: an open loop rises with --arrivals ramp:from=0.2,to=1.8",
+    )(
         "Closed loop: start the users one after another over this time, which is not measured. "
-        "For an open loop see --arrivals ramp.",
-        "ramp_s",
-    ),
-    "warmup": Setting(
-        _whole(at_least=0),
+        "For an open loop see --arrivals ramp."
+    )
+    warmup_requests: int | None = _load(_whole(at_least=0), name="warmup")(
         "Requests at the start of each stage that are not counted. Default: found from the "
-        "data; 0 with --trace.",
-        "warmup_requests",
-    ),
-    "seed": Setting(_whole(at_least=0), "Fixes lengths and arrival times. Default: 1."),
-}
-_LIMITS = {
-    "max_requests": Setting(COUNT, "End the run cleanly after N requests."),
-    "max_tokens": Setting(COUNT, "End the run cleanly after N planned tokens, input plus output."),
-    "timeout": Setting(
-        DURATION, "Abandon a request after this time. Default: no limit.", "limits.total_s"
-    ),
-    "idle_timeout": Setting(
-        DURATION,
-        "Abandon a request after this time without a byte from the server. Default: 2m.",
-        "limits.idle_s",
-    ),
-    "max_in_flight": Setting(
-        COUNT,
-        "Shed requests beyond N in flight: recorded, never sent. Default: no limit.",
-        "limits.in_flight",
-    ),
-    "retries": Setting(
-        _whole(at_least=0),
+        "data; 0 with --trace."
+    )
+    seed: int = _load(_whole(at_least=0), 1)("Fixes lengths and arrival times. Default: 1.")
+
+    max_requests: int | None = _limit(COUNT)("End the run cleanly after N requests.")
+    max_tokens: int | None = _limit(COUNT)(
+        "End the run cleanly after N planned tokens, input plus output."
+    )
+    timeout: float | None = _limit(DURATION)(
+        "Abandon a request after this time. Default: no limit."
+    )
+    idle_timeout: float = _limit(DURATION, 120.0)(
+        "Abandon a request after this time without a byte from the server. Default: 2m."
+    )
+    max_in_flight: int | None = _limit(COUNT)(
+        "Shed requests beyond N in flight: recorded, never sent. Default: no limit."
+    )
+    retries: int = _limit(_whole(at_least=0), 0)(
         "Retry up to N times after 429, 502, 503, 504, a refused or a reset connection, "
-        "honouring Retry-After. Every attempt is recorded; the first one counts. Default: 0.",
-        "limits.retries",
-    ),
-    "workers": Setting(
-        _whole(at_most=WORKERS_MAX),
+        "honouring Retry-After. Every attempt is recorded; the first one counts. Default: 0."
+    )
+    workers: int | None = _limit(_whole(at_most=WORKERS_MAX))(
         "Processes that generate the load. Default: one, more once it is half busy and cores "
-        "are free.",
-    ),
-    "cpus": Setting(
-        _text("N,N,...", v.cores),
-        "Cores to pin the client to, e.g. 2,3 or 2-5 (Linux). Default: any.",
-    ),
-    "connections": Setting(
-        _choice("pool", "new"),
-        "pool: keep connections alive and reuse them. new: one per request. Default: pool.",
-    ),
-    "timestamps": Setting(
-        _choice("kernel", "read"),
+        "are free."
+    )
+    cpus: tuple[int, ...] = _limit(_text("N,N,...", v.cores), ())(
+        "Cores to pin the client to, e.g. 2,3 or 2-5 (Linux). Default: any."
+    )
+    connections: Reuse = _limit(_choice("pool", "new"), "pool")(
+        "pool: keep connections alive and reuse them. new: one per request. Default: pool."
+    )
+    timestamps: Stamps = _limit(_choice("kernel", "read"), "kernel")(
         "kernel: time at which the kernel received the data, exact even if the client is busy "
         "(falls back to read with TLS, a proxy, or off Linux). read: time at which the client "
-        "read it. Do not compare runs across the two. Default: kernel.",
-    ),
-}
-_OUTPUT = {
-    "slo": Setting(
-        _list("METRIC_pQ=LIMIT", v.items),
+        "read it. Do not compare runs across the two. Default: kernel."
+    )
+
+    slo: Sequence[Any] = _output(_list("METRIC_pQ=LIMIT", v.items), ())(
         "Service level objective, e.g. ttft_p99=2s, itl_p99=50ms, e2e_p95=10s, error_rate=1%; "
-        "repeatable.",
-        COMBINED,
-    ),
-    "keep_answers": Setting(
-        Kind(int, "MIB", v.mebibytes),
+        "repeatable."
+    )
+    keep_answers_bytes: int | None = _output(Kind(int, "MIB", v.mebibytes), name="keep_answers")(
         "Keep answer texts in the run directory, up to this many MiB per process, for 'ampacity "
-        "report --checker'. Default: not kept.",
-        "keep_answers_bytes",
-    ),
-    "peak_rps": Setting(_number("R"), "Peak load in requests/s to size the fleet for.", COMBINED),
-    "tp": Setting(
-        COUNT, "GPUs per instance. Default: from --lock hardware=4xH100, else 1.", COMBINED
-    ),
-    "safety": Setting(
-        _number("F", v.safety_factor),
-        "Safety factor on the number of instances. Default: 1.2.",
-        COMBINED,
-    ),
-    "gpu_hour": Setting(_number("USD"), "Price of one GPU for one hour.", COMBINED),
-    "out": Setting(
-        Kind(Path, "DIR", v.path), "Run directory; new or empty. Default: runs/<time>-<name>."
-    ),
-}
-SHARED = (
-    _in(TARGET, _ENDPOINT)
-    | _in(WORKLOAD, _WORKLOAD)
-    | _in(LOAD, _LOAD)
-    | _in(LIMITS, _LIMITS)
-    | _in(OUT, _OUTPUT)
-)
-REPLAY = _in(LOAD, _TRACE)
-ALL = SHARED | REPLAY
+        "report --checker'. Default: not kept."
+    )
+    peak_rps: float | None = _output(_number("R"))("Peak load in requests/s to size the fleet for.")
+    tp: int = _output(COUNT, 1)("GPUs per instance. Default: from --lock hardware=4xH100, else 1.")
+    safety: float | None = _output(_number("F", read=v.safety_factor))(
+        "Safety factor on the number of instances. Default: 1.2."
+    )
+    gpu_hour: float | None = _output(_number("USD"))("Price of one GPU for one hour.")
+    out: Path | None = _output(Kind(Path, "DIR", v.path))(
+        "Run directory; new or empty. Default: runs/<time>-<name>."
+    )
+
+    # settings of a trace, which only 'ampacity run' plays
+    trace: Path | None = _load(FILE)(
+        "Trace, log or schedule to replay (CSV, JSONL, Parquet): its arrival times, token "
+        "counts, sessions and messages."
+    )
+    time_scale: float = _of_trace(_number("X"), 1.0)("Replay the trace X times as fast.")
+    trace_from: float = _of_trace(DURATION, 0.0)("Start at this time of the trace, e.g. 10m.")
+    trace_to: float | None = _of_trace(DURATION)("Stop before this time of the trace.")
+    trace_keep: float = _of_trace(_number("SHARE"), 1.0)(
+        "Play a random share of the trace, e.g. 0.1. Sessions are kept or dropped whole."
+    )
+    trace_loop: int = _of_trace(COUNT, 1)("Play the trace N times.")
+    max_think: float = _of_trace(DURATION, float("inf"))(
+        "Shorten pauses within the trace's sessions to at most this, e.g. 60s."
+    )
+    think_scale: float | None = _of_trace(_number("X"))(
+        "Multiply pauses within the trace's sessions by X. Default: scaled by --time-scale."
+    )
+    block_size: int | None = _of_trace(_whole(at_most=BLOCK_MAX))(
+        "Tokens per block of the trace's hash_ids. Default: from the file, else from its lengths."
+    )
+    trace_as_written: bool = _of_trace(FLAG, False)(
+        "Keep the bursts of a trace with a coarse clock. Default: spread them over a clock step."
+    )
+    columns: dict[str, str] = _of_trace(_list("ROLE=NAME", v.columns), {}, name="column")(
+        "Column of the trace with this role: time, input, output, session, end, duration, "
+        "pause, messages, client, cached or hash_ids. E.g. input=usage.prompt_tokens or "
+        "time=events.0.at; repeatable."
+    )
+    time_unit: str | None = _of_trace(_choice("s", "ms", "us", "ns"))(
+        "Unit of the trace's times. Default: from the column's name or the size of the numbers."
+    )
+
+    @property
+    def limits(self) -> Limits:
+        from ampacity.loadgen.plan import Limits
+
+        return Limits(self.timeout, self.idle_timeout, self.max_in_flight, self.retries)
+
+    @property
+    def replay(self) -> Replay:
+        """How the trace is replayed. Raises WorkloadError."""
+        from ampacity.workloads.trace_cuts import Replay
+
+        return Replay(
+            from_s=self.trace_from,
+            to_s=self.trace_to,
+            keep=self.trace_keep,
+            loops=self.trace_loop,
+            as_written=self.trace_as_written,
+            time_scale=self.time_scale,
+            think_scale=self.think_scale,
+            max_think_s=self.max_think,
+            block_tokens=self.block_size,
+        )
+
+    @property
+    def fleet_inputs(self) -> dict[str, Any]:
+        return fleet_inputs(vars(self))
+
+
+def fleet_inputs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``fleet_inputs`` of run.json from settings that were read; null: not given."""
+    return {
+        "peak_rps": given.get("peak_rps"),
+        "tensor_parallel": given.get("tp", 1),
+        "safety_factor": given.get("safety"),
+        "gpu_hour_usd": given.get("gpu_hour"),
+    }
+
+
+_DECLARED = [(f, f.metadata["setting"]) for f in fields(Settings) if f.metadata]
+FIELDS = {setting.name or f.name: f.name for f, setting in _DECLARED}
+"""The field of Settings that an option sets."""
+SETTINGS: dict[str, Setting] = {setting.name or f.name: setting for f, setting in _DECLARED}
+REPLAY = [name for name, setting in SETTINGS.items() if name == "trace" or setting.needs == _TRACE]
+SHARED = [name for name in SETTINGS if name not in REPLAY]
 # settings that a run without a network has
 VIRTUAL = [
     "workload",
@@ -329,6 +344,8 @@ VIRTUAL = [
 ]
 
 
-def read_settings(raw: dict[str, Any]) -> dict[str, Any]:
+def read_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that are given, parsed and validated. Raises a ValueError of one line."""
-    return {name: s.kind.read(raw[name], v.option(name)) for name, s in ALL.items() if name in raw}
+    return {
+        name: s.kind.read(raw[name], v.option(name)) for name, s in SETTINGS.items() if name in raw
+    }

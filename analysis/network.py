@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ampacity.analysis.contract import Network
+from ampacity.analysis.contract.summary import Network
 
 
 def network_share(endpoint: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> Network:

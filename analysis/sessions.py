@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from ampacity.analysis import contract
-from ampacity.analysis.contract import Concurrent, SessionFit, SessionStage, Turns
+from ampacity.analysis.contract import traffic as contract
+from ampacity.analysis.contract.traffic import Concurrent, SessionFit, SessionStage, Turns
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.lengths import spread
 from ampacity.analysis.metrics.observations import Observations
@@ -182,7 +182,7 @@ def _concurrent(begin_s: Floats, end_s: Floats, window_s: tuple[float, float]) -
     """Return the mean and maximum of sessions begun and not over, their pauses included."""
     inside = (end_s > window_s[0]) & (begin_s < window_s[1])
     if not inside.any() or window_s[1] <= window_s[0]:
-        return Concurrent(mean=None, max=None)
+        return Concurrent(mean=None, max=None, reason="no session in the window")
     begin, end = np.maximum(begin_s[inside], window_s[0]), np.minimum(end_s[inside], window_s[1])
     times = np.concatenate([begin, end])
     change = np.concatenate([np.ones(len(begin)), -np.ones(len(end))])
@@ -257,4 +257,5 @@ def _fit(
         concurrent_sessions=best.concurrent.mean,
         sessions_per_s=best.arrived_per_s,
         stage=best.index,
+        reason=None,
     )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,7 +18,10 @@ from ampacity.analysis.capacity.goodput_peak import peak_goodput
 from ampacity.analysis.capacity.knee import find_knee
 from ampacity.analysis.capacity.search import summarise_search
 from ampacity.analysis.capacity.usable import find_capacity, met_by_all
-from ampacity.analysis.contract import Audit, LittlesLawGap, Part, Server, ServerLaw, with_nulls
+from ampacity.analysis.contract.capacity import LittlesLawGap
+from ampacity.analysis.contract.part import Part
+from ampacity.analysis.contract.stage import Server, ServerLaw
+from ampacity.analysis.contract.summary import Audit
 from ampacity.analysis.load_names import load_name, name_stages
 from ampacity.analysis.metrics.impossible import check_records
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
@@ -69,19 +73,17 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         "classes": [] if meta.get("burst") else class_curves(stages, slos),
         "families": [],
         "offline": offline_throughput(stages, slos, meta.get("fleet_inputs") or {}),
-        "audit": with_nulls(_audit(metas, stages, imported=bool(meta.get("imported")))),
+        "audit": msgspec.to_builtins(_audit(metas, stages, imported=bool(meta.get("imported")))),
     }
     for stage in stages:
         stage["slo_met_by_all"] = met_by_all(stage, summary["capacity"])
     for lengths, part in others.items():
         _, of_part, judged = _judge_stages(part, slos, labels)
+        for stage in judged:
+            stage["slo_met_by_all"] = None
         summary["families"].append(describe_family(lengths, judged, of_part.requests, slos))
-    summary["sharing"] = compare_sharing(records.requests, metas)
     summary["traffic"] = summarise_traffic(records, metas, meta.get("workload") or {})
-    sessions = summarise_sessions(records, metas, stages, slos)
-    summary["sessions"] = with_nulls(sessions)
-    if not sessions:
-        summary["sessions_reason"] = NO_SESSIONS
+    summary["sessions"] = msgspec.to_builtins(summarise_sessions(records, metas, stages, slos))
     summary["littles_law"] = _littles_law(summary["capacity"], stages, slos)
     summary["fleet"] = _fleet(meta, summary["capacity"], stages, records)
     _add_optional_parts(summary, run, metas, records, slos)
@@ -128,10 +130,13 @@ def _add_optional_parts(
     if meta.get("burst") and metas:
         stage = _undisturbed(metas)
         summary["burst"] = summarise_burst(meta["burst"], stage, records, slos, run.server)
+    summary["sharing"] = compare_sharing(records.requests, metas)
     if meta.get("next_command"):
         summary["next_command"] = str(meta["next_command"])
     if meta.get("search"):
         summary["search"] = summarise_search(meta["search"], summary["stages"], slos)
+    if not summary["sessions"]:
+        summary["sessions_reason"] = NO_SESSIONS
     if summary["diagnosis"] is None:
         summary["diagnosis_reason"] = "no probe's diagnosis is in run.json"
 
@@ -181,8 +186,10 @@ def _judge_stages(
     thinks = (meta.get("locked") or {}).get("think_s")
     for stage, stage_meta in zip(stages, metas, strict=True):
         server = _server(run, stage, stage_meta)
-        stage["server"] = with_nulls(server)
-        stage["littles_law"]["server"] = with_nulls(against_server(stage["concurrency"], server))
+        stage["server"] = msgspec.to_builtins(server)
+        stage["littles_law"]["server"] = msgspec.to_builtins(
+            against_server(stage["concurrency"], server)
+        )
         waits = thinks or "sessions" in stage_meta or never_all_users(stage)
         stage["users_pause"] = stage["kind"] == "closed" and bool(waits)
     name_stages(stages)
@@ -277,11 +284,18 @@ def _worst_server(stages: list[dict[str, Any]]) -> ServerLaw | None:
 def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the tool of an imported run, its own definitions, and what it left out."""
     held = meta.get("imported")
-    return held and {**held, "notes": meta.get("notes") or []}
+    return held and {
+        "tool_version": None,
+        **held,
+        "files": held.get("files") or [],
+        "definitions": held.get("definitions") or [],
+        "missing": held.get("missing") or {},
+        "notes": meta.get("notes") or [],
+    }
 
 
 def _audit(metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, imported: bool) -> Audit:
-    """Return the client's audit over the stages that it did not limit, or all if it limited each."""
+    """Return the audit over the stages that the client did not limit, or all if it did in each."""
     limited = [s["index"] for s in stages if s["client_limited"]]
     repeated = [s["index"] for s in repeated_undisturbed(stages)]
     counted = [s for s in stages if not s["client_limited"]] or stages
@@ -310,7 +324,7 @@ def _audit(metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, importe
 def _plain(value: Any) -> Any:
     """Convert a value to JSON's own types; non-finite numbers become null."""
     if isinstance(value, Part):
-        value = with_nulls(value)
+        value = msgspec.to_builtins(value, enc_hook=np.generic.item)
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.contract import Sharing, Traffic, TrafficClass
+from ampacity.analysis.contract.traffic import Sharing, Traffic, TrafficClass
 from ampacity.analysis.metrics.lengths import spread
 from ampacity.analysis.metrics.requests import Requests, ttft_s
 from ampacity.analysis.stage.analyse import RunRecords

@@ -8,18 +8,14 @@ from pathlib import Path
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import Live, StagePlan, StageResult
 from ampacity.loadgen.workers.pool import Workers
-from ampacity.loadgen.workers.worker import Setup, Sink
+from ampacity.loadgen.workers.setup import Setup, Sink
 
 
 class Generator:
     """Runs stages one after the other, each over the number of processes asked for."""
 
     def __init__(
-        self,
-        setup: Setup,
-        clients: Sequence[Client],
-        sink: Sink,
-        stream_of: Callable[[int], Path],
+        self, setup: Setup, clients: Sequence[Client], sink: Sink, stream_of: Callable[[int], Path]
     ) -> None:
         """``sink`` gets this process's records, ``stream_of(k)`` is the stream file of worker k."""
         self._runner = setup.runner(clients, sink)

@@ -137,10 +137,6 @@ class Live:
         if record.first_token_ns is not None:
             self.ttft_s.append((record.first_token_ns - record.scheduled_ns) / 1e9)
 
-    def counts(self) -> tuple[int, int, int, int, list[float]]:
-        """Return what a worker sends its parent: the counters and the latest TTFTs."""
-        return self.released, self.ended, self.failed, self.tokens, self.ttft_s[-LIVE_TTFTS:]
-
     @property
     def in_flight(self) -> int:
         """Return the number of requests released and not ended."""

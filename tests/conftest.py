@@ -48,16 +48,15 @@ def ampacity(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
     return call
 
 
-@pytest.fixture(scope="module", params=["compiled", "Python"])
+@pytest.fixture(scope="module", params=["compiled", "parsers"])
 def hot_path_either_way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What is done for every token by what was compiled, and by the interpreter."""
+    """Read with the compiled hot path, and without it."""
     from ampacity.loadgen.receive import hot_path
 
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "Python":
+        if request.param == "parsers":
             patch.setattr(hot_path, "read_ready", hot_path.read_ready_in_python)
-            patch.setattr(hot_path, "repeats", hot_path.repeats_in_python)
-            patch.setattr(hot_path, "counting", hot_path.counting_in_python)
+            patch.setattr(hot_path, "COMPILED", False)
         elif not hot_path.COMPILED:
             pytest.skip("loadgen/receive/_hot_path.c was not built: no C compiler, or no Linux")
         yield

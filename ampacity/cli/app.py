@@ -8,7 +8,7 @@ import typer
 
 from ampacity import __version__
 from ampacity.cli import predict, simulate, workload
-from ampacity.cli.judge import baseline, compare, gate, import_, plan, report, validate
+from ampacity.cli.judge import baseline, compare, gate, import_, plan, report, size, validate
 from ampacity.cli.measure import ab, burst, demo, doctor, run, search, sweep
 
 app = typer.Typer(
@@ -48,6 +48,7 @@ for command in (
     run.run,
     report.report,
     plan.plan,
+    size.size,
     compare.compare,
     ab.ab,
     baseline.baseline,

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ampacity.settings import ALL, OUT, SHARED
+from ampacity.settings import OUTPUT_PANEL, SETTINGS, SHARED
 from ampacity.values import option as option_name
 
 Command = Callable[..., None]
@@ -27,7 +27,9 @@ Url = Annotated[
 Json = Annotated[
     bool,
     typer.Option(
-        "--json", help="Print summary.json to stdout, and nothing else.", rich_help_panel=OUT
+        "--json",
+        help="Print summary.json to stdout, and nothing else.",
+        rich_help_panel=OUTPUT_PANEL,
     ),
 ]
 
@@ -36,7 +38,7 @@ JsonResult = Annotated[
 ]
 RunDir = Annotated[Path, typer.Argument(help="Run directory.", show_default=False)]
 Slos = Annotated[
-    list[str] | None, typer.Option("--slo", metavar="METRIC_pQ=LIMIT", help=SHARED["slo"].help)
+    list[str] | None, typer.Option("--slo", metavar="METRIC_pQ=LIMIT", help=SETTINGS["slo"].help)
 ]
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page.")]
 Csv = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV.")]
@@ -65,7 +67,7 @@ def shares(
     options = []
     for name in names:
         if name not in but:
-            setting = ALL[name]
+            setting = SETTINGS[name]
             flags = ["-o", "--out"] if name == "out" else [option_name(name)]
             shown = typer.Option(
                 *flags,

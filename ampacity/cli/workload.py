@@ -10,7 +10,7 @@ import typer
 
 from ampacity.cli.options import Html
 from ampacity.cli.output import writing
-from ampacity.settings import REPLAY
+from ampacity.settings import SETTINGS
 
 if TYPE_CHECKING:
     from ampacity.workloads.profile import Workload
@@ -74,7 +74,9 @@ Columns = Annotated[
         "E.g. time=ts or input=usage.in; repeatable.",
     ),
 ]
-TimeUnit = Annotated[str | None, typer.Option(metavar="s|ms|us|ns", help=REPLAY["time_unit"].help)]
+TimeUnit = Annotated[
+    str | None, typer.Option(metavar="s|ms|us|ns", help=SETTINGS["time_unit"].help)
+]
 Context = Annotated[
     int | None,
     typer.Option(metavar="N", help="Report a row with more tokens than this as an error."),

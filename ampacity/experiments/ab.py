@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ampacity.config import Settings
 from ampacity.experiments.stages.conduct import conduct
 from ampacity.experiments.stages.provenance import out_path
 from ampacity.experiments.stages.rig import Rig
 from ampacity.progress import Progress
+from ampacity.settings import Settings
 from ampacity.values import ConfigError
 
 ORDER = (0, 1, 1, 0)  # of one round

@@ -271,6 +271,6 @@ def _receive_path(f: Facts) -> Finding:
     if f["compiled"]:
         means = "one core receives tens of thousands of tokens a second"
         return Finding("receive path", "ok", "compiled", means, ())
-    found = "in Python: it was installed without a C compiler, or this is not Linux"
+    found = "not compiled: it was installed without a C compiler, or this is not Linux"
     means = "a core receives half as many tokens a second; a run reports when that was its limit"
     return Finding("receive path", "note", found, means, ())

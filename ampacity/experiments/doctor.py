@@ -7,7 +7,6 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from ampacity.config import Settings
 from ampacity.experiments.stages.conduct import metrics_pages
 from ampacity.experiments.stages.preflight import (
     Probe,
@@ -31,6 +30,7 @@ from ampacity.loadgen.send.protocols import printable
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.telemetry import Telemetry
 from ampacity.progress import Progress
+from ampacity.settings import Settings
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
 
 # 21 of the probe (6 dialects, 15 lengths), 3 of our own and REPEATS, each resent once if it fails

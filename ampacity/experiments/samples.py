@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ampacity.analysis.change import gate
-from ampacity.analysis.change.comparable import CompareError, prepare
 from ampacity.analysis.change.gate import twice_as_slow
+from ampacity.analysis.change.judged import CompareError, prepare
+from ampacity.analysis.change.results import GateResult
 from ampacity.experiments.rerun import RerunError, command_of, repeatable, rerun
 from ampacity.loadgen.rundir.files import Run, RunDirError, load_run
 
@@ -44,42 +45,42 @@ def judge_samples(
     slos: list[Any],
     budget: Budget,
     self_test: bool,
-) -> dict[str, Any]:
+) -> GateResult:
     """Return the gate's result, after as many further samples as it takes and ``budget`` allows."""
     loaded = [load_run(path) for path in paths]
     runs = [prepare(twice_as_slow(run) if self_test else run, slos) for run in loaded]
     looks = budget.looks(len(runs), *gate.cost_of(runs[0]))
 
-    def judge() -> dict[str, Any]:
+    def judge() -> GateResult:
         return gate.judge_gate(base, runs, tolerances, look=min(len(runs), looks), looks=looks)
 
     result = judge()
-    while not self_test and result["verdict"] == "inconclusive" and (taken := len(runs)) < looks:
+    while not self_test and result.verdict == "inconclusive" and (taken := len(runs)) < looks:
         out = _free(paths[0].with_name(f"{paths[0].name}-sample-{taken + 1}"))
         try:
-            command = _next_command(loaded[0], out, taken, result["same_schedule"])
+            command = _next_command(loaded[0], out, taken, bool(result.same_schedule))
         except RerunError as error:
-            result["notes"].append(
+            result.notes.append(
                 f"Up to {looks} samples may be taken: {error}, then give both directories to "
                 "ampacity gate."
             )
             break
         if not repeatable(command):
             again = shlex.join([*map(str, paths), str(out)])
-            result["notes"].append(
+            result.notes.append(
                 f"Up to {looks} samples may be taken, but the value of --header is not written "
                 f"down. Put it in and run: {shlex.join(command)} && ampacity gate {again} "
                 f"--baseline FILE --max-samples {looks}"
             )
             break
-        print(f"{result['sentence']} Sample {taken + 1} of at most {looks}.", file=sys.stderr)
+        print(f"{result.sentence} Sample {taken + 1} of at most {looks}.", file=sys.stderr)
         try:
             rerun(command)
             runs.append(prepare(load_run(out), slos))
             result = judge()
         except (RerunError, CompareError, RunDirError) as error:  # the result so far stands
             failed = f"Sample {taken + 1} of at most {looks} could not be taken: {error}"
-            result["notes"].append(failed)
+            result.notes.append(failed)
             break
     return result
 

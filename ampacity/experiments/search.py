@@ -20,13 +20,14 @@ from ampacity.analysis.capacity.next_load import (
     so_far,
 )
 from ampacity.analysis.capacity.pooled import estimate
-from ampacity.config import Settings
 from ampacity.experiments.stages.rig import Rig, Stage
+from ampacity.settings import Settings
 from ampacity.values import ConfigError, duration_text, rounded_up
 
 START = 1.0  # requests in flight at the first load
 FILL_TIMES = 10.0  # shortest stage: this many requests, and this many times a request's duration
 BRACKET_SHARE = 0.25  # of the time left, for a stage while one side of the limit is unknown
+STAGE_MAX_S = 3e7  # a year: a longer stage, of a load near 0, shows nothing that anybody waits for
 MOST_TIMES = 3.0  # the announced requests; beyond it the user is told
 CLOSED_SHARES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)  # of C_max: the closed loop's levels
 
@@ -111,6 +112,8 @@ class Search:
             if lacking := _no_time(limit_s, left_s, duration_s, fill_s, step):
                 return lacking
             duration_s = min(duration_s, left_s if known else max(fill_s, BRACKET_SHARE * left_s))
+        if duration_s > STAGE_MAX_S:
+            return f"a stage at {step.load_rps:g} req/s would take {duration_s:.2g} s"
         # most stages end earlier; arrivals are random, so only the time is a bound
         requests = float(f"{step.load_rps * duration_s:.2g}")
         rig.tell(

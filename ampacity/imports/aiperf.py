@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ampacity.imports.results import (
-    Fields,
-    ImportedFileError,
-    Request,
-    Result,
-    Stage,
-    agree,
-    failure_status,
-)
+from ampacity.imports.results import ImportedFileError, Result, Stage, failure_status
+from ampacity.imports.table import Column, Record, Table, requests_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TOOL = "aiperf"
 SETTINGS_NAME = "profile_export_aiperf.json"
-_TO_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 _PARTS = "metadata", "metrics"
 _DEFINITIONS = [
     (
@@ -33,6 +28,34 @@ _DEFINITIONS = [
 ]
 
 
+_MISSING = {
+    "dispatched_ns": "the schedule is not in the file, only when a request was let go: "
+    "how late the client was cannot be told",
+    "chunk_tokens": "tokens per chunk are not in the file",
+    "output_tokens_planned": "not in the file",
+}
+
+
+def _metric(name: str, kind: str = "number") -> Column:
+    return Column(f"metrics.{name}.value", kind, f"metrics.{name}.unit")
+
+
+def _tokens(*names: str) -> Column:
+    return Column(tuple(f"metrics.{name}.value" for name in names), "tokens")
+
+
+_FIELDS = {
+    "ttft_s": _metric("time_to_first_token"),
+    "e2e_s": _metric("request_latency"),
+    "gaps_s": _metric("inter_chunk_latency", "durations"),
+    "input_tokens": _tokens("usage_prompt_tokens", "input_sequence_length"),
+    "output_tokens": _tokens("usage_completion_tokens", "output_sequence_length"),
+    "reasoning_tokens": _tokens("reasoning_token_count"),
+    "http_status": Column("error.code", "tokens"),
+    "error": Column("error.message", "text"),
+}
+
+
 def recognises(records: Any) -> bool:
     if not isinstance(records, list) or not records:
         return False
@@ -46,130 +69,82 @@ def read(
     records: Sequence[Mapping[str, Any]], where: str, settings: Mapping[str, Any] | None
 ) -> Result:
     """Return one stage; ``settings``: the summary file, if any. Raises ImportedFileError."""
-    rows = [Fields(r, f"{where}record {i}: ") for i, r in enumerate(records, start=1)]
-    kept = [r for r in rows if r.object("metadata").held.get("benchmark_phase") != "warmup"]
-    if not kept:
+    table = Table(records, where, "record {}: ", first=1)
+    warm = table.column("metadata.benchmark_phase", "any") == "warmup"
+    table.frame = table.frame[~warm]
+    if table.frame.empty:
         raise ImportedFileError(f"{where}only warm-up requests are in it")
-    first_ns = min(_ns(r.object("metadata"), "request_start_ns") for r in kept)
-    requests = [_request(r, first_ns) for r in kept]
-    reported = Fields(settings or {}, SETTINGS_NAME + ": ")
-    agree(reported.object("request_latency"), count=sum(r.status == "ok" for r in requests))
+    requests = requests_of(_requests(table))
+    reported = Record(settings or {}, SETTINGS_NAME + ": ")
+    reported.check({"request_latency.count": sum(r.status == "ok" for r in requests)})
     rate, concurrency, facts = _load(reported)
     notes = []
     if not settings:
         notes.append(f"{SETTINGS_NAME} is not beside the file: the load asked for is not known")
-    if len(kept) < len(rows):
-        notes.append(f"{len(rows) - len(kept)} warm-up requests are left out")
-    missing = {
-        "dispatched_ns": "the schedule is not in the file, only when a request was let go: "
-        "how late the client was cannot be told",
-        "chunk_tokens": "tokens per chunk are not in the file",
-        "output_tokens_planned": "not in the file",
-    }
+    if warm.any():
+        notes.append(f"{warm.sum()} warm-up requests are left out")
+    missing = dict(_MISSING)
     if all(r.gaps_s is None for r in requests):
         missing["chunk_at_us"] = "times of chunks are not in the file"
     closed = concurrency if rate is None else None
+    if closed:
+        facts["arrivals"] = "closed loop"
     return Result(
-        TOOL,
-        [Stage(requests, rate, closed)],
-        _DEFINITIONS,
-        missing,
-        notes=notes,
-        arrivals="closed loop" if closed else facts.pop("arrivals", None),
-        **facts,
+        TOOL, [Stage(requests, rate, closed)], _DEFINITIONS, missing, notes=notes, **facts
     )
 
 
-def _ns(metadata: Fields, name: str) -> int:
-    value = metadata.held.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63:
-        raise metadata.error(name, "a time in ns")
-    return value
+def _requests(table: Table) -> pd.DataFrame:
+    """Return the fields of requests; times count from the first start."""
+    starts = table.column("metadata.request_start_ns", "ns", needed=True)
+    ends = table.column("metadata.request_end_ns", "ns", needed=True)
+    issued = table.column("metadata.credit_issued_ns", "ns")
+    table.refuse(ends < starts, "metadata.request_end_ns", "at or after request_start_ns")
+    frame = table.read(_FIELDS)
+    kinds = table.column("error.type", "text")
+    cancelled = table.column("metadata.was_cancelled", "any").fillna(False).astype(bool)
+    failed = ~cancelled & (frame[["http_status", "error"]].notna().any(axis=1) | kinds.notna())
+    ok = ~cancelled & ~failed
+    texts = (kinds.fillna("") + " " + frame.error.fillna("")).str.strip()
+    codes = frame.http_status.fillna(0)
+    frame["status"] = ["ok" if good else "cancelled" for good in ok]
+    frame.loc[failed, "status"] = list(map(failure_status, texts[failed], codes[failed]))
+    frame["error"] = texts.str[:300].where(failed)
+    frame["http_status"] = codes.where(failed & (codes >= 400))
+    frame["started_s"] = (starts - starts.min()) / 1e9
+    frame["scheduled_s"] = (issued.clip(upper=starts) - starts.min()) / 1e9
+    frame["ended_s"] = (ends - starts) / 1e9
+    frame["e2e_s"] = frame.e2e_s.where(ok)
+    usage = table.column("metrics.usage_completion_tokens.value", "tokens").notna()
+    frame["token_source"] = usage.map({True: "usage", False: "tokenizer"}).where(ok)
+    return frame
 
 
-def _request(row: Fields, first_ns: int) -> Request:
-    metadata, metrics, failure = row.object("metadata"), row.object("metrics"), row.object("error")
-    start_ns, end_ns = _ns(metadata, "request_start_ns"), _ns(metadata, "request_end_ns")
-    if end_ns < start_ns:
-        raise metadata.error("request_end_ns", "at or after request_start_ns")
-    scheduled = None
-    if metadata.held.get("credit_issued_ns") is not None:
-        scheduled = min(_ns(metadata, "credit_issued_ns"), start_ns)
-    status, error, code = "ok", None, None
-    if metadata.held.get("was_cancelled"):
-        status = "cancelled"
-    elif failure.held:
-        code = failure.tokens("code")
-        error = f"{failure.text('type') or ''} {failure.text('message') or ''}".strip()
-        status = failure_status(error, code)
-    good = status == "ok"
-    counted, usage = (
-        _tokens(metrics, "output_sequence_length"),
-        _tokens(metrics, "usage_completion_tokens"),
-    )
-    return Request(
-        (start_ns - first_ns) / 1e9,
-        status,
-        None if scheduled is None else (scheduled - first_ns) / 1e9,
-        ttft_s=_seconds(metrics, "time_to_first_token"),
-        e2e_s=_seconds(metrics, "request_latency") if good else None,
-        ended_s=(end_ns - start_ns) / 1e9,
-        gaps_s=_gaps(metrics),
-        input_tokens=_tokens(
-            metrics, "input_sequence_length" if usage is None else "usage_prompt_tokens"
-        ),
-        output_tokens=counted if usage is None else usage,
-        token_source=None if not good else "tokenizer" if usage is None else "usage",
-        reasoning_tokens=_tokens(metrics, "reasoning_token_count"),
-        http_status=code if code and code >= 400 else None,
-        error=error and error[:300],
-    )
-
-
-def _seconds(metrics: Fields, name: str) -> float | None:
-    metric = metrics.object(name)
-    value = metric.number("value")
-    return None if value is None else value * _unit(metric)
-
-
-def _unit(metric: Fields) -> float:
-    unit = metric.text("unit") or ""
-    if unit not in _TO_SECONDS:
-        raise metric.error("unit", f"one of {', '.join(_TO_SECONDS)}")
-    return _TO_SECONDS[unit]
-
-
-def _tokens(metrics: Fields, name: str) -> int | None:
-    return metrics.object(name).tokens("value")
-
-
-def _gaps(metrics: Fields) -> list[float] | None:
-    metric = metrics.object("inter_chunk_latency")
-    if not isinstance(metric.held.get("value"), list):
-        return None
-    factor = _unit(metric)
-    return [Fields({"gap": g}, metric.where).needed("gap") * factor for g in metric.array("value")]
-
-
-def _load(settings: Fields) -> tuple[float | None, int | None, dict[str, Any]]:
+def _load(settings: Record) -> tuple[float | None, int | None, dict[str, Any]]:
     """Return (requests per second, concurrency, further facts for Result) of the settings."""
-    given = settings.object("input_config")
-    endpoint, load = given.object("endpoint"), given.object("loadgen")
-    names, urls = endpoint.held.get("model_names"), endpoint.held.get("urls")
-    if "phases" in given.held:  # since schema 1.4
-        load = next((p for p in given.objects("phases") if p.held.get("kind") != "warmup"), load)
-        names = [m.text("name") for m in given.object("models").objects("items")]
-    arrivals = load.text("type") or load.text("arrival_pattern") or load.text("request_rate_mode")
-    rate = load.number("rate") or load.number("request_rate") or None
+    load, names = settings, settings.get("input_config.endpoint.model_names", "any")
+    prefix = "input_config.loadgen."
+    if settings.has("input_config.phases"):  # since schema 1.4
+        phases = settings.get("input_config.phases", "objects", needed=True)
+        phase = next((p for p in phases if p.get("kind") != "warmup"), None)
+        if phase is not None:
+            load, prefix = Record(phase, SETTINGS_NAME + ": input_config.phases: "), ""
+        models = settings.get("input_config.models.items", "objects", needed=True)
+        names = [m.get("name") for m in models]
+    urls = settings.get("input_config.endpoint.urls", "any")
+    arrivals = ("type", "arrival_pattern", "request_rate_mode")
+    rates = (load.get(prefix + name) for name in ("rate", "request_rate"))
     return (
-        rate,
-        load.tokens("concurrency") or None,
+        next(filter(None, rates), None),
+        load.get(prefix + "concurrency", "tokens") or None,
         {
-            "version": settings.text("aiperf_version"),
+            "version": settings.get("aiperf_version", "text"),
             "model": str(names[0]) if isinstance(names, list) and names else None,
-            "url": str(urls[0]) if isinstance(urls, list) and urls else endpoint.text("url"),
-            "api": endpoint.text("type"),
-            "started_utc": settings.text("start_time"),
-            "arrivals": arrivals,
+            "url": str(urls[0])
+            if isinstance(urls, list) and urls
+            else settings.get("input_config.endpoint.url", "text"),
+            "api": settings.get("input_config.endpoint.type", "text"),
+            "started_utc": settings.get("start_time", "text"),
+            "arrivals": next(filter(None, (load.get(prefix + a, "text") for a in arrivals)), None),
         },
     )

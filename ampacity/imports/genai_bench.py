@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ampacity.imports.results import (
-    Fields,
     ImportedFileError,
-    Request,
     Result,
     Stage,
-    agree,
     failure_status,
     layout_note,
     starts_of_users,
 )
+from ampacity.imports.table import Column, Record, requests_of
 
 TOOL = "genai-bench"
 _DEFINITIONS = [
@@ -42,6 +39,14 @@ _MISSING = {
     "token_source": "the server's usage or the client's tokenizer: the file does not say which",
 }
 
+_FIELDS = {
+    "input_tokens": Column("num_input_tokens", "tokens"),
+    "output_tokens": Column("num_output_tokens", "tokens"),
+    "reasoning_tokens": Column("num_reasoning_tokens", "tokens"),
+    "http_status": Column("error_code", "tokens"),
+    "error": Column("error_message", "text"),
+}
+
 
 def recognises(document: Any) -> bool:
     keys = {"aggregated_metrics", "individual_request_metrics"}
@@ -50,55 +55,44 @@ def recognises(document: Any) -> bool:
 
 def read(document: Mapping[str, Any], where: str) -> Result:
     """Return the run as one closed-loop stage. Raises ImportedFileError."""
-    top = Fields(document, where)
-    total = top.object("aggregated_metrics")
-    users = total.tokens("num_concurrency") or 0
+    top = Record(document, where)
+    users = top.get("aggregated_metrics.num_concurrency", "tokens") or 0
     if users < 1:
         raise ImportedFileError(
             f"{where}aggregated_metrics.num_concurrency is not above 0: "
             f"only closed-loop runs of {TOOL} are read"
         )
-    unit = 1e-3 if top.text("_time_unit") == "ms" else 1.0
-    requests = [_request(row, unit) for row in top.objects("individual_request_metrics")]
-    starts = starts_of_users([r.ended_s or 0.0 for r in requests], users)
-    requests = [replace(r, started_s=s) for r, s in zip(requests, starts, strict=True)]
-    agree(total, num_completed_requests=sum(r.status == "ok" for r in requests))
-    output = total.object("stats").object("num_output_tokens")
-    agree(output, sum=sum(r.output_tokens or 0 for r in requests))
-    duration, rps = total.number("run_duration"), total.number("requests_per_second") or 0
+    table = top.rows("individual_request_metrics")
+    frame = table.read(_FIELDS)
+    unit = 1e-3 if top.get("_time_unit", "text") == "ms" else 1.0
+    ok = frame.http_status.isna()
+    texts, codes = frame.error.fillna(""), frame.http_status.where(frame.http_status < 600, 0)
+    frame["status"] = "ok"
+    frame.loc[~ok, "status"] = list(map(failure_status, texts[~ok], codes[~ok]))
+    for field, path in (("ttft_s", "ttft"), ("e2e_s", "e2e_latency")):
+        frame[field] = table.column(Column(path, unit=unit), needed=ok).where(ok)
+    table.refuse(frame.ttft_s > frame.e2e_s, "ttft", "at most e2e_latency")
+    frame["error"] = texts.str[:300].where(~ok)
+    frame["http_status"] = codes.where(codes >= 400)
+    for field in ("output_tokens", "reasoning_tokens"):
+        frame[field] = frame[field].where(ok)
+    frame["ended_s"] = frame.e2e_s.fillna(0.0)
+    frame["started_s"] = starts_of_users(list(frame.ended_s), users)
+    total = "aggregated_metrics."
+    top.check(
+        {
+            f"{total}num_completed_requests": ok.sum(),
+            f"{total}stats.num_output_tokens.sum": frame.output_tokens.sum(),
+        }
+    )
+    duration = top.get(f"{total}run_duration")
+    rps = top.get(f"{total}requests_per_second") or 0
     return Result(
         TOOL,
-        [Stage(requests, None, users, duration)],
+        [Stage(requests_of(frame), None, users, duration)],
         _DEFINITIONS,
         _MISSING,
-        workload=total.text("scenario"),
+        workload=top.get(f"{total}scenario", "text"),
         arrivals="closed loop",
         notes=[layout_note(TOOL, f"over {users} users who never pause", rps, duration)],
-    )
-
-
-def _request(row: Fields, unit: float) -> Request:
-    code, text = row.tokens("error_code"), row.text("error_message") or ""
-    if code is not None:
-        http = code if 400 <= code <= 599 else None
-        return Request(
-            0.0,
-            failure_status(text, http),
-            ended_s=0.0,
-            input_tokens=row.tokens("num_input_tokens"),
-            http_status=http,
-            error=text[:300],
-        )
-    ttft, e2e = row.needed("ttft") * unit, row.needed("e2e_latency") * unit
-    if ttft > e2e:
-        raise row.error("ttft", f"at most e2e_latency ({e2e:g} s)")
-    return Request(
-        0.0,
-        "ok",
-        ttft_s=ttft,
-        e2e_s=e2e,
-        ended_s=e2e,
-        input_tokens=row.tokens("num_input_tokens"),
-        output_tokens=row.tokens("num_output_tokens"),
-        reasoning_tokens=row.tokens("num_reasoning_tokens"),
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ampacity.imports.results import Fields, Request, Result, Stage, agree, failure_status
+from ampacity.imports.results import Result, Stage, failure_status
+from ampacity.imports.table import Column, Record, requests_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TOOL = "guidellm"
+_MODALITIES = "text", "image", "video", "audio"
 _ENDS = {"successful": "ok", "incomplete": "unfinished", "errored": ""}
 _DEFINITIONS = [
     (
@@ -30,6 +34,28 @@ _DEFINITIONS = [
 ]
 
 
+_MISSING = {
+    "chunk_at_us": "only the first and the last token of an answer have times in the file",
+    "chunk_tokens": "tokens per chunk are not in the file",
+    "output_tokens_planned": "not in the file",
+    "headers_ns": "not in the file",
+}
+_TIMES = "info.timings."
+_FIELDS = {
+    "started_s": Column((f"{_TIMES}request_start", f"{_TIMES}resolve_start")),
+    "scheduled_s": Column(f"{_TIMES}targeted_start"),
+    "ttft_s": Column(f"{_TIMES}first_token_iteration"),
+    "e2e_s": Column(f"{_TIMES}last_token_iteration"),
+    "ended_s": Column(
+        tuple(_TIMES + n for n in ("request_end", "resolve_end", "last_token_iteration"))
+    ),
+    "input_tokens": Column("input_metrics.total_tokens", "tokens"),
+    "output_tokens": Column("output_metrics.total_tokens", "tokens"),
+    "cached_tokens": Column("input_metrics.cached_tokens", "tokens"),
+    "error": Column("info.error", "text"),
+}
+
+
 def recognises(document: Any) -> bool:
     if not isinstance(document, Mapping) or not isinstance(document.get("benchmarks"), list):
         return False
@@ -41,104 +67,83 @@ def recognises(document: Any) -> bool:
 
 def read(document: Mapping[str, Any], where: str) -> Result:
     """Return one stage for each benchmark that has requests. Raises ImportedFileError."""
-    top = Fields(document, where)
+    top = Record(document, where)
     notes: list[str] = []
-    benchmarks = top.objects("benchmarks")
-    strategies = [b.object("config").object("strategy") for b in benchmarks]
-    stages = [_stage(b, s, notes) for b, s in zip(benchmarks, strategies, strict=True)]
-    backend = top.object("config").object("spec").object("backend")
-    if not backend.held:  # before 0.6
-        backend = top.object("args")
+    benchmarks = [
+        Record(benchmark, f"{where}benchmarks[{i}].")
+        for i, benchmark in enumerate(top.get("benchmarks", "objects", needed=True))
+    ]
+    stages = [_stage(benchmark, notes) for benchmark in benchmarks]
+    kinds = {b.get("config.strategy.type_", "text") or "not known" for b in benchmarks}
+    backend = "config.spec.backend." if top.has("config.spec.backend.model") else "args."  # < 0.6
     return Result(
         TOOL,
         [stage for stage in stages if stage.requests],
         _DEFINITIONS,
         _MISSING,
-        version=top.object("metadata").text("guidellm_version"),
+        version=top.get("metadata.guidellm_version", "text"),
         notes=notes,
-        model=backend.text("model"),
-        url=backend.text("target"),
-        arrivals=", ".join(sorted({s.text("type_") or "not known" for s in strategies})),
+        model=top.get(f"{backend}model", "text"),
+        url=top.get(f"{backend}target", "text"),
+        arrivals=", ".join(sorted(kinds)),
     )
 
 
-_MISSING = {
-    "chunk_at_us": "only the first and the last token of an answer have times in the file",
-    "chunk_tokens": "tokens per chunk are not in the file",
-    "output_tokens_planned": "not in the file",
-    "headers_ns": "not in the file",
-}
+def _stage(benchmark: Record, notes: list[str]) -> Stage:
+    import pandas as pd
 
-
-def _stage(benchmark: Fields, strategy: Fields, notes: list[str]) -> Stage:
-    kind = strategy.text("type_")
-    listed = benchmark.object("requests")
-    rows = [
-        (status, row)
-        for name, status in _ENDS.items()
-        if isinstance(listed.held.get(name), list)
-        for row in listed.objects(name)
-    ]
-    totals = benchmark.object("metrics").object("request_totals")
-    for name, status in (("successful", "ok"), ("errored", "")):
-        count = sum(of == status for of, _ in rows)
-        if count < (totals.number(name) or 0):  # more: those of the warm-up
-            agree(totals, **{name: count})
+    kind = benchmark.get("config.strategy.type_", "text")
     is_open = kind in ("constant", "poisson", "trace")
-    found = [r for r in (_request(status, row, is_open) for status, row in rows) if r is not None]
-    if len(found) < len(rows):
-        notes.append(
-            f"{len(rows) - len(found)} requests of {kind} were never sent and are left out"
-        )
-    found.sort(key=lambda r: r.started_s)
+    found = {
+        n: _requests(benchmark, n, is_open)
+        for n in _ENDS
+        if benchmark.get(f"requests.{n}", "any") is not None
+    }
+    for name in ("successful", "errored"):
+        total, listed = f"metrics.request_totals.{name}", len(found.get(name, ()))
+        if listed < (benchmark.get(total) or 0):  # more: those of the warm-up
+            benchmark.check({total: listed})
+    frame = pd.concat(found.values()) if found else pd.DataFrame(columns=["started_s"])
+    unsent = frame.started_s.isna()
+    if unsent.any():
+        notes.append(f"{unsent.sum()} requests of {kind} were never sent and are left out")
+    requests = requests_of(frame[~unsent].sort_values("started_s", kind="stable"))
     parts = ("duration", "warmup_duration", "cooldown_duration")
-    duration_s = sum(benchmark.number(part) or 0 for part in parts) or None
+    duration_s = sum(benchmark.get(part) or 0 for part in parts) or None
     if is_open:
-        return Stage(found, strategy.number("rate") or None, None, duration_s)
-    streams = strategy.tokens("streams") or strategy.tokens("max_concurrency")
-    users = 1 if kind == "synchronous" else streams or len(found)
-    return Stage(found, None, users, duration_s)
-
-
-def _request(status: str, row: Fields, arrives: bool) -> Request | None:
-    """Return the request, or None where it was never sent."""
-    info = row.object("info")
-    t = info.object("timings")
-    started = t.number("request_start") or t.number("resolve_start")
-    if started is None:
-        return None
-    first, answer_end = t.number("first_token_iteration"), t.number("last_token_iteration")
-    ended = t.number("request_end") or t.number("resolve_end") or answer_end
-    for name in ("first_token_iteration", "last_token_iteration", "request_end"):
-        at = t.number(name)
-        if at is not None and at < started:
-            raise t.error(name, "at or after the start")
-    error = info.text("error")
-    code = re.search(r"error '([45]\d\d) ", error or "")
-    http_status = int(code[1]) if code else None
-    output = row.object("output_metrics")
-    tokens = _total(output)
-    return Request(
-        started,
-        status or failure_status(error or "", http_status),
-        min(t.number("targeted_start") or started, started) if arrives else None,
-        slip_known=arrives,
-        ttft_s=None if first is None else first - started,
-        e2e_s=None if answer_end is None else answer_end - started,
-        ended_s=None if ended is None else max(0.0, ended - started),
-        input_tokens=_total(row.object("input_metrics")),
-        output_tokens=t.tokens("token_iterations") if tokens is None else tokens,
-        cached_tokens=row.object("input_metrics").tokens("cached_tokens"),
-        http_status=http_status,
-        token_source="chunks" if tokens is None else "usage",
-        error=error and error[-300:],
+        return Stage(requests, benchmark.get("config.strategy.rate") or None, None, duration_s)
+    limits = (
+        benchmark.get(f"config.strategy.{n}", "tokens") for n in ("streams", "max_concurrency")
     )
+    users = 1 if kind == "synchronous" else next(filter(None, limits), len(requests))
+    return Stage(requests, None, users, duration_s)
 
 
-def _total(metrics: Fields) -> int | None:
-    total = metrics.tokens("total_tokens")
-    if total is not None:
-        return total
-    found = [metrics.tokens(f"{kind}_tokens") for kind in ("text", "image", "video", "audio")]
-    known = [n for n in found if n is not None]
-    return sum(known) if known else None
+def _requests(benchmark: Record, end: str, is_open: bool) -> pd.DataFrame:
+    """Return the fields of the requests that ended in one way; not sent: without a start."""
+    import pandas as pd
+
+    table = benchmark.rows(f"requests.{end}")
+    frame = table.read(_FIELDS)
+    started, due = frame.started_s, frame.scheduled_s.fillna(frame.started_s)
+    for name in ("first_token_iteration", "last_token_iteration", "request_end"):
+        early = table.column(_TIMES + name) < started
+        table.refuse(early, _TIMES + name, "at or after the start")
+    for field in ("ttft_s", "e2e_s", "ended_s"):
+        frame[field] = (frame[field] - started).clip(lower=0.0)
+    frame["scheduled_s"] = due.clip(upper=started) if is_open else None
+    frame["slip_known"] = is_open
+    for side in ("input", "output"):
+        parts = [table.column(f"{side}_metrics.{k}_tokens", "tokens") for k in _MODALITIES]
+        total = pd.concat(parts, axis=1).sum(axis=1, min_count=1)
+        frame[f"{side}_tokens"] = frame[f"{side}_tokens"].fillna(total)
+    counted = frame.output_tokens.notna()
+    chunks = table.column(f"{_TIMES}token_iterations", "tokens")
+    frame["output_tokens"] = frame.output_tokens.fillna(chunks)
+    frame["token_source"] = counted.map({True: "usage", False: "chunks"})
+    texts = frame.error.fillna("").astype(str)
+    codes = texts.str.extract(r"error '([45]\d\d) ", expand=False).astype("Int64")
+    frame["http_status"] = codes
+    frame["status"] = _ENDS[end] or list(map(failure_status, texts, codes.fillna(0)))
+    frame["error"] = texts.str[-300:].where(frame.error.notna())
+    return frame

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ampacity.imports.results import (
     FAILURE_ENDS,
-    Fields,
     ImportedFileError,
-    Lists,
-    Request,
     Result,
     Stage,
-    agree,
     failure_status,
     layout_note,
-    mean,
-    read_lists,
     starts_of_users,
 )
+from ampacity.imports.table import Record, read_lists, requests_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TOOL = "SGLang bench_serving"
 _OWN = {"backend", "duration", "completed", "total_output_tokens_retokenized"}
@@ -66,10 +64,10 @@ def read(document: Mapping[str, Any] | list[Mapping[str, Any]], where: str) -> R
     """Return one stage for each run with details. Raises ImportedFileError."""
     held = document if isinstance(document, list) else [document]
     runs = [
-        Fields(run, where if len(held) == 1 else f"{where}run {i}: ")
+        Record(run, where if len(held) == 1 else f"{where}run {i}: ")
         for i, run in enumerate(held, 1)
     ]
-    detailed = [run for run in runs if "ttfts" in run.held]
+    detailed = [run for run in runs if run.has("ttfts")]
     if not detailed:
         figures = "; ".join(_figures(run) for run in runs[:3])
         raise ImportedFileError(
@@ -84,106 +82,89 @@ def read(document: Mapping[str, Any] | list[Mapping[str, Any]], where: str) -> R
         )
     stages = [_stage(run, notes) for run in detailed]
     first = detailed[0]
-    backend, server = first.text("backend") or "", first.object("server_info")
+    backend = first.get("backend", "text") or ""
     streamed = any(r.ttft_s is not None for stage in stages for r in stage.requests)
     return Result(
         TOOL,
         stages,
         _DEFINITIONS,
         _MISSING | ({} if streamed else _NOT_STREAMED),
-        version=server.text("version"),
-        model=server.text("served_model_name") or server.text("model_path"),
-        workload=first.text("dataset_name"),
+        version=first.get("server_info.version", "text"),
+        model=first.get("server_info.served_model_name", "text")
+        or first.get("server_info.model_path", "text"),
+        workload=first.get("dataset_name", "text"),
         api="chat" if backend.endswith("chat") else "completions",
         notes=list(dict.fromkeys(notes)),
         arrivals=", ".join(dict.fromkeys(map(_arrivals, detailed))),
     )
 
 
-def _figures(run: Fields) -> str:
+def _figures(run: Record) -> str:
     """Return the totals of a run without details, for a user who has nothing else."""
-    found = [f"{run.tokens('completed') or 0} requests in {run.number('duration') or 0:.4g} s"]
-    found += [f"{name} {value:.4g}" for name in _EACH_MS if (value := run.number(name)) is not None]
+    found = [f"{run.get('completed', 'tokens') or 0} requests in {run.get('duration') or 0:.4g} s"]
+    found += [f"{name} {value:.4g}" for name in _EACH_MS if (value := run.get(name)) is not None]
     return ", ".join(found)
 
 
-def _arrivals(run: Fields) -> str:
-    if run.held.get("request_rate") == "trace":
+def _arrivals(run: Record) -> str:
+    if run.get("request_rate", "any") == "trace":
         return "trace"
     return "closed loop" if run.request_rate() is None else "poisson"
 
 
-def _stage(run: Fields, notes: list[str]) -> Stage:
-    lists = read_lists(run)
-    n = len(lists.ttfts)
+def _stage(run: Record, notes: list[str]) -> Stage:
+    _, frame = read_lists(run)
+    n = len(frame)
     if not n:
         raise ImportedFileError(f"{run.where}there is no request in it")
-    status = _statuses(run, lists)
-    done = [i for i in range(n) if status[i] == "ok"]
-    counted = [i for i in range(n) if status[i] in ("ok", "empty")]
-    _check_totals(run, lists, counted)
-    has_one_token = all((lists.rows[i].tokens("output") or 0) <= 1 for i in done)
-    streamed = any(lists.gaps[i] for i in done) or has_one_token
+    frame["status"] = _statuses(run, frame)
+    ok, counted = frame.status == "ok", frame.status.isin(("ok", "empty"))
+    _check_totals(run, frame[counted])
+    streamed = frame.gaps_s[ok].astype(bool).any() or (frame.output_tokens[ok].fillna(0) <= 1).all()
     if not streamed:
         notes.append("The answers were not streamed: TTFT, ITL and TPOT are not known, E2E is")
-    if len(counted) < n:
+    if not counted.all():
         notes.append(FAILURE_ENDS)
-    e2es = [ttft + math.fsum(gaps) for ttft, gaps in zip(lists.ttfts, lists.gaps, strict=True)]
-    rate, limit = run.request_rate(), run.tokens("max_concurrency") or None
-    duration = run.number("duration")
-    closed = rate is None and run.held.get("request_rate") != "trace"
+    rate, limit = run.request_rate(), run.get("max_concurrency", "tokens") or None
+    duration = run.get("duration")
+    closed = rate is None and run.get("request_rate", "any") != "trace"
     users = limit or n
-    starts = starts_of_users(e2es, users) if closed else _evenly(e2es, duration or 0.0)
-    requests = [
-        _request(lists, i, status[i], starts[i], e2es[i], streamed=streamed) for i in range(n)
-    ]
+    e2es = list(frame.e2e_s)
+    frame["started_s"] = starts_of_users(e2es, users) if closed else _evenly(e2es, duration or 0.0)
+    frame["ended_s"] = frame.e2e_s.where(ok, 0.0)
+    frame["error"] = frame.error.str[-300:]
+    frame.loc[~ok, ["ttft_s", "e2e_s", "output_tokens"]] = None
+    if not streamed:
+        frame[["ttft_s", "gaps_s"]] = None
     how = f"over {users} users who never pause" if closed else "at equal distances"
     if limit and not closed:
         how += f"; held to {limit} in flight, and how long a request waited is not in the file"
-    rps = (run.number("completed") or 0) / (duration or math.inf)
-    notes.append(layout_note(TOOL, how, run.number("request_throughput") or rps, duration))
-    return Stage(requests, None if closed else rate, users if closed else None, duration)
+    rps = run.get("request_throughput") or (run.get("completed") or 0) / (duration or math.inf)
+    notes.append(layout_note(TOOL, how, rps, duration))
+    return Stage(requests_of(frame), None if closed else rate, users if closed else None, duration)
 
 
-def _statuses(run: Fields, lists: Lists) -> list[str]:
-    errors = lists.errors
+def _statuses(run: Record, frame: pd.DataFrame) -> list[str]:
     # an answer without a token: successful by the run's own count, or failed without a message
-    is_success = run.tokens("completed") == len(errors) - sum(map(bool, errors))
+    is_success = run.get("completed", "tokens") == frame.error.isna().sum()
     silent = "empty" if is_success else "http_error"
     return [
-        failure_status(str(error)) if error else "ok" if ttft or gaps else silent
-        for error, ttft, gaps in zip(errors, lists.ttfts, lists.gaps, strict=True)
+        failure_status(error) if isinstance(error, str) else "ok" if ttft or gaps else silent
+        for error, ttft, gaps in zip(frame.error, frame.ttft_s, frame.gaps_s, strict=True)
     ]
 
 
-def _check_totals(run: Fields, lists: Lists, counted: Sequence[int]) -> None:
-    agree(
-        run,
-        completed=len(counted),
-        total_output_tokens=sum(lists.rows[i].tokens("output") or 0 for i in counted),
-        mean_ttft_ms=1e3 * mean([lists.ttfts[i] for i in counted]) if counted else 0.0,
+def _check_totals(run: Record, counted: pd.DataFrame) -> None:
+    gaps = counted.gaps_s.explode().dropna()
+    run.check(
+        {
+            "completed": len(counted),
+            "total_output_tokens": counted.output_tokens.sum(),
+            "mean_ttft_ms": 1e3 * counted.ttft_s.mean() if len(counted) else 0.0,
+        }
     )
-    if not run.number("accept_length"):  # with speculation its own ITL is by its tokenizer
-        gaps = [g for i in counted for g in lists.gaps[i]]
-        agree(run, mean_itl_ms=1e3 * mean(gaps or [0.0]))
-
-
-def _request(
-    lists: Lists, i: int, status: str, start: float, e2e: float, *, streamed: bool
-) -> Request:
-    row, error, ok = lists.rows[i], lists.errors[i], status == "ok"
-    return Request(
-        start,
-        status,
-        ttft_s=lists.ttfts[i] if ok and streamed else None,
-        e2e_s=e2e if ok else None,
-        ended_s=e2e if ok else 0.0,
-        gaps_s=lists.gaps[i] if streamed else None,
-        input_tokens=row.tokens("input"),
-        output_tokens=row.tokens("output") if ok else None,
-        cached_tokens=row.tokens("cached"),
-        error=str(error)[-300:] if error else None,
-    )
+    if not run.get("accept_length"):  # with speculation its own ITL is by its tokenizer
+        run.check({"mean_itl_ms": 1e3 * gaps.mean() if len(gaps) else 0.0})
 
 
 def _evenly(e2es: Sequence[float], duration_s: float) -> list[float]:

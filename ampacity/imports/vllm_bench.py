@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ampacity.imports.results import (
     FAILURE_ENDS,
-    Fields,
     ImportedFileError,
-    Lists,
-    Request,
     Result,
     Stage,
-    agree,
     failure_status,
-    mean,
-    read_lists,
 )
+from ampacity.imports.table import Record, read_lists, requests_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TOOL = "vllm bench serve"
 _CHAT_FIRST = (
@@ -43,6 +40,11 @@ _MISSING = {
     "headers_ns": "not in the file",
     "token_source": "the server's usage or the client's tokenizer: the file does not say which",
 }
+_NEEDED = {
+    "ttfts": f"no single requests are in this result of {TOOL}: run it again with --save-detailed",
+    "start_times": f"start_times are missing: this version of {TOOL} does not write them, "
+    "use a newer one",
+}
 _NO_WAITS = {"scheduled_ns": "taken as the start: this version has no queue_times"}
 
 
@@ -55,90 +57,72 @@ def recognises(document: Any) -> bool:
 
 def read(document: Mapping[str, Any], where: str) -> Result:
     """Return the run as one stage. Raises ImportedFileError."""
-    top = Fields(document, where)
-    if "ttfts" not in document:
-        raise ImportedFileError(
-            f"{where}no single requests are in this result of {TOOL}: "
-            "run it again with --save-detailed"
-        )
-    if "start_times" not in document:
-        raise ImportedFileError(
-            f"{where}start_times are missing: this version of {TOOL} does not write them, "
-            "use a newer one"
-        )
-    starts = top.seconds("start_times")
-    n = len(starts)
-    lists = read_lists(top, n)
-    waits = top.seconds("queue_times", n) if "queue_times" in document else None
-    rate, limit = top.request_rate(), top.tokens("max_concurrency")
-    closed = rate is None  # waiting for a free user is no lateness
-    scheduled: list[float | None] = [None] * n
-    if waits is not None and not closed:
-        scheduled = [start - wait for start, wait in zip(starts, waits, strict=True)]
-    requests = [_request(lists, i, starts[i], scheduled[i]) for i in range(n)]
-    done = [r for r in requests if r.status == "ok"]
-    agree(
-        top,
-        completed=len(done),
-        total_output_tokens=sum(r.output_tokens or 0 for r in done),
-        mean_ttft_ms=1e3 * mean([r.ttft_s or 0.0 for r in done]),
-        mean_itl_ms=1e3 * mean([g for r in done for g in r.gaps_s or ()]),
-    )
-    backend = top.text("backend") or top.text("endpoint_type") or ""
+    top = Record(document, where)
+    for name, advice in _NEEDED.items():
+        if not top.has(name):
+            raise ImportedFileError(f"{where}{advice}")
+    rate, limit = top.request_rate(), top.get("max_concurrency", "tokens")
+    frame = _requests(top, is_open=rate is not None)
+    has_waits = top.has("queue_times")
+    backend = top.get("backend", "text") or top.get("endpoint_type", "text") or ""
     chat = "chat" in backend
+    closed = (limit or len(frame)) if rate is None else None
     return Result(
         TOOL,
-        [Stage(requests, rate, (limit or n) if closed else None, top.number("duration"))],
+        [Stage(requests_of(frame), rate, closed, top.get("duration"))],
         [*([_CHAT_FIRST] if chat else []), *_DEFINITIONS],
-        _MISSING | (_NO_WAITS if waits is None else {}),
-        model=top.text("model_id"),
+        _MISSING | ({} if has_waits else _NO_WAITS),
+        model=top.get("model_id", "text"),
         api="chat" if chat else "completions",
-        started_utc=_utc(top.text("date")),
-        workload=top.text("label"),
+        started_utc=_utc(top.get("date", "text")),
+        workload=top.get("label", "text"),
         arrivals="closed loop" if closed else _arrivals(top),
-        notes=_notes(requests, rate, limit, waits is not None),
+        notes=_notes(frame, rate, limit, has_waits),
     )
 
 
-def _request(lists: Lists, i: int, start: float, scheduled: float | None) -> Request:
-    ttft, gaps, row, error = lists.ttfts[i], lists.gaps[i], lists.rows[i], lists.errors[i]
+def _requests(top: Record, *, is_open: bool) -> pd.DataFrame:
+    """Return the fields of the requests."""
+    table, frame = read_lists(top, "start_times", "queue_times")
+    frame["started_s"] = table.column("start_times", needed=True)
+    if top.has("queue_times"):
+        waits = table.column("queue_times", needed=True)
+        if is_open:  # waiting for a free user is no lateness
+            frame["scheduled_s"] = frame.started_s - waits
     # a failure without a message, as of a status line without a reason, has no first chunk
-    if error or (ttft == 0 and not gaps):
-        return Request(
-            start,
-            failure_status(str(error)) if error else "http_error",
-            scheduled,
-            ended_s=0.0,
-            gaps_s=[],
-            input_tokens=row.tokens("input"),
-            error=str(error)[-300:] if error else None,
-        )
-    return Request(
-        start,
-        "ok",
-        scheduled,
-        ttft_s=ttft,
-        e2e_s=ttft + math.fsum(gaps),
-        gaps_s=gaps,
-        input_tokens=row.tokens("input"),
-        output_tokens=row.tokens("output"),
+    ok = frame.error.isna() & ((frame.ttft_s > 0) | frame.gaps_s.astype(bool))
+    done = frame[ok]
+    top.check(
+        {
+            "completed": len(done),
+            "total_output_tokens": done.output_tokens.sum(),
+            "mean_ttft_ms": 1e3 * done.ttft_s.mean(),
+            "mean_itl_ms": 1e3 * done.gaps_s.explode().mean(),
+        }
     )
+    frame["status"] = "ok"
+    frame.loc[~ok, "status"] = [failure_status(e) for e in frame.error[~ok].fillna("")]
+    frame["error"] = frame.error.str[-300:]
+    frame["ended_s"] = frame.e2e_s.where(ok, 0.0)
+    frame.loc[~ok, ["ttft_s", "e2e_s", "output_tokens"]] = None
+    frame["gaps_s"] = [g if good else [] for g, good in zip(frame.gaps_s, ok, strict=True)]
+    return frame.drop(columns="cached_tokens")
 
 
-def _arrivals(top: Fields) -> str:
-    if top.text("ramp_up_strategy"):
-        return f"{top.text('ramp_up_strategy')} ramp"
-    burstiness = top.number("burstiness")
+def _arrivals(top: Record) -> str:
+    if ramp := top.get("ramp_up_strategy", "text"):
+        return f"{ramp} ramp"
+    burstiness = top.get("burstiness")
     return "poisson" if burstiness in (None, 1.0) else f"gamma, burstiness {burstiness:g}"
 
 
 def _notes(
-    requests: list[Request], rate: float | None, limit: int | None, has_waits: bool
+    requests: pd.DataFrame, rate: float | None, limit: int | None, has_waits: bool
 ) -> list[str]:
     notes = []
-    answers = [r for r in requests if r.status == "ok" and r.output_tokens]
-    extra = sum(len(r.gaps_s or ()) == r.output_tokens for r in answers)
-    if answers and extra >= 0.9 * len(answers):
+    answers = requests[(requests.status == "ok") & (requests.output_tokens > 0)]
+    extra = (answers.gaps_s.map(len) == answers.output_tokens).sum()
+    if extra and extra >= 0.9 * len(answers):
         notes.append(
             f"{extra} of {len(answers)} answers have one message more than tokens: the first one "
             "is most likely the role, so TTFT here is earlier than the first token"

@@ -41,7 +41,7 @@ TOLD = 2.0
 WIDE = 2.0  # upper over lower end of an interval that says nothing yet of where the limit is not
 LASTS = 3.0  # a stage lasts so many times as long as an overload of its size takes to show
 # misses for each 1/precision^2, where the SLO is just kept: 5 to 11 on the servers of
-# benchmarks/servers.py
+# benchmarks/servers/
 EXPECTED = 8.0
 # of the requests that a precision takes in the mean, before which no interval counts as so narrow
 LEAST = 0.75

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ampacity.analysis.change.comparable import CompareError, said
+from ampacity.analysis.change.comparable import format_value
+from ampacity.analysis.change.judged import CompareError
 from ampacity.analysis.change.samples import BLOCKS, CELLS, MARKS, METRICS, TRACKED
 
 KIND, SCHEMA_VERSION = "ampacity baseline", 4
@@ -144,7 +145,7 @@ def read_baseline(path: Path) -> dict[str, Any]:
         )
     if found.get("schema_version") != SCHEMA_VERSION:
         raise CompareError(
-            f"{path} has schema_version {said(found.get('schema_version'))}, "
+            f"{path} has schema_version {format_value(found.get('schema_version'))}, "
             f"this ampacity reads {SCHEMA_VERSION}: make it again: ampacity baseline RUN -o FILE"
         )
     if found.get("checksum") != _checksum(found):

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ampacity.analysis.change.samples import BLOCKS, Blocks, LevelRecords
+from ampacity.analysis.change.samples import BLOCKS, Blocks
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.warnings import ERROR_SHARE
@@ -314,21 +314,21 @@ def speed_noise(
     return moved * ASSUMED_NOISE / DEFAULT_TOLERANCE
 
 
-def queue_noise(level: LevelRecords, over: Floats, sizes: Floats) -> float:
+def queue_noise(in_flight: Floats, over: Floats, sizes: Floats) -> float:
     """Return how far queueing moves a share when a run is slower by ASSUMED_NOISE.
 
-    ``over`` of ``sizes`` samples of each request, shape (n,). This is beyond the change of the
-    samples' own times. A server that takes (1 + e) times as long equals the same one at (1 + e)
-    times the rate on a slower clock. For a share p that depends on the number N in flight that a
-    request finds, dp / d ln(rate) = Cov(over, N): exact where N is a birth-death process with
-    Poisson arrivals (P(N = n) proportional to rate^n); for M/M/1 it gives 1 / (1 - load). 0 in a
-    closed loop, where N is fixed.
+    ``over`` of ``sizes`` samples of each request and the requests it finds ``in_flight``, shape
+    (n,). This is beyond the change of the samples' own times. A server that takes (1 + e) times as
+    long equals the same one at (1 + e) times the rate on a slower clock. For a share p that depends
+    on the number N in flight, dp / d ln(rate) = Cov(over, N): exact where N is a birth-death
+    process with Poisson arrivals (P(N = n) proportional to rate^n); for M/M/1 it gives
+    1 / (1 - load). 0 in a closed loop, where N is fixed.
     """
-    n = level.cohort.in_flight
-    if n is None or not sizes.sum():
+    n = float(sizes.sum())
+    if not n:
         return 0.0
-    share = over.sum() / sizes.sum()
-    return ASSUMED_NOISE * abs(float((over - share * sizes) @ (n - n.mean()))) / float(sizes.sum())
+    apart = over - over.sum() / n * sizes
+    return ASSUMED_NOISE * abs(float(apart @ (in_flight - in_flight.mean()))) / n
 
 
 def _share(runs: Sequence[Blocks]) -> float:

@@ -1,6 +1,6 @@
 """The checks of a gate: changes against the baseline, absolute limits, capacity, and evidence.
 
-Tested changes are those of latency quantiles, of the error rate and of tokens per second.
+CheckedChange changes are those of latency quantiles, of the error rate and of tokens per second.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
-from ampacity.analysis.change.baseline import read_level, schedule_of
 from ampacity.analysis.change.change import (
     ASSUMED_NOISE,
     DEFAULT_TOLERANCE,
@@ -24,8 +24,9 @@ from ampacity.analysis.change.change import (
     times_longer,
     widened,
 )
-from ampacity.analysis.change.comparable import CompareError, Judged
+from ampacity.analysis.change.judged import CompareError, Judged, Stage
 from ampacity.analysis.change.quantiles import MOST_TOLERANCE, OTHER, SAME, Tracked
+from ampacity.analysis.change.results import Check
 from ampacity.analysis.change.samples import (
     TRACKED,
     Blocks,
@@ -41,52 +42,25 @@ from ampacity.analysis.warnings import ERROR_SHARE
 NAMES = (*TRACKED, "error_rate", "output_tokens_per_s", "capacity_rps")
 ERROR_TOLERANCE = 0.01  # in points of share
 CAPACITY_TOLERANCE = 0.1
-SILENT = "watched"  # not a verdict of the gate
+WATCHED = "watched"  # not a verdict of the gate
 _EDGE_FACTOR = 50.0
 _SHIFT_SHOWN = 0.01  # a larger difference between tested change and that of the figures is reported
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What the decision on a change is based on.
+class CheckedChange:
+    """A check of a change, and what its verdict is based on; no estimates: it is not known.
 
     ``worse``: the change beyond the default tolerance; ``passing``: beyond the check's own (the
-    same where it was given). ``beyond``: the estimate itself is worse than the tolerance.
-    ``watched``: the baseline is too noisy for any tolerance, so nothing passes.
+    same where it was given). ``watched``: the baseline is too noisy for any tolerance, so nothing
+    passes. ``n``: requests of the shortest baseline run.
     """
 
-    worse: Estimate
-    passing: Estimate
-    beyond: bool = True
+    check: Check
+    n: int
+    worse: Estimate | None = None
+    passing: Estimate | None = None
     watched: bool = False
-
-
-@dataclass
-class Check:
-    """One line of a gate's answer.
-
-    ``change`` is relative (error_rate: in points), > 0 where the figure is higher. ``shift`` is
-    what the test is about: by how much the neighbourhood of the quantile moved.
-    """
-
-    name: str
-    kind: str  # change | slo | sanity | capacity
-    level: str | None
-    verdict: str = "inconclusive"  # pass | regression | violated | inconclusive
-    baseline: float | None = None
-    candidate: float | None = None
-    change: float | None = None
-    change_ci: tuple[float | None, float | None] | None = None
-    shift: float | None = None
-    tolerance: float | None = None
-    p_regression: float | None = None
-    p_equivalence: float | None = None
-    more_requests: int | None = None
-    reason: str | None = None
-    test: Evidence | None = field(default=None, repr=False)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k != "test"}
 
 
 @dataclass(frozen=True)
@@ -99,27 +73,30 @@ class Level:
     name: str
     base: Mapping[str, Any]
     runs: Sequence[Judged]
+    stages: Sequence[Stage]
     records: Sequence[LevelRecords]
     paired: bool
 
-    def change(self, name: str, tolerance: float, **figures: Any) -> Check:
-        return Check(name, "change", self.name, tolerance=tolerance, **figures)
+    def checked(self, name: str, tolerance: float, **figures: Any) -> CheckedChange:
+        check = Check(name, "change", self.name, tolerance=tolerance, **figures)
+        return CheckedChange(check, min(self.base["requests"]))
 
 
 def read_levels(base: Mapping[str, Any], runs: Sequence[Judged]) -> list[Level]:
     """Return each level of the baseline. Raises CompareError where the candidate is too short."""
     found = []
     for name, level in base["levels"].items():
-        records = [read_level(run, name, level["skipped"]) for run in runs]
+        stages = [run.levels()[name] for run in runs]
+        records = [run.read(s, level["skipped"]) for run, s in zip(runs, stages, strict=True)]
         n, theirs = min(r.n for r in records), min(level["requests"])
         if n < theirs / 2:
             raise CompareError(
                 f"{runs[0].run.path}: {name} has {n} requests, the baseline {theirs}: "
                 "too few to compare"
             )
-        sent = {schedule_of(run, name, r) for run, r in zip(runs, records, strict=True)}
+        sent = {run.schedule(s, r) for run, s, r in zip(runs, stages, records, strict=True)}
         paired = None not in sent and len(sent | set(level["schedules"])) == 1
-        found.append(Level(name, level, runs, records, paired))
+        found.append(Level(name, level, runs, stages, records, paired))
     return found
 
 
@@ -144,43 +121,43 @@ def parse_tolerances(texts: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def changes_of(at: Level, tolerances: Mapping[str, float]) -> list[Check]:
-    checks = [_quantile_check(at, metric, tolerances) for metric in at.base["quantiles"]]
-    checks.append(_error_check(at, tolerances.get("error_rate", ERROR_TOLERANCE)))
-    rates = [at.base, *(run.levels()[at.name][1] for run in at.runs)]
-    if all(of["output_tokens_per_s"] is not None for of in rates):  # else there is no token count
+def changes_of(at: Level, tolerances: Mapping[str, float]) -> list[CheckedChange]:
+    found = [_quantile_change(at, metric, tolerances) for metric in at.base["quantiles"]]
+    found.append(_error_change(at, tolerances.get("error_rate", ERROR_TOLERANCE)))
+    rates = [at.base["output_tokens_per_s"], *(s["output_tokens_per_s"] for s in at.stages)]
+    if None not in rates:  # else there is no token count
         tolerance = tolerances.get("output_tokens_per_s", DEFAULT_TOLERANCE)
-        checks.append(_rate_check(at, tolerance))
-    return checks
+        found.append(_rate_change(at, tolerance, float(rates[0]), float(np.mean(rates[1:]))))
+    return found
 
 
-def _quantile_check(at: Level, metric: str, tolerances: Mapping[str, float]) -> Check:
+def _quantile_change(at: Level, metric: str, tolerances: Mapping[str, float]) -> CheckedChange:
     kind, q = TRACKED[metric]
     known = Tracked.from_dict(q, at.base["quantiles"][metric])
     least = known.tolerance[SAME if at.paired else OTHER]
     watched = metric not in tolerances and (least is None or least > MOST_TOLERANCE)
     tolerance = tolerances.get(metric, MOST_TOLERANCE if watched or least is None else least)
-    check = at.change(metric, tolerance, baseline=known.marks.middle_s)
-    found = [r.metrics[kind] for r in at.records]
+    found, before = [r.metrics[kind] for r in at.records], known.marks.middle_s
     if unknown := no_values(found):
-        check.reason, check.verdict = unknown, SILENT if watched else check.verdict
-        return check
+        verdict = WATCHED if watched else "inconclusive"
+        return at.checked(metric, tolerance, baseline=before, reason=unknown, verdict=verdict)
     cells = [Cells.from_dict(c) for c in at.base["cells"].get(kind, [])]
     explained = known.expect([[c.of(r) for c in cells] for r in at.records])
     worse = passing = known.compare(found, explained, tolerance, paired=at.paired)
     if metric not in tolerances:
         worse = known.compare(found, explained, DEFAULT_TOLERANCE, paired=at.paired)
-    check.candidate = finite(float(np.mean([o.quantile_bounds(q)[1] for o in found])))
-    low, check.shift, high = known.moved(found, explained, worse)
-    check.test = Evidence(worse, passing, passing.worse > 0, watched)
-    check.change, check.change_ci = check.shift, (low, high)
-    if check.candidate is not None and check.baseline:
-        check.change = check.candidate / check.baseline - 1  # of the figures; the shift is tested
-        check.change_ci = widened(check.change_ci, check.change)
-    return check
+    low, shift, high = known.moved(found, explained, worse)
+    now = finite(float(np.mean([o.quantile_bounds(q)[1] for o in found])))
+    figures = {"baseline": before, "candidate": now, "shift": shift}
+    change, ci = shift, (low, high)
+    if now is not None and before:  # the change of the figures; the shift is tested
+        change = now / before - 1
+        ci = widened(ci, change)
+    tested = at.checked(metric, tolerance, change=change, change_ci=ci, **figures)
+    return replace(tested, worse=worse, passing=passing, watched=watched)
 
 
-def _error_check(at: Level, tolerance: float) -> Check:
+def _error_change(at: Level, tolerance: float) -> CheckedChange:
     base = [Blocks.from_dict(b) for b in at.base["errors"]]
     ours = [blocks_of(r.failed) for r in at.records]
     before, now = (
@@ -190,79 +167,79 @@ def _error_check(at: Level, tolerance: float) -> Check:
     e = compare_shares(base, ours, limit, paired=at.paired, noise=0.0)
     # A share of no failures has a variance as well
     floor = limit * (1 - limit) / sum(b.size.sum() for b in ours)
-    df = e.df if e.within > floor else math.inf
-    estimate = Estimate(e.worse, max(e.within, floor), e.between, df)
-    check = at.change("error_rate", tolerance, baseline=before, candidate=now, change=now - before)
-    check.test = Evidence(estimate, estimate)
-    return check
+    if e.within <= floor:
+        e = replace(e, within=floor, df=math.inf)
+    figures = {"baseline": float(before), "candidate": float(now), "change": float(now - before)}
+    return replace(at.checked("error_rate", tolerance, **figures), worse=e, passing=e)
 
 
-def _rate_check(at: Level, tolerance: float) -> Check:
+def _rate_change(at: Level, tolerance: float, before: float, now: float) -> CheckedChange:
     """Show the rate as measured; in an open loop test tokens per planned token.
 
     So the draw of the lengths does not count.
     """
     kind = at.base["kind"]
-    theirs, ours = (
-        [Blocks.from_dict(x) for x in at.base["rates"]],
-        [r.rates(kind) for r in at.records],
-    )
+    theirs = [Blocks.from_dict(x) for x in at.base["rates"]]
+    ours = [r.rates(kind) for r in at.records]
     noise = ASSUMED_NOISE if kind == "closed" else 0.0
     e = compare_rates(theirs, ours, tolerance, paired=at.paired, noise=noise)
-    check = at.change("output_tokens_per_s", tolerance)
-    check.baseline = float(at.base["output_tokens_per_s"])
-    rates = [run.levels()[at.name][1]["output_tokens_per_s"] for run in at.runs]
-    check.candidate = float(np.mean(rates))
-    check.change = check.candidate / check.baseline - 1 if check.baseline else None
-    check.shift = math.exp(-(e.worse + math.log1p(tolerance))) - 1
-    check.test = Evidence(e, e)
-    return check
+    figures = {"baseline": before, "candidate": now}
+    figures["shift"] = math.exp(-(e.worse + math.log1p(tolerance))) - 1
+    change = now / before - 1 if before else None
+    tested = at.checked("output_tokens_per_s", tolerance, change=change, **figures)
+    return replace(tested, worse=e, passing=e)
 
 
-def decide(checks: list[Check], alpha: float, base: Mapping[str, Any]) -> None:
-    """Set the verdict of each tested change.
+def decide(found: Sequence[CheckedChange], alpha: float) -> list[Check]:
+    """Return the checks with the verdict of each tested change.
 
     Regression: worse than the tolerance, and significant by Holm over all checks. Pass: shown to be
-    below the tolerance. A watched check is SILENT unless it is a regression; it is inconclusive
+    below the tolerance. A watched check is WATCHED unless it is a regression; it is inconclusive
     where it would be one if only the watched were tested.
     """
-    known = [(c, c.test) for c in checks if c.test is not None]
-    watched = sum(t.watched for _, t in known)
-    worse = holm([t.worse.p_regression for _, t in known], alpha)
-    for (check, t), rejected in zip(known, worse, strict=True):
-        check.p_regression, check.p_equivalence = t.worse.p_regression, t.passing.p_equivalence
-        if rejected and t.beyond:
-            check.verdict = "regression"
-        elif t.watched:
-            may_be = t.beyond and check.p_regression <= alpha / watched
-            check.verdict = "inconclusive" if may_be else SILENT
-        elif check.p_equivalence <= alpha:
-            check.verdict = "pass"
-        if check.verdict == "inconclusive":
-            n = min(base["levels"][check.level]["requests"])
-            e = t.worse if t.beyond else t.passing
-            _set_what_would_decide(check, n, times_longer(e, alpha, alpha / len(known)))
+    known = [(t, t.worse, t.passing) for t in found if t.worse and t.passing]
+    watched = sum(t.watched for t, *_ in known)
+    rejected = iter(holm([worse.p_regression for _, worse, _ in known], alpha))
+    checks = []
+    for t in found:
+        check = t.check
+        if t.worse and t.passing:
+            verdict, beyond = "inconclusive", t.passing.worse > 0
+            tests = {"p_regression": t.worse.p_regression, "p_equivalence": t.passing.p_equivalence}
+            if next(rejected) and beyond:
+                verdict = "regression"
+            elif t.watched:
+                may_be = beyond and t.worse.p_regression <= alpha / watched
+                verdict = "inconclusive" if may_be else WATCHED
+            elif t.passing.p_equivalence <= alpha:
+                verdict = "pass"
+            check = structs.replace(check, verdict=verdict, **tests)
+            if verdict == "inconclusive":
+                e = t.worse if beyond else t.passing
+                check = _with_missing(check, t.n, times_longer(e, alpha, alpha / len(known)))
         shift, change = check.shift, check.change
         if shift is not None and change is not None and abs(change - shift) > _SHIFT_SHOWN:
-            tested = f"at equal load and lengths {signed(shift)}, which is what is tested"
-            check.reason = f"{tested}; {check.reason}" if check.reason else tested
+            reason = f"at equal load and lengths {signed(shift)}, which is what is tested"
+            reason = f"{reason}; {check.reason}" if check.reason else reason
+            check = structs.replace(check, reason=reason)
+        checks.append(check)
+    return checks
 
 
-def _set_what_would_decide(check: Check, n: int, factor: float | None) -> None:
-    """``factor``: by how many times ``n`` requests would decide; None where no length does."""
+def _with_missing(check: Check, n: int, factor: float | None) -> Check:
+    """Return the check with what would decide it: ``factor`` times ``n`` requests; None: none."""
     if factor is None:
-        check.reason = (
-            "the noise from run to run decides, not the length: give the baseline more runs"
-        )
+        reason = "the noise from run to run decides, not the length: give the baseline more runs"
     elif factor > _EDGE_FACTOR:
-        check.reason = "the change is on the edge of the tolerance: no length is likely to decide"
+        reason = "the change is on the edge of the tolerance: no length is likely to decide"
     else:
-        check.more_requests = max(1, math.ceil(n * (factor - 1)))
-        more = f"needs about {check.more_requests} more requests at {check.level}"
-        check.reason = f"{more}, in the baseline as well"
+        more = max(1, math.ceil(n * (factor - 1)))
+        reason = f"needs about {more} more requests at {check.level}, in the baseline as well"
+        return structs.replace(check, more_requests=more, reason=reason)
+    return structs.replace(check, reason=reason)
 
 
-def only_watched(check: Check) -> str:
+def why_watched(check: Check) -> str:
     """Return why a watched metric has no line of its own."""
     if check.change is None:
         return check.reason or "no change can be determined"
@@ -270,28 +247,26 @@ def only_watched(check: Check) -> str:
     return f"{signed(check.change)}; at this load and length {more}"
 
 
-def excuse_client_delay(checks: Sequence[Check], name: str, later_s: float) -> None:
-    """Make regressions of TTFT and E2E inconclusive where the client's own delay explains them.
+def excuse_client_delay(check: Check, later_s: float) -> Check:
+    """Return a regression of TTFT or E2E as inconclusive if the client's own delay explains it.
 
     ``later_s``: how much later the candidate's client was at p99 than the baseline's.
     """
-    for check in checks:
-        if (check.level, check.verdict, check.kind) != (name, "regression", "change"):
-            continue
-        if check.shift is None or not check.name.startswith(("ttft_", "e2e_")):
-            continue
-        if check.shift * float(check.baseline or 0.0) <= later_s:
-            check.verdict = "inconclusive"
-            check.reason = (
-                f"the client itself was {1e3 * later_s:.3g} ms later at p99 than in the baseline, "
-                "which is as much as this change: run it on a quieter machine"
-            )
+    if check.verdict != "regression" or not check.name.startswith(("ttft_", "e2e_")):
+        return check
+    if check.shift is None or check.shift * float(check.baseline or 0.0) > later_s:
+        return check
+    reason = (
+        f"the client itself was {1e3 * later_s:.3g} ms later at p99 than in the baseline, "
+        "which is as much as this change: run it on a quieter machine"
+    )
+    return structs.replace(check, verdict="inconclusive", reason=reason)
 
 
 def sanity(run: Judged, name: str) -> list[Check]:
     """Return checks that no latency outweighs: a lost steady state, and errors."""
-    stage = run.levels()[name][1]
-    failures = read_level(run, name, 0).failed  # those of the warm-up too
+    stage = run.levels()[name]
+    failures = run.read(stage).failed  # those of the warm-up too
     failed, share = int(failures.sum()), float(failures.mean()) if len(failures) else 1.0
     checks = []
     if stage["stable"] is False:
@@ -302,8 +277,7 @@ def sanity(run: Judged, name: str) -> list[Check]:
             f"{failed} of {len(failures)} requests failed or were in flight at cutoff: "
             f"with more than {ERROR_SHARE:.0%} nothing passes"
         )
-        errors = Check("errors", "sanity", name, "inconclusive", candidate=share, reason=reason)
-        checks.append(errors)
+        checks.append(Check("errors", "sanity", name, candidate=share, reason=reason))
     return checks
 
 
@@ -315,54 +289,49 @@ def capacity_checks(base: Mapping[str, Any], run: Judged, tolerance: float) -> l
     ours, theirs = run.summary["capacity"], base["capacity_rps"]
     if not theirs:
         return []
-    rate, bracket = ours["capacity_rps"], ours["capacity_rps_ci"]
-    least = theirs["bracket"][0] * (1 - tolerance)
-    check = Check("capacity_rps", "capacity", None, baseline=theirs["value"], candidate=rate)
-    check.tolerance = tolerance
-    if rate:
-        check.change = rate / theirs["value"] - 1
-    if not bracket:
-        check.reason = ours["reason"]
-    elif bracket[0] is not None and bracket[0] >= least:
-        check.verdict = "pass"
-    elif bracket[1] is not None and bracket[1] <= least:
-        check.verdict = "regression"
-    else:
-        check.reason = (
+    rate, (low, high) = ours["capacity_rps"], ours["capacity_rps_ci"] or (None, None)
+    least, verdict, reason = theirs["bracket"][0] * (1 - tolerance), "inconclusive", None
+    if low is not None and low >= least:
+        verdict = "pass"
+    elif high is not None and high <= least:
+        verdict = "regression"
+    elif ours["capacity_rps_ci"]:
+        reason = (
             "the tested loads lie too far apart to decide: "
             "use closer --rates or a longer --duration"
         )
-    return [check]
+    else:
+        reason = ours["reason"]
+    figures = {"baseline": theirs["value"], "candidate": rate, "tolerance": tolerance}
+    figures["change"] = rate / theirs["value"] - 1 if rate else None
+    return [Check("capacity_rps", "capacity", None, verdict, reason=reason, **figures)]
 
 
 def slo_checks(
-    base: Mapping[str, Any], runs: Sequence[Judged]
+    levels: Sequence[Level], slos: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Check], dict[str, str]]:
     """Return absolute limits, and why some are not judged at a load.
 
-    One run that violates it is enough, and one that meets it. In a sweep an SLO is judged at the
-    loads at which the baseline met it; at the lowest where it met it nowhere.
+    In a sweep an SLO is judged at the loads at which the baseline met it; at the lowest where it
+    met it nowhere.
     """
     checks: list[Check] = []
     untracked: dict[str, str] = {}
-    levels = base["levels"]
-    lowest = min(
-        levels, key=lambda name: levels[name]["offered_rps"] or levels[name]["concurrency"] or 0.0
-    )
-    for slo in runs[0].summary["slos"]:
+    lowest = min(levels, key=lambda at: at.base["offered_rps"] or at.base["concurrency"] or 0.0)
+    for slo in slos:
         text, metric = slo["text"], slo["text"].partition("=")[0]
-        known = {name: _baseline_s(level, metric) for name, level in levels.items()}
+        known = {at.name: _baseline_s(at.base, metric) for at in levels}
         met = [name for name, s in known.items() if s is not None and s <= slo["limit_s"]]
         unknown = f"the baseline does not hold {metric}: make it from runs with --slo {text}"
-        for name, known_s in known.items():
-            if name in (met or [lowest]):
-                checks.append(_slo_check(text, name, runs, known_s, unknown))
+        for at in levels:
+            known_s = known[at.name]
+            if at.name in (met or [lowest.name]):
+                checks.append(_slo_check(text, at, known_s, unknown))
             elif known_s is None:
-                untracked[f"{text} at {name}"] = unknown
+                untracked[f"{text} at {at.name}"] = unknown
             else:
-                untracked[f"{text} at {name}"] = (
-                    f"not judged at this load, the baseline did not meet it there ({known_s:.3g} s)"
-                )
+                why = f"the baseline did not meet it there ({known_s:.3g} s)"
+                untracked[f"{text} at {at.name}"] = f"not judged at this load, {why}"
     return checks, untracked
 
 
@@ -372,16 +341,14 @@ def _baseline_s(level: Mapping[str, Any], metric: str) -> float | None:
     return found
 
 
-def _slo_check(
-    slo: str, name: str, runs: Sequence[Judged], known_s: float | None, unknown: str
-) -> Check:
-    found = [v for run in runs for v in run.levels()[name][1]["slo_verdicts"] if v["slo"] == slo]
+def _slo_check(slo: str, at: Level, known_s: float | None, unknown: str) -> Check:
+    """Return one limit at one load; one run that violates it is enough, and one that meets it."""
+    found = [v for stage in at.stages for v in stage["slo_verdicts"] if v["slo"] == slo]
     v = next((v for word in ("violated", "met") for v in found if v["verdict"] == word), found[-1])
     verdict = {"met": "pass", "violated": "violated"}.get(v["verdict"], "inconclusive")
-    check = Check(slo, "slo", name, verdict, known_s, v["value_s"])
-    check.more_requests = v["more_requests"]
-    check.reason = v["reason"] or (unknown if known_s is None else None)
-    return check
+    more = {"more_requests": v["more_requests"]}
+    more["reason"] = v["reason"] or (unknown if known_s is None else None)
+    return Check(slo, "slo", at.name, verdict, known_s, v["value_s"], **more)
 
 
 def slos_of(base: Mapping[str, Any], given: Sequence[str]) -> list[Slo]:

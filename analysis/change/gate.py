@@ -10,32 +10,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ampacity.analysis.change.baseline import NEAR_SATURATION, client_delay_s, near_saturation
+from ampacity.analysis.change.baseline import NEAR_SATURATION, near_saturation
 from ampacity.analysis.change.change import ALPHA, ASSUMED_NOISE, spent_at_looks
 from ampacity.analysis.change.checks import (
     CAPACITY_TOLERANCE,
-    SILENT,
-    Check,
+    WATCHED,
     capacity_checks,
     changes_of,
     decide,
     excuse_client_delay,
-    only_watched,
     read_levels,
     sanity,
     signed,
     slo_checks,
+    why_watched,
 )
-from ampacity.analysis.change.comparable import (
-    CompareError,
-    Judged,
-    check_distinct,
-    check_realised,
-    check_same,
-    identity,
-    realised,
-    said,
-)
+from ampacity.analysis.change.comparable import check_distinct, check_same, format_value
+from ampacity.analysis.change.judged import CompareError, Judged
+from ampacity.analysis.change.results import Check, GateResult
 from ampacity.analysis.slo import verdict_word
 from ampacity.analysis.warnings import of_endpoint
 from ampacity.loadgen.rundir.files import Run
@@ -47,7 +39,7 @@ INTERVALS = (
     "of the two figures: ampacity compare, which gives the interval of those figures, shows "
     "another one."
 )
-WATCHED = (
+NOISY = (
     "What could be noise is not called a regression. To detect smaller changes: a longer "
     "--duration in the baseline as well, more baseline runs, a lower load, ampacity ab, or a limit "
     "of your own (--tolerance METRIC=10%)."
@@ -61,93 +53,84 @@ def judge_gate(
     *,
     look: int = 1,
     looks: int = 1,
-) -> dict[str, Any]:
-    """Return the gate's answer (docs/ci.md), at look ``look`` of ``looks`` at a growing list.
+) -> GateResult:
+    """Return the gate's result (docs/ci.md), at look ``look`` of ``looks`` at a growing list.
 
     Raises CompareError where the candidate is no evidence or another experiment.
     """
     _check_comparable(base, runs)
     alpha = spent_at_looks(ALPHA, looks)[look - 1]
     levels = read_levels(base, runs)
+    tested = [t for at in levels for t in changes_of(at, tolerances)]
+    decided = iter(decide(tested, alpha))
     checks: list[Check] = []
+    untracked: dict[str, str] = {}
+    watched: dict[str, str] = {}
     for at in levels:
-        checks += [c for run in runs for c in sanity(run, at.name)] + changes_of(at, tolerances)
-    tested = [c for c in checks if c.kind == "change"]
-    decide(tested, alpha, base)
-    silent = [c for c in checks if c.verdict == SILENT]
-    checks = [c for c in checks if c not in silent]
-    untracked = {
-        f"{metric} at {at.name}": why
-        for at in levels
-        for metric, why in at.base["untracked"].items()
-    }
-    untracked |= {f"{c.name} at {c.level}": only_watched(c) for c in silent}
-    for at in levels:
-        late_s = max(client_delay_s(run, at.name) for run in runs)
-        excuse_client_delay(checks, at.name, late_s - at.base["client_delay_s"])
+        delays_s = [run.client_delay_s(s) for run, s in zip(runs, at.stages, strict=True)]
+        later_s = max(delays_s) - at.base["client_delay_s"]
+        checks += [check for run in runs for check in sanity(run, at.name)]
+        changes = [next(decided) for t in tested if t.check.level == at.name]
+        watched |= {c.title: why_watched(c) for c in changes if c.verdict == WATCHED}
+        checks += [excuse_client_delay(c, later_s) for c in changes if c.verdict != WATCHED]
+        untracked |= {f"{metric} at {at.name}": why for metric, why in at.base["untracked"].items()}
+    limits, unjudged = slo_checks(levels, runs[0].summary["slos"])
     tolerance = tolerances.get("capacity_rps", CAPACITY_TOLERANCE)
-    limits, unjudged = slo_checks(base, runs)
     checks += capacity_checks(base, runs[-1], tolerance) + limits
     verdicts = {c.verdict for c in checks}
     failed = verdicts & {"regression", "violated"}
     verdict = "regression" if failed else "inconclusive" if "inconclusive" in verdicts else "pass"
     paired = all(at.paired for at in levels)
-    notes = _notes(base, runs, paired, watched=bool(silent))
-    return {
-        "schema_version": GATE_SCHEMA_VERSION,
-        "verdict": verdict,
-        "sentence": _sentence(verdict, checks),
-        "same_schedule": paired,
-        "family": len(tested),
-        "alpha": ALPHA,
-        "look": look,
-        "looks": looks,
-        "alpha_of_look": alpha,
-        "baseline_runs": len(base["runs"]),
-        "candidate_runs": len(runs),
-        "notes": notes + ([INTERVALS] if any(c.change_ci for c in checks) else []),
-        "untracked": untracked | unjudged,
-        "checks": [c.as_dict() for c in checks],
-    }
+    notes = ([NOISY] if watched else []) + _notes(base, runs, paired)
+    return GateResult(
+        schema_version=GATE_SCHEMA_VERSION,
+        verdict=verdict,
+        sentence=_sentence(verdict, checks),
+        same_schedule=paired,
+        family=len(tested),
+        alpha=ALPHA,
+        look=look,
+        looks=looks,
+        alpha_of_look=alpha,
+        baseline_runs=len(base["runs"]),
+        candidate_runs=len(runs),
+        notes=notes + ([INTERVALS] if any(c.change_ci for c in checks) else []),
+        untracked=untracked | watched | unjudged,
+        checks=checks,
+    )
 
 
 def _check_comparable(base: Mapping[str, Any], runs: Sequence[Judged]) -> None:
     for run in runs:
-        path = str(run.run.path)
-        check_same(base["identity"], identity(run), path)
-        missing = [name for name in base["levels"] if name not in run.levels()]
-        if missing:
+        check_same(base, run)
+        if missing := [name for name in base["levels"] if name not in run.levels()]:
             raise CompareError(
-                f"{path} lacks the load level {missing[0]} of the baseline: "
+                f"{run.run.path} lacks the load level {missing[0]} of the baseline: "
                 "run the same --rates or --concurrency"
             )
-        if any(s["ok"] for s in run.summary["stages"]):
-            check_realised(base["realised"], realised(run), path)
     check_distinct(runs)
 
 
 def cost_of(run: Judged) -> tuple[float, int]:
     """Return the seconds and the tokens of prompts and answers that the run took."""
-    stages, r = run.run.meta["stages"], run.records.requests
+    stages, r = run.meta["stages"], run.records.requests
     seconds = sum(((s.get("drained_ns") or s["end_ns"]) - s["start_ns"]) * 1e-9 for s in stages)
     prompts = np.where(np.isnan(r.input_tokens), r.input_tokens_planned, r.input_tokens)
     return float(seconds), int(np.nansum(prompts) + np.nansum(r.output_tokens))
 
 
-def _notes(
-    base: Mapping[str, Any], runs: Sequence[Judged], paired: bool, *, watched: bool
-) -> list[str]:
-    notes = [WATCHED] if watched else []
+def _notes(base: Mapping[str, Any], runs: Sequence[Judged], paired: bool) -> list[str]:
+    notes = []
     if len(base["runs"]) == 1:
         notes.append(
             f"One baseline run shows no noise from run to run: {ASSUMED_NOISE:.1%} is assumed. "
             "Give several to measure it."
         )
     known = {r.get("run_id") for r in base["runs"]} - {None}
-    if again := [str(run.run.path) for run in runs if run.run.meta.get("run_id") in known]:
+    if again := [str(run.run.path) for run in runs if run.meta.get("run_id") in known]:
         notes.append(f"{', '.join(again)} is itself a run of the baseline: it shows nothing new.")
     if not paired:
-        seeds = ", ".join(sorted({said(r["seed"]) for r in base["runs"]}))
+        seeds = ", ".join(sorted({format_value(r["seed"]) for r in base["runs"]}))
         notes.append(
             f"Baseline and candidate sent other requests (baseline seed {seeds}): the draw of "
             "lengths and arrivals counts as noise. With the same --seed (1 where none is given) "
@@ -184,12 +167,12 @@ def _sentence(verdict: str, checks: Sequence[Check]) -> str:
 
 
 def _short(check: Check) -> str:
-    at = f" at {check.level}" if check.level else ""
     if check.kind == "slo":
-        return f"{check.name}{at} {verdict_word(check.verdict)}"
-    if check.name == "error_rate" and check.change is not None:
-        return f"error_rate{at} {check.candidate:.2%}"
-    return f"{check.name}{at}" + (f" {signed(check.change)}" if check.change is not None else "")
+        return f"{check.title} {verdict_word(check.verdict)}"
+    if check.change is None:
+        return check.title
+    rate = f"{check.candidate:.2%}" if check.name == "error_rate" else signed(check.change)
+    return f"{check.title} {rate}"
 
 
 def twice_as_slow(run: Run) -> Run:

@@ -1,4 +1,4 @@
-"""The scorecard of two or more runs: are they comparable, what does each deliver and cost, which differences are real?"""
+"""The scorecard of two or more runs: what each delivers and costs, which differences are real."""
 
 from __future__ import annotations
 
@@ -7,482 +7,402 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ampacity.analysis.change.arms import NO_PAIR, RATES, Arm, Pairing, pairings
-from ampacity.analysis.change.change import ALPHA, ASSUMED_NOISE, Change, holm, log_change
-from ampacity.analysis.change.comparable import (
-    CACHED_POINTS,
-    LENGTHS_SHARE,
-    CompareError,
-    identity,
-    level_name,
-    realised,
-    unlike_keys,
+from msgspec import structs
+
+from ampacity.analysis.capacity.fleet import AT_USABLE, cost_per_million_output_tokens, size_fleet
+from ampacity.analysis.change.change import ALPHA, ASSUMED_NOISE, LEAST, Change, holm, log_change
+from ampacity.analysis.change.comparable import differences
+from ampacity.analysis.change.findings import findings, is_aa, pairs_planned
+from ampacity.analysis.change.judged import CompareError, level_name
+from ampacity.analysis.change.pairs import RATES, ComparedRun, Pairing, pairings
+from ampacity.analysis.change.results import (
+    Comparison,
+    Curve,
+    CurveStage,
+    Interval,
+    Line,
+    QuantileChange,
+    RunSummary,
+    Shift,
+    ShownChange,
 )
 from ampacity.analysis.change.samples import METRICS
-from ampacity.analysis.change.shift import NOTHING_COUNTS, QUANTILES, as_dict
-from ampacity.analysis.change.usable_figures import NO_PRICE, Row, scorecard_row, usable_rows
-from ampacity.analysis.warnings import of_endpoint
+from ampacity.analysis.change.shift import NOTHING_COUNTS, QUANTILES, quantile_result
 from ampacity.loadgen.rundir.records import FAILED_STATUSES
 
 COMPARE_SCHEMA_VERSION = 1
+NO_PRICE = "no price of a GPU hour (--gpu-hour)"
+MORE_IN_FLIGHT = "no winner: more in flight at the limit is neither better nor worse"
 FIXED_LOAD = (
-    "no winner: a run's figures at a load that it carried are those of that load, not what it can carry; find the capacity "
-    "of each first (--slo and --rates up to a load that breaks it, or ampacity search); of tokens/s a load without a steady state, offline the --concurrency above which tokens/s do not grow"
+    "no winner: a run's figures at a load that it carried are those of that load, not what it can "
+    "carry; find the capacity of each first (--slo and --rates up to a load that breaks it, or "
+    "ampacity search); of tokens/s a load without a steady state, offline the --concurrency above "
+    "which tokens/s do not grow"
 )
 SLOWER_MEDIAN = (
     "no winner: a slower median lowers it as well; where the tail differs stands with the quantiles"
 )
-ONE_EACH = f"one run of each: {ASSUMED_NOISE:.1%} of noise from run to run is assumed"
-RUNS_NOT_SYSTEMS = (
-    f"These are differences between runs. One run of each does not show by how much two runs of one system differ: {ASSUMED_NOISE:.1%} of their "
-    "speed is assumed (of a capacity none). On another day or machine it may be more; ampacity ab takes turns and measures it."
+BETWEEN = (
+    "no winner: what the others carry is only known to lie in an interval, which is too wide for "
+    "this line: closer --rates, or ampacity search"
 )
-VIRTUAL = f"Virtual time has no noise from run to run; {ASSUMED_NOISE:.1%} of speed is allowed for all the same."
-BETWEEN = "no winner: what the others carry is only known to lie in an interval, which is too wide for this line: closer --rates, or ampacity search"
+Runs = Sequence[ComparedRun]
+Pairings = Mapping[tuple[int, int], Pairing]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A line of the scorecard: the arm's ``factor`` times its ``basis``, or over it where ``power`` is -1."""
+    """A line of the scorecard: the run's ``factor`` times its ``basis`` to the ``power``."""
 
     question: str
     name: str
     label: str
     higher: bool | None  # None: no run wins it
-    basis: str  # see Pairing.value
-    factor: Callable[[Arm], float | None] = lambda arm: 1.0
+    basis: str = ""  # see Pairing.value
+    factor: Callable[[ComparedRun], float | None] = lambda run: 1.0
     power: int = 1
 
+    def line(self, runs: Runs, values: Sequence[float | str], **known: Any) -> Line:
+        """Return the line of these values; a text is the reason why there is none."""
+        numbers = [None if isinstance(v, str) else v for v in values]
+        valued = [v for v in numbers if v is not None]
+        best = (max if self.higher else min)(valued, default=None)
+        alone = self.higher is not None and len(valued) > 1 and valued.count(best or 0.0) == 1
+        tested = self.higher is not None and len(valued) == len(runs)
+        line = Line(
+            question=self.question,
+            name=self.name,
+            label=self.label,
+            higher_is_better=self.higher,
+            values=numbers,
+            reasons=[v if isinstance(v, str) else None for v in values],
+            best=runs[numbers.index(best)].name if alone else None,
+            changes=[None] * len(runs),
+            verdict="open" if tested else "unknown",
+        )
+        return structs.replace(line, **known)
 
-def _usd(times: float) -> Callable[[Arm], float | None]:
-    return lambda arm: None if arm.usd_per_s is None else arm.usd_per_s * times
+    def value(self, run: ComparedRun, basis: float | str) -> float | str:
+        factor = self.factor(run)
+        if isinstance(basis, str) or factor is None:
+            return basis if isinstance(basis, str) else NO_PRICE
+        return NOTHING_COUNTS if basis == 0 and self.power < 0 else factor * basis**self.power
+
+    def change(self, pairing: Pairing) -> Change | str:
+        found = pairing.change(self.basis)
+        a, b = self.factor(pairing.a), self.factor(pairing.b)
+        if isinstance(found, str) or not a or not b:
+            return found if isinstance(found, str) else NO_PRICE
+        if self.power == 1 and a == b:
+            return found
+        change = log_change(self.power * found.log_ratio + math.log(b / a), found.se, found.df)
+        shown = found.change
+        return change if shown is None else change.beside(a, b * (1 + shown) ** self.power)
 
 
+def _per_gpu(run: ComparedRun) -> float:
+    return 1 / run.gpus
+
+
+def _cost(name: str, label: str, basis: str, times: float, power: int = -1) -> Figure:
+    def usd(run: ComparedRun) -> float | None:
+        return None if run.usd_per_s is None else run.usd_per_s * times
+
+    return Figure("cost", name, label, False, basis, usd, power)
+
+
+TOKENS = "output_tokens_per_s_per_gpu", "output tokens/s per GPU"
+USD_PER_TOKENS = "usd_per_million_output_tokens", "USD per million output tokens"
+PER_DOLLAR = "ttft_p99_s_x_usd_per_hour", "TTFT p99 in s × USD/h (lower is better)"
 FIGURES = (
     Figure("errors", "error_rate", "failed or cut off, where compared", False, "failed"),
     Figure("capacity", "goodput_rps", "goodput per instance, req/s", True, "good"),
-    Figure(
-        "capacity",
-        "goodput_rps_per_gpu",
-        "goodput per GPU, req/s",
-        True,
-        "good",
-        lambda arm: 1 / arm.gpus,
-    ),
-    Figure(
-        "capacity",
-        "output_tokens_per_s_per_gpu",
-        "output tokens/s per GPU",
-        True,
-        "tokens",
-        lambda arm: 1 / arm.gpus,
-    ),
-    Figure(
-        "cost",
-        "usd_per_million_output_tokens",
-        "USD per million output tokens",
-        False,
-        "tokens",
-        _usd(1e6),
-        -1,
-    ),
-    Figure(
-        "cost",
-        "usd_per_thousand_good_requests",
-        "USD per 1,000 good requests",
-        False,
-        "good",
-        _usd(1e3),
-        -1,
-    ),
-    Figure(
-        "cost",
-        "usd_per_thousand_accepted_requests",
-        "USD per 1,000 accepted requests",
-        False,
-        "accepted",
-        _usd(1e3),
-        -1,
-    ),
-    Figure(
-        "cost",
-        "ttft_p99_s_x_usd_per_hour",
-        "TTFT p99 in s × USD/h (lower is better)",
-        False,
-        "ttft_p99",
-        _usd(3600.0),
-    ),
+    Figure("capacity", "goodput_rps_per_gpu", "goodput per GPU, req/s", True, "good", _per_gpu),
+    Figure("capacity", *TOKENS, True, "tokens", _per_gpu),
+    _cost(*USD_PER_TOKENS, "tokens", 1e6),
+    _cost("usd_per_thousand_good_requests", "USD per 1,000 good requests", "good", 1e3),
+    _cost("usd_per_thousand_accepted_requests", "USD per 1,000 accepted requests", "accepted", 1e3),
+    _cost(*PER_DOLLAR, "ttft_p99", 3600.0, 1),
     Figure("tail", "ttft_p99_over_p50", "TTFT p99 / p50", None, "ttft_tail"),
     Figure("tail", "e2e_p99_over_p50", "E2E p99 / p50", None, "e2e_tail"),
 )
+BURST = Figure("burst", "recovery_s", "got over after the burst, s", False)
+C_MAX = Figure("capacity", "c_max", "C_max, requests in flight", None)
+CAPACITY = Figure("capacity", "capacity_rps", "capacity per instance, req/s", True)
+CAPACITY_PER_GPU = Figure("capacity", "usable_rps_per_gpu", "capacity per GPU, req/s", True)
 
 
-def differences(arms: Sequence[Arm]) -> list[Row]:
-    """What must be equal and is not: ``variable`` and the ``values`` of the runs; [] where they are comparable."""
-    found = [identity(a.judged) for a in arms]
-    told = [
-        (a.judged.run.meta.get("imported") or {}).get("definitions") or [] for a in arms
-    ]  # by other tools
-    ours = {d["what"]: d["ours"] for definitions in told for d in definitions}
-    for known, arm, definitions in zip(found, arms, told, strict=True):
-        theirs = {**ours, **{d["what"]: d["theirs"] for d in definitions}}
-        known |= {f"definition of {what}": text for what, text in theirs.items()}
-        known["slos"] = sorted(s["text"] for s in arm.judged.summary["slos"])
-    rows = [{"variable": k, "values": [f.get(k) for f in found]} for k in unlike_keys(found)]
-    lengths = [realised(a.judged) for a in arms]
-    for name in ("input_tokens", "output_tokens", "cached_token_share"):
-        values = [x[name] or 0.0 for x in lengths]
-        allowed = CACHED_POINTS if name == "cached_token_share" else LENGTHS_SHARE * min(values)
-        if max(values) - min(values) > allowed:
-            rows.append({"variable": f"realised.{name}", "values": [x[name] for x in lengths]})
-    return rows
-
-
-def compare(arms: list[Arm]) -> dict[str, Any]:
-    """The whole comparison (docs/compare.md). Raises CompareError where there are not two different runs."""
-    if len(arms) < 2:
+def compare(runs: Runs) -> Comparison:
+    """Compare runs (docs/compare.md). Raises CompareError unless they are two or more."""
+    if len(runs) < 2:
         raise CompareError("give two run directories or more")
-    if len({a.judged.run.path.resolve() for a in arms}) < len(arms):
+    if len({r.judged.run.path.resolve() for r in runs}) < len(runs):
         raise CompareError(
-            "a run is given twice: compare different runs (or one endpoint with itself: ampacity ab --aa)"
+            "a run is given twice: compare different runs "
+            "(or one endpoint with itself: ampacity ab --aa)"
         )
-    made = pairings(arms)
-    first = made[0, 1]
-    aa = first.rounds and bool(arms[0].judged.run.meta["ab"].get("aa"))
-    shift = _shift(arms, made)
-    failed, *figures = _figure_rows(arms, made)
-    usable = [] if first.rounds else usable_rows(arms)
-    at_usable = {
-        r["name"]: r for r in usable if r["question"] == "cost" and None not in r["values"]
-    }
-    rows = [
-        failed,
-        *(r for r in usable if r["question"] != "cost"),
-        *(at_usable.get(r["name"], r) for r in figures),
-        *_burst_rows(arms),
-    ]
-    against = [made[0, j] for j in range(1, len(arms))]
-    compared = any(
-        [q["p"] is not None for t in shift for q in t["quantiles"]]
-        + [any(r["changes"]) for r in rows]
-    )
+    made = pairings(runs)
+    first, shift, lines = made[0, 1], _shift(runs, made), _scorecard(runs, made)
     level = level_name(first.stages[0][0]) if first.stages else None
-    sentence = _sentence(rows, shift, arms, aa, f" at {level}" if level else "") if compared else ""
-    sentence = sentence or _nothing(rows, arms, first)
-    notes = [
-        _pairs_left(arms, first) if first.rounds and first.stages else "",
-        *_left_out(arms, first),
-    ]
-    if not first.rounds and first.unpaired:
-        notes.append(f"Latencies and failures are not compared: {first.unpaired}.")
-    moved = any(q["verdict"] == "differs" for t in shift for q in t["quantiles"])
-    claimed = moved or any(r["winner"] for r in rows)
-    if not first.rounds and (compared or claimed):
-        predicted = all(a.judged.summary["predicted"] for a in arms)
-        notes.append(VIRTUAL if predicted else RUNS_NOT_SYSTEMS)
-        sentence = f"{sentence[:-1]} ({ONE_EACH})." if claimed and not predicted else sentence
-    return {
-        "schema_version": COMPARE_SCHEMA_VERSION,
-        "sentence": sentence,
-        "notes": [n for n in notes if n],
-        "assumed_run_noise": None if first.rounds else ASSUMED_NOISE,
-        "compared": compared,
-        "aa": aa,
-        "level": level,
-        "interleaved_pairs": len(first.pairs) if first.rounds else None,
-        "interleaved_pairs_planned": _planned(arms) if first.rounds else None,
-        "same_schedule": bool(first.stages)
-        and all(p.same_schedule for pairing in against for p in pairing.pairs),
-        "slos": [s["text"] for s in arms[0].judged.summary["slos"]],
-        "runs": [_origin(a) for a in arms],
-        "differences": differences(arms),
-        "scorecard": rows,
-        "shift": shift,
-        "curves": [{"run": a.name, "stages": _curve(a)} for a in arms],
-    }
-
-
-def _planned(arms: Sequence[Arm]) -> int:
-    """Pairs of stages of an A/B: two a round (A B B A)."""
-    return 2 * int(arms[0].judged.run.meta["ab"]["rounds"])
-
-
-def _pairs_left(arms: Sequence[Arm], first: Pairing) -> str:
-    """How many pairs of an A/B were lost, and why; empty where none was."""
-    planned, left = _planned(arms), len(first.stages)
-    if left >= planned:
-        return ""
-    limited = [f"{len(a.limited)} of {a.name}" for a in arms if a.limited]
-    why = "the others ended early, were never sent or hold no request"
-    if limited:
-        why = f"the client was the limit in {sum(len(a.limited) for a in arms)} stages ({', '.join(limited)})"
-    what = (
-        f"{left} of {planned} pairs of stages {'is' if left == 1 else 'are'} left"
-        if left
-        else NO_PAIR
+    compared, sentence, notes = findings(runs, first, lines, shift, level)
+    against = [pair for j in range(1, len(runs)) for pair in made[0, j].pairs]
+    return Comparison(
+        schema_version=COMPARE_SCHEMA_VERSION,
+        sentence=sentence,
+        notes=notes,
+        assumed_run_noise=None if first.rounds else ASSUMED_NOISE,
+        compared=compared,
+        aa=is_aa(first),
+        level=level,
+        interleaved_pairs=len(first.pairs) if first.rounds else None,
+        interleaved_pairs_planned=pairs_planned(runs[0]) if first.rounds else None,
+        same_schedule=bool(against) and all(pair.same_schedule for pair in against),
+        slos=[s["text"] for s in runs[0].summary["slos"]],
+        runs=[_summary(r) for r in runs],
+        differences=differences([r.judged for r in runs]),
+        scorecard=lines,
+        shift=shift,
+        curves=[Curve(r.name, _curve(r)) for r in runs],
     )
-    one = (
-        " All of them ran in one order: a drift looks like a difference."
-        if left > 1 and len({p.order for p in first.pairs}) == 1
-        else ""
+
+
+def _summary(run: ComparedRun) -> RunSummary:
+    errors, endpoint = run.summary["errors"], run.meta.get("endpoint") or {}
+    return RunSummary(
+        name=run.name,
+        path=str(run.judged.run.path),
+        model=endpoint.get("model"),
+        url=endpoint.get("url"),
+        gpus=run.gpus,
+        gpu_hour_usd=run.gpu_hour_usd,
+        failed=sum(errors.get(k, 0) for k in FAILED_STATUSES),
+        unfinished=errors["unfinished"],
+        best_stage=level_name(run.best) if run.best else None,
+        predicted=run.summary["predicted"],
+        client_limited_stages=run.limited,
+        other_lengths=[f["lengths"] for f in run.summary["families"]],
+        **run.judged.origin(),
+        **run.judged.realised(),
     )
-    return f"{what}: {why}.{one} {_remedy(arms)}"
 
 
-def _remedy(arms: Sequence[Arm]) -> str:
-    if not any(a.limited for a in arms):
-        return "Let it run to its end, with stages long enough to hold requests (--duration)."
-    closed = any(s["kind"] == "closed" for s in arms[0].judged.summary["stages"])
-    return f"Use a quieter or larger machine, or a lower {'--concurrency' if closed else '--rate'}."
-
-
-def _left_out(arms: Sequence[Arm], first: Pairing) -> list[str]:
-    """What of each run takes no part."""
+def _curve(run: ComparedRun) -> list[CurveStage]:
     found = []
-    for arm in arms:
-        if arm.limited and not first.rounds:
-            n, which = len(arm.limited), ", ".join(map(str, arm.limited))
-            stages, them = ("1 stage is", "it") if n == 1 else (f"{n} stages are", "them")
-            found.append(
-                f"{arm.name}: {stages} left out, the client was the limit in {them} (index {which})."
-            )
-        families = [f["lengths"] for f in arm.judged.summary["families"]]
-        if families:
-            found.append(
-                f"{arm.name}: its stages at other lengths (--lengths {','.join(families)}) are left out; only those of the workload itself are compared."
-            )
-        found += [f"{arm.name}: {text}" for text in of_endpoint(arm.judged.summary)]
-    return found
+    for s in run.stages:
+        ttft, rate = s["ttft_from_schedule_s"], s["achieved_rps"]
+        tail = ttft.get("p99"), ttft.get("p99_ci")
+        found.append(CurveStage(level_name(s), rate, s["stable"], ttft.get("p50"), *tail))
+    return sorted(found, key=lambda s: s.achieved_rps)
 
 
-def _nothing(rows: Sequence[Row], arms: Sequence[Arm], first: Pairing) -> str:
-    """The sentence where no figure has a test."""
-    won = "; ".join(_won(rows, arms, ""))
-    if first.rounds and not first.stages:
-        return f"Nothing is compared: {_pairs_left(arms, first)}"
-    return f"{won or f'Nothing is compared: {first.unpaired or NOTHING_COUNTS}'}."
+def _shift(runs: Runs, made: Pairings) -> list[Shift]:
+    """Compare every run with the first, by metric and quantile.
 
-
-def _origin(arm: Arm) -> Row:
-    meta, summary = arm.judged.run.meta, arm.judged.summary
-    locked = {
-        k: (meta.get("locked") or {}).get(k)
-        for k in ("engine", "engine_version", "hardware", "quantization")
-    }
-    return {
-        "name": arm.name,
-        "path": str(arm.judged.run.path),
-        "run_id": meta.get("run_id"),
-        "started_utc": meta.get("started_utc"),
-        "seed": meta.get("seed"),
-        **{k: (meta.get("endpoint") or {}).get(k) for k in ("model", "url")},
-        **locked,
-        "gpus": arm.gpus,
-        "gpu_hour_usd": arm.gpu_hour_usd,
-        "requests": summary["requests"],
-        "failed": sum(summary["errors"].get(k, 0) for k in FAILED_STATUSES),
-        "unfinished": summary["errors"]["unfinished"],
-        "best_stage": level_name(arm.best) if arm.best else None,
-        "predicted": summary["predicted"],
-        "client_limited_stages": arm.limited,
-        "other_lengths": [f["lengths"] for f in summary["families"]],
-        **realised(arm.judged),
-    }
-
-
-def _curve(arm: Arm) -> list[Row]:
-    found = [
-        {
-            "load": level_name(s),
-            "achieved_rps": s["achieved_rps"],
-            "stable": s["stable"],
-            **{f"ttft_{p}_s": s["ttft_from_schedule_s"].get(p) for p in ("p50", "p99")},
-            "ttft_p99_ci": s["ttft_from_schedule_s"].get("p99_ci"),
-        }
-        for s in arm.stages
-    ]
-    return sorted(found, key=lambda s: float(s["achieved_rps"]))
-
-
-def _shift(arms: Sequence[Arm], made: Mapping[tuple[int, int], Pairing]) -> list[Row]:
-    """Every run against the first, by metric and quantile; 5 % false findings over all of them together (Holm)."""
-    cells = [
-        (j, m, q, made[0, j].quantile(m, q))
-        for j in range(1, len(arms))
+    5 % false findings over all of them together (Holm).
+    """
+    cells = {
+        (j, m, q): made[0, j].quantile(m, q)
+        for j in range(1, len(runs))
         for m in METRICS
         for q in QUANTILES
-    ]
-    tested = [found.change.p for *_, found in cells if not isinstance(found.change, str)]
-    real = iter(holm(tested, ALPHA))
-    tables: dict[tuple[int, str], list[Row]] = {}
-    for j, metric, q, found in cells:
-        is_real = not isinstance(found.change, str) and next(real)
-        tables.setdefault((j, metric), []).append(as_dict(q, found, is_real, len(tested)))
-    return [
-        {"metric": m, "reference": arms[0].name, "other": arms[j].name, "quantiles": rows}
-        for (j, m), rows in tables.items()
-    ]
+    }
+    tested = {k: c.change.p for k, c in cells.items() if not isinstance(c.change, str)}
+    real = dict(zip(tested, holm(list(tested.values()), ALPHA), strict=True))
+    found: dict[tuple[int, str], list[QuantileChange]] = {}
+    for (j, m, q), cell in cells.items():
+        result = quantile_result(q, cell, real.get((j, m, q), False), len(tested))
+        found.setdefault((j, m), []).append(result)
+    return [Shift(m, runs[0].name, runs[j].name, results) for (j, m), results in found.items()]
 
 
-def _figure_rows(arms: Sequence[Arm], made: Mapping[tuple[int, int], Pairing]) -> list[Row]:
-    """The best of a line wins where it differs from every other; 5 % false winners over all lines together (Holm)."""
-    rows, tests = [], []
-    at_best = (
-        "one instance at the load of the A/B"
-        if made[0, 1].rounds
-        else "one instance at its best stage"
-    )
-    one_load = made[0, 1].rounds or len({a.best and level_name(a.best) for a in arms}) == 1
-    for f in FIGURES:
+def _scorecard(runs: Runs, made: Pairings) -> list[Line]:
+    rounds = made[0, 1].rounds
+    failed, *figures = _tested_lines(runs, made)
+    by_capacity = [] if rounds else _capacity_lines(runs)
+    costs = {x.name: x for x in by_capacity if x.question == "cost" and None not in x.values}
+    lines = [failed, *(x for x in by_capacity if x.question != "cost")]
+    lines += [costs.get(x.name, x) for x in figures]
+    bursts = [r.summary.get("burst") or {} for r in runs]
+    if all(bursts):
         values = [
-            _figure(
-                f, arm, made[0, 1].value(f.basis, 0) if i == 0 else made[0, i].value(f.basis, 1)
-            )
-            for i, arm in enumerate(arms)
+            b["recovery_reason"] if b["recovery_s"] is None else b["recovery_s"] for b in bursts
         ]
-        basis = (
-            at_best if f.basis in RATES else "one instance at the load where latencies are compared"
+        lines.append(BURST.line(runs, values, note="one burst each: no interval"))
+    return lines
+
+
+def _tested_lines(runs: Runs, made: Pairings) -> list[Line]:
+    """Return the lines with a test: the best wins where it differs from every other.
+
+    5 % false winners over all lines together (Holm).
+    """
+    tests = {}
+    lines = {}
+    one_load = made[0, 1].rounds or len({r.best and level_name(r.best) for r in runs}) == 1
+    for f in FIGURES:
+        line, against = _untested(f, runs, made, one_load)
+        lines[f] = line
+        if line.verdict == "open":
+            tests[f] = against
+    real = iter(holm([c.p for against in tests.values() for c in against], ALPHA))
+    for f, against in tests.items():
+        verdicts = {c.verdict(next(real)) for c in against}
+        verdict = verdicts.pop() if len(verdicts) == 1 else "open"
+        seen = [c.smallest_seen(len(tests) * len(against)) for c in against]
+        lines[f] = structs.replace(
+            lines[f],
+            verdict=verdict,
+            winner=lines[f].best if verdict == "differs" else None,
+            smallest_seen=None if None in seen else max(x for x in seen if x is not None),
         )
-        row = scorecard_row(
-            arms,
-            f.question,
-            f.name,
-            f.label,
-            f.higher,
-            values,
-            note=basis if f.question == "cost" else None,
-        )
-        row["lower_bound"] = [
-            made[0, max(i, 1)].at_least(f.basis, min(i, 1)) for i in range(len(arms))
-        ]
-        rows.append(row)
-        if f.higher is None:
-            row["reason"] = SLOWER_MEDIAN
-        if f.higher is None or None in row["values"]:
-            continue
-        changes = {(i, j): _change(f, pairing) for (i, j), pairing in made.items()}
-        row["changes"][1:] = [_plain(changes[0, j]) for j in range(1, len(arms))]
-        best = row["values"].index((max if f.higher else min)(row["values"]))
-        against = [change for pair, change in changes.items() if best in pair]
-        row["reason"] = next((c for c in against if isinstance(c, str)), None)
-        alike = f.question != "cost" and len({f.factor(a) for a in arms}) == 1
-        if not row["reason"] and not (alike and (one_load or f.basis not in RATES)):
-            # else load, price or number of GPUs win
-            row["reason"] = _may_carry_more(f, arms, best, changes, one_load)
-        if row["reason"]:
-            row["verdict"], row["best"] = "unknown", None
-        else:
-            tests.append((row, [c for c in against if not isinstance(c, str)]))
-    real = iter(holm([c.p for _, tested in tests for c in tested], ALPHA))
-    for row, tested in tests:
-        verdicts = {c.verdict(is_real) for c, is_real in zip(tested, real, strict=False)}
-        row["verdict"] = verdicts.pop() if len(verdicts) == 1 else "open"
-        row["winner"] = row["best"] if row["verdict"] == "differs" else None
-        seen = [c.smallest_seen(len(tests) * len(tested)) for c in tested]
-        row["smallest_seen"] = None if None in seen else max(x for x in seen if x is not None)
-    return rows
+    return list(lines.values())
+
+
+def _untested(f: Figure, runs: Runs, made: Pairings, one_load: bool) -> tuple[Line, list[Change]]:
+    """Return a line and the changes from or to its best; its verdict is open if these are tested."""
+    rounds = made[0, 1].rounds
+    sides = [(made[0, max(i, 1)], min(i, 1)) for i in range(len(runs))]
+    values = [f.value(r, p.value(f.basis, side)) for r, (p, side) in zip(runs, sides, strict=True)]
+    at = "the load where latencies are compared"
+    if f.basis in RATES:
+        at = "the load of the A/B" if rounds else "its best stage"
+    line = f.line(
+        runs,
+        values,
+        note=f"one instance at {at}" if f.question == "cost" else None,
+        lower_bound=[p.at_least(f.basis, side) for p, side in sides],
+    )
+    if f.higher is None:
+        return structs.replace(line, reason=SLOWER_MEDIAN), []
+    known = [v for v in line.values if v is not None]
+    if len(known) < len(runs):
+        return line, []
+    changes = {pair: f.change(pairing) for pair, pairing in made.items()}
+    best = line.values.index((max if f.higher else min)(known))
+    against = [change for pair, change in changes.items() if best in pair]
+    reason = next((c for c in against if isinstance(c, str)), None)
+    same_price = f.question != "cost" and len({f.factor(r) for r in runs}) == 1
+    if not reason and not (same_price and (one_load or f.basis not in RATES)):
+        # else load, price or number of GPUs win
+        reason = _may_carry_more(f, runs, best, changes, one_load)
+    shown = [None, *(_shown(changes[0, j]) for j in range(1, len(runs)))]
+    line = structs.replace(line, changes=shown, reason=reason)
+    if reason:
+        line = structs.replace(line, verdict="unknown", best=None)
+    return line, [c for c in against if isinstance(c, Change)]
 
 
 def _may_carry_more(
     f: Figure,
-    arms: Sequence[Arm],
+    runs: Runs,
     best: int,
     changes: Mapping[tuple[int, int], Change | str],
     one_load: bool,
 ) -> str | None:
-    """Why the best is no winner: another may carry so much more than at its best stage (its own more only helps it), or None."""
-    for i, arm in enumerate(arms):
-        times = 1.0 if i == best and f.basis in RATES else arm.missing(f.basis, one_load=one_load)
+    """Return why the best is no winner: another may carry so much more than at its best stage.
+
+    More of the best's own only helps it. None where it may win.
+    """
+    for i, run in enumerate(runs):
+        times = 1.0 if i == best and f.basis in RATES else run.missing(f.basis, one_load)
         change = changes.get((min(i, best), max(i, best)))
-        near = (
-            min((0.0 if end is None else abs(math.log1p(end)) for end in change.ci), default=0.0)
-            if isinstance(change, Change)
-            else 0.0
-        )
+        ends = change.ci if isinstance(change, Change) else ()
+        near = min((0.0 if end is None else abs(math.log1p(end)) for end in ends), default=0.0)
         if times > 1 and near < math.log(times):
             return FIXED_LOAD if math.isinf(times) else BETWEEN
     return None
 
 
-def _figure(f: Figure, arm: Arm, basis: float | str) -> float | str:
-    factor = f.factor(arm)
-    if isinstance(basis, str) or factor is None:
-        return basis if isinstance(basis, str) else NO_PRICE
-    return NOTHING_COUNTS if basis == 0 and f.power < 0 else factor * basis**f.power
-
-
-def _change(f: Figure, pairing: Pairing) -> Change | str:
-    found, a, b = pairing.change(f.basis), f.factor(pairing.a), f.factor(pairing.b)
-    if isinstance(found, str) or not a or not b:
-        return found if isinstance(found, str) else NO_PRICE
-    if f.power == 1 and a == b:
-        return found
-    change = log_change(f.power * found.log_ratio + math.log(b / a), found.se, found.df)
-    shown = found.change
-    return change if shown is None else change.beside(a, b * (1 + shown) ** f.power)
-
-
-def _plain(change: Change | str) -> Row | None:
+def _shown(change: Change | str) -> ShownChange | None:
     if isinstance(change, str):
         return None
-    return {
-        "change": change.change,
-        "change_ci": list(change.ci),
-        "tested_change": change.tested,
-        "p": change.p,
+    return ShownChange(change.change, change.ci, change.tested, change.p)
+
+
+def _capacity_lines(runs: Runs) -> list[Line]:
+    """Return the figures that follow from the capacity; they need no load that all runs have.
+
+    They have a bracket of tested loads and no test: one wins whose whole bracket is better than all
+    others by ``LEAST``.
+    """
+    capacities = [r.summary["capacity"] for r in runs]
+    (peak, safety), *unlike = {
+        (r.summary["fleet"]["peak_rps"], r.summary["fleet"]["safety_factor"]) for r in runs
     }
-
-
-def _burst_rows(arms: Sequence[Arm]) -> list[Row]:
-    bursts = [a.judged.summary.get("burst") or {} for a in arms]
-    if not all(bursts):
-        return []
-    values = [b["recovery_reason"] if b["recovery_s"] is None else b["recovery_s"] for b in bursts]
-    label, note = "got over after the burst, s", "one burst each: no interval"
-    return [scorecard_row(arms, "burst", "recovery_s", label, False, values, note=note)]
-
-
-def _won(rows: Sequence[Row], arms: Sequence[Arm], at: str) -> list[str]:
-    """What fails ``at`` the load compared, where that differs; then ``A is better in goodput per GPU``, once for each winner."""
-    failed = [
-        f"Failed or cut off{at}: {', '.join(f'{a.name} {x:.2%}' for a, x in zip(arms, r['values'], strict=True))}"
-        for r in rows
-        if r["question"] == "errors" and r["winner"]
+    cost = _by_capacity(Figure("cost", *USD_PER_TOKENS, False), runs, _usd_per_million)
+    # longer answers are not the engine's: it must be cheaper by the request too
+    by_request = Figure("cost", "", "", False)
+    cheaper = _by_capacity(by_request, runs, lambda run, x: (run.usd_per_s or 0.0) / x)
+    if cost.winner not in (None, cheaper.winner):
+        cost = structs.replace(cost, winner=None, verdict="open")
+    lines = [
+        _by_capacity(CAPACITY, runs, lambda run, x: x),
+        _by_capacity(CAPACITY_PER_GPU, runs, lambda run, x: x / run.gpus),
+        cost,
     ]
-    won = {
-        a.name: [
-            r["label"].split(" (")[0].replace(", req/s", "") + at * r["name"].startswith("ttft_p99")
-            for r in rows
-            if r["winner"] == a.name and r["question"] != "errors"
-        ]
-        for a in arms
-    }
-    return failed + [
-        f"{name} is better in {', '.join(labels)}" for name, labels in won.items() if labels
+    if peak and not unlike:
+        gpus = Figure("capacity", "gpus_for_peak", f"GPUs for {peak:g} req/s × {safety:g}", False)
+        size = lambda run, x: size_fleet(peak, x, safety, run.gpus).gpus  # noqa: E731
+        lines.append(_by_capacity(gpus, runs, size))
+    c_max = [c["c_max"] or str(c["reason"] or "none was found") for c in capacities]
+    brackets = [tuple(c["c_max_ci"] or (None, None)) for c in capacities]
+    lines.append(C_MAX.line(runs, c_max, brackets=brackets, reason=MORE_IN_FLIGHT))
+    least = [c["crossing"] == "lower_bound" for c in capacities]
+    return [structs.replace(line, at_least=least) for line in lines]
+
+
+def _usd_per_million(run: ComparedRun, rate_rps: float) -> float | str:
+    tokens, price = run.summary["fleet"]["output_tokens_mean"], run.gpu_hour_usd
+    if price is None or not tokens:
+        return NO_PRICE if price is None else NOTHING_COUNTS
+    return cost_per_million_output_tokens(price, run.gpus, rate_rps * tokens)
+
+
+def capacity_bracket(run: ComparedRun) -> Interval:
+    """Return that of its capacity, req/s.
+
+    The ends of a closed loop are achieved rates: each with the 95 % interval of its stage's.
+    """
+    capacity = run.summary["capacity"]
+    low, high = capacity["capacity_rps_ci"] or (None, None)
+    if capacity["c_max_basis"] == "closed":
+        stages = {
+            s["achieved_rps"]: s["achieved_rps_ci"] or (0.0, None) for s in run.of_kind("closed")
+        }
+        low, high = stages.get(low, (low,))[0], stages.get(high, (high, high))[1]
+    return low, high
+
+
+def _by_capacity(
+    f: Figure, runs: Runs, figure: Callable[[ComparedRun, float], float | str]
+) -> Line:
+    """Return the line of a figure of the capacity; it ascends with it where ``f.higher``."""
+
+    def bound(run: ComparedRun, rate: float | None) -> float | None:
+        found = figure(run, rate) if rate or (rate == 0 and f.higher) else None
+        return None if isinstance(found, str) else found
+
+    capacities = [r.summary["capacity"] for r in runs]
+    values = [
+        figure(r, c["capacity_rps"]) if c["capacity_rps"] else str(c["reason"] or "none was found")
+        for r, c in zip(runs, capacities, strict=True)
     ]
-
-
-def _sentence(
-    rows: Sequence[Row], shift: Sequence[Row], arms: Sequence[Arm], aa: bool, at: str
-) -> str:
-    """The winners; where no difference is real, that. ``at``: the load where latencies are compared."""
-    won = _won(rows, arms, at)
-    moved: dict[str, list[str]] = {}
-    for table in shift:
-        signs = {q["slower"] for q in table["quantiles"] if q["verdict"] == "differs"}
-        endless = {q["slower"] for q in table["quantiles"] if len(q["infinite"]) == 1}
-        if signs:
-            word = "slower" if True in signs else "faster"
-            said = f"is {word} than {arms[0].name}"
-            if len(signs | endless) > 1:  # none is faster whose tail has become infinite
-                said = f"is faster than {arms[0].name} at some quantiles and slower{' or infinite' if endless else ''} at others"
-            moved.setdefault(f"{table['other']} {said}", []).append(table["metric"].upper())
-    if aa and (moved or won):
-        return "A/A: the endpoint differs from itself: it, or this rig, is not steady enough to compare with."
-    unknown = [t["metric"].upper() for t in shift if all(q["p"] is None for q in t["quantiles"])]
-    but = f"; {', '.join(dict.fromkeys(unknown))} could not be compared" if unknown else ""
-    if aa:
-        return f"A/A: no difference between the endpoint and itself{but}."
-    parts = won + [f"{who} in {', '.join(metrics)}{at}" for who, metrics in moved.items()]
-    nothing = f"No difference between {' and '.join(a.name for a in arms)} is shown{at and f', latencies{at}'}{but}"
-    return f"{'; '.join(parts) or nothing}."
+    ends = [[bound(r, rate) for rate in capacity_bracket(r)] for r in runs]  # the worst first
+    line = f.line(
+        runs,
+        values,
+        brackets=[tuple(e if f.higher else e[::-1]) for e in ends],
+        note=AT_USABLE if f.question == "cost" else None,
+    )
+    if any(c["crossing"] == "lower_bound" for c in capacities):
+        line = structs.replace(line, best=None)  # nobody knows which one's is better
+    sign = 1 if f.higher else -1
+    better = (1 + LEAST) ** sign
+    for i, (worst, _) in enumerate(ends):
+        others = [best for k, (_, best) in enumerate(ends) if k != i]
+        if worst is None or None in others or line.values[i] is None:
+            continue
+        if all(sign * (worst - x * better) > 0 for x in others if x is not None):
+            name = runs[i].name
+            line = structs.replace(line, winner=name, best=name, verdict="differs")
+    return line

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from ampacity.analysis.change.change import (
     ASSUMED_NOISE,
@@ -33,6 +34,7 @@ from ampacity.analysis.change.change import (
     student_quantile,
 )
 from ampacity.analysis.change.quantiles import Reference
+from ampacity.analysis.change.results import QuantileChange
 from ampacity.analysis.change.samples import (
     TOGETHER,
     Blocks,
@@ -180,7 +182,8 @@ def _queue_noise(pair: Pair, marked: Sequence[tuple[Observations, Marks]]) -> fl
     """Return the mean of both runs, as a share."""
     levels = (pair.reference, pair.other)
     found = [
-        queue_noise(x, over_each(o, m), o.sizes) for x, (o, m) in zip(levels, marked, strict=True)
+        queue_noise(x.at_arrival, over_each(o, m), o.sizes)
+        for x, (o, m) in zip(levels, marked, strict=True)
     ]
     return float(np.mean(found))
 
@@ -215,28 +218,23 @@ def rate_change(a: Blocks, b: Blocks, *, paired: bool, noise: float) -> Change |
     return log_change(-e.worse, e.se, e.df)
 
 
-def as_dict(q: float, found: Quantile, real: bool, tests: int) -> dict[str, Any]:
-    """Return one quantile for the file; an infinite one is null and listed in ``infinite``.
-
-    ``change`` is that of the two values; ``shift``, that of the quantile's neighbourhood, is what
-    is tested.
-    """
+def quantile_result(q: float, found: Quantile, real: bool, tests: int) -> QuantileChange:
+    """Return one quantile for the result; ``real``: its change is significant among ``tests``."""
     change = found.change
     a, b = (None if isinstance(v, str) or math.isinf(v) else v for v in found.values)
     sides = zip(("reference", "other"), found.values, strict=True)
     infinite = [side for side, v in sides if v == math.inf]
-    head: dict[str, Any] = {"q": q, "reference_s": a, "other_s": b, "infinite": infinite}
-    head["at_least"] = list(found.at_least)
+    held = QuantileChange(q, a, b, infinite, list(found.at_least))
     if isinstance(change, str):
-        names = ("change", "change_ci", "shift", "slower", "p", "smallest_seen")
-        return head | dict.fromkeys(names) | {"verdict": "unknown", "reason": change}
-    return head | {
-        "change": change.change,
-        "change_ci": list(change.ci),
-        "shift": change.tested,
-        "slower": change.log_ratio > 0,
-        "p": change.p,
-        "smallest_seen": change.smallest_seen(tests),
-        "verdict": change.verdict(real),
-        "reason": found.endless if infinite else None,
-    }
+        return structs.replace(held, reason=change)
+    return structs.replace(
+        held,
+        change=change.change,
+        change_ci=change.ci,
+        shift=change.tested,
+        slower=change.log_ratio > 0,
+        p=change.p,
+        smallest_seen=change.smallest_seen(tests),
+        verdict=change.verdict(real),
+        reason=found.endless if infinite else None,
+    )

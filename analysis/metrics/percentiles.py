@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.contract import Curve, Percentiles
+from ampacity.analysis.contract.figures import Curve, Percentiles
 from ampacity.analysis.metrics.observations import Observations, quantile_rank
 from ampacity.analysis.stats.intervals import smallest_n
 
@@ -17,13 +17,15 @@ _CURVE_LEVELS = np.concatenate([np.arange(1, 100) / 100, [0.995, 0.999]])
 def percentiles(o: Observations) -> Percentiles:
     """Return the percentiles of a metric; all values in seconds."""
     if not o.n:
-        return Percentiles(n=0, infinite=o.n_infinite, reason=o.reason or "no request has a value")
+        nulls: dict[str, Any] = dict.fromkeys([*LEVELS, "p99_ci", "mean"])
+        why = o.reason or "no request has a value"
+        return Percentiles(n=0, infinite=o.n_infinite, reason=why, **nulls)
     found: dict[str, Any] = {}
     for name, quantile in LEVELS.items():
         value, reason, bounds = _supported(o, quantile)
         found |= {name: value, f"{name}_reason": reason, f"{name}_bounds": bounds}
     if found["p99"] is None:
-        found["p99_ci_reason"] = found["p99_reason"]
+        found |= {"p99_ci": None, "p99_ci_reason": found["p99_reason"]}
     else:
         low, high = map(finite, o.confidence_interval(0.99))
         found["p99_ci"] = [low, high]

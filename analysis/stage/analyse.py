@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ampacity.analysis import contract
-from ampacity.analysis.contract import with_nulls
+from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.diagnosed import spoilt_by
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import quantile_rank
@@ -165,8 +164,7 @@ def analyse_stage(
     rates = output_rates(rows, found.tokens, window, found.start_s, meta["kind"] == "closed")
     result = _load(meta, cohort, window, found.start_s, rows, records.requests) | asdict(rates)
     result |= _latencies(cohort) | _over_time(cohort, found.stability)
-    result |= _client(meta, found.scheduled)
-    result["input_tokens_per_s"] = input_rate(rows, window)
+    result |= _client(meta, found.scheduled) | {"input_tokens_per_s": input_rate(rows, window)}
     other = without_client(cohort, meta.get("audit") or {}, records.origin_ns)
     if other is not None:
         _leave_out_moved(result, what_moved(cohort, other, slos))
@@ -186,7 +184,10 @@ def analyse_stage(
         window_cost_usd(fleet_inputs or {}, worth_s),
     )
     result |= verdicts | {"accepted": accepted, "outage": _outage(found, judge)}
-    return dict(with_nulls(result))
+    for name in ("goodput_rps_reason", "output_tokens_per_s_reason"):
+        if result[name] is None:
+            del result[name]
+    return dict(msgspec.to_builtins(result, enc_hook=np.generic.item))
 
 
 def _leave_out_moved(result: dict[str, Any], moved: Moved) -> None:

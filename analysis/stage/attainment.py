@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.contract import SloVerdict
+from ampacity.analysis.contract.stage import SloVerdict, Verdict
 from ampacity.analysis.metrics.cohort import Cohort, observations_for_slo
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import between_bounds, finite
@@ -22,7 +22,7 @@ from ampacity.analysis.stats.intervals import (
 )
 
 EDGE_FACTOR = 20.0
-"""More times the requests that it has, and than its percentile needs: on the edge, not too short."""
+"""If so many times its own and its percentile's requests are needed, a stage is on the edge."""
 
 
 def judge_slo(o: Observations, slo: Slo, chance_violated: float = 1 - CONFIDENCE) -> SloVerdict:
@@ -34,7 +34,14 @@ def judge_slo(o: Observations, slo: Slo, chance_violated: float = 1 - CONFIDENCE
     if not o.n:
         reason = o.reason or "no request has a value"
         return SloVerdict(
-            slo=slo.text, verdict="inconclusive", requests_effective=0, reason=reason, cause=reason
+            slo=slo.text,
+            verdict="inconclusive",
+            value_s=None,
+            attainment=None,
+            requests_effective=0,
+            more_requests=None,
+            reason=reason,
+            cause=reason,
         )
     misses, unfinished = float(o.misses(slo.limit_s).sum()), o.inconclusive(slo.limit_s)
     tau, widest = o.clustering(slo.quantile)
@@ -42,9 +49,9 @@ def judge_slo(o: Observations, slo: Slo, chance_violated: float = 1 - CONFIDENCE
     many = float(many_by_chance(misses, o.n, 1 - slo.quantile, widest))
     low, high = o.quantile_bounds(slo.quantile)
     is_rate = slo.metric == ERROR_RATE
-    verdict = "violated" if many <= chance_violated else "inconclusive"
+    verdict: Verdict = "violated" if many <= chance_violated else "inconclusive"
     verdict = "met" if few <= 1 - CONFIDENCE else verdict
-    why: dict[str, Any] = {}
+    why: dict[str, Any] = dict.fromkeys(("reason", "cause", "more_requests"))
     if verdict == "inconclusive":
         why = _why_inconclusive(o, slo, misses, unfinished)
     elif is_rate:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ampacity.analysis.contract import Drift, Modes
+from ampacity.analysis.contract.stage import Drift, Modes
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.requests import Floats
 
@@ -50,6 +50,7 @@ def tail_trend(o: Observations) -> Drift:
         p99_first_s=p99_first,
         p99_last_s=p99_last,
         change=p99_last / p99_first if p99_first > 0 else 1.0,
+        reason=None,
     )
 
 
@@ -62,7 +63,7 @@ def _quantile(values: Floats, quantile: float) -> float:
 
 
 def _series(o: Observations) -> Floats:
-    """Return one value per request in scheduled order, failures infinite, censored ones left out."""
+    """Return one value per request in scheduled order, failures infinite, without censored."""
     values = np.full(o.n_owners, np.nan)
     values[o.owner] = o.values
     values[o.infinite > 0] = np.inf

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.contract import Accepted, Offline
+from ampacity.analysis.contract.capacity import Offline
+from ampacity.analysis.contract.stage import Accepted
 from ampacity.analysis.metrics.requests import Bools, Floats, Ints
 from ampacity.analysis.slo import ERROR_RATE, Slo
 from ampacity.analysis.stage.throughput import is_figure
@@ -99,6 +100,7 @@ def accepted_goodput(
         unlabelled=judged.count(None),
         cost_per_result_usd=_cost(cost_usd, n, 1),
         cost_per_million_output_tokens=_cost(cost_usd, tokens, 1e6),
+        reason=None,
     )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.contract import LittlesLaw, LittlesLawGap, Server, ServerLaw
+from ampacity.analysis.contract.capacity import LittlesLawGap
+from ampacity.analysis.contract.stage import LittlesLaw, Server, ServerLaw
 from ampacity.analysis.metrics.percentiles import finite
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.slo import Slo
@@ -47,6 +48,7 @@ def consistency(
             tolerance=None,
             ok=None,
             reason="no request began in the window",
+            server=None,
         )
     inner = np.arange(1, _SPANS)
     share = np.concatenate([[0.0], (inner + inner * _GOLDEN % 1 - 0.5) / _SPANS, [1.0]])
@@ -62,6 +64,8 @@ def consistency(
         consistency=ratio,
         tolerance=tolerance,
         ok=bool(abs(ratio - 1) <= tolerance),
+        reason=None,
+        server=None,
     )
 
 
@@ -80,7 +84,7 @@ def against_server(concurrency: float, server: Server | None) -> ServerLaw | Non
     level = server.running + (server.waiting or 0.0)
     ratio = level / concurrency if concurrency > 0 else None
     if abs(level - concurrency) <= max(SERVER_TOLERANCE * concurrency, SERVER_FEW):
-        return ServerLaw(server_l=level, ratio=ratio, ok=True)
+        return ServerLaw(server_l=level, ratio=ratio, ok=True, reason=None)
     why = (
         "another client is using it, or it still works on requests that this client has given up"
         if level > concurrency

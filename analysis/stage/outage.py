@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampacity.analysis.contract import OutagePeriod, OutageSeries
+from ampacity.analysis.contract.stage import OutagePeriod, OutageSeries
 from ampacity.analysis.metrics.requests import Bools, Floats, Requests
 from ampacity.loadgen.rundir.records import FAILED_STATUSES
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ampacity.analysis.contract import Server
+from ampacity.analysis.contract.stage import Server
 from ampacity.analysis.metrics.requests import Floats
 
 _GAUGES = ("running", "waiting", "prefix_hit_rate", "spec_acceptance_rate", "gpu_utilization")

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from ampacity.analysis.contract import Fluidity, OutsideOutage, SloVerdict, StageClass
+from ampacity.analysis.contract.stage import (
+    Fluidity,
+    OutsideOutage,
+    SloVerdict,
+    StageClass,
+    Verdict,
+)
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.fluidity import fluidity_of
 from ampacity.analysis.metrics.percentiles import percentiles
@@ -166,7 +172,9 @@ def judge_requests(judged: Judged, slos: Sequence[Slo]) -> list[SloVerdict]:
     return verdicts
 
 
-def _overruled(verdict: SloVerdict, word: str, reason: str, cause: str | None = None) -> SloVerdict:
+def _overruled(
+    verdict: SloVerdict, word: Verdict, reason: str, cause: str | None = None
+) -> SloVerdict:
     return replace(verdict, verdict=word, reason=reason, cause=cause, more_requests=None)
 
 

@@ -12,11 +12,11 @@ from array import array
 from collections import deque
 from itertools import count
 from time import monotonic_ns
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 from ampacity.loadgen.net import kernel_connect, kernel_stamps
+from ampacity.loadgen.net.interfaces import Exchange, Wire
 from ampacity.loadgen.net.proxy import open_tunnel
-from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.send.endpoint import Endpoint, Proxy
 from ampacity.loadgen.sleeper import Sleeper
 
@@ -32,19 +32,6 @@ OWN_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, 
 
 Stamps = Literal["read", "kernel"]
 Reuse = Literal["pool", "new"]
-
-
-class Wire(Protocol):
-    """The transport of one connection: asyncio's, or a socket with kernel time stamps."""
-
-    def write(self, data: bytes) -> None:
-        """Write ``data`` to the socket, and buffer what does not fit."""
-
-    def get_write_buffer_size(self) -> int:
-        """Return the number of buffered bytes."""
-
-    def abort(self) -> None:
-        """Close at once."""
 
 
 class Connection(asyncio.Protocol):
@@ -159,8 +146,12 @@ class Client:
         stamps: Stamps = "read",
         reuse: Reuse = "pool",
         proxy: Proxy | None = None,
+        audited: bool = True,
     ) -> None:
-        """``stamps="kernel"`` uses kernel time stamps where available (plain TCP on Linux)."""
+        """``stamps="kernel"`` uses kernel time stamps where available (plain TCP on Linux).
+
+        ``audited``: some connections get them to measure the read delay.
+        """
         self._endpoint = endpoint
         self.secrets = endpoint.secrets
         self._addresses = addresses
@@ -170,7 +161,7 @@ class Client:
         self._carrying: dict[Exchange, Connection] = {}
         self._proxy = proxy
         plain = kernel_stamps.AVAILABLE and context is None and proxy is None
-        self._kernel_stamps = plain
+        self._audited = plain and audited
         self._reader: kernel_stamps.KernelReader | None = None
         self._patient = False
         self._pacer: Sleeper | None = None
@@ -337,7 +328,7 @@ class Client:
 
     async def _open(self, begun: socket.socket | None = None) -> Connection:
         """Connect to the endpoint; ``begun``: a socket that is connecting to its first address."""
-        audited = self._kernel_stamps and next(self._numbers) % AUDIT_EVERY == 0
+        audited = self._audited and next(self._numbers) % AUDIT_EVERY == 0
         connection = Connection(self)
         if self._proxy is not None and self._context is not None:
             connection.connection_made(

@@ -10,7 +10,8 @@ import errno
 import os
 import socket
 
-from ampacity.loadgen.net.kernel_stamps import KernelReader, KernelWire, Receiver
+from ampacity.loadgen.net.interfaces import Receiver
+from ampacity.loadgen.net.kernel_stamps import KernelReader, KernelWire
 
 _SO_TIMESTAMPNS = 35
 

@@ -19,10 +19,9 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol
 
+from ampacity.loadgen.net.interfaces import Receiver
 from ampacity.loadgen.receive import hot_path
-from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.sleeper import Sleeper
 
 TURN_NS = 2_000_000  # from one turn to the next
@@ -40,27 +39,6 @@ AUDIT_EVERY = 31  # reads, of which one's delay is noted; prime, so as not to fo
 _EDGES = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET  # edge-triggered
 
 AVAILABLE: bool = sys.platform.startswith("linux") and struct.calcsize("P") == 8
-
-
-class Receiver(Protocol):
-    """The connection above the socket."""
-
-    exchange: Exchange | None  # that gets the next read
-
-    def attach(self, wire: KernelWire) -> None:
-        """Start to use a connected socket."""
-
-    def over(self, exchange: Exchange) -> None:
-        """Handle the end of the exchange by what was read."""
-
-    def close(self) -> None:
-        """Close the socket."""
-
-    def resume_writing(self) -> None:
-        """Note that all buffered data is written."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Handle the end of the connection."""
 
 
 class KernelReader:

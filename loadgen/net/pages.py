@@ -1,15 +1,17 @@
-"""Fetch pages beside the load (models, version, metrics), over the same proxy and addresses.
+"""Fetch pages beside the load (models, version, metrics) over the load's own client.
 
-A small HTTP client that imports fast: it reads whole pages up to a size and follows no redirects.
+They take the same proxy, addresses and trust as the load. Whole pages are read up to a size;
+redirects are not followed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
+import time
 import zlib
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -18,9 +20,11 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from ampacity.loadgen.net.proxy import open_tunnel, proxy_for
+from ampacity.loadgen.net.http import Client
+from ampacity.loadgen.net.proxy import proxy_for
 from ampacity.loadgen.receive.bodies import FRAMING_MAX_BYTES, FRAMING_TOO_LONG, Inflater
-from ampacity.loadgen.send.endpoint import Endpoint, Proxy
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, Proxy
 
 PAGE_MAX_BYTES = 8 * 2**20
 
@@ -46,8 +50,8 @@ class Pages:
     """Fetches pages; concurrent requests to a server use a connection each."""
 
     def __init__(self) -> None:
-        self._idle: dict[tuple[str, str, int], list[_Connection]] = {}
-        self._proxies: dict[tuple[str, str, int], Proxy | None] = {}
+        self._clients: dict[str, tuple[Client, Proxy | None]] = {}
+        self._closing = AsyncExitStack()
 
     async def __aenter__(self) -> Pages:
         return self
@@ -58,10 +62,7 @@ class Pages:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for connections in self._idle.values():
-            for connection in connections:
-                connection.close()
-        await asyncio.sleep(0)  # the transports close in the next turn of the loop
+        await self._closing.aclose()
 
     async def get(self, url: str, headers: Mapping[str, str], timeout_s: float) -> Page:
         """Get a page. Raises PageError, TimeoutError; EndpointError for an unusable proxy."""
@@ -71,126 +72,107 @@ class Pages:
         self, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float
     ) -> Page:
         """Post ``body`` and return the page. Raises as ``get`` does."""
+        headers = {**headers, "Content-Length": str(len(body))}
         return await self._fetch("POST", url, headers, body, timeout_s)
 
     async def _fetch(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float
     ) -> Page:
-        server, path = _server_of(url)
-        key = server.scheme, server.host, server.port
-        if key not in self._proxies:
-            self._proxies[key] = _proxy_of(server)
-        proxy = self._proxies[key]
-        request = _request(method, server, path, headers, body, proxy)
-        idle = self._idle.setdefault(key, [])
-        async with asyncio.timeout(timeout_s):
-            while idle:
-                connection = idle.pop()
-                try:
-                    page = await connection.ask(request)
-                    break
-                except PageError:  # the server had closed it
-                    continue
-            else:
-                connection = await self._connect(server, proxy)
-                page = await connection.ask(request)
-        if connection.reusable:
-            idle.append(connection)
-        return page
-
-    async def _connect(self, server: Endpoint, proxy: Proxy | None) -> _Connection:
-        connection, failed = _Connection(), None
-        context = self._context if server.scheme == "https" else None
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        server = Endpoint(url, parts.scheme, parts.hostname or "", port, "")
+        if server.root not in self._clients:
+            self._clients[server.root] = self._connect(server)
+        client, proxy = self._clients[server.root]
+        target, through = (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), ""
+        if proxy is not None and server.scheme == "http":
+            target, through = server.root + target, proxy.header()
+        fields = {"Host": server.authority, "Accept-Encoding": "identity", **headers}
+        lines = [f"{method} {target} HTTP/1.1", *(f"{n}: {v}" for n, v in fields.items())]
+        head = "\r\n".join(lines) + f"\r\n{through}\r\n"
+        request = _PageRequest(head.encode("latin-1") + body)
+        client.dispatch(request)
         try:
-            if proxy is not None and context is not None:
-                connection.connection_made(await open_tunnel(proxy, server, context, connection))
-                return connection
-            port = server.port if proxy is None else proxy.port
-            for host in _addresses_of(server) if proxy is None else [proxy.host]:
-                try:
-                    await asyncio.get_running_loop().create_connection(
-                        lambda: connection,
-                        host,
-                        port,
-                        ssl=context,
-                        server_hostname=server.host if context else None,
-                    )
-                    return connection
-                except ConnectionRefusedError as error:  # the next address may accept
-                    failed = error
-            raise failed or OSError("no address")
-        except TimeoutError:
-            raise
-        except (OSError, UnicodeError) as error:
-            raise NoConnectionError(_why(error)) from error
+            async with asyncio.timeout(timeout_s):
+                return await request.page
+        finally:
+            client.forget(request)
+            request.forget()
+
+    def _connect(self, server: Endpoint) -> tuple[Client, Proxy | None]:
+        """Return a client for the server, and the proxy that it uses."""
+        try:
+            addresses = server.addresses()
+            proxy = proxy_for(server, addresses)
+        except EndpointError as error:  # a name that at most a proxy can resolve
+            addresses, proxy = [], proxy_for(server, [])
+            if proxy is None:
+                raise NoConnectionError(str(error.__cause__ or error)) from error
+        context = self._context if server.scheme == "https" else None
+        client = Client(server, addresses, context, proxy=proxy, audited=False)
+        self._closing.push_async_callback(client.close)
+        return client, proxy
 
     @cached_property
     def _context(self) -> ssl.SSLContext:
         return ssl.create_default_context()  # slow: reads a few hundred certificates
 
 
-class _Connection(asyncio.Protocol):
-    """One socket, and the page that is being read from it."""
+class _PageRequest:
+    """One request on a ``Client``, which ends with its whole page or an error."""
 
-    def __init__(self) -> None:
-        self._transport: asyncio.BaseTransport | None = None
-        self._answer: asyncio.Future[Page] | None = None
-        self.reusable = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        self._transport = transport
-
-    async def ask(self, request: bytes) -> Page:
-        """Send a request and wait for its page. Raises PageError."""
-        transport: Any = self._transport
-        if transport is None or transport.is_closing():
-            raise PageError("the connection was closed")
-        self._answer = asyncio.get_running_loop().create_future()
+    def __init__(self, request: bytes) -> None:
+        self.request = request
+        self.record = RequestRecord(-1, -1, time.monotonic_ns(), "unfinished")
+        self.page: asyncio.Future[Page] = asyncio.get_running_loop().create_future()
+        self.retried = False
+        self.close_after = True
+        self.last_read_ns: int | None = None
         self._parser: Any = httptools.HttpResponseParser(self)
         self._headers: dict[str, str] = {}
-        self._headers_complete = False
         self._body: list[bytes] = []
         self._size = self._framing_bytes = 0
-        self.reusable = False
-        transport.write(request)
-        try:
-            return await self._answer
-        finally:
-            if not self.reusable:
-                self.close()
 
-    def close(self) -> None:
-        """Close the socket."""
-        if self._transport is not None:
-            self._transport.close()
+    @property
+    def ended(self) -> bool:
+        """Whether the page or an error is there."""
+        return self.page.done()
 
-    def data_received(self, data: bytes) -> None:
-        """Parse a part of the answer."""
-        if self._answer is None or self._answer.done():
-            self.close()  # unsolicited
-            return
+    def restart(self) -> None:
+        """Note that the request is sent again; nothing was received yet."""
+        self.retried = True
+
+    def forget(self) -> None:
+        """Free the body at once: the parser refers to this object, which refers to it."""
+        self._parser, self._body = None, []
+
+    def feed(self, at_ns: int, data: bytes) -> bool:
+        """Parse a part of the answer; return whether it has ended."""
+        self.last_read_ns = at_ns
         before = self._size
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(PageError(f"not HTTP: {error}"))
+            self.fail("protocol_error", f"not HTTP: {error}", at_ns)
         self._framing_bytes = 0 if self._size > before else self._framing_bytes + len(data)
         if self._framing_bytes > FRAMING_MAX_BYTES:
-            self._fail(PageError(FRAMING_TOO_LONG))
+            self.fail("protocol_error", FRAMING_TOO_LONG, at_ns)
+        return self.ended
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def eof(self, at_ns: int, error: str | None = None) -> None:
         """End the answer: one without length and chunks ends with its connection."""
-        self.reusable = False
-        self._transport = None
-        if self._answer is None or self._answer.done():
-            return
         framed = "content-length" in self._headers or "transfer-encoding" in self._headers
-        if exc is None and self._headers_complete and not framed:
+        if error is None and self.record.headers_ns is not None and not framed:
             self._finish()
         else:
-            why = str(exc or "the connection was closed before the whole answer was there")
-            self._fail(PageError(why))
+            why = error or "the connection was closed before the whole answer was there"
+            self.fail("truncated", why, at_ns)
+
+    def fail(self, status: str, error: str, at_ns: int) -> None:
+        """End with an error, unless the page is there."""
+        if not self.ended:
+            kind = NoConnectionError if status == "connect_error" else PageError
+            self.page.set_exception(kind(error))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser."""
@@ -198,7 +180,8 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""
-        self._headers_complete = self._parser.get_status_code() >= 200
+        if self._parser.get_status_code() >= 200:
+            self.record.headers_ns = self.last_read_ns
 
     def on_body(self, data: bytes) -> None:
         """Called by the parser."""
@@ -209,77 +192,20 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
-        if self._parser.get_status_code() < 200:  # as 100 Continue: the answer follows
+        if self.record.headers_ns is None:  # as 100 Continue: the answer follows
             self._headers = {}
-            return
-        self.reusable = self._parser.should_keep_alive()
-        self._finish()
+        elif not self.ended:
+            self.close_after = not self._parser.should_keep_alive()
+            self._finish()
 
     def _finish(self) -> None:
-        if self._answer is None or self._answer.done():
+        if self.ended:
             return
         body = b"".join(self._body)[:PAGE_MAX_BYTES]
-        encoding = self._headers.get("content-encoding", "").lower()
-        if encoding in ("gzip", "x-gzip", "deflate"):  # some servers compress unasked
-            try:
+        if self._headers.get("content-encoding", "").lower() in ("gzip", "x-gzip", "deflate"):
+            try:  # some servers compress unasked
                 body = Inflater()(body)[:PAGE_MAX_BYTES]
             except zlib.error as error:
-                self._fail(PageError(f"broken compressed body: {error}"))
+                self.fail("protocol_error", f"broken compressed body: {error}", 0)
                 return
-        self._answer.set_result(Page(self._parser.get_status_code(), self._headers, body))
-
-    def _fail(self, error: PageError) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
-
-
-def _server_of(url: str) -> tuple[Endpoint, str]:
-    """Return the server and the path of a URL."""
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Endpoint(url, parts.scheme, parts.hostname or "", port, ""), path
-
-
-def _addresses_of(server: Endpoint) -> list[str]:
-    try:
-        return server.addresses()
-    except ValueError:  # reported when connecting
-        return [server.host]
-
-
-def _proxy_of(server: Endpoint) -> Proxy | None:
-    """Return the proxy from the environment; none for this machine."""
-    try:
-        return proxy_for(server, server.addresses())
-    except ValueError:  # a name that only the proxy can resolve
-        return proxy_for(server, [])
-
-
-def _request(
-    method: str,
-    server: Endpoint,
-    path: str,
-    headers: Mapping[str, str],
-    body: bytes,
-    proxy: Proxy | None,
-) -> bytes:
-    plain_proxy = proxy if server.scheme == "http" else None
-    target = f"http://{server.authority}{path}" if plain_proxy else path
-    lines = [
-        f"{method} {target} HTTP/1.1",
-        f"Host: {server.authority}",
-        "Accept-Encoding: identity",
-    ]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    if body:
-        lines.append(f"Content-Length: {len(body)}")
-    through = plain_proxy.header() if plain_proxy else ""
-    return ("\r\n".join(lines) + f"\r\n{through}\r\n").encode("latin-1") + body
-
-
-def _why(error: Exception) -> str:
-    number = (
-        error.errno if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) else None
-    )
-    return os.strerror(number) if number and number > 0 else str(error) or type(error).__name__
+        self.page.set_result(Page(self._parser.get_status_code(), self._headers, body))

@@ -244,7 +244,7 @@ def _length_cases(f: Facts, doubt: str) -> list[Case]:
         ),
         _bad(
             got > asked,
-            f"{length}: {f['max_tokens_field']} is not obeyed",
+            f"{length}: {f['max_tokens_field']} is not obeyed, or several choices come as one",
             "the load differs from the plan",
             ("tokens",),
         ),
@@ -254,9 +254,7 @@ def _length_cases(f: Facts, doubt: str) -> list[Case]:
             "answers are shorter than planned",
         ),
         _note(
-            got < asked,
-            f"{length}: ignore_eos is {'not obeyed' if accepted else 'refused'}",
-            ends,
+            got < asked, f"{length}: ignore_eos is {'not obeyed' if accepted else 'refused'}", ends
         ),
         _note(not accepted, f"{length}; ignore_eos is refused", ends),
         _ok(True, length, "planned output lengths are kept"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import ssl
 from typing import Any
 
 from ampacity.loadgen.net.pages import NoConnectionError, Page, PageError, Pages
@@ -35,6 +34,7 @@ __all__ = [
 
 LOOK_TIMEOUT_S = 10.0
 MODELS_MAX = 1000
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"  # OpenSSL's name of the reason
 
 
 async def look(pages: Pages, endpoint: Endpoint, model: str | None = None) -> Served:
@@ -129,7 +129,7 @@ async def _other_scheme(pages: Pages, endpoint: Endpoint, failed: Exception | No
 
     Sends a request to the server's root, without the user's key or headers.
     """
-    if isinstance(failed and failed.__cause__, ssl.SSLCertVerificationError):
+    if UNTRUSTED in str(failed):
         return (
             "its certificate must be one that this machine trusts "
             "(SSL_CERT_FILE names further ones)"
@@ -140,7 +140,7 @@ async def _other_scheme(pages: Pages, endpoint: Endpoint, failed: Exception | No
     try:
         page = await pages.get(f"{other}://{endpoint.authority}/", {}, LOOK_TIMEOUT_S / 5)
     except (PageError, TimeoutError) as error:
-        return hint if isinstance(error.__cause__, ssl.SSLCertVerificationError) else ""
+        return hint if UNTRUSTED in str(error) else ""
     # a port for TLS answers 400 to plain HTTP, and one beside it redirects to TLS
     return hint if tls or (page.status != 400 and not 300 <= page.status < 400) else ""
 

@@ -1,8 +1,7 @@
-/* The hot path. loadgen/receive/hot_path.py does the same in Python where this is not built.
-
-   read_ready() reads the ready sockets, dates the reads, and records the chunks that match the
-   template of their answer. All other reads are returned to the caller. A ReadHandler matches
-   chunks. */
+/* The hot path: read_ready() reads the ready sockets, dates the reads, and records the chunks that
+   match the template of their answer. All other reads are returned to the caller. A ReadHandler
+   matches chunks. Where this is not built, loadgen/receive/hot_path.py reads the sockets and all
+   chunks are parsed. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -12,11 +11,11 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#define VERSION 1                       /* as in hot_path.py: raise both with the interface */
+#define VERSION 2                       /* as in hot_path.py: raise both with the interface */
 #define READ_BYTES 65536
 #define READS_MAX 256                   /* per call */
 #define SIZE_LINE_MAX 16                /* bytes of a chunk's size line */
-#define REPEAT_MAX_BYTES 2047           /* longer ones are parsed; repeats.READ_MAX_BYTES - 1 */
+#define READ_MAX_BYTES 2047             /* longer ones are parsed; as in repeats.py */
 #define NUMBER_MAX 24                   /* bytes of a decimal number */
 #define TOTAL_MAX 1000000000LL          /* tokens; larger totals are parsed */
 #define DELAY_MAX_NS 60000000000LL      /* a time stamp further off does not belong to this read */
@@ -49,43 +48,27 @@ static long long monotonic_minus_wall_ns(void)
 
 typedef struct {
     PyObject_HEAD
+    PyObject *template;     /* its ``total`` is the running total of tokens, None where none runs */
     PyObject *before;       /* bytes between size line and text */
-    PyObject *known;        /* set of bytes: size line + everything from the text on; where totals
-                               run: texts */
+    PyObject *fixed, *gaps; /* tuples: the bytes after the text, and what is added to the next total
+                               between them */
+    PyObject *known;        /* set of texts, bytes */
     PyObject *add_time;     /* called with the time of a matching read */
+    PyObject *add_text;     /* NULL, or called with its text */
     PyObject *fallback;     /* called with time and bytes of any other read */
-    PyObject *template;     /* NULL, or the object with the running total of tokens */
-    PyObject *fixed, *gaps; /* where totals run: tuples of the bytes after the text, and of what is
-                               added to the total between them */
-    int upper;              /* where totals run: sizes are upper-case hex */
+    int upper;              /* sizes are upper-case hex */
 } ReadHandler;
 
-/* Return the length of the size line if ``before`` follows it, else 0. */
-static Py_ssize_t line_of(ReadHandler *self, const char *read, Py_ssize_t length)
+/* Return whether the first ``line`` bytes are the size line of a chunk with ``data`` bytes. */
+static int is_size_line(const char *read, Py_ssize_t line, Py_ssize_t data, int upper)
 {
-    if (length > REPEAT_MAX_BYTES)
+    const char *digits = upper ? "0123456789ABCDEF" : "0123456789abcdef";
+    if (line < 3 || data <= 0 || read[0] == '0' || read[line - 2] != '\r')
         return 0;
-    const char *end = memchr(read, '\n', length < SIZE_LINE_MAX ? (size_t)length : SIZE_LINE_MAX);
-    if (end == NULL)
-        return 0;
-    Py_ssize_t line = end + 1 - read, before = PyBytes_GET_SIZE(self->before);
-    if (length - line < before || memcmp(end + 1, PyBytes_AS_STRING(self->before), before) != 0)
-        return 0;
-    return line;
-}
-
-/* Return 1 if the read is a known chunk, 0 if that is open, -1 on error. */
-static int is_known(ReadHandler *self, const char *read, Py_ssize_t length, Py_ssize_t line)
-{
-    Py_ssize_t before = PyBytes_GET_SIZE(self->before);
-    PyObject *rest = PyBytes_FromStringAndSize(NULL, length - before);
-    if (rest == NULL)
-        return -1;
-    memcpy(PyBytes_AS_STRING(rest), read, line);
-    memcpy(PyBytes_AS_STRING(rest) + line, read + line + before, length - line - before);
-    int found = PySet_Contains(self->known, rest);
-    Py_DECREF(rest);
-    return found;
+    for (Py_ssize_t i = line - 3; i >= 0; i--, data >>= 4)
+        if (read[i] != digits[data & 15])
+            return 0;
+    return data == 0;
 }
 
 /* Write what follows the text at this total into ``behind``. Return its length, 0 if it is too
@@ -99,7 +82,7 @@ static Py_ssize_t behind_of(ReadHandler *self, long long total, char *behind)
         Py_ssize_t size;
         if (PyBytes_AsStringAndSize(PyTuple_GET_ITEM(self->fixed, i), &bytes, &size) < 0)
             return -1;
-        if (length + size + NUMBER_MAX > REPEAT_MAX_BYTES)
+        if (length + size + NUMBER_MAX > READ_MAX_BYTES)
             return 0;
         memcpy(behind + length, bytes, size);
         length += size;
@@ -113,54 +96,65 @@ static Py_ssize_t behind_of(ReadHandler *self, long long total, char *behind)
     return length;
 }
 
-/* Like is_known for the chunk with the next total, which is stored in ``total``. */
-static int is_next(ReadHandler *self, const char *read, Py_ssize_t length, Py_ssize_t line,
-                   long long *total)
+/* Return the total of the next chunk, 0 if it is none or too large, -1 on error. */
+static long long next_total(ReadHandler *self)
 {
-    char size[SIZE_LINE_MAX + 8], behind[REPEAT_MAX_BYTES];
-    Py_ssize_t head = line + PyBytes_GET_SIZE(self->before);
-    int written = snprintf(size, sizeof size, self->upper ? "%zX\r\n" : "%zx\r\n",
-                           (size_t)(length - line - 2));
-    if (length < line + 2 || written != line || memcmp(read, size, line) != 0)
-        return 0;
     PyObject *value = PyObject_GetAttr(self->template, s_total);
-    *total = value == NULL ? -1 : value == Py_None ? TOTAL_MAX : PyLong_AsLongLong(value);
+    long long total = value == NULL ? -1 : value == Py_None ? TOTAL_MAX : PyLong_AsLongLong(value);
     Py_XDECREF(value);
-    if (*total == -1 && PyErr_Occurred())
+    if (total == -1 && PyErr_Occurred())
         return -1;
-    if (*total < 0 || *total >= TOTAL_MAX)
-        return 0;
-    Py_ssize_t tail = behind_of(self, ++*total, behind), text = length - head - tail;
+    return total < 0 || total >= TOTAL_MAX ? 0 : total + 1;
+}
+
+/* Return the text of the read if it is the next chunk and the text is known; else NULL, which may
+   be an error. Store the next total. */
+static PyObject *text_of(ReadHandler *self, const char *read, Py_ssize_t length, long long *total)
+{
+    char behind[READ_MAX_BYTES];
+    const char *end = memchr(read, '\n', length < SIZE_LINE_MAX ? (size_t)length : SIZE_LINE_MAX);
+    if (end == NULL || length > READ_MAX_BYTES)
+        return NULL;
+    Py_ssize_t line = end + 1 - read, before = PyBytes_GET_SIZE(self->before);
+    if (!is_size_line(read, line, length - line - 2, self->upper) || length - line < before
+        || memcmp(end + 1, PyBytes_AS_STRING(self->before), before) != 0)
+        return NULL;
+    if (PyTuple_GET_SIZE(self->gaps) && (*total = next_total(self)) <= 0)
+        return NULL;
+    Py_ssize_t tail = behind_of(self, *total, behind), text = length - line - before - tail;
     if (tail <= 0 || text <= 0 || memcmp(read + length - tail, behind, tail) != 0)
-        return tail < 0 ? -1 : 0;
-    PyObject *bytes = PyBytes_FromStringAndSize(read + head, text);
-    int found = bytes == NULL ? -1 : PySet_Contains(self->known, bytes);
-    Py_XDECREF(bytes);
-    return found;
+        return NULL;
+    PyObject *bytes = PyBytes_FromStringAndSize(read + line + before, text);
+    if (bytes != NULL && PySet_Contains(self->known, bytes) != 1)
+        Py_CLEAR(bytes);
+    return bytes;
+}
+
+/* Call ``function`` with a new reference, which is taken. Return -1 on error. */
+static int call(PyObject *function, PyObject *argument)
+{
+    PyObject *done = argument == NULL ? NULL : PyObject_CallOneArg(function, argument);
+    Py_XDECREF(argument);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
 }
 
 /* Record the read if it matches: return 1; 0 if it does not, -1 on error. */
 static int handle(ReadHandler *self, long long at_ns, const char *read, Py_ssize_t length)
 {
     long long total = 0;
-    Py_ssize_t line = self->add_time == NULL ? 0 : line_of(self, read, length);
-    int found = 0;
-    if (line)
-        found = self->template ? is_next(self, read, length, line, &total)
-                               : is_known(self, read, length, line);
-    if (found != 1)
-        return found;
-    PyObject *at = PyLong_FromLongLong(at_ns);
-    PyObject *done = at == NULL ? NULL : PyObject_CallOneArg(self->add_time, at);
-    Py_XDECREF(at);
-    if (done == NULL)
-        return -1;
-    Py_DECREF(done);
-    if (self->template == NULL)
-        return 1;
-    PyObject *value = PyLong_FromLongLong(total);
-    int error = value == NULL ? -1 : PyObject_SetAttr(self->template, s_total, value);
-    Py_XDECREF(value);
+    PyObject *text = self->add_time == NULL ? NULL : text_of(self, read, length, &total);
+    if (text == NULL)
+        return PyErr_Occurred() ? -1 : 0;
+    int error = call(self->add_time, PyLong_FromLongLong(at_ns));
+    if (error == 0 && self->add_text != NULL)
+        error = call(self->add_text, Py_NewRef(text));
+    Py_DECREF(text);
+    if (error == 0 && total) {
+        PyObject *value = PyLong_FromLongLong(total);
+        error = value == NULL ? -1 : PyObject_SetAttr(self->template, s_total, value);
+        Py_XDECREF(value);
+    }
     return error < 0 ? -1 : 1;
 }
 
@@ -183,21 +177,23 @@ static PyObject *handler_call(ReadHandler *self, PyObject *args, PyObject *kwarg
 
 static int handler_traverse(ReadHandler *self, visitproc visit, void *arg)
 {
-    Py_VISIT(self->known);
-    Py_VISIT(self->add_time);
-    Py_VISIT(self->fallback);
     Py_VISIT(self->template);
     Py_VISIT(self->fixed);
     Py_VISIT(self->gaps);
+    Py_VISIT(self->known);
+    Py_VISIT(self->add_time);
+    Py_VISIT(self->add_text);
+    Py_VISIT(self->fallback);
     return 0;
 }
 
-/* ``before`` and ``known`` are kept: they are in no cycle, and a holder may still call this. */
+/* Only what can be in a cycle: a holder may still call this. */
 static int handler_clear(ReadHandler *self)
 {
-    Py_CLEAR(self->add_time);
-    Py_CLEAR(self->fallback);
     Py_CLEAR(self->template);
+    Py_CLEAR(self->add_time);
+    Py_CLEAR(self->add_text);
+    Py_CLEAR(self->fallback);
     return 0;
 }
 
@@ -206,9 +202,9 @@ static void handler_dealloc(ReadHandler *self)
     PyObject_GC_UnTrack(self);
     handler_clear(self);
     Py_XDECREF(self->before);
-    Py_XDECREF(self->known);
     Py_XDECREF(self->fixed);
     Py_XDECREF(self->gaps);
+    Py_XDECREF(self->known);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -224,41 +220,26 @@ static PyTypeObject ReadHandlerType = {
     .tp_dealloc = (destructor)handler_dealloc,
 };
 
-static PyObject *new_handler(PyObject *before, PyObject *known, PyObject *add_time,
-                             PyObject *fallback, PyObject *template, PyObject *fixed,
-                             PyObject *gaps, int upper)
+static PyObject *read_handler(PyObject *module, PyObject *args)
 {
+    ReadHandler h = {0};
+    if (!PyArg_ParseTuple(args, "OpSO!O!O!OOO", &h.template, &h.upper, &h.before,
+                          &PyTuple_Type, &h.fixed, &PyTuple_Type, &h.gaps, &PySet_Type, &h.known,
+                          &h.add_time, &h.add_text, &h.fallback))
+        return NULL;
     ReadHandler *self = (ReadHandler *)PyType_GenericAlloc(&ReadHandlerType, 0);
     if (self == NULL)
         return NULL;
-    self->before = Py_NewRef(before);
-    self->known = Py_NewRef(known);
-    self->add_time = Py_NewRef(add_time);
-    self->fallback = Py_NewRef(fallback);
-    self->template = Py_XNewRef(template);
-    self->fixed = Py_XNewRef(fixed);
-    self->gaps = Py_XNewRef(gaps);
-    self->upper = upper;
+    self->template = Py_NewRef(h.template);
+    self->before = Py_NewRef(h.before);
+    self->fixed = Py_NewRef(h.fixed);
+    self->gaps = Py_NewRef(h.gaps);
+    self->known = Py_NewRef(h.known);
+    self->add_time = Py_NewRef(h.add_time);
+    self->add_text = h.add_text == Py_None ? NULL : Py_NewRef(h.add_text);
+    self->fallback = Py_NewRef(h.fallback);
+    self->upper = h.upper;
     return (PyObject *)self;
-}
-
-static PyObject *repeats(PyObject *module, PyObject *args)
-{
-    PyObject *before, *known, *add_time, *fallback;
-    if (!PyArg_ParseTuple(args, "SO!OO", &before, &PySet_Type, &known, &add_time, &fallback))
-        return NULL;
-    return new_handler(before, known, add_time, fallback, NULL, NULL, NULL, 0);
-}
-
-static PyObject *counting(PyObject *module, PyObject *args)
-{
-    PyObject *template, *before, *fixed, *gaps, *known, *add_time, *fallback;
-    int upper;
-    if (!PyArg_ParseTuple(args, "OSO!O!pO!OO", &template, &before, &PyTuple_Type, &fixed,
-                          &PyTuple_Type, &gaps, &upper,
-                          &PySet_Type, &known, &add_time, &fallback))
-        return NULL;
-    return new_handler(before, known, add_time, fallback, template, fixed, gaps, upper);
 }
 
 /* -- reads --------------------------------------------------------------------------------- */
@@ -439,8 +420,7 @@ done:
 }
 
 static PyMethodDef functions[] = {
-    {"repeats", repeats, METH_VARARGS, "Return a handler of reads; see hot_path.py."},
-    {"counting", counting, METH_VARARGS, "Return a handler where totals run; see hot_path.py."},
+    {"read_handler", read_handler, METH_VARARGS, "Return a handler of reads; see the .pyi file."},
     {"read_ready", read_ready, METH_VARARGS, "Read the ready sockets; see hot_path.py."},
     {NULL, NULL, 0, NULL},
 };

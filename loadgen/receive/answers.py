@@ -8,17 +8,15 @@ from typing import Any
 
 import msgspec
 
-from ampacity.loadgen.receive.chunks import BAD_JSON, token_count, token_detail
+from ampacity.loadgen.receive.chunks import token_count, token_detail
 from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.thinking import Kind
 from ampacity.loadgen.send.protocols import (
     Api,
     decoded,
     error_text,
-    excerpt,
     printable,
     stream_error,
-    with_lone_surrogates,
 )
 
 
@@ -54,7 +52,6 @@ _ENDED = ("completed", "incomplete", "failed", "cancelled")  # statuses of a res
 class _TypedAnswer(Answer, ABC):
     """An API whose events name their type. None of them reports the tokens of a chunk."""
 
-    __slots__ = ()
     has_templates = False
 
     def on_whole(self, at_ns: int, body: bytes) -> None:
@@ -64,13 +61,7 @@ class _TypedAnswer(Answer, ABC):
             self._on_body(at_ns, value)
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
-        try:
-            event = _decode_event(data) if data else None
-        except BAD_JSON as error:
-            event = with_lone_surrogates(data, _Event)
-            if event is None:
-                self._on_bad_json(error, data)
-                return
+        event = self._decoded(_decode_event, _Event, data)
         if event is None:
             return
         if event.error or event.type in (None, "error"):
@@ -123,8 +114,6 @@ class _TypedAnswer(Answer, ABC):
 class ResponsesAnswer(_TypedAnswer):
     """OpenAI's Responses API: ``response.*`` events; ``response.completed`` carries usage."""
 
-    __slots__ = ()
-
     def _on_typed(self, at_ns: int, event: _Event) -> None:
         kind = _RESPONSES_DELTAS.get(event.type) if isinstance(event.type, str) else None
         if kind is not None:
@@ -168,8 +157,6 @@ class ResponsesAnswer(_TypedAnswer):
 
 class MessagesAnswer(_TypedAnswer):
     """Anthropic's Messages API; usage comes in message_start and message_delta."""
-
-    __slots__ = ()
 
     def _on_typed(self, at_ns: int, event: _Event) -> None:
         delta = event.delta if isinstance(event.delta, dict) else {}
@@ -220,14 +207,11 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 class EmbeddingsAnswer(Answer):
     """A vector: the whole body is the answer, and no token is generated."""
 
-    __slots__ = ()
     has_templates = False
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
-        try:
-            body = msgspec.json.decode(data)
-        except BAD_JSON as error:
-            self.bad_json = f"{error}: {excerpt(data)}"
+        body: Any = self._decoded(msgspec.json.decode, object, data)
+        if self.bad_json is not None:
             return
         if not isinstance(body, dict) or body.get("error"):
             self.error = error_text(data)

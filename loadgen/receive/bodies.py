@@ -14,28 +14,15 @@ ERROR_BODY_BYTES = 65_536  # how much of an error body is read for its message
 
 
 class Inflater:
-    """Decompresses gzip (several members too) and deflate, with or without its zlib header."""
+    """Decompresses gzip, several members too, and deflate (zlib)."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
-        self._head = b""  # while too short to tell whether it is a header
-        self._began = False
 
     def __call__(self, data: bytes) -> bytes:
         """Decompress further bytes. Raises zlib.error."""
-        if not self._began:
-            data = self._head + data
-            if len(data) < 2:
-                self._head = data
-                return b""
-            self._began = True
-            header = data[:2] == b"\x1f\x8b" or (
-                data[0] & 0x0F == 8 and int.from_bytes(data[:2]) % 31 == 0
-            )
-            if not header:
-                self._member = zlib.decompressobj(-zlib.MAX_WBITS)
         plain = self._member.decompress(data)
-        while rest := self._member.unused_data:  # the next member of gzip
+        while rest := self._member.unused_data:
             self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)
             plain += self._member.decompress(rest)
         return plain

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ampacity.loadgen.receive.repeats import ChunkContent
+from ampacity.loadgen.receive.templates import ChunkContent
 from ampacity.loadgen.receive.thinking import Kind
 
 TOKENS_MAX = 2**31 - 1  # the records' columns are int32
@@ -28,6 +28,7 @@ class Delta(msgspec.Struct, gc=False):
     tool_calls: Any = None
     function_call: Any = None  # OpenAI's deprecated form
     refusal: Any = None
+    error: Any = None  # of gateways that wrap an upstream's error
 
 
 class Choice(msgspec.Struct, gc=False):  # fields in the servers' order decode fastest
@@ -94,6 +95,12 @@ def _kind_and_text_of_parts(parts: list[Any]) -> tuple[Kind, str] | None:
     return "reasoning" if thinks else "answer", "".join(t for t in texts if isinstance(t, str))
 
 
+def error_of(choice: Choice) -> Any:
+    """Return the error object of a choice or of its delta or message, if it has one."""
+    delta = choice.delta or choice.message
+    return choice.error or (delta.error if delta is not None else None)
+
+
 def tokens_in(choice: Choice) -> int | None:
     """Return the number of tokens that ``token_ids`` or logprobs list, or None."""
     tokens = choice.token_ids
@@ -114,7 +121,7 @@ def text_chunk_content(data: bytes) -> ChunkContent | None:
     if chunk is None or chunk.error or not chunk.choices or len(chunk.choices) > 1:
         return None
     choice = chunk.choices[0]
-    if choice.error or choice.finish_reason:
+    if choice.finish_reason or error_of(choice):
         return None
     if choice.token_ids is not None or choice.logprobs is not None:
         return None

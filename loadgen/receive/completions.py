@@ -8,9 +8,12 @@ the next chunk that has some.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
+from ampacity.loadgen.receive import hot_path
 from ampacity.loadgen.receive.choices import ChoiceOrder
 from ampacity.loadgen.receive.chunks import (
     BAD_JSON,
@@ -18,12 +21,12 @@ from ampacity.loadgen.receive.chunks import (
     Chunk,
     Usage,
     decode_chunk,
+    error_of,
     kind_and_text,
     text_chunk_content,
     tokens_in,
 )
-from ampacity.loadgen.receive.hot_path import ReadHandler
-from ampacity.loadgen.receive.repeats import ChunkTemplate, by_chunk, last_chunk, learn
+from ampacity.loadgen.receive.templates import ChunkTemplate, last_chunk, learn
 from ampacity.loadgen.receive.thinking import Kind, Thinking
 from ampacity.loadgen.receive.token_tally import TokenTally
 from ampacity.loadgen.rundir.records import CHUNK_AT_MAX_US, RequestRecord
@@ -36,6 +39,7 @@ from ampacity.loadgen.send.protocols import (
     with_lone_surrogates,
 )
 
+T = TypeVar("T")
 TIMES = "L" if array("L").itemsize == 8 else "Q"  # "q" is several times slower
 FAILED_REASONS = frozenset(
     ("error", "ERROR", "abort", "network_error", "insufficient_system_resource")
@@ -49,28 +53,6 @@ class Answer:
     """The content of one response, read event by event. Times are ns of the reads."""
 
     has_templates = True  # whether this API's chunks can be matched by a template
-
-    __slots__ = (
-        "_missed_at",
-        "_misses",
-        "_scans_text",
-        "_template",
-        "_template_usage",
-        "_usage_beside_text",
-        "bad_json",
-        "calls",
-        "choices",
-        "chunk_at_ns",
-        "done",
-        "error",
-        "finish_reason",
-        "first_answer_ns",
-        "first_event_ns",
-        "tally",
-        "texts",
-        "thinking",
-        "whole_ns",
-    )
 
     def __init__(self, thinks_until: str | None = None) -> None:
         """Begin an answer. ``thinks_until``: see ``Thinking``."""
@@ -88,6 +70,7 @@ class Answer:
         self.done = False
         self.texts: list[tuple[Kind, str]] | None = None  # kept after ``keep_text``
         self.calls: CallPieces | None = None
+        self._matched: list[bytes] = []  # kept texts of chunks that matched since the last parsed
         self._template: ChunkTemplate | None = None
         self._template_usage: Usage | None = None
         self._usage_beside_text: Usage | None = None  # in the latest chunk
@@ -97,31 +80,13 @@ class Answer:
         """Keep texts and tool calls from here on."""
         self.texts, self.calls = [], CallPieces()
 
-    def read_handler(self, fallback: ReadHandler) -> ReadHandler | None:
+    def read_handler(self, fallback: hot_path.ReadHandler) -> hot_path.ReadHandler | None:
         """Return a handler of reads that match the template; None where there is none."""
-        template, texts, thinking = self._template, self.texts, self.thinking
-        if template is None:
+        template = self._template
+        if template is None or (self._scans_text and template.kind == "answer"):
             return None
-        add_time = self.chunk_at_ns.append
-        follows = self._scans_text and template.kind == "answer"
-        if follows and thinking.must_parse:
-            return None
-        if texts is None and not follows:
-            return template.read_handler(add_time, fallback)
-        kind: Kind = "reasoning" if thinking.state == "thinking" else template.kind
-
-        def matches(chunk: bytes) -> bool:
-            text = template.text_of(chunk)
-            if text is None:
-                return False
-            if follows and not thinking.continues(text.decode()):
-                template.total = template.total and template.total - 1
-                return False
-            if texts is not None:
-                texts.append((kind, text.decode()))
-            return True
-
-        return by_chunk(matches, add_time, fallback)
+        add_text = None if self.texts is None else self._matched.append
+        return template.read_handler(self.chunk_at_ns.append, add_text, fallback)
 
     def _count_matched(self) -> None:
         """Count one token for each chunk that matched the template since the last parsed one."""
@@ -129,6 +94,9 @@ class Answer:
         new = len(self.chunk_at_ns) - len(counts)
         if template is None:
             return
+        if self.texts is not None:
+            self.texts += [(template.kind, text.decode()) for text in self._matched]
+            self._matched.clear()
         usage, total = self._template_usage, template.total
         if usage is not None:
             self.tally.usage = usage
@@ -141,7 +109,7 @@ class Answer:
 
     def learn(self, read: bytes, new: int) -> None:
         """Learn a template from a parsed read that had ``new`` token-bearing chunks."""
-        if not self.has_templates:
+        if not (self.has_templates and hot_path.COMPILED):
             return
         read = last_chunk(read)
         template, total = self._template, self.tally.chunk_counts[-1]
@@ -181,15 +149,25 @@ class Answer:
         self._on_json(at_ns, body)
         self.done = self.bad_json is None
 
-    def _on_json(self, at_ns: int, data: bytes) -> None:
+    def _decoded(self, decode: Callable[[bytes], T | None], kind: type[T], data: bytes) -> T | None:
+        """Decode an event; None where it is empty, ``null``, or bad JSON, which is noted.
+
+        Where that is a list with the server's own error (Gemini), the error is noted.
+        """
         try:
-            chunk = decode_chunk(data) if data else None
+            return decode(data) if data else None
         except BAD_JSON as error:
-            chunk = with_lone_surrogates(data, Chunk)
-            if chunk is None:
-                self._on_bad_json(error, data)
-                return
-        if chunk is None:  # ``data: null`` and empty events are no fault
+            if (value := with_lone_surrogates(data, kind)) is not None:
+                return value
+            if data.lstrip()[:1] == b"[" and (message := stream_error(data)) is not None:
+                self.error = self.error or message
+            else:
+                self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
+            return None
+
+    def _on_json(self, at_ns: int, data: bytes) -> None:
+        chunk = self._decoded(decode_chunk, Chunk, data)
+        if chunk is None:
             return
         if (chunk.error or chunk.choices is None) and (message := stream_error(data)):
             self.error = self.error or message
@@ -197,9 +175,10 @@ class Answer:
         kind: Kind | None = None
         counted: int | None = None
         for choice in chunk.choices or ():
-            if choice.finish_reason or choice.error:
-                self._on_choice_end(choice)
             choice_kind = self._on_text(choice, kind is not None)
+            if choice.finish_reason or error_of(choice):
+                has_text = kind is not None or choice_kind is not None
+                self._on_choice_end(choice, len(self.chunk_at_ns) + has_text)
             if choice_kind is None:
                 continue
             tokens = None
@@ -218,16 +197,16 @@ class Answer:
             self.chunk_at_ns.append(at_ns)
             self.tally.chunk_counts.append(counted)
 
-    def _on_choice_end(self, choice: Choice) -> None:
-        if choice.error:
-            self.error = self.error or error_text(msgspec.json.encode({"error": choice.error}))
+    def _on_choice_end(self, choice: Choice, chunks: int) -> None:
+        """Take the error or the finish reason of a choice, after this many chunks with text."""
+        if error := error_of(choice):
+            self.error = self.error or error_text(msgspec.json.encode({"error": error}))
         if not choice.finish_reason or choice.finish_reason in NO_REASONS:
             return
         self.finish_reason = printable(str(choice.finish_reason))
         if self.finish_reason in FAILED_REASONS:
             self.error = self.error or f"finish reason {self.finish_reason}"
-        self.tally.finished_choices += 1
-        self.choices.on_finish(choice.index)
+        self.choices.on_finish(choice.index, chunks)
 
     def _on_text(self, choice: Choice, in_one_chunk: bool) -> Kind | None:
         """Take the text of a choice; return its kind, None where it has none."""
@@ -240,7 +219,7 @@ class Answer:
         else:
             return None
         if in_one_chunk or choice.index != self.choices.latest:
-            self.choices.on_text(choice.index, self.chunk_at_ns, in_one_chunk)
+            self.choices.on_text(choice.index, len(self.chunk_at_ns), in_one_chunk)
         if (
             kind == "answer"
             and text
@@ -260,31 +239,18 @@ class Answer:
         """Tell inline thinking from answer text; return the kind and what belongs in the answer."""
         thinking = self.thinking
         kind, text = thinking.classify(text)
-        self._scans_text = thinking.must_parse or thinking.must_scan
+        self._scans_text = thinking.must_scan
         if thinking.all_was_thinking:
             thinking.all_was_thinking, self.first_answer_ns = False, None
             if self.texts is not None:
                 self.texts[:] = [("reasoning", earlier) for _, earlier in self.texts]
         return kind, text
 
-    def _on_bad_json(self, error: Exception, data: bytes) -> None:
-        """Note a protocol error, or the server's own error where it comes in a list (Gemini)."""
-        message = stream_error(data) if data.lstrip()[:1] == b"[" else None
-        if message is not None:
-            self.error = self.error or message
-        else:
-            self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
-
-    @property
-    def merged_events(self) -> int:
-        """Token events that shared their read with the previous one."""
-        return len(self.chunk_at_ns) - len(set(self.chunk_at_ns))
-
     def finish(self) -> None:
         """End the answer: take what its latest usage reports."""
         self._count_matched()
         self.choices.finish(len(self.chunk_at_ns))
-        self.tally.finish()
+        self.tally.finish(self.choices.finishes)
 
     def write_into(self, record: RequestRecord) -> None:
         """Write times, tokens and finish reason into the record."""

@@ -2,7 +2,7 @@
 
 This is the seam of the design: whatever reads the socket (a Protocol, a recvmsg reader, a test)
 calls ``feed(at_ns, data)`` and ``eof(at_ns)`` and nothing else. The caller dates reads before any
-parsing. Chunks that match the template of the answer (``repeats``) are not parsed at all.
+parsing. Chunks that match the template of the answer (``templates``) are not parsed at all.
 """
 
 from __future__ import annotations
@@ -33,34 +33,6 @@ _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
 class Exchange:
     """The life of one request, from dispatch to its final status. Ends exactly once."""
-
-    __slots__ = (
-        "_answer",
-        "_between_chunks",
-        "_body",
-        "_chunked",
-        "_complete_at",
-        "_content_type",
-        "_framing_bytes",
-        "_headers_done",
-        "_informational",
-        "_keeps_text",
-        "_length_known",
-        "_new_answer",
-        "_on_end",
-        "_on_whole",
-        "_parsed_ns",
-        "_parser",
-        "_watches",
-        "cancel_after_tokens",
-        "close_after",
-        "ended",
-        "feed",
-        "on_body",
-        "record",
-        "request",
-        "retried",
-    )
 
     def __init__(
         self,
@@ -141,7 +113,8 @@ class Exchange:
     @property
     def merged_events(self) -> int:
         """Token events that shared their read with the previous one."""
-        return self._answer.merged_events
+        times = self._answer.chunk_at_ns
+        return len(times) - len(set(times))
 
     @property
     def answering(self) -> bool:
@@ -334,7 +307,8 @@ class Exchange:
             return "too_long" if too_long else "stream_error", answer.error
         if answer.bad_json is not None:
             return "protocol_error", f"not JSON: {answer.bad_json}"
-        if answer.choices.several:
+        requested = self.record.output_tokens_planned
+        if answer.choices.several or answer.choices.may_be_several(tokens, requested):
             return "protocol_error", SEVERAL
         if not tokens and answer.whole_ns is None:
             return "empty", self._why_empty()

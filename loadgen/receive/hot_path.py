@@ -1,7 +1,7 @@
-"""The hot path: read ready sockets, date the reads, record chunks that match a template.
+"""The hot path: read ready sockets and date the reads.
 
-``_hot_path.c`` does the same and is used where it was built. Everything that happens less often
-is left to the callers.
+``_hot_path.c`` does the same where it was built (``COMPILED``), and records the chunks that match
+a template. Everything that happens less often is left to the callers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-VERSION = 1  # of the compiled module's interface
+VERSION = 2  # of the compiled module's interface
 READ_BYTES = 65_536
 DELAY_MAX_NS = 60_000_000_000  # a time stamp further off does not belong to this read
 CLOCKS_APART_MAX_NS = 20_000  # between two clocks read one after the other
@@ -122,56 +122,6 @@ def _monotonic_of_wall() -> tuple[int, int]:
     return seconds, (before_ns + after_ns) // 2 - nanoseconds
 
 
-def repeats_in_python(
-    before: bytes, known: set[bytes], add_time: Callable[[int], None], fallback: ReadHandler
-) -> ReadHandler:
-    """Return a handler that records the time of known chunks and passes on all other reads.
-
-    ``before`` lies between the chunk's size line and its text; ``known`` holds the size line with
-    everything from the text on.
-    """
-    before_bytes = len(before)
-
-    def handle(at_ns: int, read: bytes) -> bool:
-        data_at = read.find(10) + 1  # after the size line
-        if read[:data_at] + read[data_at + before_bytes :] in known and read.startswith(
-            before, data_at
-        ):
-            add_time(at_ns)
-            return False
-        return fallback(at_ns, read)
-
-    return handle
-
-
-class Totals(Protocol):
-    """A template whose chunks carry the running total of tokens."""
-
-    total: int | None
-
-
-def counting_in_python(
-    template: Totals,
-    before: bytes,
-    fixed: tuple[bytes, ...],
-    gaps: tuple[int, ...],
-    upper: bool,
-    known: set[bytes],
-    add_time: Callable[[int], None],
-    fallback: ReadHandler,
-) -> ReadHandler:
-    """Return a handler that records the time of the next chunk in sequence and raises the total.
-
-    ``before`` lies between the size line, in upper-case hex if ``upper``, and the text, which is
-    one of ``known``; after it comes ``fixed`` with ``template.total`` + 1 + each of ``gaps``
-    between its pieces. Only the compiled version does this; in Python ``fallback`` does it all.
-    """
-    return fallback
-
-
-read_ready: Callable[..., Reads[Any]]
-counting: Callable[..., ReadHandler]
-repeats: Callable[[bytes, set[bytes], Callable[[int], None], ReadHandler], ReadHandler]
 try:
     from ampacity.loadgen.receive import _hot_path
 
@@ -179,7 +129,7 @@ try:
         raise ImportError
 except (ImportError, AttributeError):  # no compiler at installation, or no Linux
     COMPILED = False
-    read_ready, repeats, counting = read_ready_in_python, repeats_in_python, counting_in_python
+    read_ready: Callable[..., Reads[Any]] = read_ready_in_python
 else:
     COMPILED = True
-    read_ready, repeats, counting = _hot_path.read_ready, _hot_path.repeats, _hot_path.counting
+    read_ready, read_handler = _hot_path.read_ready, _hot_path.read_handler

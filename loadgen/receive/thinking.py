@@ -54,8 +54,6 @@ class InlineThinking:
 class Thinking:
     """Classifies the text of one answer, chunk by chunk."""
 
-    __slots__ = ("_close", "_head", "_tail", "all_was_thinking", "state", "thought", "watches")
-
     def __init__(self, until: str | None = None) -> None:
         """Begin an answer.
 
@@ -69,22 +67,11 @@ class Thinking:
         self._head = self._tail = ""
 
     @property
-    def must_parse(self) -> bool:
-        """Whether the next text must be classified before its time is recorded."""
-        return self.state in ("begin", "over")
-
-    @property
     def must_scan(self) -> bool:
-        """Whether the next texts must be searched for tags."""
-        return self.state == "thinking" or (self.watches and self.state == "answer")
-
-    def continues(self, text: str) -> bool:
-        """Take a text without a tag; return False, and take nothing, if it may hold one."""
-        seen = self._tail + text
-        if self._close in seen if self.state == "thinking" else _ANY.search(seen):
-            return False
-        self._tail = seen[-_LONGEST:]
-        return True
+        """Whether the next text must be classified, even without a whole tag in it."""
+        return self.state in ("begin", "thinking", "over") or (
+            self.watches and self.state == "answer"
+        )
 
     def classify(self, text: str) -> tuple[Kind, str]:
         """Return the kind of a text, and the text; of one that ends the thinking only the rest."""

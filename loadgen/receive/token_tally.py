@@ -12,7 +12,6 @@ class TokenTally:
     """Collects the counts of one answer. ``chunk_counts`` has an entry per token-bearing chunk."""
 
     cumulative = False  # chunk_counts are the server's running totals
-    finished_choices = 0
     usage: Usage | None = None  # the latest
     input_tokens: int | None = None
     cached_tokens: int | None = None
@@ -33,11 +32,11 @@ class TokenTally:
             self.cumulative = True
         return total or None
 
-    def finish(self) -> None:
-        """End the answer: read the latest usage in full and set ``output``."""
+    def finish(self, finishes: int) -> None:
+        """End the answer, which had this many finish reasons: set ``output``."""
         if self.usage is not None:
             self._read(self.usage, has_text=True)
-        self.output = self.output_tokens()
+        self.output = self._output_tokens(finishes)
 
     def _read(self, usage: Usage, has_text: bool) -> None:
         total = token_count(usage.completion_tokens)
@@ -68,13 +67,13 @@ class TokenTally:
         gains = list(map(sub, counts, [0, *counts[:-1]]))
         return gains if min(gains) >= 1 else None  # totals that do not rise are no counts
 
-    def output_tokens(self) -> tuple[int | None, str | None]:
+    def _output_tokens(self, finishes: int) -> tuple[int | None, str | None]:
         """Return (tokens generated, token_source). A usage of 0 beside text is not believed."""
         last = self.chunk_counts[-1] if self.chunk_counts else None
         if self.totals:
             # with n > 1 some servers send one total for each choice, others one for all; the same
             # or a growing total may also come several times for one choice
-            one_per_choice = len(self.totals) == self.finished_choices and not self.cumulative
+            one_per_choice = len(self.totals) == finishes and not self.cumulative
             total = sum(self.totals) if one_per_choice else self.totals[-1]
             if self.cumulative:  # a stream may break off before its last usage
                 total = max(total, last or 0)

@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ if sys.platform != "win32":
     import fcntl
 
 STREAM_NAME = "requests.arrows"
+PARQUETS = ("requests.parquet", "server.parquet")
 FLUSH_ROWS = 256  # a batch blocks the event loop for 1 to 2 ms, mostly independent of its rows
 
 
@@ -59,44 +59,39 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextlib.contextmanager
+def _explained(problem: str, remedy: str = "") -> Iterator[None]:
+    """Raise RunDirError with ``problem``, reason and remedy where files or Arrow raise an error."""
+    try:
+        yield
+    except RunDirError:
+        raise
+    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise RunDirError(f"{problem}: {reason}{remedy}") from error
+
+
+@contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path that replaces ``path`` at the end. Raises RunDirError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        reason = error.strerror or _one_line(error)
-        raise RunDirError(f"{path} cannot be written: {reason}") from error
+    with _explained(f"{path} cannot be written"):
+        try:
+            yield temporary
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
 
 def check_new(path: Path) -> None:
     """Raise RunDirError unless ``path`` is new or empty."""
-    try:
+    with _explained(f"{path} cannot be used", "; choose another --out"):
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunDirError(f"{path} exists and is not an empty directory: choose another --out")
-    except OSError as error:
-        reason = f"{path} cannot be used: {error.strerror}"
-        raise RunDirError(f"{reason}; choose another --out") from error
 
 
-class _Closing(ABC):
-    """A context manager that closes, after an error too: what was measured is kept."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Flush and close."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-class StreamWriter(_Closing):
+class StreamWriter:
     """Appends records to a crash-safe stream file; a context manager.
 
     It is called from the receive path, so a full or lost disk does not raise there: it sets
@@ -104,12 +99,12 @@ class StreamWriter(_Closing):
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._stream_path = path
         self._pending: list[RequestRecord] = []
         self._file = pa.OSFile(str(path), "wb")
         self._stream = pa.ipc.new_stream(self._file, SCHEMA)
         self._file.flush()  # a reader finds the schema from the start
-        self.failed: str | None = None
+        self.failed: str | None = None  # why records can no longer be written
         # Arrow's first conversion imports for 60 ms: now, not under load
         to_batch([RequestRecord(0, 0, 0, "ok")])
 
@@ -127,54 +122,43 @@ class StreamWriter(_Closing):
             self._stream.write_batch(to_batch(self._pending))
             self._file.flush()
         except OSError as error:
-            self.failed = f"{self._path} cannot be written: {_one_line(error)}"
+            self.failed = f"{self._stream_path} cannot be written: {' '.join(str(error).split())}"
         else:
             self._pending.clear()
 
     def close(self) -> None:
-        """Flush and close; idempotent."""
+        """Flush and close, after an error too: what was measured is kept."""
         self.flush()
         if not self._file.closed:
-            with contextlib.suppress(OSError):
-                self._stream.close()
-            with contextlib.suppress(OSError):
-                self._file.close()
+            for closing in (self._stream.close, self._file.close):
+                with contextlib.suppress(OSError):
+                    closing()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
-class RunWriter(_Closing):
+class RunWriter(StreamWriter):
     """Writes one run directory; a context manager. Without ``finish`` the streams remain."""
 
     def __init__(self, path: Path, meta: dict[str, Any]) -> None:
         """Create ``path`` (it must be new or empty) and write run.json. Raises RunDirError."""
         check_new(path)
-        try:
+        with _explained(f"{path} cannot be made", "; choose another --out"):
             path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            reason = f"{path} cannot be made: {error.strerror}"
-            raise RunDirError(f"{reason}; choose another --out") from error
         self.path = path
         self.meta: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **meta}
-        self._stream = StreamWriter(path / STREAM_NAME)
+        super().__init__(path / STREAM_NAME)
         self.write_meta()
         self._held = (path / STREAM_NAME).open("r+b")
         _lock(self._held, shared=False)  # until the process ends
 
-    def append(self, record: RequestRecord) -> None:
-        """Add one finished request of this process."""
-        self._stream.append(record)
-
-    def flush(self) -> None:
-        """Hand pending records to the operating system."""
-        self._stream.flush()
-
     def write_meta(self) -> None:
         """Write ``self.meta`` to run.json."""
         write_json(self.path / "run.json", self.meta)
-
-    @property
-    def failed(self) -> str | None:
-        """Why records can no longer be written, or None."""
-        return self._stream.failed
 
     def worker_stream(self, worker: int) -> Path:
         """Return the stream file of one worker process."""
@@ -189,22 +173,22 @@ class RunWriter(_Closing):
 
     def finish(self, server: pa.Table | None = None) -> None:
         """Write requests.parquet, sorted, and server.parquet; delete the streams."""
-        self._stream.close()
-        if self._stream.failed:
+        super().close()
+        if self.failed:
             kept = f"what had been written is kept: ampacity report {self.path}"
-            raise RunDirError(f"{self._stream.failed}; {kept}")
+            raise RunDirError(f"{self.failed}; {kept}")
         order = [("request_id", "ascending"), ("attempt", "ascending")]
         table = read_streams(self.path).sort_by(order)
-        _write_parquet(table, self.path / "requests.parquet")
+        _write_parquet(table, self.path / PARQUETS[0])
         if server is not None and server.num_rows:
-            _write_parquet(server, self.path / "server.parquet")
+            _write_parquet(server, self.path / PARQUETS[1])
         self.write_meta()
         for stream in _streams(self.path):
             stream.unlink()
 
     def close(self) -> None:
         """Close the stream and release the lock."""
-        self._stream.close()
+        super().close()
         self._held.close()
 
 
@@ -261,48 +245,40 @@ def read_stream(path: Path) -> pa.Table:
 
 def load_run(path: Path) -> Run:
     """Read a run directory: complete, killed or still running. Raises RunDirError."""
-    meta_path = path / "run.json"
+    meta_path, parquet, server = (path / n for n in ("run.json", *PARQUETS))
     if not meta_path.is_file():
         raise RunDirError(f"{path} is no run directory: it has no run.json")
-    try:
+    with _explained(f"{meta_path} cannot be read"):
         meta = json.loads(meta_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunDirError(f"{meta_path} cannot be read: {_one_line(error)}") from error
     version = meta.get("schema_version") if isinstance(meta, dict) else None
     if version != SCHEMA_VERSION:
         found = f"{meta_path} has schema_version {version!r}"
         raise RunDirError(f"{found}, this ampacity reads {SCHEMA_VERSION}")
     if fault := fault_of(meta):
         raise RunDirError(f"{meta_path}: {fault}")
-    parquet = path / "requests.parquet"
-    if parquet.is_file():
-        requests = _read_requests(parquet)
-    elif _streams(path):
-        requests = read_streams(path)
-    else:
+    complete = parquet.is_file()
+    if not complete and not _streams(path):
         missing = f"neither requests.parquet nor {STREAM_NAME}"
         raise RunDirError(f"{path} has {missing}: nothing was recorded")
-    server_path = path / "server.parquet"
-    server = _read_server(server_path) if server_path.is_file() else None
-    complete = parquet.is_file()
-    return Run(path, meta, requests, server, complete, None if complete else _going_s(path))
+    return Run(
+        path,
+        meta,
+        _read_requests(parquet) if complete else read_streams(path),
+        _read_server(server) if server.is_file() else None,
+        complete,
+        None if complete else _going_s(path),
+    )
 
 
 def _read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:
     """Read all columns, or those of ``columns`` that the file has."""
     import pyarrow.parquet as pq
 
-    try:
-        # by batch from a memory map: half the time, a third of the memory of pq.read_table
-        with pq.ParquetFile(path, memory_map=True) as file:
-            schema = pa.schema(
-                [f for f in file.schema_arrow if columns is None or f.name in columns]
-            )
-            return pa.Table.from_batches(
-                file.iter_batches(use_threads=False, columns=schema.names), schema=schema
-            )
-    except (pa.ArrowInvalid, OSError) as error:
-        raise RunDirError(f"{path} cannot be read: {_one_line(error)}") from error
+    # by batch from a memory map: half the time, a third of the memory of pq.read_table
+    with _explained(f"{path} cannot be read"), pq.ParquetFile(path, memory_map=True) as file:
+        schema = pa.schema([f for f in file.schema_arrow if columns is None or f.name in columns])
+        batches = file.iter_batches(use_threads=False, columns=schema.names)
+        return pa.Table.from_batches(batches, schema=schema)
 
 
 def _read_requests(path: Path) -> pa.Table:
@@ -341,15 +317,8 @@ def _read_server(path: Path) -> pa.Table:
 
 
 def _column(table: pa.Table, name: str, kind: pa.DataType, path: Path) -> pa.ChunkedArray:
-    try:
+    with _explained(f"{path}: column {name} is of a wrong type"):
         return table[name].cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        reason = f"column {name} is of a wrong type: {_one_line(error)}"
-        raise RunDirError(f"{path}: {reason}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def read_answers(run: Path) -> Iterator[tuple[int, bytes]]:
@@ -362,7 +331,6 @@ def read_answers(run: Path) -> Iterator[tuple[int, bytes]]:
                 try:
                     yield int(json.loads(line)["request_id"]), line
                 except (ValueError, TypeError, KeyError, RecursionError):
-                    where = f"{path}:{number}"
                     raise RunDirError(
-                        f"{where}: this is no kept answer: the file is damaged"
+                        f"{path}:{number}: this is no kept answer: the file is damaged"
                     ) from None

@@ -13,6 +13,8 @@ from operator import attrgetter
 
 import pyarrow as pa
 
+from ampacity.loadgen.rundir import arrow as arrow  # starts it
+
 SCHEMA_VERSION = 1
 
 STATUSES: tuple[str, ...] = (

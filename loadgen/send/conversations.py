@@ -42,11 +42,8 @@ class Conversations:
 
         ``file`` has the messages of requests with an ``entry``.
         """
-        self._file = file
-        self._prompts = prompts
-        self._schedule = schedule
-        self._planned = planned
-        self._api = api
+        self._prompts, self._schedule, self._file = prompts, schedule, file
+        self._planned, self._api = planned, api
         self._system_role = "user" if api == "messages" else "system"
         self._histories: dict[int, bytes] = {}  # messages of a request, comma-separated
         self._answers: dict[int, AnswerContent] = {}
@@ -108,11 +105,10 @@ class Conversations:
 
     def _recorded(self, index: int) -> list[bytes]:
         """Return the messages of a prompt file or trace for this turn."""
-        entry = -1 if self._schedule.entry is None else int(self._schedule.entry[index])
-        if entry < 0 or self._file is None or self._schedule.turn is None:
+        entry, turns = entry_of(self._schedule, index), self._schedule.turn
+        if entry < 0 or self._file is None or turns is None:
             return []
-        turn = self._file.turn(entry, int(self._schedule.turn[index]))
-        return [msgspec.json.encode(m) for m in turn]
+        return [msgspec.json.encode(m) for m in self._file.turn(entry, int(turns[index]))]
 
     def answered(self, index: int, answer: AnswerContent) -> None:
         """Keep the answer of a request where a later one needs it."""
@@ -127,13 +123,10 @@ class Conversations:
     def _planned_answer(self, index: int) -> str:
         """Return the recorded answer of a prompt file, else text of the planned length."""
         schedule, file = self._schedule, self._file
-        if (
-            isinstance(file, PromptFile)
-            and schedule.entry is not None
-            and schedule.turn is not None
-        ):
-            answers = file.entries[int(schedule.entry[index])].answers
-            if recorded := answers[int(schedule.turn[index])]:
+        entry, turns = entry_of(schedule, index), schedule.turn
+        if isinstance(file, PromptFile) and entry >= 0 and turns is not None:
+            recorded = file.entries[entry].answers[int(turns[index])]
+            if recorded:
                 return recorded
         tokens = self._prompts.own_tokens(int(schedule.output_tokens[index]))
         return self._prompts.text(schedule.request_id(index) + _ANSWER_KEY, tokens)
@@ -144,6 +137,11 @@ class Conversations:
         assert start is not None
         found: list[int] = after[start[index] : start[index + 1]].tolist()
         return found
+
+
+def entry_of(schedule: Schedule, index: int) -> int:
+    """Return the index of a request into the prompts of a file; -1: none."""
+    return -1 if schedule.entry is None else int(schedule.entry[index])
 
 
 def _split_results(messages: list[bytes]) -> tuple[list[object], list[bytes]]:

@@ -173,61 +173,57 @@ def parse_endpoint(
 
 
 def _split_url(url: str) -> tuple[SplitResult, int | None]:
+    bare = shown_url(url)
     if "@" in url:
         raise EndpointError(
             "the URL holds a user name or password: give secrets through --api-key-env"
         )
-    bare = shown_url(url)
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
     except ValueError as error:
         raise EndpointError(f"{bare}: {error}") from error
+    names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+    secret = next(filter(_SECRET_NAMES.search, names), None)
+    plain = url.isascii() and url.isprintable() and " " not in url
     if parts.scheme not in ("http", "https"):
-        raise EndpointError(f"{bare}: the URL must begin with http:// or https://")
-    if not parts.hostname:
-        raise EndpointError(f"{bare}: the URL names no host, as in http://127.0.0.1:8000/v1")
-    if parts.fragment:
-        raise EndpointError(f"{bare}: a base URL has no '#' part")
-    for name, _ in parse_qsl(parts.query, keep_blank_values=True):
-        if _SECRET_NAMES.search(name):
-            raise EndpointError(
-                f"{bare}: the query holds {protocols.printable(name)!r}, and URLs are written down:"
-                " give it through --api-key-env or --header"
-            )
-    if not url.isascii() or not url.isprintable() or " " in url:
-        raise EndpointError(
-            f"{bare!a}: a URL is plain ASCII: write other characters as %XX, a host name as xn--..."
-        )
-    return parts, port
+        wrong = "the URL must begin with http:// or https://"
+    elif not parts.hostname:
+        wrong = "the URL names no host, as in http://127.0.0.1:8000/v1"
+    elif parts.fragment:
+        wrong = "a base URL has no '#' part"
+    elif secret is not None:
+        wrong = f"the query holds {protocols.printable(secret)!r}, and URLs are written down:"
+        wrong += " give it through --api-key-env or --header"
+    elif not plain:
+        bare = ascii(bare)
+        wrong = "a URL is plain ASCII: write other characters as %XX, a host name as xn--..."
+    else:
+        return parts, port
+    raise EndpointError(f"{bare}: {wrong}")
 
 
 def _read_key(variable: str) -> str:
     api_key = os.environ.get(variable)
     if not api_key:
+        wrong = f" {variable}: that environment variable is not set or empty"
         if not re.fullmatch("[A-Z_][A-Z0-9_]*", variable):  # perhaps the key itself: not shown
-            raise EndpointError(
-                "--api-key-env: no environment variable of that name is set:"
-                " give a variable's name, not the key"
-            )
-        raise EndpointError(
-            f"--api-key-env {variable}: that environment variable is not set or empty"
-        )
-    if any(ord(c) < 33 or ord(c) > 126 for c in api_key):
-        raise EndpointError(
-            f"--api-key-env {variable}: the key holds a space, line end or non-ASCII character"
-        )
-    return api_key
+            wrong = ": no environment variable of that name is set:"
+            wrong += " give a variable's name, not the key"
+    elif any(ord(c) < 33 or ord(c) > 126 for c in api_key):
+        wrong = f" {variable}: the key holds a space, line end or non-ASCII character"
+    else:
+        return api_key
+    raise EndpointError(f"--api-key-env{wrong}")
 
 
 def _check_header(name: str, value: str) -> None:
     if not re.fullmatch(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", name):  # RFC 9110, 5.6.2
-        raise EndpointError(
-            "--header: no valid name of an HTTP header before the colon: write it as 'Name: value'"
-        )
-    if name.lower() in RESERVED_HEADERS:
-        raise EndpointError(f"--header {name}: that header is made for each request: drop it")
-    if not re.fullmatch(r"[\t\x20-\x7e\xa0-\xff]*", value):
-        raise EndpointError(
-            f"--header {name}: its value holds a control character or one beyond Latin-1"
-        )
+        wrong = ": no valid name of an HTTP header before the colon: write it as 'Name: value'"
+    elif name.lower() in RESERVED_HEADERS:
+        wrong = f" {name}: that header is made for each request: drop it"
+    elif not re.fullmatch(r"[\t\x20-\x7e\xa0-\xff]*", value):
+        wrong = f" {name}: its value holds a control character or one beyond Latin-1"
+    else:
+        return
+    raise EndpointError(f"--header{wrong}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ampacity.loadgen.send.conversations import Conversations
+from ampacity.loadgen.send.conversations import Conversations, entry_of
 from ampacity.loadgen.send.endpoint import Endpoint, Proxy
 from ampacity.loadgen.send.history import AnswerContent, message
 from ampacity.loadgen.send.protocols import RequestShape
@@ -37,11 +37,8 @@ class RequestMaker:
     def __init__(
         self, endpoint: Endpoint, prompts: PromptMaker, run_id: str, proxy: Proxy | None = None
     ) -> None:
-        self._endpoint = endpoint
-        self._through_proxy = _proxy_header(endpoint, proxy)
-        self._prompts = prompts
-        self._run_id = run_id
-        self._number = 0
+        self._endpoint, self._through_proxy = endpoint, _proxy_header(endpoint, proxy)
+        self._prompts, self._run_id, self._number = prompts, run_id, 0
 
     def make(
         self, shape: RequestShape, request_id: int, input_tokens: int, output_tokens: int
@@ -83,13 +80,9 @@ class ScheduledRequests:
         images: Images | None = None,
     ) -> None:
         """``classes``: those a schedule names; ``file``: where its ``entry`` column points."""
-        self._shape = shape
-        self._prompts = prompts
-        self._run_id = run_id
-        self._planned = planned_histories
-        self._file = file
+        self._shape, self._prompts, self._run_id = shape, prompts, run_id
+        self._planned, self._file, self._images = planned_histories, file, images
         self._system_apart = shape.api == "messages"  # there it is a field of the body
-        self._images = images
         self._classes = {c.name: c for c in classes}
         self._prefixes = [
             endpoint.request_prefix(shape.api, _proxy_header(endpoint, proxy))
@@ -111,7 +104,7 @@ class ScheduledRequests:
         """Return the bytes of the schedule's request ``index`` to endpoint ``target``."""
         schedule = self._schedule
         class_ = schedule.class_name(index)
-        shape = self._shape_of(class_, schedule.model_name(index), self._recorded_fields(index))
+        shape = self._shape_of(class_, schedule.model_name(index), index)
         body = shape.body(self._prompt(index), int(schedule.output_tokens[index]))
         prefix = self._prefixes[target]
         if class_ in self._classes:
@@ -128,29 +121,23 @@ class ScheduledRequests:
         if self._conversations is not None:
             self._conversations.answered(index, answer)
 
-    def _recorded_fields(self, index: int) -> tuple[object, dict[str, Any]]:
-        """Return a key and the further body fields of a recorded request."""
-        entry = -1 if self._schedule.entry is None else int(self._schedule.entry[index])
-        if entry < 0 or not isinstance(self._file, Recorded):
-            return None, {}
-        return self._file.body_fields(entry, system_apart=self._system_apart)
-
-    def _shape_of(
-        self, class_: str, model: str | None, recorded: tuple[object, dict[str, Any]]
-    ) -> RequestShape:
-        key = class_, model or "", recorded[0]
-        shape = self._shapes.get(key)
+    def _shape_of(self, class_: str, model: str | None, index: int) -> RequestShape:
+        recorded: dict[str, Any] = {}
+        key, entry = None, entry_of(self._schedule, index)
+        if entry >= 0 and isinstance(self._file, Recorded):
+            key, recorded = self._file.body_fields(entry, system_apart=self._system_apart)
+        shape = self._shapes.get((class_, model or "", key))
         if shape is None:
-            extra = recorded[1] | dict(self._shape.extra)
+            extra = recorded | dict(self._shape.extra)
             if class_ in self._classes:
                 extra |= self._classes[class_].body()
             shape = dataclasses.replace(self._shape, model=model or self._shape.model, extra=extra)
-            self._shapes[key] = shape
+            self._shapes[class_, model or "", key] = shape
         return shape
 
     def _prompt(self, index: int) -> str | msgspec.Raw:
         schedule, request_id = self._schedule, self._schedule.request_id(index)
-        entry = -1 if schedule.entry is None else int(schedule.entry[index])
+        entry = entry_of(schedule, index)
         if self._conversations is not None:
             messages = self._conversations.messages(index)
         elif entry >= 0 and isinstance(self._file, Recorded):

@@ -16,8 +16,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,7 +27,20 @@ from ampacity.loadgen.audit import Measures
 from ampacity.loadgen.plan import Live, StagePlan, StageResult, record_of
 from ampacity.loadgen.rundir.files import read_stream
 from ampacity.loadgen.rundir.records import RequestRecord
-from ampacity.loadgen.workers.worker import Setup, pack_message, unpack_length, unpack_message
+from ampacity.loadgen.workers.channel import (
+    Answer,
+    Begin,
+    Channel,
+    Command,
+    Done,
+    Go,
+    Prepare,
+    Prepared,
+    Quit,
+    Ready,
+    Stop,
+)
+from ampacity.loadgen.workers.setup import Setup
 
 START_TIMEOUT_S = 30.0
 LEAD_S = 0.1  # between the last "prepared" and the first deadline
@@ -44,37 +58,45 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-class _Worker:
-    """One child process and the pipe to it."""
+A = TypeVar("A", bound=Answer)
 
-    def __init__(self, number: int, process: asyncio.subprocess.Process, stream: Path) -> None:
+
+class _Worker:
+    """One child process and the channel to it."""
+
+    def __init__(
+        self,
+        number: int,
+        process: asyncio.subprocess.Process,
+        channel: Channel[Command, Answer],
+        stream: Path,
+    ) -> None:
         self.number = number
         self.process = process
+        self.send = channel.send
+        self._received = channel.received
         self.stream = stream
-        self.live: tuple[int, int, int, int, list[float]] = (0, 0, 0, 0, [])
+        self.live = Live()
         self.died_ns: int | None = None  # or was given up
 
-    def tell(self, *message: Any) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # dead already: the wait for its answer will notice
-            if not self.process.stdin.is_closing():
-                self.process.stdin.write(pack_message(message))
+    async def wait_for(
+        self, kind: type[A], timeout_s: float, after: Command | None = None
+    ) -> A | None:
+        """Return the next message of a kind; None if the worker died or is too late.
 
-    async def hear(self, until: str, timeout_s: float) -> tuple[Any, ...] | None:
-        """Return the next message of kind ``until``; None if the worker died or is too late."""
-        assert self.process.stdout is not None
-        try:
+        ``after`` may be large: it is sent first, in a thread.
+        """
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while True:
-                    length = unpack_length(await self.process.stdout.readexactly(4))
-                    kind, *rest = unpack_message(await self.process.stdout.readexactly(length))
-                    if kind == until:
-                        return tuple(rest)
-                    if kind == "live":
-                        self.live = rest[0]
-        except (asyncio.IncompleteReadError, TimeoutError, ConnectionError):
-            self.died_ns = time.monotonic_ns()
-            return None
+                if after is not None:
+                    await asyncio.to_thread(self.send, after)
+                while (message := await self._received.get()) is not None:
+                    if isinstance(message, kind):
+                        return message
+                    if isinstance(message, Live):
+                        self.live = message
+        self.died_ns = time.monotonic_ns()
+        return None
 
 
 class Workers:
@@ -104,19 +126,19 @@ class Workers:
 
     async def _start(self) -> _Worker:
         number, self._started = self._started, self._started + 1
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "ampacity.loadgen.workers.worker",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=_environment(),
-            limit=2**24,
-        )
-        worker = _Worker(number, process, self._stream_of(number))
-        worker.tell(self._setup, number, worker.stream)
-        if await worker.hear("ready", START_TIMEOUT_S) is None:
+        ours, theirs = Pipe()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "ampacity.loadgen.workers.worker"),
+                str(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=2,  # nothing that prints may mix with the report on stdout
+                env=_environment(),
+                pass_fds=[theirs.fileno()],
+            )
+        worker = _Worker(number, process, Channel(ours), self._stream_of(number))
+        begin = Begin(self._setup, number, worker.stream)
+        if await worker.wait_for(Ready, START_TIMEOUT_S, after=begin) is None:
             await self._end(worker)
             raise WorkerError(f"worker process {number} did not start")
         return worker
@@ -127,25 +149,24 @@ class Workers:
         if self._plan is None:
             return Live()
         live = Live.of(self._plan, self._began_s)
-        for worker in self._workers:
-            released, ended, failed, tokens, ttft_s = worker.live
-            live.released += released
-            live.ended += ended
-            live.failed += failed
-            live.tokens += tokens
-            live.ttft_s += ttft_s
+        for part in (worker.live for worker in self._workers):
+            live.released += part.released
+            live.ended += part.ended
+            live.failed += part.failed
+            live.tokens += part.tokens
+            live.ttft_s += part.ttft_s
         return live
 
     def stop(self, reason: str) -> None:
         """End the current stage in every worker."""
         self._stop_reason = self._stop_reason or reason
         for worker in self._workers:
-            worker.tell("stop", reason)
+            worker.send(Stop(reason))
 
     def finish_stage(self, reason: str) -> None:
         """Send nothing more in this stage, but wait for the answers in flight."""
         for worker in self._workers:
-            worker.tell("finish_stage", reason)
+            worker.send(Stop(reason, wait=True))
 
     @property
     def stopped(self) -> str | None:
@@ -159,23 +180,24 @@ class Workers:
         if not self._workers:
             raise WorkerError("; ".join(self.lost) or "no worker process")
         dealt = list(zip(self._workers, deal(plan, len(self._workers)), strict=True))
-        for worker, share in dealt:
-            worker.live = (0, 0, 0, 0, [])
-            worker.tell("prepare", share)
-        await asyncio.gather(*(worker.hear("prepared", START_TIMEOUT_S) for worker, _ in dealt))
+        for worker in self._workers:
+            worker.live = Live()
+        await asyncio.gather(
+            *(worker.wait_for(Prepared, START_TIMEOUT_S, Prepare(share)) for worker, share in dealt)
+        )
         start_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
         self._plan, self._began_s = plan, start_ns / 1e9
         if on_start is not None:
             on_start(start_ns)
         for worker, _ in dealt:
-            worker.tell("go", start_ns)
+            worker.send(Go(start_ns))
         playing_on_s = plan.finish_s if plan.schedule.session is not None else 0.0
         patience_s = (
             LEAD_S + plan.duration_s + playing_on_s + plan.drain_s + plan.answering_s + GRACE_S
         )
-        answers = await asyncio.gather(*(worker.hear("done", patience_s) for worker, _ in dealt))
+        answers = await asyncio.gather(*(worker.wait_for(Done, patience_s) for worker, _ in dealt))
         results = [
-            answer[0] if answer is not None else await self._bury(worker, share, start_ns)
+            answer.result if answer is not None else await self._bury(worker, share, start_ns)
             for (worker, share), answer in zip(dealt, answers, strict=True)
         ]
         measures = Measures(dated_by_kernel=True)
@@ -235,7 +257,7 @@ class Workers:
     async def close(self) -> None:
         """Ask every worker to quit; kill those that do not."""
         for worker in self._workers:
-            worker.tell("quit")
+            worker.send(Quit())
         for worker in self._workers:
             try:
                 async with asyncio.timeout(5.0):

@@ -1,12 +1,12 @@
-"""The gate's answer: for a terminal, as Markdown, as JUnit XML, as annotations of a CI service; a chart of the changes."""
+"""The gate's result: for a terminal, as Markdown, as JUnit XML, as annotations of a CI service."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 from xml.etree import ElementTree
 
+from ampacity.analysis.change.results import Check, GateResult
 from ampacity.reports.render.figures import signed_per_cent
 
 _WIDTH = 41
@@ -25,59 +25,60 @@ _SIGNS = {
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in XML 1.0
 
 
-def title(check: Mapping[str, Any]) -> str:
-    return f"{check['name']} at {check['level']}" if check["level"] else str(check["name"])
-
-
-def figure(check: Mapping[str, Any], side: str) -> str:
-    """``412 ms``, ``3.2 %``, ``80.1``; a dash where there is none. Four digits, so that the change beside them is theirs."""
-    value = check[side]
+def figure(check: Check, side: str) -> str:
+    """Return ``412 ms``, ``3.2 %``, ``80.1`` in four digits, from which the change follows."""
+    value = check.baseline if side == "baseline" else check.candidate
     if value is None:
         return "–"
-    if check["name"] in ("error_rate", "errors"):
+    if check.name in ("error_rate", "errors"):
         return f"{value:.2%}"
-    if check["name"] in ("output_tokens_per_s", "capacity_rps"):
+    if check.name in ("output_tokens_per_s", "capacity_rps"):
         return f"{value:.4g}"
     return f"{value:.4g} s" if value >= 1 else f"{value * 1e3:.4g} ms"
 
 
-def change(check: Mapping[str, Any]) -> str:
+def change(check: Check) -> str:
     """``+4.1 % (1.0 to 7.3)``."""
-    if check["change"] is None:
+    if check.change is None:
         return "–"
-    points = " points" if check["name"] == "error_rate" else " %"
-    text = f"{signed_per_cent(check['change'])}{points}"
-    if check["change_ci"]:
-        low, high = (signed_per_cent(x) for x in check["change_ci"])
+    points = " points" if check.name == "error_rate" else " %"
+    text = f"{signed_per_cent(check.change)}{points}"
+    if check.change_ci:
+        low, high = (signed_per_cent(x) for x in check.change_ci)
         text += f" ({low} to {high})"
     return text
 
 
-def chart(result: Mapping[str, Any]) -> list[str]:
-    """One line per latency: its change and 95 % interval around 0, with the tolerance marked ``!``.
+def chart(result: GateResult) -> list[str]:
+    """Return a line per latency: change and 95 % interval around 0, the tolerance marked ``!``.
 
-    What is beyond three times the largest change or the least tolerance is cut off, so that the changes stay legible.
+    What is beyond three times the largest change or the least tolerance is cut off, so that the
+    changes stay legible.
     """
-    checks = [c for c in result["checks"] if c["change_ci"] and c["change"] is not None]
-    if not checks:
+    rows = [
+        (c.title, c.change, c.change_ci, c.tolerance)
+        for c in result.checks
+        if c.change_ci and c.change is not None and c.tolerance is not None
+    ]
+    if not rows:
         return []
-    ends = [abs(x) for c in checks for x in (*c["change_ci"], c["tolerance"]) if x is not None]
-    near = 3 * max(*(abs(c["change"]) for c in checks), min(c["tolerance"] for c in checks))
+    ends = [abs(x) for _, _, ci, tolerance in rows for x in (*ci, tolerance) if x is not None]
+    near = 3 * max(*(abs(change) for _, change, _, _ in rows), min(row[3] for row in rows))
     reach = min(max(*ends, 0.05), max(near, 0.05), 1.0)
-    width = max(len(title(c)) for c in checks)
+    width = max(len(title) for title, *_ in rows)
 
     def column(value: float | None) -> int:
         share = 1.0 if value is None else max(-1.0, min(1.0, value / reach))
         return round((_WIDTH - 1) * (share + 1) / 2)
 
     lines = []
-    for c in checks:
+    for title, change, (low_end, high_end), tolerance in rows:
         row = [" "] * _WIDTH
-        low, high = column(c["change_ci"][0]), column(c["change_ci"][1])
+        low, high = column(low_end), column(high_end)
         row[low : high + 1] = "-" * (high - low + 1)
-        row[column(0.0)], row[column(c["tolerance"])] = "|", "!" if c["tolerance"] <= reach else ">"
-        row[column(c["change"])] = "o"
-        lines.append(f"{title(c):<{width}} {''.join(row)} {signed_per_cent(c['change']):>6} %")
+        row[column(0.0)], row[column(tolerance)] = "|", "!" if tolerance <= reach else ">"
+        row[column(change)] = "o"
+        lines.append(f"{title:<{width}} {''.join(row)} {signed_per_cent(change):>6} %")
     axis = (
         f"{-reach * 100:.0f} %".ljust(_WIDTH // 2)
         + "0".ljust(_WIDTH - _WIDTH // 2 - 6)
@@ -86,56 +87,56 @@ def chart(result: Mapping[str, Any]) -> list[str]:
     return [*lines, f"{'':<{width}} {axis}   o change, - 95 % interval, ! tolerance, > further out"]
 
 
-def _cells(check: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, ...]:
+def _cells(check: Check, words: Mapping[str, str]) -> tuple[str, ...]:
     """A check as a row of a table: name, both figures, change, tolerance, verdict in ``words``."""
     figures = figure(check, "baseline"), figure(check, "candidate"), change(check)
-    return title(check), *figures, _tolerance(check), words[check["verdict"]]
+    return check.title, *figures, _tolerance(check), words[check.verdict]
 
 
-def _tolerance(check: Mapping[str, Any]) -> str:
-    return "" if check["tolerance"] is None else f"{check['tolerance'] * 100:.3g} %"
+def _tolerance(check: Check) -> str:
+    return "" if check.tolerance is None else f"{check.tolerance * 100:.3g} %"
 
 
-def lines(result: Mapping[str, Any]) -> list[str]:
+def lines(result: GateResult) -> list[str]:
     """For a terminal."""
-    found = [result["sentence"], ""]
+    found = [result.sentence, ""]
     rows: list[tuple[str, ...]] = [("", "baseline", "candidate", "change (95 %)", "tolerance", "")]
-    rows += [_cells(c, _WORDS) for c in result["checks"]]
+    rows += [_cells(c, _WORDS) for c in result.checks]
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     found += [
         "  ".join(cell.ljust(w) for cell, w in zip(row, (*widths, 0), strict=True)).rstrip()
         for row in rows
     ]
     found += ["", *chart(result), ""]
-    found += [f"{title(c)}: {c['reason']}" for c in result["checks"] if c["reason"]]
-    found += [f"{name} is not tracked: {reason}" for name, reason in result["untracked"].items()]
-    return found + list(result["notes"])
+    found += [f"{c.title}: {c.reason}" for c in result.checks if c.reason]
+    found += [f"{name} is not tracked: {reason}" for name, reason in result.untracked.items()]
+    return found + list(result.notes)
 
 
-def workflow_commands(result: Mapping[str, Any]) -> list[str]:
+def workflow_commands(result: GateResult) -> list[str]:
     """GitHub's workflow commands: an error per regression, a warning per open question."""
     found = []
-    for c in result["checks"]:
-        if c["verdict"] == "pass":
+    for c in result.checks:
+        if c.verdict == "pass":
             continue
-        level = "warning" if c["verdict"] == "inconclusive" else "error"
-        text = f"{title(c)} {_WORDS[c['verdict']]}: {sentence(c)}"
+        level = "warning" if c.verdict == "inconclusive" else "error"
+        text = f"{c.title} {_WORDS[c.verdict]}: {sentence(c)}"
         found.append(f"::{level} title=ampacity gate::{_escaped(text)}")
-    if result["verdict"] == "cannot_compare":
-        found.append(f"::error title=ampacity gate::{_escaped(result['sentence'])}")
+    if result.verdict == "cannot_compare":
+        found.append(f"::error title=ampacity gate::{_escaped(result.sentence)}")
     return found
 
 
-def sentence(check: Mapping[str, Any]) -> str:
+def sentence(check: Check) -> str:
     """What happened, in one line."""
     parts = []
-    if check["change"] is not None:
+    if check.change is not None:
         parts.append(f"{figure(check, 'baseline')} → {figure(check, 'candidate')}, {change(check)}")
-    if check["tolerance"] is not None:
+    if check.tolerance is not None:
         parts.append(f"tolerance {_tolerance(check)}")
-    if check["reason"]:
-        parts.append(str(check["reason"]))
-    if not parts and check["candidate"] is not None:
+    if check.reason:
+        parts.append(check.reason)
+    if not parts and check.candidate is not None:
         parts.append(figure(check, "candidate"))
     return "; ".join(parts) or "no figure"
 
@@ -144,28 +145,24 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def gate_markdown(result: Mapping[str, Any]) -> str:
+def gate_markdown(result: GateResult) -> str:
     """Verdict, table, the changes drawn as text, and what to know about them."""
-    sign = {"pass": "✅", "inconclusive": "❔"}.get(result["verdict"], "❌")
-    found = [f"## {sign} ampacity gate", "", escaped(result["sentence"]), ""]
-    if result["checks"]:
+    sign = {"pass": "✅", "inconclusive": "❔"}.get(result.verdict, "❌")
+    found = [f"## {sign} ampacity gate", "", escaped(result.sentence), ""]
+    if result.checks:
         found += [
             "| check | baseline | candidate | change (95 % interval) | tolerance | verdict |",
             "|---|---|---|---|---|---|",
         ]
-    for c in result["checks"]:
+    for c in result.checks:
         cells = _cells(c, _SIGNS)
         found.append(f"| {' | '.join(escaped(cell) for cell in cells)} |")
     drawn = chart(result)
     if drawn:
         found += ["", "```text", *drawn, "```"]
-    said = [
-        f"{title(c)}: {c['reason']}"
-        for c in result["checks"]
-        if c["reason"] and c["verdict"] != "pass"
-    ]
-    said += [f"Not tracked: {name}, {reason}" for name, reason in result["untracked"].items()]
-    notes = [f"- {escaped(text)}" for text in [*said, *result["notes"]]]
+    said = [f"{c.title}: {c.reason}" for c in result.checks if c.reason and c.verdict != "pass"]
+    said += [f"Not tracked: {name}, {reason}" for name, reason in result.untracked.items()]
+    notes = [f"- {escaped(text)}" for text in [*said, *result.notes]]
     return "\n".join([*found, *([""] if notes else []), *notes]) + "\n"
 
 
@@ -176,7 +173,7 @@ def escaped(text: str) -> str:
     return " ".join(text.split())
 
 
-def junit_xml(result: Mapping[str, Any]) -> str:
+def junit_xml(result: GateResult) -> str:
     """A regression is a failure, an open question an error, what is not judged is skipped."""
     suite = ElementTree.Element("testsuite", name="ampacity gate")
     counts = {"failures": 0, "errors": 0, "skipped": 0}
@@ -196,14 +193,14 @@ def junit_xml(result: Mapping[str, Any]) -> str:
         else:
             ElementTree.SubElement(element, "system-out").text = _clean(message)
 
-    for c in result["checks"]:
-        tag = {"pass": None, "inconclusive": "error"}.get(c["verdict"], "failure")
-        case(c["name"], c["level"], tag, c["verdict"], sentence(c))
-    for name, reason in result["untracked"].items():
+    for c in result.checks:
+        tag = {"pass": None, "inconclusive": "error"}.get(c.verdict, "failure")
+        case(c.name, c.level, tag, c.verdict, sentence(c))
+    for name, reason in result.untracked.items():
         metric, _, level = name.partition(" at ")
         case(metric, level, "skipped", "untracked", reason)
-    if result["verdict"] == "cannot_compare":
-        case("comparable", None, "error", "cannot_compare", result["sentence"])
+    if result.verdict == "cannot_compare":
+        case("comparable", None, "error", "cannot_compare", result.sentence)
     totals = {"tests": str(len(suite)), **{k: str(n) for k, n in counts.items()}, "time": "0"}
     suite.attrib.update(totals)
     root = ElementTree.Element("testsuites", {"name": "ampacity", **totals})

@@ -16,6 +16,7 @@ class LockstepBatch:
     """One token a tick for each request."""
 
     width = 1  # tokens computed for each request in a tick
+    drafted = accepted = 0  # tokens, by speculative decoding
 
     def __init__(self, block_tokens: int) -> None:
         self.size = 0
@@ -107,6 +108,8 @@ class SpeculativeBatch(LockstepBatch):
             )
         else:
             accepted = [drafts if acceptance else 0] * self.size
+        self.drafted += drafts * self.size
+        self.accepted += sum(accepted)
         left = self._left
         return {r: min(n + 1, left[r]) for r, n in zip(left, accepted, strict=True)}
 

@@ -10,6 +10,7 @@ from itertools import count
 from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.engine import Engine, EngineConfig, Request, StepResult
 from ampacity.simulator.engine.options import ROUTINGS
+from ampacity.simulator.engine.samples import Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,16 @@ class Run:
     """
 
     def __init__(
-        self, deployment: Deployment, on_finish: Callable[[Request, float], None] | None = None
+        self,
+        deployment: Deployment,
+        on_finish: Callable[[Request, float], None] | None = None,
+        *,
+        sampled: bool = False,
     ) -> None:
-        """on_finish(request, time in s) is called whenever a request has got its last token."""
+        """on_finish(request, time in s) is called whenever a request has got its last token.
+
+        `sampled`: keep the engines' state once a second, of a run that begins at time 0.
+        """
         configs = [
             replace(deployment.config, seed=deployment.config.seed + n)
             for n in range(deployment.replicas)
@@ -108,6 +116,7 @@ class Run:
             configs += [deployment.prefill] * deployment.prefill_replicas
         self.engines = [Engine(config) for config in configs]
         self.ticks: list[list[float]] = [[] for _ in self.engines]
+        self.sampler = Sampler(self.engines) if sampled else None
         self._decoders = deployment.replicas
         self._router = Router(deployment.routing, deployment.replicas)
         self._prefill_router = Router(deployment.routing, deployment.prefill_replicas)
@@ -174,6 +183,8 @@ class Run:
         """A step ends now."""
         if result.advanced:
             self.ticks[number].append(at_s)
+        if self.sampler is not None and at_s >= self.sampler.due_s:
+            self.sampler.step_ended(result.start_s, at_s, idle_before=not any(self._busy))
         self._finish(number, result, at_s)
 
     def _finish(self, number: int, result: StepResult, at_s: float) -> None:
@@ -210,11 +221,11 @@ def drive_one(
     deployment: Deployment, requests: Sequence[Request], arrivals_s: Sequence[float]
 ) -> Run:
     """The same as a `Run` of one engine, in a loop that is twice as fast. Arrivals must be sorted."""
-    run = Run(deployment)
+    run = Run(deployment, sampled=True)
     engine, ticks = run.engines[0], run.ticks[0]
     now_s = -math.inf
     submitted, total = 0, len(requests)
-    step, submit = engine.step, engine.submit
+    step, submit, sampler = engine.step, engine.submit, run.sampler
     while True:
         while submitted < total and arrivals_s[submitted] <= now_s:
             submit(requests[submitted], arrivals_s[submitted])
@@ -224,6 +235,8 @@ def drive_one(
             now_s = result.end_s
             if result.advanced:
                 ticks.append(now_s)
+            if sampler is not None and now_s >= sampler.due_s:
+                sampler.step_ended(result.start_s, now_s, idle_before=True)
         elif submitted < total:
             now_s = arrivals_s[submitted]
         else:

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.deployment import Deployment, Run, drive_one
 from ampacity.simulator.engine.engine import EngineConfig, Request
+from ampacity.simulator.engine.samples import Sample
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -33,6 +34,7 @@ class Outcome:
     last_step: Integers
     explicit: dict[int, Floats]
     preemptions: int
+    samples: Sequence[Sample] = ()  # of the engines' own state, once a second
 
     @property
     def ttft_s(self) -> Floats:
@@ -118,7 +120,7 @@ def simulate(config: EngineConfig | Deployment, arrivals_s: ArrayLike, *load: An
     if deployment.engines == 1:
         run = drive_one(deployment, requests, arrivals.tolist())
     else:
-        run = Run(deployment)
+        run = Run(deployment, sampled=True)
         for request, arrival_s in zip(requests, arrivals.tolist(), strict=True):
             run.arrive(request, arrival_s)
         run.advance()
@@ -151,6 +153,7 @@ def outcome_of(run: Run, requests: Sequence[Request]) -> Outcome:
         last_step=shift + np.array([r.last_tick for r in requests], dtype=np.int64),
         explicit=explicit,
         preemptions=sum(engine.preemptions for engine in run.engines),
+        samples=run.sampler.samples if run.sampler is not None else (),
     )
 
 

@@ -6,11 +6,15 @@ that of the next wider one: weights are unpacked before they are multiplied.
 
 from dataclasses import dataclass
 
+# int4 without its group scales, some 3 % more; nvfp4 with one FP8 scale for 16 numbers
 BYTES_PER_ELEMENT = {
     "fp16": 2.0,
+    "bf16": 2.0,
     "fp8": 1.0,
+    "int8": 1.0,
     "int4": 0.5,
-}  # int4 without its group scales, some 3 % more
+    "nvfp4": 0.5625,
+}
 GIB = 1 << 30
 
 
@@ -69,6 +73,8 @@ class Model:
 
 # NVIDIA A100 80 GB SXM data sheet (2021): 312 TFLOPS FP16, no FP8 unit, 2,039 GB/s, NVLink 600 GB/s both ways.
 A100_80 = Hardware("A100-80", 312e12, 312e12, 2.039e12, 80 * GIB, 300e9)
+# The same data sheet, 40 GB card: 1,555 GB/s.
+A100_40 = Hardware("A100-40", 312e12, 312e12, 1.555e12, 40 * GIB, 300e9)
 # NVIDIA H100 SXM data sheet (2023): 989 TFLOPS FP16, 1,979 FP8, 3.35 TB/s, NVLink 900 GB/s both ways.
 H100 = Hardware("H100", 989.4e12, 1978.9e12, 3.35e12, 80 * GIB, 450e9)
 # NVIDIA H200 data sheet (2024): compute and NVLink of the H100, 4.8 TB/s, 141 GB (140 GiB shown by the driver).
@@ -81,10 +87,16 @@ B200 = Hardware("B200", 2250e12, 4500e12, 8.0e12, 179 * GIB, 900e9)
 MI300X = Hardware("MI300X", 1307.4e12, 2614.9e12, 5.3e12, 192 * GIB, 448e9)
 # NVIDIA L4 data sheet (2023): 121 TFLOPS FP16, 242.5 FP8, 300 GB/s, 24 GB (22.5 GiB with ECC), PCIe 4.0 x16.
 L4 = Hardware("L4", 121e12, 242.5e12, 0.3e12, 22.5 * GIB, 32e9)
+# NVIDIA L40S data sheet (2023): 362 TFLOPS FP16, 733 FP8, 864 GB/s, 48 GB (45 GiB with ECC), PCIe 4.0 x16.
+L40S = Hardware("L40S", 362e12, 733e12, 0.864e12, 45 * GIB, 32e9)
+# NVIDIA A10 data sheet (2021) for the A10G's memory: 600 GB/s, 24 GB (22.5 GiB with ECC), no FP8 unit;
+# AWS G5 page (2021) for its compute: 70 TFLOPS FP16 (35 FP32).
+A10G = Hardware("A10G", 70e12, 70e12, 0.6e12, 22.5 * GIB, 32e9)
 # NVIDIA T4 data sheet (2019): 65 TFLOPS FP16, no FP8 unit, 320 GB/s, 16 GB (15 GiB with ECC), PCIe 3.0 x16.
 T4 = Hardware("T4", 65e12, 65e12, 0.32e12, 15 * GIB, 16e9)
 
-HARDWARE = {card.name.lower(): card for card in (A100_80, H100, H200, B200, MI300X, L4, T4)}
+CARDS = (A100_40, A100_80, H100, H200, B200, MI300X, L40S, L4, A10G, T4)
+HARDWARE = {card.name.lower(): card for card in CARDS}
 
 # Meta, "The Llama 3 Herd of Models" (2024), table 3, and the models' config.json.
 LLAMA3_8B = Model("llama3-8b", 8.03e9, 8.03e9, 32, 32, 8, 128, 8192)

@@ -1,10 +1,12 @@
 """Export vLLM's metrics and the simulator's own lateness in Prometheus format."""
 
 import itertools
+import math
+import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, cast
 
 from prometheus_client import generate_latest
 from prometheus_client.core import (
@@ -15,11 +17,13 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from ampacity.simulator.engine.engine import Engine, StepResult
 from ampacity.simulator.server.protocol import Call
 from ampacity.simulator.server.realtime import LiveRequest, LiveRun
 
+Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 _TTFT_BUCKETS: tuple[float, ...] = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -81,6 +85,26 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 }
 
 
+# kind, name, help text, and the attribute of Engine or Metrics that has the value
+_GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
+_SCALARS: tuple[tuple[Kind, str, str, str], ...] = (
+    (_GAUGE, "num_requests_running", "Number of requests in model execution batches.", "running"),
+    (_GAUGE, "num_requests_waiting", "Number of requests waiting to be processed.", "waiting"),
+    (_GAUGE, "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", "kv_usage"),
+    (
+        _COUNTER,
+        "num_preemptions",
+        "Cumulative number of preemption from the engine.",
+        "preemptions",
+    ),
+    (_COUNTER, "prefix_cache_queries", "Prefix cache queries, in tokens.", "prefix_queries"),
+    (_COUNTER, "prefix_cache_hits", "Prefix cache hits, in tokens.", "prefix_hits"),
+    (_COUNTER, "prompt_tokens", "Number of prefill tokens processed.", "prompt_tokens"),
+    (_COUNTER, "generation_tokens", "Number of generation tokens processed.", "generation_tokens"),
+)
+_QUANTILES = 0.5, 0.9, 0.99, 1.0  # of the lateness
+
+
 class Histogram:
     """Counts by upper bound; the last bucket is unbounded."""
 
@@ -93,10 +117,17 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
-    def cumulative(self) -> list[tuple[str, float]]:
-        """Return (upper bound, requests at or below it), as Prometheus exports a histogram."""
-        bounds = [*map(str, self.bounds), "+Inf"]
-        return list(zip(bounds, itertools.accumulate(self.counts), strict=True))
+    def values(self) -> list[float]:
+        """Return the cumulative counts of the buckets, the count and the sum."""
+        counts = list(itertools.accumulate(self.counts))
+        return [*counts, counts[-1], self.total]
+
+
+class Series(NamedTuple):
+    """A metric family without values, and a function that reads them in order of its samples."""
+
+    family: Metric
+    read: Callable[[], Sequence[float]]
 
 
 class Metrics:
@@ -167,104 +198,93 @@ class Metrics:
         for name, value in values.items():
             self.histograms[name].add(value)
 
-    def families(self, engine: Engine) -> Iterator[Metric]:
-        """Yield vLLM's metric families for this engine."""
-        gauges = {
-            "num_requests_running": (
-                "Number of requests in model execution batches.",
-                engine.running,
-            ),
-            "num_requests_waiting": (
-                "Number of requests waiting to be processed.",
-                engine.waiting,
-            ),
-            "kv_cache_usage_perc": (
-                "KV-cache usage. 1 means 100 percent usage.",
-                engine.kv_usage,
-            ),
-        }
-        counters = {
-            "num_preemptions": (
-                "Cumulative number of preemption from the engine.",
-                engine.preemptions,
-            ),
-            "prefix_cache_queries": ("Prefix cache queries, in tokens.", engine.prefix_queries),
-            "prefix_cache_hits": ("Prefix cache hits, in tokens.", engine.prefix_hits),
-            "prompt_tokens": ("Number of prefill tokens processed.", self.prompt_tokens),
-            "generation_tokens": ("Number of generation tokens processed.", self.generation_tokens),
-        }
-        for name, (text, value) in gauges.items():
-            yield self._family(GaugeMetricFamily, name, text, [({}, value)])
-        for name, (text, value) in counters.items():
-            yield self._family(CounterMetricFamily, name, text, [({}, value)])
-        reasons = {**self.finished, "abort": self.aborted, "error": 0}
-        finished = [({"finished_reason": reason}, count) for reason, count in reasons.items()]
+    def series(self, engine: Engine) -> Iterator[Series]:
+        """Yield vLLM's metrics of this engine."""
+        for kind, name, text, attribute in _SCALARS:
+            owner = self if hasattr(self, attribute) else engine
+            family = _family(kind, name, text, self._labels)
+            yield Series(family, partial(_attribute, owner, attribute))
+        reasons = [
+            {**self._labels, "finished_reason": r} for r in (*self.finished, "abort", "error")
+        ]
         text = "Count of successfully processed requests."
-        yield self._family(CounterMetricFamily, "request_success", text, finished)
-        for name, (text, _) in _HISTOGRAMS.items():
+        yield Series(
+            _family(_COUNTER, "request_success", text, *reasons),
+            lambda: [*self.finished.values(), self.aborted, 0],
+        )
+        for name, (text, bounds) in _HISTOGRAMS.items():
             family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
-            histogram = self.histograms[name]
-            family.add_metric(
-                list(self._labels.values()), histogram.cumulative(), sum_value=histogram.total
-            )
-            yield family
+            buckets = [(str(bound), 0.0) for bound in (*bounds, "+Inf")]
+            family.add_metric(list(self._labels.values()), buckets, sum_value=0.0)
+            yield Series(family, self.histograms[name].values)
         config = engine.config
         facts = {"block_size": str(config.block_tokens), "num_gpu_blocks": str(config.kv_blocks)}
         text = "Information of the LLMEngine CacheConfig"
-        yield self._family(GaugeMetricFamily, "cache_config_info", text, [(facts, 1)])
+        family = _family(_GAUGE, "cache_config_info", text, self._labels | facts)
+        yield Series(family, lambda: [1.0])
 
-    def _family(
-        self,
-        kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
-        name: str,
-        text: str,
-        samples: Sequence[tuple[dict[str, str], float]],
-    ) -> Metric:
-        family = kind(f"vllm:{name}", text, labels=[*self._labels, *samples[0][0]])
-        for labels, value in samples:
-            family.add_metric([*self._labels.values(), *labels.values()], value)
-        return family
-
-    def lateness(self, live: LiveRun) -> Iterator[Metric]:
+    def lateness(self, live: LiveRun) -> Iterator[Series]:
         """Yield the simulator's own metrics, over all engines together."""
         name = "ampacity_simulator_lateness_seconds"
         text = (
             "Real minus planned end of a step, tokens written; quantiles over the last 8192 steps."
         )
         summary = SummaryMetricFamily(name, text)
-        recent = sorted(live.lateness_s)
-        for q in (0.5, 0.9, 0.99, 1.0) if recent else ():
-            value = recent[min(len(recent) - 1, int(q * len(recent)))]
-            summary.add_sample(name, {**self._labels, "quantile": str(q)}, value)
-        summary.add_sample(f"{name}_count", self._labels, live.steps)
-        summary.add_sample(f"{name}_sum", self._labels, live.lateness_sum_s)
-        yield summary
-        text = "Steps so late that the timetable was moved."
-        resets = CounterMetricFamily(
-            "ampacity_simulator_timetable_resets", text, labels=list(self._labels)
+        for q in _QUANTILES:
+            summary.add_sample(name, {**self._labels, "quantile": str(q)}, 0)
+        summary.add_sample(f"{name}_count", self._labels, 0)
+        summary.add_sample(f"{name}_sum", self._labels, 0)
+        yield Series(
+            summary, lambda: [*_quantiles(live.lateness_s), live.steps, live.lateness_sum_s]
         )
-        resets.add_metric(list(self._labels.values()), live.timetable_resets)
-        yield resets
+        text = "Steps so late that the timetable was moved."
+        name = "ampacity_simulator_timetable_resets"
+        resets = CounterMetricFamily(name, text, labels=list(self._labels))
+        resets.add_metric(list(self._labels.values()), 0)
+        yield Series(resets, lambda: [live.timetable_resets])
 
 
-@dataclass(frozen=True, slots=True)
-class _Collector(Collector):
-    metrics: Sequence[Metrics]
-    live: LiveRun
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield each family once, with the samples of every engine."""
-        own = [
-            each.families(engine)
-            for each, engine in zip(self.metrics, self.live.engines, strict=True)
-        ]
-        for first, *others in zip(*own, strict=True):
-            for other in others:
-                first.samples += other.samples
-            yield first
-        yield from self.metrics[0].lateness(self.live)
+def _attribute(owner: Engine | Metrics, name: str) -> list[float]:
+    return [getattr(owner, name)]
 
 
-def render(metrics: Sequence[Metrics], live: LiveRun) -> bytes:
-    """Return the text exposition format, version 0.0.4."""
-    return generate_latest(_Collector(metrics, live))
+def _family(kind: Kind, name: str, text: str, *labels: dict[str, str]) -> Metric:
+    family = kind(f"vllm:{name}", text, labels=list(labels[0]))
+    for each in labels:
+        family.add_metric(list(each.values()), 0)
+    return family
+
+
+def _quantiles(values: Sequence[float]) -> list[float]:
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return [ordered[min(last, int(q * len(ordered)))] if ordered else math.nan for q in _QUANTILES]
+
+
+class Page(Collector):
+    """The text exposition format, version 0.0.4, of all engines.
+
+    prometheus-client writes names and labels once; a scrape, which holds up the event loop,
+    only fills in the values.
+    """
+
+    def __init__(self, metrics: Sequence[Metrics], live: LiveRun) -> None:
+        self._families: list[Metric] = []
+        self._reads: list[Callable[[], Sequence[float]]] = []
+        engines = [own.series(engine) for own, engine in zip(metrics, live.engines, strict=True)]
+        for series in (*zip(*engines, strict=True), *((own,) for own in metrics[0].lateness(live))):
+            family = series[0].family
+            family.samples = [sample for each in series for sample in each.family.samples]
+            self._families.append(family)
+            self._reads += [each.read for each in series]
+        text = generate_latest(self).decode().replace("%", "%%")
+        self._template = re.sub(r"(?m)^([^#].*) 0\.0$", r"\1 %s", text)
+
+    def collect(self) -> list[Metric]:
+        """Return each family once, with the samples of every engine."""
+        return self._families
+
+    def render(self) -> bytes:
+        """Return the page as it is now."""
+        values = itertools.chain.from_iterable(read() for read in self._reads)
+        return (self._template % tuple(map(floatToGoString, values))).encode()

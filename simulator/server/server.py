@@ -26,7 +26,7 @@ from ampacity.simulator.server.apierrors import ApiError, invalid
 from ampacity.simulator.server.face import Face, read_options
 from ampacity.simulator.server.faults import Fate, Faults, Plan
 from ampacity.simulator.server.generation import Generation, reset_connection
-from ampacity.simulator.server.metrics import Metrics, render
+from ampacity.simulator.server.metrics import Metrics, Page
 from ampacity.simulator.server.other_apis import as_known
 from ampacity.simulator.server.protocol import Api, decode, parse, words_of
 from ampacity.simulator.server.realtime import LiveRun
@@ -67,8 +67,9 @@ class Server:
         self._api_key = api_key.encode() if api_key else None
         self._ids = itertools.count()
         self._id_prefix = f"{seed & 0xFFFFFFFF:08x}"
-        self.live: LiveRun  # this and the next two from `start` on
+        self.live: LiveRun  # this and the next three are set by `start`
         self._generation: Generation
+        self._page: Page
         self._runner: web.AppRunner
 
     async def start(self, host: str, port: int) -> int:
@@ -90,6 +91,7 @@ class Server:
             lambda *step: self.faults.step_end(*step),  # noqa: PLW0108  # of the plan as it is then
         )
         self._generation = Generation(self.deployment, self.live, self.metrics[0], self.face)
+        self._page = Page(self.metrics, self.live)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2
         )
@@ -187,7 +189,7 @@ class Server:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=render(self.metrics, self.live), headers=headers)
+        return web.Response(body=self._page.render(), headers=headers)
 
     def _authorize(self, request: web.Request) -> None:
         """vLLM asks for the key under /v1 only; Anthropic's clients send it as X-Api-Key."""

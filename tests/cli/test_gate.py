@@ -14,7 +14,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import yaml
+from msgspec.structs import replace
 
+from ampacity.analysis.change.results import Check, GateResult
 from ampacity.experiments.samples import Budget
 from ampacity.reports.pages.gate import chart, gate_markdown, junit_xml, workflow_commands
 from tests.support.synthetic import Stage, make_run, request
@@ -237,30 +239,29 @@ def test_the_budget_says_how_many_samples_there_can_be() -> None:
 
 # --- what CI services read -------------------------------------------------------------------------------------
 
-CHECK = {
-    "name": "ttft_p99",
-    "level": "4/s",
-    "kind": "change",
-    "verdict": "regression",
-    "baseline": 0.4,
-    "candidate": 0.5,
-    "change": 0.25,
-    "change_ci": [0.1, None],
-    "tolerance": 0.1,
-    "more_requests": None,
-    "reason": "a | b <c> \x00 50 %\nx",
-}
-RESULT = {
-    "verdict": "regression",
-    "sentence": "Regression: ttft_p99.",
-    "notes": ["one note"],
-    "untracked": {"itl at 4/s": "unknown"},
-    "checks": [
+CHECK = Check(
+    name="ttft_p99",
+    level="4/s",
+    kind="change",
+    verdict="regression",
+    baseline=0.4,
+    candidate=0.5,
+    change=0.25,
+    change_ci=(0.1, None),
+    tolerance=0.1,
+    reason="a | b <c> \x00 50 %\nx",
+)
+RESULT = GateResult(
+    verdict="regression",
+    sentence="Regression: ttft_p99.",
+    notes=["one note"],
+    untracked={"itl at 4/s": "unknown"},
+    checks=[
         CHECK,
-        {**CHECK, "name": "itl_p50", "verdict": "pass"},
-        {**CHECK, "name": "e2e_p50", "verdict": "inconclusive"},
+        replace(CHECK, name="itl_p50", verdict="pass"),
+        replace(CHECK, name="e2e_p50", verdict="inconclusive"),
     ],
-}
+)
 
 
 def test_junit_counts_and_is_valid_xml_whatever_the_text() -> None:
@@ -300,18 +301,18 @@ def test_markdown_keeps_its_table_whatever_the_text() -> None:
 def test_a_far_tolerance_does_not_squeeze_the_chart() -> None:
     """Three times the largest change, 10 %, is the edge: 40 characters for 60 points, so 3 % are 2 of them, and 75 % are outside."""
     checks = [
-        CHECK | {"name": name, "change": change, "change_ci": ci, "tolerance": tolerance}
+        replace(CHECK, name=name, change=change, change_ci=ci, tolerance=tolerance)
         for name, change, ci, tolerance in (
-            ("ttft_p50", 0.03, [0.0, 0.06], 0.09),
-            ("ttft_p99", 0.1, [-0.5, 0.5], 0.75),
+            ("ttft_p50", 0.03, (0.0, 0.06), 0.09),
+            ("ttft_p99", 0.1, (-0.5, 0.5), 0.75),
         )
     ]
-    p50, p99, axis = chart(RESULT | {"checks": checks})
+    p50, p99, axis = chart(replace(RESULT, checks=checks))
     assert p50 == "ttft_p50 at 4/s" + " " * 21 + "|-o-- !" + " " * 14 + "   +3.0 %"
     assert p99 == "ttft_p99 at 4/s " + "-" * 20 + "|------o------------>  +10.0 %"
     assert axis.split()[:5] == ["-30", "%", "0", "+30", "%"]
     assert axis.endswith("! tolerance, > further out")
-    assert chart(RESULT | {"checks": checks[:1]})[1].split()[:2] == ["-9", "%"]  # all of it fits
+    assert chart(replace(RESULT, checks=checks[:1]))[1].split()[:2] == ["-9", "%"]  # all of it fits
 
 
 # --- docs/ci.md ------------------------------------------------------------------------------------------------

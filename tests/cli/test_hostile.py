@@ -138,7 +138,7 @@ def test_a_lying_usage_is_not_believed_and_costs_no_record(lie: str) -> None:
     for event in (TOKEN, LAST, usage(lie, lie)):
         answer.on_event(1, event)
     answer.finish()
-    assert answer.tally.output_tokens() == (2, "chunks")
+    assert answer.tally.output == (2, "chunks")
     assert answer.tally.input_tokens is None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -246,7 +248,7 @@ def test_sglang_by_hand(tmp_path: Path) -> None:
         ({"mean_ttft_ms": 50.0}, "mean_ttft_ms is 50"),
         ({"mean_itl_ms": 50.0}, "mean_itl_ms is 50"),
         ({"errors": [""]}, "errors has 1 entries"),
-        ({"ttfts": [0.1, -1, 0]}, "no list of durations"),
+        ({"ttfts": [0.1, -1, 0]}, "request 1: ttfts is -1"),
         ({"request_rate": 0}, "request_rate is 0"),
         ({"ttfts": [], "itls": []}, "entries, 0 are due"),
     ):
@@ -587,3 +589,10 @@ def test_damaged_files_never_give_a_traceback(tmp_path: Path, data: st.DataObjec
         return
     run = load_run(tmp_path / "run")
     assert summarise(run)["requests"] == run.requests.num_rows > 0
+
+
+def test_pandas_is_imported_only_to_import(tmp_path: Path) -> None:
+    """Neither the start of the command line nor Arrow's first conversion imports pandas."""
+    script = "import sys, ampacity.cli, ampacity.cli.app, ampacity.loadgen.rundir.files as files\n"
+    script += "files.to_batch([]), files.pa.array([1]), sys.exit('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

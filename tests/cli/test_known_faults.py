@@ -322,7 +322,7 @@ def test_how_a_text_is_cut_does_not_change_its_tokens(cut: str, usage: bool) -> 
             300, b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 50}}'
         )
     answer.finish()
-    assert answer.tally.output_tokens() == ((50, "usage") if usage else (len(CUTS[cut]), "chunks"))
+    assert answer.tally.output == ((50, "usage") if usage else (len(CUTS[cut]), "chunks"))
     assert answer.tally.per_chunk() is None  # nobody said how many tokens a chunk holds
     assert len(answer.chunk_at_ns) == len(CUTS[cut])
 

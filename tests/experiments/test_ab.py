@@ -11,17 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
 from ampacity.analysis.change import shift
-from ampacity.analysis.change.arms import Arm
-from ampacity.analysis.change.comparable import prepare
+from ampacity.analysis.change.judged import prepare
+from ampacity.analysis.change.pairs import ComparedRun
+from ampacity.analysis.change.results import Comparison
 from ampacity.analysis.change.scorecard import compare
 from ampacity.analysis.metrics.observations import Observations
-from ampacity.config import Settings, make_settings
+from ampacity.config import make_settings
 from ampacity.experiments import ab as experiment
 from ampacity.experiments.ab import arms, interleave
 from ampacity.experiments.stages.rig import Rig
@@ -34,6 +36,7 @@ from ampacity.reports.pages.compare import (
     render_comparison,
     write_comparison_page,
 )
+from ampacity.settings import Settings
 from ampacity.simulator.models.hardware import find_config
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.values import ConfigError
@@ -83,7 +86,7 @@ class Drifting:
 
 def virtual_ab(
     path: Path, order: Sequence[int], *, drift: float = 0.0, slower: float = 1.0
-) -> dict[str, Any]:
+) -> Comparison:
     """An A/B of one simulated engine with a drift, in the given order of arms; the comparison."""
     raw = {
         "url": "http://predicted.invalid/v1",
@@ -114,13 +117,11 @@ def virtual_ab(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "ORDER", tuple(order))
         asyncio.run(nested())
-    return compare([Arm(n.upper(), prepare(load_run(path / n))) for n in "ab"])
+    return compare([ComparedRun(n.upper(), prepare(load_run(path / n))) for n in "ab"])
 
 
-def differing(result: dict[str, Any]) -> set[str]:
-    return {
-        s["metric"] for s in result["shift"] for q in s["quantiles"] if q["verdict"] == "differs"
-    }
+def differing(result: Comparison) -> set[str]:
+    return {s.metric for s in result.shift for q in s.quantiles if q.verdict == "differs"}
 
 
 def test_an_endpoint_that_drifts_does_not_differ_from_itself(tmp_path: Path) -> None:
@@ -128,13 +129,13 @@ def test_an_endpoint_that_drifts_does_not_differ_from_itself(tmp_path: Path) -> 
     wolf.
     """
     turns = virtual_ab(tmp_path / "turns", (0, 1, 1, 0), drift=0.1)
-    assert turns["interleaved_pairs"] == 2 * ROUNDS
-    assert turns["same_schedule"] is True
+    assert turns.interleaved_pairs == 2 * ROUNDS
+    assert turns.same_schedule is True
     assert differing(turns) == set()
-    assert turns["sentence"] == "A/A: no difference between the endpoint and itself."
+    assert turns.sentence == "A/A: no difference between the endpoint and itself."
     naive = virtual_ab(tmp_path / "naive", (0, 0, 1, 1), drift=0.1)
     assert {"itl", "e2e"} <= differing(naive)
-    assert "differs from itself" in naive["sentence"]
+    assert "differs from itself" in naive.sentence
 
 
 def test_a_quantile_needs_in_each_stage_what_it_needs_in_a_stage() -> None:
@@ -160,26 +161,22 @@ def test_a_real_difference_is_found_through_the_drift(tmp_path: Path) -> None:
     """B's steps take 5 % longer; the endpoint gets 10 % slower meanwhile."""
     result = virtual_ab(tmp_path / "run", (0, 1, 1, 0), drift=0.1, slower=1.05)
     assert {"itl", "tpot", "e2e"} <= differing(result)
-    itl = next(
-        q for s in result["shift"] if s["metric"] == "itl" for q in s["quantiles"] if q["q"] == 0.5
-    )
-    assert itl["change"] == pytest.approx(0.05, abs=0.01)
-    low, high = itl["change_ci"]
+    itl = next(q for s in result.shift if s.metric == "itl" for q in s.quantiles if q.q == 0.5)
+    assert itl.change == pytest.approx(0.05, abs=0.01)
+    low, high = itl.change_ci
     assert low < 0.05 < high
 
 
 def test_the_noise_floor_is_said_per_metric(tmp_path: Path) -> None:
-    from ampacity.reports.pages.compare import tables
+    from ampacity.reports.pages.compare_tables import tables
     from ampacity.reports.render.figures import significant
 
     result = virtual_ab(tmp_path / "run", (0, 1, 1, 0), drift=0.1)
     floor = next(t for t in tables(result) if t.title.startswith("Smallest difference"))
     assert [row[0].text for row in floor.rows][:4] == ["TTFT", "ITL", "TPOT", "E2E"]
-    p50 = next(
-        q for s in result["shift"] if s["metric"] == "e2e" for q in s["quantiles"] if q["q"] == 0.5
-    )
-    assert 0.02 <= p50["smallest_seen"] < 0.05
-    assert floor.rows[3][2].text == f"{significant(100 * p50['smallest_seen'], 2)} %"
+    p50 = next(q for s in result.shift if s.metric == "e2e" for q in s.quantiles if q.q == 0.5)
+    assert 0.02 <= p50.smallest_seen < 0.05
+    assert floor.rows[3][2].text == f"{significant(100 * p50.smallest_seen, 2)} %"
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +186,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def limited_in(measured: Path, path: Path, a: Sequence[int], b: Sequence[int]) -> list[Arm]:
+def limited_in(measured: Path, path: Path, a: Sequence[int], b: Sequence[int]) -> list[ComparedRun]:
     """The same A/B, with a client that was the limit in these stages of each."""
     shutil.copytree(measured, path)
     for name, stages in (("a", a), ("b", b)):
@@ -200,7 +197,7 @@ def limited_in(measured: Path, path: Path, a: Sequence[int], b: Sequence[int]) -
                 "client_limited_reason": "slip p99 80 ms",
             }
         (path / name / "run.json").write_text(json.dumps(meta))
-    return [Arm(n.upper(), prepare(load_run(path / n), limited_too=True)) for n in "ab"]
+    return [ComparedRun(n.upper(), prepare(load_run(path / n), limited_too=True)) for n in "ab"]
 
 
 def test_where_no_pair_is_left_nothing_is_compared(
@@ -223,13 +220,13 @@ def test_where_no_pair_is_left_nothing_is_compared(
     )
     for wrong in ("no difference", "None", "--rates", "--concurrency", "open ("):
         assert wrong not in said
-    result = json.loads((out / "compare.json").read_text())
+    result = msgspec.json.decode((out / "compare.json").read_text(), type=Comparison)
     assert (
-        result["compared"],
-        result["interleaved_pairs"],
-        result["interleaved_pairs_planned"],
+        result.compared,
+        result.interleaved_pairs,
+        result.interleaved_pairs_planned,
     ) == (False, 0, 6)
-    assert [r["client_limited_stages"] for r in result["runs"]] == [[0, 1, 2, 3, 4, 5], [1, 4]]
+    assert [r.client_limited_stages for r in result.runs] == [[0, 1, 2, 3, 4, 5], [1, 4]]
     assert all(
         (out / name).is_file() for name in ("compare.html", "a/report.html", "b/summary.json")
     )
@@ -242,9 +239,9 @@ def test_lost_pairs_are_said_with_their_reason_everywhere(measured: Path, tmp_pa
     result = compare(limited_in(measured, tmp_path / "x", (0, 1), (2, 3)))
     lost = "2 of 6 pairs of stages are left: the client was the limit in 4 stages (2 of A, 2 of B)"
     few = "too few pairs of stages: use more --rounds"
-    assert result["sentence"] == f"Nothing is compared: {few}."
-    assert {q["reason"] for s in result["shift"] for q in s["quantiles"]} == {few}
-    assert {r["verdict"] for r in result["scorecard"]} == {"unknown"}
+    assert result.sentence == f"Nothing is compared: {few}."
+    assert {q.reason for s in result.shift for q in s.quantiles} == {few}
+    assert {r.verdict for r in result.scorecard} == {"unknown"}
     terminal = io.StringIO()
     render_comparison(result, Console(file=terminal, width=80))
     write_comparison_page(tmp_path / "page.html", result)
@@ -262,21 +259,21 @@ def test_lost_pairs_are_said_with_their_reason_everywhere(measured: Path, tmp_pa
 def test_pairs_in_one_order_only_are_said_to_hold_the_drift(measured: Path, tmp_path: Path) -> None:
     """A B B A: pairs 0, 2 and 4 ran A first, the others B first, and those are lost."""
     result = compare(limited_in(measured, tmp_path / "x", (1, 3, 5), ()))
-    assert result["interleaved_pairs"] == 3
+    assert result.interleaved_pairs == 3
     assert (
         "the client was the limit in 3 stages (3 of A). All of them ran in one order"
-        in result["notes"][0]
+        in result.notes[0]
     )
 
 
 def test_the_pairs_that_are_left_are_compared(measured: Path, tmp_path: Path) -> None:
     result = compare(limited_in(measured, tmp_path / "x", (0,), (3,)))
-    assert result["compared"] is True
-    assert result["interleaved_pairs"] == 4
-    assert result["notes"][0].startswith(
+    assert result.compared is True
+    assert result.interleaved_pairs == 4
+    assert result.notes[0].startswith(
         "4 of 6 pairs of stages are left: the client was the limit in 2 stages (1 of A, 1 of B)"
     )
-    assert result["sentence"] == "A/A: no difference between the endpoint and itself."
+    assert result.sentence == "A/A: no difference between the endpoint and itself."
 
 
 def test_the_cheaper_of_two_that_carried_the_same_load_is_no_winner(measured: Path) -> None:
@@ -284,17 +281,17 @@ def test_the_cheaper_of_two_that_carried_the_same_load_is_no_winner(measured: Pa
     known.
     """
     judged = [prepare(load_run(measured / n)) for n in "ab"]
-    result = compare([Arm("A", judged[0], 1, 2.0), Arm("B", judged[1], 1, 1.0)])
-    costs = [r for r in result["scorecard"] if r["question"] == "cost" and None not in r["values"]]
-    assert [r["name"] for r in costs] == [
+    result = compare([ComparedRun("A", judged[0], 1, 2.0), ComparedRun("B", judged[1], 1, 1.0)])
+    costs = [r for r in result.scorecard if r.question == "cost" and None not in r.values]
+    assert [r.name for r in costs] == [
         "usd_per_million_output_tokens",
         "ttft_p99_s_x_usd_per_hour",
     ]
     for row in costs:
-        assert row["values"][1] / row["values"][0] == pytest.approx(0.5, rel=0.1)
-        assert (row["winner"], row["best"], row["verdict"]) == (None, None, "unknown")
-        assert "not what it can carry" in row["reason"]
-    assert "USD" not in result["sentence"]
+        assert row.values[1] / row.values[0] == pytest.approx(0.5, rel=0.1)
+        assert (row.winner, row.best, row.verdict) == (None, None, "unknown")
+        assert "not what it can carry" in row.reason
+    assert "USD" not in result.sentence
 
 
 def settings(**raw: Any) -> Settings:
@@ -342,12 +339,12 @@ def test_one_endpoint_against_itself_over_the_wire(
         tmp_path / "x",
         "--json",
     )
-    result = json.loads(capsys.readouterr().out)
+    result = msgspec.json.decode(capsys.readouterr().out, type=Comparison)
     assert code == (
-        0 if result["compared"] else 2
+        0 if result.compared else 2
     )  # a busy machine may limit the client in so short stages
-    assert result["aa"] is True
-    assert [r["path"] for r in result["runs"]] == [str(tmp_path / "x" / n) for n in "ab"]
+    assert result.aa is True
+    assert [r.path for r in result.runs] == [str(tmp_path / "x" / n) for n in "ab"]
     metas = [json.loads((tmp_path / "x" / n / "run.json").read_text()) for n in "ab"]
     starts = sorted(
         (s["start_ns"], n) for n, meta in zip("ab", metas, strict=True) for s in meta["stages"]

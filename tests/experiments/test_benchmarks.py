@@ -15,11 +15,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-from benchmarks.bench import carried_share  # noqa: E402
-from benchmarks.clients import Load, ampacity, read_run  # noqa: E402
-from benchmarks.matching import DoctorResult, compare, load_seen_by_server  # noqa: E402
-from benchmarks.mock import Served, mock_server, read_truth, unavailable  # noqa: E402
-from benchmarks.search_cost import QUEUE, brackets, put_at, search_server  # noqa: E402
+from benchmarks.load.bench import carried_share  # noqa: E402
+from benchmarks.load.clients import Load, ampacity, read_run  # noqa: E402
+from benchmarks.load.matching import DoctorResult, compare, load_seen_by_server  # noqa: E402
+from benchmarks.load.mock import Served, mock_server, read_truth, unavailable  # noqa: E402
+from benchmarks.studies.search_cost import QUEUE, brackets, put_at, search_server  # noqa: E402
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 

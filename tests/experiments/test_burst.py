@@ -28,7 +28,7 @@ from ampacity.reports.charts.burst import burst_findings, burst_queue, burst_ttf
 from ampacity.reports.pages.run_report import render_report
 from ampacity.values import ConfigError
 from ampacity.workloads.arrivals.processes import arrival_times
-from benchmarks.burst_recovery import Case, judged, play, true_recovery_s
+from benchmarks.studies.burst_recovery import Case, judged, play, true_recovery_s
 from tests.support.args import args_of
 from tests.support.synthetic import Stage, at_ns, cohort, make_run, request
 
@@ -446,7 +446,7 @@ def test_the_limit_is_judged_anew_from_the_run_directory(tmp_path: Path) -> None
 
 
 def test_recovery_is_neither_said_too_early_nor_too_late_and_above_0_6_not_at_all() -> None:
-    # a reduced form of benchmarks/burst_recovery.py, whose truth is exact by coupling: under 3 %
+    # a reduced form of benchmarks/studies/burst_recovery.py, whose truth is exact by coupling: under 3 %
     # wrong there
     wrong = answers = 0
     for case in (Case("mm8", 0.4, 3.5), Case("mm1", 0.5, 3.0), Case("mg1", 0.5, 3.0)):

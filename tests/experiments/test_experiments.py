@@ -97,7 +97,7 @@ def test_the_demo_finds_the_simulators_own_capacity(tmp_path: Path) -> None:
     """usable RPS within 15 % of the engine's virtual-time truth, C_max near its own interval.
 
     One run in twenty may lie outside a 95 % interval: how often it holds the truth is what
-    `benchmarks.demo_figures` counts over many runs.  Here half its width is added at each end,
+    `benchmarks.studies.demo_figures` counts over many runs.  Here half its width is added at each end,
     and the truth has a standard error of its own.  Little's law may warn of one steady stage in 20.
     """
     run = tmp_path / "run"

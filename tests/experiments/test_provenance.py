@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ampacity.analysis.change.baseline import make_baseline
-from ampacity.analysis.change.comparable import prepare
+from ampacity.analysis.change.judged import prepare
 from ampacity.analysis.summary import summarise
 from ampacity.config import make_settings
 from ampacity.reports.pages.run_report import render_report

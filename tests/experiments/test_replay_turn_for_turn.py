@@ -1,12 +1,12 @@
 """Recorded agent sessions against the simulator with a prefix cache, over a real socket
-(benchmarks.replay_sessions has 200).
+(benchmarks.load.replay_sessions has 200).
 """
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.replay_sessions import chosen, replay
+from benchmarks.load.replay_sessions import chosen, replay
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 

@@ -16,8 +16,8 @@ from ampacity.config import make_settings
 from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.sweep import STAGES_MAX, begin_rate, next_rate, sweep, too_few
 from ampacity.values import ConfigError, duration_text, parse_duration, rounded_up
-from benchmarks.search_cost import QUEUE, ServerRig, put_at
 from benchmarks.servers import SERVERS
+from benchmarks.studies.search_cost import QUEUE, ServerRig, put_at
 from tests.support.args import args_of
 
 

@@ -373,7 +373,8 @@ def test_what_was_cut_off_is_no_error() -> None:
 
 def test_two_stages_of_the_same_load_keep_a_bar_each() -> None:
     summary = all_failed()
-    summary["stages"][1]["offered_rps"] = 1.0
+    for stage in summary["stages"]:
+        stage |= {"offered_rps": 1.0, "name": ""}
     name_stages(summary["stages"])
     chart = errors_by_stage(summary)
     assert chart is not None

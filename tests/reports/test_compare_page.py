@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ampacity.analysis.change.scorecard import compare
 from ampacity.reports.pages.compare import write_comparison_page
@@ -21,7 +22,7 @@ def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for k, n in enumerate("abc")
     ]
     result = compare(made)
-    result["sentence"] += " <script>alert(1)</script>"
+    result = structs.replace(result, sentence=f"{result.sentence} <script>alert(1)</script>")
     write_comparison_page(folder / "compare.html", result)
     return folder / "compare.html"
 

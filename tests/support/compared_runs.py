@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.change.arms import Arm
-from ampacity.analysis.change.comparable import prepare
+from ampacity.analysis.change.judged import prepare
+from ampacity.analysis.change.pairs import ComparedRun
+from ampacity.analysis.change.results import Comparison, Line, QuantileChange
 from tests.support.synthetic import Stage, make_run, request
 
 RATE = 20.0
@@ -35,23 +36,23 @@ def arm(
     gpus: int = 1,
     usd: float | None = None,
     **meta: Any,
-) -> Arm:
+) -> ComparedRun:
     made = make_run(
         path,
         stages if isinstance(stages, list) else [stages],
         slos,
         **({"run_id": path.name} | meta),
     )
-    return Arm(path.name.upper(), prepare(made, limited_too=True), gpus, usd)
+    return ComparedRun(path.name.upper(), prepare(made, limited_too=True), gpus, usd)
 
 
-def rows(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {r["name"]: r for r in result["scorecard"]}
+def rows(result: Comparison) -> dict[str, Line]:
+    return {r.name: r for r in result.scorecard}
 
 
-def quantiles(result: dict[str, Any], metric: str) -> dict[float, dict[str, Any]]:
-    table = next(s for s in result["shift"] if s["metric"] == metric)
-    return {q["q"]: q for q in table["quantiles"]}
+def quantiles(result: Comparison, metric: str) -> dict[float, QuantileChange]:
+    table = next(s for s in result.shift if s.metric == metric)
+    return {q.q: q for q in table.quantiles}
 
 
 def later(made: Stage, start_s: float, first_id: int) -> Stage:

@@ -12,7 +12,19 @@ from typing import Any
 
 from scipy.special import ndtri
 
+from ampacity.analysis.contract.capacity import (
+    Capacity,
+    Fleet,
+    Goodput,
+    Knee,
+    KneeMethod,
+    LittlesLawGap,
+)
+from ampacity.analysis.contract.figures import Percentiles
+from ampacity.analysis.contract.stage import LittlesLaw, SloVerdict, Stage
+from ampacity.analysis.contract.summary import Audit, Summary
 from ampacity.loadgen.rundir.records import STATUSES
+from tests.support.contract import blank
 
 CURVE_Q = [0.0, *[i / 100 for i in range(1, 100)], 0.995, 0.999]
 LENGTH_Q = {
@@ -58,8 +70,11 @@ def percentiles(median: float, sigma: float, n: int, failed: int = 0) -> dict[st
 
 
 def unknown(reason: str) -> dict[str, Any]:
-    nothing = dict.fromkeys(("p50", "p90", "p95", "p99", "p99_ci", "mean"))
-    return {**nothing, "n": 0, "infinite": 0, "reason": reason}
+    return blank(Percentiles) | {"reason": reason}
+
+
+def goodput(peak_rps: float | None, at_rps: float | None) -> dict[str, Any]:
+    return blank(Goodput) | {"peak_rps": peak_rps, "at_offered_rps": at_rps}
 
 
 def curve(median: float, sigma: float) -> dict[str, list[float]]:
@@ -84,7 +99,9 @@ def stage(
     itl = 0.011 + 0.0006 * concurrency
     e2e = ttft + 190 * itl
     good = changes.pop("good", 1.0)
-    base: dict[str, Any] = {
+    set_ = changes.get("concurrency_set")
+    base = blank(Stage) | {
+        "name": f"{set_} users" if set_ else f"{offered:g} req/s",
         "index": index,
         "kind": "open",
         "offered_rps": offered,
@@ -95,6 +112,7 @@ def stage(
             "end_s": 63.1,
             "warmup_requests": 12,
             "method": "mser5",
+            "settled": True,
             "reason": None,
         },
         "requests": n,
@@ -122,29 +140,14 @@ def stage(
         "stable_reason": None,
         "slo_met": True,
         "slo_verdicts": [
-            {
-                "slo": "ttft_p99=2s",
-                "verdict": "met",
-                "value_s": _quantile(ttft, wide, 0.99),
-                "attainment": good,
-                "requests_effective": n // 3,
-                "more_requests": None,
-                "reason": None,
-            },
-            {
-                "slo": "itl_p99=100ms",
-                "verdict": "met",
-                "value_s": _quantile(itl, 0.3, 0.99),
-                "attainment": 1.0,
-                "requests_effective": n,
-                "more_requests": None,
-                "reason": None,
-            },
+            verdict("ttft_p99=2s", "met", _quantile(ttft, wide, 0.99), good, n // 3),
+            verdict("itl_p99=100ms", "met", _quantile(itl, 0.3, 0.99), 1.0, n),
         ],
         "slip_s": {"p50": 0.00008, "p99": 0.0007},
         "client_limited": False,
         "client_limited_reason": None,
-        "littles_law": {
+        "littles_law": blank(LittlesLaw)
+        | {
             "l": concurrency,
             "lambda_w": concurrency * 0.996,
             "consistency": 1.004,
@@ -155,26 +158,25 @@ def stage(
     return base | changes
 
 
-def _verdicts(ttft_verdict: str, value_s: float | None, **more: Any) -> list[dict[str, Any]]:
-    first = {
-        "slo": "ttft_p99=2s",
-        "verdict": ttft_verdict,
+def verdict(
+    slo: str, word: str, value_s: float | None, attainment: float, effective: int, **more: Any
+) -> dict[str, Any]:
+    return blank(SloVerdict) | {
+        "slo": slo,
+        "verdict": word,
         "value_s": value_s,
-        "attainment": 0.05 if ttft_verdict == "violated" else 0.985,
-        "requests_effective": 80,
-        "more_requests": None,
-        "reason": None,
+        "attainment": attainment,
+        "requests_effective": effective,
+        **more,
     }
-    second = {
-        "slo": "itl_p99=100ms",
-        "verdict": "met",
-        "value_s": 0.061,
-        "attainment": 1.0,
-        "requests_effective": 600,
-        "more_requests": None,
-        "reason": None,
-    }
-    return [first | more, second]
+
+
+def _verdicts(ttft_verdict: str, value_s: float | None, **more: Any) -> list[dict[str, Any]]:
+    attainment = 0.05 if ttft_verdict == "violated" else 0.985
+    return [
+        verdict("ttft_p99=2s", ttft_verdict, value_s, attainment, 80) | more,
+        verdict("itl_p99=100ms", "met", 0.061, 1.0, 600),
+    ]
 
 
 SLOS = [
@@ -265,12 +267,10 @@ def open_sweep() -> dict[str, Any]:
         each["curves"]["ttft_from_schedule_s"]["value"] = [
             min(v, 60.0) for v in each["curves"]["ttft_from_schedule_s"]["value"]
         ]
-    return {
-        "schema_version": 1,
+    return blank(Summary) | {
+        "schema_version": 2,
         "verdict": "The endpoint carries 6.4 requests/s (6.0 to 7.0) with ttft_p99=2s and itl_p99=100ms met: "
         "34 requests in flight on average.",
-        "partial": None,
-        "predicted": False,
         "warnings": [
             {
                 "code": "undecided_stage",
@@ -310,11 +310,12 @@ def open_sweep() -> dict[str, Any]:
             "region_rps": [5.4, 6.7],
             "reason": None,
             "methods": {
-                "p99_p50_divergence": {"concurrency": 28.4, "rps": 5.98, "reason": None},
-                "bounds": {"concurrency": 33.0, "rps": 6.2, "reason": None, "range": None},
+                "p99_p50_divergence": blank(KneeMethod) | {"concurrency": 28.4, "rps": 5.98},
+                "bounds": blank(KneeMethod) | {"concurrency": 33.0, "rps": 6.2},
             },
         },
-        "capacity": {
+        "capacity": blank(Capacity)
+        | {
             "c_max": 34.2,
             "c_max_ci": [28.0, 44.0],
             "c_max_basis": "open",
@@ -326,17 +327,16 @@ def open_sweep() -> dict[str, Any]:
             "batches of 20 s",
             "reason": None,
         },
-        "littles_law": {
-            "ceiling_rps": None,
+        "littles_law": blank(LittlesLawGap)
+        | {
             "limit_s": 2.0,
             "limit_metric": "ttft",
-            "gap": None,
-            "representative": None,
             "consistency": 0.99,
             "reason": "void: ttft_p99=2s does not limit how long every request is in the system",
         },
-        "goodput": {"peak_rps": 6.56, "at_offered_rps": 7.0},
-        "fleet": {
+        "goodput": goodput(6.56, 7.0),
+        "fleet": blank(Fleet)
+        | {
             "peak_rps": 120.0,
             "instances": 25,
             "instances_ci": [24, 26],
@@ -347,9 +347,9 @@ def open_sweep() -> dict[str, Any]:
             "one_replica_down": 25,
             "gpu_hour_usd": 2.5,
             "cost_per_million_output_tokens": 2.31,
-            "reason": None,
         },
-        "audit": {
+        "audit": blank(Audit)
+        | {
             "slip_p99_s": 0.0007,
             "loop_lag_p99_s": 0.0004,
             "cpu_fraction": 0.31,
@@ -405,7 +405,7 @@ def closed_sweep() -> dict[str, Any]:
             "crossing": "measured",
             "assumption": "the set concurrency was held",
         },
-        "goodput": {"peak_rps": 4.5, "at_offered_rps": None},
+        "goodput": goodput(4.5, None),
         "knee": {
             "concurrency": 12.0,
             "rps": 3.9,
@@ -414,15 +414,10 @@ def closed_sweep() -> dict[str, Any]:
             "reason": None,
             "methods": {},
         },
-        "fleet": {
-            "peak_rps": None,
-            "instances": None,
-            "instances_before_safety": None,
-            "gpus": None,
+        "fleet": blank(Fleet)
+        | {
             "tensor_parallel": 1,
             "safety_factor": 1.2,
-            "one_replica_down": None,
-            "cost_per_million_output_tokens": None,
             "reason": "no peak rate was given (--peak-rps)",
         },
     }
@@ -435,17 +430,9 @@ def one_stage() -> dict[str, Any]:
     only = stage(0, 2.0, 0.12, 5.1, n=40, slo_met=None)
     no_itl = "tokens of each chunk are not known"
     only["itl_s"] = unknown(no_itl)
-    only["curves"]["itl_s"] = None
+    del only["curves"]["itl_s"]
     only["slo_verdicts"] = [
-        {
-            "slo": text,
-            "verdict": "inconclusive",
-            "value_s": None,
-            "attainment": 1.0,
-            "requests_effective": 40,
-            "more_requests": 259,
-            "reason": why,
-        }
+        verdict(text, "inconclusive", None, 1.0, 40, more_requests=259, reason=why)
         for text, why in [("ttft_p99=2s", "needs 299 requests, has 40"), ("itl_p99=100ms", no_itl)]
     ]
     few = "one stage only: a knee needs at least four"
@@ -455,35 +442,11 @@ def one_stage() -> dict[str, Any]:
         "requests": 44,
         "errors": errors(),
         "stages": [only],
-        "knee": {
-            "concurrency": None,
-            "rps": None,
-            "region": None,
-            "region_rps": None,
-            "reason": few,
-            "methods": {},
-        },
-        "capacity": {
-            "c_max": None,
-            "c_max_ci": None,
-            "c_max_basis": None,
-            "capacity_rps": None,
-            "capacity_rps_ci": None,
-            "binding_slo": None,
-            "crossing": "none",
-            "assumption": None,
-            "reason": "no stage could be decided",
-        },
-        "littles_law": {
-            "ceiling_rps": None,
-            "limit_s": 2.0,
-            "limit_metric": "ttft",
-            "gap": None,
-            "representative": None,
-            "reason": "no C_max",
-            "consistency": 1.0,
-        },
-        "goodput": {"peak_rps": 2.0, "at_offered_rps": 2.0},
+        "knee": blank(Knee) | {"reason": few},
+        "capacity": blank(Capacity) | {"crossing": "none", "reason": "no stage could be decided"},
+        "littles_law": blank(LittlesLawGap)
+        | {"limit_s": 2.0, "limit_metric": "ttft", "reason": "no C_max", "consistency": 1.0},
+        "goodput": goodput(2.0, 2.0),
         "fleet": closed_sweep()["fleet"],
     }
     return summary
@@ -514,25 +477,8 @@ def all_failed() -> dict[str, Any]:
         for name in names:
             if isinstance(dead[name], dict):
                 dead[name] = unknown(gone)
-        dead["slo_verdicts"] = [
-            {
-                "slo": "ttft_p99=2s",
-                "verdict": "violated",
-                "value_s": None,
-                "attainment": 0.0,
-                "requests_effective": 30,
-                "more_requests": None,
-                "reason": gone,
-            }
-        ]
-        dead["littles_law"] = {
-            "l": 0.01,
-            "lambda_w": None,
-            "consistency": None,
-            "tolerance": None,
-            "ok": None,
-            "reason": gone,
-        }
+        dead["slo_verdicts"] = [verdict("ttft_p99=2s", "violated", None, 0.0, 30, reason=gone)]
+        dead["littles_law"] = blank(LittlesLaw) | {"l": 0.01, "reason": gone}
         stages.append(dead)
     summary |= {
         "verdict": "No request succeeded: all 60 ended as connect_error.",
@@ -542,7 +488,7 @@ def all_failed() -> dict[str, Any]:
         "warnings": [
             {"code": "all_failed", "text": "Check the address and that the server listens."}
         ],
-        "goodput": {"peak_rps": 0.0, "at_offered_rps": 1.0},
+        "goodput": goodput(0.0, 1.0),
         "capacity": summary["capacity"] | {"reason": gone},
     }
     realised = {
@@ -578,15 +524,14 @@ def no_slos() -> dict[str, Any]:
             "goodput_rps": None,
             "goodput_rps_reason": why,
             "slo_attainment": None,
-            "slo_attainment_reason": why,
         }
     summary |= {
         "verdict": "The knee lies at 5.4 to 6.7 requests/s; no SLO was given, so there is no C_max.",
         "slos": [],
         "warnings": [{"code": "no_slo", "text": "Give --slo ttft_p99=2s to get a C_max."}],
-        "capacity": dict.fromkeys(summary["capacity"]) | {"reason": why},
-        "littles_law": dict.fromkeys(summary["littles_law"]) | {"consistency": 0.99, "reason": why},
-        "goodput": {"peak_rps": None, "at_offered_rps": None, "reason": why},
+        "capacity": blank(Capacity) | {"crossing": "none", "reason": why},
+        "littles_law": blank(LittlesLawGap) | {"consistency": 0.99, "reason": why},
+        "goodput": goodput(None, None) | {"reason": why},
     }
     return summary
 

@@ -22,7 +22,6 @@ from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORDS
 from ampacity.workloads.schedule import Schedule, open_schedule
 from ampacity.workloads.schedule_file import read_schedule
-from ampacity.workloads.trace_cuts import Replay
 from tests.support.fault_server import FaultServer
 
 MIX = """
@@ -109,7 +108,7 @@ def test_the_rules_of_classes_and_sessions_come_along(tmp_path: Path) -> None:
         == "conversations that grow, shared prefixes as in the schedule"
     )
     with pytest.raises(WorkloadError, match="a schedule is played as it is"):
-        read_replay(path, dataclasses.replace(settings, replay=Replay(keep=0.5)))
+        read_replay(path, dataclasses.replace(settings, trace_keep=0.5))
 
 
 def test_the_same_bytes_go_over_the_wire(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def baseline(
     """
     from ampacity.analysis.change.baseline import NEAR_SATURATION, make_baseline, near_saturation
     from ampacity.analysis.change.baseline_file import check_replaceable, write_baseline
-    from ampacity.analysis.change.comparable import prepare
+    from ampacity.analysis.change.judged import prepare
     from ampacity.loadgen.rundir.files import load_run
 
     with writing(out):

@@ -13,7 +13,8 @@ from ampacity.cli import options as o
 from ampacity.cli.output import print_json, write_text, writing
 
 if TYPE_CHECKING:
-    from ampacity.analysis.change.arms import Arm
+    from ampacity.analysis.change.pairs import ComparedRun
+    from ampacity.analysis.change.results import Comparison, Setting
 
 T = TypeVar("T")
 
@@ -61,31 +62,33 @@ def compare(
 
     ampacity compare runs/vllm runs/sglang --gpu-hour 2.5 --gpus B=2 --html compare.html
     """
-    from ampacity.analysis.change import scorecard as judge
+    from ampacity.analysis.change.comparable import differences
+    from ampacity.analysis.change.scorecard import compare as compare_runs
 
     names = [chr(ord("A") + i) for i in range(len(runs))]
     options = (gpus, "--gpus", int), (gpu_hour, "--gpu-hour", float), (labels, "--labels", Path)
     given: list[dict[str, Any]] = [
         per_run(texts, names, runs, flag, kind) for texts, flag, kind in options
     ]
-    arms = [
-        load_arm(name, path, *(g.get(name) for g in given))
+    compared = [
+        load_compared(name, path, *(g.get(name) for g in given))
         for name, path in zip(names, runs, strict=True)
     ]
-    unlike = judge.differences(arms)
+    unlike = differences([run.judged for run in compared])
     if unlike and not force:
         _refuse(unlike, names)
-    show(judge.compare(arms), html, markdown, csv, as_json=json)
+    show(compare_runs(compared), html, markdown, csv, as_json=json)
 
 
-def _refuse(unlike: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+def _refuse(unlike: Sequence[Setting], names: Sequence[str]) -> None:
     """Raise CompareError with what differs; print several differences to stderr first."""
     import sys
 
-    from ampacity.analysis.change.comparable import CompareError, in_words
+    from ampacity.analysis.change.comparable import by_option
+    from ampacity.analysis.change.judged import CompareError
 
     differing = {}
-    for option, values in in_words(unlike).items():
+    for option, values in by_option(unlike).items():
         pairs = (f"{name} {value}" for name, value in zip(names, values, strict=True))
         differing[option] = f"{option}: {'; '.join(pairs)}"
     several = len(differing) > 1
@@ -104,34 +107,24 @@ def _refuse(unlike: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
     )
 
 
-def load_arm(
+def load_compared(
     name: str,
     path: Path,
     gpus: int | None = None,
     gpu_hour: float | None = None,
     labels: Path | None = None,
-) -> Arm:
+) -> ComparedRun:
     """Return a judged run; what is None comes from the run. Raises a ValueError of one line."""
-    from dataclasses import replace
-
-    from ampacity.analysis.change.arms import Arm
-    from ampacity.analysis.change.comparable import prepare
-    from ampacity.analysis.summary import summarise
+    from ampacity.analysis.change.judged import prepare
+    from ampacity.analysis.change.pairs import ComparedRun
     from ampacity.cli.experiment import read_labels
     from ampacity.loadgen.rundir.files import load_run
 
-    judged = prepare(load_run(path), limited_too=True)
-    inputs = judged.run.meta.get("fleet_inputs") or {}
-    found = None if labels is None else read_labels(labels)
-    if found is not None:
-        judged = replace(judged, summary=summarise(judged.run, found))
-    return Arm(
-        name,
-        judged,
-        gpus or int(inputs.get("tensor_parallel") or 1),
-        gpu_hour or inputs.get("gpu_hour_usd"),
-        found,
-    )
+    accepted = None if labels is None else read_labels(labels)
+    judged = prepare(load_run(path), labels=accepted, limited_too=True)
+    inputs = judged.meta.get("fleet_inputs") or {}
+    gpus = gpus or int(inputs.get("tensor_parallel") or 1)
+    return ComparedRun(name, judged, gpus, gpu_hour or inputs.get("gpu_hour_usd"))
 
 
 def per_run(
@@ -145,7 +138,7 @@ def per_run(
 
     Raises CompareError.
     """
-    from ampacity.analysis.change.comparable import CompareError
+    from ampacity.analysis.change.judged import CompareError
     from ampacity.values import LARGEST
 
     found: dict[str, T] = {}
@@ -171,7 +164,7 @@ def per_run(
 
 
 def show(
-    result: dict[str, Any],
+    result: Comparison,
     html: Path | None,
     markdown: Path | None,
     csv: Path | None,
@@ -194,12 +187,12 @@ def show(
         with writing(html):
             written.write_comparison_page(html, result)
     if as_json:
-        print_json(result)
+        print_json(result.as_dict())
     else:
         written.render_comparison(result, Console(highlight=False))
         files = {"comparison": html, "Markdown": markdown, "CSV": csv}
         for what, path in files.items():
             if path:
                 print(f"{what}: {path}")
-    if result["interleaved_pairs"] is not None and not result["compared"]:
+    if result.interleaved_pairs is not None and not result.compared:
         raise typer.Exit(EXIT_USAGE)

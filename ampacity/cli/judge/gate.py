@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ampacity.cli import options as o
 from ampacity.cli.output import print_json, write_text
+
+if TYPE_CHECKING:
+    from ampacity.analysis.change.results import GateResult
 
 EXIT = {"pass": 0, "regression": 1, "cannot_compare": 2, "inconclusive": 3}
 
@@ -104,23 +107,25 @@ def gate(
     if os.environ.get("GITHUB_ACTIONS") == "true" and not self_test:
         print(*workflow_commands(result), sep="\n", file=sys.stderr if json else sys.stdout)
     if json:
-        print_json(result)
+        print_json(result.as_dict())
     if failure:
         raise failure
     if not json:
         print(*lines(result), sep="\n")
     if self_test:
         raise typer.Exit(_self_test_status(result))
-    raise typer.Exit(EXIT[result["verdict"]])
+    raise typer.Exit(EXIT[result.verdict])
 
 
-def _cannot_compare(error: Exception) -> dict[str, Any]:
+def _cannot_compare(error: Exception) -> GateResult:
+    from ampacity.analysis.change.results import GateResult
+
     sentence = f"Cannot compare: {error or type(error).__name__}"
-    empty: dict[str, Any] = {"checks": [], "notes": [], "untracked": {}}
-    return {"verdict": "cannot_compare", "sentence": sentence, **empty}
+    empty: dict[str, Any] = {"notes": [], "untracked": {}, "checks": []}
+    return GateResult(verdict="cannot_compare", sentence=sentence, **empty)
 
 
-def _write_files(result: dict[str, Any], junit: Path | None, markdown: Path | None) -> None:
+def _write_files(result: GateResult, junit: Path | None, markdown: Path | None) -> None:
     from ampacity.reports.pages.gate import gate_markdown, junit_xml
 
     if junit:
@@ -129,8 +134,8 @@ def _write_files(result: dict[str, Any], junit: Path | None, markdown: Path | No
         write_text(markdown, gate_markdown(result), append=True)
 
 
-def _self_test_status(result: dict[str, Any]) -> int:
-    found = any(c["verdict"] == "regression" and c["kind"] == "change" for c in result["checks"])
+def _self_test_status(result: GateResult) -> int:
+    found = any(c.verdict == "regression" and c.kind == "change" for c in result.checks)
     outcome = "passed: twice as slow is found" if found else "FAILED: twice as slow is not found"
     print(f"self-test {outcome}", file=sys.stderr)
     return 0 if found else 1

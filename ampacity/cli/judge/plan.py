@@ -49,9 +49,8 @@ def plan(
     """
     from ampacity.analysis.capacity.fleet import FleetError, carried_by, fleet_of, use_of_fleet
     from ampacity.analysis.summary import summarise
-    from ampacity.config import fleet_inputs
     from ampacity.loadgen.rundir.files import load_run
-    from ampacity.settings import read_settings
+    from ampacity.settings import fleet_inputs, read_settings
 
     loaded = load_run(run)
     measured = _gpus_measured(loaded.meta)

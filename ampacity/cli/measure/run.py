@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from ampacity.cli import options as o
-from ampacity.settings import ALL
+from ampacity.settings import SETTINGS
 
 
-@o.shares(ALL)
+@o.shares(SETTINGS)
 def run(
     raw: dict[str, Any],
     url: Annotated[

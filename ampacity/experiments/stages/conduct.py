@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ampacity.config import Settings
 from ampacity.experiments.stages.context import check_context
 from ampacity.experiments.stages.live import LivePlayer
 from ampacity.experiments.stages.preflight import (
@@ -43,8 +42,9 @@ from ampacity.loadgen.rundir.files import RunWriter, check_new
 from ampacity.loadgen.send.endpoint import is_loopback
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.telemetry import Telemetry
-from ampacity.loadgen.workers.worker import Setup
+from ampacity.loadgen.workers.setup import Setup
 from ampacity.progress import Progress
+from ampacity.settings import Settings
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from ampacity.workloads.replay import Replayed
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampacity.analysis.warnings import BEYOND_CONTEXT_SHARE
-from ampacity.config import Settings
 from ampacity.loadgen.probe.look import ProbeResult
+from ampacity.settings import Settings
 from ampacity.values import ConfigError
 from ampacity.workloads.replay import Replayed
 from ampacity.workloads.schedule import Schedule, open_schedule

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ampacity.config import Settings
 from ampacity.experiments.stages.context import fit_context
 from ampacity.experiments.stages.rig import (
     GROW_CPU_FRACTION,
@@ -31,6 +30,7 @@ from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.telemetry import Telemetry
 from ampacity.progress import Progress
+from ampacity.settings import Settings
 from ampacity.workloads.schedule import Schedule
 
 IDLE_WAIT_S = 15.0  # after an overload the server may still be busy with abandoned requests

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ampacity.config import Settings
 from ampacity.loadgen.host import OWN_FILES, raise_open_files_limit, room_for_connections
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
@@ -35,8 +34,9 @@ from ampacity.loadgen.send.endpoint import Endpoint, EndpointError
 from ampacity.loadgen.send.protocols import RequestShape, printable
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.send.secrets import redact
-from ampacity.loadgen.workers.worker import Route
+from ampacity.loadgen.workers.setup import Route
 from ampacity.progress import Progress
+from ampacity.settings import Settings
 from ampacity.values import ConfigError
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORD_TOKENIZERS, load_tokenizer

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import ampacity
-from ampacity.config import Settings
 from ampacity.loadgen.host import host_facts
 from ampacity.loadgen.probe.diagnosis import as_dicts
 from ampacity.loadgen.probe.look import Calibration, ProbeResult
+from ampacity.settings import Settings
 from ampacity.workloads.arrivals.processes import arrivals_notes
 from ampacity.workloads.replay import Replayed
 from ampacity.workloads.schedule import open_schedule

@@ -6,8 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from ampacity.config import Settings
-from ampacity.settings import REPLAY
+from ampacity.settings import REPLAY, Settings
 from ampacity.values import ConfigError, option
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.prompts.tokenizers import WORD_TOKENIZERS, load_tokenizer

@@ -13,10 +13,10 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from ampacity.config import Settings
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.progress import Progress
+from ampacity.settings import Settings
 from ampacity.workloads.profile import Workload
 from ampacity.workloads.replay import Replayed
 from ampacity.workloads.schedule import Schedule, closed_schedule, open_schedule

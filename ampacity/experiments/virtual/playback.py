@@ -74,7 +74,7 @@ class _Loop:
         self._until_s = self._users_until_s = until_s
         self._think_s: float | None = None  # of users; None: open loop
         self._used_up = False
-        self._run = Run(engine, on_finish=self._ended)
+        self._run = Run(engine, on_finish=self._ended, sampled=True)
 
     def play_open(self) -> None:
         for index in self._first:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from ampacity.analysis.stage.analyse import analyse_stage
-from ampacity.config import Settings
 from ampacity.experiments.stages.context import fit_context
 from ampacity.experiments.stages.preflight import typical_lengths
 from ampacity.experiments.stages.rig import LOOKS, Enough, Outcome, answers_in_history
@@ -22,8 +21,11 @@ from ampacity.loadgen.audit import Measures, Tolerance, judge
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.loadgen.rundir.records import RequestRecord, to_batch
+from ampacity.loadgen.telemetry import SCHEMA
 from ampacity.progress import Progress
+from ampacity.settings import Settings
 from ampacity.simulator.engine.deployment import Deployment
+from ampacity.simulator.engine.samples import Sample
 from ampacity.values import ConfigError
 from ampacity.workloads.schedule import Schedule
 
@@ -48,6 +50,7 @@ class VirtualPlayer:
         self.start_ns = ORIGIN_NS  # of the next stage
         self._settings, self._writer, self._progress = settings, writer, progress
         self._playing = self._stopped = False
+        self._server: list[dict[str, float | int]] = []
         sessions = settings.workload.sessions
         self._finish_s = 0.0 if sessions is None else sessions.finish_s
         self._answers_told = answers_in_history(settings.workload)
@@ -72,8 +75,8 @@ class VirtualPlayer:
         if len(schedule) and not len(fitting):
             raise ConfigError(
                 f"no conversation of workload {self._settings.workload.name} fits the context of "
-                f"{context} tokens: take a model with a longer one, "
-                "MODEL@HARDWARE,max_model_len=N, or --fit-context"
+                f"{context} tokens: give it a longer one, --preset MODEL@HARDWARE,max_model_len=N, "
+                "or take a workload with shorter requests"
             )
         return fitting, counts
 
@@ -98,6 +101,10 @@ class VirtualPlayer:
         if played.used_up and not cut:
             return Outcome({}, None, 0, used_up=True)
         return self._write(plan, played, labels["lengths"], cut, duration_s, decided)
+
+    def server(self) -> pa.Table:
+        """Return the engines' own samples of all stages, as a scrape of /metrics has them."""
+        return pa.Table.from_pylist(self._server, schema=SCHEMA)
 
     def stop(self) -> None:
         """End the run: the stage being played is dropped, one being written is finished."""
@@ -197,6 +204,7 @@ class VirtualPlayer:
             planned = schedule.planned_cached_tokens(answers_too=self._answers_told)
             meta["cached_share_planned"] = float(planned.sum() / schedule.input_tokens.sum())
         self._writer.meta["stages"].append(meta)
+        self._server += _server_rows(outcome.samples, self.start_ns)
         self.start_ns = max(drained_ns, meta["end_ns"]) + IDLE_NS
         table = self._writer.stage_table(plan.index)
         return Outcome(meta, table, last_id + 1 - plan.schedule.first_request_id)
@@ -211,6 +219,24 @@ def stage_s(settings: Settings, rate_rps: float) -> float:
             f"{duration_s:.2g} s of engine time; give {REQUESTS_MIN / STAGE_MAX_S:.1g} or more"
         )
     return duration_s
+
+
+def _server_rows(samples: Sequence[Sample], start_ns: int) -> list[dict[str, float | int]]:
+    """Return samples of the engines as rows of server.parquet."""
+    return [
+        {
+            "at_ns": start_ns + round(s.at_s * 1e9),
+            "running": s.running,
+            "waiting": s.waiting,
+            "kv_cache_usage": s.kv_usage,
+            "preemptions_total": s.preemptions,
+            "prefix_cache_queries_total": s.prefix_queries,
+            "prefix_cache_hits_total": s.prefix_hits,
+            "spec_draft_tokens_total": s.drafted,
+            "spec_accepted_tokens_total": s.accepted,
+        }
+        for s in samples
+    ]
 
 
 def _records(played: Played, stage: int, start_ns: int) -> list[RequestRecord]:

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ampacity.config import Settings
 from ampacity.experiments.stages.conduct import close_run
 from ampacity.experiments.stages.provenance import out_path, run_meta
 from ampacity.experiments.stages.rig import Rig
@@ -21,6 +20,7 @@ from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.progress import Progress
+from ampacity.settings import Settings
 from ampacity.simulator.engine.deployment import Deployment
 from ampacity.simulator.engine.engine import EngineConfig
 from ampacity.values import ConfigError
@@ -49,7 +49,7 @@ async def predict(
         rig = Rig(settings, writer, progress, player)
         with _interruptible(rig, player, progress):
             await drive(rig)
-        close_run(writer, rig.ended)
+        close_run(writer, rig.ended, player.server())
     virtual_s = sum((s["drained_ns"] - s["start_ns"]) / 1e9 for s in writer.meta["stages"])
     elapsed_s = time.monotonic() - began_s
     progress.note(f"{virtual_s:,.0f} s of engine time in {elapsed_s:.1f} s")

@@ -1,4 +1,4 @@
-"""The busiest hour of a log: logs whose rate is known, and days by the study of benchmarks/busy_hour.py."""
+"""The busiest hour of a log: logs whose rate is known, and days by the study of benchmarks/studies/busy_hour.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ampacity.analysis.capacity.fleet import FleetError, traffic_of_profile
 from ampacity.reports.pages.profile import facts
 from ampacity.workloads.fit.busy_hour import CELLS, busy_hour, busy_rate
 from ampacity.workloads.fit.traffic import fit_arrivals
-from benchmarks.busy_hour import CELL_S, DAY, minutes, of_requests, sine, step, windows
+from benchmarks.studies.busy_hour import CELL_S, DAY, minutes, of_requests, sine, step, windows
 
 
 def test_without_chance_the_busy_hour_is_exact() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ampacity.analysis.change.comparable import prepare
+from ampacity.analysis.change.judged import prepare
 from ampacity.analysis.summary import summarise
 from ampacity.config import make_settings
 from ampacity.experiments.sweep import sweep

@@ -9,7 +9,7 @@ import pytest
 
 from ampacity.analysis.capacity.knee import find_knee
 from ampacity.analysis.stats.scalability import corner_of_bounds
-from benchmarks.knee_hits import sweep
+from benchmarks.studies.knee_hits import sweep
 
 
 def stage(

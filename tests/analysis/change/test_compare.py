@@ -12,13 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
 
-from ampacity.analysis.change.arms import Arm
-from ampacity.analysis.change.comparable import CompareError, carried, in_words, prepare
-from ampacity.analysis.change.scorecard import RUNS_NOT_SYSTEMS, VIRTUAL, compare, differences
+from ampacity.analysis.change.comparable import by_option, differences
+from ampacity.analysis.change.findings import RUNS_NOT_SYSTEMS, VIRTUAL
+from ampacity.analysis.change.judged import CompareError, carried, prepare
+from ampacity.analysis.change.pairs import ComparedRun
+from ampacity.analysis.change.results import Comparison, Setting
+from ampacity.analysis.change.scorecard import compare
 from ampacity.cli.measure.search import make_search
 from ampacity.config import make_settings
 from ampacity.experiments.virtual.predict import predict
@@ -101,8 +105,12 @@ def test_what_differs_is_named_and_nothing_is_compared(
     assert [row["variable"] for row in listed] == [variable]
 
 
+def unlike(*runs: ComparedRun) -> list[Setting]:
+    return differences([run.judged for run in runs])
+
+
 def test_slos_lengths_and_cache_that_differ_are_named(tmp_path: Path) -> None:
-    def changed(path: Path, slos: Sequence[str] = ("ttft_p99=1s",), **columns: Any) -> Arm:
+    def changed(path: Path, slos: Sequence[str] = ("ttft_p99=1s",), **columns: Any) -> ComparedRun:
         records = [
             request(i, i / RATE, ttft_s=0.1, gaps_s=[0.01] * 4, **columns) for i in range(200)
         ]
@@ -115,18 +123,18 @@ def test_slos_lengths_and_cache_that_differ_are_named(tmp_path: Path) -> None:
         ("realised.output_tokens", changed(tmp_path / "d", output_tokens=7, cached_tokens=0)),
         ("realised.cached_token_share", changed(tmp_path / "e", cached_tokens=50)),
     ):
-        assert [row["variable"] for row in differences([a, other])] == [name]
+        assert [row.variable for row in unlike(a, other)] == [name]
     close = changed(
         tmp_path / "f", input_tokens=105, cached_tokens=2
     )  # 5 % longer, 2 points of cache
-    assert differences([a, close]) == []
+    assert unlike(a, close) == []
 
 
 def test_what_was_counted_or_is_the_engines_name_makes_no_other_experiment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two presets in virtual time, over other loads: the context cuts more of the longer run, and texts are sent more often."""
-    made: list[Arm] = []
+    made: list[ComparedRun] = []
     find: dict[str, Any] = {"drive": make_search("50%", None, 0, False).run, "experiment": "search"}
     for name, step, how, rates in (
         ("a", "0.010", {}, "5,10"),
@@ -153,15 +161,15 @@ def test_what_was_counted_or_is_the_engines_name_makes_no_other_experiment(
         run.meta["workload"]["prompts"] = (
             f"9 from a.jsonl, each sent {1.5 + len(made)} times in the largest stage"
         )
-        made.append(Arm(name, prepare(run, limited_too=True), 1, None))
+        made.append(ComparedRun(name, prepare(run, limited_too=True), 1, None))
     for one, other in (made[:2], made[2:]):
         cut = [a.judged.run.meta["workload"]["clipped_to_context"] for a in (one, other)]
         assert cut[0] != cut[1]
         assert (
             one.judged.run.meta["endpoint"]["model"] != other.judged.run.meta["endpoint"]["model"]
         )
-        assert differences([one, other]) == []
-        sentence = compare([one, other])["sentence"]
+        assert unlike(one, other) == []
+        sentence = compare([one, other]).sentence
         assert sentence.count("a is better in ") <= 1  # with all that it won
         assert ", req/s" not in sentence
 
@@ -176,9 +184,9 @@ def test_another_tools_definitions_are_listed_beside_ours(tmp_path: Path) -> Non
     }
     a = arm(tmp_path / "a", stage(ttfts(1, 200)))
     b = arm(tmp_path / "b", stage(ttfts(1, 200)), imported=told)
-    row = {"variable": "definition of TTFT", "values": ["first token", "first chunk, role or not"]}
-    assert row in differences([a, b])
-    assert differences([b, arm(tmp_path / "c", stage(ttfts(1, 200)), imported=told)]) == []
+    row = Setting("definition of TTFT", ["first token", "first chunk, role or not"])
+    assert row in unlike(a, b)
+    assert unlike(b, arm(tmp_path / "c", stage(ttfts(1, 200)), imported=told)) == []
 
 
 def test_several_differences_are_listed_each(tmp_path: Path, ampacity: Any, capsys: Any) -> None:
@@ -200,15 +208,15 @@ def test_several_differences_are_listed_each(tmp_path: Path, ampacity: Any, caps
 def test_fields_of_one_option_are_one_difference_and_values_that_read_alike_are_told_apart() -> (
     None
 ):
-    rows: list[dict[str, Any]] = [
-        {"variable": "workload.input_tokens.mean", "values": [100.0, 120.0]},
-        {"variable": "workload.input_tokens.text", "values": ["fixed at 100", "fixed at 120"]},
-        {"variable": "slos", "values": [["ttft_p99=1s", "itl_p99=50ms"], []]},
-        {"variable": "extra_body.n", "values": [1, "1"]},
-        {"variable": "modelled", "values": [None, True]},
-        {"variable": "workload.images.count", "values": [1, 2.5]},
+    settings = [
+        Setting("workload.input_tokens.mean", [100.0, 120.0]),
+        Setting("workload.input_tokens.text", ["fixed at 100", "fixed at 120"]),
+        Setting("slos", [["ttft_p99=1s", "itl_p99=50ms"], []]),
+        Setting("extra_body.n", [1, "1"]),
+        Setting("modelled", [None, True]),
+        Setting("workload.images.count", [1, 2.5]),
     ]
-    assert in_words(rows) == {
+    assert by_option(settings) == {
         "--extra-body n": ["1", '"1"'],
         "--input-tokens": ["fixed at 100", "fixed at 120"],
         "--slo": ["ttft_p99=1s, itl_p99=50ms", "none"],
@@ -223,19 +231,19 @@ def test_stages_that_the_client_limited_are_left_out_and_said(tmp_path: Path) ->
         r.request_id += 1000
     a = arm(tmp_path / "a", [stage(ttfts(1)), slow])
     b = arm(tmp_path / "b", stage(ttfts(1)))
-    assert differences([a, b]) == []  # what is left of them can be compared
+    assert unlike(a, b) == []  # what is left of them can be compared
     result = compare([a, b])
-    assert result["level"] == "20/s"
-    assert len(result["curves"][0]["stages"]) == 1
+    assert result.level == "20/s"
+    assert len(result.curves[0].stages) == 1
     left_out = "A: 1 stage is left out, the client was the limit in it (index 1)."
-    assert result["notes"] == [left_out, RUNS_NOT_SYSTEMS]
+    assert result.notes == [left_out, RUNS_NOT_SYSTEMS]
     c = arm(tmp_path / "c", [stage(ttfts(1)), later(stage(ttfts(1, 1500), 60.0), 100.0, 1000)])
     offered = rows(compare([a, c]))["output_tokens_per_s_per_gpu"]
-    assert offered["values"] == pytest.approx(
+    assert offered.values == pytest.approx(
         [100, 300], rel=0.02
     )  # at 20/s and at 60/s, five tokens each
-    assert offered["winner"] is None  # nobody knows what A would do at 60/s
-    assert "not what it can carry" in offered["reason"]
+    assert offered.winner is None  # nobody knows what A would do at 60/s
+    assert "not what it can carry" in offered.reason
 
 
 @pytest.mark.parametrize(
@@ -260,7 +268,7 @@ def test_where_no_steady_state_can_be_told_nothing_may_show_overload(
 def test_latencies_are_compared_at_the_highest_load_that_every_run_carries(tmp_path: Path) -> None:
     """At 40/s each answer of B takes 8 of the 10 s: filling up and overload look the same, and its TTFT of 7.96 s violates the SLO."""
 
-    def made(name: str, at_40: Any, *, both: bool) -> Arm:
+    def made(name: str, at_40: Any, *, both: bool) -> ComparedRun:
         high = later(stage(at_40, 40.0), 100.0, 1000)
         return arm(tmp_path / name, [stage(ttfts(1)), high] if both else high, ["ttft_p90=500ms"])
 
@@ -268,15 +276,15 @@ def test_latencies_are_compared_at_the_highest_load_that_every_run_carries(tmp_p
     over = b.judged.summary["stages"][1]
     assert (over["stable"], over["slo_met"]) == (None, False)
     result = compare([a, b])
-    assert result["level"] == "20/s"
-    assert "slower" not in result["sentence"]
-    assert {q["verdict"] for t in result["shift"] for q in t["quantiles"]} <= {"equal", "open"}
-    assert quantiles(result, "ttft")[0.5]["verdict"] == "equal"
+    assert result.level == "20/s"
+    assert "slower" not in result.sentence
+    assert {q.verdict for t in result.shift for q in t.quantiles} <= {"equal", "open"}
+    assert quantiles(result, "ttft")[0.5].verdict == "equal"
     alone = compare(
         [made("c", ttfts(1, 400), both=False), made("d", np.full(400, 7.96), both=False)]
     )
-    assert alone["level"] is None
-    assert "no load level that every run has, steady and with 100 requests" in alone["notes"][-1]
+    assert alone.level is None
+    assert "no load level that every run has, steady and with 100 requests" in alone.notes[-1]
 
 
 def test_stages_of_other_lengths_take_no_part_and_that_is_said(tmp_path: Path) -> None:
@@ -286,10 +294,10 @@ def test_stages_of_other_lengths_take_no_part_and_that_is_said(tmp_path: Path) -
         r.request_id += 1000
     a, plain = arm(tmp_path / "a", stage(ttfts(1))), arm(tmp_path / "b", stage(ttfts(1)))
     result = compare([a, arm(tmp_path / "c", [stage(ttfts(1)), slow])])
-    assert result["shift"][0]["quantiles"] == compare([a, plain])["shift"][0]["quantiles"]
-    note, _ = result["notes"]
+    assert result.shift[0].quantiles == compare([a, plain]).shift[0].quantiles
+    note, _ = result.notes
     assert note.startswith("C: its stages at other lengths (--lengths p99) are left out")
-    assert result["runs"][1]["other_lengths"] == ["p99"]
+    assert result.runs[1].other_lengths == ["p99"]
     assert "other lengths" in comparison_markdown(result)
 
 
@@ -303,10 +311,8 @@ def test_runs_of_one_class_are_compared_as_those_of_none(tmp_path: Path) -> None
     ]
     plain = [arm(tmp_path / n, stage(ttfts(1)), ["ttft_p99=1s"]) for n in "cd"]
     of_class, of_none = compare(made), compare(plain)
-    assert [t["quantiles"] for t in of_class["shift"]] == [t["quantiles"] for t in of_none["shift"]]
-    assert [r["values"] for r in of_class["scorecard"]] == [
-        r["values"] for r in of_none["scorecard"]
-    ]
+    assert [t.quantiles for t in of_class.shift] == [t.quantiles for t in of_none.shift]
+    assert [r.values for r in of_class.scorecard] == [r.values for r in of_none.scorecard]
 
 
 def broken(path: Path, how: str) -> Path:
@@ -400,13 +406,13 @@ def test_the_worked_example_of_the_docs_says_what_the_docs_say(
         )
         assert program == "ampacity"
         assert ampacity(*words) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert "B is slower than A in TTFT, ITL, TPOT, E2E at 5/s" in result["sentence"]
+    result = msgspec.json.decode(capsys.readouterr().out, type=Comparison)
+    assert "B is slower than A in TTFT, ITL, TPOT, E2E at 5/s" in result.sentence
     cost = rows(result)["usd_per_thousand_good_requests"]
-    assert cost["winner"] is None
-    assert cost["changes"][1]["change"] == pytest.approx(-0.25, abs=0.01)
+    assert cost.winner is None
+    assert cost.changes[1].change == pytest.approx(-0.25, abs=0.01)
     for metric in ("itl", "tpot", "e2e"):
-        assert 0.04 < quantiles(result, metric)[0.5]["change"] < 0.1
+        assert 0.04 < quantiles(result, metric)[0.5].change < 0.1
     assert "B is slower" in Path("compare.md").read_text()
     assert "B is slower" in Path("compare.html").read_text()
 
@@ -416,19 +422,19 @@ def test_a_difference_between_runs_is_not_claimed_as_one_between_systems(tmp_pat
     a, slow = arm(tmp_path / "a", stage(ttfts(1))), arm(tmp_path / "b", stage(ttfts(1, scale=1.2)))
     found = compare([a, slow])
     assert (
-        found["sentence"]
+        found.sentence
         == "B is slower than A in TTFT, E2E at 20/s (one run of each: 0.5% of noise from run to run is assumed)."
     )
-    assert found["notes"] == [RUNS_NOT_SYSTEMS]
-    assert found["assumed_run_noise"] == 0.005
+    assert found.notes == [RUNS_NOT_SYSTEMS]
+    assert found.assumed_run_noise == 0.005
     assert "ampacity ab takes turns and measures it" in comparison_markdown(found)
     equal = compare([a, arm(tmp_path / "c", stage(ttfts(1)))])
-    assert equal["sentence"] == "No difference between A and C is shown, latencies at 20/s."
-    assert equal["notes"] == [RUNS_NOT_SYSTEMS]  # "equal" rests on it as well
+    assert equal.sentence == "No difference between A and C is shown, latencies at 20/s."
+    assert equal.notes == [RUNS_NOT_SYSTEMS]  # "equal" rests on it as well
     both = [
         arm(tmp_path / n, stage(ttfts(1, scale=x)), predicted=True)
         for n, x in (("p", 1.0), ("q", 1.2))
     ]
     found = compare(both)
-    assert found["sentence"] == "Q is slower than P in TTFT, E2E at 20/s."
-    assert found["notes"] == [VIRTUAL]
+    assert found.sentence == "Q is slower than P in TTFT, E2E at 20/s."
+    assert found.notes == [VIRTUAL]

@@ -12,25 +12,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 from rich.cells import cell_len
 from rich.console import Console
 
-from ampacity.analysis.change.arms import Arm
-from ampacity.analysis.change.comparable import prepare
+from ampacity.analysis.change.judged import prepare
+from ampacity.analysis.change.pairs import ComparedRun
+from ampacity.analysis.change.results import Comparison
 from ampacity.analysis.change.scorecard import compare
 from ampacity.reports.pages.compare import (
     comparison_csv,
     comparison_markdown,
     render_comparison,
-    tables,
 )
+from ampacity.reports.pages.compare_tables import tables
 from tests.support.compared_runs import RATE, arm, later, rows, stage, ttfts
 from tests.support.synthetic import Stage, make_run, request
 
 
-def route(path: Path, hundreds: int, late: int, failed: int, usd_per_10_s: float) -> Arm:
+def route(path: Path, hundreds: int, late: int, failed: int, usd_per_10_s: float) -> ComparedRun:
     """10 requests/s; of every 100 some answer late (over 1 s) and some fail, spread at random."""
     rng, records = np.random.default_rng(5), []
     for h in range(hundreds):
@@ -54,21 +57,23 @@ def route(path: Path, hundreds: int, late: int, failed: int, usd_per_10_s: float
         run_id=path.name,
         warmup_requests=0,
     )
-    return Arm(path.name.upper(), prepare(made), 1, usd_per_10_s * 360)  # 360 times 10 s is an hour
+    return ComparedRun(
+        path.name.upper(), prepare(made), 1, usd_per_10_s * 360
+    )  # 360 times 10 s is an hour
 
 
 def test_a_cheaper_accepted_result_beats_more_tokens_per_second(tmp_path: Path) -> None:
     """A: 58 good of 100 in 10 s at 1.10 USD, none failed; B: 85 at 1.45, 15 failed. 1.10/58 > 1.45/85, and A has more tokens."""
     result = compare([route(tmp_path / "a", 1, 42, 0, 1.10), route(tmp_path / "b", 1, 0, 15, 1.45)])
     found = rows(result)
-    assert found["goodput_rps"]["values"] == pytest.approx([5.8, 8.5])
+    assert found["goodput_rps"].values == pytest.approx([5.8, 8.5])
     cost = found["usd_per_thousand_good_requests"]
-    assert cost["values"] == pytest.approx([1100 / 58, 1450 / 85])
-    assert cost["best"] == "B"
+    assert cost.values == pytest.approx([1100 / 58, 1450 / 85])
+    assert cost.best == "B"
     tokens = found["output_tokens_per_s_per_gpu"]
-    assert tokens["best"] == "A"
-    assert tokens["values"][1] == pytest.approx(42.5, rel=0.02)  # an answer ends past the window
-    assert cost["winner"] is None  # a tenth cheaper in 100 requests may be chance
+    assert tokens.best == "A"
+    assert tokens.values[1] == pytest.approx(42.5, rel=0.02)  # an answer ends past the window
+    assert cost.winner is None  # a tenth cheaper in 100 requests may be chance
 
 
 def test_a_rate_comes_from_a_stage_that_is_long_enough_to_have_one(tmp_path: Path) -> None:
@@ -84,25 +89,26 @@ def test_a_rate_comes_from_a_stage_that_is_long_enough_to_have_one(tmp_path: Pat
         for n in "ab"
     ]
     assert both[0].judged.summary["stages"][1]["goodput_rps"] == pytest.approx(30)
-    assert rows(compare(both))["goodput_rps"]["values"] == pytest.approx([20, 20])
+    assert rows(compare(both))["goodput_rps"].values == pytest.approx([20, 20])
     alone = [
         arm(tmp_path / n, stage(ttfts(1, 99)), ["ttft_p99=1s"], usd=2.0, warmup_requests=0)
         for n in "cd"
     ]
     found = rows(compare(alone))
     for name in ("goodput_rps", "usd_per_million_output_tokens"):
-        assert found[name]["values"] == [None, None]
-        assert all("100 requests" in why for why in found[name]["reasons"])
+        assert found[name].values == [None, None]
+        assert all("100 requests" in why for why in found[name].reasons)
 
 
 def test_of_figures_that_read_the_same_none_leads(tmp_path: Path) -> None:
     """24.996 and 25.004 both read 25.0; 25.0 and 25.1 do not."""
     result = compare([arm(tmp_path / n, stage(ttfts(1, 200)), usd=2.0) for n in "ab"])
-    row = next(r for r in result["scorecard"] if r["name"] == "ttft_p99_s_x_usd_per_hour")
-    result["scorecard"] = [
-        row | {"verdict": "open", "best": "B", "values": v}
+    row = next(r for r in result.scorecard if r.name == "ttft_p99_s_x_usd_per_hour")
+    lines = [
+        structs.replace(row, verdict="open", best="B", values=v)
         for v in ([25.004, 24.996], [25.1, 25.0])
     ]
+    result = structs.replace(result, scorecard=lines)
     card = next(t for t in tables(result) if t.title == "Scorecard").rows
     assert [[cells[1].text, cells[2].text, cells[-1].text] for cells in card] == [
         ["25.0", "25.0", "open"],
@@ -115,16 +121,16 @@ def test_with_more_requests_the_same_advantage_is_real(tmp_path: Path) -> None:
         [route(tmp_path / "a", 20, 42, 0, 1.10), route(tmp_path / "b", 20, 0, 15, 1.45)]
     )
     cost = rows(result)["usd_per_thousand_good_requests"]
-    assert cost["winner"] == "B"
-    assert cost["changes"][1]["change"] == pytest.approx((1.45 / 85) / (1.10 / 58) - 1)
-    low, high = cost["changes"][1]["change_ci"]
+    assert cost.winner == "B"
+    assert cost.changes[1].change == pytest.approx((1.45 / 85) / (1.10 / 58) - 1)
+    low, high = cost.changes[1].change_ci
     assert low < -0.1 < high < 0
-    assert "B is better in" in result["sentence"]
+    assert "B is better in" in result.sentence
     tokens = rows(result)["usd_per_million_output_tokens"]
     assert (
-        tokens["winner"] is None
+        tokens.winner is None
     )  # A answered all that was sent: how many tokens it could send is not known
-    assert "not what it can carry" in tokens["reason"]
+    assert "not what it can carry" in tokens.reason
 
 
 def test_accepted_answers_are_those_that_a_checker_accepted(
@@ -146,8 +152,8 @@ def test_accepted_answers_are_those_that_a_checker_accepted(
         ampacity("compare", tmp_path / "a", tmp_path / "b", "--gpu-hour", "360", *labels, "--json")
         == 0
     )
-    found = rows(json.loads(capsys.readouterr().out))
-    assert found["usd_per_thousand_accepted_requests"]["values"] == pytest.approx([20.0, 12.5])
+    found = rows(msgspec.json.decode(capsys.readouterr().out, type=Comparison))
+    assert found["usd_per_thousand_accepted_requests"].values == pytest.approx([20.0, 12.5])
 
 
 def test_figures_per_gpu_and_per_dollar(tmp_path: Path) -> None:
@@ -160,23 +166,23 @@ def test_figures_per_gpu_and_per_dollar(tmp_path: Path) -> None:
         for n, g in (("a", 1), ("b", 2))
     ]
     found = rows(compare(made))
-    assert found["goodput_rps_per_gpu"]["values"][0] == pytest.approx(
-        2 * found["goodput_rps_per_gpu"]["values"][1]
+    assert found["goodput_rps_per_gpu"].values[0] == pytest.approx(
+        2 * found["goodput_rps_per_gpu"].values[1]
     )
-    assert found["goodput_rps_per_gpu"]["winner"] is None
-    assert found["goodput_rps"]["verdict"] == "equal"
+    assert found["goodput_rps_per_gpu"].winner is None
+    assert found["goodput_rps"].verdict == "equal"
     per_dollar = found["ttft_p99_s_x_usd_per_hour"]
-    assert per_dollar["values"] == pytest.approx(
+    assert per_dollar.values == pytest.approx(
         [2 * np.quantile(ttfts(1), 0.99), 4 * np.quantile(ttfts(1), 0.99)], rel=0.03
     )
-    assert per_dollar["winner"] is None
-    assert "find the capacity" in per_dollar["reason"]
+    assert per_dollar.winner is None
+    assert "find the capacity" in per_dollar.reason
     tail = found["ttft_p99_over_p50"]  # a slower median lowers it as well: neither better nor worse
-    assert (tail["verdict"], tail["best"], tail["winner"]) == ("unknown", None, None)
-    assert tail["values"][0] == tail["values"][1]
+    assert (tail.verdict, tail.best, tail.winner) == ("unknown", None, None)
+    assert tail.values[0] == tail.values[1]
 
 
-def rendered(result: dict[str, Any], width: int) -> list[str]:
+def rendered(result: Comparison, width: int) -> list[str]:
     terminal = io.StringIO()
     render_comparison(result, Console(file=terminal, width=width))
     return terminal.getvalue().splitlines()
@@ -193,7 +199,7 @@ def test_at_80_columns_the_difference_and_the_winner_are_on_the_page(
         route(tmp_path / "c", 10, 37, 5, 1.0),
     ]
     result = compare(arms[:runs])
-    assert rows(result)["goodput_rps"]["winner"] == "B"
+    assert rows(result)["goodput_rps"].winner == "B"
     lines = rendered(result, 80)
     assert max(map(cell_len, lines)) <= 80
     assert not any("…" in line for line in lines)
@@ -235,7 +241,7 @@ def test_the_files_that_were_written_are_named_and_not_in_the_json(
 
 def sweep(
     path: Path, slow_at: float, usd: float | None = None, first: float = 10.0, **meta: Any
-) -> Arm:
+) -> ComparedRun:
     """10, 20 and 40 requests/s (or those from ``first`` on) inside the SLO below ``slow_at``."""
     stages: list[Stage] = []
     start = 0.0
@@ -249,16 +255,14 @@ def sweep(
 def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) -> None:
     made = (("a", 15, 10.0), ("b", 25, 18.0), ("c", 100, 8.0))
     a, b, c = (sweep(tmp_path / name, at, first=first) for name, at, first in made)
-    assert (
-        rows(compare([a, b]))["capacity_rps"]["verdict"] == "open"
-    )  # 9.9 to 18.2 and 18 to 34 touch
+    assert rows(compare([a, b]))["capacity_rps"].verdict == "open"  # 9.9 to 18.2 and 18 to 34 touch
     found = rows(compare([a, b, c]))["capacity_rps"]
-    low, high = found["brackets"][0]
+    low, high = found.brackets[0]
     assert [low, high] == a.judged.summary["capacity"]["capacity_rps_ci"]
     assert low < 10.5 < 15 < high < 25
-    assert found["winner"] is None
+    assert found.winner is None
     result = compare([a, c])
-    assert rows(result)["capacity_rps"]["winner"] == "C"
+    assert rows(result)["capacity_rps"].winner == "C"
     card = next(t for t in tables(result) if t.title == "Scorecard").rows
     assert card[1][2].text == "at least 32.0"
     assert [cell.text for cell in card[2][:3]] == [
@@ -282,7 +286,7 @@ def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) ->
     assert float(read["A"]["low"]) == pytest.approx(low)
 
 
-def closed(path: Path, seed: int, service_s: float) -> Arm:
+def closed(path: Path, seed: int, service_s: float) -> ComparedRun:
     """Four servers with gamma service times and a queue, with 4 to 32 users: 4 / ``service_s`` answers/s; up to 8 users meet the SLO."""
     rng, stages, start = np.random.default_rng(seed), [], 0.0
     for k, users in enumerate((4, 8, 16, 32)):
@@ -314,16 +318,16 @@ def test_of_closed_loops_equal_engines_win_nothing_and_a_faster_one_does(tmp_pat
     ]
     names = ("capacity_rps", "usable_rps_per_gpu", "usd_per_million_output_tokens")
     equal, apart = (rows(compare([made[0], other])) for other in made[1:])
-    assert [equal[n]["winner"] for n in names] == [None] * 3
-    assert [apart[n]["winner"] for n in names] == ["A"] * 3
-    low, high = apart["capacity_rps"]["brackets"][0]
-    assert low < apart["capacity_rps"]["values"][0] < high
+    assert [equal[n].winner for n in names] == [None] * 3
+    assert [apart[n].winner for n in names] == ["A"] * 3
+    low, high = apart["capacity_rps"].brackets[0]
+    assert low < apart["capacity_rps"].values[0] < high
 
 
 def test_a_closed_loop_that_is_better_by_less_than_2_percent_does_not_win(tmp_path: Path) -> None:
     """Answers at equal steps: 20 and 20.05/s, without any scatter; 21/s wins."""
 
-    def even(name: str, rate: float) -> Arm:
+    def even(name: str, rate: float) -> ComparedRun:
         stages, start = [], 0.0
         for k, (users, life_s) in enumerate(((4, 0.2), (8, 0.4))):
             records = [
@@ -337,7 +341,7 @@ def test_a_closed_loop_that_is_better_by_less_than_2_percent_does_not_win(tmp_pa
     a = even("a", 20.0)
     for name, rate, winner in (("b", 20.05, None), ("c", 21.0, "C")):
         found = rows(compare([a, even(name, rate)]))
-        assert [found[n]["winner"] for n in ("capacity_rps", "usd_per_million_output_tokens")] == [
+        assert [found[n].winner for n in ("capacity_rps", "usd_per_million_output_tokens")] == [
             winner
         ] * 2
 
@@ -352,19 +356,19 @@ def test_usable_rates_that_touch_have_no_cheaper_one_whatever_the_lengths_by_cha
         fleet = arm_.judged.summary["fleet"]
         fleet["output_tokens_mean"] += 0.25 * gaps  # 5 % more: enough to part the brackets
     found = rows(compare([a, b]))["usd_per_million_output_tokens"]
-    assert (found["winner"], found["verdict"]) == (None, "open")
-    cheaper = Arm("D", c.judged, 1, 0.8)  # per request less, whatever the rates are
-    assert rows(compare([a, cheaper]))["usd_per_million_output_tokens"]["winner"] == "D"
-    free = [Arm(x.name, x.judged, 1, 0.0) for x in (a, c)]
-    assert rows(compare(free))["usd_per_million_output_tokens"]["winner"] is None
+    assert (found.winner, found.verdict) == (None, "open")
+    cheaper = ComparedRun("D", c.judged, 1, 0.8)  # per request less, whatever the rates are
+    assert rows(compare([a, cheaper]))["usd_per_million_output_tokens"].winner == "D"
+    free = [ComparedRun(x.name, x.judged, 1, 0.0) for x in (a, c)]
+    assert rows(compare(free))["usd_per_million_output_tokens"].winner is None
 
 
 def test_a_usable_rate_wins_over_a_run_that_met_its_slos_nowhere(tmp_path: Path) -> None:
     """A breaks at its lowest load, 5/s: it carries less. B carries 10/s; C, of which 4.5/s is known, may be no better."""
     a, b = sweep(tmp_path / "a", 0, first=5.0), sweep(tmp_path / "b", 15)
     found = rows(compare([a, b]))["capacity_rps"]
-    assert (found["winner"], found["values"][0], found["brackets"][0]) == ("B", None, [0.0, 5.0])
-    assert rows(compare([a, sweep(tmp_path / "c", 8, first=4.5)]))["capacity_rps"]["winner"] is None
+    assert (found.winner, found.values[0], found.brackets[0]) == ("B", None, (0.0, 5.0))
+    assert rows(compare([a, sweep(tmp_path / "c", 8, first=4.5)]))["capacity_rps"].winner is None
 
 
 def test_a_cost_wins_where_the_usable_rate_of_each_is_known(tmp_path: Path) -> None:
@@ -374,18 +378,18 @@ def test_a_cost_wins_where_the_usable_rate_of_each_is_known(tmp_path: Path) -> N
     """
     a, b = sweep(tmp_path / "a", 15, 3.0), sweep(tmp_path / "b", 15, 1.0)
     good = rows(compare([a, b]))["usd_per_thousand_good_requests"]
-    assert good["winner"] == "B"
-    assert good["changes"][1]["change"] == pytest.approx(-2 / 3)
+    assert good.winner == "B"
+    assert good.changes[1].change == pytest.approx(-2 / 3)
     half = rows(compare([a, sweep(tmp_path / "d", 15, 1.75)]))["usd_per_thousand_good_requests"]
-    assert (half["winner"], half["verdict"]) == (None, "unknown")
-    assert "only known to lie in an interval" in half["reason"]
+    assert (half.winner, half.verdict) == (None, "unknown")
+    assert "only known to lie in an interval" in half.reason
     for n, usd, winner in (
         ("c", 1.0, "C"),
         ("e", 20.0, None),
     ):  # at 40/s: a twelfth of A's cost; 5/3 of it
         good = rows(compare([a, sweep(tmp_path / n, 100, usd)]))["usd_per_thousand_good_requests"]
-        assert good["winner"] == winner
-        assert None not in good["values"]
+        assert good.winner == winner
+        assert None not in good.values
 
 
 def test_slos_that_hold_nowhere_show_no_limit_at_unlike_loads(tmp_path: Path) -> None:
@@ -396,9 +400,9 @@ def test_slos_that_hold_nowhere_show_no_limit_at_unlike_loads(tmp_path: Path) ->
     )
     found = rows(compare([a, b]))
     for name in ("goodput_rps", "goodput_rps_per_gpu", "usd_per_thousand_good_requests"):
-        assert found[name]["winner"] is None
-        assert "not what it can carry" in found[name]["reason"]
-    assert rows(compare([a, c]))["usd_per_thousand_good_requests"]["winner"] == "C"
+        assert found[name].winner is None
+        assert "not what it can carry" in found[name].reason
+    assert rows(compare([a, c]))["usd_per_thousand_good_requests"].winner == "C"
 
 
 def test_tokens_win_where_the_others_are_shown_to_give_no_more_of_them(tmp_path: Path) -> None:
@@ -408,7 +412,7 @@ def test_tokens_win_where_the_others_are_shown_to_give_no_more_of_them(tmp_path:
     d = arm(tmp_path / "d", [stage(ttfts(1, 400), 10.0), behind], ["ttft_p90=500ms"], usd=2.0)
     assert [s["stable"] for s in d.judged.summary["stages"]] == [True, False]
     for other, winner in ((a, None), (d, "C")):
-        assert rows(compare([other, c]))["output_tokens_per_s_per_gpu"]["winner"] == winner
+        assert rows(compare([other, c]))["output_tokens_per_s_per_gpu"].winner == winner
 
 
 def test_runs_without_a_common_load_are_compared_by_what_they_carry(
@@ -420,20 +424,20 @@ def test_runs_without_a_common_load_are_compared_by_what_they_carry(
     """
     a, b = sweep(tmp_path / "a", 15), sweep(tmp_path / "b", 30, first=12.0)
     result = compare([a, b])
-    assert result["level"] is None
+    assert result.level is None
     least = a.judged.summary["capacity"]["capacity_rps_ci"][0]
     load = f"{math.floor(100 * least) / 100:g}"
     assert 9.5 < least < 10
-    assert result["notes"][0].endswith(
+    assert result.notes[0].endswith(
         f"with --rates {load} --duration 37s (or longer), the most that all have carried."
     )
-    assert result["notes"][0].startswith("Latencies and failures are not compared: ")
+    assert result.notes[0].startswith("Latencies and failures are not compared: ")
     found = rows(result)
-    assert found["capacity_rps"]["winner"] == "B"
-    assert (found["goodput_rps"]["winner"], found["ttft_p99_over_p50"]["winner"]) == ("B", None)
+    assert found["capacity_rps"].winner == "B"
+    assert (found["goodput_rps"].winner, found["ttft_p99_over_p50"].winner) == ("B", None)
     near = rows(compare([a, sweep(tmp_path / "c", 15, first=12.0)]))["goodput_rps"]
-    assert (near["winner"], near["values"]) == (None, pytest.approx([10, 12]))
-    assert "only known to lie in an interval" in near["reason"]
+    assert (near.winner, near.values) == (None, pytest.approx([10, 12]))
+    assert "only known to lie in an interval" in near.reason
     assert ampacity("compare", tmp_path / "a", tmp_path / "b") == 0
     said = capsys.readouterr().out
     assert f"--rates {load} " in said
@@ -447,9 +451,7 @@ def test_in_closed_loops_the_concurrency_to_give_to_both_is_said(tmp_path: Path)
             request(i, i / RATE, ttft_s=users / RATE - 0.04, gaps_s=[0.01] * 4) for i in range(1000)
         ]
         made.append(arm(tmp_path / name, Stage(records, 50.0, concurrency=users)))
-    assert "with --concurrency 4, the most that all have carried" in " ".join(
-        compare(made)["notes"]
-    )
+    assert "with --concurrency 4, the most that all have carried" in " ".join(compare(made).notes)
 
 
 @pytest.mark.parametrize(
@@ -476,7 +478,7 @@ def test_the_load_to_give_to_all_is_one_that_each_carried_inside_its_slos(
             for k, rate in enumerate(rates)
         ]
         made.append(arm(tmp_path / name, stages, ["ttft_p90=500ms"]))
-    assert said in " ".join(compare(made)["notes"])
+    assert said in " ".join(compare(made).notes)
 
 
 def test_a_warm_up_that_leaves_the_other_run_nothing_makes_no_common_load(tmp_path: Path) -> None:
@@ -488,13 +490,13 @@ def test_a_warm_up_that_leaves_the_other_run_nothing_makes_no_common_load(tmp_pa
     )
     assert a.judged.summary["stages"][0]["window"]["warmup_requests"] > 30
     result = compare([a, b])
-    assert result["level"] is None
+    assert result.level is None
     # A misses nothing for certain and is steady: requests are lacking, not a lower load
     assert (
         "run each again with the same --rates, for longer (--duration): A is not shown"
-        in result["notes"][0]
+        in result.notes[0]
     )
-    assert compare([a, c])["level"] == "20/s"
+    assert compare([a, c]).level == "20/s"
 
 
 def test_cost_and_gpus_at_the_usable_rate_have_its_bracket(
@@ -512,23 +514,22 @@ def test_cost_and_gpus_at_the_usable_rate_have_its_bracket(
         found[n] for n in ("usd_per_million_output_tokens", "gpus_for_peak", "c_max")
     )
     low, high = a.judged.summary["capacity"]["capacity_rps_ci"]
-    assert cost["brackets"] == [
-        pytest.approx([2 / 0.018 / high, 2 / 0.018 / low], rel=0.01),
-        [None, pytest.approx(2 / 0.72, rel=0.01)],
+    assert cost.brackets == [
+        pytest.approx((2 / 0.018 / high, 2 / 0.018 / low), rel=0.01),
+        (None, pytest.approx(2 / 0.72, rel=0.01)),
     ]
-    assert (
-        cost["values"][0] == a.judged.summary["fleet"]["cost_per_million_output_tokens"]
-    )  # that of its report
-    assert (cost["winner"], cost["at_least"], cost["note"]) == (
+    of_report = a.judged.summary["fleet"]["cost_per_million_output_tokens"]
+    assert cost.values[0] == of_report
+    assert (cost.winner, cost.at_least, cost.note) == (
         "C",
         [False, True],
         "one instance at its capacity",
     )
-    assert (gpus["brackets"], gpus["winner"]) == (
-        [[math.ceil(1.2 * math.ceil(100 / x)) for x in (high, low)], [None, 4]],
+    assert (gpus.brackets, gpus.winner) == (
+        [tuple(math.ceil(1.2 * math.ceil(100 / x)) for x in (high, low)), (None, 4)],
         "C",
     )
-    assert (c_max["winner"], c_max["higher_is_better"]) == (None, None)
+    assert (c_max.winner, c_max.higher_is_better) == (None, None)
     assert ampacity("compare", tmp_path / "a", tmp_path / "c") == 0
     for text in (capsys.readouterr().out, comparison_markdown(result)):
         told = " ".join(text.split())
@@ -544,7 +545,7 @@ def test_cost_and_gpus_at_the_usable_rate_have_its_bracket(
 def test_offline_a_cost_wins_where_more_concurrency_adds_nothing(tmp_path: Path) -> None:
     """A and C stay at 20 answers/s from 4 to 8 in flight; B is only known with 4."""
 
-    def closed(path: Path, levels: Sequence[int], usd: float) -> Arm:
+    def closed(path: Path, levels: Sequence[int], usd: float) -> ComparedRun:
         stages = []
         for k, users in enumerate(levels):
             start, life_s = 100.0 * k, users / RATE
@@ -560,15 +561,15 @@ def test_offline_a_cost_wins_where_more_concurrency_adds_nothing(tmp_path: Path)
         for n, x, usd in (("a", (4, 8), 2.0), ("b", (4,), 1.0), ("c", (4, 8), 1.0))
     )
     tokens = rows(compare([a, b]))["usd_per_million_output_tokens"]
-    assert tokens["values"] == pytest.approx(
+    assert tokens.values == pytest.approx(
         [2 / 0.36, 1 / 0.36], rel=0.01
     )  # 100 tokens/s are 0.36 million an hour
-    assert tokens["winner"] == "B"  # more than what is known of it would make it cheaper still
-    assert tokens["note"] == "one instance at its best stage"
-    dearer = rows(compare([c, Arm("B", b.judged, 1, 2.0)]))["usd_per_million_output_tokens"]
-    assert dearer["winner"] is None
-    assert "do not grow" in dearer["reason"]
-    assert rows(compare([a, c]))["usd_per_million_output_tokens"]["winner"] == "C"
+    assert tokens.winner == "B"  # more than what is known of it would make it cheaper still
+    assert tokens.note == "one instance at its best stage"
+    dearer = rows(compare([c, ComparedRun("B", b.judged, 1, 2.0)]))["usd_per_million_output_tokens"]
+    assert dearer.winner is None
+    assert "do not grow" in dearer.reason
+    assert rows(compare([a, c]))["usd_per_million_output_tokens"].winner == "C"
 
 
 def test_what_was_cut_off_is_counted_apart_from_failures_and_both_tables_say_what_they_count(
@@ -592,7 +593,9 @@ def test_markdown_and_csv_hold_the_figures(tmp_path: Path) -> None:
         arm(tmp_path / n, stage(ttfts(1, 1000, s)), ["ttft_p99=1s"], usd=2.0)
         for n, s in (("a", 1.0), ("b|<i>", 1.2))
     ]
-    result = compare([Arm("A", made[0].judged, 1, 2.0), Arm("B", made[1].judged, 2, 2.5)])
+    result = compare(
+        [ComparedRun("A", made[0].judged, 1, 2.0), ComparedRun("B", made[1].judged, 2, 2.5)]
+    )
     text = comparison_markdown(result)
     assert "A: 1 GPU × $2/h; B: 2 GPUs × $2.5/h" in text  # what the costs rest on
     assert "b\\|\\<i>" in text
@@ -616,7 +619,7 @@ def test_markdown_and_csv_hold_the_figures(tmp_path: Path) -> None:
 def test_longer_answers_that_the_seed_drew_are_no_more_tokens_per_second(tmp_path: Path) -> None:
     """Both carry 20/s and give every token that was planned; B's seed drew 6 where A's drew 5: 20 % more tokens, and no winner."""
 
-    def drawn(name: str, tokens: int, **meta: Any) -> Arm:
+    def drawn(name: str, tokens: int, **meta: Any) -> ComparedRun:
         records = [
             request(
                 i, i / RATE, ttft_s=0.1, gaps_s=[0.01] * (tokens - 1), output_tokens_planned=tokens
@@ -634,9 +637,9 @@ def test_longer_answers_that_the_seed_drew_are_no_more_tokens_per_second(tmp_pat
     found = rows(compare([drawn("a", 5, seed=1), drawn("b", 6, seed=2)]))[
         "output_tokens_per_s_per_gpu"
     ]
-    assert found["values"] == pytest.approx([100, 120], rel=0.02)
-    change = found["changes"][1]
-    assert change["change"] == pytest.approx(found["values"][1] / found["values"][0] - 1)
-    assert change["tested_change"] == pytest.approx(0.0, abs=1e-9)
-    assert change["change_ci"] == pytest.approx([0.0, change["change"]], abs=1e-9)
-    assert (found["verdict"], found["winner"]) == ("open", None)
+    assert found.values == pytest.approx([100, 120], rel=0.02)
+    change = found.changes[1]
+    assert change.change == pytest.approx(found.values[1] / found.values[0] - 1)
+    assert change.tested_change == pytest.approx(0.0, abs=1e-9)
+    assert change.change_ci == pytest.approx([0.0, change.change], abs=1e-9)
+    assert (found.verdict, found.winner) == ("open", None)

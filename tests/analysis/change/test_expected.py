@@ -11,8 +11,8 @@ import pytest
 
 from ampacity.analysis.change.baseline import make_baseline
 from ampacity.analysis.change.baseline_file import write_baseline
-from ampacity.analysis.change.comparable import Judged, prepare
 from ampacity.analysis.change.gate import judge_gate
+from ampacity.analysis.change.judged import Judged, prepare
 from ampacity.analysis.change.samples import (
     Marks,
     expected_of,
@@ -195,17 +195,17 @@ def test_what_the_draw_explains_is_no_change_and_a_change_is_found_all_the_same(
         slow = queue_run(tmp_path / f"l{seed}", 200 + seed, slower=1.1)
 
         def ttft(run: Judged, base: dict[str, Any] = base) -> dict[str, Any]:
-            checks = judge_gate(base, [run], {"ttft_p50": 0.03})["checks"]
-            return next(c for c in checks if c["name"] == "ttft_p50")
+            checks = judge_gate(base, [run], {"ttft_p50": 0.03}).checks
+            return next(c for c in checks if c.name == "ttft_p50")
 
         equal.append(ttft(same))
-        found.append(ttft(slow)["verdict"])
+        found.append(ttft(slow).verdict)
         for metric, entry in base["levels"]["5/s"]["quantiles"].items():
             if metric.startswith("ttft"):
                 entry["expected"] = None
-        without.append(ttft(slow)["verdict"])
-    assert "regression" not in [c["verdict"] for c in equal]
-    assert max(abs(c["shift"]) for c in equal) < 0.03
+        without.append(ttft(slow).verdict)
+    assert "regression" not in [c.verdict for c in equal]
+    assert max(abs(c.shift) for c in equal) < 0.03
     assert found.count("regression") >= 4
     assert without.count("regression") <= 3
 

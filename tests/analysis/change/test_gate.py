@@ -25,28 +25,23 @@ from ampacity.analysis.change.change import (
     times_longer,
 )
 from ampacity.analysis.change.checks import (
-    SILENT,
-    Check,
-    Evidence,
+    WATCHED,
+    CheckedChange,
     decide,
     parse_tolerances,
     slos_of,
 )
-from ampacity.analysis.change.comparable import (
-    CompareError,
-    Judged,
-    _per_planned,
-    lengths_apart,
-    prepare,
-)
+from ampacity.analysis.change.comparable import lengths_apart
 from ampacity.analysis.change.gate import _sentence, judge_gate, twice_as_slow
+from ampacity.analysis.change.judged import CompareError, Judged, _per_planned, prepare
+from ampacity.analysis.change.results import Check, GateResult
 from ampacity.analysis.change.samples import Blocks
 from ampacity.analysis.metrics.hdr import encode_seconds
 from ampacity.analysis.metrics.requests import RecordsError
 from ampacity.loadgen.rundir.files import Run
 from ampacity.reports.pages.gate import gate_markdown, junit_xml, lines
-from benchmarks.gate_rates import later_first_token, study
-from benchmarks.step_server import STEP_SERVERS, step_run
+from benchmarks.servers.steps import STEP_SERVERS, step_run
+from benchmarks.studies.gate_rates import later_first_token, study
 from tests.support.synthetic import Stage, make_run, request
 
 RATE = 20.0
@@ -85,8 +80,8 @@ def reread(base: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def checks(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {c["name"]: c for c in found["checks"]}
+def checks(found: GateResult) -> dict[str, Check]:
+    return {c.name: c for c in found.checks}
 
 
 # --- the pieces ------------------------------------------------------------------------------------------------
@@ -174,23 +169,23 @@ def test_histogram_equals_that_of_another_implementation_of_the_format() -> None
 def test_same_figures_pass_and_ten_percent_more_is_a_regression(tmp_path: Path) -> None:
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
     same = judge_gate(base, [run(tmp_path / "same", stage(ttfts(1, 1500)))], {})
-    assert same["verdict"] == "pass", same["sentence"]
+    assert same.verdict == "pass", same.sentence
     slower = judge_gate(base, [run(tmp_path / "slow", stage(ttfts(1, 1500, 1.1)))], {})
-    assert slower["verdict"] == "regression"
+    assert slower.verdict == "regression"
     found = checks(slower)
-    assert found["ttft_p50"]["change"] == pytest.approx(
+    assert found["ttft_p50"].change == pytest.approx(
         0.1, abs=5e-3
     )  # at equal occupancy, of 1,500 requests
-    assert found["ttft_p50"]["verdict"] == "regression"
-    assert found["itl_p50"]["verdict"] == found["tpot_p90"]["verdict"] == "pass"
+    assert found["ttft_p50"].verdict == "regression"
+    assert found["itl_p50"].verdict == found["tpot_p90"].verdict == "pass"
 
 
 def test_a_change_inside_its_tolerance_passes_and_one_beyond_does_not(tmp_path: Path) -> None:
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
     slower = run(tmp_path / "slow", stage(ttfts(1, 1500, 1.1)))
     wide = parse_tolerances(["ttft=20%", "e2e=20%"])
-    assert judge_gate(base, [slower], wide)["verdict"] == "pass"
-    assert judge_gate(base, [slower], parse_tolerances(["ttft=2%"]))["verdict"] == "regression"
+    assert judge_gate(base, [slower], wide).verdict == "pass"
+    assert judge_gate(base, [slower], parse_tolerances(["ttft=2%"])).verdict == "regression"
 
 
 def test_tokens_per_second_are_those_measured_and_the_test_is_by_the_plan(tmp_path: Path) -> None:
@@ -201,25 +196,24 @@ def test_tokens_per_second_are_those_measured_and_the_test_is_by_the_plan(tmp_pa
     other = run(tmp_path / "other", longer, seed=2)
     found = checks(judge_gate(base, [other], {}))["output_tokens_per_s"]
     measured = other.summary["stages"][0]["output_tokens_per_s"]
-    assert (found["baseline"], found["candidate"]) == (pytest.approx(100, rel=5e-3), measured)
-    assert found["candidate"] == pytest.approx(120, rel=5e-3)
-    assert found["change"] == found["candidate"] / found["baseline"] - 1
-    assert found["shift"] == pytest.approx(0.0, abs=1e-9)
-    assert found["verdict"] == "pass"
-    assert "at equal load and lengths +0.0%, which is what is tested" in found["reason"]
+    assert (found.baseline, found.candidate) == (pytest.approx(100, rel=5e-3), measured)
+    assert found.candidate == pytest.approx(120, rel=5e-3)
+    assert found.change == found.candidate / found.baseline - 1
+    assert found.shift == pytest.approx(0.0, abs=1e-9)
+    assert found.verdict == "pass"
+    assert "at equal load and lengths +0.0%, which is what is tested" in found.reason
 
 
 def test_few_requests_are_inconclusive_and_say_how_many_are_missing(tmp_path: Path) -> None:
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 300)))]))
     found = judge_gate(base, [run(tmp_path / "other", stage(ttfts(2, 300)), seed=2)], TIGHT)
-    assert found["verdict"] == "inconclusive"
-    assert found["same_schedule"] is False
-    assert any("--seed" in note for note in found["notes"])
+    assert found.verdict == "inconclusive"
+    assert found.same_schedule is False
+    assert any("--seed" in note for note in found.notes)
     assert any(
-        "at equal load and lengths" in note and "ampacity compare" in note
-        for note in found["notes"]
+        "at equal load and lengths" in note and "ampacity compare" in note for note in found.notes
     )
-    assert any(c["more_requests"] for c in found["checks"] if c["verdict"] == "inconclusive")
+    assert any(c.more_requests for c in found.checks if c.verdict == "inconclusive")
 
 
 def test_a_shape_turned_bimodal_is_found_although_the_median_stays(tmp_path: Path) -> None:
@@ -227,23 +221,20 @@ def test_a_shape_turned_bimodal_is_found_although_the_median_stays(tmp_path: Pat
     values = ttfts(1, 1500)
     values[values > np.quantile(values, 0.8)] *= 3  # the median and all below it are untouched
     found = judge_gate(base, [run(tmp_path / "two", stage(values))], {})
-    assert found["verdict"] == "regression"
-    assert checks(found)["ttft_p50"]["verdict"] == "pass"
-    assert checks(found)["ttft_p90"]["verdict"] == "regression"
+    assert found.verdict == "regression"
+    assert checks(found)["ttft_p50"].verdict == "pass"
+    assert checks(found)["ttft_p90"].verdict == "regression"
 
 
 def test_equal_values_everywhere_are_no_change(tmp_path: Path) -> None:
     """A plateau: every TTFT and every gap is the same; 4 % more of one of them is found."""
     base = reread(make_baseline([run(tmp_path / "base", stage(np.full(600, 0.1)))]))
     assert (
-        judge_gate(base, [run(tmp_path / "same", stage(np.full(600, 0.1)))], {})["verdict"]
-        == "pass"
+        judge_gate(base, [run(tmp_path / "same", stage(np.full(600, 0.1)))], {}).verdict == "pass"
     )
     found = judge_gate(base, [run(tmp_path / "gap", stage(np.full(600, 0.1), gap_s=0.0104))], {})
-    assert (
-        checks(found)["itl_p50"]["verdict"] == checks(found)["tpot_p50"]["verdict"] == "regression"
-    )
-    assert checks(found)["ttft_p50"]["verdict"] == "pass"
+    assert checks(found)["itl_p50"].verdict == checks(found)["tpot_p50"].verdict == "regression"
+    assert checks(found)["ttft_p50"].verdict == "pass"
 
 
 def test_noise_is_learned_from_several_baseline_runs(tmp_path: Path) -> None:
@@ -251,12 +242,10 @@ def test_noise_is_learned_from_several_baseline_runs(tmp_path: Path) -> None:
     scales = (0.96, 1.0, 1.04, 0.98, 1.03, 0.97)
     several = [run(tmp_path / f"b{i}", stage(ttfts(1, 1500, s))) for i, s in enumerate(scales)]
     slower = run(tmp_path / "slow", stage(ttfts(1, 1500, 1.06)))
-    assert (
-        judge_gate(reread(make_baseline(several[1:2])), [slower], TIGHT)["verdict"] == "regression"
-    )
+    assert judge_gate(reread(make_baseline(several[1:2])), [slower], TIGHT).verdict == "regression"
     found = judge_gate(reread(make_baseline(several)), [slower], TIGHT)
-    assert found["verdict"] == "inconclusive"
-    assert "more runs" in checks(found)["ttft_p50"]["reason"]
+    assert found.verdict == "inconclusive"
+    assert "more runs" in checks(found)["ttft_p50"].reason
 
 
 def test_false_alarms_over_all_metrics_together(tmp_path: Path) -> None:
@@ -267,7 +256,7 @@ def test_false_alarms_over_all_metrics_together(tmp_path: Path) -> None:
             run(tmp_path / f"{seed}-{arm}", stage(ttfts(10 * seed + arm, 300)), seed=2 * seed + arm)
             for arm in (0, 1)
         ]
-        verdicts.append(judge_gate(reread(make_baseline(pair[:1])), pair[1:], {})["verdict"])
+        verdicts.append(judge_gate(reread(make_baseline(pair[:1])), pair[1:], {}).verdict)
     assert verdicts.count("regression") <= 3
 
 
@@ -277,8 +266,8 @@ def test_false_alarms_over_all_metrics_together(tmp_path: Path) -> None:
 def test_half_of_the_requests_failed_is_a_regression(tmp_path: Path) -> None:
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
     found = judge_gate(base, [run(tmp_path / "bad", stage(ttfts(1), failed=500))], {})
-    assert found["verdict"] == "regression"
-    assert checks(found)["error_rate"]["verdict"] == "regression"
+    assert found.verdict == "regression"
+    assert checks(found)["error_rate"].verdict == "regression"
 
 
 def test_more_errors_than_one_percent_never_pass(tmp_path: Path) -> None:
@@ -287,8 +276,8 @@ def test_more_errors_than_one_percent_never_pass(tmp_path: Path) -> None:
     found = judge_gate(
         base, [run(tmp_path / "bad", stage(ttfts(1), failed=15))], {"error_rate": 0.5}
     )
-    assert found["verdict"] != "pass"
-    assert "nothing passes" in checks(found)["errors"]["reason"]
+    assert found.verdict != "pass"
+    assert "nothing passes" in checks(found)["errors"].reason
 
 
 @pytest.mark.parametrize(
@@ -418,8 +407,8 @@ def test_a_predicted_engine_is_under_test_and_no_other_experiment(tmp_path: Path
     assert "workload.clipped_to_context" not in base["identity"]
     base["identity"]["workload.clipped_to_context"] = 10
     slower = predicted("slower", "linear:0.022,0", 1.1, 50)
-    assert judge_gate(base, [slower], {})["verdict"] == "regression"
-    assert judge_gate(base, [predicted("same", "linear:0.020,0", 1.0, 50)], {})["verdict"] == "pass"
+    assert judge_gate(base, [slower], {}).verdict == "regression"
+    assert judge_gate(base, [predicted("same", "linear:0.020,0", 1.0, 50)], {}).verdict == "pass"
     live = run(tmp_path / "live", stage(ttfts(1)), endpoint={"api": "chat", "model": "M"})
     with pytest.raises(CompareError, match="predicted is no, in the baseline yes"):
         judge_gate(base, [live], {})
@@ -495,10 +484,10 @@ def test_baseline_file_is_small_and_made_the_same_twice(tmp_path: Path) -> None:
 def test_an_absolute_slo_is_judged_beside_the_changes(tmp_path: Path) -> None:
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)), ["ttft_p90=1s"])]))
     same = make_run(tmp_path / "same", [stage(ttfts(1, 1500))])
-    assert judge_gate(base, [prepare(same, slos_of(base, []))], {})["verdict"] == "pass"
+    assert judge_gate(base, [prepare(same, slos_of(base, []))], {}).verdict == "pass"
     found = judge_gate(base, [prepare(same, slos_of(base, ["ttft_p90=120ms"]))], {})
-    assert found["verdict"] == "regression"
-    assert checks(found)["ttft_p90=120ms"]["verdict"] == "violated"
+    assert found.verdict == "regression"
+    assert checks(found)["ttft_p90=120ms"].verdict == "violated"
     assert "ttft_p90=1s" not in checks(found)  # the limit that was given wins
 
 
@@ -513,27 +502,27 @@ def test_every_metric_that_no_tolerance_can_be_held_to_is_skipped_with_its_reaso
     same = run(tmp_path / "same", stage(values))
     found = judge_gate(base, [prepare(same.run, slos_of(base, ["e2e_p95=9s"]))], {})
     assert "ttft_p99" not in checks(found)
-    reason = found["untracked"]["ttft_p99 at 20/s"]
+    reason = found.untracked["ttft_p99 at 20/s"]
     assert reason == "+0.0%; at this load and length an equal run may differ by more than 15%"
-    assert any("--tolerance METRIC=10%" in note for note in found["notes"])
+    assert any("--tolerance METRIC=10%" in note for note in found.notes)
     assert f"ttft_p99 at 20/s is not tracked: {reason}" in lines(found)
     assert f"- Not tracked: ttft_p99 at 20/s, {reason}" in gate_markdown(found)
     xml = ElementTree.fromstring(junit_xml(found))
     skipped = [
         case.get("name") for case in xml.iter("testcase") if case.find("skipped") is not None
     ]
-    assert sorted(skipped) == sorted(name.partition(" at ")[0] for name in found["untracked"])
+    assert sorted(skipped) == sorted(name.partition(" at ")[0] for name in found.untracked)
     assert xml.get("skipped") == str(len(skipped))
-    tracked = {c["name"] for c in found["checks"]} | set(skipped)
+    tracked = {c.name for c in found.checks} | set(skipped)
     assert tracked >= {
         f"{metric}_{p}" for metric in ("ttft", "itl", "tpot", "e2e") for p in ("p50", "p90", "p99")
     }
-    assert checks(found)["ttft_p95=2s"]["baseline"] == pytest.approx(
+    assert checks(found)["ttft_p95=2s"].baseline == pytest.approx(
         sorted(values)[949]
     )  # the 950th of 1000
-    assert checks(found)["e2e_p95=9s"]["baseline"] is not None  # that nobody asked for then
+    assert checks(found)["e2e_p95=9s"].baseline is not None  # that nobody asked for then
     slow = run(tmp_path / "slow", stage(np.where(np.arange(1000) % 20, values, 10.0)))
-    assert checks(judge_gate(base, [slow], {}))["ttft_p99"]["verdict"] == "regression"
+    assert checks(judge_gate(base, [slow], {}))["ttft_p99"].verdict == "regression"
 
 
 def test_a_limit_on_p95_is_judged_in_a_sweep_where_the_baseline_kept_it(tmp_path: Path) -> None:
@@ -545,13 +534,11 @@ def test_a_limit_on_p95_is_judged_in_a_sweep_where_the_baseline_kept_it(tmp_path
     )
     both = run(tmp_path / "both", [stage(ttfts(1)), later], ["ttft_p95=1s"])
     base = reread(make_baseline([both]))
-    found = [c for c in judge_gate(base, [both], {})["checks"] if c["kind"] == "slo"]
+    found = [c for c in judge_gate(base, [both], {}).checks if c.kind == "slo"]
     assert len(base["levels"]) == 2
-    assert [(c["name"], c["level"], c["verdict"]) for c in found] == [
-        ("ttft_p95=1s", "20/s", "pass")
-    ]
+    assert [(c.name, c.level, c.verdict) for c in found] == [("ttft_p95=1s", "20/s", "pass")]
     judged = judge_gate(base, [both], {})
-    why = judged["untracked"]["ttft_p95=1s at 30/s"]
+    why = judged.untracked["ttft_p95=1s at 30/s"]
     assert (
         why
         == f"not judged at this load, the baseline did not meet it there ({np.sort(slow)[949]:.3g} s)"
@@ -559,12 +546,12 @@ def test_a_limit_on_p95_is_judged_in_a_sweep_where_the_baseline_kept_it(tmp_path
     assert f"ttft_p95=1s at 30/s is not tracked: {why}" in lines(judged)
     # kept nowhere: broken at the lowest load; at a percentile that the baseline does not hold: judged there too, and said
     given = prepare(both.run, slos_of(base, ["ttft_p95=10ms", "ttft_p97=1s"]))
-    found = [c for c in judge_gate(base, [given], {})["checks"] if c["kind"] == "slo"]
-    assert [(c["name"], c["level"], c["verdict"]) for c in found] == [
+    found = [c for c in judge_gate(base, [given], {}).checks if c.kind == "slo"]
+    assert [(c.name, c.level, c.verdict) for c in found] == [
         ("ttft_p95=10ms", "20/s", "violated"),
         ("ttft_p97=1s", "20/s", "pass"),
     ]
-    assert found[1]["baseline"] is None
+    assert found[1].baseline is None
     text = "\n".join(lines(judge_gate(base, [given], {})))
     assert "ttft_p97=1s at 20/s: the baseline does not hold ttft_p97" in text
 
@@ -574,8 +561,8 @@ def test_twice_as_slow_is_found(tmp_path: Path) -> None:
     base = reread(make_baseline([prepare(made)]))
     found = checks(judge_gate(base, [prepare(twice_as_slow(made))], {}))
     for metric in ("ttft_p50", "itl_p50", "tpot_p50", "e2e_p90"):
-        assert found[metric]["verdict"] == "regression"
-        assert found[metric]["change"] == pytest.approx(1.0, abs=0.03)
+        assert found[metric].verdict == "regression"
+        assert found[metric].change == pytest.approx(1.0, abs=0.03)
 
 
 def test_closed_loop_throughput_is_tracked(tmp_path: Path) -> None:
@@ -588,8 +575,8 @@ def test_closed_loop_throughput_is_tracked(tmp_path: Path) -> None:
     base = reread(make_baseline([run(tmp_path / "base", loop(0.05))]))
     assert list(base["levels"]) == ["4 in flight"]
     found = checks(judge_gate(base, [run(tmp_path / "half", loop(0.1))], {}))["output_tokens_per_s"]
-    assert found["verdict"] == "regression"
-    assert found["change"] == pytest.approx(-0.5, abs=2e-3)  # answers at the edges are cut
+    assert found.verdict == "regression"
+    assert found.change == pytest.approx(-0.5, abs=2e-3)  # answers at the edges are cut
 
 
 def test_tolerances_as_people_write_them() -> None:
@@ -620,14 +607,14 @@ def in_step(users: int, rounds: int, pause_s: float) -> Stage:
 def test_users_in_step_have_a_rate_all_the_same(tmp_path: Path, users: int, rounds: int) -> None:
     base = reread(make_baseline([run(tmp_path / "base", in_step(users, rounds, 0.0))]))
     same = checks(judge_gate(base, [run(tmp_path / "same", in_step(users, rounds, 0.0))], {}))
-    assert same["output_tokens_per_s"]["change"] == pytest.approx(
+    assert same["output_tokens_per_s"].change == pytest.approx(
         0.0, abs=1e-5
     )  # the file has six digits
-    assert same["output_tokens_per_s"]["verdict"] == "pass"
+    assert same["output_tokens_per_s"].verdict == "pass"
     half = checks(judge_gate(base, [run(tmp_path / "half", in_step(users, rounds, 0.5))], {}))
     # from the first start to the last: 9 rounds of 0.5 s hold 9 answers each, 9 of 1 s as well
-    assert half["output_tokens_per_s"]["change"] == pytest.approx(-0.5, abs=0.02)
-    assert half["output_tokens_per_s"]["verdict"] == "regression"
+    assert half["output_tokens_per_s"].change == pytest.approx(-0.5, abs=0.02)
+    assert half["output_tokens_per_s"].verdict == "regression"
 
 
 def test_an_outage_takes_the_tokens_that_it_took(tmp_path: Path) -> None:
@@ -636,9 +623,9 @@ def test_an_outage_takes_the_tokens_that_it_took(tmp_path: Path) -> None:
     found = judge_gate(
         base, [run(tmp_path / "out", stage(ttfts(1), failed=110, failed_at=500))], {}
     )
-    assert found["verdict"] != "pass"
+    assert found.verdict != "pass"
     n = base["levels"]["20/s"]["requests"][0]
-    assert checks(found)["output_tokens_per_s"]["change"] == pytest.approx(-110 / n, abs=1e-3)
+    assert checks(found)["output_tokens_per_s"].change == pytest.approx(-110 / n, abs=1e-3)
 
 
 @pytest.mark.parametrize("scatter", [0.005, 0.02, 0.1])
@@ -653,7 +640,7 @@ def test_a_tail_ten_times_as_slow_is_found_however_steady_the_rest(
     slow = 0.1 * rng.lognormal(0, scatter, 2000)
     slow[::40] *= 10
     found = judge_gate(base, [run(tmp_path / "slow", stage(slow))], {})
-    assert checks(found)["ttft_p99"]["verdict"] == "regression"
+    assert checks(found)["ttft_p99"].verdict == "regression"
 
 
 def test_tokens_that_come_two_at_a_time_have_no_median_gap(tmp_path: Path) -> None:
@@ -670,10 +657,10 @@ def test_tokens_that_come_two_at_a_time_have_no_median_gap(tmp_path: Path) -> No
     level = base["levels"]["20/s"]
     assert "came together" in level["untracked"]["itl_p50"]
     assert level["quantiles"]["itl_p90"]["value_s"] == pytest.approx(0.02)
-    assert judge_gate(base, [run(tmp_path / "same", pairs())], {})["verdict"] == "pass"
+    assert judge_gate(base, [run(tmp_path / "same", pairs())], {}).verdict == "pass"
     steady = reread(make_baseline([run(tmp_path / "steady", stage(ttfts(1)))]))  # 10 ms each
     row = checks(judge_gate(steady, [run(tmp_path / "other", pairs())], {}))["itl_p50"]
-    assert (row["candidate"], row["change"]) == (0.0, -1.0)
+    assert (row.candidate, row.change) == (0.0, -1.0)
 
 
 def test_imported_runs_have_no_start_and_make_a_baseline(tmp_path: Path) -> None:
@@ -690,12 +677,12 @@ def test_a_change_that_the_client_may_have_made_is_no_regression(tmp_path: Path)
     audit = late.meta(0)["audit"]
     late.extra = {"audit": audit | {"slip_p99_s": audit["slip_p99_s"] + 0.015}}
     found = judge_gate(base, [run(tmp_path / "late", late)], {})
-    assert checks(found)["ttft_p50"]["verdict"] == "inconclusive"
-    assert "the client itself was 15 ms later" in checks(found)["ttft_p50"]["reason"]
+    assert checks(found)["ttft_p50"].verdict == "inconclusive"
+    assert "the client itself was 15 ms later" in checks(found)["ttft_p50"].reason
     slower = stage(ttfts(1, 1500, 1.3))  # 30 ms: more than the client was late
     slower.extra = late.extra
     assert (
-        checks(judge_gate(base, [run(tmp_path / "slow", slower)], {}))["ttft_p50"]["verdict"]
+        checks(judge_gate(base, [run(tmp_path / "slow", slower)], {}))["ttft_p50"].verdict
         == "regression"
     )
 
@@ -801,8 +788,8 @@ def test_a_stage_that_was_repeated_sent_the_same_and_is_paired(tmp_path: Path) -
     ]
     again.extra = {"schedule": 0}
     found = judge_gate(base, [run(tmp_path / "again", [disturbed, again])], {})
-    assert found["same_schedule"] is True
-    assert found["verdict"] == "pass", found["sentence"]
+    assert found.same_schedule is True
+    assert found.verdict == "pass", found.sentence
 
 
 # --- a sequence of looks ---------------------------------------------------------------------------------------
@@ -865,7 +852,7 @@ def test_a_batching_server_at_default_tolerances() -> None:
                 "ttft": later_first_token(equal, 0.25),
             }
             for kind, run_ in runs.items():
-                verdicts[kind].append(judge_gate(base, [prepare(run_)], {})["verdict"])
+                verdicts[kind].append(judge_gate(base, [prepare(run_)], {}).verdict)
     assert verdicts["equal"].count("pass") >= 5
     assert "regression" not in verdicts["equal"]
     assert verdicts["steps"] == ["regression"] * 6
@@ -882,8 +869,8 @@ def test_steps_that_are_longer_are_told_apart_from_a_fuller_server() -> None:
     plain = [j.summary["stages"][0]["tpot_s"]["p50"] for j in (base, slow)]
     found = checks(judge_gate(make_baseline([base]), [slow], {}))["tpot_p50"]
     assert plain[1] / plain[0] > 1.13
-    assert found["shift"] == pytest.approx(0.10, abs=0.01)
-    assert found["change"] == pytest.approx(
+    assert found.shift == pytest.approx(0.10, abs=0.01)
+    assert found.change == pytest.approx(
         plain[1] / plain[0] - 1, abs=1e-3
     )  # that of the two figures beside it
 
@@ -895,10 +882,10 @@ def test_a_longer_ttft_alone_is_found_near_saturation_with_other_requests() -> N
     base = make_baseline([prepare(step_run(server, rate, 2000, 3, 30, jitter=0.03))])
     for seed in (53, 54, 55):
         equal = step_run(server, rate, 2000, seed, seed, jitter=0.03)
-        assert judge_gate(base, [prepare(equal)], {})["verdict"] != "regression"
+        assert judge_gate(base, [prepare(equal)], {}).verdict != "regression"
         found = judge_gate(base, [prepare(later_first_token(equal, 0.25))], {})
-        assert found["verdict"] == "regression"
-        assert checks(found)["ttft_p10"]["shift"] == pytest.approx(0.25, abs=0.06)
+        assert found.verdict == "regression"
+        assert checks(found)["ttft_p10"].shift == pytest.approx(0.25, abs=0.06)
 
 
 def test_a_candidate_is_measured_again_until_the_answer_is_clear() -> None:
@@ -929,50 +916,29 @@ def test_a_candidate_is_measured_again_until_the_answer_is_clear() -> None:
     assert cells["equal, same seed"].answers["regression"] == 0
 
 
-def check_of(worse: float, passing: float, *, beyond: bool, watched: bool = False) -> Check:
+def by_distance(worse: float, passing: float, *, watched: bool = False) -> CheckedChange:
     """By its distance from both limits in standard errors of 1."""
-    inf = float("inf")
-    limits = Estimate(worse, 1.0, 0.0, inf), Estimate(passing, 1.0, 0.0, inf)
-    return Check(
-        "ttft_p50", "change", "20/s", test=Evidence(*limits, beyond=beyond, watched=watched)
-    )
+    limits = [Estimate(x, 1.0, 0.0, float("inf")) for x in (worse, passing)]
+    return CheckedChange(Check("ttft_p50", "change", "20/s"), 1000, *limits, watched)
 
 
 @pytest.mark.parametrize(
-    ("check", "verdict"),
+    ("found", "verdict"),
     [
-        (
-            check_of(3.0, 1.0, beyond=True),
-            "regression",
-        ),  # surely beyond 3 %, and the figure is beyond the tolerance
-        (
-            check_of(3.0, -1.0, beyond=False),
-            "inconclusive",
-        ),  # surely beyond 3 %, inside the tolerance, which is unsure
-        (check_of(3.0, -2.0, beyond=False), "pass"),  # surely inside the tolerance: z(0.95) = 1.645
-        (
-            check_of(1.0, 0.5, beyond=True),
-            "inconclusive",
-        ),  # beyond the tolerance, perhaps by chance
-        (
-            check_of(-1.0, -5.0, beyond=False, watched=True),
-            SILENT,
-        ),  # nothing passes that is only watched
-        (
-            check_of(1.8, 0.5, beyond=True, watched=True),
-            "inconclusive",
-        ),  # the only one watched; among two it may be chance
-        (
-            check_of(2.1, 0.5, beyond=True, watched=True),
-            "regression",
-        ),  # by Holm: z(1 - 0.05/2) = 1.960
+        # surely beyond 3 %, the figure beyond the tolerance
+        (by_distance(3.0, 1.0), "regression"),
+        (by_distance(3.0, -1.0), "inconclusive"),  # surely beyond 3 %, perhaps inside the tolerance
+        (by_distance(3.0, -2.0), "pass"),  # surely inside the tolerance: z(0.95) = 1.645
+        (by_distance(1.0, 0.5), "inconclusive"),  # beyond the tolerance, perhaps by chance
+        (by_distance(-1.0, -5.0, watched=True), WATCHED),  # nothing passes that is only watched
+        # the only one watched; among two it may be chance
+        (by_distance(1.8, 0.5, watched=True), "inconclusive"),
+        (by_distance(2.1, 0.5, watched=True), "regression"),  # by Holm: z(1 - 0.05/2) = 1.960
     ],
 )
-def test_what_is_a_regression_and_what_passes(check: Check, verdict: str) -> None:
+def test_what_is_a_regression_and_what_passes(found: CheckedChange, verdict: str) -> None:
     """One of two checks, the other of which is plainly equal."""
-    other = check_of(-6.0, -9.0, beyond=False)
-    decide([check, other], 0.05, {"levels": {"20/s": {"requests": [1000]}}})
-    assert (check.verdict, other.verdict) == (verdict, "pass")
+    assert [c.verdict for c in decide([found, by_distance(-6.0, -9.0)], 0.05)] == [verdict, "pass"]
 
 
 def test_a_baseline_of_before_is_read(tmp_path: Path) -> None:
@@ -985,15 +951,15 @@ def test_a_baseline_of_before_is_read(tmp_path: Path) -> None:
     found = judge_gate(
         read_baseline(tmp_path / "base.json"), [run(tmp_path / "c", stage(ttfts(1, 1500)))], {}
     )
-    assert found["verdict"] == "pass"
+    assert found.verdict == "pass"
     assert "ttft_p10" not in checks(found)
-    assert "may differ by more than 15%" in found["untracked"]["ttft_p99 at 20/s"]
+    assert "may differ by more than 15%" in found.untracked["ttft_p99 at 20/s"]
 
 
 def test_a_tolerance_that_is_given_is_no_matter_of_noise(tmp_path: Path) -> None:
     """12 % slower, which by default is a regression; not surely more than the 10 % that are allowed, and not less."""
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
     slower = run(tmp_path / "slow", stage(ttfts(2, 1500, 1.12)), seed=2)
-    assert checks(judge_gate(base, [slower], {}))["ttft_p50"]["verdict"] == "regression"
+    assert checks(judge_gate(base, [slower], {}))["ttft_p50"].verdict == "regression"
     given = checks(judge_gate(base, [slower], parse_tolerances(["ttft=10%"])))["ttft_p50"]
-    assert (given["verdict"], given["tolerance"]) == ("inconclusive", 0.1)
+    assert (given.verdict, given.tolerance) == ("inconclusive", 0.1)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
-from ampacity.analysis.contract import Accepted, SloVerdict
+from ampacity.analysis.contract.stage import Accepted, SloVerdict
 from ampacity.analysis.slo import parse_slo, parse_slos
 from ampacity.analysis.stage.attainment import judge_slo, observe_slos, requests_meeting
 from ampacity.analysis.stage.goodput import (

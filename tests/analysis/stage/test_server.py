@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ampacity.analysis.contract import Server
+from ampacity.analysis.contract.stage import Server
 from ampacity.analysis.stage.server import server_figures
 from ampacity.analysis.summary import summarise
 from ampacity.loadgen.telemetry import SCHEMA

@@ -13,7 +13,7 @@ from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.analysis.stage.littles_law import consistency, gap, summarise_gap
 from ampacity.analysis.summary import summarise
 from ampacity.analysis.warnings import find_warnings
-from benchmarks.littles_law import open_stage
+from benchmarks.studies.littles_law import open_stage
 from tests.support.synthetic import Stage, at_ns, make_run, request
 
 SLOS = parse_slos(["ttft_p99=2s"])
@@ -329,7 +329,7 @@ def test_no_goodput_stands_beside_an_achieved_rate_of_nothing(
     )
     answers_rps = 0.0 if goodput is None else 1 / 0.5  # counted from the half of the stage on
     assert (s["achieved_rps"], s["goodput_rps"], s["slo_attainment"]) == (answers_rps, goodput, 1.0)
-    assert (s["goodput_rps_reason"] is None) is (goodput is not None)
+    assert ("goodput_rps_reason" in s) is (goodput is None)
 
 
 def test_retries_are_load_but_not_schedule(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A reduced form of benchmarks/coverage.py: intervals and verdicts of a batching server against its truth."""
+"""A reduced form of benchmarks/studies/coverage.py: intervals and verdicts of a batching server against its truth."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from ampacity.analysis.metrics.percentiles import percentiles
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.attainment import judge_slo
-from benchmarks.coverage import LOADS, cover, measure, observations
 from benchmarks.servers import SERVERS, batch_server
+from benchmarks.studies.coverage import LOADS, cover, measure, observations
 
 TRUTH_S = {0.5: 0.1129, 0.7: 0.9489, 0.85: 3.674}  # p99 TTFT, 4 runs of 1,000,000 requests each
 REQUESTS, RUNS = 8000, 16
@@ -49,7 +49,7 @@ def test_verdicts_beside_the_capacity_are_right() -> None:
     server, slo = SERVERS["batch"](), Slo("ttft", 0.99, TRUTH_S[0.7])
     low = [judge_slo(measure(server, 0.7 * 0.8, REQUESTS, s)[0], slo).verdict for s in range(8)]
     high = [judge_slo(measure(server, 0.7 * 1.2, REQUESTS, s)[0], slo).verdict for s in range(8)]
-    assert low.count("met") >= 5  # 6 in 8 in the mean: benchmarks/verdict_rates.py
+    assert low.count("met") >= 5  # 6 in 8 in the mean: benchmarks/studies/verdict_rates.py
     assert "violated" not in low
     assert high.count("violated") >= 6
     assert "met" not in high

@@ -1,4 +1,4 @@
-"""The structs of analysis/contract.py hold every summary without a difference."""
+"""The structs of analysis/contract/ hold every summary without a difference."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampacity.analysis.contract import ContractError, describe_fields, read_summary
+from ampacity.analysis.contract.part import ContractError
+from ampacity.analysis.contract.summary import describe_fields, read_summary
 from ampacity.analysis.summary import summarise
+from tests.support import sample_summary
 from tests.support.contract import difference
 from tests.support.synthetic import make_run, queue_sweep
 
@@ -41,6 +43,11 @@ def test_other_kinds_of_runs_come_back_too(tmp_path: Path, changes: dict[str, An
     assert (
         difference(summarise(make_run(tmp_path / "run", stages, ["ttft_p50=2s"], **changes))) == []
     )
+
+
+@pytest.mark.parametrize("name", sample_summary.ALL)
+def test_the_hand_made_summaries_fit(name: str) -> None:
+    assert difference(sample_summary.ALL[name]()) == []
 
 
 def test_an_unknown_field_and_a_wrong_type_name_their_path(sweep: dict[str, Any]) -> None:

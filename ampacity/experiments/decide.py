@@ -1,0 +1,193 @@
+"""Gather what is known of a run, a model, a GPU and a price, and walk the thirteen steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ampacity.analysis.capacity.fleet import (
+    FleetError,
+    Traffic,
+    carried_by,
+    choose_safety,
+    fleet_of,
+    traffic_of_profile,
+)
+from ampacity.analysis.contract.summary import Summary, read_summary
+from ampacity.analysis.decision.guardrails import Guardrails, guardrails
+from ampacity.analysis.decision.limits import Limit, find_limits
+from ampacity.analysis.decision.model import DecisionError, ModelShape
+from ampacity.analysis.decision.money import FleetCost, Prices
+from ampacity.analysis.decision.roofline import Instance
+from ampacity.analysis.decision.steps import (
+    Fleet,
+    Known,
+    Physics,
+    Step,
+    cost_of,
+    hardware_words,
+    operating_point,
+    physics_of,
+    thirteen_steps,
+)
+from ampacity.analysis.summary import summarise
+from ampacity.loadgen.rundir.files import Run, load_run
+from ampacity.settings import fleet_inputs, read_settings
+from ampacity.simulator.models.catalog import HARDWARE
+from ampacity.values import ConfigError
+from ampacity.workloads.profile import read_yaml
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What is stated beside the runs; ``raw``: the fleet's options as they were given."""
+
+    raw: Mapping[str, Any]
+    gpu: str | None = None
+    shape: ModelShape | None = None
+    weights: str = "fp16"
+    kv: str = "fp16"
+    profile: Path | None = None
+    prices: Mapping[str, Prices] = field(default_factory=dict)
+    wait_budget_s: float | None = None
+    cold_start_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The answer for one run."""
+
+    run: Path
+    summary: Summary
+    steps: list[Step]
+    limits: list[Limit]
+    rails: Guardrails
+    physics: Physics
+    cost: FleetCost | None
+    fleet: Fleet | None
+
+    @property
+    def name(self) -> str:
+        return str(self.run)
+
+    @property
+    def hardware(self) -> str:
+        """Return how far the run is from its hardware, in words."""
+        return hardware_words(self.physics)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the decision as JSON-able values."""
+        cost = self.cost and {
+            "usd_per_hour": self.cost.usd_per_hour,
+            "usd_per_year": self.cost.usd_per_year,
+            "usd_per_request": self.cost.usd_per_request,
+            "usd_per_million_output_tokens": self.cost.usd_per_million_output,
+        }
+        held = {
+            "run": str(self.run),
+            "capacity_rps": self.summary.capacity.capacity_rps,
+            "capacity_rps_ci": self.summary.capacity.capacity_rps_ci,
+            "steps": self.steps,
+            "limits": self.limits,
+            "guardrails": self.rails,
+            "memory": self.physics.fit,
+            "hardware": self.physics.use,
+            "fleet": self.fleet,
+            "cost": cost,
+        }
+        plain: dict[str, Any] = msgspec.to_builtins(held)
+        return plain
+
+
+def decide(path: Path, stated: Stated) -> Decision:
+    """Return the decision for one run directory. Raises DecisionError, ConfigError, RunDirError."""
+    run = load_run(path)
+    if not run.meta.get("stages"):
+        raise DecisionError(f"{path}: the run has no stage: nothing was measured")
+    summary = read_summary(summarise(run))
+    given = {**_of_run(run), **stated.raw}
+    inputs = fleet_inputs(read_settings(given))
+    instance, lacks = _instance(stated, inputs["tensor_parallel"])
+    fleet, no_fleet = _fleet(summary, inputs, stated)
+    limits = find_limits(summary)
+    rails = guardrails(
+        summary, stated.wait_budget_s, stated.cold_start_s, inputs["safety_factor"] or 1.2
+    )
+    known = Known(
+        summary,
+        str(path),
+        _lengths(summary),
+        summary.fleet.output_tokens_mean,
+        limits,
+        rails,
+        instance,
+        lacks,
+        fleet,
+        no_fleet,
+        inputs["gpu_hour_usd"],
+        None,
+        stated.prices,
+        str(stated.profile) if stated.profile else None,
+        next((s.planned for s in summary.sharing or () if s.planned is not None), None),
+    )
+    tokens = summary.fleet.input_tokens_mean, summary.fleet.output_tokens_mean
+    point = None if None in tokens else operating_point(summary, tokens[0] or 0, tokens[1] or 0)
+    physics = physics_of(known, point)
+    steps = thirteen_steps(known, physics)
+    return Decision(path, summary, steps, limits, rails, physics, cost_of(known), fleet)
+
+
+def _of_run(run: Run) -> dict[str, Any]:
+    """Return the fleet's options that the run was given."""
+    names = {"peak_rps": "peak_rps", "safety_factor": "safety", "gpu_hour_usd": "gpu_hour"}
+    names["tensor_parallel"] = "tp"
+    held = run.meta.get("fleet_inputs") or {}
+    return {flag: held[name] for name, flag in names.items() if held.get(name) is not None}
+
+
+def _instance(stated: Stated, gpus: int) -> tuple[Instance | None, str]:
+    """Return (the model on its GPUs, what is missing for it)."""
+    if stated.shape is None:
+        return None, "the model is not known: give --model-config (or --params, --layers, ...)"
+    if stated.gpu is None:
+        return None, "the GPU is not known: give --gpu"
+    card = HARDWARE.get(stated.gpu.lower())
+    if card is None:
+        raise ConfigError(f"--gpu {stated.gpu}: none of {', '.join(HARDWARE)}")
+    return Instance(stated.shape, card, gpus, stated.weights, stated.kv), ""
+
+
+def _fleet(summary: Summary, inputs: Mapping[str, Any], stated: Stated) -> tuple[Fleet | None, str]:
+    """Return (the fleet for the peak, why there is none)."""
+    traffic = None
+    if stated.profile is not None:
+        try:
+            traffic = traffic_of_profile(read_yaml(stated.profile), inputs["peak_rps"])
+        except FleetError as error:
+            raise ConfigError(f"--profile {stated.profile}: {error}") from error
+    elif inputs["peak_rps"] is not None:
+        traffic = Traffic(inputs["peak_rps"])
+    plain = msgspec.to_builtins(summary)
+    carried = carried_by(plain["capacity"], plain["stages"], plain["fleet"])
+    sized = fleet_of(traffic, carried, inputs["tensor_parallel"], inputs["safety_factor"])
+    if sized["instances"] is None:
+        return None, sized["reason"]
+    low, high = sized["instances_ci"]
+    why = sized["safety_reason"] or choose_safety(traffic)[1]
+    peak, number, gpus = sized["peak_rps"], sized["instances"], sized["gpus"]
+    return Fleet(peak, number, (low, high), gpus, sized["safety_factor"], why), ""
+
+
+def _lengths(summary: Summary) -> dict[str, float]:
+    """Return input tokens by quantile, of the stage with the most requests."""
+    stages = [t.classes for t in summary.traffic if t.classes]
+    if not stages:
+        return {}
+    classes = max(stages, key=lambda held: sum(c.requests for c in held))
+    longest = max(classes, key=lambda c: c.input_tokens.p95 or 0.0).input_tokens
+    found = {"p50": longest.p50, "p95": longest.p95, "max": longest.max}
+    return {name: value for name, value in found.items() if value}

@@ -1,0 +1,207 @@
+"""A run that is fit to be compared, and its load levels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ampacity.analysis.change.samples import (
+    BLOCKS,
+    Blocks,
+    LevelRecords,
+    in_blocks,
+    level_records,
+)
+from ampacity.analysis.metrics.requests import Floats
+from ampacity.analysis.slo import Slo
+from ampacity.analysis.stage.analyse import RunRecords, read_records
+from ampacity.analysis.summary import summarise
+from ampacity.analysis.warnings import ERROR_SHARE
+from ampacity.loadgen.rundir.files import Run
+
+_DONE = ("complete", "budget")  # a user's own limit ends a run cleanly
+Stage = Mapping[str, Any]  # of the summary
+
+
+class CompareError(ValueError):
+    """Runs cannot be compared; one line with the reason and the remedy."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A run that is fit to be compared, with its summary and its records.
+
+    ``labels``: request_id to accepted, where the answers were judged.
+    """
+
+    run: Run
+    summary: dict[str, Any]
+    records: RunRecords
+    labels: Mapping[int, bool] | None = None
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        return self.run.meta
+
+    def levels(self) -> dict[str, Stage]:
+        """Return the summary of each load level; repeated levels once."""
+        repeated = self.summary["audit"]["repeated_stages"]
+        return {level_name(s): s for s in self.summary["stages"] if s["index"] not in repeated}
+
+    def meta_of(self, stage: Stage) -> Mapping[str, Any]:
+        """Return the stage's entry in run.json."""
+        listed = enumerate(self.meta["stages"])
+        return next(m for i, m in listed if _index(m, i) == stage["index"])
+
+    def read(self, stage: Stage, skipped: int = 0) -> LevelRecords:
+        """Return the records of a stage without its first ``skipped`` requests."""
+        meta = self.meta_of(stage)
+        drained_ns = meta.get("drained_ns") or meta.get("end_ns") or 0
+        now_ns = float(drained_ns - self.records.origin_ns)
+        return level_records(self.records, stage["index"], skipped, now_ns)
+
+    def schedule(self, stage: Stage, records: LevelRecords) -> str | None:
+        """Return an id that is equal in runs whose blocks hold the same requests; None if closed."""
+        if stage["kind"] == "closed":
+            return None
+        meta = self.meta_of(stage)
+        number = meta.get("schedule", meta.get("index"))
+        return f"{records.schedule}-{self.meta.get('seed')}-{number}"
+
+    def realised(self) -> dict[str, Any]:
+        """Return the lengths that were realised, and the share of cached input tokens.
+
+        For each side the mean, the tokens per planned token (None where the plan is not known) and
+        the relative standard error of that ratio, else of the mean.
+        """
+        first = self.records.requests.take(self.records.requests.attempt == 0)
+        answers = first.take(first.has_status("ok"))
+        found = self.summary["workload"]["realised"]
+        result = {"cached_token_share": found["cached_token_share"]}
+        for side, kind, r in (("input", "sent", first), ("output", "received", answers)):
+            name = f"{side}_tokens"
+            result[name] = found[name][kind]["mean"]
+            ratio, se = _per_planned(getattr(r, name), getattr(r, f"{name}_planned"))
+            result |= {f"{name}_per_planned": ratio, f"{name}_relative_se": se}
+        return result
+
+    def client_delay_s(self, stage: Stage) -> float:
+        """Return the client's own delay at p99: of starts, and of reads not kernel-timed."""
+        audit = self.meta_of(stage).get("audit") or {}
+        read_s = 0.0 if audit.get("dated_by_kernel") else audit.get("receive_delay_p99_s")
+        return float((audit.get("slip_p99_s") or 0.0) + (read_s or 0.0))
+
+    def origin(self) -> dict[str, Any]:
+        """Return which run it is, and on what it ran."""
+        locked = self.meta.get("locked") or {}
+        names = ("engine", "engine_version", "quantization", "hardware")
+        found = {name: self.meta.get(name) for name in ("run_id", "started_utc", "seed")}
+        found["requests"] = self.summary["requests"]
+        return found | {name: locked.get(name) for name in names}
+
+
+def _index(meta: Mapping[str, Any], position: int) -> int:
+    index = meta.get("index")
+    return position if index is None else int(index)
+
+
+def warmup_of(stage: Stage) -> int:
+    return int(stage["window"]["warmup_requests"] or 0)
+
+
+def carried(stage: Stage) -> bool:
+    """Return True if its latencies are those of its load.
+
+    Where a steady state cannot be determined, signs of overload decide.
+    """
+    if stage["stable"] is not None:
+        return bool(stage["stable"])
+    unfinished = stage["errors"]["unfinished"] > ERROR_SHARE * stage["requests"]
+    return bool(stage["window"]["settled"]) and stage["slo_met"] is not False and not unfinished
+
+
+def level_name(stage: Stage) -> str:
+    """Return ``4/s`` or ``16 in flight``."""
+    if stage["kind"] == "closed":
+        return f"{stage['concurrency_set']} in flight"
+    return f"{stage['offered_rps']:.6g}/s"
+
+
+def prepare(
+    run: Run,
+    slos: list[Slo] | None = None,
+    labels: Mapping[int, bool] | None = None,
+    *,
+    limited_too: bool = False,
+) -> Judged:
+    """Judge a run, with other SLOs than its own where given.
+
+    Raises CompareError where it is no evidence. ``limited_too``: accept client-limited stages,
+    which the caller leaves out.
+    """
+    if why := _no_evidence(run):
+        raise CompareError(f"{run.path} {why}")
+    if slos is not None:
+        run = replace(run, meta={**run.meta, "slos": [s.as_dict() for s in slos]})
+    origin_ns = min(
+        (int(s["start_ns"]) for s in run.meta["stages"] if s.get("start_ns")), default=0
+    )
+    summary = dict(summarise(run, labels))
+    judged = Judged(run, summary, read_records(run.requests, origin_ns, run.meta), labels)
+    _check_rows(judged)
+    if summary["audit"]["client_limited"] and not limited_too:
+        reason = next(s["client_limited_reason"] for s in summary["stages"] if s["client_limited"])
+        raise CompareError(
+            f"{run.path} is limited by its client ({reason}): "
+            "nothing in it is a finding; use a quieter or larger machine"
+        )
+    return judged
+
+
+def _no_evidence(run: Run) -> str | None:
+    status = run.meta.get("status")
+    if run.going_s is not None:
+        return f"is still running, last written {run.going_s:.0f} s ago: wait for its end"
+    if not run.complete:
+        return "was killed before it could finish: run it again"
+    if status not in _DONE:
+        reason = run.meta.get("status_reason") or "it did not come to its end"
+        return f"is {status or 'unfinished'}: {reason}: run it again"
+    empty = not run.requests.num_rows or not run.meta.get("stages")
+    return "is empty: it holds no request" if empty else None
+
+
+def _check_rows(judged: Judged) -> None:
+    """Check that the file has as many rows as requests were scheduled. Raises CompareError."""
+    requests, path = judged.records.requests, judged.run.path
+    first = requests.attempt == 0
+    for position, stage in enumerate(judged.meta["stages"]):
+        index, planned = _index(stage, position), stage.get("scheduled_requests")
+        rows = int(np.count_nonzero(first & (requests.stage == index)))
+        if planned is not None and rows != planned:
+            word = "truncated" if rows < planned else "damaged"
+            raise CompareError(
+                f"{path} is {word}: stage {index} has {rows} of {planned} scheduled requests"
+            )
+
+
+def _per_planned(came: Floats, planned: Floats) -> tuple[float | None, float | None]:
+    """Return the tokens per planned token and its relative standard error; in scheduled order.
+
+    The error is by the delta method from sums of consecutive blocks, so neighbours may be
+    correlated. Where the plan is unknown: (None, relative standard error of the mean);
+    (None, None) where there are too few.
+    """
+    known = ~np.isnan(came)
+    in_plan = bool(known.any()) and bool((planned[known] > 0).all())
+    came, size = came[known], planned[known] if in_plan else np.ones(int(known.sum()))
+    if len(came) < BLOCKS or not came.sum():
+        return None, None
+    per_block = Blocks(in_blocks(came), in_blocks(size), math.inf)
+    residual = per_block.over / per_block.over.mean() - per_block.size / per_block.size.mean()
+    se = float(residual.std(ddof=1)) / math.sqrt(BLOCKS)
+    return per_block.share if in_plan else None, se

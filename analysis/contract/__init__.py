@@ -1,0 +1,1 @@
+"""The typed contract of summary.json: a tree of frozen structs."""

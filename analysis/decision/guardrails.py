@@ -1,0 +1,136 @@
+"""Where to run one instance, and the limits to set in front of it."""
+
+from __future__ import annotations
+
+import math
+
+from ampacity.analysis.capacity.fleet import queue_depth
+from ampacity.analysis.contract.figures import Spread
+from ampacity.analysis.contract.part import Part
+from ampacity.analysis.contract.summary import Summary
+
+BREAKER = (0.8, 0.9)  # a breaker opens at this share of the queue's depth
+INPUT_FACTORS = (2, 3)  # a request longer than this times P95 is an accident, not traffic
+
+
+class Guardrails(Part, frozen=True, kw_only=True):
+    """Limits for one instance. What the run does not show is None, with its reason in ``missing``.
+
+    ``operate_rps``: the rate to run at; ``wait_budget_s``: what a first token may wait in a queue;
+    ``scale_in_flight``: requests in flight per instance at which to add one.
+    """
+
+    operate_rps: float | None
+    operate_reason: str
+    at_knee: str | None
+    wait_budget_s: float | None
+    queue_depth: int | None
+    breaker: tuple[int, int] | None
+    max_input_tokens: tuple[int, int] | None
+    max_output_tokens: int | None
+    concurrency_limit: int | None
+    scale_in_flight: int | None
+    prewarm_s: float | None
+    missing: dict[str, str]
+
+
+def knee_note(summary: Summary) -> str | None:
+    """Return where the capacity lies against the knee region, if it is not left of it."""
+    region, rate = summary.knee.region_rps, summary.capacity.capacity_rps
+    if region is None or rate is None or region[0] is None or rate < region[0]:
+        return None
+    where = "right of" if region[1] is not None and rate > region[1] else "inside"
+    return (
+        f"the capacity of {rate:.3g} req/s lies {where} the knee region "
+        f"({region[0]:.3g} to {region[1]:.3g} req/s): a little more load makes TTFT much longer"
+        if region[1] is not None
+        else f"the capacity of {rate:.3g} req/s lies beyond the knee at {region[0]:.3g} req/s"
+    )
+
+
+def operating_rate(summary: Summary) -> tuple[float | None, str]:
+    """Return (the rate to run an instance at, why).
+
+    The lowest of the low end of the capacity's interval and the low end of the knee region.
+    """
+    capacity = summary.capacity
+    if capacity.capacity_rps is None:
+        return None, capacity.reason or "no capacity within the SLOs was found"
+    low = (capacity.capacity_rps_ci or (None, None))[0]
+    choices = {
+        "the low end of the capacity's interval": low if low else capacity.verified_rps,
+        "the low end of the knee region": (summary.knee.region_rps or (None, None))[0],
+    }
+    known = {why: rate for why, rate in choices.items() if rate}
+    if not known:
+        return capacity.capacity_rps, "the capacity: its interval has no low end"
+    why = min(known, key=lambda name: known[name])
+    return known[why], why
+
+
+def guardrails(
+    summary: Summary,
+    wait_budget_s: float | None = None,
+    cold_start_s: float | None = None,
+    safety: float = 1.2,
+) -> Guardrails:
+    """Return the limits for one instance; ``wait_budget_s`` None: what the TTFT limit leaves."""
+    rate, why = operating_rate(summary)
+    missing: dict[str, str] = {}
+    budget = _wait_budget_s(summary) if wait_budget_s is None else wait_budget_s
+    if budget is None:
+        missing["queue_depth"] = "no SLO on TTFT: give --wait-budget"
+    depth = queue_depth(rate, budget) if rate and budget else None
+    inputs, outputs = _lengths(summary)
+    if inputs is None:
+        missing["max_input_tokens"] = "the run counted no input tokens"
+    if cold_start_s is None:
+        missing["prewarm_s"] = "no cold start was measured: give --cold-start"
+    c_max = summary.capacity.c_max
+    if c_max is None:
+        missing["concurrency_limit"] = summary.capacity.reason or "no C_max was found"
+    return Guardrails(
+        operate_rps=rate,
+        operate_reason=why,
+        at_knee=knee_note(summary),
+        wait_budget_s=budget,
+        queue_depth=depth,
+        breaker=None if depth is None else breaker_of(depth),
+        max_input_tokens=None if inputs is None else _times_p95(inputs),
+        max_output_tokens=None if outputs is None or outputs.max is None else int(outputs.max),
+        concurrency_limit=None if c_max is None else max(1, math.floor(c_max)),
+        scale_in_flight=None if c_max is None else max(1, math.floor(c_max / safety)),
+        prewarm_s=cold_start_s,
+        missing=missing,
+    )
+
+
+def breaker_of(depth: int) -> tuple[int, int]:
+    """Return the queue lengths between which a circuit breaker should open."""
+    low, high = (math.floor(share * depth + 1e-9) for share in BREAKER)
+    return low, high
+
+
+def _wait_budget_s(summary: Summary) -> float | None:
+    """Return the TTFT limit less the median TTFT at the lowest load."""
+    limits = [slo.limit_s for slo in summary.slos if slo.metric == "ttft" and slo.limit_s]
+    alone = [s.ttft_s.p50 for s in summary.stages if s.ttft_s.p50 is not None]
+    if not limits or not alone:
+        return None
+    return max(min(limits) - min(alone), 0.0)
+
+
+def _lengths(summary: Summary) -> tuple[Spread | None, Spread | None]:
+    """Return the input and output lengths of the stage with the most requests, all classes."""
+    stages = [t.classes for t in summary.traffic if t.classes]
+    if not stages:
+        return None, None
+    classes = max(stages, key=lambda held: sum(c.requests for c in held))
+    longest_in = max(classes, key=lambda c: c.input_tokens.p95 or 0.0).input_tokens
+    longest_out = max(classes, key=lambda c: c.output_tokens.max or 0.0).output_tokens
+    return (longest_in if longest_in.p95 else None, longest_out)
+
+
+def _times_p95(inputs: Spread) -> tuple[int, int]:
+    low, high = (math.ceil(factor * (inputs.p95 or 0.0)) for factor in INPUT_FACTORS)
+    return low, high

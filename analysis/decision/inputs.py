@@ -1,0 +1,39 @@
+"""The inputs of a decision: each with its value and where it comes from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ampacity.analysis.contract.part import Part
+
+Basis = Literal["measured", "stated", "assumed"]
+
+
+class Input(Part, frozen=True, kw_only=True):
+    """A number that an answer rests on; ``value`` None: not known."""
+
+    name: str
+    value: float | None
+    unit: str = ""
+    basis: Basis
+    source: str
+
+
+class Range(msgspec.Struct, frozen=True):
+    """A figure with the ends of its 95 % interval; an end that is None is not known."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def times(self, factor: float) -> Range:
+        """Return the figure and its ends, each times a positive factor."""
+        low, high = (None if end is None else end * factor for end in (self.low, self.high))
+        return Range(self.value * factor, low, high)
+
+    def inverse(self, dividend: float = 1.0) -> Range:
+        """Return ``dividend`` over the figure: the ends change places. An end of 0 is not known."""
+        low, high = (dividend / end if end else None for end in (self.high, self.low))
+        return Range(dividend / self.value, low, high)

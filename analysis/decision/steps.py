@@ -1,0 +1,423 @@
+"""The thirteen steps from a workload to a validated fleet: known, decided, missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ampacity.analysis.contract.part import Part
+from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.decision.guardrails import Guardrails
+from ampacity.analysis.decision.inputs import Input, Range
+from ampacity.analysis.decision.limits import Limit
+from ampacity.analysis.decision.memory import Fit, does_it_fit, memory_needed
+from ampacity.analysis.decision.model import DecisionError
+from ampacity.analysis.decision.money import FleetCost, Prices, Request, sensitivities
+from ampacity.analysis.decision.roofline import Instance, Point, Use, decode_floor_s, lever, use_of
+
+SHARED_MATTERS = 0.3  # from this cached share on, routing by prefix pays
+TRIED = ("fp16", "fp8", "int4")
+SENSITIVE = {
+    "gpu_hour_usd": "the price of a GPU",
+    "carried_rps": "the measured capacity",
+    "utilisation": "the utilisation",
+    "accepted": "the share of accepted results",
+}
+
+
+class Step(Part, frozen=True, kw_only=True):
+    """One step. ``decision`` None: it cannot be taken, ``gap`` says why, ``command`` closes it."""
+
+    title: str
+    known: tuple[Input, ...] = ()
+    decision: str | None = None
+    gap: str | None = None
+    command: str | None = None
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A sized fleet, as ``plan`` computes it."""
+
+    peak_rps: float
+    instances: int
+    instances_ci: tuple[int | None, int | None]
+    gpus: int
+    safety: float
+    safety_reason: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """All that the steps read: a run's summary, and what is stated beside it.
+
+    ``run``: the run directory, for the commands. ``lengths``: input tokens by quantile. Everything
+    that is None is not known, and the step that needs it names the option.
+    """
+
+    summary: Summary
+    run: str
+    lengths: Mapping[str, float]
+    output_tokens: float | None
+    limits: Sequence[Limit]
+    rails: Guardrails
+    instance: Instance | None = None
+    instance_missing: str = ""
+    fleet: Fleet | None = None
+    fleet_missing: str = ""
+    gpu_hour_usd: float | None = None
+    utilisation: float | None = None
+    prices: Mapping[str, Prices] = field(default_factory=dict)
+    profile: str | None = None
+    planned_sharing: float | None = None
+
+
+@dataclass(frozen=True)
+class Physics:
+    """Does it fit and how far is it from the hardware; ``missing`` says what is not known."""
+
+    fit: Fit | None = None
+    use: Use | None = None
+    missing: str = ""
+
+
+def operating_point(summary: Summary, input_tokens: float, output_tokens: float) -> Point | None:
+    """Return the measured stage nearest to the capacity that still answers, as a point."""
+    rate = summary.capacity.verified_rps or summary.capacity.capacity_rps
+    known = [
+        s
+        for s in summary.stages
+        if s.kind == "open" and s.output_tokens_per_s and (s.tpot_s.mean or s.tpot_s.p50)
+    ]
+    if not known:
+        return None
+    stage = min(known, key=lambda s: abs((s.achieved_rps or 0.0) - (rate or 0.0)))
+    low, high = stage.output_tokens_per_s_ci or (None, None)
+    tpot_s = stage.tpot_s.mean if stage.tpot_s.mean is not None else stage.tpot_s.p50
+    return Point(
+        Range(stage.output_tokens_per_s or 0.0, low, high),
+        tpot_s or 0.0,
+        input_tokens,
+        output_tokens,
+        stage.input_tokens_per_s,
+    )
+
+
+def thirteen_steps(known: Known, physics: Physics) -> list[Step]:
+    """Return all steps in their order."""
+    return [step(known, physics) for step in STEPS]
+
+
+def _measured(name: str, value: float | None, unit: str, source: str) -> Input:
+    return Input(name=name, value=value, unit=unit, basis="measured", source=source)
+
+
+def _stated(name: str, value: float | None, unit: str, source: str) -> Input:
+    return Input(name=name, value=value, unit=unit, basis="stated", source=source)
+
+
+def _workload(known: Known, _: Physics) -> Step:
+    fleet = known.summary.fleet
+    inputs = (
+        _measured("mean input", fleet.input_tokens_mean, "tokens", known.run),
+        _measured("mean output", fleet.output_tokens_mean, "tokens", known.run),
+        *(
+            _measured(f"input {name}", value, "tokens", known.run)
+            for name, value in known.lengths.items()
+        ),
+    )
+    if fleet.input_tokens_mean is None:
+        return Step(title="Workload", gap="the run counted no tokens", known=inputs)
+    lengths = f"{fleet.input_tokens_mean:,.0f} tokens in, {fleet.output_tokens_mean or 0:,.0f} out"
+    gap = None if known.profile else "the lengths are those of the run: are they your traffic's?"
+    command = None if known.profile else "ampacity workload fit LOG -o traffic.yaml"
+    return Step(title="Workload", known=inputs, decision=lengths, gap=gap, command=command)
+
+
+def _hardware(known: Known, _: Physics) -> Step:
+    instance = known.instance
+    if instance is None:
+        return Step(
+            title="Hardware", gap=known.instance_missing, command=_with(known, "--gpu h100")
+        )
+    card = instance.hardware
+    inputs = (
+        _stated("GPUs of an instance", instance.gpus, "", "--tp"),
+        _stated("memory", card.memory_bytes / 1e9, "GB", f"data sheet of {card.name}"),
+        _stated("bandwidth", card.bandwidth_bytes_s / 1e12, "TB/s", f"data sheet of {card.name}"),
+    )
+    return Step(
+        title="Hardware", known=inputs, decision=f"{instance.gpus} x {card.name} an instance"
+    )
+
+
+def _routing(known: Known, _: Physics) -> Step:
+    share = known.planned_sharing
+    inputs = (_measured("prompt tokens that are shared", share, "", known.run),)
+    if known.summary.sessions is not None:
+        how = "sessions stay on their replica (sticky), or are routed by prefix"
+    elif share is not None and share >= SHARED_MATTERS:
+        how = f"route by prefix: {100 * share:.0f} % of the prompt tokens are shared"
+    else:
+        how = "by least requests: a round robin gives a slow replica its full share"
+    return Step(title="Routing", known=inputs, decision=how)
+
+
+def _memory(known: Known, physics: Physics) -> Step:
+    fit = physics.fit
+    if fit is None:
+        return Step(title="Memory", gap=physics.missing, command=_with(known, "--model-config DIR"))
+    gigabytes = {"weights": fit.needed.weights, "KV cache": fit.needed.kv}
+    gigabytes["activations"] = fit.needed.activations
+    inputs = tuple(
+        Input(
+            name=name,
+            value=value / 1e9,
+            unit="GB",
+            basis="assumed" if name == "activations" else "stated",
+            source=why,
+        )
+        for (name, value), why in zip(
+            gigabytes.items(),
+            ("config.json", "P95 in flight x P95 length", "20 % of the weights in 16 bits"),
+            strict=True,
+        )
+    )
+    plain, *roomy = fit.floors
+    more = ", ".join(f"{f.gpus} with {100 * f.headroom:.0f} % headroom" for f in roomy)
+    counted = f"{plain.gpus} GPU{'s' if plain.gpus > 1 else ''}"
+    return Step(
+        title="Memory",
+        known=inputs,
+        decision=f"{fit.needed.total / 1e9:,.0f} GB: {counted} by memory, {more}",
+    )
+
+
+def _quantisation(known: Known, physics: Physics) -> Step:
+    instance, use = known.instance, physics.use
+    if instance is None or use is None:
+        return Step(title="Quantisation", gap=physics.missing)
+    floors = {
+        name: decode_floor_s(
+            Instance(instance.shape, instance.hardware, instance.gpus, name, instance.kv),
+            use.batch,
+            use.context,
+        )
+        for name in TRIED
+    }
+    inputs = tuple(
+        Input(
+            name=f"decode floor, weights {name}",
+            value=1e3 * s,
+            unit="ms",
+            basis="stated",
+            source="roofline",
+        )
+        for name, s in floors.items()
+    )
+    now = floors.get(instance.weights)
+    gain = "" if now is None else f"; fp8 weights allow {now / floors['fp8']:.2f} x at most"
+    return Step(
+        title="Quantisation",
+        known=inputs,
+        decision=f"weights {instance.weights}, KV {instance.kv}{gain}",
+        gap="quality at a lower precision is not measured here",
+        command="ampacity run URL --keep-answers; ampacity report RUN --checker COMMAND",
+    )
+
+
+def _parallelism(known: Known, physics: Physics) -> Step:
+    fit = physics.fit
+    if fit is None or known.instance is None:
+        return Step(title="Parallelism", gap=physics.missing)
+    lowest = fit.floors[0].tensor_parallel
+    degrees = ", ".join(str(n) for n in fit.degrees if n <= 16)
+    return Step(
+        title="Parallelism",
+        known=(_stated("attention heads", known.instance.shape.heads, "", "config.json"),),
+        decision=f"lowest TP that fits: {lowest}; measured: {known.instance.gpus}; valid: {degrees}",
+        gap=None if lowest == known.instance.gpus else "requests/s per GPU of other degrees",
+        command=None if lowest == known.instance.gpus else "ampacity compare RUN RUN_WITH_OTHER_TP",
+    )
+
+
+def _benchmark(known: Known, _: Physics) -> Step:
+    capacity = known.summary.capacity
+    low, high = capacity.capacity_rps_ci or (None, None)
+    inputs = (
+        _measured("capacity", capacity.capacity_rps, "req/s", known.run),
+        _measured("C_max", capacity.c_max, "in flight", known.run),
+    )
+    command = known.summary.next_command
+    if capacity.capacity_rps is None:
+        return Step(title="Benchmark", known=inputs, gap=capacity.reason, command=command)
+    ends = f" ({low:.3g} to {high:.3g})" if low is not None and high is not None else ""
+    word = "is predicted to carry" if known.summary.predicted else "carries"
+    wide = low is None or high is None or high - low > 0.3 * capacity.capacity_rps
+    return Step(
+        title="Benchmark",
+        known=inputs,
+        decision=f"one instance {word} {capacity.capacity_rps:.3g} req/s{ends}",
+        gap="the interval is wide: the fleet is uncertain by as much" if wide else None,
+        command=command if wide else None,
+    )
+
+
+def _kv_strategy(known: Known, physics: Physics) -> Step:
+    fit, c_max = physics.fit, known.summary.capacity.c_max
+    if fit is None or not fit.sequences:
+        return Step(title="KV strategy", gap=physics.missing or "no lengths are known")
+    inputs = tuple(
+        Input(name=f"sequences in the KV pool at {name}", value=n, basis="stated", source="memory")
+        for name, n in fit.sequences.items()
+    )
+    least = min(fit.sequences.values())
+    if c_max is None:
+        return Step(title="KV strategy", known=inputs, gap="no C_max was measured")
+    if least < c_max:
+        how = (
+            f"the KV cache is the limit: it holds {least} long sequences, C_max is {c_max:.3g}; "
+            "KV in FP8 holds twice as many"
+        )
+    else:
+        how = (
+            f"the KV cache is not the limit: it holds {least} long sequences, C_max is {c_max:.3g}"
+        )
+    return Step(title="KV strategy", known=inputs, decision=how)
+
+
+def _batching(known: Known, _: Physics) -> Step:
+    about = ("batch_capped", "prefill_interference", "kv_pressure", "decode_bound", "prefill_bound")
+    holds = [limit for limit in known.limits if limit.holds and limit.rule in about]
+    rails = known.rails
+    if rails.concurrency_limit is None:
+        return Step(title="Batching", gap=rails.missing.get("concurrency_limit"))
+    decision = f"at most {rails.concurrency_limit} in flight an instance"
+    if holds:
+        decision += f"; {holds[0].title[0].lower()}{holds[0].title[1:]}"
+    inputs = (_measured("C_max", known.summary.capacity.c_max, "in flight", known.run),)
+    return Step(title="Batching", known=inputs, decision=decision)
+
+
+def _again(known: Known, _: Physics) -> Step:
+    holds = [limit for limit in known.limits if limit.holds]
+    if not holds:
+        return Step(title="Benchmark again", decision="nothing to change: no limit was found")
+    return Step(
+        title="Benchmark again",
+        decision=f"change one thing first: {holds[0].lever}",
+        command="ampacity ab URL_BEFORE URL_AFTER --rate R",
+    )
+
+
+def _fleet(known: Known, _: Physics) -> Step:
+    fleet = known.fleet
+    if fleet is None:
+        return Step(title="Fleet", gap=known.fleet_missing, command=_with(known, "--peak-rps R"))
+    inputs = (
+        _stated("peak", fleet.peak_rps, "req/s", "--peak-rps or --profile"),
+        _stated("safety", fleet.safety, "", fleet.safety_reason),
+    )
+    low, high = fleet.instances_ci
+    ends = f" ({low} to {high})" if low is not None and high is not None and low != high else ""
+    return Step(
+        title="Fleet",
+        known=inputs,
+        decision=f"{fleet.instances} instances{ends}, {fleet.gpus} GPUs",
+    )
+
+
+def _money(known: Known, _: Physics) -> Step:
+    cost = cost_of(known)
+    if cost is None:
+        lacks = "no price of a GPU" if known.gpu_hour_usd is None else known.fleet_missing
+        return Step(title="TCO", gap=lacks, command=_with(known, "--gpu-hour USD"))
+    inputs = (
+        _stated("GPU-hour", known.gpu_hour_usd, "USD", "--gpu-hour"),
+        Input(
+            name="utilisation",
+            value=cost.utilisation,
+            basis="assumed" if known.utilisation is None else "stated",
+            source="the peak all day" if known.utilisation is None else "mean load / capacity",
+        ),
+    )
+    first = SENSITIVE[sensitivities(cost)[0].name]
+    texts = [
+        f"${cost.usd_per_year:,.0f} a year",
+        f"${cost.usd_per_million_output:.2f} per million output tokens",
+        *(
+            f"cheaper than {name} from {100 * cost.crossover(price):.0f} % utilisation"
+            for name, price in known.prices.items()
+        ),
+        f"{first} moves it most",
+    ]
+    return Step(title="TCO", known=inputs, decision="; ".join(texts))
+
+
+def _validation(known: Known, _: Physics) -> Step:
+    return Step(
+        title="Validation",
+        decision="after the launch, hold production against these assumptions",
+        command=f"ampacity validate {known.run} --production METRICS_URL --over 5m",
+    )
+
+
+def cost_of(known: Known) -> FleetCost | None:
+    """Return the cost of the fleet; None where price, fleet or tokens are not known."""
+    rate, tokens = known.summary.capacity.capacity_rps, known.summary.fleet
+    if known.fleet is None or known.gpu_hour_usd is None or not rate or not known.output_tokens:
+        return None
+    carried = known.fleet.instances * rate
+    use = known.fleet.peak_rps / carried if known.utilisation is None else known.utilisation
+    request = Request(tokens.input_tokens_mean or 0.0, known.output_tokens)
+    return FleetCost(known.fleet.gpus, known.gpu_hour_usd, carried, use, request)
+
+
+def physics_of(known: Known, point: Point | None) -> Physics:
+    """Return the memory floor and the use of the hardware, as far as the inputs allow."""
+    instance = known.instance
+    if instance is None:
+        return Physics(missing=known.instance_missing)
+    in_flight = known.summary.capacity.c_max or 1.0
+    tokens = known.lengths.get("p95", point.context if point else 0.0) + (
+        known.output_tokens or 0.0
+    )
+    needed = memory_needed(
+        instance.shape, in_flight, tokens, weights=instance.weights, kv=instance.kv
+    )
+    lengths = {n: v + (known.output_tokens or 0.0) for n, v in known.lengths.items()}
+    fit = does_it_fit(
+        instance.shape, needed, instance.hardware, lengths, kv=instance.kv, gpus=instance.gpus
+    )
+    if point is None:
+        return Physics(fit, None, "no stage shows a time per output token")
+    try:
+        return Physics(fit, use_of(instance, point))
+    except DecisionError as error:
+        return Physics(fit, None, str(error))
+
+
+def hardware_words(physics: Physics) -> str:
+    """Return how far the measured point is from the hardware, or why that is not known."""
+    return lever(physics.use) if physics.use else physics.missing
+
+
+def _with(known: Known, option: str) -> str:
+    return f"ampacity size {known.run} {option}"
+
+
+STEPS: tuple[Callable[[Known, Physics], Step], ...] = (
+    _workload,
+    _hardware,
+    _routing,
+    _memory,
+    _quantisation,
+    _parallelism,
+    _benchmark,
+    _kv_strategy,
+    _batching,
+    _again,
+    _fleet,
+    _money,
+    _validation,
+)

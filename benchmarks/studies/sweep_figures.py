@@ -1,0 +1,131 @@
+"""Are the figures of a sweep right? Seeded sweeps in virtual time on servers with a known law.
+
+    python -m benchmarks.studies.sweep_figures --runs 600 --first-seed 100000 [--servers mm8,batch] [--quantiles 0.95] [--duration 60]
+
+Without --duration a sweep is as the command line's: ten minutes, stages of 30 s, longer ones near the limit.
+
+The TTFT limit is put where it is just kept at 0.5, 0.7 and 0.85 of saturation, by long runs. Each sweep finds its own
+loads (``ampacity.experiments.sweep``) and is judged as a run is. Printed for each cell: of how many sweeps the usable
+rate is an estimate, its median error, how often the 95 % interval holds the truth, its median half width; the same of
+C_max; the highest load verified, over the truth; the goodput peak against the highest of long runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ampacity.analysis.capacity.goodput_peak import peak_goodput
+from ampacity.analysis.capacity.judged import judged_open, surely_violated
+from ampacity.analysis.capacity.usable import find_capacity
+from ampacity.analysis.slo import Slo
+from ampacity.experiments.sweep import MAX_DURATION_S, STAGE_SHARE, sweep
+from benchmarks.servers import SERVERS, Floats, limit_at, truth_at
+from benchmarks.studies.search_cost import ServerRig
+
+LOADS = (0.5, 0.7, 0.85)  # of saturation: where the limit is put
+PEAK_LOADS = np.arange(0.4, 1.0, 0.05)  # where the goodput is looked for
+PEAK_REQUESTS = 200_000
+
+
+@cache
+def true_peak_rps(name: str, slo: Slo) -> float:
+    """The highest rate x P[TTFT within the limit], a parabola through the best load tried and its neighbours."""
+    at = [truth_at(name, round(float(load), 3), PEAK_REQUESTS, 2) for load in PEAK_LOADS]
+    good = np.array([t.rate_rps * (1 - t.missed(slo.limit_s)) for t in at])
+    best = int(np.clip(good.argmax(), 1, len(good) - 2))
+    a, b, _ = np.polyfit([-1, 0, 1], good[best - 1 : best + 2], 2)
+    return float(good[best] - b * b / (4 * a)) if a < 0 else float(good.max())
+
+
+def one_sweep(name: str, slo: Slo, duration_s: float | None, seed: int) -> ServerRig:
+    rig = ServerRig(SERVERS[name](), slo, seed, duration_s or STAGE_SHARE * MAX_DURATION_S)
+    asyncio.run(sweep(rig, max_duration_s=None if duration_s else MAX_DURATION_S))  # type: ignore[arg-type]
+    return rig
+
+
+def row_of(stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, float]:
+    """The figures that a user reads, nan where there is none."""
+    c, g = find_capacity(stages, slos), peak_goodput(stages, slos)
+    none, violated = (None, None), surely_violated(judged_open(stages))
+    row = {
+        "usable": c["capacity_rps"],
+        "low": (c["capacity_rps_ci"] or none)[0],
+        "high": (c["capacity_rps_ci"] or none)[1],
+        "c_max": c["c_max"],
+        "c_low": (c["c_max_ci"] or none)[0],
+        "c_high": (c["c_max_ci"] or none)[1],
+        "verified": c.get("verified_rps"),
+        "violated": violated and math.exp(violated),
+        "peak": g["peak_rps"],
+        "p_low": (g.get("peak_rps_ci") or none)[0],
+        "p_high": (g.get("peak_rps_ci") or none)[1],
+    }
+    return {k: np.nan if v is None else float(v) for k, v in row.items()} | {
+        "pooled": c["crossing"] == "pooled"
+    }
+
+
+def line(rows: list[dict[str, float]], usable: float, in_flight: float, peak: float) -> str:
+    def of(key: str) -> Floats:
+        return np.array([row[key] for row in rows], dtype=float)
+
+    def part(figure: str, low: str, high: str, truth: float, kept: Any) -> str:
+        x, a, b = of(figure)[kept] / truth, of(low)[kept] / truth, of(high)[kept] / truth
+        known = np.isfinite(x)
+        a, b = np.nan_to_num(a, nan=0.0), np.where(np.isnan(b), np.inf, b)
+        if not known.any():
+            return "none"
+        return (
+            f"{np.median(x[known]) - 1:+6.1%} (p5 {np.quantile(x[known], 0.05) - 1:+.0%}, p95 {np.quantile(x[known], 0.95) - 1:+.0%}) "
+            f"holds {np.mean((a <= 1) & (b >= 1)):.1%} ± {np.median((b - a)[known]) / 2:.0%}"
+        )
+
+    pooled, most, violated = of("pooled") > 0, of("high"), of("violated")
+    verified = of("verified")
+    return (
+        f"pooled {pooled.mean():.0%}; usable {part('usable', 'low', 'high', usable, pooled)}; "
+        f"C_max {part('c_max', 'c_low', 'c_high', in_flight, pooled)}; verified {np.isfinite(verified).mean():.0%} "
+        f"{np.nanmedian(verified) / usable - 1 if np.isfinite(verified).any() else np.nan:+.0%}, above the truth {np.mean(verified > usable):.1%}; "
+        f"all usable {np.nanmedian(of('usable')) / usable - 1 if np.isfinite(of('usable')).any() else np.nan:+.1%}; "
+        f"reaches above a load that was surely violated {np.mean(most > violated * (1 + 1e-9)):.1%}; "
+        f"peak {part('peak', 'p_low', 'p_high', peak, slice(None))} of {np.isfinite(of('peak')).mean():.0%}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--servers", default="mm1,mg1,mm8,batch")
+    parser.add_argument("--loads", default=",".join(map(str, LOADS)))
+    parser.add_argument("--quantiles", default="0.95,0.99")
+    parser.add_argument("--duration", type=float, help="of a stage, s; no limit in time then")
+    given = parser.parse_args()
+    for name in given.servers.split(","):
+        for load in map(float, given.loads.split(",")):
+            for quantile in map(float, given.quantiles.split(",")):
+                slo, truth = limit_at(name, load, quantile), truth_at(name, load)
+                rows, sent, spent = [], [], []
+                for seed in range(given.first_seed, given.first_seed + given.runs):
+                    rig = one_sweep(name, slo, given.duration, seed)
+                    rows.append(row_of(rig.stages, [slo]))
+                    sent.append(rig.sent)
+                    spent.append(rig.spent_s)
+                length = f"stages of {given.duration:g} s" if given.duration else "10 min"
+                print(
+                    f"{name} {load:g} p{100 * quantile:g} ({length}, {np.median(sent):,.0f} requests, {np.median(spent):,.0f} s): "
+                    + line(rows, truth.rate_rps, truth.in_flight, true_peak_rps(name, slo)),
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The interfaces between a request, its connection and the connection's socket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ampacity.loadgen.rundir.records import RequestRecord
+
+
+class Exchange(Protocol):
+    """One request and its answer, as the client needs it: of the load, or for a page."""
+
+    record: RequestRecord
+    request: bytes
+    close_after: bool
+
+    @property
+    def feed(self) -> Callable[[int, bytes], bool]:
+        """Take (time of the read in ns, data); return whether the exchange has ended."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is a result."""
+
+    @property
+    def retried(self) -> bool:
+        """Whether ``restart`` was called."""
+
+    @property
+    def last_read_ns(self) -> int | None:
+        """Time of the latest read, or None."""
+
+    def eof(self, at_ns: int, error: str | None = None) -> None:
+        """End after the peer closed or broke the connection."""
+
+    def fail(self, status: str, error: str, at_ns: int) -> None:
+        """End with ``status``, unless there is a result."""
+
+    def restart(self) -> None:
+        """Forget an attempt that received nothing on a dead kept-alive connection."""
+
+
+class Wire(Protocol):
+    """The transport of one connection: asyncio's, or a socket with kernel time stamps."""
+
+    def write(self, data: bytes) -> None:
+        """Write ``data`` to the socket, and buffer what does not fit."""
+
+    def get_write_buffer_size(self) -> int:
+        """Return the number of buffered bytes."""
+
+    def abort(self) -> None:
+        """Close at once."""
+
+
+class Receiver(Protocol):
+    """The connection above the socket."""
+
+    exchange: Exchange | None  # that gets the next read
+
+    def attach(self, wire: Wire) -> None:
+        """Start to use a connected socket."""
+
+    def over(self, exchange: Exchange) -> None:
+        """Handle the end of the exchange by what was read."""
+
+    def close(self) -> None:
+        """Close the socket."""
+
+    def resume_writing(self) -> None:
+        """Note that all buffered data is written."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Handle the end of the connection."""

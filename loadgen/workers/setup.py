@@ -1,0 +1,145 @@
+"""The settings that each process of a run needs to send its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from ampacity.loadgen.drive.options import RunnerOptions
+from ampacity.loadgen.drive.stage import StageRunner
+from ampacity.loadgen.net.http import Client, Reuse, Stamps
+from ampacity.loadgen.plan import Limits
+from ampacity.loadgen.probe.results import Calibration
+from ampacity.loadgen.receive.answers import ANSWERS
+from ampacity.loadgen.receive.kept_answers import KeptAnswers
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.send.endpoint import Endpoint, Proxy
+from ampacity.loadgen.send.protocols import RequestShape
+from ampacity.loadgen.send.requests import ScheduledRequests
+from ampacity.loadgen.send.secrets import SECRET_MIN
+from ampacity.workloads.classes import RequestClass
+from ampacity.workloads.prompts.files import read_prompts
+from ampacity.workloads.prompts.images import Images
+from ampacity.workloads.prompts.tokenizers import load_tokenizer
+from ampacity.workloads.traces.recorded import Recorded
+
+
+class Sink(Protocol):
+    """The destination of records: a stream, or the writer of a run directory."""
+
+    def append(self, record: RequestRecord) -> None:
+        """Add one finished request."""
+
+    def flush(self) -> None:
+        """Write pending records to the operating system."""
+
+    @property
+    def failed(self) -> str | None:
+        """Return why nothing can be written any more, or None."""
+
+
+def _flushed(sink: Sink) -> str | None:
+    sink.flush()
+    return sink.failed
+
+
+@dataclass(frozen=True)
+class Route:
+    """One endpoint with its addresses and proxy."""
+
+    endpoint: Endpoint
+    addresses: list[str]
+    proxy: Proxy | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What each process of a run needs to send its requests. Has secrets: never written to disk."""
+
+    routes: tuple[Route, ...]  # one for each endpoint, used round-robin
+    shape: RequestShape
+    tokenizer: str
+    salt: str
+    calibration: Calibration
+    run_id: str
+    limits: Limits
+    stamps: Stamps
+    reuse: Reuse
+    classes: tuple[RequestClass, ...] = ()
+    planned_histories: bool = False  # text of planned length in place of the answers of a session
+    prompt_file: str | None = None
+    recorded: Recorded | None = None  # the messages of a trace
+    images: Images | None = None
+    answers_in: Path | None = None  # folder for the texts of answers
+    answers_bytes: int = 0  # limit of each process
+    counts_tokens: bool = False  # the tokenizer counts what the server does not
+    thinks_until: str | None = None  # closing tag of thinking that has no opening tag
+
+    def clients(self) -> list[Client]:
+        """Return a client for each endpoint; needs a running event loop."""
+        return [
+            Client(
+                route.endpoint,
+                route.addresses,
+                route.endpoint.ssl_context(),
+                stamps=self.stamps,
+                reuse=self.reuse,
+                proxy=route.proxy,
+            )
+            for route in self.routes
+        ]
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Return the strings to redact, longest first."""
+        found = {secret for route in self.routes for secret in route.endpoint.secrets}
+        found |= {value for c in self.classes for _, value in c.headers if len(value) >= SECRET_MIN}
+        return tuple(sorted(found, key=len, reverse=True))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Return the names of the endpoints in the records: host:port."""
+        return tuple(f"{route.endpoint.host}:{route.endpoint.port}" for route in self.routes)
+
+    def runner(self, clients: Sequence[Client], stream: Sink, worker: int = 0) -> StageRunner:
+        """Return a stage runner that sends this run's requests."""
+        tokenizer = load_tokenizer(self.tokenizer)
+        prompts = self.calibration.prompts(tokenizer, self.salt)
+        requests = ScheduledRequests(
+            [(route.endpoint, route.proxy) for route in self.routes],
+            self.shape,
+            prompts,
+            self.run_id,
+            classes=self.classes,
+            planned_histories=self.planned_histories,
+            images=self.images,
+            # bad rows were refused, or skipped as asked, before the run
+            file=self.recorded
+            if self.prompt_file is None
+            else read_prompts(Path(self.prompt_file), skip_bad_rows=True),
+        )
+        keep = None
+        if self.answers_in is not None:
+            path, asked = (
+                self.answers_in / f"answers-{worker}.jsonl",
+                self.prompt_file is not None or self.recorded is not None,
+            )
+            keep = KeptAnswers(path, self.answers_bytes, prompts=asked, secrets=self.secrets).keep
+        return StageRunner(
+            clients,
+            requests,
+            stream.append,
+            RunnerOptions(
+                limits=self.limits,
+                targets=self.targets,
+                secrets=self.secrets,
+                worker=worker,
+                flush=lambda: _flushed(stream),
+                answer=partial(ANSWERS[self.shape.api], self.thinks_until),
+                keep=keep,
+                by_piece=tokenizer.by_piece if self.counts_tokens else None,
+            ),
+        )

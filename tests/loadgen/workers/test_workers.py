@@ -1,0 +1,267 @@
+"""Several worker processes: the same schedule, the same records, and a worker's death is no end."""
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+
+from ampacity.loadgen.audit import Tolerance, judge
+from ampacity.loadgen.generator import Generator
+from ampacity.loadgen.plan import Limits, StagePlan
+from ampacity.loadgen.probe.look import Calibration
+from ampacity.loadgen.rundir.files import RunWriter, load_run
+from ampacity.loadgen.send.endpoint import parse_endpoint
+from ampacity.loadgen.send.protocols import RequestShape
+from ampacity.loadgen.workers.pool import deal
+from ampacity.loadgen.workers.setup import Route, Setup
+from ampacity.simulator.server.launch import Started, start_in_process
+from ampacity.workloads.lengths.parse import Fixed
+from ampacity.workloads.profile import Workload, load_workload
+from ampacity.workloads.schedule import Schedule, closed_schedule, open_schedule
+from ampacity.workloads.sessions import Sessions
+
+pytestmark = pytest.mark.real_time  # needs the machine to itself
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Started]:
+    with start_in_process("demo") as started:
+        yield started
+
+
+def setup_for(server: Started) -> Setup:
+    endpoint = parse_endpoint(server.url)
+    return Setup(
+        routes=(Route(endpoint, endpoint.addresses()),),
+        shape=RequestShape("chat", server.model),
+        tokenizer="words",
+        salt="s",
+        calibration=Calibration(overhead_tokens=8),
+        run_id="test",
+        limits=Limits(),
+        stamps="read",
+        reuse="pool",
+    )
+
+
+def run_stages(
+    server: Started,
+    path: Path,
+    plans: list[StagePlan],
+    workers: int,
+    kill_one: bool = False,
+    hold_s: float = 0.0,
+) -> Any:
+    """Run the plans over ``workers`` processes; gives (run as read back, results, lost).
+
+    ``hold_s``: worker 1 is stopped until so long after the start of the first stage.
+    """
+
+    async def main() -> tuple[list[Any], str | None]:
+        setup = setup_for(server)
+        clients = setup.clients()
+        with RunWriter(path, {"stages": []}) as writer:
+            generator = Generator(setup, clients, writer, writer.worker_stream)
+            results = []
+            for plan in plans:
+                killer = (
+                    asyncio.create_task(_kill_one_worker(generator))
+                    if kill_one and plan is plans[0]
+                    else None
+                )
+                hold = hold_s and workers > 1 and plan is plans[0]
+                on_start = (
+                    (lambda ns: _hold_one_back(generator, ns, hold_s)) if hold else lambda ns: None
+                )
+                results.append(await generator.run(plan, workers, on_start))
+                writer.meta["stages"].append(results[-1].meta)
+                if killer is not None:
+                    await killer
+            lost = generator.take_lost()
+            await generator.close()
+            await clients[0].close()
+            writer.finish()
+        return results, lost
+
+    results, lost = asyncio.run(main())
+    return load_run(path), results, lost
+
+
+async def _kill_one_worker(generator: Generator) -> None:
+    while generator.live.ended < 10:  # in the middle of its load
+        await asyncio.sleep(0.02)
+    os.kill(generator._workers._workers[0].process.pid, signal.SIGKILL)
+
+
+def _hold_one_back(generator: Generator, start_ns: int, hold_s: float) -> None:
+    pid = generator._workers._workers[1].process.pid
+    os.kill(pid, signal.SIGSTOP)
+    left_s = (start_ns - time.monotonic_ns()) / 1e9 + hold_s
+    asyncio.get_running_loop().call_later(left_s + 0.002, os.kill, pid, signal.SIGCONT)
+
+
+def open_plan(stage: int, rate_rps: float, duration_s: float, first: int) -> StagePlan:
+    schedule = open_schedule(
+        load_workload("chat-short"),
+        rate_rps=rate_rps,
+        duration_s=duration_s,
+        seed=7,
+        stage=stage,
+        first_request_id=first,
+    )
+    return StagePlan(stage, "open", schedule, duration_s, offered_rps=rate_rps)
+
+
+def content(run: Any, results: list[Any]) -> list[tuple[Any, ...]]:
+    """What does not depend on the clock: the schedule and what came of it."""
+    columns = [
+        "request_id",
+        "stage",
+        "attempt",
+        "input_tokens_planned",
+        "output_tokens_planned",
+        "status",
+        "output_tokens",
+        "input_tokens",
+    ]
+    starts = {r.meta["index"]: r.meta["start_ns"] for r in results}
+    rows = run.requests.select([*columns, "scheduled_ns"]).to_pylist()
+    return [
+        (*(row[c] for c in columns), row["scheduled_ns"] - starts[row["stage"]]) for row in rows
+    ]
+
+
+def test_records_are_the_same_for_any_number_of_workers_even_if_one_starts_late(
+    server: Started, tmp_path: Path
+) -> None:
+    """One absolute start for all: a worker that is held up for half a second sends late by its own record, no later timetable."""
+    first = open_plan(0, 30.0, 1.5, 0)
+    plans = [first, open_plan(1, 20.0, 1.0, len(first.schedule))]
+    found = {}
+    for workers in (1, 3):
+        run, results, lost = run_stages(server, tmp_path / str(workers), plans, workers, hold_s=0.5)
+        assert lost is None
+        found[workers] = content(run, results)
+        assert sum(r.meta["scheduled_requests"] for r in results) == len(found[workers])
+        assert set(pc.unique(run.requests["worker"]).to_pylist()) == set(range(workers))
+    assert len(found[1]) == sum(len(p.schedule) for p in plans)
+    assert found[1] == found[3]
+    due_s = [  # of those that the worker could not send in time, counted from the start of all
+        (r["scheduled_ns"] - results[0].meta["start_ns"]) / 1e9
+        for r in run.requests.to_pylist()
+        if r["worker"] == 1
+        and r["stage"] == 0
+        and r["dispatched_ns"] >= results[0].meta["start_ns"] + 500_000_000
+    ]
+    assert min(due_s) < 0.3
+    audit = judge(results[0].measures, Tolerance())
+    assert audit.slip_max_s >= 0.5 - min(due_s)
+    assert audit.client_limited
+
+
+def test_sessions_over_workers_are_the_same_and_stay_with_one(
+    server: Started, tmp_path: Path
+) -> None:
+    workload = Workload(
+        "w", Fixed(60), Fixed(4), sessions=Sessions(turns=Fixed(3), think_ms=Fixed(50))
+    )
+    schedule = open_schedule(workload, rate_rps=60, duration_s=1.5, seed=7, stage=0)
+    found = {}
+    for workers in (1, 3):
+        plan = StagePlan(0, "open", schedule, 1.5, offered_rps=60.0)
+        run, results, _ = run_stages(server, tmp_path / f"sessions{workers}", [plan], workers)
+        rows = run.requests.to_pylist()
+        names = (
+            "request_id",
+            "session_id",
+            "turn",
+            "status",
+            "input_tokens_planned",
+            "input_tokens",
+            "output_tokens",
+        )
+        found[workers] = [tuple(row[name] for name in names) for row in rows]
+        assert len(rows) == results[0].meta["scheduled_requests"] == len(schedule)
+        assert results[0].meta["sessions"] == {"begun": len(rows) // 3, "cut": []}
+        assert len({(row["session_id"], row["worker"]) for row in rows}) == len(rows) // 3
+        ends = {(row["session_id"], row["turn"]): row["ended_ns"] for row in rows}
+        for row in rows:
+            before = ends.get((row["session_id"], row["turn"] - 1))
+            assert before is None or row["scheduled_ns"] == before + 50_000_000
+    assert found[1] == found[3]
+    assert {row[3] for row in found[1]} == {"ok"}
+
+
+def test_closed_loop_over_workers_keeps_its_concurrency_and_its_ids(
+    server: Started, tmp_path: Path
+) -> None:
+    plans = []
+    for stage in (0, 1):
+        schedule = closed_schedule(
+            load_workload("chat-short"),
+            requests=1000,
+            seed=7,
+            stage=stage,
+            first_request_id=1000 * stage,
+        )
+        plans.append(StagePlan(stage, "closed", schedule, 1.5, concurrency=5, ramp_s=stage * 0.5))
+    run, results, _ = run_stages(server, tmp_path / "run", plans, 2)
+    ids = Counter(run.requests["request_id"].to_pylist())
+    assert set(ids.values()) == {1}
+    for result in results:
+        assert result.ids_used <= 1000
+    rows = run.requests.filter(pc.equal(run.requests["stage"], 0)).to_pylist()
+    begins = sorted((r["started_ns"], 1) for r in rows)
+    ends = sorted((r["ended_ns"], -1) for r in rows)
+    in_flight = np.cumsum([change for _, change in sorted([*begins, *ends])])
+    assert in_flight.max() == 5
+    assert [result.meta.get("ramp_s") for result in results] == [None, 0.5]
+    of_ramp = run.requests.filter(pc.equal(run.requests["stage"], 1)).to_pylist()
+    for worker, first_s in ((0, 0.0), (1, 0.1)):  # users 0, 2, 4 and 1, 3 of five over 0.5 s
+        begun_ns = min(r["scheduled_ns"] for r in of_ramp if r["worker"] == worker)
+        assert begun_ns - results[1].meta["start_ns"] >= first_s * 1e9
+
+
+def test_a_worker_that_dies_is_noticed_and_the_run_goes_on(server: Started, tmp_path: Path) -> None:
+    first = open_plan(0, 20.0, 6.0, 0)
+    plans = [first, open_plan(1, 20.0, 1.0, len(first.schedule))]
+    run, results, lost = run_stages(server, tmp_path / "run", plans, 2, kill_one=True)
+    assert "worker 0 died" in lost
+    rows = run.requests.to_pylist()
+    ids = Counter(r["request_id"] for r in rows)
+    assert set(ids.values()) == {1}
+    assert set(ids) == set(
+        range(sum(len(p.schedule) for p in plans))
+    )  # every scheduled request has its row
+    owed = [r for r in rows if r["status"] == "unfinished"]
+    assert owed
+    assert all(
+        "worker 0 died" in r["error"] and r["stage"] == 0 and r["request_id"] % 2 == 0 for r in owed
+    )
+    assert all(r["status"] == "ok" for r in rows if r["stage"] == 1 or r["request_id"] % 2 == 1)
+    assert results[0].meta["scheduled_requests"] == len(first.schedule)
+
+
+def test_deal_thins_the_schedule() -> None:
+    n = 7
+    schedule = Schedule(
+        np.arange(n, dtype=float), np.arange(n) + 1, np.arange(n) + 11, first_request_id=100
+    )
+    plan = StagePlan(0, "open", schedule, 7.0, offered_rps=1.0)
+    shares = deal(plan, 3)
+    ids = [[s.schedule.request_id(i) for i in range(len(s.schedule))] for s in shares]
+    assert ids == [[100, 103, 106], [101, 104], [102, 105]]
+    assert [list(s.schedule.scheduled_s) for s in shares] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert sum(s.offered_rps or 0 for s in shares) == pytest.approx(1.0)
+    assert [
+        deal(StagePlan(0, "closed", schedule, 1.0, concurrency=5), 3)[k].concurrency
+        for k in range(3)
+    ] == [2, 2, 1]
