@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from ampacity.analysis.burst.advice import find_harm
 from ampacity.analysis.burst.backlog import further as further_of
 from ampacity.analysis.burst.recovery import judge_recovery, slower_p
 from ampacity.analysis.burst.timeline import fallen_s
+from ampacity.analysis.contract.stage import Server
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.stage.littles_law import against_server
 from ampacity.analysis.summary import summarise
@@ -648,28 +650,24 @@ def test_a_record_that_lacks_ends_what_is_known_of_a_killed_run(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("client", "server", "ok", "why"),
+    ("client", "running", "waiting", "ok", "why"),
     [
-        (10.0, {"samples": 30, "running": 8.0, "waiting": 1.5}, True, None),
-        (
-            1.0,
-            {"samples": 30, "running": 2.5, "waiting": 0.0},
-            True,
-            None,
-        ),  # two more or less say nothing
-        (10.0, {"samples": 30, "running": 8.0, "waiting": 7.0}, False, "somebody else"),
-        (20.0, {"samples": 30, "running": 8.0, "waiting": None}, False, "before it counts them"),
+        (10.0, 8.0, 1.5, True, None),
+        (1.0, 2.5, 0.0, True, None),  # two more or less say nothing
+        (10.0, 8.0, 7.0, False, "another client"),
+        (20.0, 8.0, None, False, "before it counts them"),
     ],
 )
 def test_littles_law_against_the_servers_own_count(
-    client: float, server: dict[str, Any], ok: bool, why: str | None
+    client: float, running: float, waiting: float | None, ok: bool, why: str | None
 ) -> None:
-    found = against_server(client, server)
+    unknown = Server(samples=30, **dict.fromkeys(set(Server.__struct_fields__) - {"samples"}))
+    found = against_server(client, replace(unknown, running=running, waiting=waiting))
     assert found is not None
-    assert found["ok"] is ok
-    assert found["reason"] is None if why is None else why in found["reason"]
+    assert found.ok is ok
+    assert found.reason is None if why is None else why in str(found.reason)
     assert against_server(client, None) is None
-    assert against_server(client, {"samples": 3, "running": None}) is None
+    assert against_server(client, unknown) is None
 
 
 def test_a_burst_is_no_drift_and_no_second_mode(tmp_path: Path) -> None:
