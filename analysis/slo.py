@@ -170,7 +170,7 @@ def verdict_word(verdict: str | bool | None) -> str:
 
 
 def parse_slos(texts: Iterable[str]) -> list[Slo]:
-    """Parse SLOs or names of ``SLO_SETS``; duplicates count once, two limits for one are refused."""
+    """Parse SLOs or names of ``SLO_SETS``; duplicates count once, two limits are refused."""
     slos: dict[str, Slo] = {}
     for slo in (slo for text in texts for slo in _expand(text)):
         known = slos.setdefault(slo.name, slo)

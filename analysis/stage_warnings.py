@@ -92,9 +92,10 @@ def client_limited(facts: Facts) -> str | None:
     ]
     parts = []
     if limited:
+        reasons = _each_reason(limited, "client_limited_reason")
         parts.append(
-            "This machine could not keep up with the schedule "
-            f"{_each_reason(limited, 'client_limited_reason')}. Nothing measured there is a finding."
+            f"This machine could not keep up with the schedule {reasons}. Nothing measured there "
+            "is a finding."
         )
     if partly:
         reasons = _each_reason(partly, "why")

@@ -34,7 +34,7 @@ class ValidateError(ValueError):
 
 @dataclass(frozen=True)
 class Histogram:
-    """``counts[i]`` samples in (bounds[i - 1], bounds[i]], from 0 up to a last bound of infinity."""
+    """``counts[i]`` samples in (bounds[i - 1], bounds[i]], from 0 to a last bound of infinity."""
 
     bounds: Floats
     counts: Floats

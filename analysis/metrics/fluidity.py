@@ -49,9 +49,9 @@ def _needed_pace_s(requests: Requests, chunks: Chunks, first_s: float) -> Floats
 def fluidity_of(requests: Requests, chunks: Chunks, first_s: float, each_s: float) -> Floats:
     """Return the share of token deadlines kept, 1 - missed/total, of requests with chunks, (n,).
 
-    Etalon (Metron), arXiv 2407.07000. A token in time adds what it was early to the slack of the next; a late one misses floor((gap -
-    slack - deadline) / each_s) + 1 deadlines and starts anew. Of a chunk only the first token can
-    be late.
+    Etalon (Metron), arXiv 2407.07000. A token in time adds what it was early to the slack of the
+    next; a late one misses floor((gap - slack - deadline) / each_s) + 1 deadlines and starts anew.
+    Of a chunk only the first token can be late.
     """
     found = np.empty(len(requests))
     for where, part in chunks.parts():

@@ -94,8 +94,9 @@ def output_deviation(requests: Requests) -> float | None:
 def cut_short(table: pa.Table, requests: Requests) -> tuple[int, int]:
     """Return (answers that may have been cut off, all good answers).
 
-    Those have no finish reason and less than half of the usual chunks for their plan. Usual is the median of those that have a finish reason; where none has one, of all, if most of
-    them are about as long.
+    The former have no finish reason and less than half of the usual chunks for their plan. Usual is
+    the median of those that have a finish reason; where none has one, of all, if most of them are
+    about as long.
     """
     good = requests.take(requests.has_status("ok") & (requests.output_tokens_planned > 0))
     chunks = pc.fill_null(pc.list_value_length(table["chunk_at_us"]), 0).to_numpy()[good.row]

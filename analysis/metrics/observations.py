@@ -31,7 +31,7 @@ _RANKS_MAX = 256
 
 @dataclass(frozen=True)
 class Observations:
-    """Samples in scheduled order; ``owner`` is the request (0 .. n_owners-1) of each finite value."""
+    """Samples in scheduled order; ``owner`` is the request (0 .. n_owners-1) of each value."""
 
     unit: str  # "requests", "sessions" or "gaps"
     values: Floats  # seconds, finite

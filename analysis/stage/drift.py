@@ -63,7 +63,7 @@ def _quantile(values: Floats, quantile: float) -> float:
 
 
 def _series(o: Observations) -> Floats:
-    """Return one value per request in scheduled order, failures infinite, censored ones left out."""
+    """Return one value per request in scheduled order, failures infinite, without censored."""
     values = np.full(o.n_owners, np.nan)
     values[o.owner] = o.values
     values[o.infinite > 0] = np.inf

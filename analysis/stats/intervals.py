@@ -6,8 +6,8 @@ order, of "slower than a limit") the number of slow ones has the variance n p (1
 as negative binomial, which is a Poisson number of clusters of random size, and as binomial where
 tau is 1. A run that happens to see few jams shows too few slow requests and too small a tau at
 once, so whoever says "met" also asks how long that run's queue is remembered (``memory_of``).
-``ASSUMPTION`` says in words what that relies on; ``benchmarks/studies/verdict_rates.py`` is the study
-behind the constants.
+``ASSUMPTION`` says in words what that relies on; ``benchmarks/studies/verdict_rates.py`` is the
+study behind the constants.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def prob_at_least(misses: float, n: float, p: float) -> float:
 def smallest_n(quantile: float, misses: int = 0, confidence: float = CONFIDENCE) -> int:
     """Return the fewest samples, ``misses`` of them over, that prove P[over] <= 1 - quantile.
 
-    The samples are independent. The binomial rule of MLPerf's early stopping: P[Bin(n, 1 - q) <= misses] <= 1 - confidence. p99
-    with no miss: 299 at 95 %, 459 at 99 %.
+    Of independent samples, by the binomial rule of MLPerf's early stopping: P[Bin(n, 1 - q) <=
+    misses] <= 1 - confidence. p99 with no miss: 299 at 95 %, 459 at 99 %.
     """
     return _first(lambda n: prob_at_most(misses, n, 1 - quantile) <= 1 - confidence, _MORE_LIMIT)
 
@@ -71,8 +71,9 @@ def smallest_n(quantile: float, misses: int = 0, confidence: float = CONFIDENCE)
 def clustered_at_most(misses: npt.ArrayLike, n: float, p: float, tau: npt.ArrayLike) -> Floats:
     """Return P[X <= misses], elementwise, of a clustered count X.
 
-    X of n samples exceed, each with probability p, and Var X = n p (1-p) tau. Negative binomial where the variance is above the mean, I_{mean/var}(mean^2/(var - mean), misses
-    + 1); else (nearly independent) the binomial of n / tau samples.
+    X of n samples exceed, each with probability p, and Var X = n p (1-p) tau. Negative binomial
+    where the variance is above the mean, I_{mean/var}(mean^2/(var - mean), misses + 1); else
+    (nearly independent) the binomial of n / tau samples.
     """
     misses, tau = np.asarray(misses, dtype=np.float64), np.maximum(tau, 1.0)
     mean = n * p
@@ -101,10 +102,10 @@ def clustered_at_least(misses: npt.ArrayLike, n: float, p: float, tau: npt.Array
 def few_by_chance(misses: npt.ArrayLike, n: float, p: float, tau: float, likely: float) -> Floats:
     """Return P[so few slow samples | each is slow with probability p], elementwise.
 
-    Small: they are rarer than p. ``tau`` is the clustering that the run shows, ``likely`` the one that its
-    queue makes likely, which counts as ``PRIOR_CLUSTERS`` clusters beside those seen: a jam-free
-    run shows none. As a run without its share of jams shows too small a tau as well, tau - 1 is
-    taken 1 + 1/sqrt(m) times, m = n p / tau the clusters to expect.
+    Small: they are rarer than p. ``tau`` is the clustering that the run shows, ``likely`` the one
+    that its queue makes likely, which counts as ``PRIOR_CLUSTERS`` clusters beside those seen: a
+    jam-free run shows none. As a run without its share of jams shows too small a tau as well, tau -
+    1 is taken 1 + 1/sqrt(m) times, m = n p / tau the clusters to expect.
     """
     misses = np.asarray(misses, dtype=np.float64)
     pooled = (PRIOR_CLUSTERS * likely + misses) / (PRIOR_CLUSTERS + misses / tau)
@@ -147,7 +148,8 @@ def _first(holds: Callable[[int], bool], limit: int) -> int:
 def autocorrelation_time(series: Floats) -> float:
     """Return 1 + 2 sum rho_k of a series in its order, at least 1.
 
-    Geyer's initial monotone sequence: pairs rho_2k + rho_2k+1 are summed until one is not positive, and kept from rising (Geyer 1992).
+    Initial monotone sequence (Geyer 1992): pairs rho_2k + rho_2k+1 are summed until one is not
+    positive, and kept from rising.
     """
     n = len(series)
     centred = series - series.mean() if n else series

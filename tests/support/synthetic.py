@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ampacity.analysis.contract.summary import to_json
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.requests import read_chunks, read_requests
 from ampacity.analysis.slo import parse_slo
+from ampacity.analysis.summary import summarise
 from ampacity.loadgen.rundir.files import Run, RunWriter, load_run
 from ampacity.loadgen.rundir.records import SCHEMA, RequestRecord, to_batch
 
@@ -188,6 +190,19 @@ def make_run(
         if not killed:
             writer.finish()
     return load_run(path)
+
+
+def summary_of(
+    path: Path, *stages: Stage, slos: Iterable[str] = (), **changes: Any
+) -> dict[str, Any]:
+    """Summarise a made-up run, which is written to a new directory in ``path``."""
+    new = path / f"run{len(list(path.glob('run*')))}"
+    return strict(to_json(summarise(make_run(new, stages, slos, **changes))))
+
+
+def warned(summary: dict[str, Any], code: str) -> str | None:
+    """Return the text of a warning of a summary, or None where it has none with that code."""
+    return next((w["text"] for w in summary["warnings"] if w["code"] == code), None)
 
 
 def queue_stage(

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.analysis.test_families import two_classes
-from tests.analysis.test_outage import stage as outage_stage
-from tests.analysis.test_sessions import by_hand
 
 from ampacity.analysis.contract.part import ContractError
 from ampacity.analysis.contract.summary import describe_fields, read_summary, to_json
 from ampacity.loadgen.rundir.files import Run, load_run
+from tests.analysis.capacity.test_families import two_classes
+from tests.analysis.stage.test_outage import stage as outage_stage
+from tests.analysis.summary.test_sessions import by_hand
 from tests.experiments.test_burst import burst_run
 from tests.experiments.test_predict import predict
 from tests.support import sample_summary

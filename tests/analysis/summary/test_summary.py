@@ -15,7 +15,6 @@ from ampacity.analysis.capacity.fleet import instances_text
 from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.verdict import write_verdict
 from ampacity.analysis.warnings import RULES
-from ampacity.loadgen.rundir.records import RequestRecord
 from tests.support.contract import summarise
 from tests.support.synthetic import (
     FLEET,
@@ -26,6 +25,8 @@ from tests.support.synthetic import (
     queue_sweep,
     request,
     strict,
+    summary_of,
+    warned,
 )
 
 
@@ -82,44 +83,33 @@ def test_verdict_in_words_for_given_figures(sweep: dict[str, Any]) -> None:
     )
 
 
-def codes(summary: dict[str, Any]) -> set[str]:
-    return {w["code"] for w in summary["warnings"]}
-
-
 def test_an_empty_run(tmp_path: Path) -> None:
-    summary = strict(summarise(make_run(tmp_path / "run", [], SLOS)))
+    summary = summary_of(tmp_path, slos=SLOS)
     assert summary["verdict"] == "Nothing was measured: no request was recorded."
-    assert "no_requests" in codes(summary)
-    empty = strict(summarise(make_run(tmp_path / "stage", [Stage([], 5.0, offered_rps=4.0)], SLOS)))
+    assert warned(summary, "no_requests")
+    empty = summary_of(tmp_path, Stage([], 5.0, offered_rps=4.0), slos=SLOS)
     assert empty["stages"][0]["requests"] == 0
     assert empty["stages"][0]["ttft_s"]["reason"] == "no request has a value"
 
 
-def killed(path: Path, last: list[RequestRecord]) -> dict[str, Any]:
-    """The summary of a run that was killed in its second stage, of which ``last`` was recorded."""
-    stages = [Stage(fixed(400, 0.02), 8.0), Stage(last, 8.0, start_s=10.0, scheduled_requests=400)]
-    run = make_run(path, stages, SLOS, killed=True, status="running")
-    assert not run.complete
-    return strict(summarise(run))
-
-
 def test_a_killed_run_counts_what_was_lost(tmp_path: Path) -> None:
-    # requests 400 to 499 had been due, of which 19 are not recorded: unfinished. Those from 500 on never were due.
-    summary = killed(
-        tmp_path / "run",
-        [
-            r
-            for r in fixed(100, 0.02, first=400, start_s=10.0)
-            if r.request_id % 5 or r.request_id == 400
-        ],
-    )
+    """Requests 400 to 499 had been due, of which 19 are not recorded: unfinished. Later ones never were due."""
+    recorded = [
+        r
+        for r in fixed(100, 0.02, first=400, start_s=10.0)
+        if r.request_id % 5 or r.request_id == 400
+    ]
+    stages = [
+        Stage(fixed(400, 0.02), 8.0),
+        Stage(recorded, 8.0, start_s=10.0, scheduled_requests=400),
+    ]
+    summary = summary_of(tmp_path, *stages, slos=SLOS, killed=True, status="running")
     assert summary["requests"] == 500
     assert summary["errors"]["unfinished"] == 19
     assert summary["stages"][1]["missing"] == summary["stages"][1]["errors"]["unfinished"] == 19
-    assert (
-        summary["partial"] == "killed at stage 1 (10.12 req/s): only what had been recorded is here"
-    )
-    assert summary["verdict"].startswith("Partial run (killed at stage 1 (10.12 req/s)")
+    said = "killed at stage 1 (10.12 req/s)"
+    assert summary["partial"] == f"{said}: only what had been recorded is here"
+    assert summary["verdict"].startswith(f"Partial run ({said}")
     assert summary["stages"][0]["slo_met"] is True
 
 
@@ -131,16 +121,13 @@ def test_a_run_that_ended_within_its_ramp_says_so_and_judges_nothing(tmp_path: P
         ended_early="interrupted by Ctrl-C",
         extra={"ramp_s": 30.5},
     )
-    killed = make_run(tmp_path / "killed", [ramp], ["ttft_p99=1s"], killed=True)
-    cut = make_run(tmp_path / "cut", [ramp], ["ttft_p99=1s"], status="interrupted")
-    for found in (summarise(killed), summarise(cut)):
-        assert found["stages"][0]["requests"] == 0
-        assert found["stages"][0]["window"]["warmup_requests"] == 60
-        assert found["stages"][0]["slo_met"] is None
-        assert (
-            "very stage ended within its ramp, which does not count: 60 of 60 requests"
-            in found["verdict"]
-        )
+    for ended in ({"killed": True}, {"status": "interrupted"}):
+        found = summary_of(tmp_path, ramp, slos=["ttft_p99=1s"], **ended)
+        (stage,) = found["stages"]
+        assert (stage["requests"], stage["slo_met"]) == (0, None)
+        assert stage["window"]["warmup_requests"] == 60
+        said = "very stage ended within its ramp, which does not count: 60 of 60 requests"
+        assert said in found["verdict"]
 
 
 def test_what_was_answered_is_counted_over_the_whole_run(sweep: dict[str, Any]) -> None:
@@ -184,13 +171,9 @@ def test_what_was_answered_is_counted_over_the_whole_run(sweep: dict[str, Any]) 
     ],
 )
 def test_why_a_run_is_partial(tmp_path: Path, status: str, reason: str | None, said: str) -> None:
-    run = make_run(
-        tmp_path / "run",
-        [Stage(fixed(40, 0.02), 0.8, ended_early=reason)],
-        status=status,
-        status_reason=reason,
-    )
-    assert summarise(run)["partial"] == said
+    stage = Stage(fixed(40, 0.02), 0.8, ended_early=reason)
+    found = summary_of(tmp_path, stage, status=status, status_reason=reason)
+    assert found["partial"] == said
 
 
 def test_a_run_that_is_still_going_on_is_not_said_to_be_killed(tmp_path: Path) -> None:
@@ -211,18 +194,15 @@ def test_the_verdict_rounds_no_c_max_to_nothing_and_names_lower_rates(
     assert "C_max at least 0.0412 in flight" in write_verdict(summary)
     summary["capacity"] |= {"c_max": 1}
     assert "C_max at least 1 in flight" in write_verdict(summary)
-    summary["capacity"] |= {
-        "capacity_rps": None,
-        "capacity_rps_ci": [0.0, 40.0],
-        "reason": "REASON",
-    }
+    summary["capacity"] |= {"capacity_rps": None, "capacity_rps_ci": [0.0, 40.0]}
+    summary["capacity"]["reason"] = "REASON"
     assert write_verdict(summary) == (
         "No stage alone was shown to meet ttft_p99 ≤ 200 ms and itl_p99 ≤ 50 ms; the capacity is below 40 requests/s: REASON."
     )
 
 
 def test_no_slos(tmp_path: Path) -> None:
-    summary = strict(summarise(make_run(tmp_path / "run", [Stage(fixed(400, 0.02), 8.0)])))
+    summary = summary_of(tmp_path, Stage(fixed(400, 0.02), 8.0))
     stage = summary["stages"][0]
     assert (stage["slo_met"], stage["goodput_rps"], stage["slo_verdicts"]) == (None, None, [])
     assert summary["capacity"]["capacity_rps"] is None
@@ -236,13 +216,13 @@ def test_a_stage_shorter_than_its_answers_names_no_rate(tmp_path: Path) -> None:
 
     None ends in the second half, from which a rate by completions counts where answers take so long."""
     records = [request(i, i * 0.2, gaps_s=[0.1 if i < 3 else 7.9]) for i in range(25)]
-    short = summarise(make_run(tmp_path / "short", [Stage(records, 5.0)]))
+    short = summary_of(tmp_path, Stage(records, 5.0))
     assert short["stages"][0]["achieved_rps"] == 0
     assert short["verdict"] == (
         "Too short to tell: an answer takes 8 s and no stage is twice as long, so no rate is known. Use a longer --duration."
     )
     other = Stage(fixed(400, 0.02, first=25, start_s=20.0), 8.0, start_s=20.0)
-    both = summarise(make_run(tmp_path / "both", [Stage(records, 5.0), other]))
+    both = summary_of(tmp_path, Stage(records, 5.0), other)
     assert both["verdict"].startswith("Up to 50 requests/s")
 
 
@@ -257,7 +237,7 @@ def test_each_undecided_stage_is_named_with_its_own_reason(tmp_path: Path) -> No
         Stage(fixed(15, 0.05, first=415, start_s=5.0), 0.75, start_s=5.0),
         Stage(endless, 8.0, start_s=20.0),
     ]
-    text = warned(summarise(make_run(tmp_path / "run", stages)), "too_short")
+    text = str(warned(summary_of(tmp_path, *stages), "too_short"))
     assert text.startswith(
         "Stability is not known at 10 req/s, 20 req/s: 15 requests are too few to tell (needs 20); at 50 req/s: requests last"
     )
@@ -265,17 +245,14 @@ def test_each_undecided_stage_is_named_with_its_own_reason(tmp_path: Path) -> No
 
 def test_everything_failed(tmp_path: Path) -> None:
     records = [request(i, i * 0.02, ttft_s=None, status="http_error") for i in range(400)]
-    summary = strict(summarise(make_run(tmp_path / "run", [Stage(records, 8.0)], SLOS)))
+    summary = summary_of(tmp_path, Stage(records, 8.0), slos=SLOS)
     assert summary["verdict"] == "No request was answered: 400 of 400 ended as http_error."
-    assert "errors" in codes(summary)
-    assert "400 of 400 requests failed (400 http_error)" in next(
-        w["text"] for w in summary["warnings"] if w["code"] == "errors"
-    )
+    assert "400 of 400 requests failed (400 http_error)" in str(warned(summary, "errors"))
 
 
 def test_client_limited_everywhere(tmp_path: Path) -> None:
     stages = [Stage(fixed(400, 0.02), 8.0, client_limited=True)]
-    summary = strict(summarise(make_run(tmp_path / "run", stages, SLOS)))
+    summary = summary_of(tmp_path, *stages, slos=SLOS)
     assert summary["verdict"].startswith("No finding: the client could not keep up")
     assert summary["capacity"]["capacity_rps"] is None
     assert summary["audit"] | {"slip_p99_s": None} == {
@@ -297,15 +274,15 @@ def test_a_disturbed_stage_that_was_repeated_limits_nothing(tmp_path: Path) -> N
         Stage(fixed(400, 0.02), 8.0),
         Stage(fixed(800, 0.02), 8.0, client_limited=True),
     ]
-    summary = strict(summarise(make_run(tmp_path / "run", stages, SLOS)))
+    summary = summary_of(tmp_path, *stages, slos=SLOS)
     assert summary["audit"]["client_limited_stages"] == [0, 2]
     assert summary["audit"]["repeated_stages"] == [0]
     assert summary["audit"]["client_limited"] is True  # stage 2 was not
-    warning = next(w["text"] for w in summary["warnings"] if w["code"] == "client_limited")
-    assert warning.startswith("This machine could not keep up with the schedule at 100 req/s: ")
-    summary = strict(summarise(make_run(tmp_path / "again", stages[:2], SLOS)))
+    text = str(warned(summary, "client_limited"))
+    assert text.startswith("This machine could not keep up with the schedule at 100 req/s: ")
+    summary = summary_of(tmp_path, *stages[:2], slos=SLOS)
     assert summary["audit"]["client_limited"] is False
-    assert "client_limited" not in codes(summary)
+    assert warned(summary, "client_limited") is None
 
 
 def test_the_audit_is_that_of_the_stages_that_count(tmp_path: Path) -> None:
@@ -325,32 +302,28 @@ def test_the_audit_is_that_of_the_stages_that_count(tmp_path: Path) -> None:
         }
         return Stage(fixed(400, 0.02), 8.0, extra={"audit": audit})
 
-    def audit_of(name: str, *stages: Stage) -> dict[str, Any]:
-        audit: dict[str, Any] = summarise(make_run(tmp_path / name, stages, SLOS))["audit"]
-        return audit
-
     stages = [stage(0.002), stage(0.2, limited=True), stage(0.008), stage(0.172, limited=True)]
     stages[3].offered_rps = 100.0
-    audit = audit_of("run", *stages)
+    audit = summary_of(tmp_path, *stages, slos=SLOS)["audit"]
     assert (audit["client_limited_stages"], audit["repeated_stages"]) == ([1, 3], [1])
-    figures = (
+    figures = [
         "slip_p99_s",
         "loop_lag_p99_s",
         "receive_delay_p99_s",
         "coalesced_share",
         "dated_by_kernel",
-    )
+    ]
     assert [audit[name] for name in figures] == [0.008, 0.004, 0.002, 0.001, True]
-    assert audit["cpu_fraction"] == pytest.approx(
-        0.688
-    )  # 4 x 0.172: of the stage that was limited, to say what helps
-    audit = audit_of("all", stages[1], stages[3])  # where each was limited there are no others
+    # 4 x 0.172: of the stage that was limited, to say what helps
+    assert audit["cpu_fraction"] == pytest.approx(0.688)
+    # where each was limited there are no others
+    audit = summary_of(tmp_path, stages[1], stages[3], slos=SLOS)["audit"]
     assert [audit[name] for name in figures] == [0.2, 0.1, 0.05, 0.025, False]
 
 
 def test_a_single_stage_that_meets_is_a_lower_bound(tmp_path: Path) -> None:
     records = fixed(1000, 0.02)
-    summary = strict(summarise(make_run(tmp_path / "run", [Stage(records, 20.0)], SLOS)))
+    summary = summary_of(tmp_path, Stage(records, 20.0), slos=SLOS)
     assert summary["capacity"]["crossing"] == "lower_bound"
     assert summary["verdict"].startswith("One instance carries at least 50 req/s")
     assert summary["knee"]["reason"] == "needs 4 usable stages, has 1"
@@ -358,7 +331,7 @@ def test_a_single_stage_that_meets_is_a_lower_bound(tmp_path: Path) -> None:
 
 def test_a_trace_replay_is_one_open_stage(tmp_path: Path) -> None:
     stage = Stage(fixed(500, 0.02), 10.0, extra={"offered_rps": None})
-    summary = strict(summarise(make_run(tmp_path / "run", [stage], SLOS)))
+    summary = summary_of(tmp_path, stage, slos=SLOS)
     assert summary["stages"][0]["offered_rps"] == pytest.approx(50.0)
     assert summary["capacity"]["capacity_rps"] is not None
 
@@ -367,26 +340,19 @@ def test_a_closed_sweep(tmp_path: Path) -> None:
     stages, start, first = [], 0.0, 0
     for users in (1, 2, 4, 8):
         service = 0.05 * users  # the server works one after the other: 20 a second
+        answer: dict[str, Any] = {"ttft_s": service - 0.004, "gaps_s": [0.001] * 4}
         records = [
-            request(
-                first + i * users + k,
-                start + i * service,
-                ttft_s=service - 0.004,
-                gaps_s=[0.001] * 4,
-            )
+            request(first + i * users + k, start + i * service, **answer)
             for i in range(round(20 / service))
             for k in range(users)
         ]
         first += len(records)
         stages.append(Stage(records, 20.0, start_s=start, concurrency=users))
         start += 25.0
-    summary = strict(summarise(make_run(tmp_path / "run", stages, SLOS)))
+    summary = summary_of(tmp_path, *stages, slos=SLOS)
     capacity = summary["capacity"]
-    assert (capacity["c_max_basis"], capacity["c_max"], capacity["c_max_ci"]) == (
-        "closed",
-        4,
-        [4, 8],
-    )
+    found = [capacity[name] for name in ("c_max_basis", "c_max", "c_max_ci")]
+    assert found == ["closed", 4, [4, 8]]
     assert capacity["capacity_rps"] == pytest.approx(20, rel=0.05)
 
 
@@ -406,67 +372,48 @@ def test_a_workload_that_does_not_fit_the_context_is_warned_of(
 ) -> None:
     run = make_run(tmp_path / "run", [Stage(fixed(400, 0.02), 8.0)], SLOS)
     run = replace(run, meta={**run.meta, "workload": {**run.meta["workload"], **counted}})
-    found = [w["text"] for w in strict(summarise(run))["warnings"] if w["code"] == "beyond_context"]
-    assert [text.partition(",")[0] for text in found] == ([said] if said else [])
+    text = warned(strict(summarise(run)), "beyond_context")
+    assert (text and text.partition(",")[0]) == said
 
 
 def test_warnings_about_lengths_cache_and_chunks(tmp_path: Path) -> None:
     records = fixed(400, 0.02, output_tokens_planned=20, cached_tokens=50, output_tokens=10)
-    summary = strict(summarise(make_run(tmp_path / "run", [Stage(records, 8.0)], SLOS)))
-    assert {"lengths_off", "cached", "tokens_per_chunk"} <= codes(summary)
+    summary = summary_of(tmp_path, Stage(records, 8.0), slos=SLOS)
+    assert all(warned(summary, code) for code in ("lengths_off", "cached", "tokens_per_chunk"))
     realised = summary["workload"]["realised"]
     assert realised["cached_token_share"] == pytest.approx(0.5)
     assert realised["tokens_per_chunk"] == pytest.approx(2.0)
     assert realised["output_tokens"]["received"]["p50"] == 10
     assert realised["output_tokens"]["planned"]["mean"] == 20
     assert realised["token_source"] == {"usage": 400}
-    shared = make_run(
-        tmp_path / "shared",
-        [Stage(records, 8.0)],
-        SLOS,
-        workload={"name": "x", "prompts": "shared"},
-    )
-    assert "cached" not in codes(summarise(shared))
-
-
-def warned(summary: dict[str, Any], code: str) -> str:
-    return next(w["text"] for w in summary["warnings"] if w["code"] == code)
+    workload = {"name": "x", "prompts": "shared"}
+    shared = summary_of(tmp_path, Stage(records, 8.0), slos=SLOS, workload=workload)
+    assert warned(shared, "cached") is None
 
 
 def test_what_to_do_about_too_few_requests(tmp_path: Path) -> None:
+    """299 without a miss are needed: 269 more, at 10 a second."""
+
+    def hint(*stages: Stage, **changes: Any) -> str:
+        summary = summary_of(tmp_path, *stages, slos=["ttft_p99=200ms"], **changes)
+        return str(warned(summary, "too_few_requests"))
+
     stage = Stage(fixed(30, 0.1), 3.0)
-    text = warned(
-        summarise(make_run(tmp_path / "run", [stage], ["ttft_p99=200ms"])), "too_few_requests"
-    )
-    # 299 without a miss are needed: 269 more, at 10 a second
-    assert text == (
+    assert hint(stage) == (
         "At 10 req/s an SLO is inconclusive (ttft_p99=200ms: 0 of 30 requests over the limit "
         "(p99 needs 299 requests)). Use a longer --duration: about 269 more requests, 27 s of that load, decide it."
     )
-    replay = make_run(
-        tmp_path / "replay", [stage], ["ttft_p99=200ms"], workload={"trace": {"file": "day.csv"}}
-    )
-    text = warned(summarise(replay), "too_few_requests")
+    text = hint(stage, workload={"trace": {"file": "day.csv"}})
     assert "--duration" not in text
     assert "Replay a longer trace: about 269 more requests" in text
     assert text.endswith("or use a laxer percentile.")
     missed = fixed(1980, 0.02) + fixed(20, 0.02, first=1980, start_s=39.6, ttft_s=0.3)
-    on_edge = summarise(
-        make_run(tmp_path / "edge", [Stage(missed, 40.0)], ["ttft_p99=200ms"], warmup_requests=0)
-    )
-    assert "no length is likely to decide" in warned(on_edge, "too_few_requests")
-    assert "more requests" not in warned(on_edge, "too_few_requests")
-
-
-def test_the_number_that_is_lacking_is_that_of_the_verdict_that_is_named(tmp_path: Path) -> None:
-    """At 10/s 269 of 299 are lacking, at 50/s 99: the lesser is named, by its load."""
-    quick = fixed(
-        200, 0.02, first=30, start_s=10.0, ttft_s=0.01, gaps_s=[0.001] * 4
-    )  # one in flight at a time
-    stages = [Stage(fixed(30, 0.1), 3.0), Stage(quick, 4.0, start_s=10.0)]
-    run = make_run(tmp_path / "run", stages, ["ttft_p99=200ms"], warmup_requests=0)
-    text = warned(summarise(run), "too_few_requests")
-    assert text == (
+    on_edge = hint(Stage(missed, 40.0), warmup_requests=0)
+    assert "no length is likely to decide" in on_edge
+    assert "more requests" not in on_edge
+    # at 10/s 269 of 299 are lacking, at 50/s 99: the lesser is named, by its load, with one in flight at a time
+    quick = fixed(200, 0.02, first=30, start_s=10.0, ttft_s=0.01, gaps_s=[0.001] * 4)
+    assert hint(stage, Stage(quick, 4.0, start_s=10.0), warmup_requests=0) == (
         "At 10 req/s, 50 req/s an SLO is inconclusive; least is lacking for ttft_p99=200ms at 50 req/s: 0 of 200 requests over "
         "the limit (p99 needs 299 requests). Use a longer --duration: about 99 more requests, 2 s of "
         "that load, decide it."
@@ -477,35 +424,20 @@ def undecided_at(
     load: float, *verdicts: tuple[float, int | None], met: bool | None = None
 ) -> dict[str, Any]:
     """A stage of the summary with (attainment, more_requests) of ttft_p99=1s and itl_p99=1s, both inconclusive."""
-    return {
-        "kind": "open",
-        "offered_rps": load,
-        "achieved_rps": load,
-        "arrived_rps": load,
-        "carried_rps": load,
-        "slo_met": met,
-        "requests": 60,
-        "client_limited": False,
-        "slo_verdicts": [
-            {
-                "slo": f"{name}_p99=1s",
-                "verdict": "inconclusive",
-                "attainment": share,
-                "more_requests": more,
-                "reason": "few",
-            }
-            for name, (share, more) in zip(("ttft", "itl"), verdicts, strict=False)
-        ],
-    }
+    rates = dict.fromkeys(("offered_rps", "achieved_rps", "arrived_rps", "carried_rps"), load)
+    known = {"verdict": "inconclusive", "reason": "few"}
+    each = [
+        known | {"slo": f"{name}_p99=1s", "attainment": share, "more_requests": more}
+        for name, (share, more) in zip(("ttft", "itl"), verdicts, strict=False)
+    ]
+    stage = {"kind": "open", "requests": 60, "client_limited": False, "slo_met": met}
+    return stage | rates | {"slo_verdicts": each}
 
 
 def hint_about(*stages: dict[str, Any]) -> str:
     capacity = {"capacity_rps": None, "capacity_rps_ci": None}
-    return str(
-        RULES["too_few_requests"](
-            Facts({"stages": list(stages), "capacity": capacity, "workload": {}})
-        )
-    )
+    facts = Facts({"stages": list(stages), "capacity": capacity, "workload": {}})
+    return str(RULES["too_few_requests"](facts))
 
 
 def test_more_requests_are_asked_for_where_the_slo_may_yet_be_met() -> None:
@@ -539,13 +471,8 @@ SETTINGS_OF_LOADS = ("--duration", "--rates", "--concurrency")
     [
         {"search": {"precision": 0.05, "reached": True, "more_requests": 0, "path": []}},
         {
-            "search": {
-                "precision": 0.05,
-                "reached": False,
-                "more_requests": 900,
-                "path": [],
-                "ended": "interrupted by SIGTERM",
-            }
+            "search": {"precision": 0.05, "reached": False, "more_requests": 900, "path": []}
+            | {"ended": "interrupted by SIGTERM"}
         },
         {"imported": {"tool": "vllm bench", "definitions": []}},
     ],
@@ -559,15 +486,15 @@ def test_advice_names_no_setting_that_the_experiment_lacks(
         Stage(fixed(15, 0.1, first=30, start_s=10.0), 1.5, start_s=10.0),
         Stage(fixed(400, 0.02, first=45, start_s=20.0, ttft_s=0.3), 8.0, start_s=20.0),
     ]
-    summary = summarise(make_run(tmp_path / "run", stages, ["ttft_p99=200ms"], **kind))
+    summary = summary_of(tmp_path, *stages, slos=["ttft_p99=200ms"], **kind)
     text = json.dumps([summary["warnings"], summary["verdict"], summary["capacity"]["reason"]])
     assert not [name for name in SETTINGS_OF_LOADS if name in text]
     if "search" in kind:
         assert "inconclusive" not in json.dumps(summary["warnings"])
         assert ("was not reached" in summary["verdict"]) is not kind["search"]["reached"]
     else:
-        assert "Measure longer with that tool" in warned(summary, "too_short")
-    too_high = summarise(make_run(tmp_path / "high", stages[2:], ["ttft_p99=200ms"], **kind))
+        assert "Measure longer with that tool" in str(warned(summary, "too_short"))
+    too_high = summary_of(tmp_path, *stages[2:], slos=["ttft_p99=200ms"], **kind)
     assert "try 12, 25, 38 requests/s" in too_high["capacity"]["reason"]
 
 
@@ -596,18 +523,12 @@ def test_advice_names_no_setting_that_the_experiment_lacks(
 def test_what_helps_a_limited_client(tmp_path: Path, cpu: float, reason: str, advice: str) -> None:
     audit = {"client_limited": True, "client_limited_reason": reason, "cpu_fraction": cpu}
     stage = Stage(fixed(400, 0.02), 8.0, extra={"audit": audit})
-    assert warned(summarise(make_run(tmp_path / "run", [stage], SLOS)), "client_limited").endswith(
-        advice
-    )
+    text = warned(summary_of(tmp_path, stage, slos=SLOS), "client_limited")
+    assert str(text).endswith(advice)
 
 
 def test_a_good_run_has_no_warnings(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
-    records = [
-        request(i, s, ttft_s=t, gaps_s=[0.01] * 9)
-        for i, (s, t) in enumerate(
-            zip(np.sort(rng.uniform(0, 80, 8000)), rng.uniform(0.05, 0.1, 8000), strict=True)
-        )
-    ]
-    summary = summarise(make_run(tmp_path / "run", [Stage(records, 80.0)], SLOS))
-    assert summary["warnings"] == []
+    due_s, ttft_s = np.sort(rng.uniform(0, 80, 8000)), rng.uniform(0.05, 0.1, 8000)
+    records = [request(i, due_s[i], ttft_s=ttft_s[i], gaps_s=[0.01] * 9) for i in range(len(due_s))]
+    assert summary_of(tmp_path, Stage(records, 80.0), slos=SLOS)["warnings"] == []
