@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ampacity.analysis.change.change import (
+from ampacity.analysis.change.engine import (
     ASSUMED_NOISE,
     between_rounds,
     enough_pairs,

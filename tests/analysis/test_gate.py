@@ -16,14 +16,6 @@ from hdrh.histogram import HdrHistogram
 
 from ampacity.analysis.change.baseline import make_baseline
 from ampacity.analysis.change.baseline_file import read_baseline, write_baseline
-from ampacity.analysis.change.change import (
-    Estimate,
-    between_runs,
-    compare_shares,
-    holm,
-    spent_at_looks,
-    times_longer,
-)
 from ampacity.analysis.change.checks import (
     WATCHED,
     CheckedChange,
@@ -32,6 +24,14 @@ from ampacity.analysis.change.checks import (
     slos_of,
 )
 from ampacity.analysis.change.comparable import lengths_apart
+from ampacity.analysis.change.engine import (
+    Estimate,
+    between_runs,
+    compare_shares,
+    holm,
+    spent_at_looks,
+    times_longer,
+)
 from ampacity.analysis.change.gate import _sentence, judge_gate, twice_as_slow
 from ampacity.analysis.change.judged import CompareError, Judged, _per_planned, prepare
 from ampacity.analysis.change.results import Check, GateResult
