@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from msgspec import structs
@@ -48,6 +49,7 @@ BETWEEN = (
 )
 Runs = Sequence[ComparedRun]
 Pairings = Mapping[tuple[int, int], Pairing]
+Changes = Mapping[tuple[int, int], engine.Change | str]
 
 
 @dataclass(frozen=True)
@@ -202,12 +204,8 @@ def _shift(runs: Runs, made: Pairings) -> list[Shift]:
 
     5 % false findings over all of them together (Holm).
     """
-    cells = {
-        (j, m, q): made[0, j].quantile(m, q)
-        for j in range(1, len(runs))
-        for m in METRICS
-        for q in QUANTILES
-    }
+    keys = product(range(1, len(runs)), METRICS, QUANTILES)
+    cells = {(j, m, q): made[0, j].quantile(m, q) for j, m, q in keys}
     tested = {k: c.change.p for k, c in cells.items() if not isinstance(c.change, str)}
     real = dict(zip(tested, engine.holm(list(tested.values()), engine.ALPHA), strict=True))
     found: dict[tuple[int, str], list[QuantileChange]] = {}
@@ -238,13 +236,11 @@ def _tested_lines(runs: Runs, made: Pairings) -> list[Line]:
 
     5 % false winners over all lines together (Holm).
     """
-    tests = {}
-    lines = {}
+    tests, lines = {}, {}
     one_load = made[0, 1].rounds or len({r.best and level_name(r.best) for r in runs}) == 1
     for f in FIGURES:
-        line, against = _untested(f, runs, made, one_load)
-        lines[f] = line
-        if line.verdict == "open":
+        lines[f], against = _untested(f, runs, made, one_load)
+        if lines[f].verdict == "open":
             tests[f] = against
     real = iter(engine.holm([c.p for against in tests.values() for c in against], engine.ALPHA))
     for f, against in tests.items():
@@ -270,12 +266,9 @@ def _untested(
     at = "the load where latencies are compared"
     if f.basis in RATES:
         at = "the load of the A/B" if rounds else "its best stage"
-    line = f.line(
-        runs,
-        values,
-        note=f"one instance at {at}" if f.question == "cost" else None,
-        lower_bound=[p.at_least(f.basis, side) for p, side in sides],
-    )
+    note = f"one instance at {at}" if f.question == "cost" else None
+    lower_bound = [p.at_least(f.basis, side) for p, side in sides]
+    line = f.line(runs, values, note=note, lower_bound=lower_bound)
     if f.higher is None:
         return structs.replace(line, reason=SLOWER_MEDIAN), []
     known = [v for v in line.values if v is not None]
@@ -297,11 +290,7 @@ def _untested(
 
 
 def _may_carry_more(
-    f: Figure,
-    runs: Runs,
-    best: int,
-    changes: Mapping[tuple[int, int], engine.Change | str],
-    one_load: bool,
+    f: Figure, runs: Runs, best: int, changes: Changes, one_load: bool
 ) -> str | None:
     """Return why the best is no winner: another may carry so much more than at its best stage.
 
@@ -392,12 +381,9 @@ def _by_capacity(
         for r, c in zip(runs, capacities, strict=True)
     ]
     ends = [[bound(r, rate) for rate in capacity_bracket(r)] for r in runs]  # the worst first
-    line = f.line(
-        runs,
-        values,
-        brackets=[tuple(e if f.higher else e[::-1]) for e in ends],
-        note=AT_USABLE if f.question == "cost" else None,
-    )
+    brackets = [tuple(e if f.higher else e[::-1]) for e in ends]
+    note = AT_USABLE if f.question == "cost" else None
+    line = f.line(runs, values, brackets=brackets, note=note)
     if any(c["crossing"] == "lower_bound" for c in capacities):
         line = structs.replace(line, best=None)  # nobody knows which one's is better
     sign = 1 if f.higher else -1
