@@ -169,8 +169,7 @@ def enough_pairs(order: Sequence[float]) -> bool:
 def between_rounds(log_ratios: Floats, order: Floats) -> Change:
     """Return the mean log ratio of ``enough_pairs`` of stages.
 
-    The effect of their order is a second coefficient where the order varies, so that a drift
-    cancels.
+    Their order is a second coefficient where it varies, so that a drift cancels.
     """
     n = len(log_ratios)
     columns = [np.ones(n)] + ([order] if len(set(order.tolist())) > 1 else [])
@@ -288,8 +287,7 @@ def spent_at_looks(alpha: float, looks: int) -> list[float]:
     """Return what each of ``looks`` equally spaced looks spends of ``alpha``.
 
     By Pocock's spending function (Lan and DeMets 1983): alpha ln(1 + (e - 1) t) is spent at share t
-    of the looks. Each look tests at its own part, and the parts add up to alpha, so the error over
-    all looks is at most alpha, however they depend on each other.
+    of the looks. The parts add up to alpha, so the error over all looks is at most alpha.
     """
     by = [alpha * math.log1p((math.e - 1) * k / looks) for k in range(looks + 1)]
     return [after - before for before, after in itertools.pairwise(by)]

@@ -49,26 +49,13 @@ def judge_gate(
     alpha = engine.spent_at_looks(engine.ALPHA, looks)[look - 1]
     levels = checks.read_levels(base, runs)
     tested = [t for at in levels for t in checks.changes_of(at, tolerances)]
-    decided = iter(checks.decide(tested, alpha))
-    found: list[Check] = []
-    untracked: dict[str, str] = {}
-    watched: dict[str, str] = {}
-    for at in levels:
-        delays_s = [run.client_delay_s(s) for run, s in zip(runs, at.stages, strict=True)]
-        later_s = max(delays_s) - at.base["client_delay_s"]
-        found += [check for run in runs for check in checks.sanity(run, at.name)]
-        changes = [next(decided) for t in tested if t.check.level == at.name]
-        watched |= {c.title: checks.why_watched(c) for c in changes if c.verdict == checks.WATCHED}
-        found += [
-            checks.excuse_client_delay(c, later_s) for c in changes if c.verdict != checks.WATCHED
-        ]
-        untracked |= {f"{metric} at {at.name}": why for metric, why in at.base["untracked"].items()}
+    found, watched = _at_levels(levels, runs, checks.decide(tested, alpha))
+    untracked = {f"{k} at {at.name}": v for at in levels for k, v in at.base["untracked"].items()}
     limits, unjudged = checks.slo_checks(levels, runs[0].summary["slos"])
     tolerance = tolerances.get("capacity_rps", checks.CAPACITY_TOLERANCE)
     found += checks.capacity_checks(base, runs[-1], tolerance) + limits
-    verdicts = {c.verdict for c in found}
-    failed = verdicts & {"regression", "violated"}
-    verdict = "regression" if failed else "inconclusive" if "inconclusive" in verdicts else "pass"
+    verdicts = {"regression" if c.verdict == "violated" else c.verdict for c in found}
+    verdict = next((v for v in ("regression", "inconclusive") if v in verdicts), "pass")
     paired = all(at.paired for at in levels)
     notes = ([NOISY] if watched else []) + _notes(base, runs, paired)
     return GateResult(
@@ -87,6 +74,24 @@ def judge_gate(
         untracked=untracked | watched | unjudged,
         checks=found,
     )
+
+
+def _at_levels(
+    levels: Sequence[checks.Level], runs: Sequence[Judged], decided: Sequence[Check]
+) -> tuple[list[Check], dict[str, str]]:
+    """Return the checks at each level, and why others are only watched."""
+    found: list[Check] = []
+    watched: dict[str, str] = {}
+    for at in levels:
+        delays_s = [run.client_delay_s(s) for run, s in zip(runs, at.stages, strict=True)]
+        later_s = max(delays_s) - at.base["client_delay_s"]
+        found += [check for run in runs for check in checks.sanity(run, at.name)]
+        for check in (c for c in decided if c.level == at.name):
+            if check.verdict == checks.WATCHED:
+                watched[check.title] = checks.why_watched(check)
+            else:
+                found.append(checks.excuse_client_delay(check, later_s))
+    return found, watched
 
 
 def _check_comparable(base: Mapping[str, Any], runs: Sequence[Judged]) -> None:

@@ -27,10 +27,7 @@ class CompareError(ValueError):
 
 @dataclass(frozen=True)
 class Judged:
-    """A run that is fit to be compared, with its summary and its records.
-
-    ``labels``: request_id to accepted, where the answers were judged.
-    """
+    """A run fit to be compared; ``labels``: request_id to accepted, if the answers were judged."""
 
     run: Run
     summary: dict[str, Any]
@@ -67,10 +64,10 @@ class Judged:
         return f"{records.schedule}-{self.meta.get('seed')}-{number}"
 
     def realised(self) -> dict[str, Any]:
-        """Return the lengths that were realised, and the share of cached input tokens.
+        """Return the share of cached input tokens, and for each side the realised lengths.
 
-        For each side the mean, the tokens per planned token (None where the plan is not known) and
-        the relative standard error of that ratio, else of the mean.
+        These are the mean, the tokens per planned token (None where the plan is not known) and the
+        relative standard error of that ratio, else of the mean.
         """
         first = self.records.requests.take(self.records.requests.attempt == 0)
         answers = first.take(first.has_status("ok"))
