@@ -7,25 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ampacity.analysis.change import samples
 from ampacity.analysis.change.baseline_file import KIND, SCHEMA_VERSION
 from ampacity.analysis.change.comparable import check_distinct, check_same, identity
 from ampacity.analysis.change.judged import CompareError, Judged, Stage, carried, warmup_of
 from ampacity.analysis.change.quantiles import MOST_TOLERANCE, SAME, rounded, track
-from ampacity.analysis.change.samples import (
-    AT_ARRIVAL,
-    IN_FLIGHT,
-    METRICS,
-    OUTPUT_TOKENS,
-    QUEUE,
-    TRACKED,
-    Cells,
-    LevelRecords,
-    blocks_of,
-    fit_queue,
-    make_cells,
-    no_values,
-    weights_of,
-)
 from ampacity.analysis.metrics.hdr import encode_seconds
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.stage.throughput import REQUESTS_MIN
@@ -128,9 +114,11 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
     first, rates = stages[0], [stage["output_tokens_per_s"] for stage in stages]
     kind, metas = first["kind"], [run.meta_of(s) for run, s in zip(runs, stages, strict=True)]
     fixed = all(m["kind"] == "open" and not m.get("played_sessions") for m in metas)
-    values = {m: [level.metrics[m] for level in records] for m in METRICS}
+    values = {m: [level.metrics[m] for level in records] for m in samples.METRICS}
     cells = _cells(records, values["ttft"], fixed)
-    quantiles, untracked = _quantiles(records, values, cells, kind, n_levels * (len(TRACKED) + 2))
+    quantiles, untracked = _quantiles(
+        records, values, cells, kind, n_levels * (len(samples.TRACKED) + 2)
+    )
     if not quantiles:
         listed = "; ".join(f"{metric}: {why}" for metric, why in untracked.items())
         where = f"{runs[0].run.path}: {name}"
@@ -143,12 +131,12 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
         "skipped": skipped,
         "requests": [level.n for level in records],
         "schedules": [run.schedule(stage, level) for run, stage, level in of_runs],
-        "errors": [blocks_of(level.failed).as_dict() for level in records],
+        "errors": [samples.blocks_of(level.failed).as_dict() for level in records],
         "rates": [level.rates(kind).as_dict() for level in records],
         "client_delay_s": max(run.client_delay_s(stage) for run, stage, _ in of_runs),
         "output_tokens_per_s": None if None in rates else rounded(float(np.mean(rates))),
         "slos": _slo_values(stages),
-        "histograms": {m: _histogram(v) for m, v in values.items() if no_values(v) is None},
+        "histograms": {m: _histogram(v) for m, v in values.items() if samples.no_values(v) is None},
         "quantiles": quantiles,
         "untracked": untracked,
         "cells": {metric: [c.as_dict() for c in held] for metric, held in cells.items()},
@@ -156,21 +144,27 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
 
 
 def _quantiles(
-    records: Sequence[LevelRecords],
+    records: Sequence[samples.LevelRecords],
     values: Mapping[str, Sequence[Observations]],
-    cells: Mapping[str, Sequence[Cells]],
+    cells: Mapping[str, Sequence[samples.Cells]],
     kind: str,
     tests: int,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Return the tracked quantiles, and why the others are not tracked."""
     quantiles: dict[str, dict[str, Any]] = {}
-    untracked = {metric: why for metric, found in values.items() if (why := no_values(found))}
-    for name, (metric, q) in TRACKED.items():
+    untracked = {
+        metric: why for metric, found in values.items() if (why := samples.no_values(found))
+    }
+    for name, (metric, q) in samples.TRACKED.items():
         if metric in untracked:
             continue
         held = cells[metric]
         of_runs = [[c.of(level) for c in held] for level in records]
-        measured = [c.by in (AT_ARRIVAL, IN_FLIGHT) for c in held] if kind == "open" else None
+        measured = (
+            [c.by in (samples.AT_ARRIVAL, samples.IN_FLIGHT) for c in held]
+            if kind == "open"
+            else None
+        )
         entry = track(values[metric], q, of_runs, measured, tests)
         if isinstance(entry, str):
             untracked[name] = entry
@@ -185,7 +179,7 @@ def _slo_values(stages: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     Those of the runs' own SLOs, and each p95, for which there is no tolerance.
     """
     found: dict[str, list[float | None]] = {
-        f"{m}_p95": [s[f"{m}_s"].get("p95") for s in stages] for m in METRICS
+        f"{m}_p95": [s[f"{m}_s"].get("p95") for s in stages] for m in samples.METRICS
     }
     for slo in {v["slo"] for s in stages for v in s["slo_verdicts"]}:
         found[slo.partition("=")[0]] = [
@@ -197,30 +191,31 @@ def _slo_values(stages: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _cells(
-    records: Sequence[LevelRecords], ttft: Sequence[Observations], fixed: bool
-) -> dict[str, list[Cells]]:
+    records: Sequence[samples.LevelRecords], ttft: Sequence[Observations], fixed: bool
+) -> dict[str, list[samples.Cells]]:
     """Return the quantities that predict each metric (samples.py).
 
     ``fixed``: the prompts' schedule did not depend on the server.
     """
     planned = [level.planned for level in records]
     known = not any(np.isnan(p.input_tokens_planned).any() for p in planned)
-    of_ttft = [make_cells(AT_ARRIVAL, records)]
-    if fixed and known and not no_values(ttft):
+    of_ttft = [samples.make_cells(samples.AT_ARRIVAL, records)]
+    if fixed and known and not samples.no_values(ttft):
         seconds = [np.full(level.n, np.nan) for level in records]
         for ttft_s, o in zip(seconds, ttft, strict=True):
             ttft_s[o.owner] = o.values
-        of_ttft.append(make_cells(QUEUE, records, fit_queue(planned, seconds)))
-    in_flight = [make_cells(IN_FLIGHT, records)]
+        of_ttft.append(
+            samples.make_cells(samples.QUEUE, records, samples.fit_queue(planned, seconds))
+        )
+    in_flight = [samples.make_cells(samples.IN_FLIGHT, records)]
     lengths = all((p.output_tokens_planned > 0).all() for p in planned)
-    e2e = [make_cells(OUTPUT_TOKENS, records)] if lengths else []
+    e2e = [samples.make_cells(samples.OUTPUT_TOKENS, records)] if lengths else []
     return {"ttft": of_ttft, "tpot": in_flight, "itl": in_flight, "e2e": e2e}
 
 
 def _histogram(found: Sequence[Observations]) -> dict[str, Any]:
-    weights = np.concatenate([weights_of(o) for o in found])
     return {
-        "hdr": encode_seconds(np.concatenate([o.values for o in found]), weights),
+        "hdr": encode_seconds(*samples.pooled(found)),
         "unit": "us",
         "n": sum(o.n for o in found),
         "infinite": sum(o.n_infinite + o.n_censored for o in found),

@@ -150,7 +150,8 @@ def read_baseline(path: Path) -> dict[str, Any]:
         )
     if found.get("checksum") != _checksum(found):
         raise CompareError(
-            f"{path} was changed by hand or is damaged (its checksum differs): make it again: ampacity baseline RUN -o FILE"
+            f"{path} was changed by hand or is damaged (its checksum differs): make it again: "
+            "ampacity baseline RUN -o FILE"
         )
     if fault := _fault(found):
         raise CompareError(f"{path} was changed by hand or is damaged: {fault}: make it anew")

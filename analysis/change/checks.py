@@ -14,32 +14,15 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from ampacity.analysis.change.change import (
-    ASSUMED_NOISE,
-    DEFAULT_TOLERANCE,
-    Estimate,
-    compare_rates,
-    compare_shares,
-    holm,
-    times_longer,
-    widened,
-)
+from ampacity.analysis.change import engine, samples
 from ampacity.analysis.change.judged import CompareError, Judged, Stage
 from ampacity.analysis.change.quantiles import MOST_TOLERANCE, OTHER, SAME, Tracked
 from ampacity.analysis.change.results import Check
-from ampacity.analysis.change.samples import (
-    TRACKED,
-    Blocks,
-    Cells,
-    LevelRecords,
-    blocks_of,
-    no_values,
-)
 from ampacity.analysis.metrics.percentiles import finite
 from ampacity.analysis.slo import Slo, parse_slos
 from ampacity.analysis.warnings import ERROR_SHARE
 
-NAMES = (*TRACKED, "error_rate", "output_tokens_per_s", "capacity_rps")
+NAMES = (*samples.TRACKED, "error_rate", "output_tokens_per_s", "capacity_rps")
 ERROR_TOLERANCE = 0.01  # in points of share
 CAPACITY_TOLERANCE = 0.1
 WATCHED = "watched"  # not a verdict of the gate
@@ -58,8 +41,8 @@ class CheckedChange:
 
     check: Check
     n: int
-    worse: Estimate | None = None
-    passing: Estimate | None = None
+    worse: engine.Estimate | None = None
+    passing: engine.Estimate | None = None
     watched: bool = False
 
 
@@ -74,7 +57,7 @@ class Level:
     base: Mapping[str, Any]
     runs: Sequence[Judged]
     stages: Sequence[Stage]
-    records: Sequence[LevelRecords]
+    records: Sequence[samples.LevelRecords]
     paired: bool
 
     def checked(self, name: str, tolerance: float, **figures: Any) -> CheckedChange:
@@ -109,7 +92,7 @@ def parse_tolerances(texts: Sequence[str]) -> dict[str, float]:
     for text in texts:
         match = re.fullmatch(r"\s*([\w.]+)\s*=\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*", text)
         given = match[1] if match else ""
-        names = [n for n in NAMES if n == given or (n in TRACKED and given in n.split("_"))]
+        names = [n for n in NAMES if n == given or (n in samples.TRACKED and given in n.split("_"))]
         if not match or not names:
             raise CompareError(
                 f"--tolerance {text}: write METRIC=N%, as ttft_p99=10%, "
@@ -126,45 +109,45 @@ def changes_of(at: Level, tolerances: Mapping[str, float]) -> list[CheckedChange
     found.append(_error_change(at, tolerances.get("error_rate", ERROR_TOLERANCE)))
     rates = [at.base["output_tokens_per_s"], *(s["output_tokens_per_s"] for s in at.stages)]
     if None not in rates:  # else there is no token count
-        tolerance = tolerances.get("output_tokens_per_s", DEFAULT_TOLERANCE)
+        tolerance = tolerances.get("output_tokens_per_s", engine.DEFAULT_TOLERANCE)
         found.append(_rate_change(at, tolerance, float(rates[0]), float(np.mean(rates[1:]))))
     return found
 
 
 def _quantile_change(at: Level, metric: str, tolerances: Mapping[str, float]) -> CheckedChange:
-    kind, q = TRACKED[metric]
+    kind, q = samples.TRACKED[metric]
     known = Tracked.from_dict(q, at.base["quantiles"][metric])
     least = known.tolerance[SAME if at.paired else OTHER]
     watched = metric not in tolerances and (least is None or least > MOST_TOLERANCE)
     tolerance = tolerances.get(metric, MOST_TOLERANCE if watched or least is None else least)
     found, before = [r.metrics[kind] for r in at.records], known.marks.middle_s
-    if unknown := no_values(found):
+    if unknown := samples.no_values(found):
         verdict = WATCHED if watched else "inconclusive"
         return at.checked(metric, tolerance, baseline=before, reason=unknown, verdict=verdict)
-    cells = [Cells.from_dict(c) for c in at.base["cells"].get(kind, [])]
+    cells = [samples.Cells.from_dict(c) for c in at.base["cells"].get(kind, [])]
     explained = known.expect([[c.of(r) for c in cells] for r in at.records])
     worse = passing = known.compare(found, explained, tolerance, paired=at.paired)
     if metric not in tolerances:
-        worse = known.compare(found, explained, DEFAULT_TOLERANCE, paired=at.paired)
+        worse = known.compare(found, explained, engine.DEFAULT_TOLERANCE, paired=at.paired)
     low, shift, high = known.moved(found, explained, worse)
     now = finite(float(np.mean([o.quantile_bounds(q)[1] for o in found])))
     figures = {"baseline": before, "candidate": now, "shift": shift}
     change, ci = shift, (low, high)
     if now is not None and before:  # the change of the figures; the shift is tested
         change = now / before - 1
-        ci = widened(ci, change)
+        ci = engine.widened(ci, change)
     tested = at.checked(metric, tolerance, change=change, change_ci=ci, **figures)
     return replace(tested, worse=worse, passing=passing, watched=watched)
 
 
 def _error_change(at: Level, tolerance: float) -> CheckedChange:
-    base = [Blocks.from_dict(b) for b in at.base["errors"]]
-    ours = [blocks_of(r.failed) for r in at.records]
+    base = [samples.Blocks.from_dict(b) for b in at.base["errors"]]
+    ours = [samples.blocks_of(r.failed) for r in at.records]
     before, now = (
         sum(b.over.sum() for b in side) / sum(b.size.sum() for b in side) for side in (base, ours)
     )
     limit = before + tolerance
-    e = compare_shares(base, ours, limit, paired=at.paired, noise=0.0)
+    e = engine.compare_shares(base, ours, limit, paired=at.paired, noise=0.0)
     # A share of no failures has a variance as well
     floor = limit * (1 - limit) / sum(b.size.sum() for b in ours)
     if e.within <= floor:
@@ -179,10 +162,10 @@ def _rate_change(at: Level, tolerance: float, before: float, now: float) -> Chec
     So the draw of the lengths does not count.
     """
     kind = at.base["kind"]
-    theirs = [Blocks.from_dict(x) for x in at.base["rates"]]
+    theirs = [samples.Blocks.from_dict(x) for x in at.base["rates"]]
     ours = [r.rates(kind) for r in at.records]
-    noise = ASSUMED_NOISE if kind == "closed" else 0.0
-    e = compare_rates(theirs, ours, tolerance, paired=at.paired, noise=noise)
+    noise = engine.ASSUMED_NOISE if kind == "closed" else 0.0
+    e = engine.compare_rates(theirs, ours, tolerance, paired=at.paired, noise=noise)
     figures = {"baseline": before, "candidate": now}
     figures["shift"] = math.exp(-(e.worse + math.log1p(tolerance))) - 1
     change = now / before - 1 if before else None
@@ -199,7 +182,7 @@ def decide(found: Sequence[CheckedChange], alpha: float) -> list[Check]:
     """
     known = [(t, t.worse, t.passing) for t in found if t.worse and t.passing]
     watched = sum(t.watched for t, *_ in known)
-    rejected = iter(holm([worse.p_regression for _, worse, _ in known], alpha))
+    rejected = iter(engine.holm([worse.p_regression for _, worse, _ in known], alpha))
     checks = []
     for t in found:
         check = t.check
@@ -216,7 +199,7 @@ def decide(found: Sequence[CheckedChange], alpha: float) -> list[Check]:
             check = structs.replace(check, verdict=verdict, **tests)
             if verdict == "inconclusive":
                 e = t.worse if beyond else t.passing
-                check = _with_missing(check, t.n, times_longer(e, alpha, alpha / len(known)))
+                check = _with_missing(check, t.n, engine.times_longer(e, alpha, alpha / len(known)))
         shift, change = check.shift, check.change
         if shift is not None and change is not None and abs(change - shift) > _SHIFT_SHOWN:
             reason = f"at equal load and lengths {signed(shift)}, which is what is tested"

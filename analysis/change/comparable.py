@@ -191,11 +191,10 @@ def check_same(base: Mapping[str, Any], run: Judged) -> None:
 
 
 def lengths_apart(base: Mapping[str, Any], other: Mapping[str, Any], side: str) -> float | None:
-    """Return the factor by which the lengths of ``other`` differ; None where they are equal.
+    """Return the factor by which the lengths of ``other`` differ; None if equal or unknown.
 
-    Different: by more than LENGTHS_SHARE and by more than LENGTHS_SURE standard errors. The same
-    plan may be drawn differently, so lengths are compared per planned token where both are known.
-    None as well where one run has too few answers. Arguments as from ``Judged.realised``.
+    Different: by more than LENGTHS_SHARE and LENGTHS_SURE standard errors; per planned token where
+    both are known. Arguments as from ``Judged.realised``.
     """
     ratios = [x.get(f"{side}_per_planned") for x in (base, other)]
     se, other_se = (x.get(f"{side}_relative_se") for x in (base, other))

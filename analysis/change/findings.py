@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampacity.analysis.change.change import ASSUMED_NOISE
+from ampacity.analysis.change.engine import ASSUMED_NOISE
 from ampacity.analysis.change.pairs import NO_PAIR, ComparedRun, Pairing
 from ampacity.analysis.change.results import Line, Shift
 from ampacity.analysis.change.shift import NOTHING_COUNTS
@@ -131,8 +131,10 @@ def _sentence(
     unknown = [s.metric.upper() for s in shifts if all(q.p is None for q in s.quantiles)]
     but = f"; {', '.join(dict.fromkeys(unknown))} could not be compared" if unknown else ""
     if is_aa(first):
-        differs = "the endpoint differs from itself: it, or this rig, is not steady enough to compare with"
-        return f"A/A: {differs if moved or won else f'no difference between the endpoint and itself{but}'}."
+        if not moved and not won:
+            return f"A/A: no difference between the endpoint and itself{but}."
+        unsteady = "it, or this rig, is not steady enough to compare with"
+        return f"A/A: the endpoint differs from itself: {unsteady}."
     parts = won + [f"{who} in {', '.join(metrics)}{at}" for who, metrics in moved.items()]
     names = " and ".join(run.name for run in runs)
     nothing = f"No difference between {names} is shown{at and f', latencies{at}'}{but}"

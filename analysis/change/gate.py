@@ -10,21 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ampacity.analysis.change import checks, engine
 from ampacity.analysis.change.baseline import NEAR_SATURATION, near_saturation
-from ampacity.analysis.change.change import ALPHA, ASSUMED_NOISE, spent_at_looks
-from ampacity.analysis.change.checks import (
-    CAPACITY_TOLERANCE,
-    WATCHED,
-    capacity_checks,
-    changes_of,
-    decide,
-    excuse_client_delay,
-    read_levels,
-    sanity,
-    signed,
-    slo_checks,
-    why_watched,
-)
 from ampacity.analysis.change.comparable import check_distinct, check_same, format_value
 from ampacity.analysis.change.judged import CompareError, Judged
 from ampacity.analysis.change.results import Check, GateResult
@@ -59,45 +46,52 @@ def judge_gate(
     Raises CompareError where the candidate is no evidence or another experiment.
     """
     _check_comparable(base, runs)
-    alpha = spent_at_looks(ALPHA, looks)[look - 1]
-    levels = read_levels(base, runs)
-    tested = [t for at in levels for t in changes_of(at, tolerances)]
-    decided = iter(decide(tested, alpha))
-    checks: list[Check] = []
-    untracked: dict[str, str] = {}
-    watched: dict[str, str] = {}
-    for at in levels:
-        delays_s = [run.client_delay_s(s) for run, s in zip(runs, at.stages, strict=True)]
-        later_s = max(delays_s) - at.base["client_delay_s"]
-        checks += [check for run in runs for check in sanity(run, at.name)]
-        changes = [next(decided) for t in tested if t.check.level == at.name]
-        watched |= {c.title: why_watched(c) for c in changes if c.verdict == WATCHED}
-        checks += [excuse_client_delay(c, later_s) for c in changes if c.verdict != WATCHED]
-        untracked |= {f"{metric} at {at.name}": why for metric, why in at.base["untracked"].items()}
-    limits, unjudged = slo_checks(levels, runs[0].summary["slos"])
-    tolerance = tolerances.get("capacity_rps", CAPACITY_TOLERANCE)
-    checks += capacity_checks(base, runs[-1], tolerance) + limits
-    verdicts = {c.verdict for c in checks}
-    failed = verdicts & {"regression", "violated"}
-    verdict = "regression" if failed else "inconclusive" if "inconclusive" in verdicts else "pass"
+    alpha = engine.spent_at_looks(engine.ALPHA, looks)[look - 1]
+    levels = checks.read_levels(base, runs)
+    tested = [t for at in levels for t in checks.changes_of(at, tolerances)]
+    found, watched = _at_levels(levels, runs, checks.decide(tested, alpha))
+    untracked = {f"{k} at {at.name}": v for at in levels for k, v in at.base["untracked"].items()}
+    limits, unjudged = checks.slo_checks(levels, runs[0].summary["slos"])
+    tolerance = tolerances.get("capacity_rps", checks.CAPACITY_TOLERANCE)
+    found += checks.capacity_checks(base, runs[-1], tolerance) + limits
+    verdicts = {"regression" if c.verdict == "violated" else c.verdict for c in found}
+    verdict = next((v for v in ("regression", "inconclusive") if v in verdicts), "pass")
     paired = all(at.paired for at in levels)
     notes = ([NOISY] if watched else []) + _notes(base, runs, paired)
     return GateResult(
         schema_version=GATE_SCHEMA_VERSION,
         verdict=verdict,
-        sentence=_sentence(verdict, checks),
+        sentence=_sentence(verdict, found),
         same_schedule=paired,
         family=len(tested),
-        alpha=ALPHA,
+        alpha=engine.ALPHA,
         look=look,
         looks=looks,
         alpha_of_look=alpha,
         baseline_runs=len(base["runs"]),
         candidate_runs=len(runs),
-        notes=notes + ([INTERVALS] if any(c.change_ci for c in checks) else []),
+        notes=notes + ([INTERVALS] if any(c.change_ci for c in found) else []),
         untracked=untracked | watched | unjudged,
-        checks=checks,
+        checks=found,
     )
+
+
+def _at_levels(
+    levels: Sequence[checks.Level], runs: Sequence[Judged], decided: Sequence[Check]
+) -> tuple[list[Check], dict[str, str]]:
+    """Return the checks at each level, and why others are only watched."""
+    found: list[Check] = []
+    watched: dict[str, str] = {}
+    for at in levels:
+        delays_s = [run.client_delay_s(s) for run, s in zip(runs, at.stages, strict=True)]
+        later_s = max(delays_s) - at.base["client_delay_s"]
+        found += [check for run in runs for check in checks.sanity(run, at.name)]
+        for check in (c for c in decided if c.level == at.name):
+            if check.verdict == checks.WATCHED:
+                watched[check.title] = checks.why_watched(check)
+            else:
+                found.append(checks.excuse_client_delay(check, later_s))
+    return found, watched
 
 
 def _check_comparable(base: Mapping[str, Any], runs: Sequence[Judged]) -> None:
@@ -122,10 +116,8 @@ def cost_of(run: Judged) -> tuple[float, int]:
 def _notes(base: Mapping[str, Any], runs: Sequence[Judged], paired: bool) -> list[str]:
     notes = []
     if len(base["runs"]) == 1:
-        notes.append(
-            f"One baseline run shows no noise from run to run: {ASSUMED_NOISE:.1%} is assumed. "
-            "Give several to measure it."
-        )
+        assumed = f"{engine.ASSUMED_NOISE:.1%} is assumed. Give several to measure it."
+        notes.append(f"One baseline run shows no noise from run to run: {assumed}")
     known = {r.get("run_id") for r in base["runs"]} - {None}
     if again := [str(run.run.path) for run in runs if run.meta.get("run_id") in known]:
         notes.append(f"{', '.join(again)} is itself a run of the baseline: it shows nothing new.")
@@ -171,7 +163,7 @@ def _short(check: Check) -> str:
         return f"{check.title} {verdict_word(check.verdict)}"
     if check.change is None:
         return check.title
-    rate = f"{check.candidate:.2%}" if check.name == "error_rate" else signed(check.change)
+    rate = f"{check.candidate:.2%}" if check.name == "error_rate" else checks.signed(check.change)
     return f"{check.title} {rate}"
 
 

@@ -9,13 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.change.samples import (
-    BLOCKS,
-    Blocks,
-    LevelRecords,
-    in_blocks,
-    level_records,
-)
+from ampacity.analysis.change import samples
 from ampacity.analysis.contract.summary import to_json
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.slo import Slo
@@ -34,10 +28,7 @@ class CompareError(ValueError):
 
 @dataclass(frozen=True)
 class Judged:
-    """A run that is fit to be compared, with its summary and its records.
-
-    ``labels``: request_id to accepted, where the answers were judged.
-    """
+    """A run fit to be compared; ``labels``: request_id to accepted, if the answers were judged."""
 
     run: Run
     summary: dict[str, Any]
@@ -58,15 +49,15 @@ class Judged:
         listed = enumerate(self.meta["stages"])
         return next(m for i, m in listed if _index(m, i) == stage["index"])
 
-    def read(self, stage: Stage, skipped: int = 0) -> LevelRecords:
+    def read(self, stage: Stage, skipped: int = 0) -> samples.LevelRecords:
         """Return the records of a stage without its first ``skipped`` requests."""
         meta = self.meta_of(stage)
         drained_ns = meta.get("drained_ns") or meta.get("end_ns") or 0
         now_ns = float(drained_ns - self.records.origin_ns)
-        return level_records(self.records, stage["index"], skipped, now_ns)
+        return samples.level_records(self.records, stage["index"], skipped, now_ns)
 
-    def schedule(self, stage: Stage, records: LevelRecords) -> str | None:
-        """Return an id that is equal in runs whose blocks hold the same requests; None if closed."""
+    def schedule(self, stage: Stage, records: samples.LevelRecords) -> str | None:
+        """Return an id, equal in runs whose blocks hold the same requests; None if closed."""
         if stage["kind"] == "closed":
             return None
         meta = self.meta_of(stage)
@@ -74,10 +65,10 @@ class Judged:
         return f"{records.schedule}-{self.meta.get('seed')}-{number}"
 
     def realised(self) -> dict[str, Any]:
-        """Return the lengths that were realised, and the share of cached input tokens.
+        """Return the share of cached input tokens, and for each side the realised lengths.
 
-        For each side the mean, the tokens per planned token (None where the plan is not known) and
-        the relative standard error of that ratio, else of the mean.
+        These are the mean, the tokens per planned token (None where the plan is not known) and the
+        relative standard error of that ratio, else of the mean.
         """
         first = self.records.requests.take(self.records.requests.attempt == 0)
         answers = first.take(first.has_status("ok"))
@@ -200,9 +191,9 @@ def _per_planned(came: Floats, planned: Floats) -> tuple[float | None, float | N
     known = ~np.isnan(came)
     in_plan = bool(known.any()) and bool((planned[known] > 0).all())
     came, size = came[known], planned[known] if in_plan else np.ones(int(known.sum()))
-    if len(came) < BLOCKS or not came.sum():
+    if len(came) < samples.BLOCKS or not came.sum():
         return None, None
-    per_block = Blocks(in_blocks(came), in_blocks(size), math.inf)
+    per_block = samples.Blocks(samples.in_blocks(came), samples.in_blocks(size), math.inf)
     residual = per_block.over / per_block.over.mean() - per_block.size / per_block.size.mean()
-    se = float(residual.std(ddof=1)) / math.sqrt(BLOCKS)
+    se = float(residual.std(ddof=1)) / math.sqrt(samples.BLOCKS)
     return per_block.share if in_plan else None, se

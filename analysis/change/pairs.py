@@ -12,24 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.change.change import (
-    ASSUMED_NOISE,
-    Change,
-    between_rounds,
-    enough_pairs,
-    queue_noise,
-)
+from ampacity.analysis.change import engine, shift
 from ampacity.analysis.change.judged import Judged, Stage, carried, level_name, warmup_of
 from ampacity.analysis.change.samples import Blocks, blocks_of, in_blocks
-from ampacity.analysis.change.shift import (
-    NOTHING_COUNTS,
-    Pair,
-    Quantile,
-    failed_change,
-    orders,
-    quantile_change,
-    rate_change,
-)
 from ampacity.analysis.slo import slo_from_dict
 from ampacity.analysis.stage.attainment import observe_slos, requests_meeting
 from ampacity.analysis.stage.throughput import NO_FIGURE, REQUESTS_MIN, is_figure
@@ -135,7 +120,9 @@ class ComparedRun:
         """
         level = self.judged.read(stage, warmup_of(stage))
         if basis == "tokens":
-            return level.rates("open" if one_load else "closed"), 0.0 if one_load else ASSUMED_NOISE
+            return level.rates(
+                "open" if one_load else "closed"
+            ), 0.0 if one_load else engine.ASSUMED_NOISE
         slos = [slo_from_dict(s) for s in self.summary["slos"]]
         met = requests_meeting(level.cohort, observe_slos(level.cohort, slos))
         if basis == "accepted":
@@ -143,14 +130,14 @@ class ComparedRun:
             labels = self.judged.labels or {}
             met = met & np.array([labels.get(int(i), False) for i in ids], dtype=np.bool_)
         good = met.astype(np.float64)
-        noise = queue_noise(level.at_arrival, good, np.ones(level.n))
+        noise = engine.queue_noise(level.at_arrival, good, np.ones(level.n))
         noise /= max(float(good.mean()), 1 / level.n)
         if one_load:
             return blocks_of(good), noise
         due_s = level.planned.scheduled_ns * 1e-9
         gaps_s = np.diff(due_s, append=due_s[-1] + np.ptp(due_s) / (level.n - 1))
         blocks = Blocks(in_blocks(good), in_blocks(gaps_s), math.inf)
-        return blocks, math.hypot(noise, ASSUMED_NOISE)
+        return blocks, math.hypot(noise, engine.ASSUMED_NOISE)
 
     def rate(self, stage: Stage, basis: str) -> float | str:
         """Return the rate per second as the summary has it, or why there is none."""
@@ -179,17 +166,17 @@ class Pairing:
     rounds: bool
     none: str
 
-    def _pair(self, s: Stage, t: Stage) -> Pair:
+    def _pair(self, s: Stage, t: Stage) -> shift.Pair:
         skipped = max(warmup_of(s), warmup_of(t))
         a, b = self.a.judged, self.b.judged
         first, second = a.read(s, skipped), b.read(t, skipped)
         sent = a.schedule(s, first)
         same = sent is not None and sent == b.schedule(t, second)
         order = 1.0 if b.meta_of(t)["start_ns"] > a.meta_of(s)["start_ns"] else -1.0
-        return Pair(first, second, same, order)
+        return shift.Pair(first, second, same, order)
 
     @cached_property
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[shift.Pair]:
         return [self._pair(s, t) for s, t in self.stages]
 
     @cached_property
@@ -197,19 +184,19 @@ class Pairing:
         """Why no latency can be compared; empty where it can."""
         if not self.pairs:
             return self.none
-        enough = not self.rounds or enough_pairs([p.order for p in self.pairs])
+        enough = not self.rounds or engine.enough_pairs([p.order for p in self.pairs])
         return "" if enough else TOO_FEW_PAIRS
 
     @cached_property
-    def _quantiles(self) -> dict[tuple[str, float], Quantile]:
+    def _quantiles(self) -> dict[tuple[str, float], shift.Quantile]:
         return {}
 
-    def quantile(self, metric: str, q: float) -> Quantile:
+    def quantile(self, metric: str, q: float) -> shift.Quantile:
         """Return one quantile of both with its change, or the reasons why there is none."""
         if why := self.unpaired:
-            return Quantile((why, why), why)
+            return shift.Quantile((why, why), why)
         if (metric, q) not in self._quantiles:
-            self._quantiles[metric, q] = quantile_change(self.pairs, metric, q)
+            self._quantiles[metric, q] = shift.quantile_change(self.pairs, metric, q)
         return self._quantiles[metric, q]
 
     def value(self, basis: str, side: int) -> float | str:
@@ -237,35 +224,35 @@ class Pairing:
         reason = next((r for r in rates if isinstance(r, str)), None)
         return reason or float(np.mean([float(r) for r in rates]))
 
-    def change(self, basis: str) -> Change | str:
+    def change(self, basis: str) -> engine.Change | str:
         """Return the change of a basis from a to b, or why it is not known."""
         if basis in RATES:
             return self._change_over_rounds(basis) if self.rounds else self._change_at_best(basis)
         if basis == "failed":
-            return self.unpaired or failed_change(self.pairs)
+            return self.unpaired or shift.failed_change(self.pairs)
         return self.quantile(basis.split("_")[0], 0.99).change
 
     def at_least(self, basis: str, side: int) -> bool:
         """Return True if a basis uses a p99 whose interval has no upper end."""
         return "_" in basis and self.quantile(basis.split("_")[0], 0.99).at_least[side]
 
-    def _change_over_rounds(self, basis: str) -> Change | str:
+    def _change_over_rounds(self, basis: str) -> engine.Change | str:
         rates = [(self.a.rate(s, basis), self.b.rate(t, basis)) for s, t in self.stages]
         known = np.array([r for r in rates if str not in map(type, r)], dtype=np.float64)
         if self.unpaired or len(known) < len(rates) or known.min() <= 0:
-            return self.unpaired or NOTHING_COUNTS
-        found = between_rounds(np.log(known[:, 1] / known[:, 0]), orders(self.pairs))
+            return self.unpaired or shift.NOTHING_COUNTS
+        found = engine.between_rounds(np.log(known[:, 1] / known[:, 0]), shift.orders(self.pairs))
         return found.beside(*known.mean(axis=0).tolist())
 
-    def _change_at_best(self, basis: str) -> Change | str:
+    def _change_at_best(self, basis: str) -> engine.Change | str:
         s, t, x, y = self.a.best, self.b.best, self.value(basis, 0), self.value(basis, 1)
         if s is None or t is None or isinstance(x, str) or isinstance(y, str) or min(x, y) <= 0:
-            return NOTHING_COUNTS
+            return shift.NOTHING_COUNTS
         one_load = s["kind"] == t["kind"] == "open" and level_name(s) == level_name(t)
         same = one_load and warmup_of(s) == warmup_of(t) and self._pair(s, t).same_schedule
         a, noise = self.a.counted(s, basis, one_load)
         b, more = self.b.counted(t, basis, one_load)
-        change = rate_change(a, b, paired=same, noise=math.sqrt((noise**2 + more**2) / 2))
+        change = shift.rate_change(a, b, paired=same, noise=math.sqrt((noise**2 + more**2) / 2))
         return change if isinstance(change, str) else change.beside(x, y)
 
 

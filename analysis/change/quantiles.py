@@ -3,7 +3,7 @@
 ``Reference`` is what gate and compare share. ``Tracked`` is one of a baseline file: runs are tested
 against a tolerance that the baseline alone determines, the least step of a ladder that a run like
 its own passes with probability ``SURE``, separately for candidates that send the same requests and
-others. docs/methods.md, "Comparing two runs".
+others. docs/methods/comparison.md.
 """
 
 from __future__ import annotations
@@ -17,28 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.change.change import (
-    ALPHA,
-    ASSUMED_NOISE,
-    DEFAULT_TOLERANCE,
-    Estimate,
-    compare_shares,
-    speed_noise,
-    student_quantile,
-)
-from ampacity.analysis.change.samples import (
-    BLOCKS,
-    Blocks,
-    Marks,
-    blocks_beside,
-    blocks_over,
-    expected_of,
-    in_blocks,
-    moved_by,
-    over_each,
-    pooled_marks,
-    tables_of,
-)
+from ampacity.analysis.change import engine, samples
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.requests import Floats, Ints
 from ampacity.analysis.stats.intervals import smallest_n
@@ -56,27 +35,27 @@ class Reference:
     """Hold the ``marks`` around quantile ``q`` of the reference and its ``runs`` over them."""
 
     q: float
-    marks: Marks
-    runs: list[Blocks]
+    marks: samples.Marks
+    runs: list[samples.Blocks]
 
     def test(
-        self, ours: Sequence[Blocks], *, paired: bool, noise: float, slope: float = 1.0
-    ) -> Estimate:
+        self, ours: Sequence[samples.Blocks], *, paired: bool, noise: float, slope: float = 1.0
+    ) -> engine.Estimate:
         """Test whether more than 1 - q of these samples, counted over moved marks, are above."""
-        return compare_shares(self.runs, ours, 1 - self.q, paired=paired, noise=noise, slope=slope)
+        share = 1 - self.q
+        return engine.compare_shares(
+            self.runs, ours, share, paired=paired, noise=noise, slope=slope
+        )
 
     def factors(
-        self, found: Sequence[Observations], e: Estimate, drawn: float = 0.0
-    ) -> tuple[float | None, float | None, float | None]:
+        self, found: Sequence[Observations], e: engine.Estimate, drawn: float = 0.0
+    ) -> list[float | None]:
         """Return by which factor the quantile moved: lower end, best estimate, upper end at 95 %.
 
         ``drawn``: the share of the samples above the marks that the requests alone explain.
         """
         share = 1 - self.q + drawn
-        low, middle, high = (
-            moved_by(found, self.marks, share + x) for x in (e.reach, 0.0, -e.reach)
-        )
-        return low, middle, high
+        return [samples.moved_by(found, self.marks, share + x) for x in (e.reach, 0.0, -e.reach)]
 
 
 @dataclass(frozen=True)
@@ -85,9 +64,8 @@ class Tracked(Reference):
 
     ``noise``: s.d. from run to run of the share over the marks where a run's speed varies by
     ASSUMED_NOISE at the same queue; queueing multiplies it by ``amplified``. ``tables``: the
-    control variate (analysis/change/samples.py). ``tolerance`` for SAME and OTHER; None where an
-    equal run may differ by more than MOST_TOLERANCE: then nothing passes, and the metric is only
-    watched for larger changes.
+    control variate (samples.py). ``tolerance`` for SAME and OTHER; None where an equal run may
+    differ by more than MOST_TOLERANCE: then nothing passes, and the metric is only watched.
     """
 
     noise: float
@@ -97,54 +75,32 @@ class Tracked(Reference):
 
     def expect(self, cells: Sequence[Sequence[Ints]]) -> Explained:
         """Return what the ``cells`` of each run's requests explain; None without a table."""
-        return [None if self.tables is None else expected_of(self.tables, c) for c in cells]
+        return [None if self.tables is None else samples.expected_of(self.tables, c) for c in cells]
 
     def compare(
         self, found: Sequence[Observations], explained: Explained, tolerance: float, *, paired: bool
-    ) -> Estimate:
+    ) -> engine.Estimate:
         """Test whether these runs are worse than the baseline's by more than the tolerance."""
-        return self._estimate(*self._beyond(found, explained, tolerance, paired), paired=paired)
-
-    def like_own(
-        self, found: Sequence[Observations], explained: Explained, tolerance: float
-    ) -> dict[str, Estimate]:
-        """Return ``compare`` for new runs like ``found``, the baseline's own."""
-        beyond = self._beyond(found, explained, tolerance, False)
-        other, same = (self._estimate(*beyond, paired=paired) for paired in (False, True))
-        within = min(other.within, 2 * same.within)  # a candidate is not the same run again
-        if self.q < 0.5:  # without a queue the schedule does not determine the slow requests
-            within = other.within
-        return {OTHER: other, SAME: Estimate(other.worse, within, same.between, same.df)}
-
-    def _beyond(
-        self, found: Sequence[Observations], explained: Explained, tolerance: float, paired: bool
-    ) -> tuple[list[Blocks], float]:
-        """Return blocks over the marks times 1 + tolerance, and the slope of the noise there."""
         marks = self.marks.times(1 + tolerance)
         ours = []
         for o, x in zip(found, explained, strict=True):
             if x is None:
-                ours.append(blocks_over(o, marks, paired=paired))
+                ours.append(samples.blocks_over(o, marks, paired=paired))
             else:
-                over = over_each(o, marks)
-                ours.append(blocks_beside(o, over, _fitted(o, over, x)))
-        here = speed_noise(found, marks.limits_s) if self.noise else 0.0
-        return ours, min(1.0, here / self.noise) if self.noise else 1.0
-
-    def _estimate(self, ours: Sequence[Blocks], slope: float, *, paired: bool) -> Estimate:
-        return self.test(ours, paired=paired, noise=self.noise * self.amplified, slope=slope)
+                over = samples.over_each(o, marks)
+                ours.append(samples.blocks_beside(o, over, _fitted(o, over, x)))
+        slope = engine.speed_noise(found, marks.limits_s) / self.noise if self.noise else 1.0
+        noise = self.noise * self.amplified
+        return self.test(ours, paired=paired, noise=noise, slope=min(1.0, slope))
 
     def moved(
-        self, found: Sequence[Observations], explained: Explained, e: Estimate
-    ) -> tuple[float | None, float | None, float | None]:
+        self, found: Sequence[Observations], explained: Explained, e: engine.Estimate
+    ) -> list[float | None]:
         """Return the relative change: lower end, best estimate, upper end; None where unknown."""
-        drawn = [
-            0.0 if x is None else float((x * o.sizes).sum() / o.n)
-            for o, x in zip(found, explained, strict=True)
-        ]
+        pairs = zip(found, explained, strict=True)
+        drawn = [0.0 if x is None else float((x * o.sizes).sum() / o.n) for o, x in pairs]
         factors = self.factors(found, e, float(np.mean(drawn)))
-        low, middle, high = (None if x is None else x - 1 for x in factors)
-        return low, middle, high
+        return [None if x is None else x - 1 for x in factors]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -159,11 +115,10 @@ class Tracked(Reference):
 
     @classmethod
     def from_dict(cls, q: float, value: Mapping[str, Any]) -> Tracked:
-        marks = Marks(np.array(value["marks_s"]), np.zeros(len(value["marks_s"])))
+        marks = samples.Marks(np.array(value["marks_s"]), np.zeros(len(value["marks_s"])))
         tables = None if value["expected"] is None else np.array(value["expected"])
-        runs = [Blocks.from_dict(b) for b in value["runs"]]
-        rest = value["noise"], value["amplified"], tables, value["tolerance"]
-        return cls(q, marks, runs, *rest)
+        runs = [samples.Blocks.from_dict(b) for b in value["runs"]]
+        return cls(q, marks, runs, value["noise"], value["amplified"], tables, value["tolerance"])
 
 
 def track(
@@ -181,15 +136,15 @@ def track(
     few, needed = min(o.n_owners for o in found), max(smallest_n(q), smallest_n(1 - q))
     if few < needed:
         return f"needs {needed} requests, has {few}"
-    marks = pooled_marks(found, q)
+    marks = samples.pooled_marks(found, q)
     if isinstance(marks, str):
         return marks
     tables, explained, runs = _control(found, q, marks, cells)
-    noise = speed_noise(found, marks.limits_s, 1 - q)
+    noise = engine.speed_noise(found, marks.limits_s, 1 - q)
     amplified = 1.0
     if measured is not None:  # what the plan alone explains is amplified by a slower run as well
         kept = None if tables is None else tables * np.array(measured)[:, None]
-        alone = explained if kept is None else [expected_of(kept, c) for c in cells]
+        alone = explained if kept is None else [samples.expected_of(kept, c) for c in cells]
         amplified = amplified_by_load(found, marks, alone, noise)
     known = Tracked(q, marks, runs, noise, amplified, tables, {})
     own = OwnRuns(known, found, explained)
@@ -198,17 +153,17 @@ def track(
 
 
 def _control(
-    found: Sequence[Observations], q: float, marks: Marks, cells: Sequence[Sequence[Ints]]
-) -> tuple[Floats | None, Explained, list[Blocks]]:
+    found: Sequence[Observations], q: float, marks: samples.Marks, cells: Sequence[Sequence[Ints]]
+) -> tuple[Floats | None, Explained, list[samples.Blocks]]:
     """Fit the control variate: its tables, what they explain, and the blocks without that."""
     if not cells[0]:
-        return None, [None] * len(found), [blocks_over(o, marks) for o in found]
-    over = [over_each(o, marks) for o in found]
+        return None, [None] * len(found), [samples.blocks_over(o, marks) for o in found]
+    over = [samples.over_each(o, marks) for o in found]
     of_all = [np.concatenate(c) for c in zip(*cells, strict=True)]
     sizes = np.concatenate([o.sizes for o in found])
-    tables = tables_of(of_all, np.concatenate(over), sizes, 1 - q)
-    explained = [expected_of(tables, c) for c in cells]
-    runs = [blocks_beside(o, x, e) for o, x, e in zip(found, over, explained, strict=True)]
+    tables = samples.tables_of(of_all, np.concatenate(over), sizes, 1 - q)
+    explained = [samples.expected_of(tables, c) for c in cells]
+    runs = [samples.blocks_beside(o, x, e) for o, x, e in zip(found, over, explained, strict=True)]
     return tables, explained, runs
 
 
@@ -216,8 +171,19 @@ class OwnRuns:
     """Predict from the baseline's own runs how further equal runs would be judged."""
 
     def __init__(self, known: Tracked, found: Sequence[Observations], explained: Explained) -> None:
-        self._known, self._found = known, found
-        self._at = cache(lambda tolerance: known.like_own(found, explained, tolerance))
+        self._known, self._found, self._explained = known, found, explained
+        self._at = cache(self._like_own)
+
+    def _like_own(self, tolerance: float) -> dict[str, engine.Estimate]:
+        """Return ``Tracked.compare`` for new runs like the baseline's own."""
+        other, same = (
+            self._known.compare(self._found, self._explained, tolerance, paired=paired)
+            for paired in (False, True)
+        )
+        within = min(other.within, 2 * same.within)  # a candidate is not the same run again
+        if self._known.q < 0.5:  # without a queue the schedule does not determine the slow requests
+            within = other.within
+        return {OTHER: other, SAME: replace(same, worse=other.worse, within=within)}
 
     def _se(self, kind: str, tolerance: float) -> float:
         """Standard error beyond the tolerance; few samples there underestimate their scatter."""
@@ -225,16 +191,16 @@ class OwnRuns:
 
     def _passes(self, kind: str, tolerance: float) -> bool:
         e = self._at(tolerance)[kind]
-        sure = student_quantile(1 - ALPHA, e.df) + student_quantile(SURE, e.df)
+        sure = sum(engine.student_quantile(p, e.df) for p in (1 - engine.ALPHA, SURE))
         return e.worse + sure * self._se(kind, tolerance) <= 0
 
     def tolerances(self) -> dict[str, float | None]:
         """Return the least tolerance of each kind at which a run like these passes with SURE."""
-        steps = {
-            kind: bisect_left(LADDER, True, key=partial(self._passes, kind))
-            for kind in (SAME, OTHER)
-        }
-        return {kind: LADDER[step] if step < len(LADDER) else None for kind, step in steps.items()}
+        found: dict[str, float | None] = {}
+        for kind in (SAME, OTHER):
+            step = bisect_left(LADDER, True, key=partial(self._passes, kind))
+            found[kind] = LADDER[step] if step < len(LADDER) else None
+        return found
 
     def finds(
         self, tolerances: Mapping[str, float | None], tests: int
@@ -246,12 +212,12 @@ class OwnRuns:
         three times the baseline runs (``more_runs``).
         """
         result = {}
-        n, power = len(self._known.runs), student_quantile(FOUND, math.inf)
+        n, power = len(self._known.runs), engine.student_quantile(FOUND, math.inf)
         for kind, allowed in tolerances.items():
             tolerance = allowed or MOST_TOLERANCE
             e, se = self._at(tolerance)[kind], self._se(kind, tolerance)
-            sure = student_quantile(1 - ALPHA / tests, e.df) + power
-            significant = self._moved(DEFAULT_TOLERANCE, sure * se)
+            sure = engine.student_quantile(1 - engine.ALPHA / tests, e.df) + power
+            significant = self._moved(engine.DEFAULT_TOLERANCE, sure * se)
             beyond = self._moved(tolerance, power * se)
             now = None if significant is None or beyond is None else max(significant, beyond)
             longer = more = now
@@ -264,12 +230,14 @@ class OwnRuns:
     def _moved(self, limit: float, reach: float) -> float | None:
         """Return the change that leaves ``reach`` more than allowed beyond ``limit``."""
         q = self._known.q
-        factor = moved_by(self._found, self._known.marks, 1 - q + reach) if reach < q else None
+        if reach >= q:
+            return None
+        factor = samples.moved_by(self._found, self._known.marks, 1 - q + reach)
         return (1 + limit) / factor - 1 if factor else None
 
 
 def amplified_by_load(
-    found: Sequence[Observations], marks: Marks, explained: Explained, noise: float
+    found: Sequence[Observations], marks: samples.Marks, explained: Explained, noise: float
 ) -> float:
     """Return the factor by which the load of an open loop multiplies ``noise``.
 
@@ -279,11 +247,14 @@ def amplified_by_load(
     """
     beyond = []
     for o, x in zip(found, explained, strict=True):
-        rest = over_each(o, marks) - (0.0 if x is None else x * o.sizes)
+        rest = samples.over_each(o, marks) - (0.0 if x is None else x * o.sizes)
         rest = (rest - rest.sum() / o.n * o.sizes) / o.sizes.mean()
-        beyond.append(float(in_blocks(rest).var(ddof=1)) * BLOCKS / o.n_owners - float(rest.var()))
+        beyond.append(
+            float(samples.in_blocks(rest).var(ddof=1)) * samples.BLOCKS / o.n_owners
+            - float(rest.var())
+        )
     by_load = math.sqrt(max(0.0, float(np.mean(beyond))))
-    return 1.0 + ASSUMED_NOISE * by_load / noise if noise else 1.0
+    return 1.0 + engine.ASSUMED_NOISE * by_load / noise if noise else 1.0
 
 
 def _fitted(o: Observations, over: Floats, explained: Floats) -> Floats:

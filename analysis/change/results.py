@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -199,6 +198,3 @@ class GateResult(Result, frozen=True, kw_only=True):
     notes: list[str]
     untracked: dict[str, str]
     checks: list[Check]
-
-    def of_kind(self, kind: str) -> Sequence[Check]:
-        return [c for c in self.checks if c.kind == kind]

@@ -1,10 +1,9 @@
 """The samples of one load level: counted in blocks over a threshold, and predicted per request.
 
-Blocks keep what a single percentile loses: how the samples of a run depend on each other and, where
-two runs sent the same schedule, which blocks hold the same requests. A quantile is represented by
-its neighbourhood: the share over it is the mean over MARKS thresholds at ranks around q, so that a
-sample that moves a little counts a little. A threshold that many samples equal (a step time of the
-engine) is split so that the share is exact.
+Blocks keep how the samples of a run depend on each other and, where two runs sent the same
+schedule, which blocks hold the same requests. A quantile is represented by its neighbourhood: the
+share over it is the mean over MARKS thresholds at ranks around q, so that a sample that moves a
+little counts a little. A threshold that many samples equal is split so that the share is exact.
 
 Two runs also differ by the draw of lengths and arrivals and by how full the server was. A control
 variate removes that (Lavenberg and Welch 1981): the share of samples over a threshold is tabled by
@@ -12,13 +11,11 @@ cells of a known quantity, and the expectation from a run's own requests is subt
 run shows. The table comes from the baseline alone.
 
 - TTFT: by the requests in flight at arrival and, in open loops, by the time in a single FIFO queue
-  of the prompts (Lindley 1952). Where the schedule depends on the server, that time may be the
-  change that is looked for.
+  of the prompts (Lindley 1952).
 - TPOT and ITL: by the mean number of requests in flight between first and last token.
 - E2E: by the planned output tokens.
 
-In an open loop a slower engine is fuller as well; at equal occupancy its own speed is left. An
-engine that is as fast at every occupancy is never fuller, so nothing is hidden.
+An engine that is slower is fuller as well; at equal occupancy its own speed is left.
 """
 
 from __future__ import annotations
@@ -138,17 +135,13 @@ class LevelRecords:
     def metrics(self) -> dict[str, Observations]:
         """TTFT and E2E from the schedule, so that queueing before the first byte counts."""
         c = self.cohort
-        return {
-            "ttft": c.ttft(from_schedule=True),
-            "itl": c.itl,
-            "tpot": c.tpot,
-            "e2e": c.e2e(from_schedule=True),
-        }
+        found = c.ttft(from_schedule=True), c.itl, c.tpot, c.e2e(from_schedule=True)
+        return dict(zip(METRICS, found, strict=True))
 
     @cached_property
     def failed(self) -> Floats:
         """1 for each request that failed or was in flight at the cutoff, shape (n,)."""
-        r = self.cohort.requests
+        r = self.planned
         return np.asarray(r.failed | r.has_status("unfinished"), dtype=np.float64)
 
     def rates(self, kind: str) -> Blocks:
@@ -157,10 +150,8 @@ class LevelRecords:
         A closed loop has blocks of equal time, from the first to the last start; the tokens of an
         answer are spread over its duration, so that users in step do not look like bursts.
         """
-        r = self.cohort.requests
-        tokens = np.nan_to_num(
-            np.where(r.has_status("ok"), r.output_tokens, self.cohort.chunks.tokens_in())
-        )
+        r, received = self.planned, self.cohort.chunks.tokens_in()
+        tokens = np.nan_to_num(np.where(r.has_status("ok"), r.output_tokens, received))
         if kind == "open":
             planned = in_blocks(np.nan_to_num(r.output_tokens_planned))
             return Blocks(in_blocks(tokens), np.maximum(planned, 1.0), math.inf)
@@ -220,8 +211,10 @@ def blocks_of(events: Floats) -> Blocks:
     return Blocks(in_blocks(events), in_blocks(ones), effective_size(events, ones))
 
 
-def weights_of(o: Observations) -> Floats:
-    return np.ones(len(o.values)) if o.weights is None else o.weights
+def pooled(runs: Sequence[Observations]) -> tuple[Floats, Floats]:
+    """Return the values of all runs and their weights."""
+    weights = [np.ones(len(o.values)) if o.weights is None else o.weights for o in runs]
+    return np.concatenate([o.values for o in runs]), np.concatenate(weights)
 
 
 def no_values(runs: Sequence[Observations]) -> str | None:
@@ -242,8 +235,7 @@ def pooled_marks(runs: Sequence[Observations], quantile: float) -> Marks | str:
 
     Returns the reason where one of the marks is 0 or infinite.
     """
-    values = np.concatenate([o.values for o in runs])
-    weights = np.concatenate([weights_of(o) for o in runs])
+    values, weights = pooled(runs)
     order = np.argsort(values)
     values, cumulative = values[order], np.cumsum(weights[order])
     n = sum(o.n for o in runs)
@@ -340,21 +332,16 @@ def fit_queue(requests: Sequence[Requests], ttft_s: Sequence[Floats]) -> float:
 
     One entry per run; NaN where a TTFT is not known.
     """
-    known = [~np.isnan(t) for t in ttft_s]
 
     def correlation(s_per_token: float) -> float:
-        found = [
-            _rank_correlation(queue_time_s(r, s_per_token)[k], t[k])
-            for r, t, k in zip(requests, ttft_s, known, strict=True)
-        ]
+        found = []
+        for r, t in zip(requests, ttft_s, strict=True):
+            pair, known = (queue_time_s(r, s_per_token), t), ~np.isnan(t)
+            ranks = [np.argsort(np.argsort(x[known], kind="stable")) for x in pair]
+            found.append(np.corrcoef(ranks[0], ranks[1])[0, 1] if known.sum() > 1 else 0.0)
         return float(np.mean(found))
 
     return float(max(_CANDIDATES, key=correlation))
-
-
-def _rank_correlation(a: Floats, b: Floats) -> float:
-    ranks = np.stack([np.argsort(np.argsort(x, kind="stable")) for x in (a, b)])
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1]) if len(a) > 1 else 0.0
 
 
 def mean_in_flight(requests: Requests, stage: Requests, now_ns: float) -> Floats:

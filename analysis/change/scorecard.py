@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from msgspec import structs
 
 from ampacity.analysis.capacity.fleet import AT_USABLE, cost_per_million_output_tokens, size_fleet
-from ampacity.analysis.change.change import ALPHA, ASSUMED_NOISE, LEAST, Change, holm, log_change
+from ampacity.analysis.change import engine
 from ampacity.analysis.change.comparable import differences
 from ampacity.analysis.change.findings import findings, is_aa, pairs_planned
 from ampacity.analysis.change.judged import CompareError, level_name
@@ -48,6 +49,7 @@ BETWEEN = (
 )
 Runs = Sequence[ComparedRun]
 Pairings = Mapping[tuple[int, int], Pairing]
+Changes = Mapping[tuple[int, int], engine.Change | str]
 
 
 @dataclass(frozen=True)
@@ -88,14 +90,16 @@ class Figure:
             return basis if isinstance(basis, str) else NO_PRICE
         return NOTHING_COUNTS if basis == 0 and self.power < 0 else factor * basis**self.power
 
-    def change(self, pairing: Pairing) -> Change | str:
+    def change(self, pairing: Pairing) -> engine.Change | str:
         found = pairing.change(self.basis)
         a, b = self.factor(pairing.a), self.factor(pairing.b)
         if isinstance(found, str) or not a or not b:
             return found if isinstance(found, str) else NO_PRICE
         if self.power == 1 and a == b:
             return found
-        change = log_change(self.power * found.log_ratio + math.log(b / a), found.se, found.df)
+        change = engine.log_change(
+            self.power * found.log_ratio + math.log(b / a), found.se, found.df
+        )
         shown = found.change
         return change if shown is None else change.beside(a, b * (1 + shown) ** self.power)
 
@@ -150,7 +154,7 @@ def compare(runs: Runs) -> Comparison:
         schema_version=COMPARE_SCHEMA_VERSION,
         sentence=sentence,
         notes=notes,
-        assumed_run_noise=None if first.rounds else ASSUMED_NOISE,
+        assumed_run_noise=None if first.rounds else engine.ASSUMED_NOISE,
         compared=compared,
         aa=is_aa(first),
         level=level,
@@ -200,14 +204,10 @@ def _shift(runs: Runs, made: Pairings) -> list[Shift]:
 
     5 % false findings over all of them together (Holm).
     """
-    cells = {
-        (j, m, q): made[0, j].quantile(m, q)
-        for j in range(1, len(runs))
-        for m in METRICS
-        for q in QUANTILES
-    }
+    keys = product(range(1, len(runs)), METRICS, QUANTILES)
+    cells = {(j, m, q): made[0, j].quantile(m, q) for j, m, q in keys}
     tested = {k: c.change.p for k, c in cells.items() if not isinstance(c.change, str)}
-    real = dict(zip(tested, holm(list(tested.values()), ALPHA), strict=True))
+    real = dict(zip(tested, engine.holm(list(tested.values()), engine.ALPHA), strict=True))
     found: dict[tuple[int, str], list[QuantileChange]] = {}
     for (j, m, q), cell in cells.items():
         result = quantile_result(q, cell, real.get((j, m, q), False), len(tested))
@@ -236,15 +236,13 @@ def _tested_lines(runs: Runs, made: Pairings) -> list[Line]:
 
     5 % false winners over all lines together (Holm).
     """
-    tests = {}
-    lines = {}
+    tests, lines = {}, {}
     one_load = made[0, 1].rounds or len({r.best and level_name(r.best) for r in runs}) == 1
     for f in FIGURES:
-        line, against = _untested(f, runs, made, one_load)
-        lines[f] = line
-        if line.verdict == "open":
+        lines[f], against = _untested(f, runs, made, one_load)
+        if lines[f].verdict == "open":
             tests[f] = against
-    real = iter(holm([c.p for against in tests.values() for c in against], ALPHA))
+    real = iter(engine.holm([c.p for against in tests.values() for c in against], engine.ALPHA))
     for f, against in tests.items():
         verdicts = {c.verdict(next(real)) for c in against}
         verdict = verdicts.pop() if len(verdicts) == 1 else "open"
@@ -258,20 +256,19 @@ def _tested_lines(runs: Runs, made: Pairings) -> list[Line]:
     return list(lines.values())
 
 
-def _untested(f: Figure, runs: Runs, made: Pairings, one_load: bool) -> tuple[Line, list[Change]]:
-    """Return a line and the changes from or to its best; its verdict is open if these are tested."""
+def _untested(
+    f: Figure, runs: Runs, made: Pairings, one_load: bool
+) -> tuple[Line, list[engine.Change]]:
+    """Return a line and the changes from or to its best; it is open where these are tested."""
     rounds = made[0, 1].rounds
     sides = [(made[0, max(i, 1)], min(i, 1)) for i in range(len(runs))]
     values = [f.value(r, p.value(f.basis, side)) for r, (p, side) in zip(runs, sides, strict=True)]
     at = "the load where latencies are compared"
     if f.basis in RATES:
         at = "the load of the A/B" if rounds else "its best stage"
-    line = f.line(
-        runs,
-        values,
-        note=f"one instance at {at}" if f.question == "cost" else None,
-        lower_bound=[p.at_least(f.basis, side) for p, side in sides],
-    )
+    note = f"one instance at {at}" if f.question == "cost" else None
+    lower_bound = [p.at_least(f.basis, side) for p, side in sides]
+    line = f.line(runs, values, note=note, lower_bound=lower_bound)
     if f.higher is None:
         return structs.replace(line, reason=SLOWER_MEDIAN), []
     known = [v for v in line.values if v is not None]
@@ -289,15 +286,11 @@ def _untested(f: Figure, runs: Runs, made: Pairings, one_load: bool) -> tuple[Li
     line = structs.replace(line, changes=shown, reason=reason)
     if reason:
         line = structs.replace(line, verdict="unknown", best=None)
-    return line, [c for c in against if isinstance(c, Change)]
+    return line, [c for c in against if isinstance(c, engine.Change)]
 
 
 def _may_carry_more(
-    f: Figure,
-    runs: Runs,
-    best: int,
-    changes: Mapping[tuple[int, int], Change | str],
-    one_load: bool,
+    f: Figure, runs: Runs, best: int, changes: Changes, one_load: bool
 ) -> str | None:
     """Return why the best is no winner: another may carry so much more than at its best stage.
 
@@ -306,14 +299,14 @@ def _may_carry_more(
     for i, run in enumerate(runs):
         times = 1.0 if i == best and f.basis in RATES else run.missing(f.basis, one_load)
         change = changes.get((min(i, best), max(i, best)))
-        ends = change.ci if isinstance(change, Change) else ()
+        ends = change.ci if isinstance(change, engine.Change) else ()
         near = min((0.0 if end is None else abs(math.log1p(end)) for end in ends), default=0.0)
         if times > 1 and near < math.log(times):
             return FIXED_LOAD if math.isinf(times) else BETWEEN
     return None
 
 
-def _shown(change: Change | str) -> ShownChange | None:
+def _shown(change: engine.Change | str) -> ShownChange | None:
     if isinstance(change, str):
         return None
     return ShownChange(change.change, change.ci, change.tested, change.p)
@@ -388,16 +381,13 @@ def _by_capacity(
         for r, c in zip(runs, capacities, strict=True)
     ]
     ends = [[bound(r, rate) for rate in capacity_bracket(r)] for r in runs]  # the worst first
-    line = f.line(
-        runs,
-        values,
-        brackets=[tuple(e if f.higher else e[::-1]) for e in ends],
-        note=AT_USABLE if f.question == "cost" else None,
-    )
+    brackets = [tuple(e if f.higher else e[::-1]) for e in ends]
+    note = AT_USABLE if f.question == "cost" else None
+    line = f.line(runs, values, brackets=brackets, note=note)
     if any(c["crossing"] == "lower_bound" for c in capacities):
         line = structs.replace(line, best=None)  # nobody knows which one's is better
     sign = 1 if f.higher else -1
-    better = (1 + LEAST) ** sign
+    better = (1 + engine.LEAST) ** sign
     for i, (worst, _) in enumerate(ends):
         others = [best for k, (_, best) in enumerate(ends) if k != i]
         if worst is None or None in others or line.values[i] is None:

@@ -98,7 +98,7 @@ def kept_below(name: str, load: float) -> Slo:
     )
 
 
-def told(result: Comparison) -> set[str]:
+def differing(result: Comparison) -> set[str]:
     """What the comparison says differs: each line with a winner, each latency."""
     lines = {r.name for r in result.scorecard if r.winner}
     moved = {s.metric for s in result.shift for q in s.quantiles if q.verdict == "differs"}
@@ -141,7 +141,9 @@ def main() -> None:
                     found: Counter[str] = Counter()
                     for k in range(options.runs):
                         found.update(
-                            told(pair(server, slos, rates, options.first_seed + k, options, other))
+                            differing(
+                                pair(server, slos, rates, options.first_seed + k, options, other)
+                            )
                         )
                     print(
                         json.dumps(

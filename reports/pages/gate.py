@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from ampacity.analysis.change.results import Check, GateResult
 from ampacity.reports.render.figures import signed_per_cent
 
 _WIDTH = 41
-_WORDS = {
-    "pass": "pass",
-    "regression": "REGRESSION",
-    "violated": "BROKEN",
-    "inconclusive": "inconclusive",
-}
-_SIGNS = {
-    "pass": "✅ pass",
-    "regression": "❌ regression",
-    "violated": "❌ broken",
-    "inconclusive": "❔ inconclusive",
-}
+_SIGNS = {"pass": "✅", "regression": "❌", "violated": "❌", "inconclusive": "❔"}
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in XML 1.0
 
 
-def figure(check: Check, side: str) -> str:
+def figure(check: Check, value: float | None) -> str:
     """Return ``412 ms``, ``3.2 %``, ``80.1`` in four digits, from which the change follows."""
-    value = check.baseline if side == "baseline" else check.candidate
     if value is None:
         return "–"
     if check.name in ("error_rate", "errors"):
@@ -38,7 +26,7 @@ def figure(check: Check, side: str) -> str:
 
 
 def change(check: Check) -> str:
-    """``+4.1 % (1.0 to 7.3)``."""
+    """Return ``+4.1 % (1.0 to 7.3)``."""
     if check.change is None:
         return "–"
     points = " points" if check.name == "error_rate" else " %"
@@ -87,40 +75,49 @@ def chart(result: GateResult) -> list[str]:
     return [*lines, f"{'':<{width}} {axis}   o change, - 95 % interval, ! tolerance, > further out"]
 
 
-def _cells(check: Check, words: Mapping[str, str]) -> tuple[str, ...]:
-    """A check as a row of a table: name, both figures, change, tolerance, verdict in ``words``."""
-    figures = figure(check, "baseline"), figure(check, "candidate"), change(check)
-    return check.title, *figures, _tolerance(check), words[check.verdict]
+def _cells(check: Check) -> tuple[str, ...]:
+    """Return a check as cells of a table: name, both figures, change, tolerance."""
+    before, now = figure(check, check.baseline), figure(check, check.candidate)
+    return check.title, before, now, change(check), _tolerance(check)
+
+
+def _word(check: Check) -> str:
+    failed = check.verdict in ("regression", "violated")
+    return check.verdict.upper() if failed else check.verdict
 
 
 def _tolerance(check: Check) -> str:
     return "" if check.tolerance is None else f"{check.tolerance * 100:.3g} %"
 
 
-def lines(result: GateResult) -> list[str]:
-    """For a terminal."""
-    found = [result.sentence, ""]
-    rows: list[tuple[str, ...]] = [("", "baseline", "candidate", "change (95 %)", "tolerance", "")]
-    rows += [_cells(c, _WORDS) for c in result.checks]
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    found += [
-        "  ".join(cell.ljust(w) for cell, w in zip(row, (*widths, 0), strict=True)).rstrip()
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows as lines in which the cells of a column begin at the same place."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    found += ["", *chart(result), ""]
+
+
+def lines(result: GateResult) -> list[str]:
+    """Return the lines of a terminal."""
+    found = [result.sentence, ""]
+    rows: list[tuple[str, ...]] = [("", "baseline", "candidate", "change (95 %)", "tolerance", "")]
+    rows += [(*_cells(c), _word(c)) for c in result.checks]
+    found += [*aligned(rows), "", *chart(result), ""]
     found += [f"{c.title}: {c.reason}" for c in result.checks if c.reason]
     found += [f"{name} is not tracked: {reason}" for name, reason in result.untracked.items()]
     return found + list(result.notes)
 
 
 def workflow_commands(result: GateResult) -> list[str]:
-    """GitHub's workflow commands: an error per regression, a warning per open question."""
+    """Return GitHub's workflow commands: an error per regression, a warning if inconclusive."""
     found = []
     for c in result.checks:
         if c.verdict == "pass":
             continue
         level = "warning" if c.verdict == "inconclusive" else "error"
-        text = f"{c.title} {_WORDS[c.verdict]}: {sentence(c)}"
+        text = f"{c.title} {_word(c)}: {sentence(c)}"
         found.append(f"::{level} title=ampacity gate::{_escaped(text)}")
     if result.verdict == "cannot_compare":
         found.append(f"::error title=ampacity gate::{_escaped(result.sentence)}")
@@ -128,16 +125,16 @@ def workflow_commands(result: GateResult) -> list[str]:
 
 
 def sentence(check: Check) -> str:
-    """What happened, in one line."""
-    parts = []
+    """Return what happened, in one line."""
+    parts, before, now = [], figure(check, check.baseline), figure(check, check.candidate)
     if check.change is not None:
-        parts.append(f"{figure(check, 'baseline')} → {figure(check, 'candidate')}, {change(check)}")
+        parts.append(f"{before} → {now}, {change(check)}")
     if check.tolerance is not None:
         parts.append(f"tolerance {_tolerance(check)}")
     if check.reason:
         parts.append(check.reason)
     if not parts and check.candidate is not None:
-        parts.append(figure(check, "candidate"))
+        parts.append(now)
     return "; ".join(parts) or "no figure"
 
 
@@ -146,7 +143,7 @@ def _escaped(text: str) -> str:
 
 
 def gate_markdown(result: GateResult) -> str:
-    """Verdict, table, the changes drawn as text, and what to know about them."""
+    """Return the verdict, a table, the changes drawn as text, and the reasons."""
     sign = {"pass": "✅", "inconclusive": "❔"}.get(result.verdict, "❌")
     found = [f"## {sign} ampacity gate", "", escaped(result.sentence), ""]
     if result.checks:
@@ -155,43 +152,36 @@ def gate_markdown(result: GateResult) -> str:
             "|---|---|---|---|---|---|",
         ]
     for c in result.checks:
-        cells = _cells(c, _SIGNS)
-        found.append(f"| {' | '.join(escaped(cell) for cell in cells)} |")
-    drawn = chart(result)
-    if drawn:
+        cells = *_cells(c), f"{_SIGNS[c.verdict]} {c.verdict}"
+        found.append(f"| {' | '.join(map(escaped, cells))} |")
+    if drawn := chart(result):
         found += ["", "```text", *drawn, "```"]
-    said = [f"{c.title}: {c.reason}" for c in result.checks if c.reason and c.verdict != "pass"]
-    said += [f"Not tracked: {name}, {reason}" for name, reason in result.untracked.items()]
-    notes = [f"- {escaped(text)}" for text in [*said, *result.notes]]
+    reasons = [f"{c.title}: {c.reason}" for c in result.checks if c.reason and c.verdict != "pass"]
+    reasons += [f"Not tracked: {name}, {reason}" for name, reason in result.untracked.items()]
+    notes = [f"- {escaped(text)}" for text in [*reasons, *result.notes]]
     return "\n".join([*found, *([""] if notes else []), *notes]) + "\n"
 
 
 def escaped(text: str) -> str:
-    """Text that cannot end a table cell, open a tag or start a link."""
+    """Return the text so that it cannot end a table cell, open a tag or start a link."""
     for sign in "\\|<[`*":
         text = text.replace(sign, f"\\{sign}")
     return " ".join(text.split())
 
 
 def junit_xml(result: GateResult) -> str:
-    """A regression is a failure, an open question an error, what is not judged is skipped."""
+    """Return JUnit XML: failures are regressions, errors inconclusive, skipped is not judged."""
     suite = ElementTree.Element("testsuite", name="ampacity gate")
-    counts = {"failures": 0, "errors": 0, "skipped": 0}
+    counts = {"failure": 0, "error": 0, "skipped": 0}
 
     def case(name: str, level: str | None, tag: str | None, kind: str, message: str) -> None:
-        element = ElementTree.SubElement(
-            suite,
-            "testcase",
-            classname=_clean(f"gate.{level or 'run'}"),
-            name=_clean(name),
-            time="0",
-        )
+        names = {"classname": _clean(f"gate.{level or 'run'}"), "name": _clean(name), "time": "0"}
+        element = ElementTree.SubElement(suite, "testcase", names)
+        message, attributes = _clean(message), {}
         if tag:
-            counts[{"failure": "failures", "error": "errors", "skipped": "skipped"}[tag]] += 1
-            attributes = {"message": _clean(message)} | ({} if tag == "skipped" else {"type": kind})
-            ElementTree.SubElement(element, tag, attributes).text = _clean(message)
-        else:
-            ElementTree.SubElement(element, "system-out").text = _clean(message)
+            counts[tag] += 1
+            attributes = {"message": message} | ({} if tag == "skipped" else {"type": kind})
+        ElementTree.SubElement(element, tag or "system-out", attributes).text = message
 
     for c in result.checks:
         tag = {"pass": None, "inconclusive": "error"}.get(c.verdict, "failure")
@@ -201,16 +191,15 @@ def junit_xml(result: GateResult) -> str:
         case(metric, level, "skipped", "untracked", reason)
     if result.verdict == "cannot_compare":
         case("comparable", None, "error", "cannot_compare", result.sentence)
-    totals = {"tests": str(len(suite)), **{k: str(n) for k, n in counts.items()}, "time": "0"}
+    failures, errors, skipped = map(str, counts.values())
+    totals = {"tests": str(len(suite)), "failures": failures, "errors": errors}
+    totals |= {"skipped": skipped, "time": "0"}
     suite.attrib.update(totals)
     root = ElementTree.Element("testsuites", {"name": "ampacity", **totals})
     root.append(suite)
     ElementTree.indent(root)
-    return (
-        '<?xml version="1.0" encoding="UTF-8"?>\n'
-        + ElementTree.tostring(root, encoding="unicode")
-        + "\n"
-    )
+    text = ElementTree.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
 
 
 def _clean(text: str) -> str:

@@ -21,9 +21,21 @@ def ttfts(seed: int, n: int = 1000, scale: float = 1.0) -> Floats:
     return scale * np.random.default_rng(seed).lognormal(np.log(0.1), 0.3, n)
 
 
-def stage(values: Sequence[float] | Floats, rate: float = RATE, **options: Any) -> Stage:
+def stage(
+    values: Sequence[float] | Floats,
+    rate: float = RATE,
+    *,
+    gap_s: float = 0.01,
+    failed: Sequence[int] = (),
+    status: str = "http_error",
+    **options: Any,
+) -> Stage:
+    """Evenly spaced requests with these TTFTs, five tokens each; the ``failed`` ones fail."""
     records = [
-        request(i, i / rate, ttft_s=float(t), gaps_s=[0.01] * 4) for i, t in enumerate(values)
+        request(i, i / rate, ttft_s=None, status=status, output_tokens_planned=5)
+        if i in failed
+        else request(i, i / rate, ttft_s=float(t), gaps_s=[gap_s] * 4)
+        for i, t in enumerate(values)
     ]
     return Stage(records, len(values) / rate, offered_rps=rate, **options)
 

@@ -10,6 +10,13 @@ import typer
 
 from ampacity.cli.output import write_text, writing
 
+HEADS = "", "value", "tolerance", "finds", "longer", "more runs", "other seed: tolerance", "finds"
+LEGEND = (
+    "tolerance: the change that still passes. watched: noise above 15 %, so it never passes, and "
+    "only a larger change is a regression. finds: the smallest change found in 95 of 100 runs; "
+    "longer: with four times the --duration; more runs: with three times the baseline runs."
+)
+
 
 def baseline(
     runs: Annotated[
@@ -38,69 +45,45 @@ def baseline(
     from ampacity.analysis.change.baseline_file import check_replaceable, write_baseline
     from ampacity.analysis.change.judged import prepare
     from ampacity.loadgen.rundir.files import load_run
+    from ampacity.reports.pages.gate import aligned
 
     with writing(out):
         check_replaceable(out)
     content = make_baseline([prepare(load_run(path)) for path in runs])
     write_text(out, write_baseline(content))
     for name, level in content["levels"].items():
-        typer.echo(
-            f"{name}: {sum(level['requests'])} requests, {len(level['quantiles'])} quantiles"
-        )
-        typer.echo("\n".join(_table(level["quantiles"])))
+        held = level["quantiles"]
+        typer.echo(f"{name}: {sum(level['requests'])} requests, {len(held)} quantiles")
+        rows = [HEADS, *(_row(metric, entry) for metric, entry in held.items())]
+        typer.echo("\n".join(f"  {line}" for line in aligned(rows)))
         for metric, reason in level["untracked"].items():
             typer.echo(f"  {metric} is not tracked: {reason}")
-    typer.echo(
-        "tolerance: the change that still passes. watched: noise above 15 %, so it never passes, "
-        "and "
-        "only a larger change is a regression. finds: the smallest change found in 95 of 100 runs; "
-        "longer: with four times the --duration; more runs: with three times the baseline runs."
-    )
+    typer.echo(LEGEND)
     if near_saturation(content):
         typer.echo(NEAR_SATURATION)
     typer.echo(out)
 
 
-def _table(quantiles: Mapping[str, Any]) -> list[str]:
-    """Return one row per quantile, for candidates with the same seed and with another."""
-    rows: list[tuple[str, ...]] = [
-        ("", "value", "tolerance", "finds", "longer", "more runs", "other seed: tolerance", "finds")
-    ]
-    for name, entry in quantiles.items():
-        same, other = entry["finds"]["same_schedule"], entry["finds"]["other_schedule"]
-        tolerance = entry["tolerance"]
-        seconds = entry["value_s"]
-        value = f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-        rows.append(
-            (
-                name,
-                value,
-                _tolerance(tolerance["same_schedule"]),
-                *(_change(same[k]) for k in ("now", "longer", "more_runs")),
-                _tolerance(tolerance["other_schedule"]),
-                _change(other["now"]),
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+def _row(metric: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a quantile, for candidates with the same seed and with another."""
+    finds, seconds = entry["finds"], entry["value_s"]
+    value = f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    same, other = (
+        _tolerance(entry["tolerance"][kind]) for kind in ("same_schedule", "other_schedule")
+    )
+    found = [_change(finds["same_schedule"][k]) for k in ("now", "longer", "more_runs")]
+    return metric, value, same, *found, other, _change(finds["other_schedule"]["now"])
 
 
 def _tolerance(tolerance: float | None) -> str:
     from ampacity.analysis.change.quantiles import MOST_TOLERANCE
 
-    return (
-        "watched" if tolerance is None or tolerance > MOST_TOLERANCE else f"{100 * tolerance:.3g} %"
-    )
+    if tolerance is None or tolerance > MOST_TOLERANCE:
+        return "watched"
+    return f"{100 * tolerance:.3g} %"
 
 
 def _change(change: float | None) -> str:
-    return (
-        "-"
-        if change is None
-        else f"+{100 * change:.2g} %"
-        if change < 1
-        else f"+{100 * change:.0f} %"
-    )
+    if change is None:
+        return "-"
+    return f"+{100 * change:.2g} %" if change < 1 else f"+{100 * change:.0f} %"

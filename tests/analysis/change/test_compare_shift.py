@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ampacity.analysis.change.change import (
+from ampacity.analysis.change.engine import (
     ASSUMED_NOISE,
     between_rounds,
     enough_pairs,
@@ -27,7 +27,6 @@ from ampacity.reports.pages.compare import (
     write_comparison_page,
 )
 from tests.support.compared_runs import RATE, arm, quantiles, rows, stage, ttfts
-from tests.support.synthetic import request
 
 
 def failing(
@@ -39,13 +38,7 @@ def failing(
     **meta: Any,
 ) -> ComparedRun:
     """Each request whose number is a multiple of ``every`` fails."""
-    made = stage(ttfts(1, n, scale))
-    made.records = [
-        r
-        if i % every
-        else request(i, i / RATE, ttft_s=None, status=status, output_tokens_planned=5)
-        for i, r in enumerate(made.records)
-    ]
+    made = stage(ttfts(1, n, scale), failed=range(0, n, every), status=status)
     return arm(path, made, warmup_requests=0, **meta)
 
 

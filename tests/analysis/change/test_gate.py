@@ -16,14 +16,6 @@ from hdrh.histogram import HdrHistogram
 
 from ampacity.analysis.change.baseline import make_baseline
 from ampacity.analysis.change.baseline_file import read_baseline, write_baseline
-from ampacity.analysis.change.change import (
-    Estimate,
-    between_runs,
-    compare_shares,
-    holm,
-    spent_at_looks,
-    times_longer,
-)
 from ampacity.analysis.change.checks import (
     WATCHED,
     CheckedChange,
@@ -32,6 +24,14 @@ from ampacity.analysis.change.checks import (
     slos_of,
 )
 from ampacity.analysis.change.comparable import lengths_apart
+from ampacity.analysis.change.engine import (
+    Estimate,
+    between_runs,
+    compare_shares,
+    holm,
+    spent_at_looks,
+    times_longer,
+)
 from ampacity.analysis.change.gate import _sentence, judge_gate, twice_as_slow
 from ampacity.analysis.change.judged import CompareError, Judged, _per_planned, prepare
 from ampacity.analysis.change.results import Check, GateResult
@@ -42,32 +42,10 @@ from ampacity.loadgen.rundir.files import Run
 from ampacity.reports.pages.gate import gate_markdown, junit_xml, lines
 from benchmarks.servers.steps import STEP_SERVERS, step_run
 from benchmarks.studies.gate_rates import later_first_token, study
+from tests.support.compared_runs import RATE, stage, ttfts
 from tests.support.synthetic import Stage, make_run, request
 
-RATE = 20.0
 TIGHT = parse_tolerances(["p50=3%", "p90=3%"])  # less than the noise of so few requests allows
-
-
-def stage(
-    ttft_s: Sequence[float],
-    *,
-    gap_s: float = 0.01,
-    failed: int = 0,
-    failed_at: int = 0,
-    **options: Any,
-) -> Stage:
-    """Evenly spaced requests with these TTFTs, five tokens each; some of them fail."""
-    records = [
-        request(i, i / RATE, ttft_s=float(t), gaps_s=[gap_s] * 4)
-        if not failed_at <= i < failed_at + failed
-        else request(i, i / RATE, ttft_s=None, status="http_error", output_tokens_planned=5)
-        for i, t in enumerate(ttft_s)
-    ]
-    return Stage(records, len(ttft_s) / RATE, offered_rps=RATE, **options)
-
-
-def ttfts(seed: int, n: int = 1000, scale: float = 1.0) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return scale * np.random.default_rng(seed).lognormal(np.log(0.1), 0.3, n)
 
 
 def run(path: Path, stages: Stage | list[Stage], slos: Sequence[str] = (), **meta: Any) -> Judged:
@@ -265,7 +243,7 @@ def test_false_alarms_over_all_metrics_together(tmp_path: Path) -> None:
 
 def test_half_of_the_requests_failed_is_a_regression(tmp_path: Path) -> None:
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
-    found = judge_gate(base, [run(tmp_path / "bad", stage(ttfts(1), failed=500))], {})
+    found = judge_gate(base, [run(tmp_path / "bad", stage(ttfts(1), failed=range(500)))], {})
     assert found.verdict == "regression"
     assert checks(found)["error_rate"].verdict == "regression"
 
@@ -274,7 +252,7 @@ def test_more_errors_than_one_percent_never_pass(tmp_path: Path) -> None:
     """Not even when they all lie in the warm-up, which is cut."""
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
     found = judge_gate(
-        base, [run(tmp_path / "bad", stage(ttfts(1), failed=15))], {"error_rate": 0.5}
+        base, [run(tmp_path / "bad", stage(ttfts(1), failed=range(15)))], {"error_rate": 0.5}
     )
     assert found.verdict != "pass"
     assert "nothing passes" in checks(found)["errors"].reason
@@ -620,9 +598,7 @@ def test_users_in_step_have_a_rate_all_the_same(tmp_path: Path, users: int, roun
 def test_an_outage_takes_the_tokens_that_it_took(tmp_path: Path) -> None:
     """110 of 1,000 requests in a row fail: 11 % fewer tokens per planned one, though two blocks have none at all."""
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
-    found = judge_gate(
-        base, [run(tmp_path / "out", stage(ttfts(1), failed=110, failed_at=500))], {}
-    )
+    found = judge_gate(base, [run(tmp_path / "out", stage(ttfts(1), failed=range(500, 610)))], {})
     assert found.verdict != "pass"
     n = base["levels"]["20/s"]["requests"][0]
     assert checks(found)["output_tokens_per_s"].change == pytest.approx(-110 / n, abs=1e-3)
@@ -766,7 +742,7 @@ def test_why_a_run_is_no_baseline(tmp_path: Path) -> None:
         CompareError,
         match="20/s: 50 of 1000 requests failed or were in flight at cutoff: with more than 1%",
     ):
-        make_baseline([run(tmp_path / "bad", stage(ttfts(1), failed=50, failed_at=700))])
+        make_baseline([run(tmp_path / "bad", stage(ttfts(1), failed=range(700, 750)))])
     endless = stage(
         [15.96] * 400
     )  # each lasts 16 of the 20 s: filling up and overload look the same

@@ -17,8 +17,8 @@ from tests.analysis.capacity.test_families import two_classes
 from tests.analysis.stage.test_outage import stage as outage_stage
 from tests.analysis.summary.test_sessions import by_hand
 from tests.experiments.test_burst import burst_run
-from tests.experiments.test_predict import predict
 from tests.support import sample_summary
+from tests.support.args import Command
 from tests.support.contract import lost_in_contract, summarise
 from tests.support.synthetic import Stage, make_run, queue_sweep
 
@@ -70,11 +70,11 @@ def test_each_kind_of_load_comes_back_whole(made: Callable[[Path], Run], tmp_pat
     ],
 )
 def test_predicted_runs_come_back_whole(
-    words: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, part: str, tmp_path: Path, command: Command
 ) -> None:
     path = tmp_path / "run"
     engine = "--preset linear:0.01,0.001 --max-num-seqs 16 --slo ttft_p95=1s"
-    assert predict(monkeypatch, *f"{engine} {words} --out".split(), path) == 0
+    command(f"predict {engine} {words} --out", path)
     assert lost_in_contract(load_run(path)) == []
     written = read_summary(path / "summary.json")
     assert getattr(written, part)

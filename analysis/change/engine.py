@@ -1,11 +1,10 @@
 """How much a metric has changed, and how sure that is: the one engine of gate and compare.
 
 A quantile is compared as a share: with Q the reference's quantile q and t the tolerance, a run is
-worse when more than 1 - q of its samples are above (1 + t) Q, and no worse when fewer are. No
-density is estimated, so step times that repeat (plateaus) do no harm. Rates are compared by the log
-of their ratio. Both give an ``Estimate``, which the gate tests one-sidedly against a tolerance; a
-``Change`` is two-sided, with an interval, as compare reports it. docs/methods.md, "Comparing two
-runs".
+worse when more than 1 - q of its samples are above (1 + t) Q. No density is estimated, so step
+times that repeat do no harm. Rates are compared by the log of their ratio. Both give an
+``Estimate``, which the gate tests one-sidedly against a tolerance; compare reports a two-sided
+``Change`` with an interval. docs/methods/comparison.md.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ampacity.analysis.change.results import Interval
 from ampacity.analysis.change.samples import BLOCKS, Blocks
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.requests import Floats
@@ -78,7 +78,7 @@ class Change:
     se: float
     df: float
     p: float
-    ci: tuple[float | None, float | None]
+    ci: Interval
     shown: float | None = None
 
     @property
@@ -139,15 +139,11 @@ def student_quantile(probability: float, df: float) -> float:
     return float(ndtri(probability) if math.isinf(df) else stdtrit(df, probability))
 
 
-def widened(
-    ci: tuple[float | None, float | None], change: float
-) -> tuple[float | None, float | None]:
+def widened(ci: Interval, change: float) -> Interval:
     """Return the interval, extended to include ``change``; an unknown end remains None."""
     low, high = ci
-    return (
-        None if low is None else min(low, change),
-        None if high is None else max(high, change),
-    )
+    low = None if low is None else min(low, change)
+    return low, None if high is None else max(high, change)
 
 
 def relative_end(log_ratio: float) -> float | None:
@@ -159,10 +155,8 @@ def log_change(log_ratio: float, se: float, df: float) -> Change:
     """Test by Student's t; without scatter any difference is certain."""
     if not math.isfinite(se):
         return Change(log_ratio, se, df, 1.0, (None, None))
-    if se == 0:
-        p, reach = float(log_ratio == 0), 0.0
-    else:
-        p, reach = 2 * student_cdf(-abs(log_ratio) / se, df), student_quantile(0.975, df) * se
+    p = 2 * student_cdf(-abs(log_ratio) / se, df) if se else float(log_ratio == 0)
+    reach = student_quantile(0.975, df) * se
     ends = relative_end(log_ratio - reach), relative_end(log_ratio + reach)
     return Change(log_ratio, se, df, p, ends)
 
@@ -175,8 +169,7 @@ def enough_pairs(order: Sequence[float]) -> bool:
 def between_rounds(log_ratios: Floats, order: Floats) -> Change:
     """Return the mean log ratio of ``enough_pairs`` of stages.
 
-    The effect of their order is a second coefficient where the order varies, so that a drift
-    cancels.
+    Their order is a second coefficient where it varies, so that a drift cancels.
     """
     n = len(log_ratios)
     columns = [np.ones(n)] + ([order] if len(set(order.tolist())) > 1 else [])
@@ -206,18 +199,17 @@ def compare_shares(
     quantile; ``slope`` times as much where the candidate's samples are. Variance by the means of
     blocks (t with 19 degrees of freedom), unpaired at least by the effective sample sizes.
     """
-    ours, theirs = _residuals(candidate), _residuals(base)
-    p_candidate, p_base = _share(candidate), _share(base)
+    sides = _residuals(base), _residuals(candidate)
     if paired:
-        within = _mean_variance(ours.mean(axis=0) - theirs.mean(axis=0))
-        one_run = _mean_variance(theirs - theirs.mean(axis=0)) * len(base) / max(len(base) - 1, 1)
+        own = sides[0] - sides[0].mean(axis=0)
+        within, one_run = _within(*sides), _mean_variance(own) * len(base) / max(len(base) - 1, 1)
     else:
-        within = max(_mean_variance(ours.mean(axis=0)), _binomial(p_candidate, candidate))
-        within += max(_mean_variance(theirs.mean(axis=0)), _binomial(p_base, base))
-        one_run = max(_mean_variance(theirs), _binomial(p_base, base) * len(base))
-    per_run, df = between_runs(np.array([b.share for b in base]), one_run, noise)
-    between = slope**2 * per_run * (1 / len(base) + 1 / len(candidate))
-    return Estimate(p_candidate - share, within, between, _satterthwaite(within, between, df))
+        floors = [_binomial(side) for side in (base, candidate)]
+        within = sum(map(max, (_mean_variance(x.mean(axis=0)) for x in sides), floors))
+        one_run = max(_mean_variance(sides[0]), floors[0] * len(base))
+    figures = np.array([b.share for b in base])
+    worse = _share(candidate) - share
+    return _estimate(worse, within, figures, len(candidate), one_run, noise, slope)
 
 
 def compare_rates(
@@ -233,23 +225,38 @@ def compare_rates(
     By the log of the ratio of totals; its variance is that of the blocks' residuals, relative to
     the rate (delta method). No rate at all counts as a loss of the whole rate.
     """
-    theirs, ours = ([r.share for r in side] for side in (base, candidate))
-    spread = [
-        np.stack([(r.over - _share(side) * r.size) / (_share(side) * r.size.mean()) for r in side])
-        if _share(side) > 0
-        else np.zeros((len(side), BLOCKS))
-        for side in (base, candidate)
-    ]
-    lost = min(_share(base) / max(_share(candidate), 1e-12), 1e6)
-    if paired:
-        within = _mean_variance(spread[1].mean(axis=0) - spread[0].mean(axis=0))
-    else:
-        within = sum(_mean_variance(side.mean(axis=0)) for side in spread)
-    figures = np.log(np.maximum(theirs, 1e-12))
-    per_run, df = between_runs(figures, _mean_variance(spread[0]), noise)
-    between = per_run * (1 / len(theirs) + 1 / len(ours))
-    worse = math.log(max(lost, 1e-6)) - math.log1p(tolerance)
-    return Estimate(worse, within, between, _satterthwaite(within, between, df))
+    rates = _share(base), _share(candidate)
+    sides = [_residuals(x, r or math.inf) for x, r in zip((base, candidate), rates, strict=True)]
+    within = _within(*sides) if paired else sum(_mean_variance(x.mean(axis=0)) for x in sides)
+    lost = min(max(rates[0] / max(rates[1], 1e-12), 1e-6), 1e6)
+    figures = np.log(np.maximum([b.share for b in base], 1e-12))
+    worse = math.log(lost) - math.log1p(tolerance)
+    return _estimate(worse, within, figures, len(candidate), _mean_variance(sides[0]), noise)
+
+
+def _within(base: Floats, candidate: Floats) -> float:
+    return _mean_variance(candidate.mean(axis=0) - base.mean(axis=0))
+
+
+def _estimate(
+    worse: float,
+    within: float,
+    figures: Floats,
+    candidates: int,
+    one_run: float,
+    noise: float,
+    slope: float = 1.0,
+) -> Estimate:
+    """Add the variance from run to run, by the ``figures`` of the baseline's runs.
+
+    Degrees of freedom of the sum of both variances by Satterthwaite.
+    """
+    per_run, df = between_runs(figures, one_run, noise)
+    between = slope**2 * per_run * (1 / len(figures) + 1 / candidates)
+    total = within + between
+    by_runs = 0.0 if math.isinf(df) else between**2 / df
+    df = total**2 / (within**2 / (BLOCKS - 1) + by_runs or 1e-300) if total > 0 else math.inf
+    return Estimate(worse, within, between, df)
 
 
 def between_runs(figures: Floats, one_run: float, assumed: float) -> tuple[float, float]:
@@ -258,10 +265,10 @@ def between_runs(figures: Floats, one_run: float, assumed: float) -> tuple[float
     Variance beyond ``one_run``, that inside a run, is weighed with an assumption that counts as
     PRIOR_RUNS further runs (moderated variance; Smyth 2004). For one run it is the assumption.
     """
-    if len(figures) == 1:
+    df = len(figures) - 1
+    if not df:
         return assumed**2, math.inf
     seen = max(0.0, float(figures.var(ddof=1)) - one_run)
-    df = len(figures) - 1
     return (PRIOR_RUNS * assumed**2 + df * seen) / (PRIOR_RUNS + df), float(PRIOR_RUNS + df)
 
 
@@ -280,8 +287,7 @@ def spent_at_looks(alpha: float, looks: int) -> list[float]:
     """Return what each of ``looks`` equally spaced looks spends of ``alpha``.
 
     By Pocock's spending function (Lan and DeMets 1983): alpha ln(1 + (e - 1) t) is spent at share t
-    of the looks. Each look tests at its own part, and the parts add up to alpha, so the error over
-    all looks is at most alpha, however they depend on each other.
+    of the looks. The parts add up to alpha, so the error over all looks is at most alpha.
     """
     by = [alpha * math.log1p((math.e - 1) * k / looks) for k in range(looks + 1)]
     return [after - before for before, after in itertools.pairwise(by)]
@@ -304,13 +310,12 @@ def speed_noise(
     ``share``: the share, where it is known better. By the secant over the default tolerance, as a
     plateau has no other slope.
     """
-
-    def above(limits: Floats) -> float:
-        n = sum(o.n for o in found)
-        return sum(float(o.shares_over(limits).mean()) * o.n for o in found) / n
-
-    here = above(limits_s) if share is None else share
-    moved = max(0.0, here - above(limits_s * (1 + DEFAULT_TOLERANCE)))
+    n = [o.n for o in found]
+    here, above = (
+        float(np.average([o.shares_over(x).mean() for o in found], weights=n))
+        for x in (limits_s, limits_s * (1 + DEFAULT_TOLERANCE))
+    )
+    moved = max(0.0, (here if share is None else share) - above)
     return moved * ASSUMED_NOISE / DEFAULT_TOLERANCE
 
 
@@ -335,10 +340,10 @@ def _share(runs: Sequence[Blocks]) -> float:
     return float(sum(r.over.sum() for r in runs) / sum(r.size.sum() for r in runs))
 
 
-def _residuals(runs: Sequence[Blocks]) -> Floats:
-    """(over - p size) / mean size, shape (runs, BLOCKS)."""
+def _residuals(runs: Sequence[Blocks], scale: float = 1.0) -> Floats:
+    """(over - p size) / mean size / scale, shape (runs, BLOCKS)."""
     p = _share(runs)
-    return np.stack([(r.over - p * r.size) / r.size.mean() for r in runs])
+    return np.stack([(r.over - p * r.size) / (scale * r.size.mean()) for r in runs])
 
 
 def _mean_variance(series: Floats) -> float:
@@ -346,15 +351,6 @@ def _mean_variance(series: Floats) -> float:
     return float(np.mean(series.var(axis=-1, ddof=1)) / series.shape[-1])
 
 
-def _binomial(p: float, runs: Sequence[Blocks]) -> float:
-    p = min(max(p, 0.0), 1.0)
+def _binomial(runs: Sequence[Blocks]) -> float:
+    p = min(max(_share(runs), 0.0), 1.0)
     return p * (1 - p) / max(sum(r.effective for r in runs), 1.0)
-
-
-def _satterthwaite(within: float, between: float, df: float) -> float:
-    """Degrees of freedom of a sum of two estimated variances."""
-    total = within + between
-    if total <= 0:
-        return math.inf
-    by_runs = 0.0 if math.isinf(df) else between**2 / df
-    return total**2 / (within**2 / (BLOCKS - 1) + by_runs or 1e-300)
