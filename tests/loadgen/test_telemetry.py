@@ -179,7 +179,8 @@ SAMPLE = st.tuples(
 def written(
     name: str, labels: dict[str, str], value: float, blanks: list[str], stamp: str, comma: bool
 ) -> str:
-    """A line as the text format allows it: blanks between tokens, escapes, a comma behind the last label, a time."""
+    """A line as the text format allows it: blanks between tokens, escapes, a comma behind the last
+    label, a time."""
     blank = iter(blanks)
     pairs = []
     for label, text in labels.items():

@@ -83,7 +83,8 @@ async def run_stage(
     stamps: Stamps = "kernel",
     **plan: Any,
 ) -> Driven:
-    """One open stage (``concurrency=N`` makes it closed); ``faults(request_id)`` names each request's fault."""
+    """One open stage (``concurrency=N`` makes it closed); ``faults(request_id)`` names each
+    request's fault."""
     endpoint = parse_endpoint(url)
     client = Client(
         endpoint, endpoint.addresses(), context or endpoint.ssl_context(), stamps=stamps

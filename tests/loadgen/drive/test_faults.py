@@ -151,7 +151,8 @@ def test_a_server_that_breaks_every_connection(
 
 
 def test_each_fault_is_a_count_of_the_summary(quick: Driven, tmp_path: Path) -> None:
-    """What the report counts, by status, is what the table says: EACH of every fault, and nothing else."""
+    """What the report counts, by status, is what the table says: EACH of every fault, and nothing
+    else."""
     with RunWriter(tmp_path / "run", {"stages": [quick.meta]}) as writer:
         for record in quick.records:
             writer.append(record)
@@ -191,7 +192,8 @@ def test_endpoints_that_cannot_be_reached_are_connect_errors_and_harm_no_other(
             "a certificate that nobody signed": tls,
         }
         ends = [parse_endpoint(url) for url in urls.values()]
-        # by name, as a proxy's is looked up for each connection; of an endpoint it is looked up before the run
+        # by name, as a proxy's is looked up for each connection; of an endpoint it is looked up
+        # before the run
         clients = [Client(end, [end.host], end.ssl_context()) for end in ends]
         made = Made(lambda number, tokens: request_bytes(ends[number % len(ends)], tokens))
         records: list[RequestRecord] = []
@@ -221,7 +223,8 @@ def test_endpoints_that_cannot_be_reached_are_connect_errors_and_harm_no_other(
 
 @pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="counts open files in /dev/fd")
 def test_requests_that_find_no_descriptor_are_counted_as_the_clients_and_harm_no_other() -> None:
-    """60 at once with room for some 20 connections; the server is another process, with descriptors of its own."""
+    """60 at once with room for some 20 connections; the server is another process, with
+    descriptors of its own."""
     import resource
 
     command = [sys.executable, "-m", "tests.support.fault_server", "--port", "0", "--gap-ms", "100"]
@@ -334,7 +337,8 @@ def test_a_kept_alive_connection_closed_by_the_server_costs_no_request() -> None
 
 @pytest.mark.parametrize("stamps", ["read", "kernel"])
 def test_a_close_without_a_byte_on_a_used_connection_is_the_idle_race(stamps: Stamps) -> None:
-    """However late it is seen: sent once more, timed from its schedule, and counted. The first time after 50 ms."""
+    """However late it is seen: sent once more, timed from its schedule, and counted. The first
+    time after 50 ms."""
     served: set[int] = set()  # connections
 
     async def drop_reused(x: Call) -> bool:
@@ -418,7 +422,8 @@ def test_twenty_thousand_requests_with_five_per_cent_faults() -> None:
 def test_what_a_request_leaves_behind_goes_without_the_garbage_collector(
     fault: str, stamps: Stamps
 ) -> None:
-    """Its pauses would be the client's own. Cycles of a stage as a whole may stay, but none for each request."""
+    """Its pauses would be the client's own. Cycles of a stage as a whole may stay, but none for
+    each request."""
     gc.collect()
     gc.disable()
     try:

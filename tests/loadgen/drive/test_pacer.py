@@ -194,7 +194,8 @@ def test_arrivals_go_on_as_scheduled_while_the_server_stalls(loop: str) -> None:
     assert len(stalled.records) == 300
     slips = _slips_s(stalled)
     assert slips.min() >= 0
-    # a loop that waited for answers would be late by 1 s for most; this one is not late by a quarter of it
+    # a loop that waited for answers would be late by 1 s for most; this one is not late by a
+    # quarter of it
     assert np.median(slips) < 0.05
     assert slips.max() < 0.5
     ttft = [

@@ -13,7 +13,8 @@ from ampacity.loadgen.drive.slices import GIVES_WAY_NS, SLICE_NS, in_slices
 
 
 def steps_while(reads_wait: Callable[[int], bool], turns: int) -> list[int]:
-    """In which turns of the loop a step was made; each takes a slice, and there is always another one."""
+    """In which turns of the loop a step was made; each takes a slice, and there is always another
+    one."""
     now, made = 0, []
 
     def step() -> bool:

@@ -1,4 +1,5 @@
-"""Virtual users of a closed loop: when each begins, alone and dealt over workers, and what the stage says of it."""
+"""Virtual users of a closed loop: when each begins, alone and dealt over workers, and what the
+stage says of it."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def begun_s(result: Driven) -> np.ndarray:
 
 
 def test_a_ramp_lets_the_users_in_one_after_the_other() -> None:
-    """Four over 0.4 s, and nobody is answered before that has gone: what is sent till then is each user's first."""
+    """Four over 0.4 s, and nobody is answered before that has gone: what is sent till then is each
+    user's first."""
     result = played(schedule_at([0.0] * 100), concurrency=4, ramp_s=0.4, duration_s=0.7)
     span_s = (result.meta["end_ns"] - result.meta["start_ns"]) / S
     assert (result.meta["ramp_s"], span_s) == (0.4, 0.7)  # the stage's length has the ramp in it
@@ -87,7 +89,8 @@ def test_without_a_ramp_all_begin_at_once_and_nothing_is_said() -> None:
 
 
 def test_with_a_ramp_think_time_is_still_between_an_answer_and_the_next_request() -> None:
-    """Users begin at 0 and 0.25 s; the first one's second request comes 0.2 s after its answer, so after 0.6 s."""
+    """Users begin at 0 and 0.25 s; the first one's second request comes 0.2 s after its answer, so
+    after 0.6 s."""
     begun = begun_s(
         played(schedule_at([0.0] * 50), concurrency=2, ramp_s=0.5, think_s=0.2, duration_s=0.8)
     )
@@ -95,7 +98,8 @@ def test_with_a_ramp_think_time_is_still_between_an_answer_and_the_next_request(
 
 
 def test_users_of_sessions_begin_over_the_ramp_too() -> None:
-    """Two users, sessions of two turns: the second user's session begins half a ramp after the first one's."""
+    """Two users, sessions of two turns: the second user's session begins half a ramp after the
+    first one's."""
     workload = Workload("w", Fixed(8), Fixed(4), sessions=Sessions(turns=Fixed(2)))
     result = played(
         closed_schedule(workload, requests=40, seed=1, stage=0),

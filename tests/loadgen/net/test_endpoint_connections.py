@@ -35,7 +35,8 @@ LOAD = (
 def played(
     server: FaultServer, out: Path, *options: str
 ) -> tuple[list[dict[str, Any]], dict[str, Any], int]:
-    """(rows, run.json, connections of the run's own requests) of a run against a server of one fault."""
+    """(rows, run.json, connections of the run's own requests) of a run against a server of one
+    fault."""
     done = subprocess.run(
         [*COMMAND, "run", server.url, *LOAD, *options, "--out", str(out)],
         capture_output=True,
@@ -63,7 +64,8 @@ def statuses(rows: list[dict[str, Any]]) -> Mapping[str, int]:
 def test_a_server_that_closes_after_each_answer_gets_a_connection_for_each_request(
     fault: str, workers: str, tmp_path: Path
 ) -> None:
-    """Closed without a word, with one, or because HTTP/1.0 has no other end of a body: nothing is sent twice."""
+    """Closed without a word, with one, or because HTTP/1.0 has no other end of a body: nothing is
+    sent twice."""
     with FaultServer(models=(f"fault:{fault}",)) as server:
         rows, meta, connections = played(server, tmp_path / "run", "--workers", workers)
     assert statuses(rows) == {"ok": len(rows)}

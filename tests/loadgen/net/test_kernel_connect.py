@@ -1,4 +1,5 @@
-"""Connections whose reads the kernel dates: there at once on one machine, waited for elsewhere, and none is left behind."""
+"""Connections whose reads the kernel dates: there at once on one machine, waited for elsewhere,
+and none is left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.skipif(not kernel_stamps.AVAILABLE, reason="kernel time
 
 
 def connecting_slowly(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
-    """From here on every connection is under way at first, as over a network; the sockets, as they come."""
+    """From here on every connection is under way at first, as over a network; the sockets, as they
+    come."""
     begun: list[socket.socket] = []
 
     def under_way(address: tuple[str, int]) -> tuple[socket.socket, bool]:
@@ -37,7 +39,8 @@ def connecting_slowly(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
 
 
 def test_a_server_that_accepts_nobody_is_waited_for() -> None:
-    """Its queue is full, so the kernel drops what comes: the connection is there a second later, when it is asked again."""
+    """Its queue is full, so the kernel drops what comes: the connection is there a second later,
+    when it is asked again."""
 
     async def main() -> tuple[bool, int, float]:
         reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
@@ -68,7 +71,8 @@ def test_a_server_that_accepts_nobody_is_waited_for() -> None:
 
 
 def test_a_connection_on_one_machine_is_there_at_once_and_the_request_has_left() -> None:
-    """Not a turn of the event loop lies between the deadline and the write, however much there is to read."""
+    """Not a turn of the event loop lies between the deadline and the write, however much there is
+    to read."""
 
     async def use(runner: StageRunner, client: Client) -> list[bool]:
         plan = StagePlan(0, "open", schedule_at([0.0] * 3), 0.2, offered_rps=15.0, drain_s=5)
@@ -107,7 +111,8 @@ def test_a_server_that_takes_its_time_to_connect_is_waited_for_with_one_socket(
 def test_a_request_given_up_before_its_connection_leaves_no_socket_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the same turn of the loop: the task that would wait for the connection never takes a step."""
+    """In the same turn of the loop: the task that would wait for the connection never takes a
+    step."""
     begun = connecting_slowly(monkeypatch)
 
     async def use(runner: StageRunner, client: Client) -> None:

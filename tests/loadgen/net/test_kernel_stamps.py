@@ -1,4 +1,5 @@
-"""Sockets that are dated by the kernel: the dates are right however late they are read, and reads wait only where that harms nobody."""
+"""Sockets that are dated by the kernel: the dates are right however late they are read, and reads
+wait only where that harms nobody."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ def test_a_megabyte_and_the_end_behind_it_are_read_whole(loop: str) -> None:
 
 
 def test_a_read_that_cannot_be_used_harms_no_other() -> None:
-    """An error of our own in one stream is told to the event loop, as one of a callback; the others go on."""
+    """An error of our own in one stream is told to the event loop, as one of a callback; the
+    others go on."""
     told: list[str] = []
 
     async def main() -> list[Sink]:
@@ -168,7 +170,8 @@ def test_reads_wait_for_their_turn_only_while_streams_are_not_read_twice_in_two_
 
 
 def test_many_streams_are_read_in_turns_and_each_date_is_that_of_its_arrival() -> None:
-    """200 streams with a token every 20 ms, 10,000 a second, from another thread; turns 2 ms apart have 20 of them."""
+    """200 streams with a token every 20 ms, 10,000 a second, from another thread; turns 2 ms apart
+    have 20 of them."""
     streams, tokens, gap_s = 200, 25, 0.02
     spans: list[list[tuple[int, int]]] = [[] for _ in range(streams)]
     turns: list[int] = []
@@ -204,7 +207,8 @@ def test_many_streams_are_read_in_turns_and_each_date_is_that_of_its_arrival() -
         for at_ns, (before_ns, after_ns) in zip(dates, written, strict=True):
             right += before_ns - CLOCKS_NS <= at_ns <= after_ns + CLOCKS_NS
             total += 1
-    # dates of the reads would be right in one of twenty; what is not is merged, while this machine did something else
+    # dates of the reads would be right in one of twenty; what is not is merged, while this machine
+    # did something else
     assert right >= 0.5 * total
 
 

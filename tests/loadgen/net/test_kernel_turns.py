@@ -1,4 +1,5 @@
-"""What goes first where there is more to do than time: requests, then reads, and nobody is called silent for our own delay."""
+"""What goes first where there is more to do than time: requests, then reads, and nobody is called
+silent for our own delay."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ pytestmark = [
 
 
 def test_reading_makes_way_for_a_request_that_is_due_and_goes_on_behind_it() -> None:
-    """64 sockets have something: 20 reads off a deadline 20 are made, at it eight; all where there is none, or it is long past."""
+    """64 sockets have something: 20 reads off a deadline 20 are made, at it eight; all where there
+    is none, or it is long past."""
 
     async def main() -> tuple[list[int], list[Sink]]:
         reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
@@ -60,7 +62,8 @@ def test_reading_makes_way_for_a_request_that_is_due_and_goes_on_behind_it() -> 
 
 
 def test_catching_up_takes_as_many_reads_as_there_are_sockets() -> None:
-    """Where more is always there, as a turn after each says, that ends: 100 sockets are two turns of 64."""
+    """Where more is always there, as a turn after each says, that ends: 100 sockets are two turns
+    of 64."""
 
     async def main() -> int:
         reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
@@ -85,7 +88,8 @@ def test_catching_up_takes_as_many_reads_as_there_are_sockets() -> None:
 def test_what_had_waited_to_be_read_is_not_silence_however_old_it_is(
     waited: bool, status: str
 ) -> None:
-    """The last byte was read 9 s ago, and the limit is one: unless a byte that came 8 s ago had only not been read."""
+    """The last byte was read 9 s ago, and the limit is one: unless a byte that came 8 s ago had
+    only not been read."""
     began_ns = time.monotonic_ns() - 10_000_000_000
     exchange = Exchange(
         RequestRecord(0, 0, 0, "unfinished", dispatched_ns=began_ns), b"", lambda _: None
@@ -110,7 +114,8 @@ def test_what_had_waited_to_be_read_is_not_silence_however_old_it_is(
 
 @pytest.mark.parametrize("patient", [False, True])
 def test_a_turn_that_was_full_and_left_nothing_is_not_behind_for_long(patient: bool) -> None:
-    """As many sockets have something as a turn has reads, and then none: other work need not give way any more."""
+    """As many sockets have something as a turn has reads, and then none: other work need not give
+    way any more."""
 
     async def main() -> tuple[list[bool], list[Sink]]:
         reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
@@ -140,7 +145,8 @@ def test_a_turn_that_was_full_and_left_nothing_is_not_behind_for_long(patient: b
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_a_busy_client_does_not_take_what_it_has_not_read_for_silence(loop: str) -> None:
-    """Something holds the event loop for 0.7 s, longer than the limit between tokens, which came all the while. There is more than a turn of reads."""
+    """Something holds the event loop for 0.7 s, longer than the limit between tokens, which came
+    all the while. There is more than a turn of reads."""
 
     async def main() -> Driven:
         asyncio.get_running_loop().call_later(0.4, time.sleep, 0.7)

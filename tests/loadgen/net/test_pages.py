@@ -1,4 +1,5 @@
-"""The small client for pages beside the load: every way in which HTTP ends a body, and what goes wrong."""
+"""The small client for pages beside the load: every way in which HTTP ends a body, and what goes
+wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 
 class Script:
-    """Gives the n-th request of all the n-th answer, and closes after one that says so. Notes heads and connections."""
+    """Gives the n-th request of all the n-th answer, and closes after one that says so. Notes
+    heads and connections."""
 
     def __init__(self, *answers: bytes) -> None:
         self.answers = list(answers)

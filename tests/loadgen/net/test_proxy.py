@@ -1,4 +1,5 @@
-"""A proxy from the environment: absolute-form requests for http, a CONNECT tunnel with TLS inside for https."""
+"""A proxy from the environment: absolute-form requests for http, a CONNECT tunnel with TLS inside
+for https."""
 
 import asyncio
 import base64
@@ -30,7 +31,8 @@ SECRET = "Basic " + base64.b64encode(b"user:p@ss").decode()
 
 
 class FakeProxy:
-    """Takes CONNECT and absolute-form requests and pipes both to one upstream port on this machine."""
+    """Takes CONNECT and absolute-form requests and pipes both to one upstream port on this
+    machine."""
 
     def __init__(self, upstream_port: int, refuse: bool = False) -> None:
         self.upstream_port = upstream_port
@@ -174,7 +176,8 @@ def test_pages_take_the_same_way(
     certificate: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The list of models is asked for as the load is: by proxy and, of https, with the system's trust."""
+    """The list of models is asked for as the load is: by proxy and, of https, with the system's
+    trust."""
     theirs = None
     if scheme == "https":
         theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -1,4 +1,5 @@
-"""Prompts that do not fit the model's context: said before the run, cut where that is asked for, and nobody's failure."""
+"""Prompts that do not fit the model's context: said before the run, cut where that is asked for,
+and nobody's failure."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def test_a_refusal_that_names_the_context_is_ours(said: str, ours: bool) -> None
 
 
 def test_prompts_beyond_a_context_that_was_not_known_are_left_out_and_named(tmp_path: Path) -> None:
-    """Half of the prompts have 100 tokens, half 1,000, where 600 fit: half of the requests are nobody's failure."""
+    """Half of the prompts have 100 tokens, half 1,000, where 600 fit: half of the requests are
+    nobody's failure."""
     with OddTokenizer(tokenize="ids", context=600, listed=False) as server:
         load = args_of("--rates 60 --duration 1s --input-tokens points:100=0.5,1000=0.5")
         load += args_of("--output-tokens 2 --slo ttft_p50=5s")
@@ -157,7 +159,8 @@ def chain(inputs: list[int], outputs: list[int], continues: list[int]) -> Schedu
 
 
 def test_a_first_turn_is_shortened_and_what_follows_loses_as_much() -> None:
-    """Context 1,000: 1,200 in, 700 out → 500 out, 500 in (spare 0); the second, 700 + 200 less, is 1,950 - 900 = 1,050: out."""
+    """Context 1,000: 1,200 in, 700 out → 500 out, 500 in (spare 0); the second, 700 + 200 less, is
+    1,950 - 900 = 1,050: out."""
     schedule = chain([1200, 1950], [700, 50], [-1, 0])
     fitting, counts = fit_context(schedule, 1000, begin_shorter=True)
     assert (fitting.input_tokens.tolist(), fitting.output_tokens.tolist()) == ([500], [500])
@@ -245,7 +248,8 @@ def test_recorded_prompts_that_do_not_fit_are_left_out_and_counted(tmp_path: Pat
 
 
 def test_whatever_is_left_out_of_a_trace_is_said(tmp_path: Path) -> None:
-    """One of 200 turns: half a percent, of which a workload of one's own would not be told. Then of the 199 but 50 are sent."""
+    """One of 200 turns: half a percent, of which a workload of one's own would not be told. Then
+    of the 199 but 50 are sent."""
     rows = [
         {
             "session_id": f"s{k}",

@@ -1,4 +1,5 @@
-"""What the probe sees of an endpoint is kept in run.json, and neither run nor comparison claims more than it allows."""
+"""What the probe sees of an endpoint is kept in run.json, and neither run nor comparison claims
+more than it allows."""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ def test_what_was_streamed_has_a_ttft(name: str, tmp_path: Path) -> None:
 def test_neither_gate_nor_compare_claims_a_change_of_a_ttft_that_is_none(
     tmp_path: Path, ampacity: Any, capsys: Any
 ) -> None:
-    """The answers of the candidate take twice as long: E2E is worse, and TTFT is not mentioned as a finding."""
+    """The answers of the candidate take twice as long: E2E is worse, and TTFT is not mentioned as
+    a finding."""
     for name, lasts_s in (("base", 0.08), ("slow", 0.16)):
         records = [in_one_piece(i, lasts_s * (1 + i % 7 / 20)) for i in range(600)]
         make_run(
@@ -111,7 +113,8 @@ def test_neither_gate_nor_compare_claims_a_change_of_a_ttft_that_is_none(
     assert "nothing was streamed" in capsys.readouterr().out
 
 
-# -- the probe's diagnosis --------------------------------------------------------------------------
+# -- the probe's diagnosis
+# --------------------------------------------------------------------------
 
 SHAPE = RequestShape("chat", "m")
 
@@ -142,7 +145,8 @@ def test_one_answer_tells_what_is_wrong() -> None:
 
 
 def test_a_count_that_cannot_be_spoils_the_verdicts_that_rest_on_it(tmp_path: Path) -> None:
-    """20 tokens by usage in 32 chunks with text: seen by the probe, and in every answer of the run."""
+    """20 tokens by usage in 32 chunks with text: seen by the probe, and in every answer of the
+    run."""
     records = [request(i, i * 0.05, gaps_s=[0.01] * 31, output_tokens=20) for i in range(200)]
     found, summary = verdicts(
         tmp_path / "run", records, diagnosis=as_dicts(diagnose(records[0], SHAPE))
@@ -238,7 +242,8 @@ def thinking(ends_at: int) -> Callable[[BaseHTTPRequestHandler, int], None]:
 def test_an_slo_on_the_first_answer_is_judged_behind_the_thinking_or_not_at_all(
     ends_at: int, tmp_path: Path, ampacity: Any, capsys: Any
 ) -> None:
-    """The 11th token is the first of the answer: 50 ms after the first one. Where the thinking never ends there is none."""
+    """The 11th token is the first of the answer: 50 ms after the first one. Where the thinking
+    never ends there is none."""
     with Server(thinking(ends_at)) as server:
         lengths = args_of("--input-tokens 4 --output-tokens 16")
         load = [*lengths, *args_of("--rates 20 --duration 3s --slo first_answer_p50=40ms")]

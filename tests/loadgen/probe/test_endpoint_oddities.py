@@ -1,4 +1,5 @@
-"""Endpoints that are odd and legal, on real sockets: query strings, localhost by IPv6 alone, gateways, a missing key."""
+"""Endpoints that are odd and legal, on real sockets: query strings, localhost by IPv6 alone,
+gateways, a missing key."""
 
 from __future__ import annotations
 
@@ -249,7 +250,8 @@ def test_the_probe_looks_at_the_headers_of_answers_too(lines: str, name: str | N
 def test_a_500_for_want_of_a_key_asks_for_one(
     listed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As LiteLLM without a database answers: "Internal Server Error", in plain text. With a key it is no question."""
+    """As LiteLLM without a database answers: "Internal Server Error", in plain text. With a key it
+    is no question."""
 
     def respond(request: Request) -> tuple[str, bytes, str]:
         if listed and request.method == "GET":

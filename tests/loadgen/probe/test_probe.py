@@ -204,7 +204,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Port(socketserver.ThreadingTCPServer):
-    """Answers plain HTTP with ``plain``; over TLS with 404, or breaks off where it has no certificate."""
+    """Answers plain HTTP with ``plain``; over TLS with 404, or breaks off where it has no
+    certificate."""
 
     daemon_threads = True
     block_on_close = False

@@ -85,7 +85,8 @@ SHORT_RUN = ("--rates", "60", "--duration", "1s", "--input-tokens", "lognormal:p
 
 @pytest.mark.parametrize("tokenizer", ["words", "server"])
 def test_with_tokenize_every_prompt_is_as_long_as_planned(tokenizer: str, tmp_path: Path) -> None:
-    """Of words of one to three tokens those of one are taken: there are some 340. The template is 17 tokens."""
+    """Of words of one to three tokens those of one are taken: there are some 340. The template is
+    17 tokens."""
     with OddTokenizer(tokenize="ids") as server:
         for k in (1, 2):
             planned, realised, meta = played(
@@ -107,7 +108,8 @@ def test_with_tokenize_every_prompt_is_as_long_as_planned(tokenizer: str, tmp_pa
 
 
 def test_words_of_two_tokens_serve_where_too_few_have_one(tmp_path: Path) -> None:
-    """One to four tokens a word, 256 at least of a kind: any of the four may be the one. Off by half a word at most."""
+    """One to four tokens a word, 256 at least of a kind: any of the four may be the one. Off by
+    half a word at most."""
     by_count = Counter(tokens_of(word, 4) for word in built_in_words())
     fewest = min(n for n, words in by_count.items() if words >= 256)
     with OddTokenizer(tokenize="ids", most=4) as server:
@@ -122,7 +124,8 @@ def test_words_of_two_tokens_serve_where_too_few_have_one(tmp_path: Path) -> Non
 def test_usage_alone_gives_the_template_and_the_mean_word(
     context: int, listed: bool, tmp_path: Path
 ) -> None:
-    """A context that not all 1,024 words fit into, known or not: the line through two prompts was 0 to 25 tokens off."""
+    """A context that not all 1,024 words fit into, known or not: the line through two prompts was
+    0 to 25 tokens off."""
     with OddTokenizer(tokenize=None, context=context, listed=listed) as server:
         total = []
         for k in (1, 2):
@@ -135,7 +138,8 @@ def test_usage_alone_gives_the_template_and_the_mean_word(
             assert found["word_sd_tokens"] == pytest.approx(0.82, rel=0.6)
             total.append(realised.sum() / planned.sum())
     assert total == pytest.approx([1, 1], abs=0.01)
-    # some 55,000 words of 2 +- 0.82 tokens, other ones in each run: 0.25 % (s.d.) between two; four of them
+    # some 55,000 words of 2 +- 0.82 tokens, other ones in each run: 0.25 % (s.d.) between two;
+    # four of them
     assert total[0] == pytest.approx(total[1], abs=0.01)
 
 
@@ -224,7 +228,8 @@ def test_a_context_that_is_known_is_never_exceeded_by_the_probe() -> None:
 
 
 def test_the_carried_vocabulary_needs_no_network(tmp_path: Path) -> None:
-    """An empty cache, and a proxy that nobody answers on: the file comes out of the extra ``offline``."""
+    """An empty cache, and a proxy that nobody answers on: the file comes out of the extra
+    ``offline``."""
     program = "from ampacity.workloads.prompts.tokenizers import load_tokenizer; t = load_tokenizer('cl100k_base'); print(t.count('hello world'))"
     dead = "http://127.0.0.1:9"
     environment = {**os.environ, "TIKTOKEN_CACHE_DIR": str(tmp_path / "new")}

@@ -142,7 +142,8 @@ def content(run: Any, results: list[Any]) -> list[tuple[Any, ...]]:
 def test_records_are_the_same_for_any_number_of_workers_even_if_one_starts_late(
     server: Started, tmp_path: Path
 ) -> None:
-    """One absolute start for all: a worker that is held up for half a second sends late by its own record, no later timetable."""
+    """One absolute start for all: a worker that is held up for half a second sends late by its own
+    record, no later timetable."""
     first = open_plan(0, 30.0, 1.5, 0)
     plans = [first, open_plan(1, 20.0, 1.0, len(first.schedule))]
     found = {}
