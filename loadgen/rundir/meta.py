@@ -114,7 +114,7 @@ _RUN_JSON = _object(
     ),
     ab=_object(("pair", "arm"), pair=str, arm=Literal["a", "b"], rounds=_COUNT, aa=bool),
     fleet_inputs=_object(
-        peak_rps=_AMOUNT, tensor_parallel=_AMOUNT, safety_factor=_AMOUNT, gpu_hour_usd=_AMOUNT
+        peak_rps=_AMOUNT, tensor_parallel=_COUNT, safety_factor=_AMOUNT, gpu_hour_usd=_AMOUNT
     ),
 )
 

@@ -74,7 +74,8 @@ def server(
         reply(handler, found if listed else b"{}", 200 if listed else 404)
 
     def post(handler: BaseHTTPRequestHandler) -> None:
-        handler.rfile.read(int(handler.headers["Content-Length"]))
+        body = handler.rfile.read(int(handler.headers["Content-Length"]))
+        setattr(handler, "body", body)  # noqa: B010 - of the request, for answers that read it
         answer(handler, next(count))
 
     with http_server(get, post) as url:

@@ -203,7 +203,9 @@ def test_a_kill_leaves_the_stages_that_were_finished_as_they_were(
     assert loaded.meta["status"] == "running"
     found = json.loads(json.dumps(summarise(loaded)))
     assert found["partial"] == "killed after stage 0 (2 req/s): only what had been recorded is here"
-    assert found["stages"] == json.loads((whole / "summary.json").read_text())["stages"]
+    (stage,) = json.loads((whole / "summary.json").read_text())["stages"]
+    stage["server"] = stage["littles_law"]["server"] = None  # kept until the end of a run only
+    assert found["stages"] == [stage]
 
 
 def test_a_stage_that_takes_long_says_that_it_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:

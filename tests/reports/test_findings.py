@@ -12,7 +12,7 @@ from ampacity.analysis.load_names import load_name
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import percentiles
 from ampacity.analysis.stats.intervals import memory_of
-from tests.experiments.test_predict import predict
+from tests.support.args import Command
 from tests.support.contract import summarise
 from tests.support.synthetic import Stage, cohort, make_run, request
 
@@ -59,28 +59,13 @@ def test_fault_72_users_who_think_are_not_requests_in_flight(tmp_path: Path) -> 
 
 
 def test_fault_32_each_stage_of_a_sweep_has_its_own_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command
 ) -> None:
     run = tmp_path / "run"
-    assert (
-        predict(
-            monkeypatch,
-            "--preset",
-            "linear:0.01,0.0001,max_num_seqs=64",
-            "--input-tokens",
-            "10",
-            "--output-tokens",
-            "20",
-            "--concurrency",
-            "1,64",
-            "--duration",
-            "30s",
-            "--warmup",
-            "0",
-            "--out",
-            run,
-        )
-        == 0
+    command(
+        "predict --preset linear:0.01,0.0001,max_num_seqs=64 --input-tokens 10 --output-tokens 20 "
+        "--concurrency 1,64 --duration 30s --warmup 0 --out",
+        run,
     )
     one, many = json.loads((run / "summary.json").read_text())["stages"]
     assert [one["concurrency_set"], many["concurrency_set"]] == [1, 64]

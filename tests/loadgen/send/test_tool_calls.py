@@ -13,7 +13,7 @@ import pytest
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.send.history import AnswerContent, Call
 from ampacity.loadgen.send.protocols import Api
-from tests.cli.test_hostile import Server
+from tests.cli.test_hostile import server
 from tests.loadgen.drive.test_sessions import CHAT, Prepared, session
 from tests.streams.playing import END, HEAD, http_chunk, json_response, new_exchange
 
@@ -295,9 +295,9 @@ def test_prompts_grow_as_planned_with_calls_and_a_run_says_where_they_do_not(
         "name: agent\nsource: test\ninput_tokens: 40\noutput_tokens: 60\n"
         "sessions: {turns: 4, message_tokens: 0}\n"
     )
-    with Server(calling(words)) as server:
+    with server(calling(words)) as url:
         load = ("--rates", "12", "--duration", "2s", "--out", tmp_path / "run")
-        assert ampacity("run", server.url, "--workload", profile, *load) in (0, 3)
+        assert ampacity("run", url, "--workload", profile, *load) in (0, 3)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     said = next((w["text"] for w in summary["warnings"] if w["code"] == "inputs_off"), "")
     assert bool(said) is off
