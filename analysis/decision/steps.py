@@ -215,8 +215,9 @@ def _quantisation(known: Known, physics: Physics) -> Step:
         )
         for name, s in floors.items()
     )
-    now = floors.get(instance.weights)
-    gain = "" if now is None else f"; fp8 weights allow {now / floors['fp8']:.2f} x at most"
+    now = decode_floor_s(instance, use.batch, use.context)
+    faster = [name for name, floor_s in floors.items() if floor_s < 0.99 * now]
+    gain = f"; {faster[0]} weights allow {now / floors[faster[0]]:.2f} x at most" if faster else ""
     return Step(
         title="Quantisation",
         known=inputs,
