@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from ampacity.analysis.capacity.fleet import (
     traffic_of_profile,
 )
 from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.decision.disaggregation import Condition, readiness
 from ampacity.analysis.decision.guardrails import Guardrails, guardrails
+from ampacity.analysis.decision.inputs import Range
 from ampacity.analysis.decision.limits import Limit, find_limits
 from ampacity.analysis.decision.model import DecisionError, ModelShape
 from ampacity.analysis.decision.money import FleetCost, Prices
-from ampacity.analysis.decision.roofline import Instance
+from ampacity.analysis.decision.roofline import Instance, tp_crossover
 from ampacity.analysis.decision.steps import (
     Fleet,
     Known,
@@ -55,6 +57,7 @@ class Stated:
     prices: Mapping[str, Prices] = field(default_factory=dict)
     wait_budget_s: float | None = None
     cold_start_s: float | None = None
+    link_bits_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,9 @@ class Decision:
     physics: Physics
     cost: FleetCost | None
     fleet: Fleet | None
+    gpus: int
+    model: str | None
+    disaggregation: list[Condition]
 
     @property
     def name(self) -> str:
@@ -98,6 +104,7 @@ class Decision:
             "hardware": self.physics.use,
             "fleet": self.fleet,
             "cost": cost,
+            "disaggregation": self.disaggregation,
         }
         plain: dict[str, Any] = msgspec.to_builtins(held)
         return plain
@@ -137,8 +144,42 @@ def decide(path: Path, stated: Stated) -> Decision:
     tokens = summary.fleet.input_tokens_mean, summary.fleet.output_tokens_mean
     point = None if None in tokens else operating_point(summary, tokens[0] or 0, tokens[1] or 0)
     physics = physics_of(known, point)
-    steps = thirteen_steps(known, physics)
-    return Decision(path, summary, steps, limits, rails, physics, cost_of(known), fleet)
+    return Decision(
+        path,
+        summary,
+        thirteen_steps(known, physics),
+        limits,
+        rails,
+        physics,
+        cost_of(known),
+        fleet,
+        inputs["tensor_parallel"],
+        (run.meta.get("endpoint") or {}).get("model"),
+        readiness(
+            summary, limits, stated.shape, stated.link_bits_s, fleet.instances if fleet else None
+        ),
+    )
+
+
+def crossover(decisions: Sequence[Decision]) -> str | None:
+    """Return where requests/s per GPU fall with the TP degree, of runs of one model; else None."""
+    if len({one.model for one in decisions}) != 1:
+        return None
+    rates = {}
+    for one in decisions:
+        capacity = one.summary.capacity
+        if capacity.capacity_rps is not None:
+            low, high = capacity.capacity_rps_ci or (None, None)
+            rates[one.gpus] = Range(capacity.capacity_rps, low, high)
+    found = tp_crossover(rates)
+    if found is None:
+        return None
+    sure = "" if found.certain else ", though the intervals meet"
+    return (
+        f"TP {found.higher} carries {found.higher_rps_per_gpu.value:.3g} req/s per GPU, "
+        f"TP {found.lower} {found.lower_rps_per_gpu.value:.3g}{sure}: past its crossover, more "
+        "instances serve more than a higher degree"
+    )
 
 
 def _of_run(run: Run) -> dict[str, Any]:

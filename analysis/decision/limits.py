@@ -1,8 +1,8 @@
 """What limits an endpoint, and what to change first: a closed table of rules over a run's summary.
 
 Each rule reads figures of the summary and answers yes, no, or "cannot tell, because X was not
-measured". Several may hold: what shows at a lower load comes first, as it is what ends the range in
-which the SLOs hold; at one load the figure that is further beyond its threshold.
+measured". Several may hold: causes come before symptoms, and what shows at a lower load before what
+shows at a higher one, as it ends the range in which the SLOs hold.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ SLOW_CLASS = 2.0  # TTFT p50 of a class against the others'
 STEP_BETWEEN_KINDS = 1.2  # of the TPOT of neighbouring percentiles; up to 1.06 on one engine
 RARER_KIND = 0.04  # the least share of either kind
 POOL_FREE = 0.9  # KV use below this while requests wait: another limit holds them back
+SYMPTOMS = {"queueing", "plateau"}  # of any engine near or beyond its throughput
 LATENCY_OF_TOKENS = ("itl", "icl", "tpot")
 
 
@@ -151,15 +152,16 @@ class Curve:
 
 
 def find_limits(summary: Summary) -> list[Limit]:
-    """Return the answer of every rule: those that hold first, in the order of their loads."""
+    """Return the answer of every rule: those that hold first, causes before symptoms."""
     curve = Curve(summary)
     found = [_answer(rule, curve) for rule in RULES]
     order = {True: 0, None: 1, False: 2}
     load = {stage.name: number for number, stage in enumerate(curve.stages)}
 
-    def rank(limit: Limit) -> tuple[int, int, float]:
+    def rank(limit: Limit) -> tuple[int, bool, int, float]:
         stages = [load[e.stage] for e in limit.evidence if e.stage in load]
-        return order[limit.holds], min(stages, default=0), -limit.strength
+        symptom = limit.rule in SYMPTOMS
+        return order[limit.holds], symptom, min(stages, default=0), -limit.strength
 
     return sorted(found, key=rank)
 

@@ -7,7 +7,9 @@ is at least these bytes over the bandwidth, and at least its operations over the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ampacity.analysis.decision.inputs import Range
 from ampacity.analysis.decision.memory import element_bytes, kv_copies
@@ -182,3 +184,31 @@ def speculated_tokens_per_step(draft: int, acceptance: float) -> float:
 def pipeline_bubble(stages: int, micro_batches: int) -> float:
     """Return the idle share of a pipeline: (p - 1) / (m + p - 1) (Huang et al. 2019, GPipe)."""
     return (stages - 1) / (micro_batches + stages - 1)
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Two tensor-parallel degrees between which requests/s per GPU fall.
+
+    ``certain``: their intervals do not meet.
+    """
+
+    lower: int
+    higher: int
+    lower_rps_per_gpu: Range
+    higher_rps_per_gpu: Range
+
+    @property
+    def certain(self) -> bool:
+        low, high = self.lower_rps_per_gpu.low, self.higher_rps_per_gpu.high
+        return low is not None and high is not None and high < low
+
+
+def tp_crossover(capacity_by_gpus: Mapping[int, Range]) -> Crossover | None:
+    """Return the first step of the degree at which requests/s per GPU fall; None: at none."""
+    degrees = sorted(capacity_by_gpus)
+    per_gpu = {n: capacity_by_gpus[n].times(1 / n) for n in degrees}
+    for lower, higher in pairwise(degrees):
+        if per_gpu[higher].value < per_gpu[lower].value:
+            return Crossover(lower, higher, per_gpu[lower], per_gpu[higher])
+    return None

@@ -215,8 +215,9 @@ def _quantisation(known: Known, physics: Physics) -> Step:
         )
         for name, s in floors.items()
     )
-    now = floors.get(instance.weights)
-    gain = "" if now is None else f"; fp8 weights allow {now / floors['fp8']:.2f} x at most"
+    now = decode_floor_s(instance, use.batch, use.context)
+    faster = [name for name, floor_s in floors.items() if floor_s < 0.99 * now]
+    gain = f"; {faster[0]} weights allow {now / floors[faster[0]]:.2f} x at most" if faster else ""
     return Step(
         title="Quantisation",
         known=inputs,
@@ -232,10 +233,11 @@ def _parallelism(known: Known, physics: Physics) -> Step:
         return Step(title="Parallelism", gap=physics.missing)
     lowest = fit.floors[0].tensor_parallel
     degrees = ", ".join(str(n) for n in fit.degrees if n <= 16)
+    measured = known.instance.gpus
     return Step(
         title="Parallelism",
         known=(_stated("attention heads", known.instance.shape.heads, "", "config.json"),),
-        decision=f"lowest TP that fits: {lowest}; measured: {known.instance.gpus}; valid: {degrees}",
+        decision=f"lowest TP that fits: {lowest}; measured: {measured}; valid: {degrees}",
         gap=None if lowest == known.instance.gpus else "requests/s per GPU of other degrees",
         command=None if lowest == known.instance.gpus else "ampacity compare RUN RUN_WITH_OTHER_TP",
     )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.decision.disaggregation import Condition
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input
 from ampacity.analysis.decision.limits import Limit
@@ -40,13 +41,15 @@ class Decided(Protocol):
     def fleet(self) -> Fleet | None: ...
     @property
     def hardware(self) -> str: ...
+    @property
+    def disaggregation(self) -> list[Condition]: ...
 
 
-def size_text(decisions: Sequence[Decided]) -> str:
+def size_text(decisions: Sequence[Decided], note: str | None = None) -> str:
     """Return the decisions for a terminal: ranked first where there are several."""
     lines: list[str] = []
     if len(decisions) > 1:
-        lines += [*_matrix(decisions), ""]
+        lines += [*_matrix(decisions), *([note] if note else []), ""]
     for one in decisions:
         lines += [one.name, *_steps(one), *_limits(one), *_rails(one.rails), ""]
     width = min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120)
@@ -62,7 +65,7 @@ def _wrapped(line: str, width: int) -> list[str]:
     return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False) or [""]
 
 
-def size_page(decisions: Sequence[Decided]) -> str:
+def size_page(decisions: Sequence[Decided], note: str | None = None) -> str:
     """Return the decisions as one HTML page that needs no network."""
     return render_page(
         "size.html.j2",
@@ -70,7 +73,7 @@ def size_page(decisions: Sequence[Decided]) -> str:
         title="ampacity size",
         decisions=[_shown(one) for one in decisions],
         matrix=_rows(decisions) if len(decisions) > 1 else [],
-        note=_told_apart(decisions) if len(decisions) > 1 else "",
+        notes=[_told_apart(decisions), *([note] if note else [])] if len(decisions) > 1 else [],
     )
 
 
@@ -101,6 +104,10 @@ def _shown(one: Decided) -> dict[str, Any]:
         ],
         "untold": [limit for limit in one.limits if limit.holds is None],
         "rails": [line.strip() for line in _rails(one.rails)[1:]],
+        "conditions": [
+            (c.name, {True: "yes", False: "no", None: "unknown"}[c.holds], c.evidence)
+            for c in one.disaggregation
+        ],
     }
 
 

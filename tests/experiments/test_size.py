@@ -169,6 +169,24 @@ def test_candidates_side_by_side(
     assert "https://" not in text
 
 
+def test_conditions_for_disaggregation(
+    run: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """500 tokens of 131,072 B over 25 Gbit/s take 21 ms, 7 % of the limit of 300 ms."""
+    known = ["--model-config", config, "--gpu", "h100", "--peak-rps", 120, "--link", 25]
+    _, out, _ = size(monkeypatch, capsys, run, *known, "--json")
+    (found,) = json.loads(out)
+    held = {c["name"]: (c["holds"], c["evidence"]) for c in found["disaggregation"]}
+    assert len(held) == 6
+    assert held["prompts are long"][0] is False
+    assert held["TTFT and token latency both have an SLO"][0] is False
+    assert held["the link moves a KV cache in time"] == (
+        True,
+        "21 ms for 500 tokens, 7 % of the TTFT limit",
+    )
+    assert held["few prompt tokens are cached"][0] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

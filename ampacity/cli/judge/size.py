@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ampacity.cli import options as o
-from ampacity.cli.output import print_json
+from ampacity.cli.output import print_json, write_text
 
 Runs = Annotated[
     list[Path], typer.Argument(help="Run directories, one for each candidate.", show_default=False)
@@ -42,6 +42,10 @@ PriceFile = Annotated[
 WaitBudget = Annotated[
     str | None, typer.Option(metavar="T", help="What a first token may wait in a queue.")
 ]
+Link = Annotated[
+    float | None,
+    typer.Option(metavar="GBIT", help="Link between instances in Gbit/s, for disaggregation."),
+]
 ColdStart = Annotated[
     str | None, typer.Option(metavar="T", help="Time from start to first answer of an instance.")
 ]
@@ -64,6 +68,7 @@ def size(
     prices: PriceFile = None,
     wait_budget: WaitBudget = None,
     cold_start: ColdStart = None,
+    link: Link = None,
     html: o.Html = None,
     json: o.JsonResult = False,
 ) -> None:
@@ -73,7 +78,7 @@ def size(
     """
     from ampacity.analysis.decision.model import plain_model, read_model
     from ampacity.analysis.decision.money import read_prices
-    from ampacity.experiments.decide import Stated, decide
+    from ampacity.experiments.decide import Stated, crossover, decide
     from ampacity.reports.pages.size import size_page, size_text
     from ampacity.values import ConfigError, parse_duration
 
@@ -96,13 +101,15 @@ def size(
         prices=read_prices(prices) if prices else {},
         wait_budget_s=parse_duration(wait_budget, "--wait-budget") if wait_budget else None,
         cold_start_s=parse_duration(cold_start, "--cold-start") if cold_start else None,
+        link_bits_s=1e9 * link if link else None,
     )
     found = [decide(run, stated) for run in runs]
+    note = crossover(found)
     if html is not None:
-        html.write_text(size_page(found), encoding="utf-8")
+        write_text(html, size_page(found, note))
     if json:
         print_json([one.plain() for one in found])
         return
-    typer.echo(size_text(found))
+    typer.echo(size_text(found, note))
     if html is not None:
         typer.echo(f"report: {html}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from ampacity.cli import options as o
 
 if TYPE_CHECKING:
     from ampacity.loadgen.probe.diagnosis import Finding
+    from ampacity.settings import Settings
 
 SETTINGS = [
     "model",
@@ -31,8 +34,20 @@ NAMES = {
 }
 
 
+ColdStart = Annotated[
+    str | None,
+    typer.Option(
+        metavar="T",
+        help="Wait up to T for an endpoint that is being started, and only time its first answer.",
+        show_default=False,
+    ),
+]
+
+
 @o.shares(SETTINGS)
-def doctor(url: o.Url, raw: dict[str, Any], json: o.JsonResult = False) -> None:
+def doctor(
+    url: o.Url, raw: dict[str, Any], cold_start: ColdStart = None, json: o.JsonResult = False
+) -> None:
     """Check how an endpoint streams and which metrics can be trusted, with at most 31 requests.
 
     ampacity doctor http://127.0.0.1:8000/v1 --model M
@@ -50,6 +65,9 @@ def doctor(url: o.Url, raw: dict[str, Any], json: o.JsonResult = False) -> None:
     settings = make_settings({"url": url, **raw})
     if settings.replicas:
         raise ConfigError(f"url {url}: one endpoint at a time")
+    if cold_start is not None:
+        _time_cold_start(settings, cold_start, json)
+        return
     seen = run_event_loop(examine(settings, Progress()))
     checks, facts = checkup(seen)
     metrics = trusted(checks)
@@ -64,6 +82,30 @@ def doctor(url: o.Url, raw: dict[str, Any], json: o.JsonResult = False) -> None:
         print_json(result)
     else:
         _print(checks, metrics)
+
+
+def _time_cold_start(settings: Settings, most: str, json: bool) -> None:
+    """Time the start of an endpoint, and print it."""
+    from dataclasses import asdict
+
+    from ampacity.cli.output import print_json
+    from ampacity.experiments.cold_start import measure_cold_start
+    from ampacity.experiments.stages.conduct import run_event_loop
+    from ampacity.progress import Progress
+    from ampacity.values import parse_duration
+
+    most_s = parse_duration(most, "--cold-start")
+    found = run_event_loop(measure_cold_start(settings, most_s, Progress()))
+    if json:
+        print_json(asdict(found))
+        return
+    warm = f", TTFT then {found.warm_ttft_s:.3g} s" if found.warm_ttft_s is not None else ""
+    typer.echo(
+        f"first token {found.first_token_s:.1f} s after the start (models listed after "
+        f"{found.models_s:.1f} s){warm}\n"
+        f"start instances that long before the load comes: ampacity size RUN "
+        f"--cold-start {found.first_token_s:.0f}s"
+    )
 
 
 def _print(checks: list[Finding], metrics: dict[str, bool]) -> None:

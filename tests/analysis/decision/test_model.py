@@ -125,7 +125,7 @@ GPT_OSS_20B = {
     ("config", "total", "active"),
     [
         # model cards and technical reports: Llama 3 (2024) table 3, Qwen2.5 (2024), Mixtral (2024),
-        # Qwen3 (2025), DeepSeek-V3 (2024), Gemma 3 (2025) without its 0.4 G vision tower, gpt-oss (2025)
+        # Qwen3 (2025), DeepSeek-V3 (2024), Gemma 3 (2025) without its vision tower, gpt-oss (2025)
         pytest.param(LLAMA3_8B, 8.03e9, 8.03e9, id="llama3-8b"),
         pytest.param(LLAMA3_70B, 70.6e9, 70.6e9, id="llama3-70b"),
         pytest.param(QWEN25_15B, 1.54e9, 1.54e9, id="qwen2.5-1.5b"),

@@ -17,6 +17,7 @@ from ampacity.analysis.decision.roofline import (
     prefill_floor_s,
     ridge_flops_per_byte,
     speculated_tokens_per_step,
+    tp_crossover,
     use_of,
 )
 from ampacity.simulator.models.catalog import HARDWARE, Hardware
@@ -101,3 +102,16 @@ def test_a_short_prompt_is_bound_by_the_weights_that_it_reads() -> None:
 
 def test_eight_bit_weights_are_read_in_half_the_time() -> None:
     assert decode_floor_s(Instance(MODEL, CARD, weights="fp8"), 1, 0) == pytest.approx(7e9 / 2e12)
+
+
+def test_requests_per_gpu_that_fall_with_the_degree() -> None:
+    """10, 24 and 36 req/s on 1, 2 and 4 GPUs: 10, 12 and 9 a GPU."""
+    found = tp_crossover({4: Range(36, 33, 40), 1: Range(10, 9, 11), 2: Range(24, 23, 25)})
+    assert found is not None
+    assert (found.lower, found.higher) == (2, 4)
+    assert found.lower_rps_per_gpu == Range(12, 11.5, 12.5)
+    assert found.certain  # 10 is below 11.5
+    open_end = tp_crossover({2: Range(24, None, 25), 4: Range(36, 33, 40)})
+    assert open_end is not None
+    assert not open_end.certain
+    assert tp_crossover({1: Range(10), 2: Range(20)}) is None

@@ -1,0 +1,109 @@
+"""Time the start of an endpoint: from this command to its first answer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from dataclasses import dataclass
+
+from ampacity.experiments.stages.preflight import client_to, route_to
+from ampacity.loadgen.net.http import Client
+from ampacity.loadgen.net.pages import Pages
+from ampacity.loadgen.probe.ask import ask
+from ampacity.loadgen.probe.diagnosis import seconds_between
+from ampacity.loadgen.probe.look import Served, choose_model, look
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.send.endpoint import EndpointError
+from ampacity.loadgen.send.protocols import RequestShape
+from ampacity.loadgen.send.requests import RequestMaker
+from ampacity.progress import Progress
+from ampacity.settings import Settings
+from ampacity.values import ConfigError
+from ampacity.workloads.prompts.synthetic import PromptMaker
+from ampacity.workloads.prompts.tokenizers import WORDS
+
+EVERY_S = 0.2  # how long to wait before the next attempt
+PROMPT_TOKENS, ANSWER_TOKENS = 16, 4
+
+
+@dataclass(frozen=True)
+class ColdStart:
+    """Seconds from the start of the command, which is that of the endpoint.
+
+    ``models_s``: its list of models is served; ``first_token_s``: the first answer began;
+    ``warm_ttft_s``: TTFT of the answer after that.
+    """
+
+    models_s: float
+    first_token_s: float
+    warm_ttft_s: float | None
+    attempts: int
+
+
+async def measure_cold_start(settings: Settings, most_s: float, progress: Progress) -> ColdStart:
+    """Wait for an endpoint that is being started, and time its first answer.
+
+    Raises ConfigError where it answers at once, EndpointError where it does not within ``most_s``.
+    """
+    endpoint, began_s = settings.endpoint, time.monotonic()
+    until_s = began_s + most_s
+    route = route_to(endpoint)
+    client = client_to(settings, route)
+    try:
+        served, looks = await _models(settings, until_s)
+        models_s = time.monotonic() - began_s
+        if looks == 1:
+            raise ConfigError(
+                f"{endpoint.url} answers already: stop it, and start it together with this command"
+            )
+        progress.note(f"its models are listed after {models_s:.1f} s")
+        shape = RequestShape(settings.api, choose_model(served, settings.model, endpoint))
+        salt = secrets.token_hex(8)
+        maker = RequestMaker(endpoint, PromptMaker(WORDS, salt), salt, route.proxy)
+        first, asked = await _first_answer(client, maker, shape, until_s)
+        warm = await ask(client, shape.api, maker.make(shape, 0, PROMPT_TOKENS, ANSWER_TOKENS))
+        return ColdStart(
+            models_s,
+            (first.first_token_ns or 0) / 1e9 - began_s,
+            seconds_between(warm, "started_ns", "first_token_ns"),
+            looks + asked,
+        )
+    finally:
+        await client.close()
+
+
+async def _models(settings: Settings, until_s: float) -> tuple[Served, int]:
+    """Return (what the endpoint serves, attempts): not before its list of models is there."""
+    async with Pages() as pages:
+        for attempts in itertools.count(1):
+            try:
+                served = await look(pages, settings.endpoint, settings.model)
+                if served.trouble is None:
+                    return served, attempts
+                refused = served.trouble
+            except EndpointError as error:
+                refused = str(error)
+            await _wait(until_s, refused)
+    raise AssertionError
+
+
+async def _first_answer(
+    client: Client, maker: RequestMaker, shape: RequestShape, until_s: float
+) -> tuple[RequestRecord, int]:
+    """Return (the record of the first answer, attempts)."""
+    for attempts in itertools.count(1):
+        request = maker.make(shape, attempts, PROMPT_TOKENS, ANSWER_TOKENS)
+        record = await ask(client, shape.api, request)
+        if record.status == "ok" and record.first_token_ns is not None:
+            return record, attempts
+        await _wait(until_s, f"{record.status}: {record.error}")
+    raise AssertionError
+
+
+async def _wait(until_s: float, why: str) -> None:
+    """Wait for the next attempt. Raises EndpointError where there is no time for one."""
+    if time.monotonic() + EVERY_S >= until_s:
+        raise EndpointError(f"no first answer in the time that --cold-start gives: {why}")
+    await asyncio.sleep(EVERY_S)
