@@ -9,14 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampacity.workloads.prompts.prefixes import in_time_order
-from ampacity.workloads.replay_turns import (
-    Prompts,
-    Waits,
-    earliest_s,
-    prompts_of,
-    roots,
-    who_waits,
-)
+from ampacity.workloads.replay_turns import Prompts, Waits, earliest_s, prompts_of, roots, who_waits
 from ampacity.workloads.schedule import WITH_START, Schedule
 from ampacity.workloads.trace_cuts import MAX_NAMED, Replay, prepare, with_blocks
 from ampacity.workloads.traces.recorded import Recorded

@@ -22,10 +22,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 _LOOK_BACK = 64  # so many earlier requests of a conversation are looked at
 _MANY_PIECES = 64  # a prompt of more pieces is not cut within its last ...
-_SLACK_TOKENS, _SLACK_SHARE = (
-    128,
-    0.005,
-)  # ... tokens, so many or such a share, so that they stay few
+# ... tokens, so many or such a share, so that they stay few
+_SLACK_TOKENS, _SLACK_SHARE = (128, 0.005)
 _OWN, _COMMON = 1 << 62, (1 << 62) - 1  # segments: the text that row k adds is _OWN + k
 
 
@@ -162,9 +160,8 @@ class Prompts:
 
     shared: SharedPrefixes | None
     input_tokens: Ints
-    continues: (
-        Ints | None
-    )  # conversations that the recorded texts go on with, each behind the answer to the last
+    # conversations that the recorded texts go on with, each behind the answer to the last
+    continues: Ints | None
     new_tokens: Ints | None
     begun_anew: int = 0  # turns of which nothing says what they share with those before
     left_aside: int = 0  # turns without a text, in conversations that texts go on with

@@ -67,9 +67,8 @@ class _Outliving(io.FileIO):
             if not self._has_lost_its_reader(error):
                 raise
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(
-            nowhere, self.fileno()
-        )  # for what is still to come, and for processes yet to be started
+        # for what is still to come, and for processes yet to be started
+        os.dup2(nowhere, self.fileno())
         os.close(nowhere)
         return memoryview(data).nbytes
 

@@ -9,14 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 from scipy.special import stdtrit
 
-from ampacity.analysis.burst.timeline import (
-    PARTS,
-    UNSEEN,
-    Phases,
-    Timeline,
-    elapsed_s,
-    waiting_at,
-)
+from ampacity.analysis.burst.timeline import PARTS, UNSEEN, Phases, Timeline, elapsed_s, waiting_at
 from ampacity.analysis.contract.burst import Backlog, Phase
 from ampacity.analysis.contract.part import with_nulls
 from ampacity.analysis.metrics.requests import Floats

@@ -119,9 +119,8 @@ def _sample(pid: int, samples: list[tuple[float, float, float]], ended: threadin
         for each in _tree(pid):
             with contextlib.suppress(OSError, ValueError, IndexError):
                 fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-                cpu_s += (
-                    sum(int(ticks) for ticks in fields[11:15]) / _TICKS_PER_S
-                )  # own, and of reaped children
+                # own, and of reaped children
+                cpu_s += sum(int(ticks) for ticks in fields[11:15]) / _TICKS_PER_S
                 resident_bytes += int(fields[21]) * _PAGE_BYTES
                 found = True
         if found:

@@ -118,9 +118,8 @@ def analyse(path: Path) -> None:
     run = load_run(path)
     read = time.perf_counter() - start
     summary = summarise(run)
-    status = Path(
-        "/proc/self/status"
-    ).read_text()  # ru_maxrss would hold the peak of the process that began this one
+    # ru_maxrss would hold the peak of the process that began this one
+    status = Path("/proc/self/status").read_text()
     peak = int(status.partition("VmHWM:")[2].split()[0]) / 2**20
     print(
         f"{summary.requests} requests: {time.perf_counter() - start:.1f} s ({read:.1f} to read), "

@@ -42,9 +42,8 @@ class Mock:
 
     url: str
     pid: int
-    served: dict[str, list[Served]] = field(
-        default_factory=dict
-    )  # by X-Request-Id, one for each arrival
+    # by X-Request-Id, one for each arrival
+    served: dict[str, list[Served]] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)  # the server about itself
 
 

@@ -143,11 +143,7 @@ def row(case: Case, runs: int, seed: int) -> str:
     for number in range(seed, seed + runs):
         run = play(case, number)
         found, true_s = judged(case, run), true_recovery_s(case, run)
-        said_s, (low_s, _), bin_s = (
-            found.recovery_s,
-            found.recovery_ci_s,
-            found.resolution_s,
-        )
+        said_s, (low_s, _), bin_s = (found.recovery_s, found.recovery_ci_s, found.resolution_s)
         truths.append(true_s)
         drained_s = found.backlog.drained_s
         if said_s is not None:

@@ -11,13 +11,7 @@ import msgspec
 from ampacity.loadgen.receive.chunks import token_count, token_detail
 from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.thinking import Kind
-from ampacity.loadgen.send.protocols import (
-    Api,
-    decoded,
-    error_text,
-    printable,
-    stream_error,
-)
+from ampacity.loadgen.send.protocols import Api, decoded, error_text, printable, stream_error
 
 
 class _Event(msgspec.Struct, gc=False):

@@ -351,12 +351,7 @@ def goodput_by_load(summary: Summary) -> Chart | None:
         x_axis = log_axis("Set concurrency (requests)", xs)
         plot = Plot(x_axis, linear_axis("Goodput (requests/s)", ys))
     rows = [
-        {
-            "x": x,
-            "y": s.goodput_rps,
-            "state": stage_state(s, summary),
-            "text": _goodput_text(s),
-        }
+        {"x": x, "y": s.goodput_rps, "state": stage_state(s, summary), "text": _goodput_text(s)}
         for x, s in placed
     ]
     plot.curve(rows, "good", "goodput: requests that met every SLO")

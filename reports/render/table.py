@@ -10,13 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ampacity.analysis.contract.figures import Percentiles
-from ampacity.reports.render.figures import (
-    DASH,
-    NO_REASON,
-    Quantile,
-    quantile_text,
-    why_null,
-)
+from ampacity.reports.render.figures import DASH, NO_REASON, Quantile, quantile_text, why_null
 
 R = TypeVar("R")
 V = TypeVar("V")

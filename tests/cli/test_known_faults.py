@@ -114,9 +114,8 @@ def test_dates_of_the_kernel_never_fall(monkeypatch: pytest.MonkeyPatch) -> None
     )
     for module in (kernel_stamps, hot_path):
         monkeypatch.setattr(module, "time", clocks)
-    monkeypatch.setattr(
-        hot_path, "read_ready", hot_path.read_ready_in_python
-    )  # which these clocks can be given to
+    # which these clocks can be given to
+    monkeypatch.setattr(hot_path, "read_ready", hot_path.read_ready_in_python)
     monkeypatch.setattr(kernel_stamps, "AUDIT_EVERY", 1)
 
     class Socket(socket.socket):

@@ -152,9 +152,8 @@ def test_a_quantile_needs_in_each_stage_what_it_needs_in_a_stage() -> None:
         shift._value([stage(400), stage(298)], 0.99) == "needs 299 requests in each stage, has 298"
     )
     assert shift._value([stage(58)], 0.95) == "needs 59 requests, has 58"
-    assert shift._value([stage(299), stage(400)], 0.99) == pytest.approx(
-        (297 * 396) ** 0.5
-    )  # ranks of p99
+    # ranks of p99
+    assert shift._value([stage(299), stage(400)], 0.99) == pytest.approx((297 * 396) ** 0.5)
 
 
 def test_a_real_difference_is_found_through_the_drift(tmp_path: Path) -> None:
@@ -221,11 +220,11 @@ def test_where_no_pair_is_left_nothing_is_compared(
     for wrong in ("no difference", "None", "--rates", "--concurrency", "open ("):
         assert wrong not in said
     result = msgspec.json.decode((out / "compare.json").read_text(), type=Comparison)
-    assert (
-        result.compared,
-        result.interleaved_pairs,
-        result.interleaved_pairs_planned,
-    ) == (False, 0, 6)
+    assert (result.compared, result.interleaved_pairs, result.interleaved_pairs_planned) == (
+        False,
+        0,
+        6,
+    )
     assert [r.client_limited_stages for r in result.runs] == [[0, 1, 2, 3, 4, 5], [1, 4]]
     assert all(
         (out / name).is_file() for name in ("compare.html", "a/report.html", "b/summary.json")
@@ -283,10 +282,7 @@ def test_the_cheaper_of_two_that_carried_the_same_load_is_no_winner(measured: Pa
     judged = [prepare(load_run(measured / n)) for n in "ab"]
     result = compare([ComparedRun("A", judged[0], 1, 2.0), ComparedRun("B", judged[1], 1, 1.0)])
     costs = [r for r in result.scorecard if r.question == "cost" and None not in r.values]
-    assert [r.name for r in costs] == [
-        "usd_per_million_output_tokens",
-        "ttft_p99_s_x_usd_per_hour",
-    ]
+    assert [r.name for r in costs] == ["usd_per_million_output_tokens", "ttft_p99_s_x_usd_per_hour"]
     for row in costs:
         assert row.values[1] / row.values[0] == pytest.approx(0.5, rel=0.1)
         assert (row.winner, row.best, row.verdict) == (None, None, "unknown")
@@ -302,9 +298,8 @@ def test_arms_have_other_texts_and_directories_and_one_level(tmp_path: Path) -> 
     a, b = arms(settings(rates="2", out=tmp_path / "x", salt="s"), settings(rates="2", salt="s"))
     assert (a.salt, b.salt) == ("s-a", "s-b")
     assert (a.out, b.out) == (tmp_path / "x" / "a", tmp_path / "x" / "b")
-    assert (
-        arms(settings(rates="2"), settings(rates="2"))[0].salt is None
-    )  # then each run draws its own
+    # then each run draws its own
+    assert arms(settings(rates="2"), settings(rates="2"))[0].salt is None
     for wrong in ({}, {"rates": "1,2"}, {"concurrency": "1,2"}):
         with pytest.raises(ConfigError, match="one load level"):
             arms(settings(**wrong), settings(**wrong))
@@ -340,9 +335,8 @@ def test_one_endpoint_against_itself_over_the_wire(
         "--json",
     )
     result = msgspec.json.decode(capsys.readouterr().out, type=Comparison)
-    assert code == (
-        0 if result.compared else 2
-    )  # a busy machine may limit the client in so short stages
+    # a busy machine may limit the client in so short stages
+    assert code == (0 if result.compared else 2)
     assert result.aa is True
     assert [r.path for r in result.runs] == [str(tmp_path / "x" / n) for n in "ab"]
     metas = [json.loads((tmp_path / "x" / n / "run.json").read_text()) for n in "ab"]

@@ -713,9 +713,8 @@ def test_rates_of_a_phase_that_was_cut_are_over_what_there_was_of_it(tmp_path: P
 def test_a_run_that_was_cut_before_the_queue_was_gone_has_no_recovery_time(
     tmp_path: Path, cut_s: float, why: str
 ) -> None:
-    found = summarise(burst_run(tmp_path / "run", cut_s=cut_s))[
-        "burst"
-    ]  # the queue lasts until 50 s
+    # the queue lasts until 50 s
+    found = summarise(burst_run(tmp_path / "run", cut_s=cut_s))["burst"]
     assert found["recovery_s"] is None
     assert why in found["recovery_reason"]
 

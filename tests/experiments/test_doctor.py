@@ -234,9 +234,8 @@ def test_the_simulator_with_a_face_of_which_everything_is_known(doctor: Doctor) 
     assert (facts["output_tokens"], facts["input_tokens"], facts["overhead_tokens"]) == (32, 400, 8)
     assert facts["early_s"] > 0.001
     assert facts["cached_tokens_new"] == 0
-    assert (
-        facts["cached_tokens_again"] == 384
-    )  # whole blocks of 16, the last token always computed: 24 of 25
+    # whole blocks of 16, the last token always computed: 24 of 25
+    assert facts["cached_tokens_again"] == 384
     assert {"running", "waiting", "kv_cache_usage"} <= set(facts["gauges"])
 
 

@@ -224,9 +224,8 @@ def test_a_run_file_with_a_ramp(server: Started, tmp_path: Path) -> None:
     assert (meta["ramp_s"], meta["end_ns"] - meta["start_ns"]) == (0.6, 1_400_000_000)
     stage = summarise(load_run(run))["stages"][0]
     assert stage["window"]["start_s"] >= 0.6
-    played = [
-        row for row in rows(run) if row["scheduled_ns"] < meta["end_ns"]
-    ]  # the others end a session that had begun
+    # the others end a session that had begun
+    played = [row for row in rows(run) if row["scheduled_ns"] < meta["end_ns"]]
     assert stage["requests"] + stage["window"]["warmup_requests"] == len(played)
 
 

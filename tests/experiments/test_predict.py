@@ -53,9 +53,8 @@ def test_finds_the_capacity_of_the_batching_server(tmp_path: Path, command: Comm
     low, high = capacity["capacity_rps_ci"]
     assert low <= truth.capacity_rps <= high
     past = max(found["stages"], key=lambda s: s["offered_rps"])
-    assert past["achieved_rps"] == pytest.approx(
-        6.154, rel=0.02
-    )  # beyond saturation it serves its saturation rate
+    # beyond saturation it serves its saturation rate
+    assert past["achieved_rps"] == pytest.approx(6.154, rel=0.02)
 
 
 def test_token_times_are_whole_steps(tmp_path: Path, command: Command) -> None:

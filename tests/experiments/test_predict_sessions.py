@@ -19,9 +19,8 @@ from ampacity.workloads.schedule import Schedule, open_schedule
 from tests.support.args import Command
 
 STEP_10_MS = Deployment(linear_config(0.010, 0.0))
-INSTANT = Deployment(
-    replace(linear_config(1e-7, 0.0), prefix_caching=True)
-)  # with a cache without limits
+# with a cache without limits
+INSTANT = Deployment(replace(linear_config(1e-7, 0.0), prefix_caching=True))
 
 SESSIONS = """
 name: agents

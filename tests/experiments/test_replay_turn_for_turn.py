@@ -19,9 +19,8 @@ def test_recorded_sessions_are_replayed_turn_for_turn(tmp_path: Path) -> None:
     assert abs(found["wire_share"] - found["own_share"]) < 0.01
     assert found["own_share"] > 0.5
     assert found["pauses"] > 10
-    assert (
-        found["pause_off_s"] == 0.0
-    )  # each pause is as recorded, to the nanosecond, from the end of the answer before
+    # each pause is as recorded, to the nanosecond, from the end of the answer before
+    assert found["pause_off_s"] == 0.0
     assert found["in_order"]
     run = found["run"]
     assert run["status"] == "complete"

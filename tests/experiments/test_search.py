@@ -254,10 +254,8 @@ def test_the_stage_of_a_search_is_the_nearest_that_measures_something() -> None:
         for i, (x, n) in enumerate([(4, 300), (9.5, 4000), (10.1, 30), (16, 300)])
     ]
     found = find_capacity(stages, SLOS)
-    assert (found.crossing, found.stage) == (
-        "pooled",
-        1,
-    )  # the limit is at 10, where only 30 requests were sent
+    # the limit is at 10, where only 30 requests were sent
+    assert (found.crossing, found.stage) == ("pooled", 1)
     few = [{**s, "requests": 30} for s in stages]
     assert find_capacity(few, SLOS).stage is None
 
@@ -322,9 +320,8 @@ def test_is_over_goes_by_the_share_and_the_steady_state() -> None:
     assert level_of(stage(4, 0.949)).is_over
     assert level_of(stage(4, 1.0, stable=False)).is_over
     filling = stage(4, 1.0, n=45, stable=False)
-    assert not level_of(
-        filling
-    ).is_over  # 45 requests, 12 of which are there at a time: it may only be filling up
+    # 45 requests, 12 of which are there at a time: it may only be filling up
+    assert not level_of(filling).is_over
     step = next_stage([filling], GOAL)
     assert step.why == "the SLO seems to hold, while the stage fills up, at 4 requests/s"
     filling["slo_verdicts"][0]["slo"] = "itl_p95=1s"
@@ -337,9 +334,8 @@ def test_clustered_misses_are_charged_even_where_a_stage_saw_none() -> None:
     lucky = stage(10.2, 1.0, n=400, effective=400)
     base = [stage(5, 1.0), stage(20, 0.2), clustered]
     alone, both = estimated(base), estimated([*base, lucky])
-    assert (
-        both.capacity_rps / alone.capacity_rps < 1.04
-    )  # as 400 independent requests it would have moved it far more
+    # as 400 independent requests it would have moved it far more
+    assert both.capacity_rps / alone.capacity_rps < 1.04
 
 
 async def _finished_early(url: str) -> tuple[dict[str, Any], list[Any]]:

@@ -260,9 +260,8 @@ def test_a_sweep_that_begins_too_high_goes_down_and_ends_with_an_answer(
     """Issue 18 D: the first stage is offered three times what the server can do."""
     rig = swept(600.0, server, start_rps=3 * most_rps)
     assert rig.stages[0]["stable"] is False
-    assert (
-        rig.stages[1]["offered_rps"] <= most_rps
-    )  # half of what was answered, not of what was offered
+    # half of what was answered, not of what was offered
+    assert rig.stages[1]["offered_rps"] <= most_rps
     low, high = find_capacity(rig.stages, rig.settings.slos).capacity_rps_ci
     assert low < 0.7 * most_rps < high
     assert sum(s["window"]["end_s"] for s in rig.stages) <= 600.001

@@ -113,12 +113,8 @@ def test_an_empty_summary_has_no_charts() -> None:
 def test_the_curve_draws_ttft_and_e2e_where_they_are_known() -> None:
     chart = latency_by_rate(read_summary(open_sweep()))
     lines = layers(chart, "line")
-    assert [len(rows) for _, rows in lines] == [
-        8,
-        6,
-        8,
-        6,
-    ]  # p99 lacks stage 0 (few) and stage 7 (infinite)
+    # p99 lacks stage 0 (few) and stage 7 (infinite)
+    assert [len(rows) for _, rows in lines] == [8, 6, 8, 6]
     assert [row["x"] for row in lines[0][1]] == [1.0, 2.0, 3.0, 4.0, 5.0, 5.98, 6.9, 7.02]
     assert lines[0][1][0]["y"] == pytest.approx(0.101)
     assert [bool(mark.get("strokeDash")) for mark, _ in lines] == [True, False, True, False]
@@ -130,10 +126,7 @@ def test_the_curve_marks_knee_usable_rate_limit_and_infinite_p99() -> None:
     bands = [rows[0] for _, rows in layers(chart, "rect")]
     assert [(b["x"], b["x2"]) for b in bands] == [(5.4, 6.7), (6.0, 7.0)]
     rules = [rows[0] for _, rows in layers(chart, "rule") if "text" in rows[0]]
-    assert [r["text"] for r in rules] == [
-        "SLO ttft_p99=2s",
-        "capacity 6.40 req/s (6.00 to 7.00)",
-    ]
+    assert [r["text"] for r in rules] == ["SLO ttft_p99=2s", "capacity 6.40 req/s (6.00 to 7.00)"]
     assert (rules[0]["y"], rules[1]["x"]) == (2.0, 6.4)
     assert "9 req/s: TTFT p99 infinite: 27 of 600 requests failed" in texts(chart, "point")
     assert chart is not None
@@ -169,11 +162,7 @@ def test_an_interval_with_an_open_side_reaches_the_edge() -> None:
 
 @pytest.mark.parametrize(
     ("slo", "quantile", "drawn_tail"),
-    [
-        ("ttft_p95=2s", 0.95, "p95"),
-        ("ttft_p90=2s", 0.9, "p90"),
-        ("ttft_p50=2s", 0.5, "p99"),
-    ],
+    [("ttft_p95=2s", 0.95, "p95"), ("ttft_p90=2s", 0.9, "p90"), ("ttft_p50=2s", 0.5, "p99")],
 )
 def test_the_curve_draws_the_percentile_that_is_judged(
     slo: str, quantile: float, drawn_tail: str
@@ -187,12 +176,7 @@ def test_the_curve_draws_the_percentile_that_is_judged(
         label
         for label in labels
         if label.startswith(("TTFT p", "E2E p")) and "infinite" not in label
-    ] == [
-        "TTFT p50",
-        f"TTFT {drawn_tail}",
-        "E2E p50",
-        "E2E p99",
-    ]
+    ] == ["TTFT p50", f"TTFT {drawn_tail}", "E2E p50", "E2E p99"]
     held = summary["stages"][2]["ttft_from_schedule_s"]
     assert held[drawn_tail] in [row["y"] for row in layers(chart, "line")[1][1]]
     assert f"TTFT p50 {round(1e3 * 0.101)} ms and {drawn_tail}" in chart.alt
@@ -325,9 +309,8 @@ def test_quantile_curves_use_one_over_one_minus_q() -> None:
     curve = {"q": [0.0, 0.5, 0.9, 0.99, 0.995, 1.0], "value": [0.1, 0.2, 0.3, 0.4, None, 9.0]}
     summary["stages"] = [summary["stages"][0] | {"curves": {"ttft_from_schedule_s": curve}}]
     ((_, rows),) = layers(ttft_percentiles(read_summary(summary)), "line")
-    assert [row["x"] for row in rows] == pytest.approx(
-        [1, 2, 10, 100]
-    )  # null and q = 1 are left out
+    # null and q = 1 are left out
+    assert [row["x"] for row in rows] == pytest.approx([1, 2, 10, 100])
     assert [row["y"] for row in rows] == [0.1, 0.2, 0.3, 0.4]
     assert "SLO ttft_p99=2s: at most 2.00 s at p99" in texts(
         ttft_percentiles(read_summary(summary)), "point"

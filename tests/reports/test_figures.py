@@ -304,9 +304,8 @@ def test_a_load_that_was_repeated_is_a_finding() -> None:
     assert found(summary)["Load generator"].note.startswith(
         "disturbed by other work at 6 req/s, which was repeated; requests"
     )
-    summary["audit"]["client_limited_stages"] = list(
-        range(len(summary["stages"]))
-    )  # nothing counts
+    # nothing counts
+    summary["audit"]["client_limited_stages"] = list(range(len(summary["stages"])))
     assert "late at p99 in the worst stage, its" in found(summary)["Load generator"].note
     assert str(error_bound(read_summary(summary))).endswith("(p99 of its loop's lag, worst stage).")
 
@@ -363,9 +362,8 @@ def test_the_table_of_stages_word_for_word() -> None:
     first, last = table.rows[0], table.rows[-1]
     assert first[:4] == [Cell("1 req/s"), Cell("1.00"), Cell("2.70"), Cell("101 ms")]
     assert first[4] == Cell("–", 1)
-    assert (
-        first[-1] == table.rows[6][-1] == Cell("inconclusive", 2, "unsure")
-    )  # for the same reason: one footnote
+    # for the same reason: one footnote
+    assert first[-1] == table.rows[6][-1] == Cell("inconclusive", 2, "unsure")
     assert last[-3:] == [
         Cell("27 of 600", None, "bad"),
         Cell("no", 4, "bad"),

@@ -185,9 +185,8 @@ def test_every_figure_of_a_prediction_is_marked() -> None:
     cards, figures = text.count('class="card"'), text.count("<figure")
     tables = text.count("<table")
     assert (cards, figures, tables) == (7, 9, 12)
-    assert (
-        marks >= cards + figures + tables - 1
-    )  # the length table stands under the mark of its section
+    # the length table stands under the mark of its section
+    assert marks >= cards + figures + tables - 1
 
 
 def test_null_figures_show_their_reasons() -> None:

@@ -307,10 +307,7 @@ def _open_stages() -> list[dict[str, Any]]:
 def open_sweep() -> dict[str, Any]:
     """Return eight offered rates from 1 to 9 requests/s; the endpoint saturates near 7."""
     realised = {
-        "input_tokens": {
-            "planned": lengths(1020, 0.602, 4320),
-            "sent": lengths(1031, 0.597, 4293),
-        },
+        "input_tokens": {"planned": lengths(1020, 0.602, 4320), "sent": lengths(1031, 0.597, 4293)},
         "output_tokens": {
             "planned": lengths(160, 0.575, 4320),
             "received": lengths(151, 0.56, 4293),

@@ -55,9 +55,8 @@ def test_times_are_sorted_and_inside_the_stage() -> None:
 def test_constant_is_exact() -> None:
     assert arrival_times("constant", 4, 1, rng()).tolist() == [0, 0.25, 0.5, 0.75]
     assert arrival_times("constant", 10, 0.31, rng()).tolist() == [0, 0.1, 0.2, 0.3]
-    assert (
-        len(arrival_times("constant", 3, 1 / 3, rng())) == 1
-    )  # the end does not belong to the stage
+    # the end does not belong to the stage
+    assert len(arrival_times("constant", 3, 1 / 3, rng())) == 1
     assert arrival_times("constant", 0.1, 5, rng()).tolist() == [0]
 
 
@@ -219,9 +218,8 @@ SHAPES = {  # the distribution function of an arrival's time, as a share of the 
 def test_the_rate_follows_its_curve_and_the_total_is_free(spec: str) -> None:
     times = arrival_times(spec, 500, 200, rng(3))
     assert (np.diff(times) >= 0).all()
-    assert (
-        stats.kstest(times / 200, SHAPES[spec]).pvalue > 0.001
-    )  # Poisson: independent given their number
+    # Poisson: independent given their number
+    assert stats.kstest(times / 200, SHAPES[spec]).pvalue > 0.001
     counts = np.array([len(arrival_times(spec, 0.5, 200, rng(seed))) for seed in range(1500)])
     assert counts.mean() == pytest.approx(100, abs=4.5 * 10 / math.sqrt(1500))
     assert counts.var(ddof=1) == pytest.approx(100, abs=4.5 * 100 * math.sqrt(2 / 1500))
@@ -238,11 +236,8 @@ def test_a_bursty_ramp_is_a_gamma_process_in_operational_time() -> None:
 
 def test_the_day_of_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
-    at = [
-        *range(0, 3600, 60),
-        *range(3600, 7200, 20),
-        7200,
-    ]  # 60 in the first hour, 180 in the second
+    # 60 in the first hour, 180 in the second
+    at = [*range(0, 3600, 60), *range(3600, 7200, 20), 7200]
     path.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{t},5,5\n" for t in at))
     times = arrival_times(f"diurnal:trace={path},cv=0", 10, 100, rng())
     assert len(times) == 1000

@@ -70,9 +70,8 @@ def test_one_length_and_two_requests() -> None:
     hundred = np.arange(100)
     assert fit(trace(hundred, 5 + hundred % 2, 1 + hundred % 9), "p")["arrivals"] == "constant"
     assert profile["measured"]["input_tokens"]["families"] == []
-    few = fit(
-        trace(hundred[:99] ** 2, 5 + hundred[:99], 5 + hundred[:99]), "p"
-    )  # each gap is longer than the one before
+    # each gap is longer than the one before
+    few = fit(trace(hundred[:99] ** 2, 5 + hundred[:99], 5 + hundred[:99]), "p")
     assert few["arrivals"] == "poisson"
     assert "correlation" not in few
     assert not {"correlation", "arrivals"} & few["measured"].keys()
@@ -242,9 +241,8 @@ def test_leading_hits_by_hand() -> None:
     profile = fit(trace([0, 1, 2, 3], [48, 33, 40, 40], [1, 2, 3, 4], blocks=blocks), "p")
     sharing = profile["measured"]["sharing"]
     assert sharing["block_tokens"] == 16
-    assert sharing["cached_share_infinite"] == pytest.approx(
-        (32 + 40) / 161, rel=1e-4
-    )  # 48 hit, of only 40 tokens
+    # 48 hit, of only 40 tokens
+    assert sharing["cached_share_infinite"] == pytest.approx((32 + 40) / 161, rel=1e-4)
     assert profile["prefixes"]["cached_share"] == pytest.approx(72 / 161, abs=1e-4)
 
 
@@ -270,9 +268,8 @@ def test_sessions_by_hand() -> None:
         "shorter than the one before" in note for note in profile["measured"].get("notes", [])
     )
     assert parse_lengths(profile["sessions"]["user_tokens"], "t").quantile(0) == 15  # 40 - 20 - 5
-    assert (
-        parse_lengths(profile["input_tokens"], "t").quantile(1) == 20
-    )  # of first messages: 20 and 9
+    # of first messages: 20 and 9
+    assert parse_lengths(profile["input_tokens"], "t").quantile(1) == 20
 
 
 def test_cached_tokens_as_reported() -> None:
@@ -413,9 +410,8 @@ def test_agentic_coding_turns() -> None:
 def test_a_log_whose_lengths_rise_together_gives_a_profile_that_loads(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     rows = [f"{i},{5 + i % 2},{5 + i % 2}" for i in range(100)]
-    path.write_text(
-        "\r\n".join(["timestamp,input_tokens,output_tokens", *rows])
-    )  # no end of the last line
+    # no end of the last line
+    path.write_text("\r\n".join(["timestamp,input_tokens,output_tokens", *rows]))
     profile = fit(read_trace(path), "log")
     assert profile["measured"]["correlation"] == 1.0
     write_profile(tmp_path / "log.yaml", profile)

@@ -124,9 +124,8 @@ def test_the_process_that_drew_a_log_is_found(law: str, kind: str) -> None:
 def test_rates_and_stays_come_back() -> None:
     """40,000 requests of states with 1 and 8 requests/s for 60 s and 5 s, within the noise of some 300 cycles."""
     rng = np.random.default_rng(1)
-    times = arrival_times(
-        "mmpp:rates=1/8,stay=60s/5s", 20 / 13, 26_000, rng
-    )  # (60 + 40) / 65 a second
+    # (60 + 40) / 65 a second
+    times = arrival_times("mmpp:rates=1/8,stay=60s/5s", 20 / 13, 26_000, rng)
     found = fit_mmpp(np.diff(times))
     low, high = sorted((0, 1), key=lambda i: found.rates[i])
     assert found.rates[low] == pytest.approx(1, rel=0.05)
@@ -190,10 +189,11 @@ def test_windows_that_stand_together_become_a_curve_and_scattered_ones_take_turn
     assert choose_windows(scattered, 600, 2.0)[0].text.endswith(",cv=2")
     flat = rng.poisson(600, 144).astype(float)
     assert choose_windows(flat, 600, 1.0)[0].text == "poisson"
+    # type: ignore[union-attr]
     assert (
         len(parse_arrivals(choose_windows(np.tile(together, 14), 600, 1.0)[0].text).curve.rates)
         <= 336
-    )  # type: ignore[union-attr]
+    )
 
 
 def test_a_servegen_client_of_eleven_windows_is_not_a_steady_trickle(tmp_path: Path) -> None:
@@ -230,9 +230,8 @@ def test_a_servegen_client_of_eleven_windows_is_not_a_steady_trickle(tmp_path: P
             view(load_workload(str(tmp_path / "c.yaml")), read_measured(str(tmp_path / "c.yaml")))
         )
     )
-    assert shown["Rate over time"].startswith(
-        " " * 42
-    )  # 128 of 144 windows are idle, three to a character
+    # 128 of 144 windows are idle, three to a character
+    assert shown["Rate over time"].startswith(" " * 42)
 
 
 # --- logs ---
@@ -282,9 +281,8 @@ def test_azure_code_is_on_and_off() -> None:
     assert profile["measured"]["arrivals"]["processes"][1]["process"] == "gamma:cv=13.2"
 
 
-@example(
-    gaps=[30.0, 1e7, 0.0, 0.0, 61.0], n=100, seed=3
-)  # a draw that lies behind the last whole day
+# a draw that lies behind the last whole day
+@example(gaps=[30.0, 1e7, 0.0, 0.0, 61.0], n=100, seed=3)
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(

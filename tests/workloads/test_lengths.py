@@ -40,9 +40,8 @@ def test_log_normal_quantiles_are_the_formula() -> None:
     assert lengths.quantile(0.5) == 1020
     assert lengths.quantile(0.99) == 4142
     sigma = math.log(4142 / 1020) / Z_99  # 0.60238
-    assert lengths.quantile(0.9) == pytest.approx(
-        1020 * math.exp(sigma * Z_90), rel=1e-12
-    )  # 2207.4
+    # 2207.4
+    assert lengths.quantile(0.9) == pytest.approx(1020 * math.exp(sigma * Z_90), rel=1e-12)
     assert lengths.quantile(0.1) == pytest.approx(1020 * math.exp(-sigma * Z_90), rel=1e-12)
 
 
@@ -79,9 +78,8 @@ def test_maximum_censors_so_that_the_bound_carries_the_tail() -> None:
     sample = lengths.sample(rng(), 100_000)
     assert sample.min() == 50
     assert sample.max() == 400
-    above = 1 - stats.norm.cdf(
-        math.log(2) / (math.log(4) / Z_99)
-    )  # P[X > 400] = P[Z > z_0.99 / 2] = 0.1224
+    # P[X > 400] = P[Z > z_0.99 / 2] = 0.1224
+    above = 1 - stats.norm.cdf(math.log(2) / (math.log(4) / Z_99))
     assert above == pytest.approx(0.1224, abs=1e-4)
     assert np.mean(sample == 400) == pytest.approx(above, abs=0.006)  # and what rounds up to 400
     assert lengths.quantile(0.99) == 400

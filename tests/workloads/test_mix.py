@@ -92,9 +92,8 @@ def test_classes_get_their_shares_within_two_percent(write: Any) -> None:
     assert plan.class_names == ("chat", "code", "batch")
     assert plan.class_index is not None
     shares = np.bincount(plan.class_index) / len(plan)
-    assert shares == pytest.approx(
-        [0.7, 0.2, 0.1], abs=0.01
-    )  # fault: only one model or adapter per run
+    # fault: only one model or adapter per run
+    assert shares == pytest.approx([0.7, 0.2, 0.1], abs=0.01)
     for index, kind in enumerate(load_workload(write(TENANTS)).classes):
         mine = plan.class_index == index
         times = plan.scheduled_s[mine]
@@ -113,9 +112,8 @@ def test_models_and_adapters_are_drawn_by_their_popularity(write: Any) -> None:
     assert plan.model_names == (*(f"lora-{k}" for k in range(8)), "big", "small")
     assert plan.model_index is not None
     assert plan.class_index is not None
-    assert set(plan.model_index[plan.class_index == 0].tolist()) == {
-        -1
-    }  # chat asks for the run's model
+    # chat asks for the run's model
+    assert set(plan.model_index[plan.class_index == 0].tolist()) == {-1}
     counts = np.bincount(plan.model_index[plan.class_index == 1])
     law = np.arange(1, 9) ** -1.2
     assert stats.chisquare(counts, counts.sum() * law / law.sum()).pvalue > 0.001

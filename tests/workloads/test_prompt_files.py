@@ -330,9 +330,8 @@ def test_a_limit_below_one_is_not_used_and_counted(tmp_path: Path) -> None:
 
 def test_half_a_character_is_sent_as_a_replacement(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
-    path.write_text(
-        '{"prompt": "a\\ud83d"}\n{"prompt": "\\ud83d\\ude00"}\n'
-    )  # a half, and both halves
+    # a half, and both halves
+    path.write_text('{"prompt": "a\\ud83d"}\n{"prompt": "\\ud83d\\ude00"}\n')
     file = read_prompts(path)
     assert [e.turns[0][0]["content"] for e in file.entries] == ["a\ufffd", "\U0001f600"]
     assert file.notes == (
@@ -433,15 +432,13 @@ def test_a_set_that_wraps_says_how_often(tmp_path: Path) -> None:
         stage=0,
     )
     assert schedule.entry is not None
-    assert (
-        np.bincount(schedule.entry).tolist() == [10] * 10
-    )  # each ten times, and each once before any comes again
+    # each ten times, and each once before any comes again
+    assert np.bincount(schedule.entry).tolist() == [10] * 10
     assert sorted(schedule.entry[:10]) == list(range(10))
     assert prompts.file.reuse_factor(100) == 10.0
     assert schedule.planned_cached_tokens().sum() == 0  # 3 tokens each: no whole block
-    assert (
-        infinite_cache(schedule.input_tokens, schedule.shared, block_tokens=1).sum() == 90 * 2
-    )  # all but the last token
+    # all but the last token
+    assert infinite_cache(schedule.input_tokens, schedule.shared, block_tokens=1).sum() == 90 * 2
     assert prompts.file.reuse_factor(4) == 1.0
     assert load_prompts(tmp_path / "p.jsonl", WORDS).new_tokens[0] == (4,)  # 15 characters
 
@@ -522,9 +519,8 @@ def test_shared_text_is_the_same_and_the_rest_is_not() -> None:
     assert first[1].split()[:4] != second[1].split()[:4]
     longer, _ = maker.parts(3, 300, [(7, 120)])
     assert longer.split()[:100] == first[0].split()[:100]  # a beginning of the same endless text
-    assert (
-        maker.parts(1, 60, [(7, 100)])[1] == ""
-    )  # the segment fills the prompt, as a trace's blocks may
+    # the segment fills the prompt, as a trace's blocks may
+    assert maker.parts(1, 60, [(7, 100)])[1] == ""
     assert PromptMaker(WORDS, "other").parts(1, 300, [(7, 100)])[0] != first[0]
 
 

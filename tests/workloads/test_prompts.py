@@ -174,9 +174,8 @@ def test_the_body_uses_all_words_evenly() -> None:
     words = PromptMaker(WORDS, "salt").make(1, 102_400).split()
     counts = np.unique(words, return_counts=True)[1]
     assert len(counts) == 1024
-    chi_square = (
-        (counts - 100) ** 2 / 100
-    ).sum()  # mean 1023, standard deviation sqrt(2 * 1023) = 45
+    # mean 1023, standard deviation sqrt(2 * 1023) = 45
+    chi_square = ((counts - 100) ** 2 / 100).sum()
     assert abs(chi_square - 1023) < 5 * 45
 
 

@@ -84,9 +84,8 @@ def test_every_good_answer_is_kept_with_its_prompt(asked: Path) -> None:
     for number, line in kept.items():
         assert line["request_id"] == number
         assert line["prompt"][0]["content"] in QUESTIONS
-        assert (
-            len(line["answer"].split()) == rows[number]["output_tokens"]
-        )  # the simulator says a word for each token
+        # the simulator says a word for each token
+        assert len(line["answer"].split()) == rows[number]["output_tokens"]
 
 
 def test_the_documented_checker_judges_a_run(
@@ -304,12 +303,8 @@ def test_what_is_kept_is_bounded_and_holds_no_secret(tmp_path: Path) -> None:
         {"request_id": 1, "class": "default", "prompt": "why ***?", "answer": "you sent ***"}
     ]
     path.unlink()
-    secrets = (
-        'pass"\\word',
-        "1000",
-        "request",
-        "prompt",
-    )  # they stand in JSON otherwise, or in a line's own words
+    # they stand in JSON otherwise, or in a line's own words
+    secrets = ('pass"\\word', "1000", "request", "prompt")
     exchange = ended(1000, 'you sent pass"\\word in your request')
     asked = [{"role": "user", "content": [{"type": "text", "text": 'pass"\\word?', "n": 1000}]}]
     exchange.request = b"POST / HTTP/1.1\r\n\r\n" + json.dumps({"messages": asked}).encode()

@@ -135,9 +135,8 @@ def test_delays_without_any_timestamp_count_from_the_answer(tmp_path: Path) -> N
     zero, _, two, three = driven.records
     assert two.scheduled_ns == (zero.ended_ns or 0) + 150_000_000
     assert three.scheduled_ns == (two.ended_ns or 0) + 50_000_000
-    assert (
-        driven.meta["end_ns"] == three.scheduled_ns + 1
-    )  # it lasts as long as there is something to send
+    # it lasts as long as there is something to send
+    assert driven.meta["end_ns"] == three.scheduled_ns + 1
     assert driven.meta["sessions"] == {"begun": 2, "cut": []}
 
 
@@ -157,11 +156,8 @@ def test_a_first_timestamp_and_delays_behind_it(tmp_path: Path) -> None:
         (0.25, 0, [0], 0.25, AFTER_END),
         (2.0, 1, [], 0.0, AFTER_END),
     ]
-    assert [t[0] for t in turns(played(path, time_scale=2.0))] == [
-        0.0,
-        0.125,
-        1.0,
-    ]  # every gap, pauses too
+    # every gap, pauses too
+    assert [t[0] for t in turns(played(path, time_scale=2.0))] == [0.0, 0.125, 1.0]
     assert [t[0] for t in turns(played(path, time_scale=2.0, think_scale=1.0))] == [0.0, 0.25, 1.0]
 
 
@@ -280,12 +276,8 @@ def test_helpers_begin_in_their_callers_session_and_are_waited_for(tmp_path: Pat
         ([0, 2], 5.0),
     ]
     assert [t[1] for t in turns(found)] == [0, 0, 0, 0]
-    assert found.schedule.planned_cached_tokens().tolist() == [
-        0,
-        112,
-        112,
-        112,
-    ]  # 127 of 128, in blocks of 16
+    # 127 of 128, in blocks of 16
+    assert found.schedule.planned_cached_tokens().tolist() == [0, 112, 112, 112]
 
 
 def test_the_public_agent_runs_are_sessions_with_their_helpers() -> None:
@@ -321,15 +313,11 @@ def test_turns_counts_pauses_from_ends_or_starts() -> None:
     assert turns.released(0, 7) == [(1, 7 + second)]
     assert turns.ended(0, 100 * second, False) == ([], [])
     assert turns.released(1, 7 + second) == []
-    assert turns.ended(1, 30 * second, False) == (
-        [(2, 102 * second)],
-        [],
-    )  # two seconds after the later end
+    # two seconds after the later end
+    assert turns.ended(1, 30 * second, False) == ([(2, 102 * second)], [])
     assert turns.released(2, 102 * second) == []
-    assert turns.ended(2, 103 * second, False) == (
-        [(3, 107 * second)],
-        [],
-    )  # five after its start, not before its end
+    # five after its start, not before its end
+    assert turns.ended(2, 103 * second, False) == ([(3, 107 * second)], [])
     assert not turns.over(3)
     slow = SessionDependencies(schedule)
     slow.released(2, 102 * second)

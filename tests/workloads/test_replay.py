@@ -11,13 +11,14 @@ from ampacity.workloads.traces.trace import Blocks, Trace
 def trace(times: list[float], **more: object) -> Trace:
     n = len(times)
     held = {"clock": "a number of seconds", **more}
+    # type: ignore[arg-type]
     return Trace(
         np.array(times, dtype=float),
         np.arange(1, n + 1),
         np.full(n, 7),
         "t.csv (generic format)",
         **held,
-    )  # type: ignore[arg-type]
+    )
 
 
 def test_spreading_fills_the_step_evenly_and_keeps_the_requests() -> None:
@@ -67,9 +68,8 @@ def test_cutting_takes_from_and_leaves_to() -> None:
 def test_thinning_keeps_a_share_and_sessions_as_a_whole() -> None:
     n = 10_000
     played = thin(trace(np.arange(n, dtype=float).tolist()), 0.3, np.random.default_rng(1))
-    assert len(played) == pytest.approx(
-        0.3 * n, abs=4 * np.sqrt(n * 0.3 * 0.7)
-    )  # four standard deviations
+    # four standard deviations
+    assert len(played) == pytest.approx(0.3 * n, abs=4 * np.sqrt(n * 0.3 * 0.7))
     session = np.repeat(np.arange(1000), 10)
     played = thin(
         trace(np.arange(n, dtype=float).tolist(), session=session), 0.3, np.random.default_rng(1)

@@ -123,9 +123,8 @@ def test_the_same_bytes_go_over_the_wire(tmp_path: Path) -> None:
             (drawn, loaded.classes),
             (read_schedule(path).schedule, settings.workload.classes),
         ):
-            plain = [
-                dataclasses.replace(kind, headers=()) for kind in classes
-            ]  # of these only the names travel
+            # of these only the names travel
+            plain = [dataclasses.replace(kind, headers=()) for kind in classes]
             requests = ScheduledRequests(
                 [(parse_endpoint("http://127.0.0.1:1/v1"), None)],
                 RequestShape("chat", "m"),

@@ -153,9 +153,8 @@ def test_shares_of_workers_are_closed_and_complete(limit: int, seed: int, worker
     assert len(cut) <= limit
     units, seen = cut.units(), []
     for k in range(workers):
-        share = cut.take(
-            np.flatnonzero(units % workers == k)
-        )  # raises where a wait leads out of the share
+        # raises where a wait leads out of the share
+        share = cut.take(np.flatnonzero(units % workers == k))
         assert share.after is not None
         assert (share.after >= 0).all()
         seen += [share.request_id(i) for i in range(len(share))]
@@ -242,9 +241,8 @@ def test_hash_ids_make_the_tree_that_they_describe() -> None:
     assert shared.of(0)[-1] == (13, 6758 - 13 * 512)
     # the second has block 0 in common, the third all but the token that is always computed
     assert infinite_cache(lengths, shared).tolist() == [0, 512, 6699 // 16 * 16]
-    assert (
-        block_size(np.array([100, 100]), np.array([0, 1, 3])) is None
-    )  # 100 in one block, and in two
+    # 100 in one block, and in two
+    assert block_size(np.array([100, 100]), np.array([0, 1, 3])) is None
 
 
 def test_the_public_conversation_trace_has_its_known_share() -> None:

@@ -290,9 +290,8 @@ def test_other_delimiters_and_encodings_are_read(
     path = tmp_path / "t.csv"
     path.write_bytes(TABLE.replace(",", delimiter).encode(encoding))
     assert rows(read_trace(path)) == PLAN
-    path.write_bytes(
-        f"sep={delimiter}\r\n{TABLE.replace(',', delimiter)}".encode(encoding)
-    )  # as Excel writes it
+    # as Excel writes it
+    path.write_bytes(f"sep={delimiter}\r\n{TABLE.replace(',', delimiter)}".encode(encoding))
     assert rows(read_trace(path)) == PLAN
     path.write_bytes(f"sep={delimiter}\r\n{TABLE.replace(',', delimiter)}x\n".encode(encoding))
     with pytest.raises(

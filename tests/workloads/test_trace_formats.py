@@ -166,9 +166,8 @@ def test_an_agents_run_with_blocks_of_its_own(tmp_path: Path) -> None:
     assert trace.session is not None
     assert sorted(trace.session.tolist()) == [0, 0, 1, 2, 2, 3]
     assert trace.blocks is not None
-    assert (
-        len(set(trace.blocks.ids.tolist())) == 2 * 3
-    )  # the same numbers mean other blocks in another run, and the same ones in its sub-agents
+    # the same numbers mean other blocks in another run, and the same ones in its sub-agents
+    assert len(set(trace.blocks.ids.tolist())) == 2 * 3
     assert trace.from_session_start
 
 

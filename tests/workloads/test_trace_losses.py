@@ -58,10 +58,11 @@ def span(
 ) -> Row:
     attributes = {} if op is None else {"gen_ai.operation.name": op}
     if usage is not None:
+        # type: ignore[dict-item]
         attributes |= {
             "gen_ai.usage.input_tokens": usage[0],
             "gen_ai.usage.output_tokens": usage[1],
-        }  # type: ignore[dict-item]
+        }
     return {
         "trace_id": held.pop("trace", "t"),
         "span_id": f"s{k}",

@@ -87,9 +87,8 @@ def test_traffic_by_itself_has_no_gap_out_of_proportion() -> None:
     rng = np.random.default_rng(1)
     bursty = np.cumsum(rng.gamma(1 / 25, 25, 5000))  # CV 5
     assert large_gaps(bursty) is None
-    pauses = np.cumsum(
-        [30.0 if i % 50 == 0 else 0.01 for i in range(1000)]
-    )  # every pause is as long as the others
+    # every pause is as long as the others
+    pauses = np.cumsum([30.0 if i % 50 == 0 else 0.01 for i in range(1000)])
     assert large_gaps(pauses) is None
     nightly = np.concatenate([np.arange(0, 3600, 5.0) + night * 86_400 for night in range(5)])
     found = recorded(nightly)
@@ -136,10 +135,11 @@ def test_mooncake_in_seconds_names_the_unit(tmp_path: Path) -> None:
 def test_a_replay_of_weeks_asks() -> None:
     with pytest.raises(WorkloadError) as caught:
         check_replay_length("t.csv", 1_728_956.0, 1_728_956.0, chosen=False)
+    # 480.3 h
     assert str(caught.value) == (
         "t.csv: the replay would last 1,728,956 s (20 days): cut it (--trace-from, --trace-to), play it faster "
         "(--time-scale 100), or name the unit of its times (--time-unit); if it is meant, give --trace-to 481h"
-    )  # 480.3 h
+    )
     check_replay_length("t.csv", 1_728_956.0, 1_728_956.0, chosen=True)
     check_replay_length("t.csv", 17_289.56, 1_728_956.0, chosen=False)  # a hundred times as fast
     with pytest.raises(WorkloadError, match=r"--time-unit\)$"):  # nobody means 54 years

@@ -70,9 +70,8 @@ def test_mooncake_counts_milliseconds(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, "m.jsonl", "\n".join(map(json.dumps, lines))))
     assert rows(trace) == [(0.0, 6758, 500), (0.003, 6758, 500), (27.482, 6758, 500)]
     assert trace.notes == ("m.jsonl: column timestamp is read as milliseconds",)
-    lines = [
-        line | {"chat_id": 1, "timestamp": line["timestamp"] / 1000} for line in lines
-    ]  # Qwen-Bailian
+    # Qwen-Bailian
+    lines = [line | {"chat_id": 1, "timestamp": line["timestamp"] / 1000} for line in lines]
     assert rows(
         read_trace(written(tmp_path, "q.jsonl", "\n".join(map(json.dumps, lines))))
     ) == rows(trace)
@@ -202,9 +201,8 @@ def test_gzip_byte_order_mark_blank_lines_and_quotes(tmp_path: Path) -> None:
         assert rows(read_trace(written(tmp_path, name, content))) == [(0.0, 10, 2), (1.5, 20, 3)]
     lines = '\n{"timestamp": 1, "input_tokens": 10, "output_tokens": 2}\r\n \n' * 2
     assert rows(read_trace(written(tmp_path, "t.jsonl.gz", lines))) == [(0.0, 10, 2), (0.0, 10, 2)]
-    plain = written(
-        tmp_path, "named.jsonl", gzip.compress(lines.encode())
-    )  # zipped without saying so
+    # zipped without saying so
+    plain = written(tmp_path, "named.jsonl", gzip.compress(lines.encode()))
     assert len(read_trace(plain)) == 2
 
 

@@ -13,18 +13,12 @@ Floats = NDArray[np.float64]
 HOUR_S = 3600.0
 LEAST_WINDOW_S = 60.0  # what comes in less is no load: a request itself may take as long
 CELLS = 60  # of a window: a minute of an hour
-CHOOSE, GAP, SHIFT = (
-    15,
-    5,
-    5,
-)  # cells that choose (as many measure), that do neither, and between two ways to lay them
-TRIMMED, TRIMMED_MEAN = (
-    0.25,
-    0.3685,
-)  # of chi-squared with one degree of freedom: the mean without the upper quarter
-IDLE_CELLS = (
-    24 * CELLS
-)  # of a longer stretch without a request no more is looked at: a multiple of 2 (CHOOSE + GAP)
+# cells that choose (as many measure), that do neither, and between two ways to lay them
+CHOOSE, GAP, SHIFT = (15, 5, 5)
+# of chi-squared with one degree of freedom: the mean without the upper quarter
+TRIMMED, TRIMMED_MEAN = (0.25, 0.3685)
+# of a longer stretch without a request no more is looked at: a multiple of 2 (CHOOSE + GAP)
+IDLE_CELLS = 24 * CELLS
 T_95 = 2.1  # Student's t for some 20 independent differences
 
 
@@ -51,9 +45,8 @@ def cells_of(arrival_s: Floats, cell_s: float) -> NDArray[np.int64]:
     inside = place < int(arrival_s[-1] / cell_s + 1e-9)
     place, held = place[inside], held[inside]
     idle, turn = np.diff(place, prepend=-1) - 1, 2 * (CHOOSE + GAP)
-    place -= np.cumsum(
-        np.maximum(idle - IDLE_CELLS, 0) // turn * turn
-    )  # cells keep their places in a turn
+    # cells keep their places in a turn
+    place -= np.cumsum(np.maximum(idle - IDLE_CELLS, 0) // turn * turn)
     cells = np.zeros(place[-1] + 1, dtype=np.int64)
     cells[place] = held
     return cells
@@ -62,9 +55,8 @@ def cells_of(arrival_s: Floats, cell_s: float) -> NDArray[np.int64]:
 def busy_rate(counts: NDArray[np.int64], cell_s: float) -> tuple[float, tuple[float, float]]:
     """Return (busiest window's rate in 1/s, its 95 % interval), ``CELLS`` to a window."""
     cells = counts.astype(np.float64)
-    rps = (
-        max(_busiest(cells), float(cells.mean())) / cell_s
-    )  # of a flat log chance alone puts it below the mean
+    # of a flat log chance alone puts it below the mean
+    rps = max(_busiest(cells), float(cells.mean())) / cell_s
     margin = T_95 * (_dispersion(cells) * rps / (CELLS * cell_s)) ** 0.5
     return rps, (max(rps - margin, 0.0), rps + margin)
 
@@ -72,9 +64,8 @@ def busy_rate(counts: NDArray[np.int64], cell_s: float) -> tuple[float, tuple[fl
 def _busiest(cells: Floats) -> float:
     """Return requests per cell in the busiest window, selected and measured on different cells."""
     window = np.ones(CELLS)
-    smooth = np.convolve(
-        np.convolve(window, window), window
-    )  # three windows wide, heaviest in the middle
+    # three windows wide, heaviest in the middle
+    smooth = np.convolve(np.convolve(window, window), window)
     found = []
     for shift in range(0, 2 * (CHOOSE + GAP), SHIFT):
         place = (np.arange(len(cells)) + shift) % (2 * (CHOOSE + GAP))

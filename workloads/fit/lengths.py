@@ -35,9 +35,8 @@ def fit_lengths(values: Floats, weights: Floats, requests: int) -> dict[str, Any
     share = weights / weights.sum()
     families = fit_families(values, weights, requests) if requests >= _FAMILY_REQUESTS else []
     fitting = [f for f in families if f["fits"]]
-    best = min(
-        fitting, key=lambda f: (f["family"] == _MIXTURE, f["ks"]), default=None
-    )  # the simpler one first
+    # the simpler one first
+    best = min(fitting, key=lambda f: (f["family"] == _MIXTURE, f["ks"]), default=None)
     return {
         "mean": rounded(values @ share),
         "min": int(values[0]),

@@ -24,15 +24,12 @@ _CALM = 1.5  # at most this index of dispersion at every scale: no other process
 REQUESTS_MAX = 30_000  # of a longer log a random part of this size is fitted: a thinned MMPP is one
 _BLOCKS = 10
 DAY_S = 86_400.0
-LEAST_DAY_S = (
-    23 * 3600.0
-)  # from which on a log is one of a day: its last request comes before midnight
+# from which on a log is one of a day: its last request comes before midnight
+LEAST_DAY_S = 23 * 3600.0
 _SHORTEST = 1e-4  # of the mean gap: shorter ones count as anything between 0 and this
 _OFF = 0.01  # of the other rate: a state with less is called off
-_BETTER, _BETTER_EACH = (
-    10.0,
-    0.005,
-)  # nats in all, and a request, by which a process of more parameters has to be better
+# nats in all, and a request, by which a process of more parameters has to be better
+_BETTER, _BETTER_EACH = (10.0, 0.005)
 _STATE_GAPS = 1e-3  # mean gaps that a state lasts at least
 _HOUR_S, _HOURS = 3600.0, 24
 _LEAST_WEIGHT = 0.02  # of the mean, of an hour that the other blocks have no request in
@@ -336,9 +333,8 @@ def choose_windows(counts: Floats, width_s: float, cv: float) -> list[Process]:
     ) - math.log(2)
     low = _poisson_counts(counts, steady)
     scores = {plain: low.sum(), _steps_text(counts, gaps): beside.sum()}
-    on = (
-        counts > float(counts @ counts) / total / 2
-    )  # half of the rate that a request meets on average
+    # half of the rate that a request meets on average
+    on = counts > float(counts @ counts) / total / 2
     if 1 < on.sum() < n - 1:
         text, score = _turns(counts, on, width_s, gaps)
         scores[text] = score

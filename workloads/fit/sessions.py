@@ -11,10 +11,8 @@ from ampacity.workloads.traces.trace import Trace
 
 Ints = NDArray[np.int64]
 _CUTS = 20  # prompts that are shorter than what came before, from which on ...
-_AT_LIMIT, _NEAR = (
-    0.5,
-    0.8,
-)  # ... so large a share within so much of the longest prompt shows a limit
+# ... so large a share within so much of the longest prompt shows a limit
+_AT_LIMIT, _NEAR = (0.5, 0.8)
 
 
 def shrunk_note(trace: Trace, limit_tokens: int | None) -> list[str]:

@@ -254,9 +254,8 @@ def in_time_order(
     found["after"] = place[np.asarray([k for a in lists for k in a], dtype=np.int64)]
     found["continues"] = place[continues[order]]
     if shared is not None:
-        starts = (
-            found["continues"] < 0
-        )  # who goes on with a conversation has its beginning from there
+        # who goes on with a conversation has its beginning from there
+        starts = found["continues"] < 0
         mine = shared.take(order)
         length = np.where(starts, np.diff(mine.start), 0)
         keep = np.repeat(starts, np.diff(mine.start))

@@ -20,11 +20,8 @@ TIKTOKEN_ENCODINGS = {  # and the names of their files in tiktoken's cache: SHA-
     "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
     "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
 }
-WORD_TOKENIZERS = (
-    "words",
-    "none",
-    "server",
-)  # words are made, and the server says how many tokens they are
+# words are made, and the server says how many tokens they are
+WORD_TOKENIZERS = ("words", "none", "server")
 
 
 @dataclass(frozen=True)

@@ -235,11 +235,7 @@ def _session_id(item: Item) -> str | None:
 
 
 def _session(
-    about: Item,
-    session: str,
-    parent: str | None = None,
-    begun: Any = 0,
-    common: Item | None = None,
+    about: Item, session: str, parent: str | None = None, begun: Any = 0, common: Item | None = None
 ) -> Iterator[Item | BadRow]:
     """Yield the turns of a session and of its helpers, each of which is a session of its own.
 

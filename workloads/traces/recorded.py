@@ -32,14 +32,8 @@ SENT_FIELDS = (
     "function_call",
 )
 """Of a recorded request's body, what is sent with its messages."""
-_SENT_ROLES = (
-    "system",
-    "developer",
-    "user",
-    "assistant",
-    "tool",
-    "function",
-)  # others are named as these
+# others are named as these
+_SENT_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _ROLES = {**ROLES_OF_MESSAGES, "ai": "assistant", **{role: role for role in _SENT_ROLES}}
 _SEGMENTS = 1 << 61  # message k is the segment _SEGMENTS + k of the prompts that begin with it
 _SYSTEM = b'{"role":"system"'

@@ -164,12 +164,7 @@ def per_run(
 
 
 def show(
-    result: Comparison,
-    html: Path | None,
-    markdown: Path | None,
-    csv: Path | None,
-    *,
-    as_json: bool,
+    result: Comparison, html: Path | None, markdown: Path | None, csv: Path | None, *, as_json: bool
 ) -> None:
     """Write the requested files and print the comparison; exit 2 if an A/B has nothing to compare.
 

@@ -29,10 +29,8 @@ def test_a_short_log_has_the_windows_that_it_can() -> None:
     assert busy_hour(np.arange(0.0, 239.0)) is None
     found = busy_hour(np.arange(0.0, 3601.0))
     assert found is not None
-    assert (found["rps"], found["window_s"]) == (
-        pytest.approx(1),
-        900,
-    )  # a quarter of an hour's log
+    # a quarter of an hour's log
+    assert (found["rps"], found["window_s"]) == (pytest.approx(1), 900)
 
 
 @pytest.mark.parametrize("law", [sine, step])

@@ -84,10 +84,8 @@ def test_stages_at_other_lengths_change_nothing_but_families(runs: tuple[Run, Ru
     assert [s["index"] for s in family["stages"]] == [5, 6]
     assert {s["lengths"] for s in family["stages"]} == {"p99"}
     assert family["capacity"]["capacity_rps"] is None
-    assert family["capacity"]["capacity_rps_ci"] == [
-        0.0,
-        20.0,
-    ]  # the only stage that counts violates the SLO
+    # the only stage that counts violates the SLO
+    assert family["capacity"]["capacity_rps_ci"] == [0.0, 20.0]
     assert family["knee"]["reason"] == "needs 4 usable stages, has 1"
 
 
@@ -105,10 +103,8 @@ def test_the_report_draws_the_families_beside_the_own_curve(runs: tuple[Run, Run
         s["slo_verdicts"][0]["value_s"] for s in more["stages"] if s["slo_verdicts"][0]["value_s"]
     ]
     assert sorted(r["y"] for r in points if "own" in r["text"]) == sorted(own)
-    assert [r["y"] for r in points if "at p99 lengths" in r["text"]] == [
-        2.0,
-        2.0,
-    ]  # p50: its p99 is infinite
+    # p50: its p99 is infinite
+    assert [r["y"] for r in points if "at p99 lengths" in r["text"]] == [2.0, 2.0]
     rate, (low, high) = more["capacity"]["capacity_rps"], more["capacity"]["capacity_rps_ci"]
     assert [key.label for key in chart.keys][:2] == [
         "the workload's own lengths: TTFT p99 (SLO ttft_p99=200ms), SLOs kept up to "
@@ -272,10 +268,8 @@ def test_a_predicted_sweep_at_p99_lengths_is_cut_to_the_context(tmp_path: Path) 
     assert [meta["lengths"] for meta in run.meta["stages"]] == [None, "p99"]
     (family,) = summarise(run)["families"]
     assert stage_line(family["stages"][0]).startswith("stage 1, all at p99 lengths: 1 req/s, ")
-    assert (family["input_tokens"], family["output_tokens"]) == (
-        498,
-        2,
-    )  # 900 at p99; 500 hold it and its answer
+    # 900 at p99; 500 hold it and its answer
+    assert (family["input_tokens"], family["output_tokens"]) == (498, 2)
 
 
 class Recording:

@@ -167,9 +167,8 @@ def test_chance_is_not_counted_twice() -> None:
         "dispersion": {"60s": 1.0},
     }
     traffic = traffic_of_profile({"measured": {"arrivals": held}})
-    assert traffic.peak_rps == pytest.approx(
-        3.571 / 2, abs=1e-3
-    )  # chi-squared with 12 degrees of freedom, 1 % point
+    # chi-squared with 12 degrees of freedom, 1 % point
+    assert traffic.peak_rps == pytest.approx(3.571 / 2, abs=1e-3)
     assert traffic.rate_cv == 0.0
     assert plan_fleet(traffic, carried(1.94))["instances"] == 2  # 1 x 1.2
     held |= {"p99_rps": {"1s": 9.0, "10s": 3.4, "60s": 1.9}}  # 34 in 10 s: 70 degrees of freedom

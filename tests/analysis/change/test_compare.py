@@ -96,9 +96,8 @@ def test_what_differs_is_named_and_nothing_is_compared(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert f"differ in {said} (--force" in printed.err
-    assert ("ampacity simulate --model M" in printed.err) == (
-        variable == "model"
-    )  # how one name is served
+    # how one name is served
+    assert ("ampacity simulate --model M" in printed.err) == (variable == "model")
     assert printed.err.count("\n") == 1
     assert ampacity("compare", tmp_path / "a", tmp_path / "b", "--force", "--json") == 0
     listed = json.loads(capsys.readouterr().out)["differences"]
@@ -124,9 +123,8 @@ def test_slos_lengths_and_cache_that_differ_are_named(tmp_path: Path) -> None:
         ("realised.cached_token_share", changed(tmp_path / "e", cached_tokens=50)),
     ):
         assert [row.variable for row in unlike(a, other)] == [name]
-    close = changed(
-        tmp_path / "f", input_tokens=105, cached_tokens=2
-    )  # 5 % longer, 2 points of cache
+    # 5 % longer, 2 points of cache
+    close = changed(tmp_path / "f", input_tokens=105, cached_tokens=2)
     assert unlike(a, close) == []
 
 
@@ -239,9 +237,8 @@ def test_stages_that_the_client_limited_are_left_out_and_said(tmp_path: Path) ->
     assert result.notes == [left_out, RUNS_NOT_SYSTEMS]
     c = arm(tmp_path / "c", [stage(ttfts(1)), later(stage(ttfts(1, 1500), 60.0), 100.0, 1000)])
     offered = rows(compare([a, c]))["output_tokens_per_s_per_gpu"]
-    assert offered.values == pytest.approx(
-        [100, 300], rel=0.02
-    )  # at 20/s and at 60/s, five tokens each
+    # at 20/s and at 60/s, five tokens each
+    assert offered.values == pytest.approx([100, 300], rel=0.02)
     assert offered.winner is None  # nobody knows what A would do at 60/s
     assert "not what it can carry" in offered.reason
 

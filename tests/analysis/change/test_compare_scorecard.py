@@ -23,11 +23,7 @@ from ampacity.analysis.change.judged import prepare
 from ampacity.analysis.change.pairs import ComparedRun
 from ampacity.analysis.change.results import Comparison
 from ampacity.analysis.change.scorecard import compare
-from ampacity.reports.pages.compare import (
-    comparison_csv,
-    comparison_markdown,
-    render_comparison,
-)
+from ampacity.reports.pages.compare import comparison_csv, comparison_markdown, render_comparison
 from ampacity.reports.pages.compare_tables import tables
 from tests.support.compared_runs import RATE, arm, later, rows, stage, ttfts
 from tests.support.synthetic import Stage, make_run, request
@@ -57,9 +53,8 @@ def route(path: Path, hundreds: int, late: int, failed: int, usd_per_10_s: float
         run_id=path.name,
         warmup_requests=0,
     )
-    return ComparedRun(
-        path.name.upper(), prepare(made), 1, usd_per_10_s * 360
-    )  # 360 times 10 s is an hour
+    # 360 times 10 s is an hour
+    return ComparedRun(path.name.upper(), prepare(made), 1, usd_per_10_s * 360)
 
 
 def test_a_cheaper_accepted_result_beats_more_tokens_per_second(tmp_path: Path) -> None:
@@ -127,9 +122,8 @@ def test_with_more_requests_the_same_advantage_is_real(tmp_path: Path) -> None:
     assert low < -0.1 < high < 0
     assert "B is better in" in result.sentence
     tokens = rows(result)["usd_per_million_output_tokens"]
-    assert (
-        tokens.winner is None
-    )  # A answered all that was sent: how many tokens it could send is not known
+    # A answered all that was sent: how many tokens it could send is not known
+    assert tokens.winner is None
     assert "not what it can carry" in tokens.reason
 
 
@@ -561,9 +555,8 @@ def test_offline_a_cost_wins_where_more_concurrency_adds_nothing(tmp_path: Path)
         for n, x, usd in (("a", (4, 8), 2.0), ("b", (4,), 1.0), ("c", (4, 8), 1.0))
     )
     tokens = rows(compare([a, b]))["usd_per_million_output_tokens"]
-    assert tokens.values == pytest.approx(
-        [2 / 0.36, 1 / 0.36], rel=0.01
-    )  # 100 tokens/s are 0.36 million an hour
+    # 100 tokens/s are 0.36 million an hour
+    assert tokens.values == pytest.approx([2 / 0.36, 1 / 0.36], rel=0.01)
     assert tokens.winner == "B"  # more than what is known of it would make it cheaper still
     assert tokens.note == "one instance at its best stage"
     dearer = rows(compare([c, ComparedRun("B", b.judged, 1, 2.0)]))["usd_per_million_output_tokens"]

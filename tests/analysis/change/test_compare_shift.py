@@ -107,14 +107,9 @@ def test_a_run_that_fails_is_not_faster_and_the_other_keeps_its_figures(tmp_path
                 sorted(ttfts(1))[round(1000 * q) - 1], abs=1e-6
             )
             assert getattr(held, other) is held.change is None
-            assert (held.infinite, held.verdict, held.slower) == (
-                [other[:-2]],
-                "differs",
-                sign > 0,
-            )
-        assert (
-            quantiles(result, "ttft")[0.1].verdict == "differs"
-        )  # faster: 0.8 times p13 of the answers
+            assert (held.infinite, held.verdict, held.slower) == ([other[:-2]], "differs", sign > 0)
+        # faster: 0.8 times p13 of the answers
+        assert quantiles(result, "ttft")[0.1].verdict == "differs"
         tail = dict(zip("AB"[::sign], rows(result)["ttft_p99_over_p50"].values, strict=True))
         assert tail["A"] == pytest.approx(sorted(ttfts(1))[989] / sorted(ttfts(1))[499], rel=1e-4)
         assert tail["B"] is None
@@ -173,10 +168,8 @@ def test_ten_failures_of_a_thousand_are_a_difference_and_two_are_not(tmp_path: P
     )
     assert found.p == pytest.approx(0.00249, rel=0.01)
     few = rows(compare([a, failing(tmp_path / "c", 500, seed=2)]))["error_rate"]
-    assert (few.verdict, few.winner) == (
-        "equal",
-        None,
-    )  # 0.2 points at most 0.55: within one point
+    # 0.2 points at most 0.55: within one point
+    assert (few.verdict, few.winner) == ("equal", None)
 
 
 def test_failures_below_the_tail_leave_its_figure(tmp_path: Path) -> None:
@@ -248,9 +241,8 @@ def test_student_interval_and_smallest_difference() -> None:
     assert change.p == 1.0
     assert change.smallest_seen(1) == pytest.approx(np.expm1(0.03717), abs=1e-4)
     assert log_change(0.0, 0.01, 4.0).verdict(real=False) == "equal"
-    assert (
-        log_change(0.01, 1e-6, 4.0).verdict(real=True) == "equal"
-    )  # sure, and too small to matter
+    # sure, and too small to matter
+    assert log_change(0.01, 1e-6, 4.0).verdict(real=True) == "equal"
 
 
 def test_the_change_is_that_of_the_two_figures_and_no_run_wins_against_them(tmp_path: Path) -> None:

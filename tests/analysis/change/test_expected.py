@@ -74,12 +74,10 @@ def test_how_far_the_marks_have_moved() -> None:
     values = np.random.default_rng(2).lognormal(-2, 0.5, 2000)
     marks = pooled_marks([observed(values)], 0.9)
     assert isinstance(marks, Marks)
-    assert moved_by([observed(values * 1.07)], marks, 0.1) == pytest.approx(
-        1.07, abs=1e-3
-    )  # samples are 0.1 % apart
-    assert (
-        moved_by([observed(values)], Marks(np.array([0.0]), np.zeros(1)), 0.5) is None
-    )  # everything is above 0
+    # samples are 0.1 % apart
+    assert moved_by([observed(values * 1.07)], marks, 0.1) == pytest.approx(1.07, abs=1e-3)
+    # everything is above 0
+    assert moved_by([observed(values)], Marks(np.array([0.0]), np.zeros(1)), 0.5) is None
 
 
 @pytest.mark.parametrize("kind", ["ttft", "itl", "itl of known tokens"])

@@ -125,9 +125,8 @@ def test_further_requests_are_those_that_decide() -> None:
     """At t = 0.82 standard errors; z(0.95) = 1.645 needs (1.645/0.8225)² = 4 times the length."""
     e = Estimate(-0.8224, 1.0, 0.0, float("inf"))
     assert times_longer(e, 0.05, 0.01) == pytest.approx(4.0, rel=1e-3)
-    assert (
-        times_longer(replace(e, between=1.0), 0.05, 0.01) is None
-    )  # noise between runs: no length helps
+    # noise between runs: no length helps
+    assert times_longer(replace(e, between=1.0), 0.05, 0.01) is None
 
 
 def test_histogram_equals_that_of_another_implementation_of_the_format() -> None:
@@ -151,9 +150,8 @@ def test_same_figures_pass_and_ten_percent_more_is_a_regression(tmp_path: Path) 
     slower = judge_gate(base, [run(tmp_path / "slow", stage(ttfts(1, 1500, 1.1)))], {})
     assert slower.verdict == "regression"
     found = checks(slower)
-    assert found["ttft_p50"].change == pytest.approx(
-        0.1, abs=5e-3
-    )  # at equal occupancy, of 1,500 requests
+    # at equal occupancy, of 1,500 requests
+    assert found["ttft_p50"].change == pytest.approx(0.1, abs=5e-3)
     assert found["ttft_p50"].verdict == "regression"
     assert found["itl_p50"].verdict == found["tpot_p90"].verdict == "pass"
 
@@ -495,9 +493,8 @@ def test_every_metric_that_no_tolerance_can_be_held_to_is_skipped_with_its_reaso
     assert tracked >= {
         f"{metric}_{p}" for metric in ("ttft", "itl", "tpot", "e2e") for p in ("p50", "p90", "p99")
     }
-    assert checks(found)["ttft_p95=2s"].baseline == pytest.approx(
-        sorted(values)[949]
-    )  # the 950th of 1000
+    # the 950th of 1000
+    assert checks(found)["ttft_p95=2s"].baseline == pytest.approx(sorted(values)[949])
     assert checks(found)["e2e_p95=9s"].baseline is not None  # that nobody asked for then
     slow = run(tmp_path / "slow", stage(np.where(np.arange(1000) % 20, values, 10.0)))
     assert checks(judge_gate(base, [slow], {}))["ttft_p99"].verdict == "regression"
@@ -585,9 +582,8 @@ def in_step(users: int, rounds: int, pause_s: float) -> Stage:
 def test_users_in_step_have_a_rate_all_the_same(tmp_path: Path, users: int, rounds: int) -> None:
     base = reread(make_baseline([run(tmp_path / "base", in_step(users, rounds, 0.0))]))
     same = checks(judge_gate(base, [run(tmp_path / "same", in_step(users, rounds, 0.0))], {}))
-    assert same["output_tokens_per_s"].change == pytest.approx(
-        0.0, abs=1e-5
-    )  # the file has six digits
+    # the file has six digits
+    assert same["output_tokens_per_s"].change == pytest.approx(0.0, abs=1e-5)
     assert same["output_tokens_per_s"].verdict == "pass"
     half = checks(judge_gate(base, [run(tmp_path / "half", in_step(users, rounds, 0.5))], {}))
     # from the first start to the last: 9 rounds of 0.5 s hold 9 answers each, 9 of 1 s as well
@@ -743,9 +739,8 @@ def test_why_a_run_is_no_baseline(tmp_path: Path) -> None:
         match="20/s: 50 of 1000 requests failed or were in flight at cutoff: with more than 1%",
     ):
         make_baseline([run(tmp_path / "bad", stage(ttfts(1), failed=range(700, 750)))])
-    endless = stage(
-        [15.96] * 400
-    )  # each lasts 16 of the 20 s: filling up and overload look the same
+    # each lasts 16 of the 20 s: filling up and overload look the same
+    endless = stage([15.96] * 400)
     with pytest.raises(CompareError, match=r"20/s: no steady state \(.* look the same\)"):
         make_baseline([run(tmp_path / "endless", endless, ["ttft_p90=500ms"])])
     with pytest.raises(CompareError, match="20/s: 60 requests after the warm-up, 100 are needed"):
@@ -846,9 +841,8 @@ def test_steps_that_are_longer_are_told_apart_from_a_fuller_server() -> None:
     found = checks(judge_gate(make_baseline([base]), [slow], {}))["tpot_p50"]
     assert plain[1] / plain[0] > 1.13
     assert found.shift == pytest.approx(0.10, abs=0.01)
-    assert found.change == pytest.approx(
-        plain[1] / plain[0] - 1, abs=1e-3
-    )  # that of the two figures beside it
+    # that of the two figures beside it
+    assert found.change == pytest.approx(plain[1] / plain[0] - 1, abs=1e-3)
 
 
 def test_a_longer_ttft_alone_is_found_near_saturation_with_other_requests() -> None:

@@ -54,13 +54,13 @@ def test_slices_give_what_all_gaps_at_once_give(
     each = in_full(series)
     samples = sorted(x for request in each for x in request)
     assert series.sizes().tolist() == [len(request) for request in each]
-    limits = np.array(
-        [-1.0, 0.0, 0.02, 0.05, 0.0500005, 5.0, 1e9, np.inf]
-    )  # 20 and 50 ms occur: not longer
+    # 20 and 50 ms occur: not longer
+    limits = np.array([-1.0, 0.0, 0.02, 0.05, 0.0500005, 5.0, 1e9, np.inf])
     for limit_s, over in zip(limits, series.over(limits), strict=True):
         assert over.tolist() == [sum(x > limit_s for x in request) for request in each]
     values, weights = series.distinct()
     assert np.repeat(values, weights.astype(int)) == pytest.approx(samples, rel=1e-12)
+    # 61: one record was lost
     observed = GapObservations(
         "gaps",
         values,
@@ -69,7 +69,7 @@ def test_slices_give_what_all_gaps_at_once_give(
         np.zeros(61),
         np.full(61, np.nan),
         series=series,
-    )  # 61: one record was lost
+    )
     assert observed.n == len(samples)
     assert observed.quantile_bounds(0.9)[0] == samples[int(np.ceil(0.9 * len(samples) - 1e-9)) - 1]
     assert observed.misses(0.02).tolist() == [

@@ -45,9 +45,8 @@ def test_fault_8_usage_and_done_after_the_last_token_do_not_count() -> None:
 
 def test_fault_24_tokens_of_the_first_chunk_are_not_decoded() -> None:
     c = cohort(request(0, 0.0, ttft_s=0.5, gaps_s=[0.01] * 20, chunk_tokens=[20] + [1] * 20))
-    assert tpot_s(c.requests, c.chunks)[0] == pytest.approx(
-        [0.010], abs=US
-    )  # 100 tokens/s, not 200
+    # 100 tokens/s, not 200
+    assert tpot_s(c.requests, c.chunks)[0] == pytest.approx([0.010], abs=US)
 
 
 def test_fault_25_ttft_is_no_gap() -> None:
@@ -133,9 +132,8 @@ def test_first_answer_leaves_reasoning_out() -> None:
         )
     )
     assert c.first_answer(from_schedule=False).values == pytest.approx([0.3], abs=US)
-    assert tpot_s(c.requests, c.chunks)[0] == pytest.approx(
-        [0.1], abs=US
-    )  # its tokens were in the stream
+    # its tokens were in the stream
+    assert tpot_s(c.requests, c.chunks)[0] == pytest.approx([0.1], abs=US)
 
 
 def test_fault_30_what_did_not_happen_is_missing_not_zero() -> None:

@@ -84,10 +84,8 @@ def test_censored_percentile_gives_bounds() -> None:
     ]
     figures = percentiles(cohort(*good(490), *cut).ttft(from_schedule=True))
     assert figures.p99 is None
-    assert figures.p99_bounds == [
-        pytest.approx(0.74),
-        None,
-    ]  # the fifth of ten ages 0.70 ... 0.79
+    # the fifth of ten ages 0.70 ... 0.79
+    assert figures.p99_bounds == [pytest.approx(0.74), None]
     assert "10 of 500 requests were cut off unfinished" in figures.p99_reason
     assert figures.censored == 10
 
@@ -135,6 +133,7 @@ def test_on_the_edge_no_length_decides_but_too_few_requests_say_how_many() -> No
 
 
 def test_a_failed_request_adds_its_missing_gaps() -> None:
+    # 3 of 50 tokens came
     broken_off = request(
         999,
         5.0,
@@ -142,7 +141,7 @@ def test_a_failed_request_adds_its_missing_gaps() -> None:
         chunk_tokens=[1] * 3,
         status="truncated",
         output_tokens_planned=50,
-    )  # 3 of 50 tokens came
+    )
     nothing = request(998, 5.1, ttft_s=None, status="http_error", output_tokens_planned=None)
     c = cohort(*good(10), broken_off, nothing)
     for o in (c.itl, c.icl):
@@ -156,12 +155,8 @@ def test_a_request_meets_itl_when_the_percentile_of_its_own_gaps_does() -> None:
 
     c = cohort(with_slow(0, 0), with_slow(1, 1), with_slow(2, 2), request(3, 1.0))
     met = requests_meeting(c, observe_slos(c, [parse_slo("itl_p99=50ms")]))
-    assert met.tolist() == [
-        True,
-        True,
-        False,
-        True,
-    ]  # 2 of 100 gaps slow: its p99 is 200 ms; one token: no gap
+    # 2 of 100 gaps slow: its p99 is 200 ms; one token: no gap
+    assert met.tolist() == [True, True, False, True]
     assert c.itl.misses(0.05).tolist() == [0, 1, 2, 0]
 
 

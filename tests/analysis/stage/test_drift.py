@@ -25,9 +25,8 @@ def test_a_tail_that_doubles_while_the_median_stands_still_is_a_drift() -> None:
     values = rng.lognormal(-2, 0.3, 3000) * np.where(slow, np.linspace(2, 4, 3000), 1)
     found = tail_trend(observations(values))
     assert found.drifting is True
-    assert found.change == pytest.approx(
-        3.67 / 2.33, rel=0.2
-    )  # middles of the last and the first third
+    # middles of the last and the first third
+    assert found.change == pytest.approx(3.67 / 2.33, rel=0.2)
     still = tail_trend(observations(rng.permutation(values)))
     assert still.drifting is False
 
@@ -49,9 +48,8 @@ def test_rounds_of_two_kinds_are_two_modes_and_one_step_is_not() -> None:
     assert found.two is True
     assert found.slow_p50_s / found.fast_p50_s == pytest.approx(1.6, rel=0.05)
     assert (found.slow_share, found.switches) == (0.3, 6)
-    assert (
-        two_modes(observations(values * np.repeat([1, 1.6], 1500))).two is False
-    )  # a shift, no mode
+    # a shift, no mode
+    assert two_modes(observations(values * np.repeat([1, 1.6], 1500))).two is False
     assert two_modes(observations(values)).two is False
     assert two_modes(observations(values[:100])).two is None
 

@@ -49,12 +49,7 @@ def test_accepted_needs_the_slo_too_and_unlabelled_answers_are_counted() -> None
     found = accepted_goodput(
         np.arange(4), meets, np.ones(4), {0: True, 1: False, 2: True}, 2.0, None
     )
-    assert (found.requests, found.rps, found.share, found.unlabelled) == (
-        1,
-        0.5,
-        0.25,
-        1,
-    )
+    assert (found.requests, found.rps, found.share, found.unlabelled) == (1, 0.5, 0.25, 1)
     assert found.cost_per_result_usd is None
     assert (
         "nobody judged" in accepted_goodput(np.arange(4), meets, np.ones(4), None, 2.0, None).reason
@@ -118,9 +113,8 @@ def test_each_class_is_judged_by_its_own_slos_and_those_of_all() -> None:
     tight = parse_slos(["chat:ttft_p90=1s", "batch:ttft_p90=30s"])
     assert int(requests_meeting(c, observe_slos(c, tight)).sum()) == 60
     both = parse_slos(["ttft_p90=2s", "batch:ttft_p90=30s"])
-    assert (
-        int(requests_meeting(c, observe_slos(c, both)).sum()) == 40
-    )  # an SLO without a class is everybody's
+    # an SLO without a class is everybody's
+    assert int(requests_meeting(c, observe_slos(c, both)).sum()) == 40
     verdicts = {s.text: judge_slo(o, s).verdict for s, o in observe_slos(c, tight)}
     assert verdicts == {"chat:ttft_p90=1s": "violated", "batch:ttft_p90=30s": "met"}
 

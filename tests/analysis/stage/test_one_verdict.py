@@ -196,10 +196,8 @@ def test_an_estimated_goodput_peak_is_called_one_and_drawn_off_the_points() -> N
     drawn = [r for rows in chart.spec["datasets"].values() for r in rows if r.get("y") == 6.3]
     assert [row["x"] for row in drawn] == [6.481]
     bars = [r for rows in chart.spec["datasets"].values() for r in rows if r.get("y2") == 6.6]
-    assert {row["y"] for row in bars} == {
-        6.0,
-        6.3,
-    }  # the bar from 6.0 to 6.6, and the point that carries it
+    # the bar from 6.0 to 6.6, and the point that carries it
+    assert {row["y"] for row in bars} == {6.0, 6.3}
     summary["goodput"] |= {"basis": "stage", "peak_rps_ci": None, "at_offered_rps": 7.0}
     (found,) = [f for f in findings(read_summary(summary)) if f.label == "Goodput peak"]
     assert (found.value, found.interval) == ("6.30 req/s", None)

@@ -127,10 +127,8 @@ def test_rates_concurrency_and_latency_by_hand(tmp_path: Path) -> None:
     assert s["tpot_s"]["p50"] == pytest.approx(0.02, abs=1e-6)
     assert s["itl_s"]["p50"] == pytest.approx(0.02, abs=1e-6)
     assert s["itl_s"]["n"] == 80 * 9
-    assert s["slip_s"] == {
-        "p50": 1e-4,
-        "p99": 5e-4,
-    }  # what the client itself says of the stage, by which it is judged
+    # what the client itself says of the stage, by which it is judged
+    assert s["slip_s"] == {"p50": 1e-4, "p99": 5e-4}
     assert (s["goodput_rps"], s["slo_attainment"]) == (pytest.approx(10.0), 1.0)
 
 
@@ -179,9 +177,8 @@ def test_gaps_of_a_stream_that_is_held_back_are_no_finding(
     )
     assert [name for name in ("itl", "icl", "tpot") if s[f"{name}_s"]["n"]] == known
     verdicts = {v["slo"].partition("_")[0]: (v["verdict"], v["reason"]) for v in s["slo_verdicts"]}
-    in_one_piece = (
-        max(gaps_s) == 0
-    )  # then the first token came with the last, and is no TTFT to judge
+    # then the first token came with the last, and is no TTFT to judge
+    in_one_piece = max(gaps_s) == 0
     assert verdicts["ttft"][0] == ("inconclusive" if in_one_piece else "met")
     assert (s["ttft_s"]["n"], s["ttft_from_schedule_s"]["n"]) == (
         (0, 0) if in_one_piece else (300, 300)

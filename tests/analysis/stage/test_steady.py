@@ -93,17 +93,11 @@ def test_a_ramp_is_cut_first_and_the_warm_up_is_what_comes_after_it() -> None:
     window = find_window(0.0, 60.0, s, s + 8, ttft, 0, ramp_s=10.0)
     assert (window.start_s, window.warmup_requests) == (10.0, 20)
     few = find_window(0.0, 30.0, s[:60], s[:60] + 8, ttft[:60], None, ramp_s=10.0)
-    assert (few.start_s, few.warmup_requests, few.method) == (
-        10.0,
-        20,
-        "none",
-    )  # 40 are too few for MSER-5
+    # 40 are too few for MSER-5
+    assert (few.start_s, few.warmup_requests, few.method) == (10.0, 20, "none")
     cut = find_window(0.0, 6.0, s[:12], s[:12] + 8, ttft[:12], None, ramp_s=10.0)
-    assert (cut.start_s, cut.end_s, cut.warmup_requests) == (
-        6.0,
-        6.0,
-        12,
-    )  # ended within its ramp: nothing counts
+    # ended within its ramp: nothing counts
+    assert (cut.start_s, cut.end_s, cut.warmup_requests) == (6.0, 6.0, 12)
 
 
 def test_warm_up_of_a_cold_start_is_found_in_scheduled_order() -> None:

@@ -28,9 +28,8 @@ def test_the_server_of_the_study_obeys_birth_and_death() -> None:
 @pytest.mark.parametrize(("load", "least_given"), [(0.5, 0.5), (0.7, 0.0)])
 def test_intervals_hold_below_the_knee(load: float, least_given: float) -> None:
     found = cover(SERVERS["batch"](), load, REQUESTS, RUNS, TRUTH_S[load])
-    assert (
-        found.right >= 0.8
-    )  # 0.96 in the study; 16 runs with one miss in 25 have 4 or more in 0.4 % of cases
+    # 0.96 in the study; 16 runs with one miss in 25 have 4 or more in 0.4 % of cases
+    assert found.right >= 0.8
     assert 1 - found.refused >= least_given
 
 

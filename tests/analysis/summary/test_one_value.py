@@ -126,9 +126,8 @@ def test_shorter_requests_that_keep_less_are_said() -> None:
         }
 
     assert lengths_out_of_order(curves([2.0, 3.0], [4.0, 5.0], [0.1, 0.2])) is None
-    assert (
-        lengths_out_of_order(curves([2.0, 3.0], [1.0, 2.5], [0.1, 0.2])) is None
-    )  # the intervals overlap
+    # the intervals overlap
+    assert lengths_out_of_order(curves([2.0, 3.0], [1.0, 2.5], [0.1, 0.2])) is None
     assert lengths_out_of_order(curves([2.0, None], [1.0, None], [0.1, None])) is None
     text = lengths_out_of_order(curves([2.0, 3.0], [1.0, 1.9], [0.1, 0.2]))
     assert text is not None

@@ -119,10 +119,8 @@ def test_two_scrapes_leave_what_came_in_between() -> None:
     new = read_page(
         page(name, {"1": 130, "+Inf": 140}) + page(name, {"1": 7, "+Inf": 8}, labels='model="n"')
     )
-    assert add_up([between(early, new, "p")])["ttft"].counts.tolist() == [
-        37,
-        11,
-    ]  # n came in between
+    # n came in between
+    assert add_up([between(early, new, "p")])["ttft"].counts.tolist() == [37, 11]
     with pytest.raises(ValidateError, match="restarted"):  # n is gone
         between(new, late, "p")
 
@@ -179,12 +177,10 @@ def ttft(bounds: list[float], counts: list[float]) -> Production:
 
 def test_breach_is_claimed_only_where_the_whole_bucket_is_above() -> None:
     # limit of p99: 1.3 * 0.5 = 0.65; of p95: 2 * 0.2 = 0.4
-    assert (
-        verdicts(ttft([0.7, 2, INF], [9000, 1000, 0]))["ttft_p99"] == "violated"
-    )  # p99 in (0.7, 2]
-    assert (
-        verdicts(ttft([0.6, 2, INF], [9000, 1000, 0]))["ttft_p99"] == "inconclusive"
-    )  # (0.6, 2] holds 0.65
+    # p99 in (0.7, 2]
+    assert verdicts(ttft([0.7, 2, INF], [9000, 1000, 0]))["ttft_p99"] == "violated"
+    # (0.6, 2] holds 0.65
+    assert verdicts(ttft([0.6, 2, INF], [9000, 1000, 0]))["ttft_p99"] == "inconclusive"
     assert verdicts(ttft([0.6, 2, INF], [10000, 0, 0]))["ttft_p99"] == "met"
     assert verdicts(ttft([0.4, 2, INF], [9000, 1000, 0]))["ttft_p95"] == "violated"
     assert verdicts(ttft([0.3, 2, INF], [9000, 1000, 0]))["ttft_p95"] == "inconclusive"
@@ -420,14 +416,12 @@ def test_log_shows_lengths_and_arrivals(
     assert answer["notes"] == said
     found = {f["name"]: f for f in answer["findings"]}
     assert found["input_tokens"]["verdict"] == "violated"
-    assert (
-        found["arrivals"]["verdict"] == "violated"
-    )  # a metronome was benchmarked, a Poisson process came
+    # a metronome was benchmarked, a Poisson process came
+    assert found["arrivals"]["verdict"] == "violated"
     assert found["load"]["verdict"] == "met"  # about 20/s
     assert found["ttft_p99"]["verdict"] == "inconclusive"
-    assert found["input_tokens"]["reason"].startswith(
-        "KS distance 1.00, "
-    )  # of a log no bucket is spoken of
+    # of a log no bucket is spoken of
+    assert found["input_tokens"]["reason"].startswith("KS distance 1.00, ")
 
 
 def test_url_is_scraped_twice(run: Path, ampacity: Any, capsys: Any) -> None:

@@ -363,9 +363,8 @@ def test_a_closed_loop_plays_so_many_sessions_at_once() -> None:
         [(low, 1) for low, _ in spans.values()] + [(high, -1) for _, high in spans.values()]
     )
     assert np.cumsum([change for _, change in changes]).max() == 4
-    assert (
-        Counter(r.session_id for r in driven.records).most_common()[-1][1] == 3
-    )  # every session is whole
+    # every session is whole
+    assert Counter(r.session_id for r in driven.records).most_common()[-1][1] == 3
     assert len(driven.records) <= 50
 
 

@@ -37,9 +37,8 @@ def steps_while(reads_wait: Callable[[int], bool], turns: int) -> list[int]:
 
 
 def test_no_slice_begins_while_reads_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        slices, "GIVES_WAY_NS", 60_000_000_000
-    )  # not even on a machine that stands still for a while
+    # not even on a machine that stands still for a while
+    monkeypatch.setattr(slices, "GIVES_WAY_NS", 60_000_000_000)
     made = steps_while(lambda turn: turn % 12 < 10, 120)
     assert made
     assert {turn % 12 for turn in made} == {10, 11}

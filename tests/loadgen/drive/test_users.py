@@ -107,10 +107,8 @@ def test_users_of_sessions_begin_over_the_ramp_too() -> None:
         ramp_s=0.4,
         duration_s=0.5,
     )
-    assert result.meta["sessions"] == {
-        "begun": 2,
-        "cut": [],
-    }  # played to their end after the stage's
+    # played to their end after the stage's
+    assert result.meta["sessions"] == {"begun": 2, "cut": []}
     first = sorted(
         (r.scheduled_ns - result.meta["start_ns"]) / S for r in result.records if r.turn == 0
     )

@@ -255,9 +255,8 @@ def test_an_error_while_answers_are_judged_ends_the_stage_and_says_so(
             raise OSError("no room")
 
     async def use(runner: StageRunner, client: Client) -> Any:
-        times_s = [
-            0.01 * k for k in range(1000)
-        ]  # long, as a busy machine may judge the third one late
+        # long, as a busy machine may judge the third one late
+        times_s = [0.01 * k for k in range(1000)]
         return await runner.run(
             StagePlan(0, "open", schedule_at(times_s), 10.0, offered_rps=100.0, drain_s=5)
         )

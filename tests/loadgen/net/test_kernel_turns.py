@@ -31,9 +31,8 @@ def test_reading_makes_way_for_a_request_that_is_due_and_goes_on_behind_it() -> 
 
     async def main() -> tuple[list[int], list[Sink]]:
         reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
-        asyncio.get_running_loop().remove_reader(
-            reader._epoll.fileno()
-        )  # turns when the test says so
+        # turns when the test says so
+        asyncio.get_running_loop().remove_reader(reader._epoll.fileno())
         reader.pacer = pacer = Sleeper()
         with listening() as server:
             sinks, peers = await connected(reader, server, 64)

@@ -155,9 +155,8 @@ def test_which_proxy(environment: Any) -> None:
     )
     assert proxy_for(http, ["10.0.0.1"]) == Proxy("proxy.example", 3128, SECRET)
     assert proxy_for(https, []) == Proxy("proxy.example", 8080, None)
-    assert (
-        proxy_for(http, ["127.0.0.1"]) is None
-    )  # this very machine is never reached through a proxy
+    # this very machine is never reached through a proxy
+    assert proxy_for(http, ["127.0.0.1"]) is None
     environment(http_proxy="http://proxy.example:3128", no_proxy="llm.example")
     assert proxy_for(http, ["10.0.0.1"]) is None
     environment(http_proxy="socks5://proxy.example:1080")

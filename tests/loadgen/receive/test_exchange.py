@@ -183,6 +183,7 @@ def test_events_of_one_read_share_its_time() -> None:
 
 def test_an_event_belongs_to_the_read_that_completes_it() -> None:
     whole = chunk(text("Hello"))
+    # the blank line ends 2 bytes before the chunk does: the third read brings it
     record = play(
         [
             (1 * MS, HEAD + whole[:20]),
@@ -190,7 +191,7 @@ def test_an_event_belongs_to_the_read_that_completes_it() -> None:
             (3 * MS, whole[-4:]),
             (4 * MS, chunk(FINISH) + END),
         ]
-    )  # the blank line ends 2 bytes before the chunk does: the third read brings it
+    )
     assert list(record.chunk_at_us) == [3_000]
 
 

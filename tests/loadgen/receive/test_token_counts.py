@@ -114,9 +114,8 @@ def test_pieces_add_up_whatever_their_bounds(name: str) -> None:
 def test_a_run_against_a_server_that_tells_nothing(tmp_path: Path, ampacity: Any) -> None:
     """Chunks of three tokens, no usage: the vocabulary gives lengths and ITL; two workers too."""
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-    model.pre_tokenizer = (
-        tokenizers.pre_tokenizers.WhitespaceSplit()
-    )  # a word is a token: the simulator's own
+    # a word is a token: the simulator's own
+    model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     model.save(str(tmp_path / "tokenizer.json"))
     lengths = ["--input-tokens", "20", "--output-tokens", "10", "--workers", "2"]
     load = [*lengths, "--rates", "20", "--duration", "2s"]

@@ -239,9 +239,8 @@ def test_a_worker_that_dies_is_noticed_and_the_run_goes_on(server: Started, tmp_
     rows = run.requests.to_pylist()
     ids = Counter(r["request_id"] for r in rows)
     assert set(ids.values()) == {1}
-    assert set(ids) == set(
-        range(sum(len(p.schedule) for p in plans))
-    )  # every scheduled request has its row
+    # every scheduled request has its row
+    assert set(ids) == set(range(sum(len(p.schedule) for p in plans)))
     owed = [r for r in rows if r["status"] == "unfinished"]
     assert owed
     assert all(
