@@ -18,24 +18,23 @@ from ampacity.analysis.capacity.fleet import (
     traffic_of_profile,
 )
 from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.decision.curve import Limit
 from ampacity.analysis.decision.disaggregation import Condition, readiness
 from ampacity.analysis.decision.guardrails import Guardrails, guardrails
 from ampacity.analysis.decision.inputs import Range
-from ampacity.analysis.decision.limits import Limit, find_limits
-from ampacity.analysis.decision.model import DecisionError, ModelShape
-from ampacity.analysis.decision.money import FleetCost, Prices
-from ampacity.analysis.decision.roofline import Instance, tp_crossover
-from ampacity.analysis.decision.steps import (
+from ampacity.analysis.decision.known import (
     Fleet,
     Known,
     Physics,
-    Step,
-    cost_of,
     hardware_words,
     operating_point,
     physics_of,
-    thirteen_steps,
 )
+from ampacity.analysis.decision.limits import find_limits
+from ampacity.analysis.decision.model import DecisionError, ModelShape
+from ampacity.analysis.decision.money import FleetCost, Prices
+from ampacity.analysis.decision.roofline import Instance, tp_crossover
+from ampacity.analysis.decision.steps import Step, cost_of, thirteen_steps
 from ampacity.analysis.summary import summarise
 from ampacity.loadgen.rundir.files import Run, load_run
 from ampacity.settings import fleet_inputs, read_settings

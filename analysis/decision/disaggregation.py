@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ampacity.analysis.contract.part import Part
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.decision.limits import Limit
+from ampacity.analysis.decision.curve import Limit
 from ampacity.analysis.decision.model import ModelShape
 from ampacity.analysis.decision.money import transfer_s
 

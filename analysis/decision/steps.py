@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from ampacity.analysis.contract.part import Part
-from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.decision.guardrails import Guardrails
-from ampacity.analysis.decision.inputs import Input, Range
-from ampacity.analysis.decision.limits import Limit
-from ampacity.analysis.decision.memory import Fit, does_it_fit, memory_needed
-from ampacity.analysis.decision.model import DecisionError
-from ampacity.analysis.decision.money import FleetCost, Prices, Request, sensitivities
-from ampacity.analysis.decision.roofline import Instance, Point, Use, decode_floor_s, lever, use_of
+from ampacity.analysis.decision.inputs import Input
+from ampacity.analysis.decision.known import Known, Physics
+from ampacity.analysis.decision.money import FleetCost, Request, sensitivities
+from ampacity.analysis.decision.roofline import Instance, decode_floor_s
 
 SHARED_MATTERS = 0.3  # from this cached share on, routing by prefix pays
 TRIED = ("fp16", "fp8", "int4")
@@ -33,74 +28,6 @@ class Step(Part, frozen=True, kw_only=True):
     decision: str | None = None
     gap: str | None = None
     command: str | None = None
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """A sized fleet, as ``plan`` computes it."""
-
-    peak_rps: float
-    instances: int
-    instances_ci: tuple[int | None, int | None]
-    gpus: int
-    safety: float
-    safety_reason: str
-
-
-@dataclass(frozen=True)
-class Known:
-    """All that the steps read: a run's summary, and what is stated beside it.
-
-    ``run``: the run directory, for the commands. ``lengths``: input tokens by quantile. Everything
-    that is None is not known, and the step that needs it names the option.
-    """
-
-    summary: Summary
-    run: str
-    lengths: Mapping[str, float]
-    output_tokens: float | None
-    limits: Sequence[Limit]
-    rails: Guardrails
-    instance: Instance | None = None
-    instance_missing: str = ""
-    fleet: Fleet | None = None
-    fleet_missing: str = ""
-    gpu_hour_usd: float | None = None
-    utilisation: float | None = None
-    prices: Mapping[str, Prices] = field(default_factory=dict)
-    profile: str | None = None
-    planned_sharing: float | None = None
-
-
-@dataclass(frozen=True)
-class Physics:
-    """Does it fit and how far is it from the hardware; ``missing`` says what is not known."""
-
-    fit: Fit | None = None
-    use: Use | None = None
-    missing: str = ""
-
-
-def operating_point(summary: Summary, input_tokens: float, output_tokens: float) -> Point | None:
-    """Return the measured stage nearest to the capacity that still answers, as a point."""
-    rate = summary.capacity.verified_rps or summary.capacity.capacity_rps
-    known = [
-        s
-        for s in summary.stages
-        if s.kind == "open" and s.output_tokens_per_s and (s.tpot_s.mean or s.tpot_s.p50)
-    ]
-    if not known:
-        return None
-    stage = min(known, key=lambda s: abs((s.achieved_rps or 0.0) - (rate or 0.0)))
-    low, high = stage.output_tokens_per_s_ci or (None, None)
-    tpot_s = stage.tpot_s.mean if stage.tpot_s.mean is not None else stage.tpot_s.p50
-    return Point(
-        Range(stage.output_tokens_per_s or 0.0, low, high),
-        tpot_s or 0.0,
-        input_tokens,
-        output_tokens,
-        stage.input_tokens_per_s,
-    )
 
 
 def thirteen_steps(known: Known, physics: Physics) -> list[Step]:
@@ -373,35 +300,6 @@ def cost_of(known: Known) -> FleetCost | None:
     use = known.fleet.peak_rps / carried if known.utilisation is None else known.utilisation
     request = Request(tokens.input_tokens_mean or 0.0, known.output_tokens)
     return FleetCost(known.fleet.gpus, known.gpu_hour_usd, carried, use, request)
-
-
-def physics_of(known: Known, point: Point | None) -> Physics:
-    """Return the memory floor and the use of the hardware, as far as the inputs allow."""
-    instance = known.instance
-    if instance is None:
-        return Physics(missing=known.instance_missing)
-    in_flight = known.summary.capacity.c_max or 1.0
-    tokens = known.lengths.get("p95", point.context if point else 0.0) + (
-        known.output_tokens or 0.0
-    )
-    needed = memory_needed(
-        instance.shape, in_flight, tokens, weights=instance.weights, kv=instance.kv
-    )
-    lengths = {n: v + (known.output_tokens or 0.0) for n, v in known.lengths.items()}
-    fit = does_it_fit(
-        instance.shape, needed, instance.hardware, lengths, kv=instance.kv, gpus=instance.gpus
-    )
-    if point is None:
-        return Physics(fit, None, "no stage shows a time per output token")
-    try:
-        return Physics(fit, use_of(instance, point))
-    except DecisionError as error:
-        return Physics(fit, None, str(error))
-
-
-def hardware_words(physics: Physics) -> str:
-    """Return how far the measured point is from the hardware, or why that is not known."""
-    return lever(physics.use) if physics.use else physics.missing
 
 
 def _with(known: Known, option: str) -> str:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.decision.curve import Limit
 from ampacity.analysis.decision.disaggregation import Condition
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input
-from ampacity.analysis.decision.limits import Limit
+from ampacity.analysis.decision.known import Fleet
 from ampacity.analysis.decision.money import FleetCost
-from ampacity.analysis.decision.steps import Fleet, Step
+from ampacity.analysis.decision.steps import Step
 from ampacity.reports.pages.page import render_page
 from ampacity.reports.render.figures import DASH, interval, significant
 

@@ -17,7 +17,9 @@ from rich.console import Console
 
 from ampacity.analysis.contract.figures import Curve
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.decision.limits import RULES, Limit, find_limits
+from ampacity.analysis.decision.curve import Limit
+from ampacity.analysis.decision.limit_rules import RULES
+from ampacity.analysis.decision.limits import find_limits
 from ampacity.analysis.summary import summarise
 from ampacity.config import make_settings
 from ampacity.experiments.virtual.predict import predict

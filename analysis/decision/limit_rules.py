@@ -1,0 +1,417 @@
+"""The rules of diagnosis: what each reads of a run, and what to try where it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ampacity.analysis.contract.figures import Percentiles
+from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.decision.curve import (
+    SATURATED,
+    CannotTell,
+    Curve,
+    Evidence,
+    Found,
+    Rule,
+)
+
+# Thresholds. Where no source is named they are this project's own, checked by the matrix of rules
+# and illnesses in the tests (docs/diagnosis.md).
+TAIL_GROWTH = 3.0  # TTFT p99 against its level at low load
+QUEUE_OVER_STEP = 3.0  # how much more TTFT p99 has grown than the median ITL
+PREFILL_BUSY = 0.5  # share of its time that an engine computes prompts
+DECODE_BUSY = 0.25
+TAIL_OVER_MEDIAN = 4.0  # ITL p99 / p50: some steps are longer, because prompts are computed in them
+KV_FULL = 0.95
+PREEMPTED = (0.05, 0.10, 0.20)  # share of requests: pressure, heavy, cascade
+CACHE_LEAST, CACHE_LACKS = 0.3, 0.1  # cached share below 30 %, or 10 points below the plan
+ACCEPTANCE = (0.6, 0.5)  # speculative acceptance: little gain, loss
+SLOW_CLASS = 2.0  # TTFT p50 of a class against the others'
+STEP_BETWEEN_KINDS = 1.2  # of the TPOT of neighbouring percentiles; up to 1.06 on one engine
+RARER_KIND = 0.04  # the least share of either kind
+POOL_FREE = 0.9  # KV use below this while requests wait: another limit holds them back
+LATENCY_OF_TOKENS = ("itl", "icl", "tpot")
+
+
+def _seen(figure: str, value: float | str | None, stage: Stage | None = None) -> Evidence:
+    return Evidence(figure=figure, value=value, stage=stage.name if stage else None)
+
+
+def _growth(at: Percentiles, low: Percentiles, quantile: str) -> float | None:
+    above, base = getattr(at, quantile), getattr(low, quantile)
+    return above / base if above is not None and base else None
+
+
+def _client(curve: Curve) -> Found | None:
+    stage = next((s for s in curve.summary.stages if s.client_limited), None)
+    if stage is None:
+        return None
+    return Found(10.0, (_seen("client limited", stage.client_limited_reason, stage),))
+
+
+def _queueing(curve: Curve) -> Found | None:
+    for stage in curve.stages[1:]:
+        tail = _growth(stage.ttft_s, curve.low.ttft_s, "p99")
+        step = _growth(stage.itl_s, curve.low.itl_s, "p50") or 1.0
+        if tail is not None and tail >= TAIL_GROWTH and tail >= QUEUE_OVER_STEP * step:
+            return Found(
+                tail / TAIL_GROWTH,
+                (
+                    _seen("TTFT p99 / its level at low load", tail, stage),
+                    _seen("ITL p50 / its level at low load", step, stage),
+                ),
+            )
+    return None
+
+
+def _prefill_bound(curve: Curve) -> Found | None:
+    stage = curve.limited
+    if stage is None:
+        return None
+    busy = curve.prefill_busy(stage)
+    if busy < PREFILL_BUSY:
+        return None
+    return Found(busy / PREFILL_BUSY, (_seen("share of time in prefill", busy, stage),))
+
+
+def _decode_bound(curve: Curve) -> Found | None:
+    stage = curve.limited
+    if stage is None or stage is curve.low:
+        return None
+    busy, step = curve.prefill_busy(stage), _growth(stage.itl_s, curve.low.itl_s, "p50")
+    violated = {slo.metric for slo in curve.violated(stage)}
+    slowed = step is not None and step >= 1.5
+    if busy > DECODE_BUSY or not (slowed or violated & set(LATENCY_OF_TOKENS)):
+        return None
+    evidence = (
+        _seen("share of time in prefill", busy, stage),
+        _seen("ITL p50 / its level at low load", step, stage),
+    )
+    return Found(DECODE_BUSY / max(busy, 0.01), evidence)
+
+
+def _interference(curve: Curve) -> Found | None:
+    """Long steps only while prompts are computed: the tail of ITL is broken, its median is not."""
+    stage = curve.broken
+    if stage is None or stage.itl_s.p50 is None or not stage.itl_s.p99:
+        return None
+    slos = [slo for slo in curve.violated(stage) if slo.metric in LATENCY_OF_TOKENS]
+    ratio = stage.itl_s.p99 / stage.itl_s.p50
+    within = [slo for slo in slos if slo.limit_s and stage.itl_s.p50 < slo.limit_s / 2]
+    if not within or ratio < TAIL_OVER_MEDIAN:
+        return None
+    evidence = (
+        _seen("ITL p99 / p50", ratio, stage),
+        _seen("mean input tokens", curve.summary.fleet.input_tokens_mean),
+    )
+    return Found(ratio / TAIL_OVER_MEDIAN, evidence)
+
+
+def _slow_alone(metrics: Sequence[str]) -> Callable[[Curve], Found | None]:
+    """Return the check for an SLO that is violated although requests hardly meet."""
+
+    def check(curve: Curve) -> Found | None:
+        slo = next((s for s in curve.violated(curve.low) if s.metric in metrics), None)
+        if slo is None:
+            return None
+        if not curve.idle:
+            raise CannotTell("no stage at low load (in flight at most 4): begin the sweep lower")
+        verdict = next(v for v in curve.low.slo_verdicts if v.slo == slo.text)
+        over = verdict.value_s / slo.limit_s if verdict.value_s and slo.limit_s else 1.0
+        return Found(over, (_seen(slo.text, verdict.value_s, curve.low),))
+
+    return check
+
+
+def _plateau(curve: Curve) -> Found | None:
+    stage = curve.saturated
+    if stage is None or not stage.achieved_rps or not stage.offered_rps:
+        return None
+    evidence = (
+        _seen("achieved / offered", stage.achieved_rps / stage.offered_rps, stage),
+        _seen("output tokens/s", stage.output_tokens_per_s, stage),
+    )
+    return Found(SATURATED * stage.offered_rps / stage.achieved_rps, evidence)
+
+
+def _both_slos(curve: Curve) -> Found | None:
+    """TTFT and token latency are violated at the same, lowest load, and hold at a lower one."""
+    stage = curve.broken
+    if stage is None or stage is curve.low:
+        return None
+    metrics = {slo.metric for slo in curve.violated(stage)}
+    tokens = metrics & set(LATENCY_OF_TOKENS)
+    if "ttft" not in metrics or not tokens:
+        return None
+    return Found(
+        1.0, (_seen("SLOs violated at once", f"ttft, {', '.join(sorted(tokens))}", stage),)
+    )
+
+
+def _kv_pressure(curve: Curve) -> Found | None:
+    best: Found | None = None
+    for stage, server in curve.with_server():
+        share = (server.preemptions or 0.0) / stage.requests if stage.requests else 0.0
+        full = (server.kv_cache_usage_max or 0.0) >= KV_FULL and (server.waiting or 0.0) >= 1
+        if share < PREEMPTED[0] and not full:
+            continue
+        level = ("pressure", "heavy", "cascade")[sum(share >= p for p in PREEMPTED[1:])]
+        evidence = (
+            _seen("KV cache in use, most", server.kv_cache_usage_max, stage),
+            _seen(f"preemptions per request ({level})", share, stage),
+        )
+        strength = max(share / PREEMPTED[0], 1.0)
+        if best is None or strength > best.strength:
+            best = Found(strength, evidence)
+    return best
+
+
+def _prefix_cache(curve: Curve) -> Found | None:
+    held = [s for s in curve.summary.sharing or () if s.planned]
+    known = [s for s in held if s.realised is not None]
+    if held and not known:
+        raise CannotTell(f"cached tokens: {held[0].realised_reason or 'not reported'}")
+    for sharing in known:
+        planned, realised = sharing.planned or 0.0, sharing.realised or 0.0
+        if planned < CACHE_LACKS:
+            continue
+        if realised < planned - CACHE_LACKS or (realised < CACHE_LEAST <= planned):
+            name = curve.summary.stages[sharing.stage].name
+            evidence = (
+                Evidence(figure="cached share, planned", value=planned, stage=name),
+                Evidence(figure="cached share, realised", value=realised, stage=name),
+            )
+            return Found(planned / max(realised, 0.01), evidence)
+    return None
+
+
+def _slow_class(curve: Curve) -> Found | None:
+    """One class waits for its first token longer than the others with prompts as long."""
+    for stage in curve.stages:
+        medians = {n: c.ttft_from_schedule_s.p50 for n, c in stage.classes.items()}
+        known = {name: p50 for name, p50 in medians.items() if p50}
+        if len(known) < 2:
+            continue
+        slowest = max(known, key=lambda name: known[name])
+        others = sorted(p50 for name, p50 in known.items() if name != slowest)
+        ratio = known[slowest] / others[len(others) // 2]
+        if ratio >= SLOW_CLASS and _same_prompts(curve.summary, slowest):
+            return Found(
+                ratio / SLOW_CLASS,
+                (_seen(f"TTFT p50 of class {slowest} / the others'", ratio, stage),),
+            )
+    return None
+
+
+def _same_prompts(summary: Summary, name: str) -> bool:
+    """Return whether a class has no longer prompts than the others, within a half."""
+    for traffic in summary.traffic:
+        means = {c.name: c.input_tokens.mean for c in traffic.classes}
+        mine, others = means.pop(name, None), [m for m in means.values() if m]
+        if mine and others:
+            return mine <= 1.5 * max(others)
+    return False
+
+
+def _speculation(curve: Curve) -> Found | None:
+    rates = [(s, v.spec_acceptance_rate) for s, v in curve.with_server()]
+    known = [(stage, rate) for stage, rate in rates if rate is not None]
+    if not known:
+        raise CannotTell("the server reports no speculative acceptance (or does not speculate)")
+    stage, rate = min(known, key=lambda pair: pair[1])
+    if rate >= ACCEPTANCE[0]:
+        return None
+    return Found(
+        ACCEPTANCE[0] / max(rate, 0.01), (_seen("accepted of drafted tokens", rate, stage),)
+    )
+
+
+def _batch_capped(curve: Curve) -> Found | None:
+    """Requests wait although the KV pool has room: the number of sequences is limited."""
+    for stage, server in curve.with_server():
+        usage, waiting = server.kv_cache_usage_max, server.waiting
+        if usage is None or waiting is None:
+            raise CannotTell("the server reports no KV use or no waiting requests")
+        if waiting < max(1.0, 0.1 * (server.running or 0.0)) or usage >= POOL_FREE:
+            continue
+        if not (curve.idle and curve.prefill_busy(stage) >= PREFILL_BUSY):
+            return Found(
+                POOL_FREE / max(usage, 0.01),
+                (
+                    _seen("requests waiting, mean", waiting, stage),
+                    _seen("requests running, mean", server.running, stage),
+                    _seen("KV cache in use, most", usage, stage),
+                ),
+            )
+    return None
+
+
+def _two_kinds(curve: Curve) -> Found | None:
+    """Some requests get their tokens slower than all others: a step in the curve of TPOT."""
+    for stage in curve.stages:
+        tpot = stage.curves.get("tpot_s")
+        if tpot is None or stage.stable is False or not _short_prompts(stage):
+            continue
+        inside = [
+            (high / low, q)
+            for q, low, high in zip(tpot.q, tpot.value, tpot.value[1:], strict=False)
+            if low and high and RARER_KIND <= q <= 1 - RARER_KIND
+        ]
+        step, share = max(inside, default=(1.0, 0.0))
+        if step >= STEP_BETWEEN_KINDS:
+            evidence = (
+                _seen("step in the curve of TPOT", step, stage),
+                _seen("share of slower requests", 1 - share, stage),
+            )
+            return Found(step / STEP_BETWEEN_KINDS, evidence)
+    return None
+
+
+def _short_prompts(stage: Stage) -> bool:
+    """Return whether the prompt of another request cannot by itself stretch a TPOT so far."""
+    alone_s, whole_s = stage.ttft_s.p50, stage.e2e_s.p50
+    return (
+        alone_s is not None and whole_s is not None and alone_s < (STEP_BETWEEN_KINDS - 1) * whole_s
+    )
+
+
+def _held_back(curve: Curve) -> Found | None:
+    checks = curve.summary.diagnosis
+    if checks is None:
+        raise CannotTell("the endpoint was not probed")
+    bad = next((c for c in checks if c.name == "stream" and c.verdict == "bad"), None)
+    return None if bad is None else Found(5.0, (_seen("stream", bad.found),))
+
+
+def _drift(curve: Curve) -> Found | None:
+    stage = next((s for s in curve.stages if s.drift.drifting and s.stable is not False), None)
+    if stage is None:
+        return None
+    return Found(
+        1.0 + abs(stage.drift.change or 0.0),
+        (_seen("TTFT p99, change", stage.drift.change, stage),),
+    )
+
+
+RULES = (
+    Rule(
+        "client_limited",
+        "The load generator could not keep up",
+        _client,
+        "give the client more cores (--cpus, --workers) or stop what runs beside it",
+        "the same load with two workers shows the same latency",
+    ),
+    Rule(
+        "queueing",
+        "Requests queue: P99 of TTFT parts from its level while steps stay short",
+        _queueing,
+        "run below the knee, or add an instance: no setting shortens a queue",
+        "TTFT stays when the rate is halved",
+    ),
+    Rule(
+        "prefill_bound",
+        "The engine is busy with prompts",
+        _prefill_bound,
+        "raise the share of cached prefixes first; then more compute (TP, prefill instances)",
+        "prompts half as long carry the same rate",
+    ),
+    Rule(
+        "decode_bound",
+        "The engine is busy with decoding",
+        _decode_bound,
+        "quantise weights or KV cache (fewer bytes a step); then more memory bandwidth",
+        "answers half as long carry the same rate",
+    ),
+    Rule(
+        "prefill_interference",
+        "Prompts of others stretch single tokens: the tail of ITL, not its median",
+        _interference,
+        "a smaller token budget of a step (chunked prefill); then prefill apart from decoding",
+        "the tail stays with short prompts at the same token rate",
+    ),
+    Rule(
+        "slow_prefill_alone",
+        "TTFT is too high even at low load",
+        _slow_alone(("ttft", "first_answer")),
+        "the prefix hit rate first, then a higher TP degree",
+        "a request alone on the endpoint meets the limit",
+    ),
+    Rule(
+        "slow_decode_alone",
+        "Time between tokens is too high even at low load",
+        _slow_alone(LATENCY_OF_TOKENS),
+        "speculative decoding, or quantised weights; then a higher TP degree",
+        "a request alone on the endpoint meets the limit",
+    ),
+    Rule(
+        "plateau",
+        "Throughput no longer follows the load",
+        _plateau,
+        "quantise the KV cache or the weights before buying hardware",
+        "a higher load achieves more",
+    ),
+    Rule(
+        "both_slos",
+        "TTFT and token latency are violated at the same load",
+        _both_slos,
+        "prefill and decoding on separate instances (disaggregation)",
+        "one of the two is met at that load with another token budget",
+    ),
+    Rule(
+        "kv_pressure",
+        "The KV cache is full: requests wait for it or are preempted",
+        _kv_pressure,
+        "a KV cache in FP8, shorter max_tokens, or fewer sequences at once",
+        "preemptions stay with half of the sequences",
+    ),
+    Rule(
+        "prefix_cache",
+        "Fewer prompt tokens come from the prefix cache than the workload allows",
+        _prefix_cache,
+        "route by prefix, keep the shared part first in the prompt, give the cache more room",
+        "the server reports the planned share on one instance",
+    ),
+    Rule(
+        "slow_class",
+        "One class waits longer than others with prompts as long (adapters that are paged?)",
+        _slow_class,
+        "more adapter slots on the GPU, or instances for that class",
+        "the class alone is as slow",
+    ),
+    Rule(
+        "speculation",
+        "Few drafted tokens are accepted",
+        _speculation,
+        "fewer drafts a step, a better draft model, or none: rejected drafts cost steps",
+        "tokens/s fall without speculation",
+    ),
+    Rule(
+        "batch_capped",
+        "Requests wait although the KV cache has room",
+        _batch_capped,
+        "a higher max_num_seqs",
+        "the same number runs with a higher max_num_seqs",
+    ),
+    Rule(
+        "replicas",
+        "Two kinds of requests, fast and slow: one replica is slower or fuller than others",
+        _two_kinds,
+        "look at each replica's own metrics; route by load (least requests), not in turn",
+        "requests to one replica alone are of both kinds",
+    ),
+    Rule(
+        "held_back",
+        "Tokens are held back on their way",
+        _held_back,
+        "switch off buffering in the gateway (proxy_buffering off, flush each event)",
+        "the engine's own port shows the same chunks",
+    ),
+    Rule(
+        "drift",
+        "The tail moves on through a stage at a constant load",
+        _drift,
+        "look for what grows: fragments of memory, a cache, the heat of the cards; longer stages",
+        "a second run of the stage shows no trend",
+    ),
+)
