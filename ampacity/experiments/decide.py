@@ -50,13 +50,14 @@ class Stated:
     raw: Mapping[str, Any]
     gpu: str | None = None
     shape: ModelShape | None = None
-    weights: str = "fp16"
+    weights: str | None = None  # None: as the checkpoint's config.json says, else fp16
     kv: str = "fp16"
     profile: Path | None = None
     prices: Mapping[str, Prices] = field(default_factory=dict)
     wait_budget_s: float | None = None
     cold_start_s: float | None = None
     link_bits_s: float | None = None
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ def decide(path: Path, stated: Stated) -> Decision:
         stated.prices,
         str(stated.profile) if stated.profile else None,
         next((s.planned for s in summary.sharing or () if s.planned is not None), None),
+        stated.command,
     )
     tokens = summary.fleet.input_tokens_mean, summary.fleet.output_tokens_mean
     point = None if None in tokens else operating_point(summary, tokens[0] or 0, tokens[1] or 0)
@@ -198,7 +200,8 @@ def _instance(stated: Stated, gpus: int) -> tuple[Instance | None, str]:
     card = HARDWARE.get(stated.gpu.lower())
     if card is None:
         raise ConfigError(f"--gpu {stated.gpu}: none of {', '.join(HARDWARE)}")
-    return Instance(stated.shape, card, gpus, stated.weights, stated.kv), ""
+    weights = stated.weights or stated.shape.weights or "fp16"
+    return Instance(stated.shape, card, gpus, weights, stated.kv), ""
 
 
 def _fleet(summary: Summary, inputs: Mapping[str, Any], stated: Stated) -> tuple[Fleet | None, str]:

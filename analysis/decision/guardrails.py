@@ -17,7 +17,8 @@ class Guardrails(Part, frozen=True, kw_only=True):
     """Limits for one instance. What the run does not show is None, with its reason in ``missing``.
 
     ``operate_rps``: the rate to run at; ``wait_budget_s``: what a first token may wait in a queue;
-    ``scale_in_flight``: requests in flight per instance at which to add one.
+    ``concurrency_limit``: three standard deviations of a Poisson number above the mean in flight at
+    the capacity (C_max); ``scale_in_flight``: the mean per instance at which to add one.
     """
 
     operate_rps: float | None
@@ -57,8 +58,10 @@ def operating_rate(summary: Summary) -> tuple[float | None, str]:
     if capacity.capacity_rps is None:
         return None, capacity.reason or "no capacity within the SLOs was found"
     low = (capacity.capacity_rps_ci or (None, None))[0]
+    bound = capacity.crossing == "lower_bound" or not low
     choices = {
-        "the low end of the capacity's interval": low if low else capacity.verified_rps,
+        "the low end of the capacity's interval": None if bound else low,
+        "the highest load that met every SLO": capacity.verified_rps if bound else None,
         "the low end of the knee region": (summary.knee.region_rps or (None, None))[0],
     }
     known = {why: rate for why, rate in choices.items() if rate}
@@ -98,8 +101,8 @@ def guardrails(
         breaker=None if depth is None else breaker_of(depth),
         max_input_tokens=None if inputs is None else _times_p95(inputs),
         max_output_tokens=None if outputs is None or outputs.max is None else int(outputs.max),
-        concurrency_limit=None if c_max is None else max(1, math.floor(c_max)),
-        scale_in_flight=None if c_max is None else max(1, math.floor(c_max / safety)),
+        concurrency_limit=None if c_max is None else math.ceil(c_max + 3 * math.sqrt(c_max)),
+        scale_in_flight=None if c_max is None else math.ceil(c_max / safety),
         prewarm_s=cold_start_s,
         missing=missing,
     )

@@ -9,7 +9,7 @@ from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.decision.curve import Limit
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Range
-from ampacity.analysis.decision.memory import Fit, does_it_fit, memory_needed
+from ampacity.analysis.decision.memory import Fit, does_it_fit, memory_needed, valid_degrees
 from ampacity.analysis.decision.model import DecisionError
 from ampacity.analysis.decision.money import Prices
 from ampacity.analysis.decision.roofline import Instance, Point, Use, lever, use_of
@@ -50,6 +50,7 @@ class Known:
     prices: Mapping[str, Prices] = field(default_factory=dict)
     profile: str | None = None
     planned_sharing: float | None = None
+    command: str = ""  # that of this decision, which further options are added to
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,11 @@ def physics_of(known: Known, point: Point | None) -> Physics:
     instance = known.instance
     if instance is None:
         return Physics(missing=known.instance_missing)
+    if instance.gpus not in valid_degrees(instance.shape.heads):
+        raise DecisionError(
+            f"--tp {instance.gpus} does not divide the {instance.shape.heads} attention heads of "
+            f"{instance.shape.name}: valid are {_few(valid_degrees(instance.shape.heads))}"
+        )
     in_flight = known.summary.capacity.c_max or 1.0
     tokens = known.lengths.get("p95", point.context if point else 0.0) + (
         known.output_tokens or 0.0
@@ -110,3 +116,7 @@ def physics_of(known: Known, point: Point | None) -> Physics:
 def hardware_words(physics: Physics) -> str:
     """Return how far the measured point is from the hardware, or why that is not known."""
     return lever(physics.use) if physics.use else physics.missing
+
+
+def _few(degrees: Sequence[int]) -> str:
+    return ", ".join(str(degree) for degree in degrees[:6]) + (", ..." if len(degrees) > 6 else "")

@@ -72,7 +72,9 @@ class Fit:
 def element_bytes(precision: str) -> float:
     """Return the bytes of one number at a precision. Raises DecisionError."""
     if precision not in BYTES_PER_ELEMENT:
-        raise DecisionError(f"precision {precision!r} is none of {', '.join(BYTES_PER_ELEMENT)}")
+        raise DecisionError(
+            f"precision {precision!r} (--weights, --kv) is none of {', '.join(BYTES_PER_ELEMENT)}"
+        )
     return BYTES_PER_ELEMENT[precision]
 
 

@@ -18,6 +18,7 @@ EXPERTS |= {"kimi_k2", "phimoe", "granitemoe", "glm4_moe"}
 LATENT_KEYS = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 SLIDING_EVERY = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4}  # every n-th layer sees everything
 QKV_BIAS = {"qwen2", "qwen2_moe"}
+COUNT_MAX = 10_000_000  # of layers, sizes, experts and words
 
 
 class DecisionError(ValueError):
@@ -50,6 +51,9 @@ class ModelShape:
     expert_share: float = 0.0
     kv_heads: int | None = None  # None: latent attention, each device keeps all of it
     max_tokens: int | None = None
+    # of an input embedding that is not the output layer too: a step reads few of its rows
+    embedding_parameters: float = 0.0
+    weights: str | None = None  # precision of the checkpoint, where its config names one
 
     def kv_bytes(self, tokens: float, bytes_per_element: float) -> float:
         """Return the bytes that one sequence of ``tokens`` keeps in the KV cache.
@@ -69,7 +73,13 @@ class ModelShape:
         1 - (1 - s)^tokens of the routed experts is read, s that of one token.
         """
         touched = 1 - (1 - self.expert_share) ** tokens if self.expert_parameters else 0.0
-        return self.parameters - self.expert_parameters * (1 - touched)
+        untouched = self.expert_parameters * (1 - touched)
+        return self.parameters - self.embedding_parameters - untouched
+
+    @property
+    def computed_parameters(self) -> float:
+        """Return the parameters that a token is multiplied with."""
+        return self.active_parameters - self.embedding_parameters
 
 
 def plain_model(
@@ -89,11 +99,13 @@ def read_model(path: Path) -> ModelShape:
     """Read a model's config.json (or a folder that holds it). Raises DecisionError."""
     path = path / "config.json" if path.is_dir() else path
     try:
-        config = msgspec.json.decode(path.read_bytes())
+        config = msgspec.json.decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     except OSError as error:
         raise DecisionError(f"{path}: cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise DecisionError(f"{path}: not JSON: {error}") from error
+    except RecursionError as error:
+        raise DecisionError(f"{path}: nested too deeply for a config.json") from error
     if not isinstance(config, dict):
         raise DecisionError(f"{path}: not a model's config.json: it holds no object")
     return shape_of(config, str(path))
@@ -116,12 +128,14 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json") -> ModelShap
     layers, hidden, heads = (
         read.count(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads")
     )
+    if heads % read.count("num_key_value_heads", heads):
+        raise DecisionError(f"{where}: {heads} attention heads are no multiple of the KV heads")
     latent = "kv_lora_rank" in read.held
     attention = (
         _latent_attention(read, hidden, heads) if latent else _attention(read, hidden, heads)
     )
     always, routed, per_layer_experts = _feed_forward(read, layers, hidden)
-    tied = bool(read.held.get("tie_word_embeddings", kind.startswith("gemma")))
+    tied = bool(read.held.get("tie_word_embeddings", kind.startswith(("gemma", "cohere"))))
     embedding = read.count("vocab_size") * hidden
     total = layers * attention + always + routed + embedding * (1 if tied else 2)
     share = read.experts_per_token / per_layer_experts if per_layer_experts else 0.0
@@ -135,7 +149,20 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json") -> ModelShap
         share,
         None if latent else read.count("num_key_value_heads", heads),
         read.held.get("max_position_embeddings"),
+        0.0 if tied else embedding,
+        _checkpoint_precision(config),
     )
+
+
+def _checkpoint_precision(config: Mapping[str, Any]) -> str | None:
+    """Return the precision of the weights that quantization_config names; None where it has none."""
+    held = config.get("quantization_config")
+    if not isinstance(held, Mapping):
+        return None
+    method, bits = str(held.get("quant_method")), held.get("bits")
+    if method in ("awq", "gptq"):
+        return {4: "int4", 8: "int8"}.get(bits if isinstance(bits, int) else 0)
+    return {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "nvfp4"}.get(method)
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -156,9 +183,15 @@ class _Config:
         """Return a positive whole number. Raises DecisionError."""
         value = self.held.get(key)
         value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        if value is None:
             raise DecisionError(
-                f"{self._where}: {key} is {value!r}: a whole number above zero is needed"
+                f"{self._where}: {key} is missing; "
+                "give --params, --layers, --kv-heads and --head-dim"
+            )
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= COUNT_MAX:
+            raise DecisionError(
+                f"{self._where}: {key} is {repr(value)[:40]}: a whole number from 1 to "
+                f"{COUNT_MAX:,} is needed"
             )
         return value
 
@@ -168,6 +201,17 @@ class _Config:
             if self.held.get(key) is not None:
                 return self.count(key) if self.held[key] else 0
         return default
+
+    def items(self, key: str) -> Sequence[Any]:
+        """Return a list; empty where it is missing. Raises DecisionError."""
+        value = self.held.get(key) or ()
+        if not isinstance(value, (list, tuple)):
+            raise DecisionError(f"{self._where}: {key} is {repr(value)[:40]}: a list is needed")
+        return value
+
+    def fail(self, why: str) -> DecisionError:
+        """Return the error of a config that contradicts itself."""
+        return DecisionError(f"{self._where}: {why}")
 
     @property
     def experts_per_token(self) -> int:
@@ -199,12 +243,19 @@ def _latent_attention(read: _Config, hidden: int, heads: int) -> float:
 def _feed_forward(read: _Config, layers: int, hidden: int) -> tuple[float, float, int]:
     """Return (parameters of dense and shared parts, of routed experts, experts of a layer)."""
     experts = read.first("num_local_experts", "n_routed_experts", "num_experts")
-    if read.kind not in EXPERTS or not experts:
+    if read.kind not in EXPERTS:
         return layers * 3.0 * hidden * read.count("intermediate_size"), 0.0, 0
-    if not read.experts_per_token:
-        raise DecisionError("config.json: num_experts_per_tok is missing: which share is active?")
-    size = read.first("moe_intermediate_size", "intermediate_size")
-    dense = read.first("first_k_dense_replace") + len(read.held.get("mlp_only_layers") or ())
+    if not experts:
+        raise read.fail("the number of experts is missing (num_experts, num_local_experts)")
+    if not 0 < read.experts_per_token <= experts:
+        raise read.fail(
+            f"num_experts_per_tok is {read.experts_per_token or 'missing'}: 1 to {experts} of the "
+            "experts are active"
+        )
+    size = read.first("moe_intermediate_size") or read.count("intermediate_size")
+    dense = read.first("first_k_dense_replace") + len(read.items("mlp_only_layers"))
+    if dense > layers:
+        raise read.fail(f"{dense} layers without experts are more than its {layers} layers")
     sparse = (layers - dense) // max(read.first("decoder_sparse_step", default=1), 1)
     shared = read.first("n_shared_experts") * size or read.first("shared_expert_intermediate_size")
     always = (layers - sparse) * 3.0 * hidden * read.first("intermediate_size", default=size)
@@ -233,8 +284,10 @@ def _sliding_layers(read: _Config, layers: int) -> int:
     """Return how many layers see a sliding window only."""
     if not read.held.get("sliding_window") or read.held.get("use_sliding_window") is False:
         return 0
-    types = read.held.get("layer_types")
-    if isinstance(types, Sequence) and not isinstance(types, str) and types:
+    types = read.items("layer_types")
+    if types:
+        if len(types) != layers:
+            raise read.fail(f"layer_types has {len(types)} entries for {layers} layers")
         return sum(kind == "sliding_attention" for kind in types)
     every = read.first("sliding_window_pattern", default=SLIDING_EVERY.get(read.kind, 0))
     if every:

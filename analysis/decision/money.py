@@ -55,15 +55,25 @@ def read_prices(path: Path) -> dict[str, Prices]:
     prices, cached and cache_write; dollars per million tokens. Raises DecisionError.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = csv.DictReader(line for line in file if not line.startswith("#"))
-            missing = {"model", "input", "output"} - set(rows.fieldnames or ())
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = [line for line in file if not line.startswith("#") and line.strip()]
+            head = lines[0].strip().lower() if lines else ""
+            mark = ";" if ";" in head else ","
+            names = [name.strip() for name in head.split(mark)]
+            rows = csv.DictReader(lines[1:], names, delimiter=mark)
+            missing = {"model", "input", "output"} - set(names)
             if missing:
                 raise DecisionError(
                     f"{path}: no column {', '.join(sorted(missing))}; a price file has the columns "
                     "model,input,output and may have cached,cache_write (USD per million tokens)"
                 )
-            found = {row["model"]: _prices(row, f"{path}, {row['model']!r}") for row in rows}
+            found: dict[str, Prices] = {}
+            for row in rows:
+                name = (row["model"] or "").strip()
+                if not name or name in found:
+                    why = f"{name!r} stands twice" if name else "a row has no model"
+                    raise DecisionError(f"{path}: {why}")
+                found[name] = _prices(row, f"{path}, {name!r}")
     except OSError as error:
         raise DecisionError(f"{path}: cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
@@ -92,7 +102,8 @@ def _prices(row: Mapping[str, str | None], where: str) -> Prices:
 
 def output_share(prices: Prices, use: Request) -> float:
     """Return the share of a request's price that its output bears."""
-    return use.output_tokens * prices.output / MILLION / prices.request_usd(use)
+    whole = prices.request_usd(use)
+    return use.output_tokens * prices.output / MILLION / whole if whole else 0.0
 
 
 @dataclass(frozen=True)
@@ -167,8 +178,8 @@ class FleetCost:
 
         Above 1: the hosted API is cheaper at any load that the fleet carries.
         """
-        full = 3600 * self.carried_rps * self.accepted
-        return self.usd_per_hour / (full * hosted.request_usd(self.request))
+        hosted_usd = 3600 * self.carried_rps * self.accepted * hosted.request_usd(self.request)
+        return self.usd_per_hour / hosted_usd if hosted_usd else math.inf
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Instance:
 
         Attention over the context is left out (Kaplan et al. 2020, section 2.1): a lower bound.
         """
-        return 2.0 * self.shape.active_parameters
+        return 2.0 * self.shape.computed_parameters
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,14 @@ def _memory(known: Known, physics: Physics) -> Step:
         )
     )
     plain, *roomy = fit.floors
+    if fit.gpus < plain.gpus:
+        return Step(
+            title="Memory",
+            known=inputs,
+            gap=f"{fit.needed.total / 1e9:,.0f} GB do not fit on {fit.gpus} GPU"
+            f"{'s' if fit.gpus > 1 else ''}: {plain.gpus} are needed, or a lower precision",
+            command=_with(known, f"--tp {plain.tensor_parallel or plain.gpus}"),
+        )
     more = ", ".join(f"{f.gpus} with {100 * f.headroom:.0f} % headroom" for f in roomy)
     counted = f"{plain.gpus} GPU{'s' if plain.gpus > 1 else ''}"
     return Step(
@@ -182,13 +190,20 @@ def _benchmark(known: Known, _: Physics) -> Step:
         return Step(title="Benchmark", known=inputs, gap=capacity.reason, command=command)
     ends = f" ({low:.3g} to {high:.3g})" if low is not None and high is not None else ""
     word = "is predicted to carry" if known.summary.predicted else "carries"
-    wide = low is None or high is None or high - low > 0.3 * capacity.capacity_rps
+    least = "at least " if capacity.crossing == "lower_bound" else ""
+    gap = None
+    if all(stage.kind == "closed" for stage in known.summary.stages):
+        gap = "users who wait for answers (closed loop) hide queues: size by a run with --rates"
+    elif least:
+        gap = "no load that was tried violates an SLO: run higher --rates"
+    elif low is None or high is None or high - low > 0.3 * capacity.capacity_rps:
+        gap = "the interval is wide: the fleet is uncertain by as much"
     return Step(
         title="Benchmark",
         known=inputs,
-        decision=f"one instance {word} {capacity.capacity_rps:.3g} req/s{ends}",
-        gap="the interval is wide: the fleet is uncertain by as much" if wide else None,
-        command=command if wide else None,
+        decision=f"one instance {word} {least}{capacity.capacity_rps:.3g} req/s{ends}",
+        gap=gap,
+        command=command if gap else None,
     )
 
 
@@ -201,6 +216,9 @@ def _kv_strategy(known: Known, physics: Physics) -> Step:
         for name, n in fit.sequences.items()
     )
     least = min(fit.sequences.values())
+    if not least:
+        gap = "the weights leave no room for a long sequence"
+        return Step(title="KV strategy", known=inputs, gap=gap)
     if c_max is None:
         return Step(title="KV strategy", known=inputs, gap="no C_max was measured")
     if least < c_max:
@@ -242,25 +260,28 @@ def _again(known: Known, _: Physics) -> Step:
 def _fleet(known: Known, _: Physics) -> Step:
     fleet = known.fleet
     if fleet is None:
-        return Step(title="Fleet", gap=known.fleet_missing, command=_with(known, "--peak-rps R"))
+        lacks_peak = "--peak-rps" in known.fleet_missing
+        command = _with(known, "--peak-rps R") if lacks_peak else known.summary.next_command
+        return Step(title="Fleet", gap=known.fleet_missing, command=command)
     inputs = (
         _stated("peak", fleet.peak_rps, "req/s", "--peak-rps or --profile"),
         _stated("safety", fleet.safety, "", fleet.safety_reason),
     )
     low, high = fleet.instances_ci
     ends = f" ({low} to {high})" if low is not None and high is not None and low != high else ""
-    return Step(
-        title="Fleet",
-        known=inputs,
-        decision=f"{fleet.instances} instances{ends}, {fleet.gpus} GPUs",
-    )
+    most = "at most " if low is None and high is not None else ""
+    counted = f"{fleet.instances} instance{'s' if fleet.instances > 1 else ''}{ends}"
+    gpus = f"{fleet.gpus} GPU{'s' if fleet.gpus > 1 else ''}"
+    return Step(title="Fleet", known=inputs, decision=f"{most}{counted}, {gpus}")
 
 
 def _money(known: Known, _: Physics) -> Step:
     cost = cost_of(known)
     if cost is None:
-        lacks = "no price of a GPU" if known.gpu_hour_usd is None else known.fleet_missing
-        return Step(title="TCO", gap=lacks, command=_with(known, "--gpu-hour USD"))
+        if known.gpu_hour_usd is not None:
+            return Step(title="TCO", gap=known.fleet_missing or "no tokens were counted")
+        command = _with(known, "--gpu-hour USD")
+        return Step(title="TCO", gap="no price of a GPU", command=command)
     inputs = (
         _stated("GPU-hour", known.gpu_hour_usd, "USD", "--gpu-hour"),
         Input(
@@ -274,10 +295,7 @@ def _money(known: Known, _: Physics) -> Step:
     texts = [
         f"${cost.usd_per_year:,.0f} a year",
         f"${cost.usd_per_million_output:.2f} per million output tokens",
-        *(
-            f"cheaper than {name} from {100 * cost.crossover(price):.0f} % utilisation"
-            for name, price in known.prices.items()
-        ),
+        *(_against(name, cost.crossover(price)) for name, price in known.prices.items()),
         f"{first} moves it most",
     ]
     return Step(title="TCO", known=inputs, decision="; ".join(texts))
@@ -302,8 +320,14 @@ def cost_of(known: Known) -> FleetCost | None:
     return FleetCost(known.fleet.gpus, known.gpu_hour_usd, carried, use, request)
 
 
+def _against(name: str, crossover: float) -> str:
+    if crossover > 1:
+        return f"dearer than {name} at any load that it carries"
+    return f"cheaper than {name} from {100 * crossover:.0f} % utilisation"
+
+
 def _with(known: Known, option: str) -> str:
-    return f"ampacity size {known.run} {option}"
+    return f"{known.command or f'ampacity size {known.run}'} {option}"
 
 
 STEPS: tuple[Callable[[Known, Physics], Step], ...] = (

@@ -119,10 +119,15 @@ def _input(known: Input) -> str:
 
 def _figures(limit: Limit) -> str:
     return ", ".join(
-        f"{e.figure} {significant(e.value) if isinstance(e.value, float) else e.value}"
-        + (f" at {e.stage}" if e.stage else "")
+        f"{e.figure} {_value(e.value)}" + (f" at {e.stage}" if e.stage else "")
         for e in limit.evidence
     )
+
+
+def _value(value: float | str | None) -> str:
+    if isinstance(value, float):
+        return significant(value) if abs(value) >= 1e-6 else "0"
+    return DASH if value is None else str(value)
 
 
 def _steps(one: Decided) -> list[str]:
@@ -130,8 +135,11 @@ def _steps(one: Decided) -> list[str]:
     for number, step in enumerate(one.steps, 1):
         head = f"{number:2} {step.title:15} "
         lines.append(head + (step.decision or f"not known: {step.gap}"))
+        gap = step.gap if step.decision else None
         if step.command:
-            lines.append(f"{'':19}→ {step.command}")
+            lines.append(f"{'':19}→ {step.command}" + (f"  # {gap}" if gap else ""))
+        elif gap:
+            lines.append(f"{'':19}{gap}")
     return lines
 
 
@@ -156,9 +164,9 @@ def _rails(rails: Guardrails) -> list[str]:
         )
     if rails.max_input_tokens is not None:
         low, high = rails.max_input_tokens
-        lines.append(
-            f"  max input {low:,} to {high:,} tokens, max output {rails.max_output_tokens:,}"
-        )
+        most = rails.max_output_tokens
+        output = "" if most is None else f", max output {most:,}"
+        lines.append(f"  max input {low:,} to {high:,} tokens{output}")
     if rails.concurrency_limit is not None:
         lines.append(
             f"  {rails.concurrency_limit} in flight at most; add an instance above "

@@ -169,6 +169,24 @@ def test_candidates_side_by_side(
     assert "https://" not in text
 
 
+def test_a_load_that_was_not_reached_is_a_lower_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing violates the SLO up to 5/s: at least 5/s, and at most ceil(20 / 5) x 1.2 instances."""
+    load = {"input_tokens": 10, "output_tokens": 20, "slo": ["ttft_p95=1s"], "rates": "2,5"}
+    summary_of("linear:0.01,0.001", load, tmp_path / "run")
+    prices = tmp_path / "prices.csv"
+    prices.write_text("model,input,output\nfree,0,0\n")
+    known = ["--peak-rps", 20, "--gpu-hour", 2.5, "--prices", prices]
+    _, out, _ = size(monkeypatch, capsys, tmp_path / "run", *known)
+    text = " ".join(out.split())
+    assert "one instance is predicted to carry at least 5 req/s" in text
+    assert "no load that was tried violates an SLO: run higher --rates" in text
+    assert "at most 5 instances, 5 GPUs" in text
+    assert "run at 5.00 req/s: the highest load that met every SLO" in text
+    assert "dearer than free at any load that it carries" in text
+
+
 def test_conditions_for_disaggregation(
     run: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +217,29 @@ def test_conditions_for_disaggregation(
             id="gpu",
         ),
         pytest.param(["--cold-start", "soon"], "--cold-start", id="duration"),
+        pytest.param(
+            [
+                "--params",
+                "8e9",
+                "--layers",
+                "32",
+                "--kv-heads",
+                "8",
+                "--head-dim",
+                "128",
+                "--heads",
+                "32",
+                "--gpu",
+                "H100",
+                "--tp",
+                "3",
+            ],
+            "--tp 3 does not divide the 32 attention heads of given: valid are 1, 2, 4, 8, 16, 32",
+            id="degree",
+        ),
+        pytest.param(
+            ["--model-config", "x", "--params", "1"], "drop --params, --layers", id="both"
+        ),
         pytest.param(["--peak-rps", "-3"], "--peak-rps", id="peak"),
     ],
 )

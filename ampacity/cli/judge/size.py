@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,12 @@ Gpu = Annotated[
     typer.Option(metavar="NAME", help="GPU: a100-40, a100-80, h100, h200, b200, mi300x, l40s, ..."),
 ]
 Weights = Annotated[
-    str, typer.Option(metavar="P", help="Precision: fp16, bf16, fp8, int8, int4 or nvfp4.")
+    str | None,
+    typer.Option(
+        metavar="P",
+        help="Precision: fp16, bf16, fp8, int8, int4 or nvfp4. Default: the checkpoint's, "
+        "else fp16.",
+    ),
 ]
 Kv = Annotated[str, typer.Option(metavar="P", help="Precision of the KV cache.")]
 ProfileFile = Annotated[
@@ -62,7 +68,7 @@ def size(
     kv_heads: KvHeads = None,
     head_dim: HeadDim = None,
     heads: Heads = None,
-    weights: Weights = "fp16",
+    weights: Weights = None,
     kv: Kv = "fp16",
     profile: ProfileFile = None,
     prices: PriceFile = None,
@@ -78,12 +84,15 @@ def size(
     """
     from ampacity.analysis.decision.model import plain_model, read_model
     from ampacity.analysis.decision.money import read_prices
+    from ampacity.cli.experiment import command_line
     from ampacity.experiments.decide import Stated, crossover, decide
     from ampacity.reports.pages.size import size_page, size_text
     from ampacity.values import ConfigError, parse_duration
 
     five = {"--params": params, "--layers": layers, "--kv-heads": kv_heads, "--head-dim": head_dim}
     shape = None
+    if model_config is not None and any(value is not None for value in (*five.values(), heads)):
+        raise ConfigError("--model-config has the shape: drop --params, --layers and the like")
     if model_config is not None:
         shape = read_model(model_config)
     elif params and layers and kv_heads and head_dim:
@@ -95,13 +104,14 @@ def size(
         raw,
         gpu=gpu,
         shape=shape,
-        weights=weights,
-        kv=kv,
+        weights=weights.lower() if weights else None,
+        kv=kv.lower(),
         profile=profile,
         prices=read_prices(prices) if prices else {},
         wait_budget_s=parse_duration(wait_budget, "--wait-budget") if wait_budget else None,
         cold_start_s=parse_duration(cold_start, "--cold-start") if cold_start else None,
         link_bits_s=1e9 * link if link else None,
+        command=" ".join(command_line(sys.argv)),
     )
     found = [decide(run, stated) for run in runs]
     note = crossover(found)

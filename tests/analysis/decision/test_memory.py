@@ -79,7 +79,9 @@ def test_bytes_of_a_number(precision: str, size: float) -> None:
 
 
 def test_a_precision_that_is_none() -> None:
-    with pytest.raises(DecisionError, match="'fp12' is none of fp16, bf16, fp8"):
+    with pytest.raises(
+        DecisionError, match=r"'fp12' \(--weights, --kv\) is none of fp16, bf16, fp8"
+    ):
         element_bytes("fp12")
 
 

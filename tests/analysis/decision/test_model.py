@@ -165,6 +165,29 @@ def test_kv_cache_of_one_sequence(config: dict[str, Any], tokens: int, expected_
     assert shape_of(config).kv_bytes(tokens, 2.0) == expected_bytes
 
 
+def test_the_input_embedding_is_kept_but_not_computed_with() -> None:
+    """128,256 x 4,096 numbers of 8.03 G; gpt-oss counts its 3.6 G active without them."""
+    llama = shape_of(LLAMA3_8B)
+    assert llama.parameters - llama.weights_read(1) == 128_256 * 4096
+    assert shape_of(GPT_OSS_20B).computed_parameters == pytest.approx(3.6e9, rel=0.01)
+    tied = shape_of(QWEN25_15B)
+    assert tied.weights_read(1) == tied.parameters
+
+
+@pytest.mark.parametrize(
+    ("held", "precision"),
+    [
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "gptq", "bits": 8}, "int8"),
+        ({"quant_method": "hqq"}, None),
+        ("fp8", None),
+    ],
+)
+def test_the_precision_of_a_checkpoint(held: Any, precision: str | None) -> None:
+    assert shape_of(LLAMA3_8B | {"quantization_config": held}).weights == precision
+
+
 def test_five_numbers_give_the_same_cache_as_the_config() -> None:
     given = plain_model(8.03e9, layers=32, kv_heads=8, head_dim=128, heads=32)
     assert given.kv_bytes(1, 2.0) == 131_072
@@ -188,7 +211,7 @@ def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
         pytest.param("{}", "'None' is not known", id="empty"),
         pytest.param(
             json.dumps(LLAMA3_8B | {"num_attention_heads": None}),
-            "num_attention_heads is None",
+            "num_attention_heads is missing; give --params",
             id="no-heads",
         ),
         pytest.param(json.dumps(LLAMA3_8B | {"vocab_size": -1}), "vocab_size is -1", id="negative"),
@@ -202,6 +225,43 @@ def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
             "num_experts_per_tok is missing",
             id="no-active-experts",
         ),
+        pytest.param(
+            json.dumps(MIXTRAL_8X7B | {"num_experts_per_tok": 16}),
+            "num_experts_per_tok is 16: 1 to 8 of the experts",
+            id="more-active-than-experts",
+        ),
+        pytest.param(
+            json.dumps({k: v for k, v in MIXTRAL_8X7B.items() if k != "num_local_experts"}),
+            "the number of experts is missing",
+            id="no-experts",
+        ),
+        pytest.param(
+            json.dumps({k: v for k, v in MIXTRAL_8X7B.items() if k != "intermediate_size"}),
+            "intermediate_size is missing",
+            id="no-feed-forward",
+        ),
+        pytest.param(
+            json.dumps(QWEN3_30B_A3B | {"mlp_only_layers": list(range(60))}),
+            "60 layers without experts are more than its 48 layers",
+            id="more-dense-layers-than-layers",
+        ),
+        pytest.param(
+            json.dumps(QWEN3_30B_A3B | {"mlp_only_layers": 5}), "a list is needed", id="no-list"
+        ),
+        pytest.param(
+            json.dumps(GPT_OSS_20B | {"layer_types": ["full_attention"] * 50}),
+            "layer_types has 50 entries for 24 layers",
+            id="layer-types",
+        ),
+        pytest.param(
+            json.dumps(LLAMA3_8B | {"num_key_value_heads": 7}),
+            "32 attention heads are no multiple of the KV heads",
+            id="kv-heads",
+        ),
+        pytest.param(
+            json.dumps(LLAMA3_8B | {"hidden_size": 10**30}), "hidden_size is 1000", id="huge"
+        ),
+        pytest.param("[" * 100_000, "config.json", id="nested"),
     ],
 )
 def test_a_config_that_cannot_be_used_is_refused_in_one_line(

@@ -112,9 +112,23 @@ def test_a_price_file(tmp_path: Path) -> None:
     assert read_prices(path) == {"big": Prices(3, 15, 0.30), "small": Prices(0.5, 2)}
 
 
+def test_a_price_file_of_a_spreadsheet(tmp_path: Path) -> None:
+    """A byte order mark, semicolons, capitals, blanks and CRLF."""
+    path = tmp_path / "prices.csv"
+    path.write_bytes("\ufeffModel; Input; Output\r\nbig;3;15\r\n".encode())
+    assert read_prices(path) == {"big": Prices(3, 15)}
+
+
+def test_a_free_hosted_api_is_never_dearer() -> None:
+    assert FLEET.crossover(Prices(0, 0)) == float("inf")
+    assert output_share(Prices(0, 0), FLEET.request) == 0
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        pytest.param("model,input,output\na,1,2\na,3,4\n", "'a' stands twice", id="twice"),
+        pytest.param("model,input,output\n,1,2\n", "a row has no model", id="no-name"),
         pytest.param("model,input\nbig,3\n", "no column output", id="column"),
         pytest.param("", "no column input, model, output", id="empty"),
         pytest.param("model,input,output\n", "it holds no price", id="no-row"),
