@@ -122,7 +122,11 @@ def decide(path: Path, stated: Stated) -> Decision:
     fleet, no_fleet = _fleet(summary, inputs, stated)
     limits = find_limits(summary)
     rails = guardrails(
-        summary, stated.wait_budget_s, stated.cold_start_s, inputs["safety_factor"] or 1.2
+        summary,
+        stated.wait_budget_s,
+        stated.cold_start_s,
+        inputs["safety_factor"] or 1.2,
+        stated.shape.max_tokens if stated.shape else None,
     )
     known = Known(
         summary,
@@ -140,6 +144,7 @@ def decide(path: Path, stated: Stated) -> Decision:
         stated.prices,
         str(stated.profile) if stated.profile else None,
         next((s.planned for s in summary.sharing or () if s.planned is not None), None),
+        _of_run(run).get("tp") or 1,
         stated.command,
     )
     tokens = summary.fleet.input_tokens_mean, summary.fleet.output_tokens_mean
@@ -193,13 +198,13 @@ def _of_run(run: Run) -> dict[str, Any]:
 
 def _instance(stated: Stated, gpus: int) -> tuple[Instance | None, str]:
     """Return (the model on its GPUs, what is missing for it)."""
+    if stated.gpu is not None and stated.gpu.lower() not in HARDWARE:
+        raise ConfigError(f"--gpu {stated.gpu}: none of {', '.join(HARDWARE)}")
     if stated.shape is None:
         return None, "the model is not known: give --model-config (or --params, --layers, ...)"
     if stated.gpu is None:
         return None, "the GPU is not known: give --gpu"
-    card = HARDWARE.get(stated.gpu.lower())
-    if card is None:
-        raise ConfigError(f"--gpu {stated.gpu}: none of {', '.join(HARDWARE)}")
+    card = HARDWARE[stated.gpu.lower()]
     weights = stated.weights or stated.shape.weights or "fp16"
     return Instance(stated.shape, card, gpus, weights, stated.kv), ""
 
@@ -222,7 +227,8 @@ def _fleet(summary: Summary, inputs: Mapping[str, Any], stated: Stated) -> tuple
     low, high = sized["instances_ci"]
     why = sized["safety_reason"] or choose_safety(traffic)[1]
     peak, number, gpus = sized["peak_rps"], sized["instances"], sized["gpus"]
-    return Fleet(peak, number, (low, high), gpus, sized["safety_factor"], why), ""
+    before, safety = sized["instances_before_safety"], sized["safety_factor"]
+    return Fleet(peak, before, number, (low, high), gpus, safety, why), ""
 
 
 def _lengths(summary: Summary) -> dict[str, float]:

@@ -73,7 +73,9 @@ def _transfer(summary: Summary, shape: ModelShape | None, link_bits_s: float | N
     )
     tokens = summary.fleet.input_tokens_mean
     if shape is None or link_bits_s is None or limit_s is None or tokens is None:
-        lacks = "model, link (--link), SLO on TTFT and input tokens are needed"
+        needed = {"--model-config": shape, "--link": link_bits_s, "an SLO on TTFT": limit_s}
+        needed["counted input tokens"] = tokens
+        lacks = f"missing: {', '.join(what for what, held in needed.items() if held is None)}"
         return Condition(name=name, holds=None, evidence=lacks)
     needed_s = transfer_s(shape.kv_bytes(tokens, 2.0), link_bits_s)
     share = needed_s / limit_s

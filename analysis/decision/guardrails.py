@@ -76,8 +76,12 @@ def guardrails(
     wait_budget_s: float | None = None,
     cold_start_s: float | None = None,
     safety: float = 1.2,
+    max_tokens: int | None = None,
 ) -> Guardrails:
-    """Return the limits for one instance; ``wait_budget_s`` None: what the TTFT limit leaves."""
+    """Return the limits for one instance; ``wait_budget_s`` None: what the TTFT limit leaves.
+
+    ``max_tokens``: of the model's context, which prompt and answer share.
+    """
     rate, why = operating_rate(summary)
     missing: dict[str, str] = {}
     budget = _wait_budget_s(summary) if wait_budget_s is None else wait_budget_s
@@ -99,7 +103,7 @@ def guardrails(
         wait_budget_s=budget,
         queue_depth=depth,
         breaker=None if depth is None else breaker_of(depth),
-        max_input_tokens=None if inputs is None else _times_p95(inputs),
+        max_input_tokens=None if inputs is None else _longest(inputs, outputs, max_tokens),
         max_output_tokens=None if outputs is None or outputs.max is None else int(outputs.max),
         concurrency_limit=None if c_max is None else math.ceil(c_max + 3 * math.sqrt(c_max)),
         scale_in_flight=None if c_max is None else math.ceil(c_max / safety),
@@ -134,6 +138,9 @@ def _lengths(summary: Summary) -> tuple[Spread | None, Spread | None]:
     return (longest_in if longest_in.p95 else None, longest_out)
 
 
-def _times_p95(inputs: Spread) -> tuple[int, int]:
-    low, high = (math.ceil(factor * (inputs.p95 or 0.0)) for factor in INPUT_FACTORS)
+def _longest(inputs: Spread, outputs: Spread | None, max_tokens: int | None) -> tuple[int, int]:
+    """Return 2 and 3 times the P95 of the inputs, as far as the context has room for them."""
+    answer = outputs.max if outputs is not None and outputs.max else 0.0
+    room = math.inf if max_tokens is None else max(max_tokens - answer, 1.0)
+    low, high = (math.ceil(min(f * (inputs.p95 or 0.0), room)) for f in INPUT_FACTORS)
     return low, high

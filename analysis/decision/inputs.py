@@ -8,7 +8,7 @@ import msgspec
 
 from ampacity.analysis.contract.part import Part
 
-Basis = Literal["measured", "stated", "assumed"]
+Basis = Literal["measured", "predicted", "stated", "assumed"]
 
 
 class Input(Part, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ class Fleet:
     """A sized fleet, as ``plan`` computes it."""
 
     peak_rps: float
+    before_safety: int
     instances: int
     instances_ci: tuple[int | None, int | None]
     gpus: int
@@ -50,6 +51,7 @@ class Known:
     prices: Mapping[str, Prices] = field(default_factory=dict)
     profile: str | None = None
     planned_sharing: float | None = None
+    run_gpus: int = 1  # of the instance that was measured
     command: str = ""  # that of this decision, which further options are added to
 
 

@@ -304,7 +304,7 @@ RULES = (
     ),
     Rule(
         "queueing",
-        "Requests queue: P99 of TTFT parts from its level while steps stay short",
+        "Requests queue: P99 of TTFT grows far more than the steps do",
         _queueing,
         "run below the knee, or add an instance: no setting shortens a queue",
         "TTFT stays when the rate is halved",

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ampacity.analysis.contract.part import Part
-from ampacity.analysis.decision.inputs import Input
+from ampacity.analysis.decision.inputs import Basis, Input
 from ampacity.analysis.decision.known import Known, Physics
-from ampacity.analysis.decision.money import FleetCost, Request, sensitivities
+from ampacity.analysis.decision.money import FleetCost, Prices, Request, sensitivities
 from ampacity.analysis.decision.roofline import Instance, decode_floor_s
 
 SHARED_MATTERS = 0.3  # from this cached share on, routing by prefix pays
 TRIED = ("fp16", "fp8", "int4")
 SENSITIVE = {
     "gpu_hour_usd": "the price of a GPU",
-    "carried_rps": "the measured capacity",
+    "carried_rps": "the capacity",
     "utilisation": "the utilisation",
     "accepted": "the share of accepted results",
 }
@@ -35,8 +35,10 @@ def thirteen_steps(known: Known, physics: Physics) -> list[Step]:
     return [step(known, physics) for step in STEPS]
 
 
-def _measured(name: str, value: float | None, unit: str, source: str) -> Input:
-    return Input(name=name, value=value, unit=unit, basis="measured", source=source)
+def _measured(known: Known, name: str, value: float | None, unit: str = "") -> Input:
+    """Return a figure of the run: measured, or predicted by a simulated engine."""
+    basis: Basis = "predicted" if known.summary.predicted else "measured"
+    return Input(name=name, value=value, unit=unit, basis=basis, source=known.run)
 
 
 def _stated(name: str, value: float | None, unit: str, source: str) -> Input:
@@ -46,10 +48,10 @@ def _stated(name: str, value: float | None, unit: str, source: str) -> Input:
 def _workload(known: Known, _: Physics) -> Step:
     fleet = known.summary.fleet
     inputs = (
-        _measured("mean input", fleet.input_tokens_mean, "tokens", known.run),
-        _measured("mean output", fleet.output_tokens_mean, "tokens", known.run),
+        _measured(known, "mean input", fleet.input_tokens_mean, "tokens"),
+        _measured(known, "mean output", fleet.output_tokens_mean, "tokens"),
         *(
-            _measured(f"input {name}", value, "tokens", known.run)
+            _measured(known, f"input {name}", value, "tokens")
             for name, value in known.lengths.items()
         ),
     )
@@ -70,7 +72,7 @@ def _hardware(known: Known, _: Physics) -> Step:
     card = instance.hardware
     inputs = (
         _stated("GPUs of an instance", instance.gpus, "", "--tp"),
-        _stated("memory", card.memory_bytes / 1e9, "GB", f"data sheet of {card.name}"),
+        _stated("memory", card.memory_bytes / 2**30, "GiB", f"data sheet of {card.name}"),
         _stated("bandwidth", card.bandwidth_bytes_s / 1e12, "TB/s", f"data sheet of {card.name}"),
     )
     return Step(
@@ -80,7 +82,7 @@ def _hardware(known: Known, _: Physics) -> Step:
 
 def _routing(known: Known, _: Physics) -> Step:
     share = known.planned_sharing
-    inputs = (_measured("prompt tokens that are shared", share, "", known.run),)
+    inputs = (_measured(known, "prompt tokens that are shared", share, ""),)
     if known.summary.sessions is not None:
         how = "sessions stay on their replica (sticky), or are routed by prefix"
     elif share is not None and share >= SHARED_MATTERS:
@@ -93,7 +95,8 @@ def _routing(known: Known, _: Physics) -> Step:
 def _memory(known: Known, physics: Physics) -> Step:
     fit = physics.fit
     if fit is None:
-        return Step(title="Memory", gap=physics.missing, command=_with(known, "--model-config DIR"))
+        lacks = "--gpu h100" if "--gpu" in physics.missing else "--model-config FILE"
+        return Step(title="Memory", gap=physics.missing, command=_with(known, lacks))
     gigabytes = {"weights": fit.needed.weights, "KV cache": fit.needed.kv}
     gigabytes["activations"] = fit.needed.activations
     inputs = tuple(
@@ -106,7 +109,7 @@ def _memory(known: Known, physics: Physics) -> Step:
         )
         for (name, value), why in zip(
             gigabytes.items(),
-            ("config.json", "P95 in flight x P95 length", "20 % of the weights in 16 bits"),
+            ("config.json", "C_max sequences of P95 length", "20 % of the weights in 16 bits"),
             strict=True,
         )
     )
@@ -168,13 +171,16 @@ def _parallelism(known: Known, physics: Physics) -> Step:
         return Step(title="Parallelism", gap=physics.missing)
     lowest = fit.floors[0].tensor_parallel
     degrees = ", ".join(str(n) for n in fit.degrees if n <= 16)
-    measured = known.instance.gpus
+    gpus, gap, command = known.instance.gpus, None, None
+    if gpus != known.run_gpus:
+        gap = f"the run was made with TP {known.run_gpus}: its rates are not those of TP {gpus}"
+        command = "ampacity compare RUN RUN_WITH_OTHER_TP"
     return Step(
         title="Parallelism",
         known=(_stated("attention heads", known.instance.shape.heads, "", "config.json"),),
-        decision=f"lowest TP that fits: {lowest}; measured: {measured}; valid: {degrees}",
-        gap=None if lowest == known.instance.gpus else "requests/s per GPU of other degrees",
-        command=None if lowest == known.instance.gpus else "ampacity compare RUN RUN_WITH_OTHER_TP",
+        decision=f"TP {gpus}; the lowest that fits is {lowest} (valid: {degrees})",
+        gap=gap,
+        command=command,
     )
 
 
@@ -182,8 +188,8 @@ def _benchmark(known: Known, _: Physics) -> Step:
     capacity = known.summary.capacity
     low, high = capacity.capacity_rps_ci or (None, None)
     inputs = (
-        _measured("capacity", capacity.capacity_rps, "req/s", known.run),
-        _measured("C_max", capacity.c_max, "in flight", known.run),
+        _measured(known, "capacity", capacity.capacity_rps, "req/s"),
+        _measured(known, "C_max", capacity.c_max, "in flight"),
     )
     command = known.summary.next_command
     if capacity.capacity_rps is None:
@@ -191,6 +197,9 @@ def _benchmark(known: Known, _: Physics) -> Step:
     ends = f" ({low:.3g} to {high:.3g})" if low is not None and high is not None else ""
     word = "is predicted to carry" if known.summary.predicted else "carries"
     least = "at least " if capacity.crossing == "lower_bound" else ""
+    verified = capacity.verified_rps
+    shown = f", verified to {verified:.3g}" if verified and not least else ""
+    shown += f", bound by {capacity.binding_slo}" if capacity.binding_slo and not least else ""
     gap = None
     if all(stage.kind == "closed" for stage in known.summary.stages):
         gap = "users who wait for answers (closed loop) hide queues: size by a run with --rates"
@@ -201,7 +210,7 @@ def _benchmark(known: Known, _: Physics) -> Step:
     return Step(
         title="Benchmark",
         known=inputs,
-        decision=f"one instance {word} {least}{capacity.capacity_rps:.3g} req/s{ends}",
+        decision=f"one instance {word} {least}{capacity.capacity_rps:.3g} req/s{ends}{shown}",
         gap=gap,
         command=command if gap else None,
     )
@@ -215,7 +224,8 @@ def _kv_strategy(known: Known, physics: Physics) -> Step:
         Input(name=f"sequences in the KV pool at {name}", value=n, basis="stated", source="memory")
         for name, n in fit.sequences.items()
     )
-    least = min(fit.sequences.values())
+    name = "p95" if "p95" in fit.sequences else next(iter(fit.sequences))
+    least = fit.sequences[name]
     if not least:
         gap = "the weights leave no room for a long sequence"
         return Step(title="KV strategy", known=inputs, gap=gap)
@@ -223,12 +233,13 @@ def _kv_strategy(known: Known, physics: Physics) -> Step:
         return Step(title="KV strategy", known=inputs, gap="no C_max was measured")
     if least < c_max:
         how = (
-            f"the KV cache is the limit: it holds {least} long sequences, C_max is {c_max:.3g}; "
-            "KV in FP8 holds twice as many"
+            f"the KV cache is the limit: it holds {least} sequences of {name} length, C_max is "
+            f"{c_max:.3g}; KV in FP8 holds twice as many"
         )
     else:
         how = (
-            f"the KV cache is not the limit: it holds {least} long sequences, C_max is {c_max:.3g}"
+            f"the KV cache is not the limit: it holds {least} sequences of {name} length, C_max is "
+            f"{c_max:.3g}"
         )
     return Step(title="KV strategy", known=inputs, decision=how)
 
@@ -239,10 +250,12 @@ def _batching(known: Known, _: Physics) -> Step:
     rails = known.rails
     if rails.concurrency_limit is None:
         return Step(title="Batching", gap=rails.missing.get("concurrency_limit"))
-    decision = f"at most {rails.concurrency_limit} in flight an instance"
+    decision = (
+        f"C_max {known.summary.capacity.c_max:.3g}, at most {rails.concurrency_limit} at once"
+    )
     if holds:
         decision += f"; {holds[0].title[0].lower()}{holds[0].title[1:]}"
-    inputs = (_measured("C_max", known.summary.capacity.c_max, "in flight", known.run),)
+    inputs = (_measured(known, "C_max", known.summary.capacity.c_max, "in flight"),)
     return Step(title="Batching", known=inputs, decision=decision)
 
 
@@ -265,12 +278,18 @@ def _fleet(known: Known, _: Physics) -> Step:
         return Step(title="Fleet", gap=known.fleet_missing, command=command)
     inputs = (
         _stated("peak", fleet.peak_rps, "req/s", "--peak-rps or --profile"),
-        _stated("safety", fleet.safety, "", fleet.safety_reason),
+        Input(
+            name="safety",
+            value=fleet.safety,
+            basis="stated" if fleet.safety_reason == "as given" else "assumed",
+            source=fleet.safety_reason,
+        ),
     )
     low, high = fleet.instances_ci
     ends = f" ({low} to {high})" if low is not None and high is not None and low != high else ""
     most = "at most " if low is None and high is not None else ""
-    counted = f"{fleet.instances} instance{'s' if fleet.instances > 1 else ''}{ends}"
+    plural = "s" if fleet.instances > 1 else ""
+    counted = f"{fleet.before_safety} for the peak x {fleet.safety:g} = {fleet.instances} instance{plural}{ends}"
     gpus = f"{fleet.gpus} GPU{'s' if fleet.gpus > 1 else ''}"
     return Step(title="Fleet", known=inputs, decision=f"{most}{counted}, {gpus}")
 
@@ -291,12 +310,13 @@ def _money(known: Known, _: Physics) -> Step:
             source="the peak all day" if known.utilisation is None else "mean load / capacity",
         ),
     )
-    first = SENSITIVE[sensitivities(cost)[0].name]
+    first = sensitivities(cost)[0]
+    at = " at the peak all day" if known.utilisation is None else ""
     texts = [
-        f"${cost.usd_per_year:,.0f} a year",
-        f"${cost.usd_per_million_output:.2f} per million output tokens",
-        *(_against(name, cost.crossover(price)) for name, price in known.prices.items()),
-        f"{first} moves it most",
+        f"${cost.usd_per_year:,.0f} a year{_cost_ends(known, cost)}",
+        f"${cost.usd_per_million_output:.2f} per million output tokens{at}",
+        *(_against(name, cost, price) for name, price in known.prices.items()),
+        f"{SENSITIVE[first.name]} moves it most (20 % less: {100 * first.lower:+.0f} %)",
     ]
     return Step(title="TCO", known=inputs, decision="; ".join(texts))
 
@@ -320,10 +340,22 @@ def cost_of(known: Known) -> FleetCost | None:
     return FleetCost(known.fleet.gpus, known.gpu_hour_usd, carried, use, request)
 
 
-def _against(name: str, crossover: float) -> str:
+def _cost_ends(known: Known, cost: FleetCost) -> str:
+    """Return the cost of a year at the ends of the number of instances."""
+    assert known.fleet is not None
+    low, high = known.fleet.instances_ci
+    if low is None or high is None or low == high:
+        return ""
+    each = cost.usd_per_year / known.fleet.instances
+    return f" (${each * low:,.0f} to ${each * high:,.0f})"
+
+
+def _against(name: str, cost: FleetCost, price: Prices) -> str:
+    crossover = cost.crossover(price)
     if crossover > 1:
         return f"dearer than {name} at any load that it carries"
-    return f"cheaper than {name} from {100 * crossover:.0f} % utilisation"
+    rate = crossover * cost.carried_rps
+    return f"cheaper than {name} from {rate:.3g} req/s on ({100 * crossover:.0f} % of the fleet)"
 
 
 def _with(known: Known, option: str) -> str:

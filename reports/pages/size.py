@@ -52,7 +52,8 @@ def size_text(decisions: Sequence[Decided], note: str | None = None) -> str:
     if len(decisions) > 1:
         lines += [*_matrix(decisions), *([note] if note else []), ""]
     for one in decisions:
-        lines += [one.name, *_steps(one), *_limits(one), *_rails(one.rails), ""]
+        predicted = ": predicted, nothing was measured" if one.summary.predicted else ""
+        lines += [f"{one.name}{predicted}", *_steps(one), *_limits(one), *_rails(one.rails), ""]
     width = min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120)
     return "\n".join(piece for line in lines for piece in _wrapped(line, width)).rstrip()
 
@@ -114,7 +115,9 @@ def _shown(one: Decided) -> dict[str, Any]:
 
 def _input(known: Input) -> str:
     unit = f" {known.unit}" if known.unit else ""
-    return f"{known.name} {significant(known.value or 0.0)}{unit} ({known.basis}: {known.source})"
+    value = known.value or 0.0
+    text = f"{value:,.0f}" if value == int(value) else significant(value)
+    return f"{known.name} {text}{unit} ({known.basis}: {known.source})"
 
 
 def _figures(limit: Limit) -> str:
@@ -148,6 +151,8 @@ def _limits(one: Decided) -> list[str]:
     lines = ["What limits it" + (": nothing that this run shows" if not holds else "")]
     for limit in holds[:SHOWN_LIMITS]:
         lines += [f"  {limit.title} ({_figures(limit)})", f"    try: {limit.lever}"]
+    more = len(holds) - SHOWN_LIMITS
+    lines += [f"  {more} more in --html"] if more > 0 else []
     return [*lines, f"  {one.hardware}"]
 
 
@@ -170,7 +175,7 @@ def _rails(rails: Guardrails) -> list[str]:
     if rails.concurrency_limit is not None:
         lines.append(
             f"  {rails.concurrency_limit} in flight at most; add an instance above "
-            f"{rails.scale_in_flight}"
+            f"{rails.scale_in_flight} in flight"
         )
     return [*lines, *(f"  {name}: {why}" for name, why in rails.missing.items())]
 

@@ -136,7 +136,7 @@ def test_the_figures_are_those_of_the_formulas(
     assert found["memory"]["needed"]["weights"] == pytest.approx(2 * 8.03e9, rel=0.01)
     assert [step["title"] for step in found["steps"]][3] == "Memory"
     kinds = {i["basis"] for step in found["steps"] for i in step.get("known", [])}
-    assert kinds == {"measured", "stated", "assumed"}
+    assert kinds == {"predicted", "stated", "assumed"}
 
 
 def test_what_is_missing_is_named_and_no_number_is_invented(
@@ -182,7 +182,7 @@ def test_a_load_that_was_not_reached_is_a_lower_bound(
     text = " ".join(out.split())
     assert "one instance is predicted to carry at least 5 req/s" in text
     assert "no load that was tried violates an SLO: run higher --rates" in text
-    assert "at most 5 instances, 5 GPUs" in text
+    assert "at most 4 for the peak x 1.2 = 5 instances, 5 GPUs" in text
     assert "run at 5.00 req/s: the highest load that met every SLO" in text
     assert "dearer than free at any load that it carries" in text
 

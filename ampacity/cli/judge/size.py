@@ -43,7 +43,11 @@ ProfileFile = Annotated[
 ]
 PriceFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Prices of hosted APIs: CSV model,input,output[,cached]."),
+    typer.Option(
+        metavar="FILE",
+        help="Prices of hosted APIs in USD per million tokens: CSV with the columns model, input, "
+        "output and, where there are such, cached and cache_write.",
+    ),
 ]
 WaitBudget = Annotated[
     str | None, typer.Option(metavar="T", help="What a first token may wait in a queue.")
