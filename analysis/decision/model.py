@@ -155,7 +155,7 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json") -> ModelShap
 
 
 def _checkpoint_precision(config: Mapping[str, Any]) -> str | None:
-    """Return the precision of the weights that quantization_config names; None where it has none."""
+    """Return the precision of the weights that quantization_config names; else None."""
     held = config.get("quantization_config")
     if not isinstance(held, Mapping):
         return None

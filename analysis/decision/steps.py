@@ -289,7 +289,8 @@ def _fleet(known: Known, _: Physics) -> Step:
     ends = f" ({low} to {high})" if low is not None and high is not None and low != high else ""
     most = "at most " if low is None and high is not None else ""
     plural = "s" if fleet.instances > 1 else ""
-    counted = f"{fleet.before_safety} for the peak x {fleet.safety:g} = {fleet.instances} instance{plural}{ends}"
+    counted = f"{fleet.before_safety} for the peak x {fleet.safety:g} = "
+    counted += f"{fleet.instances} instance{plural}{ends}"
     gpus = f"{fleet.gpus} GPU{'s' if fleet.gpus > 1 else ''}"
     return Step(title="Fleet", known=inputs, decision=f"{most}{counted}, {gpus}")
 
