@@ -10,17 +10,14 @@ from typing import Any
 import msgspec
 
 from ampacity.analysis.capacity.fleet import (
-    FleetError,
-    Traffic,
     carried_by,
     choose_safety,
     fleet_of,
-    traffic_of_profile,
 )
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.decision.curve import Limit
 from ampacity.analysis.decision.disaggregation import Condition, readiness
-from ampacity.analysis.decision.guardrails import Guardrails, guardrails
+from ampacity.analysis.decision.guardrails import Guardrails, guardrails, input_quantiles
 from ampacity.analysis.decision.inputs import Range
 from ampacity.analysis.decision.known import (
     Fleet,
@@ -36,11 +33,11 @@ from ampacity.analysis.decision.money import FleetCost, Prices
 from ampacity.analysis.decision.roofline import Instance, tp_crossover
 from ampacity.analysis.decision.steps import Step, cost_of, thirteen_steps
 from ampacity.analysis.summary import summarise
-from ampacity.loadgen.rundir.files import Run, load_run
+from ampacity.experiments.sizing import gpus_measured, options_of_run, traffic_of
+from ampacity.loadgen.rundir.files import load_run
 from ampacity.settings import fleet_inputs, read_settings
 from ampacity.simulator.models.catalog import HARDWARE
 from ampacity.values import ConfigError
-from ampacity.workloads.profile import read_yaml
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,8 @@ def decide(path: Path, stated: Stated) -> Decision:
     if not run.meta.get("stages"):
         raise DecisionError(f"{path}: the run has no stage: nothing was measured")
     summary = summarise(run)
-    given = {**_of_run(run), **stated.raw}
+    measured_gpus = gpus_measured(run.meta)
+    given = {**options_of_run(run.meta, stated.profile), "tp": measured_gpus, **stated.raw}
     inputs = fleet_inputs(read_settings(given))
     instance, lacks = _instance(stated, inputs["tensor_parallel"])
     fleet, no_fleet = _fleet(summary, inputs, stated)
@@ -131,7 +129,7 @@ def decide(path: Path, stated: Stated) -> Decision:
     known = Known(
         summary,
         str(path),
-        _lengths(summary),
+        input_quantiles(summary),
         summary.fleet.output_tokens_mean,
         limits,
         rails,
@@ -144,7 +142,7 @@ def decide(path: Path, stated: Stated) -> Decision:
         stated.prices,
         str(stated.profile) if stated.profile else None,
         next((s.planned for s in summary.sharing or () if s.planned is not None), None),
-        _of_run(run).get("tp") or 1,
+        measured_gpus,
         stated.command,
     )
     tokens = summary.fleet.input_tokens_mean, summary.fleet.output_tokens_mean
@@ -188,14 +186,6 @@ def crossover(decisions: Sequence[Decision]) -> str | None:
     )
 
 
-def _of_run(run: Run) -> dict[str, Any]:
-    """Return the fleet's options that the run was given."""
-    names = {"peak_rps": "peak_rps", "safety_factor": "safety", "gpu_hour_usd": "gpu_hour"}
-    names["tensor_parallel"] = "tp"
-    held = run.meta.get("fleet_inputs") or {}
-    return {flag: held[name] for name, flag in names.items() if held.get(name) is not None}
-
-
 def _instance(stated: Stated, gpus: int) -> tuple[Instance | None, str]:
     """Return (the model on its GPUs, what is missing for it)."""
     if stated.gpu is not None and stated.gpu.lower() not in HARDWARE:
@@ -212,13 +202,8 @@ def _instance(stated: Stated, gpus: int) -> tuple[Instance | None, str]:
 def _fleet(summary: Summary, inputs: Mapping[str, Any], stated: Stated) -> tuple[Fleet | None, str]:
     """Return (the fleet for the peak, why there is none)."""
     traffic = None
-    if stated.profile is not None:
-        try:
-            traffic = traffic_of_profile(read_yaml(stated.profile), inputs["peak_rps"])
-        except FleetError as error:
-            raise ConfigError(f"--profile {stated.profile}: {error}") from error
-    elif inputs["peak_rps"] is not None:
-        traffic = Traffic(inputs["peak_rps"])
+    if stated.profile is not None or inputs["peak_rps"] is not None:
+        traffic = traffic_of(inputs["peak_rps"], None, stated.profile)
     plain = msgspec.to_builtins(summary)
     carried = carried_by(plain["capacity"], plain["stages"], plain["fleet"])
     sized = fleet_of(traffic, carried, inputs["tensor_parallel"], inputs["safety_factor"])
@@ -229,14 +214,3 @@ def _fleet(summary: Summary, inputs: Mapping[str, Any], stated: Stated) -> tuple
     peak, number, gpus = sized["peak_rps"], sized["instances"], sized["gpus"]
     before, safety = sized["instances_before_safety"], sized["safety_factor"]
     return Fleet(peak, before, number, (low, high), gpus, safety, why), ""
-
-
-def _lengths(summary: Summary) -> dict[str, float]:
-    """Return input tokens by quantile, of the stage with the most requests."""
-    stages = [t.classes for t in summary.traffic if t.classes]
-    if not stages:
-        return {}
-    classes = max(stages, key=lambda held: sum(c.requests for c in held))
-    longest = max(classes, key=lambda c: c.input_tokens.p95 or 0.0).input_tokens
-    found = {"p50": longest.p50, "p95": longest.p95, "max": longest.max}
-    return {name: value for name, value in found.items() if value}

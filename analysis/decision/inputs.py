@@ -32,8 +32,3 @@ class Range(msgspec.Struct, frozen=True):
         """Return the figure and its ends, each times a positive factor."""
         low, high = (None if end is None else end * factor for end in (self.low, self.high))
         return Range(self.value * factor, low, high)
-
-    def inverse(self, dividend: float = 1.0) -> Range:
-        """Return ``dividend`` over the figure: the ends change places. An end of 0 is not known."""
-        low, high = (dividend / end if end else None for end in (self.high, self.low))
-        return Range(dividend / self.value, low, high)

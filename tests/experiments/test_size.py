@@ -187,6 +187,26 @@ def test_a_load_that_was_not_reached_is_a_lower_bound(
     assert "dearer than free at any load that it carries" in text
 
 
+def test_a_profile_sizes_the_fleet_as_plan_does_and_not_the_peak_of_the_run(
+    tmp_path: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run was given a peak of 100/s; the profile's busiest hour of 12/s is what counts."""
+    load = {"input_tokens": 10, "output_tokens": 20, "slo": ["ttft_p95=1s"], "rates": "2,5"}
+    summary_of("linear:0.01,0.001", load | {"peak_rps": 100}, tmp_path / "run")
+    profile = tmp_path / "profile.yaml"
+    busy = "busy_hour: {rps: 12.0, rps_ci: [11.0, 13.0], window_s: 3600}"
+    profile.write_text(
+        "measured: {requests: 100000, arrivals: {mean_rps: 10.0, rps_p99: 20.0, span_s: 864000, "
+        f"dispersion: {{60s: 2.0}}, p99_rps: {{60s: 13.0}}, {busy}}}}}\n"
+    )
+    assert ampacity("plan", tmp_path / "run", "--profile", profile, "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert ampacity("size", tmp_path / "run", "--profile", profile, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert plan["peak_rps"] == found["fleet"]["peak_rps"] == 12.0
+    assert plan["instances"] == found["fleet"]["instances"]
+
+
 def test_conditions_for_disaggregation(
     run: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

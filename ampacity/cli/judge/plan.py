@@ -33,8 +33,6 @@ Safety = Annotated[
         help="Safety factor. Default: that of the run, else 1.2, or 1.5 for bursty traffic.",
     ),
 ]
-FLAGS = {"peak_rps": "peak_rps", "safety_factor": "safety", "gpu_hour_usd": "gpu_hour"}
-"""Options whose defaults are ``fleet_inputs`` of run.json, by their name there."""
 
 
 @o.shares(("peak_rps", "tp", "gpu_hour"))
@@ -53,15 +51,16 @@ def plan(
     from ampacity.analysis.capacity.fleet import FleetError, carried_by, fleet_of, use_of_fleet
     from ampacity.analysis.contract.summary import to_json
     from ampacity.analysis.summary import summarise
+    from ampacity.experiments.sizing import FLAGS, gpus_measured, options_of_run, traffic_of
     from ampacity.loadgen.rundir.files import load_run
     from ampacity.settings import fleet_inputs, read_settings
 
     loaded = load_run(run)
-    measured = _gpus_measured(loaded.meta)
+    measured = gpus_measured(loaded.meta)
     given = raw if safety is None else {**raw, "safety": safety}
-    defaults = _defaults(loaded.meta, profile)
+    defaults = options_of_run(loaded.meta, profile)
     inputs = fleet_inputs(read_settings({**defaults, "tp": measured, **given}))
-    traffic = _traffic(inputs["peak_rps"], mean_rps, profile)
+    traffic = traffic_of(inputs["peak_rps"], mean_rps, profile)
     summary = summarise(loaded)
     capacity, stages = to_json(summary.capacity), [to_json(s) for s in summary.stages]
     carried = carried_by(capacity, stages, to_json(summary.fleet))
@@ -84,15 +83,6 @@ def plan(
         typer.echo(line)
 
 
-def _defaults(meta: Mapping[str, Any], profile: Path | None) -> dict[str, Any]:
-    """Return the options that the run was given; the peak comes from a profile if there is one."""
-    of_run = meta.get("fleet_inputs") or {}
-    found = {FLAGS[name]: of_run[name] for name in FLAGS if of_run.get(name) is not None}
-    if profile is not None:
-        found.pop("peak_rps", None)
-    return found
-
-
 def _own_warnings(fleet: Mapping[str, Any], traffic: Any, measured: int) -> list[dict[str, str]]:
     found = {}
     if fleet["tensor_parallel"] != measured:
@@ -111,45 +101,6 @@ def _own_warnings(fleet: Mapping[str, Any], traffic: Any, measured: int) -> list
             "or --trace)."
         )
     return [{"code": code, "text": text} for code, text in found.items()]
-
-
-def _gpus_measured(meta: Mapping[str, Any]) -> int:
-    """Return the GPUs of the measured instance: from --tp, --lock or a prediction's preset."""
-    from ampacity.config import GPU_FACTS, gpus_named
-
-    given = int((meta.get("fleet_inputs") or {}).get("tensor_parallel") or 1)
-    texts = [(meta.get("locked") or {}).get(name) for name in GPU_FACTS]
-    texts += [(meta.get("endpoint") or {}).get("model")] if meta.get("predicted") else []
-    return given if given > 1 else gpus_named(*texts) or 1
-
-
-def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | None) -> Any:
-    from dataclasses import replace
-
-    from ampacity.analysis.capacity.fleet import FleetError, Traffic, traffic_of_profile
-    from ampacity.values import ConfigError
-    from ampacity.workloads.profile import read_yaml
-
-    if profile is None:
-        if peak_rps is None:
-            raise ConfigError(
-                "give the load of the fleet: --peak-rps R, or --profile FILE of "
-                "'ampacity workload fit'"
-            )
-        traffic = Traffic(peak_rps)
-    else:
-        try:
-            traffic = traffic_of_profile(read_yaml(profile), peak_rps)
-        except FleetError as error:
-            raise ConfigError(f"--profile {profile}: {error}") from error
-    if mean_rps is None:
-        return traffic
-    if not 0 < mean_rps <= traffic.peak_rps:
-        raise ConfigError(
-            f"--mean-rps {mean_rps:g}: give a number above 0 and at most the peak of "
-            f"{traffic.peak_rps:g}"
-        )
-    return replace(traffic, mean_rps=mean_rps)
 
 
 def _lines(fleet: dict[str, Any], summary: Summary) -> list[str]:

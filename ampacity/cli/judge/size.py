@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -115,7 +116,7 @@ def size(
         wait_budget_s=parse_duration(wait_budget, "--wait-budget") if wait_budget else None,
         cold_start_s=parse_duration(cold_start, "--cold-start") if cold_start else None,
         link_bits_s=1e9 * link if link else None,
-        command=" ".join(command_line(sys.argv)),
+        command=shlex.join(command_line(sys.argv)),
     )
     found = [decide(run, stated) for run in runs]
     note = crossover(found)
