@@ -61,3 +61,16 @@ def test_no_flat_folder_has_more_than_fifteen_modules() -> None:
             modules = [p for p in folder.glob("*.py") if p.stem != "__init__"]
             if not any(part in PACKAGES for part in folder.relative_to(ROOT).parts[1:]):
                 assert len(modules) <= 15, name
+
+
+def test_the_wheel_holds_every_package() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {
+        parent.relative_to(ROOT)
+        for package in (*PACKAGES, "ampacity")
+        for parent in {p.parent for p in (ROOT / package).rglob("__init__.py")}
+    }
+    names = {
+        ".".join(f.parts if f.parts[0] == "ampacity" else ("ampacity", *f.parts)) for f in folders
+    }
+    assert names == set(settings["packages"])
