@@ -242,8 +242,7 @@ def latency_by_rate(summary: Summary) -> Chart | None:
             "was offered."
         )
     caption = " ".join([*notes, _left_out(summary)]).strip()
-    wide, narrow = plot.spec(WIDE, 380), plot.spec(NARROW, 340)
-    return Chart("latency-rate", title, alt, wide, plot.keys, caption, narrow)
+    return Chart("latency-rate", title, alt, plot.spec(WIDE, 380), plot.keys, caption)
 
 
 def _ends(summary: Summary, placed: Sequence[tuple[float, Stage]]) -> str:

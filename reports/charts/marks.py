@@ -1,8 +1,7 @@
 """The parts of charts: axes and layers (lines, points, bands, rules).
 
 Charts carry no legend and no title of their own: the page sets both as text, which wraps and is
-legible in every theme. Every figure a mark shows is in its description, which the page makes a
-tooltip.
+legible in every theme. Every figure a mark shows is in its tooltip.
 """
 
 from __future__ import annotations
@@ -61,7 +60,6 @@ class Chart:
     spec: dict[str, Any]
     keys: list[Key] = field(default_factory=list)
     caption: str = ""
-    narrow_spec: dict[str, Any] | None = None  # the same picture for small screens
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,8 @@ def _mark(kind: str, colour: str, **look: Any) -> dict[str, Any]:
 
 def _channel(name: str, axis: Axis) -> dict[str, Any]:
     kind, ends = "log" if axis.log else "linear", [axis.low, axis.high]
-    scale = {"type": kind, "domain": ends, "nice": False, "zero": False}
+    scale = {"type": kind, "domain": ends, "nice": False}
+    scale |= {} if axis.log else {"zero": False}
     labels = {"labelExpr": axis.labels} if axis.labels else {"format": ",~r"}
     ticks = {"tickCount": 7} if axis.ticks is None else {"values": list(axis.ticks)}
     return {
@@ -130,7 +129,8 @@ def _channel(name: str, axis: Axis) -> dict[str, Any]:
     }
 
 
-TOOLTIP = {"description": {"field": "text", "type": "nominal"}}  # the page makes it one
+_TEXT = {"field": "text", "type": "nominal"}
+TOOLTIP = {"description": _TEXT, "tooltip": _TEXT}  # of a static picture, and of a live one
 TO_X2, TO_Y2 = {"x2": {"field": "x2"}}, {"y2": {"field": "y2"}}
 
 

@@ -146,8 +146,7 @@ def _curves(result: Comparison) -> Chart | None:
             plot.curve(rows, _colour(result, name), f"{name} {p}", dashed=p == "p50")
     title = "TTFT against the achieved rate"
     alt = f"{title} of {len(result.runs)} runs, on a logarithmic axis."
-    wide, narrow = plot.spec(WIDE, 380), plot.spec(NARROW, 340)
-    return Chart("curves", title, alt, wide, plot.keys, "", narrow)
+    return Chart("curves", title, alt, plot.spec(WIDE, 380), plot.keys)
 
 
 def _quantiles(metric: str, shifts: Sequence[Shift], result: Comparison) -> Chart | None:
