@@ -33,7 +33,7 @@ from ampacity.simulator.server.launch import Started, start_in_process
 from tests.support.contract import summarise
 from tests.support.synthetic import Stage, make_run, request
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "quality.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "quality.md"
 QUESTIONS = ["6 x 7?", "What is 2 + 2?", "Name a prime."]
 
 

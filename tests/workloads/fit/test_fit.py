@@ -26,7 +26,7 @@ from ampacity.workloads.schedule import open_schedule
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.trace import Blocks, Trace
 
-DATA = Path(__file__).parents[1] / "data" / "traces"
+DATA = Path(__file__).parents[2] / "data" / "traces"
 
 
 def counted(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -35,7 +35,7 @@ from ampacity.workloads.schedule import open_schedule
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.trace import Trace
 
-DATA = Path(__file__).parents[1] / "data" / "traces"
+DATA = Path(__file__).parents[2] / "data" / "traces"
 
 
 # --- likelihoods ---

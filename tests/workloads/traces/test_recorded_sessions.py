@@ -31,7 +31,7 @@ from ampacity.workloads.traces.read import read_trace
 from tests.support.fault_server import FaultServer
 from tests.support.stage_driving import Driven, on_loop
 
-DATA = Path(__file__).parents[1] / "data" / "traces"
+DATA = Path(__file__).parents[2] / "data" / "traces"
 
 
 def written(folder: Path, rows: list[Any], name: str = "t.jsonl") -> Path:

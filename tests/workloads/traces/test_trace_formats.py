@@ -14,7 +14,7 @@ from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.trace import Trace
 
-DATA = Path(__file__).parents[1] / "data" / "traces"
+DATA = Path(__file__).parents[2] / "data" / "traces"
 
 
 def rows(trace: Trace) -> list[tuple[float, int, int]]:
