@@ -1,4 +1,6 @@
-"""Logs of gateways, engines and tracers: each format by hand, and what is said of rows that are bad."""
+"""Logs of gateways, engines and tracers: each format by hand, and what is said of rows that are
+bad.
+"""
 
 import gzip
 import json
