@@ -70,6 +70,7 @@ def finish(
 
     from ampacity.analysis.contract.summary import to_json
     from ampacity.analysis.summary import summarise
+    from ampacity.analysis.timeline import timeline_of
     from ampacity.loadgen.rundir.files import load_run, write_json
     from ampacity.reports.pages.run_report import write_report
     from ampacity.reports.pages.terminal import render_table
@@ -82,7 +83,7 @@ def finish(
         render_table(summary, Console(highlight=False))
     write_json(path / "summary.json", to_json(summary))
     with writing(path / "report.html"):
-        write_report(path / "report.html", summary, run.meta)
+        write_report(path / "report.html", summary, run.meta, timeline_of(run))
     if not as_json and not quiet:
         print(f"report: {path / 'report.html'}")
         print(path)
