@@ -11,7 +11,11 @@ import sys
 
 import vl_convert
 
+EXPORT = "window.vegaEmbed = vegaEmbed;"
+
 if __name__ == "__main__":
     asked = json.load(sys.stdin)
     done = {"svg": [vl_convert.vegalite_to_svg(spec) for spec in asked["specs"]]}
-    json.dump(done | {"runtime": asked["runtime"] and vl_convert.javascript_bundle()}, sys.stdout)
+    json.dump(
+        done | {"runtime": asked["runtime"] and vl_convert.javascript_bundle(EXPORT)}, sys.stdout
+    )

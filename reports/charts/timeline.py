@@ -1,7 +1,7 @@
 """The run over time: panels under one time axis, of which the first chooses the span of the rest.
 
 A page with scripts draws it live: dragging over the first panel, or the sliders, set ``from_s`` and
-``to_s``. ``LEFT`` and ``RIGHT`` are the room beside a panel that its axes take.
+``to_s``. ``BESIDE`` is the room beside a panel that its axis and the margins take, in pixels.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from ampacity.reports.charts.marks import SECONDS_LABEL, WIDE, Chart, Key, with_
 from ampacity.reports.charts.palette import light
 from ampacity.reports.render.figures import count, seconds, significant
 
-LEFT, RIGHT = 62, 14
+BESIDE = 82
 Rows = list[dict[str, Any]]
-ACROSS = {"x": {"value": 0}, "x2": {"value": "width"}}
 SHOWN = {"domainMin": {"expr": "from_s"}, "domainMax": {"expr": "to_s"}, "nice": False}
 
 
@@ -30,7 +29,8 @@ def timeline_chart(timeline: Timeline, summary: Summary) -> Chart:
     panels += [_failures(timeline)] if timeline.failed_rps else []
     panels += [_kv_cache()] if "kv_cache_usage" in timeline.server else []
     panels += [_preemptions()] if data["preemptions_total"] else []
-    panels[-1]["encoding"]["x"]["axis"] |= {"labels": True, "title": "Seconds after the start"}
+    for layer in panels[-1]["layer"]:
+        layer["encoding"]["x"]["axis"] = {"format": "~r", "title": "Seconds after the start"}
     span = {"input": "range", "min": 0, "max": end_s, "step": timeline.step_s}
     spec = {
         "params": [
@@ -38,12 +38,11 @@ def timeline_chart(timeline: Timeline, summary: Summary) -> Chart:
             {"name": "to_s", "value": end_s, "bind": {**span, "name": "to, s "}},
         ],
         "vconcat": panels,
-        "spacing": 24,
+        "spacing": 30,
         "bounds": "flush",
-        "usermeta": {"beside": LEFT + RIGHT},
+        "usermeta": {"beside": BESIDE},
     }
     spec = with_look(spec, data)
-    spec["padding"] = {"left": LEFT, "right": RIGHT, "top": 6, "bottom": 44}
     title = f"{seconds(end_s)} of load: {count(sum(_per_step(timeline)))} requests over time"
     alt = f"{title}, in {len(panels)} panels: {', '.join(_title(p) for p in panels)}."
     return Chart("timeline", title, alt, spec, _keys(timeline, summary), _caption(timeline))
@@ -54,7 +53,7 @@ def _per_step(timeline: Timeline) -> list[int]:
 
 
 def _title(panel: dict[str, Any]) -> str:
-    return str(panel["encoding"]["y"]["title"]).lower()
+    return str(panel["name"]).lower()
 
 
 def _caption(timeline: Timeline) -> str:
@@ -120,49 +119,54 @@ def significantly(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _panel(title: str, height: int, layers: list[dict[str, Any]], **y: Any) -> dict[str, Any]:
-    x = {"field": "x", "type": "quantitative", "title": None, "scale": SHOWN}
-    axis = {"titleX": -50, "tickCount": 4, "format": "~s", **y.pop("axis", {})}
-    return {
-        "width": WIDE - LEFT,
-        "height": height,
-        "layer": [*layers, _layer("stages", "rule", "axis", _STAGE, strokeDash=[2, 3])],
-        "encoding": {
-            "x": x | {"axis": {"labels": False, "format": "~r"}},
-            "y": {"field": "y", "type": "quantitative", "title": title, "axis": axis, **y},
-        },
-    }
+def _panel(
+    title: str, height: int, layers: list[dict[str, Any]], x_scale: Any = SHOWN, **y: Any
+) -> dict[str, Any]:
+    labels = {"labels": x_scale is not SHOWN, "format": "~r"}
+    axis = {"titleX": -60, "titlePadding": 0, "tickCount": 4, "format": "~s", **y.pop("axis", {})}
+    x = {"field": "x", "type": "quantitative", "title": None, "axis": labels, "scale": x_scale}
+    y = {"field": "y", "type": "quantitative", "title": title, "axis": axis, **y}
+    layers = [*layers, _layer("stages", "rule", "axis", _STAGE, strokeDash=[2, 3])]
+    for layer in layers:  # not inherited: a layer's datum does not replace an inherited field
+        own = {"x": {**x}, "y": y, **layer["encoding"]}
+        layer["encoding"] = {channel: of for channel, of in own.items() if of}
+    return {"name": title, "width": WIDE - BESIDE, "height": height, "layer": layers}
 
 
 _STAGE = {"y": None, "tooltip": {"field": "text", "type": "nominal"}}
+_ONCE: dict[str, Any] = {"values": [{}]}  # one mark, without a row of its own
 
 
 def _layer(
-    data: str, kind: str, colour: str, encoding: dict[str, Any] | None = None, **look: Any
+    data: str | dict[str, Any],
+    kind: str,
+    colour: str,
+    encoding: dict[str, Any] | None = None,
+    **look: Any,
 ) -> dict[str, Any]:
     mark = {"type": kind, "color": light(colour), "clip": True, "aria": False, **look}
-    return {"data": {"name": data}, "mark": mark, "encoding": encoding or {}}
+    held = {"name": data} if isinstance(data, str) else data
+    return {"data": held, "mark": mark, "encoding": encoding or {}}
 
 
 def _overview(end_s: float) -> dict[str, Any]:
-    brush = {"name": "brush", "select": {"type": "interval", "encodings": ["x"]}}
+    brush: dict[str, Any] = {"name": "brush", "select": {"type": "interval", "encodings": ["x"]}}
     brush["select"]["mark"] = {"fillOpacity": 0, "strokeOpacity": 0}
     bars = _layer("arrivals", "area", "ttft", interpolate="step-after", opacity=0.75)
-    span = {"x": {"datum": {"expr": "from_s"}}, "x2": {"datum": {"expr": "to_s"}}, "y": None}
-    chosen = _layer("none", "rect", "usable", span, opacity=0.17)
-    chosen["data"] = {"values": [{}]}
-    panel = _panel("Arrivals/s", 70, [chosen, bars | {"params": [brush]}])
-    panel["encoding"]["x"] |= {"scale": {"domain": [0, end_s], "nice": False}}
-    panel["encoding"]["x"]["axis"] |= {"labels": True}
-    return panel
+    chosen = _layer(_ONCE, "rect", "usable", {"x2": {"field": "x2"}, "y": None})
+    chosen["mark"]["opacity"] = {"expr": f"to_s - from_s < {end_s} ? 0.25 : 0"}
+    ends = (("from_s", "x"), ("to_s", "x2"))
+    chosen["transform"] = [{"calculate": expression, "as": name} for expression, name in ends]
+    layers = [chosen, bars | {"params": [brush]}]
+    return _panel("Arrivals/s", 70, layers, {"domain": [0, end_s], "nice": False})
 
 
 def _in_flight(timeline: Timeline) -> dict[str, Any]:
     lines = [_layer("in_flight", "line", "e2e", strokeWidth=1.5)]
     for name, _, colour, shape in GAUGE_LINES:
         if name in timeline.server:
-            dash = {"strokeDash": [5, 4]} if shape == "dash" else {}
-            lines.append(_layer(name, "line", colour, strokeWidth=1.3, **dash))
+            dash = [5, 4] if shape == "dash" else []
+            lines.append(_layer(name, "line", colour, strokeWidth=1.3, strokeDash=dash))
     return _panel("Requests", 100, lines)
 
 
@@ -172,12 +176,18 @@ def _scatter(slos: Sequence[SloLimit]) -> dict[str, Any]:
         {"field": "x", "type": "quantitative", "format": ".2f", "title": "due at, s"},
     ]
     look = {"size": 9, "filled": True, "opacity": 0.45}
-    layers = [_layer("ttft", "point", "ttft", {"tooltip": hover}, **look)]
-    for slo in _limits(slos):
-        limit = _layer("none", "rule", "bad", ACROSS | {"y": {"datum": slo.limit_s}})
-        limit["data"] = {"values": [{}]}
-        limit["mark"] |= {"strokeDash": [2, 3], "strokeWidth": 1.8}
-        layers.append(limit)
+    limits = [
+        _layer(
+            _ONCE,
+            "rule",
+            "bad",
+            {"x": None, "y": {"datum": slo.limit_s}},
+            strokeDash=[2, 3],
+            strokeWidth=1.8,
+        )
+        for slo in _limits(slos)
+    ]
+    layers = [_layer("ttft", "point", "ttft", {"tooltip": hover}, **look), *limits]
     scale = {"type": "log", "nice": True}
     return _panel("TTFT", 170, layers, scale=scale, axis={"labelExpr": SECONDS_LABEL})
 

@@ -99,4 +99,4 @@ def _drawn(charts: Sequence[Chart]) -> tuple[dict[str, Any], str | None]:
         chart.name: {"chart": chart, "picture": picture}
         for chart, picture in zip(charts, pictures, strict=True)
     }
-    return figures, drawn and drawn.runtime
+    return figures, drawn.runtime if drawn else None

@@ -19,7 +19,7 @@ from ampacity.reports.charts.burst import phases_table
 from ampacity.reports.charts.curves import charts
 from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.charts.timeline import timeline_chart
-from ampacity.reports.pages.findings import error_bound, findings
+from ampacity.reports.pages.findings import TRUST, error_bound, findings
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.render.figures import (
     by_load,
@@ -57,7 +57,7 @@ def render_report(
     summary: Summary, meta: Mapping[str, Any], timeline: Timeline | None = None
 ) -> str:
     """Return the whole page; ``meta`` is run.json. Both are shown escaped."""
-    decision, trust = findings(summary)
+    found = [*findings(summary), *session_findings(summary)]
     return render_page(
         "report.html.j2",
         [*([timeline_chart(timeline, summary)] if timeline else []), *charts(summary)],
@@ -67,8 +67,8 @@ def render_report(
         warnings=summary.warnings,
         subject=_subject(summary, meta),
         partial=partial_reason(summary, meta),
-        decision=[*decision, *session_findings(summary)],
-        trust=trust,
+        decision=[finding for finding in found if finding.label not in TRUST],
+        trust=[finding for finding in found if finding.label in TRUST],
         next_command=summary.next_command,
         phases=phases_table(summary.burst) if summary.burst else None,
         stages=stages_table(summary),

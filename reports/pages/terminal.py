@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from ampacity.analysis.contract.summary import Summary
@@ -52,7 +51,7 @@ def render_table(summary: Summary, console: Console) -> None:
             console.print()
             print_table(console, further)
     console.print()
-    for finding in [*chain(*findings(summary)), *session_findings(summary)]:
+    for finding in [*findings(summary), *session_findings(summary)]:
         value = f"{finding.value} ({finding.interval})" if finding.interval else finding.value
         _print_entry(console, finding.label, value, finding.note, STYLES[finding.state])
     errors, failed = summary.errors, failures(summary.errors)

@@ -32,7 +32,12 @@
     const { view } = await vegaEmbed(target, sized, options);
     figure.classList.add("drawn");
     views.set(name, { width, view });
-    if (spec.params?.some(param => param.name === "from_s")) brush(view, spec);
+    for (const { name: param, bind } of spec.params || []) {
+      if (param === "from_s") brush(view, spec);
+      if (bind.input === "checkbox") view.addSignalListener(param, (_, on) => {
+        figure.querySelectorAll(`[data-switch=${param}]`).forEach(key => { key.hidden = !on; });
+      });
+    }
   }
 
   // Let dragging over the first panel set the span of the others.
