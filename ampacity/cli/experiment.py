@@ -69,6 +69,7 @@ def finish(
     from rich.console import Console
 
     from ampacity.analysis.contract.summary import to_json
+    from ampacity.analysis.other_limits import capacity_at_limits
     from ampacity.analysis.summary import summarise
     from ampacity.analysis.timeline import timeline_of
     from ampacity.loadgen.rundir.files import load_run, write_json
@@ -83,7 +84,8 @@ def finish(
         render_table(summary, Console(highlight=False))
     write_json(path / "summary.json", to_json(summary))
     with writing(path / "report.html"):
-        write_report(path / "report.html", summary, run.meta, timeline_of(run))
+        limits = capacity_at_limits(run, summary)
+        write_report(path / "report.html", summary, run.meta, timeline_of(run), limits)
     if not as_json and not quiet:
         print(f"report: {path / 'report.html'}")
         print(path)

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ampacity.analysis.contract.summary import Summary, to_json
+from ampacity.analysis.other_limits import AtLimit
 from ampacity.analysis.timeline import Timeline
 from ampacity.reports.charts.burst import phases_table
 from ampacity.reports.charts.curves import charts
@@ -21,6 +22,7 @@ from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.charts.timeline import timeline_chart
 from ampacity.reports.pages.findings import TRUST, error_bound, findings
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
+from ampacity.reports.pages.what_if import what_if
 from ampacity.reports.render.figures import (
     by_load,
     count,
@@ -54,10 +56,17 @@ STATUS_WORDS = {
 
 
 def render_report(
-    summary: Summary, meta: Mapping[str, Any], timeline: Timeline | None = None
+    summary: Summary,
+    meta: Mapping[str, Any],
+    timeline: Timeline | None = None,
+    limits: Sequence[AtLimit] = (),
 ) -> str:
-    """Return the whole page; ``meta`` is run.json. Both are shown escaped."""
+    """Return the whole page; ``meta`` is run.json. All text is shown escaped.
+
+    ``timeline`` and ``limits``, the capacity at other limits of the SLO, come from the records.
+    """
     found = [*findings(summary), *session_findings(summary)]
+    choices = what_if(summary, limits)
     return render_page(
         "report.html.j2",
         [*([timeline_chart(timeline, summary)] if timeline else []), *charts(summary)],
@@ -70,6 +79,8 @@ def render_report(
         decision=[finding for finding in found if finding.label not in TRUST],
         trust=[finding for finding in found if finding.label in TRUST],
         next_command=summary.next_command,
+        what_if=choices,
+        fleet_data=embedded_json(choices["data"]) if choices else None,
         phases=phases_table(summary.burst) if summary.burst else None,
         stages=stages_table(summary),
         bound=error_bound(summary),
@@ -97,10 +108,14 @@ def render_report(
 
 
 def write_report(
-    path: Path, summary: Summary, meta: Mapping[str, Any], timeline: Timeline | None = None
+    path: Path,
+    summary: Summary,
+    meta: Mapping[str, Any],
+    timeline: Timeline | None = None,
+    limits: Sequence[AtLimit] = (),
 ) -> Path:
     """Write the report to ``path``, as a whole, and return the path."""
-    write_page(path, render_report(summary, meta, timeline))
+    write_page(path, render_report(summary, meta, timeline, limits))
     return path
 
 

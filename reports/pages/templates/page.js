@@ -5,7 +5,7 @@
   const live = JSON.parse(document.getElementById("live").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const views = new Map(); // by the chart's name: { width, view }
-  window.reportViews = views;
+  window.report = { views };
 
   const rowsOf = spec => Math.max(0, ...Object.values(spec.datasets).map(rows => rows.length));
 
@@ -69,6 +69,117 @@
       document.querySelectorAll("figure.drawn").forEach(draw);
     });
   }
+
+  // A number as the fraction that its shortest text shows: 1.1 is 11/10.
+  function exact(number) {
+    const [text, power] = String(number).split("e"), [whole, part = ""] = text.split(".");
+    const shift = Number(power || 0) - part.length, scale = 10n ** BigInt(Math.abs(shift));
+    const digits = BigInt(whole + part);
+    return shift < 0 ? [digits, scale] : [digits * scale, 1n];
+  }
+
+  const roundedUp = (top, bottom) => Number((top + bottom - 1n) / bottom);
+
+  // The same as fleet_figures (analysis/capacity/fleet_figures.py), operation by operation.
+  function fleet(given) {
+    const [peak, peakOf] = exact(given.peak_rps), [rate, rateOf] = exact(given.capacity_rps);
+    const before = roundedUp(peak * rateOf, peakOf * rate);
+    const [safety, safetyOf] = exact(given.safety_factor);
+    const instances = roundedUp(BigInt(before) * safety, safetyOf);
+    const gpus = instances * given.tensor_parallel, carried = instances * given.capacity_rps;
+    const load = given.utilisation === null ? given.peak_rps : given.utilisation * carried;
+    const hourly = given.gpu_hour_usd === null ? null : gpus * given.gpu_hour_usd;
+    const cost = (of, number) => hourly === null || !of ? null : hourly / (3600 * load * of) * number;
+    return {
+      instances_before_safety: before,
+      instances,
+      gpus,
+      one_replica_down: Math.max(instances, before + 1),
+      utilisation: load / carried,
+      cost_per_hour: hourly,
+      cost_per_year: hourly === null ? null : 8760 * hourly,
+      fleet_cost_per_million_output_tokens: cost(given.output_tokens, 1e6),
+      fleet_cost_per_thousand_requests: cost(1, 1e3),
+    };
+  }
+
+  function whatIf(form) {
+    const data = JSON.parse(document.getElementById("fleet").textContent);
+    const outcome = form.querySelector(".outcome"), limit = form.querySelector("#limit");
+    const figure = value => value.toLocaleString("en-US", { maximumSignificantDigits: 3 });
+    const count = value => value.toLocaleString("en-US");
+    const usd = value => value === null ? "–" : `$${figure(value)}`;
+
+    function read() {
+      const of = name => form.querySelector(`#${name}`).value;
+      const at = data.limits[limit ? limit.value : 0];
+      return {
+        ...data,
+        at,
+        capacity_rps: at.capacity_rps,
+        peak_rps: Number(of("peak_rps")),
+        safety_factor: Number(of("safety_factor")),
+        gpu_hour_usd: Number(of("gpu_hour_usd")) || null,
+        utilisation: of("utilisation") === "" ? null : Number(of("utilisation")) / 100,
+      };
+    }
+
+    function size() {
+      const given = read();
+      if (!given.capacity_rps) return { why: given.at.reason || "no capacity was found" };
+      if (!(given.peak_rps > 0)) return { why: "the peak must be above 0" };
+      if (!(given.safety_factor >= 1)) return { why: "the safety factor must be 1 or more" };
+      if (given.utilisation !== null && !(given.utilisation > 0 && given.utilisation <= 1)) {
+        return { why: "the mean load must be above 0 and at most 100 %" };
+      }
+      const { crossing, capacity_rps_ci: ci } = given.at;
+      const [low, high] = crossing === "saturated" ? [null, given.capacity_rps] : ci || [null, null];
+      const ends = [high, low].map(rate => rate && fleet({ ...given, capacity_rps: rate }).instances);
+      return { ...fleet(given), capacity_rps: given.capacity_rps, instances_ci: ends };
+    }
+
+    function show() {
+      const given = read(), found = size();
+      if (limit) {
+        form.querySelector("#limit-text").textContent = given.at.slo.replace("=", " ≤ ");
+        limit.setAttribute("aria-valuetext", given.at.slo);
+      }
+      const rows = found.why ? [["No fleet", found.why]] : [
+        ["One instance carries", `${figure(found.capacity_rps)} req/s`],
+        ["Instances", count(found.instances) + range(found.instances_ci)],
+        ["GPUs", count(found.gpus)],
+        ["With one instance down", `${count(found.one_replica_down)} instances`],
+        ["Mean load", `${figure(100 * found.utilisation)} %`],
+        ["An hour", usd(found.cost_per_hour)],
+        ["A year", usd(found.cost_per_year)],
+        ["1,000 requests", usd(found.fleet_cost_per_thousand_requests)],
+        ["1 M output tokens", usd(found.fleet_cost_per_million_output_tokens)],
+      ];
+      outcome.replaceChildren(...rows.map(([name, text]) => {
+        const row = document.createElement("div");
+        row.append(document.createElement("dt"), document.createElement("dd"));
+        [row.firstChild.textContent, row.lastChild.textContent] = [name, text];
+        return row;
+      }));
+    }
+
+    const range = ([low, high]) => low && high ? ` (${count(low)} to ${count(high)})`
+      : high ? ` (at most ${count(high)})` : low ? ` (at least ${count(low)})` : "";
+    form.addEventListener("submit", event => event.preventDefault());
+    form.addEventListener("input", ({ target }) => {
+      const slider = form.querySelector(`[data-of="${target.id}"]`);
+      if (target.dataset.of) form.querySelector(`#${target.dataset.of}`).value = target.value;
+      if (slider && target.value !== "") slider.value = target.value;
+      show();
+    });
+    if (limit) limit.value = data.limits.findIndex(at => at.given);
+    form.hidden = false;
+    show();
+    window.report.fleet = size;
+  }
+
+  const form = document.getElementById("what-if");
+  if (form) whatIf(form);
 
   for (const button of document.querySelectorAll("button[data-copies]")) {
     button.hidden = false;
