@@ -270,7 +270,7 @@ def latency_by_rate(summary: Summary) -> Chart | None:
             "The capacity is a rate offered; a stage that achieves less stands left of what it "
             "was offered."
         )
-    notes.append("Drag to move, shift + wheel to zoom, double click to reset.")
+    notes.append("Drag to move, Ctrl + wheel (or pinch) to zoom, double click to reset.")
     caption = " ".join([*notes, _left_out(summary)]).strip()
     return Chart("latency-rate", title, alt, plot.spec(WIDE, 380, zoom=True), plot.keys, caption)
 

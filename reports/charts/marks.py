@@ -25,7 +25,7 @@ SECONDS_LABEL = (
 DASHED, DOTTED = [5, 4], [2, 2]
 ZOOM = {
     "name": "zoom",
-    "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"},  # a bare wheel scrolls
+    "select": {"type": "interval", "zoom": "wheel![event.ctrlKey]"},  # a bare wheel scrolls
     "bind": "scales",
 }
 SHAPES = {
@@ -287,7 +287,7 @@ class Plot:
         self._layers.append(self._layer(rows, mark, **TO_X2, **TOOLTIP))
 
     def spec(self, width: int, height: int, zoom: bool = False) -> dict[str, Any]:
-        """Return the Vega-Lite spec of all layers; ``zoom``: by dragging and shift + wheel."""
+        """Return the Vega-Lite spec of all layers; ``zoom``: by dragging and Ctrl + wheel."""
         layers = self._bands + self._layers or [self._layer([], {"type": "point"})]
         if zoom:
             layers[-1] = layers[-1] | {"params": [ZOOM]}
@@ -314,6 +314,7 @@ def with_look(chart: dict[str, Any], datasets: dict[str, list[dict[str, Any]]]) 
         "tickColor": light("axis"),
         "tickSize": 4,
         "labelOverlap": "greedy",
+        "labelSeparation": 8,
         "labelFlush": False,
     }
     config = {

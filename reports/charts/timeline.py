@@ -29,7 +29,7 @@ def timeline_chart(timeline: Timeline, summary: Summary) -> Chart:
     panels += [_failures(timeline)] if timeline.failed_rps else []
     panels += [_kv_cache()] if "kv_cache_usage" in timeline.server else []
     panels += [_preemptions()] if data["preemptions_total"] else []
-    for layer in panels[-1]["layer"]:
+    for layer in (of for of in panels[-1]["layer"] if "x" in of["encoding"]):
         layer["encoding"]["x"]["axis"] = {"format": "~r", "title": "Seconds after the start"}
     span = {"input": "range", "min": 0, "max": end_s, "step": timeline.step_s}
     spec = {

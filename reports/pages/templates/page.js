@@ -5,7 +5,8 @@
   const live = JSON.parse(document.getElementById("live").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const views = new Map(); // by the chart's name: { width, view }
-  window.report = { views };
+  const figures = document.querySelectorAll("figure");
+  window.report = { views, drawAll: () => Promise.all([...figures].map(draw)) };
 
   const rowsOf = spec => Math.max(0, ...Object.values(spec.datasets).map(rows => rows.length));
 
@@ -30,6 +31,9 @@
     }
     const options = { actions: false, ast: true, renderer: canvas ? "canvas" : "svg" };
     const { view } = await vegaEmbed(target, sized, options);
+    // A screen reader gets the chart's text, and the figures from the tables.
+    target.querySelector("svg, canvas").setAttribute("aria-hidden", "true");
+    figure.setAttribute("aria-label", spec.description);
     figure.classList.add("drawn");
     views.set(name, { width, view });
     for (const { name: param, bind } of spec.params || []) {
@@ -60,7 +64,7 @@
         for (const { target } of entries) if (target.classList.contains("drawn")) draw(target);
       }, 150);
     });
-    for (const figure of document.querySelectorAll("figure")) {
+    for (const figure of figures) {
       near.observe(figure);
       resized.observe(figure);
     }
