@@ -22,6 +22,7 @@ from ampacity.analysis.contract.capacity import Capacity, LittlesLawGap
 from ampacity.analysis.contract.part import Part, plain
 from ampacity.analysis.contract.stage import Server, ServerLaw
 from ampacity.analysis.contract.summary import Audit, Summary, read_summary
+from ampacity.analysis.limits.table import find_limits
 from ampacity.analysis.load_names import load_name, name_stages
 from ampacity.analysis.metrics.impossible import check_records
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
@@ -96,7 +97,8 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         summary, output_deviation(records.requests), cut_short(run.requests, records.requests)
     )
     summary["verdict"] = write_verdict(summary)
-    return read_summary(_plain(summary))
+    found = read_summary(_plain(summary))
+    return structs.replace(found, limits=find_limits(found))
 
 
 def _littles_law(
