@@ -104,6 +104,7 @@ class Summary(Part, frozen=True, kw_only=True):
     interval_assumption: str
     requests: int
     errors: dict[str, int]
+    error_examples: dict[str, str]
     stages: list[Stage]
     sharing: list[Sharing] | None
     traffic: list[Traffic]
