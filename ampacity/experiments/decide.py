@@ -14,8 +14,8 @@ from ampacity.analysis.capacity.fleet import (
     choose_safety,
     fleet_of,
 )
+from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.decision.curve import Limit
 from ampacity.analysis.decision.disaggregation import Condition, readiness
 from ampacity.analysis.decision.guardrails import Guardrails, guardrails, input_quantiles
 from ampacity.analysis.decision.inputs import Range
@@ -27,7 +27,6 @@ from ampacity.analysis.decision.known import (
     operating_point,
     physics_of,
 )
-from ampacity.analysis.decision.limits import find_limits
 from ampacity.analysis.decision.model import DecisionError, ModelShape
 from ampacity.analysis.decision.money import FleetCost, Prices
 from ampacity.analysis.decision.roofline import Instance, tp_crossover
@@ -64,7 +63,7 @@ class Decision:
     run: Path
     summary: Summary
     steps: list[Step]
-    limits: list[Limit]
+    limits: tuple[Limit, ...]
     rails: Guardrails
     physics: Physics
     cost: FleetCost | None
@@ -118,7 +117,6 @@ def decide(path: Path, stated: Stated) -> Decision:
     inputs = fleet_inputs(read_settings(given))
     instance, lacks = _instance(stated, inputs["tensor_parallel"])
     fleet, no_fleet = _fleet(summary, inputs, stated)
-    limits = find_limits(summary)
     rails = guardrails(
         summary,
         stated.wait_budget_s,
@@ -131,7 +129,7 @@ def decide(path: Path, stated: Stated) -> Decision:
         str(path),
         input_quantiles(summary),
         summary.fleet.output_tokens_mean,
-        limits,
+        summary.limits,
         rails,
         instance,
         lacks,
@@ -152,7 +150,7 @@ def decide(path: Path, stated: Stated) -> Decision:
         path,
         summary,
         thirteen_steps(known, physics),
-        limits,
+        summary.limits,
         rails,
         physics,
         cost_of(known),
@@ -160,7 +158,11 @@ def decide(path: Path, stated: Stated) -> Decision:
         inputs["tensor_parallel"],
         (run.meta.get("endpoint") or {}).get("model"),
         readiness(
-            summary, limits, stated.shape, stated.link_bits_s, fleet.instances if fleet else None
+            summary,
+            summary.limits,
+            stated.shape,
+            stated.link_bits_s,
+            fleet.instances if fleet else None,
         ),
     )
 

@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.decision.curve import Limit
 from ampacity.analysis.decision.disaggregation import Condition
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input
@@ -33,7 +33,7 @@ class Decided(Protocol):
     @property
     def steps(self) -> list[Step]: ...
     @property
-    def limits(self) -> list[Limit]: ...
+    def limits(self) -> Sequence[Limit]: ...
     @property
     def rails(self) -> Guardrails: ...
     @property

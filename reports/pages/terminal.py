@@ -58,7 +58,7 @@ def render_table(summary: Summary, console: Console) -> None:
     text = f"{count(failed)} of {count(summary.requests)} requests of the whole run"
     text = "; ".join([text, *ended_otherwise(errors)])
     state = "bad" if failed else "unsure" if cut_off(errors) else ""
-    _print_entry(console, "Errors", text, failures_by_cause(errors), STYLES[state])
+    _print_entry(console, "Errors", text, failures_by_cause(summary), STYLES[state])
     for warning in summary.warnings:
         console.print()
         _print(console, f"Warning [{warning.code}] {warning.text}", "yellow")
