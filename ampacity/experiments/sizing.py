@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ampacity.analysis.capacity.fleet import FleetError, Traffic, traffic_of_profile
+from ampacity.analysis.capacity.fleet import Traffic, traffic_of_profile
+from ampacity.analysis.capacity.fleet_figures import FleetError
 from ampacity.config import GPU_FACTS, gpus_named
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import read_yaml

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
-from fractions import Fraction
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from ampacity.analysis.capacity.fleet_figures import FleetError, FleetInputs, exact, fleet_figures
 from ampacity.analysis.capacity.levels import good_share_at
 
 AT_USABLE = "one instance at its capacity"  # what a cost is of; a plan's is of the whole fleet
@@ -20,51 +19,12 @@ NO_ARRIVALS = (
     "'ampacity workload fit'"
 )
 DAMAGED = "measured: arrivals: busy_hour is not as 'ampacity workload fit' wrote it: fit anew"
+SIZED = ("instances_before_safety", "instances", "gpus", "one_replica_down")
 STEADY, BURSTY = 1.2, 1.5
 STEADY_CV = 0.3  # of the requests/s of whole minutes
 HISTORY_S = 7 * 86_400.0  # less does not show a week's own rhythm
 PROFILE_REQUESTS = 100  # fewer show neither a rate nor how it varies
 PEAK_WINDOWS_S = (10, 60)  # a second is shorter than a request: what one second brings is no load
-
-
-class FleetError(ValueError):
-    """Inputs from which no fleet can be computed; the message is one line."""
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """Whole instances, each of ``tensor_parallel`` GPUs."""
-
-    instances_before_safety: int
-    instances: int
-    gpus: int
-    one_replica_down: int
-
-
-def _exact(value: float) -> Fraction:
-    """Return the number as written: 1.1 is 11/10, so that 10 instances x 1.1 is 11 and not 12."""
-    return Fraction(Decimal(repr(value)))
-
-
-def size_fleet(
-    peak_rps: float, capacity_rps: float, safety_factor: float = 1.2, tensor_parallel: int = 1
-) -> Fleet:
-    """Return instances = ceil(ceil(peak / capacity) x safety), and those for one replica down.
-
-    Raises FleetError where an input is not positive or the safety factor is below 1.
-    """
-    for name, value in {
-        "--peak-rps": peak_rps,
-        "the capacity": capacity_rps,
-        "--tp": tensor_parallel,
-    }.items():
-        if not (math.isfinite(value) and value > 0):
-            raise FleetError(f"{name} is {value}: it must be above zero")
-    if not (math.isfinite(safety_factor) and safety_factor >= 1):
-        raise FleetError(f"--safety is {safety_factor}: it must be 1 or more (1.2 adds 20 %)")
-    before = math.ceil(_exact(peak_rps) / _exact(capacity_rps))
-    instances = math.ceil(before * _exact(safety_factor))
-    return Fleet(before, instances, instances * tensor_parallel, max(instances, before + 1))
 
 
 def cost_per_million_output_tokens(
@@ -85,7 +45,7 @@ def queue_depth(rate_rps: float, budget_s: float) -> int:
     """
     if not (rate_rps > 0 and budget_s > 0):
         raise FleetError("rate and queue budget must be above zero")
-    return math.floor(_exact(rate_rps) * _exact(budget_s))
+    return math.floor(exact(rate_rps) * exact(budget_s))
 
 
 @dataclass(frozen=True)
@@ -278,9 +238,7 @@ def fleet_of(
         "peak_reason": traffic and traffic.peak_reason,
         "safety_factor": factor,
         "safety_reason": why,
-        **dict.fromkeys(
-            ("instances_before_safety", "instances", "instances_ci", "gpus", "one_replica_down")
-        ),
+        **dict.fromkeys((*SIZED, "instances_ci")),
         "tensor_parallel": tensor_parallel,
         "gpu_hour_usd": gpu_hour_usd,
         "cost_per_million_output_tokens": None,
@@ -295,15 +253,27 @@ def fleet_of(
             )
         if traffic is None:
             return result | {"reason": "no peak rate given (--peak-rps)"}
-        fleet = size_fleet(traffic.peak_rps, carried.capacity_rps, factor, tensor_parallel)
         peaks = traffic.peak_rps_ci or (traffic.peak_rps, traffic.peak_rps)
-        ends = [
-            size_fleet(peak, rate, factor).instances if peak and rate else None
-            for peak, rate in zip(peaks, reversed(carried.capacity_rps_ci), strict=True)
-        ]
+        rates = [carried.capacity_rps, *reversed(carried.capacity_rps_ci)]
+        fleet, low, high = (
+            fleet_figures(
+                FleetInputs(
+                    peak_rps=peak,
+                    capacity_rps=rate,
+                    safety_factor=factor,
+                    tensor_parallel=tensor_parallel,
+                )
+            )
+            if peak and rate
+            else None
+            for peak, rate in zip((traffic.peak_rps, *peaks), rates, strict=True)
+        )
     except FleetError as error:
         return result | {"reason": str(error)}
-    return result | vars(fleet) | {"instances_ci": ends}
+    assert fleet is not None
+    ends = [end and end.instances for end in (low, high)]
+    sized = {name: getattr(fleet, name) for name in SIZED}
+    return result | sized | {"instances_ci": ends}
 
 
 def instances_text(fleet: Mapping[str, Any]) -> str:

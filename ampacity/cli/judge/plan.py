@@ -48,7 +48,8 @@ def plan(
 
     ampacity plan runs/search --profile traffic.yaml --gpu-hour 2.50
     """
-    from ampacity.analysis.capacity.fleet import FleetError, carried_by, fleet_of, use_of_fleet
+    from ampacity.analysis.capacity.fleet import carried_by, fleet_of, use_of_fleet
+    from ampacity.analysis.capacity.fleet_figures import FleetError
     from ampacity.analysis.contract.summary import to_json
     from ampacity.analysis.summary import summarise
     from ampacity.experiments.sizing import FLAGS, gpus_measured, options_of_run, traffic_of

@@ -14,7 +14,6 @@ import pytest
 
 from ampacity.analysis.capacity.fleet import (
     Carried,
-    FleetError,
     Traffic,
     choose_safety,
     fleet_of,
@@ -22,6 +21,7 @@ from ampacity.analysis.capacity.fleet import (
     traffic_of_profile,
     use_of_fleet,
 )
+from ampacity.analysis.capacity.fleet_figures import FleetError
 from ampacity.config import make_settings
 from ampacity.loadgen.rundir.files import Run
 from ampacity.workloads.fit.traffic import fit_arrivals
