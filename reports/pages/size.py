@@ -44,7 +44,9 @@ def _wrapped(line: str, width: int) -> list[str]:
     if len(line) <= width or line.lstrip().startswith("→"):  # a command is pasted: it stays whole
         return [line]
     indent = " " * (len(found[0]) if found else 0)
-    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False)
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def size_page(decision: Decision) -> str:
