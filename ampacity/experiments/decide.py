@@ -28,7 +28,7 @@ from ampacity.values import ConfigError
 
 @dataclass(frozen=True)
 class Stated:
-    """What is stated beside the runs; ``sizing``: for their fleets."""
+    """Facts that are stated beside the runs; ``sizing``: for their fleets."""
 
     sizing: Sizing
     gpu: str | None = None

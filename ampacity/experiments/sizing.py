@@ -44,7 +44,7 @@ def gpus_measured(meta: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Sizing:
-    """What is stated beside the runs; ``raw``: peak_rps, tp, gpu_hour and safety as given."""
+    """Facts that are stated beside the runs; ``raw``: peak_rps, tp, gpu_hour and safety as given."""
 
     raw: Mapping[str, Any]
     profile: Path | None = None

@@ -51,7 +51,7 @@ def queue_depth(rate_rps: float, budget_s: float) -> int:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the fleet has to carry. Rates in requests/s; None: not known."""
+    """Traffic that the fleet has to carry. Rates in requests/s; None: not known."""
 
     peak_rps: float
     mean_rps: float | None = None
@@ -217,7 +217,7 @@ def long_requests(lengths: Sequence[tuple[str, float | None, float | None]]) -> 
 
 @dataclass(frozen=True)
 class Carried:
-    """What one instance carries at its capacity.
+    """Rates that one instance carries at its capacity.
 
     Tokens are means of a request, ``good_share`` those within the SLOs.
     """

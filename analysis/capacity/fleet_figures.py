@@ -21,7 +21,7 @@ class FleetError(ValueError):
 
 
 class FleetInputs(Part, frozen=True, kw_only=True):
-    """What a fleet follows from; null: not known, and what needs it is null too.
+    """Inputs of a fleet; null: not known, and what needs it is null too.
 
     ``utilisation``: mean load / what the fleet carries; null: ``mean_rps`` is the mean load, and
     where that is null too, the peak. Tokens are means of a request, ``cached_tokens`` are part of

@@ -1,4 +1,4 @@
-"""What ``size`` answers: candidates with their thirteen steps, ranked where there are several."""
+"""The answer of ``size``: candidates with their thirteen steps, ranked where there are several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tokens cost: self-hosted against hosted, prompt caches, and what a cost depends on."""
+"""Costs of tokens: self-hosted against hosted, prompt caches, and what a cost depends on."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def _prefix(price: Prices, tokens: float | None, load_rps: float) -> Prefix | No
 
 
 class Moved(Part, frozen=True, kw_only=True):
-    """What one input moves: (at 20 % less, at 20 % more) of it, all others as they are.
+    """Effect of one input: (at 20 % less, at 20 % more) of it, all others as they are.
 
     ``cost_per_thousand``: of accepted results where their share is stated, else of requests.
     """

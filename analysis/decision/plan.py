@@ -57,7 +57,7 @@ class Plan(FleetFigures, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Terms:
-    """What is stated for a fleet beside its traffic; None: not stated.
+    """Facts that are stated for a fleet beside its traffic; None: not stated.
 
     ``of_run``: the inputs that the run was given, by their name in the plan. ``measured_gpus``: of
     the instance that was measured.
