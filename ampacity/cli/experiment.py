@@ -73,7 +73,7 @@ def finish(
     from ampacity.analysis.summary import summarise
     from ampacity.analysis.timeline import timeline_of
     from ampacity.loadgen.rundir.files import load_run, write_json
-    from ampacity.reports.pages.run_report import write_report
+    from ampacity.reports.pages.run_report import Beyond, write_report
     from ampacity.reports.pages.terminal import render_table
 
     run = load_run(path)
@@ -84,8 +84,8 @@ def finish(
         render_table(summary, Console(highlight=False))
     write_json(path / "summary.json", to_json(summary))
     with writing(path / "report.html"):
-        limits = capacity_at_limits(run, summary)
-        write_report(path / "report.html", summary, run.meta, timeline_of(run), limits)
+        beyond = Beyond(timeline_of(run), capacity_at_limits(run, summary), str(path))
+        write_report(path / "report.html", summary, run.meta, beyond)
     if not as_json and not quiet:
         print(f"report: {path / 'report.html'}")
         print(path)
