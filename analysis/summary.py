@@ -26,6 +26,7 @@ from ampacity.analysis.load_names import load_name, name_stages
 from ampacity.analysis.metrics.impossible import check_records
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
 from ampacity.analysis.network import network_share
+from ampacity.analysis.next_run import next_command
 from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
 from ampacity.analysis.slo import Slo, slo_from_dict
 from ampacity.analysis.stage.analyse import RunRecords, analyse_stage, read_records
@@ -96,6 +97,8 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         summary, output_deviation(records.requests), cut_short(run.requests, records.requests)
     )
     summary["verdict"] = write_verdict(summary)
+    if "next_command" not in summary and (command := next_command(summary, meta, str(run.path))):
+        summary["next_command"] = command
     return read_summary(_plain(summary))
 
 
