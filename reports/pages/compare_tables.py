@@ -254,6 +254,8 @@ def winners_table(result: Comparison) -> Table:
             winner = names[0] if q.slower else names[1]
             won = Cell(*((winner, None, "good") if q.verdict == "differs" else (OPEN,)))
             sides = [Cell(figure_text(q, side)) for side in (0, 1)]
+            if sides[0].text == sides[1].text == DASH:
+                continue
             add(won, f"{shift.metric.upper()} {quantile_name(q.q)}", sides, change_text(q))
     for line in result.scorecard:
         if any(v is not None for v in line.values) and (per_gpu or "per GPU" not in line.label):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
+from ampacity.analysis.change.gate import INTERVALS, NOISY
 from ampacity.analysis.change.results import Check, GateResult
 from ampacity.reports.render.figures import signed_per_cent
 from ampacity.reports.render.table import Cell, Column, Rows
@@ -153,7 +154,9 @@ def gate_screen(result: GateResult, next_command: str | None) -> Screen:
     rows.column(Column("tested, 95 %"), lambda _, c: Cell(_tested(c)))
     rows.column(Column("allowed"), lambda _, c: Cell(_tolerance(c) or "–"))
     rows.column(Column("verdict", "", 4, text=True), lambda _, c: Cell(c.verdict))
-    return Screen(answers, rows.done(), notes=result.notes, next_command=next_command)
+    # those about further samples, which are appended, first
+    notes = [note for note in reversed(result.notes) if note not in (INTERVALS, NOISY)]
+    return Screen(answers, rows.done(), notes=notes, next_command=next_command)
 
 
 def _tested(check: Check) -> str:
