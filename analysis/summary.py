@@ -29,6 +29,7 @@ from ampacity.analysis.metrics.kinds import KINDS
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
 from ampacity.analysis.metrics.requests import Requests
 from ampacity.analysis.network import network_share
+from ampacity.analysis.next_run import next_command
 from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
 from ampacity.analysis.slo import Slo, slo_from_dict
 from ampacity.analysis.stage.analyse import RunRecords, analyse_stage, read_records
@@ -101,6 +102,8 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         summary, output_deviation(records.requests), cut_short(run.requests, records.requests)
     )
     summary["verdict"] = write_verdict(summary)
+    if "next_command" not in summary and (command := next_command(summary, meta, str(run.path))):
+        summary["next_command"] = command
     found = read_summary(_plain(summary))
     return structs.replace(found, limits=find_limits(found))
 
