@@ -225,7 +225,7 @@ class Settings:
     )
 
     slo: Sequence[Any] = _output(_list("METRIC_pQ=LIMIT", v.items), ())(
-        "Service level objective, e.g. ttft_p99=2s, itl_p99=50ms, e2e_p95=10s, error_rate=1%; "
+        "Service level objective, e.g. ttft_p99=2s, itl_p99.9=50ms, e2e_max=10s, error_rate=1%; "
         "repeatable."
     )
     keep_answers_bytes: int | None = _output(Kind(int, "MIB", v.mebibytes), name="keep_answers")(

@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import Observations
+from ampacity.analysis.metrics.percentiles import LEVELS
 from ampacity.analysis.metrics.requests import Chunks, Floats, Requests
-from ampacity.analysis.slo import Slo
+from ampacity.analysis.slo import EXTREMES, Slo
 from ampacity.analysis.stage.attainment import judge_slo, observe_slos
 from ampacity.analysis.stats.intervals import smallest_n
 from ampacity.durations import exact_text
@@ -30,7 +31,7 @@ LATE_NS = 2e6  # a request that leaves later than this after its time is late
 SHARE_MIN = 1e-3  # of the requests or chunks: fewer move no p99
 MOVED, MOVED_S = 0.1, 0.002  # a figure has moved: by this share of it, and by so many seconds
 OF_LIMIT = 0.02  # of an SLO's limit
-QUANTILES = (0.5, 0.9, 0.95, 0.99)
+DECISIVE = ("p50", "p90", "p95", "p99")  # that make a stage no finding where they moved
 GAPS = ("itl_s", "icl_s")
 _APART_NS = 1e15  # between the clocks of two workers, so that all are searched at once
 
@@ -143,6 +144,8 @@ def what_moved(cohort: Cohort, other: Cohort, slos: Sequence[Slo]) -> Moved:
             between = " and ".join(exact_text(float(f"{x:.3g}")) for x in sorted((low, value)))
             why = f"between {between}: the client was late"
             figures.setdefault(name, {})[level] = why
+            if level not in DECISIVE:
+                continue
             metrics[metric] = (
                 f"{level} of {metric} lies between {between}, by what the client itself may have "
                 "added"
@@ -161,7 +164,8 @@ def what_moved(cohort: Cohort, other: Cohort, slos: Sequence[Slo]) -> Moved:
 
 def _moved_quantiles(o: Observations, new: Observations) -> Iterator[tuple[str, float, float]]:
     """Yield (percentile, its value, its value in ``new``) of those that moved."""
-    for q in (q for q in QUANTILES if o.n >= smallest_n(q)):
-        (low, high), (value, _) = o.quantile_bounds(q), new.quantile_bounds(q)
-        if low == high and np.isfinite(low) and abs(low - value) > max(MOVED * low, MOVED_S):
-            yield f"p{100 * q:.0f}", low, value
+    for name, q in LEVELS.items():
+        if q not in EXTREMES and o.n >= smallest_n(q):
+            (low, high), (value, _) = o.quantile_bounds(q), new.quantile_bounds(q)
+            if low == high and np.isfinite(low) and abs(low - value) > max(MOVED * low, MOVED_S):
+                yield name, low, value
