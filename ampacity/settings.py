@@ -242,6 +242,14 @@ class Settings:
         "Run directory; new or empty. Default: runs/<time>-<name>."
     )
 
+    prometheus: tuple[str, int] | None = _output(_text("PORT|HOST:PORT", v.listen_at))(
+        "Serve the load's counters to Prometheus at http://127.0.0.1:PORT/metrics while it runs."
+    )
+    otlp: str | None = _output(_text("URL", v.otlp_url))(
+        "Post the same counters to an OpenTelemetry collector, e.g. http://127.0.0.1:4318 (OTLP "
+        "over HTTP, JSON)."
+    )
+
     # settings of a trace, which only 'ampacity run' plays
     trace: Path | None = _load(FILE)(
         "Trace, log or schedule to replay (CSV, JSONL, Parquet): its arrival times, token "
