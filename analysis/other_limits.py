@@ -17,7 +17,7 @@ from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.slo import Slo, slo_from_dict
 from ampacity.analysis.stage.analyse import StageRecords, stage_records
 from ampacity.analysis.stage.verdicts import Judge, Judged, judge_requests
-from ampacity.analysis.summary import read_stages
+from ampacity.analysis.summary import read_stages, warmup_of
 from ampacity.loadgen.rundir.files import Run
 
 TIMES = (0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 4.0, 8.0)  # of the limit
@@ -60,8 +60,10 @@ def capacity_at_limits(run: Run, summary: Summary) -> list[AtLimit]:
     if own is None or summary.burst or moved:
         return []
     run, _ = split_lengths(run)
-    metas, records, warmup = read_stages(run)
-    found = [stage_records(records, m, warmup, run_complete=run.complete) for m in metas]
+    metas, records = read_stages(run)
+    found = [
+        stage_records(records, m, warmup_of(run.meta), run_complete=run.complete) for m in metas
+    ]
     tried = [_scaled(own, times) for times in TIMES]
     verdicts = [
         judge_requests(Judged(stage.cohort, stage.whole, stage.failed_in_outages), tried)
