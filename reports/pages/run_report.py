@@ -23,7 +23,7 @@ from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.charts.timeline import timeline_chart
 from ampacity.reports.pages.findings import TRUST, error_bound, evidence_text, findings
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
-from ampacity.reports.pages.trust import by_severity
+from ampacity.reports.pages.trust import by_severity, steady
 from ampacity.reports.pages.what_if import what_if
 from ampacity.reports.render.figures import (
     by_load,
@@ -93,7 +93,10 @@ def render_report(
         subject=_subject(summary, meta),
         partial=partial_reason(summary, meta),
         decision=[finding for finding in found if finding.label not in TRUST],
-        trust=[finding for finding in found if finding.label in TRUST],
+        trust=[
+            *([] if summary.burst else [steady(summary)]),
+            *(finding for finding in found if finding.label in TRUST),
+        ],
         next_command=summary.next_command,
         what_if=choices,
         fleet_data=embedded_json(choices["data"]) if choices else None,

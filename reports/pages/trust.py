@@ -1,4 +1,4 @@
-"""Warnings by severity, each with the command that mends it where one does."""
+"""Whether to trust a run: steady state, and warnings with the command that mends each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ampacity.analysis.contract.summary import Warned
-from ampacity.reports.render.figures import exact
+from ampacity.analysis.contract.summary import Summary, Warned, to_json
+from ampacity.analysis.stage.throughput import steady_state
+from ampacity.reports.render.figures import Finding, by_load, counted, exact
 
 GRAVE = frozenset(
     [
@@ -43,6 +44,15 @@ def by_severity(warnings: Sequence[Warned], meta: Mapping[str, Any]) -> list[Sho
     """Return the warnings, grave ones first; ``meta`` is run.json."""
     found = [Shown(w.code, w.text, w.code in GRAVE, _mending(w.code, meta)) for w in warnings]
     return sorted(found, key=lambda warning: not warning.grave)
+
+
+def steady(summary: Summary) -> Finding:
+    """Return in how many stages the requests in flight were shown not to grow."""
+    states = [(s.name, steady_state(to_json(s))[0]) for s in by_load(summary.stages)]
+    others = [f"{name}: {state}" for name, state in states if state != "yes"]
+    value = f"{len(states) - len(others)} of {counted(len(states), 'stage')}"
+    note = "; ".join(others) or "requests in flight did not keep growing"
+    return Finding("Steady state", value, None, note, "unsure" if others else "good")
 
 
 def _mending(code: str, meta: Mapping[str, Any]) -> str | None:

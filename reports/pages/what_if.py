@@ -60,7 +60,7 @@ def what_if(summary: Summary, tried: Sequence[AtLimit], directory: str) -> dict[
             "tensor_parallel": fleet.tensor_parallel,
             "input_tokens": fleet.input_tokens_mean,
             "output_tokens": fleet.output_tokens_mean,
-            "slos": [s.text for s in summary.slos if s.text != summary.capacity.binding_slo],
+            "slos": [s.text for s in summary.slos if s.text not in {at.slo for at in limits}],
             "limits": [to_json(limit) for limit in limits],
         },
     }
