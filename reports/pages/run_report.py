@@ -88,7 +88,7 @@ def render_report(
         title=f"{meta.get('name') or 'run'} – ampacity",
         verdict=summary.verdict,
         predicted=summary.predicted,
-        warnings=by_severity(summary.warnings, meta),
+        warnings=by_severity(summary, meta),
         limits=[(limit, evidence_text(limit)) for limit in summary.limits if limit.holds],
         untold=[limit for limit in summary.limits if limit.holds is None],
         subject=_subject(summary, meta),
