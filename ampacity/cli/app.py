@@ -8,16 +8,17 @@ import typer
 
 from ampacity import __version__
 from ampacity.cli import predict, simulate, workload
+from ampacity.cli.help import NAMES, Command, Group
 from ampacity.cli.judge import baseline, compare, gate, import_, plan, report, size, validate
 from ampacity.cli.measure import ab, burst, demo, doctor, run, search, sweep
 
 app = typer.Typer(
     name="ampacity",
     help="Load testing and SLO benchmarking for LLM inference endpoints.",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=NAMES,
 )
 
 
@@ -32,7 +33,7 @@ def _root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+            "-V", "--version", callback=_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
@@ -58,5 +59,5 @@ for command in (
     predict.predict,
     simulate.simulate,
 ):
-    app.command(command.__name__.rstrip("_"))(command)
+    app.command(command.__name__.rstrip("_"), cls=Command, context_settings=NAMES)(command)
 app.add_typer(workload.app, name="workload")

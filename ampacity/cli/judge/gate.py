@@ -30,8 +30,8 @@ Tolerance = Annotated[
     list[str] | None,
     typer.Option(
         metavar="METRIC=N%",
-        help="Allowed change, e.g. ttft_p99=10%, p90=5% or error_rate=0.5%; repeatable. "
-        "Default: from the baseline's noise.",
+        help="Allowed change, e.g. ttft_p99=10%, p90=5% or error_rate=0.5%; repeatable.",
+        show_default="from the baseline's noise",
     ),
 ]
 MaxSamples = Annotated[
@@ -46,12 +46,12 @@ MaxSamples = Annotated[
 ]
 MaxDuration = Annotated[
     str | None,
-    typer.Option(metavar="T", help="Time limit of all further samples together, e.g. 30m."),
+    typer.Option(metavar="T", help="Time limit, e.g. 30m. Of all further samples together."),
 ]
 MaxTokens = Annotated[
     int | None,
     typer.Option(
-        metavar="N", help="Token limit of all further samples together, input plus output.", min=1
+        metavar="N", help="Limit of tokens, input plus output. Of all further samples.", min=1
     ),
 ]
 SelfTest = Annotated[
@@ -60,33 +60,29 @@ SelfTest = Annotated[
         "--self-test", help="Make the candidate twice as slow and check that the gate fails."
     ),
 ]
-JUnit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")]
-Markdown = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Append the result as Markdown, e.g. to $GITHUB_STEP_SUMMARY."
-    ),
-]
 
 
+@o.shares(("slo",))
 def gate(
+    raw: dict[str, Any],
     run: Runs,
     baseline: Baseline,
     tolerance: Tolerance = None,
-    slo: o.Slos = None,
     max_samples: MaxSamples = None,
     max_duration: MaxDuration = None,
     max_tokens: MaxTokens = None,
     self_test: SelfTest = False,
-    junit: JUnit = None,
-    markdown: Markdown = None,
-    json: o.JsonResult = False,
+    junit: o.JUnit = None,
+    markdown: o.Markdown = None,
+    json: o.Json = False,
 ) -> None:
     """Judge a run against a baseline, for CI.
 
     Exit status: 0 pass, 1 regression or SLO violated, 2 cannot compare, 3 inconclusive.
 
-    ampacity gate runs/candidate --baseline base.json --tolerance ttft_p99=10% --junit gate.xml
+    ampacity gate runs/new --baseline base.json --tolerance ttft_p99=10%
+
+    ampacity gate runs/new --baseline base.json --max-samples 3 --junit gate.xml
     """
     from ampacity.analysis.change.baseline_file import read_baseline
     from ampacity.analysis.change.checks import parse_tolerances, slos_of
@@ -99,7 +95,7 @@ def gate(
         base = read_baseline(baseline)
         seconds = None if max_duration is None else parse_duration(max_duration, "--max-duration")
         budget = Budget(max_samples, seconds, max_tokens)
-        tolerances, slos = parse_tolerances(tolerance or []), slos_of(base, slo or [])
+        tolerances, slos = parse_tolerances(tolerance or []), slos_of(base, raw.get("slo", []))
         result = judge_samples(run, base, tolerances, slos, budget, self_test)
     except Exception as error:  # CI's files must show it too, or no answer looks like a good one
         failure, result = error, _cannot_compare(error)

@@ -30,7 +30,8 @@ Safety = Annotated[
     float | None,
     typer.Option(
         metavar="F",
-        help="Safety factor. Default: that of the run, else 1.2, or 1.5 for bursty traffic.",
+        help="Safety factor on the number of instances.",
+        show_default="that of the run, else 1.2, or 1.5 for bursty traffic",
     ),
 ]
 
@@ -42,11 +43,13 @@ def plan(
     mean_rps: MeanRps = None,
     profile: Profile = None,
     safety: Safety = None,
-    json: o.JsonResult = False,
+    json: o.Json = False,
 ) -> None:
     """Size a fleet for a peak load, from the measured capacity of one instance.
 
-    ampacity plan runs/search --profile traffic.yaml --gpu-hour 2.50
+    ampacity plan runs/search --peak-rps 120 --gpu-hour 2.50
+
+    ampacity plan runs/search --profile traffic.yaml
     """
     from ampacity.analysis.capacity.fleet import FleetError, carried_by, fleet_of, use_of_fleet
     from ampacity.analysis.contract.summary import to_json

@@ -81,11 +81,13 @@ def size(
     cold_start: ColdStart = None,
     link: Link = None,
     html: o.Html = None,
-    json: o.JsonResult = False,
+    json: o.Json = False,
 ) -> None:
     """Decide in thirteen steps: does it fit, what limits it, how many, at what cost.
 
-    ampacity size runs/search --model-config Llama-3-8B --gpu h100 --peak-rps 120 --gpu-hour 2.5
+    ampacity size runs/search --model-config Llama-3-8B --gpu h100
+
+    ampacity size runs/search --peak-rps 120 --gpu-hour 2.5
     """
     from ampacity.analysis.decision.model import plain_model, read_model
     from ampacity.analysis.decision.money import read_prices

@@ -37,13 +37,17 @@ Before = Annotated[str, typer.Option(metavar="T", help="Length of the base load 
 Length = Annotated[str, typer.Option(metavar="T", help="Length of the burst.")]
 After = Annotated[str, typer.Option(metavar="T", help="Length of the base load after.")]
 Shape = Annotated[
-    str, typer.Option(help="step, ramp, or load factors of equal parts of the burst, e.g. 2/3/2.")
+    str,
+    typer.Option(
+        metavar="SHAPE",
+        help="step, ramp, or load factors of equal parts of the burst, e.g. 2/3/2.",
+    ),
 ]
 MaxRecovery = Annotated[
     str | None,
     typer.Option(
         metavar="T",
-        help="Gate: exit 1 if recovery takes longer than this, 3 if that is inconclusive.",
+        help="Limit on recovery for CI. Exit status 1 if it takes longer, 3 if inconclusive.",
     ),
 ]
 
@@ -61,11 +65,13 @@ def burst(
     max_recovery: MaxRecovery = None,
     json: o.Json = False,
 ) -> None:
-    """Step up from a base load, step back, and measure how long TTFT and the queue take to recover.
+    """Measure how a sudden load is served, and how long TTFT and queue take to recover.
 
     Exit status with --max-recovery: 0 recovered in time, 1 did not, 3 inconclusive.
 
-    ampacity burst http://127.0.0.1:8000/v1 --model M --base-rps 5 --factor 3 --slo ttft_p99=2s
+    ampacity burst http://127.0.0.1:8000/v1 --base-rps 5 --slo ttft_p99=2s
+
+    ampacity burst http://127.0.0.1:8000/v1 --base-rps 5 --max-recovery 30s
     """
     from ampacity.cli.experiment import run_experiment
     from ampacity.experiments.burst import BurstPlan
