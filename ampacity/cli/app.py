@@ -10,7 +10,7 @@ from ampacity import __version__
 from ampacity.cli import predict, simulate, workload
 from ampacity.cli.help import NAMES, Command, Group
 from ampacity.cli.judge import baseline, compare, gate, import_, plan, report, size, validate
-from ampacity.cli.measure import ab, burst, demo, doctor, run, search, sweep
+from ampacity.cli.measure import ab, burst, check, demo, doctor, run, search, sweep
 
 app = typer.Typer(
     name="ampacity",
@@ -47,6 +47,7 @@ for command in (
     search.search,
     burst.burst,
     run.run,
+    check.check,
     report.report,
     plan.plan,
     size.size,

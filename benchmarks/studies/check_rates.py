@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.slo import Slo
+from ampacity.analysis.slo import Slo, verdict_word
 from ampacity.analysis.stage.analyse import analyse_stage
-from ampacity.analysis.slo import verdict_word
 from ampacity.experiments.check import ALPHAS, LOOKS, decided
 from benchmarks.servers import SERVERS, Sent, limit_at, stage_of, table_of
 from benchmarks.studies.verdict_rates import LIMITS, load_with
@@ -33,7 +33,7 @@ def checked(name: str, load: float, slo: Slo, requests: int, seed: int) -> tuple
     rng = np.random.default_rng([seed, requests, round(1e4 * load)])
     sent = stage_of(server, rate, requests / rate, rng)
     for look, alpha in zip(LOOKS, ALPHAS, strict=False):
-        if reason := decided(_judged(_known(sent, look * sent.duration_s), slo, alpha)):
+        if decided(_judged(_known(sent, look * sent.duration_s), slo, alpha)):
             seen = _cut(sent, look * sent.duration_s)  # these are drained
             return verdict_word(_judged(seen, slo, None)["slo_met"]), look
     return verdict_word(_judged(sent, slo, ALPHAS[-1])["slo_met"]), 1.0
@@ -51,7 +51,7 @@ def _cut(sent: Sent, end_s: float) -> Sent:
     return replace(sent, duration_s=end_s, arrival_s=arrival, ttft_s=ttft, e2e_s=e2e)
 
 
-def _judged(sent: Sent, slo: Slo, alpha: float | None) -> dict[str, object]:
+def _judged(sent: Sent, slo: Slo, alpha: float | None) -> dict[str, Any]:
     table, (meta, *_) = table_of([sent])
     return analyse_stage(table, meta if alpha is None else {**meta, "alpha": alpha}, [slo])
 

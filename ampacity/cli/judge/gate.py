@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ampacity.cli import options as o
-from ampacity.cli.output import print_json, write_text
+from ampacity.cli.judge.ci import hand_over
 
 if TYPE_CHECKING:
     from ampacity.analysis.change.results import GateResult
@@ -87,7 +86,7 @@ def gate(
     from ampacity.analysis.change.baseline_file import read_baseline
     from ampacity.analysis.change.checks import parse_tolerances, slos_of
     from ampacity.experiments.samples import Budget, judge_samples
-    from ampacity.reports.pages.gate import lines, workflow_commands
+    from ampacity.reports.pages.gate import lines
     from ampacity.values import parse_duration
 
     failure: Exception | None = None
@@ -99,11 +98,7 @@ def gate(
         result = judge_samples(run, base, tolerances, slos, budget, self_test)
     except Exception as error:  # CI's files must show it too, or no answer looks like a good one
         failure, result = error, _cannot_compare(error)
-    _write_files(result, junit, markdown)
-    if os.environ.get("GITHUB_ACTIONS") == "true" and not self_test:
-        print(*workflow_commands(result), sep="\n", file=sys.stderr if json else sys.stdout)
-    if json:
-        print_json(result.as_dict())
+    hand_over(result, junit, markdown, annotate=not self_test, as_json=json)
     if failure:
         raise failure
     if not json:
@@ -119,15 +114,6 @@ def _cannot_compare(error: Exception) -> GateResult:
     sentence = f"Cannot compare: {error or type(error).__name__}"
     empty: dict[str, Any] = {"notes": [], "untracked": {}, "checks": []}
     return GateResult(verdict="cannot_compare", sentence=sentence, **empty)
-
-
-def _write_files(result: GateResult, junit: Path | None, markdown: Path | None) -> None:
-    from ampacity.reports.pages.gate import gate_markdown, junit_xml
-
-    if junit:
-        write_text(junit, junit_xml(result))
-    if markdown:
-        write_text(markdown, gate_markdown(result), append=True)
 
 
 def _self_test_status(result: GateResult) -> int:

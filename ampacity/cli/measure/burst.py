@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from json import loads as read_json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ampacity.cli import EXIT
 from ampacity.cli import options as o
+
+if TYPE_CHECKING:
+    from ampacity.analysis.contract.summary import Summary
 
 SET_BY_BURST = (
     "rates",
@@ -20,9 +23,6 @@ SET_BY_BURST = (
     "arrivals",
     "warmup",
 )
-
-EXIT = {"met": 0, "violated": 1, "inconclusive": 3}
-
 
 BaseRps = Annotated[
     float,
@@ -98,12 +98,11 @@ def burst(
     if limit_s is not None and (short := plan.too_short()):
         raise ConfigError(f"--max-recovery {max_recovery} could not be judged: {short}")
     own = {"url": url, "rates": plan.mean_rps, "arrivals": plan.arrivals, "warmup": 0}
-    path = run_experiment({**raw, **own}, experiment="burst", drive=plan.run, as_json=json)
-    if limit_s is not None:
-        raise typer.Exit(_gate_status(path))
+    how: dict[str, Any] = {"drive": plan.run, "judge": None if limit_s is None else _recovered}
+    run_experiment({**raw, **own}, experiment="burst", as_json=json, **how)
 
 
-def _gate_status(run: Path) -> int:
-    summary = read_json((run / "summary.json").read_text(encoding="utf-8"))
-    recovery = (summary.get("burst") or {}).get("max_recovery") or {}
-    return EXIT[recovery.get("verdict", "inconclusive")]
+def _recovered(_: Path, summary: Summary) -> int:
+    """Return the exit status of --max-recovery."""
+    recovery = summary.burst.max_recovery if summary.burst else None
+    return EXIT[recovery.verdict if recovery else "inconclusive"]

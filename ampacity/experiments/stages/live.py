@@ -123,9 +123,7 @@ class LivePlayer:
             if watching is not None:
                 watching.cancel()
 
-    async def _watch(
-        self, plan: StagePlan, watch: Watch, judge_so_far: Callable[..., Any]
-    ) -> None:
+    async def _watch(self, plan: StagePlan, watch: Watch, judge_so_far: Callable[..., Any]) -> None:
         began_s = time.monotonic()
         for share, alpha in watch.each():
             await asyncio.sleep(max(0.0, began_s + share * plan.duration_s - time.monotonic()))

@@ -120,9 +120,7 @@ class Rig:
             schedule = open_schedule(
                 self.settings.workload, rate_rps=rate_rps, duration_s=duration_s, **self._next()
             )
-            return await self._run(
-                "open", schedule, duration_s, offered_rps=rate_rps, watch=watch
-            )
+            return await self._run("open", schedule, duration_s, offered_rps=rate_rps, watch=watch)
 
         return await self._undisturbed(once)
 
