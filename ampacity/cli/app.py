@@ -11,6 +11,7 @@ from ampacity.cli import predict, simulate, workload
 from ampacity.cli.help import NAMES, Command, Group
 from ampacity.cli.judge import baseline, compare, gate, import_, plan, report, size, validate
 from ampacity.cli.measure import ab, burst, check, demo, doctor, run, search, sweep
+from ampacity.cli.options import prints
 
 app = typer.Typer(
     name="ampacity",
@@ -60,5 +61,6 @@ for command in (
     predict.predict,
     simulate.simulate,
 ):
-    app.command(command.__name__.rstrip("_"), cls=Command, context_settings=NAMES)(command)
+    name = command.__name__.rstrip("_")
+    app.command(name, cls=Command, context_settings=NAMES)(prints(command))
 app.add_typer(workload.app, name="workload")

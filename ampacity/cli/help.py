@@ -14,7 +14,7 @@ SHOWN_MAX = 9
 ALL = "--help-all"
 NAMES = {"help_option_names": ["-h", "--help", ALL]}
 HEADLINE_MAX = 68
-# what --help shows of a command with more than SHOWN_MAX options: the first SHOWN_MAX of these
+# what --help shows of a command with more than SHOWN_MAX options: the first of these, then its own
 FIRST = (
     *("config", "preset", "model", "baseline", "gpu", "model_config", "wait_for_start", "rate"),
     *("base_rps", "factor", "base_duration", "burst_duration", "max_recovery", "rounds", "trace"),
@@ -45,7 +45,9 @@ def shown(command: Any, context: Any) -> list[Any]:
     """Return the options that ``--help`` shows, in the order of use."""
     every = options(command, context)
     if len(every) > SHOWN_MAX:
-        every = sorted((p for p in every if p.name in FIRST), key=lambda p: FIRST.index(p.name))
+        ranks = {name: rank for rank, name in enumerate(FIRST)}
+        own = [p for p in every if p.name in ranks or not p.rich_help_panel]
+        every = sorted(own, key=lambda p: ranks.get(p.name, len(FIRST)))
     return [p for _, params in _by_group(every[:SHOWN_MAX]) for p in params]
 
 

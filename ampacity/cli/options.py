@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from enum import StrEnum
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ampacity.cli.output import shown
 from ampacity.settings import OUTPUT, SETTINGS, SHARED
 from ampacity.values import option as option_name
 
@@ -39,8 +41,16 @@ Markdown = Annotated[
 JUnit = Annotated[Path | None, _file(help="Write JUnit XML.")]
 
 
+class Amount(StrEnum):
+    short = "short"
+    full = "full"
+
+
 def option(name: str, kind: Any, default: Any, *flags: str, **shown: Any) -> Parameter:
-    """Return an option as a parameter of a command."""
+    """Return an option as a parameter of a command; a help's last "Default: X." is its default."""
+    shown["help"], _, otherwise = shown["help"].partition(" Default: ")
+    if otherwise:
+        shown["show_default"] = otherwise.rstrip(".")
     annotation = Annotated[kind, typer.Option(*(flags or [option_name(name)]), **shown)]
     return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
@@ -91,3 +101,36 @@ def gathers(into: str, options: list[Parameter]) -> Callable[[Command], Command]
         return with_options
 
     return decorate
+
+
+def prints(command: Command) -> Command:
+    """Give a command with a result ``--summary`` and ``--quiet``, which ``output.shown`` keeps."""
+    if "json" not in signature(command).parameters:
+        return command
+
+    @wraps(command)
+    def printing(printed: dict[str, Any], **given: Any) -> None:
+        shown.full, shown.quiet = printed["summary"] is Amount.full, "quiet" in printed
+        command(**given)
+
+    options = [
+        option(
+            "summary",
+            Amount,
+            Amount.short,
+            metavar="short|full",
+            help="What is printed: one screen, or every table.",
+            rich_help_panel=OUTPUT,
+            show_default="short",
+        ),
+        option(
+            "quiet",
+            bool | None,
+            None,
+            "-q",
+            "--quiet",
+            help="Print no progress.",
+            rich_help_panel=OUTPUT,
+        ),
+    ]
+    return gathers("printed", options)(printing)
