@@ -32,7 +32,7 @@ Profile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Profile from 'ampacity workload fit': busiest hour, mean and variance of the "
+        help="Profile from 'ampacity workload fit'. Busiest hour, mean and variance of the "
         "traffic.",
     ),
 ]
