@@ -231,8 +231,8 @@ class Settings:
     )
 
     slo: Sequence[Any] = _slo(_list("METRIC_pQ=LIMIT", v.items), ())(
-        "Service level objective, repeatable. E.g. ttft_p99=2s, itl_p99=50ms, e2e_p95=10s, "
-        "error_rate=1%, or of one class: chat:ttft_p95=1s."
+        "Service level objective, repeatable. E.g. ttft_p99=2s, itl_p99.9=50ms, e2e_max=10s, "
+        "error_rate=1%, goodput=95%, or of one class: chat:ttft_p95=1s."
     )
     keep_answers_bytes: int | None = _output(Kind(int, "MIB", v.mebibytes), name="keep_answers")(
         "Keep answer texts in the run directory, up to this many MiB per process, for 'ampacity "
@@ -247,6 +247,14 @@ class Settings:
     gpu_hour: float | None = _slo(_number("USD"))("Price of one GPU for one hour.")
     out: Path | None = _output(Kind(Path, "DIR", v.path))(
         "Output: run directory, new or empty.", "runs/<time>-<name>"
+    )
+
+    prometheus: tuple[str, int] | None = _output(_text("PORT|HOST:PORT", v.listen_at))(
+        "Serve the load's counters to Prometheus at http://127.0.0.1:PORT/metrics while it runs."
+    )
+    otlp: str | None = _output(_text("URL", v.otlp_url))(
+        "Post the same counters to an OpenTelemetry collector, e.g. http://127.0.0.1:4318 (OTLP "
+        "over HTTP, JSON)."
     )
 
     # settings of a trace, which only 'ampacity run' plays

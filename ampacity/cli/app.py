@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ampacity import __version__
-from ampacity.cli import predict, simulate, workload
+from ampacity.cli import export, predict, simulate, workload
 from ampacity.cli.help import NAMES, Command, Group
 from ampacity.cli.judge import baseline, compare, gate, import_, plan, report, size, validate
 from ampacity.cli.measure import ab, burst, check, demo, doctor, run, search, sweep
@@ -58,6 +58,7 @@ for command in (
     gate.gate,
     validate.validate,
     import_.import_,
+    export.export,
     predict.predict,
     simulate.simulate,
 ):

@@ -33,7 +33,7 @@ Json = Annotated[
 RunDir = Annotated[Path, typer.Argument(help="Run directory.", show_default=False)]
 _file = partial(typer.Option, metavar="FILE", rich_help_panel=OUTPUT)
 Html = Annotated[Path | None, _file(help="Write an HTML page.")]
-Csv = Annotated[Path | None, _file(help="Write every figure as CSV.")]
+Csv = Annotated[Path | None, _file(help="Write CSV, every figure.")]
 Markdown = Annotated[
     Path | None,
     _file(help="Write Markdown. check and gate append it, e.g. to $GITHUB_STEP_SUMMARY."),

@@ -8,7 +8,7 @@ from ampacity.analysis.change.engine import spent_at
 from ampacity.analysis.change.results import Check, CheckResult
 from ampacity.analysis.contract.stage import Stage as JudgedStage
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.slo import verdict_word
+from ampacity.analysis.slo import EXTREMES, verdict_word
 from ampacity.durations import duration_text, rounded_up
 from ampacity.experiments.stages.rig import Rig, Stage, Watch
 from ampacity.experiments.sweep import too_few
@@ -26,6 +26,11 @@ def refuse(settings: Settings) -> None:
         raise ConfigError("a check is made at one load: give it, as --rates 5 (requests/s)")
     if not settings.slos:
         raise ConfigError("a check needs a limit: give an SLO, as --slo ttft_p95=250ms")
+    if extreme := next((slo for slo in settings.slos if slo.quantile in EXTREMES), None):
+        raise ConfigError(
+            f"--slo {extreme.text}: the extreme of a run depends on its length, which a check "
+            "chooses itself: give a percentile, as p99.9"
+        )
 
 
 def decided(stage: Stage) -> str | None:
