@@ -135,6 +135,12 @@ class Cohort:
         ok = self.requests.has_status("ok")
         return self.per_request(np.where(ok, 0.0, np.nan), None)
 
+    def meeting(self, meets: Bools) -> Observations:
+        """Return 0 for every request that meets all SLOs, shape (n,), infinity for the others."""
+        ok = self.requests.has_status("ok")
+        values = np.where(meets, 0.0, np.where(ok, np.inf, np.nan))
+        return self.per_request(values, None, memory=self.memory)
+
     def fluidity(self, first_s: float) -> Observations:
         """Return the pace in s per token that each request kept (analysis/metrics/fluidity.py)."""
         unknown = self._chunks_unknown()
