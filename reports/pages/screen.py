@@ -25,6 +25,7 @@ from ampacity.reports.render.figures import (
     seconds,
     share,
     significant,
+    undecided,
 )
 from ampacity.reports.render.table import Cell, Column, Rows, Table
 from ampacity.reports.render.terminal import Entry, Screen, show
@@ -33,14 +34,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NAMED = 2  # SLOs that a line names; of more it counts the rest
-UNDECIDED = {
-    "too few": "too few requests",
-    "too short": "too short",
-    "so near": "near its limit",
-    "the share": "on the edge",
-    "were cut off": "cut off in flight",
-}
-"""Short words for a verdict's ``cause``, by a text that it contains."""
 NOTES = {
     "partial": "",  # an answer of its own
     "no_requests": "No request was recorded.",
@@ -309,8 +302,3 @@ def _undecided(verdicts: Sequence[SloVerdict], stage: Stage) -> str:
         return f"{count(more)} more requests decide it"
     cause = next((v.cause for v in verdicts if v.cause), stage.slo_met_reason or "")
     return undecided(cause)
-
-
-def undecided(cause: str) -> str:
-    """Return the short words for the cause of an inconclusive verdict."""
-    return next((words for part, words in UNDECIDED.items() if part in cause), "no value")
