@@ -40,6 +40,13 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
+def print_part(part: Any) -> None:
+    """Print a struct as JSON."""
+    from ampacity.analysis.contract.part import plain
+
+    print_json(plain(part))
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Raise RunDirError if the block cannot write ``path``."""

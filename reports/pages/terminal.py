@@ -53,7 +53,7 @@ def render_table(summary: Summary, console: Console, path: object = None) -> Non
     text = f"{count(failed)} of {count(summary.requests)} requests of the whole run"
     text = "; ".join([text, *ended_otherwise(errors)])
     state = "bad" if failed else "unsure" if cut_off(errors) else ""
-    print_entry(console, "Errors", text, failures_by_cause(errors), state)
+    print_entry(console, "Errors", text, failures_by_cause(summary), state)
     for warning in summary.warnings:
         console.print()
         say(console, f"Warning [{warning.code}] {warning.text}", "yellow")

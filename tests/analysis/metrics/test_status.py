@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ampacity.analysis.metrics.cohort import Cohort, observations_for_slo
@@ -9,7 +11,8 @@ from ampacity.analysis.metrics.percentiles import percentiles
 from ampacity.analysis.slo import Slo, parse_slo, parse_slos
 from ampacity.analysis.stage.attainment import judge_slo, observe_slos, requests_meeting
 from ampacity.loadgen.rundir.records import FAILED_STATUSES, RequestRecord
-from tests.support.synthetic import at_ns, cohort, request
+from tests.support.contract import summarise
+from tests.support.synthetic import Stage, at_ns, cohort, make_run, request
 
 TTFT = parse_slo("ttft_p99=2s")
 
@@ -35,6 +38,22 @@ def test_failed_is_infinitely_slow_and_misses(status: str, got_tokens: bool) -> 
         assert o.quantile_bounds(0.995) == (float("inf"), float("inf")), metric
     assert o.quantile_bounds(0.99)[1] < 1
     assert meeting(c, "ttft_p99=2s") == 99
+
+
+def test_an_http_error_is_counted_by_its_code(tmp_path: Path) -> None:
+    """Name each kind, with the first error as its example."""
+    codes = {"rate_limited": (429, 529), "auth": (401, 403), "overloaded": (503,)}
+    codes |= {"bad_request": (400, 404, 422), "upstream": (500, 502, 524), "redirect": (307,)}
+    wanted = [(kind, code) for kind, listed in codes.items() for code in listed]
+    wanted += [("http_error", None), ("rate_limited", 429)]
+    records = good(60) + [
+        request(900 + i, 0.3, ttft_s=None, status="http_error", http_status=code, error=f"n {code}")
+        for i, (_, code) in enumerate(wanted)
+    ]
+    found = summarise(make_run(tmp_path / "run", [Stage(records, 1.0)], [], warmup_requests=0))
+    counted = {kind: len(listed) for kind, listed in codes.items()} | {"http_error": 1}
+    assert {k: n for k, n in found["errors"].items() if n} == counted | {"rate_limited": 3}
+    assert found["error_examples"] == {k: f"n {codes.get(k, (None,))[0]}" for k in counted}
 
 
 def test_failures_that_reach_into_a_percentile_make_it_null_with_the_reason() -> None:
@@ -122,7 +141,8 @@ def test_on_the_edge_no_length_decides_but_too_few_requests_say_how_many() -> No
     assert few.verdict == "inconclusive"
     assert few.more_requests == pytest.approx(290, abs=2)
     assert few.cause == "p99 needs 299 requests"
-    # 8 of 500 are 1.6 %: over the limit, but by chance in one sample of eight (P[Poisson(5) >= 8] = 0.13)
+    # 8 of 500 are 1.6 %: over the limit, but by chance in one sample of eight (P[Poisson(5) >= 8]
+    # = 0.13)
     near = judge_slo(
         cohort(*good(492), *good(8, first=492, ttft_s=3.0)).ttft(from_schedule=True), TTFT
     )
