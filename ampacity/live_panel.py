@@ -53,7 +53,7 @@ class LivePanel:
         self._seen: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])  # s, sent, ended
         self._in_flight: deque[float] = deque(maxlen=HISTORY)
         self._ttft_s: deque[float | None] = deque(maxlen=HISTORY)
-        self._counted = 0  # first tokens that the sparkline has
+        self._ended = 0  # requests that the sparkline has
 
     def _look(self) -> tuple[Live, tuple[float, int, int], tuple[float, int, int]] | None:
         """Return (counters, now, some seconds ago), or None before the stage has begun."""
@@ -83,8 +83,8 @@ class LivePanel:
         if (seen := self._look()) is None:
             return None
         live, now, before = seen
-        new = live.ttft_s[self._counted - len(live.ttft_s) :] if self._counted else live.ttft_s
-        new, self._counted = list(new), len(live.ttft_s)
+        fresh, self._ended = min(live.ended - self._ended, LIVE_TTFTS), live.ended
+        new = live.ttft_s[-fresh:] if fresh else []
         self._ttft_s.append(sorted(new)[len(new) // 2] if new else None)
         self._in_flight.append(float(live.in_flight))
         sent, done = _rates(now, before)

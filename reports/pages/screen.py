@@ -135,6 +135,7 @@ def _answers(summary: Summary) -> list[Entry]:
         ends = _ends(held.c_max_ci, "pooled" in held.crossing)
         found.append(Entry("C_MAX", f"{significant(held.c_max)} in flight", ends))
     found.append(_limit(summary))
+    found += [Entry("CAUSE", c.title, f"try {c.lever}") for c in summary.limits if c.holds][:1]
     if summary.families:
         curves = (f"{f.lengths} {rate(f.capacity.capacity_rps)}" for f in summary.families)
         found.append(Entry("LENGTHS", ", ".join(curves)))
