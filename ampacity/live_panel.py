@@ -15,6 +15,7 @@ from ampacity.analysis.stats.intervals import smallest_n
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.plan import LIVE_TTFTS, Live, StagePlan
 from ampacity.loadgen.probe.diagnosis import duration_text as seconds
+from ampacity.loadgen.rundir.records import FAILED_STATUSES
 from ampacity.reports.render.figures import counted
 from ampacity.reports.render.terminal import spark, text_of
 
@@ -111,7 +112,8 @@ class LivePanel:
                 (" " * 11, ""),
                 (spark(list(self._in_flight), bars), "cyan"),
             ],
-            [("requests  ", "dim"), (f"{sent:.1f} sent/s, {done:.1f} done/s, {_errors(live)}", "")],
+            [("requests  ", "dim"), (f"{sent:.1f} sent/s, {done:.1f} done/s", "")],
+            [("errors    ", "dim"), (_errors(live), "bold red" if live.failed else "")],
         ]
 
     def _title(self, live: Live, elapsed_s: float) -> str:
@@ -140,7 +142,9 @@ def _level(live: Live) -> str:
 
 
 def _errors(live: Live) -> str:
-    return counted(live.failed, "error")
+    """Return ``3 errors (timeout 2, reset 1)``."""
+    kinds = ", ".join(f"{k} {n:,}" for k, n in live.statuses.most_common() if k in FAILED_STATUSES)
+    return counted(live.failed, "error") + (f" ({kinds})" if kinds else "")
 
 
 def _rates(now: tuple[float, int, int], before: tuple[float, int, int]) -> list[float]:

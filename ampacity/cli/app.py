@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ampacity import __version__
-from ampacity.cli import predict, simulate, workload
+from ampacity.cli import export, predict, simulate, workload
 from ampacity.cli.judge import baseline, compare, gate, import_, plan, report, size, validate
 from ampacity.cli.measure import ab, burst, demo, doctor, run, search, sweep
 from ampacity.cli.options import prints
@@ -56,6 +56,7 @@ for command in (
     gate.gate,
     validate.validate,
     import_.import_,
+    export.export,
     predict.predict,
     simulate.simulate,
 ):

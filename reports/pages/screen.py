@@ -106,9 +106,9 @@ def _conditions(summary: Summary) -> list[Entry]:
 
 def _counts(summary: Summary) -> list[str]:
     """Return how many requests failed or were cut off, where any were."""
-    errors, failed = summary.errors, failures(summary.errors)
+    failed = failures(summary.errors)
     parts = [f"{count(failed)} failed ({failures_by_cause(summary)})"] if failed else []
-    parts += ended_otherwise(errors)
+    parts += ended_otherwise(summary.errors)
     return [f"{count(summary.requests)} requests: {'; '.join(parts)}."] if parts else []
 
 
