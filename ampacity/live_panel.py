@@ -142,9 +142,9 @@ def _level(live: Live) -> str:
 
 
 def _errors(live: Live) -> str:
-    """Return ``3 errors (timeout 2, reset 1)``."""
-    kinds = ", ".join(f"{k} {n:,}" for k, n in live.statuses.most_common() if k in FAILED_STATUSES)
-    return counted(live.failed, "error") + (f" ({kinds})" if kinds else "")
+    """Return ``timeout 2, reset 1``."""
+    kinds = (f"{k} {n:,}" for k, n in live.statuses.most_common() if k in FAILED_STATUSES)
+    return ", ".join(kinds) or "none"
 
 
 def _rates(now: tuple[float, int, int], before: tuple[float, int, int]) -> list[float]:
@@ -216,5 +216,5 @@ def live_line(
     return (
         f"stage {live.stage}: {f'{phase}, ' if phase else ''}{level}, {sent:.1f} sent/s, "
         f"{done:.1f} done/s, {live.in_flight} in flight, TTFT p50 {p50} p99 {p99}, "
-        f"{_errors(live)}, {left}"
+        f"{counted(live.failed, 'error')}, {left}"
     )

@@ -33,6 +33,7 @@ from ampacity.reports.render.terminal import Entry, Screen, show
 if TYPE_CHECKING:
     from rich.console import Console
 
+JUDGED = 6  # SLOs that have a column
 NAMED = 2  # SLOs that a line names; of more it counts the rest
 NOTES = {
     "partial": "",  # an answer of its own
@@ -216,16 +217,17 @@ def _table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
     head = {"open": "req/s", "closed": "users"}[stages[0].kind] if len(kinds) == 1 else "load"
     rows.column(Column(head), lambda _, s: Cell(_load(s, head)))
     for i, slo in enumerate(_judged(summary)):
-        rows.column(Column(slo.head, "", 10 + i if i else 0), slo.cell)
-    rows.figure("in flight", "", lambda s: s.concurrency, significant, 4, "")
+        rows.column(Column(slo.head, "", 2 + i if i else 0), slo.cell)
+    rows.figure("in flight", "", lambda s: s.concurrency, significant, 6, "")
     rows.figure("goodput", "", lambda s: s.goodput_rps, significant, 5, "")
     if any(failures(s.errors) for s in stages):
         rows.figure("failed", "", lambda s: failures(s.errors), count, 1)
     if any(s.accepted.requests is not None for s in stages):
         rows.figure("accepted/s", "", lambda s: s.accepted.rps, significant, 2, "")
     if not summary.slos:
-        rows.figure("tokens/s", "", lambda s: s.output_tokens_per_s, significant, 3, "")
-    rows.column(Column("SLO", "", text=True), lambda _, s: _words(summary, s))
+        rows.figure("tokens/s", "", lambda s: s.output_tokens_per_s, significant, 7, "")
+    last = Column("SLO" if summary.slos else "state", "", text=True)
+    rows.column(last, lambda _, s: _words(summary, s))
     return rows.done()
 
 
@@ -275,7 +277,8 @@ def _judged(summary: Summary) -> Sequence[_Judged | _Plain]:
             _Plain("ITL p99", "itl_s", "p99"),
         ]
     binding = summary.capacity.binding_slo
-    return [_Judged(slo) for slo in sorted(summary.slos, key=lambda s: s.text != binding)]
+    ranked = sorted(summary.slos, key=lambda s: s.text != binding)
+    return [_Judged(slo) for slo in ranked[:JUDGED]]
 
 
 def _words(summary: Summary, stage: Stage) -> Cell:
@@ -283,8 +286,9 @@ def _words(summary: Summary, stage: Stage) -> Cell:
     if stage.client_limited:
         return Cell("– this machine was the limit", state="unsure")
     if not summary.slos:
-        grew = stage.stable is False
-        return Cell("✗ the queue grew" if grew else DASH, state="bad" if grew else "")
+        words = {True: ("✓ steady", "good"), False: ("✗ the queue grew", "bad")}
+        text, state = words.get(stage.stable, ("? too short to tell", "unsure"))
+        return Cell(text, state=state)
     if stage.slo_met:
         return Cell("✓ met", state="good")
     violated = [v.slo.partition("=")[0] for v in stage.slo_verdicts if v.verdict == "violated"]

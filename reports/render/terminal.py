@@ -56,24 +56,34 @@ class Screen:
 
 
 def show(screen: Screen, console: Console) -> None:
-    """Print a screen; of a long table only as many rows as fit."""
-    above = [line for entry in screen.answers for line in _entry(console, entry, 3)]
-    below = [line for entry in screen.drawn for line in _entry(console, entry, 1)]
+    """Print a screen; of long texts and tables only as much as fits."""
+    table = screen.table if screen.table and screen.table.rows else None
+    head = 1 + any(column.unit for column in table.columns) if table else 0
+    for most in (3, 2, 1):  # lines of an answer
+        above = [line for entry in screen.answers for line in _entry(console, entry, most)]
+        below = _below(screen, console, min(most, NOTE_LINES))
+        rows = sum(math.ceil(max(line.cell_len, 1) / console.width) for line in above + below)
+        if rows + head + FEWEST < LINES:
+            break
+    _print(console, *above)
+    if table:
+        print_table(console, _shortened(screen, max(LINES - rows - head - 1, FEWEST)), notes=False)
+    _print(console, *below)
+
+
+def _below(screen: Screen, console: Console, most: int) -> list[Text]:
+    """Return the lines below the table; a note has ``most`` lines."""
+    lines = [line for entry in screen.drawn for line in _entry(console, entry, 1)]
     more = len(screen.notes) - NOTES
     for i, note in enumerate(screen.notes[:NOTES]):
         aside = f"+ {more} more with --summary full" if more > 0 and i == NOTES - 1 else ""
         first = SENTENCES.split(note, 1)[0]
-        below += _entry(console, Entry("NOTE", first, aside, "unsure"), NOTE_LINES)
+        lines += _entry(console, Entry("NOTE", first, aside, "unsure"), most)
     if screen.next_command:
-        below += _next(console, screen.next_command)
+        lines += _next(console, screen.next_command)
     if screen.path:
-        below.append(_labelled(console, "REPORT", str(screen.path)))
-    _print(console, *above)
-    if screen.table and screen.table.rows:
-        used = sum(math.ceil(max(line.cell_len, 1) / console.width) for line in above + below)
-        head = 2 if any(column.unit for column in screen.table.columns) else 1
-        print_table(console, _shortened(screen, max(LINES - used - head - 1, FEWEST)), notes=False)
-    _print(console, *below)
+        lines.append(_labelled(console, "REPORT", str(screen.path)))
+    return lines
 
 
 def _shortened(screen: Screen, most: int) -> Table:
