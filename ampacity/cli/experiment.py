@@ -52,8 +52,8 @@ def run_experiment(
     if check is not None:
         check(settings)
     settings = replace(settings, out=out_path(settings, experiment))
-    how: dict[str, Any] = {"command_line": command_line(sys.argv), "progress": Progress()}
-    with no_stub(settings.out):
+    with no_stub(settings.out), Progress(quiet=shown.quiet) as progress:
+        how: dict[str, Any] = {"command_line": command_line(sys.argv), "progress": progress}
         path = run_event_loop(conduct(settings, experiment=experiment, drive=drive, **how))
     status, summary = finish(path, as_json=as_json and not quiet, quiet=quiet)
     if judge is not None:
