@@ -69,7 +69,7 @@ _FACTORS = {"DCGM_FI_DEV_GPU_UTIL": 0.01, "DCGM_FI_DEV_FB_USED": 2.0**20}  # per
 _SHARES = {"prefix_hit_rate", "spec_acceptance_rate", "gpu_utilization"}  # the mean is taken ...
 _FULLEST = {"kv_cache_usage"}  # ... and of these the largest: that replica preempts
 
-COLUMNS = tuple(_NAMES)
+COLUMNS = (*_NAMES, "engines")
 SCHEMA: pa.Schema = pa.schema(
     [pa.field("at_ns", pa.int64()), *(pa.field(name, pa.float64()) for name in COLUMNS)]
 )
@@ -111,12 +111,16 @@ def number(text: str) -> float:
 
 
 def read_metrics(pages: Sequence[bytes]) -> dict[str, float]:
-    """Return the known metrics on Prometheus text pages; counts are summed over the pages."""
+    """Return the known metrics on Prometheus text pages; counts are summed over the pages.
+
+    ``engines``: how many report their running requests.
+    """
     found: dict[str, list[float]] = {}
     for lines in (lines_of(page.decode("utf-8", "replace")) for page in pages):
-        for column in COLUMNS:
+        for column in _NAMES:
             found.setdefault(column, []).extend(series(lines, column).values())
-    return {column: _one(column, values) for column, values in found.items() if values}
+    engines = {"engines": float(len(found["running"]))} if found.get("running") else {}
+    return {column: _one(column, values) for column, values in found.items() if values} | engines
 
 
 def series(lines: Lines, column: str) -> dict[tuple[tuple[str, str], ...], float]:

@@ -109,6 +109,7 @@ class Process(Part, frozen=True, kw_only=True):
 
 class Server(Part, frozen=True, kw_only=True):
     samples: int
+    engines: int | None
     running: float | None
     waiting: float | None
     kv_cache_usage_max: float | None

@@ -45,8 +45,10 @@ def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> Serv
         grown, of = _growth(column(part)), _growth(column(whole))
         if grown is not None and of:
             found[name] = grown / of
+    engines = _fold(column("engines"), np.max)
     return Server(
         samples=int(inside.sum()),
+        engines=None if engines is None else int(engines),
         kv_cache_usage_max=_fold(column("kv_cache_usage"), np.max),
         gpu_memory_used_bytes=_fold(column("gpu_memory_used_bytes"), np.max),
         preemptions=_growth(column("preemptions_total")),
