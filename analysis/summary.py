@@ -29,6 +29,7 @@ from ampacity.analysis.metrics.kinds import KINDS
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
 from ampacity.analysis.metrics.requests import Requests
 from ampacity.analysis.network import network_share
+from ampacity.analysis.next_run import next_command
 from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
 from ampacity.analysis.slo import Slo, slo_from_dict
 from ampacity.analysis.stage.analyse import RunRecords, analyse_stage, read_records
@@ -101,6 +102,8 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         summary, output_deviation(records.requests), cut_short(run.requests, records.requests)
     )
     summary["verdict"] = write_verdict(summary)
+    if "next_command" not in summary and (command := next_command(summary, meta, str(run.path))):
+        summary["next_command"] = command
     found = read_summary(_plain(summary))
     return structs.replace(found, limits=find_limits(found))
 
@@ -173,16 +176,27 @@ def _without_verdict(stage: dict[str, Any]) -> dict[str, Any]:
     return {**stage, "slo_met": None, "slo_met_reason": why, "slo_verdicts": []}
 
 
+def read_stages(run: Run) -> tuple[list[dict[str, Any]], RunRecords]:
+    """Return (entries of run.json's stages, the run's records)."""
+    metas = [_plain_stage(index, s) for index, s in enumerate(run.meta.get("stages") or [])]
+    records = read_records(run.requests, _origin_ns(metas), run.meta)
+    if not run.complete:
+        metas = [_as_far_as_it_came(m, run.requests) for m in metas]
+    return metas, records
+
+
+def warmup_of(meta: Mapping[str, Any]) -> int | None:
+    """Return the warm-up that run.json sets, in requests of each stage."""
+    return None if meta.get("warmup_requests") is None else int(meta["warmup_requests"])
+
+
 def _judge_stages(
     run: Run, slos: list[Slo], labels: Mapping[int, bool] | None
 ) -> tuple[list[dict[str, Any]], RunRecords, list[dict[str, Any]]]:
     """Return (entries of run.json's stages, the run's records, its stage objects)."""
     meta = run.meta
-    metas = [_plain_stage(index, s) for index, s in enumerate(meta.get("stages") or [])]
-    records = read_records(run.requests, _origin_ns(metas), meta)
-    warmup = None if meta.get("warmup_requests") is None else int(meta["warmup_requests"])
-    if not run.complete:
-        metas = [_as_far_as_it_came(m, run.requests) for m in metas]
+    metas, records = read_stages(run)
+    warmup = warmup_of(meta)
     prices = meta.get("fleet_inputs")
     stages = [
         analyse_stage(

@@ -10,7 +10,8 @@ from typing import Any
 
 from msgspec import structs
 
-from ampacity.analysis.capacity.fleet import AT_USABLE, cost_per_million_output_tokens, size_fleet
+from ampacity.analysis.capacity.fleet import AT_USABLE, cost_per_million_output_tokens
+from ampacity.analysis.capacity.fleet_figures import FleetInputs, fleet_figures
 from ampacity.analysis.change import engine
 from ampacity.analysis.change.comparable import differences
 from ampacity.analysis.change.findings import findings, is_aa, pairs_planned
@@ -335,7 +336,16 @@ def _capacity_lines(runs: Runs) -> list[Line]:
     ]
     if peak and not unlike:
         gpus = Figure("capacity", "gpus_for_peak", f"GPUs for {peak:g} req/s × {safety:g}", False)
-        size = lambda run, x: size_fleet(peak, x, safety, run.gpus).gpus  # noqa: E731
+
+        def size(run: ComparedRun, rate_rps: float) -> float:
+            of_run = FleetInputs(
+                peak_rps=peak,
+                capacity_rps=rate_rps,
+                safety_factor=safety,
+                tensor_parallel=run.gpus,
+            )
+            return fleet_figures(of_run).gpus
+
         lines.append(_by_capacity(gpus, runs, size))
     c_max = [c["c_max"] or str(c["reason"] or "none was found") for c in capacities]
     brackets = [tuple(c["c_max_ci"] or (None, None)) for c in capacities]

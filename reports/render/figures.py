@@ -132,11 +132,6 @@ def loads_of(summary: Summary, indices: Sequence[int]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def printable(text: str) -> str:
-    """Return ``text`` without control characters, which could drive a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
 NO_FAILURES = {
     "unfinished": "cut off unfinished",
     "cancelled": "cancelled by the workload",

@@ -158,7 +158,7 @@ def undocumented(actual: Any, documented: Any, where: str, text: str) -> list[st
     if where.endswith((".errors", ".workload.trace", ".token_source")):
         return []  # keys of data
     if {"p50", "p99", "mean"} <= actual.keys():
-        names = {re.sub(r"^p(50|90|95)(?=_)", "p99", name) for name in actual}
+        names = {re.sub(r"^(p50|p90|p95|p99\.9|min|max)(?=_)", "p99", name) for name in actual}
         return [f"{where}.{name}" for name in names if f'"{name}":' not in text]
     found = []
     for name, value in actual.items():
