@@ -103,7 +103,7 @@ class Curve:
         what = "offered load / capacity: no load nearer to it shows the limit"
         return (Evidence(figure=what, value=offered / capacity, stage=stage.name),)
 
-    def engines(self, stage: Stage) -> int:
+    def engines(self, stage: Stage) -> float:
         """Return how many engines serve. Raises CannotTell."""
         server, law = stage.server, stage.littles_law.server
         if server is None or not server.engines:
