@@ -33,6 +33,7 @@ BUNCHED_SHARE = 0.9  # of chunks coalesced with the previous one: above it there
 READS_APART_US = 2000  # most reads nearer than this: a fast engine, nothing holds tokens back
 READS_FEW = 3.0  # an answer in so few reads has no TPOT
 IN_ONE_PIECE = "answers came in one piece"
+HELD_BACK = "something on the way holds them back"
 ONE_PIECE_SHARE = 0.5  # of answers with several tokens: above it the first token has no own time
 
 
@@ -291,7 +292,7 @@ class Cohort:
         apart_text = f", {apart_us / apart / 1e3:.3g} ms apart" if apart else ""
         return (
             f"{together / chunks:.1%} of the chunks came together with the one before "
-            f"({reads:.1f} reads an answer{apart_text}): something on the way holds them back, and "
+            f"({reads:.1f} reads an answer{apart_text}): {HELD_BACK}, and "
             "these times are not the engine's (see: ampacity doctor)"
         ), reads
 
