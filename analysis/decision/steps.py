@@ -12,6 +12,7 @@ from ampacity.analysis.decision.roofline import (
     cost_floor_per_million,
     decode_floor_s,
     pipeline_bubble,
+    ridge_flops_per_byte,
     speculated_tokens_per_step,
 )
 from ampacity.analysis.decision.tiers import slow_replica_share
@@ -64,7 +65,7 @@ def _workload(known: Known, _: Physics) -> Step:
     return Step(title="Workload", known=inputs, decision=lengths, gap=gap, command=command)
 
 
-def _hardware(known: Known, _: Physics) -> Step:
+def _hardware(known: Known, physics: Physics) -> Step:
     instance = known.instance
     if instance is None:
         gap = known.instance_missing
@@ -75,9 +76,12 @@ def _hardware(known: Known, _: Physics) -> Step:
         _stated("memory", card.memory_bytes / 2**30, "GiB", f"data sheet of {card.name}"),
         _stated("bandwidth", card.bandwidth_bytes_s / 1e12, "TB/s", f"data sheet of {card.name}"),
     )
-    return Step(
-        title="Hardware", known=inputs, decision=f"{instance.gpus} x {card.name} an instance"
-    )
+    how = f"{instance.gpus} x {card.name} an instance"
+    if physics.use is not None:
+        ridge, intensity = ridge_flops_per_byte(card, instance.weights), physics.use.intensity
+        bound = "memory" if intensity < ridge else "compute"
+        how += f"; decoding is bound by its {bound} ({intensity:.0f} of {ridge:.0f} FLOP/byte)"
+    return Step(title="Hardware", known=inputs, decision=how)
 
 
 def _routing(known: Known, _: Physics) -> Step:
