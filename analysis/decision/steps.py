@@ -80,7 +80,7 @@ def _hardware(known: Known, physics: Physics) -> Step:
     if physics.use is not None:
         ridge, intensity = ridge_flops_per_byte(card, instance.weights), physics.use.intensity
         bound = "memory" if intensity < ridge else "compute"
-        how += f"; decoding is bound by its {bound} ({intensity:.0f} of {ridge:.0f} FLOP/byte)"
+        how += f", bound by {bound}: {intensity:.0f} of {ridge:.0f} FLOP/byte"
     return Step(title="Hardware", known=inputs, decision=how)
 
 
@@ -278,7 +278,7 @@ def _batching(known: Known, _: Physics) -> Step:
             tokens = speculated_tokens_per_step(known.draft_tokens, min(shares))
             decision += f"; speculation gives {tokens:.2f} tokens a step"
         else:
-            gap = "the server reported no speculative acceptance: no tokens per step"
+            gap = "the server reported no acceptance of drafted tokens"
     return Step(title="Batching", known=tuple(inputs), decision=decision, gap=gap)
 
 

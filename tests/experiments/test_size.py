@@ -137,7 +137,8 @@ def test_all_thirteen_steps_on_two_screens_in_three_seconds(
     assert "not known" not in out
     text = " ".join(out.split())
     assert "of the bandwidth bound used" in text
-    assert "the server reported no speculative acceptance" in text
+    assert "the server reported no acceptance of drafted tokens" in text
+    assert "of 295 FLOP/byte" in text
     assert "start an instance 47.0 s ahead" in text
     assert "20 % less / 20 % more of instances USD a year USD for 1,000" in text
 
