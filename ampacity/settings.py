@@ -225,7 +225,7 @@ class Settings:
     )
 
     slo: Sequence[Any] = _output(_list("METRIC_pQ=LIMIT", v.items), ())(
-        "Service level objective, e.g. ttft_p99=2s, itl_p99=50ms, e2e_p95=10s, error_rate=1%; "
+        "Service level objective, e.g. ttft_p99=2s, itl_p99.9=50ms, e2e_max=10s, error_rate=1%; "
         "repeatable."
     )
     keep_answers_bytes: int | None = _output(Kind(int, "MIB", v.mebibytes), name="keep_answers")(
@@ -240,6 +240,14 @@ class Settings:
     gpu_hour: float | None = _output(_number("USD"))("Price of one GPU for one hour.")
     out: Path | None = _output(Kind(Path, "DIR", v.path))(
         "Run directory; new or empty. Default: runs/<time>-<name>."
+    )
+
+    prometheus: tuple[str, int] | None = _output(_text("PORT|HOST:PORT", v.listen_at))(
+        "Serve the load's counters to Prometheus at http://127.0.0.1:PORT/metrics while it runs."
+    )
+    otlp: str | None = _output(_text("URL", v.otlp_url))(
+        "Post the same counters to an OpenTelemetry collector, e.g. http://127.0.0.1:4318 (OTLP "
+        "over HTTP, JSON)."
     )
 
     # settings of a trace, which only 'ampacity run' plays

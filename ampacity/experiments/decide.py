@@ -14,7 +14,6 @@ from ampacity.analysis.decision.disaggregation import readiness
 from ampacity.analysis.decision.guardrails import guardrails, input_quantiles
 from ampacity.analysis.decision.inputs import Range
 from ampacity.analysis.decision.known import Known, hardware_words, operating_point, physics_of
-from ampacity.analysis.decision.limits import find_limits
 from ampacity.analysis.decision.model import ModelShape
 from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.roofline import Instance, tp_crossover
@@ -87,7 +86,7 @@ def _decide(path: Path, run: Run, summary: Summary, stated: Stated) -> Candidate
     terms = fleet_terms(run, sizing)
     instance, lacks = _instance(stated, terms["tensor_parallel"])
     plan, no_plan = _plan(path, run, summary, sizing)
-    limits = find_limits(summary)
+    limits = summary.limits
     rails = guardrails(
         summary,
         stated.wait_budget_s,

@@ -30,7 +30,7 @@ from ampacity.analysis.change.results import (
 )
 from ampacity.analysis.change.samples import METRICS
 from ampacity.analysis.change.shift import NOTHING_COUNTS, QUANTILES, quantile_result
-from ampacity.loadgen.rundir.records import FAILED_STATUSES
+from ampacity.analysis.metrics.kinds import FAILED_KINDS
 
 COMPARE_SCHEMA_VERSION = 1
 NO_PRICE = "no price of a GPU hour (--gpu-hour)"
@@ -180,7 +180,7 @@ def _summary(run: ComparedRun) -> RunSummary:
         url=endpoint.get("url"),
         gpus=run.gpus,
         gpu_hour_usd=run.gpu_hour_usd,
-        failed=sum(errors.get(k, 0) for k in FAILED_STATUSES),
+        failed=sum(errors.get(k, 0) for k in FAILED_KINDS),
         unfinished=errors["unfinished"],
         best_stage=level_name(run.best) if run.best else None,
         predicted=run.summary["predicted"],

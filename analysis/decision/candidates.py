@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.part import Interval, Part
-from ampacity.analysis.decision.curve import Limit
 from ampacity.analysis.decision.disaggregation import Condition
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.memory import Fit
@@ -31,7 +31,7 @@ class Candidate(Part, frozen=True, kw_only=True):
     plan: Plan | None
     plan_missing: str | None
     steps: list[Step]
-    limits: list[Limit]
+    limits: tuple[Limit, ...]
     guardrails: Guardrails
     memory: Fit | None
     hardware: Use | None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.decision.curve import Limit
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Range
 from ampacity.analysis.decision.memory import Fit, does_it_fit, memory_needed, valid_degrees

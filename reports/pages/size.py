@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.decision.candidates import Candidate, Decision
-from ampacity.analysis.decision.curve import Limit
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input
 from ampacity.analysis.decision.plan import Plan
