@@ -118,7 +118,7 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
         mean_rps=traffic.mean_rps,
         utilisation_at=_load(given, traffic, terms)[1],
         cost_per_year_ci=None if each is None else ends,
-        inputs=_inputs(given, summary, traffic, terms, sized["safety_reason"]),
+        inputs=_inputs(given, figures.utilisation, summary, traffic, terms, sized["safety_reason"]),
         sensitivity=sensitivities(given),
         hosted=against_hosted(given, figures, terms.prices),
         warnings=[*summary.warnings, *_warnings(given, traffic, terms)],
@@ -153,14 +153,19 @@ def _load(given: FleetInputs, traffic: Traffic, terms: Terms) -> tuple[Basis, st
     if terms.utilisation is not None:
         return "stated", "--utilisation"
     if given.mean_rps is None:
-        return "assumed", "the peak all day: no mean load is known"
+        return "assumed", "the peak all day, as no mean load is known"
     if traffic.mean_reason is None:
-        return "stated", "--mean-rps"
+        return "stated", "--mean-rps / what the fleet carries"
     return "measured", traffic.mean_reason
 
 
 def _inputs(
-    given: FleetInputs, summary: Summary, traffic: Traffic, terms: Terms, safety_reason: str
+    given: FleetInputs,
+    utilisation: float,
+    summary: Summary,
+    traffic: Traffic,
+    terms: Terms,
+    safety_reason: str,
 ) -> list[Input]:
     """Return every input of a plan with its basis and source; those that are not known left out."""
     of_run: Basis = "predicted" if summary.predicted else "measured"
@@ -175,8 +180,7 @@ def _inputs(
         ("safety", given.safety_factor, "", safety, stated.get("safety_factor", safety_reason)),
         ("GPUs of an instance", terms.tensor_parallel, "", "stated", "the run" if same else "--tp"),
         ("GPU-hour", given.gpu_hour_usd, "USD", "stated", stated.get("gpu_hour_usd", "--gpu-hour")),
-        ("utilisation", given.utilisation, "", load, why),
-        ("mean load", None if given.utilisation else given.mean_rps, "req/s", load, why),
+        ("utilisation", utilisation, "", load, why),
         ("input", given.input_tokens, "tokens", of_run, "the run"),
         ("cached", given.cached_tokens, "tokens", of_run, "the run"),
         ("output", given.output_tokens, "tokens", of_run, "the run"),

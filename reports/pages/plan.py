@@ -49,17 +49,18 @@ def plan_text(plan: Plan, summary: Summary) -> str:
     before, down = plan.instances_before_safety, plan.one_replica_down
     lines = [
         headline(plan),
-        f"  one instance {carries} {usable.value}{between}; {usable.note}",
+        f"  one instance {carries} {usable.value}{between} at {', '.join(plan.slos) or 'no SLO'}; "
+        f"{usable.note}",
         *([f"  {plan.knee}"] if plan.knee else []),
-        f"  peak {plan.peak_rps:.4g} requests/s: {_source(plan, 'peak')}",
+        f"  peak {plan.peak_rps:.4g} requests/s ({_basis(plan, 'peak')})",
         f"  instances that carry the peak: {before}, × {plan.safety_factor:g} safety = "
         f"{plan.instances}; GPUs: × {plan.tensor_parallel} = {plan.gpus}",
-        f"  safety {_source(plan, 'safety')}",
+        f"  safety {plan.safety_factor:g} ({_basis(plan, 'safety')})",
         f"  of these {_spare(plan.instances, before)}; to carry the peak while one is down, "
         f"have {counted(down, 'instance')} ({counted(plan.one_replica_down_gpus, 'GPU')}): "
         f"{_spare(down, before)}",
         f"  {plan.gpu_hours_per_day:g} GPU-hours a day, utilisation {100 * plan.utilisation:.0f} %"
-        f" ({plan.load_rps:.3g} requests/s): {plan.utilisation_at}",
+        f" at {plan.load_rps:.3g} requests/s ({_basis(plan, 'utilisation')})",
         *_costs(plan),
         *(line for hosted in plan.hosted for line in hosted_lines(hosted, plan)),
         *_indented(columns(sensitivity_rows(plan.sensitivity))),
@@ -87,7 +88,7 @@ def tiers_text(tiers: TierPlan) -> str:
             f"{', '.join(plan.slos)}",
             *([f"    {plan.knee}"] if plan.knee else []),
             f"    {plan.instances_before_safety} for the peak × {plan.safety_factor:g} safety "
-            f"({_source(plan, 'safety')})",
+            f"({_basis(plan, 'safety')})",
             *(f"  {line}" for hosted in plan.hosted for line in hosted_lines(hosted, plan)),
             *_indented(_warned(plan.warnings), "    "),
         ]
@@ -126,7 +127,7 @@ def _costs(plan: Plan) -> Iterator[str]:
     if plan.cost_per_hour is None or plan.gpu_hour_usd is None:
         return
     yield (
-        f"  {gpu_price(plan.gpus, plan.gpu_hour_usd)} ({_source(plan, 'GPU-hour')}) = "
+        f"  {gpu_price(plan.gpus, plan.gpu_hour_usd)} ({_basis(plan, 'GPU-hour')}) = "
         f"${plan.cost_per_hour:,.2f} an hour; each line below allocates the full cost of "
         "the fleet at that utilisation, so they do not add up:"
     )
@@ -137,10 +138,10 @@ def _costs(plan: Plan) -> Iterator[str]:
 
 def hosted_lines(hosted: Hosted, plan: Plan) -> Iterator[str]:
     """Yield a hosted API against the fleet, and when its prompt cache pays."""
-    own = plan.fleet_cost_per_thousand_requests
+    own, cached = plan.fleet_cost_per_thousand_requests, "" if hosted.prefix else ", none cached"
     yield (
-        f"  {hosted.model}: ${significant(hosted.cost_per_thousand_requests)} for 1,000 requests, "
-        f"{100 * hosted.output_share:.0f} % of it for output"
+        f"  {hosted.model}: ${significant(hosted.cost_per_thousand_requests)} for 1,000 requests"
+        f"{cached}, {100 * hosted.output_share:.0f} % of it for output"
         + ("" if own is None else f"; this fleet: ${significant(own)}")
     )
     gpu = f"at this load with GPUs below ${significant(hosted.crossover_gpu_hour_usd)} an hour"
@@ -168,9 +169,9 @@ def _against(hosted: Hosted) -> str:
     return f"cheaper than {hosted.model} from {rate:.3g} req/s on ({100 * use:.2g} % of the fleet)"
 
 
-def _source(plan: Plan, name: str) -> str:
-    """Return where an input comes from."""
-    return next(known.source for known in plan.inputs if known.name == name)
+def _basis(plan: Plan, name: str) -> str:
+    """Return the basis of an input, and where it comes from: ``stated: --gpu-hour``."""
+    return next(f"{i.basis}: {i.source}" for i in plan.inputs if i.name == name)
 
 
 def _spare(instances: int, before: int) -> str:

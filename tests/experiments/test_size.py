@@ -300,7 +300,7 @@ def test_a_profile_sizes_the_fleet_as_plan_does_and_not_the_peak_of_the_run(
     assert msgspec.convert(plan, Plan).instances == plan["instances"]
     assert (plan["peak_rps"], plan["mean_rps"], plan["utilisation_at"]) == (
         *(12.0, 10.0),
-        "the mean of the profile",
+        "mean of the profile / what the fleet carries",
     )
 
 
