@@ -20,6 +20,7 @@ from ampacity.analysis.decision.guardrails import knee_note
 from ampacity.analysis.decision.inputs import Basis, Input
 from ampacity.analysis.decision.money import Hosted, Moved, Prices, against_hosted, sensitivities
 
+PER_REQUEST = ("ttft", "tpot", "e2e")  # a request has one of each
 OF_RUN = "as given at the run"
 
 
@@ -96,7 +97,7 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
         input_tokens=carried.input_tokens,
         cached_tokens=cached_tokens(summary),
         output_tokens=carried.output_tokens,
-        good_share=carried.good_share,
+        good_share=_good_share(carried.good_share, summary),
         accepted=terms.accepted,
     )
     figures = fleet_figures(given)
@@ -133,6 +134,18 @@ def cached_tokens(summary: Summary) -> float | None:
     requests = sum(k.ok for k in known)
     cached = sum(k.ok * (k.cached_share or 0) * (k.input_tokens.mean or 0) for k in known)
     return cached / requests if requests else None
+
+
+def _good_share(interpolated: float | None, summary: Summary) -> float | None:
+    """Return the share of good requests at the capacity: at least what its SLOs demand.
+
+    There each SLO on pQ of a request's latency is met, so at most the sum of (1 - Q) miss one.
+    """
+    if interpolated is None or not all(
+        s.metric in PER_REQUEST and s.quantile for s in summary.slos
+    ):
+        return interpolated
+    return max(interpolated, 1 - sum(1 - (slo.quantile or 1.0) for slo in summary.slos))
 
 
 def _lengths(summary: Summary) -> list[tuple[str, float | None, float | None]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from msgspec import structs
@@ -29,6 +32,22 @@ def headline(plan: Plan) -> str:
     """Return the answer: instances, GPUs and the cost of a year, each with its range."""
     text = f"{instances_text(structs.asdict(plan))}, {counted(plan.gpus, 'GPU')}"
     return f"{text} for {plan.peak_rps:.4g} requests/s{year_text(plan)}"
+
+
+def wrapped(text: str) -> str:
+    """Return lines that fit the terminal; what follows is indented as its line is."""
+    width = min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120)
+    return "\n".join(piece for line in text.split("\n") for piece in _pieces(line, width))
+
+
+def _pieces(line: str, width: int) -> list[str]:
+    found = re.match(r"[ \d]\d [A-Z].{15}|\s*", line)  # a step's number and title, or blanks
+    if len(line) <= width or line.lstrip().startswith("→"):  # a command is pasted: it stays whole
+        return [line]
+    indent = " " * (len(found[0]) if found else 0)
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def year_text(plan: Plan) -> str:
@@ -155,8 +174,8 @@ def hosted_lines(hosted: Hosted, plan: Plan) -> Iterator[str]:
         )
     if held := hosted.prefix:
         yield (
-            f"    {held.tokens:,.0f} cached tokens × {held.calls_per_day:,.0f} calls a day, "
-            f"written once a day (assumed): ${held.usd_per_day_without_cache:,.2f} a day without "
+            f"    {held.tokens:,.0f} cached tokens × {held.calls_per_day:,.0f} calls a day, as one "
+            f"prefix that is written once a day (assumed): ${held.usd_per_day_without_cache:,.2f} a day without "
             f"the cache, ${held.usd_per_day_with_cache:,.2f} with it"
         )
 

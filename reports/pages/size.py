@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +12,7 @@ from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input
 from ampacity.analysis.decision.plan import Plan
 from ampacity.reports.pages.page import render_page
-from ampacity.reports.pages.plan import columns, headline, hosted_lines, sensitivity_rows
+from ampacity.reports.pages.plan import columns, headline, hosted_lines, sensitivity_rows, wrapped
 from ampacity.reports.render.figures import DASH, interval, significant
 
 SHOWN_LIMITS, SHOWN_INPUTS = 2, 3  # in a terminal: the rest is in the page
@@ -34,19 +32,7 @@ def size_text(decision: Decision) -> str:
     lines += ["", *_answer(best), "", *_steps(best), *_plan(best.plan), _rails_line(best)]
     if others:
         lines.append("All steps of every candidate: --html FILE or --json")
-    width = min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120)
-    return "\n".join(piece for line in lines for piece in _wrapped(line, width)).strip()
-
-
-def _wrapped(line: str, width: int) -> list[str]:
-    """Return a line as lines of a width; what follows is indented as its text is."""
-    found = re.match(r"[ \d]\d [A-Z].{15}|\s*", line)
-    if len(line) <= width or line.lstrip().startswith("→"):  # a command is pasted: it stays whole
-        return [line]
-    indent = " " * (len(found[0]) if found else 0)
-    return textwrap.wrap(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+    return wrapped("\n".join(lines).strip())
 
 
 def size_page(decision: Decision) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from ampacity.analysis.capacity.fleet import (
     Carried,
@@ -21,6 +22,8 @@ from ampacity.analysis.capacity.fleet import (
     traffic_of_profile,
 )
 from ampacity.analysis.capacity.fleet_figures import FleetError
+from ampacity.analysis.decision.plan import Terms, plan_fleet
+from ampacity.analysis.summary import summarise as full_summary
 from ampacity.config import make_settings
 from ampacity.loadgen.rundir.files import Run
 from ampacity.workloads.fit.traffic import fit_arrivals
@@ -247,6 +250,18 @@ def test_a_plan_of_nonsense_is_refused_in_one_line(
     status, _, err = plan(tmp_path / "run", *arguments)
     assert (status, err.count("\n")) == (2, 1)
     assert err.startswith(f"ampacity: {error}")
+
+
+def test_at_the_capacity_as_many_requests_are_good_as_its_slos_demand(tmp_path: Path) -> None:
+    """Interpolated over a cliff it would be half; ttft_p99 is met at the capacity: 99 % at least."""
+    summary = full_summary(ten_per_second(tmp_path / "run"))
+    (stage,) = summary.stages
+    cliff = structs.replace(summary, stages=[structs.replace(stage, slo_attainment=0.5)])
+    found = plan_fleet("run", cliff, Traffic(20.0), Terms(gpu_hour_usd=1.0, safety=1.0))
+    good, any_ = (
+        getattr(found, f"fleet_cost_per_thousand_{what}") for what in ("good_requests", "requests")
+    )
+    assert good == pytest.approx(any_ / 0.99)
 
 
 def test_a_burst_names_no_capacity_to_plan_with(tmp_path: Path, plan: Command) -> None:
