@@ -274,12 +274,28 @@ def _batching(known: Known, _: Physics) -> Step:
         shares = [rate for rate in rates if rate is not None]
         inputs.append(_stated("drafted", known.draft_tokens, "tokens", "--draft-tokens"))
         if shares:
-            inputs.append(_measured(known, "speculative acceptance", min(shares)))
-            tokens = speculated_tokens_per_step(known.draft_tokens, min(shares))
-            decision += f"; speculation gives {tokens:.2f} tokens a step"
+            inputs.append(_measured(known, "drafted tokens accepted", min(shares)))
+            decision += f"; {_speculation(known.draft_tokens, min(shares))}"
         else:
             gap = "the server reported no acceptance of drafted tokens"
     return Step(title="Batching", known=tuple(inputs), decision=decision, gap=gap)
+
+
+def _speculation(draft: int, accepted: float) -> str:
+    """Return the tokens of a step, and of one with twice the drafts.
+
+    ``accepted``: share of the drafted tokens; the acceptance rate of each follows from it.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(40):  # tokens of a step grow with the rate: bisection
+        rate = (low + high) / 2
+        enough = speculated_tokens_per_step(draft, rate) > 1 + draft * accepted
+        low, high = (low, rate) if enough else (rate, high)
+    more = speculated_tokens_per_step(2 * draft, low)
+    return (
+        f"speculation gives {1 + draft * accepted:.2f} tokens a step, {2 * draft} drafted tokens "
+        f"would give {more:.2f}"
+    )
 
 
 def _again(known: Known, _: Physics) -> Step:

@@ -304,6 +304,24 @@ def test_a_profile_sizes_the_fleet_as_plan_does_and_not_the_peak_of_the_run(
     )
 
 
+def test_speculation_and_pipelines(
+    tmp_path: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """K = 4 at an acceptance of 0.8: 3.36 tokens a step, K = 8: (1 - 0.8^9) / 0.2 = 4.33.
+
+    The server reports the share of the drafts, (3.36 - 1) / 4 = 0.59. 810 GB need more than eight H100: two
+    machines, a pipeline of two batches idles (2 - 1) / (2 + 2 - 1) = 33 %.
+    """
+    load = {"input_tokens": 100, "output_tokens": 100, "slo": ["tpot_p95=50ms"], "rates": "1,4"}
+    summary_of("llama3-8b-h100,speculation=4:0.8", load, tmp_path / "run")
+    known = ["--params", "405e9", "--layers", "126", "--kv-heads", "8", "--head-dim", "128"]
+    known += ["--heads", "128", "--gpu", "h100", "--draft-tokens", "4"]
+    assert ampacity("size", tmp_path / "run", *known) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "speculation gives 3.36 tokens a step, 8 drafted tokens would give 4.3" in text
+    assert "2 machines in a pipeline of 2 batches idle 33 %" in text
+
+
 def test_conditions_for_disaggregation(
     run: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
