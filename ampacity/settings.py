@@ -283,7 +283,7 @@ class Settings:
 
     @property
     def replay(self) -> Replay:
-        """How the trace is replayed. Raises WorkloadError."""
+        """Return the options of a replay. Raises WorkloadError."""
         from ampacity.workloads.trace_cuts import Replay
 
         return Replay(

@@ -170,15 +170,14 @@ def _burst(burst: Mapping[str, Any]) -> str:
     if harm["burst"]:
         did.append(f"was not carried: {harm['burst']['reason']}")
     sentence = " ".join([sentence, *did[:1], *(f"and {more}" for more in did[1:])])
-    it = " and" if did and not harm["burst"] else "; it"
     if recovery_s is not None:
-        when = f"{number_text(recovery_s)} s after its end" if recovery_s else "when it ended"
-        sentence += f"{it} was got over {when}"
+        when = f"{number_text(recovery_s)} s after the burst" if recovery_s else "when it ended"
+        sentence += f"; the endpoint recovered {when}"
     else:
-        least = f"it was not for {number_text(low_s)} s, and " if low_s else ""
-        sentence += f"; when it was got over is not known: {least}{burst['recovery_reason']}"
+        least = f"not for {number_text(low_s)} s, and " if low_s else ""
+        sentence += f"; when it recovered is not known: {least}{burst['recovery_reason']}"
     if harm["after"]:
-        sentence += f"; yet it was not got over: of those due after that {harm['after']['reason']}"
+        sentence += f"; requests due after that still suffered: {harm['after']['reason']}"
     if harm["base"]:
         sentence += f"; the base load alone was not carried: {harm['base']['reason']}"
     return sentence + _burst_losses(burst)

@@ -42,7 +42,7 @@ from ampacity.values import ConfigError
 
 @dataclass(frozen=True)
 class Stated:
-    """What is stated beside the runs; ``raw``: the fleet's options as they were given."""
+    """Facts that are stated beside the runs; ``raw``: the fleet's options as they were given."""
 
     raw: Mapping[str, Any]
     gpu: str | None = None

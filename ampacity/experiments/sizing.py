@@ -1,4 +1,4 @@
-"""What a fleet is sized from: the options of the run, its GPUs, and the traffic to carry."""
+"""Gather the inputs of a fleet: the options of the run, its GPUs, and the traffic to carry."""
 
 from __future__ import annotations
 

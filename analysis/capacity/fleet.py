@@ -90,7 +90,7 @@ def queue_depth(rate_rps: float, budget_s: float) -> int:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the fleet has to carry. Rates in requests/s; None: not known."""
+    """Traffic that the fleet has to carry. Rates in requests/s; None: not known."""
 
     peak_rps: float
     mean_rps: float | None = None
@@ -228,7 +228,7 @@ def choose_safety(traffic: Traffic | None) -> tuple[float, str]:
 
 @dataclass(frozen=True)
 class Carried:
-    """What one instance carries at its capacity.
+    """Rates that one instance carries at its capacity.
 
     Tokens are means of a request, ``good_share`` those within the SLOs.
     """

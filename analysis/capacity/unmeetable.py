@@ -1,4 +1,4 @@
-"""Whether any load at all can meet an SLO, from the stages that were run."""
+"""Decide if any load at all can meet an SLO, from the stages that were run."""
 
 from __future__ import annotations
 

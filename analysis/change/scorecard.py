@@ -130,7 +130,7 @@ FIGURES = (
     Figure("tail", "ttft_p99_over_p50", "TTFT p99 / p50", None, "ttft_tail"),
     Figure("tail", "e2e_p99_over_p50", "E2E p99 / p50", None, "e2e_tail"),
 )
-BURST = Figure("burst", "recovery_s", "got over after the burst, s", False)
+BURST = Figure("burst", "recovery_s", "recovery after the burst, s", False)
 C_MAX = Figure("capacity", "c_max", "C_max, requests in flight", None)
 CAPACITY = Figure("capacity", "capacity_rps", "capacity per instance, req/s", True)
 CAPACITY_PER_GPU = Figure("capacity", "usable_rps_per_gpu", "capacity per GPU, req/s", True)

@@ -1,4 +1,4 @@
-"""What the steps of a decision read, and what the hardware allows for it."""
+"""Facts that the steps of a decision read, and what the hardware allows."""
 
 from __future__ import annotations
 

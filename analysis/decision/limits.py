@@ -1,4 +1,4 @@
-"""What limits an endpoint, and what to change first: a closed table of rules over a run's summary.
+"""Find what limits an endpoint, and what to change first: a closed table of rules over a run's summary.
 
 Each rule reads figures of the summary and answers yes, no, or "cannot tell, because X was not
 measured". Several may hold: causes come before symptoms, and what shows at a lower load before what

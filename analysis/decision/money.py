@@ -1,4 +1,4 @@
-"""What tokens cost: self-hosted against hosted, prompt caches, and what a cost depends on."""
+"""Costs of tokens: self-hosted against hosted, prompt caches, and what a cost depends on."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class FleetCost:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """How the cost of a useful request changes when one input is lower or higher by a share."""
+    """Change of the cost of a useful request when one input is lower or higher by a share."""
 
     name: str
     lower: float

@@ -75,7 +75,7 @@ def read_records(
 
 @dataclass(frozen=True)
 class StageRecords:
-    """What of a run's records a stage is judged by. Times in seconds after the run's zero."""
+    """Records of a run by which a stage is judged. Times in seconds after the run's zero."""
 
     rows: Requests  # of the stage, all attempts
     scheduled: Requests  # its first attempts

@@ -1,4 +1,4 @@
-"""Which requests, and which stage, meet the SLOs."""
+"""Judge which requests, and which stage, meet the SLOs."""
 
 from __future__ import annotations
 

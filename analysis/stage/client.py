@@ -114,7 +114,7 @@ def _earlier_us(
 
 @dataclass(frozen=True)
 class Moved:
-    """What the client's lateness may have moved."""
+    """Figures that the client's lateness may have moved."""
 
     metrics: dict[str, str]  # metric -> how its figures or verdict may be due to the client
     # name of percentiles in a stage -> percentile -> between what it lies

@@ -1,9 +1,10 @@
-"""How often does a rule of diagnosis hold for a healthy engine? Predicted runs at 30 to 85 % of capacity.
+"""How often does a rule of diagnosis hold for a healthy engine? Predicted runs at 30 to 85 % of
+capacity.
 
     python -m benchmarks.studies.healthy_limits --runs 25
 
-A capacity is found first by a long search; each run then has stages at 0.3, 0.6 and 0.85 of it. Near
-the knee `queueing` may hold; any other rule is a false alarm.
+A capacity is found first by a long search; each run then has stages at 0.3, 0.6 and 0.85 of it.
+Near the knee `queueing` may hold; any other rule is a false alarm.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Setup:
-    """What each process of a run needs to send its requests. Has secrets: never written to disk."""
+    """Facts that each process of a run needs to send its requests. Has secrets: never written to disk."""
 
     routes: tuple[Route, ...]  # one for each endpoint, used round-robin
     shape: RequestShape

@@ -24,7 +24,7 @@ NAME_WIDTH = 28  # of a run's path in the matrix: its end
 
 
 class Decided(Protocol):
-    """What a decision shows (ampacity.experiments.decide)."""
+    """A decision as the page shows it (ampacity.experiments.decide)."""
 
     @property
     def name(self) -> str: ...

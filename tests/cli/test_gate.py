@@ -230,7 +230,7 @@ def test_the_budget_says_how_many_samples_there_can_be() -> None:
     assert Budget(None, 30.0, None).looks(1, 60.0, 1000) == 1
 
 
-# --- what CI services read -------------------------------------------------------------------------------------
+# --- what CI services read --------------------------------------------------------------------
 
 CHECK = Check(
     name="ttft_p99",
@@ -310,10 +310,11 @@ def test_a_far_tolerance_does_not_squeeze_the_chart() -> None:
     assert chart(replace(RESULT, checks=checks[:1]))[1].split()[:2] == ["-9", "%"]  # all of it fits
 
 
-# --- docs/ci.md ------------------------------------------------------------------------------------------------
+# --- docs/ci.md -------------------------------------------------------------------------------
 
 SHIM = """#!/bin/sh
-# in place of a server: the same command in virtual time, with short answers; or what that gave before
+# in place of a server: the same command in virtual time, with short answers; or what that gave
+# before
 if [ "$1" = run ]; then
   if [ -d "$MEASURED" ]; then
     for out; do :; done  # the last word

@@ -122,7 +122,8 @@ def test_on_the_edge_no_length_decides_but_too_few_requests_say_how_many() -> No
     assert few.verdict == "inconclusive"
     assert few.more_requests == pytest.approx(290, abs=2)
     assert few.cause == "p99 needs 299 requests"
-    # 8 of 500 are 1.6 %: over the limit, but by chance in one sample of eight (P[Poisson(5) >= 8] = 0.13)
+    # 8 of 500 are 1.6 %: over the limit, but by chance in one sample of eight (P[Poisson(5) >= 8]
+    # = 0.13)
     near = judge_slo(
         cohort(*good(492), *good(8, first=492, ttft_s=3.0)).ttft(from_schedule=True), TTFT
     )

@@ -1,4 +1,6 @@
-"""Figures that must not contradict each other: bounds that are marked, the knee beside the capacity, curves at other lengths."""
+"""Figures that must not contradict each other: bounds that are marked, the knee beside the
+capacity, curves at other lengths.
+"""
 
 from __future__ import annotations
 

@@ -76,7 +76,9 @@ def jsonc_block(number: int) -> str:
 
 
 def contract() -> dict[str, Any]:
-    """The example in docs/summary.md as a dict; {…} and PERCENTILES become {} (their names are checked apart)."""
+    """The example in docs/summary.md as a dict; {…} and PERCENTILES become {} (their names are
+    checked apart).
+    """
     block = jsonc_block(1)
     block = re.sub(r"//.*", "", block)
     block = re.sub(r'\{ … [^{}]*"realised"', '{"realised"', block)
@@ -144,7 +146,9 @@ def test_every_name_of_the_contract_is_there(sweep: dict[str, Any]) -> None:
 
 
 def undocumented(actual: Any, documented: Any, where: str, text: str) -> list[str]:
-    """Paths of ``actual`` that the document lacks. A figure's percentiles are in the second block, by name."""
+    """Paths of ``actual`` that the document lacks. A figure's percentiles are in the second block,
+    by name.
+    """
     if isinstance(actual, list):
         inner = documented[0] if isinstance(documented, list) and documented else documented
         return [p for item in actual for p in undocumented(item, inner, f"{where}[]", text)]
@@ -221,7 +225,8 @@ def test_the_reasons_in_the_document_read_as_the_code_writes_them(reason: str) -
         Path(__file__).parents[3].joinpath("docs/summary.md").read_text(encoding="utf-8").split()
     )
     assert f"`{reason}`" in text
-    # 490 quick answers, and ten that were cut off: the 495th of 500 is the fifth of these, at 0.74 s
+    # 490 quick answers, and ten that were cut off: the 495th of 500 is the fifth of these, at
+    # 0.74 s
     quick = [request(i, 0.01 * i, ttft_s=0.5) for i in range(490)]
     cut = [
         request(
