@@ -143,14 +143,17 @@ def _silences(
 ) -> list[_Silence]:
     """Return the silences that may be an outage or show that another one is none.
 
-    A request stands still in one if it had a token before, or got its first after ``LONGER`` than
-    the median of the others: requests that come in step wait together, and always as long.
+    A request stands still in one that is ``LONGER`` than the median gap between two chunks, or than
+    the median time to a first token of the others: requests that come in step wait together, and
+    always as long.
     """
     ok, first_s = r.has_status("ok"), r.first_token_ns * _NS
     tokens_s = r.started_ns[chunks.owner] * _NS + chunks.at_us * 1e-6
     life = np.sort(np.concatenate([tokens_s, ended_s[ok], [now_s]]))
     # a good answer waits for no token after its last
     answered_s = np.where(ok & ~np.isnan(r.last_token_ns), r.last_token_ns * _NS, ended_s)
+    gaps_s = np.diff(chunks.at_us.astype(np.float64))[np.diff(chunks.owner) == 0] * 1e-6
+    usual_gap_s = float(np.median(gaps_s)) if len(gaps_s) else np.inf
     found = []
     for k in np.flatnonzero(np.diff(life) > SILENT_S / LONGER):
         start_s, end_s = float(life[k]), float(life[k + 1])
@@ -158,8 +161,9 @@ def _silences(
         others_s = (first_s - began_s)[~waits & ~np.isnan(first_s)]
         usual_s = float(np.median(others_s)) if len(others_s) else np.inf
         waited_s = end_s - np.maximum(start_s, began_s)
-        late = ~np.isnan(first_s) & (waited_s > LONGER * usual_s)
-        stuck = waits & ((first_s <= start_s) | late)
+        began_late = (first_s > start_s) & (waited_s > LONGER * usual_s)
+        went_on_late = (first_s <= start_s) & (end_s - start_s > LONGER * usual_gap_s)
+        stuck = waits & (began_late | went_on_late)
         lasts_s = float(waited_s[waits].max(initial=0.0))
         stops_all = int(np.count_nonzero(stuck)) >= STUCK_MIN and lasts_s >= SILENT_S
         found.append(_Silence(start_s, end_s, lasts_s, waits, stops_all))

@@ -649,8 +649,7 @@ def test_a_run_that_was_killed_in_the_base_phase_is_still_reported(tmp_path: Pat
         (
             47.05,
             40 + 19 / 5,
-            "not for 3.8 s, and 0 or fewer waiting for a first token (the base's mean of "
-            "0.5",
+            "not for 3.8 s, and 0 or fewer waiting for a first token (the base's mean of 0.5",
         ),
         (
             20.05,

@@ -327,7 +327,10 @@ def test_a_server_that_froze_for_four_seconds_was_silent(tmp_path: Path) -> None
     chart = outage_chart(read_summary(summary))
     assert chart is not None
     assert said in chart.title
-    assert f" s, {waited} of {len(records)} requests waited" in findings(read_summary(summary))[0].value
+    assert (
+        f" s, {waited} of {len(records)} requests waited"
+        in findings(read_summary(summary))[0].value
+    )
 
 
 @pytest.mark.parametrize(
@@ -350,9 +353,11 @@ def test_silences_of_several_kinds(tmp_path: Path, silent: Any, status: Any, spa
 
 
 def test_silences_in_which_nobody_or_one_alone_waits_are_none(tmp_path: Path) -> None:
-    """One user who thinks for 3 s, and whose prompts take 3 s; eight in step whose prompts do."""
+    """One user who thinks for 3 s, and whose prompts take 3 s; eight in step whose prompts do;
+    answers in two halves that are 8 s apart."""
     alone = [request(i, 6.5 * i, ttft_s=3.0, gaps_s=[0.02] * 20) for i in range(20)]
     step = [request(i, 10.0 * (i // 8), ttft_s=3.0, gaps_s=[0.02] * 300) for i in range(64)]
-    for name, records, users in (("alone", alone, 1), ("step", step, 8)):
+    halves = [request(i, 0.2 * i, gaps_s=[0.1 if i < 3 else 7.9]) for i in range(25)]
+    for name, records, users in (("alone", alone, 1), ("step", step, 8), ("halves", halves, 25)):
         held = judged(tmp_path / name, Stage(records, 130.0, concurrency=users))["stages"][0]
         assert held["outage"] is None
