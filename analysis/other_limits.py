@@ -64,7 +64,7 @@ def capacity_at_limits(run: Run, summary: Summary) -> list[AtLimit]:
     found = [stage_records(records, m, warmup, run_complete=run.complete) for m in metas]
     tried = [_scaled(own, times) for times in TIMES]
     verdicts = [
-        judge_requests(Judged(stage.cohort, stage.whole, stage.failed_in_outages), tried)
+        judge_requests(Judged(stage.cohort, stage.whole, stage.hit_by_outages), tried)
         for stage in found
     ]
     capacities = []
