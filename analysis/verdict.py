@@ -11,10 +11,10 @@ from ampacity.analysis.capacity.levels import number_text
 from ampacity.analysis.capacity.limit import DOWN_IN_EACH
 from ampacity.analysis.capacity.search import shortfall
 from ampacity.analysis.load_names import load_name
+from ampacity.analysis.metrics.kinds import FAILED_KINDS
 from ampacity.analysis.slo import slo_from_dict, verdict_word
 from ampacity.analysis.stage_warnings import longer
 from ampacity.analysis.warnings import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, off_text
-from ampacity.loadgen.rundir.records import FAILED_STATUSES
 
 MANY_FAIL = 0.1  # of the requests of the lowest load
 STATUS_WORDS = {
@@ -72,7 +72,7 @@ def _failures(summary: Mapping[str, Any]) -> str:
     if not open_stages:
         return ""
     lowest = min(open_stages, key=lambda s: s["offered_rps"] or s["concurrency_set"] or 0)
-    of_no_load = FAILED_STATUSES - {"timeout"}  # a server that has too much to do is slow
+    of_no_load = FAILED_KINDS - {"timeout"}  # a server that has too much to do is slow
     counts = {kind: n for kind, n in lowest["errors"].items() if n and kind in of_no_load}
     failed = sum(counts.values())
     if not MANY_FAIL * lowest["requests"] < failed < lowest["requests"]:  # all: there is no finding
@@ -170,15 +170,14 @@ def _burst(burst: Mapping[str, Any]) -> str:
     if harm["burst"]:
         did.append(f"was not carried: {harm['burst']['reason']}")
     sentence = " ".join([sentence, *did[:1], *(f"and {more}" for more in did[1:])])
-    it = " and" if did and not harm["burst"] else "; it"
     if recovery_s is not None:
-        when = f"{number_text(recovery_s)} s after its end" if recovery_s else "when it ended"
-        sentence += f"{it} was got over {when}"
+        when = f"{number_text(recovery_s)} s after the burst" if recovery_s else "when it ended"
+        sentence += f"; the endpoint recovered {when}"
     else:
-        least = f"it was not for {number_text(low_s)} s, and " if low_s else ""
-        sentence += f"; when it was got over is not known: {least}{burst['recovery_reason']}"
+        least = f"not for {number_text(low_s)} s, and " if low_s else ""
+        sentence += f"; when it recovered is not known: {least}{burst['recovery_reason']}"
     if harm["after"]:
-        sentence += f"; yet it was not got over: of those due after that {harm['after']['reason']}"
+        sentence += f"; requests due after that still suffered: {harm['after']['reason']}"
     if harm["base"]:
         sentence += f"; the base load alone was not carried: {harm['base']['reason']}"
     return sentence + _burst_losses(burst)

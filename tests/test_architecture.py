@@ -1,4 +1,6 @@
-"""docs/architecture.md and the import contracts of pyproject.toml tell of the folders that there are."""
+"""docs/architecture.md and the import contracts of pyproject.toml tell of the folders that there
+are.
+"""
 
 from __future__ import annotations
 

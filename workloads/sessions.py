@@ -67,7 +67,7 @@ class Joint:
 
 @dataclass(frozen=True)
 class Sessions:
-    """How requests form sessions. The workload's lengths are of first messages and of answers."""
+    """The way requests form sessions. The workload's lengths are of first messages and of answers."""
 
     turns: Lengths  # user messages per session
     user_tokens: Lengths | None = None  # of each later message; None: as the first

@@ -16,7 +16,7 @@ MAX_NAMED = 3  # rows that a note names
 
 @dataclass(frozen=True)
 class Replay:
-    """How a trace is replayed; times in seconds of the trace itself. Raises WorkloadError."""
+    """Options of a replay; times in seconds of the trace itself. Raises WorkloadError."""
 
     from_s: float = 0.0
     to_s: float | None = None

@@ -16,7 +16,7 @@ from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.slo import ERROR_RATE, Slo, parse_slo
 from ampacity.analysis.stage.attainment import observe_slos
 
-FAILURES = parse_slo("error_rate=1%")  # what is a relevant share, where no SLO says so
+FAILURES = parse_slo("error_rate=1%")  # a relevant share, where no SLO names one
 
 
 def find_harm(part: Cohort, base: Cohort, slos: Sequence[Slo]) -> Harm | None:
@@ -82,7 +82,7 @@ def headroom(
     if harm.base:
         return replace(result, reason=f"the base load alone is too much: {harm.base.reason}")
     if not over or not burst.ok:
-        why = "was not seen to be got over" if burst.ok else "was not answered at all"
+        why = "was not seen to end" if burst.ok else "was not answered at all"
         return replace(result, reason=f"the burst {why}")
     reason = backlog.reason or "the queue stayed within the limits"
     return replace(result, enough=True, reason=reason)

@@ -1,4 +1,4 @@
-"""When the endpoint has recovered from a burst: no queue, and TTFT is that of the base load."""
+"""Find when the endpoint has recovered: no queue, and TTFT is that of the base load."""
 
 from __future__ import annotations
 
@@ -248,9 +248,9 @@ def judge_recovery(
         verdict = "violated" if after.slo.startswith(ERROR_RATE) else "inconclusive"
         why = f"of those due later {after.reason}"
     elif high_s is not None and high_s <= limit_s:
-        verdict, why = "met", f"got over {high_s:.3g} s after the burst"
+        verdict, why = "met", f"recovered within {high_s:.3g} s after the burst"
     elif low_s is not None and low_s > limit_s:
-        verdict, why = "violated", f"not got over for {low_s:.3g} s after the burst at least"
+        verdict, why = "violated", f"not recovered for at least {low_s:.3g} s after the burst"
     elif high_s is not None:
-        why = f"got over {low_s:.3g} to {high_s:.3g} s after the burst"
+        why = f"recovered {low_s:.3g} to {high_s:.3g} s after the burst"
     return MaxRecovery(limit_s=limit_s, verdict=verdict, reason=why)

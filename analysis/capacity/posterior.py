@@ -44,7 +44,7 @@ _GRID = 41
 
 @dataclass(frozen=True)
 class Posterior:
-    """Of x*, the log of the capacity: grid points and their cumulative probability."""
+    """Posterior of x*, the log of the capacity: grid points and their cumulative probability."""
 
     x: Floats
     cumulative: Floats
@@ -74,7 +74,7 @@ class Posterior:
 
 @dataclass(frozen=True)
 class Looks:
-    """What each stage says of one SLO, shape (stages,)."""
+    """Evidence of each stage about one SLO, shape (stages,)."""
 
     x: Floats  # ln(requests/s)
     n: Floats  # samples
@@ -169,7 +169,7 @@ def posterior_of(levels: Sequence[Level], slo: Slo, of_limit: bool = True) -> Po
 
 @dataclass(frozen=True)
 class _Case:
-    """What is known beside the looks."""
+    """Facts beside the looks."""
 
     unstable: Floats  # rows of (ln(load), overload to which the stage is blind)
     saturation: Saturation | None

@@ -1,4 +1,4 @@
-"""What a gate needs to know of earlier runs, small enough to commit (baseline_file.py)."""
+"""Collect the facts of earlier runs that a gate needs, small enough to commit (baseline_file.py)."""
 
 from __future__ import annotations
 

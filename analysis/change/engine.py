@@ -1,4 +1,4 @@
-"""How much a metric has changed, and how sure that is: the one engine of gate and compare.
+"""Test how much a metric has changed: the one engine of gate and compare.
 
 A quantile is compared as a share: with Q the reference's quantile q and t the tolerance, a run is
 worse when more than 1 - q of its samples are above (1 + t) Q. No density is estimated, so step

@@ -181,7 +181,7 @@ class Pairing:
 
     @cached_property
     def unpaired(self) -> str:
-        """Why no latency can be compared; empty where it can."""
+        """Return why no latency can be compared; empty where it can."""
         if not self.pairs:
             return self.none
         enough = not self.rounds or engine.enough_pairs([p.order for p in self.pairs])

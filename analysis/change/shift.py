@@ -1,4 +1,4 @@
-"""How one run differs from another, quantile by quantile (shift function; Doksum 1974).
+"""Compare one run with another, quantile by quantile (shift function; Doksum 1974).
 
 One stage against one stage: the share of the other's samples above the reference's quantile, in
 blocks, as the gate counts it (engine.py, quantiles.py), with the noise of a run's speed as a queue

@@ -1,4 +1,4 @@
-"""What follows from all stages: knee, capacity, goodput, fleet, search."""
+"""Findings from all stages: knee, capacity, goodput, fleet, search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was sent: prefix sharing, classes and sessions of each stage."""
+"""The traffic that was sent: prefix sharing, classes and sessions of each stage."""
 
 from __future__ import annotations
 

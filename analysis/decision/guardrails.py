@@ -1,4 +1,4 @@
-"""Where to run one instance, and the limits to set in front of it."""
+"""Choose the operating point of an instance, and the limits to set in front of it."""
 
 from __future__ import annotations
 

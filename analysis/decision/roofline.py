@@ -1,4 +1,4 @@
-"""How far a deployment is from what its hardware can do.
+"""Measure how far a deployment is from what its hardware can do.
 
 Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52(4), 2009.
 A step of decoding reads all weights once and the KV cache of every sequence in the batch; its time
@@ -80,7 +80,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Use:
-    """What an operating point uses of the hardware, and what it delivers per unit of it."""
+    """Use of the hardware at an operating point, and what it delivers per unit of it."""
 
     batch: float
     context: float

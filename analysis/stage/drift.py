@@ -1,4 +1,4 @@
-"""What averages over a stage hide: a drifting tail, two modes, and the uncertainty of a rate.
+"""Find what averages over a stage hide: a drifting tail, two modes, and the uncertainty of a rate.
 
 Each works on consecutive blocks of the stage, in scheduled order. Times in seconds, rates per
 second.

@@ -1,4 +1,4 @@
-"""Which part of a stage counts, and whether the stage has a steady state at all.
+"""Choose the part of a stage that counts; judge if the stage has a steady state at all.
 
 Everything here is in seconds after some common zero, per stage, in scheduled order.
 """

@@ -1,4 +1,4 @@
-"""How sure a share or a percentile is, when the samples of one run depend on each other.
+"""Intervals of shares and percentiles, when the samples of one run depend on each other.
 
 A queue makes neighbouring requests alike, so n requests tell less than n independent ones would:
 slow ones come in clusters. With tau = 1 + 2 sum rho_k (rho_k the autocorrelation, in scheduled

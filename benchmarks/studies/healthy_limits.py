@@ -1,9 +1,10 @@
-"""How often does a rule of diagnosis hold for a healthy engine? Predicted runs at 30 to 85 % of capacity.
+"""How often does a rule of diagnosis hold for a healthy engine? Predicted runs at 30 to 85 % of
+capacity.
 
     python -m benchmarks.studies.healthy_limits --runs 25
 
-A capacity is found first by a long search; each run then has stages at 0.3, 0.6 and 0.85 of it. Near
-the knee `queueing` may hold; any other rule is a false alarm.
+A capacity is found first by a long search; each run then has stages at 0.3, 0.6 and 0.85 of it.
+Near the knee `queueing` may hold; any other rule is a false alarm.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from typing import Any
 from rich.console import Console
 
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.decision.limits import find_limits
 from ampacity.analysis.summary import summarise
 from ampacity.config import make_settings
 from ampacity.experiments.virtual.predict import predict
@@ -60,7 +60,7 @@ def main() -> None:
         rates = ",".join(f"{share * capacity:.4g}" for share in SHARES)
         held: collections.Counter[str] = collections.Counter()
         for seed in range(given.first_seed, given.first_seed + given.runs):
-            limits = find_limits(run(engine, load, rates, seed))
+            limits = run(engine, load, rates, seed).limits
             held.update(limit.rule for limit in limits if limit.holds)
         print(
             f"{name}: {given.runs} runs at {rates} req/s: {dict(held) or 'no rule holds'}",

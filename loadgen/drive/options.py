@@ -1,4 +1,4 @@
-"""How a stage runner sends requests and treats their answers; the same for all stages of a run."""
+"""Options of a stage runner, for sending requests and treating answers; the same for all stages of a run."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class RunnerOptions:
     targets: Sequence[str | None] = (None,)  # names of the clients, for the records
     secrets: tuple[str, ...] = ()  # removed from the records
     worker: int = 0
+    timed: bool = False  # count the requests' times in the live counters
     flush: Callable[[], str | None] = lambda: None  # once a second; a returned reason ends the run
     answer: Callable[[], Answer] = Answer  # the parser of an answer
     keep: Callable[[Exchange], None] | None = None  # gets every exchange with its answer's text

@@ -21,11 +21,11 @@ class Exchange(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether there is a result."""
+        """True when there is a result."""
 
     @property
     def retried(self) -> bool:
-        """Whether ``restart`` was called."""
+        """True when ``restart`` was called."""
 
     @property
     def last_read_ns(self) -> int | None:

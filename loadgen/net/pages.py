@@ -135,7 +135,7 @@ class _PageRequest:
 
     @property
     def ended(self) -> bool:
-        """Whether the page or an error is there."""
+        """True when the page or an error is there."""
         return self.page.done()
 
     def restart(self) -> None:

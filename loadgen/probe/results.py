@@ -35,7 +35,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How the server counts prompts: tokens = overhead + own tokens × tokens_per_word."""
+    """The way the server counts prompts: tokens = overhead + own tokens × tokens_per_word."""
 
     tokens_per_word: float = 1.0
     overhead_tokens: float = 0.0

@@ -24,7 +24,7 @@ ReadHandler = Callable[[int, bytes], bool]
 
 
 class Wire(Protocol):
-    """What the hot path uses of a connection."""
+    """The part of a connection that the hot path uses."""
 
     last_ns: int  # time of its latest read
 

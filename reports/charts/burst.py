@@ -55,7 +55,7 @@ def _peak(burst: Burst) -> Finding:
     )
     if burst.later_ttft_s is not None:
         note += (
-            f"; after it was got over, {seconds(burst.later_ttft_s)} of one due "
+            f"; after the recovery, {seconds(burst.later_ttft_s)} of one due "
             f"{significant(burst.later_ttft_at_s)} s after the start"
         )
     return Finding("Peak TTFT", seconds(burst.peak_ttft_s), None, note)
@@ -241,14 +241,14 @@ def _over_time(
         plot.y_rule(base, "muted", "the base load's level")
         plot.key("at the base load", "muted", "dots")
     if burst.recovery_s:
-        plot.x_rule(phase.end_s + burst.recovery_s, "good", "got over")
-        plot.key("got over", "good", "line")
+        plot.x_rule(phase.end_s + burst.recovery_s, "good", "recovered")
+        plot.key("recovered", "good", "line")
     return plot
 
 
 def _title(burst: Burst, what: str) -> str:
     if burst.recovery_s is None:
-        return f"{what}: when the burst was got over is not known"
+        return f"{what}: when the endpoint recovered is not known"
     if burst.recovery_s == 0:
         return f"{what} was at the base load's level when the burst ended"
     back_s = significant(burst.recovery_s)

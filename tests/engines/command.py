@@ -19,7 +19,9 @@ RUN_LIMIT_S = 100.0
 
 @dataclass(frozen=True)
 class Run:
-    """What one call of the command line left behind; times of ``requests`` as in docs/run-directory.md."""
+    """What one call of the command line left behind; times of ``requests`` as in
+    docs/run-directory.md.
+    """
 
     path: Path
     exit_status: int
@@ -61,7 +63,9 @@ def ampacity_command(*args: object) -> list[str]:
 def ampacity(
     out: Path, command: str, *args: object, check: bool = True, limit_s: float = RUN_LIMIT_S
 ) -> Run:
-    """Run ``ampacity COMMAND ARGS --out OUT`` for at most ``limit_s``; with ``check`` it must succeed."""
+    """Run ``ampacity COMMAND ARGS --out OUT`` for at most ``limit_s``; with ``check`` it must
+    succeed.
+    """
     done = subprocess.run(
         ampacity_command(command, *args, "--out", out),
         capture_output=True,

@@ -1,7 +1,8 @@
-"""A TCP relay between the tool and an engine that keeps every byte, and an own reading of what it kept.
+"""A TCP relay between the tool and an engine that keeps every byte, and an own reading of what it
+kept.
 
-What the tool wrote into its records is compared with what really went over the wire; so nothing here
-uses the tool's parsers: HTTP is read by the standard library, events are split by hand.
+What the tool wrote into its records is compared with what really went over the wire; so nothing
+here uses the tool's parsers: HTTP is read by the standard library, events are split by hand.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ def _pump(source: socket.socket, sink: socket.socket, kept: list[bytes]) -> None
 
 
 class _Bytes(io.BytesIO):
-    """Stands for a socket whose peer has said everything; one response after the other is read from it."""
+    """Stands for a socket whose peer has said everything; one response after the other is read from
+    it.
+    """
 
     def makefile(self, _mode: str) -> _Bytes:
         return self
@@ -156,6 +159,8 @@ def _read_connection(number: int, sent: bytes, received: bytes) -> Iterator[Wire
 
 
 def _read_events(content: bytes) -> tuple[list[dict[str, Any]], bool]:
-    """(JSON of the events, whether [DONE] came). Both engines end lines with LF and use one data line each."""
+    """(JSON of the events, whether [DONE] came). Both engines end lines with LF and use one data
+    line each.
+    """
     data = [line[6:] for line in content.split(b"\n") if line.startswith(b"data: ")]
     return [json.loads(text) for text in data if text != b"[DONE]"], b"[DONE]" in data

@@ -1,7 +1,7 @@
 """llama.cpp's HTTP server on 127.0.0.1.
 
-By hand: ``serve_llamacpp.py`` alone makes a tiny model of chance and serves it until Ctrl-C.
-From tests: ``serve_llamacpp.py MODEL ALIAS SLOTS`` serves a GGUF file on a free port, prints one line
+By hand: ``serve_llamacpp.py`` alone makes a tiny model of chance and serves it until Ctrl-C. From
+tests: ``serve_llamacpp.py MODEL ALIAS SLOTS`` serves a GGUF file on a free port, prints one line
 "listening URL", and ends when its standard input is closed, which happens when its parent ends.
 """
 

@@ -1,4 +1,6 @@
-"""The tool against llama.cpp, which no one here wrote: every figure is compared with what the server itself said."""
+"""The tool against llama.cpp, which no one here wrote: every figure is compared with what the
+server itself said.
+"""
 
 from __future__ import annotations
 
@@ -196,7 +198,9 @@ def test_other_code_gets_the_same_usage_under_any_name_of_the_model(
 def test_nothing_is_lost_where_the_server_closes_connections_unannounced(
     llamacpp: Engine, tmp_path: Path
 ) -> None:
-    """This llama.cpp promises "Keep-Alive: max=100" and closes after each stream: the next request may be too late."""
+    """This llama.cpp promises "Keep-Alive: max=100" and closes after each stream: the next request
+    may be too late.
+    """
     with Relay(llamacpp.url) as relay:
         run = ampacity(
             tmp_path / "run",
@@ -217,7 +221,8 @@ def test_nothing_is_lost_where_the_server_closes_connections_unannounced(
         assert_counts_are_the_servers(run, relay)
         lost = [wire for wire in relay.requests() if wire.status is None]
     assert lost, "no request met a closed connection: this test has lost its object"
-    # what is measured begins with the connection that was answered, after the connection that was not
+    # what is measured begins with the connection that was answered, after the connection that was
+    # not
     assert all(
         row["dispatched_ns"] <= row["connected_ns"] <= row["started_ns"] for row in run.requests
     )
@@ -256,7 +261,8 @@ def test_natural_ends_are_counted_as_the_server_counts_them(
     # the end token is counted by the server and has no text: a count of chunks would be one short
     assert all(len(row["chunk_at_us"]) == row["output_tokens"] - 1 for row in rows)
     tokens = np.array([row["output_tokens"] for row in rows])
-    # geometric with mean m: standard deviation sqrt(m (m - 1)), here within 4 standard errors of the mean
+    # geometric with mean m: standard deviation sqrt(m (m - 1)), here within 4 standard errors of
+    # the mean
     error = np.sqrt(MEAN_LENGTH_TOKENS * (MEAN_LENGTH_TOKENS - 1) / requests)
     assert abs(tokens.mean() - MEAN_LENGTH_TOKENS) < 4 * error
 
@@ -285,7 +291,8 @@ def test_closed_loop_sweep_prints_json_alone(llamacpp: Engine, tmp_path: Path) -
     for stage in (one, four):
         assert stage["kind"] == "closed"
         assert stage["ok"] == stage["requests"] > 0
-        # closed loop without think time: all virtual users are in flight nearly always, and never more
+        # closed loop without think time: all virtual users are in flight nearly always, and never
+        # more
         assert 0.8 * stage["concurrency_set"] < stage["concurrency"] <= stage["concurrency_set"]
         assert stage["littles_law"]["ok"]
     assert "stage 1" in run.stderr  # people still see how it goes

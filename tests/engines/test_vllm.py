@@ -1,7 +1,7 @@
 """The tool against vLLM on the CPU (``make test-engines``): the engine with the fullest protocol.
 
-vLLM needs minutes to start and, beside other work on a small machine, a second for a step; so the tests ask
-for few tokens, set no tight limits, and judge counts and order, not speed.
+vLLM needs minutes to start and, beside other work on a small machine, a second for a step; so the
+tests ask for few tokens, set no tight limits, and judge counts and order, not speed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @contextmanager
 def serve_vllm(venv: Path, model: Path, log: Path) -> Iterator[Engine]:
-    """vLLM on ``model``. Its processes are one group, which is ended as a whole: a killed parent leaves them alive."""
+    """vLLM on ``model``. Its processes are one group, which is ended as a whole: a killed parent
+    leaves them alive.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [
@@ -143,7 +145,8 @@ def test_counts_chunks_and_telemetry_are_the_servers(vllm: Engine, tmp_path: Pat
             row["output_tokens"] == wire.usage["completion_tokens"] == row["output_tokens_planned"]
         )
         assert row["finish_reason"] == "length"
-        # vLLM says with every chunk how many tokens there were, so merged and hidden tokens are known
+        # vLLM says with every chunk how many tokens there were, so merged and hidden tokens are
+        # known
         assert row["token_source"] == "usage_per_chunk"
         assert len(row["chunk_at_us"]) == wire.text_events
         assert len(row["chunk_tokens"]) == len(row["chunk_at_us"])

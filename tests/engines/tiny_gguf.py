@@ -1,14 +1,15 @@
 """A very small language model with weights of chance, for real inference engines.
 
-Nothing is fetched: the byte-level BPE vocabulary is trained on the help texts that come with Python,
-and the weights of a two-layer Llama are drawn from a seed. It writes nonsense, but an engine serves it
-as it serves any model: with a tokenizer, a context, a KV cache, and an end token of its own.
+Nothing is fetched: the byte-level BPE vocabulary is trained on the help texts that come with
+Python, and the weights of a two-layer Llama are drawn from a seed. It writes nonsense, but an
+engine serves it as it serves any model: with a tokenizer, a context, a KV cache, and an end token
+of its own.
 
-Two things are steered. Only tokens of printable ASCII can be drawn, so that no engine has to hold back
-half a character; and the end token comes with probability 1/``mean_length`` at each step of plain
-sampling (temperature 1, no top-k, top-p or min-p), so that natural answers are geometric with that mean.
-Both are done by a bias on each logit. Llama has none, so feature 0 of the residual stream is kept
-constant: no layer writes into it, and column 0 of the output matrix is then a bias.
+Two things are steered. Only tokens of printable ASCII can be drawn, so that no engine has to hold
+back half a character; and the end token comes with probability 1/``mean_length`` at each step of
+plain sampling (temperature 1, no top-k, top-p or min-p), so that natural answers are geometric with
+that mean. Both are done by a bias on each logit. Llama has none, so feature 0 of the residual
+stream is kept constant: no layer writes into it, and column 0 of the output matrix is then a bias.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ def _output_matrix(
     random: NDArray[np.float32], drawable: list[int], mean_length: float
 ) -> NDArray[np.float32]:
     """Logit = bias + noise. The noise of a drawable token is normal with variance v, so that
-    sum(exp(logit)) is about n exp(v/2), and the end token has probability 1/mean_length against it."""
+    sum(exp(logit)) is about n exp(v/2), and the end token has probability 1/mean_length against it.
+    """
     mean_square = (_CONSTANT**2 + WIDTH - 1) / WIDTH
     noise_variance = _SPREAD**2 * (WIDTH - 1) / mean_square
     bias = np.full(VOCABULARY, _NEVER)
@@ -134,8 +136,9 @@ def _output_matrix(
 def write_gguf(model: TinyModel, path: Path) -> None:
     """One GGUF file, as llama.cpp reads it.
 
-    llama.cpp orders the rows of q and k for its rotary embedding otherwise than Hugging Face does; rows of
-    chance need no reordering, so the two formats hold equally distributed but not equal models.
+    llama.cpp orders the rows of q and k for its rotary embedding otherwise than Hugging Face does;
+    rows of chance need no reordering, so the two formats hold equally distributed but not equal
+    models.
     """
     import gguf
 

@@ -190,7 +190,7 @@ def test_with_no_request_in_its_base_a_burst_is_not_compared_with_it(
     few = "the settled base phase has 0 requests: 30 are needed to know what to come back to"
     assert (b["base_level"], b["recovery_s"], b["recovery_ci_s"]) == ({}, None, [None, None])
     assert b["recovery_reason"] == few
-    assert f"; when it was got over is not known: {few};" in summary["verdict"]
+    assert f"; when it recovered is not known: {few};" in summary["verdict"]
     assert "base load" not in summary["verdict"]
     assert b["backlog"]["base_waiting"] is None
     assert b["backlog"]["drained_s"] == pytest.approx(50 / (10 - 0.5), abs=0.3)
@@ -203,7 +203,7 @@ def test_with_no_request_in_its_base_a_burst_is_not_compared_with_it(
         if chart
     ]
     assert titles == [
-        f"{what}: when the burst was got over is not known"
+        f"{what}: when the endpoint recovered is not known"
         for what in ("TTFT", "The count in flight")
     ]
     # what the limit of 2 s leaves for a wait is not known, so neither is what would have been
@@ -289,7 +289,7 @@ def test_a_server_that_dies_after_the_burst_had_no_known_head_room(tmp_path: Pat
         for i, t in enumerate(even((5, 15, 5)))
     ]
     held = burst_of(tmp_path / "run", records)["burst"]["headroom"]
-    assert (held["enough"], held["reason"]) == (None, "the burst was not seen to be got over")
+    assert (held["enough"], held["reason"]) == (None, "the burst was not seen to end")
 
 
 def test_a_delay_is_neither_a_queue_nor_enough(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_answers_in_one_piece_wait_until_they_are_there(tmp_path: Path) -> None:
     ]
     summary = burst_of(tmp_path / "run", records)
     assert summary["burst"]["recovery_s"] == pytest.approx(0.2, abs=0.2)
-    assert "was got over" in summary["verdict"]
+    assert "the endpoint recovered" in summary["verdict"]
     assert summary["burst"]["backlog"]["served_rps"] is None
 
 
@@ -435,17 +435,23 @@ SLOW = Harm(slo="ttft_p99=2s", reason="96 of 897 requests missed ttft_p99=2s")
 @pytest.mark.parametrize(
     ("ci", "limit_s", "after", "verdict", "reason"),
     [
-        ((8.0, 10.0), 10.0, None, "met", "got over 10 s after the burst"),
-        ((8.0, 10.0), 9.0, None, "inconclusive", "got over 8 to 10 s after the burst"),
-        ((8.0, 10.0), 7.9, None, "violated", "not got over for 8 s after the burst at least"),
+        ((8.0, 10.0), 10.0, None, "met", "recovered within 10 s after the burst"),
+        ((8.0, 10.0), 9.0, None, "inconclusive", "recovered 8 to 10 s after the burst"),
+        ((8.0, 10.0), 7.9, None, "violated", "not recovered for at least 8 s after the burst"),
         # longer for certain, how long is not known
-        ((8.0, None), 7.9, None, "violated", "not got over for 8 s after the burst at least"),
+        ((8.0, None), 7.9, None, "violated", "not recovered for at least 8 s after the burst"),
         ((8.0, None), 60.0, None, "inconclusive", "why not"),
         ((None, None), 1.0, None, "inconclusive", "why not"),
         # an endpoint that goes down later on has not recovered; a slow one may have found its level
         ((2.0, 3.0), 30.0, FAILING, "violated", f"of those due later {FAILING.reason}"),
         ((2.0, 3.0), 30.0, SLOW, "inconclusive", f"of those due later {SLOW.reason}"),
-        ((40.0, None), 30.0, FAILING, "violated", "not got over for 40 s after the burst at least"),
+        (
+            (40.0, None),
+            30.0,
+            FAILING,
+            "violated",
+            "not recovered for at least 40 s after the burst",
+        ),
     ],
 )
 def test_a_limit_is_met_or_violated_only_for_certain(
@@ -461,7 +467,7 @@ def test_a_limit_is_met_or_violated_only_for_certain(
 
 
 def test_the_limit_is_judged_anew_from_the_run_directory(tmp_path: Path) -> None:
-    run = burst_run(tmp_path / "run")  # got over after 9.9 s
+    run = burst_run(tmp_path / "run")  # recovered after 9.9 s
     assert summarise(run)["burst"]["max_recovery"] is None
     for limit_s, verdict in ((30.0, "met"), (5.0, "violated")):
         run.meta["burst"] = PLAN | {"max_recovery_s": limit_s}
@@ -638,14 +644,12 @@ def test_a_run_that_was_killed_in_the_base_phase_is_still_reported(tmp_path: Pat
         (
             44.05,
             30 + 139 / 15,
-            "when it was got over is not known: what is known of the run ends before the burst "
-            "does",
+            "when it recovered is not known: what is known of the run ends before the burst does",
         ),
         (
             47.05,
             40 + 19 / 5,
-            "it was not for 3.8 s, and 0 or fewer waiting for a first token (the base's mean of "
-            "0.5",
+            "not for 3.8 s, and 0 or fewer waiting for a first token (the base's mean of 0.5",
         ),
         (
             20.05,

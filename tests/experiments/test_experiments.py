@@ -131,7 +131,8 @@ def test_the_demo_finds_the_simulators_own_capacity(tmp_path: Path) -> None:
     low, high = capacity["c_max_ci"]
     slack = (high - low) / 2 + 2 * truth.c_max_se
     assert low - slack <= truth.c_max <= high + slack
-    # the corner of the asymptotic bounds: 138 requests/s at saturation times 0.35 s of a lone request, Little's law
+    # the corner of the asymptotic bounds: 138 requests/s at saturation times 0.35 s of a lone
+    # request, Little's law
     assert found["knee"]["methods"]["bounds"]["concurrency"] == pytest.approx(48, rel=0.2)
     knee = found["knee"]
     assert (knee["concurrency"] is None) == (knee["reason"] is not None)

@@ -1,4 +1,6 @@
-"""The page of a comparison in a real browser: alone, quiet, nothing clipped or overlapping, in both themes and widths."""
+"""The page of a comparison in a real browser: alone, quiet, nothing clipped or overlapping, in both
+themes and widths.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the tests of the simulated engine run it with: a closed loop, steps without a clock, names of shared blocks."""
+"""What the tests of the simulated engine run it with: a closed loop, steps without a clock, names
+of shared blocks.
+"""
 
 from collections.abc import Hashable, Sequence
 
@@ -8,7 +10,9 @@ from ampacity.simulator.engine.outcome import Outcome, outcome_of
 
 
 def prefix_hashes(prefix: Hashable, tokens: int, block_tokens: int = 16) -> list[Hashable]:
-    """Names of the full blocks of a prefix that several requests share; longer ones continue shorter ones."""
+    """Names of the full blocks of a prefix that several requests share; longer ones continue
+    shorter ones.
+    """
     return [(prefix, number) for number in range(tokens // block_tokens)]
 
 
@@ -24,7 +28,9 @@ def run_dry(engine: Engine, now_s: float = 0.0) -> list[Request]:
 def simulate_closed(
     config: EngineConfig, clients: int, requests: Sequence[Request], think_s: float = 0.0
 ) -> Outcome:
-    """Each of ``clients`` sends its next request ``think_s`` after the last token of the one before, in the order given."""
+    """Each of ``clients`` sends its next request ``think_s`` after the last token of the one
+    before, in the order given.
+    """
     coming = iter(requests)
 
     def send(at_s: float) -> None:

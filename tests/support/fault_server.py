@@ -1,9 +1,9 @@
 """An OpenAI-compatible server that misbehaves on request.
 
-Each request chooses its fault: by the header ``X-Fault: NAME``, the field ``"fault": "NAME"`` of its
-body, or a model called ``fault:NAME``; without one it is answered well. ``FAULTS`` lists them with
-the status that a client must give each. Use it as ``with FaultServer() as server`` (a thread of its
-own), ``async with FaultServer() as server`` (this event loop), or by hand:
+Each request chooses its fault: by the header ``X-Fault: NAME``, the field ``"fault": "NAME"`` of
+its body, or a model called ``fault:NAME``; without one it is answered well. ``FAULTS`` lists them
+with the status that a client must give each. Use it as ``with FaultServer() as server`` (a thread
+of its own), ``async with FaultServer() as server`` (this event loop), or by hand:
 
     python -m tests.support.fault_server --port 8000
 """
@@ -31,8 +31,9 @@ class FaultServer:
 
     ``refuses`` maps a field of the body to the (status, body) that a request with it gets, as
     ``{"ignore_eos": ("422 Unprocessable Entity", '{"detail":"extra field"}')}``. ``pages`` gives
-    (status, body) of GET paths; ``api_key`` is wanted from everyone; ``models`` other than these are
-    answered 404. ``on_accept`` breaks every connection before it is read: "reset", "close", "silent".
+    (status, body) of GET paths; ``api_key`` is wanted from everyone; ``models`` other than these
+    are answered 404. ``on_accept`` breaks every connection before it is read: "reset", "close",
+    "silent".
     """
 
     def __init__(

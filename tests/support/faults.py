@@ -386,7 +386,9 @@ async def http_10(x: Call) -> bool:
 
 
 async def chunked_trailers(x: Call) -> bool:
-    """The last chunk is followed by header lines, one of which would end the connection if it were a header."""
+    """The last chunk is followed by header lines, one of which would end the connection if it were
+    a header.
+    """
     await x.head("Transfer-Encoding: chunked\r\nTrailer: X-Checksum\r\n")
     await x.chunk(x.whole())
     await x.send(b"0\r\nX-Checksum: 12\r\nX-Took: 5ms\r\n\r\n")
@@ -398,7 +400,9 @@ async def with_bom(x: Call) -> bool:
 
 
 async def heartbeats(x: Call) -> bool:
-    """A comment before the answer, while it is made, between its tokens and behind it; retry and id fields."""
+    """A comment before the answer, while it is made, between its tokens and behind it; retry and id
+    fields.
+    """
     await x.head()
     for _ in range(3):
         await x.chunk(b": heartbeat\n\n")
@@ -510,7 +514,9 @@ async def drop(x: Call) -> bool:
 
 
 class Fault(NamedTuple):
-    """``status`` the client must record; ``tokens`` received (None: none, -1: as many as asked for, -2: some)."""
+    """``status`` the client must record; ``tokens`` received (None: none, -1: as many as asked for,
+    -2: some).
+    """
 
     play: Callable[[Call], Awaitable[bool]]
     status: str

@@ -1,4 +1,6 @@
-"""A server whose vocabulary nobody knows: a word is one to three tokens or more, and its chat template adds seventeen."""
+"""A server whose vocabulary nobody knows: a word is one to three tokens or more, and its chat
+template adds seventeen.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def tokens_of(text: str, most: int = 3) -> int:
 
 
 def ids_of(text: str, most: int) -> list[int]:
-    """The same as numbers: 0 for each end of a line, and for a word as many of its own as it has tokens."""
+    """The same as numbers: 0 for each end of a line, and for a word as many of its own as it has
+    tokens.
+    """
     found = []
     for line in text.splitlines(keepends=True):
         for word in line.split():
@@ -34,9 +38,10 @@ def ids_of(text: str, most: int) -> list[int]:
 class OddTokenizer:
     """Serves /v1/chat/completions with usage on a free port; a word is one to ``most`` tokens.
 
-    ``tokenize``: what its /tokenize gives: the "ids" of tokens, as many "zeros", or None where there is none. Prompts
-    beyond ``context`` are refused, which the list of models names where ``listed``. ``first``: tokens more of a prompt
-    whose first word is longer than five letters. The prompts are kept in ``asked``.
+    ``tokenize``: what its /tokenize gives: the "ids" of tokens, as many "zeros", or None where
+    there is none. Prompts beyond ``context`` are refused, which the list of models names where
+    ``listed``. ``first``: tokens more of a prompt whose first word is longer than five letters. The
+    prompts are kept in ``asked``.
     """
 
     def __init__(

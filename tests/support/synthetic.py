@@ -44,7 +44,8 @@ def request(
     tail_s: float = 0.0,
     **columns: Any,
 ) -> RequestRecord:
-    """One record: started ``start_delay_s`` after its schedule, first chunk after ``ttft_s``, then the gaps.
+    """One record: started ``start_delay_s`` after its schedule, first chunk after ``ttft_s``, then
+    the gaps.
 
     ``tail_s`` is the time from the last token to the end of the response. ``columns`` override.
     """
@@ -133,7 +134,9 @@ class Stage:
 
 
 def run_meta(stages: Sequence[Stage], slos: Iterable[str] = (), **changes: Any) -> dict[str, Any]:
-    """run.json of a made-up run; ``changes`` override top-level entries. The caller may change it: nothing is shared."""
+    """run.json of a made-up run; ``changes`` override top-level entries. The caller may change it:
+    nothing is shared.
+    """
     return copy.deepcopy(
         {
             "run_id": "synthetic",
@@ -178,7 +181,9 @@ def make_run(
     killed: bool = False,
     **changes: Any,
 ) -> Run:
-    """Write a run directory at ``path`` (new) and read it back; ``killed`` leaves it as a kill in its last stage would."""
+    """Write a run directory at ``path`` (new) and read it back; ``killed`` leaves it as a kill in
+    its last stage would.
+    """
     meta = run_meta(stages, slos, **changes)
     if killed:
         meta["stages"][-1]["drained_ns"] = None
@@ -216,10 +221,11 @@ def queue_stage(
     token_s: float = 0.01,
     first_id: int = 0,
 ) -> Stage:
-    """An M/M/1 queue in front of the first token, then ``output_tokens`` tokens, one each ``token_s``.
+    """An M/M/1 queue in front of the first token, then ``output_tokens`` tokens, one each
+    ``token_s``.
 
-    TTFT from schedule is the sojourn time of M/M/1: exponential with rate mu - lambda in steady state, so
-    p99 <= D holds up to lambda = mu - ln(100)/D.
+    TTFT from schedule is the sojourn time of M/M/1: exponential with rate mu - lambda in steady
+    state, so p99 <= D holds up to lambda = mu - ln(100)/D.
     """
     n = rng.poisson(rate_rps * duration_s)
     arrival = np.sort(rng.uniform(0, duration_s, n))

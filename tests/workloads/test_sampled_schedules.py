@@ -1,4 +1,6 @@
-"""What ``workload sample`` writes, ``run --trace`` plays: classes, sessions, models, and who leaves."""
+"""What ``workload sample`` writes, ``run --trace`` plays: classes, sessions, models, and who
+leaves.
+"""
 
 import dataclasses
 import gzip
@@ -112,7 +114,9 @@ def test_the_rules_of_classes_and_sessions_come_along(tmp_path: Path) -> None:
 
 
 def test_the_same_bytes_go_over_the_wire(tmp_path: Path) -> None:
-    """The schedule from the file and the one that is drawn, with one salt: every request is the same."""
+    """The schedule from the file and the one that is drawn, with one salt: every request is the
+    same.
+    """
     for text in (MIX, AGENT):
         workload, path = sampled(tmp_path, text)
         loaded = load_workload(str(workload))

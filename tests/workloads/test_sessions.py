@@ -1,4 +1,6 @@
-"""Sessions as columns of a schedule: who waits for whom, how prompts grow, and what a cache would find."""
+"""Sessions as columns of a schedule: who waits for whom, how prompts grow, and what a cache would
+find.
+"""
 
 from pathlib import Path
 
@@ -83,7 +85,8 @@ def test_the_template_tokens_of_each_message_count() -> None:
 def test_an_agent_fans_out_and_joins() -> None:
     whole = open_schedule(workload(AGENT), rate_rps=20, duration_s=5, seed=1, stage=0)
     schedule = first_session(whole)
-    # plan; two helpers of 30 tokens at +0.5 s; the join with their two answers of 10; the same again
+    # plan; two helpers of 30 tokens at +0.5 s; the join with their two answers of 10; the same
+    # again
     assert schedule.input_tokens.tolist() == [100, 30, 30, 130, 30, 30, 160]
     assert [waits(schedule, i) for i in range(7)] == [[], [0], [0], [1, 2], [3], [3], [4, 5]]
     assert schedule.continues is not None
@@ -349,7 +352,8 @@ def test_pools_are_popular_as_zipf_says_and_stages_share_nothing() -> None:
 def test_pools_that_do_not_fit_say_what_is_realised() -> None:
     spec = "[{name: system, tokens: 100}, {name: doc, tokens: 200}]"
     prefixes = parse_prefixes(yaml.safe_load(spec), "prefixes")
-    # 8 tokens are a prompt's own: 400 has room for both, 208 for 100 of the document, 108 and 58 for none of it
+    # 8 tokens are a prompt's own: 400 has room for both, 208 for 100 of the document, 108 and 58
+    # for none of it
     lengths = np.repeat([400, 208, 108, 58], [4, 3, 2, 1])
     assert prefixes.draw(lengths, 0, np.random.default_rng(1)).note == (
         "prefixes: system fits whole into 90% of the prompts that are to have it, 100.0% of all prompts have some of it (100.0% are described), "

@@ -80,7 +80,7 @@ _NO_PROMPT = Prompt([], {}, False)
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How ``read_trace`` treats rows; see there."""
+    """Options of ``read_trace`` for rows; see there."""
 
     context: int | None = None
     skip_bad_rows: bool = False

@@ -58,7 +58,9 @@ def route(path: Path, hundreds: int, late: int, failed: int, usd_per_10_s: float
 
 
 def test_a_cheaper_accepted_result_beats_more_tokens_per_second(tmp_path: Path) -> None:
-    """A: 58 good of 100 in 10 s at 1.10 USD, none failed; B: 85 at 1.45, 15 failed. 1.10/58 > 1.45/85, and A has more tokens."""
+    """A: 58 good of 100 in 10 s at 1.10 USD, none failed; B: 85 at 1.45, 15 failed. 1.10/58 >
+    1.45/85, and A has more tokens.
+    """
     result = compare([route(tmp_path / "a", 1, 42, 0, 1.10), route(tmp_path / "b", 1, 0, 15, 1.45)])
     found = rows(result)
     assert found["goodput_rps"].values == pytest.approx([5.8, 8.5])
@@ -72,7 +74,9 @@ def test_a_cheaper_accepted_result_beats_more_tokens_per_second(tmp_path: Path) 
 
 
 def test_a_rate_comes_from_a_stage_that_is_long_enough_to_have_one(tmp_path: Path) -> None:
-    """20/s of which all are good; 52 requests at 30/s, all good too, say nothing of what it carries there."""
+    """20/s of which all are good; 52 requests at 30/s, all good too, say nothing of what it carries
+    there.
+    """
     short = Stage(
         [request(2000 + i, 100 + i / 30, stage=1, ttft_s=0.1) for i in range(52)],
         52 / 30,
@@ -130,7 +134,9 @@ def test_with_more_requests_the_same_advantage_is_real(tmp_path: Path) -> None:
 def test_accepted_answers_are_those_that_a_checker_accepted(
     tmp_path: Path, ampacity: Any, capsys: Any
 ) -> None:
-    """Of 100 answers inside the SLO 50 and 80 are accepted; 10 s of a GPU at 360 USD/h cost 1 USD: 20 and 12.5 USD for 1,000."""
+    """Of 100 answers inside the SLO 50 and 80 are accepted; 10 s of a GPU at 360 USD/h cost 1 USD:
+    20 and 12.5 USD for 1,000.
+    """
     for name, accepted in (("a", 50), ("b", 80)):
         make_run(
             tmp_path / name,
@@ -151,7 +157,8 @@ def test_accepted_answers_are_those_that_a_checker_accepted(
 
 
 def test_figures_per_gpu_and_per_dollar(tmp_path: Path) -> None:
-    """B has twice the GPUs at the same price and the same speed: half the goodput per GPU, twice the TTFT × USD/h.
+    """B has twice the GPUs at the same price and the same speed: half the goodput per GPU, twice
+    the TTFT × USD/h.
 
     Both carry the load, so neither ratio is more than that of the GPUs: no winner.
     """
@@ -186,7 +193,9 @@ def rendered(result: Comparison, width: int) -> list[str]:
 def test_at_80_columns_the_difference_and_the_winner_are_on_the_page(
     tmp_path: Path, runs: int
 ) -> None:
-    """58 and 85 of 100 requests are good, of 10 requests/s: 46.6 % more (85 / 58); a third run like the first changes 0."""
+    """58 and 85 of 100 requests are good, of 10 requests/s: 46.6 % more (85 / 58); a third run like
+    the first changes 0.
+    """
     arms = [
         route(tmp_path / "a", 10, 37, 5, 1.0),
         route(tmp_path / "b", 10, 12, 3, 1.0),
@@ -281,7 +290,9 @@ def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) ->
 
 
 def closed(path: Path, seed: int, service_s: float) -> ComparedRun:
-    """Four servers with gamma service times and a queue, with 4 to 32 users: 4 / ``service_s`` answers/s; up to 8 users meet the SLO."""
+    """Four servers with gamma service times and a queue, with 4 to 32 users: 4 / ``service_s``
+    answers/s; up to 8 users meet the SLO.
+    """
     rng, stages, start = np.random.default_rng(seed), [], 0.0
     for k, users in enumerate((4, 8, 16, 32)):
         free, ready, records = [0.0] * 4, [0.0] * users, []
@@ -343,7 +354,9 @@ def test_a_closed_loop_that_is_better_by_less_than_2_percent_does_not_win(tmp_pa
 def test_usable_rates_that_touch_have_no_cheaper_one_whatever_the_lengths_by_chance(
     tmp_path: Path,
 ) -> None:
-    """A is at 9.9 to 18.2, B at 18 to 34: no dearer at least. Every tenth answer of B has 6 tokens, the others 5."""
+    """A is at 9.9 to 18.2, B at 18 to 34: no dearer at least. Every tenth answer of B has 6 tokens,
+    the others 5.
+    """
     made = (("a", 15, 10.0), ("b", 25, 18.0), ("c", 25, 18.0))
     a, b, c = (sweep(tmp_path / name, at, 2.0, first) for name, at, first in made)
     for arm_, gaps in ((b, 1), (c, 0)):
@@ -358,7 +371,9 @@ def test_usable_rates_that_touch_have_no_cheaper_one_whatever_the_lengths_by_cha
 
 
 def test_a_usable_rate_wins_over_a_run_that_met_its_slos_nowhere(tmp_path: Path) -> None:
-    """A breaks at its lowest load, 5/s: it carries less. B carries 10/s; C, of which 4.5/s is known, may be no better."""
+    """A breaks at its lowest load, 5/s: it carries less. B carries 10/s; C, of which 4.5/s is
+    known, may be no better.
+    """
     a, b = sweep(tmp_path / "a", 0, first=5.0), sweep(tmp_path / "b", 15)
     found = rows(compare([a, b]))["capacity_rps"]
     assert (found.winner, found.values[0], found.brackets[0]) == ("B", None, (0.0, 5.0))
@@ -366,9 +381,11 @@ def test_a_usable_rate_wins_over_a_run_that_met_its_slos_nowhere(tmp_path: Path)
 
 
 def test_a_cost_wins_where_the_usable_rate_of_each_is_known(tmp_path: Path) -> None:
-    """The SLO of A, B and D breaks between 9.9 and 18.2/s: A may carry 1.8 times its best stage; its cost over 1.7 is no win, over 3 it is.
+    """The SLO of A, B and D breaks between 9.9 and 18.2/s: A may carry 1.8 times its best stage;
+    its cost over 1.7 is no win, over 3 it is.
 
-    Of C, which breaks nowhere, nobody knows what it can carry: more would only help it where it is the cheaper one.
+    Of C, which breaks nowhere, nobody knows what it can carry: more would only help it where it is
+    the cheaper one.
     """
     a, b = sweep(tmp_path / "a", 15, 3.0), sweep(tmp_path / "b", 15, 1.0)
     good = rows(compare([a, b]))["usd_per_thousand_good_requests"]
@@ -387,7 +404,9 @@ def test_a_cost_wins_where_the_usable_rate_of_each_is_known(tmp_path: Path) -> N
 
 
 def test_slos_that_hold_nowhere_show_no_limit_at_unlike_loads(tmp_path: Path) -> None:
-    """Every fourth answer is late at 8 as at 9/s: A and B are equal, and more was offered to B. At one load half the price wins."""
+    """Every fourth answer is late at 8 as at 9/s: A and B are equal, and more was offered to B. At
+    one load half the price wins.
+    """
     a, b, c = (
         arm(tmp_path / n, stage([0.1, 0.1, 0.1, 1.5] * 150, rate), ["ttft_p90=500ms"], usd=usd)
         for n, rate, usd in (("a", 8.0, 2.0), ("b", 9.0, 2.0), ("c", 8.0, 1.0))
@@ -400,7 +419,9 @@ def test_slos_that_hold_nowhere_show_no_limit_at_unlike_loads(tmp_path: Path) ->
 
 
 def test_tokens_win_where_the_others_are_shown_to_give_no_more_of_them(tmp_path: Path) -> None:
-    """A's SLO breaks at 20/s, but its tokens go on to grow. Of D, which answers 10/s, the queue grows at 20/s: at most half of C's at 40."""
+    """A's SLO breaks at 20/s, but its tokens go on to grow. Of D, which answers 10/s, the queue
+    grows at 20/s: at most half of C's at 40.
+    """
     a, c = (sweep(tmp_path / n, at, 2.0) for n, at in (("a", 15), ("c", 100)))
     behind = later(stage(ttfts(1, 400) + np.arange(400) * (1 / 10 - 1 / 20), 20.0), 100.0, 400)
     d = arm(tmp_path / "d", [stage(ttfts(1, 400), 10.0), behind], ["ttft_p90=500ms"], usd=2.0)
@@ -412,9 +433,11 @@ def test_tokens_win_where_the_others_are_shown_to_give_no_more_of_them(tmp_path:
 def test_runs_without_a_common_load_are_compared_by_what_they_carry(
     tmp_path: Path, ampacity: Any, capsys: Any
 ) -> None:
-    """A carries 10 and breaks at 20, B carries 12 and 24 and breaks at 48: the load to give to both is the lower end of A's interval, nearly 10.
+    """A carries 10 and breaks at 20, B carries 12 and 24 and breaks at 48: the load to give to both
+    is the lower end of A's interval, nearly 10.
 
-    For 1.2 x 299 requests 37 s. Good requests: A's 10/s may be 20/s at most, less than B's 24/s; what carries 12/s and breaks at 24 is not shown to be better.
+    For 1.2 x 299 requests 37 s. Good requests: A's 10/s may be 20/s at most, less than B's 24/s;
+    what carries 12/s and breaks at 24 is not shown to be better.
     """
     a, b = sweep(tmp_path / "a", 15), sweep(tmp_path / "b", 30, first=12.0)
     result = compare([a, b])
@@ -463,7 +486,9 @@ def test_in_closed_loops_the_concurrency_to_give_to_both_is_said(tmp_path: Path)
 def test_the_load_to_give_to_all_is_one_that_each_carried_inside_its_slos(
     tmp_path: Path, a: list[float], b: list[float], said: str
 ) -> None:
-    """Rounded down, without an exponent; 1.2 x 299 requests at 10.4/s take 34.5 s. In the third case B violates the SLO from 5/s on."""
+    """Rounded down, without an exponent; 1.2 x 299 requests at 10.4/s take 34.5 s. In the third
+    case B violates the SLO from 5/s on.
+    """
     late = 1.0 if len(b) == 1 else 10.0
     made = []
     for name, rates, scale in (("a", a, 1.0), ("b", b, late)):
@@ -476,7 +501,9 @@ def test_the_load_to_give_to_all_is_one_that_each_carried_inside_its_slos(
 
 
 def test_a_warm_up_that_leaves_the_other_run_nothing_makes_no_common_load(tmp_path: Path) -> None:
-    """Of A's 600 requests the first 200 are slow; B has 130 in all, of which fewer than 100 are left without so many."""
+    """Of A's 600 requests the first 200 are slow; B has 130 in all, of which fewer than 100 are
+    left without so many.
+    """
     slow = ttfts(1, 600) * np.repeat([20.0, 1.0], [200, 400])
     a, b, c = (
         arm(tmp_path / n, stage(x), ["ttft_p90=1s"])
@@ -496,7 +523,8 @@ def test_a_warm_up_that_leaves_the_other_run_nothing_makes_no_common_load(tmp_pa
 def test_cost_and_gpus_at_the_usable_rate_have_its_bracket(
     tmp_path: Path, ampacity: Any, capsys: Any
 ) -> None:
-    """Five tokens an answer, 2 USD/h: at x/s 2/(0.018 x) USD for a million; of C, at least 40/s, at most 2/0.72.
+    """Five tokens an answer, 2 USD/h: at x/s 2/(0.018 x) USD for a million; of C, at least 40/s, at
+    most 2/0.72.
 
     A peak of 100/s with 1.2: ceil(1.2 ceil(100/x)) GPUs at x/s; C ceil(3 x 1.2) = 4 at most.
     """
@@ -524,7 +552,7 @@ def test_cost_and_gpus_at_the_usable_rate_have_its_bracket(
         "C",
     )
     assert (c_max.winner, c_max.higher_is_better) == (None, None)
-    assert ampacity("compare", tmp_path / "a", tmp_path / "c") == 0
+    assert ampacity("compare", "--summary", "full", tmp_path / "a", tmp_path / "c") == 0
     for text in (capsys.readouterr().out, comparison_markdown(result)):
         told = " ".join(text.split())
         assert "at most 2.78" in told
@@ -568,7 +596,9 @@ def test_offline_a_cost_wins_where_more_concurrency_adds_nothing(tmp_path: Path)
 def test_what_was_cut_off_is_counted_apart_from_failures_and_both_tables_say_what_they_count(
     tmp_path: Path,
 ) -> None:
-    """Of 1000 requests 10 fail and 40 are given up: 10 failed in the whole run, 5 % failed or cut off."""
+    """Of 1000 requests 10 fail and 40 are given up: 10 failed in the whole run, 5 % failed or cut
+    off.
+    """
     made = stage(ttfts(1))
     for r in made.records[::20]:
         r.status = "http_error" if r.request_id % 100 == 0 else "unfinished"
@@ -610,7 +640,9 @@ def test_markdown_and_csv_hold_the_figures(tmp_path: Path) -> None:
 
 
 def test_longer_answers_that_the_seed_drew_are_no_more_tokens_per_second(tmp_path: Path) -> None:
-    """Both carry 20/s and give every token that was planned; B's seed drew 6 where A's drew 5: 20 % more tokens, and no winner."""
+    """Both carry 20/s and give every token that was planned; B's seed drew 6 where A's drew 5: 20 %
+    more tokens, and no winner.
+    """
 
     def drawn(name: str, tokens: int, **meta: Any) -> ComparedRun:
         records = [

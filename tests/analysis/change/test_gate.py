@@ -62,7 +62,7 @@ def checks(found: GateResult) -> dict[str, Check]:
     return {c.name: c for c in found.checks}
 
 
-# --- the pieces ------------------------------------------------------------------------------------------------
+# --- the pieces -------------------------------------------------------------------------------
 
 
 def test_holm_rejects_step_by_step() -> None:
@@ -80,7 +80,9 @@ def test_holm_holds_the_family_wise_error_of_correlated_tests() -> None:
 
 
 def test_share_test_is_exact_under_no_change() -> None:
-    """Independent samples, 10 % over in both: p-values are uniform; the 5 % test errs in about 5 % of cases."""
+    """Independent samples, 10 % over in both: p-values are uniform; the 5 % test errs in about 5 %
+    of cases.
+    """
     rng = np.random.default_rng(3)
     size = np.full(20, 100.0)
 
@@ -98,7 +100,9 @@ def test_share_test_is_exact_under_no_change() -> None:
 
 
 def test_pairing_takes_away_what_the_blocks_have_in_common() -> None:
-    """Blocks differ by ±10 in both runs alike; only the shift of 1 in 100 is left, without variance."""
+    """Blocks differ by ±10 in both runs alike; only the shift of 1 in 100 is left, without
+    variance.
+    """
     over = np.array([10.0, 30.0] * 10)
     size = np.full(20, 100.0)
     e = compare_shares(
@@ -114,7 +118,9 @@ def test_pairing_takes_away_what_the_blocks_have_in_common() -> None:
 
 
 def test_noise_between_runs_is_moderated() -> None:
-    """var(1, 2, 3) = 1, less 0.25 inside a run, with two degrees of freedom, beside 0.5² with four: (4 x 0.25 + 2 x 0.75)/6."""
+    """var(1, 2, 3) = 1, less 0.25 inside a run, with two degrees of freedom, beside 0.5² with four:
+    (4 x 0.25 + 2 x 0.75)/6.
+    """
     variance, df = between_runs(np.array([1.0, 2.0, 3.0]), 0.25, 0.5)
     assert variance == pytest.approx(2.5 / 6)
     assert df == 6
@@ -140,7 +146,7 @@ def test_histogram_equals_that_of_another_implementation_of_the_format() -> None
     assert ours_read.get_total_count() == 308
 
 
-# --- verdicts --------------------------------------------------------------------------------------------------
+# --- verdicts ---------------------------------------------------------------------------------
 
 
 def test_same_figures_pass_and_ten_percent_more_is_a_regression(tmp_path: Path) -> None:
@@ -165,7 +171,9 @@ def test_a_change_inside_its_tolerance_passes_and_one_beyond_does_not(tmp_path: 
 
 
 def test_tokens_per_second_are_those_measured_and_the_test_is_by_the_plan(tmp_path: Path) -> None:
-    """6 tokens planned and received where the baseline had 5: 20 % more tokens/s, none more or less per token planned."""
+    """6 tokens planned and received where the baseline had 5: 20 % more tokens/s, none more or less
+    per token planned.
+    """
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
     longer = stage(ttfts(1, 1500))
     longer.records = [request(i, i / RATE, ttft_s=0.1, gaps_s=[0.01] * 5) for i in range(1500)]
@@ -214,7 +222,9 @@ def test_equal_values_everywhere_are_no_change(tmp_path: Path) -> None:
 
 
 def test_noise_is_learned_from_several_baseline_runs(tmp_path: Path) -> None:
-    """Runs of one schedule that differ by ±4 %: a candidate 6 % slower is no regression; beside one run it is."""
+    """Runs of one schedule that differ by ±4 %: a candidate 6 % slower is no regression; beside one
+    run it is.
+    """
     scales = (0.96, 1.0, 1.04, 0.98, 1.03, 0.97)
     several = [run(tmp_path / f"b{i}", stage(ttfts(1, 1500, s))) for i, s in enumerate(scales)]
     slower = run(tmp_path / "slow", stage(ttfts(1, 1500, 1.06)))
@@ -236,7 +246,7 @@ def test_false_alarms_over_all_metrics_together(tmp_path: Path) -> None:
     assert verdicts.count("regression") <= 3
 
 
-# --- never a pass ----------------------------------------------------------------------------------------------
+# --- never a pass -----------------------------------------------------------------------------
 
 
 def test_half_of_the_requests_failed_is_a_regression(tmp_path: Path) -> None:
@@ -316,7 +326,9 @@ def test_other_experiments_are_refused_and_what_differs_is_listed(tmp_path: Path
 def lengths(
     rng: np.random.Generator, came_of_planned: float, *, plan: bool
 ) -> dict[str, float | None]:
-    """Of 500 answers, log-normal with sigma 0.9, which end by themselves after a share of what was planned (s.d. 0.2)."""
+    """Of 500 answers, log-normal with sigma 0.9, which end by themselves after a share of what was
+    planned (s.d. 0.2).
+    """
     planned = np.round(30 * rng.lognormal(0, 0.9, 500)) + 1
     came = planned * np.clip(rng.normal(came_of_planned, 0.2, 500), 0.05, None)
     ratio, se = _per_planned(came, planned if plan else np.full(500, np.nan))
@@ -329,7 +341,9 @@ def lengths(
 
 @pytest.mark.parametrize("plan", [True, False])
 def test_equal_workloads_are_not_refused_for_the_draw_of_their_lengths(plan: bool) -> None:
-    """Means of 500 such answers differ by more than 10 % in a tenth of the pairs; two in a thousand may be refused."""
+    """Means of 500 such answers differ by more than 10 % in a tenth of the pairs; two in a thousand
+    may be refused.
+    """
     rng = np.random.default_rng(11)
     pairs = [[lengths(rng, 0.7, plan=plan) for _ in range(2)] for _ in range(600)]
     means = np.array([[x["output_tokens"] for x in pair] for pair in pairs], dtype=np.float64)
@@ -338,7 +352,9 @@ def test_equal_workloads_are_not_refused_for_the_draw_of_their_lengths(plan: boo
 
 
 def test_answers_that_became_shorter_are_refused_by_the_plan() -> None:
-    """85 % of what the baseline's had for the same plan: found by the plan though only by its means it is not."""
+    """85 % of what the baseline's had for the same plan: found by the plan though only by its means
+    it is not.
+    """
     rng = np.random.default_rng(12)
     found = [
         lengths_apart(lengths(rng, 0.7, plan=True), lengths(rng, 0.595, plan=True), "output_tokens")
@@ -355,14 +371,18 @@ def test_answers_that_became_shorter_are_refused_by_the_plan() -> None:
 
 
 def test_a_block_delta_method_by_hand() -> None:
-    """20 answers, planned 10 each; ten came with 10, ten with 20: ratio 1.5, residuals +-1/3, s.e. 1/3 sqrt(20/19)/sqrt(20)."""
+    """20 answers, planned 10 each; ten came with 10, ten with 20: ratio 1.5, residuals +-1/3, s.e.
+    1/3 sqrt(20/19)/sqrt(20).
+    """
     ratio, se = _per_planned(np.array([10.0, 20.0] * 10), np.full(20, 10.0))
     assert ratio == pytest.approx(1.5)
     assert se == pytest.approx(1 / 3 / np.sqrt(19))
 
 
 def test_a_predicted_engine_is_under_test_and_no_other_experiment(tmp_path: Path) -> None:
-    """Presets that differ by a tenth: the gate must go red, also by a baseline that still holds a count of the day."""
+    """Presets that differ by a tenth: the gate must go red, also by a baseline that still holds a
+    count of the day.
+    """
 
     def predicted(name: str, model: str, scale: float, cut: int) -> Judged:
         workload = {
@@ -391,7 +411,9 @@ def test_a_predicted_engine_is_under_test_and_no_other_experiment(tmp_path: Path
 
 
 def test_equal_records_are_one_run_whatever_their_names(tmp_path: Path) -> None:
-    """A copy, a prediction made again, and one that shares a load level show no noise between runs; nor are they two samples."""
+    """A copy, a prediction made again, and one that shares a load level show no noise between runs;
+    nor are they two samples.
+    """
     again = {"predicted": True, "started_utc": "2026-01-02T00:00:00Z"}
     one, copy = (run(tmp_path / n, stage(ttfts(1)), **again) for n in ("one", "copy"))
     with pytest.raises(
@@ -413,7 +435,9 @@ def test_equal_records_are_one_run_whatever_their_names(tmp_path: Path) -> None:
 
 
 def test_the_sentence_promises_no_more_than_its_checks() -> None:
-    """Of three open checks two become decided with 120 and 377 more requests; the third by no length."""
+    """Of three open checks two become decided with 120 and 377 more requests; the third by no
+    length.
+    """
     three = [
         Check(f"{name}_p50", "change", "5/s", more_requests=n)
         for name, n in (("ttft", 120), ("itl", 377), ("e2e", None))
@@ -454,7 +478,7 @@ def test_baseline_file_is_small_and_made_the_same_twice(tmp_path: Path) -> None:
     assert read_baseline(tmp_path / "base.json")["levels"]["20/s"]["offered_rps"] == 20.0
 
 
-# --- SLOs, self-test, tolerances -------------------------------------------------------------------------------
+# --- SLOs, self-test, tolerances --------------------------------------------------------------
 
 
 def test_an_absolute_slo_is_judged_beside_the_changes(tmp_path: Path) -> None:
@@ -470,7 +494,9 @@ def test_an_absolute_slo_is_judged_beside_the_changes(tmp_path: Path) -> None:
 def test_every_metric_that_no_tolerance_can_be_held_to_is_skipped_with_its_reason_in_each_output(
     tmp_path: Path,
 ) -> None:
-    """One gust of 60 slow requests: 6 % of a thousand, all in 3 of 20 blocks, so no p99 can be told from noise."""
+    """One gust of 60 slow requests: 6 % of a thousand, all in 3 of 20 blocks, so no p99 can be told
+    from noise.
+    """
     values = ttfts(1)
     values[500:560] *= 8
     base = reread(make_baseline([run(tmp_path / "base", stage(values), ["ttft_p95=2s"])]))
@@ -519,7 +545,8 @@ def test_a_limit_on_p95_is_judged_in_a_sweep_where_the_baseline_kept_it(tmp_path
         == f"not judged at this load, the baseline did not meet it there ({np.sort(slow)[949]:.3g} s)"
     )
     assert f"ttft_p95=1s at 30/s is not tracked: {why}" in lines(judged)
-    # kept nowhere: broken at the lowest load; at a percentile that the baseline does not hold: judged there too, and said
+    # kept nowhere: broken at the lowest load; at a percentile that the baseline does not hold:
+    # judged there too, and said
     given = prepare(both.run, slos_of(base, ["ttft_p95=10ms", "ttft_p97=1s"]))
     found = [c for c in judge_gate(base, [given], {}).checks if c.kind == "slo"]
     assert [(c.name, c.level, c.verdict) for c in found] == [
@@ -566,11 +593,13 @@ def test_tolerances_as_people_write_them() -> None:
             parse_tolerances([wrong])
 
 
-# --- what a breaker found --------------------------------------------------------------------------------------
+# --- what a breaker found ---------------------------------------------------------------------
 
 
 def in_step(users: int, rounds: int, pause_s: float) -> Stage:
-    """All users begin an answer of 0.5 s and five tokens at the same moment, and wait ``pause_s`` after it."""
+    """All users begin an answer of 0.5 s and five tokens at the same moment, and wait ``pause_s``
+    after it.
+    """
     records = [
         request(i, (i // users) * (0.5 + pause_s), ttft_s=0.1, gaps_s=[0.1] * 4)
         for i in range(users * rounds)
@@ -592,7 +621,9 @@ def test_users_in_step_have_a_rate_all_the_same(tmp_path: Path, users: int, roun
 
 
 def test_an_outage_takes_the_tokens_that_it_took(tmp_path: Path) -> None:
-    """110 of 1,000 requests in a row fail: 11 % fewer tokens per planned one, though two blocks have none at all."""
+    """110 of 1,000 requests in a row fail: 11 % fewer tokens per planned one, though two blocks
+    have none at all.
+    """
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
     found = judge_gate(base, [run(tmp_path / "out", stage(ttfts(1), failed=range(500, 610)))], {})
     assert found.verdict != "pass"
@@ -643,7 +674,9 @@ def test_imported_runs_have_no_start_and_make_a_baseline(tmp_path: Path) -> None
 
 
 def test_a_change_that_the_client_may_have_made_is_no_regression(tmp_path: Path) -> None:
-    """Median 100 ms, 10 % slower: 10 ms. The candidate's client was 15 ms later at p99 than the baseline's: it may be that."""
+    """Median 100 ms, 10 % slower: 10 ms. The candidate's client was 15 ms later at p99 than the
+    baseline's: it may be that.
+    """
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
     late = stage(ttfts(1, 1500, 1.1))
     audit = late.meta(0)["audit"]
@@ -763,7 +796,7 @@ def test_a_stage_that_was_repeated_sent_the_same_and_is_paired(tmp_path: Path) -
     assert found.verdict == "pass", found.sentence
 
 
-# --- a sequence of looks ---------------------------------------------------------------------------------------
+# --- a sequence of looks ----------------------------------------------------------------------
 
 
 def test_what_the_looks_spend_adds_up_and_the_first_spends_most() -> None:
@@ -777,7 +810,9 @@ def test_what_the_looks_spend_adds_up_and_the_first_spends_most() -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_sequence_errs_no_more_often_than_one_look(sign: int) -> None:
-    """A candidate that is worse by just the tolerance, three samples at most: called worse, or no worse, in 5 % at most."""
+    """A candidate that is worse by just the tolerance, three samples at most: called worse, or no
+    worse, in 5 % at most.
+    """
     rng = np.random.default_rng(21)
     wrong = 0
     for _ in range(1500):
@@ -794,11 +829,13 @@ def test_a_sequence_errs_no_more_often_than_one_look(sign: int) -> None:
     assert 0.01 < wrong / 1500 < 0.06
 
 
-# --- gates that answer -----------------------------------------------------------------------------------------
+# --- gates that answer ------------------------------------------------------------------------
 
 
 def test_a_batching_server_at_default_tolerances() -> None:
-    """Three pairs, of one seed and of two: equal runs pass or nearly, 10 % longer steps and a TTFT 25 % longer are found."""
+    """Three pairs, of one seed and of two: equal runs pass or nearly, 10 % longer steps and a TTFT
+    25 % longer are found.
+    """
     server = STEP_SERVERS["pieces"]
     rate = 0.6 * server.most_rps
 
@@ -831,7 +868,9 @@ def test_a_batching_server_at_default_tolerances() -> None:
 
 
 def test_steps_that_are_longer_are_told_apart_from_a_fuller_server() -> None:
-    """10 % longer steps: a plain TPOT rises by more, as more requests are in flight; at equal occupancy it is the 10 %."""
+    """10 % longer steps: a plain TPOT rises by more, as more requests are in flight; at equal
+    occupancy it is the 10 %.
+    """
     server = STEP_SERVERS["slots"]
     base, slow = (
         prepare(step_run(server, 0.6 * server.most_rps, 2000, 5, n, jitter=0.0, speed=s))
@@ -846,7 +885,9 @@ def test_steps_that_are_longer_are_told_apart_from_a_fuller_server() -> None:
 
 
 def test_a_longer_ttft_alone_is_found_near_saturation_with_other_requests() -> None:
-    """At 85 % the length of the queue is mostly chance; a TTFT that nearly waits for nobody, p10, still tells 25 % more."""
+    """At 85 % the length of the queue is mostly chance; a TTFT that nearly waits for nobody, p10,
+    still tells 25 % more.
+    """
     server = STEP_SERVERS["whole"]
     rate = 0.85 * server.most_rps
     base = make_baseline([prepare(step_run(server, rate, 2000, 3, 30, jitter=0.03))])
@@ -859,7 +900,9 @@ def test_a_longer_ttft_alone_is_found_near_saturation_with_other_requests() -> N
 
 
 def test_a_candidate_is_measured_again_until_the_answer_is_clear() -> None:
-    """The study plays what ``gate --max-samples`` does: 300 requests leave one look open, three samples say it."""
+    """The study plays what ``gate --max-samples`` does: 300 requests leave one look open, three
+    samples say it.
+    """
     options = argparse.Namespace(
         server="pieces",
         load=0.6,
@@ -912,7 +955,9 @@ def test_what_is_a_regression_and_what_passes(found: CheckedChange, verdict: str
 
 
 def test_a_baseline_of_before_is_read(tmp_path: Path) -> None:
-    """Without TTFT p10, and with tolerances beyond 15 %, which are those of metrics that are only watched."""
+    """Without TTFT p10, and with tolerances beyond 15 %, which are those of metrics that are only
+    watched.
+    """
     base = make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))])
     quantiles = base["levels"]["20/s"]["quantiles"]
     del quantiles["ttft_p10"]
@@ -927,7 +972,9 @@ def test_a_baseline_of_before_is_read(tmp_path: Path) -> None:
 
 
 def test_a_tolerance_that_is_given_is_no_matter_of_noise(tmp_path: Path) -> None:
-    """12 % slower, which by default is a regression; not surely more than the 10 % that are allowed, and not less."""
+    """12 % slower, which by default is a regression; not surely more than the 10 % that are
+    allowed, and not less.
+    """
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
     slower = run(tmp_path / "slow", stage(ttfts(2, 1500, 1.12)), seed=2)
     assert checks(judge_gate(base, [slower], {}))["ttft_p50"].verdict == "regression"

@@ -14,7 +14,9 @@ from tests.support.synthetic import cohort, request
 
 
 def fluidity_index(gaps_s: list[float], first_s: float, each_s: float) -> float:
-    """Of one request, token by token: the time to its first one, then the gap before each further one."""
+    """Of one request, token by token: the time to its first one, then the gap before each further
+    one.
+    """
     slack, missed, total = 0.0, 0, 0
     for i, gap in enumerate(gaps_s):
         over = gap - slack - (each_s if i else first_s)
@@ -24,9 +26,11 @@ def fluidity_index(gaps_s: list[float], first_s: float, each_s: float) -> float:
 
 
 def test_fluidity_index_by_hand() -> None:
-    # due 1 s, then every 0.1 s. TTFT 0.8 leaves 0.2 s of slack, which a gap of 0.25 eats: in time (0.05 left)
+    # due 1 s, then every 0.1 s. TTFT 0.8 leaves 0.2 s of slack, which a gap of 0.25 eats: in time
+    # (0.05 left)
     assert fluidity_index([0.8, 0.25, 0.1], 1.0, 0.1) == 1.0
-    # a gap of 0.5 with 0.05 s of slack misses floor((0.5 - 0.05 - 0.1)/0.1) + 1 = 4 of 4 + 3 deadlines
+    # a gap of 0.5 with 0.05 s of slack misses floor((0.5 - 0.05 - 0.1)/0.1) + 1 = 4 of 4 + 3
+    # deadlines
     assert fluidity_index([0.8, 0.25, 0.5, 0.1], 1.0, 0.1) == pytest.approx(1 - 4 / 7)
     # a late first token: floor((1.35 - 1)/0.1) + 1 = 4 missed, one more in time
     assert fluidity_index([1.35, 0.05], 1.0, 0.1) == pytest.approx(1 - 4 / 5)
@@ -47,7 +51,8 @@ def test_many_requests_at_once_are_each_as_one() -> None:
 def test_a_chunk_is_due_with_its_first_token_and_buys_time_with_the_others() -> None:
     in_time = cohort(request(0, 0.0, ttft_s=0.5, gaps_s=[0.1, 0.5], chunk_tokens=[1, 5, 5]))
     assert fluidity_of(in_time.requests, in_time.chunks, 0.5, 0.1).tolist() == [1.0]
-    # a gap of 0.5 where 0.1 was due misses 5; 5 + 4 of that chunk, 1 before and 5 after it are 15 deadlines
+    # a gap of 0.5 where 0.1 was due misses 5; 5 + 4 of that chunk, 1 before and 5 after it are 15
+    # deadlines
     late = cohort(request(0, 0.0, ttft_s=0.5, gaps_s=[0.5, 0.5], chunk_tokens=[1, 5, 5]))
     assert fluidity_of(late.requests, late.chunks, 0.5, 0.1).tolist() == [pytest.approx(1 - 5 / 15)]
 

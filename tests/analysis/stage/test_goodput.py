@@ -188,7 +188,9 @@ def test_goodput_is_a_share_of_what_was_offered(
 def test_a_closed_loop_is_carried_at_users_per_answer_time(
     tmp_path: Path, lasts_s: float, rps: float
 ) -> None:
-    """Issue 18 I: eight users of 5 s answers, 20 s: 1.6 requests/s (24 answers end in them, 1.2 requests/s), cost likewise."""
+    """Issue 18 I: eight users of 5 s answers, 20 s: 1.6 requests/s (24 answers end in them, 1.2
+    requests/s), cost likewise.
+    """
     rounds = int(np.ceil(20.0 / lasts_s))
     records = [
         request(8 * k + u, lasts_s * k, ttft_s=lasts_s - 0.1, gaps_s=[0.1])
@@ -214,7 +216,9 @@ def test_a_closed_loop_is_carried_at_users_per_answer_time(
 def test_an_open_stage_has_no_rate_before_an_answer_could_have_ended(
     tmp_path: Path, lasts_s: float
 ) -> None:
-    """Two requests/s for 20 s, each answered after 5 s: 30 answers end in the stage, all in its last 15 s."""
+    """Two requests/s for 20 s, each answered after 5 s: 30 answers end in the stage, all in its
+    last 15 s.
+    """
     records = [request(i, 0.1 + i * 0.5, ttft_s=lasts_s - 0.1, gaps_s=[0.1]) for i in range(40)]
     stage = Stage(records, 20.0, offered_rps=2.0)
     found = summarise(make_run(tmp_path / "run", [stage], ["ttft_p50=60s"], warmup_requests=0))[
@@ -224,7 +228,8 @@ def test_an_open_stage_has_no_rate_before_an_answer_could_have_ended(
 
 
 def test_a_closed_loop_has_no_more_goodput_than_it_achieves(tmp_path: Path) -> None:
-    # four users in a window of 10 s, whose requests last 4 s: 12 begin, 8 of them end; one user's all fail at once
+    # four users in a window of 10 s, whose requests last 4 s: 12 begin, 8 of them end; one user's
+    # all fail at once
     records = [request(4 * k + u, 4.0 * k, ttft_s=4.0) for k in range(3) for u in range(3)]
     records += [request(100 + k, 4.0 * k, ttft_s=None, status="http_error") for k in range(3)]
     run = make_run(

@@ -1,4 +1,6 @@
-"""An endpoint that is down for a while: said as such, charted, and the load outside of it judged apart."""
+"""An endpoint that is down for a while: said as such, charted, and the load outside of it judged
+apart.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,9 @@ def stage(
     start_s: float = 0.0,
     seed: int = 0,
 ) -> Stage:
-    """Poisson arrivals; answers of gamma lengths. Who is answered when the endpoint dies is cut off, who comes then is
-    refused at once, and so is a share ``refused`` at any time."""
+    """Poisson arrivals; answers of gamma lengths. Who is answered when the endpoint dies is cut
+    off, who comes then is refused at once, and so is a share ``refused`` at any time.
+    """
     rng = np.random.default_rng(seed)
     times = np.sort(rng.uniform(0, duration_s, rng.poisson(rate_rps * duration_s)))
     records = []
@@ -107,7 +110,9 @@ def test_outages_at_the_ends_and_two_of_them(tmp_path: Path, down: Any, spans: A
 
 @pytest.mark.parametrize("status", ["http_error", "timeout"])
 def test_whatever_a_silent_endpoint_answers_with(tmp_path: Path, status: str) -> None:
-    """A gateway says 503 while the server behind it restarts, or says nothing until the client gives up."""
+    """A gateway says 503 while the server behind it restarts, or says nothing until the client
+    gives up.
+    """
     held = judged(tmp_path, stage(((14.0, 18.0),), status=status))["stages"][0]
     assert len(held["outage"]["periods"]) == 1
     assert held["slo_met"] is False
@@ -121,7 +126,9 @@ def test_requests_that_fail_at_random_are_no_outage(tmp_path: Path, share: float
 
 
 def test_a_server_that_refuses_in_its_peaks_or_is_too_slow_is_not_down(tmp_path: Path) -> None:
-    """M/D/2 with room for four refuses who comes then; the same without room answers after the client's time limit."""
+    """M/D/2 with room for four refuses who comes then; the same without room answers after the
+    client's time limit.
+    """
     for seed in range(10):
         rng = np.random.default_rng(seed)
         for room, limit_s in ((4, np.inf), (10**6, 2.0)):
@@ -191,8 +198,9 @@ def test_a_run_with_an_outage_exits_with_one(
 
 
 def test_users_who_are_refused_again_and_again_are_one_outage(tmp_path: Path) -> None:
-    """Eight users of a closed loop, each back 5 ms after it was refused: some 3,100 failures, one outage, though
-    answers that are under way come until 8.2 s."""
+    """Eight users of a closed loop, each back 5 ms after it was refused: some 3,100 failures, one
+    outage, though answers that are under way come until 8.2 s.
+    """
     records = []
     for user in range(8):
         t = user * 0.01
@@ -220,7 +228,9 @@ def test_users_who_are_refused_again_and_again_are_one_outage(tmp_path: Path) ->
 
 
 def test_an_outage_in_a_burst_is_said_before_the_burst(tmp_path: Path) -> None:
-    """It dies under the burst, and is back 3 s later: the limit on the recovery is not the only thing that is said."""
+    """It dies under the burst, and is back 3 s later: the limit on the recovery is not the only
+    thing that is said.
+    """
     plan = {
         "base_rps": 15.0,
         "factor": 1.0,
@@ -239,7 +249,9 @@ def test_an_outage_in_a_burst_is_said_before_the_burst(tmp_path: Path) -> None:
 
 
 def test_two_that_are_down_by_turns_are_no_outage_of_the_endpoint(tmp_path: Path) -> None:
-    """One of two replicas is down for 10 s: half of the requests are answered; that is an error rate, not an outage."""
+    """One of two replicas is down for 10 s: half of the requests are answered; that is an error
+    rate, not an outage.
+    """
     whole = stage()
     rng = np.random.default_rng(3)
     for r in whole.records:

@@ -1,4 +1,6 @@
-"""A reduced form of benchmarks/studies/coverage.py: intervals and verdicts of a batching server against its truth."""
+"""A reduced form of benchmarks/studies/coverage.py: intervals and verdicts of a batching server
+against its truth.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ REQUESTS, RUNS = 8000, 16
 
 
 def test_the_server_of_the_study_obeys_birth_and_death() -> None:
-    # 16 slots, 10 + b ms a step, 100 tokens exponential, at 0.7 of 6.1538/s: E[T] = 1.9508 s, P[wait] = 0.0503
+    # 16 slots, 10 + b ms a step, 100 tokens exponential, at 0.7 of 6.1538/s: E[T] = 1.9508 s,
+    # P[wait] = 0.0503
     server = batch_server("batch", 16, heavy=False)
     assert server.most_rps == pytest.approx(6.1538, rel=1e-4)
     _, ttft, e2e = server.run(4.3077, 120_000, np.random.default_rng(4))

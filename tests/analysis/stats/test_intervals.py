@@ -76,7 +76,9 @@ def test_order_statistic_ranks(n: int, quantile: float, ranks: tuple[int, int | 
 
 
 def test_clusters_give_wider_intervals() -> None:
-    """10,000 samples, every value ten times in a row: the count over p99 has s.d. sqrt(10000 x 0.01 x 0.99 x 10) = 31."""
+    """10,000 samples, every value ten times in a row: the count over p99 has s.d. sqrt(10000 x 0.01
+    x 0.99 x 10) = 31.
+    """
     rng = np.random.default_rng(6)
     values = np.sort(np.repeat(rng.random(1000), 10))  # only their ranks count
     o = observations(np.repeat(rng.permutation(values[::10]), 10))
@@ -123,17 +125,21 @@ def test_clustered_counts_are_binomial_poisson_and_geometric_in_their_limits() -
     assert clustered_at_most(3, 400, 0.5, 1.0) == pytest.approx(prob_at_most(3, 400, 0.5))
     # variance = mean: Poisson, P[0] = exp(-3)
     assert clustered_at_most(0, 300, 0.01, 1 / 0.99) == pytest.approx(np.exp(-3), rel=0.02)
-    # mean 10, variance 110: negative binomial with r = 1, that is geometric with P[X <= k] = 1 - (10/11)^(k+1)
+    # mean 10, variance 110: negative binomial with r = 1, that is geometric with P[X <= k] = 1 -
+    # (10/11)^(k+1)
     assert clustered_at_most(4, 1000, 0.01, 11 / 0.99) == pytest.approx(1 - (10 / 11) ** 5)
     assert clustered_at_least(5, 1000, 0.01, 11 / 0.99) == pytest.approx((10 / 11) ** 5)
 
 
 def test_what_one_run_may_not_have_shown() -> None:
-    """900 samples of which 9 may be slow, clusters of 9: one to expect, so tau - 1 = 8 counts 1 + 1/sqrt(1) times."""
+    """900 samples of which 9 may be slow, clusters of 9: one to expect, so tau - 1 = 8 counts 1 +
+    1/sqrt(1) times.
+    """
     assert float(few_by_chance(0, 900, 0.01, 9.0, 1.0)) == pytest.approx(
         float(clustered_at_most(0, 900, 0.01, 17.0))
     )
-    # nothing was seen, but the queue is remembered over 60 requests: as if clusters of 60 had been seen
+    # nothing was seen, but the queue is remembered over 60 requests: as if clusters of 60 had
+    # been seen
     assert float(few_by_chance(0, 9000, 0.01, 1.0, 60.0)) == pytest.approx(
         float(few_by_chance(0, 9000, 0.01, 60.0, 1.0))
     )
@@ -144,10 +150,13 @@ def test_what_one_run_may_not_have_shown() -> None:
 
 
 def test_many_slow_ones_of_large_clusters_are_no_proof() -> None:
-    """Three of 300 expected, 30 seen: beyond chance for single ones, but one cluster of 100 explains it."""
+    """Three of 300 expected, 30 seen: beyond chance for single ones, but one cluster of 100
+    explains it.
+    """
     assert float(many_by_chance(30, 300, 0.01, 1.0)) < 1e-6
     assert float(many_by_chance(30, 300, 0.01, 100.0)) > 0.02
-    # a larger tau makes few clusters likely and none likelier still: what counts is the size that explains most
+    # a larger tau makes few clusters likely and none likelier still: what counts is the size that
+    # explains most
     assert float(many_by_chance(5, 300, 0.01, 100.0)) >= float(
         clustered_at_least(5, 300, 0.01, 10.0)
     )
@@ -177,7 +186,8 @@ def test_autocorrelation_time_of_a_known_process() -> None:
 
 
 def test_effective_size_of_clusters_is_the_number_of_clusters() -> None:
-    # gaps: 400 requests of 100 gaps, every gap of one request alike: 400 independent samples, not 40,000
+    # gaps: 400 requests of 100 gaps, every gap of one request alike: 400 independent samples, not
+    # 40,000
     slow = (np.random.default_rng(5).random(400) < 0.2).astype(float)
     assert effective_size(slow * 100, np.full(400, 100.0)) == pytest.approx(400, rel=0.15)
 

@@ -27,7 +27,9 @@ EACH_WAY_S = 0.04
 
 
 class Distant:
-    """Relays to a port of this machine, each byte ``EACH_WAY_S`` later in either direction, as a far proxy does."""
+    """Relays to a port of this machine, each byte ``EACH_WAY_S`` later in either direction, as a
+    far proxy does.
+    """
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -137,7 +139,9 @@ def test_the_share_is_of_the_lowest_ttft() -> None:
 
 
 def test_a_run_shows_it_beside_ttft(tmp_path: Path) -> None:
-    """A server that answers at once, 80 ms away: that is nearly all of its TTFT, and nothing is taken off."""
+    """A server that answers at once, 80 ms away: that is nearly all of its TTFT, and nothing is
+    taken off.
+    """
     with FaultServer(gap_s=0.005) as server, Distant(server.port) as distant:
         done = subprocess.run(
             [

@@ -11,7 +11,9 @@ from tests.support.synthetic import Stage, make_run, request
 
 
 def turn(number: int, session: int, turn: int, at_s: float, lasts_s: float, **columns: Any) -> Any:
-    """A turn of 2 tokens: the first halfway through. ``input_tokens`` 100 for each turn so far, 64 of them cached."""
+    """A turn of 2 tokens: the first halfway through. ``input_tokens`` 100 for each turn so far, 64
+    of them cached.
+    """
     columns = {"input_tokens": 100 * (turn + 1), "cached_tokens": 64 * turn} | columns
     return request(
         number,
@@ -67,7 +69,8 @@ def test_a_case_worked_out_by_hand(summary: dict[str, Any]) -> None:
         "cut": 1,
     }
     assert stage["arrived_per_s"] == pytest.approx(0.5)  # 5 in 10 s
-    # complete ones take 4, 4 and 5 s; a failed one is infinite, one cut off after 1 s is longer than that
+    # complete ones take 4, 4 and 5 s; a failed one is infinite, one cut off after 1 s is longer
+    # than that
     assert stage["session_s"]["n"] == 5
     assert stage["session_s"]["infinite"] == 1
     assert stage["session_s"]["censored"] == 1
@@ -104,7 +107,8 @@ def test_tokens_and_turns(summary: dict[str, Any]) -> None:
 
 
 def test_planned_sharing_stands_beside_the_realised(summary: dict[str, Any]) -> None:
-    # good answers: 6 first turns of 100, 3 second ones of 200 with 64, a third with 128 and a fourth with 192
+    # good answers: 6 first turns of 100, 3 second ones of 200 with 64, a third with 128 and a
+    # fourth with 192
     realised = (3 * 64 + 128 + 192) / (600 + 600 + 300 + 400)
     assert summary["sharing"] == [{"stage": 0, "planned": 0.5, "realised": pytest.approx(realised)}]
 

@@ -93,7 +93,9 @@ def test_an_empty_run(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_counts_what_was_lost(tmp_path: Path) -> None:
-    """Requests 400 to 499 had been due, of which 19 are not recorded: unfinished. Later ones never were due."""
+    """Requests 400 to 499 had been due, of which 19 are not recorded: unfinished. Later ones never
+    were due.
+    """
     recorded = [
         r
         for r in fixed(100, 0.02, first=400, start_s=10.0)
@@ -212,9 +214,12 @@ def test_no_slos(tmp_path: Path) -> None:
 
 
 def test_a_stage_shorter_than_its_answers_names_no_rate(tmp_path: Path) -> None:
-    """25 requests in 5 s, three of them answered at once and the rest in 0.1 + 7.9 s: 3 / 5 s is no rate of anything.
+    """25 requests in 5 s, three of them answered at once and the rest in 0.1 + 7.9 s: 3 / 5 s is no
+    rate of anything.
 
-    None ends in the second half, from which a rate by completions counts where answers take so long."""
+    None ends in the second half, from which a rate by completions counts where answers take so
+    long.
+    """
     records = [request(i, i * 0.2, gaps_s=[0.1 if i < 3 else 7.9]) for i in range(25)]
     short = summary_of(tmp_path, Stage(records, 5.0))
     assert short["stages"][0]["achieved_rps"] == 0
@@ -286,7 +291,9 @@ def test_a_disturbed_stage_that_was_repeated_limits_nothing(tmp_path: Path) -> N
 
 
 def test_the_audit_is_that_of_the_stages_that_count(tmp_path: Path) -> None:
-    """Of four stages the second was disturbed and repeated, the last could not be sent in time: both are no findings."""
+    """Of four stages the second was disturbed and repeated, the last could not be sent in time:
+    both are no findings.
+    """
 
     def stage(slip_s: float, limited: bool = False) -> Stage:
         audit = {
@@ -411,7 +418,8 @@ def test_what_to_do_about_too_few_requests(tmp_path: Path) -> None:
     on_edge = hint(Stage(missed, 40.0), warmup_requests=0)
     assert "no length is likely to decide" in on_edge
     assert "more requests" not in on_edge
-    # at 10/s 269 of 299 are lacking, at 50/s 99: the lesser is named, by its load, with one in flight at a time
+    # at 10/s 269 of 299 are lacking, at 50/s 99: the lesser is named, by its load, with one in
+    # flight at a time
     quick = fixed(200, 0.02, first=30, start_s=10.0, ttft_s=0.01, gaps_s=[0.001] * 4)
     assert hint(stage, Stage(quick, 4.0, start_s=10.0), warmup_requests=0) == (
         "At 10 req/s, 50 req/s an SLO is inconclusive; least is lacking for ttft_p99=200ms at 50 req/s: 0 of 200 requests over "
@@ -423,7 +431,9 @@ def test_what_to_do_about_too_few_requests(tmp_path: Path) -> None:
 def undecided_at(
     load: float, *verdicts: tuple[float, int | None], met: bool | None = None
 ) -> dict[str, Any]:
-    """A stage of the summary with (attainment, more_requests) of ttft_p99=1s and itl_p99=1s, both inconclusive."""
+    """A stage of the summary with (attainment, more_requests) of ttft_p99=1s and itl_p99=1s, both
+    inconclusive.
+    """
     rates = dict.fromkeys(("offered_rps", "achieved_rps", "arrived_rps", "carried_rps"), load)
     known = {"verdict": "inconclusive", "reason": "few"}
     each = [
@@ -441,7 +451,9 @@ def hint_about(*stages: dict[str, Any]) -> str:
 
 
 def test_more_requests_are_asked_for_where_the_slo_may_yet_be_met() -> None:
-    """At 3/s 2 % miss a p99 and 40 more requests would show it: no load is found by that, but by 250 more at 2/s."""
+    """At 3/s 2 % miss a p99 and 40 more requests would show it: no load is found by that, but by
+    250 more at 2/s.
+    """
     low, middle = undecided_at(1, (1.0, 280), (1.0, 10)), undecided_at(2, (1.0, 250))
     over = undecided_at(3, (1.0, 5), (0.98, 40))
     hint = hint_about(low, middle, over)
@@ -480,7 +492,9 @@ SETTINGS_OF_LOADS = ("--duration", "--rates", "--concurrency")
 def test_advice_names_no_setting_that_the_experiment_lacks(
     tmp_path: Path, kind: dict[str, Any]
 ) -> None:
-    """Stages of 30 and 15 requests: too few to decide p99 and, the latter, to tell stability; one is broken from the start."""
+    """Stages of 30 and 15 requests: too few to decide p99 and, the latter, to tell stability; one
+    is broken from the start.
+    """
     stages = [
         Stage(fixed(30, 0.1), 3.0),
         Stage(fixed(15, 0.1, first=30, start_s=10.0), 1.5, start_s=10.0),

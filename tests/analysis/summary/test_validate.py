@@ -1,4 +1,6 @@
-"""``ampacity validate``: buckets, drift, the findings, and exit states, against figures worked out by hand."""
+"""``ampacity validate``: buckets, drift, the findings, and exit states, against figures worked out
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def page(
 
 
 def test_quantile_is_interpolated_and_bounded_by_its_bucket() -> None:
-    # 100 samples: 50 up to 1, 40 in (1, 2], 10 in (2, 4]. p90 is the last of the second bucket; p95 = 2 + 2 * 5/10
+    # 100 samples: 50 up to 1, 40 in (1, 2], 10 in (2, 4]. p90 is the last of the second bucket;
+    # p95 = 2 + 2 * 5/10
     held = histogram([1, 2, 4, INF], [5000, 4000, 1000, 0])
     value, low, high = held.quantile(0.95)
     assert value == pytest.approx(3.0)
@@ -248,13 +251,15 @@ def test_drift_of_lengths_and_bursts() -> None:
         gaps_s=rng.gamma(0.25, 1.0, 1000),
     )
     found = verdicts(longer)
-    # 0.8 standard deviations apart: KS = 2 Phi(0.4) - 1 = 0.31; gamma of shape 1/4: coefficient of variation 2
+    # 0.8 standard deviations apart: KS = 2 Phi(0.4) - 1 = 0.31; gamma of shape 1/4: coefficient
+    # of variation 2
     assert found["input_tokens"] == "violated"
     assert found["arrivals"] == "violated"
 
 
 def test_coarse_buckets_with_other_means_are_not_called_kept() -> None:
-    # everything is in (512, 2048] on both sides: no distance is proved, but a mean of 1500 is not 1000
+    # everything is in (512, 2048] on both sides: no distance is proved, but a mean of 1500 is not
+    # 1000
     for mean, verdict in ((1000, "met"), (1500, "inconclusive")):
         coarse = histogram([512, 2048, INF], [0, 1000, 0], 1000.0 * mean)
         assert (
@@ -318,7 +323,9 @@ def test_an_idle_server_is_no_evidence(
 def test_figures_have_units_and_a_broken_line_says_what_was_assumed(
     run: Path, tmp_path: Path, ampacity: Any, capsys: Any
 ) -> None:
-    """The benchmark's TTFT is log-normal, 100 ms and sigma 0.3; production's p95 in (0.5 s, 1 s], 95 of 100 at 0.5 + 0.5 x 94/99."""
+    """The benchmark's TTFT is log-normal, 100 ms and sigma 0.3; production's p95 in (0.5 s, 1 s],
+    95 of 100 at 0.5 + 0.5 x 94/99.
+    """
     slow = tmp_path / "slow.prom"
     slow.write_text(page(NAME, {"0.5": 100, "1.0": 10_000, "+Inf": 10_000}))
     assert ampacity("validate", run, "--production", slow) == 1
@@ -444,7 +451,8 @@ def test_url_is_scraped_twice(run: Path, ampacity: Any, capsys: Any) -> None:
     thread.start()
     try:
         url = f"http://127.0.0.1:{server.server_port}/metrics"
-        # what came in between is fast, although the page as a whole is slow; 4000 in 0.2 s are more than was tested
+        # what came in between is fast, although the page as a whole is slow; 4000 in 0.2 s are
+        # more than was tested
         assert ampacity("validate", run, "--production", url, "--over", "200ms", "--json") == 1
     finally:
         server.shutdown()

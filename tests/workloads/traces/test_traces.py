@@ -17,7 +17,7 @@ from ampacity.workloads.trace_cuts import Replay, prepare
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.trace import Trace
 
-DATA = Path(__file__).parents[1] / "data" / "traces"
+DATA = Path(__file__).parents[2] / "data" / "traces"
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"

@@ -33,7 +33,7 @@ from ampacity.simulator.server.launch import Started, start_in_process
 from tests.support.contract import summarise
 from tests.support.synthetic import Stage, make_run, request
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "quality.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "quality.md"
 QUESTIONS = ["6 x 7?", "What is 2 + 2?", "Name a prime."]
 
 
@@ -91,7 +91,9 @@ def test_every_good_answer_is_kept_with_its_prompt(asked: Path) -> None:
 def test_the_documented_checker_judges_a_run(
     asked: Path, tmp_path: Path, ampacity: Any, capsys: Any
 ) -> None:
-    """check.py of docs/quality.md accepts answers with a digit; what is counted is worked out here anew."""
+    """check.py of docs/quality.md accepts answers with a digit; what is counted is worked out here
+    anew.
+    """
     text = DOCUMENT.read_text()
     script = tmp_path / "check.py"
     script.write_text(text.split("```python\n")[1].split("```")[0])

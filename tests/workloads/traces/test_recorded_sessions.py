@@ -1,4 +1,6 @@
-"""Recorded sessions: who waits for whom and for how long, what is sent, from each kind of file; values worked out by hand."""
+"""Recorded sessions: who waits for whom and for how long, what is sent, from each kind of file;
+values worked out by hand.
+"""
 
 import json
 import random
@@ -31,7 +33,7 @@ from ampacity.workloads.traces.read import read_trace
 from tests.support.fault_server import FaultServer
 from tests.support.stage_driving import Driven, on_loop
 
-DATA = Path(__file__).parents[1] / "data" / "traces"
+DATA = Path(__file__).parents[2] / "data" / "traces"
 
 
 def written(folder: Path, rows: list[Any], name: str = "t.jsonl") -> Path:
@@ -211,7 +213,9 @@ def test_burstgpt_counts_whole_seconds_and_how_long_answers_took(tmp_path: Path)
 
 
 def test_calls_that_ran_side_by_side_stay_side_by_side() -> None:
-    """Spans 2 and 3 overlap (2.5-5 s, 3-5.5 s) behind the first (0-2 s); the fourth, at 6 s, waits for both."""
+    """Spans 2 and 3 overlap (2.5-5 s, 3-5.5 s) behind the first (0-2 s); the fourth, at 6 s, waits
+    for both.
+    """
     found = played(DATA / "otel_agent_traces" / "parallel_requests.json")
     assert turns(found)[:4] == [
         (0.0, 0, [], 0.0, AFTER_END),
@@ -222,7 +226,9 @@ def test_calls_that_ran_side_by_side_stay_side_by_side() -> None:
 
 
 def test_a_call_beside_the_first_one_goes_with_its_start(tmp_path: Path) -> None:
-    """A title is asked for 0.1 s after the first call, which runs for 2 s; the next turn waits for both."""
+    """A title is asked for 0.1 s after the first call, which runs for 2 s; the next turn waits for
+    both.
+    """
     rows = [
         {
             "session_id": "a",
@@ -268,7 +274,8 @@ def test_helpers_begin_in_their_callers_session_and_are_waited_for(tmp_path: Pat
         ],
     }
     found = played(written(tmp_path, [run]))
-    # the helper begins 9 s after the first answer; the caller goes on 5 s after the helper's last, at 15 s
+    # the helper begins 9 s after the first answer; the caller goes on 5 s after the helper's
+    # last, at 15 s
     assert [(after, pause) for _, _, after, pause, _ in turns(found)] == [
         ([], 0.0),
         ([0], 9.0),
@@ -286,7 +293,8 @@ def test_the_public_agent_runs_are_sessions_with_their_helpers() -> None:
     assert found.counts["sessions"] == 6
     assert len(found.schedule) == 116
     own = [t for t in turns(found) if len(t[2]) > 1]
-    # The first helper ends at 1,192.853 s, the caller goes on at 1,209 s; the second ends while that call runs, and
+    # The first helper ends at 1,192.853 s, the caller goes on at 1,209 s; the second ends while
+    # that call runs, and
     # the next one has waited 11 s for it, as the file says.
     assert [t[3] for t in own] == [16.147, 11.0]
     with pytest.raises(WorkloadError, match="does not say when its sessions arrived"):
@@ -294,7 +302,9 @@ def test_the_public_agent_runs_are_sessions_with_their_helpers() -> None:
 
 
 def test_turns_counts_pauses_from_ends_or_starts() -> None:
-    """By hand, in ns: 1 goes with the start of 0; 2 waits for 0 and 1; 3 comes 5 s after the start of 2 at least."""
+    """By hand, in ns: 1 goes with the start of 0; 2 waits for 0 and 1; 3 comes 5 s after the start
+    of 2 at least.
+    """
     n = 4
     schedule = Schedule(
         np.zeros(n),
@@ -408,7 +418,9 @@ def test_sessions_with_a_list_of_their_calls(tmp_path: Path) -> None:
 
 
 def test_a_list_of_events_says_when_a_call_began_and_ended(tmp_path: Path) -> None:
-    """A call with a list of timed events; the calls may be rows, or nested in their session under any name."""
+    """A call with a list of timed events; the calls may be rows, or nested in their session under
+    any name.
+    """
     calls = [
         {
             "usage": {"prompt_tokens": n, "completion_tokens": 5},
@@ -484,7 +496,9 @@ def test_counts_alone_make_prompts_that_begin_with_the_one_before(tmp_path: Path
 
 
 def test_reported_cached_tokens_are_what_is_shared(tmp_path: Path) -> None:
-    """64 of the first prompt's tokens are known from elsewhere, 96 of the second's 160 are the first's."""
+    """64 of the first prompt's tokens are known from elsewhere, 96 of the second's 160 are the
+    first's.
+    """
     rows = [
         {
             "session_id": s,
@@ -815,7 +829,9 @@ def test_recorded_messages_are_text_for_an_api_without_messages(tmp_path: Path) 
 
 
 def test_what_the_system_says_stands_apart_where_the_api_has_it_so(tmp_path: Path) -> None:
-    """Anthropic's bodies have ``system`` beside the messages; each is sent in the form of the run's API."""
+    """Anthropic's bodies have ``system`` beside the messages; each is sent in the form of the run's
+    API.
+    """
     anthropic = {"system": "Be brief.", "messages": [{"role": "user", "content": "Hi"}]}
     openai = {
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
@@ -922,7 +938,9 @@ FIELDS: dict[str, list[Any]] = {
 
 
 def test_whatever_stands_in_a_file_is_played_or_refused_in_one_line(tmp_path: Path) -> None:
-    """Four hundred files with up to five further fields, a third of whose values are odd, and columns that lack."""
+    """Four hundred files with up to five further fields, a third of whose values are odd, and
+    columns that lack.
+    """
     refused = 0
     for seed in range(400):
         rng = random.Random(seed)

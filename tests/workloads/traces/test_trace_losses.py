@@ -1,4 +1,6 @@
-"""Nothing of a trace is dropped, joined or changed in silence: each case by hand, with relatives of its kind."""
+"""Nothing of a trace is dropped, joined or changed in silence: each case by hand, with relatives of
+its kind.
+"""
 
 import gzip
 import json
@@ -463,7 +465,9 @@ def test_spans_that_go_round_in_a_circle_are_played(tmp_path: Path, parents: lis
 
 
 def test_a_call_beside_a_call_is_played(tmp_path: Path) -> None:
-    """A call that has another below it, and counts of its own; an agent of which nothing else is there."""
+    """A call that has another below it, and counts of its own; an agent of which nothing else is
+    there.
+    """
     found = traced(
         written(
             tmp_path,
@@ -578,7 +582,9 @@ RECEIVED = "INFO 05-10 00:00:{:02d} x: Received request {}: params: SamplingPara
 
 
 def test_requests_of_a_vllm_log_are_played_or_counted(tmp_path: Path) -> None:
-    """An id that comes again, as after a restart; a line of another form; an answer from before the log began."""
+    """An id that comes again, as after a restart; a line of another form; an answer from before the
+    log began.
+    """
     path = tmp_path / "t.log"
     path.write_text(
         RECEIVED.format(0, "a", 5)
@@ -838,7 +844,9 @@ COUNTED = re.compile(
 
 
 def entry(rng: random.Random, k: int) -> tuple[Row, int]:
-    """(a row, a span, or a session with its calls; how many requests, or what is no request, stand in it)."""
+    """(a row, a span, or a session with its calls; how many requests, or what is no request, stand
+    in it).
+    """
     kind = rng.choice(["row", "row", "span", "agent", "other", "session"])
     if kind in ("span", "agent", "other"):
         op, usage = (
@@ -870,7 +878,9 @@ def entry(rng: random.Random, k: int) -> tuple[Row, int]:
 
 
 def test_whatever_stands_in_a_file_each_entry_is_played_or_counted(tmp_path: Path) -> None:
-    """Three hundred files of rows, spans and sessions, with fields that lack or are odd: the sums agree."""
+    """Three hundred files of rows, spans and sessions, with fields that lack or are odd: the sums
+    agree.
+    """
     read = 0
     for seed in range(300):
         rng = random.Random(seed)

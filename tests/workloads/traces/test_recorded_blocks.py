@@ -1,4 +1,6 @@
-"""Sharing by hash_ids: the size of a block, rows that do not fit it, and what is left of the sharing."""
+"""Sharing by hash_ids: the size of a block, rows that do not fit it, and what is left of the
+sharing.
+"""
 
 import json
 from pathlib import Path
@@ -47,7 +49,8 @@ def test_one_odd_row_is_named_and_the_rest_kept(tmp_path: Path) -> None:
         ],
     )
     found = played(path)
-    # 16 tokens: 32 are shared; of the odd row's three blocks the third was seen up to 8 tokens; then 48, and 63
+    # 16 tokens: 32 are shared; of the odd row's three blocks the third was seen up to 8 tokens;
+    # then 48, and 63
     assert cached(found) == [0, 32, 32, 48, 48]
     assert of_blocks(found) == [
         "m.jsonl: hash_ids: 1 of 5 rows have a number of ids that does not go with blocks of 16 tokens: line 3 "
@@ -92,7 +95,9 @@ def test_one_odd_row_among_thousands_changes_the_share_by_its_own(tmp_path: Path
 @pytest.mark.parametrize("size", [16, 64, 128, 500, 512, 1024])
 @pytest.mark.parametrize("partial", [True, False])
 def test_the_size_is_found_by_the_lengths(size: int, partial: bool) -> None:
-    """``partial``: what is left of a prompt has an id too (Mooncake); else it has none (kv-cache-tester)."""
+    """``partial``: what is left of a prompt has an id too (Mooncake); else it has none
+    (kv-cache-tester).
+    """
     rng = np.random.default_rng(size)
     lengths = rng.integers(3 * size, 40 * size, 400)
     counts = -(-lengths // size) if partial else lengths // size

@@ -1,4 +1,6 @@
-"""Which column a trace's times and lengths come from: two that could serve, paths into lists, other CSV and encodings."""
+"""Which column a trace's times and lengths come from: two that could serve, paths into lists, other
+CSV and encodings.
+"""
 
 import csv
 import io

@@ -1,4 +1,6 @@
-"""Logs of gateways, engines and tracers: each format by hand, and what is said of rows that are bad."""
+"""Logs of gateways, engines and tracers: each format by hand, and what is said of rows that are
+bad.
+"""
 
 import gzip
 import json
@@ -14,7 +16,7 @@ from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.trace import Trace
 
-DATA = Path(__file__).parents[1] / "data" / "traces"
+DATA = Path(__file__).parents[2] / "data" / "traces"
 
 
 def rows(trace: Trace) -> list[tuple[float, int, int]]:
