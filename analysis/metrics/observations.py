@@ -6,6 +6,7 @@ were cut off; cancelled ones are left out.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -183,7 +184,8 @@ class Observations:
         if self.memory is None:
             return 1.0
         memory = max(self.memory, 1.0)
-        return 1 + MEMORIES * (1 + MEMORY_ERROR * (memory / self.n) ** 0.5) * (memory - 1)
+        error = MEMORY_ERROR * math.sqrt(memory / self.n)
+        return 1 + MEMORIES * (1 + error) * (memory - 1)
 
     def below_by_chance(self, quantile: float, levels_s: Floats) -> Floats:
         """Return P[so few samples over each of k levels | the quantile is there], shape (k,).
