@@ -264,7 +264,11 @@ def _cohort(
         chunks = read_chunks(table, requests)
     in_flight = in_flight_at(requests.scheduled_ns, rows.scheduled_ns, rows.ended_ns)
     memory = memory_of(in_flight) if is_open and len(requests) else None
-    return Cohort(requests, chunks, missing, now_s / _NS, in_flight, memory, records.spoilt), tokens
+    rate_rps = len(requests) / window.length_s if window.length_s > 0 else 0.0
+    cohort = Cohort(
+        requests, chunks, missing, now_s / _NS, in_flight, memory, rate_rps, records.spoilt
+    )
+    return cohort, tokens
 
 
 def _stability(
