@@ -32,7 +32,7 @@ from ampacity.analysis.network import network_share
 from ampacity.analysis.next_run import next_command
 from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
 from ampacity.analysis.slo import Slo, slo_from_dict
-from ampacity.analysis.stage.analyse import RunRecords, analyse_stage
+from ampacity.analysis.stage.analyse import RunRecords, analyse_stage, read_records
 from ampacity.analysis.stage.goodput import offline_throughput
 from ampacity.analysis.stage.littles_law import against_server, summarise_gap
 from ampacity.analysis.stage.server import server_figures
