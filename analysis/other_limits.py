@@ -67,7 +67,7 @@ def capacity_at_limits(run: Run, summary: Summary) -> list[AtLimit]:
     ]
     tried = [_scaled(own, times) for times in TIMES]
     verdicts = [
-        judge_requests(Judged(stage.cohort, stage.whole, stage.failed_in_outages), tried)
+        judge_requests(Judged(stage.cohort, stage.whole, stage.hit_by_outages), tried)
         for stage in found
     ]
     capacities = []
