@@ -61,7 +61,8 @@ def steady(summary: Summary) -> Finding:
 
 def _mending(code: str, summary: Summary, meta: Mapping[str, Any]) -> str | None:
     """Return the command that mends a warning: the run's own with another option; None: none."""
-    words = [str(word) for word in meta.get("command_line") or []]
+    held = meta.get("command_line")
+    words = [str(word) for word in held] if isinstance(held, list) else []
     if words[1:2] not in [[name] for name in REPEATED] or any("***" in word for word in words):
         return None
     if code == "too_few_requests":
