@@ -12,7 +12,7 @@ from typing import Any
 from ampacity.analysis.contract.summary import SloLimit, Summary
 from ampacity.analysis.timeline import Timeline
 from ampacity.reports.charts.distributions import error_colour
-from ampacity.reports.charts.marks import WIDE, Chart, Key, seconds_axis, with_look
+from ampacity.reports.charts.marks import WIDE, Chart, Key, log_ticks, seconds_axis, with_look
 from ampacity.reports.charts.palette import light
 from ampacity.reports.render.figures import count, seconds, significant
 
@@ -191,7 +191,8 @@ def _scatter(timeline: Timeline, slos: Sequence[SloLimit]) -> dict[str, Any]:
     heights = [height for _, height in timeline.ttft_s]
     y = seconds_axis("TTFT", [*heights, *(slo.limit_s or 0.0 for slo in _limits(slos))])
     scale = {"type": "log", "domain": [y.low, y.high], "nice": False}
-    return _panel("TTFT", 170, layers, scale=scale, axis={"labelExpr": y.labels, "values": y.ticks})
+    axis = {"labelExpr": y.labels, "values": log_ticks(y.low, y.high, 6)}
+    return _panel("TTFT", 170, layers, scale=scale, axis=axis)
 
 
 def _failures(timeline: Timeline) -> dict[str, Any]:
