@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
@@ -101,9 +101,6 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
         accepted=terms.accepted,
     )
     figures = fleet_figures(given)
-    low, high = sized["instances_ci"]
-    each = None if figures.cost_per_year is None else figures.cost_per_year / figures.instances
-    ends = (low, high) if each is None else (low and low * each, high and high * each)
     kept = [
         *("safety_factor", "safety_reason", "peak_rps", "peak_rps_ci", "peak_reason"),
         *("instances_ci", "tensor_parallel", "gpu_hour_usd", "cost_per_million_output_tokens"),
@@ -118,13 +115,24 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
         knee=knee_note(summary),
         mean_rps=traffic.mean_rps,
         utilisation_at=_load(given, traffic, terms)[1],
-        cost_per_year_ci=None if each is None else ends,
+        cost_per_year_ci=_yearly(figures, sized["instances_ci"]),
         inputs=_inputs(given, figures.utilisation, summary, traffic, terms, sized["safety_reason"]),
         sensitivity=sensitivities(given),
         hosted=against_hosted(given, figures, terms.prices),
         warnings=[*summary.warnings, *_warnings(given, traffic, terms)],
         **held,
     )
+
+
+def _yearly(
+    fleet: FleetFigures, instances: Sequence[int | None]
+) -> tuple[float | None, float | None] | None:
+    """Return the cost of a year at the ends of the instances; None without a price."""
+    if fleet.cost_per_year is None:
+        return None
+    each = fleet.cost_per_year / fleet.instances
+    low, high = (end and end * each for end in instances)
+    return low, high
 
 
 def cached_tokens(summary: Summary) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from ampacity.cli import options as o
 from ampacity.cli.output import print_part
+from ampacity.settings import SETTINGS
 
 if TYPE_CHECKING:
     from ampacity.experiments.sizing import Sizing
@@ -17,24 +19,45 @@ if TYPE_CHECKING:
 Run = Annotated[
     Path | None, typer.Argument(help="Run directory; none with --tier.", show_default=False)
 ]
-MeanRps = Annotated[
-    float | None,
-    typer.Option(metavar="R", help="Mean load in requests/s, for utilisation and costs."),
-]
-Utilisation = Annotated[
-    float | None,
-    typer.Option(
+FLEET = [
+    o.option("slo", list[str] | None, None, metavar="METRIC_pQ=LIMIT", help=SETTINGS["slo"].help),
+    o.option(
+        "profile",
+        Path | None,
+        None,
+        metavar="FILE",
+        help="Profile from 'ampacity workload fit': busiest hour, mean and variance of the "
+        "traffic.",
+    ),
+    o.option(
+        "mean_rps",
+        float | None,
+        None,
+        metavar="R",
+        help="Mean load in requests/s, for utilisation and costs.",
+    ),
+    o.option(
+        "utilisation",
+        float | None,
+        None,
         metavar="U",
         help="Mean load / what the fleet carries, e.g. 0.4. Default: from --mean-rps, else the "
         "shape of the profile (mean / busiest hour), else the peak all day.",
     ),
-]
-Profile = Annotated[
-    Path | None,
-    typer.Option(
+    o.option(
+        "prices",
+        Path | None,
+        None,
         metavar="FILE",
-        help="Profile from 'ampacity workload fit': busiest hour, mean and variance of the "
-        "traffic.",
+        help="Prices of hosted APIs in USD per million tokens: CSV with the columns model, input, "
+        "output and, where there are such, cached and cache_write.",
+    ),
+    o.option(
+        "accepted",
+        float | None,
+        None,
+        metavar="SHARE",
+        help="Share of results that are of use, e.g. 0.9.",
     ),
 ]
 Safety = Annotated[
@@ -44,17 +67,6 @@ Safety = Annotated[
         help="Safety factor. Default: that of the run, else 1.2 where a profile shows stable "
         "peaks, else 1.5.",
     ),
-]
-PriceFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Prices of hosted APIs in USD per million tokens: CSV with the columns model, input, "
-        "output and, where there are such, cached and cache_write.",
-    ),
-]
-Accepted = Annotated[
-    float | None, typer.Option(metavar="SHARE", help="Share of results that are of use, e.g. 0.9.")
 ]
 TierOption = Annotated[
     list[str] | None,
@@ -75,16 +87,12 @@ ModeOption = Annotated[
 
 
 @o.shares(("peak_rps", "tp", "gpu_hour"))
+@o.gathers("fleet", FLEET)
 def plan(
     raw: dict[str, Any],
+    fleet: dict[str, Any],
     run: Run = None,
-    slo: o.Slos = None,
-    mean_rps: MeanRps = None,
-    utilisation: Utilisation = None,
-    profile: Profile = None,
     safety: Safety = None,
-    prices: PriceFile = None,
-    accepted: Accepted = None,
     tier: TierOption = None,
     mode: ModeOption = None,
     json: o.JsonResult = False,
@@ -98,7 +106,7 @@ def plan(
     from ampacity.values import ConfigError
 
     given = raw if safety is None else {**raw, "safety": safety}
-    sizing = sizing_of(given, slo, profile, mean_rps, utilisation, prices, accepted)
+    sizing = sizing_of(given, **fleet)
     if (run is None) == (not tier):
         raise ConfigError("give a run directory, or a --tier for each kind of instance")
     if tier:
@@ -126,12 +134,11 @@ def _show(part: object, text: str, json: bool) -> None:
 
 def sizing_of(
     raw: dict[str, Any],
-    slo: list[str] | None,
-    profile: Path | None,
-    mean_rps: float | None,
-    utilisation: float | None,
-    prices: Path | None,
-    accepted: float | None,
+    slo: Sequence[str] = (),
+    prices: Path | None = None,
+    utilisation: float | None = None,
+    accepted: float | None = None,
+    **others: Any,
 ) -> Sizing:
     """Return what is stated for a fleet, from the options of ``plan`` and ``size``."""
     from ampacity.analysis.decision.money import read_prices
@@ -142,6 +149,11 @@ def sizing_of(
     for name, share in {"--utilisation": utilisation, "--accepted": accepted}.items():
         if share is not None and not 0 < share <= 1:
             raise ConfigError(f"{name} {share:g}: give a share above 0 and at most 1")
-    hosted = read_prices(prices) if prices else {}
-    slos = parse_slos(slo or [])
-    return Sizing(raw, profile, mean_rps, utilisation, accepted, hosted, slos)
+    return Sizing(
+        raw,
+        utilisation=utilisation,
+        accepted=accepted,
+        prices=read_prices(prices) if prices else {},
+        slos=parse_slos(slo),
+        **others,
+    )
