@@ -76,7 +76,7 @@ async def measure_cold_start(settings: Settings, most_s: float, progress: Progre
     except TimeoutError:
         why = refused[-1] if refused else "it accepts connections and does not answer"
         raise EndpointError(
-            f"no first answer in the {most_s:g} s that --cold-start gives: {why}"
+            f"no first answer in the {most_s:g} s that --wait-for-start gives: {why}"
         ) from None
     finally:
         await client.close()

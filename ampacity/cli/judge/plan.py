@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,6 @@ import typer
 
 from ampacity.cli import options as o
 from ampacity.cli.output import print_part
-from ampacity.settings import SETTINGS
 
 if TYPE_CHECKING:
     from ampacity.experiments.sizing import Sizing
@@ -20,13 +18,12 @@ Run = Annotated[
     Path | None, typer.Argument(help="Run directory; none with --tier.", show_default=False)
 ]
 FLEET = [
-    o.option("slo", list[str] | None, None, metavar="METRIC_pQ=LIMIT", help=SETTINGS["slo"].help),
     o.option(
         "profile",
         Path | None,
         None,
         metavar="FILE",
-        help="Profile from 'ampacity workload fit': busiest hour, mean and variance of the "
+        help="Profile from 'ampacity workload fit'. Busiest hour, mean and variance of the "
         "traffic.",
     ),
     o.option(
@@ -41,8 +38,9 @@ FLEET = [
         float | None,
         None,
         metavar="U",
-        help="Mean load / what the fleet carries, e.g. 0.4. Default: from --mean-rps, else the "
-        "shape of the profile (mean / busiest hour), else the peak all day.",
+        help="Mean load / what the fleet carries, e.g. 0.4.",
+        show_default="from --mean-rps, else the profile's mean / busiest hour, else the peak all "
+        "day",
     ),
     o.option(
         "prices",
@@ -64,8 +62,8 @@ Safety = Annotated[
     float | None,
     typer.Option(
         metavar="F",
-        help="Safety factor. Default: that of the run, else 1.2 where a profile shows stable "
-        "peaks, else 1.5.",
+        help="Safety factor on the number of instances.",
+        show_default="that of the run, else 1.2 where a profile shows stable peaks, else 1.5",
     ),
 ]
 TierOption = Annotated[
@@ -81,12 +79,13 @@ ModeOption = Annotated[
     typer.Option(
         metavar="MODE",
         help="How tiers share the requests: routing (one tier each), cascade (all to the first, "
-        "the rest escalated), pools (every tier each: prefill, decoding). Default: routing.",
+        "the rest escalated), pools (every tier each: prefill, decoding).",
+        show_default="routing",
     ),
 ]
 
 
-@o.shares(("peak_rps", "tp", "gpu_hour"))
+@o.shares(("peak_rps", "tp", "gpu_hour", "slo"))
 @o.gathers("fleet", FLEET)
 def plan(
     raw: dict[str, Any],
@@ -95,11 +94,13 @@ def plan(
     safety: Safety = None,
     tier: TierOption = None,
     mode: ModeOption = None,
-    json: o.JsonResult = False,
+    json: o.Json = False,
 ) -> None:
     """Size a fleet for a peak load, from the measured capacity of one instance.
 
-    ampacity plan runs/search --profile traffic.yaml --gpu-hour 2.50
+    ampacity plan runs/search --peak-rps 120 --gpu-hour 2.50
+
+    ampacity plan runs/search --profile traffic.yaml
     """
     from ampacity.experiments.sizing import plan_of_tiers, plan_run, read_judged
     from ampacity.reports.pages.plan import plan_text, tiers_text
@@ -134,7 +135,6 @@ def _show(part: object, text: str, json: bool) -> None:
 
 def sizing_of(
     raw: dict[str, Any],
-    slo: Sequence[str] = (),
     prices: Path | None = None,
     utilisation: float | None = None,
     accepted: float | None = None,
@@ -154,6 +154,6 @@ def sizing_of(
         utilisation=utilisation,
         accepted=accepted,
         prices=read_prices(prices) if prices else {},
-        slos=parse_slos(slo),
+        slos=parse_slos(raw.pop("slo", [])),
         **others,
     )

@@ -28,7 +28,7 @@ SHAPE = [
     o.option("kv_heads", int | None, None, metavar="N", help="KV heads."),
     o.option("head_dim", int | None, None, metavar="N", help="Size of a head."),
     o.option(
-        "heads", int | None, None, metavar="N", help="Attention heads. Default: the KV heads."
+        "heads", int | None, None, metavar="N", help="Attention heads.", show_default="the KV heads"
     ),
 ]
 NEEDED = ("params", "layers", "kv_heads", "head_dim")
@@ -40,8 +40,8 @@ Weights = Annotated[
     str | None,
     typer.Option(
         metavar="P",
-        help="Precision: fp16, bf16, fp8, int8, int4 or nvfp4. Default: the checkpoint's, "
-        "else fp16.",
+        help="Precision: fp16, bf16, fp8, int8, int4 or nvfp4.",
+        show_default="the checkpoint's, else fp16",
     ),
 ]
 Kv = Annotated[str, typer.Option(metavar="P", help="Precision of the KV cache.")]
@@ -60,7 +60,7 @@ DraftTokens = Annotated[
 ]
 
 
-@o.shares(("peak_rps", "tp", "gpu_hour", "safety"))
+@o.shares(("peak_rps", "tp", "gpu_hour", "safety", "slo"))
 @o.gathers("fleet", FLEET)
 @o.gathers("numbers", SHAPE)
 def size(
@@ -77,11 +77,13 @@ def size(
     link: Link = None,
     draft_tokens: DraftTokens = None,
     html: o.Html = None,
-    json: o.JsonResult = False,
+    json: o.Json = False,
 ) -> None:
     """Decide in thirteen steps: does it fit, what limits it, how many, at what cost.
 
-    ampacity size runs/search --model-config Llama-3-8B --gpu h100 --peak-rps 120 --gpu-hour 2.5
+    ampacity size runs/search --model-config Llama-3-8B --gpu h100
+
+    ampacity size runs/search --peak-rps 120 --gpu-hour 2.5
     """
     from ampacity.cli.experiment import command_line
     from ampacity.experiments.decide import Stated, decide
