@@ -16,7 +16,6 @@ from ampacity.analysis.capacity.fleet_figures import (
 )
 from ampacity.analysis.contract.part import Interval
 from ampacity.analysis.contract.summary import Summary, Warned, to_json
-from ampacity.analysis.decision.guardrails import knee_note
 from ampacity.analysis.decision.inputs import Basis, Input
 from ampacity.analysis.decision.money import Hosted, Moved, Prices, against_hosted, sensitivities
 
@@ -27,8 +26,7 @@ OF_RUN = "as given at the run"
 class Plan(FleetFigures, frozen=True, kw_only=True):
     """A fleet of instances like the one of a run, for a peak load.
 
-    ``knee``: where the capacity lies, if not left of the knee region. ``instances_ci`` and
-    ``cost_per_year_ci`` follow from the intervals of the peak and of the capacity. ``hosted`` is
+    ``instances_ci`` and ``cost_per_year_ci`` follow from the intervals of the peak and of the capacity. ``hosted`` is
     empty without a price file or counted tokens.
     """
 
@@ -37,7 +35,6 @@ class Plan(FleetFigures, frozen=True, kw_only=True):
     slos: list[str]
     capacity_rps: float
     capacity_rps_ci: Interval | None
-    knee: str | None
     peak_rps: float
     peak_rps_ci: Interval | None
     peak_reason: str
@@ -112,7 +109,6 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
         slos=[slo.text for slo in summary.slos],
         capacity_rps=carried.capacity_rps,
         capacity_rps_ci=summary.capacity.capacity_rps_ci,
-        knee=knee_note(summary),
         mean_rps=traffic.mean_rps,
         utilisation_at=_load(given, traffic, terms)[1],
         cost_per_year_ci=_yearly(figures, sized["instances_ci"]),
