@@ -26,8 +26,8 @@ OF_RUN = "as given at the run"
 class Plan(FleetFigures, frozen=True, kw_only=True):
     """A fleet of instances like the one of a run, for a peak load.
 
-    ``instances_ci`` and ``cost_per_year_ci`` follow from the intervals of the peak and of the capacity. ``hosted`` is
-    empty without a price file or counted tokens.
+    ``instances_ci`` and ``cost_per_year_ci`` follow from the intervals of the peak and of the
+    capacity. ``hosted`` is empty without a price file or counted tokens.
     """
 
     run: str
