@@ -235,7 +235,7 @@ class Settings:
     peak_rps: float | None = _output(_number("R"))("Peak load in requests/s to size the fleet for.")
     tp: int = _output(COUNT, 1)("GPUs per instance. Default: from --lock hardware=4xH100, else 1.")
     safety: float | None = _output(_number("F", read=v.safety_factor))(
-        "Safety factor on the number of instances. Default: 1.2."
+        "Safety factor on the number of instances. Default: 1.5 (see plan --profile)."
     )
     gpu_hour: float | None = _output(_number("USD"))("Price of one GPU for one hour.")
     out: Path | None = _output(Kind(Path, "DIR", v.path))(

@@ -22,10 +22,14 @@ from ampacity.analysis.contract.capacity import Capacity, LittlesLawGap
 from ampacity.analysis.contract.part import Part, plain
 from ampacity.analysis.contract.stage import Server, ServerLaw
 from ampacity.analysis.contract.summary import Audit, Summary, read_summary
+from ampacity.analysis.limits.table import find_limits
 from ampacity.analysis.load_names import load_name, name_stages
 from ampacity.analysis.metrics.impossible import check_records
+from ampacity.analysis.metrics.kinds import KINDS
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
+from ampacity.analysis.metrics.requests import Requests
 from ampacity.analysis.network import network_share
+from ampacity.analysis.next_run import next_command
 from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
 from ampacity.analysis.slo import Slo, slo_from_dict
 from ampacity.analysis.stage.analyse import RunRecords, analyse_stage, read_records
@@ -40,6 +44,7 @@ from ampacity.analysis.warnings import find_warnings
 from ampacity.loadgen.rundir.files import Run
 
 SCHEMA_VERSION = 2
+EXAMPLE_CHARS = 200
 
 
 def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
@@ -66,6 +71,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         "workload": _workload(meta.get("workload") or {}, realised(run.requests, records.requests)),
         "slos": [slo.as_dict() for slo in slos],
         **_counts(records.requests, metas),
+        "error_examples": _examples(records.requests, run.requests),
         "stages": stages,
         "knee": plain(find_knee(stages)),
         "capacity": plain(capacity),
@@ -96,7 +102,10 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         summary, output_deviation(records.requests), cut_short(run.requests, records.requests)
     )
     summary["verdict"] = write_verdict(summary)
-    return read_summary(_plain(summary))
+    if "next_command" not in summary and (command := next_command(summary, meta, str(run.path))):
+        summary["next_command"] = command
+    found = read_summary(_plain(summary))
+    return structs.replace(found, limits=find_limits(found))
 
 
 def _littles_law(
@@ -251,7 +260,7 @@ def _origin_ns(metas: list[dict[str, Any]]) -> int:
 
 
 def _counts(requests: Any, metas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return scheduled requests by status; those whose record was lost in a kill: unfinished."""
+    """Return scheduled requests by kind; those whose record was lost in a kill: unfinished."""
     first = requests.take(requests.attempt == 0)
     counts = first.status_counts()
     counts.pop("ok")
@@ -259,6 +268,17 @@ def _counts(requests: Any, metas: list[dict[str, Any]]) -> dict[str, Any]:
     lost = sum(max(0, int(m.get("scheduled_requests") or 0) - per_stage[m["index"]]) for m in metas)
     counts["unfinished"] += lost
     return {"requests": len(first) + lost, "errors": counts}
+
+
+def _examples(requests: Requests, table: pa.Table) -> dict[str, str]:
+    """Return the error of the first request of each kind."""
+    found = {}
+    for kind in KINDS:
+        rows = requests.row[requests.has_status(kind)]
+        text = table["error"][int(rows[0])].as_py() if len(rows) else None
+        if text and kind != "ok":
+            found[kind] = text[:EXAMPLE_CHARS]
+    return found
 
 
 def _partial(run: Run) -> str | None:

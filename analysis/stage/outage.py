@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampacity.analysis.contract.stage import OutagePeriod, OutageSeries
+from ampacity.analysis.metrics.kinds import FAILED_KINDS, REFUSED
 from ampacity.analysis.metrics.requests import Bools, Floats, Requests
-from ampacity.loadgen.rundir.records import FAILED_STATUSES
 
 REQUESTS_MIN = 5  # that fail in it
 LONGER = 5.0  # times what is silent at other times, at p95
 CHANCE = 1e-3  # of so many failures in a row somewhere in the stage, where requests fail at random
 SAME_S = 1e-3  # signs of life that are nearer are one
 BINS = 60
-DOWN = FAILED_STATUSES - {"shed"}
+DOWN = FAILED_KINDS - {"shed", *REFUSED}
 _NS = 1e-9
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,8 @@ from ampacity.analysis.stage.attainment import judge_slo, observe_slos, requests
 from ampacity.experiments.search import Search
 from ampacity.loadgen.rundir.records import FAILED_STATUSES, RequestRecord
 from ampacity.values import ConfigError
-from tests.support.synthetic import at_ns, cohort, request
+from tests.support.contract import summarise
+from tests.support.synthetic import Stage, at_ns, cohort, make_run, request
 
 TTFT = parse_slo("ttft_p99=2s")
 
@@ -40,6 +42,22 @@ def test_failed_is_infinitely_slow_and_misses(status: str, got_tokens: bool) -> 
         assert o.quantile_bounds(0.995) == (float("inf"), float("inf")), metric
     assert o.quantile_bounds(0.99)[1] < 1
     assert meeting(c, "ttft_p99=2s") == 99
+
+
+def test_an_http_error_is_counted_by_its_code(tmp_path: Path) -> None:
+    """Name each kind, with the first error as its example."""
+    codes = {"rate_limited": (429, 529), "auth": (401, 403), "overloaded": (503,)}
+    codes |= {"bad_request": (400, 404, 422), "upstream": (500, 502, 524), "redirect": (307,)}
+    wanted = [(kind, code) for kind, listed in codes.items() for code in listed]
+    wanted += [("http_error", None), ("rate_limited", 429)]
+    records = good(60) + [
+        request(900 + i, 0.3, ttft_s=None, status="http_error", http_status=code, error=f"n {code}")
+        for i, (_, code) in enumerate(wanted)
+    ]
+    found = summarise(make_run(tmp_path / "run", [Stage(records, 1.0)], [], warmup_requests=0))
+    counted = {kind: len(listed) for kind, listed in codes.items()} | {"http_error": 1}
+    assert {k: n for k, n in found["errors"].items() if n} == counted | {"rate_limited": 3}
+    assert found["error_examples"] == {k: f"n {codes.get(k, (None,))[0]}" for k in counted}
 
 
 def test_failures_that_reach_into_a_percentile_make_it_null_with_the_reason() -> None:
