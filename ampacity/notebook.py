@@ -7,7 +7,6 @@ would disturb its timing.
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -83,9 +82,8 @@ def _run(command: str, arguments: list[str], options: dict[str, Any], *, quiet: 
         text=True,
         encoding="utf-8",
         errors="replace",
-        start_new_session=True,  # Ctrl-C of a terminal reaches it once, through us
     )
-    said = ""
+    said, interrupted = "", False
     with process:
         assert process.stderr is not None
         while True:
@@ -95,8 +93,10 @@ def _run(command: str, arguments: list[str], options: dict[str, Any], *, quiet: 
                     if not quiet:
                         print(line, end="", file=sys.stderr, flush=True)
                 break
-            except KeyboardInterrupt:
-                process.send_signal(signal.SIGINT)
+            except KeyboardInterrupt:  # a terminal and Jupyter send it to the process as well
+                if interrupted:
+                    process.terminate()
+                interrupted = True
     if process.returncode not in WITH_RESULT or not (out / "run.json").is_file():
         raise CommandError(said.strip() or f"ampacity {command}: exit {process.returncode}")
     return load(out)
