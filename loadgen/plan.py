@@ -187,7 +187,6 @@ class Live:
     duration_s: float = 0.0
     released: int = 0
     ended: int = 0
-    failed: int = 0
     tokens: int = 0
     ttft_s: list[float] = field(default_factory=list)
     statuses: Counter[str] = field(default_factory=Counter)  # of the requests that have ended
@@ -205,7 +204,6 @@ class Live:
         """Add the counters of another process or stage."""
         self.released += other.released
         self.ended += other.ended
-        self.failed += other.failed
         self.tokens += other.tokens
         self.ttft_s += other.ttft_s
         self.statuses += other.statuses
@@ -217,7 +215,6 @@ class Live:
         """Count a request that has ended."""
         self.ended += 1
         self.tokens += record.output_tokens or 0
-        self.failed += record.status in FAILED_STATUSES
         self.statuses[record.status] += 1
         if self.times is not None:
             self.times.add(record)
@@ -228,6 +225,11 @@ class Live:
         """Count what waits in ``times``; only of the thread that counts."""
         if self.times is not None:
             self.times.flush()
+
+    @property
+    def failed(self) -> int:
+        """Return the number of requests that have failed."""
+        return sum(n for status, n in self.statuses.items() if status in FAILED_STATUSES)
 
     @property
     def in_flight(self) -> int:
