@@ -67,7 +67,9 @@ def finish(
 ) -> tuple[str, Summary]:
     """Write summary.json and report.html of a run and print them; return (status, summary)."""
     from ampacity.analysis.contract.summary import to_json
+    from ampacity.analysis.other_limits import capacity_at_limits
     from ampacity.analysis.summary import summarise
+    from ampacity.analysis.timeline import timeline_of
     from ampacity.loadgen.rundir.files import load_run, write_json
     from ampacity.reports.pages.run_report import write_report
     from ampacity.reports.pages.screen import render_screen
@@ -78,7 +80,8 @@ def finish(
     report = path / "report.html"
     write_json(path / "summary.json", to_json(summary))
     with writing(report):
-        write_report(report, summary, run.meta)
+        limits = capacity_at_limits(run, summary)
+        write_report(report, summary, run.meta, timeline_of(run), limits)
     if as_json:
         print_json(to_json(summary))
     elif not quiet:

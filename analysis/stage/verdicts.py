@@ -115,10 +115,11 @@ class Judge:
     def _verdicts(self, judged: Judged, slos: Sequence[Slo]) -> dict[str, Any]:
         """Return ``slo_met``, ``slo_met_reason`` and ``slo_verdicts`` of some requests."""
         verdicts = judge_requests(judged, slos)
-        met, reason = self._overall(verdicts)
+        met, reason = self.overall(verdicts)
         return {"slo_met": met, "slo_met_reason": reason, "slo_verdicts": verdicts}
 
-    def _overall(self, verdicts: Sequence[SloVerdict]) -> tuple[bool | None, str | None]:
+    def overall(self, verdicts: Sequence[SloVerdict]) -> tuple[bool | None, str | None]:
+        """Return whether all SLOs are met, and why not or why that is not known."""
         if not verdicts:
             return None, "no SLO given"
         if self.client_limited:
