@@ -105,5 +105,5 @@ async def _first_answer(
 async def _wait(until_s: float, why: str) -> None:
     """Wait for the next attempt. Raises EndpointError where there is no time for one."""
     if time.monotonic() + EVERY_S >= until_s:
-        raise EndpointError(f"no first answer in the time that --cold-start gives: {why}")
+        raise EndpointError(f"no first answer in the time that --wait-for-start gives: {why}")
     await asyncio.sleep(EVERY_S)

@@ -157,11 +157,14 @@ def use_of(instance: Instance, point: Point) -> Use:
 
 def lever(use: Use) -> str:
     """Return what a use of the bandwidth leaves to do."""
-    share = use.mbu.value
-    used = f"{100 * share:.0f} % of the bandwidth bound"
-    if share > HARDWARE_BOUND:
-        return f"{used} used: hardware is the remaining lever"
-    return f"{used} used: software can still help"
+    low, high = use.mbu.low, use.mbu.high
+    ends = "" if low is None or high is None else f" ({100 * low:.0f} to {100 * high:.0f} %)"
+    used = f"{100 * use.mbu.value:.0f} %{ends} of the bandwidth bound used"
+    if low is not None and high is not None and low <= HARDWARE_BOUND < high:
+        return f"{used}: {100 * HARDWARE_BOUND:.0f} % lies inside, so the lever cannot be told"
+    if use.mbu.value > HARDWARE_BOUND:
+        return f"{used}: hardware is the remaining lever"
+    return f"{used}: software can still help"
 
 
 def cost_floor_per_million(

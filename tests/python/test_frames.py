@@ -134,9 +134,9 @@ def test_export_writes_each_table_and_keeps_what_is_there(
         assert list(written) == list(pd.read_csv(tmp_path / "out" / f"{name}.csv"))
     (tmp_path / "out" / "requests.csv").write_text("mine")
     command("export --csv", path, "-o", tmp_path / "out", status=2)
-    assert "requests.csv exists: --force overwrites it" in capsys.readouterr().err
+    assert "requests.csv exists: --overwrite replaces it" in capsys.readouterr().err
     assert (tmp_path / "out" / "requests.csv").read_text() == "mine"
-    command("export --csv --force", path, "-o", tmp_path / "out")
+    command("export --csv --overwrite", path, "-o", tmp_path / "out")
     assert (tmp_path / "out" / "requests.csv").read_text() != "mine"
 
 
