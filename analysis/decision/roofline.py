@@ -128,7 +128,8 @@ def use_of(instance: Instance, point: Point) -> Use:
         raise DecisionError("no tokens were measured: TPOT and output tokens/s must be above zero")
     rate = point.output_tokens_per_s
     moved = instance.step_bytes(point.batch, point.context)
-    mbu = rate.times(moved / point.batch / instance.bandwidth_bytes_s)
+    per_token = moved / point.batch
+    mbu = rate.times(bandwidth_share(per_token, 1.0, instance.bandwidth_bytes_s))
     mfu = None
     if point.input_tokens_per_s is not None:
         per_output = 1 + point.input_tokens_per_s / rate.value
