@@ -86,6 +86,7 @@ async def _report(runner: StageRunner, parent: Channel[Answer, Command]) -> None
 
 def _send_live(runner: StageRunner, parent: Channel[Answer, Command]) -> None:
     live = runner.live
+    live.flush()
     parent.send(dataclasses.replace(live, ttft_s=live.ttft_s[-LIVE_TTFTS:]))
 
 
