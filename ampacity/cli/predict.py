@@ -21,7 +21,7 @@ SearchInstead = Annotated[
 ]
 
 
-@o.shares(VIRTUAL)
+@o.shares(VIRTUAL, duration="5m")
 @with_engine
 def predict(
     raw: dict[str, Any],
@@ -36,7 +36,9 @@ def predict(
 
     Every figure of the report is marked as predicted.
 
-    ampacity predict --preset llama3-70b-4xh100 --workload chat --slo ttft_p99=2s --slo itl_p99=50ms
+    ampacity predict --preset llama3-70b-4xh100 --workload chat --slo ttft_p99=2s
+
+    ampacity predict --preset qwen3-32b@2xh200 --search --slo itl_p99=50ms
     """
     import asyncio
     from dataclasses import replace

@@ -23,7 +23,7 @@ from ampacity.analysis.capacity.next_load import (
 from ampacity.analysis.capacity.pooled import estimate
 from ampacity.analysis.slo import EXTREMES
 from ampacity.durations import duration_text, rounded_up
-from ampacity.experiments.stages.rig import Rig, Stage
+from ampacity.experiments.stages.rig import Rig, Stage, Watch
 from ampacity.settings import Settings
 from ampacity.values import ConfigError
 
@@ -133,7 +133,7 @@ class Search:
         self._tell_exceeded(rig)
         before, began_s = list(rig.stages), time.monotonic()
         judged = await rig.open_stage(
-            step.load_rps, duration_s, lambda partial: is_decided(before, partial, goal)
+            step.load_rps, duration_s, Watch(lambda partial: is_decided(before, partial, goal))
         )
         if judged is None:
             return rig.ended[1] if rig.ended else "the run is over"

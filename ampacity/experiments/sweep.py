@@ -24,7 +24,7 @@ from ampacity.analysis.capacity.pooled import estimate, unmeasured
 from ampacity.analysis.capacity.unmeetable import why_unmeetable
 from ampacity.analysis.slo import Slo
 from ampacity.durations import duration_text, rounded_up
-from ampacity.experiments.stages.rig import Enough, Rig
+from ampacity.experiments.stages.rig import Enough, Rig, Watch
 
 MAX_DURATION_S = 600.0  # of a curve, if neither loads nor stage lengths are given
 STAGE_SHARE = 0.05  # of that time, for a stage of the grid
@@ -61,7 +61,7 @@ class _Clock:
     ) -> dict[str, Any] | None:
         """Run an open stage; None if the run is over."""
         began_s = time.monotonic()
-        judged = await self._rig.open_stage(rate_rps, length_s, enough)
+        judged = await self._rig.open_stage(rate_rps, length_s, enough and Watch(enough))
         if judged is not None:
             self.spent_s += max(judged["window"]["end_s"], time.monotonic() - began_s)
         return None if self._rig.ended else judged

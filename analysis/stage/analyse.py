@@ -171,7 +171,7 @@ def analyse_stage(
     if other is not None:
         _leave_out_moved(result, what_moved(cohort, other, slos))
     worth_s = span_s(result, window)
-    judge = Judge(slos, found.stability, result["client_limited"], worth_s)
+    judge = Judge(slos, found.stability, result["client_limited"], worth_s, meta.get("alpha"))
     judged = Judged(cohort, found.whole, found.failed_in_outages)
     verdicts, meets = judge.stage_findings(judged)
     if verdicts["goodput_rps"] and not result["achieved_rps"]:

@@ -44,22 +44,24 @@ CLOSED = (
     "at a lower rate"
 )
 METHODS = {"p99_p50_divergence": "p99/p50 divergence", "bounds": "asymptotic bounds"}
+TRUST = ("Little's Law gap", "Network", "Load generator")
 METRICS = {"ttft_from_schedule_s": "TTFT", "e2e_from_schedule_s": "E2E"}
 NETWORK_SHARE = 0.25  # of TTFT, above which the network is highlighted
 
 
 def findings(summary: Summary) -> list[Finding]:
+    """Return what a decision rests on, then what tells whether to trust it (``TRUST``)."""
     found = outage_findings(summary)
     if summary.burst:
         found += burst_findings(summary.burst)
     else:
         found += [
             usable_rate(summary),
+            _fleet(summary.fleet),
+            _goodput(summary),
             _c_max(summary),
             _knee(summary.knee),
             _gap(summary.littles_law),
-            _goodput(summary),
-            _fleet(summary.fleet),
         ]
     return [*found, *_network(summary.network), _client(summary)]
 

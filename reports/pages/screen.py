@@ -286,7 +286,10 @@ def _words(summary: Summary, stage: Stage) -> Cell:
     if stage.client_limited:
         return Cell("– this machine was the limit", state="unsure")
     if not summary.slos:
-        words = {True: ("✓ steady", "good"), False: ("✗ the queue grew", "bad")}
+        words: dict[bool | None, tuple[str, str]] = {
+            True: ("✓ steady", "good"),
+            False: ("✗ the queue grew", "bad"),
+        }
         text, state = words.get(stage.stable, ("? too short to tell", "unsure"))
         return Cell(text, state=state)
     if stage.slo_met:
