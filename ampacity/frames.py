@@ -31,7 +31,7 @@ from ampacity.analysis.metrics.requests import (
 )
 from ampacity.analysis.stage.analyse import RunRecords, stage_records
 from ampacity.analysis.stage.client import figure_without_client, without_client
-from ampacity.analysis.summary import read_stages, summarise
+from ampacity.analysis.summary import read_stages, summarise, warmup_of
 from ampacity.loadgen.rundir.files import Run as RunDirectory
 from ampacity.loadgen.rundir.files import load_run
 
@@ -73,7 +73,7 @@ class Run:
         return summarise(self._directory)
 
     @cached_property
-    def _stages(self) -> tuple[list[dict[str, Any]], RunRecords, int | None]:
+    def _stages(self) -> tuple[list[dict[str, Any]], RunRecords]:
         return read_stages(self._directory)
 
     @cached_property
@@ -192,9 +192,8 @@ class Run:
 
     def _cohorts(self, meta: dict[str, Any]) -> tuple[Cohort, Cohort | None]:
         """Return the requests that a stage is judged by, and those without the client's delays."""
-        _, records, warmup = self._stages
-        complete = self._directory.complete
-        found = stage_records(records, meta, warmup, run_complete=complete)
+        records, complete = self._stages[1], self._directory.complete
+        found = stage_records(records, meta, warmup_of(self.meta), run_complete=complete)
         audit = meta.get("audit") or {}
         return found.cohort, without_client(found.cohort, audit, records.origin_ns)
 

@@ -1,4 +1,4 @@
-"""The capacity at other limits of the SLO that binds: what a laxer or stricter SLO would allow."""
+"""The capacity at other limits of an SLO: what a laxer or stricter one would allow."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ampacity.analysis.contract.capacity import Capacity, Crossing
 from ampacity.analysis.contract.part import Interval, Part, plain
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.slo import Slo, slo_from_dict
+from ampacity.analysis.slo import ERROR_RATE, Slo, slo_from_dict
 from ampacity.analysis.stage.analyse import StageRecords, stage_records
 from ampacity.analysis.stage.verdicts import Judge, Judged, judge_requests
-from ampacity.analysis.summary import read_stages
+from ampacity.analysis.summary import read_stages, warmup_of
 from ampacity.loadgen.rundir.files import Run
 
 TIMES = (0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 4.0, 8.0)  # of the limit
@@ -47,24 +47,27 @@ def at_limit(slo: str, capacity: Capacity, given: bool = True) -> AtLimit:
 
 
 def capacity_at_limits(run: Run, summary: Summary) -> list[AtLimit]:
-    """Return the capacity of a run for other limits of its binding SLO, strictest first.
+    """Return the capacity of a run for other limits of an SLO, strictest first.
 
-    Equal to what ``summarise`` finds with that SLO. Empty where no SLO with a limit binds, and
-    where more than verdicts would change: a stage with an outage, or one whose client was late by
-    an SLO's measure.
+    Of the SLO that binds, else of the first. Equal to what ``summarise`` finds with that SLO. Empty
+    without an SLO that has a limit, and where more than verdicts would change: a stage with an
+    outage, or one whose client was late by an SLO's measure.
     """
     slos = [slo_from_dict(slo) for slo in run.meta.get("slos") or []]
-    binding = summary.capacity.binding_slo
-    own = next((s for s in slos if s.text == binding and s.metric != "fluidity"), None)
+    limited = [s for s in slos if s.metric not in ("fluidity", ERROR_RATE)]
+    limited.sort(key=lambda slo: slo.text != summary.capacity.binding_slo)
+    own = limited[0] if limited else None
     moved = any(s.outage or s.client_limited_metrics for s in summary.stages)
     if own is None or summary.burst or moved:
         return []
     run, _ = split_lengths(run)
-    metas, records, warmup = read_stages(run)
-    found = [stage_records(records, m, warmup, run_complete=run.complete) for m in metas]
+    metas, records = read_stages(run)
+    found = [
+        stage_records(records, m, warmup_of(run.meta), run_complete=run.complete) for m in metas
+    ]
     tried = [_scaled(own, times) for times in TIMES]
     verdicts = [
-        judge_requests(Judged(stage.cohort, stage.whole, stage.failed_in_outages), tried)
+        judge_requests(Judged(stage.cohort, stage.whole, stage.hit_by_outages), tried)
         for stage in found
     ]
     capacities = []

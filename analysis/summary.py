@@ -176,12 +176,27 @@ def _without_verdict(stage: dict[str, Any]) -> dict[str, Any]:
     return {**stage, "slo_met": None, "slo_met_reason": why, "slo_verdicts": []}
 
 
+def read_stages(run: Run) -> tuple[list[dict[str, Any]], RunRecords]:
+    """Return (entries of run.json's stages, the run's records)."""
+    metas = [_plain_stage(index, s) for index, s in enumerate(run.meta.get("stages") or [])]
+    records = read_records(run.requests, _origin_ns(metas), run.meta)
+    if not run.complete:
+        metas = [_as_far_as_it_came(m, run.requests) for m in metas]
+    return metas, records
+
+
+def warmup_of(meta: Mapping[str, Any]) -> int | None:
+    """Return the warm-up that run.json sets, in requests of each stage."""
+    return None if meta.get("warmup_requests") is None else int(meta["warmup_requests"])
+
+
 def _judge_stages(
     run: Run, slos: list[Slo], labels: Mapping[int, bool] | None
 ) -> tuple[list[dict[str, Any]], RunRecords, list[dict[str, Any]]]:
     """Return (entries of run.json's stages, the run's records, its stage objects)."""
     meta = run.meta
-    metas, records, warmup = read_stages(run)
+    metas, records = read_stages(run)
+    warmup = warmup_of(meta)
     prices = meta.get("fleet_inputs")
     stages = [
         analyse_stage(
@@ -198,17 +213,6 @@ def _judge_stages(
         stage["users_pause"] = stage["kind"] == "closed" and bool(waits)
     name_stages(stages)
     return metas, records, [_without_verdict(s) for s in stages] if meta.get("burst") else stages
-
-
-def read_stages(run: Run) -> tuple[list[dict[str, Any]], RunRecords, int | None]:
-    """Return (entries of run.json's stages, the run's records, requests of the warm-up)."""
-    meta = run.meta
-    metas = [_plain_stage(index, s) for index, s in enumerate(meta.get("stages") or [])]
-    records = read_records(run.requests, _origin_ns(metas), meta)
-    warmup = None if meta.get("warmup_requests") is None else int(meta["warmup_requests"])
-    if not run.complete:
-        metas = [_as_far_as_it_came(m, run.requests) for m in metas]
-    return metas, records, warmup
 
 
 def _plain_stage(position: int, stage: Mapping[str, Any]) -> dict[str, Any]:

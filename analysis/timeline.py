@@ -83,6 +83,7 @@ def _thinned(at_s: Floats, ttft: Floats, step_s: float) -> Points:
 
     The others are in no order, so that a beginning of the list is a fair part of all.
     """
+    at_s = at_s.round(3)
     step = (at_s / step_s).astype(np.int64)
     by_height = np.lexsort((ttft, step))
     begins = np.flatnonzero(np.diff(step[by_height], prepend=-1))
@@ -92,7 +93,7 @@ def _thinned(at_s: Floats, ttft: Floats, step_s: float) -> Points:
     room = max(0, POINTS_MAX - len(extremes))
     rest = np.random.default_rng(0).permutation(rest)[:room]
     chosen = np.concatenate([extremes, rest])
-    pairs = zip(at_s[chosen].round(3).tolist(), ttft[chosen].tolist(), strict=True)
+    pairs = zip(at_s[chosen].tolist(), ttft[chosen].tolist(), strict=True)
     return [(at, float(f"{height:.4g}")) for at, height in pairs]
 
 

@@ -75,7 +75,7 @@ def finish(
     from ampacity.analysis.summary import summarise
     from ampacity.analysis.timeline import timeline_of
     from ampacity.loadgen.rundir.files import load_run, write_json
-    from ampacity.reports.pages.run_report import write_report
+    from ampacity.reports.pages.run_report import Beyond, write_report
     from ampacity.reports.pages.screen import render_screen
     from ampacity.reports.pages.terminal import render_table
 
@@ -84,8 +84,8 @@ def finish(
     report = path / "report.html"
     write_json(path / "summary.json", to_json(summary))
     with writing(report):
-        limits = capacity_at_limits(run, summary)
-        write_report(report, summary, run.meta, timeline_of(run), limits)
+        beyond = Beyond(timeline_of(run), capacity_at_limits(run, summary), str(path))
+        write_report(report, summary, run.meta, beyond)
     if as_json:
         print_json(to_json(summary))
     elif not quiet:

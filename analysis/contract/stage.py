@@ -73,6 +73,7 @@ class OutagePeriod(Part, frozen=True, kw_only=True):
     start_s: float
     end_s: float | None
     failed: int
+    waited: int
 
 
 class OutsideOutage(Part, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import numpy as np
 
 from ampacity.analysis.metrics.fluidity import needed_pace_s
 from ampacity.analysis.metrics.gaps import GapSeries
-from ampacity.analysis.metrics.observations import GapObservations, Observations
+from ampacity.analysis.metrics.observations import GapObservations, Observations, Queue
 from ampacity.analysis.metrics.requests import (
     UNCOUNTED,
     Bools,
@@ -51,6 +51,7 @@ class Cohort:
     in_flight: Floats | None = None  # shape (n,): requests of the stage in flight when each was due
     # requests over which the in-flight count of an open stage stays alike
     memory: float | None = None
+    rate_rps: float = 0.0  # requests of all classes that arrived per second
     # SLO metrics on which no verdict can rest, and why
     spoilt: Mapping[str, str] = field(default_factory=dict)
 
@@ -66,10 +67,12 @@ class Cohort:
         zero_ns: Floats | None,
         assumption: str | None = None,
         memory: float | None = None,
+        queue: Queue | None = None,
     ) -> Observations:
         """Return observations of a metric with one value per request; ages count from ``zero_ns``.
 
-        ``memory``: of the queue, for a metric that includes the wait in it.
+        ``memory``: of the queue, for a metric that includes the wait in it; ``queue``: for one that
+        is little else.
         """
         r = self.requests
         failed, unfinished = r.failed, r.has_status("unfinished")
@@ -87,6 +90,7 @@ class Cohort:
             censored,
             assumption=assumption,
             memory=memory,
+            queue=queue,
         )
 
     @cached_property
@@ -157,6 +161,7 @@ class Cohort:
             ttft_s(self.requests, from_schedule=from_schedule),
             zero_ns(self.requests, from_schedule),
             memory=self.memory,
+            queue=None if self.in_flight is None else Queue(self.in_flight, self.rate_rps),
         )
 
     def first_answer(self, *, from_schedule: bool) -> Observations:

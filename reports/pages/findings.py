@@ -6,6 +6,7 @@ import re
 
 from ampacity.analysis.capacity.fleet import AT_USABLE, instances_text
 from ampacity.analysis.contract.capacity import Fleet, Knee, KneeMethod, LittlesLawGap, LoopCapacity
+from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.summary import Audit, Network, SloLimit, Summary, to_json
 from ampacity.reports.charts.burst import burst_findings
 from ampacity.reports.charts.outage import outage_findings
@@ -278,3 +279,17 @@ def _audit_facts(audit: Audit, worst: str) -> list[str]:
     if audit.cpu_fraction is not None:
         facts.append(f"CPU at most {share(audit.cpu_fraction)} of a core")
     return facts
+
+
+def evidence_text(limit: Limit) -> str:
+    """Return the figures that a limit follows from: ``requests waiting, mean 486 at 200 req/s``."""
+    return ", ".join(
+        f"{e.figure} {_evidence(e.value)}" + (f" at {e.stage}" if e.stage else "")
+        for e in limit.evidence
+    )
+
+
+def _evidence(value: float | str | None) -> str:
+    if isinstance(value, float):
+        return significant(value) if abs(value) >= 1e-6 else "0"
+    return DASH if value is None else str(value)

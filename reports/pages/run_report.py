@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from ampacity.reports.charts.burst import phases_table
 from ampacity.reports.charts.curves import charts
 from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.charts.timeline import timeline_chart
-from ampacity.reports.pages.findings import TRUST, error_bound, findings
+from ampacity.reports.pages.findings import TRUST, error_bound, evidence_text, findings
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
+from ampacity.reports.pages.trust import by_severity, steady
 from ampacity.reports.pages.what_if import what_if
 from ampacity.reports.render.figures import (
     by_load,
@@ -55,29 +57,46 @@ STATUS_WORDS = {
 }
 
 
+@dataclass(frozen=True)
+class Beyond:
+    """What a report shows beyond the summary, from the records of the run.
+
+    ``limits``: the capacity at other limits of the SLO that binds.
+    """
+
+    timeline: Timeline | None = None
+    limits: Sequence[AtLimit] = ()
+    directory: str = "RUN"
+
+
 def render_report(
     summary: Summary,
     meta: Mapping[str, Any],
-    timeline: Timeline | None = None,
-    limits: Sequence[AtLimit] = (),
+    beyond: Beyond | None = None,
 ) -> str:
-    """Return the whole page; ``meta`` is run.json. All text is shown escaped.
-
-    ``timeline`` and ``limits``, the capacity at other limits of the SLO, come from the records.
-    """
+    """Return the whole page; ``meta`` is run.json. All text is shown escaped."""
+    beyond = beyond or Beyond()
     found = [*findings(summary), *session_findings(summary)]
-    choices = what_if(summary, limits)
+    choices = what_if(summary, beyond.limits, beyond.directory)
     return render_page(
         "report.html.j2",
-        [*([timeline_chart(timeline, summary)] if timeline else []), *charts(summary)],
+        [
+            *([timeline_chart(beyond.timeline, summary)] if beyond.timeline else []),
+            *charts(summary),
+        ],
         title=f"{meta.get('name') or 'run'} – ampacity",
         verdict=summary.verdict,
         predicted=summary.predicted,
-        warnings=summary.warnings,
+        warnings=by_severity(summary.warnings, meta),
+        limits=[(limit, evidence_text(limit)) for limit in summary.limits if limit.holds],
+        untold=[limit for limit in summary.limits if limit.holds is None],
         subject=_subject(summary, meta),
         partial=partial_reason(summary, meta),
         decision=[finding for finding in found if finding.label not in TRUST],
-        trust=[finding for finding in found if finding.label in TRUST],
+        trust=[
+            *([] if summary.burst else [steady(summary)]),
+            *(finding for finding in found if finding.label in TRUST),
+        ],
         next_command=summary.next_command,
         what_if=choices,
         fleet_data=embedded_json(choices["data"]) if choices else None,
@@ -111,11 +130,10 @@ def write_report(
     path: Path,
     summary: Summary,
     meta: Mapping[str, Any],
-    timeline: Timeline | None = None,
-    limits: Sequence[AtLimit] = (),
+    beyond: Beyond | None = None,
 ) -> Path:
     """Write the report to ``path``, as a whole, and return the path."""
-    write_page(path, render_report(summary, meta, timeline, limits))
+    write_page(path, render_report(summary, meta, beyond))
     return path
 
 

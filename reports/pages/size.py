@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.decision.candidates import Candidate, Decision
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input
 from ampacity.analysis.decision.plan import Plan
+from ampacity.reports.pages.findings import evidence_text
 from ampacity.reports.pages.page import render_page
 from ampacity.reports.pages.plan import columns, headline, hosted_lines, sensitivity_rows, wrapped
 from ampacity.reports.render.figures import DASH, interval, significant
@@ -81,7 +81,7 @@ def _shown(one: Candidate) -> dict[str, Any]:
         "limits": [
             {
                 "title": limit.title,
-                "figures": _figures(limit),
+                "figures": evidence_text(limit),
                 "lever": limit.lever,
                 "refuted_by": limit.refuted_by,
             }
@@ -125,19 +125,6 @@ def _input(known: Input) -> str:
     value = known.value or 0.0
     text = f"{value:,.0f}" if value == int(value) else significant(value)
     return f"{known.name} {text}{unit} ({known.basis}: {known.source})"
-
-
-def _figures(limit: Limit) -> str:
-    return ", ".join(
-        f"{e.figure} {_value(e.value)}" + (f" at {e.stage}" if e.stage else "")
-        for e in limit.evidence
-    )
-
-
-def _value(value: float | str | None) -> str:
-    if isinstance(value, float):
-        return significant(value) if abs(value) >= 1e-6 else "0"
-    return DASH if value is None else str(value)
 
 
 def _steps(one: Candidate) -> list[str]:

@@ -112,6 +112,8 @@
     const outcome = form.querySelector(".outcome"), limit = form.querySelector("#limit");
     const figure = value => value.toLocaleString("en-US", { maximumSignificantDigits: 3 });
     const count = value => value.toLocaleString("en-US");
+    const plan = form.querySelector("#plan-command").textContent;
+    const quoted = value => /^[\w=.:%+-]+$/.test(value) ? value : `'${String(value).replaceAll("'", "'\\''")}'`;
     const usd = value => value === null ? "–" : `$${figure(value)}`;
 
     function read() {
@@ -148,6 +150,11 @@
         form.querySelector("#limit-text").textContent = given.at.slo.replace("=", " ≤ ");
         limit.setAttribute("aria-valuetext", given.at.slo);
       }
+      const options = [["peak-rps", given.peak_rps], ["safety", given.safety_factor],
+        ["gpu-hour", given.gpu_hour_usd], ["utilisation", given.utilisation],
+        ...(limit && !given.at.given ? [given.at.slo, ...data.slos].map(text => ["slo", text]) : [])];
+      form.querySelector("#plan-command").textContent = plan + options
+        .map(([name, value]) => value === null ? "" : ` --${name} ${quoted(value)}`).join("");
       const rows = found.why ? [["No fleet", found.why]] : [
         ["One instance carries", `${figure(found.capacity_rps)} req/s`],
         ["Instances", count(found.instances) + range(found.instances_ci)],
