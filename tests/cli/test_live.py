@@ -59,7 +59,7 @@ def test_the_panel(width: int, encoding: str, tmp_path: Path) -> None:
     assert "40 req/s" in rows[0]
     assert " 50%  0:30 left" in rows[1]
     assert " 38%  about 2:30 left" in rows[2]  # 90 s of 240 s: 90 + 30 + 2 x 60
-    assert "TTFT p95     95 ms of 90 ms" in rows[3]
+    assert "TTFT p95      95 ms of 90 ms" in rows[3]
     assert "in flight        12" in rows[4]
     assert "40.0 sent/s, 39.6 done/s" in rows[5]
     assert "timeout 2, reset 1" in rows[6]
