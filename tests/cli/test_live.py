@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from ampacity.analysis.slo import parse_slo
-from ampacity.live_panel import LivePanel, Outlook, lines_of
+from ampacity.live_panel import LIVE, LivePanel, Outlook, latest, lines_of
 from ampacity.loadgen.plan import Live
 from ampacity.progress import Progress
 from ampacity.simulator.server.launch import Started, start_in_process
@@ -33,10 +33,15 @@ def server() -> Iterator[Started]:
 
 
 def panel(**changes: Any) -> LivePanel:
-    """Of the second of four stages, 30 of its 60 s over: 40 requests/s, TTFT 1, 2 ... 100 ms."""
+    """Of the second of four stages, 30 of its 60 s over: 40 requests/s, TTFT 1, 2 ... 100 ms.
+
+    Of 100 answers of 2 s one in fifty gaps is 20 ms, the others are 10 ms.
+    """
     began_s = time.monotonic() - 30
     live = Live(1, "open", 40.0, began_s, 60.0, released=1200, ended=1188, **changes)
     live.ttft_s = [i / 1000 for i in range(1, 101)]
+    chunks = [10_000 * i + (10_000 if i > 25 else 0) for i in range(51)]
+    live.latest.extend([(2.0, chunks)] * 100)
     generator: Any = SimpleNamespace(live=live)
     plan: Any = SimpleNamespace(index=1)
     slos = [parse_slo("itl_p99=50ms"), parse_slo("ttft_p95=90ms")]
@@ -60,9 +65,23 @@ def test_the_panel(width: int, encoding: str, tmp_path: Path) -> None:
     assert " 50%  0:30 left" in rows[1]
     assert " 38%  about 2:30 left" in rows[2]  # 90 s of 240 s: 90 + 30 + 2 x 60
     assert "TTFT p95      95 ms of 90 ms" in rows[3]
-    assert "in flight        12" in rows[4]
-    assert "40.0 sent/s, 39.6 done/s" in rows[5]
-    assert "timeout 2, reset 1" in rows[6]
+    assert "ITL p99       20 ms of 50 ms" in rows[4]
+    assert "in flight        12" in rows[5]
+    assert "40.0 sent/s, 39.6 done/s" in rows[6]
+    assert "timeout 2, reset 1" in rows[7]
+
+
+def test_the_latest_values_of_each_metric() -> None:
+    live = Live(ttft_s=[0.1])
+    live.latest.extend([(2.0, [0, 10_000, 30_000]), (3.0, [5])])
+    found = {metric: latest(live, metric) for metric in LIVE}
+    assert found == {
+        "ttft": [0.1],
+        "e2e": [2.0, 3.0],
+        "tpot": [pytest.approx(0.015)],
+        "itl": [0.01, 0.02],
+        "icl": [0.01, 0.02],
+    }
 
 
 def test_a_low_terminal_gets_a_line() -> None:
