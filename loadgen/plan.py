@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -189,6 +189,10 @@ class Live:
     ended: int = 0
     tokens: int = 0
     ttft_s: list[float] = field(default_factory=list)
+    # of good answers: (E2E in s, chunk_at_us); not from worker processes
+    latest: deque[tuple[float, Sequence[int]]] = field(
+        default_factory=lambda: deque(maxlen=LIVE_TTFTS)
+    )
     statuses: Counter[str] = field(default_factory=Counter)  # of the requests that have ended
     times: LiveTimes | None = None  # only where an exporter shows them
 
@@ -220,6 +224,9 @@ class Live:
             self.times.add(record)
         if record.first_token_ns is not None:
             self.ttft_s.append((record.first_token_ns - record.scheduled_ns) / 1e9)
+            if record.status == "ok":
+                end_ns = record.last_token_ns or record.first_token_ns
+                self.latest.append(((end_ns - record.scheduled_ns) / 1e9, record.chunk_at_us))
 
     def flush(self) -> None:
         """Count what waits in ``times``; only of the thread that counts."""

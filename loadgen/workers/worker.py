@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import gc
 import sys
+from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
@@ -87,7 +88,7 @@ async def _report(runner: StageRunner, parent: Channel[Answer, Command]) -> None
 def _send_live(runner: StageRunner, parent: Channel[Answer, Command]) -> None:
     live = runner.live
     live.flush()
-    parent.send(dataclasses.replace(live, ttft_s=live.ttft_s[-LIVE_TTFTS:]))
+    parent.send(dataclasses.replace(live, ttft_s=live.ttft_s[-LIVE_TTFTS:], latest=deque()))
 
 
 def main() -> None:

@@ -162,8 +162,9 @@ def _capacity(summary: Summary) -> Entry:
         return Entry("CAPACITY", f"{word} {value}", aside, "good")
     if summary.predicted:
         return Entry("CAPACITY", f"{value} predicted", ends, "good")
-    if held.crossing == "pooled" and held.verified_rps:
-        estimate = f"estimate {significant(held.capacity_rps)}, {ends}"
+    if held.crossing in ("pooled", "verified") and held.verified_rps and held.estimate_rps:
+        ends = _ends(held.estimate_rps_ci, True)
+        estimate = f"estimate {significant(held.estimate_rps)}, {ends}"
         return Entry("CAPACITY", f"{rate(held.verified_rps)} verified", estimate, "good")
     if held.crossing == "pooled":
         return Entry("CAPACITY", f"{value} estimated", f"{ends}, no load is verified yet", "unsure")
