@@ -52,8 +52,8 @@ def run_experiment(
     if check is not None:
         check(settings)
     settings = replace(settings, out=out_path(settings, experiment))
-    how: dict[str, Any] = {"command_line": command_line(sys.argv), "progress": Progress()}
-    with no_stub(settings.out):
+    with no_stub(settings.out), Progress(quiet=shown.quiet) as progress:
+        how: dict[str, Any] = {"command_line": command_line(sys.argv), "progress": progress}
         path = run_event_loop(conduct(settings, experiment=experiment, drive=drive, **how))
     status, summary = finish(path, as_json=as_json and not quiet, quiet=quiet)
     if judge is not None:
@@ -71,9 +71,11 @@ def finish(
 ) -> tuple[str, Summary]:
     """Write summary.json and report.html of a run and print them; return (status, summary)."""
     from ampacity.analysis.contract.summary import to_json
+    from ampacity.analysis.other_limits import capacity_at_limits
     from ampacity.analysis.summary import summarise
+    from ampacity.analysis.timeline import timeline_of
     from ampacity.loadgen.rundir.files import load_run, write_json
-    from ampacity.reports.pages.run_report import write_report
+    from ampacity.reports.pages.run_report import Beyond, write_report
     from ampacity.reports.pages.screen import render_screen
     from ampacity.reports.pages.terminal import render_table
 
@@ -82,7 +84,8 @@ def finish(
     report = path / "report.html"
     write_json(path / "summary.json", to_json(summary))
     with writing(report):
-        write_report(report, summary, run.meta)
+        beyond = Beyond(timeline_of(run), capacity_at_limits(run, summary), str(path))
+        write_report(report, summary, run.meta, beyond)
     if as_json:
         print_json(to_json(summary))
     elif not quiet:

@@ -44,6 +44,7 @@ def predict(
     from dataclasses import replace
 
     from ampacity.cli.experiment import command_line, finish
+    from ampacity.cli.output import shown
     from ampacity.cli.stub import no_stub
     from ampacity.config import check_steady, gpus_named, make_settings
     from ampacity.experiments.stages.provenance import out_path
@@ -65,8 +66,8 @@ def predict(
         wanted.check(settings)
         how = {"drive": wanted.run, "experiment": "search"}
     settings = replace(settings, out=out_path(settings, how.get("experiment", "predict")))
-    with no_stub(settings.out):
-        run = experiment(settings, deployment, command_line(sys.argv), Progress(), **how)
+    with no_stub(settings.out), Progress(quiet=shown.quiet) as progress:
+        run = experiment(settings, deployment, command_line(sys.argv), progress, **how)
         path = asyncio.run(run)
     if finish(path, as_json=json)[0] == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -33,6 +33,7 @@ SURELY_LOW = 0.5  # most requests in flight at the first rate
 FIRST_REQUESTS = 20  # in a stage, which may be up to doubled for them
 GROWTH = 2.0
 STAGES_MAX = 16
+TYPICAL_STAGES = 9  # of a curve, for the progress
 REFINE_STAGES = 3  # without SLOs: between the highest stable and the lowest unstable load
 REFINE_UNTIL = 1.1  # ratio of those two at which the bracket is narrow enough
 REFINE_TIMES = 5.0  # with SLOs and no time given: stage lengths spent near the limit in all
@@ -83,6 +84,8 @@ async def sweep(
             f"at most {duration_text(limit_s)} of load (--max-duration), stages of "
             f"{duration_text(settings.duration_s)}, longer near the limit"
         )
+    curves, loads = 1 + len(settings.lengths), settings.concurrency or settings.rates or ()
+    rig.expect(curves * (len(loads) or TYPICAL_STAGES), max_duration_s, about=not loads)
     await _curve(rig, start_rps, limit_s)
     for name in settings.lengths:
         if rig.ended:

@@ -52,7 +52,10 @@ def judge_slo(
         return _judge_extreme(o, slo)
     misses, unfinished = float(o.misses(slo.limit_s).sum()), o.inconclusive(slo.limit_s)
     tau, widest = o.clustering(slo.quantile)
-    few = float(o.below_by_chance(slo.quantile, np.array([slo.limit_s]))[0])
+    few = min(
+        float(o.below_by_chance(slo.quantile, np.array([slo.limit_s]))[0]),
+        o.far_by_chance(slo.quantile, slo.limit_s),
+    )
     many = float(many_by_chance(misses, o.n, 1 - slo.quantile, widest))
     low, high = o.quantile_bounds(slo.quantile)
     is_rate = slo.metric in SHARES

@@ -30,7 +30,7 @@ class Judged:
     """Requests of a stage to be judged.
 
     ``whole`` also holds the start-up that was cut, where the data showed one; a verdict must hold
-    with it, too. ``down``, shape (n,): which requests failed in an outage.
+    with it, too. ``down``, shape (n,): which requests failed or waited in an outage.
     """
 
     cohort: Cohort
@@ -121,10 +121,11 @@ class Judge:
         if self.alpha is not None:  # all must be met; one that is violated is enough (Bonferroni)
             chances = self.alpha / max(len(self.slos), 1), self.alpha
         verdicts = judge_requests(judged, slos, *chances)
-        met, reason = self._overall(verdicts)
+        met, reason = self.overall(verdicts)
         return {"slo_met": met, "slo_met_reason": reason, "slo_verdicts": verdicts}
 
-    def _overall(self, verdicts: Sequence[SloVerdict]) -> tuple[bool | None, str | None]:
+    def overall(self, verdicts: Sequence[SloVerdict]) -> tuple[bool | None, str | None]:
+        """Return whether all SLOs are met, and why not or why that is not known."""
         if not verdicts:
             return None, "no SLO given"
         if self.client_limited:
@@ -147,7 +148,7 @@ def judge_requests(
 ) -> list[SloVerdict]:
     """Return the entries of ``slo_verdicts``, with these chances of a false one.
 
-    Violated where more requests failed in an outage than the SLO allows: one event, whose size is
+    Violated where an outage made more requests miss than the SLO allows: one event, whose size is
     no matter of chance. Inconclusive where the start-up that was cut makes the difference: with it
     a violation may be less sure (``DILUTED``), not unsure.
     """
@@ -159,7 +160,7 @@ def judge_requests(
             of_class = down[cohort.in_class(slo.class_)]
             lost = float(o.misses(slo.limit_s)[: len(of_class)][of_class].sum())
             if lost > (1 - slo.quantile) * o.n:
-                reason = f"{lost:.0f} of {o.n} {o.unit} were lost while the endpoint was down"
+                reason = f"{lost:.0f} of {o.n} {o.unit} missed it because of an outage"
                 verdict = _overruled(verdict, "violated", reason)
         verdicts.append(verdict)
     if whole is None:

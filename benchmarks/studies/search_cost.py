@@ -213,7 +213,6 @@ def search_server(server: Server, slo: Slo, precision: float, seed: int) -> Foun
 def search_engine(
     slo: Slo, precision: float, seed: int, output_tokens: str = OUTPUT_TOKENS
 ) -> Found:
-    from rich.console import Console
 
     from ampacity.experiments.stages.rig import Rig
     from ampacity.experiments.virtual.predict import predict
@@ -229,7 +228,7 @@ def search_engine(
     settings, config = _engine(slo, output_tokens)
     with tempfile.TemporaryDirectory() as folder:
         settings = replace(settings, seed=seed, out=Path(folder) / "run")
-        asyncio.run(predict(settings, config, [], Progress(Console(quiet=True)), drive, "search"))
+        asyncio.run(predict(settings, config, [], Progress(quiet=True), drive, "search"))
     rig = found[0]
     sent = sum(s["requests"] + s["window"]["warmup_requests"] for s in rig.stages)
     found_now = estimate(open_levels(rig.stages), [slo])

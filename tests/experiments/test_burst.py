@@ -784,6 +784,8 @@ def test_a_base_that_is_too_short_is_said_before_the_run(monkeypatch: pytest.Mon
         def note_down(self, *_: Any) -> None:
             pass
 
+        expect = note_down
+
         async def open_stage(self, *_: Any) -> None:
             pass
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,19 +107,23 @@ def plan(
         if alone := [name for name in ("tp", "gpu_hour") if name in raw]:
             raise ConfigError(f"--{alone[0].replace('_', '-')} is part of --tier: drop it")
         tiers = plan_of_tiers(tier, mode or "routing", sizing)
-        if json:
-            print_part(tiers)
-        else:
-            typer.echo(tiers_text(tiers))
+        _show(tiers, tiers_text(tiers), json)
         return
     if mode is not None or run is None:
         raise ConfigError("--mode is about tiers: give --tier too")
     loaded, summary = read_judged(run, sizing.slos)
     found = plan_run(run, loaded, summary, sizing)
+    _show(found, plan_text(found, summary), json)
+
+
+def _show(part: object, text: str, json: bool) -> None:
+    """Print a plan; its lines are cut to the terminal, and stay whole in a file."""
+    from ampacity.reports.pages.plan import wrapped
+
     if json:
-        print_part(found)
+        print_part(part)
     else:
-        typer.echo(plan_text(found, summary))
+        typer.echo(wrapped(text) if sys.stdout.isatty() else text)
 
 
 def sizing_of(

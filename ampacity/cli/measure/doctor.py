@@ -60,7 +60,7 @@ def doctor(
     from dataclasses import asdict
 
     from ampacity.cli.experiment import command_line
-    from ampacity.cli.output import console, print_json
+    from ampacity.cli.output import console, print_json, shown
     from ampacity.config import make_settings
     from ampacity.experiments.checkup import checkup, trusted
     from ampacity.experiments.doctor import REQUESTS_MAX, examine
@@ -75,7 +75,8 @@ def doctor(
     if wait_for_start is not None:
         _time_cold_start(settings, wait_for_start, json)
         return
-    seen = run_event_loop(examine(settings, Progress()))
+    with Progress(quiet=shown.quiet) as progress:
+        seen = run_event_loop(examine(settings, progress))
     checks, facts = checkup(seen)
     metrics = trusted(checks)
     if json:
@@ -95,14 +96,15 @@ def _time_cold_start(settings: Settings, most: str, json: bool) -> None:
     """Time the start of an endpoint, and print it."""
     from dataclasses import asdict
 
-    from ampacity.cli.output import print_json
+    from ampacity.cli.output import print_json, shown
     from ampacity.experiments.cold_start import measure_cold_start
     from ampacity.experiments.stages.conduct import run_event_loop
     from ampacity.progress import Progress
     from ampacity.values import parse_duration
 
     most_s = parse_duration(most, "--wait-for-start")
-    found = run_event_loop(measure_cold_start(settings, most_s, Progress()))
+    with Progress(quiet=shown.quiet) as progress:
+        found = run_event_loop(measure_cold_start(settings, most_s, progress))
     if json:
         print_json(asdict(found))
         return

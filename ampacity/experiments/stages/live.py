@@ -78,7 +78,9 @@ class LivePlayer:
         self, plan: StagePlan, labels: dict[str, Any], cut: str | None, watch: Watch | None
     ) -> Outcome:
         others, began_s = cpu_seconds(), time.monotonic()
-        with self._progress.stage(self._generator, plan), self._watched(plan, watch):
+        burst = self._writer.meta.get("burst")
+        showing = self._progress.stage(self._generator, plan, self._settings, burst)
+        with showing, self._watched(plan, watch):
             result = await self._generator.run(
                 plan, self._workers_wanted, lambda start_ns: self._announce(plan, start_ns, labels)
             )

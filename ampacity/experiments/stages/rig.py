@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 
 from ampacity.analysis.next_run import again
+from ampacity.live_panel import Outlook
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.progress import Progress
@@ -141,6 +142,7 @@ class Rig:
         """Replay the trace as one stage, open if it says when its requests arrive."""
         assert self._trace is not None
         schedule, users = self._trace.schedule, self.settings.concurrency
+        self.expect(1)
         from ampacity.analysis.capacity.next_load import fewest_requests
 
         least, slo = fewest_requests(self.settings.slos, {})
@@ -167,6 +169,10 @@ class Rig:
         """Print a line of progress."""
         self._progress.note(text)
 
+    def expect(self, stages: int, length_s: float | None = None, *, about: bool = False) -> None:
+        """Set how many stages the run has, ``about`` or exactly, and its seconds at most."""
+        self._progress.expect(Outlook(stages, length_s, about))
+
     def again(self, option: str, value: str) -> str:
         """Return the command of this run with another value of ``option``."""
         return again(self._writer.meta["command_line"], {option: value})
@@ -184,6 +190,7 @@ class Rig:
         judged = await once()
         while judged and not self.ended and self._disturbed(judged) and self.repeats_left > 0:
             self.repeats_left -= 1
+            self._progress.repeated()
             self.tell(f"stage {judged['index']} is repeated: {judged['client_limited_reason']}")
             self._repetitions += 1
             judged = await once()

@@ -201,7 +201,7 @@ class VirtualPlayer:
             planned = schedule.planned_cached_tokens(answers_too=self._answers_told)
             meta["cached_share_planned"] = float(planned.sum() / schedule.input_tokens.sum())
         self._writer.meta["stages"].append(meta)
-        self._server += _server_rows(outcome.samples, self.start_ns)
+        self._server += _server_rows(outcome.samples, self.start_ns, self.deployment.engines)
         self.start_ns = max(drained_ns, meta["end_ns"]) + IDLE_NS
         table = self._writer.stage_table(plan.index)
         return Outcome(meta, table, last_id + 1 - plan.schedule.first_request_id)
@@ -218,11 +218,14 @@ def stage_s(settings: Settings, rate_rps: float) -> float:
     return duration_s
 
 
-def _server_rows(samples: Sequence[Sample], start_ns: int) -> list[dict[str, float | int]]:
+def _server_rows(
+    samples: Sequence[Sample], start_ns: int, engines: int
+) -> list[dict[str, float | int]]:
     """Return samples of the engines as rows of server.parquet."""
     return [
         {
             "at_ns": start_ns + round(s.at_s * 1e9),
+            "engines": engines,
             "running": s.running,
             "waiting": s.waiting,
             "kv_cache_usage": s.kv_usage,
