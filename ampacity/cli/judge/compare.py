@@ -51,7 +51,10 @@ Labels = Annotated[
 
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(help="Run directories: A, B, C ...", show_default=False)
+        list[Path],
+        typer.Argument(
+            help="Run directories; they are called A, B, C and so on.", show_default=False
+        ),
     ],
     force: Force = False,
     tp: Tp = None,
