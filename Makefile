@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_DEV := .venv/.installed-dev
 
-.PHONY: demo test lint docs test-engines clean
+.PHONY: demo test test-long lint docs test-engines clean
 
 demo: $(INSTALLED)
 	$(BIN)/ampacity demo
@@ -22,6 +22,18 @@ lint: $(INSTALLED_DEV)
 docs: $(INSTALLED_DEV)
 	$(BIN)/python -m ampacity.cli.reference > docs/cli.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/site
+
+# Fuzzes every reader, and the compiled receive path under the address and undefined-behaviour
+# sanitizers; LONG_S seconds for each target.
+LONG_S ?= 1800
+ASAN := build/asan
+test-long: $(INSTALLED_DEV)
+	CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -g -O1" \
+	  $(BIN)/python setup.py -q build_ext --build-lib $(ASAN) --build-temp $(ASAN)
+	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc $(BIN)/python -m tests.long.fuzz receive \
+	  --seconds $(LONG_S) --hot-path "$$(ls $(ASAN)/ampacity/loadgen/receive/_hot_path*.so)"
+	$(BIN)/python -m tests.long.fuzz --seconds $(LONG_S)
 
 # vLLM on CPU: minutes to install and to start, so outside of `make test`
 test-engines: $(INSTALLED_DEV)

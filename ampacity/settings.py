@@ -225,7 +225,7 @@ class Settings:
     )
 
     slo: Sequence[Any] = _output(_list("METRIC_pQ=LIMIT", v.items), ())(
-        "Service level objective, e.g. ttft_p99=2s, itl_p99=50ms, e2e_p95=10s, error_rate=1%; "
+        "Service level objective, e.g. ttft_p99=2s, itl_p99.9=50ms, e2e_max=10s, error_rate=1%; "
         "repeatable."
     )
     keep_answers_bytes: int | None = _output(Kind(int, "MIB", v.mebibytes), name="keep_answers")(
@@ -235,11 +235,19 @@ class Settings:
     peak_rps: float | None = _output(_number("R"))("Peak load in requests/s to size the fleet for.")
     tp: int = _output(COUNT, 1)("GPUs per instance. Default: from --lock hardware=4xH100, else 1.")
     safety: float | None = _output(_number("F", read=v.safety_factor))(
-        "Safety factor on the number of instances. Default: 1.2."
+        "Safety factor on the number of instances. Default: 1.5 (see plan --profile)."
     )
     gpu_hour: float | None = _output(_number("USD"))("Price of one GPU for one hour.")
     out: Path | None = _output(Kind(Path, "DIR", v.path))(
         "Run directory; new or empty. Default: runs/<time>-<name>."
+    )
+
+    prometheus: tuple[str, int] | None = _output(_text("PORT|HOST:PORT", v.listen_at))(
+        "Serve the load's counters to Prometheus at http://127.0.0.1:PORT/metrics while it runs."
+    )
+    otlp: str | None = _output(_text("URL", v.otlp_url))(
+        "Post the same counters to an OpenTelemetry collector, e.g. http://127.0.0.1:4318 (OTLP "
+        "over HTTP, JSON)."
     )
 
     # settings of a trace, which only 'ampacity run' plays

@@ -54,6 +54,23 @@ def parse_duration(value: Any, name: str) -> float:
     return seconds
 
 
+def listen_at(value: Any, name: str) -> tuple[str, int]:
+    """Return (host, port) of ``9464`` or ``0.0.0.0:9464``. Raises ConfigError."""
+    host, _, port = str(value).rpartition(":")
+    return host.strip("[]") or "127.0.0.1", whole(port, name, at_most=65_535)
+
+
+def otlp_url(value: Any, name: str) -> str:
+    """Return where metrics are posted; a URL without a path gets ``/v1/metrics``."""
+    from urllib.parse import urlsplit
+
+    url = text(value, name).rstrip("/")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+        raise ConfigError(f"{name}: give a URL without a user name, as http://127.0.0.1:4318")
+    return url if parts.path else f"{url}/v1/metrics"
+
+
 def flag(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name} {value!r}: write true or false")

@@ -11,6 +11,8 @@ from typing import Any
 from ampacity.durations import exact_text, read_duration
 
 METRICS: tuple[str, ...] = ("ttft", "itl", "icl", "tpot", "e2e", "first_answer", "fluidity")
+EXTREMES: dict[float, str] = {0.0: "min", 1.0: "max"}
+"""The smallest and the largest sample, as quantiles: facts of one run, not of an endpoint."""
 GAP_METRICS: frozenset[str] = frozenset({"itl", "icl"})
 """Metrics whose percentile is over gaps; the others have one value per request."""
 ERROR_RATE = "error_rate"
@@ -61,6 +63,7 @@ def _refused(text: str, why: str) -> SloError:
 class Slo:
     """At least a share ``quantile`` of the samples of ``metric`` is within ``limit_s`` seconds.
 
+    Quantile 1 (``max``) is every sample of the run, 0 (``min``) at least one.
     ``class_``: of the requests of that class only. ``first_s`` (fluidity): the first token is due
     so long after the schedule, every further one ``limit_s`` later. Of an ``error_rate`` the
     quantile is the share that must be answered, and ``limit_s`` says nothing.
@@ -75,8 +78,10 @@ class Slo:
 
     @property
     def percentile(self) -> str:
-        """Return ``p99`` or ``p99.9``."""
-        return f"p{(Decimal(repr(self.quantile)) * 100).normalize():f}"
+        """Return ``p99``, ``p99.9``, ``min`` or ``max``."""
+        return (
+            EXTREMES.get(self.quantile) or f"p{(Decimal(repr(self.quantile)) * 100).normalize():f}"
+        )
 
     @property
     def name(self) -> str:
@@ -119,6 +124,7 @@ def parse_duration(text: str, what: str = "a duration") -> float:
 def parse_slo(text: str) -> Slo:
     """Read ``[class:]metric_pQQ=limit``, ``fluidity_pQQ=first+each`` or ``error_rate=N%``.
 
+    Instead of pQQ: ``min`` or ``max``.
     Raises SloError with one line that says what is allowed.
     """
     name, equals, limit = text.strip().partition("=")
@@ -134,18 +140,22 @@ def parse_slo(text: str) -> Slo:
 def _parse_bare(text: str, name: str, limit: str) -> Slo:
     if name == ERROR_RATE:
         return Slo(ERROR_RATE, _answered_share(text, limit), 1.0)
-    metric, underscore, percentile = name.rpartition("_p")
-    if not underscore:
+    named = re.fullmatch(r"(.*)_(?:p(\S*)|(min|max))", name)
+    if not named:
         known = f"write {name}_p99={limit}"
         hint = known if name in METRICS else f"metrics are {', '.join(METRICS)}"
         raise _refused(text, f" names no percentile: {hint}")
+    metric, percentile, extreme = named.groups()
     if metric not in METRICS:
         allowed = ", ".join((*METRICS, ERROR_RATE))
         raise _refused(text, f": unknown metric {metric!r}: allowed are {allowed}")
-    written = re.fullmatch(r"\d{2}(\.\d{1,3})?", percentile)
-    if not written or not 50 <= Decimal(percentile) <= Decimal("99.9"):
-        raise _refused(text, f": percentile p{percentile} is not between p50 and p99.9")
-    quantile, where = float(Decimal(percentile) / 100), f"SLO {text!r}"
+    quantile = next((q for q, word in EXTREMES.items() if word == extreme), 0.0)
+    if not extreme:
+        if not re.fullmatch(r"\d{1,2}(\.\d{1,3})?", percentile) or not float(percentile):
+            why = f"p{percentile} is not above p0 and below p100 (the extremes are min and max)"
+            raise _refused(text, f": percentile {why}")
+        quantile = float(Decimal(percentile) / 100)
+    where = f"SLO {text!r}"
     if metric != "fluidity":
         return Slo(metric, quantile, parse_duration(limit, where))
     first, plus, each = limit.partition("+")

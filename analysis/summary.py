@@ -22,10 +22,14 @@ from ampacity.analysis.contract.capacity import Capacity, LittlesLawGap
 from ampacity.analysis.contract.part import Part, plain
 from ampacity.analysis.contract.stage import Server, ServerLaw
 from ampacity.analysis.contract.summary import Audit, Summary, read_summary
+from ampacity.analysis.limits.table import find_limits
 from ampacity.analysis.load_names import load_name, name_stages
 from ampacity.analysis.metrics.impossible import check_records
+from ampacity.analysis.metrics.kinds import KINDS
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
+from ampacity.analysis.metrics.requests import Requests
 from ampacity.analysis.network import network_share
+from ampacity.analysis.next_run import next_command
 from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
 from ampacity.analysis.slo import Slo, slo_from_dict
 from ampacity.analysis.stage.analyse import RunRecords, analyse_stage, read_records
@@ -40,6 +44,7 @@ from ampacity.analysis.warnings import find_warnings
 from ampacity.loadgen.rundir.files import Run
 
 SCHEMA_VERSION = 2
+EXAMPLE_CHARS = 200
 
 
 def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
@@ -66,6 +71,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         "workload": _workload(meta.get("workload") or {}, realised(run.requests, records.requests)),
         "slos": [slo.as_dict() for slo in slos],
         **_counts(records.requests, metas),
+        "error_examples": _examples(records.requests, run.requests),
         "stages": stages,
         "knee": plain(find_knee(stages)),
         "capacity": plain(capacity),
@@ -96,7 +102,10 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         summary, output_deviation(records.requests), cut_short(run.requests, records.requests)
     )
     summary["verdict"] = write_verdict(summary)
-    return read_summary(_plain(summary))
+    if "next_command" not in summary and (command := next_command(summary, meta, str(run.path))):
+        summary["next_command"] = command
+    found = read_summary(_plain(summary))
+    return structs.replace(found, limits=find_limits(found))
 
 
 def _littles_law(
@@ -167,16 +176,27 @@ def _without_verdict(stage: dict[str, Any]) -> dict[str, Any]:
     return {**stage, "slo_met": None, "slo_met_reason": why, "slo_verdicts": []}
 
 
+def read_stages(run: Run) -> tuple[list[dict[str, Any]], RunRecords]:
+    """Return (entries of run.json's stages, the run's records)."""
+    metas = [_plain_stage(index, s) for index, s in enumerate(run.meta.get("stages") or [])]
+    records = read_records(run.requests, _origin_ns(metas), run.meta)
+    if not run.complete:
+        metas = [_as_far_as_it_came(m, run.requests) for m in metas]
+    return metas, records
+
+
+def warmup_of(meta: Mapping[str, Any]) -> int | None:
+    """Return the warm-up that run.json sets, in requests of each stage."""
+    return None if meta.get("warmup_requests") is None else int(meta["warmup_requests"])
+
+
 def _judge_stages(
     run: Run, slos: list[Slo], labels: Mapping[int, bool] | None
 ) -> tuple[list[dict[str, Any]], RunRecords, list[dict[str, Any]]]:
     """Return (entries of run.json's stages, the run's records, its stage objects)."""
     meta = run.meta
-    metas = [_plain_stage(index, s) for index, s in enumerate(meta.get("stages") or [])]
-    records = read_records(run.requests, _origin_ns(metas), meta)
-    warmup = None if meta.get("warmup_requests") is None else int(meta["warmup_requests"])
-    if not run.complete:
-        metas = [_as_far_as_it_came(m, run.requests) for m in metas]
+    metas, records = read_stages(run)
+    warmup = warmup_of(meta)
     prices = meta.get("fleet_inputs")
     stages = [
         analyse_stage(
@@ -240,7 +260,7 @@ def _origin_ns(metas: list[dict[str, Any]]) -> int:
 
 
 def _counts(requests: Any, metas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return scheduled requests by status; those whose record was lost in a kill: unfinished."""
+    """Return scheduled requests by kind; those whose record was lost in a kill: unfinished."""
     first = requests.take(requests.attempt == 0)
     counts = first.status_counts()
     counts.pop("ok")
@@ -248,6 +268,17 @@ def _counts(requests: Any, metas: list[dict[str, Any]]) -> dict[str, Any]:
     lost = sum(max(0, int(m.get("scheduled_requests") or 0) - per_stage[m["index"]]) for m in metas)
     counts["unfinished"] += lost
     return {"requests": len(first) + lost, "errors": counts}
+
+
+def _examples(requests: Requests, table: pa.Table) -> dict[str, str]:
+    """Return the error of the first request of each kind."""
+    found = {}
+    for kind in KINDS:
+        rows = requests.row[requests.has_status(kind)]
+        text = table["error"][int(rows[0])].as_py() if len(rows) else None
+        if text and kind != "ok":
+            found[kind] = text[:EXAMPLE_CHARS]
+    return found
 
 
 def _partial(run: Run) -> str | None:

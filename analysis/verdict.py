@@ -11,10 +11,10 @@ from ampacity.analysis.capacity.levels import number_text
 from ampacity.analysis.capacity.limit import DOWN_IN_EACH
 from ampacity.analysis.capacity.search import shortfall
 from ampacity.analysis.load_names import load_name
+from ampacity.analysis.metrics.kinds import FAILED_KINDS
 from ampacity.analysis.slo import slo_from_dict, verdict_word
 from ampacity.analysis.stage_warnings import longer
 from ampacity.analysis.warnings import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, off_text
-from ampacity.loadgen.rundir.records import FAILED_STATUSES
 
 MANY_FAIL = 0.1  # of the requests of the lowest load
 STATUS_WORDS = {
@@ -72,7 +72,7 @@ def _failures(summary: Mapping[str, Any]) -> str:
     if not open_stages:
         return ""
     lowest = min(open_stages, key=lambda s: s["offered_rps"] or s["concurrency_set"] or 0)
-    of_no_load = FAILED_STATUSES - {"timeout"}  # a server that has too much to do is slow
+    of_no_load = FAILED_KINDS - {"timeout"}  # a server that has too much to do is slow
     counts = {kind: n for kind, n in lowest["errors"].items() if n and kind in of_no_load}
     failed = sum(counts.values())
     if not MANY_FAIL * lowest["requests"] < failed < lowest["requests"]:  # all: there is no finding

@@ -11,9 +11,9 @@ from ampacity.analysis.capacity.families import class_below, lengths_out_of_orde
 from ampacity.analysis.capacity.levels import number_text, stage_rate
 from ampacity.analysis.diagnosed import certain
 from ampacity.analysis.load_names import load_name
+from ampacity.analysis.metrics.kinds import FAILED_KINDS
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.stage_warnings import Facts, Rule, at_loads, is_replay, longer
-from ampacity.loadgen.rundir.records import FAILED_STATUSES
 
 # shares of the requests, lengths or input tokens above which a code is reported
 ERROR_SHARE = 0.01
@@ -86,7 +86,7 @@ def _imported(facts: Facts) -> str | None:
 
 def _errors(facts: Facts) -> str | None:
     errors, total = facts.summary["errors"], facts.summary["requests"]
-    counts = {status: n for status, n in errors.items() if n and status in FAILED_STATUSES}
+    counts = {status: n for status, n in errors.items() if n and status in FAILED_KINDS}
     failed = sum(counts.values())
     if not total or failed <= ERROR_SHARE * total:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ampacity.loadgen.net.http import Client
@@ -21,11 +22,18 @@ class Generator:
         self._runner = setup.runner(clients, sink)
         self._workers = Workers(setup, stream_of, sink.append)
         self._many = False
+        self._over: list[Live] = []  # of the stages that are over
 
     @property
     def live(self) -> Live:
         """Return the counters of the current stage."""
         return self._workers.live if self._many else self._runner.live
+
+    @property
+    def stages(self) -> list[Live]:
+        """Return the counters of every stage so far, in their order."""
+        over, live = list(self._over), self.live
+        return over if any(live.stage == known.stage for known in over) else [*over, live]
 
     @property
     def stopped(self) -> str | None:
@@ -50,10 +58,12 @@ class Generator:
         """
         workers = min(workers, plan.concurrency or workers)  # each has at least one user
         self._many = workers > 1
-        if not self._many:
-            return await self._runner.run(plan, on_start)
-        await self._workers.grow(workers)
-        return await self._workers.run(plan, on_start)
+        if self._many:
+            await self._workers.grow(workers)
+        try:
+            return await (self._workers if self._many else self._runner).run(plan, on_start)
+        finally:
+            self._over.append(replace(self.live, ttft_s=[]))
 
     def take_lost(self) -> str | None:
         """Return a message about workers that died since the last call, or None."""

@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from ampacity import __version__
-from ampacity.cli import predict, simulate, workload
+from ampacity.cli import export, predict, simulate, workload
 from ampacity.cli.judge import baseline, compare, gate, import_, plan, report, size, validate
 from ampacity.cli.measure import ab, burst, demo, doctor, run, search, sweep
+from ampacity.cli.options import prints
 
 app = typer.Typer(
     name="ampacity",
@@ -55,8 +56,9 @@ for command in (
     gate.gate,
     validate.validate,
     import_.import_,
+    export.export,
     predict.predict,
     simulate.simulate,
 ):
-    app.command(command.__name__.rstrip("_"))(command)
+    app.command(command.__name__.rstrip("_"))(prints(command))
 app.add_typer(workload.app, name="workload")

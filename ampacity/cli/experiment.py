@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ampacity.cli import EXIT_INTERRUPTED, EXIT_OUTAGE, EXIT_USAGE
-from ampacity.cli.output import print_json, writing
+from ampacity.cli.output import console, print_json, shown, writing
 
 if TYPE_CHECKING:
     from ampacity.analysis.contract.summary import Summary
@@ -66,26 +66,25 @@ def finish(
     path: Path, *, as_json: bool, labels: dict[int, bool] | None = None, quiet: bool = False
 ) -> tuple[str, Summary]:
     """Write summary.json and report.html of a run and print them; return (status, summary)."""
-    from rich.console import Console
-
     from ampacity.analysis.contract.summary import to_json
     from ampacity.analysis.summary import summarise
     from ampacity.loadgen.rundir.files import load_run, write_json
     from ampacity.reports.pages.run_report import write_report
+    from ampacity.reports.pages.screen import render_screen
     from ampacity.reports.pages.terminal import render_table
 
     run = load_run(path)
     summary = summarise(run, labels)
+    report = path / "report.html"
+    write_json(path / "summary.json", to_json(summary))
+    with writing(report):
+        write_report(report, summary, run.meta)
     if as_json:
         print_json(to_json(summary))
     elif not quiet:
-        render_table(summary, Console(highlight=False))
-    write_json(path / "summary.json", to_json(summary))
-    with writing(path / "report.html"):
-        write_report(path / "report.html", summary, run.meta)
-    if not as_json and not quiet:
-        print(f"report: {path / 'report.html'}")
-        print(path)
+        (render_table if shown.full else render_screen)(summary, console(), report)
+        if not sys.stdout.isatty():
+            print(path)  # for scripts: the last line
     return str(run.meta.get("status")), summary
 
 

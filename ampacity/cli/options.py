@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ampacity.cli.output import shown
 from ampacity.settings import OUTPUT_PANEL, SETTINGS, SHARED
 from ampacity.values import option as option_name
 
@@ -43,6 +45,11 @@ Slos = Annotated[
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page.")]
 Csv = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV.")]
 Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown.")]
+
+
+class Amount(StrEnum):
+    short = "short"
+    full = "full"
 
 
 def option(name: str, kind: Any, default: Any, **shown: Any) -> Parameter:
@@ -100,3 +107,28 @@ def gathers(into: str, options: list[Parameter]) -> Callable[[Command], Command]
         return with_options
 
     return decorate
+
+
+def prints(command: Command) -> Command:
+    """Give a command with a result ``--summary`` and ``--quiet``, which ``output.shown`` keeps."""
+    if "json" not in signature(command).parameters:
+        return command
+
+    @wraps(command)
+    def printing(printed: dict[str, Any], **given: Any) -> None:
+        shown.full, shown.quiet = printed["summary"] is Amount.full, "quiet" in printed
+        command(**given)
+
+    summary = typer.Option(
+        "--summary",
+        metavar="short|full",
+        help="What is printed: one screen, or every table.",
+        rich_help_panel=OUTPUT_PANEL,
+        show_default="short",
+    )
+    quiet = typer.Option("--quiet", "-q", help="Print no progress.", rich_help_panel=OUTPUT_PANEL)
+    options = [
+        _parameter("summary", Amount, Amount.short, summary),
+        _parameter("quiet", bool | None, None, quiet),
+    ]
+    return gathers("printed", options)(printing)

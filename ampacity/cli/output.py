@@ -1,16 +1,50 @@
-"""Write results: JSON to stdout, text to files."""
+"""Write results: JSON and screens to stdout, text to files."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+UNCUT = 100_000  # columns of what is no terminal: nothing is wrapped or left out
+
+
+@dataclass
+class Shown:
+    """How much the command prints; ``options.prints`` sets it."""
+
+    full: bool = False
+    quiet: bool = False
+
+
+shown = Shown()
+
+
+def console() -> Console:
+    """Return stdout as a console."""
+    from rich.console import Console
+
+    cut = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if cut else UNCUT)
 
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_part(part: Any) -> None:
+    """Print a struct as JSON."""
+    from ampacity.analysis.contract.part import plain
+
+    print_json(plain(part))
 
 
 @contextmanager

@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import io
 import os
 import stat
 import sys
-import unicodedata
 from typing import TYPE_CHECKING, Any, TextIO
+
+from ampacity.reports.render import plain as plain  # registers "in_ascii"
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-IN_ASCII = {
-    "≥": ">=",
-    "≤": "<=",
-    "×": "x",
-    "÷": "/",
-    "–": "-",
-    "−": "-",
-    "…": "...",
-    "·": ".",
-    "µ": "u",
-    "λ": "lambda ",
-    "±": "+/-",
-    "→": "->",
-}
-"""Replacements for characters that an encoding lacks; superscripts become ``^1``, others ``?``."""
-
-
-def in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Replace characters that the terminal lacks; the error handler "in_ascii" of ``codecs``."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    lacking = error.object[error.start : error.end]
-    raised = {c: f"^{unicodedata.digit(c)}" for c in lacking if c.isdigit()}
-    return "".join({**IN_ASCII, **raised}.get(c, "?") for c in lacking), error.end
-
-
 def secure_streams() -> None:
     """Let stdout and stderr survive closed descriptors, lost readers and any text."""
-    codecs.register_error("in_ascii", in_ascii)
     for number in range(3):
         try:
             os.fstat(number)
@@ -92,7 +65,7 @@ def _outliving(stream: TextIO | None, original: TextIO | None) -> TextIO:
     return io.TextIOWrapper(
         ours if stream.write_through else io.BufferedWriter(ours),  # python -u buffers nothing
         encoding=stream.encoding,
-        errors="in_ascii" if stream.errors == "strict" else stream.errors,
+        errors="in_ascii",
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

@@ -21,6 +21,7 @@ from ampacity.analysis.capacity.next_load import (
     so_far,
 )
 from ampacity.analysis.capacity.pooled import estimate
+from ampacity.analysis.slo import EXTREMES
 from ampacity.durations import duration_text, rounded_up
 from ampacity.experiments.stages.rig import Rig, Stage
 from ampacity.settings import Settings
@@ -60,6 +61,11 @@ class Search:
         if not settings.slos:
             raise ConfigError(
                 "a search needs something to search for: give an SLO, as --slo ttft_p99=2s"
+            )
+        if extreme := next((s for s in settings.slos if s.quantile in EXTREMES), None):
+            raise ConfigError(
+                f"{extreme.name} is a fact of one run, and no load has it as its limit: search for "
+                f"{extreme.metric}_p99.9, or judge a given load with --rates"
             )
         if settings.rates or settings.concurrency or settings.trace:
             raise ConfigError(

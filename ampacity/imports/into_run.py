@@ -24,6 +24,7 @@ from ampacity.imports.results import (
 )
 from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.loadgen.rundir.records import CHUNK_AT_MAX_US, RequestRecord
+from ampacity.workloads.text import mended
 
 FORMATS: dict[str, ModuleType] = {
     "vllm": vllm_bench,
@@ -63,7 +64,7 @@ def read_file(path: Path, format_name: str | None = None) -> Result:
 
 
 def _load(path: Path) -> Any:
-    """Return a JSON document, or the list of the rows of a JSONL file."""
+    """Return a JSON document, or the list of the rows of a JSONL file; no lone surrogates."""
     try:
         if path.stat().st_size > LARGEST_BYTES:
             raise ImportedFileError(
@@ -73,14 +74,14 @@ def _load(path: Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise ImportedFileError(f"{path} cannot be read: {error}") from error
     try:
-        document = json.loads(text)
+        document = mended(json.loads(text))
         return [document] if path.suffix == ".jsonl" else document
     except (ValueError, RecursionError) as whole:
         rows = []
         for number, line in enumerate(text.splitlines(), start=1):
             try:
                 if line.strip():
-                    rows.append(json.loads(line))
+                    rows.append(mended(json.loads(line)))
             except (ValueError, RecursionError) as error:
                 cause, at = (error, f" line {number}:") if rows else (whole, "")
                 raise ImportedFileError(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
-from fractions import Fraction
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from ampacity.analysis.capacity.fleet_figures import FleetError, FleetInputs, exact, fleet_figures
 from ampacity.analysis.capacity.levels import good_share_at
 
 AT_USABLE = "one instance at its capacity"  # what a cost is of; a plan's is of the whole fleet
@@ -20,51 +19,13 @@ NO_ARRIVALS = (
     "'ampacity workload fit'"
 )
 DAMAGED = "measured: arrivals: busy_hour is not as 'ampacity workload fit' wrote it: fit anew"
+SIZED = ("instances_before_safety", "instances", "gpus", "one_replica_down")
 STEADY, BURSTY = 1.2, 1.5
+LONG_REQUESTS = 4  # P95 / P50 of the lengths
 STEADY_CV = 0.3  # of the requests/s of whole minutes
 HISTORY_S = 7 * 86_400.0  # less does not show a week's own rhythm
 PROFILE_REQUESTS = 100  # fewer show neither a rate nor how it varies
 PEAK_WINDOWS_S = (10, 60)  # a second is shorter than a request: what one second brings is no load
-
-
-class FleetError(ValueError):
-    """Inputs from which no fleet can be computed; the message is one line."""
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """Whole instances, each of ``tensor_parallel`` GPUs."""
-
-    instances_before_safety: int
-    instances: int
-    gpus: int
-    one_replica_down: int
-
-
-def _exact(value: float) -> Fraction:
-    """Return the number as written: 1.1 is 11/10, so that 10 instances x 1.1 is 11 and not 12."""
-    return Fraction(Decimal(repr(value)))
-
-
-def size_fleet(
-    peak_rps: float, capacity_rps: float, safety_factor: float = 1.2, tensor_parallel: int = 1
-) -> Fleet:
-    """Return instances = ceil(ceil(peak / capacity) x safety), and those for one replica down.
-
-    Raises FleetError where an input is not positive or the safety factor is below 1.
-    """
-    for name, value in {
-        "--peak-rps": peak_rps,
-        "the capacity": capacity_rps,
-        "--tp": tensor_parallel,
-    }.items():
-        if not (math.isfinite(value) and value > 0):
-            raise FleetError(f"{name} is {value}: it must be above zero")
-    if not (math.isfinite(safety_factor) and safety_factor >= 1):
-        raise FleetError(f"--safety is {safety_factor}: it must be 1 or more (1.2 adds 20 %)")
-    before = math.ceil(_exact(peak_rps) / _exact(capacity_rps))
-    instances = math.ceil(before * _exact(safety_factor))
-    return Fleet(before, instances, instances * tensor_parallel, max(instances, before + 1))
 
 
 def cost_per_million_output_tokens(
@@ -85,7 +46,7 @@ def queue_depth(rate_rps: float, budget_s: float) -> int:
     """
     if not (rate_rps > 0 and budget_s > 0):
         raise FleetError("rate and queue budget must be above zero")
-    return math.floor(_exact(rate_rps) * _exact(budget_s))
+    return math.floor(exact(rate_rps) * exact(budget_s))
 
 
 @dataclass(frozen=True)
@@ -98,11 +59,25 @@ class Traffic:
     rate_cv: float | None = None
     history_s: float | None = None
     source: str = "given"
+    mean_reason: str | None = None
     peak_reason: str = "as given"
     # 95 %; None: the peak is a number that was given
     peak_rps_ci: tuple[float, float] | None = None
     # Poisson arrivals that fill short windows as this traffic does
     crowded_rps: float | None = None
+    # how long some requests are against the median; None: not so much
+    long_requests: str | None = None
+
+    def share(self, share: float) -> Traffic:
+        """Return the traffic of a part of the requests."""
+        low_high = self.peak_rps_ci and (share * self.peak_rps_ci[0], share * self.peak_rps_ci[1])
+        return replace(
+            self,
+            peak_rps=share * self.peak_rps,
+            peak_rps_ci=low_high,
+            mean_rps=self.mean_rps and share * self.mean_rps,
+            crowded_rps=self.crowded_rps and share * self.crowded_rps,
+        )
 
 
 _Positive = Annotated[float, Meta(gt=0, le=1e300)]
@@ -155,15 +130,19 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
             cv = math.sqrt(max(0.0, dispersion - 1) / (held.mean_rps * window_s))
     crowded_rps, why = _crowded(held)
     known = Traffic(
-        peak_rps or crowded_rps,
+        crowded_rps,
         held.mean_rps,
         rate_cv=cv,
         history_s=held.span_s or None,
         source="profile",
+        mean_reason="the mean of the profile",
         crowded_rps=crowded_rps,
     )
     if peak_rps:
-        return known
+        of_profile = held.busy_hour.rps if held.busy_hour else crowded_rps
+        shape = min(held.mean_rps / of_profile, 1.0)
+        why = f"the peak x {shape:.2f}, mean / busiest hour of the profile"
+        return replace(known, peak_rps=peak_rps, mean_rps=shape * peak_rps, mean_reason=why)
     if (busy := held.busy_hour) is None:
         return replace(
             known, peak_reason=f"the profile holds no busy hour (fit its log again): {why}"
@@ -208,10 +187,7 @@ def poisson_rate_rps(p99_rps: float, window_s: float) -> float:
 def choose_safety(traffic: Traffic | None) -> tuple[float, str]:
     """Return (1.2 or 1.5, why): 1.2 where a week of history shows a steady rate."""
     if traffic is None or (traffic.rate_cv is None and traffic.history_s is None):
-        return STEADY, (
-            "20 %: nothing is known of the traffic's variance (--profile); take 1.5 where it "
-            "comes in bursts"
-        )
+        return BURSTY, "50 %: no history of the traffic shows stable peaks (--profile)"
     if traffic.rate_cv is None:
         return BURSTY, "50 %: the history is too short to show how much the rate varies"
     varies = (
@@ -223,7 +199,20 @@ def choose_safety(traffic: Traffic | None) -> tuple[float, str]:
     days = (traffic.history_s or 0.0) / 86_400
     if (traffic.history_s or 0.0) < HISTORY_S:
         return BURSTY, f"50 %: {varies}, but {days:.2g} days of history do not show a week"
+    if traffic.long_requests is not None:
+        return BURSTY, f"50 %: {traffic.long_requests}"
     return STEADY, f"20 %: {varies}, over {days:.3g} days of history"
+
+
+def long_requests(lengths: Sequence[tuple[str, float | None, float | None]]) -> str | None:
+    """Return which lengths vary much, from (name, P50, P95) of each; None: none does.
+
+    P95 above 4 x P50, which is a coefficient of variation above 1 where lengths are lognormal.
+    """
+    for name, p50, p95 in lengths:
+        if p50 and p95 and p95 > LONG_REQUESTS * p50:
+            return f"lengths vary much ({name} tokens: P95 is {p95 / p50:.1f} x P50)"
+    return None
 
 
 @dataclass(frozen=True)
@@ -278,9 +267,7 @@ def fleet_of(
         "peak_reason": traffic and traffic.peak_reason,
         "safety_factor": factor,
         "safety_reason": why,
-        **dict.fromkeys(
-            ("instances_before_safety", "instances", "instances_ci", "gpus", "one_replica_down")
-        ),
+        **dict.fromkeys((*SIZED, "instances_ci")),
         "tensor_parallel": tensor_parallel,
         "gpu_hour_usd": gpu_hour_usd,
         "cost_per_million_output_tokens": None,
@@ -295,15 +282,27 @@ def fleet_of(
             )
         if traffic is None:
             return result | {"reason": "no peak rate given (--peak-rps)"}
-        fleet = size_fleet(traffic.peak_rps, carried.capacity_rps, factor, tensor_parallel)
         peaks = traffic.peak_rps_ci or (traffic.peak_rps, traffic.peak_rps)
-        ends = [
-            size_fleet(peak, rate, factor).instances if peak and rate else None
-            for peak, rate in zip(peaks, reversed(carried.capacity_rps_ci), strict=True)
-        ]
+        rates = [carried.capacity_rps, *reversed(carried.capacity_rps_ci)]
+        fleet, low, high = (
+            fleet_figures(
+                FleetInputs(
+                    peak_rps=peak,
+                    capacity_rps=rate,
+                    safety_factor=factor,
+                    tensor_parallel=tensor_parallel,
+                )
+            )
+            if peak and rate
+            else None
+            for peak, rate in zip((traffic.peak_rps, *peaks), rates, strict=True)
+        )
     except FleetError as error:
         return result | {"reason": str(error)}
-    return result | vars(fleet) | {"instances_ci": ends}
+    assert fleet is not None
+    ends = [end and end.instances for end in (low, high)]
+    sized = {name: getattr(fleet, name) for name in SIZED}
+    return result | sized | {"instances_ci": ends}
 
 
 def instances_text(fleet: Mapping[str, Any]) -> str:
@@ -319,37 +318,3 @@ def instances_text(fleet: Mapping[str, Any]) -> str:
             return f"{text} (range unknown)"
         return f"{bound} {text}" if end == number else f"{text} ({bound} {end:,})"
     return f"{text} over the whole interval" if low == high else f"{text} ({low:,} to {high:,})"
-
-
-def use_of_fleet(fleet: Mapping[str, Any], traffic: Traffic, carried: Carried) -> dict[str, Any]:
-    """Return how a fleet of ``fleet_of`` is used at the mean load, and what a token then costs.
-
-    utilisation = mean load / (instances x capacity); the fleet is paid for whether it is used or
-    not, so a cost per token is hourly cost / tokens really served in an hour. Input, output and all
-    tokens each bear the whole cost.
-    """
-    load = traffic.peak_rps if traffic.mean_rps is None else traffic.mean_rps
-    price = fleet["gpu_hour_usd"]
-    hourly = None if price is None else fleet["gpus"] * price
-    tokens_in, tokens_out = carried.input_tokens, carried.output_tokens
-    both = None if tokens_in is None or tokens_out is None else tokens_in + tokens_out
-
-    def cost(of: float | None, number: float) -> float | None:
-        """Return the cost of ``number``, of which a request has ``of``."""
-        return hourly / (3600 * load * of) * number if hourly and of else None
-
-    return {
-        "mean_rps": traffic.mean_rps,
-        "traffic": traffic.source,
-        "one_replica_down_gpus": fleet["one_replica_down"] * fleet["tensor_parallel"],
-        "gpu_hours_per_day": 24 * fleet["gpus"],
-        "utilisation": load / (fleet["instances"] * carried.capacity_rps),
-        "utilisation_at": "the peak: no mean load is known"
-        if traffic.mean_rps is None
-        else "the mean load",
-        "cost_per_hour": hourly,
-        "fleet_cost_per_million_input_tokens": cost(tokens_in, 1e6),
-        "fleet_cost_per_million_output_tokens": cost(tokens_out, 1e6),
-        "fleet_cost_per_million_tokens": cost(both, 1e6),
-        "fleet_cost_per_thousand_good_requests": cost(carried.good_share, 1e3),
-    }

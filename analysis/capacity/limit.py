@@ -198,7 +198,7 @@ def _furthest_over(level: Level, slos: Sequence[Slo]) -> Slo:
     def times(slo: Slo) -> float:
         verdict = level.verdict(slo)
         assert verdict is not None
-        missed, value_s = verdict.missed / (1 - slo.quantile), verdict.value_s
+        missed, value_s = verdict.missed / max(1 - slo.quantile, 1e-9), verdict.value_s
         return missed if value_s is None else max(value_s / slo.limit_s, missed)
 
     return max(slos, key=times)

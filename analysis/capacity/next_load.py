@@ -25,7 +25,7 @@ from ampacity.analysis.capacity.pooled import (
 from ampacity.analysis.capacity.posterior import NEAR
 from ampacity.analysis.capacity.search import TOO_EARLY, requests_in_all
 from ampacity.analysis.capacity.unmeetable import why_unmeetable
-from ampacity.analysis.slo import GAP_METRICS, Slo
+from ampacity.analysis.slo import EXTREMES, GAP_METRICS, Slo
 from ampacity.analysis.stats.intervals import smallest_n
 
 GROWTH = 2.0
@@ -88,7 +88,7 @@ def fewest_requests(slos: Sequence[Slo], shares: Mapping[str, float]) -> tuple[i
     taken = [
         (math.ceil(smallest_n(slo.quantile) / shares.get(slo.class_ or "", 1.0)), slo.text)
         for slo in slos
-        if slo.metric not in GAP_METRICS
+        if slo.metric not in GAP_METRICS and slo.quantile not in EXTREMES
     ]
     return max(taken, default=(0, ""))
 

@@ -23,7 +23,7 @@ from ampacity.analysis.capacity.posterior import (
     steady_limit,
 )
 from ampacity.analysis.metrics.requests import Floats
-from ampacity.analysis.slo import Slo
+from ampacity.analysis.slo import EXTREMES, Slo
 
 POOLED = (
     "all open stages together: near the limit the share of misses rises exponentially with the "
@@ -121,7 +121,12 @@ def _as_wide_as_the_gap(levels: Sequence[Level], found: Posterior) -> tuple[floa
 
 
 def is_bracketed(levels: Sequence[Level], slos: Sequence[Slo]) -> bool:
-    """Return whether both sides of the limit were tried and every SLO was measured."""
+    """Return whether both sides of the limit were tried and every SLO was measured.
+
+    A ``max`` or ``min`` is a fact of each stage, which no curve joins.
+    """
+    if any(slo.quantile in EXTREMES for slo in slos):
+        return False
     over = violations_above_met(levels)
     return bool(slos and over) and len(over) < len(levels) and not unmeasured(levels, slos)
 

@@ -62,7 +62,7 @@ def _missed_at_any_load(lowest: Mapping[float, Level], slo: Slo) -> str | None:
     spread = weight @ (load - middle) ** 2
     idle = weight @ odds / weight.sum() - middle * (weight @ ((load - middle) * odds)) / spread
     noise = BEYOND_NOISE * math.sqrt(1 / weight.sum() + middle**2 / spread)
-    if idle - noise <= (1 - slo.quantile) / slo.quantile:
+    if (idle - noise) * slo.quantile <= 1 - slo.quantile:
         return None
     return (
         f"no load can meet {slo.text}: {100 * missed[0]:.2g} % of the requests miss it at a load "

@@ -10,7 +10,8 @@ from typing import Any
 
 from msgspec import structs
 
-from ampacity.analysis.capacity.fleet import AT_USABLE, cost_per_million_output_tokens, size_fleet
+from ampacity.analysis.capacity.fleet import AT_USABLE, cost_per_million_output_tokens
+from ampacity.analysis.capacity.fleet_figures import FleetInputs, fleet_figures
 from ampacity.analysis.change import engine
 from ampacity.analysis.change.comparable import differences
 from ampacity.analysis.change.findings import findings, is_aa, pairs_planned
@@ -29,7 +30,7 @@ from ampacity.analysis.change.results import (
 )
 from ampacity.analysis.change.samples import METRICS
 from ampacity.analysis.change.shift import NOTHING_COUNTS, QUANTILES, quantile_result
-from ampacity.loadgen.rundir.records import FAILED_STATUSES
+from ampacity.analysis.metrics.kinds import FAILED_KINDS
 
 COMPARE_SCHEMA_VERSION = 1
 NO_PRICE = "no price of a GPU hour (--gpu-hour)"
@@ -179,7 +180,7 @@ def _summary(run: ComparedRun) -> RunSummary:
         url=endpoint.get("url"),
         gpus=run.gpus,
         gpu_hour_usd=run.gpu_hour_usd,
-        failed=sum(errors.get(k, 0) for k in FAILED_STATUSES),
+        failed=sum(errors.get(k, 0) for k in FAILED_KINDS),
         unfinished=errors["unfinished"],
         best_stage=level_name(run.best) if run.best else None,
         predicted=run.summary["predicted"],
@@ -335,7 +336,16 @@ def _capacity_lines(runs: Runs) -> list[Line]:
     ]
     if peak and not unlike:
         gpus = Figure("capacity", "gpus_for_peak", f"GPUs for {peak:g} req/s × {safety:g}", False)
-        size = lambda run, x: size_fleet(peak, x, safety, run.gpus).gpus  # noqa: E731
+
+        def size(run: ComparedRun, rate_rps: float) -> float:
+            of_run = FleetInputs(
+                peak_rps=peak,
+                capacity_rps=rate_rps,
+                safety_factor=safety,
+                tensor_parallel=run.gpus,
+            )
+            return fleet_figures(of_run).gpus
+
         lines.append(_by_capacity(gpus, runs, size))
     c_max = [c["c_max"] or str(c["reason"] or "none was found") for c in capacities]
     brackets = [tuple(c["c_max_ci"] or (None, None)) for c in capacities]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ampacity.analysis.contract.part import Interval, Part
 
 
@@ -14,6 +16,10 @@ class Percentiles(Part, frozen=True, kw_only=True):
     p95: float | None
     p99: float | None
     p99_ci: Interval | None
+    p99_9: float | None = msgspec.field(name="p99.9", default=None)
+    p99_9_ci: Interval | None = msgspec.field(name="p99.9_ci", default=None)
+    min: float | None = None
+    max: float | None = None
     mean: float | None
     infinite: int
     censored: int = 0
@@ -21,11 +27,18 @@ class Percentiles(Part, frozen=True, kw_only=True):
     p90_reason: str | None = None
     p95_reason: str | None = None
     p99_reason: str | None = None
+    p99_9_reason: str | None = msgspec.field(name="p99.9_reason", default=None)
+    min_reason: str | None = None
+    max_reason: str | None = None
     p50_bounds: Interval | None = None
     p90_bounds: Interval | None = None
     p95_bounds: Interval | None = None
     p99_bounds: Interval | None = None
+    p99_9_bounds: Interval | None = msgspec.field(name="p99.9_bounds", default=None)
+    min_bounds: Interval | None = None
+    max_bounds: Interval | None = None
     p99_ci_reason: str | None = None
+    p99_9_ci_reason: str | None = msgspec.field(name="p99.9_ci_reason", default=None)
     mean_reason: str | None = None
     assumption: str | None = None
     reason: str | None = None

@@ -60,6 +60,7 @@ class SloVerdict(Part, frozen=True, kw_only=True):
     verdict: Verdict
     value_s: float | None
     value_s_reason: str | None = None
+    value_s_ci: Interval | None = None
     value: float | None = None
     attainment: float | None
     requests_effective: int | None

@@ -20,6 +20,7 @@ from ampacity.analysis.contract.capacity import (
     Offline,
     Search,
 )
+from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.part import ContractError, Part
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.traffic import Sessions, Sharing, Traffic
@@ -103,6 +104,7 @@ class Summary(Part, frozen=True, kw_only=True):
     interval_assumption: str
     requests: int
     errors: dict[str, int]
+    error_examples: dict[str, str]
     stages: list[Stage]
     sharing: list[Sharing] | None
     traffic: list[Traffic]
@@ -116,6 +118,7 @@ class Summary(Part, frozen=True, kw_only=True):
     goodput: Goodput
     offline: Offline
     fleet: Fleet
+    limits: tuple[Limit, ...] = ()
     audit: Audit
     next_command: str | None = None
     search: Search | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.part import Part
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.decision.curve import Limit
 from ampacity.analysis.decision.model import ModelShape
 from ampacity.analysis.decision.money import transfer_s
 

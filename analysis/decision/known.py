@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.decision.curve import Limit
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Range
 from ampacity.analysis.decision.memory import Fit, does_it_fit, memory_needed, valid_degrees
 from ampacity.analysis.decision.model import DecisionError
-from ampacity.analysis.decision.money import Prices
+from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.roofline import Instance, Point, Use, lever, use_of
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """A sized fleet, as ``plan`` computes it."""
-
-    peak_rps: float
-    before_safety: int
-    instances: int
-    instances_ci: tuple[int | None, int | None]
-    gpus: int
-    safety: float
-    safety_reason: str
 
 
 @dataclass(frozen=True)
@@ -44,14 +31,13 @@ class Known:
     rails: Guardrails
     instance: Instance | None = None
     instance_missing: str = ""
-    fleet: Fleet | None = None
-    fleet_missing: str = ""
+    plan: Plan | None = None
+    plan_missing: str = ""
     gpu_hour_usd: float | None = None
-    utilisation: float | None = None
-    prices: Mapping[str, Prices] = field(default_factory=dict)
     profile: str | None = None
     planned_sharing: float | None = None
     run_gpus: int = 1  # of the instance that was measured
+    draft_tokens: int | None = None
     command: str = ""  # that of this decision, which further options are added to
 
 

@@ -102,7 +102,7 @@ def read_model(path: Path) -> ModelShape:
         config = msgspec.json.decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     except OSError as error:
         raise DecisionError(f"{path}: cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DecisionError(f"{path}: not JSON: {error}") from error
     except RecursionError as error:
         raise DecisionError(f"{path}: nested too deeply for a config.json") from error

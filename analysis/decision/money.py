@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+from msgspec import structs
+
+from ampacity.analysis.capacity.fleet_figures import (
+    FleetFigures,
+    FleetInputs,
+    crossover_utilisation,
+    fleet_figures,
+)
+from ampacity.analysis.contract.part import Part
 from ampacity.analysis.decision.model import DecisionError
 
-HOURS_PER_YEAR = 8760
 MILLION = 1e6
 
 
@@ -106,21 +114,17 @@ def output_share(prices: Prices, use: Request) -> float:
     return use.output_tokens * prices.output / MILLION / whole if whole else 0.0
 
 
-@dataclass(frozen=True)
-class BreakEven:
-    """Calls with one prefix from which writing it to a cache pays.
+class BreakEven(Part, frozen=True, kw_only=True):
+    """Calls with one prefix from which writing it to a cache pays, and as whole calls.
 
     ``exact``: (write - read) / (input - read), the writing call included. ``cautious``: write /
     (input - read), which counts the write as if it brought nothing.
     """
 
     exact: float
+    exact_calls: int
     cautious: float
-
-    @property
-    def calls(self) -> tuple[int, int]:
-        """Return (exact, cautious) as whole calls."""
-        return math.ceil(self.exact - 1e-9), math.ceil(self.cautious - 1e-9)
+    cautious_calls: int
 
 
 def cache_break_even(prices: Prices) -> BreakEven | None:
@@ -128,7 +132,13 @@ def cache_break_even(prices: Prices) -> BreakEven | None:
     saved = prices.input - prices.read
     if saved <= 0:
         return None
-    return BreakEven((prices.write - prices.read) / saved, prices.write / saved)
+    exact, cautious = (prices.write - prices.read) / saved, prices.write / saved
+    return BreakEven(
+        exact=exact,
+        exact_calls=math.ceil(exact - 1e-9),
+        cautious=cautious,
+        cautious_calls=math.ceil(cautious - 1e-9),
+    )
 
 
 def prefix_usd_per_day(
@@ -140,73 +150,141 @@ def prefix_usd_per_day(
     return million * calls * prices.input, million * cached
 
 
-@dataclass(frozen=True)
-class FleetCost:
-    """A fleet that is paid for whether it is used or not.
+class Prefix(Part, frozen=True, kw_only=True):
+    """A shared prefix at a hosted API, written to its cache once a day (assumed)."""
 
-    ``carried_rps``: what it carries within the SLO; ``utilisation``: mean load over that.
-    ``accepted``: the share of results that are of use.
+    tokens: float
+    calls_per_day: float
+    usd_per_day_without_cache: float
+    usd_per_day_with_cache: float
+
+
+class Hosted(Part, frozen=True, kw_only=True):
+    """A hosted API against the fleet, for the mean request of the run, accepted or not.
+
+    From ``crossover_utilisation`` on (above 1: never), which is ``crossover_rps``, the fleet is
+    cheaper; at the plan's load it is cheaper below ``crossover_gpu_hour_usd``. ``output_share``: of
+    the price of a request.
     """
 
-    gpus: int
-    gpu_hour_usd: float
-    carried_rps: float
-    utilisation: float
-    request: Request
-    accepted: float = 1.0
-
-    @property
-    def usd_per_hour(self) -> float:
-        return self.gpus * self.gpu_hour_usd
-
-    @property
-    def usd_per_year(self) -> float:
-        return HOURS_PER_YEAR * self.usd_per_hour
-
-    @property
-    def usd_per_request(self) -> float:
-        """Return the dollars of one request that is of use."""
-        served = 3600 * self.carried_rps * self.utilisation * self.accepted
-        return self.usd_per_hour / served if served > 0 else math.inf
-
-    @property
-    def usd_per_million_output(self) -> float:
-        return self.usd_per_request / self.request.output_tokens * MILLION
-
-    def crossover(self, hosted: Prices) -> float:
-        """Return the utilisation from which this fleet is cheaper than a hosted API.
-
-        Above 1: the hosted API is cheaper at any load that the fleet carries.
-        """
-        hosted_usd = 3600 * self.carried_rps * self.accepted * hosted.request_usd(self.request)
-        return self.usd_per_hour / hosted_usd if hosted_usd else math.inf
+    model: str
+    cost_per_thousand_requests: float
+    output_share: float
+    crossover_utilisation: float | None
+    crossover_rps: float | None
+    crossover_gpu_hour_usd: float
+    break_even: BreakEven | None
+    prefix: Prefix | None
 
 
-@dataclass(frozen=True)
-class Sensitivity:
-    """Change of the cost of a useful request when one input is lower or higher by a share."""
-
-    name: str
-    lower: float
-    higher: float
-
-    @property
-    def reach(self) -> float:
-        return max(abs(self.lower), abs(self.higher))
-
-
-def sensitivities(cost: FleetCost, share: float = 0.2) -> list[Sensitivity]:
-    """Return how much each input moves the cost per useful request, the largest first."""
-
-    def scaled(name: str, by: float) -> float:
-        value = min(
-            getattr(cost, name) * by, 1.0 if name in ("utilisation", "accepted") else math.inf
+def against_hosted(
+    given: FleetInputs, fleet: FleetFigures, prices: Mapping[str, Prices]
+) -> list[Hosted]:
+    """Return each hosted API against a fleet; none where tokens are not known."""
+    if given.output_tokens is None or given.input_tokens is None:
+        return []
+    use = Request(given.input_tokens, given.output_tokens, given.cached_tokens or 0.0)
+    found = []
+    for model, price in prices.items():
+        each = price.request_usd(use)
+        crossover = crossover_utilisation(fleet, each)
+        found.append(
+            Hosted(
+                model=model,
+                cost_per_thousand_requests=1000 * each,
+                output_share=output_share(price, use),
+                crossover_utilisation=crossover,
+                crossover_rps=None if crossover is None else crossover * fleet.carried_rps,
+                crossover_gpu_hour_usd=3600 * fleet.load_rps * each / fleet.gpus,
+                break_even=cache_break_even(price),
+                prefix=_prefix(price, given.cached_tokens, fleet.load_rps),
+            )
         )
-        return replace(cost, **{name: value}).usd_per_request / cost.usd_per_request - 1
+    return found
 
-    names = ("gpu_hour_usd", "carried_rps", "utilisation", "accepted")
-    found = [Sensitivity(name, scaled(name, 1 - share), scaled(name, 1 + share)) for name in names]
-    return sorted(found, key=lambda one: -one.reach)
+
+def _prefix(price: Prices, tokens: float | None, load_rps: float) -> Prefix | None:
+    calls = 86_400 * load_rps
+    if not tokens or calls < 1 or price.read >= price.input:
+        return None
+    without, cached = prefix_usd_per_day(price, tokens, calls, 1)
+    return Prefix(
+        tokens=tokens,
+        calls_per_day=calls,
+        usd_per_day_without_cache=without,
+        usd_per_day_with_cache=cached,
+    )
+
+
+class Moved(Part, frozen=True, kw_only=True):
+    """Effect of one input: (at 20 % less, at 20 % more) of it, all others as they are.
+
+    ``cost_per_thousand``: of accepted results where their share is stated, else of requests.
+    """
+
+    input: str
+    instances: tuple[int, int]
+    cost_per_year: tuple[float, float] | None
+    cost_per_thousand: tuple[float, float] | None
+
+
+def sensitivities(given: FleetInputs, by: float = 0.2) -> list[Moved]:
+    """Return what each input moves: first what moves the yearly cost (or the instances) most.
+
+    Shares stay at most 1, a safety factor at least 1, the mean load at most the peak.
+    """
+    load = "mean_rps" if given.utilisation is None else "utilisation"
+    names = {
+        "peak load": "peak_rps",
+        "capacity": "capacity_rps",
+        "safety factor": "safety_factor",
+        "GPU price": "gpu_hour_usd",
+        "mean load" if given.utilisation is None else "utilisation": load,
+        "accepted share": "accepted",
+    }
+    found = []
+    for label, name in names.items():
+        if getattr(given, name) is not None or name == "mean_rps":
+            low, high = (fleet_figures(_scaled(given, name, times)) for times in (1 - by, 1 + by))
+            found.append(
+                Moved(
+                    input=label,
+                    instances=(low.instances, high.instances),
+                    cost_per_year=_pair(low.cost_per_year, high.cost_per_year),
+                    cost_per_thousand=_pair(_each(low), _each(high)),
+                )
+            )
+    now = fleet_figures(given)
+
+    def reach(moved: Moved) -> tuple[float, float]:
+        year = _reach(moved.cost_per_year or moved.instances, now.cost_per_year or now.instances)
+        return year, _reach(moved.cost_per_thousand or (), _each(now))
+
+    return sorted(found, key=reach, reverse=True)
+
+
+def _pair(low: float | None, high: float | None) -> tuple[float, float] | None:
+    return None if low is None or high is None else (low, high)
+
+
+def _reach(ends: Sequence[float], now: float | None) -> float:
+    """Return by which share of what it is now a figure moves at most."""
+    return max((abs(end / now - 1) for end in ends if now), default=0.0)
+
+
+def _scaled(given: FleetInputs, name: str, by: float) -> FleetInputs:
+    value = by * (given.peak_rps if getattr(given, name) is None else getattr(given, name))
+    if name in ("utilisation", "accepted"):
+        value = min(value, 1.0)
+    scaled = structs.replace(given, **{name: max(value, 1.0) if name == "safety_factor" else value})
+    if scaled.mean_rps is None:
+        return scaled
+    return structs.replace(scaled, mean_rps=min(scaled.mean_rps, scaled.peak_rps))
+
+
+def _each(fleet: FleetFigures) -> float | None:
+    accepted = fleet.fleet_cost_per_thousand_accepted_results
+    return fleet.fleet_cost_per_thousand_requests if accepted is None else accepted
 
 
 def transfer_s(size_bytes: float, link_bits_s: float) -> float:

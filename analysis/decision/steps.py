@@ -7,17 +7,18 @@ from collections.abc import Callable
 from ampacity.analysis.contract.part import Part
 from ampacity.analysis.decision.inputs import Basis, Input
 from ampacity.analysis.decision.known import Known, Physics
-from ampacity.analysis.decision.money import FleetCost, Prices, Request, sensitivities
-from ampacity.analysis.decision.roofline import Instance, decode_floor_s
+from ampacity.analysis.decision.roofline import (
+    Instance,
+    cost_floor_per_million,
+    decode_floor_s,
+    pipeline_bubble,
+    speculated_tokens_per_step,
+)
+from ampacity.analysis.decision.tiers import slow_replica_share
 
 SHARED_MATTERS = 0.3  # from this cached share on, routing by prefix pays
 TRIED = ("fp16", "fp8", "int4")
-SENSITIVE = {
-    "gpu_hour_usd": "the price of a GPU",
-    "carried_rps": "the capacity",
-    "utilisation": "the utilisation",
-    "accepted": "the share of accepted results",
-}
+NODE_GPUS = 8  # of one machine: above, an instance is a pipeline over machines
 
 
 class Step(Part, frozen=True, kw_only=True):
@@ -66,9 +67,8 @@ def _workload(known: Known, _: Physics) -> Step:
 def _hardware(known: Known, _: Physics) -> Step:
     instance = known.instance
     if instance is None:
-        return Step(
-            title="Hardware", gap=known.instance_missing, command=_with(known, "--gpu h100")
-        )
+        gap = known.instance_missing
+        return Step(title="Hardware", gap=gap, command=_with(known, _lacks(gap)))
     card = instance.hardware
     inputs = (
         _stated("GPUs of an instance", instance.gpus, "", "--tp"),
@@ -88,15 +88,16 @@ def _routing(known: Known, _: Physics) -> Step:
     elif share is not None and share >= SHARED_MATTERS:
         how = f"route by prefix: {100 * share:.0f} % of the prompt tokens are shared"
     else:
-        how = "by least requests: a round robin gives a slow replica its full share"
+        number = known.plan.instances if known.plan else 1
+        least = f"{100 * slow_replica_share(number):.3g} %" if number > 1 else "its full share"
+        how = f"by least requests: a round robin gives a slow replica {least} of the traffic"
     return Step(title="Routing", known=inputs, decision=how)
 
 
 def _memory(known: Known, physics: Physics) -> Step:
     fit = physics.fit
     if fit is None:
-        lacks = "--gpu h100" if "--gpu" in physics.missing else "--model-config FILE"
-        return Step(title="Memory", gap=physics.missing, command=_with(known, lacks))
+        return Step(title="Memory", gap=physics.missing)
     gigabytes = {"weights": fit.needed.weights, "KV cache": fit.needed.kv}
     gigabytes["activations"] = fit.needed.activations
     inputs = tuple(
@@ -172,13 +173,20 @@ def _parallelism(known: Known, physics: Physics) -> Step:
     lowest = fit.floors[0].tensor_parallel
     degrees = ", ".join(str(n) for n in fit.degrees if n <= 16)
     gpus, gap, command = known.instance.gpus, None, None
+    nodes = -(-fit.floors[0].gpus // NODE_GPUS)
+    idle = 100 * pipeline_bubble(nodes, nodes)
+    more = (
+        ""
+        if nodes == 1
+        else f"; {nodes} machines in a pipeline of {nodes} batches idle {idle:.0f} %"
+    )
     if gpus != known.run_gpus:
         gap = f"the run was made with TP {known.run_gpus}: its rates are not those of TP {gpus}"
         command = "ampacity compare RUN RUN_WITH_OTHER_TP"
     return Step(
         title="Parallelism",
         known=(_stated("attention heads", known.instance.shape.heads, "", "config.json"),),
-        decision=f"TP {gpus}; the lowest that fits is {lowest} (valid: {degrees})",
+        decision=f"TP {gpus}; the lowest that fits is {lowest} (valid: {degrees}){more}",
         gap=gap,
         command=command,
     )
@@ -255,8 +263,19 @@ def _batching(known: Known, _: Physics) -> Step:
     )
     if holds:
         decision += f"; {holds[0].title[0].lower()}{holds[0].title[1:]}"
-    inputs = (_measured(known, "C_max", known.summary.capacity.c_max, "in flight"),)
-    return Step(title="Batching", known=inputs, decision=decision)
+    inputs = [_measured(known, "C_max", known.summary.capacity.c_max, "in flight")]
+    gap = None
+    if known.draft_tokens is not None:
+        rates = [s.server.spec_acceptance_rate for s in known.summary.stages if s.server]
+        shares = [rate for rate in rates if rate is not None]
+        inputs.append(_stated("drafted", known.draft_tokens, "tokens", "--draft-tokens"))
+        if shares:
+            inputs.append(_measured(known, "speculative acceptance", min(shares)))
+            tokens = speculated_tokens_per_step(known.draft_tokens, min(shares))
+            decision += f"; speculation gives {tokens:.2f} tokens a step"
+        else:
+            gap = "the server reported no speculative acceptance: no tokens per step"
+    return Step(title="Batching", known=tuple(inputs), decision=decision, gap=gap)
 
 
 def _again(known: Known, _: Physics) -> Step:
@@ -271,55 +290,53 @@ def _again(known: Known, _: Physics) -> Step:
 
 
 def _fleet(known: Known, _: Physics) -> Step:
-    fleet = known.fleet
-    if fleet is None:
-        lacks_peak = "--peak-rps" in known.fleet_missing
+    plan = known.plan
+    if plan is None:
+        lacks_peak = "--peak-rps" in known.plan_missing
         command = _with(known, "--peak-rps R") if lacks_peak else known.summary.next_command
-        return Step(title="Fleet", gap=known.fleet_missing, command=command)
-    inputs = (
-        _stated("peak", fleet.peak_rps, "req/s", "--peak-rps or --profile"),
-        Input(
-            name="safety",
-            value=fleet.safety,
-            basis="stated" if fleet.safety_reason == "as given" else "assumed",
-            source=fleet.safety_reason,
-        ),
-    )
-    low, high = fleet.instances_ci
+        return Step(title="Fleet", gap=known.plan_missing, command=command)
+    names = ("capacity", "peak", "safety", "GPUs of an instance")
+    low, high = plan.instances_ci
     ends = f" ({low} to {high})" if low is not None and high is not None and low != high else ""
     most = "at most " if low is None and high is not None else ""
-    plural = "s" if fleet.instances > 1 else ""
-    counted = f"{fleet.before_safety} for the peak x {fleet.safety:g} = "
-    counted += f"{fleet.instances} instance{plural}{ends}"
-    gpus = f"{fleet.gpus} GPU{'s' if fleet.gpus > 1 else ''}"
-    return Step(title="Fleet", known=inputs, decision=f"{most}{counted}, {gpus}")
+    plural = "s" if plan.instances > 1 else ""
+    counted = f"{plan.instances_before_safety} for the peak x {plan.safety_factor:g} = "
+    counted += f"{plan.instances} instance{plural}{ends}"
+    gpus = f"{plan.gpus} GPU{'s' if plan.gpus > 1 else ''}"
+    return Step(
+        title="Fleet",
+        known=tuple(i for i in plan.inputs if i.name in names),
+        decision=f"{most}{counted}, {gpus}; safety {plan.safety_reason}",
+    )
 
 
-def _money(known: Known, _: Physics) -> Step:
-    cost = cost_of(known)
-    if cost is None:
+def _money(known: Known, physics: Physics) -> Step:
+    plan = known.plan
+    if plan is None or plan.cost_per_year is None:
         if known.gpu_hour_usd is not None:
-            return Step(title="TCO", gap=known.fleet_missing or "no tokens were counted")
+            return Step(title="TCO", gap=known.plan_missing)
         command = _with(known, "--gpu-hour USD")
         return Step(title="TCO", gap="no price of a GPU", command=command)
-    inputs = (
-        _stated("GPU-hour", known.gpu_hour_usd, "USD", "--gpu-hour"),
-        Input(
-            name="utilisation",
-            value=cost.utilisation,
-            basis="assumed" if known.utilisation is None else "stated",
-            source="the peak all day" if known.utilisation is None else "mean load / capacity",
-        ),
-    )
-    first = sensitivities(cost)[0]
-    at = " at the peak all day" if known.utilisation is None else ""
-    texts = [
-        f"${cost.usd_per_year:,.0f} a year{_cost_ends(known, cost)}",
-        f"${cost.usd_per_million_output:.2f} per million output tokens{at}",
-        *(_against(name, cost, price) for name, price in known.prices.items()),
-        f"{SENSITIVE[first.name]} moves it most (20 % less: {100 * first.lower:+.0f} %)",
+    tokens = plan.fleet_cost_per_million_output_tokens
+    texts = [f"${plan.cost_per_year:,.0f} a year at {100 * plan.utilisation:.0f} % of use"]
+    if tokens is not None:
+        texts.append(f"${tokens:.2f} per million output tokens")
+    if physics.use is not None and known.instance is not None and plan.gpu_hour_usd:
+        usd_per_s = known.instance.gpus * plan.gpu_hour_usd / 3600
+        accepted = next((i.value for i in plan.inputs if i.name == "accepted results"), None)
+        use, shown = physics.use, accepted or 1.0
+        floor = cost_floor_per_million(use.decode_floor_s, use.batch, usd_per_s, shown)
+        texts.append(f"${floor:.2f} is the hardware's floor")
+    uses = [(h.model, h.crossover_utilisation) for h in plan.hosted]
+    cheaper = [
+        f"{model} from {100 * use:.2g} % of use on" for model, use in uses if use and use <= 1
     ]
-    return Step(title="TCO", known=inputs, decision="; ".join(texts))
+    never = [model for model, use in uses if not use or use > 1]
+    texts += [f"cheaper than {', '.join(cheaper)}"] if cheaper else []
+    texts += [f"dearer than {', '.join(never)} at any load"] if never else []
+    if plan.sensitivity:
+        texts.append(f"{plan.sensitivity[0].input} moves it most")
+    return Step(title="TCO", known=tuple(plan.inputs), decision="; ".join(texts))
 
 
 def _validation(known: Known, _: Physics) -> Step:
@@ -330,33 +347,8 @@ def _validation(known: Known, _: Physics) -> Step:
     )
 
 
-def cost_of(known: Known) -> FleetCost | None:
-    """Return the cost of the fleet; None where price, fleet or tokens are not known."""
-    rate, tokens = known.summary.capacity.capacity_rps, known.summary.fleet
-    if known.fleet is None or known.gpu_hour_usd is None or not rate or not known.output_tokens:
-        return None
-    carried = known.fleet.instances * rate
-    use = known.fleet.peak_rps / carried if known.utilisation is None else known.utilisation
-    request = Request(tokens.input_tokens_mean or 0.0, known.output_tokens)
-    return FleetCost(known.fleet.gpus, known.gpu_hour_usd, carried, use, request)
-
-
-def _cost_ends(known: Known, cost: FleetCost) -> str:
-    """Return the cost of a year at the ends of the number of instances."""
-    assert known.fleet is not None
-    low, high = known.fleet.instances_ci
-    if low is None or high is None or low == high:
-        return ""
-    each = cost.usd_per_year / known.fleet.instances
-    return f" (${each * low:,.0f} to ${each * high:,.0f})"
-
-
-def _against(name: str, cost: FleetCost, price: Prices) -> str:
-    crossover = cost.crossover(price)
-    if crossover > 1:
-        return f"dearer than {name} at any load that it carries"
-    rate = crossover * cost.carried_rps
-    return f"cheaper than {name} from {rate:.3g} req/s on ({100 * crossover:.0f} % of the fleet)"
+def _lacks(missing: str) -> str:
+    return "--gpu h100" if "--gpu" in missing else "--model-config FILE"
 
 
 def _with(known: Known, option: str) -> str:

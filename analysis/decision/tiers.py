@@ -2,92 +2,101 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Literal
 
+from ampacity.analysis.capacity.fleet import Traffic
+from ampacity.analysis.capacity.fleet_figures import HOURS_PER_YEAR
+from ampacity.analysis.contract.part import Part
+from ampacity.analysis.contract.summary import Warned
 from ampacity.analysis.decision.model import DecisionError
+from ampacity.analysis.decision.plan import Plan
+
+Mode = Literal["routing", "cascade", "pools"]
 
 
-@dataclass(frozen=True)
-class Tier:
-    """One kind of instance: what it carries within the SLO and costs; ``share`` of the requests."""
+class Tier(Part, frozen=True, kw_only=True):
+    """One kind of instance: ``share`` of the requests, as stated; its own run, GPU and price."""
 
     name: str
     share: float
-    capacity_rps: float
-    gpus: int
-    gpu_hour_usd: float | None = None
+    gpu: str
+    plan: Plan
 
 
-@dataclass(frozen=True)
-class TierFleet:
-    """The instances of one tier at the peak."""
+class TierPlan(Part, frozen=True, kw_only=True):
+    """Tiers for one peak.
 
-    tier: Tier
-    peak_rps: float
-    instances_before_safety: int
-    instances: int
-
-    @property
-    def gpus(self) -> int:
-        return self.instances * self.tier.gpus
-
-    @property
-    def usd_per_hour(self) -> float | None:
-        return None if self.tier.gpu_hour_usd is None else self.gpus * self.tier.gpu_hour_usd
-
-
-def size_tiers(
-    tiers: Sequence[Tier], peak_rps: float, safety: float, *, cascade: bool = False
-) -> list[TierFleet]:
-    """Return the fleet of each tier.
-
-    Routing: each tier carries its share of the peak. ``cascade``: every request goes to the first
-    tier, and the shares of the others are those that are escalated to them. Raises DecisionError
-    where shares of a routed fleet do not sum to 1.
+    ``routing``: each request goes to one tier. ``cascade``: to the first, and what is not answered
+    there on to the next. ``pools``: every request goes to every tier (prefill, then decoding).
+    ``ratio``: instances of the first pool / those of the second.
     """
-    if not tiers:
-        raise DecisionError("no tier was given (--tier NAME=RUN,SHARE,GPU,PRICE)")
-    for tier in tiers:
-        if not 0 < tier.share <= 1:
-            raise DecisionError(f"tier {tier.name}: share {tier.share:g} is not within 0 and 1")
-        if not tier.capacity_rps > 0:
-            raise DecisionError(f"tier {tier.name}: its run shows no capacity within the SLOs")
-    total = sum(tier.share for tier in tiers)
-    if not cascade and abs(total - 1) > 1e-6:
-        raise DecisionError(f"the shares of the tiers sum to {total:.4g}, not to 1")
-    found = []
-    for number, tier in enumerate(tiers):
-        peak = peak_rps * (1.0 if cascade and number == 0 else tier.share)
-        before = math.ceil(peak / tier.capacity_rps - 1e-9)
-        found.append(TierFleet(tier, peak, before, math.ceil(before * safety - 1e-9)))
-    return found
+
+    mode: Mode
+    peak_rps: float
+    tiers: list[Tier]
+    instances: int
+    gpus: int
+    cost_per_hour: float | None
+    cost_per_year: float | None
+    cost_per_thousand_requests: float | None
+    ratio: float | None
+    warnings: list[Warned]
+
+
+def tier_traffic(traffic: Traffic, shares: Sequence[float], mode: Mode) -> list[Traffic]:
+    """Return what each tier has to carry. Raises DecisionError where shares do not sum to 1.
+
+    In a cascade a tier carries its own share and all that it passes on.
+    """
+    if mode == "pools":
+        if any(share != 1 for share in shares):
+            raise DecisionError(
+                "every request passes every pool: each share is 1 with --mode pools"
+            )
+        return [traffic for _ in shares]
+    if abs(sum(shares) - 1) > 1e-6:
+        raise DecisionError(f"the shares of the tiers sum to {sum(shares):.4g}, not to 1")
+    if mode == "cascade":
+        shares = [sum(shares[number:]) for number in range(len(shares))]
+    return [traffic.share(min(share, 1.0)) for share in shares]
+
+
+def plan_tiers(mode: Mode, traffic: Traffic, tiers: list[Tier]) -> TierPlan:
+    """Return the whole of the tiers; a request costs what the fleet costs over the mean load."""
+    hours = [tier.plan.cost_per_hour for tier in tiers]
+    hourly = None if None in hours else sum(hour or 0.0 for hour in hours)
+    first, *others = (tier.plan for tier in tiers)
+    # a cascade's and a pool's first tier sees every request
+    load = first.load_rps + (sum(p.load_rps for p in others) if mode == "routing" else 0.0)
+    pooled = mode == "pools" and len(tiers) == 2
+    return TierPlan(
+        mode=mode,
+        peak_rps=traffic.peak_rps,
+        tiers=tiers,
+        instances=sum(tier.plan.instances for tier in tiers),
+        gpus=sum(tier.plan.gpus for tier in tiers),
+        cost_per_hour=hourly,
+        cost_per_year=None if hourly is None else HOURS_PER_YEAR * hourly,
+        cost_per_thousand_requests=None if hourly is None else 1000 * hourly / (3600 * load),
+        ratio=tiers[0].plan.instances / tiers[1].plan.instances if pooled else None,
+        warnings=[_mixed(traffic.peak_rps, tiers)] if mode == "routing" and others else [],
+    )
+
+
+def _mixed(peak_rps: float, tiers: Sequence[Tier]) -> Warned:
+    """Return what a round robin over all instances would do to the slowest tier."""
+    slow = min(tiers, key=lambda tier: tier.plan.capacity_rps)
+    total = sum(tier.plan.instances for tier in tiers)
+    share = slow_replica_share(total, slow.plan.instances)
+    text = (
+        f"A round robin over all {total} instances would send {100 * share:.3g} % of the requests "
+        f"to {slow.name} (its share is {100 * slow.share:.3g} %): {peak_rps / total:.3g} req/s an "
+        f"instance at the peak, where one carries {slow.plan.capacity_rps:.3g}. Route by tier."
+    )
+    return Warned(code="mixed_tiers", text=text)
 
 
 def slow_replica_share(replicas: int, slow: int = 1) -> float:
     """Return the share of the traffic that slow replicas get behind a round robin."""
     return slow / replicas
-
-
-@dataclass(frozen=True)
-class Pools:
-    """Instances that compute prompts and instances that decode."""
-
-    prefill: int
-    decode: int
-
-    @property
-    def ratio(self) -> float:
-        return self.prefill / self.decode
-
-
-def size_pools(peak_rps: float, prefill_rps: float, decode_rps: float, safety: float) -> Pools:
-    """Return the pools for a peak, from the rate that one instance of each phase carries."""
-    if min(prefill_rps, decode_rps) <= 0:
-        raise DecisionError("the rates of prefill and decoding must be above zero")
-    pools = (
-        math.ceil(math.ceil(peak_rps / rate - 1e-9) * safety - 1e-9)
-        for rate in (prefill_rps, decode_rps)
-    )
-    return Pools(*pools)

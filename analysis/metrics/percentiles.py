@@ -2,34 +2,70 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ampacity.analysis.contract.figures import Curve, Percentiles
 from ampacity.analysis.metrics.observations import Observations, quantile_rank
+from ampacity.analysis.slo import EXTREMES
 from ampacity.analysis.stats.intervals import smallest_n
 
-LEVELS: dict[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+NO_VALUE = "no request has a value"
+
+LEVELS: dict[str, float] = {
+    "min": 0.0,
+    "p50": 0.5,
+    "p90": 0.9,
+    "p95": 0.95,
+    "p99": 0.99,
+    "p99_9": 0.999,
+    "max": 1.0,
+}
+"""The percentiles of summary.json, by the names of their fields."""
+WITH_INTERVAL = ("p99", "p99_9")
 _CURVE_LEVELS = np.concatenate([np.arange(1, 100) / 100, [0.995, 0.999]])
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A percentile in s with its 95 % interval; a null is explained by its reason or bounds.
+
+    The smallest and the largest sample are facts of one run: they have no interval.
+    """
+
+    value: float | None
+    reason: str | None
+    bounds: list[float | None] | None
+    ci: tuple[float | None, float | None] | None
+    ci_reason: str | None
+
+
+def figure(o: Observations, quantile: float) -> Figure:
+    """Return any percentile of a metric; ``quantile`` 0 is the smallest sample, 1 the largest."""
+    if not o.n:
+        why = o.reason or NO_VALUE
+        return Figure(None, why, None, None, why)
+    value, reason, bounds = _supported(o, quantile)
+    if value is None or quantile in EXTREMES:
+        return Figure(value, reason, bounds, None, reason)
+    low, high = map(finite, o.confidence_interval(quantile))
+    unknown = _unknown_end(o, quantile) if None in (low, high) else None
+    return Figure(value, None, None, (low, high), unknown)
 
 
 def percentiles(o: Observations) -> Percentiles:
     """Return the percentiles of a metric; all values in seconds."""
     if not o.n:
         nothing: dict[str, Any] = dict.fromkeys((*LEVELS, "p99_ci", "mean"))
-        why = o.reason or "no request has a value"
-        return Percentiles(n=0, infinite=o.n_infinite, reason=why, **nothing)
-    found: dict[str, Any] = {"p99_ci": None}
+        return Percentiles(n=0, infinite=o.n_infinite, reason=o.reason or NO_VALUE, **nothing)
+    found: dict[str, Any] = {}
     for name, quantile in LEVELS.items():
-        value, reason, bounds = _supported(o, quantile)
-        found |= {name: value, f"{name}_reason": reason, f"{name}_bounds": bounds}
-    if found["p99"] is None:
-        found["p99_ci_reason"] = found["p99_reason"]
-    else:
-        low, high = map(finite, o.confidence_interval(0.99))
-        found["p99_ci"] = [low, high]
-        found["p99_ci_reason"] = _unknown_end(o) if None in (low, high) else None
+        held = figure(o, quantile)
+        found |= {name: held.value, f"{name}_reason": held.reason, f"{name}_bounds": held.bounds}
+        if name in WITH_INTERVAL:
+            found |= {f"{name}_ci": held.ci, f"{name}_ci_reason": held.ci_reason}
     mean = finite(o.mean())
     none_finite = f"none of {o.n} {o.unit} has a finite value"
     return Percentiles(
@@ -43,10 +79,10 @@ def percentiles(o: Observations) -> Percentiles:
     )
 
 
-def _unknown_end(o: Observations) -> str:
-    if o.n_infinite > 0.5 * (1 - 0.99) * o.n:
+def _unknown_end(o: Observations, quantile: float) -> str:
+    if o.n_infinite > 0.5 * (1 - quantile) * o.n:
         return "the upper end is among the failed requests"
-    size = max(o.clustering(0.99)[0], o.likely_cluster)
+    size = max(o.clustering(quantile)[0], o.likely_cluster)
     return (
         f"too short: slow {o.unit} come in clusters of about {size:.0f}, so the worst may not "
         "have been seen"
@@ -57,7 +93,7 @@ def _supported(
     o: Observations, quantile: float
 ) -> tuple[float | None, str | None, list[float | None] | None]:
     """Return (value, why it is null, its known bounds)."""
-    needed = smallest_n(quantile)
+    needed = 1 if quantile in EXTREMES else smallest_n(quantile)
     if o.n < needed:
         return None, f"needs {needed} {o.unit}, has {o.n}", None
     low, high = o.quantile_bounds(quantile)

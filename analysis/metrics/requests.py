@@ -17,14 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ampacity.loadgen.rundir.records import FAILED_STATUSES, LEFT_OUT, STATUSES
+from ampacity.analysis.metrics.kinds import FAILED_KINDS, KINDS, kinds_of
+from ampacity.loadgen.rundir.records import LEFT_OUT
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_CODE = {status: code for code, status in enumerate(STATUSES)}
-_FAILED = np.array([status in FAILED_STATUSES for status in STATUSES])
+_CODE = {kind: code for code, kind in enumerate(KINDS)}
+_FAILED = np.array([kind in FAILED_KINDS for kind in KINDS])
 _NS = 1e-9
 PART_CHUNKS = 1 << 21
 CHUNKS_ARE_TOKENS = 0.99  # of the answers whose length is known by the plan
@@ -41,7 +42,7 @@ class Requests:
     row: Ints  # row of the table
     stage: Ints
     attempt: Ints
-    status: Ints  # index into STATUSES
+    status: Ints  # index into KINDS
     scheduled_ns: Floats
     dispatched_ns: Floats
     started_ns: Floats
@@ -69,8 +70,8 @@ class Requests:
             return self
         return Requests(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
 
-    def has_status(self, status: str) -> Bools:
-        return np.asarray(self.status == _CODE[status])
+    def has_status(self, kind: str) -> Bools:
+        return np.asarray(self.status == _CODE[kind])
 
     @property
     def left_out(self) -> Bools:
@@ -90,8 +91,8 @@ class Requests:
         return float(self.cached_tokens[known].sum() / self.input_tokens[known].sum())
 
     def status_counts(self) -> dict[str, int]:
-        counts = np.bincount(self.status, minlength=len(STATUSES))
-        return {status: int(n) for status, n in zip(STATUSES, counts, strict=True)}
+        counts = np.bincount(self.status, minlength=len(KINDS))
+        return {kind: int(n) for kind, n in zip(KINDS, counts, strict=True)}
 
 
 def read_requests(table: pa.Table, origin_ns: int) -> Requests:
@@ -153,13 +154,13 @@ def _classes(table: pa.Table) -> npt.NDArray[np.object_]:
 
 
 def _status_codes(table: pa.Table) -> Ints:
-    codes = pc.index_in(table["status"], value_set=pa.array(STATUSES))
-    if codes.null_count:
+    codes = kinds_of(table)
+    if (codes < 0).any():
         unknown = next(s for s in pc.unique(table["status"]).to_pylist() if s not in _CODE)
         raise RecordsError(
             f"requests.parquet: column status holds {unknown!r}, which this version does not know"
         )
-    return np.asarray(codes.to_numpy(), dtype=np.int64)
+    return codes
 
 
 @dataclass(frozen=True)

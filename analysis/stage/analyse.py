@@ -15,7 +15,7 @@ from ampacity.analysis.contract.part import plain
 from ampacity.analysis.diagnosed import spoilt_by
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import quantile_rank
-from ampacity.analysis.metrics.percentiles import curve, percentiles
+from ampacity.analysis.metrics.percentiles import WITH_INTERVAL, curve, percentiles
 from ampacity.analysis.metrics.requests import (
     Bools,
     Floats,
@@ -197,8 +197,8 @@ def _leave_out_moved(result: dict[str, Any], moved: Moved) -> None:
     for name, why in moved.figures.items():
         for percentile, reason in why.items():
             changed: dict[str, Any] = {percentile: None, f"{percentile}_reason": reason}
-            if percentile == "p99":
-                changed |= {"p99_ci": None, "p99_ci_reason": reason}
+            if percentile in WITH_INTERVAL:
+                changed |= {f"{percentile}_ci": None, f"{percentile}_ci_reason": reason}
             result[name] = msgspec.structs.replace(result[name], **changed)
     result["client_limited_metrics"] = moved.metrics
     if moved.limited and not result["client_limited"]:

@@ -11,9 +11,9 @@ import numpy as np
 from ampacity.analysis.contract.stage import SloVerdict, Verdict
 from ampacity.analysis.metrics.cohort import Cohort, observations_for_slo
 from ampacity.analysis.metrics.observations import Observations
-from ampacity.analysis.metrics.percentiles import between_bounds, finite
+from ampacity.analysis.metrics.percentiles import NO_VALUE, between_bounds, finite
 from ampacity.analysis.metrics.requests import Bools
-from ampacity.analysis.slo import ERROR_RATE, GAP_METRICS, Slo
+from ampacity.analysis.slo import ERROR_RATE, EXTREMES, GAP_METRICS, Slo
 from ampacity.analysis.stats.intervals import (
     CONFIDENCE,
     deciding_factor,
@@ -32,7 +32,7 @@ def judge_slo(o: Observations, slo: Slo, chance_violated: float = 1 - CONFIDENCE
     (of gaps, for ITL and ICL).
     """
     if not o.n:
-        reason = o.reason or "no request has a value"
+        reason = o.reason or NO_VALUE
         return SloVerdict(
             slo=slo.text,
             verdict="inconclusive",
@@ -43,6 +43,8 @@ def judge_slo(o: Observations, slo: Slo, chance_violated: float = 1 - CONFIDENCE
             reason=reason,
             cause=reason,
         )
+    if slo.quantile in EXTREMES:
+        return _judge_extreme(o, slo)
     misses, unfinished = float(o.misses(slo.limit_s).sum()), o.inconclusive(slo.limit_s)
     tau, widest = o.clustering(slo.quantile)
     few = float(o.below_by_chance(slo.quantile, np.array([slo.limit_s]))[0])
@@ -60,14 +62,47 @@ def judge_slo(o: Observations, slo: Slo, chance_violated: float = 1 - CONFIDENCE
         why["reason"] = f"the first token of {misses:.0f} of {o.n} requests was late or missing"
     elif math.isinf(low):
         why["reason"] = f"infinite: {o.n_infinite} of {o.n} {o.unit} failed"
+    value_s, ends = finite(low) if low == high and not is_rate else None, None
+    if value_s is not None:
+        below, above = o.confidence_interval(slo.quantile)
+        ends = finite(below), finite(above)
     return SloVerdict(
         slo=slo.text,
         verdict=verdict,
-        value_s=finite(low) if low == high and not is_rate else None,
+        value_s=value_s,
+        value_s_ci=ends,
         value_s_reason=between_bounds(o, low, high) if low < high and not is_rate else None,
         attainment=1 - (misses + unfinished) / o.n,
         requests_effective=math.floor(o.n / tau),
         **why,
+    )
+
+
+def _judge_extreme(o: Observations, slo: Slo) -> SloVerdict:
+    """Return the verdict on the smallest or largest sample: a fact of the run, no inference.
+
+    Met, it names what share of further samples may be slower: 1 - 0.05^(1/n) of independent ones.
+    """
+    low, high = o.quantile_bounds(slo.quantile)
+    met = high <= slo.limit_s
+    open_ = not met and low <= slo.limit_s
+    misses, unfinished = float(o.misses(slo.limit_s).sum()), o.inconclusive(slo.limit_s)
+    reason = f"{misses:.0f} of {o.n} {o.unit} over the limit"
+    if open_:
+        reason += f"; {unfinished} cut off unfinished before the limit"
+    elif met and slo.quantile:
+        beyond = 1 - (1 - CONFIDENCE) ** (1 / o.n)
+        reason = f"of these {o.n} {o.unit}; up to {beyond:.2g} of all may be slower"
+    return SloVerdict(
+        slo=slo.text,
+        verdict="met" if met else "inconclusive" if open_ else "violated",
+        value_s=finite(low) if low == high else None,
+        value_s_reason=between_bounds(o, low, high) if low < high else None,
+        attainment=1 - (misses + unfinished) / o.n,
+        requests_effective=o.n,
+        more_requests=None,
+        reason=reason,
+        cause="the cut-off ones decide it" if open_ else None,
     )
 
 
@@ -123,7 +158,8 @@ def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]
         misses = o.misses(slo.limit_s)[: len(which)]
         if slo.metric in GAP_METRICS:
             sizes = o.sizes[: len(which)]
-            allowed = sizes - np.maximum(np.ceil(slo.quantile * sizes - 1e-9), 0)
+            least = np.minimum(sizes, 1)  # within the limit, where there are any
+            allowed = sizes - np.maximum(np.ceil(slo.quantile * sizes - 1e-9), least)
             meets[which] &= misses <= allowed
         else:
             meets[which] &= misses == 0

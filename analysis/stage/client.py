@@ -9,7 +9,7 @@ Each figure is computed a second time with all of that as early, and as evenly, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import Observations
+from ampacity.analysis.metrics.percentiles import LEVELS, Figure, figure
 from ampacity.analysis.metrics.requests import Chunks, Floats, Requests
-from ampacity.analysis.slo import Slo
+from ampacity.analysis.slo import EXTREMES, Slo
 from ampacity.analysis.stage.attainment import judge_slo, observe_slos
 from ampacity.analysis.stats.intervals import smallest_n
 from ampacity.durations import exact_text
@@ -30,7 +31,7 @@ LATE_NS = 2e6  # a request that leaves later than this after its time is late
 SHARE_MIN = 1e-3  # of the requests or chunks: fewer move no p99
 MOVED, MOVED_S = 0.1, 0.002  # a figure has moved: by this share of it, and by so many seconds
 OF_LIMIT = 0.02  # of an SLO's limit
-QUANTILES = (0.5, 0.9, 0.95, 0.99)
+DECISIVE = ("p50", "p90", "p95", "p99")  # that make a stage no finding where they moved
 GAPS = ("itl_s", "icl_s")
 _APART_NS = 1e15  # between the clocks of two workers, so that all are searched at once
 
@@ -139,10 +140,15 @@ def what_moved(cohort: Cohort, other: Cohort, slos: Sequence[Slo]) -> Moved:
             continue
         metric = name.removesuffix("_s").removesuffix("_from_schedule")
         limit_s = limits_s.get(metric, math.inf if slos else 0.0)
-        for level, low, value in _moved_quantiles(o, other.observed[name]):
-            between = " and ".join(exact_text(float(f"{x:.3g}")) for x in sorted((low, value)))
-            why = f"between {between}: the client was late"
-            figures.setdefault(name, {})[level] = why
+        for level, quantile in LEVELS.items():
+            ends = moved_between(o, other.observed[name], quantile)
+            if ends is None:
+                continue
+            low, value = ends
+            between = _between(ends)
+            figures.setdefault(name, {})[level] = _late(ends)
+            if level not in DECISIVE:
+                continue
             metrics[metric] = (
                 f"{level} of {metric} lies between {between}, by what the client itself may have "
                 "added"
@@ -159,9 +165,33 @@ def what_moved(cohort: Cohort, other: Cohort, slos: Sequence[Slo]) -> Moved:
     return Moved(metrics, figures, list(limited.values()))
 
 
-def _moved_quantiles(o: Observations, new: Observations) -> Iterator[tuple[str, float, float]]:
-    """Yield (percentile, its value, its value in ``new``) of those that moved."""
-    for q in (q for q in QUANTILES if o.n >= smallest_n(q)):
-        (low, high), (value, _) = o.quantile_bounds(q), new.quantile_bounds(q)
-        if low == high and np.isfinite(low) and abs(low - value) > max(MOVED * low, MOVED_S):
-            yield f"p{100 * q:.0f}", low, value
+def figure_without_client(o: Observations, new: Observations | None, quantile: float) -> Figure:
+    """Return a percentile, null where the client's lateness may have moved it.
+
+    ``new``: the same metric of the cohort of ``without_client``.
+    """
+    found = figure(o, quantile)
+    ends = None if new is None else moved_between(o, new, quantile)
+    if ends is None:
+        return found
+    return replace(found, value=None, reason=_late(ends), ci=None, ci_reason=_late(ends))
+
+
+def moved_between(
+    o: Observations, new: Observations, quantile: float
+) -> tuple[float, float] | None:
+    """Return (a percentile, its value in ``new``) where it moved, else None."""
+    if quantile in EXTREMES or o.n < smallest_n(quantile):
+        return None
+    (low, high), (value, _) = o.quantile_bounds(quantile), new.quantile_bounds(quantile)
+    if low == high and np.isfinite(low) and abs(low - value) > max(MOVED * low, MOVED_S):
+        return low, value
+    return None
+
+
+def _between(ends: tuple[float, float]) -> str:
+    return " and ".join(exact_text(float(f"{x:.3g}")) for x in sorted(ends))
+
+
+def _late(ends: tuple[float, float]) -> str:
+    return f"between {_between(ends)}: the client was late"

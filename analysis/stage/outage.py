@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampacity.analysis.contract.stage import OutagePeriod, OutageSeries
+from ampacity.analysis.metrics.kinds import FAILED_KINDS, REFUSED
 from ampacity.analysis.metrics.requests import Bools, Chunks, Floats, Requests
 from ampacity.analysis.stage.steady import in_flight_at
-from ampacity.loadgen.rundir.records import FAILED_STATUSES
 
 REQUESTS_MIN = 5  # that fail in it
 LONGER = 5.0  # times what is silent at other times, at p95
@@ -20,7 +20,7 @@ SILENT_S = 2.0  # without a token for any request: the shortest that is one with
 STUCK_MIN = 4  # requests that stood still in it
 SILENT_SHARE = 0.5  # of the stage: a server that is silent more often answers in turns
 BINS = 60
-DOWN = FAILED_STATUSES - {"shed"}
+DOWN = FAILED_KINDS - {"shed", *REFUSED}
 _NS = 1e-9
 
 

@@ -20,7 +20,6 @@ from typing import Any
 from rich.console import Console
 
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.decision.limits import find_limits
 from ampacity.analysis.summary import summarise
 from ampacity.config import make_settings
 from ampacity.experiments.virtual.predict import predict
@@ -61,7 +60,7 @@ def main() -> None:
         rates = ",".join(f"{share * capacity:.4g}" for share in SHARES)
         held: collections.Counter[str] = collections.Counter()
         for seed in range(given.first_seed, given.first_seed + given.runs):
-            limits = find_limits(run(engine, load, rates, seed))
+            limits = run(engine, load, rates, seed).limits
             held.update(limit.rule for limit in limits if limit.holds)
         print(
             f"{name}: {given.runs} runs at {rates} req/s: {dict(held) or 'no rule holds'}",

@@ -19,6 +19,7 @@ class RunnerOptions:
     targets: Sequence[str | None] = (None,)  # names of the clients, for the records
     secrets: tuple[str, ...] = ()  # removed from the records
     worker: int = 0
+    timed: bool = False  # count the requests' times in the live counters
     flush: Callable[[], str | None] = lambda: None  # once a second; a returned reason ends the run
     answer: Callable[[], Answer] = Answer  # the parser of an answer
     keep: Callable[[Exchange], None] | None = None  # gets every exchange with its answer's text

@@ -117,7 +117,7 @@ class StageRunner:
     async def run_prepared(self, start_ns: int) -> StageResult:
         """Run the stage that was prepared; its clock starts at ``start_ns``."""
         plan = self._plan
-        self._live = Live.of(plan, start_ns / 1e9)
+        self._live = Live.of(plan, start_ns / 1e9, timed=self._options.timed)
         gc.collect()
         gc.freeze()  # objects that exist now are left out of the collections of the stage
         before = self._troubles()
@@ -213,7 +213,7 @@ class StageRunner:
             self._live.released += 1
             given.status, given.ended_ns = "cancelled", ended_ns
             given.error = f"turn {record.turn} of its session failed"
-            self._live.ended += 1
+            self._live.count(given)
             self._on_record(given)
 
     async def _finish_sessions(self, until_ns: int) -> None:

@@ -91,7 +91,7 @@ class Answer:
         """Count one token for each chunk that matched the template since the last parsed one."""
         counts, template = self.tally.chunk_counts, self._template
         new = len(self.chunk_at_ns) - len(counts)
-        if template is None:
+        if template is None or not new:  # else an old usage would replace the latest
             return
         if self.texts is not None:
             self.texts += [(template.kind, text.decode()) for text in self._matched]

@@ -247,6 +247,8 @@ def load_run(path: Path) -> Run:
         raise RunDirError(f"{path} is no run directory: it has no run.json")
     with _explained(f"{meta_path} cannot be read"):
         meta = json.loads(meta_path.read_text(encoding="utf-8"))
+        # lone surrogates, as of an argument that is no UTF-8, cannot be printed
+        meta = json.loads(json.dumps(meta, ensure_ascii=False).encode(errors="replace"))
     version = meta.get("schema_version") if isinstance(meta, dict) else None
     if version != SCHEMA_VERSION:
         found = f"{meta_path} has schema_version {version!r}"

@@ -117,6 +117,7 @@ class Workers:
         self._stop_reason: str | None = None
         self.lost: list[str] = []  # one line for each worker that died
         self._plan: StagePlan | None = None
+        self._buried: list[Live] = []  # last messages of the stage's workers that have died
         self._began_s = 0.0
 
     async def grow(self, count: int) -> None:
@@ -149,12 +150,8 @@ class Workers:
         if self._plan is None:
             return Live()
         live = Live.of(self._plan, self._began_s)
-        for part in (worker.live for worker in self._workers):
-            live.released += part.released
-            live.ended += part.ended
-            live.failed += part.failed
-            live.tokens += part.tokens
-            live.ttft_s += part.ttft_s
+        for part in (*self._buried, *(worker.live for worker in self._workers)):
+            live.merge(part)
         return live
 
     def stop(self, reason: str) -> None:
@@ -180,6 +177,7 @@ class Workers:
         if not self._workers:
             raise WorkerError("; ".join(self.lost) or "no worker process")
         dealt = list(zip(self._workers, deal(plan, len(self._workers)), strict=True))
+        self._buried = []
         for worker in self._workers:
             worker.live = Live()
         await asyncio.gather(
@@ -208,6 +206,7 @@ class Workers:
         """Wait for the end of a worker's stage; if it died or is too late, stop the others."""
         if (answer := await worker.wait_for(Done, patience_s)) is None:
             self._workers.remove(worker)
+            self._buried.append(worker.live)
             await self._end(worker)
             self.stop(f"worker {worker.number} {_end_text(worker.process.returncode)}")
         return answer

@@ -71,6 +71,7 @@ class Setup:
     answers_in: Path | None = None  # folder for the texts of answers
     answers_bytes: int = 0  # limit of each process
     counts_tokens: bool = False  # the tokenizer counts what the server does not
+    timed: bool = False  # histograms of the requests' times, for the live exporters
     thinks_until: str | None = None  # closing tag of thinking that has no opening tag
 
     def clients(self) -> list[Client]:
@@ -135,6 +136,7 @@ class Setup:
                 targets=self.targets,
                 secrets=self.secrets,
                 worker=worker,
+                timed=self.timed,
                 flush=flush,
                 answer=partial(ANSWERS[self.shape.api], self.thinks_until),
                 keep=keep,

@@ -73,6 +73,7 @@ async def _run(
         result = await runner.run_prepared(start_ns)
     finally:
         reporting.cancel()
+    _send_live(runner, parent)
     stream.flush()
     parent.send(Done(result))
 
@@ -80,8 +81,12 @@ async def _run(
 async def _report(runner: StageRunner, parent: Channel[Answer, Command]) -> None:
     while True:
         await asyncio.sleep(LIVE_EVERY_S)
-        live = runner.live
-        parent.send(dataclasses.replace(live, ttft_s=live.ttft_s[-LIVE_TTFTS:]))
+        _send_live(runner, parent)
+
+
+def _send_live(runner: StageRunner, parent: Channel[Answer, Command]) -> None:
+    live = runner.live
+    parent.send(dataclasses.replace(live, ttft_s=live.ttft_s[-LIVE_TTFTS:]))
 
 
 def main() -> None:

@@ -49,6 +49,12 @@ COLOURS: dict[str, tuple[str, str]] = {
     "unfinished": ("#56b4e9", "#8fd0f7"),
     "cancelled": ("#c9ced4", "#59636e"),
     "too_long": ("#b9a3d0", "#6f5a86"),
+    "rate_limited": ("#b3001b", "#ff6b7d"),
+    "auth": ("#5d4037", "#bc9a8c"),
+    "overloaded": ("#ad4100", "#ff9459"),
+    "redirect": ("#607d8b", "#9db4bf"),
+    "bad_request": ("#7b6d00", "#d6c634"),
+    "upstream": ("#874f9e", "#cf9ae3"),
     "other_error": ("#333a42", "#cfd5db"),
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+import shlex
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -21,14 +23,17 @@ from ampacity.reports.pages.compare_tables import (
     shift_tables,
     tables,
     verdict_text,
+    winners_table,
 )
 from ampacity.reports.pages.gate import escaped
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
-from ampacity.reports.render.figures import at_least, printable
+from ampacity.reports.render.figures import at_least
+from ampacity.reports.render.terminal import Entry, Screen
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+RUNS = 6  # that a screen names
 COLOURS = ("ttft", "e2e", "good", "bad", "knee", "step4", "planned", "ink")  # of the runs
 METHOD = (
     "A run wins a line where it is at least 2 % better (of requests that failed or were cut off: "
@@ -43,19 +48,52 @@ CSV_COLUMNS = (
 
 
 def render_comparison(result: Comparison, console: Console) -> None:
-    """Print it; readable without colour."""
+    """Print every table of it; readable without colour."""
     from functools import partial
 
-    from ampacity.reports.pages.terminal import fits, print_table
+    from ampacity.reports.render.terminal import fits, print_table, say
 
-    plain = partial(console.print, highlight=False, markup=False)
-    plain(printable(result.sentence), style="bold")
+    say(console, result.sentence, "bold")
     for note in result.notes:
-        plain(printable(note))
+        say(console, note)
     for table in tables(result, short=True, fits=partial(fits, console)):
-        plain(f"\n{printable(table.title)}", style="bold")
+        say(console, f"\n{table.title}", "bold")
         print_table(console, table)
-    plain(f"\n{METHOD}", style="dim")
+    say(console, f"\n{METHOD}", "dim")
+
+
+def comparison_screen(result: Comparison) -> Screen:
+    """Return the screen: who wins what, the winner's column first."""
+    table = winners_table(result)
+    won = [row[0].text for row in table.rows if row[0].state == "good"]
+    winners = dict.fromkeys(won)
+    if winners:
+        text = next(iter(winners)) if len(winners) == 1 else f"mixed: {' and '.join(winners)}"
+        answer = Entry("WINNER", text, result.sentence, "good")
+    elif result.compared:
+        text = re.sub(
+            r"^No difference (.*?) is shown", r"no significant difference \1", result.sentence
+        )
+        answer = Entry("WINNER", text.rstrip("."), state="unsure")
+    else:
+        answer = Entry("WINNER", "none", result.sentence, "unsure")
+    runs = []
+    for run in result.runs[:RUNS]:
+        facts = [run.engine, run.hardware, f"{run.failed:,} of {run.requests:,} failed"]
+        runs.append(Entry(run.name, run.path[-60:], ", ".join(filter(None, facts))))
+    return Screen([answer, *runs], table, notes=result.notes, next_command=_next_command(result))
+
+
+def _next_command(result: Comparison) -> str | None:
+    """Return the A/B of two servers, which takes the noise from run to run out."""
+    a, b = result.runs[0], result.runs[1]
+    level = (result.level or "").removesuffix("/s")
+    addresses = [r.url for r in (a, b) if r.url and not r.predicted]
+    if result.interleaved_pairs is not None or len(result.runs) > 2 or len({*addresses}) < 2:
+        return None
+    words = ["ampacity", "ab", *addresses, *(["--model", a.model] if a.model else [])]
+    words += ["--rates", level] if level.replace(".", "").isdigit() else ["--rates", "1"]
+    return shlex.join([*words, *(part for slo in result.slos for part in ("--slo", slo))])
 
 
 def comparison_markdown(result: Comparison) -> str:

@@ -11,7 +11,8 @@ from ampacity.reports.render.figures import DASH, at_least, gpu_price, signed_pe
 from ampacity.reports.render.table import Cell, Column, Table
 
 SHORT = (0.1, 0.5, 0.9, 0.95, 0.99)  # the quantiles that a terminal shows
-INFINITE = "∞"
+TAIL, TAILS = 0.99, ("ttft", "itl", "e2e")  # the quantile of a screen, and of which metrics
+INFINITE, OPEN = "∞", "inconclusive"
 BRACKET = (
     "95 % interval of all open stages, without noise from run to run; of a closed loop, or without "
     "an estimate, between tested loads; a run wins the line where its whole interval is 2 % better"
@@ -234,3 +235,40 @@ def at_level(result: Comparison) -> str:
 def verdict_text(q: QuantileChange) -> str:
     words = {"differs": "slower" if q.slower else "faster", "unknown": DASH}
     return words.get(q.verdict, q.verdict)
+
+
+def winners_table(result: Comparison) -> Table:
+    """Return the figures that some run has: the winner first, and what a run wins on top."""
+    names, two = [r.name for r in result.runs], len(result.runs) == 2
+    heads = [Column("winner", text=True), Column("figure", text=True), *map(Column, names)]
+    heads += [Column("change"), Column("95 % interval", "", 3)] if two else []
+    table, per_gpu = Table("", heads), any(r.gpus > 1 for r in result.runs)
+
+    def add(won: Cell, label: str, values: Sequence[Cell], change: str) -> None:
+        figure, _, ends = change.partition(" (")
+        changes = [Cell(figure), Cell(ends.rstrip(")") or DASH)] if two else []
+        table.rows.append([won, Cell(label), *values, *changes])
+
+    for shift in result.shift if two and result.level else []:
+        for q in (q for q in shift.quantiles if shift.metric in TAILS and q.q == TAIL):
+            winner = names[0] if q.slower else names[1]
+            won = Cell(*((winner, None, "good") if q.verdict == "differs" else (OPEN,)))
+            sides = [Cell(figure_text(q, side)) for side in (0, 1)]
+            if sides[0].text == sides[1].text == DASH:
+                continue
+            add(won, f"{shift.metric.upper()} {quantile_name(q.q)}", sides, change_text(q))
+    for line in result.scorecard:
+        if any(v is not None for v in line.values) and (per_gpu or "per GPU" not in line.label):
+            won = replace(_better(line, False), note=None)
+            won = replace(won, text=OPEN) if won.text == "open" else won
+            unit = "points" if line.question == "errors" else "%"
+            add(
+                won,
+                line.label.partition(", ")[0],
+                _values(table, line),
+                change_text(line.changes[1], unit),
+            )
+    table.rows.sort(key=lambda row: (row[0].state != "good", row[0].text == DASH))
+    if two and all(row[-2].text == DASH for row in table.rows):
+        table.columns, table.rows = table.columns[:-2], [row[:-2] for row in table.rows]
+    return table

@@ -1,15 +1,34 @@
-"""The gate's result: for a terminal, as Markdown, as JUnit XML, as annotations of a CI service."""
+"""The gate's result: on a terminal, as Markdown, as JUnit XML, as annotations of a CI service."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
+from ampacity.analysis.change.gate import INTERVALS, NOISY
 from ampacity.analysis.change.results import Check, GateResult
 from ampacity.reports.render.figures import signed_per_cent
+from ampacity.reports.render.table import Cell, Column, Rows
+from ampacity.reports.render.terminal import Entry, Screen
 
 _WIDTH = 41
+_MARKS = {"pass": "✓", "regression": "✗", "violated": "✗", "inconclusive": "?"}
+_STATES = {
+    "pass": "good",
+    "regression": "bad",
+    "violated": "bad",
+    "inconclusive": "unsure",
+    "cannot_compare": "bad",
+}
+_ORDER = ("regression", "violated", "inconclusive", "pass")
+_COUNTED = {
+    "regression": "worse than allowed",
+    "violated": "SLOs violated",
+    "inconclusive": "inconclusive",
+    "pass": "passed",
+}
 _SIGNS = {"pass": "✅", "regression": "❌", "violated": "❌", "inconclusive": "❔"}
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in XML 1.0
 
@@ -100,7 +119,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def lines(result: GateResult) -> list[str]:
-    """Return the lines of a terminal."""
+    """Return every check, the changes drawn, and the reasons, as lines."""
     found = [result.sentence, ""]
     rows: list[tuple[str, ...]] = [("", "baseline", "candidate", "change (95 %)", "tolerance", "")]
     rows += [(*_cells(c), _word(c)) for c in result.checks]
@@ -108,6 +127,49 @@ def lines(result: GateResult) -> list[str]:
     found += [f"{c.title}: {c.reason}" for c in result.checks if c.reason]
     found += [f"{name} is not tracked: {reason}" for name, reason in result.untracked.items()]
     return found + list(result.notes)
+
+
+def gate_screen(result: GateResult, next_command: str | None) -> Screen:
+    """Return the screen: the verdict, the worst checks first, and why."""
+    word, _, named = result.sentence.rstrip(".").partition(": ")
+    state = _STATES[result.verdict]
+    worst = sorted(result.checks, key=lambda c: (_ORDER.index(c.verdict), _excess(c)))
+    answers = [Entry("VERDICT", word.lower(), named, state)]
+    if result.checks and result.verdict == "regression":
+        counts = Counter(c.verdict for c in result.checks)
+        known = (f"{counts[v]} {w}" for v, w in _COUNTED.items() if counts[v])
+        answers.append(Entry("CHECKS", ", ".join(known)))
+    why = [c for c in worst if c.verdict != "pass"]
+    answers += [Entry("WHY", f"{c.title}: {sentence(c)}") for c in why[:1]]
+    rows = Rows("", worst)
+    rows.column(
+        Column("", "", text=True), lambda _, c: Cell(_MARKS[c.verdict], state=_STATES[c.verdict])
+    )
+    rows.words("check", lambda c: c.title)
+    rows.column(Column("baseline", "", 2), lambda _, c: Cell(figure(c, c.baseline)))
+    rows.column(Column("candidate", "", 1), lambda _, c: Cell(figure(c, c.candidate)))
+    rows.column(
+        Column("change"), lambda _, c: Cell(change(c).partition(" (")[0].replace("points", "pp"))
+    )
+    rows.column(Column("tested, 95 %"), lambda _, c: Cell(_tested(c)))
+    rows.column(Column("allowed"), lambda _, c: Cell(_tolerance(c) or "–"))
+    rows.column(Column("verdict", "", 4, text=True), lambda _, c: Cell(c.verdict))
+    # those about further samples, which are appended, first
+    notes = [note for note in reversed(result.notes) if note not in (INTERVALS, NOISY)]
+    return Screen(answers, rows.done(), notes=notes, next_command=next_command)
+
+
+def _tested(check: Check) -> str:
+    """Return ``+6.1 to +14.9 %``, the interval of the test."""
+    if not check.change_ci:
+        return "–"
+    low, high = (signed_per_cent(x) for x in check.change_ci)
+    return f"{low} to {high} %"
+
+
+def _excess(check: Check) -> float:
+    """Return by how much a change stays below what is allowed, as a multiple of that."""
+    return -(check.change or 0.0) / (check.tolerance or 1.0)
 
 
 def workflow_commands(result: GateResult) -> list[str]:

@@ -14,12 +14,12 @@ from ampacity.reports.pages.page import render_page, write_page
 from ampacity.reports.render.figures import (
     count,
     interval,
-    printable,
     rate,
     seconds,
     share,
     significant,
 )
+from ampacity.reports.render.plain import printable
 from ampacity.reports.render.traffic import side_title, workload_facts
 
 if TYPE_CHECKING:

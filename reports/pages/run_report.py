@@ -127,7 +127,7 @@ def _errors_sentence(summary: Summary) -> str:
         return "No request was recorded."
     text = f"None of the {count(total)} requests failed"
     if failed := failures(errors):
-        causes = failures_by_cause(errors)
+        causes = failures_by_cause(summary)
         text = f"{count(failed)} of {count(total)} requests of the whole run failed: {causes}"
     return "; ".join([text, *ended_otherwise(errors)]) + "."
 

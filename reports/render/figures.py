@@ -132,11 +132,6 @@ def loads_of(summary: Summary, indices: Sequence[int]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def printable(text: str) -> str:
-    """Return ``text`` without control characters, which could drive a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
 NO_FAILURES = {
     "unfinished": "cut off unfinished",
     "cancelled": "cancelled by the workload",
@@ -161,10 +156,13 @@ def ended_otherwise(errors: Mapping[str, int]) -> list[str]:
     return [f"{count(n)} {words}" for n, words in counts if n]
 
 
-def failures_by_cause(errors: Mapping[str, int]) -> str:
-    """Return ``timeout 27, reset 3``."""
-    causes = ((name, n) for name, n in errors.items() if n and name not in NO_FAILURES)
-    return ", ".join(f"{name} {count(n)}" for name, n in causes)
+def failures_by_cause(summary: Summary) -> str:
+    """Return ``rate_limited 27 (HTTP 429: quota), reset 3``, the most frequent first."""
+    causes = ((n, name) for name, n in summary.errors.items() if n and name not in NO_FAILURES)
+    examples = {name: f" ({text})" for name, text in summary.error_examples.items()}
+    return ", ".join(
+        f"{name} {count(n)}{examples.get(name, '')}" for n, name in sorted(causes, reverse=True)
+    )
 
 
 def by_load(stages: Sequence[Stage]) -> list[Stage]:

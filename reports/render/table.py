@@ -30,6 +30,7 @@ class Column:
     unit: str = ""
     priority: int = 0  # the terminal drops the highest numbers first
     text: bool = False  # words (aligned left), not figures
+    cut: bool = False  # never left out: its words, in the last column that fits, end with …
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.stage import Server, SloVerdict, Stage
 from ampacity.analysis.contract.summary import Imported, Summary, to_json
-from ampacity.analysis.slo import parse_slo, verdict_word
+from ampacity.analysis.slo import verdict_word
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.verdict import outage_verdict
 from ampacity.reports.render.figures import (
@@ -168,7 +168,7 @@ def slo_table(summary: Summary) -> Table:
     rows.words("load", lambda row: row[0].name)
     rows.words("SLO", lambda row: row[1].slo)
     rows.column(Column("verdict", text=True), lambda table, row: _verdict(table, row[1]))
-    rows.column(Column("value"), lambda table, row: _slo_value(table, *row))
+    rows.column(Column("value"), lambda table, row: _slo_value(table, row[1]))
 
     def why(row: tuple[Stage, SloVerdict]) -> str | None:
         return row[1].reason
@@ -179,15 +179,12 @@ def slo_table(summary: Summary) -> Table:
     return rows.done()
 
 
-def _slo_value(table: Table, stage: Stage, verdict: SloVerdict) -> Cell:
-    """Return the percentile that was judged; a p99 with the interval of the stage or its class."""
-    slo = parse_slo(verdict.slo)
-    of = stage if slo.class_ is None else stage.classes.get(slo.class_)
-    names = (f"{slo.metric}_from_schedule_s", f"{slo.metric}_s")
-    held = next((held for name in names if (held := getattr(of, name, None))), None)
-    bounds = held.p99_ci if held and slo.quantile == 0.99 else None
+def _slo_value(table: Table, verdict: SloVerdict) -> Cell:
+    """Return the percentile that was judged; ``≥`` where its interval has no upper end."""
     why = verdict.value_s_reason or verdict.reason or NO_REASON
-    return table.cell(verdict.value_s, lambda v: percentile_text(v, bounds, seconds), why)
+    return table.cell(
+        verdict.value_s, lambda v: percentile_text(v, verdict.value_s_ci, seconds), why
+    )
 
 
 def _verdict(table: Table, verdict: SloVerdict) -> Cell:

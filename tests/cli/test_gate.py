@@ -48,7 +48,7 @@ def test_exit_status_says_the_answer(
     tmp_path: Path, base: Path, command: Command, capsys: Any
 ) -> None:
     command("gate", made(tmp_path / "same"), "--baseline", base)
-    command("gate", made(tmp_path / "slow", 1.1), "--baseline", base, status=1)
+    command("gate --summary full", made(tmp_path / "slow", 1.1), "--baseline", base, status=1)
     assert capsys.readouterr().out.count("REGRESSION") >= 2
     other = made(tmp_path / "other", n=600, seed=2)
     command("gate", other, "--baseline", base, "--tolerance ttft_p50=0.1%", status=3)
@@ -199,7 +199,7 @@ def test_what_cannot_be_repeated_is_inconclusive_and_the_command_is_printed(
     words = ["ampacity", "run", "URL", "--header", "X: ***"]
     secret = made(tmp_path / "h", n=600, seed=2, command_line=words)
     tight = ("--tolerance", "ttft_p50=0.1%", "--max-samples", "3")
-    command("gate", secret, "--baseline", base, *tight, status=3)
+    command("gate --summary full", secret, "--baseline", base, *tight, status=3)
     said = capsys.readouterr().out
     assert (
         f"ampacity run URL --header 'X: ***' --seed 3 --out {secret}-sample-2 && ampacity gate"

@@ -82,10 +82,10 @@ def test_known_fault_73_the_report_lists_what_is_defined_otherwise(
 
 def test_failed_requests_stay_and_break_percentiles(tmp_path: Path) -> None:
     # as the tools' own summaries count them
-    failed = {"aiperf": 5, "guidellm": 6, "genai-bench": 1}
+    failed = {"aiperf": 5, "guidellm": 6, "genai-bench": 1}  # 5xx
     for tool, count in failed.items():
         summary = imported(tmp_path / tool, FILES[tool])
-        assert summary["errors"]["http_error"] == count
+        assert summary["errors"]["upstream"] == count
     summary = imported(tmp_path / "closed", SAMPLES / "vllm_closed.json")
     assert summary["errors"]["http_error"] == 4
     assert summary["stages"][0]["kind"] == "closed"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,9 @@ import pytest
 from rich.console import Console
 
 from ampacity.analysis.contract.figures import Curve
+from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.decision.curve import Limit
-from ampacity.analysis.decision.limit_rules import RULES
-from ampacity.analysis.decision.limits import find_limits
+from ampacity.analysis.limits.table import RULES, find_limits
 from ampacity.analysis.summary import summarise
 from ampacity.config import make_settings
 from ampacity.experiments.virtual.predict import predict
@@ -101,14 +101,14 @@ def summary_of(engine: str, load: dict[str, Any], folder: Path, seed: int = 1) -
     return summarise(load_run(path))
 
 
-def holding(limits: list[Limit]) -> set[str]:
+def holding(limits: Sequence[Limit]) -> set[str]:
     return {limit.rule for limit in limits if limit.holds}
 
 
 @pytest.mark.parametrize("illness", list(ILLNESSES))
 def test_the_rules_that_hold_are_those_of_the_illness(illness: str, tmp_path: Path) -> None:
     engine, load, expected = ILLNESSES[illness]
-    limits = find_limits(summary_of(engine, load, tmp_path / "run"))
+    limits = summary_of(engine, load, tmp_path / "run").limits
     assert holding(limits) == expected
     for limit in limits:
         assert limit.lever

@@ -16,7 +16,6 @@ from ampacity.reports.render.figures import (
     at_least,
     exact,
     interval,
-    printable,
     quantile_text,
     rate,
     seconds,
@@ -24,6 +23,7 @@ from ampacity.reports.render.figures import (
     significant,
     why_null,
 )
+from ampacity.reports.render.plain import printable
 from ampacity.reports.render.tables import (
     METRICS,
     Cell,

@@ -10,7 +10,7 @@ import typer
 
 from ampacity.cli import EXIT_USAGE
 from ampacity.cli import options as o
-from ampacity.cli.output import print_json, write_text, writing
+from ampacity.cli.output import console, print_json, shown, write_text, writing
 
 if TYPE_CHECKING:
     from ampacity.analysis.change.pairs import ComparedRun
@@ -170,9 +170,8 @@ def show(
 
     Raises RunDirError where a file cannot be written.
     """
-    from rich.console import Console
-
     from ampacity.reports.pages import compare as written
+    from ampacity.reports.render.terminal import show as screen
 
     if markdown:
         write_text(markdown, written.comparison_markdown(result))
@@ -184,7 +183,10 @@ def show(
     if as_json:
         print_json(result.as_dict())
     else:
-        written.render_comparison(result, Console(highlight=False))
+        if shown.full:
+            written.render_comparison(result, console())
+        else:
+            screen(written.comparison_screen(result), console())
         files = {"comparison": html, "Markdown": markdown, "CSV": csv}
         for what, path in files.items():
             if path:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ampacity.cli import options as o
-from ampacity.cli.output import print_json, write_text
+from ampacity.cli.output import console, print_json, shown, write_text
 
 if TYPE_CHECKING:
     from ampacity.analysis.change.results import GateResult
 
 EXIT = {"pass": 0, "regression": 1, "cannot_compare": 2, "inconclusive": 3}
+
+MORE_SAMPLES = 2  # that are recommended where a result is inconclusive
 
 Runs = Annotated[
     list[Path],
@@ -91,7 +93,8 @@ def gate(
     from ampacity.analysis.change.baseline_file import read_baseline
     from ampacity.analysis.change.checks import parse_tolerances, slos_of
     from ampacity.experiments.samples import Budget, judge_samples
-    from ampacity.reports.pages.gate import lines, workflow_commands
+    from ampacity.reports.pages.gate import gate_screen, lines, workflow_commands
+    from ampacity.reports.render.terminal import show
     from ampacity.values import parse_duration
 
     failure: Exception | None = None
@@ -110,11 +113,23 @@ def gate(
         print_json(result.as_dict())
     if failure:
         raise failure
-    if not json:
+    if not json and shown.full:
         print(*lines(result), sep="\n")
+    elif not json:
+        show(gate_screen(result, _next_command(result, run, baseline)), console())
     if self_test:
         raise typer.Exit(_self_test_status(result))
     raise typer.Exit(EXIT[result.verdict])
+
+
+def _next_command(result: GateResult, runs: list[Path], baseline: Path) -> str | None:
+    """Return the gate that takes further samples, or that prints every check."""
+    from shlex import join
+
+    words = ["ampacity", "gate", *map(str, runs), "--baseline", str(baseline)]
+    if result.verdict == "inconclusive":
+        return join([*words, "--max-samples", str(len(runs) + MORE_SAMPLES)])
+    return join([*words, "--summary", "full"]) if result.verdict == "regression" else None
 
 
 def _cannot_compare(error: Exception) -> GateResult:

@@ -1,22 +1,32 @@
-"""``ampacity plan``: the instances and GPUs that a peak load needs, from a measured run."""
+"""``ampacity plan``: the instances, GPUs and cost that a peak load needs, from measured runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ampacity.cli import options as o
-from ampacity.cli.output import print_json
+from ampacity.cli.output import print_part
 
 if TYPE_CHECKING:
-    from ampacity.analysis.contract.summary import Summary
+    from ampacity.experiments.sizing import Sizing
 
+Run = Annotated[
+    Path | None, typer.Argument(help="Run directory; none with --tier.", show_default=False)
+]
 MeanRps = Annotated[
     float | None,
-    typer.Option(metavar="R", help="Mean load in requests/s, for utilisation and cost per token."),
+    typer.Option(metavar="R", help="Mean load in requests/s, for utilisation and costs."),
+]
+Utilisation = Annotated[
+    float | None,
+    typer.Option(
+        metavar="U",
+        help="Mean load / what the fleet carries, e.g. 0.4. Default: from --mean-rps, else the "
+        "shape of the profile (mean / busiest hour), else the peak all day.",
+    ),
 ]
 Profile = Annotated[
     Path | None,
@@ -30,7 +40,35 @@ Safety = Annotated[
     float | None,
     typer.Option(
         metavar="F",
-        help="Safety factor. Default: that of the run, else 1.2, or 1.5 for bursty traffic.",
+        help="Safety factor. Default: that of the run, else 1.2 where a profile shows stable "
+        "peaks, else 1.5.",
+    ),
+]
+PriceFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Prices of hosted APIs in USD per million tokens: CSV with the columns model, input, "
+        "output and, where there are such, cached and cache_write.",
+    ),
+]
+Accepted = Annotated[
+    float | None, typer.Option(metavar="SHARE", help="Share of results that are of use, e.g. 0.9.")
+]
+TierOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=RUN,SHARE,GPU,PRICE",
+        help="A tier with a run of its own, its share of the requests, its GPU (4xH100: four an "
+        "instance) and the price of a GPU-hour. Repeatable.",
+    ),
+]
+ModeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODE",
+        help="How tiers share the requests: routing (one tier each), cascade (all to the first, "
+        "the rest escalated), pools (every tier each: prefill, decoding). Default: routing.",
     ),
 ]
 
@@ -38,122 +76,67 @@ Safety = Annotated[
 @o.shares(("peak_rps", "tp", "gpu_hour"))
 def plan(
     raw: dict[str, Any],
-    run: o.RunDir,
+    run: Run = None,
+    slo: o.Slos = None,
     mean_rps: MeanRps = None,
+    utilisation: Utilisation = None,
     profile: Profile = None,
     safety: Safety = None,
+    prices: PriceFile = None,
+    accepted: Accepted = None,
+    tier: TierOption = None,
+    mode: ModeOption = None,
     json: o.JsonResult = False,
 ) -> None:
     """Size a fleet for a peak load, from the measured capacity of one instance.
 
     ampacity plan runs/search --profile traffic.yaml --gpu-hour 2.50
     """
-    from ampacity.analysis.capacity.fleet import FleetError, carried_by, fleet_of, use_of_fleet
-    from ampacity.analysis.contract.summary import to_json
-    from ampacity.analysis.summary import summarise
-    from ampacity.experiments.sizing import FLAGS, gpus_measured, options_of_run, traffic_of
-    from ampacity.loadgen.rundir.files import load_run
-    from ampacity.settings import fleet_inputs, read_settings
+    from ampacity.experiments.sizing import plan_of_tiers, plan_run, read_judged
+    from ampacity.reports.pages.plan import plan_text, tiers_text
+    from ampacity.values import ConfigError
 
-    loaded = load_run(run)
-    measured = gpus_measured(loaded.meta)
     given = raw if safety is None else {**raw, "safety": safety}
-    defaults = options_of_run(loaded.meta, profile)
-    inputs = fleet_inputs(read_settings({**defaults, "tp": measured, **given}))
-    traffic = traffic_of(inputs["peak_rps"], mean_rps, profile)
-    summary = summarise(loaded)
-    capacity, stages = to_json(summary.capacity), [to_json(s) for s in summary.stages]
-    carried = carried_by(capacity, stages, to_json(summary.fleet))
-    if carried is None:
-        raise FleetError(f"{run}: no fleet can be sized from this run: {capacity['reason']}")
-    sizing = (inputs["tensor_parallel"], inputs["safety_factor"], inputs["gpu_hour_usd"])
-    fleet = fleet_of(traffic, carried, *sizing)
-    if fleet["instances"] is None:
-        raise FleetError(fleet["reason"])
-    fleet |= use_of_fleet(fleet, traffic, carried)
-    fleet |= {name: capacity[name] for name in ("capacity_rps", "capacity_rps_ci")}
-    fleet["from_run"] = sorted(
-        name for name, flag in FLAGS.items() if flag in defaults.keys() - given.keys()
-    )
-    fleet["warnings"] = [*map(to_json, summary.warnings), *_own_warnings(fleet, traffic, measured)]
-    if json:
-        print_json(fleet)
+    sizing = sizing_of(given, slo, profile, mean_rps, utilisation, prices, accepted)
+    if (run is None) == (not tier):
+        raise ConfigError("give a run directory, or a --tier for each kind of instance")
+    if tier:
+        if alone := [name for name in ("tp", "gpu_hour") if name in raw]:
+            raise ConfigError(f"--{alone[0].replace('_', '-')} is part of --tier: drop it")
+        tiers = plan_of_tiers(tier, mode or "routing", sizing)
+        if json:
+            print_part(tiers)
+        else:
+            typer.echo(tiers_text(tiers))
         return
-    for line in [*_lines(fleet, summary), *(f"Warning: {w['text']}" for w in fleet["warnings"])]:
-        typer.echo(line)
+    if mode is not None or run is None:
+        raise ConfigError("--mode is about tiers: give --tier too")
+    loaded, summary = read_judged(run, sizing.slos)
+    found = plan_run(run, loaded, summary, sizing)
+    if json:
+        print_part(found)
+    else:
+        typer.echo(plan_text(found, summary))
 
 
-def _own_warnings(fleet: Mapping[str, Any], traffic: Any, measured: int) -> list[dict[str, str]]:
-    found = {}
-    if fleet["tensor_parallel"] != measured:
-        found["other_instance"] = (
-            f"The run measured an instance of {measured} GPU{'s' if measured > 1 else ''} "
-            f"(--tp, --lock hardware=); the plan takes its rate for one of "
-            f"{fleet['tensor_parallel']}, "
-            "which carries another. Measure such an instance, or drop --tp."
-        )
-    if traffic.peak_rps_ci and traffic.crowded_rps > traffic.peak_rps_ci[1]:
-        found["crowded"] = (
-            "Arrivals are burstier than Poisson: within a minute they crowd as Poisson arrivals of "
-            f"{traffic.crowded_rps:.3g} requests/s do, more than the busiest hour's "
-            f"{traffic.peak_rps:.3g}. Measure the capacity with them (--workload with this "
-            f"profile, "
-            "or --trace)."
-        )
-    return [{"code": code, "text": text} for code, text in found.items()]
+def sizing_of(
+    raw: dict[str, Any],
+    slo: list[str] | None,
+    profile: Path | None,
+    mean_rps: float | None,
+    utilisation: float | None,
+    prices: Path | None,
+    accepted: float | None,
+) -> Sizing:
+    """Return what is stated for a fleet, from the options of ``plan`` and ``size``."""
+    from ampacity.analysis.decision.money import read_prices
+    from ampacity.analysis.slo import parse_slos
+    from ampacity.experiments.sizing import Sizing
+    from ampacity.values import ConfigError
 
-
-def _lines(fleet: dict[str, Any], summary: Summary) -> list[str]:
-    """Return the plan in words, with the arithmetic."""
-    from ampacity.analysis.capacity.fleet import instances_text
-    from ampacity.reports.pages.findings import usable_rate
-    from ampacity.reports.render.figures import counted, gpu_price, significant
-
-    usable = usable_rate(summary)
-    between = f" ({usable.interval})" if usable.interval else ""
-    before, down = fleet["instances_before_safety"], fleet["one_replica_down"]
-    fleet_peak = f"{fleet['peak_rps']:.4g} requests/s"
-    carries = "is predicted to carry" if summary.predicted else "carries"
-    lines = [
-        f"{instances_text(fleet)}, {counted(fleet['gpus'], 'GPU')} for {fleet_peak}",
-        f"  one instance {carries} {usable.value}{between}; {usable.note}",
-        f"  peak {fleet_peak}: {_from_run(fleet, 'peak_rps') or fleet['peak_reason']}",
-        f"  instances that carry the peak: {before}, × {fleet['safety_factor']:g} safety = "
-        f"{fleet['instances']}; GPUs: × {fleet['tensor_parallel']} = {fleet['gpus']}",
-        f"  safety {_from_run(fleet, 'safety_factor') or fleet['safety_reason']}",
-        f"  of these {_spare(fleet['instances'], before)}; to carry the peak while one is down, "
-        f"have {counted(down, 'instance')} ({counted(fleet['one_replica_down_gpus'], 'GPU')}): "
-        f"{_spare(down, before)}",
-        f"  {fleet['gpu_hours_per_day']} GPU-hours a day, utilisation "
-        f"{100 * fleet['utilisation']:.0f} % at {fleet['utilisation_at']}",
-    ]
-    if fleet["cost_per_hour"] is not None:
-        given = f" ({price})" if (price := _from_run(fleet, "gpu_hour_usd")) else ""
-        lines.append(
-            f"  {gpu_price(fleet['gpus'], fleet['gpu_hour_usd'])}{given} = "
-            f"${fleet['cost_per_hour']:,.2f} an hour; each line below allocates the full cost of "
-            "the fleet at that utilisation, so they do not add up:"
-        )
-        names = {
-            "fleet_cost_per_million_output_tokens": "a million output tokens",
-            "fleet_cost_per_million_input_tokens": "a million input tokens",
-            "fleet_cost_per_million_tokens": "a million tokens of both",
-            "fleet_cost_per_thousand_good_requests": "1,000 good requests",
-        }
-        lines += [
-            f"    ${significant(fleet[key])} for {what}"
-            for key, what in names.items()
-            if fleet[key] is not None
-        ]
-    return lines
-
-
-def _spare(instances: int, before: int) -> str:
-    """Return for example ``13 serve the peak, 2 are spare``."""
-    spare = instances - before
-    serve = "serves" if before == 1 else "serve"
-    return f"{before} {serve} the peak, {spare or 'none'} {'are' if spare > 1 else 'is'} spare"
-
-
-def _from_run(fleet: Mapping[str, Any], name: str) -> str:
-    return "as given at the run" if name in fleet["from_run"] else ""
+    for name, share in {"--utilisation": utilisation, "--accepted": accepted}.items():
+        if share is not None and not 0 < share <= 1:
+            raise ConfigError(f"{name} {share:g}: give a share above 0 and at most 1")
+    hosted = read_prices(prices) if prices else {}
+    slos = parse_slos(slo or [])
+    return Sizing(raw, profile, mean_rps, utilisation, accepted, hosted, slos)

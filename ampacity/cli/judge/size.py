@@ -5,12 +5,16 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ampacity.cli import options as o
-from ampacity.cli.output import print_json, write_text
+from ampacity.cli.judge.plan import Accepted, MeanRps, PriceFile, Profile, Utilisation, sizing_of
+from ampacity.cli.output import print_part, write_text
+
+if TYPE_CHECKING:
+    from ampacity.analysis.decision.model import ModelShape
 
 Runs = Annotated[
     list[Path], typer.Argument(help="Run directories, one for each candidate.", show_default=False)
@@ -38,18 +42,6 @@ Weights = Annotated[
     ),
 ]
 Kv = Annotated[str, typer.Option(metavar="P", help="Precision of the KV cache.")]
-ProfileFile = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Profile from 'ampacity workload fit': traffic and lengths."),
-]
-PriceFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Prices of hosted APIs in USD per million tokens: CSV with the columns model, input, "
-        "output and, where there are such, cached and cache_write.",
-    ),
-]
 WaitBudget = Annotated[
     str | None, typer.Option(metavar="T", help="What a first token may wait in a queue.")
 ]
@@ -59,6 +51,9 @@ Link = Annotated[
 ]
 ColdStart = Annotated[
     str | None, typer.Option(metavar="T", help="Time from start to first answer of an instance.")
+]
+DraftTokens = Annotated[
+    int | None, typer.Option(metavar="K", help="Tokens that a step drafts (speculation).", min=1)
 ]
 
 
@@ -75,11 +70,16 @@ def size(
     heads: Heads = None,
     weights: Weights = None,
     kv: Kv = "fp16",
-    profile: ProfileFile = None,
+    slo: o.Slos = None,
+    profile: Profile = None,
+    mean_rps: MeanRps = None,
+    utilisation: Utilisation = None,
     prices: PriceFile = None,
+    accepted: Accepted = None,
     wait_budget: WaitBudget = None,
     cold_start: ColdStart = None,
     link: Link = None,
+    draft_tokens: DraftTokens = None,
     html: o.Html = None,
     json: o.JsonResult = False,
 ) -> None:
@@ -87,44 +87,47 @@ def size(
 
     ampacity size runs/search --model-config Llama-3-8B --gpu h100 --peak-rps 120 --gpu-hour 2.5
     """
-    from ampacity.analysis.decision.model import plain_model, read_model
-    from ampacity.analysis.decision.money import read_prices
     from ampacity.cli.experiment import command_line
-    from ampacity.experiments.decide import Stated, crossover, decide
+    from ampacity.experiments.decide import Stated, decide
     from ampacity.reports.pages.size import size_page, size_text
-    from ampacity.values import ConfigError, parse_duration
+    from ampacity.values import parse_duration
 
     five = {"--params": params, "--layers": layers, "--kv-heads": kv_heads, "--head-dim": head_dim}
-    shape = None
-    if model_config is not None and any(value is not None for value in (*five.values(), heads)):
-        raise ConfigError("--model-config has the shape: drop --params, --layers and the like")
-    if model_config is not None:
-        shape = read_model(model_config)
-    elif params and layers and kv_heads and head_dim:
-        shape = plain_model(params, layers, kv_heads, head_dim, heads)
-    elif any(five.values()):
-        lacking = ", ".join(name for name, value in five.items() if not value)
-        raise ConfigError(f"{lacking} must be given too (or --model-config)")
     stated = Stated(
-        raw,
+        sizing_of(raw, slo, profile, mean_rps, utilisation, prices, accepted),
         gpu=gpu,
-        shape=shape,
+        shape=_shape(model_config, five, heads),
         weights=weights.lower() if weights else None,
         kv=kv.lower(),
-        profile=profile,
-        prices=read_prices(prices) if prices else {},
         wait_budget_s=parse_duration(wait_budget, "--wait-budget") if wait_budget else None,
         cold_start_s=parse_duration(cold_start, "--cold-start") if cold_start else None,
         link_bits_s=1e9 * link if link else None,
+        draft_tokens=draft_tokens,
         command=shlex.join(command_line(sys.argv)),
     )
-    found = [decide(run, stated) for run in runs]
-    note = crossover(found)
+    decision = decide(runs, stated)
     if html is not None:
-        write_text(html, size_page(found, note))
+        write_text(html, size_page(decision))
     if json:
-        print_json([one.plain() for one in found])
+        print_part(decision)
         return
-    typer.echo(size_text(found, note))
+    typer.echo(size_text(decision))
     if html is not None:
         typer.echo(f"report: {html}")
+
+
+def _shape(model_config: Path | None, five: dict[str, Any], heads: int | None) -> ModelShape | None:
+    """Return the model of a config.json or of five numbers; None: neither was given."""
+    from ampacity.analysis.decision.model import plain_model, read_model
+    from ampacity.values import ConfigError
+
+    given = [value for value in (*five.values(), heads) if value is not None]
+    if model_config is not None:
+        if given:
+            raise ConfigError("--model-config has the shape: drop --params, --layers and the like")
+        return read_model(model_config)
+    if any(five.values()) and not all(five.values()):
+        lacking = ", ".join(name for name, value in five.items() if not value)
+        raise ConfigError(f"{lacking} must be given too (or --model-config)")
+    shape = [*five.values(), heads]
+    return plain_model(*shape) if all(five.values()) else None

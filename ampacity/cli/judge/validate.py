@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ampacity.cli import options as o
-from ampacity.cli.output import print_json
+from ampacity.cli.output import console, print_json
 
-Production = Annotated[
+if TYPE_CHECKING:
+    from ampacity.analysis.validate import Production
+    from ampacity.reports.render.terminal import Screen
+
+MARKS = {"violated": "✗", "met": "✓", "inconclusive": "?"}
+ENGINE_TIMES = (
+    "Latencies of metrics pages are the engine's own, without network and gateways: users wait "
+    "longer."
+)
+Pages = Annotated[
     list[str],
     typer.Option(
         metavar="FILE|URL",
@@ -47,7 +56,7 @@ StageNumber = Annotated[
 
 def validate(
     run: o.RunDir,
-    production: Production,
+    production: Pages,
     before: Before = None,
     over: Over = None,
     instances: Instances = None,
@@ -65,6 +74,7 @@ def validate(
     from ampacity.analysis.validate import validate as judge
     from ampacity.imports import production as source
     from ampacity.loadgen.rundir.files import load_run
+    from ampacity.reports.render.terminal import show
     from ampacity.values import parse_duration
 
     instances = instances or len(production)
@@ -85,7 +95,7 @@ def validate(
         }
         print_json(result)
     else:
-        print(*_lines(findings, chosen, observed.source), *observed.notes, sep="\n")
+        show(_screen(run, findings, chosen, observed), console())
     raise typer.Exit(1 if violated else 0)
 
 
@@ -120,25 +130,49 @@ def _benchmark(run: Any, stage: dict[str, Any]) -> Any:
     return Benchmark(stage, sent, received, gaps_s)
 
 
-def _lines(findings: list[dict[str, Any]], stage: dict[str, Any], source: str) -> list[str]:
-    order = ("violated", "met", "inconclusive")
-    lines = [f"{source} against stage {stage['index']} ({stage['achieved_rps']:.3g} requests/s)"]
-    for f in sorted(findings, key=lambda f: order.index(f["verdict"])):
-        lines.append(f"{f['verdict']:12} {f['name']}: assumed that {f['assumption']}")
-        benchmark, figure, *bounds = (
-            _figure(f["name"], x)
-            for x in (f["benchmark"], f["production"], *(f["production_bounds"] or ()))
-        )
-        between = f" (between {' and '.join(bounds)})" if bounds and f["name"] != "load" else ""
-        figures = f"benchmark {benchmark}, production {figure}{between}; "
-        lines.append(f"{'':13}{figures if f['benchmark'] is not None else ''}{f['reason']}")
-    violated = sum(f["verdict"] == "violated" for f in findings)
-    lines.append(
-        "Latencies of metrics pages are the engine's own, without network and gateways: users wait "
-        "longer than that."
+def _screen(
+    run: Path, findings: list[dict[str, Any]], stage: dict[str, Any], observed: Production
+) -> Screen:
+    """Return how many assumptions are violated, and each of them with its figures."""
+    from shlex import join
+
+    from ampacity.reports.render.table import Cell, Column, Rows
+    from ampacity.reports.render.terminal import Entry, Screen
+
+    violated = [f["name"] for f in findings if f["verdict"] == "violated"]
+    what = "assumption" if len(violated) == 1 else "assumptions"
+    text = f"{len(violated) or 'no'} {what} violated{': ' * bool(violated)}{', '.join(violated)}"
+    against = (
+        f"{observed.source} against stage {stage['index']} ({stage['achieved_rps']:.3g} req/s)"
     )
-    lines.append(f"{violated or 'No'} {'assumption' if violated == 1 else 'assumptions'} violated")
-    return lines
+    answers = [Entry("VERDICT", text, against, "bad" if violated else "good")]
+    rows = Rows("", sorted(findings, key=lambda f: list(MARKS).index(f["verdict"])))
+    states = {"violated": "bad", "met": "good", "inconclusive": "unsure"}
+    rows.column(
+        Column("", text=True), lambda _, f: Cell(MARKS[f["verdict"]], state=states[f["verdict"]])
+    )
+    rows.words("assumption", lambda f: f["name"])
+    rows.column(Column("benchmark"), lambda _, f: Cell(_figure(f["name"], f["benchmark"])))
+    rows.column(Column("production"), lambda _, f: Cell(_figure(f["name"], f["production"])))
+    rows.column(Column("between", "", 2), lambda _, f: Cell(_between(f)))
+    rows.column(Column("", text=True, cut=True), lambda _, f: Cell(f["reason"] or ""))
+    rows.column(Column("assumed that", "", 1, text=True), lambda _, f: Cell(f["assumption"]))
+    more = ["ampacity", "plan", str(run), "--peak-rps", f"{observed.rps or 0:.3g}"]
+    following = join(more) if "load" in violated and observed.rps else None
+    return Screen(
+        answers,
+        rows.done(),
+        notes=[ENGINE_TIMES, *observed.notes],
+        next_command=following,
+        rows=12,
+    )
+
+
+def _between(finding: dict[str, Any]) -> str:
+    """Return the bounds of a figure that is read off a histogram."""
+    if finding["name"] == "load" or not finding["production_bounds"]:
+        return ""
+    return " to ".join(_figure(finding["name"], x) for x in finding["production_bounds"])
 
 
 def _figure(name: str, value: float | None) -> str:

@@ -47,7 +47,7 @@ GpuHourB = Annotated[
 ]
 
 
-@o.shares(but=("lengths",))
+@o.shares(but=("lengths", "prometheus", "otlp"))
 def ab(
     raw: dict[str, Any],
     urls: Urls,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ from ampacity.cli import options as o
 
 if TYPE_CHECKING:
     from ampacity.loadgen.probe.diagnosis import Finding
+    from ampacity.reports.render.terminal import Screen
     from ampacity.settings import Settings
 
 SETTINGS = [
@@ -28,6 +30,7 @@ SETTINGS = [
     "connections",
     "timestamps",
 ]
+MOST_CHECKS = 16  # on a screen: all
 NAMES = {
     metric: metric.upper() if metric != "tokens" else "tokens/s"
     for metric in ("ttft", "itl", "icl", "tpot", "e2e", "tokens")
@@ -54,12 +57,14 @@ def doctor(
     """
     from dataclasses import asdict
 
-    from ampacity.cli.output import print_json
+    from ampacity.cli.experiment import command_line
+    from ampacity.cli.output import console, print_json
     from ampacity.config import make_settings
     from ampacity.experiments.checkup import checkup, trusted
     from ampacity.experiments.doctor import REQUESTS_MAX, examine
     from ampacity.experiments.stages.conduct import run_event_loop
     from ampacity.progress import Progress
+    from ampacity.reports.render.terminal import show
     from ampacity.values import ConfigError
 
     settings = make_settings({"url": url, **raw})
@@ -81,7 +86,7 @@ def doctor(
         }
         print_json(result)
     else:
-        _print(checks, metrics)
+        show(_screen(checks, metrics, command_line(sys.argv)), console())
 
 
 def _time_cold_start(settings: Settings, most: str, json: bool) -> None:
@@ -108,29 +113,31 @@ def _time_cold_start(settings: Settings, most: str, json: bool) -> None:
     )
 
 
-def _print(checks: list[Finding], metrics: dict[str, bool]) -> None:
-    """Print a table on a terminal, else one line per check, for grep."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+def _screen(checks: list[Finding], metrics: dict[str, bool], command: list[str]) -> Screen:
+    """Return which metrics can be trusted, the checks, and what the bad ones mean."""
+    from ampacity.analysis.next_run import again
     from ampacity.loadgen.send.protocols import printable
+    from ampacity.reports.render.table import Cell, Column, Rows
+    from ampacity.reports.render.terminal import Entry, Screen
 
-    console = Console(highlight=False)
-    table = Table.grid(padding=(0, 2, 0, 0))
-    styles = {"ok": "green", "note": "yellow", "bad": "bold red"}
-    for check in checks:
-        found = printable(check.found, 1000)
-        if not console.is_terminal:
-            line = f"{check.verdict:5} {check.name:14} {found} → {check.means}"
-            console.print(Text(line), soft_wrap=True)
-            continue
-        verdict = Text(check.verdict, styles[check.verdict])
-        table.add_row(verdict, Text(check.name, "bold"), Text(found))
-        table.add_row("", "", Text(f"→ {check.means}", "dim"))
-    if table.row_count:
-        console.print(table)
-    for good, label in ((True, "Trusted"), (False, "Not trusted")):
+    answers = []
+    for good, label in ((True, "TRUSTED"), (False, "UNTRUSTED")):
         names = [NAMES[metric] for metric, fine in metrics.items() if fine is good]
         if names:
-            console.print(Text(f"{label}: {', '.join(names)}"))
+            answers.append(Entry(label, ", ".join(names), state="good" if good else "bad"))
+    ordered = sorted(checks, key=lambda check: ("bad", "note", "ok").index(check.verdict))
+    rows = Rows("", ordered)
+    states = {"ok": "good", "note": "unsure", "bad": "bad"}
+    rows.column(
+        Column("", text=True), lambda _, check: Cell(check.verdict, state=states[check.verdict])
+    )
+    rows.words("check", lambda check: check.name)
+    found = Column("found", text=True, cut=True)
+    rows.column(found, lambda _, check: Cell(printable(check.found, 1000)))
+    rows.column(Column("means", "", 1, text=True), lambda _, check: Cell(f"→ {check.means}"))
+    notes = [f"{c.name}: {c.means}" for c in ordered if c.verdict != "ok"]
+    again_words = [word for word in command if word != "--json"]
+    again_words[1] = "sweep"
+    secret = any("***" in word for word in again_words)
+    following = None if secret else again(again_words, {"--slo": "interactive", "--summary": None})
+    return Screen(answers, rows.done(), notes=notes, next_command=following, rows=MOST_CHECKS)

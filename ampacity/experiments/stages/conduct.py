@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ampacity.experiments.stages.context import check_context
 from ampacity.experiments.stages.live import LivePlayer
+from ampacity.experiments.stages.live_export import live_export
 from ampacity.experiments.stages.preflight import (
     Probe,
     client_to,
@@ -95,7 +96,8 @@ async def conduct(
             rig = Rig(settings, writer, progress, player, run.trace)
             try:
                 with _interruptible(generator, progress):
-                    await drive(rig)
+                    async with live_export(settings, generator, run.pages, progress.note):
+                        await drive(rig)
             finally:
                 await generator.close()
                 await telemetry.stop()
@@ -170,6 +172,7 @@ def _sent(
         "classes": workload.classes,
         "images": workload.images,
         "planned_histories": not answers_in_history(workload),
+        "timed": bool(settings.prometheus or settings.otlp),
         "counts_tokens": probe.record.chunk_tokens is None,
         "thinks_until": thinks.closing if thinks and not thinks.opened else None,
         "answers_in": None if settings.keep_answers_bytes is None else out,

@@ -6,13 +6,13 @@ simulated engine in virtual time.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
+from ampacity.analysis.next_run import again
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.progress import Progress
@@ -155,11 +155,7 @@ class Rig:
 
     def again(self, option: str, value: str) -> str:
         """Return the command of this run with another value of ``option``."""
-        words = [str(word) for word in self._writer.meta["command_line"]]
-        for gone in (option, "--out", "-o"):  # the directory is taken
-            at = words.index(gone) if gone in words else len(words)
-            words = [*words[:at], *words[at + 2 :]]
-        return shlex.join([*words, option, value])
+        return again(self._writer.meta["command_line"], {option: value})
 
     def note_down(self, name: str, value: Any) -> None:
         """Write an entry of run.json."""

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
-from ampacity.analysis.capacity.fleet import FleetError, traffic_of_profile
+from ampacity.analysis.capacity.fleet import traffic_of_profile
+from ampacity.analysis.capacity.fleet_figures import FleetError
 from ampacity.reports.pages.profile import facts
 from ampacity.workloads.fit.busy_hour import CELLS, busy_hour, busy_rate
 from ampacity.workloads.fit.traffic import fit_arrivals

@@ -12,12 +12,10 @@ from msgspec import structs
 
 from ampacity.analysis.capacity.fleet import (
     Carried,
-    FleetError,
     Traffic,
     cost_per_million_output_tokens,
     fleet_of,
     queue_depth,
-    size_fleet,
 )
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
 from ampacity.analysis.capacity.levels import good_share_at, number_text
@@ -414,37 +412,6 @@ def test_capacity_of_a_queue_is_inside_the_interval(tmp_path: Path, seed: int) -
     # exponential at any load, so p99/p50 never diverges; the bounds meet at 45 ms x 200/s = 9
     assert summary["knee"]["region"] is None
     assert summary["knee"]["methods"]["bounds"]["concurrency"] == pytest.approx(9, rel=0.25)
-
-
-@pytest.mark.parametrize(
-    ("peak", "usable", "tp", "safety", "before", "instances", "gpus"),
-    [
-        (120, 12, 4, 1.3, 10, 13, 52),
-        (120, 12, 4, 1.25, 10, 13, 52),  # never 50 GPUs
-        (101, 12, 1, 1.3, 9, 12, 12),
-        (10, 1, 1, 1.1, 10, 11, 11),  # 10 x 1.1 is 11.000000000000002 in floats
-        (3, 0.1, 1, 1.2, 30, 36, 36),  # 3 / 0.1 is 30, 30 x 1.2 is 36
-        (5, 12, 8, 1.0, 1, 1, 8),
-    ],
-)
-def test_fleet_worked_values(
-    peak: float, usable: float, tp: int, safety: float, before: int, instances: int, gpus: int
-) -> None:
-    fleet = size_fleet(peak, usable, safety, tp)
-    assert (fleet.instances_before_safety, fleet.instances, fleet.gpus) == (before, instances, gpus)
-    assert fleet.one_replica_down == max(instances, before + 1)
-
-
-def test_fleet_refuses_nonsense() -> None:
-    for inputs in (
-        (0, 12, 1.2, 1),
-        (120, 0, 1.2, 1),
-        (120, 12, 0.9, 1),
-        (120, 12, 1.2, 0),
-        (math.nan, 1, 1.2, 1),
-    ):
-        with pytest.raises(FleetError):
-            size_fleet(*inputs)
 
 
 def test_cost_of_tokens() -> None:

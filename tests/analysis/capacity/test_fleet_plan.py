@@ -14,14 +14,13 @@ import pytest
 
 from ampacity.analysis.capacity.fleet import (
     Carried,
-    FleetError,
     Traffic,
     choose_safety,
     fleet_of,
     instances_text,
     traffic_of_profile,
-    use_of_fleet,
 )
+from ampacity.analysis.capacity.fleet_figures import FleetError
 from ampacity.config import make_settings
 from ampacity.loadgen.rundir.files import Run
 from ampacity.workloads.fit.traffic import fit_arrivals
@@ -33,11 +32,6 @@ WEEK_S = 7 * 86_400.0
 
 def carried(usable: float = 10.0, low: float | None = 9.0, high: float | None = 12.0) -> Carried:
     return Carried(usable, (low, high), input_tokens=1000.0, output_tokens=200.0, good_share=0.99)
-
-
-def plan_fleet(traffic: Traffic, carried: Carried, *how: Any, **named: Any) -> dict[str, Any]:
-    fleet = fleet_of(traffic, carried, *how, **named)
-    return fleet | use_of_fleet(fleet, traffic, carried)
 
 
 Command = Callable[..., tuple[int, str, str]]
@@ -56,16 +50,15 @@ def ten_per_second(path: Path, **facts: Any) -> Run:
 
 
 def test_the_interval_is_carried_through_to_instances() -> None:
-    plan = plan_fleet(Traffic(120.0), carried(), tensor_parallel=4, safety=1.2)
+    plan = fleet_of(Traffic(120.0), carried(), tensor_parallel=4, safety=1.2)
     # 120/10 = 12, x 1.2 = 14.4 -> 15; at 9/s: 14 x 1.2 = 16.8 -> 17; at 12/s: 10 x 1.2 = 12
     assert (plan["instances_before_safety"], plan["instances"], plan["gpus"]) == (12, 15, 60)
     assert plan["instances_ci"] == [12, 17]
-    assert (plan["one_replica_down"], plan["one_replica_down_gpus"]) == (15, 60)
-    assert plan["gpu_hours_per_day"] == 24 * 60
-    assert plan_fleet(Traffic(120.0), carried(high=None), safety=1.2)["instances_ci"] == [None, 17]
-    assert plan_fleet(Traffic(20.0), carried(), safety=1.0)["one_replica_down"] == 3
+    assert plan["one_replica_down"] == 15
+    assert fleet_of(Traffic(120.0), carried(high=None), safety=1.2)["instances_ci"] == [None, 17]
+    assert fleet_of(Traffic(20.0), carried(), safety=1.0)["one_replica_down"] == 3
     # both intervals: 96/12 = 8 x 1.2 = 9.6 -> 10; 150/9 -> 17 x 1.2 = 20.4 -> 21
-    both = plan_fleet(Traffic(120.0, peak_rps_ci=(96.0, 150.0)), carried(), safety=1.2)
+    both = fleet_of(Traffic(120.0, peak_rps_ci=(96.0, 150.0)), carried(), safety=1.2)
     assert both["instances_ci"] == [10, 21]
 
 
@@ -85,29 +78,6 @@ def test_a_fleet_is_said_with_its_range(ends: list[int | None], text: str) -> No
     assert instances_text({"instances": 10, "instances_ci": ends}) == text
 
 
-def test_half_the_utilisation_is_twice_the_cost_of_a_token() -> None:
-    # five instances at 10/s carry 50/s: 20/s is 40 %, 40/s is 80 %
-    at = {
-        mean: plan_fleet(Traffic(50.0, mean_rps=mean), carried(), 2, safety=1.0, gpu_hour_usd=3.0)
-        for mean in (20.0, 40.0)
-    }
-    assert [at[m]["utilisation"] for m in (20.0, 40.0)] == pytest.approx([0.4, 0.8])
-    for name in (
-        "fleet_cost_per_million_output_tokens",
-        "fleet_cost_per_million_input_tokens",
-        "fleet_cost_per_million_tokens",
-        "fleet_cost_per_thousand_good_requests",
-    ):
-        assert at[20.0][name] == pytest.approx(2 * at[40.0][name])
-    # 10 GPUs x $3 = $30 an hour; 40/s x 200 tokens x 3600 s = 28.8 million output tokens
-    assert at[40.0]["fleet_cost_per_million_output_tokens"] == pytest.approx(30 / 28.8)
-    assert at[40.0]["fleet_cost_per_million_input_tokens"] == pytest.approx(30 / 144)
-    assert at[40.0]["fleet_cost_per_million_tokens"] == pytest.approx(30 / 172.8)
-    assert at[40.0]["fleet_cost_per_thousand_good_requests"] == pytest.approx(
-        1000 * 30 / (40 * 3600 * 0.99)
-    )
-
-
 @pytest.mark.parametrize(
     ("cv", "history_s", "factor", "why"),
     [
@@ -121,7 +91,7 @@ def test_half_the_utilisation_is_twice_the_cost_of_a_token() -> None:
         (0.6, 2 * WEEK_S, 1.5, "60 %"),
         (0.1, 3 * 3600.0, 1.5, "do not show a week"),
         (None, 3 * 3600.0, 1.5, "too short to show"),
-        (None, None, 1.2, "nothing is known"),
+        (None, None, 1.5, "no history of the traffic shows stable peaks"),
     ],
 )
 def test_safety_follows_variance_and_history(
@@ -130,7 +100,8 @@ def test_safety_follows_variance_and_history(
     found = choose_safety(Traffic(120.0, 100.0, rate_cv=cv, history_s=history_s))
     assert found[0] == factor
     assert why in found[1]
-    assert plan_fleet(Traffic(120.0), carried(), safety=1.37)["safety_factor"] == 1.37
+    assert choose_safety(None)[0] == 1.5
+    assert fleet_of(Traffic(120.0), carried(), safety=1.37)["safety_factor"] == 1.37
 
 
 def test_a_profile_gives_peak_mean_and_variance() -> None:
@@ -146,7 +117,10 @@ def test_a_profile_gives_peak_mean_and_variance() -> None:
     assert (traffic.mean_rps, traffic.history_s) == (4.0, WEEK_S)
     # variance of the counts 9.6 x 240, of which 240 are chance, over 240^2
     assert traffic.rate_cv == pytest.approx(math.sqrt(8.6 / 240))
-    assert traffic_of_profile({"measured": {"arrivals": held}}, 20.0).peak_rps == 20.0
+    given = traffic_of_profile({"measured": {"arrivals": held}}, 20.0)
+    assert given.peak_rps == 20.0
+    # the shape of the profile: 4 / 5.428 of its peak on average
+    assert given.mean_rps == pytest.approx(20 * 4 / 5.428, rel=1e-3)
     for bad in (
         {},
         {"measured": {}},
@@ -170,7 +144,7 @@ def test_chance_is_not_counted_twice() -> None:
     # chi-squared with 12 degrees of freedom, 1 % point
     assert traffic.peak_rps == pytest.approx(3.571 / 2, abs=1e-3)
     assert traffic.rate_cv == 0.0
-    assert plan_fleet(traffic, carried(1.94))["instances"] == 2  # 1 x 1.2
+    assert fleet_of(traffic, carried(1.94))["instances"] == 2  # 1 x 1.2
     held |= {"p99_rps": {"1s": 9.0, "10s": 3.4, "60s": 1.9}}  # 34 in 10 s: 70 degrees of freedom
     bursty = traffic_of_profile({"measured": {"arrivals": held}})
     assert bursty.peak_rps == pytest.approx(45.442 / 20, abs=1e-4)
@@ -221,7 +195,7 @@ def test_a_closed_loop_is_no_plan_without_a_warning(tmp_path: Path, plan: Comman
     assert summary["verdict"].startswith("One instance carries at most 9.9")
     assert "C_max 4.99 in flight (10 users); users wait for the server" in summary["verdict"]
     _, out, _ = plan(tmp_path / "run", "--peak-rps", 35)
-    assert out.startswith("at least 5 instances")  # 4 x 1.2
+    assert out.startswith("at least 6 instances")  # 4 x 1.5
     assert "between" not in out
     assert "Warning: The capacity was found with a closed loop" in out
     unpaused = summarise(make_run(tmp_path / "same", stages, ["ttft_p90=1s"], warmup_requests=0))
@@ -250,7 +224,7 @@ def test_plan_reads_a_run_and_a_profile(tmp_path: Path, plan: Command) -> None:
         assert cost == pytest.approx(8 / (20 * 3600 * tokens) * 1e6, rel=0.01)
     assert np.isfinite(found["fleet_cost_per_thousand_good_requests"])
     _, out, _ = plan(*by_profile, "--gpu-hour", 0.002)  # a thousandth of $8 / (20 x 3.6)
-    assert re.search(r"\$0\.000111 for 1,000 good requests\n", out)
+    assert re.search(r"\$0\.000111 for 1,000 good requests \(within the SLOs\)\n", out)
     assert "pooled" not in out
     assert "20 %: the rate varies by" in out
 
@@ -335,7 +309,7 @@ def test_a_plan_for_other_instances_than_the_one_measured_warns(
         given = [] if tp is None else ["--tp", tp]
         found = json.loads(plan(tmp_path / "run", "--peak-rps", 25, "--json", *given)[1])
         assert (found["gpu_hour_usd"], found["cost_per_hour"]) == (None, None)
-        assert (found["instances"], found["gpus"]) == (4, 4 * (tp or gpus))  # ceil(3 x 1.2)
+        assert (found["instances"], found["gpus"]) == (5, 5 * (tp or gpus))  # ceil(3 x 1.5)
         assert ("other_instance" in [w["code"] for w in found["warnings"]]) == warned
 
 
@@ -353,9 +327,9 @@ def test_the_gpus_of_an_instance_are_those_that_were_locked() -> None:
 
 def test_a_plan_shows_the_price_that_its_costs_rest_on(tmp_path: Path, plan: Command) -> None:
     ten_per_second(tmp_path / "run")
-    # ceil(ceil(25 / 10) x 1.2) = 4 instances of 2 GPUs
+    # ceil(ceil(25 / 10) x 1.5) = 5 instances of 2 GPUs
     _, out, _ = plan(tmp_path / "run", "--peak-rps", 25, "--tp", 2, "--gpu-hour", 2.5)
-    assert "  8 GPUs × $2.5/h = $20.00 an hour; each line below allocates the full cost " in out
+    assert "  10 GPUs × $2.5/h (--gpu-hour) = $25.00 an hour; each line below allocates" in out
 
 
 def test_a_plan_takes_what_the_run_was_given_unless_another_is(
@@ -365,7 +339,10 @@ def test_a_plan_takes_what_the_run_was_given_unless_another_is(
     summary = summarise(ten_per_second(tmp_path / "run", fleet_inputs=inputs))
     _, told, _ = plan(tmp_path / "run")
     # no stage broke: 10/s is the least that one carries, ceil(95 / 10) x 1.5 = 15 the most
-    assert told.startswith("at most 15 instances, 30 GPUs for 95 requests/s\n")
+    # 30 GPUs x $3 x 8,760 hours
+    assert told.startswith(
+        "at most 15 instances, 30 GPUs for 95 requests/s; at most $788,400 a year\n"
+    )
     assert "  peak 95 requests/s: as given at the run\n" in told
     assert "  safety as given at the run\n" in told
     assert "30 GPUs × $3/h (as given at the run) = $90.00 an hour" in told
@@ -373,15 +350,17 @@ def test_a_plan_takes_what_the_run_was_given_unless_another_is(
         "; 95 req/s need at most 15 instances, 30 GPUs, with a safety factor of 1.5."
     )
     found = json.loads(plan(tmp_path / "run", "--json")[1])
-    assert found["from_run"] == ["gpu_hour_usd", "peak_rps", "safety_factor"]
+    assert {i["name"] for i in found["inputs"] if i["source"] == "as given at the run"} == {
+        *("peak", "safety", "GPU-hour")
+    }
     same = summary["fleet"]
     assert {k: found[k] for k in found.keys() & same.keys()} == {
         k: same[k] for k in found.keys() & same.keys()
     }
     others = ("--peak-rps", 20, "--safety", 1, "--gpu-hour", 2)
     _, other, _ = plan(tmp_path / "run", *others)
-    assert other.startswith("at most 2 instances, 4 GPUs for 20 requests/s\n")
-    assert "4 GPUs × $2/h = $8.00 an hour" in other
+    assert other.startswith("at most 2 instances, 4 GPUs for 20 requests/s; ")
+    assert "4 GPUs × $2/h (--gpu-hour) = $8.00 an hour" in other
     assert "as given at the run" not in other
 
 

@@ -552,7 +552,7 @@ def test_cost_and_gpus_at_the_usable_rate_have_its_bracket(
         "C",
     )
     assert (c_max.winner, c_max.higher_is_better) == (None, None)
-    assert ampacity("compare", tmp_path / "a", tmp_path / "c") == 0
+    assert ampacity("compare", "--summary", "full", tmp_path / "a", tmp_path / "c") == 0
     for text in (capsys.readouterr().out, comparison_markdown(result)):
         told = " ".join(text.split())
         assert "at most 2.78" in told

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from ampacity.analysis.capacity.fleet_figures import FleetInputs, fleet_figures
 from ampacity.analysis.decision.model import DecisionError
 from ampacity.analysis.decision.money import (
-    FleetCost,
     Prices,
     Request,
+    against_hosted,
     cache_break_even,
     output_share,
     prefix_usd_per_day,
@@ -20,8 +21,17 @@ from ampacity.analysis.decision.money import (
     transfer_s,
 )
 
-FLEET = FleetCost(
-    gpus=52, gpu_hour_usd=2.0, carried_rps=156, utilisation=0.4, request=Request(1000, 250)
+# 52 GPUs at $2 carry 156/s: $104 an hour, at 40 % of use 224,640 requests
+FLEET = FleetInputs(
+    peak_rps=120,
+    capacity_rps=12,
+    safety_factor=1.3,
+    tensor_parallel=4,
+    gpu_hour_usd=2.0,
+    utilisation=0.4,
+    input_tokens=1000,
+    cached_tokens=400,
+    output_tokens=250,
 )
 
 
@@ -41,7 +51,7 @@ def test_when_a_prompt_cache_pays(
     assert found is not None
     assert found.exact == pytest.approx(exact)
     assert found.cautious == pytest.approx(cautious)
-    assert found.calls == calls
+    assert (found.exact_calls, found.cautious_calls) == calls
 
 
 def test_a_cache_that_costs_as_much_as_sending_again_never_pays() -> None:
@@ -62,41 +72,64 @@ def test_the_share_of_the_output_in_a_request_with_retrieval() -> None:
     )
 
 
-def test_the_cost_of_a_fleet_by_hand() -> None:
-    """52 GPUs at $2: $104 an hour for 0.4 x 156 x 3,600 = 224,640 requests."""
-    assert FLEET.usd_per_hour == 104
-    assert FLEET.usd_per_year == 911_040
-    assert FLEET.usd_per_request == pytest.approx(104 / 224_640)
-    assert FLEET.usd_per_million_output == pytest.approx(104 / 224_640 / 250 * 1e6)
-    assert replace(FLEET, accepted=0.5).usd_per_request == pytest.approx(2 * 104 / 224_640)
+def test_a_hosted_api_against_a_fleet() -> None:
+    """600 x $0.5 + 400 x $0.05 + 250 x $2 per million = $0.00082 a request, $0.0005 of it output.
+
+    All that the fleet carries is 561,600 requests an hour, hosted $460.51 against $104. 62.4/s cost
+    $184.20 hosted: as much as 52 GPUs at $3.54. 400 tokens, 5,391,360 calls a day: $1,078.27, or
+    one write ($0.625 a million) and the rest read.
+    """
+    prices = {"small": Prices(0.5, 2, 0.05, 0.625), "free": Prices(0, 0)}
+    small, free = against_hosted(FLEET, fleet_figures(FLEET), prices)
+    assert small.cost_per_thousand_requests == pytest.approx(0.82)
+    assert small.output_share == pytest.approx(500 / 820)
+    assert small.crossover_utilisation == pytest.approx(104 / (561_600 * 0.00082))
+    assert small.crossover_rps == pytest.approx(156 * 104 / (561_600 * 0.00082))
+    assert small.crossover_gpu_hour_usd == pytest.approx(224_640 * 0.00082 / 52)
+    assert small.break_even is not None
+    assert small.prefix is not None
+    assert small.prefix.usd_per_day_without_cache == pytest.approx(400 * 5_391_360 * 0.5e-6)
+    assert small.prefix.usd_per_day_with_cache == pytest.approx(107.827, abs=0.01)
+    assert (free.crossover_utilisation, free.output_share, free.prefix) == (None, 0.0, None)
+    uncounted = structs.replace(FLEET, output_tokens=None)
+    assert against_hosted(uncounted, fleet_figures(uncounted), prices) == []
 
 
-@pytest.mark.parametrize(("utilisation", "divided_by"), [(0.8, 2.0), (0.7, 1.75)])
-def test_cost_falls_with_utilisation(utilisation: float, divided_by: float) -> None:
-    fuller = replace(FLEET, utilisation=utilisation)
-    assert FLEET.usd_per_request / fuller.usd_per_request == pytest.approx(divided_by)
+def test_the_input_that_moves_the_answer_most_comes_first() -> None:
+    """13 instances, $911,040 a year. Capacity 9.6: 13 x 1.3 = 17; 14.4: 9 x 1.3 = 12. Peak 96:
+    8 x 1.3 = 11; 144: 12 x 1.3 = 16. Safety 1.04: 11; 1.56: 16. Price: 20 % each way."""
+    moved = sensitivities(FLEET)
+    found = {one.input: one for one in moved}
+    assert {name: one.instances for name, one in found.items()} == {
+        "capacity": (17, 12),
+        "peak load": (11, 16),
+        "safety factor": (11, 16),
+        "GPU price": (13, 13),
+        "utilisation": (13, 13),
+    }
+    assert moved[0].input == "capacity"
+    assert [one.input for one in moved][-2:] == ["GPU price", "utilisation"]
+    assert found["capacity"].cost_per_year == (17 / 13 * 911_040, 12 / 13 * 911_040)
+    # 1,000 x 104 / 224,640 of a dollar, at 32 and 48 % of use
+    assert found["utilisation"].cost_per_thousand == pytest.approx((0.578704, 0.385802), rel=1e-5)
 
 
-def test_crossover_with_a_hosted_api() -> None:
-    """Hosted: 1,000 x $0.5 + 250 x $2 per million = $0.001 a request. Full fleet: 561,600 an
-    hour, $561.60 hosted against $104: cheaper from 18.5 % of use on."""
-    hosted = Prices(0.5, 2)
-    assert hosted.request_usd(FLEET.request) == pytest.approx(0.001)
-    assert FLEET.crossover(hosted) == pytest.approx(104 / 561.6)
-    at_crossover = replace(FLEET, utilisation=FLEET.crossover(hosted))
-    assert at_crossover.usd_per_request == pytest.approx(0.001)
-
-
-def test_the_input_that_moves_a_cost_most_comes_first() -> None:
-    """A rate 20 % lower costs 25 % more, one 20 % higher 16.7 % less; a price moves by 20 %.
-    Nothing can be accepted above 100 %."""
-    found = {one.name: one for one in sensitivities(FLEET)}
-    assert found["carried_rps"].lower == pytest.approx(0.25)
-    assert found["carried_rps"].higher == pytest.approx(-1 / 6)
-    assert found["gpu_hour_usd"].lower == pytest.approx(-0.2)
-    assert found["accepted"].higher == 0
-    assert next(iter(found)) in ("carried_rps", "utilisation", "accepted")
-    assert list(found)[-1] == "gpu_hour_usd"
+def test_shares_and_loads_stay_possible() -> None:
+    """Nothing is accepted above 100 %, no load is above its peak; without a price, instances."""
+    given = structs.replace(FLEET, accepted=0.9, gpu_hour_usd=None, utilisation=None, mean_rps=115)
+    found = {one.input: one for one in sensitivities(given)}
+    assert "GPU price" not in found
+    assert found["capacity"].cost_per_year is found["capacity"].cost_per_thousand is None
+    priced = structs.replace(given, gpu_hour_usd=2.0)
+    moved = {one.input: one for one in sensitivities(priced)}
+    hourly = 104 / 3.6
+    assert moved["accepted share"].cost_per_thousand == pytest.approx(
+        (hourly / (115 * 0.72), hourly / 115)
+    )
+    # 138/s would be above the peak of 120; and of a peak of 96 the mean is at most 96
+    assert moved["mean load"].cost_per_thousand == pytest.approx(
+        (hourly / (92 * 0.9), hourly / (120 * 0.9))
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,11 +150,6 @@ def test_a_price_file_of_a_spreadsheet(tmp_path: Path) -> None:
     path = tmp_path / "prices.csv"
     path.write_bytes("\ufeffModel; Input; Output\r\nbig;3;15\r\n".encode())
     assert read_prices(path) == {"big": Prices(3, 15)}
-
-
-def test_a_free_hosted_api_is_never_dearer() -> None:
-    assert FLEET.crossover(Prices(0, 0)) == float("inf")
-    assert output_share(Prices(0, 0), FLEET.request) == 0
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,10 @@ from ampacity.analysis.slo import (
         ("e2e_p99.9=1.5m", "e2e", 0.999, 90.0),
         ("first_answer_p50 = 2 s", "first_answer", 0.5, 2.0),
         ("icl_p90=.5s", "icl", 0.9, 0.5),
+        ("ttft_p5=1s", "ttft", 0.05, 1.0),
+        ("ttft_p99.999=1s", "ttft", 0.99999, 1.0),
+        ("ttft_max=5s", "ttft", 1.0, 5.0),
+        ("itl_min=1ms", "itl", 0.0, 0.001),
     ],
 )
 def test_reads(text: str, metric: str, quantile: float, limit_s: float) -> None:
@@ -40,8 +44,10 @@ def test_reads(text: str, metric: str, quantile: float, limit_s: float) -> None:
         ("ttft_p99", "no '='"),
         ("ttft=2s", "write ttft_p99=2s"),
         ("latency_p99=2s", "allowed are ttft, itl, icl, tpot, e2e, first_answer"),
-        ("ttft_p100=2s", "between p50 and p99.9"),
-        ("ttft_p49=2s", "between p50 and p99.9"),
+        ("ttft_p100=2s", "not above p0 and below p100"),
+        ("ttft_p0=2s", "the extremes are min and max"),
+        ("ttft_pmax=2s", "the extremes are min and max"),
+        ("ttft_mean=2s", "names no percentile"),
         ("ttft_p99=2y", "write a number above 0 and its unit"),
         ("ttft_p99=fast", "write a number above 0 and its unit"),
         ("ttft_p99=0s", "write a number above 0 and its unit"),
@@ -69,16 +75,16 @@ def test_the_same_slo_twice_counts_once_and_two_limits_are_refused() -> None:
 
 @given(
     st.sampled_from(METRICS),
-    st.integers(500, 999),
+    st.sampled_from(["p0.1", "p5", "p50", "p99", "p99.9", "p99.999", "min", "max"]),
     st.integers(1, 10**7),
     st.sampled_from(["us", "ms", "s", "m"]),
     st.sampled_from(["", "chat:", "a b:"]),
 )
 def test_canonical_text_is_read_back(
-    metric: str, permille: int, number: int, unit: str, of: str
+    metric: str, level: str, number: int, unit: str, of: str
 ) -> None:
     first = "2s+" if metric == "fluidity" else ""
-    slo = parse_slo(f"{of}{metric}_p{permille / 10:g}={first}{number}{unit}")
+    slo = parse_slo(f"{of}{metric}_{level}={first}{number}{unit}")
     assert parse_slo(slo.text) == slo
     assert slo_from_dict(slo.as_dict()) == slo
 
@@ -99,7 +105,7 @@ def test_broken_entry_of_run_json_is_named() -> None:
     for broken, why in (
         ({"metric": "ttft", "quantile": 0.99}, "no SLO as its text"),
         (whole | {"text": 5}, "no SLO as its text"),
-        (whole | {"text": "ttft_p999=2s"}, "is not between p50 and p99.9"),
+        (whole | {"text": "ttft_p999=2s"}, "is not above p0 and below p100"),
         (whole | {"quantile": 99}, "whose text is another SLO"),
         (whole | {"limit_s": 3.0}, "whose text is another SLO"),
     ):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from ampacity.analysis.capacity.next_load import fewest_requests
 from ampacity.analysis.metrics.cohort import Cohort, observations_for_slo
 from ampacity.analysis.metrics.percentiles import percentiles
 from ampacity.analysis.slo import Slo, parse_slo, parse_slos
 from ampacity.analysis.stage.attainment import judge_slo, observe_slos, requests_meeting
+from ampacity.experiments.search import Search
 from ampacity.loadgen.rundir.records import FAILED_STATUSES, RequestRecord
-from tests.support.synthetic import at_ns, cohort, request
+from ampacity.values import ConfigError
+from tests.support.contract import summarise
+from tests.support.synthetic import Stage, at_ns, cohort, make_run, request
 
 TTFT = parse_slo("ttft_p99=2s")
 
@@ -35,6 +42,22 @@ def test_failed_is_infinitely_slow_and_misses(status: str, got_tokens: bool) -> 
         assert o.quantile_bounds(0.995) == (float("inf"), float("inf")), metric
     assert o.quantile_bounds(0.99)[1] < 1
     assert meeting(c, "ttft_p99=2s") == 99
+
+
+def test_an_http_error_is_counted_by_its_code(tmp_path: Path) -> None:
+    """Name each kind, with the first error as its example."""
+    codes = {"rate_limited": (429, 529), "auth": (401, 403), "overloaded": (503,)}
+    codes |= {"bad_request": (400, 404, 422), "upstream": (500, 502, 524), "redirect": (307,)}
+    wanted = [(kind, code) for kind, listed in codes.items() for code in listed]
+    wanted += [("http_error", None), ("rate_limited", 429)]
+    records = good(60) + [
+        request(900 + i, 0.3, ttft_s=None, status="http_error", http_status=code, error=f"n {code}")
+        for i, (_, code) in enumerate(wanted)
+    ]
+    found = summarise(make_run(tmp_path / "run", [Stage(records, 1.0)], [], warmup_requests=0))
+    counted = {kind: len(listed) for kind, listed in codes.items()} | {"http_error": 1}
+    assert {k: n for k, n in found["errors"].items() if n} == counted | {"rate_limited": 3}
+    assert found["error_examples"] == {k: f"n {codes.get(k, (None,))[0]}" for k in counted}
 
 
 def test_failures_that_reach_into_a_percentile_make_it_null_with_the_reason() -> None:
@@ -212,3 +235,50 @@ def test_fault_34_cold_outliers_move_the_mean_not_the_headline() -> None:
     assert low.mean > high.mean  # the mean falls as load rises
     assert low.p50 == pytest.approx(0.1)
     assert high.p50 == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("slo", "slow_s", "verdict", "value_s"),
+    [
+        ("ttft_max=1s", 0.9, "met", 0.9),
+        ("ttft_max=1s", 1.1, "violated", 1.1),  # one of 200 is enough
+        ("ttft_min=400ms", 1.1, "violated", 0.5),
+        ("ttft_min=600ms", 1.1, "met", 0.5),
+        ("ttft_p99.9=1s", 0.9, "inconclusive", 0.9),  # 2,995 requests show it, not 200
+        ("ttft_p99.9=1s", 1.1, "inconclusive", 1.1),
+    ],
+)
+def test_extremes_are_facts_of_the_run_and_a_far_percentile_is_none(
+    slo: str, slow_s: float, verdict: str, value_s: float
+) -> None:
+    o = cohort(*good(199), *good(1, 199, slow_s)).ttft(from_schedule=True)
+    found = judge_slo(o, parse_slo(slo))
+    assert (found.verdict, found.value_s) == (verdict, pytest.approx(value_s))
+    if "p99.9" in slo:
+        assert found.value_s_ci is not None
+        assert found.value_s_ci[1] is None  # a lower bound, nothing more
+        assert percentiles(o).p99_9 is None
+        assert percentiles(o).p99_9_reason == "needs 2995 requests, has 200"
+    else:  # 1 - 0.05^(1/200) = 0.0149
+        assert found.value_s_ci is None
+        assert (verdict, "max" in slo) != ("met", True) or "up to 0.015 of all" in str(found.reason)
+    assert (percentiles(o).min, percentiles(o).max) == pytest.approx((0.5, max(0.5, slow_s)))
+
+
+def test_a_largest_sample_that_was_cut_off_or_failed_is_no_figure() -> None:
+    cut = request(999, 5.0, ttft_s=None, status="unfinished", ended_ns=at_ns(5.2))
+    o = cohort(*good(99), cut).ttft(from_schedule=True)
+    assert judge_slo(o, parse_slo("ttft_max=1s")).verdict == "inconclusive"
+    assert judge_slo(o, parse_slo("ttft_max=100ms")).verdict == "violated"
+    assert percentiles(o).max_bounds == [pytest.approx(0.5), None]
+    failed = cohort(*good(99), request(999, 5.0, ttft_s=None, status="timeout"))
+    assert (
+        judge_slo(failed.ttft(from_schedule=True), parse_slo("ttft_max=9s")).verdict == "violated"
+    )
+
+
+def test_loads_are_bracketed_by_an_extreme_without_an_estimate() -> None:
+    slos = parse_slos(["ttft_max=1s"])
+    assert fewest_requests(slos, {}) == (0, "")
+    with pytest.raises(ConfigError, match=r"search for ttft_p99\.9"):
+        Search.check(SimpleNamespace(slos=slos, rates=None, concurrency=None, trace=None))

@@ -52,7 +52,7 @@ def test_a_p99_of_unknown_upper_end_is_marked_wherever_it_is_shown() -> None:
         "p99_ci": [0.5, None],
         "p99_ci_reason": "too short",
     }
-    stage["slo_verdicts"][0]["value_s"] = 0.857
+    stage["slo_verdicts"][0] |= {"value_s": 0.857, "value_s_ci": [0.5, None]}
     for table, head in (
         (stages_table(read_summary(summary)), "TTFT p99"),
         (percentile_table(read_summary(summary), "ttft_from_schedule_s"), "p99"),

@@ -99,6 +99,13 @@ def test_usage_beside_the_text_is_that_of_the_latest_chunk_where_no_total_runs()
     assert alike(whole(events)).record.input_tokens == 9
 
 
+def test_the_last_usage_counts_where_totals_run_as_well() -> None:
+    """Running totals give a prompt of 7 tokens, the usage at the end 15: found by fuzzing."""
+    last = b'{"choices":[],"usage":{"prompt_tokens":15,"completion_tokens":3}}'
+    for reads in (whole([*map(counted, (1, 2, 3)), last]), [HEAD + event(counted(1)), event(last)]):
+        assert alike(reads).record.input_tokens == 15
+
+
 PLAIN = [text()] * 10
 X = b'{"choices":[{"delta":{"content":"x"}}]'
 ODD = {

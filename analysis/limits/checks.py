@@ -1,20 +1,14 @@
-"""The rules of diagnosis: what each reads of a run, and what to try where it holds."""
+"""The checks of the rules of diagnosis: the figures that each reads, against its thresholds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from ampacity.analysis.contract.figures import Percentiles
+from ampacity.analysis.contract.limits import Evidence
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.decision.curve import (
-    SATURATED,
-    CannotTell,
-    Curve,
-    Evidence,
-    Found,
-    Rule,
-)
+from ampacity.analysis.limits.curve import SATURATED, CannotTell, Curve, Found
 
 # Thresholds. Where no source is named they are this project's own, checked by the matrix of rules
 # and illnesses in the tests (docs/diagnosis.md).
@@ -43,14 +37,14 @@ def _growth(at: Percentiles, low: Percentiles, quantile: str) -> float | None:
     return above / base if above is not None and base else None
 
 
-def _client(curve: Curve) -> Found | None:
+def client(curve: Curve) -> Found | None:
     stage = next((s for s in curve.summary.stages if s.client_limited), None)
     if stage is None:
         return None
     return Found(10.0, (_seen("client limited", stage.client_limited_reason, stage),))
 
 
-def _queueing(curve: Curve) -> Found | None:
+def queueing(curve: Curve) -> Found | None:
     for stage in curve.stages[1:]:
         tail = _growth(stage.ttft_s, curve.low.ttft_s, "p99")
         step = _growth(stage.itl_s, curve.low.itl_s, "p50") or 1.0
@@ -65,7 +59,7 @@ def _queueing(curve: Curve) -> Found | None:
     return None
 
 
-def _prefill_bound(curve: Curve) -> Found | None:
+def prefill_bound(curve: Curve) -> Found | None:
     stage = curve.limited
     if stage is None:
         return None
@@ -75,7 +69,7 @@ def _prefill_bound(curve: Curve) -> Found | None:
     return Found(busy / PREFILL_BUSY, (_seen("share of time in prefill", busy, stage),))
 
 
-def _decode_bound(curve: Curve) -> Found | None:
+def decode_bound(curve: Curve) -> Found | None:
     stage = curve.limited
     if stage is None or stage is curve.low:
         return None
@@ -91,7 +85,7 @@ def _decode_bound(curve: Curve) -> Found | None:
     return Found(DECODE_BUSY / max(busy, 0.01), evidence)
 
 
-def _interference(curve: Curve) -> Found | None:
+def interference(curve: Curve) -> Found | None:
     """Long steps only while prompts are computed: the tail of ITL is broken, its median is not."""
     stage = curve.broken
     if stage is None or stage.itl_s.p50 is None or not stage.itl_s.p99:
@@ -108,7 +102,7 @@ def _interference(curve: Curve) -> Found | None:
     return Found(ratio / TAIL_OVER_MEDIAN, evidence)
 
 
-def _slow_alone(metrics: Sequence[str]) -> Callable[[Curve], Found | None]:
+def slow_alone(metrics: Sequence[str]) -> Callable[[Curve], Found | None]:
     """Return the check for an SLO that is violated although requests hardly meet."""
 
     def check(curve: Curve) -> Found | None:
@@ -124,7 +118,7 @@ def _slow_alone(metrics: Sequence[str]) -> Callable[[Curve], Found | None]:
     return check
 
 
-def _plateau(curve: Curve) -> Found | None:
+def plateau(curve: Curve) -> Found | None:
     stage = curve.saturated
     if stage is None or not stage.achieved_rps or not stage.offered_rps:
         return None
@@ -135,7 +129,7 @@ def _plateau(curve: Curve) -> Found | None:
     return Found(SATURATED * stage.offered_rps / stage.achieved_rps, evidence)
 
 
-def _both_slos(curve: Curve) -> Found | None:
+def both_slos(curve: Curve) -> Found | None:
     """TTFT and token latency are violated at the same, lowest load, and hold at a lower one."""
     stage = curve.broken
     if stage is None or stage is curve.low:
@@ -149,7 +143,7 @@ def _both_slos(curve: Curve) -> Found | None:
     )
 
 
-def _kv_pressure(curve: Curve) -> Found | None:
+def kv_pressure(curve: Curve) -> Found | None:
     best: Found | None = None
     for stage, server in curve.with_server():
         share = (server.preemptions or 0.0) / stage.requests if stage.requests else 0.0
@@ -167,7 +161,7 @@ def _kv_pressure(curve: Curve) -> Found | None:
     return best
 
 
-def _prefix_cache(curve: Curve) -> Found | None:
+def prefix_cache(curve: Curve) -> Found | None:
     held = [s for s in curve.summary.sharing or () if s.planned]
     known = [s for s in held if s.realised is not None]
     if held and not known:
@@ -186,7 +180,7 @@ def _prefix_cache(curve: Curve) -> Found | None:
     return None
 
 
-def _slow_class(curve: Curve) -> Found | None:
+def slow_class(curve: Curve) -> Found | None:
     """One class waits for its first token longer than the others with prompts as long."""
     for stage in curve.stages:
         medians = {n: c.ttft_from_schedule_s.p50 for n, c in stage.classes.items()}
@@ -214,7 +208,7 @@ def _same_prompts(summary: Summary, name: str) -> bool:
     return False
 
 
-def _speculation(curve: Curve) -> Found | None:
+def speculation(curve: Curve) -> Found | None:
     rates = [(s, v.spec_acceptance_rate) for s, v in curve.with_server()]
     known = [(stage, rate) for stage, rate in rates if rate is not None]
     if not known:
@@ -227,7 +221,7 @@ def _speculation(curve: Curve) -> Found | None:
     )
 
 
-def _batch_capped(curve: Curve) -> Found | None:
+def batch_capped(curve: Curve) -> Found | None:
     """Requests wait although the KV pool has room: the number of sequences is limited."""
     for stage, server in curve.with_server():
         usage, waiting = server.kv_cache_usage_max, server.waiting
@@ -247,7 +241,7 @@ def _batch_capped(curve: Curve) -> Found | None:
     return None
 
 
-def _two_kinds(curve: Curve) -> Found | None:
+def two_kinds(curve: Curve) -> Found | None:
     """Some requests get their tokens slower than all others: a step in the curve of TPOT."""
     for stage in curve.stages:
         tpot = stage.curves.get("tpot_s")
@@ -276,7 +270,7 @@ def _short_prompts(stage: Stage) -> bool:
     )
 
 
-def _held_back(curve: Curve) -> Found | None:
+def held_back(curve: Curve) -> Found | None:
     checks = curve.summary.diagnosis
     if checks is None:
         raise CannotTell("the endpoint was not probed")
@@ -284,7 +278,7 @@ def _held_back(curve: Curve) -> Found | None:
     return None if bad is None else Found(5.0, (_seen("stream", bad.found),))
 
 
-def _drift(curve: Curve) -> Found | None:
+def drift(curve: Curve) -> Found | None:
     stage = next((s for s in curve.stages if s.drift.drifting and s.stable is not False), None)
     if stage is None:
         return None
@@ -292,126 +286,3 @@ def _drift(curve: Curve) -> Found | None:
         1.0 + abs(stage.drift.change or 0.0),
         (_seen("TTFT p99, change", stage.drift.change, stage),),
     )
-
-
-RULES = (
-    Rule(
-        "client_limited",
-        "The load generator could not keep up",
-        _client,
-        "give the client more cores (--cpus, --workers) or stop what runs beside it",
-        "the same load with two workers shows the same latency",
-    ),
-    Rule(
-        "queueing",
-        "Requests queue: P99 of TTFT grows far more than the steps do",
-        _queueing,
-        "run below the knee, or add an instance: no setting shortens a queue",
-        "TTFT stays when the rate is halved",
-    ),
-    Rule(
-        "prefill_bound",
-        "The engine is busy with prompts",
-        _prefill_bound,
-        "raise the share of cached prefixes first; then more compute (TP, prefill instances)",
-        "prompts half as long carry the same rate",
-    ),
-    Rule(
-        "decode_bound",
-        "The engine is busy with decoding",
-        _decode_bound,
-        "quantise weights or KV cache (fewer bytes a step); then more memory bandwidth",
-        "answers half as long carry the same rate",
-    ),
-    Rule(
-        "prefill_interference",
-        "Prompts of others stretch single tokens: the tail of ITL, not its median",
-        _interference,
-        "a smaller token budget of a step (chunked prefill); then prefill apart from decoding",
-        "the tail stays with short prompts at the same token rate",
-    ),
-    Rule(
-        "slow_prefill_alone",
-        "TTFT is too high even at low load",
-        _slow_alone(("ttft", "first_answer")),
-        "the prefix hit rate first, then a higher TP degree",
-        "a request alone on the endpoint meets the limit",
-    ),
-    Rule(
-        "slow_decode_alone",
-        "Time between tokens is too high even at low load",
-        _slow_alone(LATENCY_OF_TOKENS),
-        "speculative decoding, or quantised weights; then a higher TP degree",
-        "a request alone on the endpoint meets the limit",
-    ),
-    Rule(
-        "plateau",
-        "Throughput no longer follows the load",
-        _plateau,
-        "quantise the KV cache or the weights before buying hardware",
-        "a higher load achieves more",
-    ),
-    Rule(
-        "both_slos",
-        "TTFT and token latency are violated at the same load",
-        _both_slos,
-        "prefill and decoding on separate instances (disaggregation)",
-        "one of the two is met at that load with another token budget",
-    ),
-    Rule(
-        "kv_pressure",
-        "The KV cache is full: requests wait for it or are preempted",
-        _kv_pressure,
-        "a KV cache in FP8, shorter max_tokens, or fewer sequences at once",
-        "preemptions stay with half of the sequences",
-    ),
-    Rule(
-        "prefix_cache",
-        "Fewer prompt tokens come from the prefix cache than the workload allows",
-        _prefix_cache,
-        "route by prefix, keep the shared part first in the prompt, give the cache more room",
-        "the server reports the planned share on one instance",
-    ),
-    Rule(
-        "slow_class",
-        "One class waits longer than others with prompts as long (adapters that are paged?)",
-        _slow_class,
-        "more adapter slots on the GPU, or instances for that class",
-        "the class alone is as slow",
-    ),
-    Rule(
-        "speculation",
-        "Few drafted tokens are accepted",
-        _speculation,
-        "fewer drafts a step, a better draft model, or none: rejected drafts cost steps",
-        "tokens/s fall without speculation",
-    ),
-    Rule(
-        "batch_capped",
-        "Requests wait although the KV cache has room",
-        _batch_capped,
-        "a higher max_num_seqs",
-        "the same number runs with a higher max_num_seqs",
-    ),
-    Rule(
-        "replicas",
-        "Two kinds of requests, fast and slow: one replica is slower or fuller than others",
-        _two_kinds,
-        "look at each replica's own metrics; route by load (least requests), not in turn",
-        "requests to one replica alone are of both kinds",
-    ),
-    Rule(
-        "held_back",
-        "Tokens are held back on their way",
-        _held_back,
-        "switch off buffering in the gateway (proxy_buffering off, flush each event)",
-        "the engine's own port shows the same chunks",
-    ),
-    Rule(
-        "drift",
-        "The tail moves on through a stage at a constant load",
-        _drift,
-        "look for what grows: fragments of memory, a cache, the heat of the cards; longer stages",
-        "a second run of the stage shows no trend",
-    ),
-)

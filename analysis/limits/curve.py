@@ -6,36 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ampacity.analysis.contract.part import Part
+from ampacity.analysis.contract.limits import Evidence
 from ampacity.analysis.contract.stage import Server, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary
 
 LOW_LOAD_IN_FLIGHT = 4.0  # a load at which requests hardly meet each other
 SATURATED = 0.9  # achieved / offered below this: the throughput is at its limit
-
-
-class Evidence(Part, frozen=True, kw_only=True):
-    """A figure that a rule read; ``stage``: the name of the stage that it comes from."""
-
-    figure: str
-    value: float | str | None
-    stage: str | None = None
-
-
-class Limit(Part, frozen=True, kw_only=True):
-    """The answer of one rule. ``holds`` None: it cannot tell, ``reason`` names what is missing.
-
-    ``strength``: figure / threshold of a rule that holds, for ranking; 0 otherwise.
-    """
-
-    rule: str
-    holds: bool | None
-    title: str
-    lever: str
-    refuted_by: str
-    evidence: tuple[Evidence, ...] = ()
-    strength: float = 0.0
-    reason: str | None = None
 
 
 class CannotTell(Exception):
@@ -66,15 +42,22 @@ class Curve:
 
     def __init__(self, summary: Summary) -> None:
         self.summary = summary
-        open_stages = [s for s in summary.stages if s.kind == "open" and s.offered_rps]
-        self.stages = sorted(open_stages, key=lambda s: s.offered_rps or 0.0)
+        self.kept_up = [s for s in summary.stages if not s.client_limited]
         self._slo = {slo.text: slo for slo in summary.slos}
 
     @cached_property
+    def stages(self) -> list[Stage]:
+        """Return the stages with open arrivals. Raises CannotTell where there is none."""
+        if self.summary.burst:
+            raise CannotTell("a burst is no steady load")
+        found = [s for s in self.kept_up if s.kind == "open" and s.offered_rps and s.ok]
+        if not found:
+            raise CannotTell("the run has no answered stage with open arrivals (--rates)")
+        return sorted(found, key=lambda s: s.offered_rps or 0.0)
+
+    @property
     def low(self) -> Stage:
-        """Return the lowest load. Raises CannotTell where requests queue even there."""
-        if not self.stages:
-            raise CannotTell("the run has no open-loop stage")
+        """Return the lowest load."""
         return self.stages[0]
 
     @property
@@ -90,8 +73,8 @@ class Curve:
     @property
     def saturated(self) -> Stage | None:
         """Return the highest load, where it is beyond the throughput of the endpoint."""
-        top = self.stages[-1] if self.stages else None
-        if top is None or not top.achieved_rps or not top.offered_rps or top.stable is not False:
+        top = self.stages[-1]
+        if not top.achieved_rps or not top.offered_rps or top.stable is not False:
             return None
         return top if top.achieved_rps < SATURATED * top.offered_rps else None
 
@@ -122,7 +105,7 @@ class Curve:
 
     def with_server(self) -> list[tuple[Stage, Server]]:
         """Return the stages during which the server reported its metrics. Raises CannotTell."""
-        found = [(s, s.server) for s in self.stages if s.server is not None]
+        found = [(s, s.server) for s in self.kept_up if s.server is not None]
         if not found:
             raise CannotTell("the server's own metrics were not read (/metrics)")
         return found

@@ -1,0 +1,84 @@
+"""``ampacity export``: the tables and histograms of a run as files for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ampacity.cli import options as o
+from ampacity.cli.output import writing
+
+if TYPE_CHECKING:
+    from ampacity.analysis.metrics.observations import Observations
+    from ampacity.frames import Run
+
+Write = Callable[[Path], object]
+LEVELS = ("min", 50, 90, 95, 99, 99.9, "max")
+
+
+def export(
+    run: o.RunDir,
+    out: Annotated[
+        Path,
+        typer.Option("-o", "--out", metavar="DIR", help="Folder to write to.", show_default=False),
+    ],
+    csv: Annotated[bool, typer.Option("--csv", help="Write each table as CSV.")] = False,
+    parquet: Annotated[
+        bool, typer.Option("--parquet", help="Write each table as Parquet.")
+    ] = False,
+    hgrm: Annotated[
+        bool,
+        typer.Option(
+            "--hgrm", help="Write each stage's latencies as HdrHistogram percentiles, in ms."
+        ),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+) -> None:
+    """Export requests, stages, tokens, server samples and percentiles of a run, a file for each.
+
+    ampacity export runs/x --csv --hgrm -o exported
+    """
+    from ampacity.frames import load, tables
+    from ampacity.loadgen.rundir.files import RunDirError
+    from ampacity.values import ConfigError
+
+    if not (csv or parquet or hgrm):
+        raise ConfigError("say what to write: --csv, --parquet or --hgrm")
+    loaded = load(run)
+    files: dict[str, Write] = {}
+    for name, frame in tables(loaded, LEVELS).items() if csv or parquet else ():
+        if csv:
+            files[f"{name}.csv"] = partial(frame.to_csv, index=False)
+        if parquet:
+            files[f"{name}.parquet"] = partial(frame.to_parquet, index=False)
+    if hgrm:
+        files |= _histograms(loaded)
+    taken = [name for name in files if (out / name).exists()]
+    if taken and not force:
+        raise RunDirError(f"{out / taken[0]} exists: --force overwrites it, or name another folder")
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    for name, write in files.items():
+        with writing(out / name):
+            write(out / name)
+        typer.echo(out / name)
+
+
+def _histograms(run: Run) -> dict[str, Write]:
+    """Return a file for each stage and latency that has values, without the failed requests."""
+    return {
+        f"stage-{index}-{name}.hgrm": partial(_write_histogram, o)
+        for index, observed in run.observed().items()
+        for name, o in observed.items()
+        if len(o.values)
+    }
+
+
+def _write_histogram(o: Observations, path: Path) -> None:
+    from ampacity.analysis.metrics.hdr import percentile_text
+
+    path.write_bytes(percentile_text(o.values, o.weights))

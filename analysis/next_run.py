@@ -1,0 +1,154 @@
+"""The command that would settle what a run leaves open, made of the run's own."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from ampacity.durations import duration_text, read_duration, rounded_up
+
+ROOM = 1.1  # over the requests that decide: arrivals are random
+OF_LOADS = ("--rates", "--concurrency", "--duration", "--max-duration")
+OF_SEARCH = ("--precision", "--max-duration", "--repeats", "--ramp")
+FLAGS_OF_SEARCH = ("--closed", "--search")
+OF_A_BASE = "settled base phase"  # a burst's reason: the base was too short
+ENOUGH_APART = 1.1  # violated over verified rate: a search would not find more
+
+
+def again(words: Sequence[str], changes: Mapping[str, str | None], drop: Sequence[str] = ()) -> str:
+    """Return a command line with other values of some options, and without its ``--out``.
+
+    A change to None, and ``drop`` (flags without a value), remove an option.
+    """
+    gone, kept, rest = {*changes, "--out", "-o"}, [], iter(words)
+    for word in rest:
+        if word in gone:
+            next(rest, None)
+        elif word not in drop and word.partition("=")[0] not in gone:
+            kept.append(word)
+    given = [part for name, value in changes.items() if value for part in (name, value)]
+    return shlex.join([*kept, *given])
+
+
+def next_command(summary: Mapping[str, Any], meta: Mapping[str, Any], path: str) -> str | None:
+    """Return the next command; None where nothing is open, or the run cannot be repeated.
+
+    ``meta``: run.json; ``path``: the run's directory.
+    """
+    words = [str(word) for word in meta.get("command_line") or []]
+    if len(words) < 2 or words[0] != "ampacity" or summary["imported"]:
+        return None
+    if any("***" in word for word in words):  # a header's value is not recorded
+        return None
+    if words[1] == "demo":
+        return "ampacity doctor http://127.0.0.1:8000/v1"
+    if str(summary["partial"] or "").startswith(("interrupted", "killed")):
+        return again(words, {})
+    if summary.get("burst"):
+        return _after_burst(summary["burst"], words)
+    if not summary["slos"]:
+        return again(words, {"--slo": "interactive"})
+    if words[1] not in ("run", "sweep", "search", "predict") or not summary["stages"]:
+        return None
+    if summary["workload"].get("trace"):
+        return _plan(summary, path)
+    return _after_stages(summary, words) or _plan(summary, path)
+
+
+def _after_stages(summary: Mapping[str, Any], words: Sequence[str]) -> str | None:
+    search, capacity = summary.get("search"), summary["capacity"]
+    rps, limit = capacity["capacity_rps"], _value(words, "--max-duration")
+    if search and not search["reached"]:
+        more = (search["more_requests"] or 0) / rps if rps else 0.0
+        longer_s = max(2 * limit, ROOM * (limit + more)) if limit else 0.0
+        longer = duration_text(rounded_up(longer_s)) if limit else None
+        return again(words, {"--max-duration": longer})
+    if search:
+        return None
+    steady = dict.fromkeys(OF_SEARCH)
+    if rps and capacity["crossing"] == "lower_bound" and capacity["c_max_basis"] == "open":
+        higher = f"{2 * rps:.3g},{4 * rps:.3g}"
+        return again(words, {**steady, "--rates": higher}, FLAGS_OF_SEARCH)
+    verified, violated = capacity["verified_rps"], capacity["violated_rps"]
+    if verified and violated and violated <= ENOUGH_APART * verified:
+        return None
+    if not (open_ := _least_open(summary)):
+        finds = capacity["c_max_basis"] != "closed" and not {"-c", "--config"} & {*words}
+        return _search(words) if finds else None
+    stage, more = open_
+    rate = stage["offered_rps"] or stage["achieved_rps"]
+    length_s = stage["window"]["start_s"] + ROOM * (stage["requests"] + more) / rate
+    load = (
+        {"--rates": f"{stage['offered_rps']:g}"}
+        if stage["offered_rps"]
+        else {"--concurrency": str(stage["concurrency_set"])}
+    )
+    length = {"--duration": duration_text(rounded_up(length_s))}
+    return again(words, {**dict.fromkeys(OF_LOADS), **steady, **load, **length}, FLAGS_OF_SEARCH)
+
+
+def _least_open(summary: Mapping[str, Any]) -> tuple[Mapping[str, Any], int] | None:
+    """Return the inconclusive stage within the bracket that lacks least, and how many requests."""
+    capacity = summary["capacity"]
+    low = capacity["verified_rps"] or 0.0
+    high = capacity["violated_rps"] or float("inf")
+    found = [
+        (more, i, stage)
+        for i, stage in enumerate(summary["stages"])
+        if stage["slo_met"] is None and not stage["client_limited"] and stage["achieved_rps"]
+        if low < (stage["offered_rps"] or stage["achieved_rps"]) < high
+        if (more := max((v["more_requests"] or 0 for v in stage["slo_verdicts"]), default=0))
+    ]
+    if not found:
+        return None
+    # above the estimate a stage is likely to show a violation, and the capacity lies below it
+    rps = capacity["capacity_rps"] or float("inf")
+    below = [one for one in found if (one[2]["offered_rps"] or 0.0) <= rps]
+    more, _, stage = min(below or found)
+    return stage, more
+
+
+def _search(words: Sequence[str]) -> str:
+    """Return the search with the options of a run or a sweep."""
+    virtual = words[1] == "predict"
+    command = [words[0], "predict", "--search"] if virtual else [words[0], "search"]
+    return again([*command, *words[2:]], dict.fromkeys((*OF_LOADS, "--lengths")))
+
+
+def _plan(summary: Mapping[str, Any], path: str) -> str | None:
+    """Return the plan of a fleet, where the run names none; its peak is an example."""
+    rps = summary["capacity"]["capacity_rps"]
+    if not rps or summary["fleet"]["instances"] is not None:
+        return None
+    peak = f"{float(f'{10 * rps:.2g}'):g}"
+    return shlex.join(["ampacity", "plan", path, "--peak-rps", peak])
+
+
+def _after_burst(burst: Mapping[str, Any], words: Sequence[str]) -> str | None:
+    reason = burst["recovery_reason"] or ""
+    if burst["recovery_s"] is None and OF_A_BASE in reason:
+        return again(words, {"--base-duration": _doubled(words, "--base-duration", 60.0)})
+    if burst["recovery_s"] is None and not burst["harm"]["base"]:
+        return again(words, {"--recovery-duration": _doubled(words, "--recovery-duration", 120.0)})
+    if burst["headroom"]["enough"]:
+        factor = 2 * float(_text(words, "--factor") or 3.0)
+        return again(words, {"--factor": f"{factor:g}"})
+    return None
+
+
+def _doubled(words: Sequence[str], option: str, default_s: float) -> str:
+    return duration_text(2 * (_value(words, option) or default_s))
+
+
+def _value(words: Sequence[str], option: str) -> float | None:
+    """Return the seconds of an option, if it was given."""
+    text = _text(words, option)
+    return read_duration(text) if text else None
+
+
+def _text(words: Sequence[str], option: str) -> str | None:
+    after = [b for a, b in pairwise(words) if a == option]
+    after += [w.partition("=")[2] for w in words if w.startswith(f"{option}=")]
+    return after[-1] if after else None

@@ -1,0 +1,188 @@
+"""A plan in words, with its arithmetic, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import structs
+
+from ampacity.analysis.capacity.fleet import instances_text
+from ampacity.analysis.contract.summary import Summary, Warned
+from ampacity.analysis.decision.money import Hosted, Moved
+from ampacity.analysis.decision.plan import Plan
+from ampacity.analysis.decision.tiers import TierPlan
+from ampacity.reports.pages.findings import usable_rate
+from ampacity.reports.render.figures import counted, gpu_price, interval, significant
+
+COSTS = {
+    "fleet_cost_per_million_output_tokens": "a million output tokens",
+    "fleet_cost_per_million_input_tokens": "a million input tokens",
+    "fleet_cost_per_million_cached_tokens": "a million cached input tokens",
+    "fleet_cost_per_million_tokens": "a million tokens of both",
+    "fleet_cost_per_thousand_requests": "1,000 requests",
+    "fleet_cost_per_thousand_good_requests": "1,000 good requests (within the SLOs)",
+    "fleet_cost_per_thousand_accepted_results": "1,000 accepted results",
+}
+
+
+def headline(plan: Plan) -> str:
+    """Return the answer: instances, GPUs and the cost of a year, each with its range."""
+    text = f"{instances_text(structs.asdict(plan))}, {counted(plan.gpus, 'GPU')}"
+    return f"{text} for {plan.peak_rps:.4g} requests/s{year_text(plan)}"
+
+
+def year_text(plan: Plan) -> str:
+    """Return the cost of a year with its range; empty without a price."""
+    if plan.cost_per_year is None:
+        return ""
+    low, high = plan.cost_per_year_ci or (None, None)
+    ends = f" (${low:,.0f} to ${high:,.0f})" if low and high and low != high else ""
+    bound = "at most " if high and not low else "at least " if low and not high else ""
+    return f"; {bound}${plan.cost_per_year:,.0f} a year{ends}"
+
+
+def plan_text(plan: Plan, summary: Summary) -> str:
+    """Return the plan of one run, every input with its basis."""
+    usable = usable_rate(summary)
+    between = f" ({usable.interval})" if usable.interval else ""
+    carries = "is predicted to carry" if plan.predicted else "carries"
+    before, down = plan.instances_before_safety, plan.one_replica_down
+    lines = [
+        headline(plan),
+        f"  one instance {carries} {usable.value}{between}; {usable.note}",
+        *([f"  {plan.knee}"] if plan.knee else []),
+        f"  peak {plan.peak_rps:.4g} requests/s: {_source(plan, 'peak')}",
+        f"  instances that carry the peak: {before}, × {plan.safety_factor:g} safety = "
+        f"{plan.instances}; GPUs: × {plan.tensor_parallel} = {plan.gpus}",
+        f"  safety {_source(plan, 'safety')}",
+        f"  of these {_spare(plan.instances, before)}; to carry the peak while one is down, "
+        f"have {counted(down, 'instance')} ({counted(plan.one_replica_down_gpus, 'GPU')}): "
+        f"{_spare(down, before)}",
+        f"  {plan.gpu_hours_per_day:g} GPU-hours a day, utilisation {100 * plan.utilisation:.0f} %"
+        f" ({plan.load_rps:.3g} requests/s): {plan.utilisation_at}",
+        *_costs(plan),
+        *(line for hosted in plan.hosted for line in hosted_lines(hosted, plan)),
+        *_indented(columns(sensitivity_rows(plan.sensitivity))),
+        *_warned(plan.warnings),
+    ]
+    return "\n".join(lines)
+
+
+def tiers_text(tiers: TierPlan) -> str:
+    """Return the plan of tiers: the whole, then each."""
+    whole = f"{counted(tiers.instances, 'instance')}, {counted(tiers.gpus, 'GPU')} for "
+    whole += f"{tiers.peak_rps:.4g} requests/s ({tiers.mode})"
+    if tiers.cost_per_year is not None and tiers.cost_per_thousand_requests is not None:
+        each = significant(tiers.cost_per_thousand_requests)
+        whole += f"; ${tiers.cost_per_year:,.0f} a year, ${each} for 1,000 requests"
+    lines = [whole]
+    for tier in tiers.tiers:
+        plan = tier.plan
+        ends = interval(plan.capacity_rps_ci)
+        lines += [
+            f"  {tier.name}: {headline(plan)}",
+            f"    {plan.run}: one instance of {plan.tensor_parallel} GPU"
+            f"{'s' if plan.tensor_parallel > 1 else ''} ({tier.gpu}) carries "
+            f"{significant(plan.capacity_rps)} req/s{f' ({ends})' if ends else ''} at "
+            f"{', '.join(plan.slos)}",
+            *([f"    {plan.knee}"] if plan.knee else []),
+            f"    {plan.instances_before_safety} for the peak × {plan.safety_factor:g} safety "
+            f"({_source(plan, 'safety')})",
+            *(f"  {line}" for hosted in plan.hosted for line in hosted_lines(hosted, plan)),
+            *_indented(_warned(plan.warnings), "    "),
+        ]
+    if tiers.ratio is not None:
+        first, second = (tier.plan.instances for tier in tiers.tiers)
+        lines.append(f"  P:D ratio {first}:{second} = {tiers.ratio:.3g}")
+    return "\n".join([*lines, *_warned(tiers.warnings)])
+
+
+def sensitivity_rows(moved: Sequence[Moved]) -> list[list[str]]:
+    """Return the table of what moves the answer: heads, then the input that moves it most."""
+    rows = [["20 % less / 20 % more of", "instances", "USD a year", "USD for 1,000"]]
+    for one in moved:
+        year = "–" if one.cost_per_year is None else _pair(one.cost_per_year, ",.0f")
+        each = "–"
+        if one.cost_per_thousand is not None:
+            each = " / ".join(significant(end) for end in one.cost_per_thousand)
+        rows.append([one.input, _pair(one.instances, ",d"), year, each])
+    if all(row[2] == "–" for row in rows[1:]):  # no price
+        return [row[:2] for row in rows]
+    return rows
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines of aligned columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    padded = ([cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in rows)
+    return ["  ".join(row).rstrip() for row in padded]
+
+
+def _pair(ends: tuple[float, float], form: str) -> str:
+    return " / ".join(format(end, form) for end in ends)
+
+
+def _costs(plan: Plan) -> Iterator[str]:
+    if plan.cost_per_hour is None or plan.gpu_hour_usd is None:
+        return
+    yield (
+        f"  {gpu_price(plan.gpus, plan.gpu_hour_usd)} ({_source(plan, 'GPU-hour')}) = "
+        f"${plan.cost_per_hour:,.2f} an hour; each line below allocates the full cost of "
+        "the fleet at that utilisation, so they do not add up:"
+    )
+    for name, what in COSTS.items():
+        if (value := getattr(plan, name)) is not None:
+            yield f"    ${significant(value)} for {what}"
+
+
+def hosted_lines(hosted: Hosted, plan: Plan) -> Iterator[str]:
+    """Yield a hosted API against the fleet, and when its prompt cache pays."""
+    own = plan.fleet_cost_per_thousand_requests
+    yield (
+        f"  {hosted.model}: ${significant(hosted.cost_per_thousand_requests)} for 1,000 requests, "
+        f"{100 * hosted.output_share:.0f} % of it for output"
+        + ("" if own is None else f"; this fleet: ${significant(own)}")
+    )
+    gpu = f"at this load with GPUs below ${significant(hosted.crossover_gpu_hour_usd)} an hour"
+    crossing = f"{_against(hosted)}; " if hosted.crossover_utilisation is not None else ""
+    yield f"    this fleet is {crossing or 'cheaper '}{gpu}"
+    if even := hosted.break_even:
+        yield (
+            f"    its prompt cache pays from {even.exact_calls} calls with one prefix on (exactly "
+            f"{even.exact:.3g}), by the cautious rule from {even.cautious_calls} "
+            f"({even.cautious:.3g})"
+        )
+    if held := hosted.prefix:
+        yield (
+            f"    {held.tokens:,.0f} cached tokens × {held.calls_per_day:,.0f} calls a day, "
+            f"written once a day (assumed): ${held.usd_per_day_without_cache:,.2f} a day without "
+            f"the cache, ${held.usd_per_day_with_cache:,.2f} with it"
+        )
+
+
+def _against(hosted: Hosted) -> str:
+    """Return from which load on a fleet is cheaper than a hosted API."""
+    use, rate = hosted.crossover_utilisation, hosted.crossover_rps
+    if use is None or rate is None or use > 1:
+        return f"dearer than {hosted.model} at any load that it carries"
+    return f"cheaper than {hosted.model} from {rate:.3g} req/s on ({100 * use:.2g} % of the fleet)"
+
+
+def _source(plan: Plan, name: str) -> str:
+    """Return where an input comes from."""
+    return next(known.source for known in plan.inputs if known.name == name)
+
+
+def _spare(instances: int, before: int) -> str:
+    """Return for example ``13 serve the peak, 2 are spare``."""
+    spare = instances - before
+    serve = "serves" if before == 1 else "serve"
+    return f"{before} {serve} the peak, {spare or 'none'} {'are' if spare > 1 else 'is'} spare"
+
+
+def _indented(lines: Sequence[str], by: str = "  ") -> list[str]:
+    return [by + line for line in lines]
+
+
+def _warned(warnings: Sequence[Warned]) -> list[str]:
+    return [f"Warning: {warned.text}" for warned in warnings]

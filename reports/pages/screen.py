@@ -1,0 +1,316 @@
+"""The final screen of a run: the answer first, in 80 x 24."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ampacity.analysis.capacity.fleet import instances_text
+from ampacity.analysis.contract.stage import SloVerdict, Stage
+from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
+from ampacity.analysis.slo import ERROR_RATE, slo_from_dict
+from ampacity.reports.charts.families import WORDS
+from ampacity.reports.pages.burst_screen import burst_answers, burst_drawn, burst_table
+from ampacity.reports.render.bracket import bracket
+from ampacity.reports.render.figures import (
+    DASH,
+    by_load,
+    count,
+    counted,
+    ended_otherwise,
+    exact,
+    failures,
+    failures_by_cause,
+    rate,
+    seconds,
+    share,
+    significant,
+)
+from ampacity.reports.render.table import Cell, Column, Rows, Table
+from ampacity.reports.render.terminal import Entry, Screen, show
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NAMED = 2  # SLOs that a line names; of more it counts the rest
+UNDECIDED = {
+    "too few": "too few requests",
+    "too short": "too short",
+    "so near": "near its limit",
+    "the share": "on the edge",
+    "were cut off": "cut off in flight",
+}
+"""Short words for a verdict's ``cause``, by a text that it contains."""
+NOTES = {
+    "partial": "",  # an answer of its own
+    "no_requests": "No request was recorded.",
+    "imported": "Measured by another tool: compare only with runs of the same tool.",
+    "client_limited": "This machine was the limit: the stages marked so are no findings.",
+    "outage": "The endpoint was down for a while.",
+    "errors": "",  # counted on every screen
+    "too_long": "Some requests exceeded the model's context: use shorter lengths or --fit-context.",
+    "unstable_lowest": "Even the lowest load was too high: start lower.",
+    "never_settled": "Some stages never settled: use a longer --duration.",
+    "resent": "Idle connections broke, and requests were sent again.",
+    "drift": "Latency drifted during a stage: use a longer --duration.",
+    "two_modes": "Latency switched between two levels: look for other work on the server.",
+    "too_few_requests": "",  # the table's last column
+    "too_short": "Stages are too short for answers that long: use a longer --duration.",
+    "non_monotone": "An SLO was violated below a load that met it: repeat with longer stages.",
+    "beyond_context": "Part of the workload did not fit the model's context and was cut.",
+    "inputs_off": "Prompts were not as long as planned: check --tokenizer.",
+    "lengths_off": "Answers were not as long as planned: fix lengths or ignore end-of-sequence.",
+    "cut_short": "Some answers may have been cut short by something on the way.",
+    "not_streamed": "The endpoint does not stream token by token: TTFT and ITL mean little.",
+    "diagnosis": "The endpoint streams oddly: see ampacity doctor.",
+    "speculation": "Several tokens come at once (speculative decoding): ITL is per chunk.",
+    "tokens_per_chunk": "A chunk holds several tokens: ITL is per chunk.",
+    "cached": "The prefix cache answered part of the prompts although each is unique.",
+    "littles_law": "Some stages were not steady (L is not λW), as near saturation.",
+    "class_below": "One class violates its SLO at a lower load than all together.",
+    "lengths_out_of_order": "Longer requests seem to be carried at a higher rate: repeat, longer.",
+    "knee_region": "The capacity lies in the knee: a little more load violates the SLO.",
+    "closed_loop": "Found with a closed loop: open arrivals violate the SLO at a lower rate.",
+    "users_missing": "Some of the closed loop's users never started.",
+}
+"""A short note for each code of a warning; empty: the screen shows it elsewhere."""
+
+
+def render_screen(summary: Summary, console: Console, path: object = None) -> None:
+    """Print the screen of a run; it fits 80 x 24. ``path``: of the report."""
+    burst = summary.burst
+    stages = [] if burst else by_load(summary.stages)
+    table = burst_table(burst) if burst else _table(summary, stages)
+    drawn = burst_drawn(burst, console) if burst else []
+    if summary.search:
+        drawn = bracket(summary, console.width)
+    answers = burst_answers(summary) if burst else _answers(summary)
+    answers += _conditions(summary)
+    notes = [NOTES.get(w.code, w.text) for w in summary.warnings]
+    screen = Screen(
+        answers,
+        table,
+        near=_near(summary, stages),
+        drawn=drawn,
+        notes=[*_counts(summary), *filter(None, notes)],
+        next_command=summary.next_command,
+        path=path,
+    )
+    show(screen, console)
+
+
+def _conditions(summary: Summary) -> list[Entry]:
+    """Return what must be known before any figure is read."""
+    found = []
+    if summary.partial:
+        found.append(Entry("PARTIAL", summary.partial, state="unsure"))
+    if summary.predicted:
+        found.append(
+            Entry("PREDICTED", "by a simulated engine: nothing was measured", "", "unsure")
+        )
+    return found
+
+
+def _counts(summary: Summary) -> list[str]:
+    """Return how many requests failed or were cut off, where any were."""
+    failed = failures(summary.errors)
+    parts = [f"{count(failed)} failed ({failures_by_cause(summary)})"] if failed else []
+    parts += ended_otherwise(summary.errors)
+    return [f"{count(summary.requests)} requests: {'; '.join(parts)}."] if parts else []
+
+
+def _near(summary: Summary, stages: Sequence[Stage]) -> int:
+    """Return the row of the stage that is nearest to the capacity."""
+    held = summary.capacity
+    rps = held.estimate_rps or held.capacity_rps or summary.goodput.at_offered_rps
+    if rps is None:
+        return len(stages) - 1
+    loads = [s.offered_rps or s.achieved_rps or 0.0 for s in stages]
+    return min(range(len(loads)), key=lambda i: abs(loads[i] - rps), default=0)
+
+
+def _answers(summary: Summary) -> list[Entry]:
+    """Return capacity, C_max, limit and fleet."""
+    held, fleet = summary.capacity, summary.fleet
+    if held.capacity_rps is None or not summary.slos:
+        text = summary.verdict.partition(" This is likely")[0]
+        for prefix in (f"Partial run ({summary.partial}): ", "Predicted: "):
+            text = text.removeprefix(prefix)
+        return [Entry("CAPACITY", "not known", text, "bad" if summary.slos else "unsure")]
+    found = [_capacity(summary)]
+    if held.c_max is not None:
+        ends = _ends(held.c_max_ci, "pooled" in held.crossing)
+        found.append(Entry("C_MAX", f"{significant(held.c_max)} in flight", ends))
+    found.append(_limit(summary))
+    if summary.families:
+        curves = (f"{f.lengths} {rate(f.capacity.capacity_rps)}" for f in summary.families)
+        found.append(Entry("LENGTHS", ", ".join(curves)))
+    if fleet.instances is not None:
+        cost = fleet.cost_per_million_output_tokens
+        asides = [f"{instances_text(to_json(fleet))}, safety {exact(fleet.safety_factor)}"]
+        asides += [f"${significant(cost)} per million output tokens"] if cost else []
+        text = f"{counted(fleet.gpus, 'GPU')} for {count(fleet.peak_rps)} req/s"
+        found.append(Entry("FLEET", text, ", ".join(asides)))
+    return found
+
+
+def _capacity(summary: Summary) -> Entry:
+    held = summary.capacity
+    value, ends = rate(held.capacity_rps), _ends(held.capacity_rps_ci, held.crossing == "pooled")
+    if held.crossing in ("lower_bound", "saturated"):
+        why = "the closed loop saturates there"
+        least = {
+            "lower_bound": ("at least", "no stage violated an SLO"),
+            "saturated": ("at most", why),
+        }
+        word, aside = least[held.crossing]
+        return Entry("CAPACITY", f"{word} {value}", aside, "good")
+    if summary.predicted:
+        return Entry("CAPACITY", f"{value} predicted", ends, "good")
+    if held.crossing == "pooled" and held.verified_rps:
+        estimate = f"estimate {significant(held.capacity_rps)}, {ends}"
+        return Entry("CAPACITY", f"{rate(held.verified_rps)} verified", estimate, "good")
+    if held.crossing == "pooled":
+        return Entry("CAPACITY", f"{value} estimated", f"{ends}, no load is verified yet", "unsure")
+    word = "verified" if held.crossing in ("verified", "measured") else "interpolated"
+    return Entry("CAPACITY", f"{value} {word}", ends, "good")
+
+
+def _ends(interval: Sequence[float | None] | None, pooled: bool) -> str:
+    """Return ``95 % 84.9–143``."""
+    low, high = interval or (None, None)
+    if low is None or high is None or low == high:
+        return ""
+    return f"{'95 % ' if pooled else 'between '}{significant(low)}–{significant(high)}"
+
+
+def _limit(summary: Summary) -> Entry:
+    """Return the SLO that limits, and up to which load the others held."""
+    held, slos = summary.capacity, [slo_from_dict(to_json(s)) for s in summary.slos]
+    texts = {slo.text: f"{slo.name} ≤ {_spaced(slo.limit_text)}" for slo in slos}
+    binding = [texts[t] for t in (held.binding_slo, *held.binding_or) if t in texts]
+    asides = []
+    for text in [t for t in texts if texts[t] not in binding]:
+        at = [
+            s.name
+            for s in by_load(summary.stages)
+            for v in s.slo_verdicts
+            if v.slo == text and v.verdict == "violated" and not s.client_limited
+        ]
+        asides.append(f"{texts[text]} {f'violated at {at[0]}' if at else 'never violated'}")
+    if not binding:
+        return Entry("LIMIT", "none reached", _some(asides))
+    return Entry("LIMIT", _some(binding, " or "), _some(asides))
+
+
+def _spaced(limit: str) -> str:
+    at = next((i for i, c in enumerate(limit) if c.isalpha()), len(limit))
+    return limit if "+" in limit else f"{limit[:at]} {limit[at:]}".strip()
+
+
+def _some(texts: Sequence[str], joined: str = ", ") -> str:
+    more = [f"{len(texts) - NAMED} more"] if len(texts) > NAMED else []
+    return joined.join([*texts[:NAMED], *more])
+
+
+def _table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
+    """Return one row a stage: its load, what the SLOs judge, and the verdict in words."""
+    if not stages:
+        return None
+    kinds = {s.kind for s in stages}
+    rows = Rows("", stages)
+    head = {"open": "req/s", "closed": "users"}[stages[0].kind] if len(kinds) == 1 else "load"
+    rows.column(Column(head), lambda _, s: Cell(_load(s, head)))
+    for i, slo in enumerate(_judged(summary)):
+        rows.column(Column(slo.head, "", 10 + i if i else 0), slo.cell)
+    rows.figure("in flight", "", lambda s: s.concurrency, significant, 4, "")
+    rows.figure("goodput", "", lambda s: s.goodput_rps, significant, 5, "")
+    if any(failures(s.errors) for s in stages):
+        rows.figure("failed", "", lambda s: failures(s.errors), count, 1)
+    if any(s.accepted.requests is not None for s in stages):
+        rows.figure("accepted/s", "", lambda s: s.accepted.rps, significant, 2, "")
+    if not summary.slos:
+        rows.figure("tokens/s", "", lambda s: s.output_tokens_per_s, significant, 3, "")
+    rows.column(Column("SLO", "", text=True), lambda _, s: _words(summary, s))
+    return rows.done()
+
+
+def _load(stage: Stage, head: str) -> str:
+    """Return the number of a load, or its name where the head has no unit for it."""
+    return stage.name if head == "load" else stage.name.removesuffix(f" {head}")
+
+
+class _Judged:
+    """The column of an SLO's percentile."""
+
+    def __init__(self, slo: SloLimit) -> None:
+        named = slo_from_dict(to_json(slo))
+        metric = "errors" if slo.metric == ERROR_RATE else WORDS.get(slo.metric, slo.metric)
+        percentile = "" if slo.metric == ERROR_RATE else f" {named.percentile}"
+        class_ = f"{slo.class_}: " if slo.class_ else ""
+        self.head, self._text = f"{class_}{metric}{percentile}", slo.text
+        self._limit = named.limit_text
+
+    def cell(self, _: Table, stage: Stage) -> Cell:
+        verdict = next((v for v in stage.slo_verdicts if v.slo == self._text), None)
+        if verdict is None:
+            return Cell(DASH)
+        if verdict.value_s is not None:
+            return Cell(seconds(verdict.value_s))
+        if verdict.value is not None:
+            return Cell(share(verdict.value))
+        return Cell(f"> {_spaced(self._limit)}" if verdict.verdict == "violated" else DASH)
+
+
+class _Plain:
+    """The column of a percentile that no SLO judges."""
+
+    def __init__(self, head: str, field: str, percentile: str) -> None:
+        self.head, self._field, self._percentile = head, field, percentile
+
+    def cell(self, _: Table, stage: Stage) -> Cell:
+        return Cell(seconds(getattr(getattr(stage, self._field), self._percentile)))
+
+
+def _judged(summary: Summary) -> Sequence[_Judged | _Plain]:
+    """Return the judged percentiles, the binding one first; without SLOs the usual ones."""
+    if not summary.slos:
+        return [
+            _Plain("TTFT p50", "ttft_from_schedule_s", "p50"),
+            _Plain("TTFT p95", "ttft_from_schedule_s", "p95"),
+            _Plain("ITL p99", "itl_s", "p99"),
+        ]
+    binding = summary.capacity.binding_slo
+    return [_Judged(slo) for slo in sorted(summary.slos, key=lambda s: s.text != binding)]
+
+
+def _words(summary: Summary, stage: Stage) -> Cell:
+    """Return a mark and the verdict in words."""
+    if stage.client_limited:
+        return Cell("– this machine was the limit", state="unsure")
+    if not summary.slos:
+        grew = stage.stable is False
+        return Cell("✗ the queue grew" if grew else DASH, state="bad" if grew else "")
+    if stage.slo_met:
+        return Cell("✓ met", state="good")
+    violated = [v.slo.partition("=")[0] for v in stage.slo_verdicts if v.verdict == "violated"]
+    if stage.slo_met is False:
+        return Cell(f"✗ {_some(violated) or 'violated'}", state="bad")
+    if stage.slo_met_by_all is not None:
+        word, state = ("✓ met", "good") if stage.slo_met_by_all else ("✗ violated", "bad")
+        return Cell(f"{word}, by all stages", state=state)
+    open_ = [v for v in stage.slo_verdicts if v.verdict == "inconclusive"]
+    return Cell(f"? {_undecided(open_, stage)}", state="unsure")
+
+
+def _undecided(verdicts: Sequence[SloVerdict], stage: Stage) -> str:
+    """Return what an inconclusive stage lacks, in a few words."""
+    if more := max((v.more_requests or 0 for v in verdicts), default=0):
+        return f"{count(more)} more requests decide it"
+    cause = next((v.cause for v in verdicts if v.cause), stage.slo_met_reason or "")
+    return undecided(cause)
+
+
+def undecided(cause: str) -> str:
+    """Return the short words for the cause of an inconclusive verdict."""
+    return next((words for part, words in UNDECIDED.items() if part in cause), "no value")

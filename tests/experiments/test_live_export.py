@@ -1,0 +1,207 @@
+"""--prometheus and --otlp: the counters of a running load, and the dashboard that draws them."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ampacity.analysis.metrics.gaps import token_gaps
+from ampacity.experiments.stages.live_export import PrometheusPage, otlp_body
+from ampacity.loadgen.plan import LIVE_BOUNDS_S, LIVE_TIMES, Live, LiveTimes
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.simulator.server.launch import start_in_process
+from tests.support.args import Command
+from tests.support.http_server import http_server, reply
+from tests.support.synthetic import cohort, request
+
+DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
+
+
+def counted(*records: RequestRecord, stage: int = 0, **known: Any) -> Live:
+    live = Live(stage=stage, released=len(records) + 1, times=LiveTimes(), **known)
+    for record in records:
+        live.count(record)
+    return live
+
+
+def page(*stages: Live) -> str:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(PrometheusPage(lambda: stages))
+    return generate_latest(registry).decode()
+
+
+def samples(text: str) -> dict[str, float]:
+    """Samples of a page: ``name{label=value}`` without the ``ampacity_``."""
+    return {
+        s.name.removeprefix("ampacity_") + "".join(f"{{{v}}}" for v in s.labels.values()): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }
+
+
+def test_a_request_is_counted_in_the_buckets_of_its_times() -> None:
+    good = request(0, 0.0, ttft_s=0.3, gaps_s=[0.01, 0.03], chunk_tokens=[1, 1, 3], tail_s=0.1)
+    late = request(1, 0.0, ttft_s=0.1, start_delay_s=0.05, dispatched_ns=5_000_050_000_000)
+    failed = request(2, 0.0, ttft_s=None, status="timeout")
+    left = request(3, 0.0, ttft_s=0.1, status="cancelled")
+    found = samples(page(counted(good, late, failed, left, level=5.0), counted(good, stage=1)))
+    assert found["requests_sent_total"] == 7
+    assert found["requests_in_flight"] == 1  # of the current stage
+    assert found["requests_ended_total{ok}"] == 3
+    assert found["requests_ended_total{timeout}"] == found["requests_ended_total{cancelled}"] == 1
+    assert (found["stage"], found["offered_requests_per_second"]) == (1, 0.0)
+    assert "concurrency" not in found
+    # TTFT from the schedule: 0.3, 0.15 and 0.3 s; the failed one is beyond every bound
+    assert [found[f"ttft_seconds_bucket{{{b}}}"] for b in ("0.1", "0.2", "0.5", "200.0", "+Inf")] == [
+        0, 1, 3, 3, 4,
+    ]  # fmt: skip
+    assert found["ttft_seconds_sum"] == pytest.approx(0.75)
+    # a chunk of three tokens 30 ms after the last is three samples of 10 ms
+    assert found["itl_seconds_bucket{0.01}"] == found["itl_seconds_count"] == 8
+    assert found["itl_seconds_sum"] == pytest.approx(0.08)
+    assert found["e2e_seconds_bucket{0.2}"] == 1
+    assert found["client_lag_seconds_bucket{0.02}"] == 4
+    assert found["client_lag_seconds_bucket{0.05}"] == 5
+
+
+def test_gaps_are_those_of_the_analysis() -> None:
+    rng = np.random.default_rng(1)
+    records = [
+        request(
+            i, i * 1.0, gaps_s=rng.exponential(0.02, 40), chunk_tokens=[1, *rng.integers(0, 4, 40)]
+        )
+        for i in range(50)
+    ]
+    gaps = token_gaps(cohort(*records).chunks)
+    buckets = np.searchsorted(LIVE_BOUNDS_S, gaps.value_s)
+    wanted = np.bincount(buckets, gaps.tokens, len(LIVE_BOUNDS_S) + 1)
+    live = counted(*records)
+    assert live.times is not None
+    assert live.times.counts[LIVE_TIMES.index("itl")].tolist() == wanted.tolist()
+
+
+def otlp_values(body: bytes) -> dict[str, float]:
+    """Samples of an OTLP body under the names of the page."""
+    found: dict[str, float] = {}
+    [scope] = json.loads(body)["resourceMetrics"][0]["scopeMetrics"]
+    for metric in scope["metrics"]:
+        name = metric["name"].removeprefix("ampacity_")
+        if data := metric.get("histogram"):
+            [point] = data["dataPoints"]
+            found[f"{name}_seconds_count"] = float(point["count"])
+            found[f"{name}_seconds_sum"] = point["sum"]
+            ends = [*map(str, point["explicitBounds"]), "+Inf"]
+            upto = np.cumsum([int(n) for n in point["bucketCounts"]])
+            found |= {f"{name}_seconds_bucket{{{e}}}": n for e, n in zip(ends, upto, strict=True)}
+            continue
+        total = "_total" if "sum" in metric else ""
+        for point in (metric.get("sum") or metric["gauge"])["dataPoints"]:
+            labels = "".join(f"{{{a['value']['stringValue']}}}" for a in point["attributes"])
+            found[f"{name}{total}{labels}"] = point["asDouble"]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["open", "closed"])
+def test_otlp_posts_what_the_page_shows(kind: str) -> None:
+    stage = counted(*(request(i, i * 0.1, gaps_s=[0.01]) for i in range(9)), kind=kind, level=8.0)
+    assert otlp_values(otlp_body([stage], 1, 2)) == samples(page(stage))
+
+
+def test_every_metric_of_the_dashboard_is_on_the_page() -> None:
+    expressions = [
+        target["expr"]
+        for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+        for target in panel["targets"]
+    ]
+    closed = page(counted(request(0, 0.0), kind="closed", level=4.0))
+    shown = {
+        s.name
+        for text in (page(counted(request(0, 0.0))), closed)
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }
+    asked = {name for text in expressions for name in re.findall(r"\bampacity_\w+", text)}
+    assert asked - shown == set()
+    bare = {re.sub(r"_(bucket|count|sum)$", "", name) for name in shown}
+    assert {re.sub(r"_bucket$", "", name) for name in asked} == bare, "not drawn"
+    by_status = [text for text in expressions if "requests_ended" in text]
+    assert by_status
+    assert all("status" in text for text in by_status)
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_is_exported_while_it_runs(workers: int, tmp_path: Path, command: Command) -> None:
+    posted: list[bytes] = []
+    pages: list[str] = []
+    ended = threading.Event()
+
+    def post(handler: BaseHTTPRequestHandler) -> None:
+        assert handler.path == "/v1/metrics"
+        assert handler.headers["X-Scope"] == "a team"
+        posted.append(handler.rfile.read(int(handler.headers["Content-Length"])))
+        reply(handler)
+
+    def scrape(port: int) -> None:
+        while not ended.wait(0.2):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as got:
+                    pages.append(got.read().decode())
+            except OSError:
+                time.sleep(0.1)
+
+    with (
+        start_in_process("demo") as server,
+        http_server(lambda handler: reply(handler, status=404), post) as collector,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-scope=a%20team")
+        port = 20_000 + workers
+        scraper = threading.Thread(target=scrape, args=(port,), daemon=True)
+        scraper.start()
+        command(
+            f"run {server.url} --rates 20,40 --duration 2s --workload chat-short "
+            f"--workers {workers} --prometheus {port} --otlp {collector} --out",
+            tmp_path / "run",
+        )
+        ended.set()
+        scraper.join(5)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    final = otlp_values(posted[-1])
+    assert final["requests_sent_total"] == summary["requests"]
+    assert final["requests_ended_total{ok}"] == summary["requests"] - sum(
+        summary["errors"].values()
+    )
+    assert final["ttft_seconds_count"] == final["client_lag_seconds_count"] == summary["requests"]
+    assert final["stage"] == len(summary["stages"]) - 1  # one may be repeated
+    sent = [samples(text)["requests_sent_total"] for text in pages]
+    assert sent == sorted(sent)  # a counter never falls, over both stages
+    assert len({n for n in sent if n}) > 5
+
+
+def test_a_port_that_is_taken_is_one_line(
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        start_in_process("demo") as server,
+        http_server(reply) as taken,
+    ):
+        port = taken.rpartition(":")[2]
+        command(f"run {server.url} --rates 5 --prometheus {port} --out", tmp_path / "x", status=2)
+    assert f"--prometheus 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
+    for text, why in (("99999", "at most 65535"), ("a:b", "give a whole number")):
+        command(f"run http://127.0.0.1:1/v1 --rates 5 --prometheus {text}", status=2)
+        assert why in capsys.readouterr().err
+    command("run http://127.0.0.1:1/v1 --rates 5 --otlp http://u:p@127.0.0.1", status=2)
+    assert "without a user name" in capsys.readouterr().err
