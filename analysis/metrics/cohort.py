@@ -10,7 +10,7 @@ import numpy as np
 
 from ampacity.analysis.metrics.fluidity import needed_pace_s
 from ampacity.analysis.metrics.gaps import GapSeries
-from ampacity.analysis.metrics.observations import GapObservations, Observations
+from ampacity.analysis.metrics.observations import GapObservations, Observations, Queue
 from ampacity.analysis.metrics.requests import (
     UNCOUNTED,
     Bools,
@@ -33,6 +33,7 @@ BUNCHED_SHARE = 0.9  # of chunks coalesced with the previous one: above it there
 READS_APART_US = 2000  # most reads nearer than this: a fast engine, nothing holds tokens back
 READS_FEW = 3.0  # an answer in so few reads has no TPOT
 IN_ONE_PIECE = "answers came in one piece"
+HELD_BACK = "something on the way holds them back"
 ONE_PIECE_SHARE = 0.5  # of answers with several tokens: above it the first token has no own time
 
 
@@ -50,6 +51,7 @@ class Cohort:
     in_flight: Floats | None = None  # shape (n,): requests of the stage in flight when each was due
     # requests over which the in-flight count of an open stage stays alike
     memory: float | None = None
+    rate_rps: float = 0.0  # requests of all classes that arrived per second
     # SLO metrics on which no verdict can rest, and why
     spoilt: Mapping[str, str] = field(default_factory=dict)
 
@@ -65,10 +67,12 @@ class Cohort:
         zero_ns: Floats | None,
         assumption: str | None = None,
         memory: float | None = None,
+        queue: Queue | None = None,
     ) -> Observations:
         """Return observations of a metric with one value per request; ages count from ``zero_ns``.
 
-        ``memory``: of the queue, for a metric that includes the wait in it.
+        ``memory``: of the queue, for a metric that includes the wait in it; ``queue``: for one that
+        is little else.
         """
         r = self.requests
         failed, unfinished = r.failed, r.has_status("unfinished")
@@ -86,6 +90,7 @@ class Cohort:
             censored,
             assumption=assumption,
             memory=memory,
+            queue=queue,
         )
 
     @cached_property
@@ -135,6 +140,12 @@ class Cohort:
         ok = self.requests.has_status("ok")
         return self.per_request(np.where(ok, 0.0, np.nan), None)
 
+    def meeting(self, meets: Bools) -> Observations:
+        """Return 0 for every request that meets all SLOs, shape (n,), infinity for the others."""
+        ok = self.requests.has_status("ok")
+        values = np.where(meets, 0.0, np.where(ok, np.inf, np.nan))
+        return self.per_request(values, None, memory=self.memory)
+
     def fluidity(self, first_s: float) -> Observations:
         """Return the pace in s per token that each request kept (analysis/metrics/fluidity.py)."""
         unknown = self._chunks_unknown()
@@ -150,6 +161,7 @@ class Cohort:
             ttft_s(self.requests, from_schedule=from_schedule),
             zero_ns(self.requests, from_schedule),
             memory=self.memory,
+            queue=None if self.in_flight is None else Queue(self.in_flight, self.rate_rps),
         )
 
     def first_answer(self, *, from_schedule: bool) -> Observations:
@@ -285,7 +297,7 @@ class Cohort:
         apart_text = f", {apart_us / apart / 1e3:.3g} ms apart" if apart else ""
         return (
             f"{together / chunks:.1%} of the chunks came together with the one before "
-            f"({reads:.1f} reads an answer{apart_text}): something on the way holds them back, and "
+            f"({reads:.1f} reads an answer{apart_text}): {HELD_BACK}, and "
             "these times are not the engine's (see: ampacity doctor)"
         ), reads
 

@@ -6,6 +6,7 @@ were cut off; cancelled ones are left out.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,15 +19,26 @@ from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.stats.intervals import (
     CONFIDENCE,
     MEMORIES,
+    MEMORY_ERROR,
     effective_size,
     few_by_chance,
     many_by_chance,
+    short_by_chance,
 )
 
 _MIN_EXCEEDANCES = 20.0  # fewer say nothing about how they cluster
 _NEAR = (0.2, 0.5, 1.0, 3.0)  # levels at which clustering is looked at, in shares 1 - q
 _COMMON = (10.0, 20.0)  # commoner levels, for samples of which no queue is known
 _RANKS_MAX = 256
+FAR = 2.5  # a limit so many times the slowest sample leaves room for the queue to have shown itself
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The requests in flight that each request found, and the requests that arrive per second."""
+
+    in_flight: Floats
+    rate_rps: float
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,7 @@ class Observations:
     assumption: str | None = None
     # samples over which the queue that they waited in stays alike, of waits of an open stage
     memory: float | None = None
+    queue: Queue | None = None  # that the first token waits in, of TTFT of an open stage
 
     @property
     def n_owners(self) -> int:
@@ -163,8 +176,16 @@ class Observations:
 
     @property
     def likely_cluster(self) -> float:
-        """Return the likely samples in a cluster, by the queue; 1 without a known queue."""
-        return 1.0 if self.memory is None else 1 + MEMORIES * (max(self.memory, 1.0) - 1)
+        """Return the likely samples in a cluster, by the queue; 1 without a known queue.
+
+        The memory is taken some standard errors larger than it was seen: a stage without its share
+        of jams shows too small a one.
+        """
+        if self.memory is None:
+            return 1.0
+        memory = max(self.memory, 1.0)
+        error = MEMORY_ERROR * math.sqrt(memory / self.n)
+        return 1 + MEMORIES * (1 + error) * (memory - 1)
 
     def below_by_chance(self, quantile: float, levels_s: Floats) -> Floats:
         """Return P[so few samples over each of k levels | the quantile is there], shape (k,).
@@ -176,6 +197,22 @@ class Observations:
         within = at_most if cumulative is None else np.concatenate([[0.0], cumulative])[at_most]
         tau, _ = self.clustering(quantile)
         return few_by_chance(self.n - within, self.n, 1 - quantile, tau, self.likely_cluster)
+
+    def far_by_chance(self, quantile: float, limit_s: float) -> float:
+        """Return P[queue so short | the quantile is at the limit]; 1 unless that is FAR off.
+
+        While a request waits longer than the limit, those that arrive meanwhile wait behind it: at
+        its end the queue is longer than any seen by the arrivals of limit - slowest sample. Samples
+        that miss for another reason are as clustered as those of ``clustering``.
+        """
+        slowest_s = float(self.values.max(initial=0.0))
+        endless = self.n_infinite + self.n_censored
+        if self.queue is None or self.memory is None or endless or limit_s < FAR * slowest_s:
+            return 1.0
+        found, p = self.queue.in_flight, 1 - quantile
+        longest = float(found.max()) + self.queue.rate_rps * (limit_s - slowest_s)
+        alone = few_by_chance(0.0, self.n, p, self.clustering(quantile)[0], 1.0)
+        return max(float(alone), short_by_chance(found, longest, p, self.memory))
 
     @cached_property
     def _sorted(self) -> tuple[Floats, Floats | None]:

@@ -171,7 +171,7 @@ def analyse_stage(
     if other is not None:
         _leave_out_moved(result, what_moved(cohort, other, slos))
     worth_s = span_s(result, window)
-    judge = Judge(slos, found.stability, result["client_limited"], worth_s)
+    judge = Judge(slos, found.stability, result["client_limited"], worth_s, meta.get("alpha"))
     judged = Judged(cohort, found.whole, found.hit_by_outages)
     verdicts, meets = judge.stage_findings(judged)
     if verdicts["goodput_rps"] and not result["achieved_rps"]:
@@ -264,7 +264,11 @@ def _cohort(
         chunks = read_chunks(table, requests)
     in_flight = in_flight_at(requests.scheduled_ns, rows.scheduled_ns, rows.ended_ns)
     memory = memory_of(in_flight) if is_open and len(requests) else None
-    return Cohort(requests, chunks, missing, now_s / _NS, in_flight, memory, records.spoilt), tokens
+    rate_rps = len(requests) / window.length_s if window.length_s > 0 else 0.0
+    cohort = Cohort(
+        requests, chunks, missing, now_s / _NS, in_flight, memory, rate_rps, records.spoilt
+    )
+    return cohort, tokens
 
 
 def _stability(

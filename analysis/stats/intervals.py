@@ -5,7 +5,8 @@ slow ones come in clusters. With tau = 1 + 2 sum rho_k (rho_k the autocorrelatio
 order, of "slower than a limit") the number of slow ones has the variance n p (1-p) tau. It is taken
 as negative binomial, which is a Poisson number of clusters of random size, and as binomial where
 tau is 1. A run that happens to see few jams shows too few slow requests and too small a tau at
-once, so whoever says "met" also asks how long that run's queue is remembered (``memory_of``).
+once, so whoever says "met" also asks how long that run's queue is remembered (``memory_of``), and
+where the limit is far beyond all samples, how long the queue would have to be (``short_by_chance``).
 ``ASSUMPTION`` says in words what that relies on; ``benchmarks/studies/verdict_rates.py`` is the
 study behind the constants.
 """
@@ -29,7 +30,10 @@ ASSUMPTION = (
     "between runs, days or machines are not in it"
 )
 # requests in a cluster that are likely, per request over which the in-flight count stays alike
-MEMORIES = 3.0
+MEMORIES = 1.7
+# that memory's own standard error, over itself, per square root of (memory / requests)
+MEMORY_ERROR = 9.0
+QUEUE_SHARES = np.array([0.3, 0.2, 0.1, 0.05])  # of the requests that find so many in flight
 PRIOR_CLUSTERS = 12.0  # what is likely counts as much as so many clusters that were seen
 _MORE_LIMIT = 10**9
 _SERIES_BITS = 16
@@ -112,6 +116,25 @@ def few_by_chance(misses: npt.ArrayLike, n: float, p: float, tau: float, likely:
     size = np.maximum(tau, pooled)
     size = 1 + (size - 1) * (1 + np.sqrt(size / max(n * p, 1e-9)))
     return clustered_at_most(misses, n, p, size)
+
+
+def short_by_chance(in_flight: Floats, longest: float, p: float, memory: float) -> float:
+    """Return P[in-flight counts so low | a share p of them is ``longest`` or more].
+
+    The smallest over four counts above the median. Their survival function is log-concave in a
+    queue that is served no slower the longer it is (M/M/c, a batch), so at each count it is no
+    lower than the straight line in its logarithm from the median to p.
+    """
+    n, memory = len(in_flight), max(memory, 1.0)
+    middle = float(np.median(in_flight))
+    start, chances = float(np.mean(in_flight >= middle)), [1.0]
+    for count in np.quantile(in_flight, 1 - QUEUE_SHARES):
+        if middle < count < longest:
+            part = (count - middle) / (longest - middle)
+            share = start ** (1 - part) * p**part
+            seen = float(np.count_nonzero(in_flight >= count))
+            chances.append(float(few_by_chance(seen, n, share, memory, memory)))
+    return min(chances)
 
 
 def many_by_chance(misses: npt.ArrayLike, n: float, p: float, tau: float) -> Floats:

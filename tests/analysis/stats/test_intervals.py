@@ -19,6 +19,7 @@ from ampacity.analysis.stats.intervals import (
     order_statistic_ranks,
     prob_at_least,
     prob_at_most,
+    short_by_chance,
     smallest_n,
 )
 
@@ -230,3 +231,19 @@ def test_a_wrong_met_just_above_capacity_is_rare() -> None:
         for _ in range(100)
     ]
     assert verdicts.count("met") <= 8
+
+
+def test_a_queue_far_shorter_than_the_limit_needs_is_no_chance() -> None:
+    """Counts 1 to 100 once each; a share of 5 % at 149.5 or more is 22.4 % at 95 or more.
+
+    The median is 50.5, half of the counts are at it or above: 0.5^(1/2) 0.05^(1/2) = 0.158 at 100.
+    """
+    found = np.arange(1.0, 101.0)
+    expected = [
+        few_by_chance(seen, 100, 0.5 * 0.1 ** ((count - 50.5) / 99.0), 1.0, 1.0)
+        for seen, count in ((30, 70.3), (20, 80.2), (10, 90.1), (5, 95.05))
+    ]
+    assert short_by_chance(found, 149.5, 0.05, 1.0) == pytest.approx(min(map(float, expected)))
+    assert short_by_chance(found, 149.5, 0.05, 20.0) > 0.05  # five counts that tell anything
+    # no queue beyond what was seen: half of them are at 100 or more, in no sample
+    assert short_by_chance(np.full(50, 3.0), 3.0, 0.05, 1.0) == 1.0
