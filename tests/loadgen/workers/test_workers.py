@@ -15,7 +15,7 @@ import pytest
 
 from ampacity.loadgen.audit import Tolerance, judge
 from ampacity.loadgen.generator import Generator
-from ampacity.loadgen.plan import Limits, StagePlan
+from ampacity.loadgen.plan import Limits, StagePlan, StageResult
 from ampacity.loadgen.probe.look import Calibration
 from ampacity.loadgen.rundir.files import RunWriter, load_run
 from ampacity.loadgen.send.endpoint import parse_endpoint
