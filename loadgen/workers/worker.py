@@ -103,7 +103,8 @@ def main() -> None:
 
         import uvloop
 
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # sent to the whole group: the parent decides
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # sent to the whole group: the parent decides
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as loop:
         loop.run(_serve(begin, connection))

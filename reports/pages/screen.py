@@ -40,7 +40,7 @@ NOTES = {
     "no_requests": "No request was recorded.",
     "imported": "Measured by another tool: compare only with runs of the same tool.",
     "client_limited": "This machine was the limit: the stages marked so are no findings.",
-    "outage": "The endpoint was down for a while.",
+    "outage": "The endpoint was down or silent for a while.",
     "errors": "",  # counted on every screen
     "too_long": "Some requests exceeded the model's context: use shorter lengths or --fit-context.",
     "unstable_lowest": "Even the lowest load was too high: start lower.",
