@@ -74,7 +74,7 @@ def render_screen(summary: Summary, console: Console, path: object = None) -> No
     """Print the screen of a run; it fits 80 x 24. ``path``: of the report."""
     burst = summary.burst
     stages = [] if burst else by_load(summary.stages)
-    table = burst_table(burst) if burst else _table(summary, stages)
+    table = burst_table(burst) if burst else judged_table(summary, stages)
     drawn = burst_drawn(burst, console) if burst else []
     if summary.search:
         drawn = bracket(summary, console.width)
@@ -209,7 +209,7 @@ def _some(texts: Sequence[str], joined: str = ", ") -> str:
     return joined.join([*texts[:NAMED], *more])
 
 
-def _table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
+def judged_table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
     """Return one row a stage: its load, what the SLOs judge, and the verdict in words."""
     if not stages:
         return None
