@@ -1,68 +1,107 @@
-"""Print progress to stderr: a live line on a terminal, else plain lines."""
+"""Print progress to stderr: a live panel on a terminal, else plain lines.
+
+A thread paints, so that a terminal that was stopped (Ctrl-S) stops no request.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import os
+import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Any, Self
 
 from rich.console import Console
-from rich.text import Text
 
 from ampacity.analysis.load_names import load_name
-from ampacity.analysis.metrics.observations import quantile_rank
 from ampacity.analysis.slo import verdict_word
-from ampacity.analysis.stats.intervals import smallest_n
+from ampacity.live_panel import LivePanel, Outlook, lines_of
 from ampacity.loadgen.generator import Generator
-from ampacity.loadgen.plan import LIVE_TTFTS, Live, StagePlan
+from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.probe.diagnosis import duration_text as seconds
 from ampacity.loadgen.send.protocols import printable
-from ampacity.reports.render.figures import counted, failures, percentile_text
+from ampacity.reports.render import plain as plain  # registers "in_ascii"
+from ampacity.reports.render.figures import counted, failures, percentile_text, undecided
+from ampacity.settings import Settings
 
 PAINT_EVERY_S = 0.5
-PLAIN_EVERY_S = 10.0  # also the time over which the rates of the live line are taken
-UNDECIDED = {
-    "too few": "too few requests",
-    "too short": "too short",
-    "so near": "near its limit",
-    "the share": "on the edge",
-    "were cut off": "cut off in flight",
-}
-"""Short words for a verdict's ``cause``, by a text that it contains."""
+PLAIN_EVERY_S = 1.0
+AT_WORK_EVERY_S = 10.0
+CLOSE_S = 1.0  # to wait for a terminal that was stopped
+SWITCH_S = 0.0005  # the painter gives way to the load within this time
 
 
 class Progress:
-    """Prints to stderr, or to ``console``; never to stdout."""
+    """Prints to stderr, or to ``console``; never to stdout. ``with`` starts the painter."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
         self._console = console or Console(stderr=True, highlight=False)
+        self._quiet = quiet
+        self._notes: SimpleQueue[str | None] = SimpleQueue()  # None: the last one
+        self._painter: threading.Thread | None = None
+        self._panel: LivePanel | None = None
+        self._painted: list[str] = []  # lines of the panel that are on the terminal
+        self._outlook = Outlook()
+
+    def __enter__(self) -> Self:
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
+        self._painter = threading.Thread(target=self._paint, daemon=True)
+        self._painter.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._notes.put(None)
+        if self._painter:
+            self._painter.join(CLOSE_S)
+        self._painter = None
+        sys.setswitchinterval(self._switch_s)
 
     def note(self, text: str) -> None:
         """Print a line."""
-        with contextlib.suppress(OSError):  # a closed stderr must not end the run
-            self._console.print(Text(printable(text, 1000)), soft_wrap=True)
+        if self._quiet:
+            return
+        line = printable(text, 1000)
+        if self._painter:
+            self._notes.put(line)
+        else:
+            self._write(f"{line}\n")
+
+    def expect(self, outlook: Outlook) -> None:
+        """Set how many stages the run has, and how long it takes."""
+        self._outlook = outlook
+
+    def repeated(self) -> None:
+        """Expect one stage more."""
+        if self._outlook.stages:
+            self._outlook = replace(self._outlook, stages=self._outlook.stages + 1)
 
     @contextlib.contextmanager
-    def stage(self, generator: Generator, plan: StagePlan) -> Iterator[None]:
-        """Show the stage that ``generator`` is about to run; a line costs the loop about 50 µs."""
-        painter = asyncio.create_task(self._paint(generator, plan))
+    def stage(
+        self,
+        generator: Generator,
+        plan: StagePlan,
+        settings: Settings,
+        burst: dict[str, Any] | None = None,
+    ) -> Iterator[None]:
+        """Show the stage that ``generator`` is about to run; ``burst``: its lengths in run.json."""
+        self._panel = LivePanel(generator, plan, settings.slos, self._outlook, burst)
         try:
             yield
         finally:
-            painter.cancel()
-            self._overwrite("")
+            self._panel = None
 
     @contextlib.contextmanager
     def at_work(self, what: str) -> Iterator[None]:
-        """Print a line every PLAIN_EVERY_S while the block computes without yielding to a loop."""
+        """Print a line every AT_WORK_EVERY_S while the block computes without yielding."""
         began_s, over = time.monotonic(), threading.Event()
 
         def say() -> None:
-            while not over.wait(PLAIN_EVERY_S):
+            while not over.wait(AT_WORK_EVERY_S):
                 self.note(f"{what}: at work for {time.monotonic() - began_s:.0f} s")
 
         threading.Thread(target=say, daemon=True).start()
@@ -75,49 +114,59 @@ class Progress:
         """Print a line about a finished stage."""
         self.note(stage_line(stage, burst=burst))
 
-    async def _paint(self, generator: Generator, plan: StagePlan) -> None:
-        terminal = self._console.is_terminal
-        every_s = PAINT_EVERY_S if terminal else PLAIN_EVERY_S
-        seen = deque([(0.0, 0, 0)], round(PLAIN_EVERY_S / every_s))
-        while True:
-            await asyncio.sleep(every_s)
-            if generator.live.stage != plan.index or not generator.live.began_s:
-                continue
-            live = generator.live
-            now = time.monotonic() - live.began_s, live.released, live.ended
-            line = live_line(live, now, seen[0])
-            seen.append(now)
-            if terminal:
-                self._overwrite(line[: self._console.width - 1])
+    def _paint(self) -> None:
+        """Print notes and the stage until there is a None."""
+        last_s, going = 0.0, True
+        while going:
+            every_s = PAINT_EVERY_S if self._console.is_terminal else PLAIN_EVERY_S
+            notes = self._next_notes(max(last_s + every_s - time.monotonic(), 0.0))
+            going = None not in notes
+            text = "".join(f"{note}\n" for note in notes if note is not None)
+            due = time.monotonic() - last_s >= every_s
+            if due:
+                last_s = time.monotonic()
+            panel = self._panel if going and not self._quiet else None
+            if self._console.is_terminal:
+                self._write(self._erased() + text + self._painted_again(panel))
             else:
-                self.note(line)
+                line = panel.line() if panel and due else None
+                self._write(text + (f"{line}\n" if line else ""))
 
-    def _overwrite(self, line: str) -> None:
-        if self._console.is_terminal:
-            with contextlib.suppress(OSError):
-                self._console.file.write(f"\r\x1b[2K{line}")
-                self._console.file.flush()
+    def _next_notes(self, wait_s: float) -> list[str | None]:
+        """Return the notes of the next ``wait_s``, earlier if there is one."""
+        with contextlib.suppress(Empty):
+            found = [self._notes.get(timeout=wait_s)]
+            while True:
+                try:
+                    found.append(self._notes.get_nowait())
+                except Empty:
+                    return found
+        return []
 
+    def _erased(self) -> str:
+        """Return what erases the panel; a narrower terminal has wrapped its lines since."""
+        width = max(self._console.width, 1)
+        rows = sum(-(-max(len(line), 1) // width) for line in self._painted)
+        return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * rows if rows else ""
 
-def live_line(live: Live, now: tuple[float, int, int], before: tuple[float, int, int]) -> str:
-    """Return the live line. ``now``, ``before``: s since the start, requests sent, ended."""
-    span_s = max(now[0] - before[0], 1e-9)
-    sent, done = ((b - a) / span_s for a, b in zip(before[1:], now[1:], strict=True))
-    if live.kind == "open":
-        level = f"{load_name({'offered_rps': live.level})} on average"
-    else:
-        level = f"{load_name({'concurrency': live.level})}, closed loop"
-    left_s = max(live.duration_s - now[0], 0.0)
-    ttft, n = sorted(live.ttft_s[-LIVE_TTFTS:]), len(live.ttft_s[-LIVE_TTFTS:])
-    p50, p99 = (
-        seconds(ttft[quantile_rank(q, n) - 1] if n >= smallest_n(q) else None) for q in (0.5, 0.99)
-    )
-    left = f"{left_s:.0f} s left" if left_s else "draining"
-    return (
-        f"stage {live.stage}: {level}, {sent:.1f} sent/s, {done:.1f} done/s, "
-        f"{live.in_flight} in flight, TTFT p50 {p50} p99 {p99}, "
-        f"{counted(live.failed, 'error')}, {left}"
-    )
+    def _painted_again(self, panel: LivePanel | None) -> str:
+        styled, self._painted = lines_of(panel, self._console) if panel else ("", [])
+        return styled
+
+    def _write(self, text: str) -> None:
+        """Write to the descriptor: the stream's lock would outlive a thread that is held up."""
+        file = self._console.file
+        with contextlib.suppress(OSError, ValueError):  # a closed stderr must not end the run
+            if not text:
+                return
+            try:
+                descriptor = file.fileno()
+            except OSError:  # a stream in memory
+                file.write(text)
+                return
+            data = memoryview(text.encode(self._console.encoding, "in_ascii"))
+            while data:
+                data = data[os.write(descriptor, data) :]
 
 
 def stage_line(stage: dict[str, Any], *, burst: bool = False) -> str:
@@ -150,4 +199,4 @@ def _why(stage: dict[str, Any]) -> str:
     cause = next(
         (str(v["cause"]) for v in stage["slo_verdicts"] if v["verdict"] == "inconclusive"), ""
     )
-    return next((words for part, words in UNDECIDED.items() if part in cause), "no value")
+    return undecided(cause)

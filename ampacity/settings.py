@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampacity import values as v
+from ampacity.durations import duration_text
 
 if TYPE_CHECKING:
     from ampacity.analysis.slo import Slo
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 CONCURRENCY_MAX = 100_000
 BLOCK_MAX = 1 << 20
 WORKERS_MAX = 256
-OUTPUT_PANEL = "Judgement and output"
+OUTPUT = "Output"
+GROUPS = ("Endpoint", "Load", "Workload", "SLO and fleet", OUTPUT, "Limits and client", "Trace")
+"""Groups of options, in the order of use."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Setting:
 
     kind: Kind
     help: str
+    default: str  # as the help shows it; "": none
     group: str
     name: str  # of the option and the run file's key, with _; "": the field's
     needs: str
@@ -52,11 +56,17 @@ class Setting:
 
 def _setting(
     group: str, kind: Kind, default: Any = None, *, name: str = "", needs: str = ""
-) -> Callable[[str], Any]:
-    """Return a function of the help text that returns a field of Settings."""
+) -> Callable[..., Any]:
+    """Return a function of the help text that returns a field of Settings.
 
-    def declare(text: str) -> Any:
-        metadata = {"setting": Setting(kind, text, group, name, needs)}
+    ``otherwise``: what the setting is if not given, where that is no plain value.
+    """
+
+    def declare(text: str, otherwise: str = "") -> Any:
+        if not otherwise and default is not False and default not in (None, (), {}, float("inf")):
+            is_time = kind.read is v.parse_duration and default
+            otherwise = duration_text(default) if is_time else str(default).removesuffix(".0")
+        metadata = {"setting": Setting(kind, text, otherwise, group, name, needs)}
         if isinstance(default, dict):
             return field(default_factory=dict, metadata=metadata)
         return field(default=default, metadata=metadata)
@@ -74,13 +84,13 @@ def _choice(*allowed: str) -> Kind:
 
 _text, _list = partial(Kind, str), partial(Kind, list[str])
 _number = partial(Kind, float, read=v.positive)
-DURATION, COUNT, TEXT = _text("T", v.parse_duration), _whole(), _text()
+DURATION, COUNT, NAME = _text("T", v.parse_duration), _whole(), _text("NAME")
 FILE, FLAG = Kind(Path, "FILE", v.path), Kind(bool, None, v.flag)
-_endpoint, _workload, _load, _limit, _output = (
-    partial(_setting, group) for group in ("Endpoint", "Workload", "Load", "Limits", OUTPUT_PANEL)
+_endpoint, _load, _workload, _slo, _output, _limit, _trace = (
+    partial(_setting, group) for group in GROUPS
 )
 _TRACE = "--trace"
-_of_trace = partial(_load, needs=_TRACE)
+_of_trace = partial(_trace, needs=_TRACE)
 
 
 @dataclass(frozen=True)
@@ -96,10 +106,10 @@ class Settings:
     workload: Workload
     slos: tuple[Slo, ...]
 
-    model: str | None = _endpoint(TEXT)("Model to request. Default: the only one that is served.")
+    model: str | None = _endpoint(NAME)("Name of the model.", "the only one served")
     api: Api = _endpoint(
         _text("API", v.choice("chat", "completions", "responses", "messages", "embeddings")), "chat"
-    )("chat, completions, responses, messages (Anthropic) or embeddings. Default: chat.")
+    )("chat, completions, responses, messages (Anthropic) or embeddings.")
     api_key_env: str | None = _endpoint(_text("NAME"))(
         "Environment variable that holds the API key."
     )
@@ -118,12 +128,11 @@ class Settings:
         ":8002/metrics; repeatable."
     )
     sticky: bool = _endpoint(FLAG, False)(
-        "With several comma-separated URLs: keep each session on one. Default: round-robin by "
-        "request."
+        "With several comma-separated URLs: keep each session on one.", "round-robin by request"
     )
 
     workload_name: str | None = _workload(_text("NAME|FILE"), name="workload")(
-        "Built-in workload (see 'ampacity workload list') or a YAML file. Default: chat."
+        "Built-in workload or a YAML file. See 'ampacity workload list'."
     )
     input_tokens: Any = _workload(_text("N|SPEC", v.lengths))(
         "Prompt length in tokens: a number, or a distribution such as lognormal:p50=200,p99=800."
@@ -131,29 +140,29 @@ class Settings:
     output_tokens: Any = _workload(_text("N|SPEC", v.lengths))(
         "Answer length in tokens, written likewise."
     )
-    tokenizer: str = _workload(TEXT, "words")(
-        "How prompt lengths are counted. words or none: no vocabulary, calibrated by the "
-        "server's /tokenize or usage. server: its /tokenize, or refuse. Or cl100k_base, "
-        "o200k_base, hf:PATH. Default: words."
+    tokenizer: str = _workload(NAME, "words")(
+        "How prompt lengths are counted. words or none: no vocabulary, calibrated by the server's"
+        " /tokenize or usage. server: its /tokenize, or refuse. Or cl100k_base, o200k_base, "
+        "hf:PATH."
     )
     prompts: Path | None = _workload(FILE)(
         "Real prompts: JSONL with messages, OpenAI batch lines, ShareGPT conversations, or a "
         ".txt file with one prompt per line."
     )
     skip_bad_rows: bool = _workload(FLAG, False, needs="--prompts or --trace")(
-        "Skip and count rows of --prompts or --trace that cannot be read."
+        "Skip and count rows that cannot be read. Of --prompts or --trace."
     )
     fit_context: bool = _workload(FLAG, False)(
-        "Shorten requests that do not fit the model's context, and end conversations before it. "
-        "Default: refuse a workload if more than 1 % of it does not fit."
+        "Shorten requests that do not fit the model's context, and end conversations before it.",
+        "refuse a workload if more than 1 % of it does not fit",
     )
     salt: str | None = _workload(_text("TEXT"))(
-        "Cache-bust seed: fixes the prompts' texts. Default: new texts in each run, so that no "
-        "cache knows them."
+        "Cache-bust seed: fixes the prompts' texts.",
+        "new texts in each run, so that no cache knows them",
     )
 
     rates: tuple[float, ...] | None = _load(_text("R,R,...", v.rates))(
-        "Offered load in requests/s, open loop. Default: found automatically."
+        "Offered load in requests/s, open loop.", "found automatically"
     )
     concurrency: tuple[int, ...] | None = _load(
         _text("N,N,...", v.levels(v.whole_number(at_most=CONCURRENCY_MAX)))
@@ -162,84 +171,82 @@ class Settings:
         "Sweep again with every request at these quantiles of the workload's lengths, e.g. "
         "p50,p99: one more curve for each."
     )
-    duration_s: float = _load(DURATION, 30.0, name="duration")(
-        "Length of each stage, e.g. 30s or 2m. Default: 30s (predict: 5m)."
-    )
+    duration_s: float = _load(DURATION, 30.0, name="duration")("Length of a stage, e.g. 30s or 2m.")
     arrivals: str | None = _load(_text("SPEC"))(
         "Arrival process: poisson, constant, gamma:cv=3, weibull:cv=2, onoff:on=10s,off=50s, "
-        "ramp:from=0.2,to=1.8, steps:rates=1/2/4, diurnal or burst:factor=5,length=10s. "
-        "Default: the workload's."
+        "ramp:from=0.2,to=1.8, steps:rates=1/2/4, diurnal or burst:factor=5,length=10s.",
+        "the workload's",
     )
     think_s: float = _load(
         DURATION,
         0.0,
         name="think_time",
         needs="--concurrency: in an open loop nobody waits for an answer",
-    )("Closed loop: pause of a user between an answer and the next request.")
+    )("Pause of a user between an answer and the next request, in a closed loop.")
     ramp_s: float = _load(
         DURATION,
         0.0,
         name="ramp",
         needs="--concurrency: an open loop rises with --arrivals ramp:from=0.2,to=1.8",
     )(
-        "Closed loop: start the users one after another over this time, which is not measured. "
+        "Start the users one after another over this time, in a closed loop. It is not measured. "
         "For an open loop see --arrivals ramp."
     )
     warmup_requests: int | None = _load(_whole(at_least=0), name="warmup")(
-        "Requests at the start of each stage that are not counted. Default: found from the "
-        "data; 0 with --trace."
+        "Requests at the start of a stage that are not counted.",
+        "found from the data; 0 with --trace",
     )
-    seed: int = _load(_whole(at_least=0), 1)("Fixes lengths and arrival times. Default: 1.")
+    seed: int = _load(_whole(at_least=0), 1)(
+        "Seed of what is random: fixes lengths and arrival times."
+    )
 
-    max_requests: int | None = _limit(COUNT)("End the run cleanly after N requests.")
+    max_requests: int | None = _limit(COUNT)("Limit of requests. The run ends cleanly after N.")
     max_tokens: int | None = _limit(COUNT)(
-        "End the run cleanly after N planned tokens, input plus output."
+        "Limit of tokens, input plus output. The run ends cleanly after N planned ones."
     )
-    timeout: float | None = _limit(DURATION)(
-        "Abandon a request after this time. Default: no limit."
-    )
+    timeout: float | None = _limit(DURATION)("Abandon a request after this time.", "no limit")
     idle_timeout: float = _limit(DURATION, 120.0)(
-        "Abandon a request after this time without a byte from the server. Default: 2m."
+        "Abandon a request after this time without a byte from the server."
     )
     max_in_flight: int | None = _limit(COUNT)(
-        "Shed requests beyond N in flight: recorded, never sent. Default: no limit."
+        "Shed requests beyond N in flight: recorded, never sent.", "no limit"
     )
     retries: int = _limit(_whole(at_least=0), 0)(
-        "Retry up to N times after 429, 502, 503, 504, a refused or a reset connection, "
-        "honouring Retry-After. Every attempt is recorded; the first one counts. Default: 0."
+        "Retry up to N times after 429, 502, 503, 504, a refused or a reset connection, honouring"
+        " Retry-After. Every attempt is recorded; the first one counts."
     )
     workers: int | None = _limit(_whole(at_most=WORKERS_MAX))(
-        "Processes that generate the load. Default: one, more once it is half busy and cores "
-        "are free."
+        "Processes that generate the load.", "one, more once it is half busy and cores are free"
     )
     cpus: tuple[int, ...] = _limit(_text("N,N,...", v.cores), ())(
-        "Cores to pin the client to, e.g. 2,3 or 2-5 (Linux). Default: any."
+        "Cores to pin the client to, e.g. 2,3 or 2-5 (Linux).", "any"
     )
     connections: Reuse = _limit(_choice("pool", "new"), "pool")(
-        "pool: keep connections alive and reuse them. new: one per request. Default: pool."
+        "pool: keep connections alive and reuse them. new: one per request."
     )
     timestamps: Stamps = _limit(_choice("kernel", "read"), "kernel")(
         "kernel: time at which the kernel received the data, exact even if the client is busy "
         "(falls back to read with TLS, a proxy, or off Linux). read: time at which the client "
-        "read it. Do not compare runs across the two. Default: kernel."
+        "read it. Do not compare runs across the two."
     )
 
-    slo: Sequence[Any] = _output(_list("METRIC_pQ=LIMIT", v.items), ())(
-        "Service level objective, e.g. ttft_p99=2s, itl_p99.9=50ms, e2e_max=10s, error_rate=1%; "
-        "repeatable."
+    slo: Sequence[Any] = _slo(_list("METRIC_pQ=LIMIT", v.items), ())(
+        "Service level objective, repeatable. E.g. ttft_p99=2s, itl_p99.9=50ms, e2e_max=10s, "
+        "error_rate=1%, goodput=95%, or of one class: chat:ttft_p95=1s."
     )
     keep_answers_bytes: int | None = _output(Kind(int, "MIB", v.mebibytes), name="keep_answers")(
         "Keep answer texts in the run directory, up to this many MiB per process, for 'ampacity "
-        "report --checker'. Default: not kept."
+        "report --checker'.",
+        "not kept",
     )
-    peak_rps: float | None = _output(_number("R"))("Peak load in requests/s to size the fleet for.")
-    tp: int = _output(COUNT, 1)("GPUs per instance. Default: from --lock hardware=4xH100, else 1.")
-    safety: float | None = _output(_number("F", read=v.safety_factor))(
-        "Safety factor on the number of instances. Default: 1.5 (see plan --profile)."
+    peak_rps: float | None = _slo(_number("R"))("Peak load in requests/s to size the fleet for.")
+    tp: int = _slo(COUNT, 1)("GPUs per instance.", "from --lock hardware=4xH100, else 1")
+    safety: float | None = _slo(_number("F", read=v.safety_factor))(
+        "Safety factor on the number of instances.", "1.5; see plan --profile"
     )
-    gpu_hour: float | None = _output(_number("USD"))("Price of one GPU for one hour.")
+    gpu_hour: float | None = _slo(_number("USD"))("Price of one GPU for one hour.")
     out: Path | None = _output(Kind(Path, "DIR", v.path))(
-        "Run directory; new or empty. Default: runs/<time>-<name>."
+        "Output: run directory, new or empty.", "runs/<time>-<name>"
     )
 
     prometheus: tuple[str, int] | None = _output(_text("PORT|HOST:PORT", v.listen_at))(
@@ -251,8 +258,8 @@ class Settings:
     )
 
     # settings of a trace, which only 'ampacity run' plays
-    trace: Path | None = _load(FILE)(
-        "Trace, log or schedule to replay (CSV, JSONL, Parquet): its arrival times, token "
+    trace: Path | None = _trace(FILE)(
+        "Trace, log or schedule to replay. CSV, JSONL or Parquet: its arrival times, token "
         "counts, sessions and messages."
     )
     time_scale: float = _of_trace(_number("X"), 1.0)("Replay the trace X times as fast.")
@@ -266,21 +273,21 @@ class Settings:
         "Shorten pauses within the trace's sessions to at most this, e.g. 60s."
     )
     think_scale: float | None = _of_trace(_number("X"))(
-        "Multiply pauses within the trace's sessions by X. Default: scaled by --time-scale."
+        "Multiply pauses within the trace's sessions by X.", "scaled by --time-scale"
     )
     block_size: int | None = _of_trace(_whole(at_most=BLOCK_MAX))(
-        "Tokens per block of the trace's hash_ids. Default: from the file, else from its lengths."
+        "Tokens per block of the trace's hash_ids.", "from the file, else from its lengths"
     )
     trace_as_written: bool = _of_trace(FLAG, False)(
-        "Keep the bursts of a trace with a coarse clock. Default: spread them over a clock step."
+        "Keep the bursts of a trace with a coarse clock.", "spread them over a clock step"
     )
     columns: dict[str, str] = _of_trace(_list("ROLE=NAME", v.columns), {}, name="column")(
-        "Column of the trace with this role: time, input, output, session, end, duration, "
+        "Column of the trace or log with this role: time, input, output, session, end, duration, "
         "pause, messages, client, cached or hash_ids. E.g. input=usage.prompt_tokens or "
         "time=events.0.at; repeatable."
     )
     time_unit: str | None = _of_trace(_choice("s", "ms", "us", "ns"))(
-        "Unit of the trace's times. Default: from the column's name or the size of the numbers."
+        "Unit of the trace's times.", "from the column's name or the size of the numbers"
     )
 
     @property

@@ -90,15 +90,15 @@ def _after_stages(summary: Mapping[str, Any], words: Sequence[str]) -> str | Non
 
 
 def _least_open(summary: Mapping[str, Any]) -> tuple[Mapping[str, Any], int] | None:
-    """Return the inconclusive stage within the bracket that lacks least, and how many requests."""
+    """Return the inconclusive stage within the interval that lacks least, and how many requests."""
     capacity = summary["capacity"]
-    low = capacity["verified_rps"] or 0.0
-    high = capacity["violated_rps"] or float("inf")
+    low, high = capacity["capacity_rps_ci"] or (capacity["verified_rps"], capacity["violated_rps"])
+    low, high = low or 0.0, high or float("inf")
     found = [
         (more, i, stage)
         for i, stage in enumerate(summary["stages"])
         if stage["slo_met"] is None and not stage["client_limited"] and stage["achieved_rps"]
-        if low < (stage["offered_rps"] or stage["achieved_rps"]) < high
+        if low <= (stage["offered_rps"] or stage["achieved_rps"]) <= high
         if (more := max((v["more_requests"] or 0 for v in stage["slo_verdicts"]), default=0))
     ]
     if not found:

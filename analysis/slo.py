@@ -15,7 +15,9 @@ EXTREMES: dict[float, str] = {0.0: "min", 1.0: "max"}
 """The smallest and the largest sample, as quantiles: facts of one run, not of an endpoint."""
 GAP_METRICS: frozenset[str] = frozenset({"itl", "icl"})
 """Metrics whose percentile is over gaps; the others have one value per request."""
-ERROR_RATE = "error_rate"
+ERROR_RATE, GOODPUT = "error_rate", "goodput"
+SHARES: frozenset[str] = frozenset({ERROR_RATE, GOODPUT})
+"""Metrics whose limit is a share of requests, not a time."""
 _MLPERF = "MLPerf Inference, Server scenario, mlperf.conf of 2026-08-20 (mlcommons/inference)"
 SLO_SETS: dict[str, tuple[tuple[str, ...], str]] = {
     **{
@@ -66,7 +68,8 @@ class Slo:
     Quantile 1 (``max``) is every sample of the run, 0 (``min``) at least one.
     ``class_``: of the requests of that class only. ``first_s`` (fluidity): the first token is due
     so long after the schedule, every further one ``limit_s`` later. Of an ``error_rate`` the
-    quantile is the share that must be answered, and ``limit_s`` says nothing.
+    quantile is the share that must be answered, of ``goodput`` the share that must meet every
+    other SLO, and ``limit_s`` says nothing.
     """
 
     metric: str
@@ -86,12 +89,14 @@ class Slo:
     @property
     def name(self) -> str:
         """Return ``ttft_p99``, ``chat:ttft_p99``, ``error_rate``."""
-        bare = self.metric if self.metric == ERROR_RATE else f"{self.metric}_{self.percentile}"
+        bare = self.metric if self.metric in SHARES else f"{self.metric}_{self.percentile}"
         return f"{self.class_}:{bare}" if self.class_ else bare
 
     @property
     def limit_text(self) -> str:
         """Return ``2s``, ``2s+50ms`` (fluidity) or ``1%``."""
+        if self.metric == GOODPUT:
+            return f"{(Decimal(repr(self.quantile)) * 100).normalize():f}%"
         if self.metric == ERROR_RATE:
             return f"{((1 - Decimal(repr(self.quantile))) * 100).normalize():f}%"
         first = f"{exact_text(self.first_s)}+" if self.first_s is not None else ""
@@ -103,8 +108,8 @@ class Slo:
         return f"{self.name}={self.limit_text}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry in run.json and summary.json; an error rate's ``limit_s`` is null."""
-        limit_s = None if self.metric == ERROR_RATE else self.limit_s
+        """Return the entry in run.json and summary.json; a share's ``limit_s`` is null."""
+        limit_s = None if self.metric in SHARES else self.limit_s
         known = {"metric": self.metric, "quantile": self.quantile, "limit_s": limit_s}
         extra = {"class": self.class_, "first_s": self.first_s, "source": self.source}
         given = {name: value for name, value in extra.items() if value is not None}
@@ -140,6 +145,8 @@ def parse_slo(text: str) -> Slo:
 def _parse_bare(text: str, name: str, limit: str) -> Slo:
     if name == ERROR_RATE:
         return Slo(ERROR_RATE, _answered_share(text, limit), 1.0)
+    if name == GOODPUT:
+        return Slo(GOODPUT, _good_share(text, limit), 1.0)
     named = re.fullmatch(r"(.*)_(?:p(\S*)|(min|max))", name)
     if not named:
         known = f"write {name}_p99={limit}"
@@ -147,7 +154,7 @@ def _parse_bare(text: str, name: str, limit: str) -> Slo:
         raise _refused(text, f" names no percentile: {hint}")
     metric, percentile, extreme = named.groups()
     if metric not in METRICS:
-        allowed = ", ".join((*METRICS, ERROR_RATE))
+        allowed = ", ".join((*METRICS, ERROR_RATE, GOODPUT))
         raise _refused(text, f": unknown metric {metric!r}: allowed are {allowed}")
     quantile = next((q for q, word in EXTREMES.items() if word == extreme), 0.0)
     if not extreme:
@@ -172,6 +179,13 @@ def _answered_share(text: str, limit: str) -> float:
     return float(1 - Decimal(match[1]) / 100)
 
 
+def _good_share(text: str, limit: str) -> float:
+    match = re.fullmatch(r"(\d{2}(?:\.\d{1,3})?)\s*%", limit)
+    if not match or not 50 <= Decimal(match[1]) <= Decimal("99.9"):
+        raise _refused(text, ": goodput is a share from 50% to 99.9%: write goodput=95%")
+    return float(Decimal(match[1]) / 100)
+
+
 def verdict_word(verdict: str | bool | None) -> str:
     """Return met | violated | inconclusive for a verdict of ``slo_verdicts`` or a ``slo_met``."""
     if verdict in (True, "met"):
@@ -188,7 +202,10 @@ def parse_slos(texts: Iterable[str]) -> list[Slo]:
             raise SloError(
                 f"SLO {slo.name} is given as {known.limit_text} and as {slo.limit_text}: keep one"
             )
-    return list(slos.values())
+    found = list(slos.values())
+    if found and all(slo.metric == GOODPUT for slo in found):
+        raise SloError("goodput counts requests that meet the other SLOs: give one, as ttft_p99=2s")
+    return found
 
 
 def _expand(text: str) -> list[Slo]:

@@ -14,7 +14,7 @@ from ampacity.analysis.load_names import load_name
 from ampacity.analysis.metrics.kinds import FAILED_KINDS
 from ampacity.analysis.slo import slo_from_dict, verdict_word
 from ampacity.analysis.stage_warnings import longer
-from ampacity.analysis.warnings import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, off_text
+from ampacity.analysis.warnings import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, at_knee, off_text
 
 MANY_FAIL = 0.1  # of the requests of the lowest load
 STATUS_WORDS = {
@@ -247,6 +247,8 @@ def _usable(summary: Mapping[str, Any]) -> str:
         parts.append(
             "users wait for the server there: open arrivals violate the SLO at a lower rate"
         )
+    if where := at_knee(summary):
+        parts.append(f"it lies {where}: run below it")
     fleet = summary["fleet"]
     if fleet["instances"] is not None:
         need = "needs" if fleet["peak_rps"] == 1 else "need"

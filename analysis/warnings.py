@@ -262,16 +262,20 @@ def _cached(facts: Facts) -> str | None:
     )
 
 
-def _knee_region(facts: Facts) -> str | None:
-    """Warn where latency bends at or below the capacity: little is left above it."""
-    rate = facts.summary["capacity"]["capacity_rps"]
-    region = facts.summary["knee"]["region_rps"]
+def at_knee(summary: Mapping[str, Any]) -> str | None:
+    """Return where the capacity lies, where latency bends at or below it."""
+    rate, region = summary["capacity"]["capacity_rps"], summary["knee"]["region_rps"]
     if not rate or not region or rate < region[0] or region[1] > WIDEST_REGION * region[0]:
         return None
     where = "within" if rate <= REGION_END * region[1] else "above"
-    return (
-        f"The capacity of {number_text(rate)} requests/s lies {where} the knee region of "
-        f"{number_text(region[0])} to {number_text(region[1])}: there latency rises faster than "
+    return f"{where} the knee region of {number_text(region[0])} to {number_text(region[1])} req/s"
+
+
+def _knee_region(facts: Facts) -> str | None:
+    """Warn where little is left above the capacity."""
+    where, rate = at_knee(facts.summary), facts.summary["capacity"]["capacity_rps"]
+    return where and (
+        f"The capacity of {number_text(rate)} req/s lies {where}: there latency rises faster than "
         "the load, and a little more of it violates the SLO."
     )
 

@@ -47,7 +47,19 @@ _NAMES: dict[str, tuple[str, ...]] = {
         'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',
         "trtllm_kv_cache_utilization",
     ),
-    "preemptions_total": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
+    "preemptions_total": (
+        "vllm:num_preemptions_total",
+        "vllm:num_preemptions",
+        "sglang:num_retracted_requests_total",
+        "sglang:num_retracted_reqs_total",
+    ),
+    "cached_tokens_total": (
+        "vllm:prompt_tokens_cached_total",
+        "sglang:cached_tokens_total",
+        "llamacpp:prompt_tokens_cached_total",
+    ),
+    "kv_block_lifetime_s_total": ("vllm:kv_block_lifetime_seconds_sum",),
+    "kv_blocks_evicted_total": ("vllm:kv_block_lifetime_seconds_count",),
     "prefix_cache_queries_total": (
         "vllm:prefix_cache_queries_total",
         "vllm:gpu_prefix_cache_queries_total",
@@ -59,17 +71,30 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "sglang:cached_tokens_total",
     ),
     "prefix_hit_rate": ("sglang:cache_hit_rate", "trtllm_kv_cache_hit_rate"),
-    "spec_draft_tokens_total": ("vllm:spec_decode_num_draft_tokens_total",),
-    "spec_accepted_tokens_total": ("vllm:spec_decode_num_accepted_tokens_total",),
+    "spec_draft_tokens_total": (
+        "vllm:spec_decode_num_draft_tokens_total",
+        "llamacpp:spec_decode_num_draft_tokens_total",
+    ),
+    "spec_accepted_tokens_total": (
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "llamacpp:spec_decode_num_accepted_tokens_total",
+    ),
     "spec_acceptance_rate": ("sglang:spec_accept_rate", "vllm:spec_decode_draft_acceptance_rate"),
+    "adapter_slots": ("sglang:lora_pool_slots_total",),
+    "adapter_slots_used": ("sglang:lora_pool_slots_used",),
+    "tensor_active": ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",),
+    "memory_active": ("DCGM_FI_PROF_DRAM_ACTIVE",),
     "gpu_utilization": ("DCGM_FI_DEV_GPU_UTIL", "nv_gpu_utilization"),
     "gpu_memory_used_bytes": ("DCGM_FI_DEV_FB_USED", "nv_gpu_memory_used_bytes"),
 }
 _FACTORS = {"DCGM_FI_DEV_GPU_UTIL": 0.01, "DCGM_FI_DEV_FB_USED": 2.0**20}  # percent and MiB
-_SHARES = {"prefix_hit_rate", "spec_acceptance_rate", "gpu_utilization"}  # the mean is taken ...
+_SHARES = {  # the mean is taken ...
+    *("prefix_hit_rate", "spec_acceptance_rate"),
+    *("gpu_utilization", "tensor_active", "memory_active"),
+}
 _FULLEST = {"kv_cache_usage"}  # ... and of these the largest: that replica preempts
 
-COLUMNS = tuple(_NAMES)
+COLUMNS = (*_NAMES, "engines")
 SCHEMA: pa.Schema = pa.schema(
     [pa.field("at_ns", pa.int64()), *(pa.field(name, pa.float64()) for name in COLUMNS)]
 )
@@ -111,12 +136,27 @@ def number(text: str) -> float:
 
 
 def read_metrics(pages: Sequence[bytes]) -> dict[str, float]:
-    """Return the known metrics on Prometheus text pages; counts are summed over the pages."""
+    """Return the known metrics on Prometheus text pages; counts are summed over the pages.
+
+    ``engines``: how many report their running requests.
+    """
     found: dict[str, list[float]] = {}
     for lines in (lines_of(page.decode("utf-8", "replace")) for page in pages):
-        for column in COLUMNS:
+        for column in _NAMES:
             found.setdefault(column, []).extend(series(lines, column).values())
-    return {column: _one(column, values) for column, values in found.items() if values}
+        for column, value in _vllm_adapters(lines).items():
+            found[column].append(value)
+    engines = {"engines": float(len(found["running"]))} if found.get("running") else {}
+    return {column: _one(column, values) for column, values in found.items() if values} | engines
+
+
+def _vllm_adapters(lines: Lines) -> dict[str, float]:
+    """Return the adapter slots, which vLLM gives as labels; the value is the time of a sample."""
+    held = samples(lines, "vllm:lora_requests_info")
+    labels = max(held, key=lambda sample: sample[1])[0] if held else {}
+    names = [name for name in labels.get("running_lora_adapters", "").split(",") if name.strip()]
+    slots = number(labels.get("max_lora", ""))
+    return {"adapter_slots": slots, "adapter_slots_used": len(names)} if slots > 0 else {}
 
 
 def series(lines: Lines, column: str) -> dict[tuple[tuple[str, str], ...], float]:

@@ -13,6 +13,7 @@ from ampacity.cli.streams import secure_streams
 EXIT_OUTAGE = 1  # the endpoint was down for a while
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+EXIT = {"met": 0, "violated": 1, "inconclusive": 3}  # of a verdict on an SLO
 MESSAGE_MAX = 600
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _OURS = ("ampacity", "workloads", "loadgen", "analysis", "reports", "simulator")

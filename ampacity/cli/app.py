@@ -8,17 +8,18 @@ import typer
 
 from ampacity import __version__
 from ampacity.cli import export, predict, simulate, workload
+from ampacity.cli.help import NAMES, Command, Group
 from ampacity.cli.judge import baseline, compare, gate, import_, plan, report, size, validate
-from ampacity.cli.measure import ab, burst, demo, doctor, run, search, sweep
+from ampacity.cli.measure import ab, burst, check, demo, doctor, run, search, sweep
 from ampacity.cli.options import prints
 
 app = typer.Typer(
     name="ampacity",
     help="Load testing and SLO benchmarking for LLM inference endpoints.",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=NAMES,
 )
 
 
@@ -33,7 +34,7 @@ def _root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+            "-V", "--version", callback=_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
@@ -47,6 +48,7 @@ for command in (
     search.search,
     burst.burst,
     run.run,
+    check.check,
     report.report,
     plan.plan,
     size.size,
@@ -60,5 +62,6 @@ for command in (
     predict.predict,
     simulate.simulate,
 ):
-    app.command(command.__name__.rstrip("_"))(prints(command))
+    name = command.__name__.rstrip("_")
+    app.command(name, cls=Command, context_settings=NAMES)(prints(command))
 app.add_typer(workload.app, name="workload")

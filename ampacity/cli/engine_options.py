@@ -16,7 +16,8 @@ Preset = Annotated[
     str,
     typer.Option(
         "--preset",
-        help="Model and hardware; 'ampacity simulate --preset list' lists them. "
+        metavar="NAME",
+        help="Model and hardware. 'ampacity simulate --preset list' lists them. "
         "Or MODEL@[Nx]HARDWARE[,SETTING=VALUE...], "
         "or linear:ALPHA_S,BETA_S[,PREFILL_S].",
     ),
@@ -54,18 +55,18 @@ def with_face(command: Command) -> Command:
     kinds: dict[type, Any] = {tuple: str | None, type(None): float | None}
     options = []
     for field in msgspec.structs.fields(Face):
-        default, flags = field.default, option_name(field.name)
+        default, flag = field.default, option_name(field.name)
         metavar = "A,B" if default == () else None
         if isinstance(default, str):
             metavar = "|".join(get_args(field.type))
         if default is True:
-            flags += f"/{option_name('no_' + field.name)}"
+            flag += f"/{option_name('no_' + field.name)}"
         options.append(
             option(
                 field.name,
                 kinds.get(type(default), type(default)),
                 None if default == () else default,
-                flags=flags,
+                flag,
                 metavar=metavar,
                 help=HELP[field.name],
                 rich_help_panel="How answers look and are cut into chunks",

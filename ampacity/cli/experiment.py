@@ -25,11 +25,14 @@ def run_experiment(
     as_json: bool,
     located: Callable[[str], str] = str,
     check: Callable[[Any], None] | None = None,
-) -> Path:
-    """Run ``drive``, write summary and report, print them, and return the run directory.
+    judge: Callable[[Path, Summary], int] | None = None,
+    quiet: bool = False,
+) -> None:
+    """Run ``drive``, write summary and report, and print them unless ``quiet``.
 
-    Exits 130 if interrupted, 1 after an outage, 2 if aborted. ``located`` adds the position in a
-    run file to a message about a setting; ``check`` can refuse Settings before the first request.
+    Exits 130 if interrupted; else with what ``judge`` returns, or 1 after an outage; 2 if aborted.
+    ``located`` adds the position in a run file to a message about a setting; ``check`` can refuse
+    Settings before the first request.
     """
     from dataclasses import replace
 
@@ -44,22 +47,23 @@ def run_experiment(
         settings = make_settings(raw)
     except ValueError as error:
         raise ConfigError(located(str(error))) from None
-    if experiment in ("sweep", "search"):
+    if experiment in ("sweep", "search", "check"):
         check_steady(settings.workload, experiment)
     if check is not None:
         check(settings)
     settings = replace(settings, out=out_path(settings, experiment))
-    how: dict[str, Any] = {"command_line": command_line(sys.argv), "progress": Progress()}
-    with no_stub(settings.out):
+    with no_stub(settings.out), Progress(quiet=shown.quiet) as progress:
+        how: dict[str, Any] = {"command_line": command_line(sys.argv), "progress": progress}
         path = run_event_loop(conduct(settings, experiment=experiment, drive=drive, **how))
-    status, summary = finish(path, as_json=as_json)
-    if status == "interrupted":
-        raise typer.Exit(EXIT_INTERRUPTED)
-    if any(stage.outage and not stage.client_limited for stage in summary.stages):
-        raise typer.Exit(EXIT_OUTAGE)
-    if status == "aborted":
-        raise typer.Exit(EXIT_USAGE)
-    return path
+    status, summary = finish(path, as_json=as_json and not quiet, quiet=quiet)
+    if judge is not None:
+        answer = judge(path, summary)
+    else:
+        down = any(stage.outage and not stage.client_limited for stage in summary.stages)
+        answer = EXIT_OUTAGE if down else 0
+    if status == "aborted" and not answer:
+        answer = EXIT_USAGE
+    raise typer.Exit(EXIT_INTERRUPTED if status == "interrupted" else answer)
 
 
 def finish(
@@ -67,9 +71,11 @@ def finish(
 ) -> tuple[str, Summary]:
     """Write summary.json and report.html of a run and print them; return (status, summary)."""
     from ampacity.analysis.contract.summary import to_json
+    from ampacity.analysis.other_limits import capacity_at_limits
     from ampacity.analysis.summary import summarise
+    from ampacity.analysis.timeline import timeline_of
     from ampacity.loadgen.rundir.files import load_run, write_json
-    from ampacity.reports.pages.run_report import write_report
+    from ampacity.reports.pages.run_report import Beyond, write_report
     from ampacity.reports.pages.screen import render_screen
     from ampacity.reports.pages.terminal import render_table
 
@@ -78,7 +84,8 @@ def finish(
     report = path / "report.html"
     write_json(path / "summary.json", to_json(summary))
     with writing(report):
-        write_report(report, summary, run.meta)
+        beyond = Beyond(timeline_of(run), capacity_at_limits(run, summary), str(path))
+        write_report(report, summary, run.meta, beyond)
     if as_json:
         print_json(to_json(summary))
     elif not quiet:

@@ -24,11 +24,11 @@ def export(
     run: o.RunDir,
     out: Annotated[
         Path,
-        typer.Option("-o", "--out", metavar="DIR", help="Folder to write to.", show_default=False),
+        typer.Option("-o", "--out", metavar="DIR", help="Output: folder.", show_default=False),
     ],
-    csv: Annotated[bool, typer.Option("--csv", help="Write each table as CSV.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Write CSV, a file for each table.")] = False,
     parquet: Annotated[
-        bool, typer.Option("--parquet", help="Write each table as Parquet.")
+        bool, typer.Option("--parquet", help="Write Parquet, a file for each table.")
     ] = False,
     hgrm: Annotated[
         bool,
@@ -36,11 +36,15 @@ def export(
             "--hgrm", help="Write each stage's latencies as HdrHistogram percentiles, in ms."
         ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace files that exist.")
+    ] = False,
 ) -> None:
     """Export requests, stages, tokens, server samples and percentiles of a run, a file for each.
 
-    ampacity export runs/x --csv --hgrm -o exported
+    ampacity export runs/x --csv -o exported
+
+    ampacity export runs/x --parquet --hgrm -o exported
     """
     from ampacity.frames import load, tables
     from ampacity.loadgen.rundir.files import RunDirError
@@ -58,8 +62,10 @@ def export(
     if hgrm:
         files |= _histograms(loaded)
     taken = [name for name in files if (out / name).exists()]
-    if taken and not force:
-        raise RunDirError(f"{out / taken[0]} exists: --force overwrites it, or name another folder")
+    if taken and not overwrite:
+        raise RunDirError(
+            f"{out / taken[0]} exists: --overwrite replaces it, or name another folder"
+        )
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     for name, write in files.items():

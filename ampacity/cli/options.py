@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,36 +15,30 @@ from typing import Annotated, Any
 import typer
 
 from ampacity.cli.output import shown
-from ampacity.settings import OUTPUT_PANEL, SETTINGS, SHARED
+from ampacity.settings import OUTPUT, SETTINGS, SHARED
 from ampacity.values import option as option_name
 
 Command = Callable[..., None]
 Url = Annotated[
     str,
     typer.Argument(
-        help="Base URL of an OpenAI-compatible server, as http://127.0.0.1:8000/v1",
+        help="Base URL of an OpenAI-compatible server. E.g. http://127.0.0.1:8000/v1",
         show_default=False,
     ),
 ]
 Json = Annotated[
     bool,
-    typer.Option(
-        "--json",
-        help="Print summary.json to stdout, and nothing else.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
-
-JsonResult = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
+    typer.Option("--json", help="Print JSON, and nothing else.", rich_help_panel=OUTPUT),
 ]
 RunDir = Annotated[Path, typer.Argument(help="Run directory.", show_default=False)]
-Slos = Annotated[
-    list[str] | None, typer.Option("--slo", metavar="METRIC_pQ=LIMIT", help=SETTINGS["slo"].help)
+_file = partial(typer.Option, metavar="FILE", rich_help_panel=OUTPUT)
+Html = Annotated[Path | None, _file(help="Write an HTML page.")]
+Csv = Annotated[Path | None, _file(help="Write CSV, every figure.")]
+Markdown = Annotated[
+    Path | None,
+    _file(help="Write Markdown. check and gate append it, e.g. to $GITHUB_STEP_SUMMARY."),
 ]
-Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page.")]
-Csv = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV.")]
-Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown.")]
+JUnit = Annotated[Path | None, _file(help="Write JUnit XML.")]
 
 
 class Amount(StrEnum):
@@ -52,39 +46,39 @@ class Amount(StrEnum):
     full = "full"
 
 
-def option(name: str, kind: Any, default: Any, **shown: Any) -> Parameter:
-    """Return an option as a parameter of a command."""
-    return _parameter(
-        name, kind, default, typer.Option(shown.pop("flags", option_name(name)), **shown)
-    )
-
-
-def _parameter(name: str, kind: Any, default: Any, shown: Any) -> Parameter:
-    annotation = Annotated[kind, shown]
+def option(name: str, kind: Any, default: Any, *flags: str, **shown: Any) -> Parameter:
+    """Return an option as a parameter of a command; a help's last "Default: X." is its default."""
+    shown["help"], _, otherwise = shown["help"].partition(" Default: ")
+    if otherwise:
+        shown["show_default"] = otherwise.rstrip(".")
+    annotation = Annotated[kind, typer.Option(*(flags or [option_name(name)]), **shown)]
     return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
+def setting(name: str, **shown: Any) -> Parameter:
+    """Return a setting as an option without a value of its own: an option overrides a run file."""
+    declared = SETTINGS[name]
+    flags = ["-o", "--out"] if name == "out" else [option_name(name)]
+    text = {
+        "metavar": declared.kind.metavar,
+        "help": declared.help,
+        "rich_help_panel": declared.group,
+        "show_default": declared.default or False,
+    }
+    return option(name, declared.kind.type | None, None, *flags, **text | shown)
+
+
 def shares(
-    names: Iterable[str] = SHARED, but: Collection[str] = ()
+    names: Iterable[str] = SHARED, but: Collection[str] = (), **defaults: str | bool
 ) -> Callable[[Command], Command]:
     """Give a command the settings ``names``; its parameter ``raw`` gets those that were given.
 
-    The options have no default: ``make_settings`` has it, so that an option overrides a run file.
+    The options have no value: ``make_settings`` has the default, which the help only shows.
+    ``defaults``: those of the command.
     """
-    options = []
-    for name in names:
-        if name not in but:
-            setting = SETTINGS[name]
-            flags = ["-o", "--out"] if name == "out" else [option_name(name)]
-            shown = typer.Option(
-                *flags,
-                metavar=setting.kind.metavar,
-                help=setting.help,
-                rich_help_panel=setting.group,
-                show_default=False,
-            )
-            options.append(_parameter(name, setting.kind.type | None, None, shown))
-    return gathers("raw", options)
+    wanted = [name for name in names if name not in but]
+    shown = {name: {"show_default": text} for name, text in defaults.items()}
+    return gathers("raw", [setting(name, **shown.get(name, {})) for name in wanted])
 
 
 def gathers(into: str, options: list[Parameter]) -> Callable[[Command], Command]:
@@ -119,16 +113,24 @@ def prints(command: Command) -> Command:
         shown.full, shown.quiet = printed["summary"] is Amount.full, "quiet" in printed
         command(**given)
 
-    summary = typer.Option(
-        "--summary",
-        metavar="short|full",
-        help="What is printed: one screen, or every table.",
-        rich_help_panel=OUTPUT_PANEL,
-        show_default="short",
-    )
-    quiet = typer.Option("--quiet", "-q", help="Print no progress.", rich_help_panel=OUTPUT_PANEL)
     options = [
-        _parameter("summary", Amount, Amount.short, summary),
-        _parameter("quiet", bool | None, None, quiet),
+        option(
+            "summary",
+            Amount,
+            Amount.short,
+            metavar="short|full",
+            help="What is printed: one screen, or every table.",
+            rich_help_panel=OUTPUT,
+            show_default="short",
+        ),
+        option(
+            "quiet",
+            bool | None,
+            None,
+            "-q",
+            "--quiet",
+            help="Print no progress.",
+            rich_help_panel=OUTPUT,
+        ),
     ]
     return gathers("printed", options)(printing)

@@ -21,7 +21,7 @@ SearchInstead = Annotated[
 ]
 
 
-@o.shares(VIRTUAL)
+@o.shares(VIRTUAL, duration="5m")
 @with_engine
 def predict(
     raw: dict[str, Any],
@@ -36,12 +36,15 @@ def predict(
 
     Every figure of the report is marked as predicted.
 
-    ampacity predict --preset llama3-70b-4xh100 --workload chat --slo ttft_p99=2s --slo itl_p99=50ms
+    ampacity predict --preset llama3-70b-4xh100 --workload chat --slo ttft_p99=2s
+
+    ampacity predict --preset qwen3-32b@2xh200 --search --slo itl_p99=50ms
     """
     import asyncio
     from dataclasses import replace
 
     from ampacity.cli.experiment import command_line, finish
+    from ampacity.cli.output import shown
     from ampacity.cli.stub import no_stub
     from ampacity.config import check_steady, gpus_named, make_settings
     from ampacity.experiments.stages.provenance import out_path
@@ -63,8 +66,8 @@ def predict(
         wanted.check(settings)
         how = {"drive": wanted.run, "experiment": "search"}
     settings = replace(settings, out=out_path(settings, how.get("experiment", "predict")))
-    with no_stub(settings.out):
-        run = experiment(settings, deployment, command_line(sys.argv), Progress(), **how)
+    with no_stub(settings.out), Progress(quiet=shown.quiet) as progress:
+        run = experiment(settings, deployment, command_line(sys.argv), progress, **how)
         path = asyncio.run(run)
     if finish(path, as_json=json)[0] == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)

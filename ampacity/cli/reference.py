@@ -12,6 +12,7 @@ from typing import Any
 import typer.main
 
 from ampacity.cli.app import app
+from ampacity.cli.help import options, parts, record
 
 HEAD = """# Commands
 
@@ -39,16 +40,17 @@ def _of_group(group: Any, context: typer.Context, path: str) -> Iterator[str]:
 
 def _of_command(command: Any, context: typer.Context, path: str) -> Iterator[str]:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
-    usage = " ".join([path, *(a.metavar or a.name.upper() for a in arguments)])
-    yield f"## {path}\n\n{_one_line(command.help)}\n\n    {usage} [OPTIONS]\n"
-    if options:
-        rows = "\n".join(_row(option, context) for option in options)
+    usage = " ".join([path, *(record(a, context)[0] for a in arguments)])
+    about, examples = parts(command)
+    yield f"## {path}\n\n{' '.join(map(_one_line, about))}\n"
+    yield "".join(f"    {line}\n" for line in (f"{usage} [OPTIONS]", *examples))
+    if shown := options(command, context):
+        rows = "\n".join(_row(option, context) for option in shown)
         yield f"| option | |\n|---|---|\n{rows}\n"
 
 
 def _row(option: Any, context: typer.Context) -> str:
-    names, text = option.get_help_record(context)
+    names, text = record(option, context)
     return f"| `{_one_line(names)}` | {_one_line(text)} |"
 
 

@@ -20,19 +20,30 @@ Calibrate = Annotated[
         help="Fit the engine's bandwidth, compute and overhead to a measured sweep, then serve.",
     ),
 ]
-Host = Annotated[str, typer.Option(help="Address to listen on.")]
-Port = Annotated[int, typer.Option(help="Port; 0 picks a free one.")]
-Model = Annotated[str | None, typer.Option(help="Name of the served model. Default: the preset's.")]
+Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")]
+Port = Annotated[int, typer.Option(metavar="N", help="Port; 0 picks a free one.")]
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Name of the model.", show_default="the preset's"),
+]
 ApiKeyEnv = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Environment variable with the API key to require."),
+    typer.Option(
+        metavar="NAME",
+        help="Environment variable that holds the API key. Requests without it are refused.",
+    ),
 ]
-Seed = Annotated[int, typer.Option(help="Seed of words and lengths for requests without a seed.")]
+Seed = Annotated[
+    int,
+    typer.Option(
+        metavar="N", help="Seed of what is random: words and lengths of requests without a seed."
+    ),
+]
 Faults = Annotated[
     str | None,
     typer.Option(
         metavar="JSON|FILE",
-        help="Faults to inject, see docs/simulator.md; times count from the start.",
+        help="Faults to inject. See docs/simulator.md; times count from the start.",
     ),
 ]
 ErrorRate = Annotated[
@@ -55,13 +66,11 @@ def simulate(
     faults: Faults = None,
     error_rate: ErrorRate = 0.0,
 ) -> None:
-    """Serve a simulated engine at http://HOST:PORT/v1 until Ctrl-C, with metrics at /metrics.
+    """Serve a simulated engine at http://HOST:PORT/v1, with metrics at /metrics.
 
-    A 70B model on four H100: ampacity simulate --preset llama3-70b-4xh100
+    ampacity simulate --preset qwen3-32b@2xh200,weights=fp8 --replicas 2
 
-    A model without a preset: ampacity simulate --preset qwen3-32b@2xh200,weights=fp8 --replicas 2
-
-    One request in fifty fails: ampacity simulate --faults '{"errors": {"503": 0.02}}'
+    ampacity simulate --faults '{"errors": {"503": 0.02}}'
     """
     from dataclasses import replace
 

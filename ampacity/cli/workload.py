@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ampacity.cli.options import Html
+from ampacity.cli import options as o
+from ampacity.cli.help import NAMES, Command, Group
 from ampacity.cli.output import writing
-from ampacity.settings import SETTINGS
 
 if TYPE_CHECKING:
     from ampacity.workloads.profile import Workload
     from ampacity.workloads.schedule import Schedule
 
 app = typer.Typer(
-    help="List and show workloads, fit one to a log, write a schedule.", no_args_is_help=True
+    help="List and show workloads, fit one to a log, write a schedule.",
+    cls=Group,
+    no_args_is_help=True,
+    context_settings=NAMES,
 )
 
 Name = Annotated[
@@ -25,9 +28,14 @@ Name = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_() -> None:
-    """List the built-in workloads."""
+    """List the built-in workloads.
+
+    ampacity workload list
+
+    ampacity workload list | grep chat
+    """
     from ampacity.workloads.archetypes import ARCHETYPES
     from ampacity.workloads.profile import load_workload
 
@@ -40,9 +48,14 @@ def list_() -> None:
         )
 
 
-@app.command("show")
-def show(name: Name, html: Html = None) -> None:
-    """Show one workload: lengths, arrivals, source, and the measurements of a fit."""
+@app.command("show", cls=Command)
+def show(name: Name, html: o.Html = None) -> None:
+    """Show one workload: lengths, arrivals, source, and the measurements of a fit.
+
+    ampacity workload show chat
+
+    ampacity workload show gateway.yaml --html gateway.html
+    """
     from ampacity.workloads.fit.view import read_measured, view
     from ampacity.workloads.profile import load_workload
 
@@ -63,40 +76,28 @@ ProfileOut = Annotated[
         "-o",
         "--out",
         metavar="FILE",
-        help="Workload file to write. Default: NAME.yaml in the current folder.",
+        help="Output: workload file.",
+        show_default="NAME.yaml in the current folder",
     ),
-]
-Columns = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="ROLE=NAME",
-        help="Column with this role: time, input, output, session, client, cached or hash_ids. "
-        "E.g. time=ts or input=usage.in; repeatable.",
-    ),
-]
-TimeUnit = Annotated[
-    str | None, typer.Option(metavar="s|ms|us|ns", help=SETTINGS["time_unit"].help)
 ]
 Context = Annotated[
     int | None,
     typer.Option(metavar="N", help="Report a row with more tokens than this as an error."),
 ]
-SkipBadRows = Annotated[
-    bool, typer.Option("--skip-bad-rows", help="Skip and count rows that cannot be read.")
-]
 
 
-@app.command("fit")
+@app.command("fit", cls=Command)
+@o.shares(("column", "time_unit", "skip_bad_rows"))
 def fit(
+    raw: dict[str, Any],
     file: Log,
     out: ProfileOut = None,
-    column: Columns = None,
-    time_unit: TimeUnit = None,
     context: Context = None,
-    skip_bad_rows: SkipBadRows = False,
-    html: Html = None,
+    html: o.Html = None,
 ) -> None:
     """Make a workload file from a trace or a log, without prompts or user names, safe to share.
+
+    ampacity workload fit gateway.jsonl.gz --html gateway.html
 
     ampacity workload fit gateway.csv --column time=ts --column input=tokens_in
     """
@@ -107,22 +108,21 @@ def fit(
     from ampacity.workloads.fit.view import view
     from ampacity.workloads.profile import load_workload
 
-    raw = {"column": column or [], "time_unit": time_unit}
-    options = read_settings({name: value for name, value in raw.items() if value is not None})
+    options = read_settings(raw)
     if context is not None and context < 1:
         raise WorkloadError(f"--context {context}: give 1 or more")
     path = out or Path(f"{_stem(file)}.yaml")
     if path.exists() and (out is None or path.resolve() == file.resolve()):
         raise WorkloadError(f"{path} exists already: name another file with -o")
     if is_servegen(file):
-        if column or time_unit or context or skip_bad_rows:
+        if raw or context:
             raise WorkloadError(
                 f"{file} is a client of ServeGen: drop --column, --time-unit, --context and "
                 "--skip-bad-rows"
             )
         profile = fit_servegen(file)
     else:
-        profile = _fit_trace(file, options, context, skip_bad_rows)
+        profile = _fit_trace(file, options, context)
     write_profile(path, profile)
     _draw(view(load_workload(str(path)), profile["measured"]), html)
     typer.echo(path)
@@ -132,18 +132,16 @@ def _stem(file: Path) -> str:
     return file.name.split(".")[0] or "profile"
 
 
-def _fit_trace(
-    file: Path, options: dict[str, Any], context: int | None, skip_bad_rows: bool
-) -> dict[str, Any]:
+def _fit_trace(file: Path, options: dict[str, Any], context: int | None) -> dict[str, Any]:
     from ampacity.workloads.fit.profile import fit as fit_trace
     from ampacity.workloads.traces.read import read_trace
 
     trace = read_trace(
         file,
-        columns=options["column"],
+        columns=options.get("column", {}),
         time_unit=options.get("time_unit"),
         context=context,
-        skip_bad_rows=skip_bad_rows,
+        skip_bad_rows=options.get("skip_bad_rows", False),
         timed=False,
         progress=_progress(),
     )
@@ -157,48 +155,45 @@ def _fit_trace(
 Count = Annotated[
     int | None, typer.Option("-n", "--requests", metavar="N", help="Number of requests to write.")
 ]
-Rates = Annotated[
-    float | None,
-    typer.Option(
-        "--rates", metavar="R", help="Requests/s. Default: the rate that a fit measured, else 1."
-    ),
-]
-Duration = Annotated[
-    str | None, typer.Option(metavar="T", help="Length of the schedule, e.g. 30s.")
-]
-Seed = Annotated[int, typer.Option(metavar="N", help="Fixes lengths and arrival times.")]
 ScheduleOut = Annotated[
     Path | None,
-    typer.Option("-o", "--out", metavar="FILE", help="JSONL file to write. Default: stdout."),
+    typer.Option("-o", "--out", metavar="FILE", help="Output: JSONL file.", show_default="stdout"),
 ]
 
 
-@app.command("sample")
+@app.command("sample", cls=Command)
+@o.shares(
+    ("rates", "duration", "seed"), rates="the rate that a fit measured, else 1", duration=False
+)
 def sample(
+    raw: dict[str, Any],
     name: Name,
     requests: Count = None,
-    rate: Rates = None,
-    duration: Duration = None,
-    seed: Seed = 1,
     out: ScheduleOut = None,
 ) -> None:
     """Write the schedule of a workload as JSONL, which 'ampacity run --trace FILE' replays exactly.
 
     ampacity workload sample chat --rates 5 --duration 2m -o schedule.jsonl
+
+    ampacity workload sample agent.yaml -n 1000 --seed 7 | gzip > day.jsonl.gz
     """
+    from ampacity.settings import Settings, read_settings
     from ampacity.workloads.errors import WorkloadError
     from ampacity.workloads.profile import load_workload, workload_text
     from ampacity.workloads.schedule_file import write_schedule
 
-    if (requests is None) == (duration is None):
+    given = read_settings(raw)
+    duration_s = given.get("duration")
+    if (requests is None) == (duration_s is None):
         raise WorkloadError("give -n N requests, or --duration T (one of them)")
     if requests is not None and requests < 1:
         raise WorkloadError(f"-n {requests}: give 1 or more")
     workload = load_workload(name)
-    rate = _measured_rate(name) if rate is None else rate
-    if not 0 < rate < float("inf"):
-        raise WorkloadError(f"--rates {rate:g}: give requests/s above 0")
-    schedule = _schedule(workload, rate, requests, duration, seed)
+    rate, *others = given.get("rates") or [_measured_rate(name)]
+    if others:
+        raise WorkloadError(f"--rates {raw['rates']}: a schedule has one rate")
+    seed = given.get("seed", Settings.seed)
+    schedule = _schedule(workload, rate, duration_s, requests or 0, seed)
     if schedule.shared is not None and schedule.shared.note:
         typer.echo(schedule.shared.note, err=True)
     described = None
@@ -225,22 +220,21 @@ def _measured_rate(name: str) -> float:
 
 
 def _schedule(
-    workload: Workload, rate_rps: float, requests: int | None, duration: str | None, seed: int
+    workload: Workload, rate_rps: float, duration_s: float | None, requests: int, seed: int
 ) -> Schedule:
-    """Draw a schedule of ``duration``, or one of exactly ``requests``."""
-    from ampacity.values import parse_duration
+    """Draw a schedule of ``duration_s``, or one of exactly ``requests``."""
     from ampacity.workloads.schedule import open_schedule
 
-    def draw(duration_s: float) -> Schedule:
-        return open_schedule(workload, rate_rps=rate_rps, duration_s=duration_s, seed=seed, stage=0)
+    def draw(length_s: float) -> Schedule:
+        return open_schedule(workload, rate_rps=rate_rps, duration_s=length_s, seed=seed, stage=0)
 
-    if duration is not None:
-        return draw(parse_duration(duration, "--duration"))
-    duration_s = (requests or 0) / rate_rps
-    schedule = draw(duration_s)
-    while len(schedule) < (requests or 0):  # the number in a given time is random
-        duration_s *= 1.3
-        schedule = draw(duration_s)
+    if duration_s is not None:
+        return draw(duration_s)
+    length_s = requests / rate_rps
+    schedule = draw(length_s)
+    while len(schedule) < requests:  # the number in a given time is random
+        length_s *= 1.3
+        schedule = draw(length_s)
     return schedule.capped(max_requests=requests)[0]
 
 

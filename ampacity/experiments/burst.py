@@ -101,4 +101,5 @@ class BurstPlan:
         if short := self.too_short(rig.typical_e2e_s):
             rig.tell(f"the recovery time will not be known: {short}")
         rig.note_down("burst", asdict(self))
+        rig.expect(1)
         await rig.open_stage(self.mean_rps, self.duration_s)

@@ -45,65 +45,66 @@ class ColdStart:
 async def measure_cold_start(settings: Settings, most_s: float, progress: Progress) -> ColdStart:
     """Wait for an endpoint that is being started, and time its first answer.
 
-    Raises ConfigError where it answers at once, EndpointError where it does not within ``most_s``.
+    Raises ConfigError where it answers at once, EndpointError where it does not within ``most_s``,
+    also while an attempt waits for its answer.
     """
     endpoint, began_s = settings.endpoint, time.monotonic()
-    until_s = began_s + most_s
     route = route_to(endpoint)
     client = client_to(settings, route)
+    refused: list[str] = []  # why each attempt failed
     try:
-        served, looks = await _models(settings, until_s)
-        models_s = time.monotonic() - began_s
-        if looks == 1:
-            raise ConfigError(
-                f"{endpoint.url} answers already: stop it, and start it together with this command"
-            )
-        progress.note(f"its models are listed after {models_s:.1f} s")
-        shape = RequestShape(settings.api, choose_model(served, settings.model, endpoint))
-        salt = secrets.token_hex(8)
-        maker = RequestMaker(endpoint, PromptMaker(WORDS, salt), salt, route.proxy)
-        first, asked = await _first_answer(client, maker, shape, until_s)
+        async with asyncio.timeout(most_s):
+            served = await _models(settings, refused)
+            models_s = time.monotonic() - began_s
+            if not refused:
+                raise ConfigError(
+                    f"{endpoint.url} answers already: stop it, and start it together with this "
+                    "command"
+                )
+            progress.note(f"its models are listed after {models_s:.1f} s")
+            shape = RequestShape(settings.api, choose_model(served, settings.model, endpoint))
+            salt = secrets.token_hex(8)
+            maker = RequestMaker(endpoint, PromptMaker(WORDS, salt), salt, route.proxy)
+            first = await _first_answer(client, maker, shape, refused)
         warm = await ask(client, shape.api, maker.make(shape, 0, PROMPT_TOKENS, ANSWER_TOKENS))
         return ColdStart(
             models_s,
             (first.first_token_ns or 0) / 1e9 - began_s,
             seconds_between(warm, "started_ns", "first_token_ns"),
-            looks + asked,
+            len(refused) + 2,  # and the list of models, and the answer
         )
+    except TimeoutError:
+        why = refused[-1] if refused else "it accepts connections and does not answer"
+        raise EndpointError(
+            f"no first answer in the {most_s:g} s that --wait-for-start gives: {why}"
+        ) from None
     finally:
         await client.close()
 
 
-async def _models(settings: Settings, until_s: float) -> tuple[Served, int]:
-    """Return (what the endpoint serves, attempts): not before its list of models is there."""
+async def _models(settings: Settings, refused: list[str]) -> Served:
+    """Return what the endpoint serves: not before its list of models is there."""
     async with Pages() as pages:
-        for attempts in itertools.count(1):
+        while True:
             try:
                 served = await look(pages, settings.endpoint, settings.model)
                 if served.trouble is None:
-                    return served, attempts
-                refused = served.trouble
+                    return served
+                refused.append(served.trouble)
             except EndpointError as error:
-                refused = str(error)
-            await _wait(until_s, refused)
-    raise AssertionError
+                refused.append(str(error))
+            await asyncio.sleep(EVERY_S)
 
 
 async def _first_answer(
-    client: Client, maker: RequestMaker, shape: RequestShape, until_s: float
-) -> tuple[RequestRecord, int]:
-    """Return (the record of the first answer, attempts)."""
-    for attempts in itertools.count(1):
-        request = maker.make(shape, attempts, PROMPT_TOKENS, ANSWER_TOKENS)
+    client: Client, maker: RequestMaker, shape: RequestShape, refused: list[str]
+) -> RequestRecord:
+    """Return the record of the first answer."""
+    for attempt in itertools.count(1):
+        request = maker.make(shape, attempt, PROMPT_TOKENS, ANSWER_TOKENS)
         record = await ask(client, shape.api, request)
         if record.status == "ok" and record.first_token_ns is not None:
-            return record, attempts
-        await _wait(until_s, f"{record.status}: {record.error}")
+            return record
+        refused.append(f"{record.status}: {record.error}")
+        await asyncio.sleep(EVERY_S)
     raise AssertionError
-
-
-async def _wait(until_s: float, why: str) -> None:
-    """Wait for the next attempt. Raises EndpointError where there is no time for one."""
-    if time.monotonic() + EVERY_S >= until_s:
-        raise EndpointError(f"no first answer in the time that --cold-start gives: {why}")
-    await asyncio.sleep(EVERY_S)

@@ -135,7 +135,12 @@ def _decide(path: Path, run: Run, summary: Summary, stated: Stated) -> Candidate
         hardware=physics.use,
         hardware_text=hardware_words(physics),
         disaggregation=readiness(
-            summary, limits, stated.shape, stated.link_bits_s, plan.instances if plan else None
+            summary,
+            limits,
+            stated.shape,
+            stated.link_bits_s,
+            plan.instances if plan else None,
+            stated.kv,
         ),
     )
 

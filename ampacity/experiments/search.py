@@ -23,13 +23,14 @@ from ampacity.analysis.capacity.next_load import (
 from ampacity.analysis.capacity.pooled import estimate
 from ampacity.analysis.slo import EXTREMES
 from ampacity.durations import duration_text, rounded_up
-from ampacity.experiments.stages.rig import Rig, Stage
+from ampacity.experiments.stages.rig import Rig, Stage, Watch
 from ampacity.settings import Settings
 from ampacity.values import ConfigError
 
 START = 1.0  # requests in flight at the first load
 FILL_TIMES = 10.0  # shortest stage: this many requests, and this many times a request's duration
 BRACKET_SHARE = 0.25  # of the time left, for a stage while one side of the limit is unknown
+TYPICAL_STAGES = 14  # for the progress
 STAGE_MAX_S = 3e7  # a year: a longer stage, of a load near 0, shows nothing that anybody waits for
 MOST_TIMES = 3.0  # the announced requests; beyond it the user is told
 CLOSED_SHARES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)  # of C_max: the closed loop's levels
@@ -79,6 +80,7 @@ class Search:
         goal = Goal(settings.slos, self._plan.precision, float(f"{START / rig.typical_e2e_s:.3g}"))
         self._expected = expected_requests(goal)
         self._announce(rig, goal)
+        rig.expect(TYPICAL_STAGES, self._plan.max_duration_s, about=True)
         self._note(rig, None)
         while isinstance(step := next_step(rig.stages, goal), Step):
             over = await self._stage(rig, goal, step)
@@ -131,7 +133,7 @@ class Search:
         self._tell_exceeded(rig)
         before, began_s = list(rig.stages), time.monotonic()
         judged = await rig.open_stage(
-            step.load_rps, duration_s, lambda partial: is_decided(before, partial, goal)
+            step.load_rps, duration_s, Watch(lambda partial: is_decided(before, partial, goal))
         )
         if judged is None:
             return rig.ended[1] if rig.ended else "the run is over"

@@ -24,7 +24,7 @@ from ampacity.analysis.capacity.pooled import estimate, unmeasured
 from ampacity.analysis.capacity.unmeetable import why_unmeetable
 from ampacity.analysis.slo import Slo
 from ampacity.durations import duration_text, rounded_up
-from ampacity.experiments.stages.rig import Enough, Rig
+from ampacity.experiments.stages.rig import Enough, Rig, Watch
 
 MAX_DURATION_S = 600.0  # of a curve, if neither loads nor stage lengths are given
 STAGE_SHARE = 0.05  # of that time, for a stage of the grid
@@ -33,6 +33,7 @@ SURELY_LOW = 0.5  # most requests in flight at the first rate
 FIRST_REQUESTS = 20  # in a stage, which may be up to doubled for them
 GROWTH = 2.0
 STAGES_MAX = 16
+TYPICAL_STAGES = 9  # of a curve, for the progress
 REFINE_STAGES = 3  # without SLOs: between the highest stable and the lowest unstable load
 REFINE_UNTIL = 1.1  # ratio of those two at which the bracket is narrow enough
 REFINE_TIMES = 5.0  # with SLOs and no time given: stage lengths spent near the limit in all
@@ -60,7 +61,7 @@ class _Clock:
     ) -> dict[str, Any] | None:
         """Run an open stage; None if the run is over."""
         began_s = time.monotonic()
-        judged = await self._rig.open_stage(rate_rps, length_s, enough)
+        judged = await self._rig.open_stage(rate_rps, length_s, enough and Watch(enough))
         if judged is not None:
             self.spent_s += max(judged["window"]["end_s"], time.monotonic() - began_s)
         return None if self._rig.ended else judged
@@ -83,6 +84,8 @@ async def sweep(
             f"at most {duration_text(limit_s)} of load (--max-duration), stages of "
             f"{duration_text(settings.duration_s)}, longer near the limit"
         )
+    curves, loads = 1 + len(settings.lengths), settings.concurrency or settings.rates or ()
+    rig.expect(curves * (len(loads) or TYPICAL_STAGES), max_duration_s, about=not loads)
     await _curve(rig, start_rps, limit_s)
     for name in settings.lengths:
         if rig.ended:

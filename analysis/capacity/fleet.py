@@ -135,13 +135,13 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
         rate_cv=cv,
         history_s=held.span_s or None,
         source="profile",
-        mean_reason="the mean of the profile",
+        mean_reason="mean of the profile / what the fleet carries",
         crowded_rps=crowded_rps,
     )
     if peak_rps:
         of_profile = held.busy_hour.rps if held.busy_hour else crowded_rps
         shape = min(held.mean_rps / of_profile, 1.0)
-        why = f"the peak x {shape:.2f}, mean / busiest hour of the profile"
+        why = f"the peak x {shape:.2f}, as mean / busiest hour of the profile"
         return replace(known, peak_rps=peak_rps, mean_rps=shape * peak_rps, mean_reason=why)
     if (busy := held.busy_hour) is None:
         return replace(

@@ -284,12 +284,17 @@ def holm(p_values: Sequence[float], alpha: float) -> list[bool]:
 
 
 def spent_at_looks(alpha: float, looks: int) -> list[float]:
-    """Return what each of ``looks`` equally spaced looks spends of ``alpha``.
+    """Return what each of ``looks`` equally spaced looks spends of ``alpha``."""
+    return spent_at(alpha, [k / looks for k in range(1, looks + 1)])
+
+
+def spent_at(alpha: float, shares: Sequence[float]) -> list[float]:
+    """Return what a look at each of these shares of the data, the last 1, spends of ``alpha``.
 
     By Pocock's spending function (Lan and DeMets 1983): alpha ln(1 + (e - 1) t) is spent at share t
     of the looks. The parts add up to alpha, so the error over all looks is at most alpha.
     """
-    by = [alpha * math.log1p((math.e - 1) * k / looks) for k in range(looks + 1)]
+    by = [alpha * math.log1p((math.e - 1) * share) for share in (0.0, *shares)]
     return [after - before for before, after in itertools.pairwise(by)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -164,7 +164,7 @@ class Check(Result, frozen=True):
     name: str
     kind: str  # change | slo | sanity | capacity
     level: str | None
-    verdict: str = "inconclusive"  # pass | regression | violated | inconclusive
+    verdict: str = "inconclusive"  # pass | regression | met | violated | inconclusive
     baseline: float | None = None
     candidate: float | None = None
     change: float | None = None
@@ -184,6 +184,7 @@ class Check(Result, frozen=True):
 class GateResult(Result, frozen=True, kw_only=True):
     """A gate's result; where nothing can be compared, only the fields without a default."""
 
+    command: ClassVar[str] = "gate"
     schema_version: int | UnsetType = UNSET
     verdict: str  # pass | regression | inconclusive | cannot_compare
     sentence: str
@@ -198,3 +199,15 @@ class GateResult(Result, frozen=True, kw_only=True):
     notes: list[str]
     untracked: dict[str, str]
     checks: list[Check]
+
+
+class CheckResult(GateResult, frozen=True, kw_only=True):
+    """The result of ``ampacity check``: limits without a baseline.
+
+    ``verdict``: met | violated | inconclusive | not_checked.
+    """
+
+    command: ClassVar[str] = "check"
+    run: str | UnsetType = UNSET
+    requests: int | UnsetType = UNSET
+    duration_s: float | UnsetType = UNSET

@@ -56,4 +56,5 @@ class Spread(Part, frozen=True, kw_only=True):
     mean: float | None
     p50: float | None
     p95: float | None
+    p99: float | None
     max: float | None

@@ -73,6 +73,7 @@ class OutagePeriod(Part, frozen=True, kw_only=True):
     start_s: float
     end_s: float | None
     failed: int
+    waited: int
 
 
 class OutsideOutage(Part, frozen=True, kw_only=True):
@@ -109,15 +110,25 @@ class Process(Part, frozen=True, kw_only=True):
 
 
 class Server(Part, frozen=True, kw_only=True):
+    """The server's own metrics; ``reason`` of those that are None."""
+
     samples: int
+    engines: float | None
     running: float | None
     waiting: float | None
     kv_cache_usage_max: float | None
     preemptions: float | None
     prefix_hit_rate: float | None
+    cached_tokens: float | None
+    kv_block_lifetime_s: float | None
     spec_acceptance_rate: float | None
+    adapter_slots: float | None
+    adapter_slots_used_max: float | None
     gpu_utilization: float | None
+    tensor_active: float | None
+    memory_active: float | None
     gpu_memory_used_bytes: float | None
+    reason: str | None
 
 
 class ServerLaw(Part, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -142,26 +143,34 @@ def to_json(part: Part) -> dict[str, Any]:
     return plain
 
 
-def describe_fields() -> str:
-    """Return the structs as Markdown: the section of docs/summary.md that lists every field."""
-    lines = []
-    for part in _parts_of(Summary, {}):
+def describe_fields(*roots: type) -> str:
+    """Return structs and all within them as Markdown tables of their fields, for a page of docs."""
+    lines, found = [], dict[type, None]()
+    for root in roots:
+        _structs_of(root, found)
+    for part in found:
         lines += [f"### {part.__name__}", "", "| field | type | may be left out |", "|---|---|---|"]
-        for field in msgspec.structs.fields(part):
-            declared = next(p for p in part.__mro__ if field.name in p.__annotations__)
-            kind = str(declared.__annotations__[field.name]).replace("|", "\\|")
-            left_out = "" if field.required else "yes"
-            lines.append(f"| `{field.encode_name}` | {kind} | {left_out} |")
+        for name, encoded, required in _fields_of(part):
+            declared = next(p for p in part.__mro__ if name in getattr(p, "__annotations__", {}))
+            kind = str(declared.__annotations__[name]).replace("|", "\\|")
+            lines.append(f"| `{encoded}` | {kind} | {'' if required else 'yes'} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def _parts_of(kind: Any, found: dict[type[Part], None]) -> dict[type[Part], None]:
-    """Add the structs within a type to ``found``, in the order of their fields."""
-    if isinstance(kind, type) and issubclass(kind, Part) and kind not in found:
+def _fields_of(kind: Any) -> list[tuple[str, str, bool]]:
+    """Return (name, name in JSON, required) of the fields of a struct or dataclass."""
+    if is_dataclass(kind):  # never left out
+        return [(field.name, field.name, True) for field in fields(kind)]
+    return [(f.name, f.encode_name, f.required) for f in msgspec.structs.fields(kind)]
+
+
+def _structs_of(kind: Any, found: dict[type, None]) -> None:
+    """Add the structs and dataclasses within a type to ``found``, in the order of their fields."""
+    is_struct = isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or is_dataclass(kind))
+    if is_struct and kind not in found:
         found[kind] = None
         for inner in get_type_hints(kind).values():
-            _parts_of(inner, found)
+            _structs_of(inner, found)
     for inner in get_args(kind):
-        _parts_of(inner, found)
-    return found
+        _structs_of(inner, found)

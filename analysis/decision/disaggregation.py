@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.part import Part
 from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.decision.memory import element_bytes
 from ampacity.analysis.decision.model import ModelShape
 from ampacity.analysis.decision.money import transfer_s
 
@@ -29,14 +30,18 @@ def readiness(
     shape: ModelShape | None = None,
     link_bits_s: float | None = None,
     instances: int | None = None,
+    kv: str = "fp16",
 ) -> list[Condition]:
-    """Return the six conditions for prefill and decoding on instances of their own."""
+    """Return the six conditions for prefill and decoding on instances of their own.
+
+    ``kv``: precision of the KV cache that the link moves.
+    """
     held = {limit.rule: limit for limit in limits}
     return [
         _interference(held),
         _long_prompts(summary),
         _two_slos(summary),
-        _transfer(summary, shape, link_bits_s),
+        _transfer(summary, shape, link_bits_s, element_bytes(kv)),
         _enough_instances(instances),
         _few_cached(summary),
     ]
@@ -66,7 +71,9 @@ def _two_slos(summary: Summary) -> Condition:
     return Condition(name="TTFT and token latency both have an SLO", holds=both, evidence=text)
 
 
-def _transfer(summary: Summary, shape: ModelShape | None, link_bits_s: float | None) -> Condition:
+def _transfer(
+    summary: Summary, shape: ModelShape | None, link_bits_s: float | None, element: float
+) -> Condition:
     name = "the link moves a KV cache in time"
     limit_s = min(
         (s.limit_s for s in summary.slos if s.metric == "ttft" and s.limit_s), default=None
@@ -77,7 +84,7 @@ def _transfer(summary: Summary, shape: ModelShape | None, link_bits_s: float | N
         needed["counted input tokens"] = tokens
         lacks = f"missing: {', '.join(what for what, held in needed.items() if held is None)}"
         return Condition(name=name, holds=None, evidence=lacks)
-    needed_s = transfer_s(shape.kv_bytes(tokens, 2.0), link_bits_s)
+    needed_s = transfer_s(shape.kv_bytes(tokens, element), link_bits_s)
     share = needed_s / limit_s
     text = (
         f"{1e3 * needed_s:.3g} ms for {tokens:,.0f} tokens, {100 * share:.2g} % of the TTFT limit"

@@ -36,17 +36,8 @@ class Guardrails(Part, frozen=True, kw_only=True):
 
 
 def knee_note(summary: Summary) -> str | None:
-    """Return where the capacity lies against the knee region, if it is not left of it."""
-    region, rate = summary.knee.region_rps, summary.capacity.capacity_rps
-    if region is None or rate is None or region[0] is None or rate < region[0]:
-        return None
-    where = "right of" if region[1] is not None and rate > region[1] else "inside"
-    return (
-        f"the capacity of {rate:.3g} req/s lies {where} the knee region "
-        f"({region[0]:.3g} to {region[1]:.3g} req/s): a little more load makes TTFT much longer"
-        if region[1] is not None
-        else f"the capacity of {rate:.3g} req/s lies beyond the knee at {region[0]:.3g} req/s"
-    )
+    """Return the warning that the capacity lies in or above the knee region, if it does."""
+    return next((w.text for w in summary.warnings if w.code == "knee_region"), None)
 
 
 def operating_rate(summary: Summary) -> tuple[float | None, str]:
@@ -104,7 +95,7 @@ def guardrails(
         queue_depth=depth,
         breaker=None if depth is None else breaker_of(depth),
         max_input_tokens=None if inputs is None else _longest(inputs, outputs, max_tokens),
-        max_output_tokens=None if outputs is None or outputs.max is None else int(outputs.max),
+        max_output_tokens=None if outputs is None or outputs.p99 is None else int(outputs.p99),
         concurrency_limit=None if c_max is None else math.ceil(c_max + 3 * math.sqrt(c_max)),
         scale_in_flight=None if c_max is None else math.ceil(c_max / safety),
         prewarm_s=cold_start_s,
@@ -134,7 +125,7 @@ def _lengths(summary: Summary) -> tuple[Spread | None, Spread | None]:
         return None, None
     classes = max(stages, key=lambda held: sum(c.requests for c in held))
     longest_in = max(classes, key=lambda c: c.input_tokens.p95 or 0.0).input_tokens
-    longest_out = max(classes, key=lambda c: c.output_tokens.max or 0.0).output_tokens
+    longest_out = max(classes, key=lambda c: c.output_tokens.p99 or 0.0).output_tokens
     return (longest_in if longest_in.p95 else None, longest_out)
 
 
@@ -149,7 +140,7 @@ def input_quantiles(summary: Summary) -> dict[str, float]:
 
 def _longest(inputs: Spread, outputs: Spread | None, max_tokens: int | None) -> tuple[int, int]:
     """Return 2 and 3 times the P95 of the inputs, as far as the context has room for them."""
-    answer = outputs.max if outputs is not None and outputs.max else 0.0
+    answer = outputs.p99 if outputs is not None and outputs.p99 else 0.0
     room = math.inf if max_tokens is None else max(max_tokens - answer, 1.0)
     low, high = (math.ceil(min(f * (inputs.p95 or 0.0), room)) for f in INPUT_FACTORS)
     return low, high

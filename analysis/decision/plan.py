@@ -20,6 +20,7 @@ from ampacity.analysis.decision.guardrails import knee_note
 from ampacity.analysis.decision.inputs import Basis, Input
 from ampacity.analysis.decision.money import Hosted, Moved, Prices, against_hosted, sensitivities
 
+PER_REQUEST = ("ttft", "tpot", "e2e")  # a request has one of each
 OF_RUN = "as given at the run"
 
 
@@ -96,7 +97,7 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
         input_tokens=carried.input_tokens,
         cached_tokens=cached_tokens(summary),
         output_tokens=carried.output_tokens,
-        good_share=carried.good_share,
+        good_share=_good_share(carried.good_share, summary),
         accepted=terms.accepted,
     )
     figures = fleet_figures(given)
@@ -118,7 +119,7 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
         mean_rps=traffic.mean_rps,
         utilisation_at=_load(given, traffic, terms)[1],
         cost_per_year_ci=None if each is None else ends,
-        inputs=_inputs(given, summary, traffic, terms, sized["safety_reason"]),
+        inputs=_inputs(given, figures.utilisation, summary, traffic, terms, sized["safety_reason"]),
         sensitivity=sensitivities(given),
         hosted=against_hosted(given, figures, terms.prices),
         warnings=[*summary.warnings, *_warnings(given, traffic, terms)],
@@ -133,6 +134,18 @@ def cached_tokens(summary: Summary) -> float | None:
     requests = sum(k.ok for k in known)
     cached = sum(k.ok * (k.cached_share or 0) * (k.input_tokens.mean or 0) for k in known)
     return cached / requests if requests else None
+
+
+def _good_share(interpolated: float | None, summary: Summary) -> float | None:
+    """Return the share of good requests at the capacity: at least what its SLOs demand.
+
+    There each SLO on pQ of a request's latency is met, so at most the sum of (1 - Q) miss one.
+    """
+    if interpolated is None or not all(
+        s.metric in PER_REQUEST and s.quantile for s in summary.slos
+    ):
+        return interpolated
+    return max(interpolated, 1 - sum(1 - (slo.quantile or 1.0) for slo in summary.slos))
 
 
 def _lengths(summary: Summary) -> list[tuple[str, float | None, float | None]]:
@@ -153,14 +166,19 @@ def _load(given: FleetInputs, traffic: Traffic, terms: Terms) -> tuple[Basis, st
     if terms.utilisation is not None:
         return "stated", "--utilisation"
     if given.mean_rps is None:
-        return "assumed", "the peak all day: no mean load is known"
+        return "assumed", "the peak all day, as no mean load is known"
     if traffic.mean_reason is None:
-        return "stated", "--mean-rps"
+        return "stated", "--mean-rps / what the fleet carries"
     return "measured", traffic.mean_reason
 
 
 def _inputs(
-    given: FleetInputs, summary: Summary, traffic: Traffic, terms: Terms, safety_reason: str
+    given: FleetInputs,
+    utilisation: float,
+    summary: Summary,
+    traffic: Traffic,
+    terms: Terms,
+    safety_reason: str,
 ) -> list[Input]:
     """Return every input of a plan with its basis and source; those that are not known left out."""
     of_run: Basis = "predicted" if summary.predicted else "measured"
@@ -175,8 +193,7 @@ def _inputs(
         ("safety", given.safety_factor, "", safety, stated.get("safety_factor", safety_reason)),
         ("GPUs of an instance", terms.tensor_parallel, "", "stated", "the run" if same else "--tp"),
         ("GPU-hour", given.gpu_hour_usd, "USD", "stated", stated.get("gpu_hour_usd", "--gpu-hour")),
-        ("utilisation", given.utilisation, "", load, why),
-        ("mean load", None if given.utilisation else given.mean_rps, "req/s", load, why),
+        ("utilisation", utilisation, "", load, why),
         ("input", given.input_tokens, "tokens", of_run, "the run"),
         ("cached", given.cached_tokens, "tokens", of_run, "the run"),
         ("output", given.output_tokens, "tokens", of_run, "the run"),

@@ -128,7 +128,8 @@ def use_of(instance: Instance, point: Point) -> Use:
         raise DecisionError("no tokens were measured: TPOT and output tokens/s must be above zero")
     rate = point.output_tokens_per_s
     moved = instance.step_bytes(point.batch, point.context)
-    mbu = rate.times(moved / point.batch / instance.bandwidth_bytes_s)
+    per_token = moved / point.batch
+    mbu = rate.times(bandwidth_share(per_token, 1.0, instance.bandwidth_bytes_s))
     mfu = None
     if point.input_tokens_per_s is not None:
         per_output = 1 + point.input_tokens_per_s / rate.value
@@ -157,11 +158,14 @@ def use_of(instance: Instance, point: Point) -> Use:
 
 def lever(use: Use) -> str:
     """Return what a use of the bandwidth leaves to do."""
-    share = use.mbu.value
-    used = f"{100 * share:.0f} % of the bandwidth bound"
-    if share > HARDWARE_BOUND:
-        return f"{used} used: hardware is the remaining lever"
-    return f"{used} used: software can still help"
+    low, high = use.mbu.low, use.mbu.high
+    ends = "" if low is None or high is None else f" ({100 * low:.0f} to {100 * high:.0f} %)"
+    used = f"{100 * use.mbu.value:.0f} %{ends} of the bandwidth bound used"
+    if low is not None and high is not None and low <= HARDWARE_BOUND < high:
+        return f"{used}: {100 * HARDWARE_BOUND:.0f} % lies inside, so the lever cannot be told"
+    if use.mbu.value > HARDWARE_BOUND:
+        return f"{used}: hardware is the remaining lever"
+    return f"{used}: software can still help"
 
 
 def cost_floor_per_million(

@@ -12,6 +12,7 @@ from ampacity.analysis.decision.roofline import (
     cost_floor_per_million,
     decode_floor_s,
     pipeline_bubble,
+    ridge_flops_per_byte,
     speculated_tokens_per_step,
 )
 from ampacity.analysis.decision.tiers import slow_replica_share
@@ -64,7 +65,7 @@ def _workload(known: Known, _: Physics) -> Step:
     return Step(title="Workload", known=inputs, decision=lengths, gap=gap, command=command)
 
 
-def _hardware(known: Known, _: Physics) -> Step:
+def _hardware(known: Known, physics: Physics) -> Step:
     instance = known.instance
     if instance is None:
         gap = known.instance_missing
@@ -75,9 +76,12 @@ def _hardware(known: Known, _: Physics) -> Step:
         _stated("memory", card.memory_bytes / 2**30, "GiB", f"data sheet of {card.name}"),
         _stated("bandwidth", card.bandwidth_bytes_s / 1e12, "TB/s", f"data sheet of {card.name}"),
     )
-    return Step(
-        title="Hardware", known=inputs, decision=f"{instance.gpus} x {card.name} an instance"
-    )
+    how = f"{instance.gpus} x {card.name} an instance"
+    if physics.use is not None:
+        ridge, intensity = ridge_flops_per_byte(card, instance.weights), physics.use.intensity
+        bound = "memory" if intensity < ridge else "compute"
+        how += f", bound by {bound}: {intensity:.0f} of {ridge:.0f} FLOP/byte"
+    return Step(title="Hardware", known=inputs, decision=how)
 
 
 def _routing(known: Known, _: Physics) -> Step:
@@ -270,12 +274,28 @@ def _batching(known: Known, _: Physics) -> Step:
         shares = [rate for rate in rates if rate is not None]
         inputs.append(_stated("drafted", known.draft_tokens, "tokens", "--draft-tokens"))
         if shares:
-            inputs.append(_measured(known, "speculative acceptance", min(shares)))
-            tokens = speculated_tokens_per_step(known.draft_tokens, min(shares))
-            decision += f"; speculation gives {tokens:.2f} tokens a step"
+            inputs.append(_measured(known, "drafted tokens accepted", min(shares)))
+            decision += f"; {_speculation(known.draft_tokens, min(shares))}"
         else:
-            gap = "the server reported no speculative acceptance: no tokens per step"
+            gap = "the server reported no acceptance of drafted tokens"
     return Step(title="Batching", known=tuple(inputs), decision=decision, gap=gap)
+
+
+def _speculation(draft: int, accepted: float) -> str:
+    """Return the tokens of a step, and of one with twice the drafts.
+
+    ``accepted``: share of the drafted tokens; the acceptance rate of each follows from it.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(40):  # tokens of a step grow with the rate: bisection
+        rate = (low + high) / 2
+        enough = speculated_tokens_per_step(draft, rate) > 1 + draft * accepted
+        low, high = (low, rate) if enough else (rate, high)
+    more = speculated_tokens_per_step(2 * draft, low)
+    return (
+        f"speculation gives {1 + draft * accepted:.2f} tokens a step, {2 * draft} drafted tokens "
+        f"would give {more:.2f}"
+    )
 
 
 def _again(known: Known, _: Physics) -> Step:

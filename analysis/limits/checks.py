@@ -9,6 +9,7 @@ from ampacity.analysis.contract.limits import Evidence
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.limits.curve import SATURATED, CannotTell, Curve, Found
+from ampacity.analysis.metrics.cohort import HELD_BACK, IN_ONE_PIECE
 
 # Thresholds. Where no source is named they are this project's own, checked by the matrix of rules
 # and illnesses in the tests (docs/diagnosis.md).
@@ -25,6 +26,8 @@ SLOW_CLASS = 2.0  # TTFT p50 of a class against the others'
 STEP_BETWEEN_KINDS = 1.2  # of the TPOT of neighbouring percentiles; up to 1.06 on one engine
 RARER_KIND = 0.04  # the least share of either kind
 POOL_FREE = 0.9  # KV use below this while requests wait: another limit holds them back
+REFUSED = 0.01  # share of requests refused with 429 or 529
+SAME_RATE = 1.1  # highest over lowest carried rate of the loads that are refused: one quota
 LATENCY_OF_TOKENS = ("itl", "icl", "tpot")
 
 
@@ -42,6 +45,24 @@ def client(curve: Curve) -> Found | None:
     if stage is None:
         return None
     return Found(10.0, (_seen("client limited", stage.client_limited_reason, stage),))
+
+
+def quota(curve: Curve) -> Found | None:
+    """Requests are refused for their rate; what is carried stays the same at higher loads."""
+    shares = [(s.errors.get("rate_limited", 0) / max(s.requests, 1), s) for s in curve.kept_up]
+    refused = [(share, s) for share, s in shares if share >= REFUSED]
+    if not refused:
+        return None
+    share, stage = max(refused, key=lambda pair: pair[0])
+    evidence = [
+        _seen("refused with 429 or 529", share, stage),
+        _seen("carried requests/s", stage.carried_rps, stage),
+    ]
+    carried = [s.carried_rps for _, s in refused if s.carried_rps]
+    if len(carried) > 1 and max(carried) <= SAME_RATE * min(carried):
+        span = "highest / lowest carried rate of the loads that are refused"
+        evidence.append(_seen(span, max(carried) / min(carried)))
+    return Found(share / REFUSED, tuple(evidence))
 
 
 def queueing(curve: Curve) -> Found | None:
@@ -63,24 +84,29 @@ def prefill_bound(curve: Curve) -> Found | None:
     stage = curve.limited
     if stage is None:
         return None
-    busy = curve.prefill_busy(stage)
+    busy = curve.prefill_busy(stage, PREFILL_BUSY)
     if busy < PREFILL_BUSY:
         return None
-    return Found(busy / PREFILL_BUSY, (_seen("share of time in prefill", busy, stage),))
+    evidence = (_seen("share of time in prefill", busy, stage), *curve.beyond(stage))
+    return Found(busy / PREFILL_BUSY, evidence)
 
 
 def decode_bound(curve: Curve) -> Found | None:
     stage = curve.limited
     if stage is None or stage is curve.low:
         return None
-    busy, step = curve.prefill_busy(stage), _growth(stage.itl_s, curve.low.itl_s, "p50")
+    step = _growth(stage.itl_s, curve.low.itl_s, "p50")
     violated = {slo.metric for slo in curve.violated(stage)}
     slowed = step is not None and step >= 1.5
-    if busy > DECODE_BUSY or not (slowed or violated & set(LATENCY_OF_TOKENS)):
+    if not (slowed or violated & set(LATENCY_OF_TOKENS)):
+        return None
+    busy = curve.prefill_busy(stage, DECODE_BUSY)
+    if busy > DECODE_BUSY:
         return None
     evidence = (
         _seen("share of time in prefill", busy, stage),
         _seen("ITL p50 / its level at low load", step, stage),
+        *curve.beyond(stage),
     )
     return Found(DECODE_BUSY / max(busy, 0.01), evidence)
 
@@ -98,6 +124,7 @@ def interference(curve: Curve) -> Found | None:
     evidence = (
         _seen("ITL p99 / p50", ratio, stage),
         _seen("mean input tokens", curve.summary.fleet.input_tokens_mean),
+        *curve.beyond(stage),
     )
     return Found(ratio / TAIL_OVER_MEDIAN, evidence)
 
@@ -138,9 +165,8 @@ def both_slos(curve: Curve) -> Found | None:
     tokens = metrics & set(LATENCY_OF_TOKENS)
     if "ttft" not in metrics or not tokens:
         return None
-    return Found(
-        1.0, (_seen("SLOs violated at once", f"ttft, {', '.join(sorted(tokens))}", stage),)
-    )
+    both = _seen("SLOs violated at once", f"ttft, {', '.join(sorted(tokens))}", stage)
+    return Found(1.0, (both, *curve.beyond(stage)))
 
 
 def kv_pressure(curve: Curve) -> Found | None:
@@ -229,7 +255,7 @@ def batch_capped(curve: Curve) -> Found | None:
             raise CannotTell("the server reports no KV use or no waiting requests")
         if waiting < max(1.0, 0.1 * (server.running or 0.0)) or usage >= POOL_FREE:
             continue
-        if not (curve.idle and curve.prefill_busy(stage) >= PREFILL_BUSY):
+        if not (curve.idle and curve.prefill_busy(stage, PREFILL_BUSY) >= PREFILL_BUSY):
             return Found(
                 POOL_FREE / max(usage, 0.01),
                 (
@@ -271,11 +297,12 @@ def _short_prompts(stage: Stage) -> bool:
 
 
 def held_back(curve: Curve) -> Found | None:
-    checks = curve.summary.diagnosis
-    if checks is None:
-        raise CannotTell("the endpoint was not probed")
-    bad = next((c for c in checks if c.name == "stream" and c.verdict == "bad"), None)
-    return None if bad is None else Found(5.0, (_seen("stream", bad.found),))
+    """Tokens that come in groups, although the engine makes one a step."""
+    checks = curve.summary.diagnosis or ()
+    probed = [_seen("stream", c.found) for c in checks if c.name == "stream" and c.verdict == "bad"]
+    reasons = [(s, s.icl_s.reason or "") for s in curve.kept_up]
+    seen = [_seen("chunks", r, s) for s, r in reasons if HELD_BACK in r or IN_ONE_PIECE in r]
+    return Found(5.0, (*probed, *seen[:1])) if probed or seen else None
 
 
 def drift(curve: Curve) -> Found | None:

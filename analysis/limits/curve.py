@@ -9,8 +9,11 @@ from functools import cached_property
 from ampacity.analysis.contract.limits import Evidence
 from ampacity.analysis.contract.stage import Server, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary
+from ampacity.analysis.metrics.kinds import FAILED_KINDS
 
 LOW_LOAD_IN_FLIGHT = 4.0  # a load at which requests hardly meet each other
+SEEN_BY_SERVER = 0.8  # of the requests in flight: below it some engines are not among its metrics
+BEYOND = 1.25  # a load this far above the capacity shows another state than the one at its limit
 SATURATED = 0.9  # achieved / offered below this: the throughput is at its limit
 
 
@@ -84,14 +87,37 @@ class Curve:
         return self.broken or self.saturated
 
     def violated(self, stage: Stage) -> list[SloLimit]:
-        """Return the SLOs that a stage violates."""
-        return [self._slo[v.slo] for v in stage.slo_verdicts if v.verdict == "violated"]
+        """Return the SLOs that the latencies of a stage violate: its failures alone do not.
 
-    def prefill_busy(self, stage: Stage) -> float:
-        """Return the share of its time that one engine computes prompts at a load.
+        Time-outs are latencies.
+        """
+        failed = sum(n for kind, n in stage.errors.items() if kind in FAILED_KINDS - {"timeout"})
+        found = [self._slo[v.slo] for v in stage.slo_verdicts if v.verdict == "violated"]
+        return [s for s in found if s.quantile and failed < (1 - s.quantile) * stage.requests]
+
+    def beyond(self, stage: Stage) -> tuple[Evidence, ...]:
+        """Return, as evidence, how far a load is above the capacity, where it is not near it."""
+        capacity, offered = self.summary.capacity.capacity_rps, stage.offered_rps or 0.0
+        if not capacity or offered < BEYOND * capacity:
+            return ()
+        what = "offered load / capacity: no load nearer to it shows the limit"
+        return (Evidence(figure=what, value=offered / capacity, stage=stage.name),)
+
+    def engines(self, stage: Stage) -> float:
+        """Return how many engines serve. Raises CannotTell."""
+        server, law = stage.server, stage.littles_law.server
+        if server is None or not server.engines:
+            raise CannotTell("how many engines share the load: their /metrics were not read")
+        if law is not None and law.ratio is not None and law.ratio < SEEN_BY_SERVER:
+            raise CannotTell("how many engines share the load: /metrics holds a part of it")
+        return server.engines
+
+    def prefill_busy(self, stage: Stage, least: float) -> float:
+        """Return the share of its time that an engine computes prompts at a load.
 
         Rate x what a prompt adds to a step, which is the mean TTFT of the idle endpoint less a step
-        (utilisation law: Denning and Buzen 1978).
+        (utilisation law: Denning and Buzen 1978), over the number of engines. Where one engine
+        would be busy for less than ``least`` their number is not needed: the share is at most that.
         """
         if not self.idle:
             raise CannotTell(
@@ -101,7 +127,8 @@ class Curve:
         rate = stage.achieved_rps
         if alone_s is None or rate is None:
             raise CannotTell("TTFT at low load is not known")
-        return rate * max(alone_s - (self.low.itl_s.p50 or 0.0), 0.0)
+        busy = rate * max(alone_s - (self.low.itl_s.p50 or 0.0), 0.0)
+        return busy if busy < least else busy / self.engines(stage)
 
     def with_server(self) -> list[tuple[Stage, Server]]:
         """Return the stages during which the server reported its metrics. Raises CannotTell."""

@@ -57,6 +57,13 @@ RULES = (
         "the same load with two workers shows the same latency",
     ),
     Rule(
+        "quota",
+        "The endpoint refuses requests above a rate: a quota or a limiter, not the engine",
+        checks.quota,
+        "ask for a higher quota, or size by the carried rate; retries only add load",
+        "the refusals stay when the rate is halved",
+    ),
+    Rule(
         "queueing",
         "Requests queue: P99 of TTFT grows far more than the steps do",
         checks.queueing,

@@ -33,6 +33,7 @@ BUNCHED_SHARE = 0.9  # of chunks coalesced with the previous one: above it there
 READS_APART_US = 2000  # most reads nearer than this: a fast engine, nothing holds tokens back
 READS_FEW = 3.0  # an answer in so few reads has no TPOT
 IN_ONE_PIECE = "answers came in one piece"
+HELD_BACK = "something on the way holds them back"
 ONE_PIECE_SHARE = 0.5  # of answers with several tokens: above it the first token has no own time
 
 
@@ -138,6 +139,12 @@ class Cohort:
         """Return 0 for every answer, infinity for every failure; unfinished ones are censored."""
         ok = self.requests.has_status("ok")
         return self.per_request(np.where(ok, 0.0, np.nan), None)
+
+    def meeting(self, meets: Bools) -> Observations:
+        """Return 0 for every request that meets all SLOs, shape (n,), infinity for the others."""
+        ok = self.requests.has_status("ok")
+        values = np.where(meets, 0.0, np.where(ok, np.inf, np.nan))
+        return self.per_request(values, None, memory=self.memory)
 
     def fluidity(self, first_s: float) -> Observations:
         """Return the pace in s per token that each request kept (analysis/metrics/fluidity.py)."""
@@ -290,7 +297,7 @@ class Cohort:
         apart_text = f", {apart_us / apart / 1e3:.3g} ms apart" if apart else ""
         return (
             f"{together / chunks:.1%} of the chunks came together with the one before "
-            f"({reads:.1f} reads an answer{apart_text}): something on the way holds them back, and "
+            f"({reads:.1f} reads an answer{apart_text}): {HELD_BACK}, and "
             "these times are not the engine's (see: ampacity doctor)"
         ), reads
 

@@ -32,9 +32,9 @@ def describe(lengths: Floats) -> dict[str, Any]:
 
 
 def spread(values: Floats) -> Spread:
-    """Return the mean, median, p95 and maximum of a sample, null where it is empty."""
+    """Return the mean, median, p95, p99 and maximum of a sample, null where it is empty."""
     found = describe(values[np.isfinite(values)])
-    return Spread(**{name: found[name] for name in ("n", "mean", "p50", "p95", "max")})
+    return Spread(**{name: found[name] for name in ("n", "mean", "p50", "p95", "p99", "max")})
 
 
 def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:

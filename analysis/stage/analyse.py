@@ -92,11 +92,11 @@ class StageRecords:
         return np.isin(self.cohort.requests.row, self.scheduled.row[which])
 
     @property
-    def failed_in_outages(self) -> Bools | None:
-        """Return which requests of the cohort failed in an outage; None without one."""
+    def hit_by_outages(self) -> Bools | None:
+        """Return which requests of the cohort an outage hit; None without one."""
         if not self.outages:
             return None
-        return self.in_cohort(np.any([o.failed for o in self.outages], axis=0))
+        return self.in_cohort(np.any([o.hit for o in self.outages], axis=0))
 
 
 def stage_records(
@@ -116,7 +116,7 @@ def stage_records(
     scheduled = rows.take(rows.attempt == 0)
     missing = max(0, int(meta.get("scheduled_requests") or 0) - len(scheduled))
     start_s, end_s, now_s = _span(meta, rows, records.origin_ns, cut_short)
-    outages = find_outages(scheduled)
+    outages = find_outages(scheduled, read_chunks(records.table, scheduled), now_s)
     if outages and warmup_requests is None:
         warmup_requests = 0  # an outage is no start-up
     window = find_window(
@@ -171,8 +171,8 @@ def analyse_stage(
     if other is not None:
         _leave_out_moved(result, what_moved(cohort, other, slos))
     worth_s = span_s(result, window)
-    judge = Judge(slos, found.stability, result["client_limited"], worth_s)
-    judged = Judged(cohort, found.whole, found.failed_in_outages)
+    judge = Judge(slos, found.stability, result["client_limited"], worth_s, meta.get("alpha"))
+    judged = Judged(cohort, found.whole, found.hit_by_outages)
     verdicts, meets = judge.stage_findings(judged)
     if verdicts["goodput_rps"] and not result["achieved_rps"]:
         why = "no answer ended within the stage, which is too short for a rate"
@@ -215,13 +215,12 @@ def _outage(found: StageRecords, judge: Judge) -> contract.Outage | None:
     if outside.memory is not None and outside.in_flight is not None and len(outside.requests):
         # the queue's own, not the outage's
         outside = replace(outside, memory=memory_of(outside.in_flight))
-    periods = periods_after(found.start_s, outages)
-    failed = int(np.count_nonzero(np.any([o.failed for o in outages], axis=0)))
+    periods = periods_after(found.start_s, outages, found.scheduled)
     requests = len(found.scheduled) + cohort.missing
     return contract.Outage(
-        text=outage_text(periods, failed, requests),
+        text=outage_text(periods, requests),
         requests=requests,
-        failed=failed,
+        failed=sum(p.failed for p in periods),
         periods=periods,
         outside=judge.outside(outside),
         series=outage_series(found.scheduled, found.start_s),

@@ -13,7 +13,7 @@ from ampacity.analysis.metrics.cohort import Cohort, observations_for_slo
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import NO_VALUE, between_bounds, finite
 from ampacity.analysis.metrics.requests import Bools
-from ampacity.analysis.slo import ERROR_RATE, EXTREMES, GAP_METRICS, Slo
+from ampacity.analysis.slo import ERROR_RATE, EXTREMES, GAP_METRICS, GOODPUT, SHARES, Slo
 from ampacity.analysis.stats.intervals import (
     CONFIDENCE,
     deciding_factor,
@@ -25,11 +25,16 @@ EDGE_FACTOR = 20.0
 """More times the requests that it has, and than its percentile needs: on the edge, not too short."""
 
 
-def judge_slo(o: Observations, slo: Slo, chance_violated: float = 1 - CONFIDENCE) -> SloVerdict:
+def judge_slo(
+    o: Observations,
+    slo: Slo,
+    chance_violated: float = 1 - CONFIDENCE,
+    chance_met: float = 1 - CONFIDENCE,
+) -> SloVerdict:
     """Return an entry of ``slo_verdicts``: is a share ``slo.quantile`` within the limit?
 
-    ``chance_violated``: of a false "violated". ``requests_effective`` is the effective sample size
-    (of gaps, for ITL and ICL).
+    ``chance_violated``, ``chance_met``: of a false "violated" and a false "met".
+    ``requests_effective`` is the effective sample size (of gaps, for ITL and ICL).
     """
     if not o.n:
         reason = o.reason or NO_VALUE
@@ -53,14 +58,15 @@ def judge_slo(o: Observations, slo: Slo, chance_violated: float = 1 - CONFIDENCE
     )
     many = float(many_by_chance(misses, o.n, 1 - slo.quantile, widest))
     low, high = o.quantile_bounds(slo.quantile)
-    is_rate = slo.metric == ERROR_RATE
+    is_rate = slo.metric in SHARES
     verdict: Verdict = "violated" if many <= chance_violated else "inconclusive"
-    verdict = "met" if few <= 1 - CONFIDENCE else verdict
+    verdict = "met" if few <= chance_met else verdict
     why: dict[str, Any] = dict.fromkeys(("more_requests", "reason", "cause"))
     if verdict == "inconclusive":
         why |= _why_inconclusive(o, slo, misses, unfinished)
     elif is_rate:
-        why["reason"] = f"{misses:.0f} of {o.n} requests failed"
+        what = "failed" if slo.metric == ERROR_RATE else "missed an SLO or failed"
+        why["reason"] = f"{misses:.0f} of {o.n} requests {what}"
     elif math.isinf(low) and slo.metric == "fluidity":
         why["reason"] = f"the first token of {misses:.0f} of {o.n} requests was late or missing"
     elif math.isinf(low):
@@ -170,10 +176,19 @@ def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]
 
 
 def observe_slos(cohort: Cohort, slos: Sequence[Slo]) -> list[tuple[Slo, Observations]]:
-    """Return the observations that each SLO is judged by."""
+    """Return the observations that each SLO is judged by; goodput by all the others together."""
     cache: dict[tuple[Any, ...], Observations] = {}
     for slo in slos:
         key = slo.metric, slo.class_, slo.first_s
-        if key not in cache:
+        if key not in cache and slo.metric != GOODPUT:
             cache[key] = observations_for_slo(cohort, slo)
-    return [(slo, cache[slo.metric, slo.class_, slo.first_s]) for slo in slos]
+    known = {s: cache[s.metric, s.class_, s.first_s] for s in slos if s.metric != GOODPUT}
+    found = []
+    for slo in slos:
+        if slo.metric == GOODPUT:
+            meets = requests_meeting(cohort, list(known.items()))
+            part = cohort.of_class(slo.class_)
+            found.append((slo, part.meeting(meets[cohort.in_class(slo.class_)])))
+        else:
+            found.append((slo, known[slo]))
+    return found

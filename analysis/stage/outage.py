@@ -1,4 +1,4 @@
-"""Outages: times in which an endpoint gave no sign of life while requests failed."""
+"""Outages: times in which an endpoint gave no sign of life while requests failed or waited."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import numpy as np
 
 from ampacity.analysis.contract.stage import OutagePeriod, OutageSeries
 from ampacity.analysis.metrics.kinds import FAILED_KINDS, REFUSED
-from ampacity.analysis.metrics.requests import Bools, Floats, Requests
+from ampacity.analysis.metrics.requests import Bools, Chunks, Floats, Requests
+from ampacity.analysis.stage.steady import in_flight_at
 
 REQUESTS_MIN = 5  # that fail in it
 LONGER = 5.0  # times what is silent at other times, at p95
 CHANCE = 1e-3  # of so many failures in a row somewhere in the stage, where requests fail at random
 SAME_S = 1e-3  # signs of life that are nearer are one
+SILENT_S = 2.0  # without a token for any request: the shortest that is one without failures
+STUCK_MIN = 4  # requests that stood still in it
+SILENT_SHARE = 0.5  # of the stage: a server that is silent more often answers in turns
 BINS = 60
 DOWN = FAILED_KINDS - {"shed", *REFUSED}
 _NS = 1e-9
@@ -26,14 +30,23 @@ class Outage:
 
     start_s: float
     end_s: float | None
-    failed: Bools  # shape (n,): requests that failed in it
-    touched: Bools  # shape (n,): requests that were due or in flight in it
+    hit: Bools  # shape (n,): requests that failed in it or, where it is silent, waited
+    touched: Bools  # shape (n,): requests that were due or in flight in it, or in its backlog
 
 
-def find_outages(requests: Requests) -> list[Outage]:
-    """Return silences in which requests failed, in order of time.
+def find_outages(requests: Requests, chunks: Chunks, now_s: float) -> list[Outage]:
+    """Return the outages of one stage, in order of time.
 
-    Of first attempts of one stage, shape (n,). A sign of life is a token or the end of a good
+    Of its first attempts and their chunks, shape (n,), up to ``now_s``, its last known event.
+    """
+    down = _find_down(requests)
+    return sorted([*down, *_find_silent(requests, chunks, now_s, down)], key=lambda o: o.start_s)
+
+
+def _find_down(requests: Requests) -> list[Outage]:
+    """Return silences in which requests failed.
+
+    A sign of life is a token or the end of a good
     answer. At least ``REQUESTS_MIN`` requests fail between two of them, in a silence ``LONGER``
     than others, and more than chance explains by the share p that fails at other times: n p^k <=
     ``CHANCE``. Where nothing is answered any more, most must have failed otherwise than by the
@@ -80,34 +93,123 @@ def find_outages(requests: Requests) -> list[Outage]:
     return found
 
 
+@dataclass(frozen=True)
+class _Silence:
+    start_s: float
+    end_s: float
+    lasts_s: float  # while somebody waits
+    waits: Bools  # shape (n,): requests that waited in it
+    stops_all: bool
+
+
+def _find_silent(
+    requests: Requests, chunks: Chunks, now_s: float, down: Sequence[Outage]
+) -> list[Outage]:
+    """Return silences in which requests waited: of a server that froze and went on, or hangs.
+
+    For ``SILENT_S`` or more, and ``LONGER`` than in any other silence in which somebody waited, at
+    least ``STUCK_MIN`` requests stood still. The backlog lasts until no more are in flight than
+    usual.
+    """
+    began_s = _began_ns(requests) * _NS
+    ended_s = np.where(requests.has_status("unfinished"), np.inf, requests.ended_ns * _NS)
+    silences = [
+        s
+        for s in _silences(requests, chunks, now_s, began_s, ended_s)
+        if not any(o.start_s < s.end_s and s.start_s < (o.end_s or np.inf) for o in down)
+    ]
+    silences.sort(key=lambda s: (not s.stops_all, -s.lasts_s))
+    frozen: list[_Silence] = []
+    for k, silence in enumerate(silences):
+        others_s = max((s.lasts_s for s in silences[k + 1 :]), default=0.0)
+        if silence.stops_all and silence.lasts_s >= LONGER * others_s:
+            frozen = silences[: k + 1]
+    ended = sum(s.lasts_s for s in frozen if s.end_s < now_s)
+    if ended > SILENT_SHARE * (now_s - began_s.min(initial=now_s)):
+        return []
+    usual = float(np.median(in_flight_at(began_s, began_s, ended_s))) if frozen else 0.0
+    found = []
+    for s in frozen:
+        later = np.sort(began_s[began_s >= s.end_s])
+        settled_s = later[in_flight_at(later, began_s, ended_s) <= usual].min(initial=np.inf)
+        backlog = (began_s >= s.end_s) & (began_s < settled_s)
+        end_s = s.end_s if s.end_s < now_s else None
+        found.append(Outage(s.start_s, end_s, s.waits, s.waits | backlog))
+    return found
+
+
+def _silences(
+    r: Requests, chunks: Chunks, now_s: float, began_s: Floats, ended_s: Floats
+) -> list[_Silence]:
+    """Return the silences that may be an outage or show that another one is none.
+
+    A request stands still in one that is ``LONGER`` than the median gap between two chunks, or than
+    the median time to a first token of the others: requests that come in step wait together, and
+    always as long.
+    """
+    ok, first_s = r.has_status("ok"), r.first_token_ns * _NS
+    tokens_s = r.started_ns[chunks.owner] * _NS + chunks.at_us * 1e-6
+    life = np.sort(np.concatenate([tokens_s, ended_s[ok], [now_s]]))
+    # a good answer waits for no token after its last
+    answered_s = np.where(ok & ~np.isnan(r.last_token_ns), r.last_token_ns * _NS, ended_s)
+    gaps_s = np.diff(chunks.at_us.astype(np.float64))[np.diff(chunks.owner) == 0] * 1e-6
+    usual_gap_s = float(np.median(gaps_s)) if len(gaps_s) else np.inf
+    found = []
+    for k in np.flatnonzero(np.diff(life) > SILENT_S / LONGER):
+        start_s, end_s = float(life[k]), float(life[k + 1])
+        waits = (began_s < end_s) & (answered_s > start_s + SAME_S)
+        others_s = (first_s - began_s)[~waits & ~np.isnan(first_s)]
+        usual_s = float(np.median(others_s)) if len(others_s) else np.inf
+        waited_s = end_s - np.maximum(start_s, began_s)
+        began_late = (first_s > start_s) & (waited_s > LONGER * usual_s)
+        went_on_late = (first_s <= start_s) & (end_s - start_s > LONGER * usual_gap_s)
+        stuck = waits & (began_late | went_on_late)
+        lasts_s = float(waited_s[waits].max(initial=0.0))
+        stops_all = int(np.count_nonzero(stuck)) >= STUCK_MIN and lasts_s >= SILENT_S
+        found.append(_Silence(start_s, end_s, lasts_s, waits, stops_all))
+    return found
+
+
 def _began_ns(r: Requests) -> Floats:
     """Return when each was sent, or should have been."""
     return np.where(np.isnan(r.started_ns), r.scheduled_ns, r.started_ns)
 
 
-def periods_after(zero_s: float, outages: Sequence[Outage]) -> list[OutagePeriod]:
+def periods_after(
+    zero_s: float, outages: Sequence[Outage], requests: Requests
+) -> list[OutagePeriod]:
     """Return the outages with their times after ``zero_s``."""
     return [
         OutagePeriod(
             start_s=o.start_s - zero_s,
             end_s=None if o.end_s is None else o.end_s - zero_s,
-            failed=int(np.count_nonzero(o.failed)),
+            failed=int(np.count_nonzero(o.hit & requests.failed)),
+            waited=int(np.count_nonzero(o.hit & ~requests.failed)),
         )
         for o in outages
     ]
 
 
-def outage_text(periods: Sequence[OutagePeriod], failed: int, requests: int) -> str:
-    """Return ``down from 14.2 s to 18.3 s: 64 of 303 requests failed``."""
+def outage_text(periods: Sequence[OutagePeriod], requests: int) -> str:
+    """Return ``down from 14.2 s to 18.3 s: 64 of 303 requests failed``.
 
-    def time(at_s: float) -> str:
-        return f"{at_s:.1f}".removesuffix(".0")
+    Or ``silent, no token from 14.2 s to 18.3 s: 64 of 303 requests waited``, or both.
+    """
+    parts = []
+    for words, what, waited in (("down", "failed", False), ("silent, no token", "waited", True)):
+        if of := [p for p in periods if bool(p.waited) is waited]:
+            spans = " and ".join(_span_text(p) for p in of)
+            hit = sum(p.failed + p.waited for p in of)
+            parts.append(f"{words} {spans}: {hit} of {requests} requests {what}")
+    return "; ".join(parts)
 
-    spans = [
-        f"from {time(p.start_s)} s {'on' if p.end_s is None else f'to {time(p.end_s)} s'}"
-        for p in periods
-    ]
-    return f"down {' and '.join(spans)}: {failed} of {requests} requests failed"
+
+def _span_text(period: OutagePeriod) -> str:
+    start, end = (
+        None if at_s is None else f"{at_s:.1f}".removesuffix(".0")
+        for at_s in (period.start_s, period.end_s)
+    )
+    return f"from {start} s {'on' if end is None else f'to {end} s'}"
 
 
 def outage_series(requests: Requests, zero_s: float) -> OutageSeries:

@@ -11,19 +11,31 @@ import pyarrow as pa
 from ampacity.analysis.contract.stage import Server
 from ampacity.analysis.metrics.requests import Floats
 
-_GAUGES = ("running", "waiting", "prefix_hit_rate", "spec_acceptance_rate", "gpu_utilization")
-_RATES = {  # share of the first counter's growth in the second's
+_MEANS = (
+    *("running", "waiting", "prefix_hit_rate", "spec_acceptance_rate", "gpu_utilization"),
+    *("tensor_active", "memory_active"),
+)
+_LARGEST = {
+    "engines": "engines",
+    "kv_cache_usage_max": "kv_cache_usage",
+    "adapter_slots": "adapter_slots",
+    "adapter_slots_used_max": "adapter_slots_used",
+    "gpu_memory_used_bytes": "gpu_memory_used_bytes",
+}
+_GROWN = {"preemptions": "preemptions_total", "cached_tokens": "cached_tokens_total"}
+_RATES = {  # the first counter's growth over the second's
     "prefix_hit_rate": ("prefix_cache_hits_total", "prefix_cache_queries_total"),
     "spec_acceptance_rate": ("spec_accepted_tokens_total", "spec_draft_tokens_total"),
+    "kv_block_lifetime_s": ("kv_block_lifetime_s_total", "kv_blocks_evicted_total"),
 }
+ABSENT = "not on the server's /metrics, or a counter that went back"
 
 
 def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> Server | None:
     """Return the server's figures over [``start_ns``, ``end_ns``), or None without a sample.
 
     Gauges are means over the samples (an acceptance of 0 by a gauge alone is that of an engine that
-    drafts nothing: None), ``kv_cache_usage_max`` and ``gpu_memory_used_bytes`` the largest,
-    ``preemptions`` the growth of the counter. A counter that went back (a restarted server) says
+    drafts nothing: None) or the largest (``_LARGEST``), counters their growth. A counter that went back (a restarted server) says
     nothing: None.
     """
     if samples is None or not len(samples):
@@ -39,19 +51,17 @@ def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> Serv
         values = samples[name].to_numpy(zero_copy_only=False)[inside]
         return np.asarray(values, dtype=np.float64)
 
-    found: dict[str, Any] = {name: _fold(column(name), np.mean) for name in _GAUGES}
+    found: dict[str, float | None] = dict.fromkeys(_RATES)
+    found |= {name: _fold(column(name), np.mean) for name in _MEANS}
+    found |= {name: _fold(column(of), np.max) for name, of in _LARGEST.items()}
+    found |= {name: _growth(column(of)) for name, of in _GROWN.items()}
     found["spec_acceptance_rate"] = found["spec_acceptance_rate"] or None
     for name, (part, whole) in _RATES.items():
         grown, of = _growth(column(part)), _growth(column(whole))
         if grown is not None and of:
             found[name] = grown / of
-    return Server(
-        samples=int(inside.sum()),
-        kv_cache_usage_max=_fold(column("kv_cache_usage"), np.max),
-        gpu_memory_used_bytes=_fold(column("gpu_memory_used_bytes"), np.max),
-        preemptions=_growth(column("preemptions_total")),
-        **found,
-    )
+    reason = ABSENT if None in found.values() else None
+    return Server(samples=int(inside.sum()), reason=reason, **found)
 
 
 def _fold(values: Floats, how: Callable[[Floats], Any]) -> float | None:

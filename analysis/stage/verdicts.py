@@ -18,10 +18,11 @@ from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.attainment import judge_slo, observe_slos, requests_meeting
 from ampacity.analysis.stage.goodput import goodput_rps
 from ampacity.analysis.stage.steady import Stability
+from ampacity.analysis.stats.intervals import CONFIDENCE
 
-# chance of a false "violated" by a stage with its start-up, whose quick answers dilute the misses
-# of the rest
-DILUTED = 0.1
+# times the chance of a false "violated": of a stage with its start-up, whose quick answers dilute
+# the misses of the rest
+DILUTED = 2.0
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Judged:
     """Requests of a stage to be judged.
 
     ``whole`` also holds the start-up that was cut, where the data showed one; a verdict must hold
-    with it, too. ``down``, shape (n,): which requests failed in an outage.
+    with it, too. ``down``, shape (n,): which requests failed or waited in an outage.
     """
 
     cohort: Cohort
@@ -47,13 +48,15 @@ class Judge:
     """The SLOs of a stage and what voids their verdicts.
 
     ``span_s``: seconds of the stage's load that its cohort is worth
-    (``ampacity.analysis.stage.throughput.span_s``).
+    (``ampacity.analysis.stage.throughput.span_s``). ``alpha``: of a check, the chance of a false
+    "met" and that of a false "violated" over all SLOs; None: 5 % for each verdict.
     """
 
     slos: Sequence[Slo]
     stability: Stability
     client_limited: bool
     span_s: float = 0.0
+    alpha: float | None = None
 
     def stage_findings(self, judged: Judged) -> tuple[dict[str, Any], Bools | None]:
         """Return the SLO fields of a stage, and which requests meet all SLOs, (n,) or None."""
@@ -114,11 +117,15 @@ class Judge:
 
     def _verdicts(self, judged: Judged, slos: Sequence[Slo]) -> dict[str, Any]:
         """Return ``slo_met``, ``slo_met_reason`` and ``slo_verdicts`` of some requests."""
-        verdicts = judge_requests(judged, slos)
-        met, reason = self._overall(verdicts)
+        chances = 1 - CONFIDENCE, 1 - CONFIDENCE
+        if self.alpha is not None:  # all must be met; one that is violated is enough (Bonferroni)
+            chances = self.alpha / max(len(self.slos), 1), self.alpha
+        verdicts = judge_requests(judged, slos, *chances)
+        met, reason = self.overall(verdicts)
         return {"slo_met": met, "slo_met_reason": reason, "slo_verdicts": verdicts}
 
-    def _overall(self, verdicts: Sequence[SloVerdict]) -> tuple[bool | None, str | None]:
+    def overall(self, verdicts: Sequence[SloVerdict]) -> tuple[bool | None, str | None]:
+        """Return whether all SLOs are met, and why not or why that is not known."""
         if not verdicts:
             return None, "no SLO given"
         if self.client_limited:
@@ -133,22 +140,27 @@ class Judge:
         return True, None
 
 
-def judge_requests(judged: Judged, slos: Sequence[Slo]) -> list[SloVerdict]:
-    """Return the entries of ``slo_verdicts``.
+def judge_requests(
+    judged: Judged,
+    slos: Sequence[Slo],
+    chance_violated: float = 1 - CONFIDENCE,
+    chance_met: float = 1 - CONFIDENCE,
+) -> list[SloVerdict]:
+    """Return the entries of ``slo_verdicts``, with these chances of a false one.
 
-    Violated where more requests failed in an outage than the SLO allows: one event, whose size is
+    Violated where an outage made more requests miss than the SLO allows: one event, whose size is
     no matter of chance. Inconclusive where the start-up that was cut makes the difference: with it
     a violation may be less sure (``DILUTED``), not unsure.
     """
     cohort, whole, down = judged.cohort, judged.whole, judged.down
     verdicts = []
     for slo, o in observe_slos(cohort, slos):
-        verdict = judge_slo(o, slo)
+        verdict = judge_slo(o, slo, chance_violated, chance_met)
         if down is not None and o.n:
             of_class = down[cohort.in_class(slo.class_)]
             lost = float(o.misses(slo.limit_s)[: len(of_class)][of_class].sum())
             if lost > (1 - slo.quantile) * o.n:
-                reason = f"{lost:.0f} of {o.n} {o.unit} were lost while the endpoint was down"
+                reason = f"{lost:.0f} of {o.n} {o.unit} missed it because of an outage"
                 verdict = _overruled(verdict, "violated", reason)
         verdicts.append(verdict)
     if whole is None:
@@ -156,7 +168,10 @@ def judge_requests(judged: Judged, slos: Sequence[Slo]) -> list[SloVerdict]:
     cut = len(whole.requests) - len(cohort.requests)
     for i, (slo, o) in enumerate(observe_slos(whole, slos)):
         was = verdicts[i].verdict
-        if was not in ("inconclusive", judge_slo(o, slo, DILUTED).verdict):
+        if was not in (
+            "inconclusive",
+            judge_slo(o, slo, DILUTED * chance_violated, chance_met).verdict,
+        ):
             cause = f"the first {cut} requests, taken for a start-up, make the difference"
             reason = (
                 f"{was} without the first {cut} requests, a start-up, and not with them: --warmup "

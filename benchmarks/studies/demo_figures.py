@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from ampacity.analysis.contract.summary import to_json
 from ampacity.analysis.slo import parse_slos
@@ -81,7 +80,7 @@ def one_demo(seed: int, duration: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         settings = settings_of(seed, duration, Path(folder) / "run")
         drive = partial(sweep, start_rps=START_RPS)
-        progress = Progress(Console(quiet=True))
+        progress = Progress(quiet=True)
         path = asyncio.run(
             virtual.predict(settings, find_deployment(PRESET), [], progress, drive, "demo")
         )

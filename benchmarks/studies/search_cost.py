@@ -42,7 +42,7 @@ from ampacity.analysis.slo import Slo, parse_slo
 from ampacity.analysis.stage import analyse
 from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.experiments.search import Search, SearchPlan
-from ampacity.experiments.stages.rig import LOOKS, Enough
+from ampacity.experiments.stages.rig import Watch
 from ampacity.experiments.sweep import sweep
 from ampacity.workloads.profile import load_workload
 from benchmarks.servers import ORIGIN_NS, SERVERS, Sent, Server, stage_of, table_of
@@ -112,7 +112,7 @@ class ServerRig:
         self.noted[name] = value
 
     async def open_stage(
-        self, rate_rps: float, duration_s: float | None = None, enough: Enough | None = None
+        self, rate_rps: float, duration_s: float | None = None, watch: Watch | None = None
     ) -> dict[str, Any] | None:
         length_s = duration_s or self.stage_s(rate_rps)
         sent = stage_of(
@@ -121,12 +121,12 @@ class ServerRig:
             length_s,
             np.random.default_rng([self.settings.seed, len(self.stages)]),
         )
-        for look in LOOKS if enough else ():
+        for look in watch.looks if watch else ():
             now_s = look * length_s
             due_s = now_s - self._slo.limit_s  # what is due later may still meet its limit
             if not (sent.arrival_s < due_s).any():
                 continue
-            if enough and enough(self._judge(until(sent, due_s), now_s)):
+            if watch and watch.enough(self._judge(until(sent, due_s), now_s)):
                 sent = replace(until(sent, now_s), duration_s=now_s)
                 break
         self.sent += len(sent.arrival_s)
@@ -213,7 +213,6 @@ def search_server(server: Server, slo: Slo, precision: float, seed: int) -> Foun
 def search_engine(
     slo: Slo, precision: float, seed: int, output_tokens: str = OUTPUT_TOKENS
 ) -> Found:
-    from rich.console import Console
 
     from ampacity.experiments.stages.rig import Rig
     from ampacity.experiments.virtual.predict import predict
@@ -229,7 +228,7 @@ def search_engine(
     settings, config = _engine(slo, output_tokens)
     with tempfile.TemporaryDirectory() as folder:
         settings = replace(settings, seed=seed, out=Path(folder) / "run")
-        asyncio.run(predict(settings, config, [], Progress(Console(quiet=True)), drive, "search"))
+        asyncio.run(predict(settings, config, [], Progress(quiet=True), drive, "search"))
     rig = found[0]
     sent = sum(s["requests"] + s["window"]["warmup_requests"] for s in rig.stages)
     found_now = estimate(open_levels(rig.stages), [slo])

@@ -239,6 +239,12 @@ def _length_cases(f: Facts, doubt: str) -> list[Case]:
             "cannot check whether planned output lengths are kept",
         ),
         _bad(
+            asked and got >= 2 * asked and not got % asked and f["finish_reason"] == "length",
+            f"{length}: {got // max(asked, 1)} choices may have come as one",
+            "gaps between the tokens of one choice are not known, the load differs from the plan",
+            ("itl", "icl", "tpot", "tokens"),
+        ),
+        _bad(
             got > asked,
             f"{length}: {f['max_tokens_field']} is not obeyed, or several choices come as one",
             "the load differs from the plan",

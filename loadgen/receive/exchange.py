@@ -28,6 +28,7 @@ from ampacity.loadgen.send.protocols import (
 from ampacity.loadgen.send.surrogates import join_surrogates
 
 SEVERAL = "several choices came, one was asked for"
+CUT_OFF = "Input data was truncated"  # as msgspec says it
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
 
@@ -273,6 +274,9 @@ class Exchange:
         if self._body.splitter is not None:
             for data in self._body.splitter.finish():
                 answer.on_rest(at_ns, data)
+            stray = self._body.splitter.stray or b""
+            if answer.first_event_ns is None and stray.lstrip()[:1] == b"{":
+                answer.on_whole(at_ns, stray)  # JSON under another content type
         elif whole := self._body.whole():
             answer.on_whole(at_ns, whole)
         answer.finish()
@@ -285,15 +289,19 @@ class Exchange:
         if answer.error is not None:
             too_long = not tokens and exceeds_context(REFUSING[0], answer.error)
             return "too_long" if too_long else "stream_error", answer.error
+        stray = self._body.splitter and self._body.splitter.stray
         if answer.bad_json is not None:
-            return "protocol_error", f"not JSON: {answer.bad_json}"
+            cut = answer.bad_json.startswith(CUT_OFF) and answer.finish_reason is None
+            return "truncated" if cut else "protocol_error", f"not JSON: {answer.bad_json}"
         requested = self.record.output_tokens_planned
         if answer.choices.several or answer.choices.may_be_several(tokens, requested):
             return "protocol_error", SEVERAL
+        text = f": {excerpt(stray)}" if stray else ""
         if not tokens and answer.whole_ns is None:
-            return "empty", self._why_empty()
-        if answer.finish_reason is None and not answer.done:
-            return "truncated", "the stream ended without a finish reason or [DONE]"
+            return "protocol_error" if stray else "empty", self._why_empty() + text
+        if answer.finish_reason is None and (text or not answer.done):
+            end = "without a finish reason" if answer.done else "without a finish reason or [DONE]"
+            return "truncated", f"the stream ended {end}{text}"
         return "ok", None
 
     def _why_empty(self) -> str:

@@ -22,6 +22,7 @@ class EventSplitter:
         self._searched = 0  # no blank line ends before this offset of the buffer
         self._swallow_lf = False  # the last byte was CR, which may begin a CRLF
         self._began = False
+        self.stray: bytes | None = None  # the first text that is no event
         self.comments = 0  # keep-alive lines seen: signs of life, never tokens
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -113,8 +114,10 @@ class EventSplitter:
                 is_error = _names_error(line)
             elif line and not line.startswith((b"id:", b"retry:")):
                 unknown.append(line)
-        if unknown and (error := _error_in(unknown)) is not None:
-            return error
+        if unknown:
+            if (error := _error_in(unknown)) is not None:
+                return error
+            self.stray = self.stray or b"\n".join(unknown)
         if is_error:
             return _as_error(b"\n".join(data) or b"an event named error")
         return b"\n".join(data) if data else None

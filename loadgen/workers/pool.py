@@ -2,8 +2,8 @@
 
 The schedule is dealt round-robin by session or single request, so that each share is the same
 process, thinned. All workers are prepared before any starts, and start at one absolute time. If a
-worker dies, the records it flushed are kept, its other requests become ``unfinished``, and the
-other workers finish the stage; the caller reads ``lost``.
+worker dies, the other workers stop at once, the records it flushed are kept, and its other requests
+become ``unfinished``; the caller reads ``lost``.
 """
 
 from __future__ import annotations
@@ -191,9 +191,9 @@ class Workers:
             worker.send(Go(start_ns))
         patience_s = LEAD_S + plan.duration_s + plan.drain_s + plan.answering_s + GRACE_S
         patience_s += plan.finish_s if plan.schedule.session is not None else 0.0
-        answers = await asyncio.gather(*(worker.wait_for(Done, patience_s) for worker, _ in dealt))
+        answers = await asyncio.gather(*(self._finish(w, patience_s) for w, _ in dealt))
         results = [
-            answer.result if answer is not None else await self._bury(worker, share, start_ns)
+            answer.result if answer is not None else self._bury(worker, share, start_ns)
             for (worker, share), answer in zip(dealt, answers, strict=True)
         ]
         measures = Measures(dated_by_kernel=True)
@@ -202,11 +202,17 @@ class Workers:
         most = max(result.ids_used for result in results)
         return StageResult(_merge(plan, start_ns, [r.meta for r in results]), measures, most)
 
-    async def _bury(self, worker: _Worker, share: StagePlan, start_ns: int) -> StageResult:
-        """Record the lost requests of a worker that died or does not answer."""
-        self._workers.remove(worker)
-        self._buried.append(worker.live)
-        await self._end(worker)
+    async def _finish(self, worker: _Worker, patience_s: float) -> Done | None:
+        """Wait for the end of a worker's stage; if it died or is too late, stop the others."""
+        if (answer := await worker.wait_for(Done, patience_s)) is None:
+            self._workers.remove(worker)
+            self._buried.append(worker.live)
+            await self._end(worker)
+            self.stop(f"worker {worker.number} {_end_text(worker.process.returncode)}")
+        return answer
+
+    def _bury(self, worker: _Worker, share: StagePlan, start_ns: int) -> StageResult:
+        """Record the lost requests of a worker that died or did not answer."""
         why = f"worker {worker.number} {_end_text(worker.process.returncode)}"
         import pyarrow.compute as pc  # slow to import, rarely needed
 
@@ -215,24 +221,20 @@ class Workers:
         columns = (here[name].to_pylist() for name in ("request_id", "ended_ns"))
         recorded = dict(zip(*columns, strict=True))
         died_ns = worker.died_ns or time.monotonic_ns()
-        # the end of the stage, even if all workers died before
-        now_ns = max(time.monotonic_ns(), start_ns + int(share.duration_s * 1e9))
-        owed = _owed(share, start_ns, now_ns, recorded)
+        owed = _owed(share, start_ns, died_ns, recorded)
         for record in owed:
-            record.error = why if record.scheduled_ns <= died_ns else f"not sent: {why}"
+            record.error = why
             record.worker, record.target = worker.number, self._setup.targets[0]
             self._on_record(record)
-        not_sent = sum(record.scheduled_ns > died_ns for record in owed)
         self.lost.append(
             f"{why} in stage {share.index}: {len(recorded)} of its requests are recorded, "
-            f"{len(owed) - not_sent} were under way or not yet written and are lost, "
-            f"{not_sent} were not sent"
+            f"{len(owed)} were under way or not yet written and are lost; the stage was stopped"
         )
         schedule = share.schedule
         meta: dict[str, Any] = {
             "scheduled_requests": len(owed) + len(recorded),
-            "end_ns": start_ns + int(share.duration_s * 1e9),
-            "drained_ns": now_ns,
+            "end_ns": min(start_ns + int(share.duration_s * 1e9), died_ns),
+            "drained_ns": died_ns,
             "ended_early": self._stop_reason,
             "decided_early": None,
         }

@@ -59,6 +59,12 @@ DRAWN: tuple[tuple[str, str, Callable[[Stage], Percentiles]], ...] = (
     ("ttft", "TTFT", lambda stage: stage.ttft_from_schedule_s),
     ("e2e", "E2E", lambda stage: stage.e2e_from_schedule_s),
 )
+IF_JUDGED: tuple[tuple[str, str, Callable[[Stage], Percentiles]], ...] = (
+    ("itl", "ITL", lambda stage: stage.itl_s),
+    ("icl", "ICL", lambda stage: stage.icl_s),
+    ("tpot", "TPOT", lambda stage: stage.tpot_s),
+)
+SWITCHED: tuple[Quantile, ...] = ("p50", "p95", "p99")  # and p90 where an SLO judges it
 TAILS: dict[float | None, Quantile] = {0.9: "p90", 0.95: "p95", 0.99: "p99"}
 
 
@@ -137,15 +143,14 @@ def _infinite(placed: Sequence[tuple[float, Stage]], tail: Quantile) -> list[Poi
 
 
 def _left_out(summary: Summary) -> str:
-    """Return the stages that lack a percentile which the latency charts draw, and why."""
+    """Return the stages that lack a percentile that is judged, and why."""
     missing: dict[str, dict[str, str]] = {}  # percentile -> load -> reason
-    for metric, label, of in DRAWN:
-        quantiles: tuple[Quantile, ...] = ("p50", _tail(summary, metric))
-        for p in quantiles:
-            for stage in by_load(summary.stages):
-                if getattr(of(stage), p) is None:
-                    why = why_null(of(stage), p)
-                    missing.setdefault(f"{label} {p}", {})[stage.name] = why
+    judged = {slo.metric for slo in summary.slos} or {"ttft", "e2e"}
+    for metric, label, of in _metrics(summary):
+        p = _tail(summary, metric)
+        for stage in by_load(summary.stages) if metric in judged else ():
+            if getattr(of(stage), p) is None:
+                missing.setdefault(f"{label} {p}", {})[stage.name] = why_null(of(stage), p)
     parts = []
     for what, reasons in missing.items():
         different = set(reasons.values())
@@ -154,29 +159,53 @@ def _left_out(summary: Summary) -> str:
     return f"Not drawn: {'; '.join(parts)}." if parts else ""
 
 
+def _metrics(summary: Summary) -> list[tuple[str, str, Callable[[Stage], Percentiles]]]:
+    """Return the metrics that the latency charts draw: TTFT, E2E and those that an SLO judges."""
+    judged = {slo.metric for slo in summary.slos}
+    return [*DRAWN, *(drawn for drawn in IF_JUDGED if drawn[0] in judged)]
+
+
 def _latency_plot(
     summary: Summary, placed: Sequence[tuple[float, Stage]], axis: Axis
 ) -> Plot | None:
-    """Return latency percentiles over load with the SLO limits; None below two stages with one."""
-    series: list[tuple[str, str, Quantile, list[Point]]] = []
-    for metric, name, of in DRAWN:
-        quantiles: tuple[Quantile, ...] = ("p50", _tail(summary, metric))
-        for p in quantiles:
-            rows = _points(summary, placed, of, p, f"{name} {p}")
-            series.append((f"{name} {p}", metric, p, rows))
-    limits = [slo for slo in summary.slos if slo.metric in ("ttft", "e2e") and slo.limit_s]
+    """Return latency percentiles over load with the SLO limits; None below two stages with one.
+
+    Each percentile has a switch: p50 and those that are judged are on.
+    """
+    judged = {(slo.metric, _tail(summary, slo.metric)) for slo in summary.slos if slo.limit_s}
+    shown = {p for _, p in judged} or {"p99"}
+    switched = sorted({*SWITCHED, *shown})
+    series = [
+        (metric, p, f"{name} {p}", rows)
+        for metric, name, of in _metrics(summary)
+        for p in switched
+        if (rows := _points(summary, placed, of, p, f"{name} {p}"))
+    ]
+    drawn = {metric for metric, *_ in series}
+    limits = [slo for slo in summary.slos if slo.metric in drawn and slo.limit_s]
     heights = [row["y"] for *_, rows in series for row in rows]
-    heights += [slo.limit_s for slo in limits]
-    heights += [b for *_, p, rows in series if p == "p99" for r in rows for b in r["ci"] or [] if b]
+    heights += [slo.limit_s for slo in limits if slo.limit_s]
+    heights += [
+        b for _, p, _, rows in series if p == "p99" for r in rows for b in r["ci"] or [] if b
+    ]
     if len({row["x"] for *_, rows in series for row in rows}) < 2:
         return None
     plot = Plot(axis, seconds_axis("Latency from schedule", heights))
+    for p in switched:
+        plot.switch(f"show_{p}", p, p == "p50" or p in shown)
     for slo in limits:
         plot.slo(slo, slo.metric)
-    for label, colour, p, rows in series:
-        if rows:
-            bars = _interval_bars(rows) if p == "p99" else ()
-            plot.curve(rows, colour, label, p == "p50", intervals=bars)
+    for metric, p, label, rows in series:
+        plot.curve(
+            rows,
+            metric,
+            label + (" (judged)" if (metric, p) in judged else ""),
+            dashed=p == "p50",
+            dotted=p == "p99" and (metric, p) not in judged,
+            intervals=_interval_bars(rows) if p == "p99" else (),
+            width=3.5 if (metric, p) in judged else 1.3,
+            switch=f"show_{p}",
+        )
     tail = _tail(summary, "ttft")
     top = plot.y.high * (plot.y.low / plot.y.high) ** 0.025
     infinite = [{**row, "y": top} for row in _infinite(placed, tail)]
@@ -241,9 +270,9 @@ def latency_by_rate(summary: Summary) -> Chart | None:
             "The capacity is a rate offered; a stage that achieves less stands left of what it "
             "was offered."
         )
+    notes.append("Drag to move, Ctrl + wheel (or pinch) to zoom, double click to reset.")
     caption = " ".join([*notes, _left_out(summary)]).strip()
-    wide, narrow = plot.spec(WIDE, 380), plot.spec(NARROW, 340)
-    return Chart("latency-rate", title, alt, wide, plot.keys, caption, narrow)
+    return Chart("latency-rate", title, alt, plot.spec(WIDE, 380, zoom=True), plot.keys, caption)
 
 
 def _ends(summary: Summary, placed: Sequence[tuple[float, Stage]]) -> str:
@@ -276,8 +305,7 @@ def latency_by_concurrency(summary: Summary) -> Chart | None:
     what = "Latency against requests in flight"
     title = _capacity_title(summary, c_max, "requests in flight", what)
     alt = f"{what}, both axes logarithmic. {title}. {_ends(summary, placed)}"
-    spec = plot.spec(NARROW, 290)
-    return Chart("latency-concurrency", title, alt, spec, plot.keys, _left_out(summary))
+    return Chart("latency-concurrency", title, alt, plot.spec(NARROW, 290), plot.keys)
 
 
 def achieved_by_offered(summary: Summary) -> Chart | None:

@@ -206,11 +206,11 @@ def errors_by_stage(summary: Summary) -> Chart | None:
     if not failed:
         title = f"No request in the windows failed; of {judged}, {' and '.join(others)}"
     spec = with_look(bars, {"errors": rows})
-    keys = [Key(NO_FAILURES.get(cause, cause), _error_colour(cause), "band") for cause in causes]
+    keys = [Key(NO_FAILURES.get(cause, cause), error_colour(cause), "band") for cause in causes]
     return Chart("errors", title, f"{title}, by stage and cause: {', '.join(causes)}.", spec, keys)
 
 
-def _error_colour(cause: str) -> str:
+def error_colour(cause: str) -> str:
     return cause if cause in COLOURS else "other_error"
 
 
@@ -220,7 +220,7 @@ def _error_bars(stage: Stage, causes: Sequence[str]) -> list[dict[str, Any]]:
         if n := stage.errors.get(cause, 0):
             what = f"{NO_FAILURES.get(cause, cause)} {count(n)} of {count(stage.requests)} requests"
             ends = {"stage": stage.name, "x": start, "x2": start + n}
-            colour = light(_error_colour(cause))
+            colour = light(error_colour(cause))
             rows.append({**ends, "colour": colour, "text": f"{stage.name}: {what}"})
             start += n
     return rows

@@ -1,6 +1,7 @@
-"""Draw Vega-Lite specs, read as a JSON list from stdin, as a JSON list of SVG documents on stdout.
+"""Draw Vega-Lite specs: ``{"specs", "runtime"}`` on stdin, ``{"svg", "runtime"}`` on stdout.
 
-``svg.draw`` runs this file as a process of its own.
+``svg.draw`` runs this file as a process of its own. ``runtime``, where asked for, is the JavaScript
+with which a page draws such specs itself (window.vegaEmbed).
 """
 
 from __future__ import annotations
@@ -10,5 +11,11 @@ import sys
 
 import vl_convert
 
+EXPORT = "window.vegaEmbed = vegaEmbed;"
+
 if __name__ == "__main__":
-    json.dump([vl_convert.vegalite_to_svg(spec) for spec in json.load(sys.stdin)], sys.stdout)
+    asked = json.load(sys.stdin)
+    done = {"svg": [vl_convert.vegalite_to_svg(spec) for spec in asked["specs"]]}
+    json.dump(
+        done | {"runtime": asked["runtime"] and vl_convert.javascript_bundle(EXPORT)}, sys.stdout
+    )

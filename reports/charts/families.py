@@ -10,7 +10,6 @@ from ampacity.analysis.contract.capacity import Family, FamilyTokens, Limit
 from ampacity.analysis.contract.stage import Stage, StageClass
 from ampacity.analysis.contract.summary import SloLimit, Summary
 from ampacity.reports.charts.marks import (
-    NARROW,
     WIDE,
     Chart,
     Plot,
@@ -123,7 +122,7 @@ def _chart(name: str, title: str, curves: Sequence[Curve], summary: Summary) -> 
         caption += f" {len(curves) - len(drawn)} more are in the table only."
     alt = f"{title}: {'; '.join(key.label for key in plot.keys)}."
     plot.state_keys(stages, summary)
-    return Chart(name, title, alt, plot.spec(WIDE, 340), plot.keys, caption, plot.spec(NARROW, 340))
+    return Chart(name, title, alt, plot.spec(WIDE, 340), plot.keys, caption)
 
 
 def _draw(

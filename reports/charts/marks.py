@@ -1,8 +1,7 @@
 """The parts of charts: axes and layers (lines, points, bands, rules).
 
 Charts carry no legend and no title of their own: the page sets both as text, which wraps and is
-legible in every theme. Every figure a mark shows is in its description, which the page makes a
-tooltip.
+legible in every theme. Every figure a mark shows is in its tooltip.
 """
 
 from __future__ import annotations
@@ -23,7 +22,12 @@ SECONDS_LABEL = (
     "datum.value < 1e-3 ? format(datum.value * 1e6, '.3~r') + ' µs' : datum.value < 1 ?"
     " format(datum.value * 1e3, '.3~r') + ' ms' : format(datum.value, ',.3~r') + ' s'"
 )
-DASHED = [5, 4]
+DASHED, DOTTED = [5, 4], [2, 2]
+ZOOM = {
+    "name": "zoom",
+    "select": {"type": "interval", "zoom": "wheel![event.ctrlKey]"},  # a bare wheel scrolls
+    "bind": "scales",
+}
 SHAPES = {
     "steady": "circle",
     "growing": "diamond",
@@ -49,6 +53,7 @@ class Key:
     label: str
     colour: str
     shape: str
+    switch: str = ""  # the chart's parameter that shows it
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,11 @@ class Chart:
     spec: dict[str, Any]
     keys: list[Key] = field(default_factory=list)
     caption: str = ""
-    narrow_spec: dict[str, Any] | None = None  # the same picture for small screens
+
+    @property
+    def off(self) -> list[str]:
+        """Return the switches that are off at first."""
+        return [p["name"] for p in self.spec.get("params", ()) if p["value"] is False]
 
 
 @dataclass(frozen=True)
@@ -118,7 +127,8 @@ def _mark(kind: str, colour: str, **look: Any) -> dict[str, Any]:
 
 def _channel(name: str, axis: Axis) -> dict[str, Any]:
     kind, ends = "log" if axis.log else "linear", [axis.low, axis.high]
-    scale = {"type": kind, "domain": ends, "nice": False, "zero": False}
+    scale = {"type": kind, "domain": ends, "nice": False}
+    scale |= {} if axis.log else {"zero": False}
     labels = {"labelExpr": axis.labels} if axis.labels else {"format": ",~r"}
     ticks = {"tickCount": 7} if axis.ticks is None else {"values": list(axis.ticks)}
     return {
@@ -130,7 +140,8 @@ def _channel(name: str, axis: Axis) -> dict[str, Any]:
     }
 
 
-TOOLTIP = {"description": {"field": "text", "type": "nominal"}}  # the page makes it one
+_TEXT = {"field": "text", "type": "nominal"}
+TOOLTIP = {"description": _TEXT, "tooltip": _TEXT}  # of a static picture, and of a live one
 TO_X2, TO_Y2 = {"x2": {"field": "x2"}}, {"y2": {"field": "y2"}}
 
 
@@ -142,7 +153,13 @@ class Plot:
         self._layers: list[dict[str, Any]] = []
         self._bands: list[dict[str, Any]] = []  # drawn below everything else
         self._datasets: dict[str, list[dict[str, Any]]] = {}
+        self._params: list[dict[str, Any]] = []
         self.keys: list[Key] = []  # of the legend
+
+    def switch(self, name: str, label: str, on: bool) -> None:
+        """Add a box to tick, which shows the curves with this ``switch``."""
+        bind = {"input": "checkbox", "name": label}
+        self._params.append({"name": name, "value": on, "bind": bind})
 
     def key(self, label: str, colour: str, shape: str) -> None:
         self.keys.append(Key(label, colour, shape))
@@ -155,14 +172,21 @@ class Plot:
         dashed: bool = False,
         size: int = 52,
         intervals: Sequence[dict[str, Any]] = (),
+        dotted: bool = False,
+        width: float = 2,
+        switch: str = "",
     ) -> None:
         """Draw ``rows`` (x, y, text, state) as a line with symbols; dashed: hollow ones."""
-        self.line(rows, colour, DASHED if dashed else None)
+        first = len(self._layers)
+        self.line(rows, colour, DASHED if dashed else DOTTED if dotted else None, width)
         self.bars_between(list(intervals), colour)
         for state, shape in SHAPES.items():
             chosen = [r for r in rows if r.get("state", "steady") == state]
             self.points(chosen, colour, shape, not dashed, size, FAINT if state == "short" else 1)
-        self.key(label, colour, "dash-ring" if dashed else "line-dot")
+        shape = "dash-ring" if dashed else "dots-dot" if dotted else "line-dot"
+        self.keys.append(Key(label, colour, shape, switch))
+        for layer in self._layers[first:] if switch else ():
+            layer["transform"] = [{"filter": switch}]
 
     def state_keys(self, stages: Sequence[Stage], summary: Summary) -> None:
         """Add the legend of the symbols that are not of a steady stage."""
@@ -262,10 +286,15 @@ class Plot:
         mark = _mark("rule", colour, strokeWidth=1.8, strokeDash=[2, 3])
         self._layers.append(self._layer(rows, mark, **TO_X2, **TOOLTIP))
 
-    def spec(self, width: int, height: int) -> dict[str, Any]:
-        """Return the Vega-Lite spec of all layers."""
+    def spec(self, width: int, height: int, zoom: bool = False) -> dict[str, Any]:
+        """Return the Vega-Lite spec of all layers; ``zoom``: by dragging and Ctrl + wheel."""
         layers = self._bands + self._layers or [self._layer([], {"type": "point"})]
-        return with_look({"layer": layers, "width": width, "height": height}, self._datasets)
+        if zoom:
+            layers[-1] = layers[-1] | {"params": [ZOOM]}
+            for layer in layers:
+                layer["mark"]["clip"] = True
+        chart = {"layer": layers, "width": width, "height": height, "params": self._params}
+        return with_look(chart, self._datasets)
 
 
 def with_look(chart: dict[str, Any], datasets: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -285,6 +314,7 @@ def with_look(chart: dict[str, Any], datasets: dict[str, list[dict[str, Any]]]) 
         "tickColor": light("axis"),
         "tickSize": 4,
         "labelOverlap": "greedy",
+        "labelSeparation": 8,
         "labelFlush": False,
     }
     config = {

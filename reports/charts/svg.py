@@ -1,50 +1,94 @@
-"""Vega-Lite specs as inline SVG: static, themable by CSS, with tooltips, small."""
+"""Vega-Lite specs as inline SVG, for paper and for pages without scripts, and their runtime."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 SVG = "http://www.w3.org/2000/svg"
 KEPT_DECIMALS = 2
 DRAW_TIMEOUT_S = 120.0
+STATIC_ROWS = 2_000
 _DRAW = Path(__file__).with_name("draw.py")
 _NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _DROPPED = ("aria-roledescription", "aria-hidden", "class", "pointer-events", "role", "font-family")
 
 
-def draw(specs: Sequence[dict[str, Any]]) -> list[str] | None:
-    """Return the specs as SVG documents; None, with a line on stderr, where drawing fails.
+@dataclass(frozen=True)
+class Drawn:
+    """The specs as SVG documents, and the JavaScript that draws such specs in a page."""
+
+    svg: list[str]
+    runtime: str
+
+
+def draw(specs: Sequence[dict[str, Any]]) -> Drawn | None:
+    """Return the specs drawn; None, with a line on stderr, where drawing fails.
 
     A process of its own draws, for without memory the engine ends its process.
     """
-    if not specs:
-        return []
-    texts = [json.dumps(spec, allow_nan=False) for spec in specs]
+    runtime = _kept_runtime()
+    static = [_static(spec) for spec in specs]
     try:
         done = subprocess.run(
             [sys.executable, "-P", str(_DRAW)],
-            input=json.dumps(texts),
+            input=json.dumps({"specs": static, "runtime": runtime is None}, allow_nan=False),
             capture_output=True,
             encoding="utf-8",
             errors="replace",
             timeout=DRAW_TIMEOUT_S,
             check=True,
         )
-        return list(json.loads(done.stdout))
+        drawn = json.loads(done.stdout)
     except (subprocess.SubprocessError, OSError, ValueError) as error:
         why = _reason(error)
         print(
             f"the charts could not be drawn, every figure is in the tables: {why}", file=sys.stderr
         )
         return None
+    if runtime is None:
+        runtime = str(drawn["runtime"])
+        _keep_runtime(runtime)
+    return Drawn(drawn["svg"], runtime)
+
+
+def _static(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a spec with the first rows only of what would make a picture of megabytes."""
+    held = spec["datasets"]
+    return {**spec, "datasets": {name: rows[:STATIC_ROWS] for name, rows in held.items()}}
+
+
+def _runtime_path() -> Path:
+    """Return where the runtime is kept, by the version that made it: making it takes a second."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "ampacity" / f"vega-{version('vl-convert-python')}.js"
+
+
+def _kept_runtime() -> str | None:
+    try:
+        return _runtime_path().read_text(encoding="utf-8")
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: no home
+        return None
+
+
+def _keep_runtime(runtime: str) -> None:
+    with suppress(OSError, RuntimeError):
+        path = _runtime_path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_text(runtime, encoding="utf-8")
+        part.replace(path)
 
 
 def _reason(error: Exception) -> str:

@@ -7,6 +7,7 @@ import io
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from ampacity.reports.pages.compare_tables import (
 from ampacity.reports.pages.gate import escaped
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.render.figures import at_least
+from ampacity.reports.render.table import Table
 from ampacity.reports.render.terminal import Entry, Screen
 
 if TYPE_CHECKING:
@@ -184,8 +186,7 @@ def _curves(result: Comparison) -> Chart | None:
             plot.curve(rows, _colour(result, name), f"{name} {p}", dashed=p == "p50")
     title = "TTFT against the achieved rate"
     alt = f"{title} of {len(result.runs)} runs, on a logarithmic axis."
-    wide, narrow = plot.spec(WIDE, 380), plot.spec(NARROW, 340)
-    return Chart("curves", title, alt, wide, plot.keys, "", narrow)
+    return Chart("curves", title, alt, plot.spec(WIDE, 380), plot.keys)
 
 
 def _quantiles(metric: str, shifts: Sequence[Shift], result: Comparison) -> Chart | None:
@@ -243,6 +244,17 @@ def _shift_chart(metric: str, shifts: Sequence[Shift], result: Comparison) -> Ch
     return Chart(f"{metric}-shift", title, alt, plot.spec(NARROW, 260), plot.keys)
 
 
+def _better_first(table: Table) -> Table:
+    """Return a scorecard with the winners beside the figures' names: a narrow page shows them."""
+    if table.title != "Scorecard":
+        return table
+
+    def moved(row: list[Any]) -> list[Any]:
+        return [row[0], row[-1], *row[1:-1]]
+
+    return replace(table, columns=moved(table.columns), rows=[moved(row) for row in table.rows])
+
+
 def write_comparison_page(path: Path, result: Comparison) -> None:
     """Write one HTML file that needs no network; whole or not at all. Raises OSError."""
     page = render_page(
@@ -254,7 +266,7 @@ def write_comparison_page(path: Path, result: Comparison) -> None:
         predicted=any(r.predicted for r in result.runs),
         runs=result.runs,
         slos=", ".join(result.slos) or "none",
-        tables=main_tables(result),
+        tables=[_better_first(table) for table in main_tables(result)],
         shifts=shift_tables(result, False),
         metrics=_metrics(result),
         how=METHOD,

@@ -6,6 +6,7 @@ import re
 
 from ampacity.analysis.capacity.fleet import AT_USABLE, instances_text
 from ampacity.analysis.contract.capacity import Fleet, Knee, KneeMethod, LittlesLawGap, LoopCapacity
+from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.summary import Audit, Network, SloLimit, Summary, to_json
 from ampacity.reports.charts.burst import burst_findings
 from ampacity.reports.charts.outage import outage_findings
@@ -44,22 +45,24 @@ CLOSED = (
     "at a lower rate"
 )
 METHODS = {"p99_p50_divergence": "p99/p50 divergence", "bounds": "asymptotic bounds"}
+TRUST = ("Little's Law gap", "Network", "Load generator")
 METRICS = {"ttft_from_schedule_s": "TTFT", "e2e_from_schedule_s": "E2E"}
 NETWORK_SHARE = 0.25  # of TTFT, above which the network is highlighted
 
 
 def findings(summary: Summary) -> list[Finding]:
+    """Return what a decision rests on, then what tells whether to trust it (``TRUST``)."""
     found = outage_findings(summary)
     if summary.burst:
         found += burst_findings(summary.burst)
     else:
         found += [
             usable_rate(summary),
+            _fleet(summary.fleet),
+            _goodput(summary),
             _c_max(summary),
             _knee(summary.knee),
             _gap(summary.littles_law),
-            _goodput(summary),
-            _fleet(summary.fleet),
         ]
     return [*found, *_network(summary.network), _client(summary)]
 
@@ -276,3 +279,17 @@ def _audit_facts(audit: Audit, worst: str) -> list[str]:
     if audit.cpu_fraction is not None:
         facts.append(f"CPU at most {share(audit.cpu_fraction)} of a core")
     return facts
+
+
+def evidence_text(limit: Limit) -> str:
+    """Return the figures that a limit follows from: ``requests waiting, mean 486 at 200 req/s``."""
+    return ", ".join(
+        f"{e.figure} {_evidence(e.value)}" + (f" at {e.stage}" if e.stage else "")
+        for e in limit.evidence
+    )
+
+
+def _evidence(value: float | str | None) -> str:
+    if isinstance(value, float):
+        return significant(value) if abs(value) >= 1e-6 else "0"
+    return DASH if value is None else str(value)

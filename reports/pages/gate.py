@@ -1,10 +1,10 @@
-"""The gate's result: on a terminal, as Markdown, as JUnit XML, as annotations of a CI service."""
+"""Results of gate and check: on a terminal, as Markdown, JUnit XML, annotations of a CI."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from xml.etree import ElementTree
 
 from ampacity.analysis.change.gate import INTERVALS, NOISY
@@ -14,6 +14,8 @@ from ampacity.reports.render.table import Cell, Column, Rows
 from ampacity.reports.render.terminal import Entry, Screen
 
 _WIDTH = 41
+_GOOD = ("pass", "met")
+_SIGNS = {"pass": "✅", "met": "✅", "regression": "❌", "violated": "❌", "inconclusive": "❔"}
 _MARKS = {"pass": "✓", "regression": "✗", "violated": "✗", "inconclusive": "?"}
 _STATES = {
     "pass": "good",
@@ -29,7 +31,6 @@ _COUNTED = {
     "inconclusive": "inconclusive",
     "pass": "passed",
 }
-_SIGNS = {"pass": "✅", "regression": "❌", "violated": "❌", "inconclusive": "❔"}
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in XML 1.0
 
 
@@ -100,6 +101,19 @@ def _cells(check: Check) -> tuple[str, ...]:
     return check.title, before, now, change(check), _tolerance(check)
 
 
+def _measured(check: Check) -> tuple[str, str]:
+    return check.title, figure(check, check.candidate)
+
+
+_TABLES: dict[str, tuple[Sequence[str], Callable[[Check], tuple[str, ...]]]] = {
+    "gate": (
+        ("check", "baseline", "candidate", "change (95 % interval)", "tolerance"),
+        _cells,
+    ),
+    "check": (("check", "measured"), _measured),
+}
+
+
 def _word(check: Check) -> str:
     failed = check.verdict in ("regression", "violated")
     return check.verdict.upper() if failed else check.verdict
@@ -116,6 +130,12 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def check_lines(result: GateResult) -> list[str]:
+    """Return the lines of a terminal of a check: its sentence, one line for each limit."""
+    rows = [(_word(c), *_measured(c), c.reason or "") for c in result.checks]
+    return [result.sentence, *(aligned(rows) if rows else []), *result.notes]
 
 
 def lines(result: GateResult) -> list[str]:
@@ -176,13 +196,13 @@ def workflow_commands(result: GateResult) -> list[str]:
     """Return GitHub's workflow commands: an error per regression, a warning if inconclusive."""
     found = []
     for c in result.checks:
-        if c.verdict == "pass":
+        if c.verdict in _GOOD:
             continue
         level = "warning" if c.verdict == "inconclusive" else "error"
         text = f"{c.title} {_word(c)}: {sentence(c)}"
-        found.append(f"::{level} title=ampacity gate::{_escaped(text)}")
-    if result.verdict == "cannot_compare":
-        found.append(f"::error title=ampacity gate::{_escaped(result.sentence)}")
+        found.append(f"::{level} title=ampacity {result.command}::{_escaped(text)}")
+    if not result.checks:
+        found.append(f"::error title=ampacity {result.command}::{_escaped(result.sentence)}")
     return found
 
 
@@ -206,19 +226,19 @@ def _escaped(text: str) -> str:
 
 def gate_markdown(result: GateResult) -> str:
     """Return the verdict, a table, the changes drawn as text, and the reasons."""
-    sign = {"pass": "✅", "inconclusive": "❔"}.get(result.verdict, "❌")
-    found = [f"## {sign} ampacity gate", "", escaped(result.sentence), ""]
+    sign = _SIGNS.get(result.verdict, "❌")
+    found = [f"## {sign} ampacity {result.command}", "", escaped(result.sentence), ""]
     if result.checks:
-        found += [
-            "| check | baseline | candidate | change (95 % interval) | tolerance | verdict |",
-            "|---|---|---|---|---|---|",
-        ]
+        head, cells_of = _TABLES[result.command]
+        found += [f"| {' | '.join(head)} | verdict |", "|---" * (len(head) + 1) + "|"]
     for c in result.checks:
-        cells = *_cells(c), f"{_SIGNS[c.verdict]} {c.verdict}"
+        cells = *cells_of(c), f"{_SIGNS[c.verdict]} {c.verdict}"
         found.append(f"| {' | '.join(map(escaped, cells))} |")
     if drawn := chart(result):
         found += ["", "```text", *drawn, "```"]
-    reasons = [f"{c.title}: {c.reason}" for c in result.checks if c.reason and c.verdict != "pass"]
+    reasons = [
+        f"{c.title}: {c.reason}" for c in result.checks if c.reason and c.verdict not in _GOOD
+    ]
     reasons += [f"Not tracked: {name}, {reason}" for name, reason in result.untracked.items()]
     notes = [f"- {escaped(text)}" for text in [*reasons, *result.notes]]
     return "\n".join([*found, *([""] if notes else []), *notes]) + "\n"
@@ -233,11 +253,15 @@ def escaped(text: str) -> str:
 
 def junit_xml(result: GateResult) -> str:
     """Return JUnit XML: failures are regressions, errors inconclusive, skipped is not judged."""
-    suite = ElementTree.Element("testsuite", name="ampacity gate")
+    suite = ElementTree.Element("testsuite", name=f"ampacity {result.command}")
     counts = {"failure": 0, "error": 0, "skipped": 0}
 
     def case(name: str, level: str | None, tag: str | None, kind: str, message: str) -> None:
-        names = {"classname": _clean(f"gate.{level or 'run'}"), "name": _clean(name), "time": "0"}
+        names = {
+            "classname": _clean(f"{result.command}.{level or 'run'}"),
+            "name": _clean(name),
+            "time": "0",
+        }
         element = ElementTree.SubElement(suite, "testcase", names)
         message, attributes = _clean(message), {}
         if tag:
@@ -246,13 +270,13 @@ def junit_xml(result: GateResult) -> str:
         ElementTree.SubElement(element, tag or "system-out", attributes).text = message
 
     for c in result.checks:
-        tag = {"pass": None, "inconclusive": "error"}.get(c.verdict, "failure")
+        tag = {"pass": None, "met": None, "inconclusive": "error"}.get(c.verdict, "failure")
         case(c.name, c.level, tag, c.verdict, sentence(c))
     for name, reason in result.untracked.items():
         metric, _, level = name.partition(" at ")
         case(metric, level, "skipped", "untracked", reason)
-    if result.verdict == "cannot_compare":
-        case("comparable", None, "error", "cannot_compare", result.sentence)
+    if not result.checks:
+        case("comparable", None, "error", result.verdict, result.sentence)
     failures, errors, skipped = map(str, counts.values())
     totals = {"tests": str(len(suite)), "failures": failures, "errors": errors}
     totals |= {"skipped": skipped, "time": "0"}

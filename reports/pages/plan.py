@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from msgspec import structs
@@ -31,6 +34,22 @@ def headline(plan: Plan) -> str:
     return f"{text} for {plan.peak_rps:.4g} requests/s{year_text(plan)}"
 
 
+def wrapped(text: str) -> str:
+    """Return lines that fit the terminal; what follows is indented as its line is."""
+    width = min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120)
+    return "\n".join(piece for line in text.split("\n") for piece in _pieces(line, width))
+
+
+def _pieces(line: str, width: int) -> list[str]:
+    found = re.match(r"[ \d]\d [A-Z].{15}|\s*", line)  # a step's number and title, or blanks
+    if len(line) <= width or line.lstrip().startswith("→"):  # a command is pasted: it stays whole
+        return [line]
+    indent = " " * (len(found[0]) if found else 0)
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def year_text(plan: Plan) -> str:
     """Return the cost of a year with its range; empty without a price."""
     if plan.cost_per_year is None:
@@ -49,17 +68,18 @@ def plan_text(plan: Plan, summary: Summary) -> str:
     before, down = plan.instances_before_safety, plan.one_replica_down
     lines = [
         headline(plan),
-        f"  one instance {carries} {usable.value}{between}; {usable.note}",
+        f"  one instance {carries} {usable.value}{between} at {', '.join(plan.slos) or 'no SLO'}; "
+        f"{usable.note}",
         *([f"  {plan.knee}"] if plan.knee else []),
-        f"  peak {plan.peak_rps:.4g} requests/s: {_source(plan, 'peak')}",
+        f"  peak {plan.peak_rps:.4g} requests/s ({_basis(plan, 'peak')})",
         f"  instances that carry the peak: {before}, × {plan.safety_factor:g} safety = "
         f"{plan.instances}; GPUs: × {plan.tensor_parallel} = {plan.gpus}",
-        f"  safety {_source(plan, 'safety')}",
+        f"  safety {plan.safety_factor:g} ({_basis(plan, 'safety')})",
         f"  of these {_spare(plan.instances, before)}; to carry the peak while one is down, "
         f"have {counted(down, 'instance')} ({counted(plan.one_replica_down_gpus, 'GPU')}): "
         f"{_spare(down, before)}",
         f"  {plan.gpu_hours_per_day:g} GPU-hours a day, utilisation {100 * plan.utilisation:.0f} %"
-        f" ({plan.load_rps:.3g} requests/s): {plan.utilisation_at}",
+        f" at {plan.load_rps:.3g} requests/s ({_basis(plan, 'utilisation')})",
         *_costs(plan),
         *(line for hosted in plan.hosted for line in hosted_lines(hosted, plan)),
         *_indented(columns(sensitivity_rows(plan.sensitivity))),
@@ -87,7 +107,7 @@ def tiers_text(tiers: TierPlan) -> str:
             f"{', '.join(plan.slos)}",
             *([f"    {plan.knee}"] if plan.knee else []),
             f"    {plan.instances_before_safety} for the peak × {plan.safety_factor:g} safety "
-            f"({_source(plan, 'safety')})",
+            f"({_basis(plan, 'safety')})",
             *(f"  {line}" for hosted in plan.hosted for line in hosted_lines(hosted, plan)),
             *_indented(_warned(plan.warnings), "    "),
         ]
@@ -126,7 +146,7 @@ def _costs(plan: Plan) -> Iterator[str]:
     if plan.cost_per_hour is None or plan.gpu_hour_usd is None:
         return
     yield (
-        f"  {gpu_price(plan.gpus, plan.gpu_hour_usd)} ({_source(plan, 'GPU-hour')}) = "
+        f"  {gpu_price(plan.gpus, plan.gpu_hour_usd)} ({_basis(plan, 'GPU-hour')}) = "
         f"${plan.cost_per_hour:,.2f} an hour; each line below allocates the full cost of "
         "the fleet at that utilisation, so they do not add up:"
     )
@@ -137,10 +157,10 @@ def _costs(plan: Plan) -> Iterator[str]:
 
 def hosted_lines(hosted: Hosted, plan: Plan) -> Iterator[str]:
     """Yield a hosted API against the fleet, and when its prompt cache pays."""
-    own = plan.fleet_cost_per_thousand_requests
+    own, cached = plan.fleet_cost_per_thousand_requests, "" if hosted.prefix else ", none cached"
     yield (
-        f"  {hosted.model}: ${significant(hosted.cost_per_thousand_requests)} for 1,000 requests, "
-        f"{100 * hosted.output_share:.0f} % of it for output"
+        f"  {hosted.model}: ${significant(hosted.cost_per_thousand_requests)} for 1,000 requests"
+        f"{cached}, {100 * hosted.output_share:.0f} % of it for output"
         + ("" if own is None else f"; this fleet: ${significant(own)}")
     )
     gpu = f"at this load with GPUs below ${significant(hosted.crossover_gpu_hour_usd)} an hour"
@@ -154,8 +174,8 @@ def hosted_lines(hosted: Hosted, plan: Plan) -> Iterator[str]:
         )
     if held := hosted.prefix:
         yield (
-            f"    {held.tokens:,.0f} cached tokens × {held.calls_per_day:,.0f} calls a day, "
-            f"written once a day (assumed): ${held.usd_per_day_without_cache:,.2f} a day without "
+            f"    {held.tokens:,.0f} cached tokens × {held.calls_per_day:,.0f} calls a day, as one "
+            f"prefix that is written once a day (assumed): ${held.usd_per_day_without_cache:,.2f} a day without "
             f"the cache, ${held.usd_per_day_with_cache:,.2f} with it"
         )
 
@@ -168,9 +188,9 @@ def _against(hosted: Hosted) -> str:
     return f"cheaper than {hosted.model} from {rate:.3g} req/s on ({100 * use:.2g} % of the fleet)"
 
 
-def _source(plan: Plan, name: str) -> str:
-    """Return where an input comes from."""
-    return next(known.source for known in plan.inputs if known.name == name)
+def _basis(plan: Plan, name: str) -> str:
+    """Return the basis of an input, and where it comes from: ``stated: --gpu-hour``."""
+    return next(f"{i.basis}: {i.source}" for i in plan.inputs if i.name == name)
 
 
 def _spare(instances: int, before: int) -> str:

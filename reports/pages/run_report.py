@@ -1,24 +1,30 @@
-"""The report as one HTML file that needs no network: static SVG, CSS and the summary itself.
+"""The report as one HTML file that needs no network: the decision first, then its evidence.
 
-Static SVG (10 to 30 kB a chart) was chosen over Vega's JavaScript (0.9 MB a file, seconds of
-start-up): it opens at once, prints, needs no script (the page forbids any) and keeps tooltips.
+Charts are Vega-Lite with their runtime (0.9 MB) in the page; until it runs, without scripts and on
+paper there is the same picture as SVG.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from ampacity.analysis.contract.summary import Summary, to_json
+from ampacity.analysis.other_limits import AtLimit
+from ampacity.analysis.timeline import Timeline
 from ampacity.reports.charts.burst import phases_table
 from ampacity.reports.charts.curves import charts
 from ampacity.reports.charts.families import curve_tables
-from ampacity.reports.pages.findings import error_bound, findings
+from ampacity.reports.charts.timeline import timeline_chart
+from ampacity.reports.pages.findings import TRUST, error_bound, evidence_text, findings
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
+from ampacity.reports.pages.trust import by_severity, steady
+from ampacity.reports.pages.what_if import what_if
 from ampacity.reports.render.figures import (
     by_load,
     count,
@@ -51,18 +57,49 @@ STATUS_WORDS = {
 }
 
 
-def render_report(summary: Summary, meta: Mapping[str, Any]) -> str:
-    """Return the whole page; ``meta`` is run.json. Both are shown escaped."""
+@dataclass(frozen=True)
+class Beyond:
+    """What a report shows beyond the summary, from the records of the run.
+
+    ``limits``: the capacity at other limits of the SLO that binds.
+    """
+
+    timeline: Timeline | None = None
+    limits: Sequence[AtLimit] = ()
+    directory: str = "RUN"
+
+
+def render_report(
+    summary: Summary,
+    meta: Mapping[str, Any],
+    beyond: Beyond | None = None,
+) -> str:
+    """Return the whole page; ``meta`` is run.json. All text is shown escaped."""
+    beyond = beyond or Beyond()
+    found = [*findings(summary), *session_findings(summary)]
+    choices = what_if(summary, beyond.limits, beyond.directory)
     return render_page(
         "report.html.j2",
-        charts(summary),
+        [
+            *([timeline_chart(beyond.timeline, summary)] if beyond.timeline else []),
+            *charts(summary),
+        ],
         title=f"{meta.get('name') or 'run'} – ampacity",
         verdict=summary.verdict,
         predicted=summary.predicted,
-        warnings=summary.warnings,
+        warnings=by_severity(summary.warnings, meta),
+        limits=[(limit, evidence_text(limit)) for limit in summary.limits if limit.holds],
+        untold=[limit for limit in summary.limits if limit.holds is None],
         subject=_subject(summary, meta),
         partial=partial_reason(summary, meta),
-        findings=[*findings(summary), *session_findings(summary)],
+        decision=[finding for finding in found if finding.label not in TRUST],
+        trust=[
+            *([] if summary.burst else [steady(summary)]),
+            *(finding for finding in found if finding.label in TRUST),
+        ],
+        next_command=summary.next_command,
+        what_if=choices,
+        fleet_data=embedded_json(choices["data"]) if choices else None,
         phases=phases_table(summary.burst) if summary.burst else None,
         stages=stages_table(summary),
         bound=error_bound(summary),
@@ -82,15 +119,21 @@ def render_report(summary: Summary, meta: Mapping[str, Any]) -> str:
         itl_reason=_itl_reason(summary),
         errors=_errors_sentence(summary),
         workload=_workload_facts(summary.workload),
+        command_line=_command(meta.get("command_line")),
         provenance=_provenance(meta),
         imported=imported_tables(summary.imported),
         embedded=embedded_json(to_json(summary)),
     )
 
 
-def write_report(path: Path, summary: Summary, meta: Mapping[str, Any]) -> Path:
+def write_report(
+    path: Path,
+    summary: Summary,
+    meta: Mapping[str, Any],
+    beyond: Beyond | None = None,
+) -> Path:
     """Write the report to ``path``, as a whole, and return the path."""
-    write_page(path, render_report(summary, meta))
+    write_page(path, render_report(summary, meta, beyond))
     return path
 
 
@@ -186,7 +229,6 @@ def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
         ("Experiment", _plain(meta.get("experiment"))),
         ("Status", _plain(meta.get("status"))),
         ("Tool", f"{_plain(tool.get('name'))} {_plain(tool.get('version'))}"),
-        ("Command line", _command(meta.get("command_line"))),
         ("Started (UTC)", _plain(meta.get("started_utc"))),
         ("Ended (UTC)", _plain(meta.get("ended_utc"))),
         ("Seed", _plain(meta.get("seed"))),
@@ -205,10 +247,10 @@ def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
     if isinstance(memory, int | float):
         host_facts.append(("Memory", f"{memory / 2**30:.1f} GiB"))
     return [
+        ("Run", run),
         ("Locked variables", _facts(meta.get("locked"))),
         ("Endpoint", _facts(meta.get("endpoint"))),
         ("Seen of the endpoint before the load", _diagnosis(meta.get("diagnosis"))),
-        ("Run", run),
         ("Load generator's host", host_facts),
         ("Inputs of the fleet size", _facts(meta.get("fleet_inputs"))),
     ]

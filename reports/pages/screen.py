@@ -25,6 +25,7 @@ from ampacity.reports.render.figures import (
     seconds,
     share,
     significant,
+    undecided,
 )
 from ampacity.reports.render.table import Cell, Column, Rows, Table
 from ampacity.reports.render.terminal import Entry, Screen, show
@@ -32,15 +33,8 @@ from ampacity.reports.render.terminal import Entry, Screen, show
 if TYPE_CHECKING:
     from rich.console import Console
 
+JUDGED = 6  # SLOs that have a column
 NAMED = 2  # SLOs that a line names; of more it counts the rest
-UNDECIDED = {
-    "too few": "too few requests",
-    "too short": "too short",
-    "so near": "near its limit",
-    "the share": "on the edge",
-    "were cut off": "cut off in flight",
-}
-"""Short words for a verdict's ``cause``, by a text that it contains."""
 NOTES = {
     "partial": "",  # an answer of its own
     "no_requests": "No request was recorded.",
@@ -142,6 +136,7 @@ def _answers(summary: Summary) -> list[Entry]:
         ends = _ends(held.c_max_ci, "pooled" in held.crossing)
         found.append(Entry("C_MAX", f"{significant(held.c_max)} in flight", ends))
     found.append(_limit(summary))
+    found += [Entry("CAUSE", c.title, f"try {c.lever}") for c in summary.limits if c.holds][:1]
     if summary.families:
         curves = (f"{f.lengths} {rate(f.capacity.capacity_rps)}" for f in summary.families)
         found.append(Entry("LENGTHS", ", ".join(curves)))
@@ -222,16 +217,17 @@ def _table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
     head = {"open": "req/s", "closed": "users"}[stages[0].kind] if len(kinds) == 1 else "load"
     rows.column(Column(head), lambda _, s: Cell(_load(s, head)))
     for i, slo in enumerate(_judged(summary)):
-        rows.column(Column(slo.head, "", 10 + i if i else 0), slo.cell)
-    rows.figure("in flight", "", lambda s: s.concurrency, significant, 4, "")
+        rows.column(Column(slo.head, "", 2 + i if i else 0), slo.cell)
+    rows.figure("in flight", "", lambda s: s.concurrency, significant, 6, "")
     rows.figure("goodput", "", lambda s: s.goodput_rps, significant, 5, "")
     if any(failures(s.errors) for s in stages):
         rows.figure("failed", "", lambda s: failures(s.errors), count, 1)
     if any(s.accepted.requests is not None for s in stages):
         rows.figure("accepted/s", "", lambda s: s.accepted.rps, significant, 2, "")
     if not summary.slos:
-        rows.figure("tokens/s", "", lambda s: s.output_tokens_per_s, significant, 3, "")
-    rows.column(Column("SLO", "", text=True), lambda _, s: _words(summary, s))
+        rows.figure("tokens/s", "", lambda s: s.output_tokens_per_s, significant, 7, "")
+    last = Column("SLO" if summary.slos else "state", "", text=True)
+    rows.column(last, lambda _, s: _words(summary, s))
     return rows.done()
 
 
@@ -281,7 +277,8 @@ def _judged(summary: Summary) -> Sequence[_Judged | _Plain]:
             _Plain("ITL p99", "itl_s", "p99"),
         ]
     binding = summary.capacity.binding_slo
-    return [_Judged(slo) for slo in sorted(summary.slos, key=lambda s: s.text != binding)]
+    ranked = sorted(summary.slos, key=lambda s: s.text != binding)
+    return [_Judged(slo) for slo in ranked[:JUDGED]]
 
 
 def _words(summary: Summary, stage: Stage) -> Cell:
@@ -289,8 +286,12 @@ def _words(summary: Summary, stage: Stage) -> Cell:
     if stage.client_limited:
         return Cell("– this machine was the limit", state="unsure")
     if not summary.slos:
-        grew = stage.stable is False
-        return Cell("✗ the queue grew" if grew else DASH, state="bad" if grew else "")
+        words: dict[bool | None, tuple[str, str]] = {
+            True: ("✓ steady", "good"),
+            False: ("✗ the queue grew", "bad"),
+        }
+        text, state = words.get(stage.stable, ("? too short to tell", "unsure"))
+        return Cell(text, state=state)
     if stage.slo_met:
         return Cell("✓ met", state="good")
     violated = [v.slo.partition("=")[0] for v in stage.slo_verdicts if v.verdict == "violated"]
@@ -309,8 +310,3 @@ def _undecided(verdicts: Sequence[SloVerdict], stage: Stage) -> str:
         return f"{count(more)} more requests decide it"
     cause = next((v.cause for v in verdicts if v.cause), stage.slo_met_reason or "")
     return undecided(cause)
-
-
-def undecided(cause: str) -> str:
-    """Return the short words for the cause of an inconclusive verdict."""
-    return next((words for part, words in UNDECIDED.items() if part in cause), "no value")

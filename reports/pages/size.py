@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import re
-import shutil
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.decision.candidates import Candidate, Decision
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input
 from ampacity.analysis.decision.plan import Plan
+from ampacity.reports.pages.findings import evidence_text
 from ampacity.reports.pages.page import render_page
-from ampacity.reports.pages.plan import columns, headline, hosted_lines, sensitivity_rows
+from ampacity.reports.pages.plan import columns, headline, hosted_lines, sensitivity_rows, wrapped
 from ampacity.reports.render.figures import DASH, interval, significant
 
 SHOWN_LIMITS, SHOWN_INPUTS = 2, 3  # in a terminal: the rest is in the page
 OWN_COMMAND = r"^ampacity size .* (?=--\S+ \S+$)"  # which a step adds an option to
-NAME_WIDTH = 24  # of a run's path in the matrix: its end
+NAME_WIDTH = 20  # of a run's path in the matrix: its end
 
 
 def size_text(decision: Decision) -> str:
@@ -27,26 +25,20 @@ def size_text(decision: Decision) -> str:
     best, *others = decision.candidates
     lines = []
     if others:
-        lines += [*columns(_matrix(decision.candidates)), *decision.apart, *decision.notes]
+        rows = [row[:-1] for row in _matrix(decision.candidates)]  # 80 columns hold no more
+        lines += [*columns(rows), *decision.apart, *decision.notes]
     lines += [f"left out: {one.run}: {one.reason}" for one in decision.left_out]
     for one in others:
         lines += ["", *_answer(one)]
     lines += ["", *_answer(best), "", *_steps(best), *_plan(best.plan), _rails_line(best)]
+    holds = [condition.holds for condition in best.disaggregation]
+    lines.append(
+        f"Prefill apart from decoding: {holds.count(True)} of {len(holds)} conditions hold, "
+        f"{holds.count(None)} unknown (--html)"
+    )
     if others:
         lines.append("All steps of every candidate: --html FILE or --json")
-    width = min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120)
-    return "\n".join(piece for line in lines for piece in _wrapped(line, width)).strip()
-
-
-def _wrapped(line: str, width: int) -> list[str]:
-    """Return a line as lines of a width; what follows is indented as its text is."""
-    found = re.match(r"[ \d]\d [A-Z].{15}|\s*", line)
-    if len(line) <= width or line.lstrip().startswith("→"):  # a command is pasted: it stays whole
-        return [line]
-    indent = " " * (len(found[0]) if found else 0)
-    return textwrap.wrap(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+    return wrapped("\n".join(lines).strip())
 
 
 def size_page(decision: Decision) -> str:
@@ -71,7 +63,7 @@ def _shown(one: Candidate) -> dict[str, Any]:
     plan = one.plan
     return {
         "name": one.run,
-        "answer": _answer(one)[1:],
+        "answer": _answer(one, len(one.limits))[1:],
         "steps": [
             {
                 "title": step.title,
@@ -89,7 +81,7 @@ def _shown(one: Candidate) -> dict[str, Any]:
         "limits": [
             {
                 "title": limit.title,
-                "figures": _figures(limit),
+                "figures": evidence_text(limit),
                 "lever": limit.lever,
                 "refuted_by": limit.refuted_by,
             }
@@ -106,8 +98,8 @@ def _shown(one: Candidate) -> dict[str, Any]:
     }
 
 
-def _answer(one: Candidate) -> list[str]:
-    """Return instances, GPUs, cost and what limits, in this order."""
+def _answer(one: Candidate, most: int = SHOWN_LIMITS) -> list[str]:
+    """Return instances, GPUs, cost and at most so many limits, in this order."""
     lines = [f"{one.run}: predicted, nothing was measured" if one.predicted else one.run]
     lines.append(headline(one.plan) if one.plan else f"no fleet: {one.plan_missing}")
     slos = ", ".join(one.slos) or "no SLO"
@@ -121,7 +113,7 @@ def _answer(one: Candidate) -> list[str]:
             f"{f' ({ends})' if ends else ''} at {slos}"
         )
     holds = [limit.title for limit in one.limits if limit.holds]
-    shown, more = holds[:SHOWN_LIMITS], len(holds) - SHOWN_LIMITS
+    shown, more = holds[:most], len(holds) - most
     further = [f"{more} more in --html"] if more > 0 else []
     lines.append("limit: " + ("; ".join([*shown, *further]) or "none that this run shows"))
     lines.append(one.hardware_text)
@@ -133,19 +125,6 @@ def _input(known: Input) -> str:
     value = known.value or 0.0
     text = f"{value:,.0f}" if value == int(value) else significant(value)
     return f"{known.name} {text}{unit} ({known.basis}: {known.source})"
-
-
-def _figures(limit: Limit) -> str:
-    return ", ".join(
-        f"{e.figure} {_value(e.value)}" + (f" at {e.stage}" if e.stage else "")
-        for e in limit.evidence
-    )
-
-
-def _value(value: float | str | None) -> str:
-    if isinstance(value, float):
-        return significant(value) if abs(value) >= 1e-6 else "0"
-    return DASH if value is None else str(value)
 
 
 def _steps(one: Candidate) -> list[str]:
@@ -209,10 +188,20 @@ def _matrix(candidates: Sequence[Candidate]) -> list[list[str]]:
             ends = low and high and low != high and f"{low * tp} to {high * tp}"
             gpus = _with(str(plan.gpus), ends or None)
             if plan.cost_per_year is not None:
-                year = f"{plan.cost_per_year:,.0f}"
+                lower, upper = plan.cost_per_year_ci or (None, None)
+                known = lower and upper and lower != upper
+                year = _with(
+                    _k(plan.cost_per_year),
+                    f"{_k(lower or 0.0)} to {_k(upper or 0.0)}" if known else None,
+                )
             each = significant(plan.fleet_cost_per_thousand_requests)
         rows.append([one.run[-NAME_WIDTH:], rate, gpus, year, each])
     return rows
+
+
+def _k(usd: float) -> str:
+    """Return dollars as 263k or 1.23M."""
+    return f"{usd / 1e6:,.2f}M" if usd >= 1e6 else f"{usd / 1000:,.0f}k"
 
 
 def _with(text: str, ends: str | None) -> str:

@@ -201,3 +201,18 @@ def peak_text(goodput: Goodput, unit: str = "req/s") -> str:
     """Return the goodput peak, called an estimate where it is no stage's own."""
     least = BOUNDS.get(str(goodput.basis), "")
     return f"{least}{significant(goodput.peak_rps or 0)} {unit}"
+
+
+UNDECIDED = {
+    "too few": "too few requests",
+    "too short": "too short",
+    "so near": "near its limit",
+    "the share": "on the edge",
+    "were cut off": "cut off in flight",
+}
+"""Short words for a verdict's ``cause``, by a text that it contains."""
+
+
+def undecided(cause: str) -> str:
+    """Return the short words for the cause of an inconclusive verdict."""
+    return next((words for part, words in UNDECIDED.items() if part in cause), "no value")

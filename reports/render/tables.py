@@ -203,8 +203,14 @@ SERVER: tuple[tuple[str, str, Callable[[Server], float | None], Callable[[float]
     ("KV cache", "most", lambda s: s.kv_cache_usage_max, share),
     ("preemptions", "", lambda s: s.preemptions, count),
     ("prefix hits", "of tokens", lambda s: s.prefix_hit_rate, share),
+    ("cached", "tokens", lambda s: s.cached_tokens, count),
+    ("KV blocks", "live, s", lambda s: s.kv_block_lifetime_s, significant),
     ("drafts accepted", "of tokens", lambda s: s.spec_acceptance_rate, share),
+    ("adapters", "most", lambda s: s.adapter_slots_used_max, count),
+    ("adapter slots", "", lambda s: s.adapter_slots, count),
     ("GPU", "mean", lambda s: s.gpu_utilization, share),
+    ("tensor cores", "active", lambda s: s.tensor_active, share),
+    ("memory", "active", lambda s: s.memory_active, share),
     ("GPU memory", "GiB, all", lambda s: s.gpu_memory_used_bytes, lambda b: significant(b / 2**30)),
 )
 

@@ -56,24 +56,34 @@ class Screen:
 
 
 def show(screen: Screen, console: Console) -> None:
-    """Print a screen; of a long table only as many rows as fit."""
-    above = [line for entry in screen.answers for line in _entry(console, entry, 3)]
-    below = [line for entry in screen.drawn for line in _entry(console, entry, 1)]
+    """Print a screen; of long texts and tables only as much as fits."""
+    table = screen.table if screen.table and screen.table.rows else None
+    head = 1 + any(column.unit for column in table.columns) if table else 0
+    for most in (3, 2, 1):  # lines of an answer
+        above = [line for entry in screen.answers for line in _entry(console, entry, most)]
+        below = _below(screen, console, min(most, NOTE_LINES))
+        rows = sum(math.ceil(max(line.cell_len, 1) / console.width) for line in above + below)
+        if rows + head + FEWEST < LINES:
+            break
+    _print(console, *above)
+    if table:
+        print_table(console, _shortened(screen, max(LINES - rows - head - 1, FEWEST)), notes=False)
+    _print(console, *below)
+
+
+def _below(screen: Screen, console: Console, most: int) -> list[Text]:
+    """Return the lines below the table; a note has ``most`` lines."""
+    lines = [line for entry in screen.drawn for line in _entry(console, entry, 1)]
     more = len(screen.notes) - NOTES
     for i, note in enumerate(screen.notes[:NOTES]):
         aside = f"+ {more} more with --summary full" if more > 0 and i == NOTES - 1 else ""
         first = SENTENCES.split(note, 1)[0]
-        below += _entry(console, Entry("NOTE", first, aside, "unsure"), NOTE_LINES)
+        lines += _entry(console, Entry("NOTE", first, aside, "unsure"), most)
     if screen.next_command:
-        below += _next(console, screen.next_command)
+        lines += _next(console, screen.next_command)
     if screen.path:
-        below.append(_labelled(console, "REPORT", str(screen.path)))
-    _print(console, *above)
-    if screen.table and screen.table.rows:
-        used = sum(math.ceil(max(line.cell_len, 1) / console.width) for line in above + below)
-        head = 2 if any(column.unit for column in screen.table.columns) else 1
-        print_table(console, _shortened(screen, max(LINES - used - head - 1, FEWEST)), notes=False)
-    _print(console, *below)
+        lines.append(_labelled(console, "REPORT", str(screen.path)))
+    return lines
 
 
 def _shortened(screen: Screen, most: int) -> Table:
@@ -100,22 +110,22 @@ def _next(console: Console, command: str) -> list[Text]:
 
 
 def _labelled(console: Console, label: str, text: str, style: str = "") -> Text:
-    return _text(console, f"{label:<{LABEL}}", "dim") + _text(console, text, style)
+    return text_of(console, f"{label:<{LABEL}}", "dim") + text_of(console, text, style)
 
 
 def _entry(console: Console, entry: Entry, most: int) -> list[Text]:
     """Return the lines of an entry, ``most`` at most, wrapped beside its label."""
     from rich.text import Text
 
-    text = _text(console, entry.text)
+    text = text_of(console, entry.text)
     text.stylize("yellow" if entry.label == "NOTE" else STYLES[entry.state] or "bold")
     if entry.aside:
-        text += _text(console, "    " + " ".join(entry.aside.split()), "dim")
+        text += text_of(console, "    " + " ".join(entry.aside.split()), "dim")
     lines = list(text.wrap(console, max(console.width - LABEL, 20)))
     if len(lines) > most:
         lines = lines[:most]
         lines[-1].truncate(max(console.width - LABEL - 3, 17))
-        lines[-1] += _text(console, " …", "dim")
+        lines[-1] += text_of(console, " …", "dim")
     labels = [entry.label, *[""] * (len(lines) - 1)]
     found = [
         Text(f"{label:<{LABEL}}", "dim") + line for label, line in zip(labels, lines, strict=True)
@@ -125,7 +135,7 @@ def _entry(console: Console, entry: Entry, most: int) -> list[Text]:
     return found
 
 
-def _text(console: Console, text: str, style: str = "") -> Text:
+def text_of(console: Console, text: str, style: str = "") -> Text:
     """Return foreign text without control characters, in the characters of the console."""
     from rich.text import Text
 
@@ -142,16 +152,16 @@ def _print(console: Console, *lines: Text) -> None:
 
 def say(console: Console, text: str, style: str = "") -> None:
     """Print a paragraph, as wide as the console."""
-    console.print(_text(console, text, style), highlight=False)
+    console.print(text_of(console, text, style), highlight=False)
 
 
 def print_entry(console: Console, label: str, value: str, note: str, state: str) -> None:
     """Print a label and its value, the note below it, both wrapped beside the label."""
     from rich.text import Text
 
-    content = _text(console, value, STYLES[state] or "bold")
+    content = text_of(console, value, STYLES[state] or "bold")
     if note:
-        content += _text(console, "\n" + note, "dim")
+        content += text_of(console, "\n" + note, "dim")
     lines = content.wrap(console, max(console.width - 18, 20))
     for i, line in enumerate(lines):
         line.rstrip()
@@ -170,15 +180,15 @@ def spark(values: Sequence[float | None], width: int) -> str:
 
 
 def _width(console: Console, cell: Cell) -> int:
-    return _text(console, cell.text).cell_len + (len(str(cell.note)) if cell.note else 0)
+    return text_of(console, cell.text).cell_len + (len(str(cell.note)) if cell.note else 0)
 
 
 def _widths(console: Console, columns: list[Column], rows: list[list[Cell]]) -> list[int]:
     """Return the width of each column; a head widens the last blank column it reaches over."""
     widths = [
         max(
-            _text(console, column.head).cell_len,
-            _text(console, column.unit).cell_len,
+            text_of(console, column.head).cell_len,
+            text_of(console, column.unit).cell_len,
             *(0 if row[i].heads else _width(console, row[i]) for row in rows),
         )
         for i, column in enumerate(columns)
@@ -246,7 +256,7 @@ def print_table(console: Console, table: Table, *, notes: bool = True) -> None:
     widths = _widths(console, columns, rows)
     for heads in zip(*((column.head, column.unit) for column in columns), strict=True):
         pieces = [
-            _aligned(_text(console, head, "bold"), width, column)
+            _aligned(text_of(console, head, "bold"), width, column)
             for head, width, column in zip(heads, widths, columns, strict=True)
         ]
         if any(heads):
@@ -259,7 +269,7 @@ def print_table(console: Console, table: Table, *, notes: bool = True) -> None:
             if notes and cell.note and cell.note not in used:
                 used.append(cell.note)
             mark = _raised(used.index(cell.note) + 1) if notes and cell.note else ""
-            text = _text(console, cell.text + mark, STYLES[cell.state])
+            text = text_of(console, cell.text + mark, STYLES[cell.state])
             column = Column("", text=True) if cell.heads else columns[i]
             pieces.append(_aligned(text, _total(widths[i:reach]), column))
             i = reach

@@ -133,7 +133,7 @@ SCHEDULING: Settings = {
     "adapter_load_s": (finite, "S", "Time to load an adapter, in seconds."),
 }
 DEPLOYED: Settings = {
-    "replicas": (int, "N", "Number of engines behind a router."),
+    "replicas": (int, "N", "Number of replicas, engines behind a router."),
     "routing": (
         str,
         "|".join(ROUTINGS),

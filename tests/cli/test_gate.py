@@ -1,21 +1,15 @@
-"""``ampacity baseline`` and ``ampacity gate``: exit states, CI outputs, and the examples of
-docs/ci.md.
-"""
+"""``ampacity baseline`` and ``ampacity gate``: exit states, CI outputs."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-import yaml
 from msgspec.structs import replace
 
 from ampacity.analysis.change.results import Check, GateResult
@@ -308,119 +302,3 @@ def test_a_far_tolerance_does_not_squeeze_the_chart() -> None:
     assert axis.split()[:5] == ["-30", "%", "0", "+30", "%"]
     assert axis.endswith("! tolerance, > further out")
     assert chart(replace(RESULT, checks=checks[:1]))[1].split()[:2] == ["-9", "%"]  # all of it fits
-
-
-# --- docs/ci.md -------------------------------------------------------------------------------
-
-SHIM = """#!/bin/sh
-# in place of a server: the same command in virtual time, with short answers; or what that gave
-# before
-if [ "$1" = run ]; then
-  if [ -d "$MEASURED" ]; then
-    for out; do :; done  # the last word
-    mkdir -p "$(dirname "$out")" && exec cp -r "$MEASURED" "$out"
-  fi
-  shift 4
-  set -- predict --preset linear:0.01,0 $(echo "$@" | sed 's/--workload chat/--input-tokens 10 --output-tokens 20/')
-fi
-exec {python} -m ampacity "$@"
-"""
-
-
-def _block(language: str, number: int = 0) -> str:
-    return str(
-        re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "docs/ci.md").read_text(), re.S | re.M)[
-            number
-        ]
-    )
-
-
-def _job(text: str, name: str) -> Any:
-    found = yaml.safe_load(text)
-    return found.get("jobs", found)[name]
-
-
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout with base.json, and an ``ampacity`` that needs no server."""
-    folder = tmp_path_factory.mktemp("ci")
-    (folder / "bin").mkdir()
-    shim = folder / "bin" / "ampacity"
-    shim.write_text(SHIM.format(python=sys.executable))
-    shim.chmod(0o755)
-    measure = next(
-        s["run"] for s in _job(_block("yaml"), "gate")["steps"] if s.get("name") == "measure"
-    )
-    made = _shell(
-        folder,
-        measure.replace("runs/candidate", "first") + " && ampacity baseline first -o base.json",
-    )
-    assert made.returncode == 0, made.stderr
-    return folder
-
-
-def _shell(folder: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
-    env = {
-        **os.environ,
-        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "ENDPOINT": "U",
-        "MODEL": "M",
-        **env,
-    }
-    done = subprocess.run(
-        ["bash", "-e", "-c", script],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert "Traceback" not in done.stderr
-    return done
-
-
-def test_github_example_with_the_action(workplace: Path) -> None:
-    gate = next(s for s in _job(_block("yaml"), "gate")["steps"] if s.get("name") == "gate")
-    action = yaml.safe_load((ROOT / "action.yml").read_text())
-    step = action["runs"]["steps"][0]
-    given = {name: str(spec.get("default", "")) for name, spec in action["inputs"].items()} | gate[
-        "with"
-    ]
-    assert set(gate["with"]) <= set(action["inputs"])
-    env = {
-        name: given[re.fullmatch(r"\$\{\{ inputs\.([\w-]+) \}\}", value)[1]]  # type: ignore[index]
-        for name, value in step["env"].items()
-    } | {
-        "RUN": "first",
-        "GITHUB_ACTIONS": "true",
-        "GITHUB_STEP_SUMMARY": "step.md",
-        "GITHUB_OUTPUT": "output",
-    }
-    done = _shell(workplace, step["run"], **env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (workplace / "output").read_text() == "status=0\n"
-    assert "ampacity gate" in (workplace / "step.md").read_text()
-    assert ElementTree.parse(workplace / "ampacity-gate.xml").getroot().get("failures") == "0"
-    broken = _shell(workplace, step["run"], **{**env, "SLO": "ttft_p50=1ms", "MAX_SAMPLES": "1"})
-    assert broken.returncode == 1
-    assert "::error title=ampacity gate::ttft_p50=1ms" in broken.stdout
-
-
-def test_gitlab_example(workplace: Path) -> None:
-    job = _job(_block("yaml", 1), "gate")
-    script = "\n".join(job["script"]).replace("runs/", "gitlab/")
-    done = _shell(workplace, script, MEASURED="first")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (
-        ElementTree.parse(workplace / job["artifacts"]["reports"]["junit"]).getroot().tag
-        == "testsuites"
-    )
-
-
-def test_shell_example(workplace: Path) -> None:
-    done = _shell(workplace, _block("sh").replace("runs/", "shell/"), MEASURED="first")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "pass"
-    assert json.loads((workplace / "gate.json").read_text())["verdict"] == "pass"

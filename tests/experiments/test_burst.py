@@ -5,14 +5,15 @@ each request.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from ampacity.analysis.burst.advice import find_harm
@@ -783,6 +784,8 @@ def test_a_base_that_is_too_short_is_said_before_the_run(monkeypatch: pytest.Mon
         def note_down(self, *_: Any) -> None:
             pass
 
+        expect = note_down
+
         async def open_stage(self, *_: Any) -> None:
             pass
 
@@ -806,11 +809,10 @@ def test_of_repeated_bursts_the_undisturbed_one_counts(tmp_path: Path) -> None:
 def test_the_exit_status_is_the_verdict(
     verdict: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def drive(raw: dict[str, Any], **how: Any) -> Path:
+    def drive(raw: dict[str, Any], **how: Any) -> None:
         assert how["drive"].__self__.max_recovery_s == 30.0
-        held = {"limit_s": 30.0, "verdict": verdict, "reason": "why"}
-        (tmp_path / "summary.json").write_text(json.dumps({"burst": {"max_recovery": held}}))
-        return tmp_path
+        burst = SimpleNamespace(max_recovery=SimpleNamespace(verdict=verdict))
+        raise typer.Exit(how["judge"](tmp_path, SimpleNamespace(burst=burst)))
 
     monkeypatch.setattr("ampacity.cli.experiment.run_experiment", drive)
     args = ["burst", "http://127.0.0.1:1/v1", "--base-rps", "5"]

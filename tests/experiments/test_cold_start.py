@@ -66,6 +66,28 @@ def test_an_endpoint_that_is_up_already_has_no_cold_start() -> None:
 
 def test_an_endpoint_that_does_not_come_up_is_given_up() -> None:
     began_s = time.monotonic()
-    with pytest.raises(EndpointError, match="no first answer in the time"):
+    with pytest.raises(EndpointError, match="no first answer in the 1 s"):
         asyncio.run(timed(free_port(), 3.0, most_s=1.0))
     assert time.monotonic() - began_s < 10
+
+
+def test_the_time_limit_ends_an_attempt_that_waits_for_its_answer() -> None:
+    """It accepts connections and never answers; a request alone would wait for its timeout."""
+
+    async def measured() -> None:
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        settings = make_settings({"url": f"http://127.0.0.1:{port}/v1"})
+        try:
+            await measure_cold_start(settings, 0.5, Progress())
+        finally:
+            server.close()
+
+    began_s = time.monotonic()
+    with pytest.raises(EndpointError, match=r"no first answer in the 0\.5 s .* does not answer"):
+        asyncio.run(measured())
+    assert time.monotonic() - began_s < 5

@@ -1,39 +1,125 @@
-"""Rules against illnesses: each rule finds the engine that has its illness, and no other.
+"""Rules against illnesses: each rule finds the endpoint that has its illness, and no other.
 
-The runs are predicted: a simulated engine in virtual time, whose settings make it ill. Rows of
-ILLNESSES are the matrix of docs/diagnosis.md.
+The runs are predicted: a simulated engine in virtual time, whose settings make it ill. What no
+setting of it can do is done to the records of a healthy run. Rows of ILLNESSES are the matrix of
+docs/diagnosis.md.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
+import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from ampacity.analysis.contract.figures import Curve
 from ampacity.analysis.contract.limits import Limit
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.limits.table import RULES, find_limits
 from ampacity.analysis.summary import summarise
 from ampacity.config import make_settings
 from ampacity.experiments.virtual.predict import predict
-from ampacity.loadgen.rundir.files import load_run
+from ampacity.loadgen.rundir.files import Run, load_run
 from ampacity.progress import Progress
 from ampacity.simulator.models.hardware import find_deployment
 
+Change = Callable[[Run], Run]
+Row = dict[str, Any]  # of requests.parquet
+AT_FIRST_CHUNK = "headers_ns", "first_event_ns", "first_token_ns", "first_answer_ns"
+
+
+def _records(change: Callable[[Row], None]) -> Change:
+    """Return a change of each record of a run; its times follow from those of its chunks."""
+
+    def changed(run: Run) -> Run:
+        rows = sorted(run.requests.to_pylist(), key=lambda row: row["scheduled_ns"])
+        for row in rows:
+            before = row["chunk_at_us"]
+            change(row)
+            for name in (*AT_FIRST_CHUNK, "last_token_ns", "ended_ns"):
+                chunk = 0 if name in AT_FIRST_CHUNK else -1
+                if row["status"] == "ok" and row[name] is not None:
+                    row[name] += 1000 * (row["chunk_at_us"][chunk] - before[chunk])
+        return dataclasses.replace(run, requests=pa.Table.from_pylist(rows, run.requests.schema))
+
+    return changed
+
+
+def _quota(per_s: int) -> Change:
+    """Refuse what exceeds a number of requests in each second."""
+    used: collections.Counter[tuple[int, int]] = collections.Counter()
+    refused = {"status": "http_error", "http_status": 429, "error": "HTTP 429: slow down"}
+    refused |= {"chunk_at_us": [], "chunk_tokens": None, "output_tokens": None}
+    refused |= dict.fromkeys((*AT_FIRST_CHUNK, "last_token_ns", "finish_reason"))
+
+    def refuse(row: Row) -> None:
+        second = row["stage"], row["scheduled_ns"] // 10**9
+        used[second] += 1
+        if used[second] > per_s:
+            row.update(refused, ended_ns=row["started_ns"] + 10**6)
+
+    return _records(refuse)
+
+
+def _paged_adapter(row: Row) -> None:
+    if row["class"] == "adapter":
+        row["chunk_at_us"] = [at + 200_000 for at in row["chunk_at_us"]]
+
+
+def _in_groups_of_16(row: Row) -> None:
+    at = row["chunk_at_us"]
+    row["chunk_at_us"] = [at[min(i // 16 * 16 + 15, len(at) - 1)] for i in range(len(at))]
+
+
+def _ever_slower(row: Row) -> None:
+    """Give none of the requests at the start of a stage, and 20 % at its end, 200 ms more."""
+    progress, chance = row["request_id"] % 2000 / 2000, row["request_id"] * 37 % 100 / 100
+    if chance < 0.2 * progress:
+        row["chunk_at_us"] = [at + 200_000 for at in row["chunk_at_us"]]
+
+
+def _one_replica_of_eight_is_slow(row: Row) -> None:
+    at = row["chunk_at_us"]
+    if row["request_id"] % 8 == 0:
+        row["chunk_at_us"] = [at[0] + 3 * (t - at[0]) // 2 for t in at]
+
+
+def _busy_client(run: Run) -> Run:
+    stages = [dict(stage) for stage in run.meta["stages"]]
+    stages[1]["audit"] = {"client_limited_reason": "lag p99 40 ms"}
+    return dataclasses.replace(run, meta=run.meta | {"stages": stages})
+
+
+HEALTHY: dict[str, Any] = {"input_tokens": 500, "output_tokens": 100, "rates": "2,8,16"}
+HEALTHY |= {"slo": ["ttft_p95=500ms", "tpot_p95=50ms"]}
+ADAPTERS = """
+classes:
+  base: {weight: 1, input_tokens: 500, output_tokens: 100}
+  adapter: {weight: 1, input_tokens: 500, output_tokens: 100}
+"""
+ON_RECORDS: dict[str, tuple[Change, set[str]]] = {
+    # what is done to the records of the healthy run: (change, rules that hold)
+    "a quota of 5 requests/s": (_quota(5), {"quota"}),
+    "an adapter that is paged in": (_records(_paged_adapter), {"slow_class"}),
+    "a gateway that sends 16 tokens at once": (_records(_in_groups_of_16), {"held_back"}),
+    "an endpoint that gets slower and slower": (_records(_ever_slower), {"drift"}),
+    "one replica of eight is slow": (_records(_one_replica_of_eight_is_slow), {"replicas"}),
+    "a busy client": (_busy_client, {"client_limited"}),
+}
 OVERLOAD = {"queueing", "plateau"}  # what any engine shows beyond its throughput
 ILLNESSES: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     # name: (engine, load, rules that hold)
     "healthy": (
         "llama3-8b-h100",
-        {"input_tokens": 500, "output_tokens": 100, "rates": "2,8,16"}
-        | {"slo": ["ttft_p95=500ms", "tpot_p95=50ms"]},
+        HEALTHY,
         set(),
     ),
     "prompts of 4,000 tokens at 12/s": (
@@ -92,13 +178,16 @@ ILLNESSES: dict[str, tuple[str, dict[str, Any], set[str]]] = {
 }
 
 
-def summary_of(engine: str, load: dict[str, Any], folder: Path, seed: int = 1) -> Summary:
-    """Predict a run and return its summary."""
+def predicted(engine: str, load: dict[str, Any], folder: Path, seed: int = 1) -> Run:
     given = {"url": "http://predicted.invalid/v1", "duration": "30s", "out": str(folder)}
     settings = make_settings({**given, **load, "seed": seed})
     quiet = Progress(Console(file=io.StringIO()))
     path = asyncio.run(predict(settings, find_deployment(engine), ["ampacity"], quiet))
-    return summarise(load_run(path))
+    return load_run(path)
+
+
+def summary_of(engine: str, load: dict[str, Any], folder: Path) -> Summary:
+    return summarise(predicted(engine, load, folder))
 
 
 def holding(limits: Sequence[Limit]) -> set[str]:
@@ -125,40 +214,67 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     return summary_of(engine, load, tmp_path_factory.mktemp("healthy") / "run")
 
 
-def _with_stage(summary: Summary, number: int, **changes: Any) -> Summary:
-    """Return the summary with some fields of one stage replaced."""
-    stages = list(summary.stages)
-    stages[number] = msgspec.structs.replace(stages[number], **changes)
+@pytest.fixture(scope="module")
+def two_classes(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Predict a healthy run of two classes with lengths that are equal."""
+    folder = tmp_path_factory.mktemp("healthy")
+    (folder / "adapters.yaml").write_text(ADAPTERS, encoding="utf-8")
+    load = {"workload": str(folder / "adapters.yaml")} | HEALTHY
+    del load["input_tokens"], load["output_tokens"]
+    return predicted("llama3-8b-h100", load, folder / "run")
+
+
+def test_two_classes_are_healthy(two_classes: Run) -> None:
+    assert holding(summarise(two_classes).limits) == set()
+
+
+@pytest.mark.parametrize("illness", list(ON_RECORDS))
+def test_what_is_done_to_records_is_found(illness: str, two_classes: Run) -> None:
+    change, expected = ON_RECORDS[illness]
+    limits = summarise(change(two_classes)).limits
+    assert holding(limits) == expected
+    if expected == {"replicas"}:
+        step, share = (e.value for e in limits[0].evidence)
+        assert step == pytest.approx(1.5, rel=0.1)
+        assert share == pytest.approx(0.13, abs=0.02)
+    if expected == {"quota"}:
+        share, carried, *_ = (e.value for e in limits[0].evidence)
+        assert share == pytest.approx(1 - 5 / 16, abs=0.02)
+        assert carried == pytest.approx(5, rel=0.02)
+
+
+def _with_stages(summary: Summary, change: Callable[[Stage], dict[str, Any]]) -> Summary:
+    """Return the summary with some fields of its stages replaced."""
+    stages = [msgspec.structs.replace(stage, **change(stage)) for stage in summary.stages]
     return msgspec.structs.replace(summary, stages=stages)
 
 
-def test_a_slow_replica_of_eight_is_seen_in_the_curve_of_tpot(healthy: Summary) -> None:
-    """One request of eight goes to a replica whose steps take 1.5 times as long."""
-    stage = healthy.stages[0]
-    curve = stage.curves["tpot_s"]
-    slower = [
-        v if v is None or q < 0.875 else 1.5 * v for q, v in zip(curve.q, curve.value, strict=True)
-    ]
-    ill = _with_stage(healthy, 0, curves={**stage.curves, "tpot_s": Curve(q=curve.q, value=slower)})
-    (found,) = [limit for limit in find_limits(ill) if limit.holds]
-    assert found.rule == "replicas"
-    step, share = (e.value for e in found.evidence)
-    assert step == pytest.approx(1.5, rel=0.05)
-    assert share == pytest.approx(0.13, abs=0.02)
-
-
-def test_a_busy_client_is_no_limit_of_the_server(healthy: Summary) -> None:
-    ill = _with_stage(healthy, 1, client_limited=True, client_limited_reason="lag p99 40 ms")
-    (found,) = [limit for limit in find_limits(ill) if limit.holds]
-    assert found.rule == "client_limited"
-    assert found.evidence[0].value == "lag p99 40 ms"
+@pytest.mark.parametrize(("engines", "share"), [(1, 1.0), (2, 0.5), (8, 0.125), (None, None)])
+def test_the_engine_is_busy_for_its_share_of_the_prompts(
+    engines: int | None, share: float | None, tmp_path: Path
+) -> None:
+    """Behind a router each of N engines computes an N-th of the prompts."""
+    engine, load, _ = ILLNESSES["prompts of 4,000 tokens at 12/s"]
+    one = summary_of(engine, load, tmp_path / "run")
+    several = _with_stages(
+        one, lambda s: {"server": s.server and msgspec.structs.replace(s.server, engines=engines)}
+    )
+    (bound,) = [limit for limit in find_limits(several) if limit.rule == "prefill_bound"]
+    (of_one,) = [limit for limit in one.limits if limit.rule == "prefill_bound"]
+    if share is None:
+        assert bound.holds is None
+        assert "how many engines share the load" in (bound.reason or "")
+    elif bound.holds:
+        assert bound.strength == pytest.approx(share * of_one.strength)
+    else:
+        assert share * of_one.strength < 1
+    beyond = [e.value for e in of_one.evidence if "offered load / capacity" in e.figure]
+    assert beyond == [pytest.approx(12 / (one.capacity.capacity_rps or 0))]
 
 
 def test_what_was_not_measured_cannot_be_told(healthy: Summary) -> None:
     """Without the server's metrics three rules cannot tell; a rule that needs none answers."""
-    blind = healthy
-    for number in range(len(healthy.stages)):
-        blind = _with_stage(blind, number, server=None)
+    blind = _with_stages(healthy, lambda _: {"server": None})
     told = {limit.rule: limit for limit in find_limits(blind)}
     for rule in ("kv_pressure", "batch_capped", "speculation"):
         assert told[rule].holds is None
@@ -170,5 +286,5 @@ def test_every_rule_is_in_the_document() -> None:
     text = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text(encoding="utf-8")
     for rule in RULES:
         assert f"`{rule.name}`" in text, rule.name
-    for illness in ILLNESSES:
+    for illness in (*ILLNESSES, *ON_RECORDS):
         assert f"| {illness} |" in text, illness

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from ampacity.live_panel import live_line
 from ampacity.loadgen.plan import Live
-from ampacity.progress import live_line, stage_line
+from ampacity.progress import stage_line
 
 
 def live(ttfts: int) -> Live:

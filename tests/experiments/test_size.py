@@ -10,13 +10,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from ampacity.analysis.contract.summary import describe_fields
+from ampacity.analysis.decision.candidates import Decision
 from ampacity.analysis.decision.inputs import Range
 from ampacity.analysis.decision.model import plain_model
+from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.roofline import Instance, Point, use_of
+from ampacity.analysis.decision.tiers import TierPlan
+from ampacity.analysis.slo import parse_slos
+from ampacity.analysis.summary import summarise
 from ampacity.cli import main
+from ampacity.loadgen.rundir.files import load_run
 from ampacity.simulator.engine.outcome import simulate
 from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.catalog import HARDWARE, LLAMA3_8B
@@ -129,7 +137,8 @@ def test_all_thirteen_steps_on_two_screens_in_three_seconds(
     assert "not known" not in out
     text = " ".join(out.split())
     assert "of the bandwidth bound used" in text
-    assert "the server reported no speculative acceptance" in text
+    assert "the server reported no acceptance of drafted tokens" in text
+    assert "of 295 FLOP/byte" in text
     assert "start an instance 47.0 s ahead" in text
     assert "20 % less / 20 % more of instances USD a year USD for 1,000" in text
 
@@ -165,23 +174,91 @@ def test_what_is_missing_is_named_and_no_number_is_invented(
     assert "$" not in out
 
 
-def test_candidates_side_by_side(
-    run: Path,
-    config: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_candidates_are_ranked_at_one_slo_and_the_broken_one_is_left_out(
+    run: Path, tmp_path: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same run twice cannot be told apart; the page is written."""
-    known = ["--model-config", config, "--gpu", "h100", "--peak-rps", 120, "--gpu-hour", 2.5]
+    """The same run twice cannot be told apart; an engine with half the batch is dearer.
+
+    All are judged at the limit that is stated, though each run had its own.
+    """
+    small = tmp_path / "small"
+    load = {"input_tokens": 500, "output_tokens": 100, "slo": ["ttft_p95=1s"]}
+    summary_of("llama3-8b-l4", load | {"rates": "0.5,1,2,3,4"}, small)
     page = tmp_path / "size.html"
-    code, out, _ = size(monkeypatch, capsys, run, run, *known, "--html", page)
-    assert code == 0
-    assert "are not to be told apart: their intervals meet" in " ".join(out.split())
+    runs = (small, run, tmp_path / "none", run)
+    known = ("--peak-rps", 120, "--gpu-hour", 2.5, "--slo", "ttft_p95=500ms")
+    assert ampacity("size", *runs, *map(str, known), "--json", "--html", page) == 0
+    plain = json.loads(capsys.readouterr().out)
+    found = msgspec.convert(plain, Decision)  # every field is as docs/decision-json.md lists it
+    assert [one.run for one in found.candidates] == [str(run), str(run), str(small)]
+    assert {tuple(one.slos) for one in found.candidates} == {("ttft_p95=500ms",)}
+    assert found.apart == [
+        f"{run} and {run} are not to be told apart: their intervals meet",
+        f"{run} is cheaper than {small}: the intervals do not meet",
+    ]
+    (left,) = found.left_out
+    assert left.reason == f"{tmp_path / 'none'} is no run directory: it has no run.json"
     text = page.read_text(encoding="utf-8")
-    assert text.count("<strong>Validation</strong>") == 2
+    assert text.count("<strong>Validation</strong>") == 3
+    assert "What moves the answer most" in text
     assert "http://" not in text
     assert "https://" not in text
+
+
+def test_without_a_stated_slo_the_first_run_has_it(
+    run: Path, tmp_path: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = {"input_tokens": 10, "output_tokens": 20, "slo": ["ttft_p95=1s"], "rates": "2,5"}
+    summary_of("linear:0.01,0.001", load | {"peak_rps": 20}, tmp_path / "run")
+    assert ampacity("size", tmp_path / "run", run, "--json") == 0
+    found = msgspec.convert(json.loads(capsys.readouterr().out), Decision)
+    assert found.notes[0] == f"All are judged at ttft_p95=1s, that of {tmp_path / 'run'}."
+    assert {one.plan.peak_rps for one in found.candidates if one.plan} == {20}
+
+
+def test_plan_asks_another_slo_of_the_same_records(
+    run: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A looser limit carries more; the figure is that of a report judged by it."""
+    capacities = []
+    for text in ("ttft_p95=300ms", "ttft_p95=600ms"):
+        given = ("--peak-rps", "120", "--slo", text, "--json")
+        assert ampacity("plan", run, *given) == 0
+        capacities.append(json.loads(capsys.readouterr().out)["capacity_rps"])
+        loaded = load_run(run)
+        meta = {**loaded.meta, "slos": [slo.as_dict() for slo in parse_slos([text])]}
+        summary = summarise(replace(loaded, meta=meta))
+        assert capacities[-1] == summary.capacity.capacity_rps
+    assert capacities[0] < capacities[1]
+    assert ampacity("plan", run, "--peak-rps", "120", "--slo", "ttft_p95") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_capacity_in_the_knee_region_is_named(
+    tmp_path: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight sequences at a time queue from 3/s on; an SLO of 60 s is met far beyond."""
+    load = {"input_tokens": 300, "output_tokens": 200, "slo": ["ttft_p95=60s"]}
+    engine = "llama3-8b-h100,max_num_seqs=8"
+    summary = summary_of(engine, load | {"rates": "0.5,2,3,4,5,6,8"}, tmp_path / "run")
+    low, high = summary.knee.region_rps or (None, None)
+    rate = summary.capacity.capacity_rps or 0.0
+    assert low is not None
+    assert high is not None
+    assert rate > high
+    named = (
+        f"the capacity of {rate:.3g} req/s lies right of the knee region ({low:.3g} to {high:.3g}"
+    )
+    assert ampacity("plan", tmp_path / "run", "--peak-rps", "20") == 0
+    assert capsys.readouterr().out.splitlines()[2].startswith(f"  {named}")
+    assert ampacity("size", tmp_path / "run", "--peak-rps", "20") == 0
+    assert named in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_page_lists_the_fields_of_plan_and_size() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "decision-json.md").read_text(encoding="utf-8")
+    listed = page.partition("## Fields\n\n")[2]
+    assert listed.strip() == describe_fields(Plan, TierPlan, Decision).strip(), "it is stale"
 
 
 def test_a_load_that_was_not_reached_is_a_lower_bound(
@@ -220,10 +297,29 @@ def test_a_profile_sizes_the_fleet_as_plan_does_and_not_the_peak_of_the_run(
     assert ampacity("size", tmp_path / "run", "--profile", profile, "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)["candidates"]
     assert found["plan"] == plan
+    assert msgspec.convert(plan, Plan).instances == plan["instances"]
     assert (plan["peak_rps"], plan["mean_rps"], plan["utilisation_at"]) == (
         *(12.0, 10.0),
-        "the mean of the profile",
+        "mean of the profile / what the fleet carries",
     )
+
+
+def test_speculation_and_pipelines(
+    tmp_path: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """K = 4 at an acceptance of 0.8: 3.36 tokens a step, K = 8: (1 - 0.8^9) / 0.2 = 4.33.
+
+    The server reports the share of the drafts, (3.36 - 1) / 4 = 0.59. 810 GB need more than eight H100: two
+    machines, a pipeline of two batches idles (2 - 1) / (2 + 2 - 1) = 33 %.
+    """
+    load = {"input_tokens": 100, "output_tokens": 100, "slo": ["tpot_p95=50ms"], "rates": "1,4"}
+    summary_of("llama3-8b-h100,speculation=4:0.8", load, tmp_path / "run")
+    known = ["--params", "405e9", "--layers", "126", "--kv-heads", "8", "--head-dim", "128"]
+    known += ["--heads", "128", "--gpu", "h100", "--draft-tokens", "4"]
+    assert ampacity("size", tmp_path / "run", *known) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "speculation gives 3.36 tokens a step, 8 drafted tokens would give 4.3" in text
+    assert "2 machines in a pipeline of 2 batches idle 33 %" in text
 
 
 def test_conditions_for_disaggregation(

@@ -26,12 +26,20 @@ vllm:prefix_cache_hits_total{engine="0"} 250.0
 vllm:num_preemptions_total{engine="0"} 7.0
 vllm:spec_decode_num_draft_tokens_total{engine="0"} 60.0
 vllm:spec_decode_num_accepted_tokens_total{engine="0"} 45.0
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="a",waiting_lora_adapters="b"} 1.7e+09
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters=""} 1.8e+09
+vllm:kv_block_lifetime_seconds_sum{engine="0"} 12.0
+vllm:kv_block_lifetime_seconds_count{engine="0"} 3.0
+vllm:prompt_tokens_cached_total{engine="0"} 250.0
 """
 SGLANG = b"""sglang:num_running_reqs{model_name="m"} 12.0
 sglang:num_queue_reqs{model_name="m"} 5.0
 sglang:token_usage{model_name="m"} 0.28
 sglang:cache_hit_rate{model_name="m"} 0.4
 sglang:spec_accept_rate{model_name="m"} 0.6
+sglang:num_retracted_requests_total{model_name="m"} 3
+sglang:lora_pool_slots_used{model_name="m"} 2
+sglang:lora_pool_slots_total{model_name="m"} 8
 """
 TGI = b"tgi_batch_current_size 8\ntgi_queue_size 1\n"
 LLAMA = b"llamacpp:requests_processing 4\nllamacpp:requests_deferred 2\n"
@@ -47,7 +55,16 @@ DCGM = b"""DCGM_FI_DEV_GPU_UTIL{gpu="0"} 80
 DCGM_FI_DEV_GPU_UTIL{gpu="1"} 100
 DCGM_FI_DEV_FB_USED{gpu="0"} 1024
 DCGM_FI_DEV_FB_USED{gpu="1"} 1024
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="0"} 0.2
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="1"} 0.4
+DCGM_FI_PROF_DRAM_ACTIVE{gpu="0"} 0.7
 """
+ON_GPUS = {
+    "gpu_utilization": 0.9,
+    "gpu_memory_used_bytes": 2 * 2**30,
+    "tensor_active": 0.3,
+    "memory_active": 0.7,
+}
 
 
 @pytest.mark.parametrize(
@@ -64,6 +81,12 @@ DCGM_FI_DEV_FB_USED{gpu="1"} 1024
                 "preemptions_total": 7,
                 "spec_draft_tokens_total": 60,
                 "spec_accepted_tokens_total": 45,
+                "adapter_slots": 4,
+                "adapter_slots_used": 2,
+                "kv_block_lifetime_s_total": 12,
+                "kv_blocks_evicted_total": 3,
+                "cached_tokens_total": 250,
+                "engines": 2,
             },
         ),
         (
@@ -74,21 +97,26 @@ DCGM_FI_DEV_FB_USED{gpu="1"} 1024
                 "kv_cache_usage": 0.28,
                 "prefix_hit_rate": 0.4,
                 "spec_acceptance_rate": 0.6,
+                "preemptions_total": 3,
+                "adapter_slots": 8,
+                "adapter_slots_used": 2,
+                "engines": 1,
             },
         ),
-        ([TGI], {"running": 8, "waiting": 1}),
-        ([LLAMA], {"running": 4, "waiting": 2}),
+        ([TGI], {"running": 8, "waiting": 1, "engines": 1}),
+        ([LLAMA], {"running": 4, "waiting": 2, "engines": 1}),
         (
             [TRITON],
             {
                 "running": 10,
+                "engines": 1,
                 "waiting": 6,
                 "kv_cache_usage": 0.5,
                 "gpu_utilization": 0.9,
                 "gpu_memory_used_bytes": 2 * 2**30,
             },
         ),
-        ([DCGM], {"gpu_utilization": 0.9, "gpu_memory_used_bytes": 2 * 2**30}),
+        ([DCGM], ON_GPUS),
         (
             [SGLANG, DCGM],
             {
@@ -97,8 +125,11 @@ DCGM_FI_DEV_FB_USED{gpu="1"} 1024
                 "kv_cache_usage": 0.28,
                 "prefix_hit_rate": 0.4,
                 "spec_acceptance_rate": 0.6,
-                "gpu_utilization": 0.9,
-                "gpu_memory_used_bytes": 2 * 2**30,
+                "preemptions_total": 3,
+                "adapter_slots": 8,
+                "adapter_slots_used": 2,
+                "engines": 1,
+                **ON_GPUS,
             },
         ),
         ([b"", b"<html>404</html>", b"vllm:num_requests_running NaN\n"], {}),

@@ -113,12 +113,35 @@ def test_an_empty_summary_has_no_charts() -> None:
 def test_the_curve_draws_ttft_and_e2e_where_they_are_known() -> None:
     chart = latency_by_rate(read_summary(open_sweep()))
     lines = layers(chart, "line")
-    # p99 lacks stage 0 (few) and stage 7 (infinite)
-    assert [len(rows) for _, rows in lines] == [8, 6, 8, 6]
+    # p50, p95, p99 of each; p99 lacks stage 0 (few) and stage 7 (infinite)
+    assert [len(rows) for _, rows in lines] == [8, 8, 6, 8, 8, 6, 8, 8, 8]
     assert [row["x"] for row in lines[0][1]] == [1.0, 2.0, 3.0, 4.0, 5.0, 5.98, 6.9, 7.02]
     assert lines[0][1][0]["y"] == pytest.approx(0.101)
-    assert [bool(mark.get("strokeDash")) for mark, _ in lines] == [True, False, True, False]
-    assert {mark["color"] for mark, _ in lines} == {light("ttft"), light("e2e")}
+    dashes = [mark.get("strokeDash") for mark, _ in lines]
+    assert dashes == [[5, 4], None, None, [5, 4], None, [2, 2], [5, 4], None, None]
+    assert [mark["color"] for mark, _ in lines[::3]] == [light(m) for m in ("ttft", "e2e", "itl")]
+
+
+def test_the_curve_emphasises_what_is_judged_and_switches_percentiles() -> None:
+    chart = latency_by_rate(read_summary(open_sweep()))  # ttft_p99=2s, itl_p99=100ms
+    assert chart is not None
+    widths = [mark["strokeWidth"] for mark, _ in layers(chart, "line")]
+    assert widths == [1.3, 1.3, 3.5, 1.3, 1.3, 1.3, 1.3, 1.3, 3.5]
+    assert [(p["name"], p["value"]) for p in chart.spec["params"]] == [
+        ("show_p50", True),
+        ("show_p95", False),
+        ("show_p99", True),
+    ]
+    assert chart.off == ["show_p95"]
+    judged = [key for key in chart.keys if "judged" in key.label]
+    assert [(key.label, key.switch) for key in judged] == [
+        ("TTFT p99 (judged)", "show_p99"),
+        ("ITL p99 (judged)", "show_p99"),
+    ]
+    filters = {
+        layer["transform"][0]["filter"] for layer in chart.spec["layer"] if "transform" in layer
+    }
+    assert filters == {"show_p50", "show_p95", "show_p99"}
 
 
 def test_the_curve_marks_knee_usable_rate_limit_and_infinite_p99() -> None:
@@ -126,8 +149,12 @@ def test_the_curve_marks_knee_usable_rate_limit_and_infinite_p99() -> None:
     bands = [rows[0] for _, rows in layers(chart, "rect")]
     assert [(b["x"], b["x2"]) for b in bands] == [(5.4, 6.7), (6.0, 7.0)]
     rules = [rows[0] for _, rows in layers(chart, "rule") if "text" in rows[0]]
-    assert [r["text"] for r in rules] == ["SLO ttft_p99=2s", "capacity 6.40 req/s (6.00 to 7.00)"]
-    assert (rules[0]["y"], rules[1]["x"]) == (2.0, 6.4)
+    assert [r["text"] for r in rules] == [
+        "SLO ttft_p99=2s",
+        "SLO itl_p99=100ms",
+        "capacity 6.40 req/s (6.00 to 7.00)",
+    ]
+    assert (rules[0]["y"], rules[2]["x"]) == (2.0, 6.4)
     assert "9 req/s: TTFT p99 infinite: 27 of 600 requests failed" in texts(chart, "point")
     assert chart is not None
     assert chart.title == "The SLOs hold up to 6.40 requests/s"
@@ -171,33 +198,24 @@ def test_the_curve_draws_the_percentile_that_is_judged(
     summary["slos"] = [{"metric": "ttft", "quantile": quantile, "limit_s": 2.0, "text": slo}]
     chart = latency_by_rate(read_summary(summary))
     assert chart is not None
-    labels = [key.label for key in chart.keys]
-    assert [
-        label
-        for label in labels
-        if label.startswith(("TTFT p", "E2E p")) and "infinite" not in label
-    ] == ["TTFT p50", f"TTFT {drawn_tail}", "E2E p50", "E2E p99"]
+    assert f"TTFT {drawn_tail} (judged)" in [key.label for key in chart.keys]
+    assert f"show_{drawn_tail}" not in chart.off
     held = summary["stages"][2]["ttft_from_schedule_s"]
-    assert held[drawn_tail] in [row["y"] for row in layers(chart, "line")[1][1]]
+    (wide,) = [rows for mark, rows in layers(chart, "line") if mark["strokeWidth"] > 3]
+    assert held[drawn_tail] in [row["y"] for row in wide]
     assert f"TTFT p50 {round(1e3 * 0.101)} ms and {drawn_tail}" in chart.alt
     summary["slos"].append(
         {"metric": "ttft", "quantile": 0.99, "limit_s": 3.0, "text": "ttft_p99=3s"}
     )
     both = latency_by_rate(read_summary(summary))
     assert both is not None
-    assert "TTFT p99" in [key.label for key in both.keys]
+    assert "TTFT p99 (judged)" in [key.label for key in both.keys]
 
 
 def test_a_stage_without_a_percentile_is_named_in_the_caption() -> None:
-    for chart in (
-        latency_by_rate(read_summary(open_sweep())),
-        latency_by_concurrency(read_summary(open_sweep())),
-    ):
-        assert chart is not None
-        assert (
-            "Not drawn: TTFT p99 at 1 req/s, 9 req/s (reasons in the tables); E2E p99 at"
-            in chart.caption
-        )
+    known = latency_by_rate(read_summary(open_sweep()))
+    assert known is not None
+    assert "Not drawn: TTFT p99 at 1 req/s, 9 req/s (reasons in the tables)." in known.caption
     summary = open_sweep()
     summary["stages"] = summary["stages"][1:7]
     summary["stages"][0]["ttft_from_schedule_s"] |= {

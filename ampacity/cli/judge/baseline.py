@@ -32,12 +32,14 @@ def baseline(
             "-o",
             "--out",
             metavar="FILE",
-            help="Baseline file to write; only an older baseline is overwritten.",
+            help="Output: baseline file; only an older baseline is overwritten.",
             show_default=False,
         ),
     ],
 ) -> None:
-    """Write a baseline for 'ampacity gate' from one or, better, several runs of the same command.
+    """Write a baseline for 'ampacity gate' from one run or, better, several.
+
+    ampacity baseline runs/main -o base.json
 
     ampacity baseline runs/main-1 runs/main-2 runs/main-3 -o base.json
     """

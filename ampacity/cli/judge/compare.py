@@ -25,23 +25,28 @@ Force = Annotated[
         "--force", help="Compare runs that are not comparable; the result lists what differs."
     ),
 ]
-Gpus = Annotated[
+Tp = Annotated[
     list[str] | None,
     typer.Option(
         metavar="RUN=N",
-        help="GPUs per instance of a run, e.g. B=4, or N for all. Default: --tp of the run.",
+        help="GPUs per instance. Of a run, e.g. B=4, or N for all.",
+        show_default="the run's",
     ),
 ]
 GpuHour = Annotated[
     list[str] | None,
     typer.Option(
         metavar="RUN=USD",
-        help="Price of one GPU for one hour, e.g. A=2.5, or USD for all. Default: the run's.",
+        help="Price of one GPU for one hour. Of a run, e.g. A=2.5, or USD for all.",
+        show_default="the run's",
     ),
 ]
 Labels = Annotated[
     list[str] | None,
-    typer.Option(metavar="RUN=FILE", help="Accepted answers, see 'ampacity report --labels'."),
+    typer.Option(
+        metavar="RUN=FILE",
+        help="Accepted answers, as JSONL or CSV. Of a run, as 'ampacity report' reads them.",
+    ),
 ]
 
 
@@ -50,23 +55,25 @@ def compare(
         list[Path], typer.Argument(help="Run directories: A, B, C ...", show_default=False)
     ],
     force: Force = False,
-    gpus: Gpus = None,
+    tp: Tp = None,
     gpu_hour: GpuHour = None,
     labels: Labels = None,
     html: o.Html = None,
     markdown: o.Markdown = None,
     csv: o.Csv = None,
-    json: o.JsonResult = False,
+    json: o.Json = False,
 ) -> None:
     """Compare capacity, cost and latency of runs. Only significant differences win a line.
 
-    ampacity compare runs/vllm runs/sglang --gpu-hour 2.5 --gpus B=2 --html compare.html
+    ampacity compare runs/vllm runs/sglang --html compare.html
+
+    ampacity compare runs/vllm runs/sglang --gpu-hour 2.5 --tp B=2
     """
     from ampacity.analysis.change.comparable import differences
     from ampacity.analysis.change.scorecard import compare as compare_runs
 
     names = [chr(ord("A") + i) for i in range(len(runs))]
-    options = (gpus, "--gpus", int), (gpu_hour, "--gpu-hour", float), (labels, "--labels", Path)
+    options = (tp, "--tp", int), (gpu_hour, "--gpu-hour", float), (labels, "--labels", Path)
     given: list[dict[str, Any]] = [
         per_run(texts, names, runs, flag, kind) for texts, flag, kind in options
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ampacity.cli import options as o
-from ampacity.cli.output import console, print_json, shown, write_text
+from ampacity.cli.judge.ci import hand_over
+from ampacity.cli.output import console, shown
 
 if TYPE_CHECKING:
     from ampacity.analysis.change.results import GateResult
@@ -32,8 +32,8 @@ Tolerance = Annotated[
     list[str] | None,
     typer.Option(
         metavar="METRIC=N%",
-        help="Allowed change, e.g. ttft_p99=10%, p90=5% or error_rate=0.5%; repeatable. "
-        "Default: from the baseline's noise.",
+        help="Allowed change, e.g. ttft_p99=10%, p90=5% or error_rate=0.5%; repeatable.",
+        show_default="from the baseline's noise",
     ),
 ]
 MaxSamples = Annotated[
@@ -48,12 +48,12 @@ MaxSamples = Annotated[
 ]
 MaxDuration = Annotated[
     str | None,
-    typer.Option(metavar="T", help="Time limit of all further samples together, e.g. 30m."),
+    typer.Option(metavar="T", help="Time limit, e.g. 30m. Of all further samples together."),
 ]
 MaxTokens = Annotated[
     int | None,
     typer.Option(
-        metavar="N", help="Token limit of all further samples together, input plus output.", min=1
+        metavar="N", help="Limit of tokens, input plus output. Of all further samples.", min=1
     ),
 ]
 SelfTest = Annotated[
@@ -62,38 +62,34 @@ SelfTest = Annotated[
         "--self-test", help="Make the candidate twice as slow and check that the gate fails."
     ),
 ]
-JUnit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")]
-Markdown = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Append the result as Markdown, e.g. to $GITHUB_STEP_SUMMARY."
-    ),
-]
 
 
+@o.shares(("slo",))
 def gate(
+    raw: dict[str, Any],
     run: Runs,
     baseline: Baseline,
     tolerance: Tolerance = None,
-    slo: o.Slos = None,
     max_samples: MaxSamples = None,
     max_duration: MaxDuration = None,
     max_tokens: MaxTokens = None,
     self_test: SelfTest = False,
-    junit: JUnit = None,
-    markdown: Markdown = None,
-    json: o.JsonResult = False,
+    junit: o.JUnit = None,
+    markdown: o.Markdown = None,
+    json: o.Json = False,
 ) -> None:
     """Judge a run against a baseline, for CI.
 
     Exit status: 0 pass, 1 regression or SLO violated, 2 cannot compare, 3 inconclusive.
 
-    ampacity gate runs/candidate --baseline base.json --tolerance ttft_p99=10% --junit gate.xml
+    ampacity gate runs/new --baseline base.json --tolerance ttft_p99=10%
+
+    ampacity gate runs/new --baseline base.json --max-samples 3 --junit gate.xml
     """
     from ampacity.analysis.change.baseline_file import read_baseline
     from ampacity.analysis.change.checks import parse_tolerances, slos_of
     from ampacity.experiments.samples import Budget, judge_samples
-    from ampacity.reports.pages.gate import gate_screen, lines, workflow_commands
+    from ampacity.reports.pages.gate import gate_screen, lines
     from ampacity.reports.render.terminal import show
     from ampacity.values import parse_duration
 
@@ -102,15 +98,11 @@ def gate(
         base = read_baseline(baseline)
         seconds = None if max_duration is None else parse_duration(max_duration, "--max-duration")
         budget = Budget(max_samples, seconds, max_tokens)
-        tolerances, slos = parse_tolerances(tolerance or []), slos_of(base, slo or [])
+        tolerances, slos = parse_tolerances(tolerance or []), slos_of(base, raw.get("slo", []))
         result = judge_samples(run, base, tolerances, slos, budget, self_test)
     except Exception as error:  # CI's files must show it too, or no answer looks like a good one
         failure, result = error, _cannot_compare(error)
-    _write_files(result, junit, markdown)
-    if os.environ.get("GITHUB_ACTIONS") == "true" and not self_test:
-        print(*workflow_commands(result), sep="\n", file=sys.stderr if json else sys.stdout)
-    if json:
-        print_json(result.as_dict())
+    hand_over(result, junit, markdown, annotate=not self_test, as_json=json)
     if failure:
         raise failure
     if not json and shown.full:
@@ -138,15 +130,6 @@ def _cannot_compare(error: Exception) -> GateResult:
     sentence = f"Cannot compare: {error or type(error).__name__}"
     empty: dict[str, Any] = {"notes": [], "untracked": {}, "checks": []}
     return GateResult(verdict="cannot_compare", sentence=sentence, **empty)
-
-
-def _write_files(result: GateResult, junit: Path | None, markdown: Path | None) -> None:
-    from ampacity.reports.pages.gate import gate_markdown, junit_xml
-
-    if junit:
-        write_text(junit, junit_xml(result))
-    if markdown:
-        write_text(markdown, gate_markdown(result), append=True)
 
 
 def _self_test_status(result: GateResult) -> int:

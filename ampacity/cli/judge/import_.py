@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,27 +15,15 @@ Format = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="vllm, sglang, aiperf, guidellm or genai-bench. Default: from the content.",
-    ),
-]
-Warmup = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Requests at the start of each level that are not counted. Default: found from the "
-        "data.",
-        min=0,
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "-o", "--out", metavar="DIR", help="Run directory. Default: runs/<time>-import-<file>."
+        help="vllm, sglang, aiperf, guidellm or genai-bench.",
+        show_default="from the content",
     ),
 ]
 
 
+@o.shares(("slo", "warmup", "out"))
 def import_(
+    raw: dict[str, Any],
     files: Annotated[
         list[Path],
         typer.Argument(
@@ -45,9 +33,6 @@ def import_(
         ),
     ],
     format: Format = None,
-    slo: o.Slos = None,
-    warmup: Warmup = None,
-    out: Out = None,
     json: o.Json = False,
 ) -> None:
     """Make a run directory from another tool's results.
@@ -55,14 +40,18 @@ def import_(
     Reads results of vllm bench serve, SGLang's bench_serving, aiperf, guidellm and genai-bench.
 
     ampacity import vllm-4rps.json vllm-8rps.json --slo ttft_p99=2s
+
+    ampacity import profile_export.jsonl --format aiperf --warmup 50
     """
     from ampacity.analysis.slo import parse_slos
     from ampacity.cli.experiment import command_line, finish
     from ampacity.imports.into_run import read_file, write_run
 
-    slos = [s.as_dict() for s in parse_slos(slo or [])]
+    slos = [s.as_dict() for s in parse_slos(raw.get("slo", []))]
     results = [read_file(path, format) for path in files]
-    out = out or Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-import-{files[0].stem}"
-    meta = {"command_line": command_line(sys.argv), "warmup_requests": warmup}
+    out = (
+        raw.get("out") or Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-import-{files[0].stem}"
+    )
+    meta = {"command_line": command_line(sys.argv), "warmup_requests": raw.get("warmup")}
     write_run(out, files, results, slos, meta)
     finish(out, as_json=json)

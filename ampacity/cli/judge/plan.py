@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,15 +25,15 @@ Utilisation = Annotated[
     float | None,
     typer.Option(
         metavar="U",
-        help="Mean load / what the fleet carries, e.g. 0.4. Default: from --mean-rps, else the "
-        "shape of the profile (mean / busiest hour), else the peak all day.",
+        help="Mean load / what the fleet carries, e.g. 0.4.",
+        show_default="from --mean-rps, else the profile's mean / busiest hour, else 1",
     ),
 ]
 Profile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Profile from 'ampacity workload fit': busiest hour, mean and variance of the "
+        help="Profile from 'ampacity workload fit'. Busiest hour, mean and variance of the "
         "traffic.",
     ),
 ]
@@ -40,8 +41,8 @@ Safety = Annotated[
     float | None,
     typer.Option(
         metavar="F",
-        help="Safety factor. Default: that of the run, else 1.2 where a profile shows stable "
-        "peaks, else 1.5.",
+        help="Safety factor on the number of instances.",
+        show_default="that of the run, else 1.2 where a profile shows stable peaks, else 1.5",
     ),
 ]
 PriceFile = Annotated[
@@ -68,16 +69,16 @@ ModeOption = Annotated[
     typer.Option(
         metavar="MODE",
         help="How tiers share the requests: routing (one tier each), cascade (all to the first, "
-        "the rest escalated), pools (every tier each: prefill, decoding). Default: routing.",
+        "the rest escalated), pools (every tier each: prefill, decoding).",
+        show_default="routing",
     ),
 ]
 
 
-@o.shares(("peak_rps", "tp", "gpu_hour"))
+@o.shares(("peak_rps", "tp", "gpu_hour", "slo"))
 def plan(
     raw: dict[str, Any],
     run: Run = None,
-    slo: o.Slos = None,
     mean_rps: MeanRps = None,
     utilisation: Utilisation = None,
     profile: Profile = None,
@@ -86,42 +87,47 @@ def plan(
     accepted: Accepted = None,
     tier: TierOption = None,
     mode: ModeOption = None,
-    json: o.JsonResult = False,
+    json: o.Json = False,
 ) -> None:
     """Size a fleet for a peak load, from the measured capacity of one instance.
 
-    ampacity plan runs/search --profile traffic.yaml --gpu-hour 2.50
+    ampacity plan runs/search --peak-rps 120 --gpu-hour 2.50
+
+    ampacity plan runs/search --profile traffic.yaml
     """
     from ampacity.experiments.sizing import plan_of_tiers, plan_run, read_judged
     from ampacity.reports.pages.plan import plan_text, tiers_text
     from ampacity.values import ConfigError
 
     given = raw if safety is None else {**raw, "safety": safety}
-    sizing = sizing_of(given, slo, profile, mean_rps, utilisation, prices, accepted)
+    sizing = sizing_of(given, profile, mean_rps, utilisation, prices, accepted)
     if (run is None) == (not tier):
         raise ConfigError("give a run directory, or a --tier for each kind of instance")
     if tier:
         if alone := [name for name in ("tp", "gpu_hour") if name in raw]:
             raise ConfigError(f"--{alone[0].replace('_', '-')} is part of --tier: drop it")
         tiers = plan_of_tiers(tier, mode or "routing", sizing)
-        if json:
-            print_part(tiers)
-        else:
-            typer.echo(tiers_text(tiers))
+        _show(tiers, tiers_text(tiers), json)
         return
     if mode is not None or run is None:
         raise ConfigError("--mode is about tiers: give --tier too")
     loaded, summary = read_judged(run, sizing.slos)
     found = plan_run(run, loaded, summary, sizing)
+    _show(found, plan_text(found, summary), json)
+
+
+def _show(part: object, text: str, json: bool) -> None:
+    """Print a plan; its lines are cut to the terminal, and stay whole in a file."""
+    from ampacity.reports.pages.plan import wrapped
+
     if json:
-        print_part(found)
+        print_part(part)
     else:
-        typer.echo(plan_text(found, summary))
+        typer.echo(wrapped(text) if sys.stdout.isatty() else text)
 
 
 def sizing_of(
     raw: dict[str, Any],
-    slo: list[str] | None,
     profile: Path | None,
     mean_rps: float | None,
     utilisation: float | None,
@@ -138,5 +144,5 @@ def sizing_of(
         if share is not None and not 0 < share <= 1:
             raise ConfigError(f"{name} {share:g}: give a share above 0 and at most 1")
     hosted = read_prices(prices) if prices else {}
-    slos = parse_slos(slo or [])
+    slos = parse_slos(raw.pop("slo", []))
     return Sizing(raw, profile, mean_rps, utilisation, accepted, hosted, slos)

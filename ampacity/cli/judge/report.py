@@ -16,8 +16,8 @@ def report(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="JSONL or CSV with request_id and accepted. Goodput then counts accepted answers "
-            "only.",
+            help="Accepted answers, as JSONL or CSV with request_id and accepted. Goodput then "
+            "counts these only.",
         ),
     ] = None,
     checker: Annotated[
@@ -29,11 +29,16 @@ def report(
         ),
     ] = None,
     checker_timeout: Annotated[
-        str, typer.Option(metavar="T", help="Time limit of --checker.")
+        str, typer.Option(metavar="T", help="Time limit of the checker.")
     ] = "10m",
     json: o.Json = False,
 ) -> None:
-    """(Re)write summary.json and report.html of a run directory, and print the findings."""
+    """Write summary.json and report.html of a run again, and print the findings.
+
+    ampacity report runs/chat
+
+    ampacity report runs/chat --labels accepted.csv --json
+    """
     from ampacity.checker import check_answers
     from ampacity.cli.experiment import finish, read_labels
     from ampacity.values import ConfigError, parse_duration

@@ -27,7 +27,8 @@ Layers = Annotated[int | None, typer.Option(metavar="N", help="Layers.")]
 KvHeads = Annotated[int | None, typer.Option(metavar="N", help="KV heads.")]
 HeadDim = Annotated[int | None, typer.Option(metavar="N", help="Size of a head.")]
 Heads = Annotated[
-    int | None, typer.Option(metavar="N", help="Attention heads. Default: the KV heads.")
+    int | None,
+    typer.Option(metavar="N", help="Attention heads.", show_default="the KV heads"),
 ]
 Gpu = Annotated[
     str | None,
@@ -37,8 +38,8 @@ Weights = Annotated[
     str | None,
     typer.Option(
         metavar="P",
-        help="Precision: fp16, bf16, fp8, int8, int4 or nvfp4. Default: the checkpoint's, "
-        "else fp16.",
+        help="Precision: fp16, bf16, fp8, int8, int4 or nvfp4.",
+        show_default="the checkpoint's, else fp16",
     ),
 ]
 Kv = Annotated[str, typer.Option(metavar="P", help="Precision of the KV cache.")]
@@ -57,7 +58,7 @@ DraftTokens = Annotated[
 ]
 
 
-@o.shares(("peak_rps", "tp", "gpu_hour", "safety"))
+@o.shares(("peak_rps", "tp", "gpu_hour", "safety", "slo"))
 def size(
     raw: dict[str, Any],
     runs: Runs,
@@ -70,7 +71,6 @@ def size(
     heads: Heads = None,
     weights: Weights = None,
     kv: Kv = "fp16",
-    slo: o.Slos = None,
     profile: Profile = None,
     mean_rps: MeanRps = None,
     utilisation: Utilisation = None,
@@ -81,11 +81,13 @@ def size(
     link: Link = None,
     draft_tokens: DraftTokens = None,
     html: o.Html = None,
-    json: o.JsonResult = False,
+    json: o.Json = False,
 ) -> None:
     """Decide in thirteen steps: does it fit, what limits it, how many, at what cost.
 
-    ampacity size runs/search --model-config Llama-3-8B --gpu h100 --peak-rps 120 --gpu-hour 2.5
+    ampacity size runs/search --model-config Llama-3-8B --gpu h100
+
+    ampacity size runs/search --peak-rps 120 --gpu-hour 2.5
     """
     from ampacity.cli.experiment import command_line
     from ampacity.experiments.decide import Stated, decide
@@ -94,7 +96,7 @@ def size(
 
     five = {"--params": params, "--layers": layers, "--kv-heads": kv_heads, "--head-dim": head_dim}
     stated = Stated(
-        sizing_of(raw, slo, profile, mean_rps, utilisation, prices, accepted),
+        sizing_of(raw, profile, mean_rps, utilisation, prices, accepted),
         gpu=gpu,
         shape=_shape(model_config, five, heads),
         weights=weights.lower() if weights else None,

@@ -40,16 +40,21 @@ Over = Annotated[
         metavar="T", help="Time between the two scrapes. URLs are scraped twice, this far apart."
     ),
 ]
-Instances = Annotated[
+Replicas = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Replicas behind the pages. Default: one per page.", min=1),
+    typer.Option(
+        metavar="N",
+        help="Number of replicas, behind the pages.",
+        min=1,
+        show_default="one per page",
+    ),
 ]
 StageNumber = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Stage to compare with. Default: the nearest to production's rate, else that at "
-        "capacity.",
+        help="Stage to compare with.",
+        show_default="the nearest to production's rate, else that at capacity",
     ),
 ]
 
@@ -59,15 +64,17 @@ def validate(
     production: Pages,
     before: Before = None,
     over: Over = None,
-    instances: Instances = None,
+    replicas: Replicas = None,
     stage: StageNumber = None,
-    json: o.JsonResult = False,
+    json: o.Json = False,
 ) -> None:
     """Compare production metrics with a benchmark, and report which assumptions no longer hold.
 
     Exit status: 0 none is violated, 1 at least one is violated, 2 cannot compare.
 
-    ampacity validate runs/search --production http://127.0.0.1:8000/metrics --over 5m
+    ampacity validate runs/search --production http://gpu1:8000/metrics --over 5m
+
+    ampacity validate runs/search --production gateway.csv --stage 3
     """
     from ampacity.analysis.contract.summary import to_json
     from ampacity.analysis.summary import summarise
@@ -77,13 +84,13 @@ def validate(
     from ampacity.reports.render.terminal import show
     from ampacity.values import parse_duration
 
-    instances = instances or len(production)
+    replicas = replicas or len(production)
     loaded = load_run(run)
     summary = to_json(summarise(loaded))
     interval_s = parse_duration(over, "--over") if over else None
     observed = source.production(production, before or [], interval_s)
-    chosen = _stage(run, summary, stage, observed.rps and observed.rps / instances)
-    findings = judge(_benchmark(loaded, chosen), observed, instances)
+    chosen = _stage(run, summary, stage, observed.rps and observed.rps / replicas)
+    findings = judge(_benchmark(loaded, chosen), observed, replicas)
     violated = [f["name"] for f in findings if f["verdict"] == "violated"]
     if json:
         result = {

@@ -33,17 +33,18 @@ Aa = Annotated[
         help="Compare one endpoint with itself: the smallest difference this setup can detect.",
     ),
 ]
-ModelB = Annotated[str | None, typer.Option(help="Model of B. Default: that of A.")]
+ModelB = Annotated[str | None, typer.Option(metavar="NAME", help="Model of B.", show_default="A's")]
 ApiKeyEnvB = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Environment variable with B's API key. Default: that of A."),
+    typer.Option(metavar="NAME", help="Environment variable with B's API key.", show_default="A's"),
 ]
 TpB = Annotated[
-    int | None, typer.Option(metavar="N", help="GPUs per instance of B. Default: that of A.")
+    int | None,
+    typer.Option(metavar="N", help="GPUs per instance of B.", show_default="A's"),
 ]
 GpuHourB = Annotated[
     float | None,
-    typer.Option(metavar="USD", help="Price of one of B's GPUs for one hour. Default: A's."),
+    typer.Option(metavar="USD", help="Price of one of B's GPUs for one hour.", show_default="A's"),
 ]
 
 
@@ -59,16 +60,19 @@ def ab(
     gpu_hour_b: GpuHourB = None,
     json: o.Json = False,
 ) -> None:
-    """Load two endpoints alternately with the same requests (A B B A), and compare them.
+    """Load two endpoints alternately with the same requests, and compare them.
 
-    The alternation makes drift affect both equally. Needs one load level: --rates or --concurrency.
+    A B B A makes drift affect both equally. Needs one load level, --rates or --concurrency.
 
-    ampacity ab http://a:8000/v1 http://b:8000/v1 --model M --rates 4 --slo ttft_p99=2s
+    ampacity ab http://a:8000/v1 http://b:8000/v1 --rates 4 --slo ttft_p99=2s
+
+    ampacity ab http://a:8000/v1 --aa --rates 4 --rounds 3
     """
     from ampacity.analysis.change.scorecard import compare
     from ampacity.cli import EXIT_INTERRUPTED
     from ampacity.cli.experiment import command_line, finish
     from ampacity.cli.judge.compare import load_compared, show
+    from ampacity.cli.output import shown
     from ampacity.cli.stub import no_stub
     from ampacity.config import make_settings
     from ampacity.experiments.ab import NAMES, arms, run_ab
@@ -83,8 +87,8 @@ def ab(
     raw_b = raw | {name: value for name, value in of_b.items() if value is not None}
     settings = (make_settings({**raw, "url": urls[0]}), make_settings({**raw_b, "url": urls[-1]}))
     a, b = arms(*settings)
-    with no_stub(a.out, b.out):
-        out = run_event_loop(run_ab(a, b, rounds, aa, command_line(sys.argv), Progress()))
+    with no_stub(a.out, b.out), Progress(quiet=shown.quiet) as progress:
+        out = run_event_loop(run_ab(a, b, rounds, aa, command_line(sys.argv), progress))
     statuses = {finish(out / name, as_json=False, quiet=True)[0] for name in NAMES}
     if "interrupted" in statuses:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -14,7 +14,12 @@ SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
 
 @o.shares(("out",))
 def demo(raw: dict[str, Any], json: o.Json = False) -> None:
-    """Sweep an embedded simulated server and write a report. Takes about 100 s."""
+    """Sweep an embedded simulated server and write a report. Takes about 100 s.
+
+    ampacity demo
+
+    ampacity demo --out runs/demo --json
+    """
     from ampacity.cli.experiment import run_experiment
     from ampacity.experiments.sweep import sweep
     from ampacity.simulator.server.launch import start_in_process

@@ -37,11 +37,11 @@ NAMES = {
 }
 
 
-ColdStart = Annotated[
+WaitForStart = Annotated[
     str | None,
     typer.Option(
         metavar="T",
-        help="Wait up to T for an endpoint that is being started, and only time its first answer.",
+        help="Wait up to T for an endpoint that is being started. Times its first answer only.",
         show_default=False,
     ),
 ]
@@ -49,16 +49,18 @@ ColdStart = Annotated[
 
 @o.shares(SETTINGS)
 def doctor(
-    url: o.Url, raw: dict[str, Any], cold_start: ColdStart = None, json: o.JsonResult = False
+    url: o.Url, raw: dict[str, Any], wait_for_start: WaitForStart = None, json: o.Json = False
 ) -> None:
-    """Check how an endpoint streams and which metrics can be trusted, with at most 31 requests.
+    """Check how an endpoint streams and which metrics can be trusted. At most 31 requests.
 
     ampacity doctor http://127.0.0.1:8000/v1 --model M
+
+    ampacity doctor http://127.0.0.1:8000/v1 --wait-for-start 10m
     """
     from dataclasses import asdict
 
     from ampacity.cli.experiment import command_line
-    from ampacity.cli.output import console, print_json
+    from ampacity.cli.output import console, print_json, shown
     from ampacity.config import make_settings
     from ampacity.experiments.checkup import checkup, trusted
     from ampacity.experiments.doctor import REQUESTS_MAX, examine
@@ -70,10 +72,11 @@ def doctor(
     settings = make_settings({"url": url, **raw})
     if settings.replicas:
         raise ConfigError(f"url {url}: one endpoint at a time")
-    if cold_start is not None:
-        _time_cold_start(settings, cold_start, json)
+    if wait_for_start is not None:
+        _time_cold_start(settings, wait_for_start, json)
         return
-    seen = run_event_loop(examine(settings, Progress()))
+    with Progress(quiet=shown.quiet) as progress:
+        seen = run_event_loop(examine(settings, progress))
     checks, facts = checkup(seen)
     metrics = trusted(checks)
     if json:
@@ -93,14 +96,15 @@ def _time_cold_start(settings: Settings, most: str, json: bool) -> None:
     """Time the start of an endpoint, and print it."""
     from dataclasses import asdict
 
-    from ampacity.cli.output import print_json
+    from ampacity.cli.output import print_json, shown
     from ampacity.experiments.cold_start import measure_cold_start
     from ampacity.experiments.stages.conduct import run_event_loop
     from ampacity.progress import Progress
     from ampacity.values import parse_duration
 
-    most_s = parse_duration(most, "--cold-start")
-    found = run_event_loop(measure_cold_start(settings, most_s, Progress()))
+    most_s = parse_duration(most, "--wait-for-start")
+    with Progress(quiet=shown.quiet) as progress:
+        found = run_event_loop(measure_cold_start(settings, most_s, progress))
     if json:
         print_json(asdict(found))
         return

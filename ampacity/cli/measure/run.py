@@ -18,7 +18,7 @@ def run(
     url: Annotated[
         str | None,
         typer.Argument(
-            help="Base URL, as http://127.0.0.1:8000/v1 (or 'url' in the run file)",
+            help="Base URL of an OpenAI-compatible server. Or 'url' in the run file.",
             show_default=False,
         ),
     ] = None,
@@ -33,9 +33,11 @@ def run(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Run one load level (--rates 5), a trace (--trace FILE), or a run file (-c bench.yaml).
+    """Run one load level (--rates), a trace (--trace), or a run file (--config).
 
-    ampacity run http://127.0.0.1:8000/v1 --model M --trace azure_conv.csv --time-scale 0.5
+    ampacity run http://127.0.0.1:8000/v1 --rates 5 --slo ttft_p95=1s
+
+    ampacity run http://127.0.0.1:8000/v1 --trace azure_conv.csv --time-scale 0.5
     """
     from functools import partial
 

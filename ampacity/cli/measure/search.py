@@ -17,7 +17,7 @@ Precision = Annotated[
 Closed = Annotated[
     bool, typer.Option("--closed", help="Finally run closed-loop stages around C_max too.")
 ]
-SET_BY_SEARCH = ("rates", "concurrency", "lengths", "duration", "think_time", "ramp")
+SET_BY_SEARCH = ("rates", "concurrency", "lengths", "duration", "think_time")
 
 
 def make_search(
@@ -47,7 +47,7 @@ def search(
     precision: Precision = "10%",
     max_duration: Annotated[
         str | None,
-        typer.Option(metavar="T", help="Stop after this time, e.g. 30m, with the result so far."),
+        typer.Option(metavar="T", help="Time limit, e.g. 30m. The result so far is reported."),
     ] = None,
     repeats: Annotated[
         int,
@@ -59,22 +59,16 @@ def search(
         ),
     ] = 0,
     closed: Closed = False,
-    ramp: Annotated[
-        str | None,
-        typer.Option(
-            metavar="T",
-            help="With --closed: start the users one after another over this time, which is not "
-            "measured.",
-        ),
-    ] = None,
     json: o.Json = False,
 ) -> None:
     """Find the highest load that still meets the SLOs: bracket it, then narrow it to --precision.
 
-    ampacity search http://127.0.0.1:8000/v1 --model M --slo ttft_p99=2s --max-duration 1h
+    ampacity search http://127.0.0.1:8000/v1 --model M --slo ttft_p99=2s
+
+    ampacity search http://127.0.0.1:8000/v1 --slo itl_p99=50ms --precision 5%
     """
     from ampacity.cli.experiment import run_experiment
 
-    asked = make_search(precision, max_duration, repeats, closed, ramp)
+    asked = make_search(precision, max_duration, repeats, closed, raw.pop("ramp", None))
     how: dict[str, Any] = {"drive": asked.run, "check": asked.check}
     run_experiment({"url": url, **raw}, experiment="search", as_json=json, **how)

@@ -12,8 +12,8 @@ MaxDuration = Annotated[
     str | None,
     typer.Option(
         metavar="T",
-        help="Find the load levels and the capacity within this time, e.g. 30m. Default: 10m if "
-        "none of --rates, --concurrency and --duration is given.",
+        help="Time limit, e.g. 30m. Load levels and capacity are found within it.",
+        show_default="10m if none of --rates, --concurrency and --duration is given",
     ),
 ]
 
@@ -22,9 +22,11 @@ MaxDuration = Annotated[
 def sweep(
     url: o.Url, raw: dict[str, Any], max_duration: MaxDuration = None, json: o.Json = False
 ) -> None:
-    """Load an endpoint stage by stage, from low load to saturation, and find its operating point.
+    """Measure latency from low load to saturation, and find the operating point.
 
-    ampacity sweep http://127.0.0.1:8000/v1 --model M --slo ttft_p99=2s --slo itl_p99=50ms
+    ampacity sweep http://127.0.0.1:8000/v1 --slo ttft_p99=2s --slo itl_p99=50ms
+
+    ampacity sweep http://127.0.0.1:8000/v1 --concurrency 1,4,16 --duration 1m
     """
     from ampacity.cli.experiment import run_experiment
 

@@ -16,9 +16,8 @@ import pyarrow as pa
 from ampacity.experiments.stages.context import fit_context
 from ampacity.experiments.stages.rig import (
     GROW_CPU_FRACTION,
-    LOOKS,
-    Enough,
     Outcome,
+    Watch,
     answers_in_history,
 )
 from ampacity.loadgen.audit import Measures, Tolerance, judge
@@ -76,10 +75,12 @@ class LivePlayer:
         await self._telemetry.until_idle(IDLE_WAIT_S)
 
     async def play(
-        self, plan: StagePlan, labels: dict[str, Any], cut: str | None, enough: Enough | None
+        self, plan: StagePlan, labels: dict[str, Any], cut: str | None, watch: Watch | None
     ) -> Outcome:
         others, began_s = cpu_seconds(), time.monotonic()
-        with self._progress.stage(self._generator, plan), self._watched(plan, enough):
+        burst = self._writer.meta.get("burst")
+        showing = self._progress.stage(self._generator, plan, self._settings, burst)
+        with showing, self._watched(plan, watch):
             result = await self._generator.run(
                 plan, self._workers_wanted, lambda start_ns: self._announce(plan, start_ns, labels)
             )
@@ -110,25 +111,23 @@ class LivePlayer:
         return None
 
     @contextlib.contextmanager
-    def _watched(self, plan: StagePlan, enough: Enough | None) -> Iterator[None]:
-        """Judge the stage while the block runs, if there is an ``enough`` to call."""
+    def _watched(self, plan: StagePlan, watch: Watch | None) -> Iterator[None]:
+        """Judge the stage while the block runs, if there is a ``watch``."""
         watching = None
-        if enough is not None:
+        if watch is not None:
             # imported neither before the first request nor under load
             from ampacity.experiments.stages.on_the_way import judge_so_far
 
-            watching = asyncio.create_task(self._watch(plan, enough, judge_so_far))
+            watching = asyncio.create_task(self._watch(plan, watch, judge_so_far))
         try:
             yield
         finally:
             if watching is not None:
                 watching.cancel()
 
-    async def _watch(
-        self, plan: StagePlan, enough: Enough, judge_so_far: Callable[..., Any]
-    ) -> None:
+    async def _watch(self, plan: StagePlan, watch: Watch, judge_so_far: Callable[..., Any]) -> None:
         began_s = time.monotonic()
-        for share in LOOKS:
+        for share, alpha in watch.each():
             await asyncio.sleep(max(0.0, began_s + share * plan.duration_s - time.monotonic()))
             meta = self._writer.meta["stages"][-1]
             if meta["index"] != plan.index:
@@ -138,11 +137,11 @@ class LivePlayer:
                 judge_so_far,
                 self._writer.path,
                 plan.schedule,
-                {**meta, "diagnosis": self._writer.meta.get("diagnosis")},
+                {**meta, "diagnosis": self._writer.meta.get("diagnosis"), **alpha},
                 self._settings.slos,
                 self._settings.warmup_requests,
             )
-            reason = judged and enough(judged)
+            reason = judged and watch.enough(judged)
             if reason:
                 self._generator.finish_stage(reason)
                 return

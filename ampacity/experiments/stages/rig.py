@@ -6,13 +6,14 @@ simulated engine in virtual time.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
 from ampacity.analysis.next_run import again
+from ampacity.live_panel import Outlook
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.progress import Progress
@@ -24,13 +25,29 @@ from ampacity.workloads.schedule import Schedule, closed_schedule, open_schedule
 Stage = dict[str, Any]  # a judged stage (docs/summary.md)
 Enough = Callable[[Stage], str | None]
 """Return why a stage, judged so far, can end early; None: it must go on."""
-LOOKS = (0.15, 0.25, 0.4, 0.6, 0.8)  # parts of a stage after which an ``Enough`` is called
 DRAIN_MIN_S = 5.0
 DRAIN_DEFAULT_S = 30.0
 SLOWED = 5.0  # factor on an answer's duration under load
 REPEATS_MAX = 3  # stages of a run that are repeated because the client was disturbed ...
 GROW_CPU_FRACTION = 0.45  # ... while less busy than this; from here on workers are added
 REPLAY_FINISH_S = 1e6  # a trace's sessions are played to their end, however slow the server
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What may end a stage early: ``enough`` is called after each of ``looks``, parts of it.
+
+    ``alphas``: chances of a false verdict at each look and at the stage's end; none: 5 % at each.
+    """
+
+    enough: Enough
+    looks: Sequence[float] = (0.15, 0.25, 0.4, 0.6, 0.8)
+    alphas: Sequence[float] = ()
+
+    def each(self) -> Iterator[tuple[float, dict[str, float]]]:
+        """Yield the looks, each with what a verdict there must know."""
+        for i, look in enumerate(self.looks):
+            yield look, {"alpha": self.alphas[i]} if self.alphas else {}
 
 
 @dataclass(frozen=True)
@@ -60,7 +77,7 @@ class Player(Protocol):
         """Fit a schedule to the model's context, see ``context.fit_context``."""
 
     async def play(
-        self, plan: StagePlan, labels: dict[str, Any], cut: str | None, enough: Enough | None
+        self, plan: StagePlan, labels: dict[str, Any], cut: str | None, watch: Watch | None
     ) -> Outcome | None:
         """Play a stage; None if there is nothing to keep of it."""
 
@@ -95,18 +112,16 @@ class Rig:
         self._left_tokens = settings.max_tokens
 
     async def open_stage(
-        self, rate_rps: float, duration_s: float | None = None, enough: Enough | None = None
+        self, rate_rps: float, duration_s: float | None = None, watch: Watch | None = None
     ) -> Stage | None:
-        """Run an open-loop stage, until there is ``enough``; None if the run is over."""
+        """Run an open-loop stage, until ``watch`` has seen enough; None if the run is over."""
         duration_s = duration_s or self.stage_s(rate_rps)
 
         async def once() -> Stage | None:
             schedule = open_schedule(
                 self.settings.workload, rate_rps=rate_rps, duration_s=duration_s, **self._next()
             )
-            return await self._run(
-                "open", schedule, duration_s, offered_rps=rate_rps, enough=enough
-            )
+            return await self._run("open", schedule, duration_s, offered_rps=rate_rps, watch=watch)
 
         return await self._undisturbed(once)
 
@@ -127,6 +142,7 @@ class Rig:
         """Replay the trace as one stage, open if it says when its requests arrive."""
         assert self._trace is not None
         schedule, users = self._trace.schedule, self.settings.concurrency
+        self.expect(1)
         from ampacity.analysis.capacity.next_load import fewest_requests
 
         least, slo = fewest_requests(self.settings.slos, {})
@@ -153,6 +169,10 @@ class Rig:
         """Print a line of progress."""
         self._progress.note(text)
 
+    def expect(self, stages: int, length_s: float | None = None, *, about: bool = False) -> None:
+        """Set how many stages the run has, ``about`` or exactly, and its seconds at most."""
+        self._progress.expect(Outlook(stages, length_s, about))
+
     def again(self, option: str, value: str) -> str:
         """Return the command of this run with another value of ``option``."""
         return again(self._writer.meta["command_line"], {option: value})
@@ -170,6 +190,7 @@ class Rig:
         judged = await once()
         while judged and not self.ended and self._disturbed(judged) and self.repeats_left > 0:
             self.repeats_left -= 1
+            self._progress.repeated()
             self.tell(f"stage {judged['index']} is repeated: {judged['client_limited_reason']}")
             self._repetitions += 1
             judged = await once()
@@ -189,7 +210,7 @@ class Rig:
         *,
         offered_rps: float | None = None,
         concurrency: int | None = None,
-        enough: Enough | None = None,
+        watch: Watch | None = None,
     ) -> Stage | None:
         outcome: Outcome | None = None
         for drawn in (schedules,) if isinstance(schedules, Schedule) else schedules:
@@ -204,12 +225,14 @@ class Rig:
             plan = self._plan(kind, schedule, duration_s, offered_rps, concurrency, cut)
             labels = {"schedule": self._schedule_number, "lengths": self.lengths}
             self._count(unfit)  # before it is played, for the report of a killed run
-            outcome = await self.player.play(plan, labels, cut, enough)
+            outcome = await self.player.play(plan, labels, cut, watch)
             if outcome is None or cut or not outcome.used_up:
                 break
             self._count({name: -n for name, n in unfit.items()})
         if outcome is None:
             return None
+        if watch and watch.alphas and not outcome.meta["decided_early"]:
+            outcome.meta["alpha"] = watch.alphas[-1]
         judged = await self._judge(outcome, plan)
         if not self.ended and judged["errors"].get("unfinished"):
             await self.player.settle()

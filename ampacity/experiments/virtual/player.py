@@ -15,7 +15,7 @@ import pyarrow as pa
 from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.experiments.stages.context import fit_context
 from ampacity.experiments.stages.preflight import typical_lengths
-from ampacity.experiments.stages.rig import LOOKS, Enough, Outcome, answers_in_history
+from ampacity.experiments.stages.rig import Outcome, Watch, answers_in_history
 from ampacity.experiments.virtual.playback import Played, play
 from ampacity.loadgen.audit import Measures, Tolerance, judge
 from ampacity.loadgen.plan import StagePlan
@@ -84,15 +84,15 @@ class VirtualPlayer:
         """Do nothing: every stage begins on an idle engine."""
 
     async def play(
-        self, plan: StagePlan, labels: dict[str, Any], cut: str | None, enough: Enough | None
+        self, plan: StagePlan, labels: dict[str, Any], cut: str | None, watch: Watch | None
     ) -> Outcome | None:
         if not len(plan.schedule):
             return None
         duration_s, decided, played = plan.duration_s, None, None
         with self._stoppable(plan.index):
             played = self._play_plan(plan)
-            if enough is not None:
-                ended_s, decided = self._ended_when_enough(plan, played, enough)
+            if watch is not None:
+                ended_s, decided = self._ended_when_enough(plan, played, watch)
                 if decided:  # sessions are not played on
                     duration_s, cut = ended_s, None
                     played = self._play(plan.schedule, until_s=ended_s)
@@ -141,13 +141,13 @@ class VirtualPlayer:
         )
 
     def _ended_when_enough(
-        self, plan: StagePlan, played: Played, enough: Enough
+        self, plan: StagePlan, played: Played, watch: Watch
     ) -> tuple[float, str | None]:
         """Return (how long the stage lasts, why it ends early)."""
         start_ns, slos = self.start_ns, self._settings.slos
         records = _records(played, plan.index, start_ns)
         waits = [s.limit_s for s in slos if s.metric in ("ttft", "e2e", "first_answer")]
-        for look in LOOKS:
+        for look, alpha in watch.each():
             now_ns = start_ns + int(look * plan.duration_s * 1e9)
             end_ns = now_ns - int(max(waits, default=0.0) * 1e9)  # later ones may still meet it
             seen = [_as_of(r, now_ns) for r in records if r.scheduled_ns < end_ns]
@@ -157,13 +157,14 @@ class VirtualPlayer:
             meta = {
                 **plan.meta(start_ns),
                 **so_far,
+                **alpha,
                 "ramp_s": None,
                 "ended_early": None,
                 "audit": None,
             }
             table = pa.Table.from_batches([to_batch(seen)])
             warmup = self._settings.warmup_requests
-            if decided := enough(analyse_stage(table, meta, slos, warmup)):
+            if decided := watch.enough(analyse_stage(table, meta, slos, warmup)):
                 return look * plan.duration_s, decided
         return plan.duration_s, None
 
@@ -200,7 +201,7 @@ class VirtualPlayer:
             planned = schedule.planned_cached_tokens(answers_too=self._answers_told)
             meta["cached_share_planned"] = float(planned.sum() / schedule.input_tokens.sum())
         self._writer.meta["stages"].append(meta)
-        self._server += _server_rows(outcome.samples, self.start_ns)
+        self._server += _server_rows(outcome.samples, self.start_ns, self.deployment.engines)
         self.start_ns = max(drained_ns, meta["end_ns"]) + IDLE_NS
         table = self._writer.stage_table(plan.index)
         return Outcome(meta, table, last_id + 1 - plan.schedule.first_request_id)
@@ -217,11 +218,14 @@ def stage_s(settings: Settings, rate_rps: float) -> float:
     return duration_s
 
 
-def _server_rows(samples: Sequence[Sample], start_ns: int) -> list[dict[str, float | int]]:
+def _server_rows(
+    samples: Sequence[Sample], start_ns: int, engines: int
+) -> list[dict[str, float | int]]:
     """Return samples of the engines as rows of server.parquet."""
     return [
         {
             "at_ns": start_ns + round(s.at_s * 1e9),
+            "engines": engines,
             "running": s.running,
             "waiting": s.waiting,
             "kv_cache_usage": s.kv_usage,

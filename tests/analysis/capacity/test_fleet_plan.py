@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from ampacity.analysis.capacity.fleet import (
     Carried,
@@ -21,6 +22,8 @@ from ampacity.analysis.capacity.fleet import (
     traffic_of_profile,
 )
 from ampacity.analysis.capacity.fleet_figures import FleetError
+from ampacity.analysis.decision.plan import Terms, plan_fleet
+from ampacity.analysis.summary import summarise as full_summary
 from ampacity.config import make_settings
 from ampacity.loadgen.rundir.files import Run
 from ampacity.workloads.fit.traffic import fit_arrivals
@@ -249,6 +252,18 @@ def test_a_plan_of_nonsense_is_refused_in_one_line(
     assert err.startswith(f"ampacity: {error}")
 
 
+def test_at_the_capacity_as_many_requests_are_good_as_its_slos_demand(tmp_path: Path) -> None:
+    """Interpolated over a cliff it would be half; ttft_p99 is met at the capacity: 99 % at least."""
+    summary = full_summary(ten_per_second(tmp_path / "run"))
+    (stage,) = summary.stages
+    cliff = structs.replace(summary, stages=[structs.replace(stage, slo_attainment=0.5)])
+    found = plan_fleet("run", cliff, Traffic(20.0), Terms(gpu_hour_usd=1.0, safety=1.0))
+    good, any_ = (
+        getattr(found, f"fleet_cost_per_thousand_{what}") for what in ("good_requests", "requests")
+    )
+    assert good == pytest.approx(any_ / 0.99)
+
+
 def test_a_burst_names_no_capacity_to_plan_with(tmp_path: Path, plan: Command) -> None:
     lengths = {"base_s": 60.0, "burst_s": 20.0, "recovery_s": 40.0}
     ten_per_second(tmp_path / "run", burst={"base_rps": 10.0, "factor": 1.0, **lengths})
@@ -329,7 +344,9 @@ def test_a_plan_shows_the_price_that_its_costs_rest_on(tmp_path: Path, plan: Com
     ten_per_second(tmp_path / "run")
     # ceil(ceil(25 / 10) x 1.5) = 5 instances of 2 GPUs
     _, out, _ = plan(tmp_path / "run", "--peak-rps", 25, "--tp", 2, "--gpu-hour", 2.5)
-    assert "  10 GPUs × $2.5/h (--gpu-hour) = $25.00 an hour; each line below allocates" in out
+    assert (
+        "  10 GPUs × $2.5/h (stated: --gpu-hour) = $25.00 an hour; each line below allocates" in out
+    )
 
 
 def test_a_plan_takes_what_the_run_was_given_unless_another_is(
@@ -343,9 +360,9 @@ def test_a_plan_takes_what_the_run_was_given_unless_another_is(
     assert told.startswith(
         "at most 15 instances, 30 GPUs for 95 requests/s; at most $788,400 a year\n"
     )
-    assert "  peak 95 requests/s: as given at the run\n" in told
-    assert "  safety as given at the run\n" in told
-    assert "30 GPUs × $3/h (as given at the run) = $90.00 an hour" in told
+    assert "  peak 95 requests/s (stated: as given at the run)\n" in told
+    assert "  safety 1.5 (stated: as given at the run)\n" in told
+    assert "30 GPUs × $3/h (stated: as given at the run) = $90.00 an hour" in told
     assert summary["verdict"].endswith(
         "; 95 req/s need at most 15 instances, 30 GPUs, with a safety factor of 1.5."
     )
@@ -360,7 +377,7 @@ def test_a_plan_takes_what_the_run_was_given_unless_another_is(
     others = ("--peak-rps", 20, "--safety", 1, "--gpu-hour", 2)
     _, other, _ = plan(tmp_path / "run", *others)
     assert other.startswith("at most 2 instances, 4 GPUs for 20 requests/s; ")
-    assert "4 GPUs × $2/h (--gpu-hour) = $8.00 an hour" in other
+    assert "4 GPUs × $2/h (stated: --gpu-hour) = $8.00 an hour" in other
     assert "as given at the run" not in other
 
 

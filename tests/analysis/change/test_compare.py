@@ -373,8 +373,8 @@ def test_a_run_that_is_no_evidence_is_one_clear_line(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--gpus", "C=2"], "--gpus C=2"),
-        (["--gpus", "B=x"], "--gpus B=x"),
+        (["--tp", "C=2"], "--tp C=2"),
+        (["--tp", "B=x"], "--tp B=x"),
         (["--gpu-hour", "0"], "--gpu-hour 0"),
         (["--labels", "A=none.jsonl"], "none.jsonl"),
         (["--html", "no/such/dir.html"], "cannot be written"),

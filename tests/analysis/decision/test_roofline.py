@@ -76,13 +76,17 @@ def test_use_of_a_measured_point() -> None:
     assert use.prefill_floor_s == pytest.approx(900 * 14e9 / 1000e12)
     assert use.tokens_per_gpu_hour.value == pytest.approx(800 * 3600)
     assert use.tokens_per_s_per_gb.high == pytest.approx(8.4)
-    assert lever(use) == "75 % of the bandwidth bound used: software can still help"
+    assert lever(use) == "75 % (71 to 79 %) of the bandwidth bound used: software can still help"
 
 
 def test_above_four_fifths_the_hardware_is_the_lever() -> None:
     use = use_of(Instance(MODEL, CARD), Point(Range(900.0), 0.009, 900, 200))
     assert lever(use) == "84 % of the bandwidth bound used: hardware is the remaining lever"
     assert use.mfu is None
+    wide = use_of(Instance(MODEL, CARD), Point(Range(900.0, 800.0, 1000.0), 0.009, 900, 200))
+    assert lever(wide).endswith(
+        "(74 to 93 %) of the bandwidth bound used: 80 % lies inside, so the lever cannot be told"
+    )
 
 
 def test_a_rate_that_no_hardware_allows_is_refused() -> None:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ampacity.analysis.capacity.fleet import Traffic, queue_depth
 from ampacity.analysis.decision.guardrails import breaker_of
 from ampacity.analysis.decision.model import DecisionError
-from ampacity.analysis.decision.tiers import Mode, slow_replica_share, tier_traffic
+from ampacity.analysis.decision.tiers import Mode, TierPlan, slow_replica_share, tier_traffic
 from tests.support.synthetic import Stage, make_run, request
 
 
@@ -98,6 +99,7 @@ def test_routing_gives_each_tier_its_share(plan: Command) -> None:
     small, large = (tier["plan"] for tier in found["tiers"])
     assert (status, small["peak_rps"], small["instances"], small["gpus"]) == (0, 96, 10, 10)
     assert (large["peak_rps"], large["instances"], large["gpus"]) == (24, 4, 16)
+    assert msgspec.convert(found, TierPlan).tiers[1].gpu == "4xH100"
     assert (found["instances"], found["gpus"], found["cost_per_hour"]) == (14, 26, 58)
     assert found["cost_per_year"] == 58 * 8760
     assert found["cost_per_thousand_requests"] == pytest.approx(1000 * 58 / 432_000)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
 from ampacity.analysis.contract.stage import Accepted, SloVerdict
-from ampacity.analysis.slo import parse_slo, parse_slos
+from ampacity.analysis.slo import SloError, parse_slo, parse_slos
 from ampacity.analysis.stage.attainment import judge_slo, observe_slos, requests_meeting
 from ampacity.analysis.stage.goodput import (
     LabelsError,
@@ -20,6 +20,8 @@ from ampacity.analysis.stage.goodput import (
     offline_throughput,
     parse_labels,
 )
+from ampacity.analysis.stage.steady import Stability
+from ampacity.analysis.stage.verdicts import Judge, Judged
 from tests.support.contract import summarise
 from tests.support.synthetic import Stage, cohort, make_run, request
 
@@ -240,3 +242,52 @@ def test_a_closed_loop_has_no_more_goodput_than_it_achieves(tmp_path: Path) -> N
     # three users who are answered once in 4 s; completions by the end, six in 10 s, are too few
     assert found["achieved_rps"] == pytest.approx(0.75)
     assert found["goodput_rps"] == pytest.approx(0.75)  # all nine answers are good
+
+
+def test_goodput_is_the_share_that_meets_every_other_slo() -> None:
+    """Of 100: 10 late by TTFT, 10 others by E2E, 5 failed; 75 are good."""
+    records = [request(i, i * 0.1, ttft_s=3.0 if i < 10 else 0.5) for i in range(85)]
+    records += [request(85 + i, 8.5 + i * 0.1, ttft_s=0.5, gaps_s=[9.0]) for i in range(10)]
+    records += [request(95 + i, 9.5 + i * 0.1, ttft_s=None, status="reset") for i in range(5)]
+    c = cohort(*records)
+    slos = parse_slos(["goodput=75%", "ttft_p50=2s", "e2e_p50=5s"])
+    (slo, found), *_ = observe_slos(c, slos)
+    assert (slo.name, slo.text) == ("goodput", "goodput=75%")
+    assert int(found.misses(slo.limit_s).sum()) == 25
+    verdict = judge_slo(found, slo)
+    assert (verdict.attainment, verdict.value_s) == (0.75, None)
+    assert parse_slo(slo.text) == slo
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("goodput=95%", "goodput counts requests that meet the other SLOs"),
+        ("goodput=4", "write goodput=95%"),
+        ("goodput=30%", "a share from 50% to 99.9%"),
+    ],
+)
+def test_a_goodput_that_is_no_slo_is_refused(text: str, says: str) -> None:
+    with pytest.raises(SloError, match=says):
+        parse_slos([text])
+
+
+def test_a_check_leaves_less_to_chance_and_shares_it_among_its_slos() -> None:
+    """Without a miss among n, p95 is met by chance 0.95^n: 4.6 % of 60, 0.6 % of 100."""
+    slos = parse_slos(["ttft_p95=2s", "e2e_p95=9s"])
+
+    def met(n: int, alpha: float | None) -> bool | None:
+        c = cohort(*[request(i, i * 0.1, ttft_s=0.5) for i in range(n)])
+        judge = Judge(slos, Stability(True, None), False, 1.0, alpha)
+        return judge.stage_findings(Judged(c))[0]["slo_met"]
+
+    assert [met(60, None), met(60, 0.01), met(100, 0.01)] == [True, None, True]
+    # 3 of 20 missed: by chance 7.5 % at p95; 4 of 20 1.6 %, which two SLOs share
+    c = cohort(*[request(i, i * 0.1, ttft_s=3.0 if i % 5 == 0 else 0.5) for i in range(20)])
+    words = [
+        Judge(slos, Stability(True, None), False, 1.0, alpha).stage_findings(Judged(c))[0][
+            "slo_met"
+        ]
+        for alpha in (0.02, 0.04)
+    ]
+    assert words == [None, False]

@@ -61,6 +61,37 @@ def stage(
     return Stage(records, duration_s, start_s=start_s, offered_rps=rate_rps)
 
 
+def frozen(
+    silent: tuple[tuple[float, float], ...] = ((14.2, 18.3),),
+    *,
+    rate_rps: float = RATE_RPS,
+    tokens: int = 30,
+    status: str | None = None,
+    seed: int = 0,
+) -> Stage:
+    """Poisson arrivals over 40 s, a token each 20 ms; in ``silent`` nobody gets one, and all go on
+    after it: who streams then is late by its rest, who comes then begins at its end. With a status
+    those who waited end with it."""
+    rng = np.random.default_rng(seed)
+    records = []
+    for i, t in enumerate(np.sort(rng.uniform(0, 40, rng.poisson(rate_rps * 40))).tolist()):
+        at, waited = t, False
+        times = []
+        for gap in (0.1, *[0.02] * (tokens - 1)):
+            at += gap
+            for start, end in silent:
+                if at - gap <= end and at > start:
+                    waited, at = True, max(end, at - gap) + gap
+            times.append(at - t)
+        if waited and status is not None:
+            times = [a for a in times if all(t + a < start for start, _ in silent)]
+        columns = {} if not (waited and status) else {"status": status, "ended_ns": at_ns(40.0)}
+        records.append(
+            request(i, t, ttft_s=times[0] if times else None, gaps_s=np.diff(times), **columns)
+        )
+    return Stage(records, 40.0, offered_rps=rate_rps)
+
+
 def judged(
     tmp_path: Path, *stages: Stage, slos: Any = ("error_rate=5%",), **meta: Any
 ) -> dict[str, Any]:
@@ -268,3 +299,65 @@ def test_two_that_are_down_by_turns_are_no_outage_of_the_endpoint(tmp_path: Path
     held = judged(tmp_path, whole)["stages"][0]
     assert held["errors"]["connect_error"] > 50
     assert held["outage"] is None
+
+
+SLO = ("ttft_p95=1s", "itl_p99=100ms")
+
+
+def test_a_server_that_froze_for_four_seconds_was_silent(tmp_path: Path) -> None:
+    """Nobody fails; who was in flight at 14.2 s or came until 18.3 s waited."""
+    summary = judged(tmp_path, frozen(tokens=8), slos=SLO)
+    records = frozen(tokens=8).records
+    first, last = at_ns(14.2), at_ns(18.3)
+    assert first is not None
+    assert last is not None
+    waited = sum(r.scheduled_ns < last and (r.last_token_ns or 0) > first + 10**7 for r in records)
+    (held,) = summary["stages"]
+    (period,) = held["outage"]["periods"]
+    assert period["start_s"] == pytest.approx(14.2, abs=0.02)  # the last token before it
+    assert period["end_s"] == pytest.approx(18.3, abs=0.03)  # the first one after it
+    assert (period["failed"], period["waited"]) == (0, waited)
+    said = f"silent, no token from 14.2 s to 18.3 s: {waited} of {len(records)} requests waited"
+    assert summary["verdict"].startswith(f"Endpoint {said}, SLO violated; outside of it met.")
+    outside = held["outage"]["outside"]
+    assert outside["slo_met"] is True
+    assert 0.9 * (len(records) - waited) < outside["requests"] <= len(records) - waited
+    assert [w["code"] for w in summary["warnings"]][:1] == ["outage"]
+    assert summary["capacity"]["capacity_rps"] is None
+    chart = outage_chart(read_summary(summary))
+    assert chart is not None
+    assert said in chart.title
+    assert (
+        f" s, {waited} of {len(records)} requests waited"
+        in findings(read_summary(summary))[0].value
+    )
+
+
+@pytest.mark.parametrize(
+    ("silent", "status", "spans"),
+    [
+        (((5.0, 7.5), (20.0, 28.0)), None, [(5.0, 7.5), (20.0, 28.0)]),
+        (((30.0, 99.0),), "unfinished", [(30.0, None)]),  # it hangs; cut off at the end
+        (((30.0, 99.0),), "timeout", [(30.0, None)]),  # the same, given up by the client
+        (((10.0, 11.5),), None, []),  # too short to be told from a long prompt's prefill
+        (tuple((float(t), t + 2.5) for t in range(2, 38, 4)), None, []),  # it answers in turns
+    ],
+)
+def test_silences_of_several_kinds(tmp_path: Path, silent: Any, status: Any, spans: Any) -> None:
+    outage = judged(tmp_path, frozen(silent, status=status), slos=SLO)["stages"][0]["outage"]
+    periods = [] if outage is None else outage["periods"]
+    assert len(periods) == len(spans)
+    for period, (start_s, end_s) in zip(periods, spans, strict=True):
+        assert period["start_s"] == pytest.approx(start_s, abs=0.1)
+        assert period["end_s"] == (None if end_s is None else pytest.approx(end_s, abs=0.1))
+
+
+def test_silences_in_which_nobody_or_one_alone_waits_are_none(tmp_path: Path) -> None:
+    """One user who thinks for 3 s, and whose prompts take 3 s; eight in step whose prompts do;
+    answers in two halves that are 8 s apart."""
+    alone = [request(i, 6.5 * i, ttft_s=3.0, gaps_s=[0.02] * 20) for i in range(20)]
+    step = [request(i, 10.0 * (i // 8), ttft_s=3.0, gaps_s=[0.02] * 300) for i in range(64)]
+    halves = [request(i, 0.2 * i, gaps_s=[0.1 if i < 3 else 7.9]) for i in range(25)]
+    for name, records, users in (("alone", alone, 1), ("step", step, 8), ("halves", halves, 25)):
+        held = judged(tmp_path / name, Stage(records, 130.0, concurrency=users))["stages"][0]
+        assert held["outage"] is None

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from ampacity.analysis.contract.stage import Server
-from ampacity.analysis.stage.server import server_figures
+from ampacity.analysis.stage.server import ABSENT, server_figures
 from ampacity.loadgen.telemetry import SCHEMA
 from tests.support.contract import summarise
 from tests.support.synthetic import ORIGIN_NS, Stage, make_run, request
@@ -39,6 +39,14 @@ def test_gauges_are_means_counters_are_growth_inside_the_window() -> None:
                 "running": 4,
                 "waiting": 3,
                 "kv_cache_usage": 0.9,
+                "engines": 2,
+                "tensor_active": 0.4,
+                "memory_active": 0.8,
+                "adapter_slots": 4,
+                "adapter_slots_used": 3,
+                "cached_tokens_total": 10,
+                "kv_block_lifetime_s_total": 5.0,
+                "kv_blocks_evicted_total": 10,
                 "preemptions_total": 5,
                 "prefix_cache_hits_total": 150,
                 "prefix_cache_queries_total": 500,
@@ -47,6 +55,11 @@ def test_gauges_are_means_counters_are_growth_inside_the_window() -> None:
                 "running": 6,
                 "waiting": 0,
                 "kv_cache_usage": 0.5,
+                "tensor_active": 0.6,
+                "memory_active": 0.9,
+                "cached_tokens_total": 50,
+                "kv_block_lifetime_s_total": 65.0,
+                "kv_blocks_evicted_total": 30,
                 "preemptions_total": 8,
                 "prefix_cache_hits_total": 190,
                 "prefix_cache_queries_total": 600,
@@ -56,14 +69,22 @@ def test_gauges_are_means_counters_are_growth_inside_the_window() -> None:
     )
     assert server_figures(table, 1 * S, 4 * S) == Server(
         samples=3,
+        engines=2,
         running=4,
         waiting=1,
         kv_cache_usage_max=0.9,
         preemptions=5,
         prefix_hit_rate=pytest.approx(90 / 200),
+        cached_tokens=40,
+        kv_block_lifetime_s=pytest.approx(60 / 20),
         spec_acceptance_rate=None,
+        adapter_slots=4,
+        adapter_slots_used_max=3,
         gpu_utilization=None,
+        tensor_active=pytest.approx(0.5),
+        memory_active=pytest.approx(0.85),
         gpu_memory_used_bytes=None,
+        reason=ABSENT,
     )
 
 

@@ -99,9 +99,9 @@ def test_a_usable_rate_in_or_above_the_knee_region_is_said(
     summary["knee"] |= {"region_rps": [5.4, 6.7]}
     summary["capacity"]["capacity_rps"] = usable
     said = [c["text"] for c in find_warnings(summary, None) if c["code"] == "knee_region"]
-    assert [
-        f"requests/s lies {where} the knee region of 5.4 to 6.7: " in text for text in said
-    ] == [True] * (where is not None)
+    assert [f"lies {where} the knee region of 5.4 to 6.7 req/s: " in text for text in said] == [
+        True
+    ] * (where is not None)
 
 
 def test_shorter_requests_that_keep_less_are_said() -> None:

@@ -392,7 +392,7 @@ def test_each_replica_and_each_series_is_held_against_itself(
     for (late_, early_), more, each in (
         (two, (), 8.0),
         (one, (), 16.0),
-        (two, ("--instances", "4"), 4.0),
+        (two, ("--replicas", "4"), 4.0),
     ):
         code, said = validated(late_, early_, "--json", *more)
         load = next(f for f in json.loads(said)["findings"] if f["name"] == "load")

@@ -265,3 +265,25 @@ def test_an_slo_on_the_first_answer_is_judged_behind_the_thinking_or_not_at_all(
         assert stage["first_answer_s"]["p50"] is None
         assert "ended while the model was still thinking" in stage["first_answer_s"]["reason"]
         assert verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "counted", "spoils"),
+    [
+        # (chunks, tokens by usage, metrics) where 20 were asked for
+        pytest.param(40, 40, {"itl", "icl", "tpot", "tokens"}, id="two choices, usage of both"),
+        pytest.param(60, 60, {"itl", "icl", "tpot", "tokens"}, id="three choices, usage of all"),
+        pytest.param(40, 20, {"itl", "tpot", "tokens"}, id="two choices, usage of one"),
+        pytest.param(30, 30, {"tokens"}, id="a server with a length of its own"),
+        pytest.param(20, 20, set(), id="one choice"),
+    ],
+)
+def test_choices_that_nothing_tells_apart_spoil_what_lies_between_tokens(
+    tokens: int, counted: int, spoils: set[str]
+) -> None:
+    """Interleaved, without an index, one finish reason (a gateway): only the length shows it."""
+    answer = request(
+        0, 0.0, gaps_s=[0.01] * (tokens - 1), output_tokens=counted, output_tokens_planned=20
+    )
+    found = diagnose(answer, SHAPE)
+    assert {metric for f in found if f.verdict == "bad" for metric in f.spoils} == spoils

@@ -331,6 +331,12 @@ def test_an_endless_stream_is_not_buffered_and_garbage_in_it_is_noticed() -> Non
 
 OK = (text("a"), text("b"), FINISH)
 BEGUN = unframed(OK[0])
+WHOLE = json.dumps(
+    {
+        "choices": [{"message": {"content": "a b"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 2},
+    }
+).encode()
 
 
 def stream(*values: dict[str, Any] | str) -> bytes:
@@ -527,6 +533,7 @@ GOOD: dict[str, tuple[bytes, int]] = {
         unframed(*OK).replace(b"text/event-stream", b"text/plain"),
         2,
     ),
+    "JSON under another type": (UNFRAMED.replace(b"event-stream", b"plain") + WHOLE, 2),
     "100-continue first": (b"HTTP/1.1 100 Continue\r\n\r\n" + stream(*OK), 2),
     "103 early hints first": (b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + stream(*OK), 2),
 }
@@ -559,9 +566,45 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
     ),
     "HTML under 200": (
         b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>",
-        "empty",
+        "protocol_error",
         None,
-        "text/html",
+        "text/html: <html></html>",
+    ),
+    "a sentence under 200": (
+        UNFRAMED.replace(b"event-stream", b"plain") + b"no upstream",
+        "protocol_error",
+        None,
+        "content type text/plain: no upstream",
+    ),
+    "a sentence in chunks": (
+        HEAD + http_chunk(b"busy") + END,
+        "protocol_error",
+        None,
+        "text/event-stream: busy",
+    ),
+    "a sentence within the stream": (
+        HEAD + chunk(OK[0]) + http_chunk(b"no upstream\n\n") + END,
+        "truncated",
+        1,
+        "without a finish reason or [DONE]: no upstream",
+    ),
+    "the same, then [DONE]": (
+        HEAD + chunk(OK[0]) + http_chunk(b"no upstream\n\n") + chunk("[DONE]") + END,
+        "truncated",
+        1,
+        "without a finish reason: no upstream",
+    ),
+    "JSON cut off": (
+        json_response(WHOLE[:40]),
+        "truncated",
+        None,
+        "Input data was truncated",
+    ),
+    "JSON cut off, under another type": (
+        UNFRAMED.replace(b"event-stream", b"plain") + WHOLE[:40],
+        "truncated",
+        None,
+        "Input data was truncated",
     ),
     "200 without a body": (
         b"HTTP/1.1 200 OK\r\n" + LENGTH_0,

@@ -231,23 +231,27 @@ def test_closed_loop_over_workers_keeps_its_concurrency_and_its_ids(
         assert begun_ns - results[1].meta["start_ns"] >= first_s * 1e9
 
 
-def test_a_worker_that_dies_is_noticed_and_the_run_goes_on(server: Started, tmp_path: Path) -> None:
-    first = open_plan(0, 20.0, 6.0, 0)
-    plans = [first, open_plan(1, 20.0, 1.0, len(first.schedule))]
-    run, results, lost = run_stages(server, tmp_path / "run", plans, 2, kill_one=True)
-    assert "worker 0 died" in lost
+def test_a_worker_that_dies_stops_the_stage_at_once(server: Started, tmp_path: Path) -> None:
+    """Of a stage of 20 s: all that was due has its row, and what came later was never sent."""
+    plan = open_plan(0, 20.0, 20.0, 0)
+    began = time.monotonic()
+    run, (result,), lost = run_stages(server, tmp_path / "run", [plan], 2, kill_one=True)
+    assert time.monotonic() - began < 15.0  # the start of two workers included
+    assert "worker 0 died (SIGKILL) in stage 0" in lost
+    assert result.meta["ended_early"] == "worker 0 died (SIGKILL)"
     rows = run.requests.to_pylist()
     ids = Counter(r["request_id"] for r in rows)
     assert set(ids.values()) == {1}
-    # every scheduled request has its row
-    assert set(ids) == set(range(sum(len(p.schedule) for p in plans)))
+    assert result.meta["scheduled_requests"] == len(rows) < len(plan.schedule)
+    assert set(ids) >= set(range(10))
+    for parity in (0, 1):  # each worker's share up to the same time
+        of_worker = sorted(number for number in ids if number % 2 == parity)
+        assert of_worker == list(range(parity, of_worker[-1] + 1, 2))
     owed = [r for r in rows if r["status"] == "unfinished"]
-    assert owed
-    assert all(
-        "worker 0 died" in r["error"] and r["stage"] == 0 and r["request_id"] % 2 == 0 for r in owed
-    )
-    assert all(r["status"] == "ok" for r in rows if r["stage"] == 1 or r["request_id"] % 2 == 1)
-    assert results[0].meta["scheduled_requests"] == len(first.schedule)
+    assert all("worker 0 died (SIGKILL)" in r["error"] for r in owed)
+    assert any(r["request_id"] % 2 == 0 for r in owed)
+    assert any(r["status"] == "ok" for r in rows)
+    assert result.meta["end_ns"] - result.meta["start_ns"] < 10e9
 
 
 def test_deal_thins_the_schedule() -> None:

@@ -1,0 +1,34 @@
+"""Hand the result of gate or check to a CI service: files, annotations, JSON."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampacity.cli.output import print_json, write_text
+
+if TYPE_CHECKING:
+    from ampacity.analysis.change.results import GateResult
+
+
+def hand_over(
+    result: GateResult,
+    junit: Path | None,
+    markdown: Path | None,
+    *,
+    annotate: bool = True,
+    as_json: bool,
+) -> None:
+    """Write JUnit XML, append Markdown, print annotations on GitHub, and the JSON if asked."""
+    from ampacity.reports.pages.gate import gate_markdown, junit_xml, workflow_commands
+
+    if junit:
+        write_text(junit, junit_xml(result))
+    if markdown:
+        write_text(markdown, gate_markdown(result), append=True)
+    if annotate and os.environ.get("GITHUB_ACTIONS") == "true":
+        print(*workflow_commands(result), sep="\n", file=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        print_json(result.as_dict())

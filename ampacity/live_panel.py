@@ -1,0 +1,220 @@
+"""The stage that is going on: as a panel of a terminal, and as a line."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ampacity.analysis.load_names import load_name
+from ampacity.analysis.metrics.observations import quantile_rank
+from ampacity.analysis.slo import Slo
+from ampacity.analysis.stats.intervals import smallest_n
+from ampacity.loadgen.generator import Generator
+from ampacity.loadgen.plan import LIVE_TTFTS, Live, StagePlan
+from ampacity.loadgen.probe.diagnosis import duration_text as seconds
+from ampacity.loadgen.rundir.records import FAILED_STATUSES
+from ampacity.reports.render.figures import counted
+from ampacity.reports.render.terminal import spark, text_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+RATE_OVER_S = 10.0  # the time over which rates are taken
+HISTORY = 120  # points of a sparkline
+WIDTH = 59  # a terminal that is made narrower, down to 60, wraps no line of it
+LOWEST = 14  # rows of a terminal that has room for the panel
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is expected of the whole run. None: not known."""
+
+    stages: int | None = None
+    length_s: float | None = None
+    about: bool = False  # the number of stages is what is usual
+    began_s: float = field(default_factory=time.monotonic)
+
+
+class LivePanel:
+    """Reads the counters of a stage each time it is asked; it changes nothing of the load."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        plan: StagePlan,
+        slos: Sequence[Slo],
+        outlook: Outlook,
+        burst: dict[str, Any] | None = None,
+    ) -> None:
+        self._generator, self._plan, self._outlook, self._burst = generator, plan, outlook, burst
+        self._slo = next((s for s in slos if s.metric == "ttft" and s.class_ is None), None)
+        self._seen: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])  # s, sent, ended
+        self._in_flight: deque[float] = deque(maxlen=HISTORY)
+        self._ttft_s: deque[float | None] = deque(maxlen=HISTORY)
+        self._ended = 0  # requests that the sparkline has
+
+    def _look(self) -> tuple[Live, tuple[float, int, int], tuple[float, int, int]] | None:
+        """Return (counters, now, some seconds ago), or None before the stage has begun."""
+        live = self._generator.live
+        if live.stage != self._plan.index or not live.began_s or live.began_s > time.monotonic():
+            return None
+        now = time.monotonic() - live.began_s, live.released, live.ended
+        self._seen.append(now)
+        while len(self._seen) > 2 and self._seen[1][0] < now[0] - RATE_OVER_S:
+            self._seen.popleft()
+        return live, now, self._seen[0]
+
+    def line(self) -> str | None:
+        """Return the stage in one line, or None before it has begun."""
+        seen = self._look()
+        return seen and live_line(*seen, phase=self._phase(seen[1][0]))
+
+    def _phase(self, elapsed_s: float) -> str | None:
+        """Return the phase of a burst."""
+        if not self._burst:
+            return None
+        burst_s = self._burst["base_s"], self._burst["base_s"] + self._burst["burst_s"]
+        return ("base", "burst", "recovery")[sum(elapsed_s >= at for at in burst_s)]
+
+    def rows(self, width: int) -> tuple[str, list[list[tuple[str, str]]]] | None:
+        """Return the title, and rows of (text, style)."""
+        if (seen := self._look()) is None:
+            return None
+        live, now, before = seen
+        fresh, self._ended = min(live.ended - self._ended, LIVE_TTFTS), live.ended
+        new = live.ttft_s[-fresh:] if fresh else []
+        self._ttft_s.append(sorted(new)[len(new) // 2] if new else None)
+        self._in_flight.append(float(live.in_flight))
+        sent, done = _rates(now, before)
+        bars = max(width - 34, 8)
+        quantile = self._slo.quantile if self._slo else 0.95
+        value = percentile(live.ttft_s, quantile)
+        limit, style = "", "bold"
+        if self._slo:
+            limit = f" of {seconds(self._slo.limit_s)}"
+            style = "bold red" if (value or 0.0) > self._slo.limit_s else "bold green"
+        name = f"TTFT {self._slo.percentile if self._slo else 'p95'}"
+        return self._title(live, now[0]), [
+            [("stage     ", "dim"), *_bar(now[0], live.duration_s, bars - 4, live)],
+            [("run       ", "dim"), *self._of_run(now[0], live, bars - 4)],
+            [
+                (f"{name:<10}", "dim"),
+                (f"{seconds(value):>9}", style),
+                (f"{limit:<11}", ""),
+                (spark(list(self._ttft_s), bars), "cyan"),
+            ],
+            [
+                ("in flight ", "dim"),
+                (f"{live.in_flight:>9,}", "bold"),
+                (" " * 11, ""),
+                (spark(list(self._in_flight), bars), "cyan"),
+            ],
+            [("requests  ", "dim"), (f"{sent:.1f} sent/s, {done:.1f} done/s", "")],
+            [("errors    ", "dim"), (_errors(live), "bold red" if live.failed else "")],
+        ]
+
+    def _title(self, live: Live, elapsed_s: float) -> str:
+        number, stages = live.stage + 1, self._outlook.stages
+        about = "~" if self._outlook.about else ""
+        of = f" of {about}{max(stages, number)}" if stages else ""
+        parts = [f"stage {number}{of}", self._phase(elapsed_s) or _level(live)]
+        return " · ".join(parts)
+
+    def _of_run(self, elapsed_s: float, live: Live, bars: int) -> list[tuple[str, str]]:
+        """Return the bar of the whole run, or how long it has lasted."""
+        stages, length_s = self._outlook.stages, self._outlook.length_s
+        passed_s = time.monotonic() - self._outlook.began_s
+        if length_s is None and stages is not None:
+            left = max(stages - live.stage - 1, 0) * live.duration_s
+            length_s = passed_s + left + max(live.duration_s - elapsed_s, 0.0)
+        if length_s is None:
+            return [(f"{_clock(passed_s)} so far", "")]
+        return _bar(passed_s, length_s, bars, about="about ")
+
+
+def _level(live: Live) -> str:
+    if live.kind == "open":
+        return load_name({"offered_rps": live.level})
+    return load_name({"concurrency": live.level})
+
+
+def _errors(live: Live) -> str:
+    """Return ``timeout 2, reset 1``."""
+    kinds = (f"{k} {n:,}" for k, n in live.statuses.most_common() if k in FAILED_STATUSES)
+    return ", ".join(kinds) or "none"
+
+
+def _rates(now: tuple[float, int, int], before: tuple[float, int, int]) -> list[float]:
+    """Return (sent, ended) per second between two looks."""
+    span_s = max(now[0] - before[0], 1e-9)
+    return [(b - a) / span_s for a, b in zip(before[1:], now[1:], strict=True)]
+
+
+def _bar(
+    done_s: float, of_s: float, width: int, live: Live | None = None, about: str = ""
+) -> list[tuple[str, str]]:
+    share = min(done_s / max(of_s, 1e-9), 1.0)
+    full = round(share * width)
+    left = f"{about}{_clock(of_s - done_s)} left"
+    if done_s >= of_s:
+        left = f"waiting for {live.in_flight:,}" if live else "about done"
+    return [("━" * full, "cyan"), ("─" * (width - full), "dim"), (f" {share:4.0%}  {left}", "")]
+
+
+def _clock(length_s: float) -> str:
+    minutes, rest = divmod(round(max(length_s, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def percentile(times_s: Sequence[float], q: float) -> float | None:
+    """Return a percentile of the latest times, or None where they are too few for it."""
+    latest = sorted(times_s[-LIVE_TTFTS:])
+    return latest[quantile_rank(q, len(latest)) - 1] if len(latest) >= smallest_n(q) else None
+
+
+def lines_of(panel: LivePanel, console: Console) -> tuple[str, list[str]]:
+    """Return the panel as text with escape sequences, and its lines without."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    width = min(console.width - 1, WIDTH)
+    if console.height < LOWEST:
+        short = (panel.line() or "")[:width]
+        return (f"{short}\n", [short]) if short else ("", [])
+    if (seen := panel.rows(width)) is None:
+        return "", []
+    title, rows = seen
+    lines = [Text.assemble(*(text_of(console, *piece) for piece in row)) for row in rows]
+    for line in lines:
+        line.truncate(width - 4)
+    body = Panel(
+        Group(*lines), title=text_of(console, title, "bold"), title_align="left", width=width
+    )
+    with console.capture() as captured:
+        console.print(body)
+    styled = captured.get()
+    return styled, [" " * width] * styled.count("\n")
+
+
+def live_line(
+    live: Live,
+    now: tuple[float, int, int],
+    before: tuple[float, int, int],
+    phase: str | None = None,
+) -> str:
+    """Return the live line. ``now``, ``before``: s since the start, requests sent, ended."""
+    sent, done = _rates(now, before)
+    level = f"{_level(live)}{' on average' if live.kind == 'open' else ', closed loop'}"
+    left_s = max(live.duration_s - now[0], 0.0)
+    p50, p99 = (seconds(percentile(live.ttft_s, q)) for q in (0.5, 0.99))
+    left = f"{left_s:.0f} s left" if left_s else "draining"
+    return (
+        f"stage {live.stage}: {f'{phase}, ' if phase else ''}{level}, {sent:.1f} sent/s, "
+        f"{done:.1f} done/s, {live.in_flight} in flight, TTFT p50 {p50} p99 {p99}, "
+        f"{counted(live.failed, 'error')}, {left}"
+    )

@@ -1,0 +1,111 @@
+"""A run over time: arrivals, requests in flight, first tokens, failures and the server's gauges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ampacity.analysis.load_names import load_name
+from ampacity.analysis.metrics.requests import Floats, read_requests, ttft_s
+from ampacity.analysis.stage.steady import in_flight_at
+from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.records import FAILED_STATUSES, STATUSES
+
+STEPS_MAX = 300
+POINTS_MAX = 20_000  # first tokens that are drawn: more than a screen has room for
+GAUGES = ("running", "waiting", "kv_cache_usage", "preemptions_total")
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Series over the run. Times in s after the first stage began; step i begins at i x step_s."""
+
+    step_s: float
+    arrivals_rps: list[float]  # requests that were due, one a step
+    in_flight: list[float]  # at the middle of each step
+    failed_rps: dict[str, list[float]]  # by status, when they ended
+    ttft_s: Points  # (when due, TTFT from schedule): each step's extremes first
+    answered: int  # requests with a first token, of which ``ttft_s`` may be a part
+    stages: list[tuple[float, str]]  # (start, name)
+    server: dict[str, Points]  # by a name of GAUGES
+
+
+def timeline_of(run: Run) -> Timeline | None:
+    """Return the series of a run; None where nothing was recorded. Raises RecordsError."""
+    stages = [s for s in run.meta.get("stages") or [] if s.get("start_ns")]
+    if not run.requests.num_rows or not stages:
+        return None
+    origin_ns = min(int(s["start_ns"]) for s in stages)
+    every = read_requests(run.requests, origin_ns)
+    first = every.take(every.attempt == 0)
+    due_s, ended_s = first.scheduled_ns * 1e-9, first.ended_ns * 1e-9
+    over_s = np.where(np.isnan(ended_s), due_s, ended_s)
+    end_s = max(float(np.nanmax(np.maximum(due_s, over_s))), 1e-3)
+    step_s = _step(end_s)
+    edges = np.arange(0.0, end_s + step_s, step_s)
+
+    def per_second(times_s: Floats) -> list[float]:
+        return [float(n) / step_s for n in np.histogram(times_s, edges)[0]]
+
+    failed = {
+        status: per_second(over_s[first.status == code])
+        for code, status in enumerate(STATUSES)
+        if status in FAILED_STATUSES and (first.status == code).any()
+    }
+    middles = edges[:-1] + step_s / 2
+    ttft = ttft_s(first, from_schedule=True)
+    known = np.isfinite(ttft) & (ttft > 0)
+    return Timeline(
+        step_s,
+        per_second(due_s),
+        in_flight_at(middles, every.started_ns * 1e-9, every.ended_ns * 1e-9).tolist(),
+        failed,
+        _thinned(due_s[known], ttft[known], step_s),
+        int(known.sum()),
+        [((int(s["start_ns"]) - origin_ns) * 1e-9, load_name(s)) for s in stages],
+        _gauges(run.server, origin_ns),
+    )
+
+
+def _step(end_s: float) -> float:
+    """Return the shortest of 1, 2, 5 times powers of ten of seconds that needs few steps."""
+    steps = (float(f"{m}e{k}") for k in range(-4, 9) for m in (1, 2, 5))
+    return next(step for step in steps if end_s / step <= STEPS_MAX)
+
+
+def _thinned(at_s: Floats, ttft: Floats, step_s: float) -> Points:
+    """Return at most POINTS_MAX points: the least and the most of each step, then any others.
+
+    The others are in no order, so that a beginning of the list is a fair part of all.
+    """
+    at_s = at_s.round(3)
+    step = (at_s / step_s).astype(np.int64)
+    by_height = np.lexsort((ttft, step))
+    begins = np.flatnonzero(np.diff(step[by_height], prepend=-1))
+    ends = np.append(begins[1:], len(step)) - 1
+    extremes = np.unique(by_height[np.concatenate([begins, ends])]) if len(step) else by_height
+    rest = np.setdiff1d(np.arange(len(step)), extremes)
+    room = max(0, POINTS_MAX - len(extremes))
+    rest = np.random.default_rng(0).permutation(rest)[:room]
+    chosen = np.concatenate([extremes, rest])
+    pairs = zip(at_s[chosen].tolist(), ttft[chosen].tolist(), strict=True)
+    return [(at, float(f"{height:.4g}")) for at, height in pairs]
+
+
+def _gauges(samples: pa.Table | None, origin_ns: int) -> dict[str, Points]:
+    if samples is None or not samples.num_rows:
+        return {}
+    at_s = (samples["at_ns"].to_numpy() - origin_ns) * 1e-9
+    found: dict[str, Points] = {}
+    for name in GAUGES:
+        values: Any = pc.cast(samples[name], pa.float64()).to_numpy()
+        held = np.isfinite(values) & (at_s >= 0)
+        if held.any():
+            pairs = zip(at_s[held].round(3).tolist(), values[held].tolist(), strict=True)
+            found[name] = list(pairs)
+    return found

@@ -1,0 +1,87 @@
+"""Whether to trust a run: steady state, and warnings with the command that mends each."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ampacity.analysis.contract.summary import Summary, Warned, to_json
+from ampacity.analysis.stage.throughput import steady_state
+from ampacity.reports.render.figures import Finding, by_load, counted, exact
+
+GRAVE = frozenset(
+    [
+        "partial",
+        "no_requests",
+        "client_limited",
+        "outage",
+        "errors",
+        "unstable_lowest",
+        "non_monotone",
+        "inputs_off",
+        "lengths_off",
+        "cut_short",
+        "not_streamed",
+        "imported",
+    ]
+)
+"""Codes whose run may say something else than it seems to; the others bound what it says."""
+LONGER = ["never_settled", "drift", "too_few_requests", "too_short", "non_monotone", "littles_law"]
+REPEATED = ("run", "sweep", "search", "predict")  # commands with the options that mend
+
+
+@dataclass(frozen=True)
+class Shown:
+    code: str
+    text: str
+    grave: bool
+    command: str | None
+
+
+def by_severity(warnings: Sequence[Warned], meta: Mapping[str, Any]) -> list[Shown]:
+    """Return the warnings, grave ones first; ``meta`` is run.json."""
+    found = [Shown(w.code, w.text, w.code in GRAVE, _mending(w.code, meta)) for w in warnings]
+    return sorted(found, key=lambda warning: not warning.grave)
+
+
+def steady(summary: Summary) -> Finding:
+    """Return in how many stages the requests in flight were shown not to grow."""
+    states = [(s.name, steady_state(to_json(s))[0]) for s in by_load(summary.stages)]
+    others = [f"{name}: {state}" for name, state in states if state != "yes"]
+    value = f"{len(states) - len(others)} of {counted(len(states), 'stage')}"
+    note = "; ".join(others) or "requests in flight did not keep growing"
+    return Finding("Steady state", value, None, note, "unsure" if others else "good")
+
+
+def _mending(code: str, meta: Mapping[str, Any]) -> str | None:
+    """Return the run's own command line with the option that mends a warning; None without one."""
+    parts = meta.get("command_line")
+    if not isinstance(parts, list) or parts[1:2] not in [[name] for name in REPEATED]:
+        return None
+    if code in LONGER:
+        return _with(parts, "--duration", f"{exact(2 * _longest_s(meta))}s")
+    if code == "client_limited":
+        return _with(parts, "--workers", str(2 * int(meta.get("workers") or 1)))
+    if code in ("too_long", "beyond_context"):
+        return _with(parts, "--fit-context")
+    return None
+
+
+def _longest_s(meta: Mapping[str, Any]) -> float:
+    """Return the length of the longest stage, in s."""
+    known = [s for s in meta.get("stages") or [] if s.get("start_ns") and s.get("end_ns")]
+    return max((round((s["end_ns"] - s["start_ns"]) * 1e-9, 1) for s in known), default=30.0)
+
+
+def _with(parts: Sequence[str], option: str, *value: str) -> str:
+    """Return a command line with an option in the place of the same one."""
+    kept: list[str] = []
+    words = iter(map(str, parts))
+    for word in words:
+        if word == option and value:
+            next(words, None)
+        elif word != option and not word.startswith(f"{option}="):
+            kept.append(word)
+    return shlex.join([*kept, option, *value])

@@ -1,0 +1,136 @@
+"""``ampacity check``: one load against absolute limits, ended as soon as they are decided."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from ampacity.analysis.change.results import CheckResult
+from ampacity.analysis.summary import summarise
+from ampacity.config import make_settings
+from ampacity.experiments.check import ALPHAS, LOOKS, check, result_of
+from ampacity.experiments.virtual.predict import predict
+from ampacity.loadgen.rundir.files import load_run
+from ampacity.progress import Progress
+from ampacity.reports.pages.gate import check_lines, gate_markdown, junit_xml, workflow_commands
+from ampacity.simulator.models.hardware import find_deployment
+from ampacity.simulator.server.launch import start_in_process
+from benchmarks.servers import limit_at
+from benchmarks.studies.check_rates import checked
+from tests.support.args import Command
+
+LOAD = {"url": "http://predicted.invalid/v1", "input_tokens": "10", "output_tokens": "20"}
+
+
+def checked_in_virtual_time(tmp_path: Path, slos: list[str], **raw: Any) -> CheckResult:
+    """A step takes 10 ms + 1 ms for each of b in the batch: TTFT is 11 ms at least, at 10 req/s
+    3 are in flight, and no queue forms.
+    """
+    given = {**LOAD, "rates": "10", "duration": "10m", "out": str(tmp_path / "run"), "slo": slos}
+    settings = make_settings({**given, **raw})
+    engine = find_deployment("linear:0.01,0.001")
+    how: dict[str, Any] = {"drive": check, "experiment": "check"}
+    path = asyncio.run(predict(settings, engine, ["ampacity"], Progress(), **how))
+    return result_of(summarise(load_run(path)), str(path))
+
+
+def test_the_looks_spend_five_per_cent_in_all() -> None:
+    assert sum(ALPHAS) == pytest.approx(0.05)
+    assert len(ALPHAS) == len(LOOKS) + 1
+    # 0.05 ln(1 + (e - 1) 0.02), Pocock's spending at 2 % of the time
+    assert ALPHAS[0] == pytest.approx(0.0016892, abs=1e-6)
+
+
+def test_far_from_the_limit_it_ends_early_on_either_side(tmp_path: Path) -> None:
+    met = checked_in_virtual_time(tmp_path / "met", ["ttft_p95=250ms", "goodput=90%"])
+    assert met.verdict == "met"
+    assert [c.verdict for c in met.checks] == ["met", "met"]
+    assert isinstance(met.duration_s, float)
+    assert met.duration_s <= 0.15 * 600
+    assert met.sentence.startswith("Met at 10 req/s: ttft_p95=250ms, goodput=90%, after ")
+    violated = checked_in_virtual_time(tmp_path / "violated", ["ttft_p95=8ms", "itl_p99=1s"])
+    assert violated.verdict == "violated"
+    assert violated.duration_s == pytest.approx(0.02 * 600)  # the first look
+    assert [c.verdict for c in violated.checks if c.name == "ttft_p95=8ms"] == ["violated"]
+    assert violated.checks[0].candidate is not None
+    assert violated.checks[0].candidate >= 0.011
+    stage = json.loads((tmp_path / "violated" / "run" / "run.json").read_text())["stages"][0]
+    assert stage["decided_early"] == "violated: ttft_p95=8ms"
+    assert "alpha" not in stage
+
+
+def test_too_short_to_tell_is_inconclusive_and_says_how_long_it_takes(tmp_path: Path) -> None:
+    found = checked_in_virtual_time(tmp_path, ["ttft_p99=250ms"], duration="20s")
+    assert found.verdict == "inconclusive"
+    assert "more requests would decide: --max-duration" in found.sentence
+    stage = json.loads((tmp_path / "run" / "run.json").read_text())["stages"][0]
+    assert stage["alpha"] == pytest.approx(ALPHAS[-1])  # what ampacity report judges it by
+    assert ElementTree.fromstring(junit_xml(found)).get("errors") == "1"
+    (warning,) = workflow_commands(found)
+    assert warning.startswith("::warning title=ampacity check::ttft_p99=250ms at 10 req/s")
+    assert "| ttft_p99=250ms at 10 req/s |" in gate_markdown(found)
+    assert gate_markdown(found).startswith("## ❔ ampacity check")
+    assert check_lines(found)[0] == found.sentence
+
+
+def test_over_all_looks_a_verdict_at_the_limit_is_rarely_wrong() -> None:
+    """An M/M/1 queue that just keeps its p95 at this load: either verdict is wrong in at most 5 %
+    of the checks, so more than 4 of 30 have a chance of 2 %. Far below it few requests decide.
+    """
+    slo = limit_at("mm1", 0.7, 0.95)
+    words = [checked("mm1", 0.7, slo, 1000, seed)[0] for seed in range(30)]
+    assert words.count("met") <= 4
+    assert words.count("violated") <= 4
+    low = [checked("mm1", 0.2, slo, 1000, seed) for seed in range(5)]
+    assert {word for word, _ in low} == {"met"}
+    assert max(share for _, share in low) <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--rates 5", "a check needs a limit"),
+        ("--slo ttft_p95=1s", "a check is made at one load"),
+        ("--rates 5,6 --slo ttft_p95=1s", "a check is made at one load"),
+        ("--rates 5 --slo goodput=95%", "goodput counts requests that meet the other SLOs"),
+        ("--rates 5 --slo ttft_p95=1s --arrivals ramp:from=0.2,to=1.8", "one steady rate"),
+        ("--rates 5 --slo ttft_p95=1s", "127.0.0.1:1"),
+    ],
+)
+def test_what_cannot_be_checked_is_an_error_in_the_files_of_ci_too(
+    given: str,
+    message: str,
+    tmp_path: Path,
+    command: Command,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = ("--junit", tmp_path / "check.xml", "--markdown", tmp_path / "check.md")
+    url = "check http://127.0.0.1:1/v1 --out"
+    command(url, tmp_path / "run", given, *files, status=2)
+    assert message in capsys.readouterr().err
+    root = ElementTree.fromstring((tmp_path / "check.xml").read_text())
+    assert (root.get("tests"), root.get("errors")) == ("1", "1")
+    assert message in (tmp_path / "check.xml").read_text()
+    assert (tmp_path / "check.md").read_text().startswith("## ❌ ampacity check")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.real_time
+def test_in_real_time_it_is_met_and_violated(
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = "--input-tokens 10 --output-tokens 10 --rates 20 --max-duration 30s"
+    with start_in_process("demo") as server:
+        for slo, status in (("ttft_p50=5s", 0), ("ttft_p95=1us", 1)):
+            out = tmp_path / str(status)
+            command(f"check {server.url} {load} --slo {slo} --json --out", out, status=status)
+            found = json.loads(capsys.readouterr().out)
+            assert found["verdict"] == ("violated" if status else "met")
+            assert found["duration_s"] < 20
+            assert found["run"] == str(out)
+            assert (out / "report.html").stat().st_size > 1000

@@ -1,0 +1,293 @@
+"""The final screen of every command: it fits 80 x 24, and its answer is first."""
+
+from __future__ import annotations
+
+import io
+import math
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from ampacity.analysis.contract.stage import StageClass
+from ampacity.analysis.contract.summary import SloLimit, read_summary
+from ampacity.analysis.next_run import again, next_command
+from ampacity.cli.judge.validate import _screen as validate_screen
+from ampacity.cli.measure.doctor import _screen as doctor_screen
+from ampacity.loadgen.probe.diagnosis import Finding
+from ampacity.reports.pages.screen import NOTES, render_screen
+from ampacity.reports.render.terminal import Entry, Screen, show, spark
+from tests.experiments.test_burst import burst_run
+from tests.support.args import Command, args_of
+from tests.support.compared_runs import stage as compared
+from tests.support.compared_runs import ttfts
+from tests.support.contract import blank
+from tests.support.sample_summary import ALL, no_slos, open_sweep
+from tests.support.synthetic import make_run, queue_sweep
+
+WIDTHS = (60, 80, 120, 200)
+COMMAND = ["ampacity", "sweep", "http://h/v1", "--model", "M", "--slo", "ttft_p95=1s"]
+RATES = [1.0, 2.0, 3.0, 4.0, 5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0, 9.5]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A sweep and a search of an M/M/1 queue, a burst, and runs to compare."""
+    folder = tmp_path_factory.mktemp("runs")
+    rng = np.random.default_rng(2)
+    path = [{"stage": i, "offered_rps": rate, "why": "narrow"} for i, rate in enumerate(RATES)]
+    search = {"precision": 0.05, "reached": False, "path": path, "more_requests": 4000}
+
+    def swept(name: str, **meta: Any) -> None:
+        stages = queue_sweep(rng, RATES, 60.0, service_rps=10.0)
+        make_run(folder / name, stages, ["ttft_p95=1s", "itl_p99=50ms"], **meta)
+
+    swept("sweep", command_line=COMMAND, fleet_inputs={"peak_rps": 1000.0, "gpu_hour_usd": 2.5})
+    swept("search", search=search, command_line=["ampacity", "search", *COMMAND[2:]])
+    swept("partial", predicted=True, status="interrupted", status_reason="interrupted by Ctrl-C")
+    burst_run(folder / "burst")
+    for name, scale in (("a", 1.0), ("b", 1.2), ("c", 1.0)):
+        made = compared(ttfts(ord(name), scale=scale))
+        make_run(folder / name, [made], ["ttft_p99=2s"], run_id=name)
+    return {path.name: path for path in folder.iterdir()}
+
+
+CASES = {
+    "sweep": ("report {sweep}", 0, "CAPACITY"),
+    "search": ("report {search}", 0, "CAPACITY"),
+    "partial": ("report {partial}", 0, "CAPACITY"),
+    "burst": ("report {burst}", 0, "RECOVERED 10.1 s after the burst"),
+    "run": ("report {a}", 0, "CAPACITY"),
+    "compare": ("compare {a} {b}", 0, "WINNER    A"),
+    "compare alike": ("compare {a} {c}", 0, "WINNER    no significant difference"),
+    "gate": ("gate {b} --baseline {base}", 1, "VERDICT   regression"),
+    "gate passed": ("gate {a} --baseline {base}", 0, "VERDICT   pass"),
+    "predict": (
+        "predict --preset linear:0.01,0.001 --input-tokens 10 --output-tokens 5 --rates 1,2 "
+        "--duration 5s --slo ttft_p50=1s --out {out}",
+        0,
+        "CAPACITY",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_screen_fits_at_every_width_and_the_answer_is_first(
+    name: str,
+    runs: dict[str, Path],
+    command: Command,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("ampacity.reports.pages.run_report.write_report", lambda *_: None)
+    if "gate" in name:
+        command("baseline", runs["a"], "-o", tmp_path / "base")
+        capsys.readouterr()
+    line, status, answer = CASES[name]
+    for width in WIDTHS:
+        monkeypatch.setenv("COLUMNS", str(width))
+        places = {**runs, "base": tmp_path / "base", "out": tmp_path / str(width)}
+        command(line.format(**places), status=status)
+        check(capsys.readouterr().out, width, answer)
+
+
+def check(text: str, width: int, answer: str) -> None:
+    lines = text.splitlines()
+    assert text.startswith(answer)
+    loose = ("NEXT", "REPORT", "/")  # a command and a path are never cut
+    assert max(cell_len(x) for x in lines if not x.startswith(loose)) <= width
+    assert all(x == x.rstrip() for x in lines)
+    assert "\x1b" not in text
+    if width == 80:
+        assert sum(math.ceil(max(cell_len(x), 1) / width) for x in lines) <= 24
+
+
+def shown(screen: Screen, width: int) -> str:
+    out = io.StringIO()
+    show(screen, Console(file=out, width=width))
+    return out.getvalue()
+
+
+def rendered(summary: dict[str, Any], width: int = 80, **options: Any) -> str:
+    out = io.StringIO()
+    render_screen(read_summary(summary), Console(file=out, width=width, **options), "r/report.html")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_doctor_and_validate_fit(width: int) -> None:
+    verdicts = ["ok"] * 10 + ["note", "bad", "bad", "bad"]
+    checks = [Finding(f"check {i}", v, "found " * 20, "means", ()) for i, v in enumerate(verdicts)]
+    command = args_of("ampacity doctor http://h/v1 --model M --json")
+    trusted = {"ttft": True, "itl": False}
+    text = shown(doctor_screen(checks, trusted, command), width)
+    check(text, width, "TRUSTED   TTFT\nUNTRUSTED ITL\n")
+    assert "NEXT      ampacity sweep http://h/v1 --model M --slo interactive\n" in text
+    verdict: dict[str, Any] = {"benchmark": 0.1, "production": 0.2, "production_bounds": [0.1, 0.3]}
+    found = [
+        {**verdict, "name": f"{n}_p99", "verdict": v, "assumption": "as fast", "reason": "because"}
+        for n, v in (("ttft", "met"), ("itl", "violated"), ("e2e", "inconclusive"))
+    ]
+    stage = {"index": 0, "achieved_rps": 5.0}
+    observed: Any = type("Production", (), {"source": "page", "rps": None, "notes": ["a note"]})
+    text = shown(validate_screen(Path("run"), found, stage, observed), width)
+    check(text, width, "VERDICT   1 assumption violated: itl_p99")
+    assert text.index("✗  itl_p99") < text.index("✓  ttft_p99") < text.index("?  e2e_p99")
+
+
+def test_the_screen_of_a_sweep() -> None:
+    """Of open_sweep: capacity 6.4 in (6, 7), 25 instances of 4 GPUs for 120 requests/s."""
+    assert rendered(open_sweep()).splitlines()[:13] == [
+        "CAPACITY  6.40 req/s interpolated    between 6.00–7.00",
+        "C_MAX     34.2 in flight    between 28.0–44.0",
+        "LIMIT     ttft_p99 ≤ 2 s    itl_p99 ≤ 100 ms never violated",
+        "FLEET     100 GPUs for 120 req/s    25 instances (24 to 26), safety 1.3, $2.31",
+        "          per million output tokens",
+        "req/s  TTFT p99  ITL p99  goodput  failed  SLO",
+        "    1         –  61.0 ms     1.00       0  ? 179 more requests decide it",
+        "    2    319 ms  28.9 ms     2.00       0  ✓ met",
+        "    3    362 ms  33.1 ms     3.00       0  ✓ met",
+        "    4    427 ms  38.3 ms     4.00       0  ✓ met",
+        "    5    767 ms  45.3 ms     5.00       0  ✓ met",
+        "    6    1.77 s  56.3 ms     5.94       0  ✓ met",
+        "    7    2.10 s  75.1 ms     6.56       0  ? 900 more requests decide it",
+    ]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_summary_fits(name: str, width: int) -> None:
+    check(rendered(ALL[name](), width), width, "CAPACITY")
+
+
+def test_a_long_table_keeps_the_ends_and_what_is_near_the_capacity(
+    runs: dict[str, Path], command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command("report", runs["search"])
+    lines = capsys.readouterr().out.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("req/s"))
+    loads = [float(line.split()[0]) for line in lines[head + 1 : head + 9]]
+    assert loads == sorted(loads)
+    assert (loads[0], loads[-1]) == (RATES[0], RATES[-1])
+    # TTFT of M/M/1 is exponential: p95 is 1 s at 10 - ln 20 = 7.0 requests/s
+    assert {6.5, 7.0, 7.5} <= set(loads)
+    assert lines[head + 9] == "4 more with --summary full"
+    drawn = next(line for line in lines if line.startswith("BRACKET"))
+    assert drawn.index("✓") < drawn.index("◆") < drawn.index("✗")
+    assert "═" in drawn
+
+
+def test_sparklines() -> None:
+    assert spark([0, 1, 2, 4, 8, 7.9, None], 7) == "▁▂▃▅██ "
+    assert spark([1, 2, 8, 4], 2) == "▃█"  # the highest of each part
+    assert spark([0.0, 0.0], 10) == "▁▁"
+
+
+def test_every_warning_has_a_short_note() -> None:
+    from ampacity.analysis.warnings import RULES
+
+    assert set(NOTES) == set(RULES)
+    assert all(len(note) <= 140 for note in NOTES.values())
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, "--rates 7 --duration 4m"),  # (600 + 900) / 7 x 1.1 s, and 3.1 s of warm-up: 239 s
+        ({"partial": "interrupted at stage 1"}, " ".join(COMMAND[3:])),
+        ({"slos": []}, "--slo interactive"),
+        ({"next_command": "as noted"}, None),
+    ],
+)
+def test_the_next_command(changed: dict[str, Any], expected: str | None) -> None:
+    summary = open_sweep() | changed
+    if expected is not None:
+        found = next_command(summary, {"command_line": [*COMMAND, "--out", "x"]}, "runs/x")
+        assert found is not None
+        assert found.startswith("ampacity sweep http://h/v1 --model M ")
+        assert found.endswith(expected), found
+        assert "--out" not in found
+
+
+def test_a_command_is_made_again() -> None:
+    words = ["ampacity", "sweep", "u", "--rates=1,2", "-o", "x", "--closed", "--model", "a b"]
+    changes = {"--rates": "3", "--slo": "ttft_p95=1s"}
+    text = "ampacity sweep u --model 'a b' --rates 3 --slo ttft_p95=1s"
+    assert again(words, changes, ["--closed"]) == text
+
+
+HOSTILE = "<script>alert(1)</script>\x1b[2J\x1b]0;x\x07\r\n[bold]"
+
+
+def _classes() -> dict[str, Any]:
+    summary = open_sweep()
+    names = [f"class-{i}" for i in range(200)]
+    limits = [blank(SloLimit) | slo for slo in ALL["one_stage"]()["slos"][:1]]
+    summary["slos"] = [
+        {**limits[0], "class": n, "text": f"{n}:ttft_p99=2s", "metric": "ttft", "quantile": 0.99}
+        for n in names
+    ]
+    for stage in summary["stages"]:
+        base = stage["slo_verdicts"][0]
+        stage["classes"] = {n: blank(StageClass) for n in names}
+        stage["slo_verdicts"] = [{**base, "slo": f"{n}:ttft_p99=2s"} for n in names]
+    summary["capacity"] |= {"binding_slo": "class-7:ttft_p99=2s"}
+    return summary
+
+
+HOSTILE_SUMMARIES: dict[str, Callable[[], dict[str, Any]]] = {
+    "model": lambda: open_sweep() | {"next_command": shlex.join([*COMMAND[:4], HOSTILE])},
+    "long model": lambda: open_sweep() | {"next_command": shlex.join([*COMMAND[:4], "m" * 5000])},
+    "error": lambda: open_sweep() | {"error_examples": {"timeout": HOSTILE}},
+    "verdict": lambda: no_slos() | {"verdict": HOSTILE, "partial": HOSTILE},
+    "classes": _classes,
+    "warning": lambda: open_sweep() | {"warnings": [{"code": "new", "text": HOSTILE * 9}] * 5},
+}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", HOSTILE_SUMMARIES)
+def test_hostile_text_is_text(name: str, width: int) -> None:
+    text = rendered(HOSTILE_SUMMARIES[name](), width)
+    check(text, width, "CAPACITY")
+    assert not {c for c in text if not c.isprintable()} - {"\n"}
+    if name in ("model", "error"):
+        assert "<script>" in text
+    if name == "long model":
+        assert "NEXT      next_command in summary.json: too long to show" in text
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252", "utf-8"])
+def test_any_encoding_prints_with_the_columns_aligned(encoding: str) -> None:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
+    render_screen(read_summary(open_sweep()), Console(file=file, width=80))
+    file.flush()
+    lines = raw.getvalue().decode(encoding).splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("req/s"))
+    marks = [line[lines[head].index("SLO")] for line in lines[head + 1 : head + 9]]
+    assert marks == list("?✓✓✓✓✓?✗" if encoding == "utf-8" else "?+++++?x")
+    assert ("<=" in lines[2]) == (encoding != "utf-8")
+
+
+def test_no_colour_and_colour() -> None:
+    plain, coloured = (
+        rendered(open_sweep(), 80, force_terminal=True, no_color=off) for off in (True, False)
+    )
+    assert "\x1b[32m" in coloured
+    assert "[32m" not in plain
+
+
+def test_a_screen_that_does_not_fit_gives_every_answer_fewer_lines() -> None:
+    answers = [Entry(f"E{i}", "word " * 60) for i in range(12)]
+    lines = shown(replace(Screen(answers), notes=["note " * 60] * 5), 80).splitlines()
+    assert len(lines) <= 23
+    assert [line.split()[0] for line in lines if line[:1] == "E"] == [f"E{i}" for i in range(12)]
+    assert lines[-1].endswith("+ 2 more with --summary full") or "…" in lines[-1]

@@ -1,0 +1,67 @@
+"""Warnings by severity, each with the command that mends it; the numbers behind the sliders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ampacity.analysis.contract.summary import Warned, read_summary
+from ampacity.reports.pages.trust import by_severity, steady
+from ampacity.reports.pages.what_if import what_if
+from tests.support.sample_summary import all_failed, open_sweep
+
+STAGES = [{"start_ns": 1, "end_ns": 40_000_000_001}, {"start_ns": 5, "end_ns": 30_000_000_005}]
+SWEEP = ["ampacity", "sweep", "http://a/v1", "--duration", "40s", "--rates=1,2"]
+
+
+@pytest.mark.parametrize(
+    ("code", "command_line", "command"),
+    [
+        (
+            "too_short",
+            SWEEP,
+            "ampacity sweep http://a/v1 --rates=1,2 --duration 80s",
+        ),
+        ("drift", [*SWEEP[:3], "--duration=40s"], "ampacity sweep http://a/v1 --duration 80s"),
+        (
+            "client_limited",
+            ["ampacity", "run", "it's"],
+            "ampacity run 'it'\"'\"'s' --workers 4",
+        ),
+        ("too_long", ["ampacity", "run", "--fit-context"], "ampacity run --fit-context"),
+        ("errors", SWEEP, None),
+        ("too_short", ["ampacity", "demo"], None),
+        ("too_short", None, None),
+    ],
+)
+def test_a_warning_has_the_command_that_mends_it(
+    code: str, command_line: Any, command: str | None
+) -> None:
+    meta = {"command_line": command_line, "stages": STAGES, "workers": 2}
+    (shown,) = by_severity([Warned(code=code, text="x")], meta)
+    assert shown.command == command
+
+
+def test_grave_warnings_come_first() -> None:
+    codes = ["knee_region", "errors", "too_short", "client_limited"]
+    found = by_severity([Warned(code=code, text="x") for code in codes], {})
+    assert [w.code for w in found] == ["errors", "client_limited", "knee_region", "too_short"]
+    assert [w.grave for w in found] == [True, True, False, False]
+
+
+def test_stages_without_a_steady_state_are_named() -> None:
+    found = steady(read_summary(open_sweep()))
+    assert (found.value, found.note, found.state) == ("7 of 8 stages", "9 req/s: no", "unsure")
+
+
+def test_the_sliders_begin_with_the_run_and_exist_only_with_a_capacity() -> None:
+    summary = open_sweep()
+    summary["fleet"] |= {"peak_rps": None, "gpu_hour_usd": None, "safety_factor": None}
+    shown = what_if(read_summary(summary), (), "runs/a b")
+    assert shown is not None
+    assert shown["assumed"]
+    assert [c.text for c in shown["controls"]] == ["64", "1.5", "0", ""]
+    assert shown["command"] == "ampacity plan 'runs/a b'"
+    assert shown["data"]["limits"][0]["capacity_rps"] == 6.4
+    assert what_if(read_summary(all_failed()), (), "RUN") is None
