@@ -43,8 +43,8 @@ def checked_in_virtual_time(tmp_path: Path, slos: list[str], **raw: Any) -> Chec
 def test_the_looks_spend_five_per_cent_in_all() -> None:
     assert sum(ALPHAS) == pytest.approx(0.05)
     assert len(ALPHAS) == len(LOOKS) + 1
-    # 0.05 ln(1 + (e - 1) 0.02), Pocock's spending at 2 % of the time
-    assert ALPHAS[0] == pytest.approx(0.0016892, abs=1e-6)
+    # 0.05 ln(1 + (e - 1) 0.01), Pocock's spending at 1 % of the time
+    assert ALPHAS[0] == pytest.approx(0.00085187, abs=1e-6)
 
 
 def test_far_from_the_limit_it_ends_early_on_either_side(tmp_path: Path) -> None:
@@ -52,11 +52,11 @@ def test_far_from_the_limit_it_ends_early_on_either_side(tmp_path: Path) -> None
     assert met.verdict == "met"
     assert [c.verdict for c in met.checks] == ["met", "met"]
     assert isinstance(met.duration_s, float)
-    assert met.duration_s <= 0.15 * 600
+    assert met.duration_s <= 0.25 * 600
     assert met.sentence.startswith("Met at 10 req/s: ttft_p95=250ms, goodput=90%, after ")
     violated = checked_in_virtual_time(tmp_path / "violated", ["ttft_p95=8ms", "itl_p99=1s"])
     assert violated.verdict == "violated"
-    assert violated.duration_s == pytest.approx(0.02 * 600)  # the first look
+    assert violated.duration_s == pytest.approx(0.01 * 600)  # the first look
     assert [c.verdict for c in violated.checks if c.name == "ttft_p95=8ms"] == ["violated"]
     assert violated.checks[0].candidate is not None
     assert violated.checks[0].candidate >= 0.011
