@@ -121,8 +121,11 @@ def test_what_cannot_be_checked_is_an_error_in_the_files_of_ci_too(
     assert not (tmp_path / "run").exists()
 
 
+LATE = ("--slo", "ttft_p50=1m")
+
+
 @pytest.mark.real_time
-@pytest.mark.parametrize(("slo", "status"), [("ttft_p50=1m", 0), ("error_rate=1%", 1)])
+@pytest.mark.parametrize(("slo", "status"), [("error_rate=50%", 0), ("error_rate=1%", 1)])
 def test_in_real_time(
     slo: str,
     status: int,
@@ -130,8 +133,8 @@ def test_in_real_time(
     ampacity: Callable[..., object],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A client that other work on this machine disturbed is inconclusive, and tries again; half
-    of the answers are errors.
+    """A client that other work on this machine disturbed is inconclusive, and tries again. A
+    quarter of the answers are errors; the limit on TTFT makes a late client harmless.
     """
     load = [
         "--input-tokens",
@@ -144,10 +147,10 @@ def test_in_real_time(
         "30s",
         "--json",
     ]
-    with start_in_process("demo", faults={"errors": {"503": 0.5}} if status else {}) as server:
+    with start_in_process("demo", faults={"errors": {"503": 0.25}}) as server:
         for attempt in range(4):
             out = tmp_path / str(attempt)
-            ended = ampacity("check", server.url, *load, "--slo", slo, "--out", out)
+            ended = ampacity("check", server.url, *load, "--slo", slo, *LATE, "--out", out)
             found = json.loads(capsys.readouterr().out)
             if ended != 3:
                 break
