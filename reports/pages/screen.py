@@ -40,7 +40,7 @@ NOTES = {
     "no_requests": "No request was recorded.",
     "imported": "Measured by another tool: compare only with runs of the same tool.",
     "client_limited": "This machine was the limit: the stages marked so are no findings.",
-    "outage": "The endpoint was down for a while.",
+    "outage": "The endpoint was down or silent for a while.",
     "errors": "",  # counted on every screen
     "too_long": "Some requests exceeded the model's context: use shorter lengths or --fit-context.",
     "unstable_lowest": "Even the lowest load was too high: start lower.",
@@ -74,7 +74,7 @@ def render_screen(summary: Summary, console: Console, path: object = None) -> No
     """Print the screen of a run; it fits 80 x 24. ``path``: of the report."""
     burst = summary.burst
     stages = [] if burst else by_load(summary.stages)
-    table = burst_table(burst) if burst else _table(summary, stages)
+    table = burst_table(burst) if burst else judged_table(summary, stages)
     drawn = burst_drawn(burst, console) if burst else []
     if summary.search:
         drawn = bracket(summary, console.width)
@@ -162,8 +162,9 @@ def _capacity(summary: Summary) -> Entry:
         return Entry("CAPACITY", f"{word} {value}", aside, "good")
     if summary.predicted:
         return Entry("CAPACITY", f"{value} predicted", ends, "good")
-    if held.crossing == "pooled" and held.verified_rps:
-        estimate = f"estimate {significant(held.capacity_rps)}, {ends}"
+    if held.crossing in ("pooled", "verified") and held.verified_rps and held.estimate_rps:
+        ends = _ends(held.estimate_rps_ci, True)
+        estimate = f"estimate {significant(held.estimate_rps)}, {ends}"
         return Entry("CAPACITY", f"{rate(held.verified_rps)} verified", estimate, "good")
     if held.crossing == "pooled":
         return Entry("CAPACITY", f"{value} estimated", f"{ends}, no load is verified yet", "unsure")
@@ -208,7 +209,7 @@ def _some(texts: Sequence[str], joined: str = ", ") -> str:
     return joined.join([*texts[:NAMED], *more])
 
 
-def _table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
+def judged_table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
     """Return one row a stage: its load, what the SLOs judge, and the verdict in words."""
     if not stages:
         return None

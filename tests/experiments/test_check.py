@@ -18,7 +18,7 @@ from ampacity.experiments.check import ALPHAS, LOOKS, check, result_of
 from ampacity.experiments.virtual.predict import predict
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
-from ampacity.reports.pages.gate import check_lines, gate_markdown, junit_xml, workflow_commands
+from ampacity.reports.pages.gate import check_screen, gate_markdown, junit_xml, workflow_commands
 from ampacity.simulator.models.hardware import find_deployment
 from ampacity.simulator.server.launch import start_in_process
 from benchmarks.servers import limit_at
@@ -76,7 +76,9 @@ def test_too_short_to_tell_is_inconclusive_and_says_how_long_it_takes(tmp_path: 
     assert warning.startswith("::warning title=ampacity check::ttft_p99=250ms at 10 req/s")
     assert "| ttft_p99=250ms at 10 req/s |" in gate_markdown(found)
     assert gate_markdown(found).startswith("## ❔ ampacity check")
-    assert check_lines(found)[0] == found.sentence
+    screen = check_screen(found, None, "report.html")
+    assert screen.answers[0].text == "inconclusive at 10 req/s"
+    assert screen.answers[0].aside.endswith(found.sentence.rpartition(": ")[2])
 
 
 def test_over_all_looks_a_verdict_at_the_limit_is_rarely_wrong() -> None:
