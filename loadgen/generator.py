@@ -64,6 +64,7 @@ class Generator:
         try:
             return await (self._workers if self._many else self._runner).run(plan, on_start)
         finally:
+            self.live.flush()
             self._over.append(replace(self.live, ttft_s=[], latest=deque()))
 
     def take_lost(self) -> str | None:

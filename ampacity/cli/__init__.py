@@ -21,6 +21,14 @@ _OURS = ("ampacity", "workloads", "loadgen", "analysis", "reports", "simulator")
 
 def main() -> None:
     """Run a command; turn errors into one line on stderr and an exit status."""
+    try:
+        _run_command()
+    except KeyboardInterrupt:  # also while modules are imported
+        print("ampacity: interrupted", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _run_command() -> None:
     secure_streams()
     # neither imports nor stages make much garbage: collect it less often
     gc.set_threshold(50_000, 20, 50)
@@ -43,9 +51,8 @@ def main() -> None:
         _refuse(
             f"{message.rstrip('.')}; see {command} --help" if message else f"see {command} --help"
         )
-    except (KeyboardInterrupt, typer.Abort):
-        print("ampacity: interrupted", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
     except Exception as error:
         # our packages raise their own exceptions, with one line for people; others are bugs
         if isinstance(error, OSError) and error.errno in _FULL:

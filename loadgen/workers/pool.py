@@ -124,6 +124,8 @@ class Workers:
         """Start workers up to ``count``. Raises WorkerError if one does not start."""
         while len(self._workers) < count:
             self._workers.append(await self._start())
+        if self._stop_reason:  # while they started
+            self.stop(self._stop_reason)
 
     async def _start(self) -> _Worker:
         number, self._started = self._started, self._started + 1

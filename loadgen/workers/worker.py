@@ -87,6 +87,7 @@ async def _report(runner: StageRunner, parent: Channel[Answer, Command]) -> None
 
 def _send_live(runner: StageRunner, parent: Channel[Answer, Command]) -> None:
     live = runner.live
+    live.flush()
     parent.send(dataclasses.replace(live, ttft_s=live.ttft_s[-LIVE_TTFTS:], latest=deque()))
 
 
@@ -102,7 +103,8 @@ def main() -> None:
 
         import uvloop
 
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # sent to the whole group: the parent decides
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # sent to the whole group: the parent decides
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as loop:
         loop.run(_serve(begin, connection))

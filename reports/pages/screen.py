@@ -39,7 +39,7 @@ NOTES = {
     "partial": "",  # an answer of its own
     "no_requests": "No request was recorded.",
     "client_limited": "This machine was the limit: the stages marked so are no findings.",
-    "outage": "The endpoint was down for a while.",
+    "outage": "The endpoint was down or silent for a while.",
     "errors": "",  # counted on every screen
     "too_long": "Some requests exceeded the model's context: use shorter lengths or --fit-context.",
     "unstable_lowest": "Even the lowest load was too high: start lower.",
@@ -73,7 +73,7 @@ def render_screen(summary: Summary, console: Console, path: object = None) -> No
     """Print the screen of a run; it fits 80 x 24. ``path``: of the report."""
     burst = summary.burst
     stages = [] if burst else by_load(summary.stages)
-    table = burst_table(burst) if burst else _table(summary, stages)
+    table = burst_table(burst) if burst else judged_table(summary, stages)
     drawn = burst_drawn(burst, console) if burst else []
     if summary.search:
         drawn = bracket(summary, console.width)
@@ -208,7 +208,7 @@ def _some(texts: Sequence[str], joined: str = ", ") -> str:
     return joined.join([*texts[:NAMED], *more])
 
 
-def _table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
+def judged_table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
     """Return one row a stage: its load, what the SLOs judge, and the verdict in words."""
     if not stages:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -123,16 +124,37 @@ def test_what_cannot_be_checked_is_an_error_in_the_files_of_ci_too(
 
 
 @pytest.mark.real_time
-def test_in_real_time_it_is_met_and_violated(
-    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("slo", "status"), [("ttft_p50=1m", 0), ("error_rate=1%", 1)])
+def test_in_real_time(
+    slo: str,
+    status: int,
+    tmp_path: Path,
+    ampacity: Callable[..., object],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    load = "--input-tokens 10 --output-tokens 10 --rates 20 --max-duration 30s"
-    with start_in_process("demo") as server:
-        for slo, status in (("ttft_p50=5s", 0), ("ttft_p95=1us", 1)):
-            out = tmp_path / str(status)
-            command(f"check {server.url} {load} --slo {slo} --json --out", out, status=status)
+    """A client that other work on this machine disturbed is inconclusive, and tries again; half
+    of the answers are errors.
+    """
+    load = [
+        "--input-tokens",
+        "10",
+        "--output-tokens",
+        "10",
+        "--rates",
+        "20",
+        "--max-duration",
+        "30s",
+        "--json",
+    ]
+    with start_in_process("demo", faults={"errors": {"503": 0.5}} if status else {}) as server:
+        for attempt in range(4):
+            out = tmp_path / str(attempt)
+            ended = ampacity("check", server.url, *load, "--slo", slo, "--out", out)
             found = json.loads(capsys.readouterr().out)
-            assert found["verdict"] == ("violated" if status else "met")
-            assert found["duration_s"] < 20
-            assert found["run"] == str(out)
-            assert (out / "report.html").stat().st_size > 1000
+            if ended != 3:
+                break
+    assert ended == status
+    assert found["verdict"] == ("violated" if status else "met")
+    assert found["duration_s"] < 20
+    assert found["run"] == str(out)
+    assert (out / "report.html").stat().st_size > 1000

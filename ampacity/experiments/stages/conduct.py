@@ -212,9 +212,21 @@ async def _start_telemetry(settings: Settings, pages: Pages, progress: Progress)
     return telemetry
 
 
+def end_signals() -> dict[int, str]:
+    """Return the signals that end a run cleanly, and their names.
+
+    A hang-up of the terminal is one, unless ``nohup`` has it ignored.
+    """
+    found: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+    hang_up = getattr(signal, "SIGHUP", None)
+    if hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN:
+        found[hang_up] = "SIGHUP"
+    return found
+
+
 @contextlib.contextmanager
 def _interruptible(generator: Generator, progress: Progress) -> Iterator[None]:
-    """End the run cleanly at the first Ctrl-C (or SIGTERM), immediately at the second."""
+    """End the run cleanly at the first of ``end_signals``, immediately at the second."""
     loop = asyncio.get_running_loop()
     _running.append(generator)
 
@@ -225,15 +237,14 @@ def _interruptible(generator: Generator, progress: Progress) -> Iterator[None]:
         for one in _running:
             one.stop(f"interrupted by {name}")
 
-    signals = [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")]
-    handled = signals if sys.platform != "win32" else []
-    for number, name in handled:
+    handled = end_signals() if sys.platform != "win32" else {}
+    for number, name in handled.items():
         loop.add_signal_handler(number, on_signal, name)
     try:
         yield
     finally:
         _running.remove(generator)
-        for number, _ in handled if not _running else []:
+        for number in handled if not _running else ():
             loop.remove_signal_handler(number)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ampacity.experiments.stages.conduct import close_run
+from ampacity.experiments.stages.conduct import close_run, end_signals
 from ampacity.experiments.stages.provenance import out_path, run_meta
 from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.sweep import sweep
@@ -90,18 +90,17 @@ def _meta(
 
 @contextlib.contextmanager
 def _interruptible(rig: Rig, player: VirtualPlayer, progress: Progress) -> Iterator[None]:
-    """End the run cleanly at the first Ctrl-C (or SIGTERM), immediately at the second."""
+    """End the run cleanly at the first of ``end_signals``, immediately at the second."""
+    names = end_signals()
 
     def on_signal(number: int, _: Any) -> None:
         if rig.ended and rig.ended[0] == "interrupted":
             raise KeyboardInterrupt
-        name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-        progress.note(f"{name}: ending the run, the report follows")
-        rig.ended = ("interrupted", f"interrupted by {name}")
+        progress.note(f"{names[number]}: ending the run, the report follows")
+        rig.ended = ("interrupted", f"interrupted by {names[number]}")
         player.stop()
 
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, on_signal) for number in signals}
+    before = {number: signal.signal(number, on_signal) for number in names}
     try:
         with contextlib.suppress(Stopped):
             yield

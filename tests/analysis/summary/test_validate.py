@@ -171,7 +171,7 @@ BENCH = Benchmark(
 
 
 def verdicts(production: Production, instances: int = 1) -> dict[str, str]:
-    return {f["name"]: f["verdict"] for f in validate(BENCH, production, instances)}
+    return {f.name: f.verdict for f in validate(BENCH, production, instances)}
 
 
 def ttft(bounds: list[float], counts: list[float]) -> Production:
@@ -201,20 +201,14 @@ def test_a_benchmark_that_is_itself_uncertain_breaks_nothing() -> None:
         found = validate(
             Benchmark(stage, BENCH.input_tokens, BENCH.output_tokens, BENCH.gaps_s), slow
         )
-        assert {f["name"]: f["verdict"] for f in found}["ttft_p99"] == verdict
+        assert {f.name: f.verdict for f in found}["ttft_p99"] == verdict
 
 
 def test_both_figures_and_the_limit_stand_in_a_finding() -> None:
-    found = {f["name"]: f for f in validate(BENCH, ttft([0.7, 2, INF], [9000, 1000, 0]))}[
-        "ttft_p99"
-    ]
-    assert (found["benchmark"], found["limit"], found["production_bounds"]) == (
-        0.5,
-        0.65,
-        [0.7, 2.0],
-    )
-    assert found["production"] == pytest.approx(0.7 + 1.3 * 0.9)
-    assert found["assumption"] == ASSUMPTIONS["ttft_p99"]
+    found = {f.name: f for f in validate(BENCH, ttft([0.7, 2, INF], [9000, 1000, 0]))}["ttft_p99"]
+    assert (found.benchmark, found.limit, found.production_bounds) == (0.5, 0.65, (0.7, 2.0))
+    assert found.production == pytest.approx(0.7 + 1.3 * 0.9)
+    assert found.assumption == ASSUMPTIONS["ttft_p99"]
 
 
 def test_itl_three_times_shares_twenty_points_load_per_instance() -> None:

@@ -146,7 +146,7 @@ def stopped(
     [
         (("--rates", "2,3,4"), "2 req/s", signal.SIGINT, "Ctrl-C"),
         (("--concurrency", "2,3,4"), "2 users", signal.SIGTERM, "SIGTERM"),
-        (tuple(args_of("--lengths p50,p90 --rates 2")), "2 req/s", signal.SIGTERM, "SIGTERM"),
+        (tuple(args_of("--lengths p50,p90 --rates 2")), "2 req/s", signal.SIGHUP, "SIGHUP"),
     ],
 )
 def test_a_signal_leaves_the_stages_that_were_finished(

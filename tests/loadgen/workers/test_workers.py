@@ -15,7 +15,7 @@ import pytest
 
 from ampacity.loadgen.audit import Tolerance, judge
 from ampacity.loadgen.generator import Generator
-from ampacity.loadgen.plan import Limits, StagePlan
+from ampacity.loadgen.plan import Limits, StagePlan, StageResult
 from ampacity.loadgen.probe.look import Calibration
 from ampacity.loadgen.rundir.files import RunWriter, load_run
 from ampacity.loadgen.send.endpoint import parse_endpoint
@@ -252,6 +252,27 @@ def test_a_worker_that_dies_stops_the_stage_at_once(server: Started, tmp_path: P
     assert any(r["request_id"] % 2 == 0 for r in owed)
     assert any(r["status"] == "ok" for r in rows)
     assert result.meta["end_ns"] - result.meta["start_ns"] < 10e9
+
+
+def test_workers_that_start_after_a_stop_send_nothing(server: Started, tmp_path: Path) -> None:
+    """Ctrl-C while worker processes start: those that come up later were never told to stop."""
+
+    async def main() -> StageResult:
+        setup = setup_for(server)
+        clients = setup.clients()
+        with RunWriter(tmp_path / "run", {"stages": []}) as writer:
+            generator = Generator(setup, clients, writer, writer.worker_stream)
+            generator.stop("interrupted by Ctrl-C")
+            result = await generator.run(open_plan(0, 20.0, 20.0, 0), 2, lambda _: None)
+            await generator.close()
+            await clients[0].close()
+            writer.finish()
+        return result
+
+    result = asyncio.run(main())
+    assert result.meta["ended_early"] == "interrupted by Ctrl-C"
+    assert result.meta["scheduled_requests"] <= 2
+    assert result.meta["end_ns"] - result.meta["start_ns"] < 5e9
 
 
 def test_deal_thins_the_schedule() -> None:
