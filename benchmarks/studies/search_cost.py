@@ -102,6 +102,9 @@ class ServerRig:
         """Return at once."""
         self.told.append(text)
 
+    def expect(self, stages: int, length_s: float | None = None, *, about: bool = False) -> None:
+        """Show no progress."""
+
     def stage_s(self, rate_rps: float) -> float:
         return float(self.settings.duration_s)
 
