@@ -1,26 +1,24 @@
 """ampacity: the largest load an LLM endpoint carries continuously without violating its SLO.
 
 From Python: ``ampacity.load("runs/x")``, ``compare``, ``sweep`` and ``predict`` (docs/python.md).
-They are imported at their first use, so that ``import ampacity`` takes a few milliseconds.
+They are imported at their first use, so that ``import ampacity`` takes a few milliseconds; their
+types are in ``__init__.pyi``.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ampacity.frames import Run, load
-    from ampacity.notebook import CommandError, compare, predict, sweep
+from importlib import import_module as _import_module
 
 __version__ = "0.1.0"
-__all__ = ["CommandError", "Run", "__version__", "compare", "load", "predict", "sweep"]
-_FRAMES = ("Run", "load")
+_PUBLIC = {
+    **dict.fromkeys(("Run", "load"), "ampacity.frames"),
+    **dict.fromkeys(("CommandError", "compare", "predict", "sweep"), "ampacity.notebook"),
+}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
         raise AttributeError(f"module 'ampacity' has no attribute {name!r}")
-    return getattr(import_module(f"ampacity.{'frames' if name in _FRAMES else 'notebook'}"), name)
+    return getattr(_import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_PUBLIC})

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ampacity.analysis.load_names import load_name
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 RATE_OVER_S = 10.0  # the time over which rates are taken
+LIVE, JUDGED = ("ttft", "e2e", "tpot", "itl", "icl"), 2  # metrics, and SLOs with a row
+GAPS = 2000  # for a percentile of gaps
 HISTORY = 120  # points of a sparkline
 WIDTH = 59  # a terminal that is made narrower, down to 60, wraps no line of it
 LOWEST = 14  # rows of a terminal that has room for the panel
@@ -50,10 +53,12 @@ class LivePanel:
         burst: dict[str, Any] | None = None,
     ) -> None:
         self._generator, self._plan, self._outlook, self._burst = generator, plan, outlook, burst
-        self._slo = next((s for s in slos if s.metric == "ttft" and s.class_ is None), None)
+        judged = [s for s in slos if s.metric in LIVE and s.class_ is None]
+        self._slos = sorted(judged, key=lambda s: s.metric != "ttft")[:JUDGED]
         self._seen: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])  # s, sent, ended
         self._in_flight: deque[float] = deque(maxlen=HISTORY)
         self._ttft_s: deque[float | None] = deque(maxlen=HISTORY)
+        self._other_s: deque[float | None] = deque(maxlen=HISTORY)
         self._ended = 0  # requests that the sparkline has
 
     def _look(self) -> tuple[Live, tuple[float, int, int], tuple[float, int, int]] | None:
@@ -90,22 +95,10 @@ class LivePanel:
         self._in_flight.append(float(live.in_flight))
         sent, done = _rates(now, before)
         bars = max(width - 34, 8)
-        quantile = self._slo.quantile if self._slo else 0.95
-        value = percentile(live.ttft_s, quantile)
-        limit, style = "", "bold"
-        if self._slo:
-            limit = f" of {seconds(self._slo.limit_s)}"
-            style = "bold red" if (value or 0.0) > self._slo.limit_s else "bold green"
-        name = f"TTFT {self._slo.percentile if self._slo else 'p95'}"
         return self._title(live, now[0]), [
             [("stage     ", "dim"), *_bar(now[0], live.duration_s, bars - 4, live)],
             [("run       ", "dim"), *self._of_run(now[0], live, bars - 4)],
-            [
-                (f"{name:<10}", "dim"),
-                (f"{seconds(value):>9}", style),
-                (f"{limit:<11}", ""),
-                (spark(list(self._ttft_s), bars), "cyan"),
-            ],
+            *self._judged(live, bars),
             [
                 ("in flight ", "dim"),
                 (f"{live.in_flight:>9,}", "bold"),
@@ -115,6 +108,30 @@ class LivePanel:
             [("requests  ", "dim"), (f"{sent:.1f} sent/s, {done:.1f} done/s", "")],
             [("errors    ", "dim"), (_errors(live), "bold red" if live.failed else "")],
         ]
+
+    def _judged(self, live: Live, bars: int) -> list[list[tuple[str, str]]]:
+        """Return a row for each of some SLOs: its percentile so far against its limit."""
+        if not self._slos:
+            values = seconds(percentile(latest(live, "ttft"), 0.95))
+            curve = (spark(list(self._ttft_s), bars), "cyan")
+            return [[("TTFT p95  ", "dim"), (f"{values:>9}{'':11}", "bold"), curve]]
+        rows = []
+        for slo in self._slos:
+            value = percentile(latest(live, slo.metric), slo.quantile)
+            history = self._ttft_s
+            if slo.metric != "ttft":
+                history = self._other_s
+                history.append(value)
+            style = "bold red" if (value or 0.0) > slo.limit_s else "bold green"
+            name, limit = f"{slo.metric.upper()} {slo.percentile}", f" of {seconds(slo.limit_s)}"
+            curve = (spark(list(history), bars), "cyan")
+            figures = [
+                (f"{name:<10}", "dim"),
+                (f"{seconds(value):>9}", style),
+                (f"{limit:<11}", ""),
+            ]
+            rows.append([*figures, curve])
+        return rows
 
     def _title(self, live: Live, elapsed_s: float) -> str:
         number, stages = live.stage + 1, self._outlook.stages
@@ -170,10 +187,28 @@ def _clock(length_s: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def latest(live: Live, metric: str) -> list[float]:
+    """Return the latest values of a metric in s; those of gaps are about GAPS."""
+    if metric == "ttft":
+        return live.ttft_s[-LIVE_TTFTS:]
+    answers = list(live.latest)
+    if metric == "e2e":
+        return [e2e_s for e2e_s, _ in answers]
+    chunks = [at for _, at in reversed(answers) if len(at) > 1]
+    if metric == "tpot":
+        return [(at[-1] - at[0]) / (len(at) - 1) / 1e6 for at in chunks]
+    gaps: list[float] = []
+    for at in chunks:
+        gaps += [(b - a) / 1e6 for a, b in pairwise(at)]
+        if len(gaps) > GAPS:
+            break
+    return gaps
+
+
 def percentile(times_s: Sequence[float], q: float) -> float | None:
-    """Return a percentile of the latest times, or None where they are too few for it."""
-    latest = sorted(times_s[-LIVE_TTFTS:])
-    return latest[quantile_rank(q, len(latest)) - 1] if len(latest) >= smallest_n(q) else None
+    """Return a percentile, or None where the times are too few for it."""
+    ranked = sorted(times_s)
+    return ranked[quantile_rank(q, len(ranked)) - 1] if len(ranked) >= smallest_n(q) else None
 
 
 def lines_of(panel: LivePanel, console: Console) -> tuple[str, list[str]]:
@@ -211,7 +246,7 @@ def live_line(
     sent, done = _rates(now, before)
     level = f"{_level(live)}{' on average' if live.kind == 'open' else ', closed loop'}"
     left_s = max(live.duration_s - now[0], 0.0)
-    p50, p99 = (seconds(percentile(live.ttft_s, q)) for q in (0.5, 0.99))
+    p50, p99 = (seconds(percentile(latest(live, "ttft"), q)) for q in (0.5, 0.99))
     left = f"{left_s:.0f} s left" if left_s else "draining"
     return (
         f"stage {live.stage}: {f'{phase}, ' if phase else ''}{level}, {sent:.1f} sent/s, "

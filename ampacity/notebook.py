@@ -7,7 +7,6 @@ would disturb its timing.
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ampacity.analysis.change.comparable import by_option, differences
-from ampacity.analysis.change.judged import CompareError, prepare
-from ampacity.analysis.change.pairs import ComparedRun
+from ampacity.analysis.change.judged import CompareError
+from ampacity.analysis.change.pairs import compared_run
 from ampacity.analysis.change.results import Comparison
 from ampacity.analysis.change.scorecard import compare as compare_runs
 from ampacity.frames import Run, load
-from ampacity.loadgen.rundir.files import load_run
 from ampacity.settings import SETTINGS
 
 WITH_RESULT = (0, 1, 130)  # exit statuses of a run: complete, with an outage, interrupted
@@ -55,13 +53,8 @@ def compare(*runs: Run | str | Path, force: bool = False) -> Comparison:
 
     ``force``: also runs that are not comparable. Raises CompareError with what differs.
     """
-    compared = []
-    for position, run in enumerate(runs):
-        path = run.path if isinstance(run, Run) else Path(run)
-        judged = prepare(load_run(path), limited_too=True)
-        inputs = judged.meta.get("fleet_inputs") or {}
-        gpus, usd = int(inputs.get("tensor_parallel") or 1), inputs.get("gpu_hour_usd")
-        compared.append(ComparedRun(chr(ord("A") + position), judged, gpus, usd))
+    paths = [run.path if isinstance(run, Run) else Path(run) for run in runs]
+    compared = [compared_run(chr(ord("A") + i), path) for i, path in enumerate(paths)]
     unlike = differences([run.judged for run in compared])
     if unlike and not force:
         raise CompareError(
@@ -83,9 +76,8 @@ def _run(command: str, arguments: list[str], options: dict[str, Any], *, quiet: 
         text=True,
         encoding="utf-8",
         errors="replace",
-        start_new_session=True,  # Ctrl-C of a terminal reaches it once, through us
     )
-    said = ""
+    said, interrupted = "", False
     with process:
         assert process.stderr is not None
         while True:
@@ -95,8 +87,10 @@ def _run(command: str, arguments: list[str], options: dict[str, Any], *, quiet: 
                     if not quiet:
                         print(line, end="", file=sys.stderr, flush=True)
                 break
-            except KeyboardInterrupt:
-                process.send_signal(signal.SIGINT)
+            except KeyboardInterrupt:  # a terminal and Jupyter send it to the process as well
+                if interrupted:
+                    process.terminate()
+                interrupted = True
     if process.returncode not in WITH_RESULT or not (out / "run.json").is_file():
         raise CommandError(said.strip() or f"ampacity {command}: exit {process.returncode}")
     return load(out)

@@ -41,6 +41,7 @@ class Progress:
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
         self._console = console or Console(stderr=True, highlight=False)
         self._quiet = quiet
+        self._moves = self._console.is_terminal and not self._console.is_dumb_terminal
         self._notes: SimpleQueue[str | None] = SimpleQueue()  # None: the last one
         self._painter: threading.Thread | None = None
         self._panel: LivePanel | None = None
@@ -118,7 +119,7 @@ class Progress:
         """Print notes and the stage until there is a None."""
         last_s, going = 0.0, True
         while going:
-            every_s = PAINT_EVERY_S if self._console.is_terminal else PLAIN_EVERY_S
+            every_s = PAINT_EVERY_S if self._moves else PLAIN_EVERY_S
             notes = self._next_notes(max(last_s + every_s - time.monotonic(), 0.0))
             going = None not in notes
             text = "".join(f"{note}\n" for note in notes if note is not None)
@@ -126,7 +127,7 @@ class Progress:
             if due:
                 last_s = time.monotonic()
             panel = self._panel if going and not self._quiet else None
-            if self._console.is_terminal:
+            if self._moves:
                 self._write(self._erased() + text + self._painted_again(panel))
             else:
                 line = panel.line() if panel and due else None

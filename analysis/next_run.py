@@ -12,17 +12,19 @@ from ampacity.durations import duration_text, read_duration, rounded_up
 ROOM = 1.1  # over the requests that decide: arrivals are random
 OF_LOADS = ("--rates", "--concurrency", "--duration", "--max-duration")
 OF_SEARCH = ("--precision", "--max-duration", "--repeats", "--ramp")
+OF_OUTPUT, FLAGS_OF_OUTPUT = ("--out", "-o", "--summary"), ("--json", "--quiet", "-q")
 FLAGS_OF_SEARCH = ("--closed", "--search")
 OF_A_BASE = "settled base phase"  # a burst's reason: the base was too short
 ENOUGH_APART = 1.1  # violated over verified rate: a search would not find more
 
 
 def again(words: Sequence[str], changes: Mapping[str, str | None], drop: Sequence[str] = ()) -> str:
-    """Return a command line with other values of some options, and without its ``--out``.
+    """Return a command line with other values of some options, without what is about its output.
 
     A change to None, and ``drop`` (flags without a value), remove an option.
     """
-    gone, kept, rest = {*changes, "--out", "-o"}, [], iter(words)
+    gone, kept, rest = {*changes, *OF_OUTPUT}, [], iter(words)
+    drop = (*drop, *FLAGS_OF_OUTPUT)
     for word in rest:
         if word in gone:
             next(rest, None)

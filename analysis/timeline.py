@@ -32,7 +32,7 @@ class Timeline:
     ttft_s: Points  # (when due, TTFT from schedule): each step's extremes first
     answered: int  # requests with a first token, of which ``ttft_s`` may be a part
     stages: list[tuple[float, str]]  # (start, name)
-    server: dict[str, Points]  # by a name of GAUGES
+    server: dict[str, Points]  # by a name of GAUGES: the highest sample of each step
 
 
 def timeline_of(run: Run) -> Timeline | None:
@@ -68,7 +68,7 @@ def timeline_of(run: Run) -> Timeline | None:
         _thinned(due_s[known], ttft[known], step_s),
         int(known.sum()),
         [((int(s["start_ns"]) - origin_ns) * 1e-9, load_name(s)) for s in stages],
-        _gauges(run.server, origin_ns),
+        _gauges(run.server, origin_ns, step_s),
     )
 
 
@@ -97,7 +97,7 @@ def _thinned(at_s: Floats, ttft: Floats, step_s: float) -> Points:
     return [(at, float(f"{height:.4g}")) for at, height in pairs]
 
 
-def _gauges(samples: pa.Table | None, origin_ns: int) -> dict[str, Points]:
+def _gauges(samples: pa.Table | None, origin_ns: int, step_s: float) -> dict[str, Points]:
     if samples is None or not samples.num_rows:
         return {}
     at_s = (samples["at_ns"].to_numpy() - origin_ns) * 1e-9
@@ -106,6 +106,13 @@ def _gauges(samples: pa.Table | None, origin_ns: int) -> dict[str, Points]:
         values: Any = pc.cast(samples[name], pa.float64()).to_numpy()
         held = np.isfinite(values) & (at_s >= 0)
         if held.any():
-            pairs = zip(at_s[held].round(3).tolist(), values[held].tolist(), strict=True)
-            found[name] = list(pairs)
+            found[name] = _highest(at_s[held], values[held], step_s)
     return found
+
+
+def _highest(at_s: Floats, values: Floats, step_s: float) -> Points:
+    """Return the highest sample of each step."""
+    steps = (at_s / step_s).astype(np.int64)
+    order = np.lexsort((values, steps))
+    last = order[np.flatnonzero(np.diff(steps[order], append=-1))]
+    return list(zip(at_s[last].round(3).tolist(), values[last].tolist(), strict=True))

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
+from ampacity.analysis.contract.part import Part
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.stats.intervals import order_statistic_ranks
 
@@ -99,9 +101,30 @@ class Benchmark:
     gaps_s: Floats  # between scheduled arrivals; empty in a closed loop
 
 
-def validate(
-    benchmark: Benchmark, production: Production, instances: int = 1
-) -> list[dict[str, Any]]:
+class Finding(Part, frozen=True, kw_only=True):
+    """A verdict (met | violated | inconclusive) on an assumption; figures as far as known."""
+
+    name: str
+    assumption: str
+    verdict: str
+    reason: str
+    benchmark: float | None
+    production: float | None
+    production_bounds: tuple[float, float | None] | None
+    limit: float | None
+
+
+class Validation(Part, frozen=True, kw_only=True):
+    """What ``ampacity validate --json`` prints."""
+
+    stage: int
+    production: str
+    violated: list[str]
+    findings: list[Finding]
+    notes: list[str]
+
+
+def validate(benchmark: Benchmark, production: Production, instances: int = 1) -> list[Finding]:
     """Return one finding per assumption: a verdict with both figures and the limit.
 
     Raises ValidateError where none can be compared.
@@ -118,8 +141,8 @@ def validate(
         _lengths("output_tokens", benchmark.output_tokens, production),
         _arrivals(benchmark.gaps_s, production.gaps_s),
     ]
-    if all(f["verdict"] == "inconclusive" for f in found):
-        reasons = "; ".join(f"{f['name']}: {f['reason']}" for f in found)
+    if all(f.verdict == "inconclusive" for f in found):
+        reasons = "; ".join(f"{f.name}: {f.reason}" for f in found)
         raise ValidateError(
             f"nothing of {production.source} can be compared with this run: {reasons}"
         )
@@ -154,24 +177,24 @@ ASSUMPTIONS = {
 }
 
 
-def _finding(name: str, verdict: str, reason: str, *figures: Any) -> dict[str, Any]:
+def _finding(name: str, verdict: str, reason: str, *figures: float | None) -> Finding:
     """Return a finding; ``figures``: benchmark, production, limit, as far as known."""
     benchmark, production, limit = (*figures, None, None, None)[:3]
-    return {
-        "name": name,
-        "assumption": ASSUMPTIONS[name],
-        "verdict": verdict,
-        "reason": reason,
-        "benchmark": benchmark,
-        "production": production,
-        "production_bounds": None,
-        "limit": limit,
-    }
+    return Finding(
+        name=name,
+        assumption=ASSUMPTIONS[name],
+        verdict=verdict,
+        reason=reason,
+        benchmark=benchmark,
+        production=production,
+        production_bounds=None,
+        limit=limit,
+    )
 
 
 def _judge(
     name: str, low: float, high: float, benchmark: float, production: float | None, limit: float
-) -> dict[str, Any]:
+) -> Finding:
     """Judge [low, high] against the limit: violated if all of it is above, met if none is."""
     if low >= limit:  # a bucket holds what is above its lower bound
         verdict, reason = "violated", "above the limit"
@@ -183,14 +206,14 @@ def _judge(
             f"production is between {low:.4g} and {high:.4g} s, on both sides of the limit of "
             f"{limit:.4g} s: finer buckets or more requests would tell"
         )
-    bounds = [low, high if math.isfinite(high) else None]
+    bounds = low, high if math.isfinite(high) else None
     found = _finding(name, verdict, reason, benchmark, production, limit)
-    return found | {"production_bounds": bounds}
+    return replace(found, production_bounds=bounds)
 
 
 def _latency(
     metric: str, q: float, factor: float, held: Mapping[str, Any], production: Production
-) -> dict[str, Any]:
+) -> Finding:
     level = f"p{round(100 * q)}"
     name, histogram = f"{metric}_{level}", production.latencies.get(metric)
     base = held.get(level)
@@ -204,13 +227,13 @@ def _latency(
     value, low, high = histogram.quantile(q)
     finding = _judge(name, low, high, base, value, factor * base)
     worst = (held.get(f"{level}_ci") or [None, None])[1]
-    if finding["verdict"] == "violated" and worst and low < factor * worst:
+    if finding.verdict == "violated" and worst and low < factor * worst:
         why = f"the benchmark's own {level} may be as high as {worst:.4g} s: measure it longer"
-        return finding | {"verdict": "inconclusive", "reason": why}
+        return replace(finding, verdict="inconclusive", reason=why)
     return finding
 
 
-def _load(stage: Mapping[str, Any], rps: float | None, instances: int) -> dict[str, Any]:
+def _load(stage: Mapping[str, Any], rps: float | None, instances: int) -> Finding:
     base = stage["achieved_rps"]
     if rps is None:
         why = "a rate needs two scrapes of pages that count requests (--over), or a log"
@@ -219,7 +242,7 @@ def _load(stage: Mapping[str, Any], rps: float | None, instances: int) -> dict[s
     return _judge("load", each, each, base, each, LOAD_FACTOR * base)
 
 
-def _share(name: str, server: Mapping[str, Any], production: Production) -> dict[str, Any]:
+def _share(name: str, server: Mapping[str, Any], production: Production) -> Finding:
     base, value = server.get(name), production.shares.get(name)
     if base is None or value is None:
         why = f"not in the {'benchmark' if base is None else 'production figures'}"
@@ -229,7 +252,7 @@ def _share(name: str, server: Mapping[str, Any], production: Production) -> dict
     return _finding(name, "violated" if off else "met", reason, base, value, SHARE_POINTS)
 
 
-def _lengths(name: str, sent: Floats, production: Production) -> dict[str, Any]:
+def _lengths(name: str, sent: Floats, production: Production) -> Finding:
     histogram = production.lengths.get(name)
     m = histogram.n if histogram else 0
     if histogram is None or min(len(sent), m) < FEWEST:
@@ -253,7 +276,7 @@ def ks_distance(values: Floats, histogram: Histogram) -> float:
     return float(np.abs(ours - np.cumsum(histogram.counts) / histogram.counts.sum()).max())
 
 
-def _arrivals(sent: Floats, gaps: Floats | None) -> dict[str, Any]:
+def _arrivals(sent: Floats, gaps: Floats | None) -> Finding:
     """Compare the gaps' coefficient of variation: 0 constant, 1 Poisson, more in bursts."""
     if gaps is None:
         return _finding("arrivals", "inconclusive", "only a log has the times of arrivals")

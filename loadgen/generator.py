@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +64,8 @@ class Generator:
         try:
             return await (self._workers if self._many else self._runner).run(plan, on_start)
         finally:
-            self._over.append(replace(self.live, ttft_s=[]))
+            self.live.flush()
+            self._over.append(replace(self.live, ttft_s=[], latest=deque()))
 
     def take_lost(self) -> str | None:
         """Return a message about workers that died since the last call, or None."""

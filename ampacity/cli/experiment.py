@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ampacity.cli import EXIT_INTERRUPTED, EXIT_OUTAGE, EXIT_USAGE
-from ampacity.cli.output import console, print_json, shown, writing
+from ampacity.cli.output import console, print_folder, print_json, shown, writing
 
 if TYPE_CHECKING:
     from ampacity.analysis.contract.summary import Summary
@@ -90,8 +90,7 @@ def finish(
         print_json(to_json(summary))
     elif not quiet:
         (render_table if shown.full else render_screen)(summary, console(), report)
-        if not sys.stdout.isatty():
-            print(path)  # for scripts: the last line
+        print_folder(path)
     return str(run.meta.get("status")), summary
 
 

@@ -40,7 +40,7 @@ def export(
         bool, typer.Option("--overwrite", help="Replace files that exist.")
     ] = False,
 ) -> None:
-    """Export requests, stages, tokens, server samples and percentiles of a run, a file for each.
+    """Export the tables and histograms of a run for other programs. A file for each.
 
     ampacity export runs/x --csv -o exported
 

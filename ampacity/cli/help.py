@@ -116,5 +116,5 @@ class Group(TyperGroup):
 
 def _headline(command: Any) -> str:
     """Return the first sentence, or what of it fits a line."""
-    text = re.split(r"[.:;] |\.$", parts(command)[0][0])[0]
+    text = parts(command)[0][0].split(". ")[0].removesuffix(".")
     return text if len(text) <= HEADLINE_MAX else text[:HEADLINE_MAX].rpartition(", ")[0]

@@ -36,6 +36,12 @@ def console() -> Console:
     return Console(highlight=False, width=None if cut else UNCUT)
 
 
+def print_folder(run: Path) -> None:
+    """Print the directory of a run for scripts: the last line, where stdout is no terminal."""
+    if not sys.stdout.isatty():
+        print(run)
+
+
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 

@@ -46,9 +46,6 @@ Faults = Annotated[
         help="Faults to inject. See docs/simulator.md; times count from the start.",
     ),
 ]
-ErrorRate = Annotated[
-    float, typer.Option(help="Share of requests answered with status 500.", min=0, max=1)
-]
 
 
 @with_engine
@@ -64,7 +61,6 @@ def simulate(
     api_key_env: ApiKeyEnv = None,
     seed: Seed = 0,
     faults: Faults = None,
-    error_rate: ErrorRate = 0.0,
 ) -> None:
     """Serve a simulated engine at http://HOST:PORT/v1, with metrics at /metrics.
 
@@ -80,7 +76,7 @@ def simulate(
     if preset == "list":
         typer.echo("\n".join(PRESETS))
         return
-    plan, name, key = _plan(faults, error_rate), model or preset, api_key_env
+    plan, name, key = _plan(faults), model or preset, api_key_env
     start = Start(full_preset(preset, engine), host, port, name, key, make_face(face), plan, seed)
     deployment = find_deployment(start.preset)
     if calibrate is not None:
@@ -93,15 +89,13 @@ def simulate(
     serve(start, deployment)
 
 
-def _plan(faults: str | None, error_rate: float) -> Plan:
+def _plan(faults: str | None) -> Plan:
     from ampacity.simulator import SimulatorError
     from ampacity.simulator.server.face import read_options
     from ampacity.simulator.server.faults import Plan
 
     if faults is None:
-        return Plan(errors={"500": error_rate} if error_rate else {})
-    if error_rate:
-        raise SimulatorError("--error-rate and --faults: give the share in --faults, as errors.500")
+        return Plan()
     try:
         text = (
             faults.encode("utf-8", "replace")

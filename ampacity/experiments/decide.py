@@ -82,11 +82,8 @@ def _common(path: Path, run: Run, sizing: Sizing) -> tuple[Sizing, str]:
 
 def _decide(path: Path, run: Run, summary: Summary, stated: Stated) -> Candidate:
     """Return the answer for one run. Raises DecisionError, ConfigError."""
-    sizing = stated.sizing
-    terms = fleet_terms(run, sizing)
-    instance, lacks = _instance(stated, terms["tensor_parallel"])
-    plan, no_plan = _plan(path, run, summary, sizing)
-    limits = summary.limits
+    terms = fleet_terms(run, stated.sizing)
+    plan, no_plan = _plan(path, run, summary, stated.sizing)
     rails = guardrails(
         summary,
         stated.wait_budget_s,
@@ -94,49 +91,54 @@ def _decide(path: Path, run: Run, summary: Summary, stated: Stated) -> Candidate
         plan.safety_factor if plan else choose_safety(None)[0],
         stated.shape.max_tokens if stated.shape else None,
     )
+    instance, lacks = _instance(stated, terms["tensor_parallel"])
+    sharing = [s.planned for s in summary.sharing or () if s.planned is not None]
     known = Known(
         summary=summary,
         run=str(path),
         lengths=input_quantiles(summary),
         output_tokens=summary.fleet.output_tokens_mean,
-        limits=limits,
         rails=rails,
         instance=instance,
         instance_missing=lacks,
         plan=plan,
         plan_missing=no_plan,
         gpu_hour_usd=terms["gpu_hour_usd"],
-        profile=str(sizing.profile) if sizing.profile else None,
-        planned_sharing=next(
-            (s.planned for s in summary.sharing or () if s.planned is not None), None
-        ),
+        profile=str(stated.sizing.profile) if stated.sizing.profile else None,
+        planned_sharing=sharing[0] if sharing else None,
         run_gpus=gpus_measured(run.meta),
         draft_tokens=stated.draft_tokens,
         command=stated.command,
     )
+    return _candidate(known, run, stated)
+
+
+def _candidate(known: Known, run: Run, stated: Stated) -> Candidate:
+    """Return the answer from all that is known."""
+    summary, plan = known.summary, known.plan
     tokens = summary.fleet.input_tokens_mean, summary.fleet.output_tokens_mean
     point = None if None in tokens else operating_point(summary, tokens[0] or 0, tokens[1] or 0)
     physics = physics_of(known, point)
     return Candidate(
-        run=str(path),
+        run=known.run,
         predicted=summary.predicted,
         slos=[slo.text for slo in summary.slos],
         capacity_rps=summary.capacity.capacity_rps,
         capacity_rps_ci=summary.capacity.capacity_rps_ci,
         capacity_reason=summary.capacity.reason,
-        gpus=terms["tensor_parallel"],
+        gpus=fleet_terms(run, stated.sizing)["tensor_parallel"],
         model=(run.meta.get("endpoint") or {}).get("model"),
         plan=plan,
-        plan_missing=no_plan or None,
+        plan_missing=known.plan_missing or None,
         steps=thirteen_steps(known, physics),
-        limits=limits,
-        guardrails=rails,
+        limits=summary.limits,
+        guardrails=known.rails,
         memory=physics.fit,
         hardware=physics.use,
         hardware_text=hardware_words(physics),
         disaggregation=readiness(
             summary,
-            limits,
+            summary.limits,
             stated.shape,
             stated.link_bits_s,
             plan.instances if plan else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -137,6 +138,8 @@ def _tier(text: str) -> tuple[str, Path, float, str, float]:
         )
     if not 0 < share <= 1:
         raise ConfigError(f"--tier {name}=: share {share:g} is not above 0 and at most 1")
+    if not 0 < price < math.inf:
+        raise ConfigError(f"--tier {name}=: price {price:g}: give a number above 0")
     return name.strip(), Path(path), share, gpu, price
 
 

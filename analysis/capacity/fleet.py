@@ -10,7 +10,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ampacity.analysis.capacity.fleet_figures import FleetError, FleetInputs, exact, fleet_figures
+from ampacity.analysis.capacity.fleet_figures import (
+    FleetError,
+    FleetFigures,
+    FleetInputs,
+    exact,
+    fleet_figures,
+)
 from ampacity.analysis.capacity.levels import good_share_at
 
 AT_USABLE = "one instance at its capacity"  # what a cost is of; a plan's is of the whole fleet
@@ -285,16 +291,7 @@ def fleet_of(
         peaks = traffic.peak_rps_ci or (traffic.peak_rps, traffic.peak_rps)
         rates = [carried.capacity_rps, *reversed(carried.capacity_rps_ci)]
         fleet, low, high = (
-            fleet_figures(
-                FleetInputs(
-                    peak_rps=peak,
-                    capacity_rps=rate,
-                    safety_factor=factor,
-                    tensor_parallel=tensor_parallel,
-                )
-            )
-            if peak and rate
-            else None
+            _sized(peak, rate, factor, tensor_parallel)
             for peak, rate in zip((traffic.peak_rps, *peaks), rates, strict=True)
         )
     except FleetError as error:
@@ -303,6 +300,21 @@ def fleet_of(
     ends = [end and end.instances for end in (low, high)]
     sized = {name: getattr(fleet, name) for name in SIZED}
     return result | sized | {"instances_ci": ends}
+
+
+def _sized(
+    peak_rps: float, capacity_rps: float | None, safety: float, tensor_parallel: int
+) -> FleetFigures | None:
+    if not (peak_rps and capacity_rps):
+        return None
+    return fleet_figures(
+        FleetInputs(
+            peak_rps=peak_rps,
+            capacity_rps=capacity_rps,
+            safety_factor=safety,
+            tensor_parallel=tensor_parallel,
+        )
+    )
 
 
 def instances_text(fleet: Mapping[str, Any]) -> str:

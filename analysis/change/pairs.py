@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_DOWN, Context
 from functools import cached_property
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ampacity.analysis.change import engine, shift
-from ampacity.analysis.change.judged import Judged, Stage, carried, level_name, warmup_of
+from ampacity.analysis.change.judged import (
+    Judged,
+    Stage,
+    carried,
+    level_name,
+    prepare,
+    warmup_of,
+)
 from ampacity.analysis.change.samples import Blocks, blocks_of, in_blocks
 from ampacity.analysis.slo import slo_from_dict
 from ampacity.analysis.stage.attainment import observe_slos, requests_meeting
 from ampacity.analysis.stage.throughput import NO_FIGURE, REQUESTS_MIN, is_figure
 from ampacity.analysis.stats.intervals import smallest_n
+from ampacity.loadgen.rundir.files import load_run
 
 RATES = {"good": "goodput_rps", "accepted": "rps", "tokens": "output_tokens_per_s"}
 NO_LEVEL = f"no load level that every run has, steady and with {REQUESTS_MIN} requests"
@@ -26,6 +35,20 @@ NO_PAIR = "no pair of stages is left"
 TOO_FEW_PAIRS = "too few pairs of stages: use more --rounds"
 # A closed loop with this share of its peak tokens/s at two thirds of the concurrency gains no more
 PLATEAU = 0.95
+
+
+def compared_run(
+    name: str,
+    path: Path,
+    gpus: int | None = None,
+    gpu_hour_usd: float | None = None,
+    labels: Mapping[int, bool] | None = None,
+) -> ComparedRun:
+    """Read and judge a run; what is None comes from it. Raises a ValueError of one line."""
+    judged = prepare(load_run(path), labels=labels, limited_too=True)
+    inputs = judged.meta.get("fleet_inputs") or {}
+    gpus = gpus or int(inputs.get("tensor_parallel") or 1)
+    return ComparedRun(name, judged, gpus, gpu_hour_usd or inputs.get("gpu_hour_usd"))
 
 
 @dataclass(frozen=True)

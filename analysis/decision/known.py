@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Range
@@ -27,7 +26,6 @@ class Known:
     run: str
     lengths: Mapping[str, float]
     output_tokens: float | None
-    limits: Sequence[Limit]
     rails: Guardrails
     instance: Instance | None = None
     instance_missing: str = ""

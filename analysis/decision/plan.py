@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
@@ -16,7 +16,6 @@ from ampacity.analysis.capacity.fleet_figures import (
 )
 from ampacity.analysis.contract.part import Interval
 from ampacity.analysis.contract.summary import Summary, Warned, to_json
-from ampacity.analysis.decision.guardrails import knee_note
 from ampacity.analysis.decision.inputs import Basis, Input
 from ampacity.analysis.decision.money import Hosted, Moved, Prices, against_hosted, sensitivities
 
@@ -27,9 +26,8 @@ OF_RUN = "as given at the run"
 class Plan(FleetFigures, frozen=True, kw_only=True):
     """A fleet of instances like the one of a run, for a peak load.
 
-    ``knee``: where the capacity lies, if not left of the knee region. ``instances_ci`` and
-    ``cost_per_year_ci`` follow from the intervals of the peak and of the capacity. ``hosted`` is
-    empty without a price file or counted tokens.
+    ``instances_ci`` and ``cost_per_year_ci`` follow from the intervals of the peak and of the
+    capacity. ``hosted`` is empty without a price file or counted tokens.
     """
 
     run: str
@@ -37,7 +35,6 @@ class Plan(FleetFigures, frozen=True, kw_only=True):
     slos: list[str]
     capacity_rps: float
     capacity_rps_ci: Interval | None
-    knee: str | None
     peak_rps: float
     peak_rps_ci: Interval | None
     peak_reason: str
@@ -101,9 +98,6 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
         accepted=terms.accepted,
     )
     figures = fleet_figures(given)
-    low, high = sized["instances_ci"]
-    each = None if figures.cost_per_year is None else figures.cost_per_year / figures.instances
-    ends = (low, high) if each is None else (low and low * each, high and high * each)
     kept = [
         *("safety_factor", "safety_reason", "peak_rps", "peak_rps_ci", "peak_reason"),
         *("instances_ci", "tensor_parallel", "gpu_hour_usd", "cost_per_million_output_tokens"),
@@ -115,16 +109,26 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
         slos=[slo.text for slo in summary.slos],
         capacity_rps=carried.capacity_rps,
         capacity_rps_ci=summary.capacity.capacity_rps_ci,
-        knee=knee_note(summary),
         mean_rps=traffic.mean_rps,
         utilisation_at=_load(given, traffic, terms)[1],
-        cost_per_year_ci=None if each is None else ends,
+        cost_per_year_ci=_yearly(figures, sized["instances_ci"]),
         inputs=_inputs(given, figures.utilisation, summary, traffic, terms, sized["safety_reason"]),
         sensitivity=sensitivities(given),
         hosted=against_hosted(given, figures, terms.prices),
         warnings=[*summary.warnings, *_warnings(given, traffic, terms)],
         **held,
     )
+
+
+def _yearly(
+    fleet: FleetFigures, instances: Sequence[int | None]
+) -> tuple[float | None, float | None] | None:
+    """Return the cost of a year at the ends of the instances; None without a price."""
+    if fleet.cost_per_year is None:
+        return None
+    each = fleet.cost_per_year / fleet.instances
+    low, high = (end and end * each for end in instances)
+    return low, high
 
 
 def cached_tokens(summary: Summary) -> float | None:

@@ -258,7 +258,7 @@ def _kv_strategy(known: Known, physics: Physics) -> Step:
 
 def _batching(known: Known, _: Physics) -> Step:
     about = ("batch_capped", "prefill_interference", "kv_pressure", "decode_bound", "prefill_bound")
-    holds = [limit for limit in known.limits if limit.holds and limit.rule in about]
+    holds = [limit for limit in known.summary.limits if limit.holds and limit.rule in about]
     rails = known.rails
     if rails.concurrency_limit is None:
         return Step(title="Batching", gap=rails.missing.get("concurrency_limit"))
@@ -299,7 +299,7 @@ def _speculation(draft: int, accepted: float) -> str:
 
 
 def _again(known: Known, _: Physics) -> Step:
-    holds = [limit for limit in known.limits if limit.holds]
+    holds = [limit for limit in known.summary.limits if limit.holds]
     if not holds:
         return Step(title="Benchmark again", decision="nothing to change: no limit was found")
     return Step(

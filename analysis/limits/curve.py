@@ -97,11 +97,12 @@ class Curve:
 
     def beyond(self, stage: Stage) -> tuple[Evidence, ...]:
         """Return, as evidence, how far a load is above the capacity, where it is not near it."""
-        capacity, offered = self.summary.capacity.capacity_rps, stage.offered_rps or 0.0
-        if not capacity or offered < BEYOND * capacity:
+        capacity, offered = self.summary.capacity, stage.offered_rps or 0.0
+        highest = (capacity.capacity_rps_ci or (None, None))[1] or capacity.capacity_rps
+        if not highest or offered < BEYOND * highest:
             return ()
-        what = "offered load / capacity: no load nearer to it shows the limit"
-        return (Evidence(figure=what, value=offered / capacity, stage=stage.name),)
+        what = "offered load / highest capacity possible: no load nearer to it shows the limit"
+        return (Evidence(figure=what, value=offered / highest, stage=stage.name),)
 
     def engines(self, stage: Stage) -> float:
         """Return how many engines serve. Raises CannotTell."""

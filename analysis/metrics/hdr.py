@@ -27,11 +27,21 @@ def percentile_text(values_s: Floats, weights: Floats | None = None) -> bytes:
     """Return the percentile distribution of ``histogram_of`` the values, in ms (a .hgrm file)."""
     text, histogram = io.BytesIO(), histogram_of(values_s, weights)
     histogram.output_percentile_distribution(text, _US_PER_MS)
-    deviation_us = histogram.get_stddev()  # the one figure that the library does not scale
-    return text.getvalue().replace(
-        b"StdDeviation   = %12.3f" % deviation_us,
-        b"StdDeviation   = %12.3f" % (deviation_us / _US_PER_MS),
+    # the library's own end does not scale the deviation, and plotters do not read its last line
+    mean, deviation, most = (
+        us / _US_PER_MS
+        for us in (
+            histogram.get_mean_value(),
+            histogram.get_stddev(),
+            histogram.get_max_value(),
+        )
     )
+    end = (
+        f"#[Mean    = {mean:12.3f}, StdDeviation   = {deviation:12.3f}]\n"
+        f"#[Max     = {most:12.3f}, Total count    = {histogram.get_total_count():12}]\n"
+        f"#[Buckets = {histogram.bucket_count:12}, SubBuckets     = {histogram.sub_bucket_count:12}]\n"
+    )
+    return text.getvalue().partition(b"#[")[0] + end.encode()
 
 
 def histogram_of(values_s: Floats, weights: Floats | None = None) -> HdrHistogram:

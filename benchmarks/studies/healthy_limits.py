@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=1)
     given = parser.parse_args()
     for name, (engine, load) in HEALTHY.items():
-        capacity = run(engine, load | {"duration": "10m"}, None, 1).capacity.capacity_rps
+        capacity = run(engine, load | {"duration": "3m"}, None, 1).capacity.capacity_rps
         assert capacity is not None
         rates = ",".join(f"{share * capacity:.4g}" for share in SHARES)
         held: collections.Counter[str] = collections.Counter()

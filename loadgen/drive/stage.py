@@ -227,10 +227,8 @@ class StageRunner:
             await asyncio.sleep(0.02)
 
     async def _sleep_until(self, deadline_ns: int) -> None:
-        while (
-            left_s := (deadline_ns - time.monotonic_ns()) / 1e9
-        ) > 0 and not self._sends_no_more():
-            await asyncio.sleep(min(left_s, 0.1))
+        while (left_ns := deadline_ns - time.monotonic_ns()) > 0 and not self._sends_no_more():
+            await asyncio.sleep(min(left_ns / 1e9, 0.1))
 
     async def _drain(self) -> None:
         """Wait for answers; longer for those that have begun, if most have."""
@@ -394,6 +392,8 @@ class StageRunner:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             turns += 1
-            if turns % FLUSH_TURNS == 0 and (trouble := self._options.flush()):
-                self.stop(trouble)
+            if turns % FLUSH_TURNS == 0:
+                self._live.flush()
+                if trouble := self._options.flush():
+                    self.stop(trouble)
             await self._timeouts.check()

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import gc
 import sys
+from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
@@ -86,7 +87,8 @@ async def _report(runner: StageRunner, parent: Channel[Answer, Command]) -> None
 
 def _send_live(runner: StageRunner, parent: Channel[Answer, Command]) -> None:
     live = runner.live
-    parent.send(dataclasses.replace(live, ttft_s=live.ttft_s[-LIVE_TTFTS:]))
+    live.flush()
+    parent.send(dataclasses.replace(live, ttft_s=live.ttft_s[-LIVE_TTFTS:], latest=deque()))
 
 
 def main() -> None:

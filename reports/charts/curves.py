@@ -64,8 +64,15 @@ IF_JUDGED: tuple[tuple[str, str, Callable[[Stage], Percentiles]], ...] = (
     ("icl", "ICL", lambda stage: stage.icl_s),
     ("tpot", "TPOT", lambda stage: stage.tpot_s),
 )
-SWITCHED: tuple[Quantile, ...] = ("p50", "p95", "p99")  # and p90 where an SLO judges it
-TAILS: dict[float | None, Quantile] = {0.9: "p90", 0.95: "p95", 0.99: "p99"}
+SWITCHED: tuple[Quantile, ...] = ("p50", "p95", "p99")  # and others where an SLO judges them
+TAILS: dict[float | None, Quantile] = {
+    0.5: "p50",
+    0.9: "p90",
+    0.95: "p95",
+    0.99: "p99",
+    0.999: "p99_9",
+    1.0: "max",
+}
 
 
 def charts(summary: Summary) -> list[Chart]:
@@ -107,10 +114,11 @@ def _points(
         if not value or value < 0:
             continue
         text = f"{stage.name}: {label} {quantile_text(held, name)}"
-        if name == "p99" and (bounds := interval(held.p99_ci, seconds)):
+        ci = getattr(held, f"{name}_ci", None)
+        if bounds := interval(ci, seconds):
             text += f" ({bounds})"
-        state = stage_state(stage, summary)
-        rows.append({"x": x, "y": value, "text": text, "state": state, "ci": held.p99_ci})
+        rows.append({"x": x, "y": value, "text": text, "state": stage_state(stage, summary)})
+        rows[-1]["ci"] = ci
     return rows
 
 
@@ -121,7 +129,7 @@ def _tail(summary: Summary, metric: str) -> Quantile:
 
 
 def _interval_bars(rows: Sequence[Point]) -> list[Point]:
-    """Return the p99 intervals; where an end is not known, the bar stops at the p99 itself."""
+    """Return the intervals; where an end is not known, the bar stops at the figure itself."""
     bars = []
     for row in rows:
         low, high = row["ci"] or (None, None)
@@ -138,7 +146,7 @@ def _infinite(placed: Sequence[tuple[float, Stage]], tail: Quantile) -> list[Poi
         held = stage.ttft_from_schedule_s
         reason = getattr(held, f"{tail}_reason") or ""
         if getattr(held, tail) is None and reason.startswith("infinite"):
-            rows.append({"x": x, "text": f"{stage.name}: TTFT {tail} {reason}"})
+            rows.append({"x": x, "text": f"{stage.name}: TTFT {percentile(tail)} {reason}"})
     return rows
 
 
@@ -150,13 +158,20 @@ def _left_out(summary: Summary) -> str:
         p = _tail(summary, metric)
         for stage in by_load(summary.stages) if metric in judged else ():
             if getattr(of(stage), p) is None:
-                missing.setdefault(f"{label} {p}", {})[stage.name] = why_null(of(stage), p)
+                missing.setdefault(f"{label} {percentile(p)}", {})[stage.name] = why_null(
+                    of(stage), p
+                )
     parts = []
     for what, reasons in missing.items():
         different = set(reasons.values())
         why = different.pop() if len(different) == 1 else "reasons in the tables"
         parts.append(f"{what} at {', '.join(reasons)} ({why})")
     return f"Not drawn: {'; '.join(parts)}." if parts else ""
+
+
+def percentile(name: Quantile) -> str:
+    """Return the name that people read: ``p99.9``."""
+    return name.replace("_", ".")
 
 
 def _metrics(summary: Summary) -> list[tuple[str, str, Callable[[Stage], Percentiles]]]:
@@ -172,27 +187,29 @@ def _latency_plot(
 
     Each percentile has a switch: p50 and those that are judged are on.
     """
-    judged = {(slo.metric, _tail(summary, slo.metric)) for slo in summary.slos if slo.limit_s}
+    judged = {
+        (slo.metric, _tail(summary, slo.metric))
+        for slo in summary.slos
+        if slo.limit_s and slo.quantile in TAILS
+    }
     shown = {p for _, p in judged} or {"p99"}
-    switched = sorted({*SWITCHED, *shown})
+    switched = [p for p in TAILS.values() if p in (*SWITCHED, *shown)]
     series = [
-        (metric, p, f"{name} {p}", rows)
+        (metric, p, f"{name} {percentile(p)}", rows)
         for metric, name, of in _metrics(summary)
         for p in switched
-        if (rows := _points(summary, placed, of, p, f"{name} {p}"))
+        if (rows := _points(summary, placed, of, p, f"{name} {percentile(p)}"))
     ]
     drawn = {metric for metric, *_ in series}
     limits = [slo for slo in summary.slos if slo.metric in drawn and slo.limit_s]
     heights = [row["y"] for *_, rows in series for row in rows]
     heights += [slo.limit_s for slo in limits if slo.limit_s]
-    heights += [
-        b for _, p, _, rows in series if p == "p99" for r in rows for b in r["ci"] or [] if b
-    ]
+    heights += [b for *_, rows in series for r in rows for b in r["ci"] or [] if b]
     if len({row["x"] for *_, rows in series for row in rows}) < 2:
         return None
     plot = Plot(axis, seconds_axis("Latency from schedule", heights))
     for p in switched:
-        plot.switch(f"show_{p}", p, p == "p50" or p in shown)
+        plot.switch(f"show_{p}", percentile(p), p == "p50" or p in shown)
     for slo in limits:
         plot.slo(slo, slo.metric)
     for metric, p, label, rows in series:
@@ -202,7 +219,7 @@ def _latency_plot(
             label + (" (judged)" if (metric, p) in judged else ""),
             dashed=p == "p50",
             dotted=p == "p99" and (metric, p) not in judged,
-            intervals=_interval_bars(rows) if p == "p99" else (),
+            intervals=_interval_bars(rows),
             width=3.5 if (metric, p) in judged else 1.3,
             switch=f"show_{p}",
         )
@@ -212,7 +229,7 @@ def _latency_plot(
     plot.points(infinite, "bad", "triangle-up")
     plot.state_keys([stage for _, stage in placed], summary)
     if infinite:
-        plot.key(f"TTFT {tail} infinite: failed requests", "bad", "triangle")
+        plot.key(f"TTFT {percentile(tail)} infinite: failed requests", "bad", "triangle")
     return plot
 
 
@@ -260,9 +277,8 @@ def latency_by_rate(summary: Summary) -> Chart | None:
         f"{title}. {_ends(summary, placed)}"
     )
     notes = []
-    drawn = [of for metric, _, of in DRAWN if _tail(summary, metric) == "p99"]
-    if any(of(stage).p99_ci for _, stage in placed for of in drawn):
-        notes.append("Bars on p99 are its interval; a bar to one side only has no known other end.")
+    if any(of(stage).p99_ci for _, stage in placed for *_, of in DRAWN):
+        notes.append("Bars: 95 % interval; a bar to one side only has no known other end.")
     if any(stage_state(stage, summary) == "growing" for _, stage in placed):
         notes.append("Past saturation the curve turns upwards: latency grows, the rate does not.")
     if usable and any((stage.offered_rps or 0.0) > SHORT_OF * x for x, stage in placed):
@@ -287,7 +303,7 @@ def _ends(summary: Summary, placed: Sequence[tuple[float, Stage]]) -> str:
         low, high = (
             "unknown" if getattr(held, p) is None else quantile_text(held, p) for p in quantiles
         )
-        sentences.append(f"At {stage.name}, TTFT p50 {low} and {tail} {high}.")
+        sentences.append(f"At {stage.name}, TTFT p50 {low} and {percentile(tail)} {high}.")
     return " ".join(dict.fromkeys(sentences))
 
 

@@ -91,14 +91,14 @@ class Axis:
         return self.low + share * (self.high - self.low)
 
 
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return 1, 2, 5 times powers of ten in [low, high]; the powers alone if those are too many."""
+def log_ticks(low: float, high: float, most: int = 10) -> list[float]:
+    """Return 1, 2, 5 times powers of ten in [low, high]; the powers alone above ``most``."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for steps in ((1, 2, 5), (1,)):
         ticks = [
             float(f"{m}e{k}") for k in decades for m in steps if low <= float(f"{m}e{k}") <= high
         ]
-        if len(ticks) <= 10:
+        if len(ticks) <= most:
             break
     return ticks
 

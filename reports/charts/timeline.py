@@ -12,7 +12,7 @@ from typing import Any
 from ampacity.analysis.contract.summary import SloLimit, Summary
 from ampacity.analysis.timeline import Timeline
 from ampacity.reports.charts.distributions import error_colour
-from ampacity.reports.charts.marks import SECONDS_LABEL, WIDE, Chart, Key, with_look
+from ampacity.reports.charts.marks import WIDE, Chart, Key, log_ticks, seconds_axis, with_look
 from ampacity.reports.charts.palette import light
 from ampacity.reports.render.figures import count, seconds, significant
 
@@ -23,9 +23,9 @@ SHOWN = {"domainMin": {"expr": "from_s"}, "domainMax": {"expr": "to_s"}, "nice":
 
 def timeline_chart(timeline: Timeline, summary: Summary) -> Chart:
     """Draw arrivals, requests in flight, TTFT, failures and the server's gauges over the run."""
-    end_s = timeline.step_s * len(timeline.arrivals_rps)
+    end_s = round(timeline.step_s * len(timeline.arrivals_rps), 6)
     data = _data(timeline)
-    panels = [_overview(end_s), _in_flight(timeline), _scatter(summary.slos)]
+    panels = [_overview(end_s), _in_flight(timeline), _scatter(timeline, summary.slos)]
     panels += [_failures(timeline)] if timeline.failed_rps else []
     panels += [_kv_cache()] if "kv_cache_usage" in timeline.server else []
     panels += [_preemptions()] if data["preemptions_total"] else []
@@ -170,7 +170,7 @@ def _in_flight(timeline: Timeline) -> dict[str, Any]:
     return _panel("Requests", 100, lines)
 
 
-def _scatter(slos: Sequence[SloLimit]) -> dict[str, Any]:
+def _scatter(timeline: Timeline, slos: Sequence[SloLimit]) -> dict[str, Any]:
     hover = [
         {"field": "y", "type": "quantitative", "format": ".3~s", "title": "TTFT, s"},
         {"field": "x", "type": "quantitative", "format": ".2f", "title": "due at, s"},
@@ -188,8 +188,11 @@ def _scatter(slos: Sequence[SloLimit]) -> dict[str, Any]:
         for slo in _limits(slos)
     ]
     layers = [_layer("ttft", "point", "ttft", {"tooltip": hover}, **look), *limits]
-    scale = {"type": "log", "nice": True}
-    return _panel("TTFT", 170, layers, scale=scale, axis={"labelExpr": SECONDS_LABEL})
+    heights = [height for _, height in timeline.ttft_s]
+    y = seconds_axis("TTFT", [*heights, *(slo.limit_s or 0.0 for slo in _limits(slos))])
+    scale = {"type": "log", "domain": [y.low, y.high], "nice": False}
+    axis = {"labelExpr": y.labels, "values": log_ticks(y.low, y.high, 6)}
+    return _panel("TTFT", 170, layers, scale=scale, axis=axis)
 
 
 def _failures(timeline: Timeline) -> dict[str, Any]:

@@ -10,21 +10,23 @@ from xml.etree import ElementTree
 from ampacity.analysis.change.gate import INTERVALS, NOISY
 from ampacity.analysis.change.results import Check, GateResult
 from ampacity.reports.render.figures import signed_per_cent
-from ampacity.reports.render.table import Cell, Column, Rows
+from ampacity.reports.render.table import Cell, Column, Rows, Table
 from ampacity.reports.render.terminal import Entry, Screen
 
 _WIDTH = 41
 _GOOD = ("pass", "met")
 _SIGNS = {"pass": "✅", "met": "✅", "regression": "❌", "violated": "❌", "inconclusive": "❔"}
-_MARKS = {"pass": "✓", "regression": "✗", "violated": "✗", "inconclusive": "?"}
+_MARKS = {"pass": "✓", "met": "✓", "regression": "✗", "violated": "✗", "inconclusive": "?"}
 _STATES = {
     "pass": "good",
+    "met": "good",
     "regression": "bad",
     "violated": "bad",
     "inconclusive": "unsure",
     "cannot_compare": "bad",
+    "not_checked": "bad",
 }
-_ORDER = ("regression", "violated", "inconclusive", "pass")
+_ORDER = ("regression", "violated", "inconclusive", "pass", "met")
 _COUNTED = {
     "regression": "worse than allowed",
     "violated": "SLOs violated",
@@ -132,10 +134,24 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def check_lines(result: GateResult) -> list[str]:
-    """Return the lines of a terminal of a check: its sentence, one line for each limit."""
-    rows = [(_word(c), *_measured(c), c.reason or "") for c in result.checks]
-    return [result.sentence, *(aligned(rows) if rows else []), *result.notes]
+def check_screen(result: GateResult, next_command: str | None, path: object) -> Screen:
+    """Return the screen of a check: its verdict, and one row for each limit."""
+    verdict, _, named = result.sentence.partition(": ")
+    answers = [Entry("VERDICT", verdict.lower(), named, _STATES[result.verdict])]
+    rows = Rows("", sorted(result.checks, key=lambda c: _ORDER.index(c.verdict)))
+    _add_mark(rows)
+    rows.words("check", lambda c: c.title)
+    rows.column(Column("measured"), lambda _, c: Cell(figure(c, c.candidate)))
+    rows.column(Column("", text=True, cut=True), lambda _, c: Cell(c.reason or ""))
+    notes = list(result.notes)
+    return Screen(answers, rows.done(), notes=notes, next_command=next_command, path=path)
+
+
+def _add_mark(rows: Rows[Check]) -> None:
+    def mark(_: Table, check: Check) -> Cell:
+        return Cell(_MARKS[check.verdict], state=_STATES[check.verdict])
+
+    rows.column(Column("", text=True), mark)
 
 
 def lines(result: GateResult) -> list[str]:
@@ -162,9 +178,7 @@ def gate_screen(result: GateResult, next_command: str | None) -> Screen:
     why = [c for c in worst if c.verdict != "pass"]
     answers += [Entry("WHY", f"{c.title}: {sentence(c)}") for c in why[:1]]
     rows = Rows("", worst)
-    rows.column(
-        Column("", "", text=True), lambda _, c: Cell(_MARKS[c.verdict], state=_STATES[c.verdict])
-    )
+    _add_mark(rows)
     rows.words("check", lambda c: c.title)
     rows.column(Column("baseline", "", 2), lambda _, c: Cell(figure(c, c.baseline)))
     rows.column(Column("candidate", "", 1), lambda _, c: Cell(figure(c, c.candidate)))

@@ -70,7 +70,6 @@ def plan_text(plan: Plan, summary: Summary) -> str:
         headline(plan),
         f"  one instance {carries} {usable.value}{between} at {', '.join(plan.slos) or 'no SLO'}; "
         f"{usable.note}",
-        *([f"  {plan.knee}"] if plan.knee else []),
         f"  peak {plan.peak_rps:.4g} requests/s ({_basis(plan, 'peak')})",
         f"  instances that carry the peak: {before}, × {plan.safety_factor:g} safety = "
         f"{plan.instances}; GPUs: × {plan.tensor_parallel} = {plan.gpus}",
@@ -105,7 +104,6 @@ def tiers_text(tiers: TierPlan) -> str:
             f"{'s' if plan.tensor_parallel > 1 else ''} ({tier.gpu}) carries "
             f"{significant(plan.capacity_rps)} req/s{f' ({ends})' if ends else ''} at "
             f"{', '.join(plan.slos)}",
-            *([f"    {plan.knee}"] if plan.knee else []),
             f"    {plan.instances_before_safety} for the peak × {plan.safety_factor:g} safety "
             f"({_basis(plan, 'safety')})",
             *(f"  {line}" for hosted in plan.hosted for line in hosted_lines(hosted, plan)),

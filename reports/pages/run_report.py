@@ -23,6 +23,7 @@ from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.charts.timeline import timeline_chart
 from ampacity.reports.pages.findings import TRUST, error_bound, evidence_text, findings
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
+from ampacity.reports.pages.screen import judged_table
 from ampacity.reports.pages.trust import by_severity, steady
 from ampacity.reports.pages.what_if import what_if
 from ampacity.reports.render.figures import (
@@ -87,7 +88,7 @@ def render_report(
         title=f"{meta.get('name') or 'run'} – ampacity",
         verdict=summary.verdict,
         predicted=summary.predicted,
-        warnings=by_severity(summary.warnings, meta),
+        warnings=by_severity(summary, meta),
         limits=[(limit, evidence_text(limit)) for limit in summary.limits if limit.holds],
         untold=[limit for limit in summary.limits if limit.holds is None],
         subject=_subject(summary, meta),
@@ -101,6 +102,7 @@ def render_report(
         what_if=choices,
         fleet_data=embedded_json(choices["data"]) if choices else None,
         phases=phases_table(summary.burst) if summary.burst else None,
+        judged=judged_table(summary, by_load(summary.stages)),
         stages=stages_table(summary),
         bound=error_bound(summary),
         slos=slo_table(summary),

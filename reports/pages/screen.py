@@ -22,12 +22,12 @@ from ampacity.reports.render.figures import (
     failures,
     failures_by_cause,
     rate,
-    seconds,
     share,
     significant,
     undecided,
 )
 from ampacity.reports.render.table import Cell, Column, Rows, Table
+from ampacity.reports.render.tables import slo_value
 from ampacity.reports.render.terminal import Entry, Screen, show
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ NAMED = 2  # SLOs that a line names; of more it counts the rest
 NOTES = {
     "partial": "",  # an answer of its own
     "no_requests": "No request was recorded.",
-    "imported": "Measured by another tool: compare only with runs of the same tool.",
     "client_limited": "This machine was the limit: the stages marked so are no findings.",
     "outage": "The endpoint was down or silent for a while.",
     "errors": "",  # counted on every screen
@@ -67,14 +66,14 @@ NOTES = {
     "closed_loop": "Found with a closed loop: open arrivals violate the SLO at a lower rate.",
     "users_missing": "Some of the closed loop's users never started.",
 }
-"""A short note for each code of a warning; empty: the screen shows it elsewhere."""
+"""A short note for the codes of warnings; empty: the screen shows it elsewhere."""
 
 
 def render_screen(summary: Summary, console: Console, path: object = None) -> None:
     """Print the screen of a run; it fits 80 x 24. ``path``: of the report."""
     burst = summary.burst
     stages = [] if burst else by_load(summary.stages)
-    table = burst_table(burst) if burst else _table(summary, stages)
+    table = burst_table(burst) if burst else judged_table(summary, stages)
     drawn = burst_drawn(burst, console) if burst else []
     if summary.search:
         drawn = bracket(summary, console.width)
@@ -162,8 +161,9 @@ def _capacity(summary: Summary) -> Entry:
         return Entry("CAPACITY", f"{word} {value}", aside, "good")
     if summary.predicted:
         return Entry("CAPACITY", f"{value} predicted", ends, "good")
-    if held.crossing == "pooled" and held.verified_rps:
-        estimate = f"estimate {significant(held.capacity_rps)}, {ends}"
+    if held.crossing in ("pooled", "verified") and held.verified_rps and held.estimate_rps:
+        ends = _ends(held.estimate_rps_ci, True)
+        estimate = f"estimate {significant(held.estimate_rps)}, {ends}"
         return Entry("CAPACITY", f"{rate(held.verified_rps)} verified", estimate, "good")
     if held.crossing == "pooled":
         return Entry("CAPACITY", f"{value} estimated", f"{ends}, no load is verified yet", "unsure")
@@ -208,7 +208,7 @@ def _some(texts: Sequence[str], joined: str = ", ") -> str:
     return joined.join([*texts[:NAMED], *more])
 
 
-def _table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
+def judged_table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
     """Return one row a stage: its load, what the SLOs judge, and the verdict in words."""
     if not stages:
         return None
@@ -216,6 +216,10 @@ def _table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
     rows = Rows("", stages)
     head = {"open": "req/s", "closed": "users"}[stages[0].kind] if len(kinds) == 1 else "load"
     rows.column(Column(head), lambda _, s: Cell(_load(s, head)))
+    if not summary.slos:
+        rows.percentile("TTFT p50", "", lambda s: s.ttft_from_schedule_s, "p50")
+        rows.percentile("TTFT p95", "", lambda s: s.ttft_from_schedule_s, "p95", 2)
+        rows.percentile("ITL p99", "", lambda s: s.itl_s, "p99", 3)
     for i, slo in enumerate(_judged(summary)):
         rows.column(Column(slo.head, "", 2 + i if i else 0), slo.cell)
     rows.figure("in flight", "", lambda s: s.concurrency, significant, 6, "")
@@ -247,35 +251,19 @@ class _Judged:
         self.head, self._text = f"{class_}{metric}{percentile}", slo.text
         self._limit = named.limit_text
 
-    def cell(self, _: Table, stage: Stage) -> Cell:
+    def cell(self, table: Table, stage: Stage) -> Cell:
         verdict = next((v for v in stage.slo_verdicts if v.slo == self._text), None)
         if verdict is None:
             return Cell(DASH)
         if verdict.value_s is not None:
-            return Cell(seconds(verdict.value_s))
+            return slo_value(table, verdict)
         if verdict.value is not None:
             return Cell(share(verdict.value))
         return Cell(f"> {_spaced(self._limit)}" if verdict.verdict == "violated" else DASH)
 
 
-class _Plain:
-    """The column of a percentile that no SLO judges."""
-
-    def __init__(self, head: str, field: str, percentile: str) -> None:
-        self.head, self._field, self._percentile = head, field, percentile
-
-    def cell(self, _: Table, stage: Stage) -> Cell:
-        return Cell(seconds(getattr(getattr(stage, self._field), self._percentile)))
-
-
-def _judged(summary: Summary) -> Sequence[_Judged | _Plain]:
-    """Return the judged percentiles, the binding one first; without SLOs the usual ones."""
-    if not summary.slos:
-        return [
-            _Plain("TTFT p50", "ttft_from_schedule_s", "p50"),
-            _Plain("TTFT p95", "ttft_from_schedule_s", "p95"),
-            _Plain("ITL p99", "itl_s", "p99"),
-        ]
+def _judged(summary: Summary) -> list[_Judged]:
+    """Return the columns of the judged percentiles, the binding one first."""
     binding = summary.capacity.binding_slo
     ranked = sorted(summary.slos, key=lambda s: s.text != binding)
     return [_Judged(slo) for slo in ranked[:JUDGED]]

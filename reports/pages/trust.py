@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ampacity.analysis.contract.summary import Summary, Warned, to_json
+from ampacity.analysis.contract.summary import Summary, to_json
+from ampacity.analysis.next_run import again
 from ampacity.analysis.stage.throughput import steady_state
-from ampacity.reports.render.figures import Finding, by_load, counted, exact
+from ampacity.durations import duration_text, rounded_up
+from ampacity.reports.render.figures import Finding, by_load, counted
 
 GRAVE = frozenset(
     [
@@ -40,9 +41,12 @@ class Shown:
     command: str | None
 
 
-def by_severity(warnings: Sequence[Warned], meta: Mapping[str, Any]) -> list[Shown]:
+def by_severity(summary: Summary, meta: Mapping[str, Any]) -> list[Shown]:
     """Return the warnings, grave ones first; ``meta`` is run.json."""
-    found = [Shown(w.code, w.text, w.code in GRAVE, _mending(w.code, meta)) for w in warnings]
+    found = [
+        Shown(w.code, w.text, w.code in GRAVE, _mending(w.code, summary, meta))
+        for w in summary.warnings
+    ]
     return sorted(found, key=lambda warning: not warning.grave)
 
 
@@ -55,17 +59,20 @@ def steady(summary: Summary) -> Finding:
     return Finding("Steady state", value, None, note, "unsure" if others else "good")
 
 
-def _mending(code: str, meta: Mapping[str, Any]) -> str | None:
-    """Return the run's own command line with the option that mends a warning; None without one."""
-    parts = meta.get("command_line")
-    if not isinstance(parts, list) or parts[1:2] not in [[name] for name in REPEATED]:
+def _mending(code: str, summary: Summary, meta: Mapping[str, Any]) -> str | None:
+    """Return the command that mends a warning: the run's own with another option; None: none."""
+    held = meta.get("command_line")
+    words = [str(word) for word in held] if isinstance(held, list) else []
+    if words[1:2] not in [[name] for name in REPEATED] or any("***" in word for word in words):
         return None
+    if code == "too_few_requests":
+        return summary.next_command
     if code in LONGER:
-        return _with(parts, "--duration", f"{exact(2 * _longest_s(meta))}s")
+        return again(words, {"--duration": duration_text(rounded_up(2 * _longest_s(meta)))})
     if code == "client_limited":
-        return _with(parts, "--workers", str(2 * int(meta.get("workers") or 1)))
+        return again(words, {"--workers": str(2 * int(meta.get("workers") or 1))})
     if code in ("too_long", "beyond_context"):
-        return _with(parts, "--fit-context")
+        return f"{again(words, {}, ['--fit-context'])} --fit-context"
     return None
 
 
@@ -73,15 +80,3 @@ def _longest_s(meta: Mapping[str, Any]) -> float:
     """Return the length of the longest stage, in s."""
     known = [s for s in meta.get("stages") or [] if s.get("start_ns") and s.get("end_ns")]
     return max((round((s["end_ns"] - s["start_ns"]) * 1e-9, 1) for s in known), default=30.0)
-
-
-def _with(parts: Sequence[str], option: str, *value: str) -> str:
-    """Return a command line with an option in the place of the same one."""
-    kept: list[str] = []
-    words = iter(map(str, parts))
-    for word in words:
-        if word == option and value:
-            next(words, None)
-        elif word != option and not word.startswith(f"{option}="):
-            kept.append(word)
-    return shlex.join([*kept, option, *value])

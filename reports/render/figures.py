@@ -12,7 +12,7 @@ from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
 
-Quantile = Literal["p50", "p90", "p95", "p99"]
+Quantile = Literal["p50", "p90", "p95", "p99", "p99_9", "max"]
 
 DASH = "–"
 NO_REASON = "this run holds nothing to tell it from"

@@ -168,7 +168,7 @@ def slo_table(summary: Summary) -> Table:
     rows.words("load", lambda row: row[0].name)
     rows.words("SLO", lambda row: row[1].slo)
     rows.column(Column("verdict", text=True), lambda table, row: _verdict(table, row[1]))
-    rows.column(Column("value"), lambda table, row: _slo_value(table, row[1]))
+    rows.column(Column("value"), lambda table, row: slo_value(table, row[1]))
 
     def why(row: tuple[Stage, SloVerdict]) -> str | None:
         return row[1].reason
@@ -179,7 +179,7 @@ def slo_table(summary: Summary) -> Table:
     return rows.done()
 
 
-def _slo_value(table: Table, verdict: SloVerdict) -> Cell:
+def slo_value(table: Table, verdict: SloVerdict) -> Cell:
     """Return the percentile that was judged; ``≥`` where its interval has no upper end."""
     why = verdict.value_s_reason or verdict.reason or NO_REASON
     return table.cell(

@@ -88,6 +88,11 @@ _SCALARS: tuple[tuple[Kind, str, str, str], ...] = (
     (_COUNTER, "prompt_tokens", "Number of prefill tokens processed.", "prompt_tokens"),
     (_COUNTER, "generation_tokens", "Number of generation tokens processed.", "generation_tokens"),
 )
+# of engines that speculate, and the attribute of Engine.batch
+_DRAFTS = (
+    ("spec_decode_num_draft_tokens", "Number of draft tokens.", "drafted"),
+    ("spec_decode_num_accepted_tokens", "Number of accepted tokens.", "accepted"),
+)
 _QUANTILES = 0.5, 0.9, 0.99, 1.0  # of the lateness
 
 
@@ -190,6 +195,9 @@ class Metrics:
             owner = self if hasattr(self, attribute) else engine
             family = _family(kind, name, text, self._labels)
             yield Series(family, partial(_attribute, owner, attribute))
+        for name, text, attribute in _DRAFTS if engine.config.speculation else ():
+            family = _family(_COUNTER, name, text, self._labels)
+            yield Series(family, partial(_attribute, engine.batch, attribute))
         reasons = [
             {**self._labels, "finished_reason": r} for r in (*self.finished, "abort", "error")
         ]
@@ -230,7 +238,7 @@ class Metrics:
         yield Series(resets, lambda: [live.timetable_resets])
 
 
-def _attribute(owner: Engine | Metrics, name: str) -> list[float]:
+def _attribute(owner: object, name: str) -> list[float]:
     return [getattr(owner, name)]
 
 

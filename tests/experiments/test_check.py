@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,7 +18,7 @@ from ampacity.experiments.check import ALPHAS, LOOKS, check, result_of
 from ampacity.experiments.virtual.predict import predict
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
-from ampacity.reports.pages.gate import check_lines, gate_markdown, junit_xml, workflow_commands
+from ampacity.reports.pages.gate import check_screen, gate_markdown, junit_xml, workflow_commands
 from ampacity.simulator.models.hardware import find_deployment
 from ampacity.simulator.server.launch import start_in_process
 from benchmarks.servers import limit_at
@@ -42,8 +43,8 @@ def checked_in_virtual_time(tmp_path: Path, slos: list[str], **raw: Any) -> Chec
 def test_the_looks_spend_five_per_cent_in_all() -> None:
     assert sum(ALPHAS) == pytest.approx(0.05)
     assert len(ALPHAS) == len(LOOKS) + 1
-    # 0.05 ln(1 + (e - 1) 0.02), Pocock's spending at 2 % of the time
-    assert ALPHAS[0] == pytest.approx(0.0016892, abs=1e-6)
+    # 0.05 ln(1 + (e - 1) 0.01), Pocock's spending at 1 % of the time
+    assert ALPHAS[0] == pytest.approx(0.00085187, abs=1e-6)
 
 
 def test_far_from_the_limit_it_ends_early_on_either_side(tmp_path: Path) -> None:
@@ -51,11 +52,11 @@ def test_far_from_the_limit_it_ends_early_on_either_side(tmp_path: Path) -> None
     assert met.verdict == "met"
     assert [c.verdict for c in met.checks] == ["met", "met"]
     assert isinstance(met.duration_s, float)
-    assert met.duration_s <= 0.15 * 600
+    assert met.duration_s <= 0.25 * 600
     assert met.sentence.startswith("Met at 10 req/s: ttft_p95=250ms, goodput=90%, after ")
     violated = checked_in_virtual_time(tmp_path / "violated", ["ttft_p95=8ms", "itl_p99=1s"])
     assert violated.verdict == "violated"
-    assert violated.duration_s == pytest.approx(0.02 * 600)  # the first look
+    assert violated.duration_s == pytest.approx(0.01 * 600)  # the first look
     assert [c.verdict for c in violated.checks if c.name == "ttft_p95=8ms"] == ["violated"]
     assert violated.checks[0].candidate is not None
     assert violated.checks[0].candidate >= 0.011
@@ -75,7 +76,9 @@ def test_too_short_to_tell_is_inconclusive_and_says_how_long_it_takes(tmp_path: 
     assert warning.startswith("::warning title=ampacity check::ttft_p99=250ms at 10 req/s")
     assert "| ttft_p99=250ms at 10 req/s |" in gate_markdown(found)
     assert gate_markdown(found).startswith("## ❔ ampacity check")
-    assert check_lines(found)[0] == found.sentence
+    screen = check_screen(found, None, "report.html")
+    assert screen.answers[0].text == "inconclusive at 10 req/s"
+    assert screen.answers[0].aside.endswith(found.sentence.rpartition(": ")[2])
 
 
 def test_over_all_looks_a_verdict_at_the_limit_is_rarely_wrong() -> None:
@@ -120,17 +123,41 @@ def test_what_cannot_be_checked_is_an_error_in_the_files_of_ci_too(
     assert not (tmp_path / "run").exists()
 
 
+LATE = ("--slo", "ttft_p50=1m")
+
+
 @pytest.mark.real_time
-def test_in_real_time_it_is_met_and_violated(
-    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("slo", "status"), [("error_rate=50%", 0), ("error_rate=1%", 1)])
+def test_in_real_time(
+    slo: str,
+    status: int,
+    tmp_path: Path,
+    ampacity: Callable[..., object],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    load = "--input-tokens 10 --output-tokens 10 --rates 20 --max-duration 30s"
-    with start_in_process("demo") as server:
-        for slo, status in (("ttft_p50=5s", 0), ("ttft_p95=1us", 1)):
-            out = tmp_path / str(status)
-            command(f"check {server.url} {load} --slo {slo} --json --out", out, status=status)
+    """A client that other work on this machine disturbed is inconclusive, and tries again. A
+    quarter of the answers are errors; the limit on TTFT makes a late client harmless.
+    """
+    load = [
+        "--input-tokens",
+        "10",
+        "--output-tokens",
+        "10",
+        "--rates",
+        "20",
+        "--max-duration",
+        "30s",
+        "--json",
+    ]
+    with start_in_process("demo", faults={"errors": {"503": 0.25}}) as server:
+        for attempt in range(4):
+            out = tmp_path / str(attempt)
+            ended = ampacity("check", server.url, *load, "--slo", slo, *LATE, "--out", out)
             found = json.loads(capsys.readouterr().out)
-            assert found["verdict"] == ("violated" if status else "met")
-            assert found["duration_s"] < 20
-            assert found["run"] == str(out)
-            assert (out / "report.html").stat().st_size > 1000
+            if ended != 3:
+                break
+    assert ended == status
+    assert found["verdict"] == ("violated" if status else "met")
+    assert found["duration_s"] < 20
+    assert found["run"] == str(out)
+    assert (out / "report.html").stat().st_size > 1000

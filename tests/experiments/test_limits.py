@@ -268,8 +268,9 @@ def test_the_engine_is_busy_for_its_share_of_the_prompts(
         assert bound.strength == pytest.approx(share * of_one.strength)
     else:
         assert share * of_one.strength < 1
-    beyond = [e.value for e in of_one.evidence if "offered load / capacity" in e.figure]
-    assert beyond == [pytest.approx(12 / (one.capacity.capacity_rps or 0))]
+    beyond = [e.value for e in of_one.evidence if "offered load" in e.figure]
+    assert one.capacity.capacity_rps_ci is not None
+    assert beyond == [pytest.approx(12 / (one.capacity.capacity_rps_ci[1] or 0))]
 
 
 def test_what_was_not_measured_cannot_be_told(healthy: Summary) -> None:

@@ -32,6 +32,7 @@ def counted(*records: RequestRecord, stage: int = 0, **known: Any) -> Live:
     live = Live(stage=stage, released=len(records) + 1, times=LiveTimes(), **known)
     for record in records:
         live.count(record)
+    live.flush()
     return live
 
 

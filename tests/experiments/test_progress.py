@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from ampacity.progress import stage_line
 def live(ttfts: int) -> Live:
     """1, 2 ... ms; of a stage of 100 s at 6 requests/s in the mean."""
     first = [i / 1000 for i in range(1, ttfts + 1)]
-    return Live(3, "open", 6.0, 0.0, 100.0, released=90, ended=70, failed=2, ttft_s=first)
+    return Live(
+        3, "open", 6.0, 0.0, 100.0, released=90, ended=70, ttft_s=first, statuses=Counter(timeout=2)
+    )
 
 
 @pytest.mark.parametrize(

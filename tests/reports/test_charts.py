@@ -189,7 +189,7 @@ def test_an_interval_with_an_open_side_reaches_the_edge() -> None:
 
 @pytest.mark.parametrize(
     ("slo", "quantile", "drawn_tail"),
-    [("ttft_p95=2s", 0.95, "p95"), ("ttft_p90=2s", 0.9, "p90"), ("ttft_p50=2s", 0.5, "p99")],
+    [("ttft_p95=2s", 0.95, "p95"), ("ttft_p90=2s", 0.9, "p90"), ("ttft_p50=2s", 0.5, "p50")],
 )
 def test_the_curve_draws_the_percentile_that_is_judged(
     slo: str, quantile: float, drawn_tail: str

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ampacity.analysis.contract.summary import Warned, read_summary
+from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.reports.pages.trust import by_severity, steady
 from ampacity.reports.pages.what_if import what_if
 from tests.support.sample_summary import all_failed, open_sweep
@@ -18,19 +18,14 @@ SWEEP = ["ampacity", "sweep", "http://a/v1", "--duration", "40s", "--rates=1,2"]
 @pytest.mark.parametrize(
     ("code", "command_line", "command"),
     [
-        (
-            "too_short",
-            SWEEP,
-            "ampacity sweep http://a/v1 --rates=1,2 --duration 80s",
-        ),
+        ("too_short", SWEEP, "ampacity sweep http://a/v1 --rates=1,2 --duration 80s"),
         ("drift", [*SWEEP[:3], "--duration=40s"], "ampacity sweep http://a/v1 --duration 80s"),
-        (
-            "client_limited",
-            ["ampacity", "run", "it's"],
-            "ampacity run 'it'\"'\"'s' --workers 4",
-        ),
+        ("too_few_requests", SWEEP, "the next command"),
+        ("client_limited", ["ampacity", "run", "it's"], "ampacity run 'it'\"'\"'s' --workers 4"),
+        ("too_long", ["ampacity", "run", "--out", "x"], "ampacity run --fit-context"),
         ("too_long", ["ampacity", "run", "--fit-context"], "ampacity run --fit-context"),
         ("errors", SWEEP, None),
+        ("too_short", [*SWEEP, "--header", "X: ***"], None),
         ("too_short", ["ampacity", "demo"], None),
         ("too_short", None, None),
     ],
@@ -39,13 +34,18 @@ def test_a_warning_has_the_command_that_mends_it(
     code: str, command_line: Any, command: str | None
 ) -> None:
     meta = {"command_line": command_line, "stages": STAGES, "workers": 2}
-    (shown,) = by_severity([Warned(code=code, text="x")], meta)
+    (shown,) = by_severity(warned(code), meta)
     assert shown.command == command
 
 
+def warned(*codes: str) -> Summary:
+    warnings = [{"code": code, "text": "x"} for code in codes]
+    changes = {"warnings": warnings, "next_command": "the next command"}
+    return read_summary(open_sweep() | changes)
+
+
 def test_grave_warnings_come_first() -> None:
-    codes = ["knee_region", "errors", "too_short", "client_limited"]
-    found = by_severity([Warned(code=code, text="x") for code in codes], {})
+    found = by_severity(warned("knee_region", "errors", "too_short", "client_limited"), {})
     assert [w.code for w in found] == ["errors", "client_limited", "knee_region", "too_short"]
     assert [w.grave for w in found] == [True, True, False, False]
 

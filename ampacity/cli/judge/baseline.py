@@ -37,7 +37,7 @@ def baseline(
         ),
     ],
 ) -> None:
-    """Write a baseline for 'ampacity gate' from one run or, better, several.
+    """Write a baseline for 'ampacity gate'. Better from several runs than from one.
 
     ampacity baseline runs/main -o base.json
 

@@ -13,7 +13,6 @@ from ampacity.cli import options as o
 from ampacity.cli.output import console, print_json, shown, write_text, writing
 
 if TYPE_CHECKING:
-    from ampacity.analysis.change.pairs import ComparedRun
     from ampacity.analysis.change.results import Comparison, Setting
 
 T = TypeVar("T")
@@ -52,7 +51,10 @@ Labels = Annotated[
 
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(help="Run directories: A, B, C ...", show_default=False)
+        list[Path],
+        typer.Argument(
+            help="Run directories; they are called A, B, C and so on.", show_default=False
+        ),
     ],
     force: Force = False,
     tp: Tp = None,
@@ -70,15 +72,19 @@ def compare(
     ampacity compare runs/vllm runs/sglang --gpu-hour 2.5 --tp B=2
     """
     from ampacity.analysis.change.comparable import differences
+    from ampacity.analysis.change.pairs import compared_run
     from ampacity.analysis.change.scorecard import compare as compare_runs
+    from ampacity.cli.experiment import read_labels
 
     names = [chr(ord("A") + i) for i in range(len(runs))]
     options = (tp, "--tp", int), (gpu_hour, "--gpu-hour", float), (labels, "--labels", Path)
     given: list[dict[str, Any]] = [
         per_run(texts, names, runs, flag, kind) for texts, flag, kind in options
     ]
+    gpus_of, price_of, labels_of = given
+    accepted = {name: read_labels(path) for name, path in labels_of.items()}
     compared = [
-        load_compared(name, path, *(g.get(name) for g in given))
+        compared_run(name, path, gpus_of.get(name), price_of.get(name), accepted.get(name))
         for name, path in zip(names, runs, strict=True)
     ]
     unlike = differences([run.judged for run in compared])
@@ -112,26 +118,6 @@ def _refuse(unlike: Sequence[Setting], names: Sequence[str]) -> None:
         f"{', '.join(differing if several else differing.values())} "
         f"(--force compares them regardless){hint}"
     )
-
-
-def load_compared(
-    name: str,
-    path: Path,
-    gpus: int | None = None,
-    gpu_hour: float | None = None,
-    labels: Path | None = None,
-) -> ComparedRun:
-    """Return a judged run; what is None comes from the run. Raises a ValueError of one line."""
-    from ampacity.analysis.change.judged import prepare
-    from ampacity.analysis.change.pairs import ComparedRun
-    from ampacity.cli.experiment import read_labels
-    from ampacity.loadgen.rundir.files import load_run
-
-    accepted = None if labels is None else read_labels(labels)
-    judged = prepare(load_run(path), labels=accepted, limited_too=True)
-    inputs = judged.meta.get("fleet_inputs") or {}
-    gpus = gpus or int(inputs.get("tensor_parallel") or 1)
-    return ComparedRun(name, judged, gpus, gpu_hour or inputs.get("gpu_hour_usd"))
 
 
 def per_run(

@@ -17,24 +17,45 @@ if TYPE_CHECKING:
 Run = Annotated[
     Path | None, typer.Argument(help="Run directory; none with --tier.", show_default=False)
 ]
-MeanRps = Annotated[
-    float | None,
-    typer.Option(metavar="R", help="Mean load in requests/s, for utilisation and costs."),
-]
-Utilisation = Annotated[
-    float | None,
-    typer.Option(
-        metavar="U",
-        help="Mean load / what the fleet carries, e.g. 0.4.",
-        show_default="from --mean-rps, else the profile's mean / busiest hour, else 1",
-    ),
-]
-Profile = Annotated[
-    Path | None,
-    typer.Option(
+FLEET = [
+    o.option(
+        "profile",
+        Path | None,
+        None,
         metavar="FILE",
         help="Profile from 'ampacity workload fit'. Busiest hour, mean and variance of the "
         "traffic.",
+    ),
+    o.option(
+        "mean_rps",
+        float | None,
+        None,
+        metavar="R",
+        help="Mean load in requests/s, for utilisation and costs.",
+    ),
+    o.option(
+        "utilisation",
+        float | None,
+        None,
+        metavar="U",
+        help="Mean load / what the fleet carries, e.g. 0.4.",
+        show_default="from --mean-rps, else the profile's mean / busiest hour, else the peak all "
+        "day",
+    ),
+    o.option(
+        "prices",
+        Path | None,
+        None,
+        metavar="FILE",
+        help="Prices of hosted APIs in USD per million tokens: CSV with the columns model, input, "
+        "output and, where there are such, cached and cache_write.",
+    ),
+    o.option(
+        "accepted",
+        float | None,
+        None,
+        metavar="SHARE",
+        help="Share of results that are of use, e.g. 0.9.",
     ),
 ]
 Safety = Annotated[
@@ -44,17 +65,6 @@ Safety = Annotated[
         help="Safety factor on the number of instances.",
         show_default="that of the run, else 1.2 where a profile shows stable peaks, else 1.5",
     ),
-]
-PriceFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Prices of hosted APIs in USD per million tokens: CSV with the columns model, input, "
-        "output and, where there are such, cached and cache_write.",
-    ),
-]
-Accepted = Annotated[
-    float | None, typer.Option(metavar="SHARE", help="Share of results that are of use, e.g. 0.9.")
 ]
 TierOption = Annotated[
     list[str] | None,
@@ -76,15 +86,12 @@ ModeOption = Annotated[
 
 
 @o.shares(("peak_rps", "tp", "gpu_hour", "slo"))
+@o.gathers("fleet", FLEET)
 def plan(
     raw: dict[str, Any],
+    fleet: dict[str, Any],
     run: Run = None,
-    mean_rps: MeanRps = None,
-    utilisation: Utilisation = None,
-    profile: Profile = None,
     safety: Safety = None,
-    prices: PriceFile = None,
-    accepted: Accepted = None,
     tier: TierOption = None,
     mode: ModeOption = None,
     json: o.Json = False,
@@ -100,7 +107,7 @@ def plan(
     from ampacity.values import ConfigError
 
     given = raw if safety is None else {**raw, "safety": safety}
-    sizing = sizing_of(given, profile, mean_rps, utilisation, prices, accepted)
+    sizing = sizing_of(given, **fleet)
     if (run is None) == (not tier):
         raise ConfigError("give a run directory, or a --tier for each kind of instance")
     if tier:
@@ -128,11 +135,10 @@ def _show(part: object, text: str, json: bool) -> None:
 
 def sizing_of(
     raw: dict[str, Any],
-    profile: Path | None,
-    mean_rps: float | None,
-    utilisation: float | None,
-    prices: Path | None,
-    accepted: float | None,
+    prices: Path | None = None,
+    utilisation: float | None = None,
+    accepted: float | None = None,
+    **others: Any,
 ) -> Sizing:
     """Return what is stated for a fleet, from the options of ``plan`` and ``size``."""
     from ampacity.analysis.decision.money import read_prices
@@ -143,6 +149,11 @@ def sizing_of(
     for name, share in {"--utilisation": utilisation, "--accepted": accepted}.items():
         if share is not None and not 0 < share <= 1:
             raise ConfigError(f"{name} {share:g}: give a share above 0 and at most 1")
-    hosted = read_prices(prices) if prices else {}
-    slos = parse_slos(raw.pop("slo", []))
-    return Sizing(raw, profile, mean_rps, utilisation, accepted, hosted, slos)
+    return Sizing(
+        raw,
+        utilisation=utilisation,
+        accepted=accepted,
+        prices=read_prices(prices) if prices else {},
+        slos=parse_slos(raw.pop("slo", [])),
+        **others,
+    )

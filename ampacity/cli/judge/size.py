@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ampacity.cli import options as o
-from ampacity.cli.judge.plan import Accepted, MeanRps, PriceFile, Profile, Utilisation, sizing_of
+from ampacity.cli.judge.plan import FLEET, sizing_of
 from ampacity.cli.output import print_part, write_text
 
 if TYPE_CHECKING:
@@ -22,14 +22,16 @@ Runs = Annotated[
 ModelConfig = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The model's config.json, or its folder.")
 ]
-Params = Annotated[float | None, typer.Option(metavar="N", help="Parameters, e.g. 8.03e9.")]
-Layers = Annotated[int | None, typer.Option(metavar="N", help="Layers.")]
-KvHeads = Annotated[int | None, typer.Option(metavar="N", help="KV heads.")]
-HeadDim = Annotated[int | None, typer.Option(metavar="N", help="Size of a head.")]
-Heads = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Attention heads.", show_default="the KV heads"),
+SHAPE = [
+    o.option("params", float | None, None, metavar="N", help="Parameters, e.g. 8.03e9."),
+    o.option("layers", int | None, None, metavar="N", help="Layers."),
+    o.option("kv_heads", int | None, None, metavar="N", help="KV heads."),
+    o.option("head_dim", int | None, None, metavar="N", help="Size of a head."),
+    o.option(
+        "heads", int | None, None, metavar="N", help="Attention heads.", show_default="the KV heads"
+    ),
 ]
+NEEDED = ("params", "layers", "kv_heads", "head_dim")
 Gpu = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="GPU: a100-40, a100-80, h100, h200, b200, mi300x, l40s, ..."),
@@ -59,23 +61,17 @@ DraftTokens = Annotated[
 
 
 @o.shares(("peak_rps", "tp", "gpu_hour", "safety", "slo"))
+@o.gathers("fleet", FLEET)
+@o.gathers("numbers", SHAPE)
 def size(
     raw: dict[str, Any],
+    fleet: dict[str, Any],
+    numbers: dict[str, Any],
     runs: Runs,
     gpu: Gpu = None,
     model_config: ModelConfig = None,
-    params: Params = None,
-    layers: Layers = None,
-    kv_heads: KvHeads = None,
-    head_dim: HeadDim = None,
-    heads: Heads = None,
     weights: Weights = None,
     kv: Kv = "fp16",
-    profile: Profile = None,
-    mean_rps: MeanRps = None,
-    utilisation: Utilisation = None,
-    prices: PriceFile = None,
-    accepted: Accepted = None,
     wait_budget: WaitBudget = None,
     cold_start: ColdStart = None,
     link: Link = None,
@@ -94,15 +90,18 @@ def size(
     from ampacity.reports.pages.size import size_page, size_text
     from ampacity.values import parse_duration
 
-    five = {"--params": params, "--layers": layers, "--kv-heads": kv_heads, "--head-dim": head_dim}
+    wait, start = (
+        parse_duration(text, name) if text else None
+        for name, text in (("--wait-budget", wait_budget), ("--cold-start", cold_start))
+    )
     stated = Stated(
-        sizing_of(raw, profile, mean_rps, utilisation, prices, accepted),
+        sizing_of(raw, **fleet),
         gpu=gpu,
-        shape=_shape(model_config, five, heads),
+        shape=_shape(model_config, numbers),
         weights=weights.lower() if weights else None,
         kv=kv.lower(),
-        wait_budget_s=parse_duration(wait_budget, "--wait-budget") if wait_budget else None,
-        cold_start_s=parse_duration(cold_start, "--cold-start") if cold_start else None,
+        wait_budget_s=wait,
+        cold_start_s=start,
         link_bits_s=1e9 * link if link else None,
         draft_tokens=draft_tokens,
         command=shlex.join(command_line(sys.argv)),
@@ -118,18 +117,17 @@ def size(
         typer.echo(f"report: {html}")
 
 
-def _shape(model_config: Path | None, five: dict[str, Any], heads: int | None) -> ModelShape | None:
+def _shape(model_config: Path | None, numbers: dict[str, Any]) -> ModelShape | None:
     """Return the model of a config.json or of five numbers; None: neither was given."""
     from ampacity.analysis.decision.model import plain_model, read_model
-    from ampacity.values import ConfigError
+    from ampacity.values import ConfigError, option
 
-    given = [value for value in (*five.values(), heads) if value is not None]
     if model_config is not None:
-        if given:
+        if numbers:
             raise ConfigError("--model-config has the shape: drop --params, --layers and the like")
         return read_model(model_config)
-    if any(five.values()) and not all(five.values()):
-        lacking = ", ".join(name for name, value in five.items() if not value)
-        raise ConfigError(f"{lacking} must be given too (or --model-config)")
-    shape = [*five.values(), heads]
-    return plain_model(*shape) if all(five.values()) else None
+    if not numbers:
+        return None
+    if lacking := [option(name) for name in NEEDED if not numbers.get(name)]:
+        raise ConfigError(f"{', '.join(lacking)} must be given too (or --model-config)")
+    return plain_model(parameters=numbers.pop("params"), **numbers)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ampacity.cli import options as o
-from ampacity.cli.output import console, print_json
+from ampacity.cli.output import console, print_part
 
 if TYPE_CHECKING:
-    from ampacity.analysis.validate import Production
+    from ampacity.analysis.validate import Finding, Production, Validation
     from ampacity.reports.render.terminal import Screen
 
 MARKS = {"violated": "✗", "met": "✓", "inconclusive": "?"}
@@ -78,6 +78,7 @@ def validate(
     """
     from ampacity.analysis.contract.summary import to_json
     from ampacity.analysis.summary import summarise
+    from ampacity.analysis.validate import Validation
     from ampacity.analysis.validate import validate as judge
     from ampacity.imports import production as source
     from ampacity.loadgen.rundir.files import load_run
@@ -91,19 +92,18 @@ def validate(
     observed = source.production(production, before or [], interval_s)
     chosen = _stage(run, summary, stage, observed.rps and observed.rps / replicas)
     findings = judge(_benchmark(loaded, chosen), observed, replicas)
-    violated = [f["name"] for f in findings if f["verdict"] == "violated"]
+    result = Validation(
+        stage=chosen["index"],
+        production=observed.source,
+        violated=[f.name for f in findings if f.verdict == "violated"],
+        findings=findings,
+        notes=list(observed.notes),
+    )
     if json:
-        result = {
-            "stage": chosen["index"],
-            "production": observed.source,
-            "violated": violated,
-            "findings": findings,
-            "notes": list(observed.notes),
-        }
-        print_json(result)
+        print_part(result)
     else:
-        show(_screen(run, findings, chosen, observed), console())
-    raise typer.Exit(1 if violated else 0)
+        show(_screen(run, result, chosen, observed), console())
+    raise typer.Exit(1 if result.violated else 0)
 
 
 def _stage(
@@ -137,33 +137,29 @@ def _benchmark(run: Any, stage: dict[str, Any]) -> Any:
     return Benchmark(stage, sent, received, gaps_s)
 
 
-def _screen(
-    run: Path, findings: list[dict[str, Any]], stage: dict[str, Any], observed: Production
-) -> Screen:
+def _screen(run: Path, result: Validation, stage: dict[str, Any], observed: Production) -> Screen:
     """Return how many assumptions are violated, and each of them with its figures."""
     from shlex import join
 
     from ampacity.reports.render.table import Cell, Column, Rows
     from ampacity.reports.render.terminal import Entry, Screen
 
-    violated = [f["name"] for f in findings if f["verdict"] == "violated"]
+    violated, findings = result.violated, result.findings
     what = "assumption" if len(violated) == 1 else "assumptions"
     text = f"{len(violated) or 'no'} {what} violated{': ' * bool(violated)}{', '.join(violated)}"
     against = (
         f"{observed.source} against stage {stage['index']} ({stage['achieved_rps']:.3g} req/s)"
     )
     answers = [Entry("VERDICT", text, against, "bad" if violated else "good")]
-    rows = Rows("", sorted(findings, key=lambda f: list(MARKS).index(f["verdict"])))
+    rows = Rows("", sorted(findings, key=lambda f: list(MARKS).index(f.verdict)))
     states = {"violated": "bad", "met": "good", "inconclusive": "unsure"}
-    rows.column(
-        Column("", text=True), lambda _, f: Cell(MARKS[f["verdict"]], state=states[f["verdict"]])
-    )
-    rows.words("assumption", lambda f: f["name"])
-    rows.column(Column("benchmark"), lambda _, f: Cell(_figure(f["name"], f["benchmark"])))
-    rows.column(Column("production"), lambda _, f: Cell(_figure(f["name"], f["production"])))
+    rows.column(Column("", text=True), lambda _, f: Cell(MARKS[f.verdict], state=states[f.verdict]))
+    rows.words("assumption", lambda f: f.name)
+    rows.column(Column("benchmark"), lambda _, f: Cell(_figure(f.name, f.benchmark)))
+    rows.column(Column("production"), lambda _, f: Cell(_figure(f.name, f.production)))
     rows.column(Column("between", "", 2), lambda _, f: Cell(_between(f)))
-    rows.column(Column("", text=True, cut=True), lambda _, f: Cell(f["reason"] or ""))
-    rows.column(Column("assumed that", "", 1, text=True), lambda _, f: Cell(f["assumption"]))
+    rows.column(Column("", text=True, cut=True), lambda _, f: Cell(f.reason or ""))
+    rows.column(Column("assumed that", "", 1, text=True), lambda _, f: Cell(f.assumption))
     more = ["ampacity", "plan", str(run), "--peak-rps", f"{observed.rps or 0:.3g}"]
     following = join(more) if "load" in violated and observed.rps else None
     return Screen(
@@ -175,11 +171,11 @@ def _screen(
     )
 
 
-def _between(finding: dict[str, Any]) -> str:
+def _between(finding: Finding) -> str:
     """Return the bounds of a figure that is read off a histogram."""
-    if finding["name"] == "load" or not finding["production_bounds"]:
+    if finding.name == "load" or not finding.production_bounds:
         return ""
-    return " to ".join(_figure(finding["name"], x) for x in finding["production_bounds"])
+    return " to ".join(_figure(finding.name, x) for x in finding.production_bounds)
 
 
 def _figure(name: str, value: float | None) -> str:

@@ -68,10 +68,11 @@ def ab(
 
     ampacity ab http://a:8000/v1 --aa --rates 4 --rounds 3
     """
+    from ampacity.analysis.change.pairs import compared_run
     from ampacity.analysis.change.scorecard import compare
     from ampacity.cli import EXIT_INTERRUPTED
     from ampacity.cli.experiment import command_line, finish
-    from ampacity.cli.judge.compare import load_compared, show
+    from ampacity.cli.judge.compare import show
     from ampacity.cli.output import shown
     from ampacity.cli.stub import no_stub
     from ampacity.config import make_settings
@@ -92,7 +93,7 @@ def ab(
     statuses = {finish(out / name, as_json=False, quiet=True)[0] for name in NAMES}
     if "interrupted" in statuses:
         raise typer.Exit(EXIT_INTERRUPTED)
-    result = compare([load_compared(name.upper(), out / name) for name in NAMES])
+    result = compare([compared_run(name.upper(), out / name) for name in NAMES])
     write_json(out / "compare.json", result.as_dict())
     try:
         show(result, out / "compare.html", None, None, as_json=json)

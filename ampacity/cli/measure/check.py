@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,17 +42,23 @@ def check(
     ampacity check http://127.0.0.1:8000/v1 --rates 5 --slo itl_p99=50ms --json
     """
     from ampacity.analysis.change.results import CheckResult
-    from ampacity.cli.experiment import run_experiment
+    from ampacity.analysis.next_run import again
+    from ampacity.cli.experiment import command_line, run_experiment
     from ampacity.cli.judge.ci import hand_over
+    from ampacity.cli.output import console, print_folder
     from ampacity.experiments.check import check as experiment
     from ampacity.experiments.check import refuse, result_of
-    from ampacity.reports.pages.gate import check_lines
+    from ampacity.reports.pages.gate import check_screen
+    from ampacity.reports.render.terminal import show
 
     def judge(path: Path, summary: Summary) -> int:
         result = result_of(summary, str(path))
         hand_over(result, junit, markdown, as_json=json)
         if not json:
-            print(*check_lines(result), f"report: {path / 'report.html'}", path, sep="\n")
+            advised = re.search(r"--max-duration (\w+)", result.sentence)
+            longer = advised and again(command_line(sys.argv), {"--max-duration": advised[1]})
+            show(check_screen(result, longer, path / "report.html"), console())
+            print_folder(path)
         return EXIT[result.verdict]
 
     how: dict[str, Any] = {"drive": experiment, "check": refuse, "judge": judge, "quiet": True}

@@ -140,8 +140,7 @@ def _screen(checks: list[Finding], metrics: dict[str, bool], command: list[str])
     rows.column(found, lambda _, check: Cell(printable(check.found, 1000)))
     rows.column(Column("means", "", 1, text=True), lambda _, check: Cell(f"→ {check.means}"))
     notes = [f"{c.name}: {c.means}" for c in ordered if c.verdict != "ok"]
-    again_words = [word for word in command if word != "--json"]
-    again_words[1] = "sweep"
-    secret = any("***" in word for word in again_words)
-    following = None if secret else again(again_words, {"--slo": "interactive", "--summary": None})
+    words = ["ampacity", "sweep", *command[2:]]
+    secret = any("***" in word for word in words)
+    following = None if secret else again(words, {"--slo": "interactive"})
     return Screen(answers, rows.done(), notes=notes, next_command=following, rows=MOST_CHECKS)

@@ -33,7 +33,7 @@ def run(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Run one load level (--rates), a trace (--trace), or a run file (--config).
+    """Run one load level, a trace, or the experiment of a run file.
 
     ampacity run http://127.0.0.1:8000/v1 --rates 5 --slo ttft_p95=1s
 

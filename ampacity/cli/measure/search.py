@@ -61,7 +61,7 @@ def search(
     closed: Closed = False,
     json: o.Json = False,
 ) -> None:
-    """Find the highest load that still meets the SLOs: bracket it, then narrow it to --precision.
+    """Find the highest load that still meets the SLOs. Brackets it, then narrows it to --precision.
 
     ampacity search http://127.0.0.1:8000/v1 --model M --slo ttft_p99=2s
 

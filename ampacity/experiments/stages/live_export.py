@@ -122,7 +122,7 @@ class PrometheusPage:
                 family.add_metric([label] if labels else [], value)
             yield family
         for name, counts, sum_s in _times(total):
-            ends = [*map(str, LIVE_BOUNDS_S), "+Inf"]
+            ends = [*map(str, LIVE_BOUNDS_S.tolist()), "+Inf"]
             histogram = core.HistogramMetricFamily(f"ampacity_{name}_seconds", TIMES[name])
             histogram.add_metric([], list(zip(ends, accumulate(counts), strict=True)), sum_s)
             yield histogram
@@ -152,9 +152,9 @@ def otlp_body(stages: Sequence[Live], began_ns: int, now_ns: int) -> bytes:
         if metric.kind == "counter":
             data = {"sum": {"dataPoints": points, "isMonotonic": True, **running}}
         named = {"name": f"ampacity_{metric.name}", "description": metric.help, "unit": "1"}
-        found.append(named | data)
+        found += [named | data] if points else []
     for name, counts, sum_s in _times(total):
-        buckets = {"bucketCounts": list(map(str, counts)), "explicitBounds": LIVE_BOUNDS_S}
+        buckets = {"bucketCounts": list(map(str, counts)), "explicitBounds": LIVE_BOUNDS_S.tolist()}
         point = {**span, "count": str(sum(counts)), "sum": sum_s, **buckets}
         named = {"name": f"ampacity_{name}", "description": TIMES[name], "unit": "s"}
         found.append(named | {"histogram": {"dataPoints": [point], **running}})

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ampacity.analysis.capacity.fleet import (
     choose_safety,
     fleet_of,
     instances_text,
+    long_requests,
     traffic_of_profile,
 )
 from ampacity.analysis.capacity.fleet_figures import FleetError
@@ -105,6 +107,16 @@ def test_safety_follows_variance_and_history(
     assert why in found[1]
     assert choose_safety(None)[0] == 1.5
     assert fleet_of(Traffic(120.0), carried(), safety=1.37)["safety_factor"] == 1.37
+
+
+def test_lengths_that_vary_much_need_more_in_reserve() -> None:
+    """A coefficient of variation of 1 is P95 = 3.9 x P50 where lengths are lognormal."""
+    assert long_requests([("input", 100.0, 400.0), ("output", None, None)]) is None
+    varied = long_requests([("input", 100.0, 120.0), ("output", 100.0, 520.0)])
+    assert varied == "lengths vary much (output tokens: P95 is 5.2 x P50)"
+    stable = Traffic(120.0, 100.0, rate_cv=0.1, history_s=2 * WEEK_S)
+    assert choose_safety(stable)[0] == 1.2
+    assert choose_safety(replace(stable, long_requests=varied)) == (1.5, f"50 %: {varied}")
 
 
 def test_a_profile_gives_peak_mean_and_variance() -> None:

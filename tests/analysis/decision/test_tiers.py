@@ -135,6 +135,7 @@ def test_pools_of_a_disaggregated_fleet(plan: Command) -> None:
         (("--tier", "n=RUNS/none,1,l4,1", "--peak-rps", 9), "none is no run directory"),
         (("--tier", "n=RUNS/small,1,l4", "--peak-rps", 9), "write NAME=RUN,SHARE,GPU,PRICE"),
         (("--tier", "n=RUNS/small,2,l4,1", "--peak-rps", 9), "share 2 is not above 0 and at most"),
+        (("--tier", "n=RUNS/small,1,l4,nan", "--peak-rps", 9), "--tier n=: price nan: give a num"),
         ((*TWO, *TWO, "--peak-rps", 9), "--tier small=: the name stands twice"),
         (TWO, "give the load of the fleet"),
         ((*TWO, "--peak-rps", 9, "--mode", "random"), "--mode random: none of routing, cascade"),

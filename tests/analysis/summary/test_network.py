@@ -156,6 +156,8 @@ def test_a_run_shows_it_beside_ttft(tmp_path: Path) -> None:
                 "5",
                 "--output-tokens",
                 "4",
+                "--summary",
+                "full",
                 "--out",
                 str(tmp_path / "run"),
             ],

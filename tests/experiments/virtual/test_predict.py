@@ -208,7 +208,7 @@ def test_a_kill_leaves_the_stages_that_were_finished_as_they_were(
 
 
 def test_a_stage_that_takes_long_says_that_it_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ampacity.progress.PLAIN_EVERY_S", 0.001)
+    monkeypatch.setattr("ampacity.progress.AT_WORK_EVERY_S", 0.001)
     said, twice = [], threading.Event()
 
     class AnswerContent(Progress):

@@ -173,7 +173,6 @@ def test_the_command_line_sets_face_and_faults(tmp_path: Path) -> None:
     [
         (["--faults", '{"errors": {"x": 1}}'], "errors has no kind 'x'"),
         (["--faults", "no-such-file.json"], "give a file or a JSON object"),
-        (["--faults", "{}", "--error-rate", "0.1"], "give the share in --faults"),
         (["--adapters", "a,a"], "different names"),
         (["--flush-ms", "-1"], r"`float` >= 0.0 - at `$.flush_ms`"),
     ],

@@ -1,6 +1,7 @@
 """The server over real sockets: vLLM's formats, errors, metrics, and real time."""
 
 import asyncio
+import dataclasses
 import json
 import re
 import time
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampacity.simulator.engine.engine import EngineConfig
+from ampacity.simulator.engine.options import Speculation
 from ampacity.simulator.engine.truth import simulate
 from ampacity.simulator.models.hardware import linear_config
 from ampacity.simulator.server.apierrors import ApiError
@@ -336,6 +338,17 @@ async def test_metrics_move_and_count() -> None:
         assert metric(text, "vllm:num_requests_running") == 0
         assert metric(text, "ampacity_simulator_lateness_seconds_count") >= 12
         assert metric(text, "ampacity_simulator_lateness_seconds", quantile="0.99") >= 0
+
+
+@on_loop
+async def test_drafts_are_counted() -> None:
+    """All are accepted: the first token is the prompt's, then a step gives 4 drafts and its own."""
+    config = dataclasses.replace(FAST, speculation=Speculation(4, 1.0, 0.0))
+    async with served(config) as (_, url, session):
+        await events(session, url + CHAT, {"messages": HELLO, "max_tokens": 11, "stream": True})
+        text = await metrics(session, url)
+        assert metric(text, "vllm:spec_decode_num_draft_tokens_total") == 8
+        assert metric(text, "vllm:spec_decode_num_accepted_tokens_total") == 8
 
 
 @on_loop

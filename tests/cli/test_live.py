@@ -1,0 +1,170 @@
+"""The live panel on real terminals: it holds nothing up, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ampacity.analysis.slo import parse_slo
+from ampacity.live_panel import LIVE, LivePanel, Outlook, latest, lines_of
+from ampacity.loadgen.plan import Live
+from ampacity.progress import Progress
+from ampacity.simulator.server.launch import Started, start_in_process
+from tests.support.args import args_of
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Started]:
+    with start_in_process("demo") as started:
+        yield started
+
+
+def panel(**changes: Any) -> LivePanel:
+    """Of the second of four stages, 30 of its 60 s over: 40 requests/s, TTFT 1, 2 ... 100 ms.
+
+    Of 100 answers of 2 s one in fifty gaps is 20 ms, the others are 10 ms.
+    """
+    began_s = time.monotonic() - 30
+    live = Live(1, "open", 40.0, began_s, 60.0, released=1200, ended=1188, **changes)
+    live.ttft_s = [i / 1000 for i in range(1, 101)]
+    chunks = [10_000 * i + (10_000 if i > 25 else 0) for i in range(51)]
+    live.latest.extend([(2.0, chunks)] * 100)
+    generator: Any = SimpleNamespace(live=live)
+    plan: Any = SimpleNamespace(index=1)
+    slos = [parse_slo("itl_p99=50ms"), parse_slo("ttft_p95=90ms")]
+    burst = {"base_s": 20.0, "burst_s": 20.0} if changes.pop("burst", None) else None
+    return LivePanel(generator, plan, slos, Outlook(4, None, False, began_s - 60), burst)
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_the_panel(width: int, encoding: str, tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w", encoding=encoding) as file:
+        console = Console(file=file, width=width, height=24, color_system=None, force_terminal=True)
+        shown = panel(failed=3)
+        shown._generator.live.statuses.update(ok=1185, timeout=2, reset=1)
+        text, lines = lines_of(shown, console)
+    text.encode(encoding)
+    rows = text.splitlines()
+    assert {len(row) for row in rows} == {59} == {len(line) for line in lines}
+    assert " stage 2 of 4 " in rows[0]
+    assert "40 req/s" in rows[0]
+    assert " 50%  0:30 left" in rows[1]
+    assert " 38%  about 2:30 left" in rows[2]  # 90 s of 240 s: 90 + 30 + 2 x 60
+    assert "TTFT p95      95 ms of 90 ms" in rows[3]
+    assert "ITL p99       20 ms of 50 ms" in rows[4]
+    assert "in flight        12" in rows[5]
+    assert "40.0 sent/s, 39.6 done/s" in rows[6]
+    assert "timeout 2, reset 1" in rows[7]
+
+
+def test_the_latest_values_of_each_metric() -> None:
+    live = Live(ttft_s=[0.1])
+    live.latest.extend([(2.0, [0, 10_000, 30_000]), (3.0, [5])])
+    found = {metric: latest(live, metric) for metric in LIVE}
+    assert found == {
+        "ttft": [0.1],
+        "e2e": [2.0, 3.0],
+        "tpot": [pytest.approx(0.015)],
+        "itl": [0.01, 0.02],
+        "icl": [0.01, 0.02],
+    }
+
+
+def test_a_low_terminal_gets_a_line() -> None:
+    text, lines = lines_of(panel(), Console(width=80, height=10))
+    assert text.startswith("stage 1: 40 req/s on average, 40.0 sent/s")
+    assert [len(line) <= 79 for line in lines] == [True]
+
+
+def test_quiet_prints_nothing_and_notes_keep_their_order(capfd: pytest.CaptureFixture[str]) -> None:
+    with Progress(quiet=True) as quiet:
+        quiet.note("not this")
+    with Progress() as progress:
+        for i in range(50):
+            progress.note(f"note {i}")
+    assert capfd.readouterr().err.splitlines() == [f"note {i}" for i in range(50)]
+
+
+def of_run(server: Started, out: Path, duration: str) -> list[str]:
+    load = args_of(f"--rates 20 --duration {duration} --slo ttft_p95=1s --workload chat-short")
+    return [sys.executable, "-m", "ampacity", "run", server.url, *load, "--out", str(out)]
+
+
+@pytest.mark.real_time
+def test_a_stopped_terminal_does_not_hold_the_run_up(server: Started, tmp_path: Path) -> None:
+    """Nobody reads the terminal, as after Ctrl-S: its buffer of 4 KiB is full after some paints."""
+    reader, writer = os.openpty()
+    with (tmp_path / "out").open("w") as out:
+        command = of_run(server, tmp_path / "run", "8s")
+        process = subprocess.Popen(command, stdout=out, stderr=writer, start_new_session=True)
+    try:
+        assert process.wait(90) == 0
+    finally:
+        process.kill()
+        os.close(writer)
+        os.close(reader)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "complete"
+    assert (tmp_path / "out").read_text().startswith("CAPACITY")
+
+
+@pytest.mark.real_time
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_a_resize_leaves_no_debris_and_ctrl_c_ends_with_the_report(
+    server: Started, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    def tmux(*words: object) -> str:
+        command = ["tmux", "-S", str(tmp_path / "socket"), "-f", "/dev/null", *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def until(seen: Callable[[str], bool], within_s: float) -> str:
+        end_s = time.monotonic() + within_s
+        while not seen(text := tmux("capture-pane", "-p", "-S", "-")):
+            assert time.monotonic() < end_s, text
+            time.sleep(0.1)
+        return text
+
+    root = Path(__file__).parents[2]
+    line = shlex.join(["env", f"PYTHONPATH={root}", *of_run(server, tmp_path / "run", "60s")])
+    tmux("new-session", "-d", "-x", size[0], "-y", size[1], f"cd /; {line}; sleep 60")
+    try:
+        until(lambda text: "stage 1 of 1" in text, 30)
+        for width in (size[0] - 7, 200, 61, *size[:1]):
+            tmux("resize-window", "-x", width, "-y", size[1])
+            time.sleep(0.7)
+        text = until(lambda text: "TTFT" in text, 5)
+        assert (text.count("╭"), text.count("╰"), text.count("in flight")) == (1, 1, 1)
+        began_s = time.monotonic()
+        tmux("send-keys", "C-c")
+        text = until(lambda text: "REPORT" in text, 20)
+        took_s = time.monotonic() - began_s
+        assert (tmp_path / "run" / "report.html").is_file()
+        lines = text.rstrip().splitlines()
+        first = next(i for i, line in enumerate(lines) if line.startswith("CAPACITY"))
+        assert len(lines) - first <= 23
+        assert "╭" not in text
+        assert took_s < 5  # about 1.5 s on an idle machine
+    finally:
+        tmux("kill-server")
+
+
+def test_the_painter_is_a_thread_that_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    before, switch_s = threading.active_count(), sys.getswitchinterval()
+    with Progress() as progress:
+        progress.note("x")
+        assert threading.active_count() == before + 1
+    assert (threading.active_count(), sys.getswitchinterval()) == (before, switch_s)
