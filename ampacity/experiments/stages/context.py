@@ -105,7 +105,8 @@ def check_context(settings: Settings, probe: ProbeResult, trace: Replayed | None
     share = sum(counts.values()) / max(len(sample), 1)
     if share <= (BEYOND_CONTEXT_SHARE if trace is None else 0):
         return None
-    name = "the trace" if trace is not None else f"workload {settings.workload.name}"
+    name = settings.prompts.name if settings.prompts else f"workload {settings.workload.name}"
+    name = "the trace" if trace is not None else name
     if settings.fit_context or trace is not None:
         changes = _changes(counts, len(sample))
         return f"{name}: {changes}, to fit the model's context of {context:,} tokens"
@@ -113,8 +114,8 @@ def check_context(settings: Settings, probe: ProbeResult, trace: Replayed | None
     offered = fit_context(sample, context, spare, begin_shorter=True)[1]
     offer = _changes(offered, len(sample))
     raise ConfigError(
-        f"{name} does not fit the model's context of {context:,} tokens: 99 % of its requests have "
-        f"up to {longest:,}. Serve the model with a longer context, take another workload, or give "
+        f"{name} does not fit the model's context of {context:,} tokens: its requests have up to "
+        f"{longest:,} at p99. Serve the model with a longer context, take another workload, or give "
         f"--fit-context: {offer}"
     )
 
