@@ -47,9 +47,9 @@ def changing_variables() -> list[str]:
     return sorted(name for name, value in os.environ.items() if value and _CHANGING.fullmatch(name))
 
 
-def cpu_seconds() -> dict[tuple[int, str], float]:
-    """Return {(pid, name): CPU s} of other processes, without children; {} without /proc."""
-    found: dict[tuple[int, str], float] = {}
+def cpu_seconds() -> dict[int, tuple[str, float]]:
+    """Return {pid: (name, CPU s)} of other processes, without children; {} without /proc."""
+    found: dict[int, tuple[str, float]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             head, _, rest = (
@@ -58,20 +58,30 @@ def cpu_seconds() -> dict[tuple[int, str], float]:
             fields, pid = rest.split(), int(folder.name)
             if os.getpid() not in (pid, int(fields[1])):
                 ticks = int(fields[11]) + int(fields[12])
-                found[pid, head.partition("(")[2]] = ticks / os.sysconf("SC_CLK_TCK")
+                found[pid] = head.partition("(")[2], ticks / os.sysconf("SC_CLK_TCK")
     return found
 
 
-def busiest(
-    before: dict[tuple[int, str], float], after: dict[tuple[int, str], float], elapsed_s: float
-) -> list[dict[str, Any]]:
-    """Return the ``BUSIEST`` processes between two samples, with the cores that each used."""
-    took = {
-        key: (total - before.get(key, 0.0)) / max(elapsed_s, 1e-9) for key, total in after.items()
-    }
-    most = sorted(took.items(), key=lambda item: -item[1])[:BUSIEST]
+def cores_used(
+    before: dict[int, tuple[str, float]], after: dict[int, tuple[str, float]], elapsed_s: float
+) -> list[tuple[float, str]]:
+    """Return (cores, name) of each process between two samples, the busiest first.
+
+    Told apart by their pid: kernel threads and some servers change their names.
+    """
+    used = [
+        ((total_s - before.get(pid, ("", 0.0))[1]) / max(elapsed_s, 1e-9), name)
+        for pid, (name, total_s) in after.items()
+    ]
+    return sorted(used, key=lambda one: -one[0])
+
+
+def busiest(used: list[tuple[float, str]]) -> list[dict[str, Any]]:
+    """Return the ``BUSIEST`` of ``cores_used``, as run.json has them."""
     return [
-        {"name": name, "cores": round(cores, 2)} for (_, name), cores in most if cores >= BUSY_CORES
+        {"name": name, "cores": round(cores, 2)}
+        for cores, name in used[:BUSIEST]
+        if cores >= BUSY_CORES
     ]
 
 

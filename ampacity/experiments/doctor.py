@@ -17,7 +17,7 @@ from ampacity.experiments.stages.preflight import (
     route_to,
     typical_lengths,
 )
-from ampacity.loadgen.host import busiest, cpu_seconds, room_for_connections
+from ampacity.loadgen.host import busiest, cores_used, cpu_seconds, room_for_connections
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.diagnosis import answer_facts, seconds_between, stream_verdict
@@ -155,11 +155,9 @@ def _ttft_s(record: RequestRecord) -> float:
     return seconds_between(record, "started_ns", "first_token_ns") or 0.0
 
 
-def _busy_with(before: dict[tuple[int, str], float], elapsed_s: float) -> tuple[str, ...]:
+def _busy_with(before: dict[int, tuple[str, float]], elapsed_s: float) -> tuple[str, ...]:
     """Return the busiest other processes ("make 1.9 cores") if they used most of the machine."""
-    after = cpu_seconds()
-    cores = sum(total - before.get(key, 0.0) for key, total in after.items()) / max(elapsed_s, 1e-9)
-    if cores < BUSY * (os.cpu_count() or 1):
+    used = cores_used(before, cpu_seconds(), elapsed_s)
+    if sum(cores for cores, _ in used) < BUSY * (os.cpu_count() or 1):
         return ()
-    most = busiest(before, after, elapsed_s)
-    return tuple(f"{printable(process['name'])} {process['cores']:g} cores" for process in most)
+    return tuple(f"{printable(p['name'])} {p['cores']:g} cores" for p in busiest(used))

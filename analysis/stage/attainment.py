@@ -63,7 +63,7 @@ def judge_slo(
     verdict = "met" if few <= chance_met else verdict
     why: dict[str, Any] = dict.fromkeys(("more_requests", "reason", "cause"))
     if verdict == "inconclusive":
-        why |= _why_inconclusive(o, slo, misses, unfinished)
+        why |= _why_inconclusive(o, slo, misses, unfinished, (chance_met, chance_violated))
     elif is_rate:
         what = "failed" if slo.metric == ERROR_RATE else "missed an SLO or failed"
         why["reason"] = f"{misses:.0f} of {o.n} requests {what}"
@@ -115,12 +115,17 @@ def _judge_extreme(o: Observations, slo: Slo) -> SloVerdict:
     )
 
 
-def _why_inconclusive(o: Observations, slo: Slo, misses: float, unfinished: int) -> dict[str, Any]:
-    """Return ``reason``, ``cause`` and ``more_requests`` of an inconclusive verdict."""
+def _why_inconclusive(
+    o: Observations, slo: Slo, misses: float, unfinished: int, chances: tuple[float, float]
+) -> dict[str, Any]:
+    """Return ``reason``, ``cause`` and ``more_requests`` of an inconclusive verdict.
+
+    ``chances``: of a false "met" and a false "violated".
+    """
     over = (misses + unfinished) / o.n
     few, (tau, widest) = over < 1 - slo.quantile, o.clustering(slo.quantile)
     size = max(tau, o.likely_cluster) if few else widest
-    n_effective, needed = o.n / size, smallest_n(slo.quantile)
+    n_effective, needed = o.n / size, smallest_n(slo.quantile, confidence=1 - chances[0])
     reason = f"{misses:.0f} of {o.n} {o.unit} over the limit"
     if size >= 2:
         reason += f"; slow ones come in clusters of about {size:.0f}"
@@ -135,7 +140,8 @@ def _why_inconclusive(o: Observations, slo: Slo, misses: float, unfinished: int)
     if unfinished:
         were = "was" if unfinished == 1 else "were"
         reason += f"; {unfinished} {were} cut off unfinished before the limit"
-    factor = deciding_factor(over, o.n, 1 - slo.quantile, tau if few else widest, o.likely_cluster)
+    seen, chance = (tau, chances[0]) if few else (widest, chances[1])
+    factor = deciding_factor(over, o.n, 1 - slo.quantile, seen, o.likely_cluster, chance)
     more = None
     if factor is None and unfinished:
         reason += ": how they would have ended decides it"

@@ -222,16 +222,18 @@ def effective_size(misses: Floats, sizes: Floats) -> float:
     return min(total, p * (1 - p) * total**2 / variance)
 
 
-def deciding_factor(share: float, n: float, p: float, tau: float, likely: float) -> float | None:
+def deciding_factor(
+    share: float, n: float, p: float, tau: float, likely: float, chance: float = 1 - CONFIDENCE
+) -> float | None:
     """Return how many times the samples, with the same share of slow ones, decide the verdict.
 
-    None where that takes over 1e9 independent samples.
+    ``chance``: of a false one. None where that takes over 1e9 independent samples.
     """
 
     def decided(size: float) -> bool:
         if share < p:
-            return bool(few_by_chance(share * size, size, p, tau, likely) <= 1 - CONFIDENCE)
-        return bool(many_by_chance(share * size, size, p, tau) <= 1 - CONFIDENCE)
+            return bool(few_by_chance(share * size, size, p, tau, likely) <= chance)
+        return bool(many_by_chance(share * size, size, p, tau) <= chance)
 
     low, high = n, 2 * n
     while not decided(high):

@@ -43,8 +43,8 @@ def checked_in_virtual_time(tmp_path: Path, slos: list[str], **raw: Any) -> Chec
 def test_the_looks_spend_five_per_cent_in_all() -> None:
     assert sum(ALPHAS) == pytest.approx(0.05)
     assert len(ALPHAS) == len(LOOKS) + 1
-    # 0.05 ln(1 + (e - 1) 0.02), Pocock's spending at 2 % of the time
-    assert ALPHAS[0] == pytest.approx(0.0016892, abs=1e-6)
+    # 0.05 ln(1 + (e - 1) 0.01), Pocock's spending at 1 % of the time
+    assert ALPHAS[0] == pytest.approx(0.00085187, abs=1e-6)
 
 
 def test_far_from_the_limit_it_ends_early_on_either_side(tmp_path: Path) -> None:
@@ -52,11 +52,11 @@ def test_far_from_the_limit_it_ends_early_on_either_side(tmp_path: Path) -> None
     assert met.verdict == "met"
     assert [c.verdict for c in met.checks] == ["met", "met"]
     assert isinstance(met.duration_s, float)
-    assert met.duration_s <= 0.15 * 600
+    assert met.duration_s <= 0.25 * 600
     assert met.sentence.startswith("Met at 10 req/s: ttft_p95=250ms, goodput=90%, after ")
     violated = checked_in_virtual_time(tmp_path / "violated", ["ttft_p95=8ms", "itl_p99=1s"])
     assert violated.verdict == "violated"
-    assert violated.duration_s == pytest.approx(0.02 * 600)  # the first look
+    assert violated.duration_s == pytest.approx(0.01 * 600)  # the first look
     assert [c.verdict for c in violated.checks if c.name == "ttft_p95=8ms"] == ["violated"]
     assert violated.checks[0].candidate is not None
     assert violated.checks[0].candidate >= 0.011
@@ -123,8 +123,11 @@ def test_what_cannot_be_checked_is_an_error_in_the_files_of_ci_too(
     assert not (tmp_path / "run").exists()
 
 
+LATE = ("--slo", "ttft_p50=1m")
+
+
 @pytest.mark.real_time
-@pytest.mark.parametrize(("slo", "status"), [("ttft_p50=1m", 0), ("error_rate=1%", 1)])
+@pytest.mark.parametrize(("slo", "status"), [("error_rate=50%", 0), ("error_rate=1%", 1)])
 def test_in_real_time(
     slo: str,
     status: int,
@@ -132,8 +135,8 @@ def test_in_real_time(
     ampacity: Callable[..., object],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A client that other work on this machine disturbed is inconclusive, and tries again; half
-    of the answers are errors.
+    """A client that other work on this machine disturbed is inconclusive, and tries again. A
+    quarter of the answers are errors; the limit on TTFT makes a late client harmless.
     """
     load = [
         "--input-tokens",
@@ -146,10 +149,10 @@ def test_in_real_time(
         "30s",
         "--json",
     ]
-    with start_in_process("demo", faults={"errors": {"503": 0.5}} if status else {}) as server:
+    with start_in_process("demo", faults={"errors": {"503": 0.25}}) as server:
         for attempt in range(4):
             out = tmp_path / str(attempt)
-            ended = ampacity("check", server.url, *load, "--slo", slo, "--out", out)
+            ended = ampacity("check", server.url, *load, "--slo", slo, *LATE, "--out", out)
             found = json.loads(capsys.readouterr().out)
             if ended != 3:
                 break

@@ -593,6 +593,6 @@ def test_what_takes_most_of_the_machine_is_named(monkeypatch: pytest.MonkeyPatch
     """
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     for used_s, said in ((19.0, ("make 1.9 cores", "sh 0.1 cores")), (12.0, ())):
-        after = {(7, "make"): 100 + used_s, (8, "sh"): 1.0}
+        after = {7: ("make", 100 + used_s), 8: ("sh", 1.0)}
         monkeypatch.setattr("ampacity.experiments.doctor.cpu_seconds", lambda after=after: after)
-        assert _busy_with({(7, "make"): 100.0}, 10.0) == said
+        assert _busy_with({7: ("make", 100.0)}, 10.0) == said

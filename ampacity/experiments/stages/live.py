@@ -22,7 +22,7 @@ from ampacity.experiments.stages.rig import (
 )
 from ampacity.loadgen.audit import Measures, Tolerance, judge
 from ampacity.loadgen.generator import Generator
-from ampacity.loadgen.host import busiest, cpu_seconds
+from ampacity.loadgen.host import busiest, cores_used, cpu_seconds
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.probe.look import ProbeResult
 from ampacity.loadgen.rundir.files import RunWriter
@@ -84,7 +84,7 @@ class LivePlayer:
             result = await self._generator.run(
                 plan, self._workers_wanted, lambda start_ns: self._announce(plan, start_ns, labels)
             )
-        other_work = busiest(others, cpu_seconds(), time.monotonic() - began_s)
+        other_work = busiest(cores_used(others, cpu_seconds(), time.monotonic() - began_s))
         table = self._writer.stage_table(plan.index)
         audit, lost = self._audit(result.measures)
         meta = {**result.meta, "lengths": labels["lengths"], "audit": audit}
