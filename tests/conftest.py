@@ -21,6 +21,7 @@ settings.register_profile(
     derandomize="SAME_EXAMPLES"
     in os.environ,  # in CI, whose answer is that of the tree; else each run tries others
 )
+os.environ.pop("COLUMNS", None)  # xdist sets it for its workers: it would cut tables
 settings.load_profile("busy")  # a machine that does other work fails no property test
 
 CHROMIUM = next(

@@ -72,7 +72,7 @@ def test_a_proposed_command_writes_to_a_new_directory() -> None:
         "--max-duration",
         "1m",
         "--seed",
-        3,
+        "3",
     ]
     book: Any = SimpleNamespace(_writer=SimpleNamespace(meta={"command_line": words}))
     assert (

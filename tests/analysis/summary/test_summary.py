@@ -64,6 +64,7 @@ def test_verdict_in_words_for_given_figures(sweep: dict[str, Any]) -> None:
         "c_max_ci": [11.0, 19.6],
         "binding_slo": "ttft_p99=2s",
         "binding_or": [],
+        "verified_rps": None,
     }
     # 120 / 7 = 17.1 and 120 / 6 = 20, x 1.3
     summary["fleet"] |= {"instances": 25, "instances_ci": [24, 26], "gpus": 100, "peak_rps": 120}
