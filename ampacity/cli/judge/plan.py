@@ -31,7 +31,7 @@ FLEET = [
         float | None,
         None,
         metavar="R",
-        help="Mean load in requests/s, for utilisation and costs.",
+        help="Mean load in requests/s. For utilisation and costs.",
     ),
     o.option(
         "utilisation",
@@ -70,15 +70,15 @@ TierOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=RUN,SHARE,GPU,PRICE",
-        help="A tier with a run of its own, its share of the requests, its GPU (4xH100: four an "
-        "instance) and the price of a GPU-hour. Repeatable.",
+        help="A tier of the fleet, repeatable. Its run, its share of the requests, its GPU (4xH100: "
+        "four an instance) and the price of a GPU-hour.",
     ),
 ]
 ModeOption = Annotated[
     str | None,
     typer.Option(
         metavar="MODE",
-        help="How tiers share the requests: routing (one tier each), cascade (all to the first, "
+        help="How tiers share the requests. routing (one tier each), cascade (all to the first, "
         "the rest escalated), pools (every tier each: prefill, decoding).",
         show_default="routing",
     ),
