@@ -21,6 +21,7 @@ from ampacity.reports.render.figures import (
     exact,
     failures,
     failures_by_cause,
+    percentile_text,
     rate,
     seconds,
     share,
@@ -253,7 +254,7 @@ class _Judged:
         if verdict is None:
             return Cell(DASH)
         if verdict.value_s is not None:
-            return Cell(seconds(verdict.value_s))
+            return Cell(percentile_text(verdict.value_s, verdict.value_s_ci, seconds))
         if verdict.value is not None:
             return Cell(share(verdict.value))
         return Cell(f"> {_spaced(self._limit)}" if verdict.verdict == "violated" else DASH)
