@@ -3,6 +3,7 @@ one line.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def test_from_a_log_to_a_schedule_that_a_run_takes_back(
     assert "fitted to log.csv" in capsys.readouterr().out
     text = page.read_text()
     assert text.count("<svg") >= 2
-    assert "https://" not in text.replace("http://www.w3.org", "")
+    own = re.sub("<script>.*?</script>", "", text, flags=re.DOTALL)  # not the charts' runtime
+    assert "https://" not in own
     command("workload sample", profile, "-n 300 -o", schedule, "--seed 7")
     assert "300 requests at 5." in capsys.readouterr().out  # the rate is the log's
     taken = read_schedule(schedule).schedule
