@@ -23,9 +23,8 @@ from ampacity.analysis.metrics.requests import Bools, Floats
 from ampacity.analysis.slo import GAP_METRICS, Slo
 
 NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
-# requests in a cluster at least, per rho / (1 - rho)^2, each as likely: 2.7 to 3.7 in an M/M/1 queue
-# at rho 0.5 to 0.85, 6 to 9 with log-normal service
-MEMORIES = (3.0, 8.0)
+# requests in a cluster, per rho / (1 - rho)^2; 2.7 to 3.7 in an M/M/1 queue at rho 0.5 to 0.85
+MEMORY = 3.0
 START_UP = 5.0  # clusters that a stage must last to count half: it starts idle
 FIRST_LOOKS = 40  # stages by which it is found which are near the limit
 RISE = 0.3  # least 1/(1 - rho) of a stage over that at x*: near saturation it is not known
@@ -34,7 +33,7 @@ ALL_LATE = 0.98  # share that misses beyond saturation, in a stage that ends
 SLOPES = np.exp(np.linspace(math.log(2.0), math.log(200.0), 16))
 FLOORS = np.array([0.0, 0.1, 0.4, 0.7, 0.9, 0.98])  # share of the allowed misses at any load
 FLOOR_CHANCES = np.array([0.35, 0.2, 0.15, 0.1, 0.1, 0.1])
-SLOPE_SD = 0.6  # of ln b around that of a queue: 0.6 to 0.9 of it with log-normal service
+SLOPE_SD = 0.4  # of ln b around that of a queue
 ANY_SLOPE = 0.1  # chance that b is no queue's
 UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
 MISTAKEN = 0.02  # chance that a stage below x* is taken for unstable; up to half where it is short
@@ -178,9 +177,7 @@ class _Case:
     of_limit: bool
 
 
-def _clusters(
-    looks: Looks, centre: float, weight: Floats, r: Floats, least: float
-) -> tuple[Floats, Floats]:
+def _clusters(looks: Looks, centre: float, weight: Floats, r: Floats) -> tuple[Floats, Floats]:
     """Return (mean cluster size of the queue's misses, requests that its memory spans) near x*.
 
     Shape (slopes, floors, 1, stages); ``r``: rho/(1 - rho), shape (slopes, floors).
@@ -196,7 +193,7 @@ def _clusters(
     scale = there * (1 + r * there) / (1 + r)
     seen = weight * looks.share * looks.n * looks.steady  # a queue that only grows has no clusters
     pooled = (looks.clustering / scale) @ seen / max(float(seen.sum()), 1e-9)
-    memory = least * r * (1 + r) * looks.per_request
+    memory = MEMORY * r * (1 + r) * looks.per_request
     size = np.maximum(pooled[..., None], memory) * scale
     return size[:, :, None, :], (memory * scale)[:, :, None, :]
 
@@ -207,13 +204,11 @@ def _posterior(looks: Looks, weight: Floats, centre: float, case: _Case, grids: 
     kept = weight > 1e-3
     looks, weight = looks.take(kept), weight[kept]
     theta = np.log(1 / (allowed * (1 - FLOORS)))  # of the queue: P[wait > limit] = e^-theta at x*
-    r = SLOPES[:, None] / theta
-    queues = [_Queue(looks, centre, weight, allowed, r, least) for least in MEMORIES]
+    queue = _Queue(looks, centre, weight, allowed, SLOPES[:, None] / theta)
     low, high = float(looks.x.min()) - math.log(4.0), float(looks.x.max()) + math.log(2.0)
     for _ in range(grids):
         grid = np.linspace(low, high, _GRID)
-        likelihood = np.logaddexp.reduce([queue.log_likelihood(grid) for queue in queues])
-        likelihood += _log_unstable(grid, case.unstable)
+        likelihood = queue.log_likelihood(grid) + _log_unstable(grid, case.unstable)
         likelihood += np.log(FLOOR_CHANCES)[:, None] + _log_prior(grid, theta, case)
         mass = np.exp(likelihood - likelihood.max())
         cumulative = np.cumsum(mass.sum(axis=(0, 1)))
@@ -228,22 +223,13 @@ class _Queue:
     """The clustered misses that each slope and floor predicts for the stages."""
 
     def __init__(
-        self,
-        looks: Looks,
-        centre: float,
-        weight: Floats,
-        allowed: float,
-        r: Floats,
-        least: float,
+        self, looks: Looks, centre: float, weight: Floats, allowed: float, r: Floats
     ) -> None:
-        """Take the clustering near ``centre``; ``r``: rho/(1 - rho), shape (slopes, floors).
-
-        ``least``: one of MEMORIES.
-        """
+        """Take the clustering near ``centre``; ``r``: rho/(1 - rho), shape (slopes, floors)."""
         self.looks = looks
         self.idle = FLOORS[:, None, None] * allowed
         self.allowed = allowed
-        self.clusters, self.memory = _clusters(looks, centre, weight, r, least)
+        self.clusters, self.memory = _clusters(looks, centre, weight, r)
         self.r = r[:, :, None, None]
         # equal under all hypotheses: one that made a stage count less would explain it away
         fate = np.maximum(looks.together, looks.clustering)

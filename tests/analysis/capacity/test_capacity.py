@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from ampacity.analysis.capacity import posterior
 from ampacity.analysis.capacity.fleet import (
     Carried,
     Traffic,
@@ -189,21 +188,6 @@ def test_the_interval_ends_below_a_load_that_was_surely_violated() -> None:
     c = capacity_of(*many, over | {"offered_rps": 5}, stage(9, 40, 4.0, False))
     assert c.capacity_rps_ci is None or c.capacity_rps_ci[0] == 0.0
     assert c.capacity_rps is None
-
-
-def test_stages_that_saw_no_jam_leave_open_how_long_one_lasts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Long jams explain good stages, so that they lower the load that these show. Both are likely."""
-    few = {"requests": 300, "effective": 300, "share": 1.0}
-    good = [stage(i, load, 0.25, None, **few) for i, load in enumerate((5, 6, 7, 7.5, 8))]
-    over = stage(9, 14, 4.0, False, share=0.3, stable=False, achieved=10.0)
-
-    def middle(*memories: float) -> float:
-        monkeypatch.setattr(posterior, "MEMORIES", memories)
-        return float(capacity_of(*good, over).estimate_rps or 0.0)
-
-    assert middle(8.0) < middle(3.0, 8.0) < middle(3.0)
 
 
 def test_no_load_is_named_where_a_lone_request_misses_as_often_as_is_allowed() -> None:
