@@ -9,11 +9,19 @@ from pathlib import Path
 from ampacity.analysis.capacity.fleet import choose_safety
 from ampacity.analysis.capacity.fleet_figures import FleetError
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.decision.candidates import Candidate, Decision, LeftOut, rank, told_apart
+from ampacity.analysis.decision.candidates import (
+    Candidate,
+    Decision,
+    LeftOut,
+    UseAt,
+    rank,
+    told_apart,
+)
 from ampacity.analysis.decision.disaggregation import readiness
 from ampacity.analysis.decision.guardrails import guardrails, input_quantiles
 from ampacity.analysis.decision.inputs import Range
-from ampacity.analysis.decision.known import Known, hardware_words, operating_point, physics_of
+from ampacity.analysis.decision.known import Known, hardware_words, measured_points, physics_of
+from ampacity.analysis.decision.memory import NO_ADAPTERS, Adapters
 from ampacity.analysis.decision.model import ModelShape
 from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.roofline import Instance, tp_crossover
@@ -38,6 +46,7 @@ class Stated:
     cold_start_s: float | None = None
     link_bits_s: float | None = None
     draft_tokens: int | None = None
+    adapters: Adapters = NO_ADAPTERS
     command: str = ""
 
 
@@ -108,6 +117,7 @@ def _decide(path: Path, run: Run, summary: Summary, stated: Stated) -> Candidate
         planned_sharing=sharing[0] if sharing else None,
         run_gpus=gpus_measured(run.meta),
         draft_tokens=stated.draft_tokens,
+        adapters=stated.adapters,
         command=stated.command,
     )
     return _candidate(known, run, stated)
@@ -117,8 +127,8 @@ def _candidate(known: Known, run: Run, stated: Stated) -> Candidate:
     """Return the answer from all that is known."""
     summary, plan = known.summary, known.plan
     tokens = summary.fleet.input_tokens_mean, summary.fleet.output_tokens_mean
-    point = None if None in tokens else operating_point(summary, tokens[0] or 0, tokens[1] or 0)
-    physics = physics_of(known, point)
+    points = [] if None in tokens else measured_points(summary, tokens[0] or 0, tokens[1] or 0)
+    physics = physics_of(known, points)
     return Candidate(
         run=known.run,
         predicted=summary.predicted,
@@ -136,6 +146,7 @@ def _candidate(known: Known, run: Run, stated: Stated) -> Candidate:
         memory=physics.fit,
         hardware=physics.use,
         hardware_text=hardware_words(physics),
+        hardware_curve=[UseAt(rps=rps, mbu=use.mbu, mfu=use.mfu) for rps, use in physics.curve],
         disaggregation=readiness(
             summary,
             summary.limits,

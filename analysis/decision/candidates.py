@@ -8,10 +8,19 @@ from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.part import Interval, Part
 from ampacity.analysis.decision.disaggregation import Condition
 from ampacity.analysis.decision.guardrails import Guardrails
+from ampacity.analysis.decision.inputs import Range
 from ampacity.analysis.decision.memory import Fit
 from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.roofline import Use
 from ampacity.analysis.decision.steps import Step
+
+
+class UseAt(Part, frozen=True, kw_only=True):
+    """The use of memory bandwidth and compute at one stage, as shares of the hardware's peak."""
+
+    rps: float
+    mbu: Range
+    mfu: Range | None
 
 
 class Candidate(Part, frozen=True, kw_only=True):
@@ -36,6 +45,7 @@ class Candidate(Part, frozen=True, kw_only=True):
     memory: Fit | None
     hardware: Use | None
     hardware_text: str
+    hardware_curve: list[UseAt]
     disaggregation: list[Condition]
 
 

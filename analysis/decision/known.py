@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Range
-from ampacity.analysis.decision.memory import Fit, does_it_fit, memory_needed, valid_degrees
+from ampacity.analysis.decision.memory import (
+    NO_ADAPTERS,
+    Adapters,
+    Fit,
+    does_it_fit,
+    memory_needed,
+    valid_degrees,
+)
 from ampacity.analysis.decision.model import DecisionError
 from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.roofline import Instance, Point, Use, lever, use_of
@@ -36,42 +43,44 @@ class Known:
     planned_sharing: float | None = None
     run_gpus: int = 1  # of the instance that was measured
     draft_tokens: int | None = None
+    adapters: Adapters = NO_ADAPTERS
     command: str = ""  # that of this decision, which further options are added to
 
 
 @dataclass(frozen=True)
 class Physics:
-    """Does it fit and how far is it from the hardware; ``missing`` says what is not known."""
+    """Does it fit and how far is it from the hardware; ``missing`` says what is not known.
+
+    ``curve``: the use of the hardware by achieved requests/s, of every stage that shows it.
+    """
 
     fit: Fit | None = None
     use: Use | None = None
     missing: str = ""
+    curve: tuple[tuple[float, Use], ...] = ()
 
 
-def operating_point(summary: Summary, input_tokens: float, output_tokens: float) -> Point | None:
-    """Return the measured stage nearest to the capacity that still answers, as a point."""
-    rate = summary.capacity.verified_rps or summary.capacity.capacity_rps
-    known = [
-        s
-        for s in summary.stages
-        if s.kind == "open" and s.output_tokens_per_s and (s.tpot_s.mean or s.tpot_s.p50)
-    ]
-    if not known:
-        return None
-    stage = min(known, key=lambda s: abs((s.achieved_rps or 0.0) - (rate or 0.0)))
-    low, high = stage.output_tokens_per_s_ci or (None, None)
-    tpot_s = stage.tpot_s.mean if stage.tpot_s.mean is not None else stage.tpot_s.p50
-    return Point(
-        Range(stage.output_tokens_per_s or 0.0, low, high),
-        tpot_s or 0.0,
-        input_tokens,
-        output_tokens,
-        stage.input_tokens_per_s,
-    )
+def measured_points(
+    summary: Summary, input_tokens: float, output_tokens: float
+) -> list[tuple[float, Point]]:
+    """Return achieved requests/s and operating point of each open stage that answers."""
+    found = []
+    for stage in (s for s in summary.stages if s.kind == "open" and s.output_tokens_per_s):
+        tpot_s = stage.tpot_s.mean if stage.tpot_s.mean is not None else stage.tpot_s.p50
+        if tpot_s:
+            low, high = stage.output_tokens_per_s_ci or (None, None)
+            rate = Range(stage.output_tokens_per_s or 0.0, low, high)
+            lengths = input_tokens, output_tokens
+            point = Point(rate, tpot_s, *lengths, stage.input_tokens_per_s)
+            found.append((stage.achieved_rps or 0.0, point))
+    return sorted(found, key=lambda at: at[0])
 
 
-def physics_of(known: Known, point: Point | None) -> Physics:
-    """Return the memory floor and the use of the hardware, as far as the inputs allow."""
+def physics_of(known: Known, points: Sequence[tuple[float, Point]]) -> Physics:
+    """Return the memory floor and the use of the hardware, as far as the inputs allow.
+
+    The operating point is the measured stage nearest to the capacity.
+    """
     instance = known.instance
     if instance is None:
         return Physics(missing=known.instance_missing)
@@ -80,12 +89,20 @@ def physics_of(known: Known, point: Point | None) -> Physics:
             f"--tp {instance.gpus} does not divide the {instance.shape.heads} attention heads of "
             f"{instance.shape.name}: valid are {_few(valid_degrees(instance.shape.heads))}"
         )
-    in_flight = known.summary.capacity.c_max or 1.0
+    capacity = known.summary.capacity
+    rate = capacity.verified_rps or capacity.capacity_rps or 0.0
+    point = min(points, key=lambda at: abs(at[0] - rate))[1] if points else None
+    in_flight = capacity.c_max or 1.0
     tokens = known.lengths.get("p95", point.context if point else 0.0) + (
         known.output_tokens or 0.0
     )
     needed = memory_needed(
-        instance.shape, in_flight, tokens, weights=instance.weights, kv=instance.kv
+        instance.shape,
+        in_flight,
+        tokens,
+        weights=instance.weights,
+        kv=instance.kv,
+        adapters=known.adapters,
     )
     lengths = {n: v + (known.output_tokens or 0.0) for n, v in known.lengths.items()}
     fit = does_it_fit(
@@ -94,7 +111,8 @@ def physics_of(known: Known, point: Point | None) -> Physics:
     if point is None:
         return Physics(fit, None, "no stage shows a time per output token")
     try:
-        return Physics(fit, use_of(instance, point))
+        curve = tuple((rps, use_of(instance, at)) for rps, at in points)
+        return Physics(fit, use_of(instance, point), curve=curve)
     except DecisionError as error:
         return Physics(fit, None, str(error))
 

@@ -26,6 +26,9 @@ class Adapters:
         return self.slots * self.bytes_each
 
 
+NO_ADAPTERS = Adapters()
+
+
 @dataclass(frozen=True)
 class Needed:
     """Bytes that one instance keeps; ``overhead`` None: a share of each GPU's memory."""
@@ -85,7 +88,7 @@ def memory_needed(
     *,
     weights: str = "fp16",
     kv: str = "fp16",
-    adapters: Adapters = Adapters(),
+    adapters: Adapters = NO_ADAPTERS,
     activation_share: float = ACTIVATION_SHARE,
 ) -> Needed:
     """Return the bytes of an instance that holds ``sequences`` of ``tokens`` tokens each."""

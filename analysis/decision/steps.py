@@ -104,6 +104,10 @@ def _memory(known: Known, physics: Physics) -> Step:
         return Step(title="Memory", gap=physics.missing)
     gigabytes = {"weights": fit.needed.weights, "KV cache": fit.needed.kv}
     gigabytes["activations"] = fit.needed.activations
+    whys = ["config.json", "C_max sequences of P95 length", "20 % of the weights in 16 bits"]
+    if fit.needed.adapters:
+        gigabytes["adapters"] = fit.needed.adapters
+        whys.append("--adapters")
     inputs = tuple(
         Input(
             name=name,
@@ -112,11 +116,7 @@ def _memory(known: Known, physics: Physics) -> Step:
             basis="assumed" if name == "activations" else "stated",
             source=why,
         )
-        for (name, value), why in zip(
-            gigabytes.items(),
-            ("config.json", "C_max sequences of P95 length", "20 % of the weights in 16 bits"),
-            strict=True,
-        )
+        for (name, value), why in zip(gigabytes.items(), whys, strict=True)
     )
     plain, *roomy = fit.floors
     if fit.gpus < plain.gpus:

@@ -74,6 +74,7 @@ def _shown(one: Candidate) -> dict[str, Any]:
             }
             for step in one.steps
         ],
+        "curve": _curve(one),
         "sensitivity": sensitivity_rows(plan.sensitivity) if plan else [],
         "hosted": [line.strip() for h in plan.hosted for line in hosted_lines(h, plan)]
         if plan
@@ -96,6 +97,15 @@ def _shown(one: Candidate) -> dict[str, Any]:
         ],
         "warnings": [warned.text for warned in plan.warnings] if plan else [],
     }
+
+
+def _curve(one: Candidate) -> list[list[str]]:
+    """Return the use of the hardware along the measured curve, heads first."""
+    rows = [["req/s", "bandwidth used", "compute used"]]
+    for at in one.hardware_curve:
+        mfu = "–" if at.mfu is None else f"{at.mfu.value:.1%}"
+        rows.append([significant(at.rps), f"{at.mbu.value:.1%}", mfu])
+    return rows if one.hardware_curve else []
 
 
 def _answer(one: Candidate, most: int = SHOWN_LIMITS) -> list[str]:

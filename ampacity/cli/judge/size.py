@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from ampacity.cli.judge.plan import FLEET, sizing_of
 from ampacity.cli.output import print_part, write_text
 
 if TYPE_CHECKING:
+    from ampacity.analysis.decision.memory import Adapters
     from ampacity.analysis.decision.model import ModelShape
 
 Runs = Annotated[
@@ -55,6 +57,14 @@ Link = Annotated[
 ColdStart = Annotated[
     str | None, typer.Option(metavar="T", help="Time from start to first answer of an instance.")
 ]
+AdapterSlots = Annotated[
+    str | None,
+    typer.Option(
+        "--adapters",
+        metavar="SLOTSxMB",
+        help="LoRA adapters kept on the GPUs and the size of each in MB, e.g. 4x100.",
+    ),
+]
 DraftTokens = Annotated[
     int | None, typer.Option(metavar="K", help="Tokens that a step drafts (speculation).", min=1)
 ]
@@ -76,6 +86,7 @@ def size(
     cold_start: ColdStart = None,
     link: Link = None,
     draft_tokens: DraftTokens = None,
+    adapters: AdapterSlots = None,
     html: o.Html = None,
     json: o.Json = False,
 ) -> None:
@@ -104,6 +115,7 @@ def size(
         cold_start_s=start,
         link_bits_s=1e9 * link if link else None,
         draft_tokens=draft_tokens,
+        adapters=_adapters(adapters),
         command=shlex.join(command_line(sys.argv)),
     )
     decision = decide(runs, stated)
@@ -115,6 +127,19 @@ def size(
     typer.echo(size_text(decision))
     if html is not None:
         typer.echo(f"report: {html}")
+
+
+def _adapters(text: str | None) -> Adapters:
+    """Parse ``4x100`` to four slots of 100 MB; None: no adapters. Raises ConfigError."""
+    from ampacity.analysis.decision.memory import NO_ADAPTERS, Adapters
+    from ampacity.values import ConfigError
+
+    if text is None:
+        return NO_ADAPTERS
+    found = re.fullmatch(r"([1-9]\d{0,5})x(\d{1,7}(?:\.\d+)?)", text)
+    if found is None:
+        raise ConfigError(f"--adapters {text}: write SLOTSxMB, e.g. 4x100 for 4 of 100 MB each")
+    return Adapters(int(found[1]), 1e6 * float(found[2]))
 
 
 def _shape(model_config: Path | None, numbers: dict[str, Any]) -> ModelShape | None:
