@@ -107,7 +107,7 @@ def _memory(known: Known, physics: Physics) -> Step:
     whys = ["config.json", "C_max sequences of P95 length", "20 % of the weights in 16 bits"]
     if fit.needed.adapters:
         gigabytes["adapters"] = fit.needed.adapters
-        whys.append("--adapters")
+        whys.append("--lora-slots")
     inputs = tuple(
         Input(
             name=name,

@@ -161,7 +161,7 @@ def test_the_figures_are_those_of_the_formulas(
     rates = [at["rps"] for at in found["hardware_curve"]]
     assert rates == sorted(rates)
     assert found["hardware"]["mbu"] in [at["mbu"] for at in found["hardware_curve"]]
-    _, out, _ = size(monkeypatch, capsys, run, *known, "--adapters", "4x100", "--json")
+    _, out, _ = size(monkeypatch, capsys, run, *known, "--lora-slots", "4x100", "--json")
     held = json.loads(out)["candidates"][0]["memory"]  # four of 100 MB, out of the KV pool
     assert (held["needed"]["adapters"], found["memory"]["needed"]["adapters"]) == (400e6, 0)
     assert found["memory"]["pool_bytes"] - held["pool_bytes"] == pytest.approx(400e6)
@@ -352,7 +352,7 @@ def test_conditions_for_disaggregation(
             id="gpu",
         ),
         pytest.param(["--cold-start", "soon"], "--cold-start", id="duration"),
-        pytest.param(["--adapters", "4"], "write SLOTSxMB", id="adapters"),
+        pytest.param(["--lora-slots", "4"], "write SLOTSxMB", id="adapters"),
         pytest.param(
             [
                 "--params",

@@ -60,7 +60,7 @@ ColdStart = Annotated[
 AdapterSlots = Annotated[
     str | None,
     typer.Option(
-        "--adapters",
+        "--lora-slots",
         metavar="SLOTSxMB",
         help="LoRA adapters kept on the GPUs and the size of each in MB, e.g. 4x100.",
     ),
@@ -138,7 +138,7 @@ def _adapters(text: str | None) -> Adapters:
         return NO_ADAPTERS
     found = re.fullmatch(r"([1-9]\d{0,5})x(\d{1,7}(?:\.\d+)?)", text)
     if found is None:
-        raise ConfigError(f"--adapters {text}: write SLOTSxMB, e.g. 4x100 for 4 of 100 MB each")
+        raise ConfigError(f"--lora-slots {text}: write SLOTSxMB, e.g. 4x100 for 4 of 100 MB each")
     return Adapters(int(found[1]), 1e6 * float(found[2]))
 
 
