@@ -823,7 +823,11 @@ def test_a_base_that_is_too_short_is_said_before_the_run(monkeypatch: pytest.Mon
 
     asyncio.run(short.run(Rig()))
     asyncio.run(BurstPlan(base_rps=5).run(Rig()))
-    assert told == [f"the recovery time will not be known: {said}"]
+    assert told == [
+        f"the recovery time will not be known: {said}",
+        "the run takes 160s: 10s base, 30s burst, 2m recovery",
+        "the run takes 210s: 60s base, 30s burst, 2m recovery",
+    ]
 
 
 def test_of_repeated_bursts_the_undisturbed_one_counts(tmp_path: Path) -> None:
