@@ -246,7 +246,7 @@ class Settings:
     )
     gpu_hour: float | None = _slo(_number("USD"))("Price of one GPU for one hour.")
     out: Path | None = _output(Kind(Path, "DIR", v.path))(
-        "Output: run directory, new or empty.", "runs/<time>-<name>"
+        "Output: run directory; it must be new or empty.", "runs/<time>-<name>"
     )
 
     prometheus: tuple[str, int] | None = _output(_text("PORT|HOST:PORT", v.listen_at))(

@@ -281,6 +281,8 @@ def _carries(summary: Mapping[str, Any]) -> str:
         known = ["there the closed loop saturates"]
     if verified:
         known.append(f"verified to {number_text(verified)}")
+    elif crossing == "pooled" and not summary["predicted"]:
+        known.append("no load is verified yet")
     texts = [capacity["binding_slo"], *capacity["binding_or"]]
     binding = [next(s for s in summary["slos"] if s["text"] == text) for text in texts]
     others = len(summary["slos"]) - len(binding)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ampacity.analysis.capacity.fleet import choose_safety
+from ampacity.analysis.capacity.fleet import NO_PEAK, choose_safety
 from ampacity.analysis.capacity.fleet_figures import FleetError
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.decision.candidates import (
@@ -161,7 +161,7 @@ def _candidate(known: Known, run: Run, stated: Stated) -> Candidate:
 def _plan(path: Path, run: Run, summary: Summary, sizing: Sizing) -> tuple[Plan | None, str]:
     """Return (the fleet for the peak, why there is none)."""
     if sizing.profile is None and fleet_terms(run, sizing)["peak_rps"] is None:
-        return None, "no peak rate given (--peak-rps)"
+        return None, NO_PEAK
     try:
         return plan_run(path, run, summary, sizing), ""
     except FleetError as error:

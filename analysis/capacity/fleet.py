@@ -20,6 +20,7 @@ from ampacity.analysis.capacity.fleet_figures import (
 from ampacity.analysis.capacity.levels import good_share_at
 
 AT_USABLE = "one instance at its capacity"  # what a cost is of; a plan's is of the whole fleet
+NO_PEAK = "no peak rate given (--peak-rps)"
 NO_ARRIVALS = (
     "the profile holds no measured arrivals (measured: arrivals: mean_rps, rps_p99): make one with "
     "'ampacity workload fit'"
@@ -287,7 +288,7 @@ def fleet_of(
                 gpu_hour_usd, tensor_parallel, carried.capacity_rps * carried.output_tokens
             )
         if traffic is None:
-            return result | {"reason": "no peak rate given (--peak-rps)"}
+            return result | {"reason": NO_PEAK}
         peaks = traffic.peak_rps_ci or (traffic.peak_rps, traffic.peak_rps)
         rates = [carried.capacity_rps, *reversed(carried.capacity_rps_ci)]
         fleet, low, high = (

@@ -68,9 +68,9 @@ def _recovery(burst: Burst) -> Finding:
         value, note = f"> {significant(low_s)} s" if low_s else DASH, str(burst.recovery_reason)
     else:
         value = f"{significant(back_s)} s"
-        note = "no more wait or are in flight than at the base load, and TTFT is what it was there"
+        note = "requests waiting, requests in flight and TTFT are back at the base load's level"
         if low_s is not None and low_s < back_s:
-            note += f"; more than chance puts there are in flight until {significant(low_s)} s"
+            note += f"; not before {significant(low_s)} s, when in flight came close to that level"
     state = "bad" if back_s is None else ""
     if limit:
         note = f"limit {significant(limit.limit_s)} s: {limit.verdict}; {note}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ampacity.analysis.capacity.fleet import AT_USABLE, instances_text
+from ampacity.analysis.capacity.fleet import AT_USABLE, NO_PEAK, instances_text
 from ampacity.analysis.contract.capacity import Fleet, Knee, KneeMethod, LittlesLawGap, LoopCapacity
 from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.summary import Audit, Network, SloLimit, Summary, to_json
@@ -45,6 +45,7 @@ CLOSED = (
     "at a lower rate"
 )
 METHODS = {"p99_p50_divergence": "p99/p50 divergence", "bounds": "asymptotic bounds"}
+SET_PEAK = "set a peak in What if? or with --peak-rps"
 TRUST = ("Little's Law gap", "Network", "Load generator")
 METRICS = {"ttft_from_schedule_s": "TTFT", "e2e_from_schedule_s": "E2E"}
 NETWORK_SHARE = 0.25  # of TTFT, above which the network is highlighted
@@ -192,7 +193,8 @@ def _fleet(fleet: Fleet) -> Finding:
         price = gpu_price(fleet.tensor_parallel, fleet.gpu_hour_usd)
         cost = f"${usd} for a million output tokens of {AT_USABLE}, at {price}"
     if fleet.instances is None:
-        return Finding("Fleet", DASH, None, _sentence(fleet.reason or NO_REASON, cost))
+        why = SET_PEAK if fleet.reason == NO_PEAK else fleet.reason or NO_REASON
+        return Finding("Fleet", DASH, None, _sentence(why, cost))
     bear = "bears" if fleet.one_replica_down == 1 else "bear"
     sized = [
         f"for a peak of {exact(fleet.peak_rps)} req/s",

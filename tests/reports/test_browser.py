@@ -176,6 +176,9 @@ def check_sliders(page: Any, summary: Summary, limits: list[AtLimit]) -> None:
         assert found["instances_ci"] == ends
         outcome = page.locator(".outcome").text_content()
         assert f"GPUs{wanted.gpus:,}" in outcome
+    page.fill("#gpu_hour_usd", "0")
+    assert "A yearset a price" in page.locator(".outcome").text_content()
+    page.fill("#gpu_hour_usd", "2.5")
     page.locator("[data-of=safety_factor]").focus()
     page.keyboard.press("Home")
     assert page.input_value("#safety_factor") == "1"

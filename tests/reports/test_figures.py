@@ -177,7 +177,7 @@ def test_a_cost_stands_beside_its_price_also_where_no_peak_sizes_a_fleet() -> No
     }
     note = found(summary)["Fleet"].note
     assert note == (
-        "no peak rate given (--peak-rps); $2.31 for a million output tokens of one instance at its "
+        "set a peak in What if? or with --peak-rps; $2.31 for a million output tokens of one instance at its "
         "capacity, at 1 GPU × $2.5/h"
     )
 

@@ -279,7 +279,7 @@ def test_writing_replaces_the_file_as_a_whole(tmp_path: Path) -> None:
 def test_axis_labels_are_plain_numbers() -> None:
     summary = short_sweep()
     for factor, labels in ((10, ("20", "40", "60")), (1000, ("2,000", "4,000", "6,000"))):
-        stages = [s | {"achieved_rps": s["achieved_rps"] * factor} for s in summary["stages"]]
+        stages = [s | {"offered_rps": s["offered_rps"] * factor} for s in summary["stages"]]
         chart = latency_by_rate(
             read_summary(
                 summary | {"stages": stages, "capacity": blank(Capacity), "knee": blank(Knee)}
@@ -329,7 +329,7 @@ def test_svg_has_tooltips_alternative_text_and_its_own_ids() -> None:
     ids = re.findall(r' id="([^"]+)"', svg)
     assert ids
     assert all(name.startswith("x-") for name in ids)
-    assert "Achieved rate (requests/s)" in svg
+    assert "Offered rate (requests/s)" in svg
     assert ">100 ms</text>" in svg
     assert "font-family" not in svg
     assert len(svg) < 60_000

@@ -13,7 +13,7 @@ MaxDuration = Annotated[
     typer.Option(
         metavar="T",
         help="Time limit, e.g. 30m. Load levels and capacity are found within it.",
-        show_default="10m if none of --rates, --concurrency and --duration is given",
+        show_default="10m; none with --rates, --concurrency or --duration",
     ),
 ]
 

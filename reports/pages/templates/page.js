@@ -155,16 +155,17 @@
         ...(limit && !given.at.given ? [given.at.slo, ...data.slos].map(text => ["slo", text]) : [])];
       form.querySelector("#plan-command").textContent = plan + options
         .map(([name, value]) => value === null ? "" : ` --${name} ${quoted(value)}`).join("");
+      const cost = value => given.gpu_hour_usd === null ? "set a price" : usd(value);
       const rows = found.why ? [["No fleet", found.why]] : [
         ["One instance carries", `${figure(found.capacity_rps)} req/s`],
         ["Instances", count(found.instances) + range(found.instances_ci)],
         ["GPUs", count(found.gpus)],
         ["With one instance down", `${count(found.one_replica_down)} instances`],
         ["Mean load", `${figure(100 * found.utilisation)} %`],
-        ["An hour", usd(found.cost_per_hour)],
-        ["A year", usd(found.cost_per_year)],
-        ["1,000 requests", usd(found.fleet_cost_per_thousand_requests)],
-        ["1 M output tokens", usd(found.fleet_cost_per_million_output_tokens)],
+        ["An hour", cost(found.cost_per_hour)],
+        ["A year", cost(found.cost_per_year)],
+        ["1,000 requests", cost(found.fleet_cost_per_thousand_requests)],
+        ["1 M output tokens", cost(found.fleet_cost_per_million_output_tokens)],
       ];
       outcome.replaceChildren(...rows.map(([name, text]) => {
         const row = document.createElement("div");
