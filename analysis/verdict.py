@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -331,9 +330,4 @@ def _nothing_usable(summary: Mapping[str, Any]) -> str:
 
 def _limits(slos: list[dict[str, Any]]) -> str:
     named = [slo_from_dict(s) for s in slos]
-    return " and ".join(f"{slo.name} ≤ {_spaced(slo.limit_text)}" for slo in named)
-
-
-def _spaced(limit: str) -> str:
-    """Return ``2 s``, ``2 s + 50 ms``: a space before each unit."""
-    return " + ".join(re.sub(r"^([\d.]+)", r"\1 ", part) for part in limit.split("+"))
+    return " and ".join(slo.bound_text for slo in named)

@@ -14,7 +14,7 @@ from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.decision.money import Prices
 from ampacity.analysis.decision.plan import Plan, Terms, plan_fleet
 from ampacity.analysis.decision.tiers import Mode, Tier, TierPlan, plan_tiers, tier_traffic
-from ampacity.analysis.slo import Slo
+from ampacity.analysis.slo import EXTREMES, Slo
 from ampacity.analysis.summary import summarise
 from ampacity.config import GPU_FACTS, gpus_named
 from ampacity.loadgen.rundir.files import Run, load_run
@@ -64,6 +64,11 @@ def read_judged(path: Path, slos: Sequence[Slo]) -> tuple[Run, Summary]:
     run = load_run(path)
     if not run.meta.get("stages"):
         raise ConfigError(f"{path}: the run has no stage: nothing was measured")
+    if extreme := next((slo for slo in slos if slo.quantile in EXTREMES), None):
+        raise ConfigError(
+            f"--slo {extreme.text}: the extreme of a run depends on its length and sizes no fleet: "
+            f"give a percentile, as {extreme.metric}_p99={extreme.limit_text}"
+        )
     if slos:
         run = replace(run, meta={**run.meta, "slos": [slo.as_dict() for slo in slos]})
     return run, summarise(run)
@@ -146,6 +151,8 @@ def _tier(text: str) -> tuple[str, Path, float, str, float]:
 def _gpus(gpu: str) -> dict[str, int]:
     """Return the option that ``4xH100`` states; that of the run where no number is given."""
     number = gpus_named(gpu)
+    if number is None and not gpu[:1].isalpha():
+        raise ConfigError(f"--tier: GPU {gpu!r}: write a name, or a number of them, as 4xH100")
     return {} if number is None else {"tp": number}
 
 

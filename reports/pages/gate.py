@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 from ampacity.analysis.change.gate import INTERVALS, NOISY
 from ampacity.analysis.change.results import Check, GateResult
+from ampacity.analysis.slo import SHARES
 from ampacity.reports.render.figures import signed_per_cent
 from ampacity.reports.render.table import Cell, Column, Rows, Table
 from ampacity.reports.render.terminal import Entry, Screen
@@ -40,7 +41,7 @@ def figure(check: Check, value: float | None) -> str:
     """Return ``412 ms``, ``3.2 %``, ``80.1`` in four digits, from which the change follows."""
     if value is None:
         return "–"
-    if check.name in ("error_rate", "errors"):
+    if check.name.partition("=")[0].rpartition(":")[2] in (*SHARES, "errors"):
         return f"{value:.2%}"
     if check.name in ("output_tokens_per_s", "capacity_rps"):
         return f"{value:.4g}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ampacity.analysis.capacity.fleet import instances_text
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
-from ampacity.analysis.slo import ERROR_RATE, slo_from_dict
+from ampacity.analysis.slo import ERROR_RATE, GOODPUT, SHARES, slo_from_dict
 from ampacity.reports.charts.families import WORDS
 from ampacity.reports.pages.burst_screen import burst_answers, burst_drawn, burst_table
 from ampacity.reports.render.bracket import bracket
@@ -182,7 +182,7 @@ def _ends(interval: Sequence[float | None] | None, pooled: bool) -> str:
 def _limit(summary: Summary) -> Entry:
     """Return the SLO that limits, and up to which load the others held."""
     held, slos = summary.capacity, [slo_from_dict(to_json(s)) for s in summary.slos]
-    texts = {slo.text: f"{slo.name} ≤ {_spaced(slo.limit_text)}" for slo in slos}
+    texts = {slo.text: slo.bound_text for slo in slos}
     binding = [texts[t] for t in (held.binding_slo, *held.binding_or) if t in texts]
     asides = []
     for text in [t for t in texts if texts[t] not in binding]:
@@ -196,11 +196,6 @@ def _limit(summary: Summary) -> Entry:
     if not binding:
         return Entry("LIMIT", "none reached", _some(asides))
     return Entry("LIMIT", _some(binding, " or "), _some(asides))
-
-
-def _spaced(limit: str) -> str:
-    at = next((i for i, c in enumerate(limit) if c.isalpha()), len(limit))
-    return limit if "+" in limit else f"{limit[:at]} {limit[at:]}".strip()
 
 
 def _some(texts: Sequence[str], joined: str = ", ") -> str:
@@ -246,10 +241,10 @@ class _Judged:
     def __init__(self, slo: SloLimit) -> None:
         named = slo_from_dict(to_json(slo))
         metric = "errors" if slo.metric == ERROR_RATE else WORDS.get(slo.metric, slo.metric)
-        percentile = "" if slo.metric == ERROR_RATE else f" {named.percentile}"
+        percentile = "" if slo.metric in SHARES else f" {named.percentile}"
         class_ = f"{slo.class_}: " if slo.class_ else ""
         self.head, self._text = f"{class_}{metric}{percentile}", slo.text
-        self._limit = named.limit_text
+        self._limit, self._is_goodput = named.limit_for_people, slo.metric == GOODPUT
 
     def cell(self, table: Table, stage: Stage) -> Cell:
         verdict = next((v for v in stage.slo_verdicts if v.slo == self._text), None)
@@ -257,9 +252,11 @@ class _Judged:
             return Cell(DASH)
         if verdict.value_s is not None:
             return slo_value(table, verdict)
+        if self._is_goodput and verdict.attainment is not None:
+            return Cell(share(verdict.attainment))
         if verdict.value is not None:
             return Cell(share(verdict.value))
-        return Cell(f"> {_spaced(self._limit)}" if verdict.verdict == "violated" else DASH)
+        return Cell(f"> {self._limit}" if verdict.verdict == "violated" else DASH)
 
 
 def _judged(summary: Summary) -> list[_Judged]:

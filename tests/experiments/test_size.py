@@ -352,6 +352,8 @@ def test_conditions_for_disaggregation(
             id="gpu",
         ),
         pytest.param(["--cold-start", "soon"], "--cold-start", id="duration"),
+        pytest.param(["--slo", "ttft_max=1s"], "give a percentile, as ttft_p99=1s", id="max"),
+        pytest.param(["--link", "-1"], "--link", id="link"),
         pytest.param(["--lora-slots", "4"], "write SLOTSxMB", id="adapters"),
         pytest.param(
             [
