@@ -9,6 +9,7 @@ from ampacity.analysis.capacity.fleet import instances_text
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
 from ampacity.analysis.slo import ERROR_RATE, slo_from_dict
+from ampacity.analysis.stage_warnings import client_relief
 from ampacity.reports.charts.families import WORDS
 from ampacity.reports.pages.burst_screen import burst_answers, burst_drawn, burst_table
 from ampacity.reports.render.bracket import bracket
@@ -38,7 +39,7 @@ NAMED = 2  # SLOs that a line names; of more it counts the rest
 NOTES = {
     "partial": "",  # an answer of its own
     "no_requests": "No request was recorded.",
-    "client_limited": "This machine was the limit: the stages marked so are no findings.",
+    "client_limited": "",  # its remedy: _notes
     "outage": "The endpoint was down or silent for a while.",
     "errors": "",  # counted on every screen
     "too_long": "Some requests exceeded the model's context: use shorter lengths or --fit-context.",
@@ -79,13 +80,12 @@ def render_screen(summary: Summary, console: Console, path: object = None) -> No
         drawn = bracket(summary, console.width)
     answers = burst_answers(summary) if burst else _answers(summary)
     answers += _conditions(summary)
-    notes = [NOTES.get(w.code, w.text) for w in summary.warnings]
     screen = Screen(
         answers,
         table,
         near=_near(summary, stages),
         drawn=drawn,
-        notes=[*_counts(summary), *filter(None, notes)],
+        notes=_notes(summary),
         next_command=summary.next_command,
         path=path,
     )
@@ -110,6 +110,17 @@ def _counts(summary: Summary) -> list[str]:
     parts = [f"{count(failed)} failed ({failures_by_cause(summary)})"] if failed else []
     parts += ended_otherwise(summary.errors)
     return [f"{count(summary.requests)} requests: {'; '.join(parts)}."] if parts else []
+
+
+def _notes(summary: Summary) -> list[str]:
+    """Return the counts, what helps a client that was the limit, and the other warnings."""
+    client = []
+    if any(w.code == "client_limited" for w in summary.warnings):
+        held = [s for s in summary.stages if s.index not in summary.audit.repeated_stages]
+        late = [to_json(s) for s in held if s.client_limited or s.client_limited_metrics]
+        client = [client_relief(to_json(summary.audit), late)]
+    short = (NOTES.get(w.code, w.text) for w in summary.warnings)
+    return [*_counts(summary), *client, *filter(None, short)]
 
 
 def _near(summary: Summary, stages: Sequence[Stage]) -> int:

@@ -231,6 +231,26 @@ def test_the_next_command(changed: dict[str, Any], expected: str | None) -> None
         assert "--out" not in found
 
 
+@pytest.mark.parametrize(("repeated", "metrics"), [([], {}), ([7], {"itl": "late"}), ([7], {})])
+def test_a_client_that_was_the_limit_has_a_note_with_the_remedy(
+    repeated: list[int], metrics: dict[str, str]
+) -> None:
+    """No note where the one stage was repeated; one without marked rows where figures are late."""
+    summary = open_sweep()
+    busiest = [{"name": "backup", "cores": 0.97}]
+    summary["stages"][7] |= {"client_limited": True, "client_limited_reason": "late"}
+    summary["stages"][7] |= {"busiest": busiest}
+    summary["stages"][6] |= {"client_limited_metrics": metrics, "busiest": busiest}
+    summary["audit"] |= {"cpu_fraction": 0.05, "client_limited": not repeated}
+    summary["audit"] |= {"client_limited_stages": [7], "repeated_stages": repeated}
+    warned = bool(metrics or not repeated)
+    summary["warnings"] = [{"code": "client_limited", "text": "long"}] * warned
+    text = " ".join(rendered(summary).split())
+    note = "NOTE Stop other work on this machine (backup 0.97 cores) or pin the client with --cpus"
+    assert (note in text) is warned
+    assert "stages marked so" not in text
+
+
 def test_a_command_is_made_again() -> None:
     words = ["ampacity", "sweep", "u", "--rates=1,2", "-o", "x", "--closed", "--model", "a b"]
     changes = {"--rates": "3", "--slo": "ttft_p95=1s"}

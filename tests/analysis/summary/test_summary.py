@@ -519,8 +519,8 @@ def test_advice_names_no_setting_that_the_experiment_lacks(
         (
             0.1,
             "slip p99 80 ms",
-            "Its CPU was idle (10% of a core): other work on this machine held the client up. "
-            "Pin it to cores of its own (--cpus), raise its priority (nice), or stop the other processes, and repeat.",
+            "Stop other work on this machine or pin the client with --cpus: its CPU was idle "
+            "(10% of a core), so others held it up.",
         ),
         (0.97, "the generator used 97% of its core", "Use more --workers or a faster client."),
         (
