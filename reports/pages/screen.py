@@ -22,6 +22,7 @@ from ampacity.reports.render.figures import (
     exact,
     failures,
     failures_by_cause,
+    queue_grew,
     rate,
     share,
     significant,
@@ -287,13 +288,15 @@ def _words(summary: Summary, stage: Stage) -> Cell:
     if not summary.slos:
         words: dict[bool | None, tuple[str, str]] = {
             True: ("✓ steady", "good"),
-            False: ("✗ the queue grew", "bad"),
+            False: ("✗ queue grew", "bad"),
         }
         text, state = words.get(stage.stable, ("? too short to tell", "unsure"))
         return Cell(text, state=state)
     if stage.slo_met:
         return Cell("✓ met", state="good")
     violated = [v.slo.partition("=")[0] for v in stage.slo_verdicts if v.verdict == "violated"]
+    if queue_grew(stage):
+        return Cell("✗ queue grew", state="bad")
     if stage.slo_met is False:
         return Cell(f"✗ {_some(violated) or 'violated'}", state="bad")
     if stage.slo_met_by_all is not None:
