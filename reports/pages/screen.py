@@ -145,7 +145,8 @@ def _answers(summary: Summary) -> list[Entry]:
     found = [_capacity(summary)]
     if held.c_max is not None:
         ends = _ends(held.c_max_ci, "pooled" in held.crossing)
-        found.append(Entry("C_MAX", f"{significant(held.c_max)} in flight", ends))
+        least = "at least " if held.crossing == "lower_bound" else ""
+        found.append(Entry("C_MAX", f"{least}{significant(held.c_max)} in flight", ends))
     found.append(_limit(summary))
     found += [Entry("CAUSE", c.title, f"try {c.lever}") for c in summary.limits if c.holds][:1]
     if summary.families:

@@ -269,6 +269,12 @@ def test_after_the_demo_comes_a_sweep_of_ones_own_server() -> None:
     assert found == "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms"
 
 
+def test_in_flight_at_a_lower_bound_is_a_lower_bound_too() -> None:
+    text = rendered(open_sweep() | LEAST)
+    assert "CAPACITY  at least 6.40 req/s" in text
+    assert "C_MAX     at least 34.2 in flight" in text
+
+
 def test_a_growing_queue_alone_is_named_as_the_violation() -> None:
     """The one verdict of the last stage is met, so the queue is the whole reason."""
     summary = open_sweep()
