@@ -302,7 +302,7 @@ def _words(summary: Summary, stage: Stage) -> Cell:
         return Cell(f"✗ {_some(violated) or 'violated'}", state="bad")
     if stage.slo_met_by_all is not None:
         word, state = ("✓ met", "good") if stage.slo_met_by_all else ("✗ violated", "bad")
-        return Cell(f"{word}, by all stages", state=state)
+        return Cell(f"{word} (all stages together)", state=state)
     open_ = [v for v in stage.slo_verdicts if v.verdict == "inconclusive"]
     return Cell(f"? {_undecided(open_, stage)}", state="unsure")
 

@@ -211,6 +211,7 @@ def peak_text(goodput: Goodput, unit: str = "req/s") -> str:
 
 UNDECIDED = {
     "too few": "too few requests",
+    "needs": "too few requests",
     "too short": "too short",
     "so near": "near its limit",
     "the share": "on the edge",

@@ -116,8 +116,8 @@ def _slo(table: Table, stage: Stage, judged: bool) -> Cell:
         met = stage.slo_met_by_all
         side = "above" if met else "below"
         note = (
-            f"by all stages together, which put the limit {side} this load; "
-            "this stage alone is too short to tell"
+            f"all stages together put the limit {side} this load; this stage alone is too short to "
+            "decide"
         )
         note = _inconclusive(stage) if met is None else note
     word = "queue grew" if queue_grew(stage) else verdict_word(met)

@@ -275,6 +275,12 @@ def test_in_flight_at_a_lower_bound_is_a_lower_bound_too() -> None:
     assert "C_MAX     at least 34.2 in flight" in text
 
 
+def test_a_stage_that_all_stages_decide_says_so() -> None:
+    summary = open_sweep()
+    summary["stages"][6] |= {"slo_met_by_all": True}
+    assert "✓ met (all stages together)" in rendered(summary)
+
+
 def test_a_growing_queue_alone_is_named_as_the_violation() -> None:
     """The one verdict of the last stage is met, so the queue is the whole reason."""
     summary = open_sweep()

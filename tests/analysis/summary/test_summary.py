@@ -259,7 +259,10 @@ def test_everything_failed(tmp_path: Path) -> None:
 def test_client_limited_everywhere(tmp_path: Path) -> None:
     stages = [Stage(fixed(400, 0.02), 8.0, client_limited=True)]
     summary = summary_of(tmp_path, *stages, slos=SLOS)
-    assert summary["verdict"].startswith("No finding: the client could not keep up")
+    assert summary["verdict"] == (
+        "No finding: the client could not keep up at any load, so the server's limit was not "
+        "measured."
+    )
     assert summary["capacity"]["capacity_rps"] is None
     assert summary["audit"] | {"slip_p99_s": None} == {
         "slip_p99_s": None,
