@@ -116,8 +116,8 @@ def _of_the_load(summary: Mapping[str, Any]) -> str:
         return _nothing_answered(summary)
     if all(s["client_limited"] for s in stages):
         return (
-            "No finding: the client could not keep up with the load in any stage, so nothing "
-            "says what the server can do."
+            "No finding: the client could not keep up at any load, so the server's limit was not "
+            "measured."
         )
     if summary.get("burst"):
         return _burst(summary["burst"])

@@ -129,13 +129,13 @@ def _why_inconclusive(
     n_effective, needed = o.n / size, smallest_n(slo.quantile, confidence=1 - chances[0])
     reason = f"{misses:.0f} of {o.n} {o.unit} over the limit"
     if size >= 2:
-        reason += f"; slow ones come in clusters of about {size:.0f}"
+        reason += f"; slow {o.unit} come in groups of about {size:.0f}"
     cause = f"so near its limit that more {o.unit} are needed"
     if n_effective < needed:
         cause = f"{slo.percentile} needs {needed} {o.unit}"
+        reason += f" ({cause})" if size < 2 else f", so {o.n:,} {o.unit} are too few"
         if size >= 2:
-            cause = f"too few {o.unit} to have seen its worst"
-        reason += f" ({cause})"
+            cause = f"slow {o.unit} come in groups, so these are too few"
     elif unfinished:
         cause = f"{o.unit} were cut off that may have met its limit or not"
     if unfinished:

@@ -36,7 +36,7 @@ CROSSING = {
     ),
     "interpolated": "interpolated between the stages on both sides of the limit",
     "saturated": "the closed loop saturates there: an upper limit",
-    "pooled": "from all open stages together, each by what it is worth",
+    "pooled": "from all open stages together, weighted by their size",
     "lower_bound": "a lower bound: no stage violated the SLO",
     "none": "no stage met the SLO",
 }

@@ -9,6 +9,7 @@ from ampacity.analysis.capacity.fleet import instances_text
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
 from ampacity.analysis.slo import ERROR_RATE, GOODPUT, SHARES, slo_from_dict
+from ampacity.analysis.stage_warnings import client_relief
 from ampacity.reports.charts.families import WORDS
 from ampacity.reports.pages.burst_screen import burst_answers, burst_drawn, burst_table
 from ampacity.reports.render.bracket import bracket
@@ -21,6 +22,7 @@ from ampacity.reports.render.figures import (
     exact,
     failures,
     failures_by_cause,
+    queue_grew,
     rate,
     share,
     significant,
@@ -38,7 +40,7 @@ NAMED = 2  # SLOs that a line names; of more it counts the rest
 NOTES = {
     "partial": "",  # an answer of its own
     "no_requests": "No request was recorded.",
-    "client_limited": "This machine was the limit: the stages marked so are no findings.",
+    "client_limited": "",  # its remedy: _notes
     "outage": "The endpoint was down or silent for a while.",
     "errors": "",  # counted on every screen
     "too_long": "Some requests exceeded the model's context: use shorter lengths or --fit-context.",
@@ -79,13 +81,12 @@ def render_screen(summary: Summary, console: Console, path: object = None) -> No
         drawn = bracket(summary, console.width)
     answers = burst_answers(summary) if burst else _answers(summary)
     answers += _conditions(summary)
-    notes = [NOTES.get(w.code, w.text) for w in summary.warnings]
     screen = Screen(
         answers,
         table,
         near=_near(summary, stages),
         drawn=drawn,
-        notes=[*_counts(summary), *filter(None, notes)],
+        notes=_notes(summary),
         next_command=summary.next_command,
         path=path,
     )
@@ -112,6 +113,17 @@ def _counts(summary: Summary) -> list[str]:
     return [f"{count(summary.requests)} requests: {'; '.join(parts)}."] if parts else []
 
 
+def _notes(summary: Summary) -> list[str]:
+    """Return the counts, what helps a client that was the limit, and the other warnings."""
+    client = []
+    if any(w.code == "client_limited" for w in summary.warnings):
+        held = [s for s in summary.stages if s.index not in summary.audit.repeated_stages]
+        late = [to_json(s) for s in held if s.client_limited or s.client_limited_metrics]
+        client = [client_relief(to_json(summary.audit), late)]
+    short = (NOTES.get(w.code, w.text) for w in summary.warnings)
+    return [*_counts(summary), *client, *filter(None, short)]
+
+
 def _near(summary: Summary, stages: Sequence[Stage]) -> int:
     """Return the row of the stage that is nearest to the capacity."""
     held = summary.capacity
@@ -133,7 +145,8 @@ def _answers(summary: Summary) -> list[Entry]:
     found = [_capacity(summary)]
     if held.c_max is not None:
         ends = _ends(held.c_max_ci, "pooled" in held.crossing)
-        found.append(Entry("C_MAX", f"{significant(held.c_max)} in flight", ends))
+        least = "at least " if held.crossing == "lower_bound" else ""
+        found.append(Entry("C_MAX", f"{least}{significant(held.c_max)} in flight", ends))
     found.append(_limit(summary))
     found += [Entry("CAUSE", c.title, f"try {c.lever}") for c in summary.limits if c.holds][:1]
     if summary.families:
@@ -273,18 +286,20 @@ def _words(summary: Summary, stage: Stage) -> Cell:
     if not summary.slos:
         words: dict[bool | None, tuple[str, str]] = {
             True: ("✓ steady", "good"),
-            False: ("✗ the queue grew", "bad"),
+            False: ("✗ queue grew", "bad"),
         }
         text, state = words.get(stage.stable, ("? too short to tell", "unsure"))
         return Cell(text, state=state)
     if stage.slo_met:
         return Cell("✓ met", state="good")
     violated = [v.slo.partition("=")[0] for v in stage.slo_verdicts if v.verdict == "violated"]
+    if queue_grew(stage):
+        return Cell("✗ queue grew", state="bad")
     if stage.slo_met is False:
         return Cell(f"✗ {_some(violated) or 'violated'}", state="bad")
     if stage.slo_met_by_all is not None:
         word, state = ("✓ met", "good") if stage.slo_met_by_all else ("✗ violated", "bad")
-        return Cell(f"{word}, by all stages", state=state)
+        return Cell(f"{word} (all stages together)", state=state)
     open_ = [v for v in stage.slo_verdicts if v.verdict == "inconclusive"]
     return Cell(f"? {_undecided(open_, stage)}", state="unsure")
 
