@@ -140,7 +140,7 @@ def test_all_thirteen_steps_on_two_screens_in_three_seconds(
     assert "the server reported no acceptance of drafted tokens" in text
     assert "of 295 FLOP/byte" in text
     assert "start an instance 47.0 s ahead" in text
-    assert "20 % less / 20 % more of instances USD a year USD for 1,000" in text
+    assert "if this were 20 % lower / higher instances USD a year USD for 1,000" in text
 
 
 def test_the_figures_are_those_of_the_formulas(
