@@ -69,7 +69,7 @@ def _pairs_left(runs: Runs, first: Pairing) -> str:
         n = sum(len(run.limited) for run in runs)
         why = f"the client was the limit in {n} stages ({', '.join(limited)})"
         closed = any(s["kind"] == "closed" for s in first.a.summary["stages"])
-        remedy = f"a lower {'--concurrency' if closed else '--rate'}."
+        remedy = f"a lower {'--concurrency' if closed else '--rates'}."
         remedy = f"Use a quieter or larger machine, or {remedy}"
     else:
         why = "the others ended early, were never sent or hold no request"

@@ -167,7 +167,7 @@ def _quantisation(known: Known, physics: Physics) -> Step:
         known=inputs,
         decision=f"weights {instance.weights}, KV {instance.kv}{gain}",
         gap="quality at a lower precision is not measured here",
-        command="ampacity run URL --keep-answers; ampacity report RUN --checker COMMAND",
+        command="ampacity run URL --keep-answers 64; ampacity report RUN --checker COMMAND",
     )
 
 

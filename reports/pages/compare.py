@@ -93,6 +93,8 @@ def _next_command(result: Comparison) -> str | None:
     addresses = [r.url for r in (a, b) if r.url and not r.predicted]
     if result.interleaved_pairs is not None or len(result.runs) > 2 or len({*addresses}) < 2:
         return None
+    if a.model != b.model:  # an A/B asks both for one model
+        return None
     words = ["ampacity", "ab", *addresses, *(["--model", a.model] if a.model else [])]
     words += ["--rates", level] if level.replace(".", "").isdigit() else ["--rates", "1"]
     return shlex.join([*words, *(part for slo in result.slos for part in ("--slo", slo))])

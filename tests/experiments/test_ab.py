@@ -215,7 +215,7 @@ def test_where_no_pair_is_left_nothing_is_compared(
     assert said.startswith(
         "Nothing is compared: no pair of stages is left: the client was the limit in 8 stages (6 "
         "of A, 2 of B). "
-        "Use a quieter or larger machine, or a lower --rate."
+        "Use a quieter or larger machine, or a lower --rates."
     )
     for wrong in ("no difference", "None", "--rates", "--concurrency", "open ("):
         assert wrong not in said
