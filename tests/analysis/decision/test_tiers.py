@@ -54,9 +54,9 @@ def test_one_slow_replica_of_eight() -> None:
 
 
 def test_queue_and_breaker() -> None:
-    """2 s x 50/s = 100; a breaker at 80 to 90."""
+    """2 s x 50/s = 100; a breaker at 80 to 90. Of one request 80 % are none."""
     assert queue_depth(50, 2) == 100
-    assert breaker_of(100) == (80, 90)
+    assert [breaker_of(depth) for depth in (100, 2, 1)] == [(80, 90), (1, 1), None]
 
 
 def run_at(path: Path, rate_rps: float, **facts: Any) -> Path:
