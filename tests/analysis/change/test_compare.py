@@ -412,14 +412,14 @@ def test_the_worked_example_of_the_docs_says_what_the_docs_say(
         assert program == "ampacity"
         assert ampacity(*words) == 0
     result = msgspec.json.decode(capsys.readouterr().out, type=Comparison)
-    assert "B is slower than A in TTFT, ITL, TPOT, E2E at 5/s" in result.sentence
+    assert "A is faster than B in TTFT, ITL, TPOT, E2E at 5/s" in result.sentence
     cost = rows(result)["usd_per_thousand_good_requests"]
     assert cost.winner is None
     assert cost.changes[1].change == pytest.approx(-0.25, abs=0.01)
     for metric in ("itl", "tpot", "e2e"):
         assert 0.04 < quantiles(result, metric)[0.5].change < 0.1
-    assert "B is slower" in Path("compare.md").read_text()
-    assert "B is slower" in Path("compare.html").read_text()
+    assert "A is faster" in Path("compare.md").read_text()
+    assert "A is faster" in Path("compare.html").read_text()
 
 
 def test_a_difference_between_runs_is_not_claimed_as_one_between_systems(tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ def test_a_difference_between_runs_is_not_claimed_as_one_between_systems(tmp_pat
     found = compare([a, slow])
     assert (
         found.sentence
-        == "B is slower than A in TTFT, E2E at 20/s (one run of each: 0.5% of noise from run to run is assumed)."
+        == "A is faster than B in TTFT, E2E at 20/s (one run of each: 0.5% of noise from run to run is assumed)."
     )
     assert found.notes == [RUNS_NOT_SYSTEMS]
     assert found.assumed_run_noise == 0.005
@@ -443,5 +443,5 @@ def test_a_difference_between_runs_is_not_claimed_as_one_between_systems(tmp_pat
         for n, x in (("p", 1.0), ("q", 1.2))
     ]
     found = compare(both)
-    assert found.sentence == "Q is slower than P in TTFT, E2E at 20/s."
+    assert found.sentence == "P is faster than Q in TTFT, E2E at 20/s."
     assert found.notes == [VIRTUAL]
