@@ -30,7 +30,7 @@ from ampacity.config import make_settings
 from ampacity.experiments.virtual.predict import predict
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
-from ampacity.reports.pages.compare import comparison_markdown
+from ampacity.reports.pages.compare import comparison_markdown, comparison_screen
 from ampacity.simulator.models.hardware import find_config
 from tests.support.compared_runs import RATE, arm, later, quantiles, rows, stage, ttfts
 from tests.support.synthetic import Stage, make_run, request
@@ -420,6 +420,26 @@ def test_the_worked_example_of_the_docs_says_what_the_docs_say(
         assert 0.04 < quantiles(result, metric)[0.5].change < 0.1
     assert "A is faster" in Path("compare.md").read_text()
     assert "A is faster" in Path("compare.html").read_text()
+
+
+def test_the_screen_names_the_winner_with_the_rows_of_its_claim(tmp_path: Path) -> None:
+    """B's faster 70 % are 20 % slower and its tail is the same; it costs half, at the same load."""
+    values = ttfts(1)
+    slow = np.where(values < np.quantile(values, 0.7), 1.2 * values, values)
+    runs = [
+        arm(tmp_path / "a", stage(values), ["ttft_p99=1s"], usd=2.0),
+        arm(tmp_path / "b", stage(slow), ["ttft_p99=1s"], usd=1.0),
+    ]
+    shown = comparison_screen(compare(runs))
+    assert shown.answers[0].text == "A"
+    assert "A is faster than B in TTFT, E2E" in shown.answers[0].aside
+    assert shown.table is not None
+    won = [row[1].text for row in shown.table.rows if row[0].text == "A"]
+    assert won == ["TTFT p80", "E2E p80"]
+    cost = next(row for row in shown.table.rows if row[1].text == "USD per 1,000 good requests")
+    assert cost[0].text == "–"
+    assert shown.notes[0].startswith("USD per 1,000 good requests, TTFT p99 in s")
+    assert ": no winner: a run's figures at a load that it carried" in shown.notes[0]
 
 
 def test_a_difference_between_runs_is_not_claimed_as_one_between_systems(tmp_path: Path) -> None:
