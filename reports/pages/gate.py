@@ -193,8 +193,9 @@ def gate_screen(result: GateResult, next_command: str | None) -> Screen:
     rows.words("check", lambda c: c.title)
     rows.column(Column("baseline", "", 2), lambda _, c: Cell(figure(c, c.baseline)))
     rows.column(Column("candidate", "", 1), lambda _, c: Cell(figure(c, c.candidate)))
-    for head, text in zip(HEADS, (_change, _tested, _tolerance), strict=True):
-        rows.column(Column(head), lambda _, c, text=text: Cell(text(c) or "–"))
+    rows.column(Column(HEADS[0]), lambda _, c: Cell(_change(c)))
+    rows.column(Column(HEADS[1]), lambda _, c: Cell(_tested(c)))
+    rows.column(Column(HEADS[2]), lambda _, c: Cell(_tolerance(c) or "–"))
     rows.column(Column("verdict", "", 4, text=True), lambda _, c: Cell(c.verdict))
     # those about further samples, which are appended, first
     notes = [note for note in reversed(result.notes) if note not in (INTERVALS, NOISY)]
