@@ -438,6 +438,8 @@ def test_the_screen_names_the_winner_with_the_rows_of_its_claim(tmp_path: Path) 
     assert won == ["TTFT p80", "E2E p80"]
     cost = next(row for row in shown.table.rows if row[1].text == "USD per 1,000 good requests")
     assert cost[0].text == "–"
+    labels = [row[1].text for row in shown.table.rows]
+    assert "USD per million output tokens at full load" in labels
     assert shown.notes[0].startswith("USD per 1,000 good requests, TTFT p99 in s")
     assert ": no winner: a run's figures at a load that it carried" in shown.notes[0]
 
