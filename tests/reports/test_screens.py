@@ -165,7 +165,7 @@ def test_the_screen_of_a_sweep() -> None:
         "C_MAX     34.2 in flight    between 28.0–44.0",
         "LIMIT     ttft_p99 ≤ 2 s    itl_p99 ≤ 100 ms never violated",
         "FLEET     100 GPUs for 120 req/s    25 instances (24 to 26), safety 1.3, $2.31",
-        "          per million output tokens",
+        "          per million output tokens at full load",
         "req/s  TTFT p99  ITL p99  goodput  failed  SLO",
         "    1         –  61.0 ms     1.00       0  ? 179 more requests decide it",
         "    2    319 ms  28.9 ms     2.00       0  ✓ met",

@@ -155,6 +155,7 @@
         ...(limit && !given.at.given ? [given.at.slo, ...data.slos].map(text => ["slo", text]) : [])];
       form.querySelector("#plan-command").textContent = plan + options
         .map(([name, value]) => value === null ? "" : ` --${name} ${quoted(value)}`).join("");
+      const load = `at ${Math.round(100 * found.utilisation)} % mean load`;
       const rows = found.why ? [["No fleet", found.why]] : [
         ["One instance carries", `${figure(found.capacity_rps)} req/s`],
         ["Instances", count(found.instances) + range(found.instances_ci)],
@@ -163,8 +164,8 @@
         ["Mean load", `${figure(100 * found.utilisation)} %`],
         ["An hour", usd(found.cost_per_hour)],
         ["A year", usd(found.cost_per_year)],
-        ["1,000 requests", usd(found.fleet_cost_per_thousand_requests)],
-        ["1 M output tokens", usd(found.fleet_cost_per_million_output_tokens)],
+        [`1,000 requests ${load}`, usd(found.fleet_cost_per_thousand_requests)],
+        [`1 M output tokens ${load}`, usd(found.fleet_cost_per_million_output_tokens)],
       ];
       outcome.replaceChildren(...rows.map(([name, text]) => {
         const row = document.createElement("div");
