@@ -15,6 +15,10 @@ from ampacity.durations import duration_text, read_duration, rounded_up
 ROOM = 1.1  # over the requests that decide: arrivals are random
 OF_LOADS = ("--rates", "--concurrency", "--duration", "--max-duration")
 OF_SEARCH = ("--precision", "--max-duration", "--repeats", "--ramp")
+OF_BURST = (
+    *("--base-rps", "--factor", "--shape", "--max-recovery"),
+    *("--base-duration", "--burst-duration", "--recovery-duration"),
+)
 OF_OUTPUT, FLAGS_OF_OUTPUT = ("--out", "-o", "--summary"), ("--json", "--quiet", "-q")
 FLAGS_OF_SEARCH = ("--closed", "--search")
 OF_LOAD = ("run", "sweep", "search", "burst")  # commands that a client can limit
@@ -45,10 +49,8 @@ def next_command(summary: Mapping[str, Any], meta: Mapping[str, Any], path: str)
 
     ``meta``: run.json; ``path``: the run's directory.
     """
-    words = [str(word) for word in meta.get("command_line") or []]
-    if len(words) < 2 or words[0] != "ampacity" or summary["imported"]:
-        return None
-    if any("***" in word for word in words):  # a header's value is not recorded
+    words = _recorded(meta)
+    if not words or summary["imported"]:
         return None
     if words[1] == "demo":
         return "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms"
@@ -87,6 +89,13 @@ def _bounded(summary: Mapping[str, Any]) -> bool:
         return True
     found = bool(capacity["capacity_rps"]) and capacity["crossing"] != "lower_bound"
     return found and (not search or bool(search["reached"]))
+
+
+def _recorded(meta: Mapping[str, Any]) -> list[str]:
+    """Return the words of the run's command; none where it cannot be repeated."""
+    words = [str(word) for word in meta.get("command_line") or []]
+    hidden = any("***" in word for word in words)  # a header's value is not recorded
+    return [] if hidden or len(words) < 2 or words[0] != "ampacity" else words
 
 
 def _after_stages(summary: Mapping[str, Any], words: Sequence[str]) -> str | None:
@@ -171,7 +180,20 @@ def _after_burst(burst: Mapping[str, Any], words: Sequence[str]) -> str | None:
     if burst["headroom"]["enough"]:
         factor = 2 * float(_text(words, "--factor") or 3.0)
         return again(words, {"--factor": f"{factor:g}"})
-    return None
+    return _sweep(words)
+
+
+def _sweep(words: Sequence[str]) -> str | None:
+    """Return the sweep with the options of a burst: the capacity, and what limits it."""
+    if {"-c", "--config"} & {*words}:
+        return None
+    return again([words[0], "sweep", *words[2:]], dict.fromkeys(OF_BURST))
+
+
+def sweep_instead(meta: Mapping[str, Any]) -> str | None:
+    """Return the sweep that a burst's report asks for; None where it cannot be made."""
+    words = _recorded(meta)
+    return _sweep(words) if words else None
 
 
 def _doubled(words: Sequence[str], option: str, default_s: float) -> str:

@@ -100,6 +100,9 @@ class BurstPlan:
         """Run the stage."""
         if short := self.too_short(rig.typical_e2e_s):
             rig.tell(f"the recovery time will not be known: {short}")
+        parts = f"{duration_text(self.base_s)} base, {duration_text(self.burst_s)} burst"
+        after = f"{duration_text(self.recovery_s)} recovery"
+        rig.tell(f"the run takes {duration_text(self.duration_s)}: {parts}, {after}")
         rig.note_down("burst", asdict(self))
         rig.expect(1)
         await rig.open_stage(self.mean_rps, self.duration_s)

@@ -115,6 +115,11 @@ def breaker(slos: Sequence[Slo], phases: Phases, backlog: Backlog, harm: Harm | 
             f"{slo.text} leaves no time to wait: at the base load half of the requests take as "
             "long as it allows"
         )
+    elif backlog.piled_up is not None:
+        why = (
+            "requests pile up in flight, not in a queue: limit those in flight, to the C_max that "
+            "a sweep finds"
+        )
     elif not burst.ok:
         why = "nothing of the burst was answered: the server's rate is not known"
     else:
@@ -122,5 +127,6 @@ def breaker(slos: Sequence[Slo], phases: Phases, backlog: Backlog, harm: Harm | 
             f"{backlog.reason}: the server's rate is only known to be at least "
             f"{burst.achieved_rps:.3g} req/s"
         )
-        why += "; raise --factor" if backlog.at_end_of_burst is not None else ""
+        carried = backlog.at_end_of_burst is not None and not harm
+        why += "; raise --factor" if carried else ""
     return replace(result, reason=why)

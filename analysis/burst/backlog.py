@@ -24,6 +24,7 @@ def find_backlog(t: Timeline, phases: Phases, base_rps: float) -> Backlog:
     A queue is more than the burst's rate explains at the base's wait (Little: rate x wait) all
     through the second half of the burst, and beyond chance at its end. Without one the server was
     not full, and its rate is not known. It has drained once no more wait than in the base's mean.
+    ``piled_up``: the most in flight, where an engine begins more answers than it ends.
     """
     middle_s, left = (t.burst_s + t.over_s) / 2, np.sort(t.answered)
     waiting = waiting_at(t.at, left, np.linspace(middle_s, t.over_s, 21))
@@ -39,7 +40,7 @@ def find_backlog(t: Timeline, phases: Phases, base_rps: float) -> Backlog:
     burst_rps = phases[1].offered_rps or 0.0
     explained = base * max(1.0, burst_rps / (phases[0].offered_rps or math.inf))
     if waiting[-1] <= explained + 3 * math.sqrt(max(1.0, explained)) or waiting.min() <= explained:
-        return replace(result, reason="no queue lasted through the second half of the burst")
+        return _piled_up(t, phases, result)
     until_s = float(emptied[0]) if len(emptied) else t.end_s  # while there is a queue
     ended = (t.finish >= middle_s) & (t.finish < until_s)
     served_rps = int(np.count_nonzero(ended & t.ok)) / (until_s - middle_s)
@@ -59,6 +60,30 @@ def find_backlog(t: Timeline, phases: Phases, base_rps: float) -> Backlog:
         fall_rps=(queue - rest) / lasted_s,
         **found,
     )
+
+
+def _piled_up(t: Timeline, phases: Phases, result: Backlog) -> Backlog:
+    """Return whether requests pile up in flight although none waits for a first token.
+
+    Fewer are answered than come, and more are in flight than the burst's rate explains at the
+    base's answer times (Little), beyond chance, and still more at its end than at its middle.
+    """
+    result = replace(result, reason="no queue lasted through the second half of the burst")
+    burst_rps, answered_rps = phases[1].offered_rps or 0.0, phases[1].achieved_rps or 0.0
+    base = time_average_in_flight(t.settled_s, t.burst_s, t.at, t.finish)
+    explained = base * max(1.0, burst_rps / (phases[0].offered_rps or math.inf))
+    due = t.at[(t.at >= t.burst_s) & (t.at < t.over_s)]
+    moments = np.concatenate([[(t.burst_s + t.over_s) / 2], due, [t.over_s]])
+    middle, *levels, end = waiting_at(t.at, np.sort(t.finish), moments).tolist()
+    excess = end > max(explained + 3 * math.sqrt(max(1.0, explained)), middle)
+    if not base or not excess or answered_rps >= SERVED_ALL * burst_rps:
+        return result
+    most = max(levels)
+    why = (
+        f"requests pile up in flight: {most} at most, {answered_rps:.3g}/s answered of "
+        f"{burst_rps:.3g} offered"
+    )
+    return replace(result, piled_up=most, reason=why)
 
 
 def _outlook(

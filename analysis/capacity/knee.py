@@ -109,7 +109,7 @@ def _divergence(stages: list[dict[str, Any]]) -> KneeMethod:
     threshold = DIVERGENCE_FACTOR * level
     what = f"{tail}/p50 of {metric}, {DIVERGENCE_FACTOR:g} times its low-load level of {level:.2f}"
     if not above:
-        return _null(f"never clearly reached: {what}")
+        return _null(f"no stage shows it: the knee is where {what.replace(', ', ' exceeds ')}")
     between = points[below : above + 1]
     a, b = next((a, b) for a, b in pairwise(between) if b.ratio > threshold)
     share = _share(a.ratio, b.ratio, threshold)

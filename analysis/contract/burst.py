@@ -65,6 +65,7 @@ class Backlog(Part, frozen=True, kw_only=True):
     further_s: float | None
     further_s_ci: Interval | None
     reason: str | None
+    piled_up: int | None = None
 
 
 class Headroom(Part, frozen=True, kw_only=True):

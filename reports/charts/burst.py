@@ -80,6 +80,9 @@ def _recovery(burst: Burst) -> Finding:
 
 def _backlog(burst: Burst) -> Finding:
     backlog, base = burst.backlog, burst.backlog.base_waiting or 0.0
+    if backlog.piled_up is not None:
+        value = f"{count(backlog.piled_up)} in flight"
+        return Finding("Backlog", value, None, str(backlog.reason), "bad")
     if backlog.served_rps is None:
         value = "none" if backlog.drained else DASH
         return Finding("Backlog", value, None, str(backlog.reason))
@@ -139,8 +142,10 @@ def _headroom(burst: Burst) -> Finding:
     held = burst.headroom
     if held.factor is None:
         text = {True: "enough", False: "not enough", None: DASH}[held.enough]
-        state = "bad" if held.enough is False else ""
-        return Finding("Headroom", text, None, str(held.reason), state)
+        note, state = str(held.reason), "bad" if held.enough is False else ""
+        if held.enough is False and burst.backlog.served_rps is None:
+            note += "; by how much is not known: no queue showed what the server can do"
+        return Finding("Headroom", text, None, note, state)
     value = f"{significant(held.factor)} times what was served"
     note = f"{rate(held.needed_rps)} would have carried the burst {held.reason}"
     return Finding("Headroom needed", value, None, note, "bad")

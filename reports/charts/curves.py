@@ -54,7 +54,6 @@ from ampacity.reports.render.figures import (
 
 Point = dict[str, Any]
 Load = Callable[[Stage], float | None]
-SHORT_OF = 1.03  # offered over achieved: less is the draw of the arrivals
 DRAWN: tuple[tuple[str, str, Callable[[Stage], Percentiles]], ...] = (
     ("ttft", "TTFT", lambda stage: stage.ttft_from_schedule_s),
     ("e2e", "E2E", lambda stage: stage.e2e_from_schedule_s),
@@ -263,15 +262,21 @@ def _capacity_title(summary: Summary, value: float | None, unit: str, otherwise:
 
 
 def latency_by_rate(summary: Summary) -> Chart | None:
-    """Draw the latency-throughput curve, with the knee region and the capacity."""
-    placed, capacity = _placed(summary, lambda s: s.achieved_rps), summary.capacity
+    """Draw latency over the rate, with the knee region and the capacity.
+
+    The rate is the one offered, as the capacity is; of a closed loop the one achieved.
+    """
+    placed = _placed(summary, lambda s: s.offered_rps or s.achieved_rps)
+    capacity, open_ = summary.capacity, any(stage.offered_rps for _, stage in placed)
     rates = [x for x, _ in placed] + [b for b in capacity.capacity_rps_ci or () if b]
-    plot = _latency_plot(summary, placed, linear_axis("Achieved rate (requests/s)", rates))
+    kind = "offered" if open_ else "achieved"
+    axis = linear_axis(f"{kind.capitalize()} rate (requests/s)", rates)
+    plot = _latency_plot(summary, placed, axis)
     if plot is None:
         return None
     usable, bounds = capacity.capacity_rps, capacity.capacity_rps_ci
     _mark_capacity(plot, summary.knee.region_rps, usable, bounds, "capacity", "req/s")
-    title = _capacity_title(summary, usable, "requests/s", "Latency against the achieved rate")
+    title = _capacity_title(summary, usable, "requests/s", f"Latency against the {kind} rate")
     alt = (
         f"Latency-throughput curve of {len(placed)} stages, latency on a logarithmic axis. "
         f"{title}. {_ends(summary, placed)}"
@@ -279,13 +284,8 @@ def latency_by_rate(summary: Summary) -> Chart | None:
     notes = []
     if any(of(stage).p99_ci for _, stage in placed for *_, of in DRAWN):
         notes.append("Bars: 95 % interval; a bar to one side only has no known other end.")
-    if any(stage_state(stage, summary) == "growing" for _, stage in placed):
-        notes.append("Past saturation the curve turns upwards: latency grows, the rate does not.")
-    if usable and any((stage.offered_rps or 0.0) > SHORT_OF * x for x, stage in placed):
-        notes.append(
-            "The capacity is a rate offered; a stage that achieves less stands left of what it "
-            "was offered."
-        )
+    if open_ and any(not stage.offered_rps for _, stage in placed):
+        notes.append("Closed loops stand at the rate that they achieved.")
     notes.append("Drag to move, Ctrl + wheel (or pinch) to zoom, double click to reset.")
     caption = " ".join([*notes, _left_out(summary)]).strip()
     return Chart("latency-rate", title, alt, plot.spec(WIDE, 380, zoom=True), plot.keys, caption)

@@ -39,10 +39,9 @@ STATES = {
     "growing": "no steady state: requests in flight keep growing",
     "unsettled": "no steady state shown",
     "client": "limited by the load generator: no finding",
-    "short": "too short to be a figure: no part of the curve",
+    "short": "no steady state, or too short to show one: no part of the curve",
 }
 CURVE = ("steady", "growing", "unsettled")
-FAINT = 0.4
 FILLS = 10  # times as many requests must have ended as were in flight
 
 
@@ -182,7 +181,7 @@ class Plot:
         self.bars_between(list(intervals), colour)
         for state, shape in SHAPES.items():
             chosen = [r for r in rows if r.get("state", "steady") == state]
-            self.points(chosen, colour, shape, not dashed, size, FAINT if state == "short" else 1)
+            self.points(chosen, colour, shape, not dashed and state != "short", size)
         shape = "dash-ring" if dashed else "dots-dot" if dotted else "line-dot"
         self.keys.append(Key(label, colour, shape, switch))
         for layer in self._layers[first:] if switch else ():
@@ -227,10 +226,9 @@ class Plot:
         shape: str = "circle",
         filled: bool = True,
         size: int = 52,
-        opacity: float = 1,
     ) -> None:
         """Draw a symbol at each of ``rows`` (x, y, text); ``text`` is its tooltip."""
-        look = {"shape": shape, "filled": filled, "size": size, "opacity": opacity}
+        look = {"shape": shape, "filled": filled, "size": size}
         if rows:
             mark = _mark("point", colour, **look, strokeWidth=1.8)
             self._layers.append(self._layer(rows, mark, **TOOLTIP))

@@ -17,6 +17,7 @@ from ampacity.reports.charts.palette import light
 from ampacity.reports.render.figures import count, seconds, significant
 
 BESIDE = 82
+LETTER = 5.5  # pixels of a letter of a label
 Rows = list[dict[str, Any]]
 SHOWN = {"domainMin": {"expr": "from_s"}, "domainMax": {"expr": "to_s"}, "nice": False}
 
@@ -111,8 +112,19 @@ def _data(timeline: Timeline) -> dict[str, Rows]:
             if rps
         ],
         "preemptions_total": moved if moved and moved[-1]["y"] else [],
-        "stages": [{"x": x, "text": name} for x, name in timeline.stages],
+        "stages": _stages(timeline),
     }
+
+
+def _stages(timeline: Timeline) -> Rows:
+    """Return where each stage begins, with its load as a label where there is room for it."""
+    per_s = (WIDE - BESIDE) / (timeline.step_s * len(timeline.arrivals_rps))
+    rows, free_s = [], 0.0
+    for x, name in timeline.stages:
+        fits = x >= free_s
+        free_s = x + LETTER * (len(name) + 1) / per_s if fits else free_s
+        rows.append({"x": x, "text": name, "label": name if fits else ""})
+    return rows
 
 
 def significantly(value: float) -> float:
@@ -157,7 +169,10 @@ def _overview(end_s: float) -> dict[str, Any]:
     chosen["mark"]["opacity"] = {"expr": f"to_s - from_s < {end_s} ? 0.25 : 0"}
     ends = (("from_s", "x"), ("to_s", "x2"))
     chosen["transform"] = [{"calculate": expression, "as": name} for expression, name in ends]
-    layers = [chosen, bars | {"params": [brush]}]
+    named = {"text": {"field": "label", "type": "nominal"}, "y": {"value": -4}}
+    labels = _layer("stages", "text", "muted", named, align="left", baseline="bottom", fontSize=10)
+    labels["mark"] |= {"clip": False, "dx": -1}
+    layers = [chosen, bars | {"params": [brush]}, labels]
     return _panel("Arrivals/s", 70, layers, {"domain": [0, end_s], "nice": False})
 
 

@@ -25,6 +25,9 @@ def burst_answers(summary: Summary) -> list[Entry]:
     needed = f"{rate(held.needed_rps)} would have carried the burst"
     level = [f"base {seconds(base.ttft_s)}"] if base.ttft_s else []
     in_flight = f"{count(burst.peak_in_flight)} in flight at most"
+    if burst.backlog.piled_up is not None:
+        high = burst.phases[1]
+        in_flight += f" ({rate(high.achieved_rps)} answered of {significant(high.offered_rps)})"
     asides = {
         "RECOVERED": "",
         "PEAK TTFT": ", ".join([*level, in_flight]),

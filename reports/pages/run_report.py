@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ampacity.analysis.contract.summary import Summary, to_json
+from ampacity.analysis.next_run import sweep_instead
 from ampacity.analysis.other_limits import AtLimit
 from ampacity.analysis.timeline import Timeline
 from ampacity.reports.charts.burst import phases_table
@@ -106,6 +107,7 @@ def render_report(
         what_if=choices,
         fleet_data=embedded_json(choices["data"]) if choices else None,
         phases=phases_table(summary.burst) if summary.burst else None,
+        sweep=sweep_instead(meta) if summary.burst else None,
         judged=judged_table(summary, by_load(summary.stages)),
         stages=stages_table(summary),
         bound=error_bound(summary),

@@ -24,6 +24,7 @@ from ampacity.analysis.contract.burst import Burst, Harm, MaxRecovery, Phase
 from ampacity.analysis.contract.part import with_nulls
 from ampacity.analysis.contract.stage import Server
 from ampacity.analysis.contract.summary import read_summary
+from ampacity.analysis.next_run import next_command
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.stage.littles_law import against_server
 from ampacity.cli.app import app
@@ -234,6 +235,37 @@ def test_more_in_flight_at_a_higher_rate_is_no_queue(tmp_path: Path) -> None:
     assert (b["backlog"]["served_rps"], b["backlog"]["drained_s"]) == (None, None)
     assert (b["headroom"]["enough"], b["breaker"]["open_at"]) == (True, None)
     assert b["recovery_s"] == pytest.approx(2, abs=0.3)  # the last of the burst ends 2 s after it
+
+
+def test_requests_pile_up_in_flight_without_a_queue(tmp_path: Path) -> None:
+    """An answer takes 1 s, but one in three of the burst ends at 52 s.
+
+    One of 15 has its first token after 3 s, the others after 0.1 s.
+    """
+    records = []
+    for i, t in enumerate(even((5, 15, 5))):
+        long = 30 <= t < 40 and i % 3 == 0
+        ttft_s, end_s = 3.0 if long and i % 15 == 0 else 0.1, 52 - t if long else 1.0
+        records.append(request(i, t, ttft_s=ttft_s, gaps_s=[end_s - ttft_s]))
+    summary = burst_of(tmp_path / "run", records)
+    b = summary["burst"]
+    assert b["backlog"]["served_rps"] is None
+    assert b["backlog"]["piled_up"] == 60  # 5/s for 10 s, and 10/s for 1 s
+    # 10/s for 9 s, and the last 5 of the base
+    text = "requests pile up in flight: 60 at most, 9.5/s answered of 15 offered"
+    assert b["backlog"]["reason"] == text
+    found = {f.label: f for f in burst_findings(msgspec.convert(b, Burst))}
+    assert (found["Backlog"].value, found["Backlog"].state) == ("60 in flight", "bad")
+    assert "by how much is not known" in found["Headroom"].note
+    assert "limit those in flight" in b["breaker"]["reason"]
+    command = "ampacity burst http://h/v1 --base-rps 5 --burst-duration 10s --slo ttft_p99=2s"
+    meta = {"command_line": command.split()}
+    sweep = "ampacity sweep http://h/v1 --slo ttft_p99=2s"
+    assert next_command(summary | {"partial": None}, meta, "run") == sweep
+    page = render_report(read_summary(summary), meta)
+    assert "Run a sweep to see what limits it:</p>" in page
+    assert f'id="sweep-command">{sweep}<' in page
+    assert "Nothing that this run shows" not in page
 
 
 def test_what_fails_without_a_queue_is_not_enough_head_room(tmp_path: Path) -> None:
@@ -791,7 +823,11 @@ def test_a_base_that_is_too_short_is_said_before_the_run(monkeypatch: pytest.Mon
 
     asyncio.run(short.run(Rig()))
     asyncio.run(BurstPlan(base_rps=5).run(Rig()))
-    assert told == [f"the recovery time will not be known: {said}"]
+    assert told == [
+        f"the recovery time will not be known: {said}",
+        "the run takes 160s: 10s base, 30s burst, 2m recovery",
+        "the run takes 210s: 60s base, 30s burst, 2m recovery",
+    ]
 
 
 def test_of_repeated_bursts_the_undisturbed_one_counts(tmp_path: Path) -> None:
