@@ -66,8 +66,12 @@ def otlp_url(value: Any, name: str) -> str:
 
     url = text(value, name).rstrip("/")
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-        raise ConfigError(f"{name}: give a URL without a user name, as http://127.0.0.1:4318")
+    try:
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port above 65535
+        usable = False
+    if not usable or "@" in url:
+        raise ConfigError(f"{name}: give an http(s) URL without a user name: http://127.0.0.1:4318")
     return url if parts.path else f"{url}/v1/metrics"
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from ampacity.analysis.slo import SLO_SETS
+from ampacity.analysis.stage_warnings import IDLE_CPU_FRACTION
 from ampacity.durations import duration_text, read_duration, rounded_up
 
 ROOM = 1.1  # over the requests that decide: arrivals are random
@@ -18,7 +21,10 @@ OF_BURST = (
 )
 OF_OUTPUT, FLAGS_OF_OUTPUT = ("--out", "-o", "--summary"), ("--json", "--quiet", "-q")
 FLAGS_OF_SEARCH = ("--closed", "--search")
+OF_LOAD = ("run", "sweep", "search", "burst")  # commands that a client can limit
 OF_A_BASE = "settled base phase"  # a burst's reason: the base was too short
+LOWER_LOADS = re.compile(r"; try ([\d., ]+) (requests/s|in flight)")  # a capacity's reason
+FEW_CORES = 4  # of fewer none is left to be the client's own
 ENOUGH_APART = 1.1  # violated over verified rate: a search would not find more
 
 
@@ -47,18 +53,42 @@ def next_command(summary: Mapping[str, Any], meta: Mapping[str, Any], path: str)
     if not words or summary["imported"]:
         return None
     if words[1] == "demo":
-        return "ampacity doctor http://127.0.0.1:8000/v1"
+        return "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms"
     if str(summary["partial"] or "").startswith(("interrupted", "killed")):
         return again(words, {})
+    if words[1] in OF_LOAD and summary["audit"]["client_limited"] and not _bounded(summary):
+        return relieved(words, meta, summary["audit"]["cpu_fraction"])
     if summary.get("burst"):
         return _after_burst(summary["burst"], words)
     if not summary["slos"]:
-        return again(words, {"--slo": "interactive"})
+        limits = " ".join(f"--slo {slo}" for slo in SLO_SETS["interactive"][0])
+        return f"{again(words, {'--slo': None})} {limits}"
     if words[1] not in ("run", "sweep", "search", "predict") or not summary["stages"]:
         return None
     if summary["workload"].get("trace"):
         return _plan(summary, path)
     return _after_stages(summary, words) or _plan(summary, path)
+
+
+def relieved(words: Sequence[str], meta: Mapping[str, Any], cpu_fraction: float | None) -> str:
+    """Return the run's command with what helps a client that was the limit.
+
+    That is twice the workers, or, for one whose CPU was idle, the upper half of the machine's
+    cores: which of them are free is not recorded.
+    """
+    if cpu_fraction is None or cpu_fraction >= IDLE_CPU_FRACTION:
+        return again(words, {"--workers": str(2 * int(meta.get("workers") or 1))})
+    cores = int((meta.get("host") or {}).get("cpus") or 1)
+    return again(words, {"--cpus": f"{cores // 2}-{cores - 1}"} if cores >= FEW_CORES else {})
+
+
+def _bounded(summary: Mapping[str, Any]) -> bool:
+    """Return whether the stages with a client that kept up show where the capacity ends."""
+    capacity, search = summary["capacity"], summary.get("search")
+    if LOWER_LOADS.search(capacity["reason"] or ""):
+        return True
+    found = bool(capacity["capacity_rps"]) and capacity["crossing"] != "lower_bound"
+    return found and (not search or bool(search["reached"]))
 
 
 def _recorded(meta: Mapping[str, Any]) -> list[str]:
@@ -79,6 +109,10 @@ def _after_stages(summary: Mapping[str, Any], words: Sequence[str]) -> str | Non
     if search:
         return None
     steady = dict.fromkeys(OF_SEARCH)
+    if tried := LOWER_LOADS.search(capacity["reason"] or ""):
+        option = {"requests/s": "--rates", "in flight": "--concurrency"}[tried[2]]
+        lower = {**dict.fromkeys(OF_LOADS[:2]), **steady, option: tried[1].replace(" ", "")}
+        return again(words, lower, FLAGS_OF_SEARCH)
     if rps and capacity["crossing"] == "lower_bound" and capacity["c_max_basis"] == "open":
         higher = f"{2 * rps:.3g},{4 * rps:.3g}"
         return again(words, {**steady, "--rates": higher}, FLAGS_OF_SEARCH)

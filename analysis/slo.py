@@ -103,6 +103,17 @@ class Slo:
         return first + exact_text(self.limit_s)
 
     @property
+    def limit_for_people(self) -> str:
+        """Return ``2 s``, ``2 s + 50 ms``, ``95 %``."""
+        parts = self.limit_text.split("+")
+        return " + ".join(re.sub(r"^([\d.]+)", r"\1 ", part) for part in parts)
+
+    @property
+    def bound_text(self) -> str:
+        """Return ``ttft_p99 ≤ 2 s`` or ``goodput ≥ 95 %``."""
+        return f"{self.name} {'≥' if self.metric == GOODPUT else '≤'} {self.limit_for_people}"
+
+    @property
     def text(self) -> str:
         """Return the canonical form, which ``parse_slo`` reads back: ``ttft_p99=2s``."""
         return f"{self.name}={self.limit_text}"

@@ -102,22 +102,23 @@ def client_limited(facts: Facts) -> str | None:
         parts.append(f"The client itself was late {reasons}. Those figures are left out.")
     if not parts:
         return None
-    relief = _relief(facts.summary["audit"]["cpu_fraction"], [*limited, *partly])
-    return " ".join([*parts, relief])
+    return " ".join([*parts, client_relief(facts.summary["audit"], [*limited, *partly])])
 
 
-def _relief(cpu_fraction: float | None, limited: Stages) -> str:
+def client_relief(audit: Mapping[str, Any], limited: Stages) -> str:
     """Return what helps the client; more workers help only where its CPU was busy."""
-    reasons = [str(s["client_limited_reason"]) for s in limited]
+    reasons, cpu_fraction = (
+        [str(s["client_limited_reason"]) for s in limited],
+        audit["cpu_fraction"],
+    )
     if any("for want of" in reason for reason in reasons):
         return "Raise that limit of the operating system, or spread the load over more machines."
     if any(reason.startswith("worker ") for reason in reasons):
         return "Find out what ended that process (memory?), and run it again."
     if cpu_fraction is not None and cpu_fraction < IDLE_CPU_FRACTION:
         return (
-            f"Its CPU was idle ({cpu_fraction:.0%} of a core): other work on this machine held "
-            f"the client up{_busiest(limited)}. Pin it to cores of its own (--cpus), raise its "
-            "priority (nice), or stop the other processes, and repeat."
+            f"Stop other work on this machine{_busiest(limited)} or pin the client with --cpus: "
+            f"its CPU was idle ({cpu_fraction:.0%} of a core), so others held it up."
         )
     return "Use more --workers or a faster client."
 
@@ -128,8 +129,8 @@ def _busiest(limited: Stages) -> str:
     for process in chain.from_iterable(s["busiest"] for s in limited):
         cores[process["name"]] = max(process["cores"], cores.get(process["name"], 0.0))
     top = sorted(cores.items(), key=lambda item: -item[1])[:3]
-    named = ", ".join(f"{name} with {used:.2g} cores" for name, used in top)
-    return f" (busiest: {named})" if named else ""
+    named = ", ".join(f"{name} {used:.2g} cores" for name, used in top)
+    return f" ({named})" if named else ""
 
 
 def outage(facts: Facts) -> str | None:

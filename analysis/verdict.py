@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -117,8 +116,8 @@ def _of_the_load(summary: Mapping[str, Any]) -> str:
         return _nothing_answered(summary)
     if all(s["client_limited"] for s in stages):
         return (
-            "No finding: the client could not keep up with the load in any stage, so nothing "
-            "says what the server can do."
+            "No finding: the client could not keep up at any load, so the server's limit was not "
+            "measured."
         )
     if summary.get("burst"):
         return _burst(summary["burst"])
@@ -333,9 +332,4 @@ def _nothing_usable(summary: Mapping[str, Any]) -> str:
 
 def _limits(slos: list[dict[str, Any]]) -> str:
     named = [slo_from_dict(s) for s in slos]
-    return " and ".join(f"{slo.name} ≤ {_spaced(slo.limit_text)}" for slo in named)
-
-
-def _spaced(limit: str) -> str:
-    """Return ``2 s``, ``2 s + 50 ms``: a space before each unit."""
-    return " + ".join(re.sub(r"^([\d.]+)", r"\1 ", part) for part in limit.split("+"))
+    return " and ".join(slo.bound_text for slo in named)

@@ -6,6 +6,7 @@ import errno
 import gc
 import sys
 import traceback
+from contextlib import suppress
 from typing import cast
 
 from ampacity.cli.streams import secure_streams
@@ -67,5 +68,6 @@ def _refuse(message: str) -> None:
     """Print one line, whatever it contains, and exit."""
     line = " ".join(message.split())
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
-    print(f"ampacity: {line[:MESSAGE_MAX]}", file=sys.stderr)
+    with suppress(OSError):  # the status tells, even where nothing can be written
+        print(f"ampacity: {line[:MESSAGE_MAX]}", file=sys.stderr, flush=True)
     sys.exit(EXIT_USAGE)

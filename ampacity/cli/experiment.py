@@ -82,14 +82,15 @@ def finish(
     run = load_run(path)
     summary = summarise(run, labels)
     report = path / "report.html"
+    if as_json:  # what was found is printed first: a full disk must not hide it
+        print_json(to_json(summary))
+    elif not quiet:
+        (render_table if shown.full else render_screen)(summary, console(), report)
     write_json(path / "summary.json", to_json(summary))
     with writing(report):
         beyond = Beyond(timeline_of(run), capacity_at_limits(run, summary), str(path))
         write_report(report, summary, run.meta, beyond)
-    if as_json:
-        print_json(to_json(summary))
-    elif not quiet:
-        (render_table if shown.full else render_screen)(summary, console(), report)
+    if not as_json and not quiet:
         print_folder(path)
     return str(run.meta.get("status")), summary
 

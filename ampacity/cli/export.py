@@ -52,6 +52,8 @@ def export(
 
     if not (csv or parquet or hgrm):
         raise ConfigError("say what to write: --csv, --parquet or --hgrm")
+    if (out / "run.json").exists():  # requests.parquet is a name of its own records, too
+        raise RunDirError(f"{out} is a run directory, whose records stay: name another folder")
     loaded = load(run)
     files: dict[str, Write] = {}
     for name, frame in tables(loaded, LEVELS).items() if csv or parquet else ():

@@ -50,6 +50,7 @@ _TABLE = (
     ),
     ("the run directory", "--out", "output output-dir output-path result-dir artifact-dir"),
 )
+OF_PLAN = "peak-rps gpu-hour mean-rps utilisation safety accepted prices profile tier"
 
 
 def our_name(error: Any) -> str | None:
@@ -58,6 +59,9 @@ def our_name(error: Any) -> str | None:
     found = next(
         ((what, ours.split()) for what, ours, theirs in _TABLE if asked in theirs.split()), None
     )
+    if asked in OF_PLAN.split() and hasattr(error, "possibilities"):
+        option = error.option_name
+        return f"no such option {option}; a fleet is sized by: ampacity plan RUN {option}"
     if not found or not hasattr(error, "possibilities"):  # as of an option that lacks its value
         return None
     what, ours = found

@@ -6,9 +6,10 @@ from typing import Any
 
 from ampacity.analysis.change.engine import spent_at
 from ampacity.analysis.change.results import Check, CheckResult
+from ampacity.analysis.contract.stage import SloVerdict
 from ampacity.analysis.contract.stage import Stage as JudgedStage
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.slo import EXTREMES, verdict_word
+from ampacity.analysis.slo import EXTREMES, GOODPUT, SHARES, parse_slo, verdict_word
 from ampacity.durations import duration_text, rounded_up
 from ampacity.experiments.stages.rig import Rig, Stage, Watch
 from ampacity.experiments.sweep import too_few
@@ -86,9 +87,9 @@ def _checks(stage: JudgedStage) -> list[Check]:
             "slo",
             stage.name,
             v.verdict,
-            candidate=v.value_s,
+            candidate=_measured(v),
             more_requests=v.more_requests,
-            reason=v.reason or f"{v.attainment:.2%} are within the limit",
+            reason=_reason(v),
         )
         for v in stage.slo_verdicts
     ]
@@ -100,6 +101,21 @@ def _checks(stage: JudgedStage) -> list[Check]:
         if found:
             checks.append(Check(name, "sanity", stage.name, found[0], reason=found[1]))
     return checks
+
+
+def _measured(verdict: SloVerdict) -> float | None:
+    """Return the percentile in s, the failed share of an error rate, the share of good requests."""
+    metric, within = parse_slo(verdict.slo).metric, verdict.attainment
+    if metric not in SHARES or within is None:
+        return verdict.value_s
+    return within if metric == GOODPUT else 1 - within
+
+
+def _reason(verdict: SloVerdict) -> str:
+    text = verdict.reason or f"{verdict.attainment:.2%} are within the limit"
+    if verdict.value_s_ci and verdict.value_s_ci[1] is None:
+        text += "; the measured figure is a lower bound, from too few requests"
+    return text
 
 
 def _sentence(verdict: str, checks: list[Check], stage: JudgedStage | None) -> str:

@@ -14,7 +14,7 @@ from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.decision.money import Prices
 from ampacity.analysis.decision.plan import Plan, Terms, plan_fleet
 from ampacity.analysis.decision.tiers import Mode, Tier, TierPlan, plan_tiers, tier_traffic
-from ampacity.analysis.slo import Slo
+from ampacity.analysis.slo import EXTREMES, Slo
 from ampacity.analysis.summary import summarise
 from ampacity.config import GPU_FACTS, gpus_named
 from ampacity.loadgen.rundir.files import Run, load_run
@@ -64,6 +64,11 @@ def read_judged(path: Path, slos: Sequence[Slo]) -> tuple[Run, Summary]:
     run = load_run(path)
     if not run.meta.get("stages"):
         raise ConfigError(f"{path}: the run has no stage: nothing was measured")
+    if extreme := next((slo for slo in slos if slo.quantile in EXTREMES), None):
+        raise ConfigError(
+            f"--slo {extreme.text}: the extreme of a run depends on its length and sizes no fleet: "
+            f"give a percentile, as {extreme.metric}_p99={extreme.limit_text}"
+        )
     if slos:
         run = replace(run, meta={**run.meta, "slos": [slo.as_dict() for slo in slos]})
     return run, summarise(run)
@@ -107,19 +112,19 @@ def plan_of_tiers(texts: Sequence[str], mode: str, sizing: Sizing) -> TierPlan:
     stated = [_tier(text) for text in texts]
     names = [name for name, *_ in stated]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"--tier {twice}=: the name stands twice")
+        raise ConfigError(f"--tier {twice}: the name stands twice")
     traffic = traffic_of(read_settings({**sizing.raw}).get("peak_rps"), sizing)
     parts = tier_traffic(traffic, [share for _, _, share, _, _ in stated], how)
     tiers = []
     for (name, path, share, gpu, price), part in zip(stated, parts, strict=True):
         run, summary = read_judged(path, sizing.slos)
         if summary.predicted:
-            raise ConfigError(f"--tier {name}=: {path} is predicted: a tier needs a measured run")
+            raise ConfigError(f"--tier {name}: {path} is predicted: a tier needs a measured run")
         raw = {**sizing.raw, "gpu_hour": price} | _gpus(gpu)
         try:
             plan = plan_run(path, run, summary, replace(sizing, raw=raw), part)
         except FleetError as error:
-            raise FleetError(f"--tier {name}=: {path}: {error}") from error
+            raise FleetError(f"--tier {name}: {path}: {error}") from error
         tiers.append(Tier(name=name, share=share, gpu=gpu, plan=plan))
     return plan_tiers(how, traffic, tiers)
 
@@ -129,7 +134,8 @@ def _tier(text: str) -> tuple[str, Path, float, str, float]:
     name, equals, rest = text.partition("=")
     parts = [part.strip() for part in rest.rsplit(",", 3)]
     try:
-        path, share, gpu, price = parts[0], float(parts[1]), parts[2], float(parts[3])
+        path, gpu, price = parts[0], parts[2], float(parts[3])
+        share = float(parts[1].removesuffix("%")) / (100 if parts[1].endswith("%") else 1)
     except (IndexError, ValueError):
         equals = ""
     if not equals or not name.strip() or not path:
@@ -137,15 +143,17 @@ def _tier(text: str) -> tuple[str, Path, float, str, float]:
             f"--tier {text}: write NAME=RUN,SHARE,GPU,PRICE, as small=runs/small,0.8,h100,2.50"
         )
     if not 0 < share <= 1:
-        raise ConfigError(f"--tier {name}=: share {share:g} is not above 0 and at most 1")
+        raise ConfigError(f"--tier {name}: share {share:g} is not above 0 and at most 1")
     if not 0 < price < math.inf:
-        raise ConfigError(f"--tier {name}=: price {price:g}: give a number above 0")
+        raise ConfigError(f"--tier {name}: price {price:g}: give a number above 0")
     return name.strip(), Path(path), share, gpu, price
 
 
 def _gpus(gpu: str) -> dict[str, int]:
     """Return the option that ``4xH100`` states; that of the run where no number is given."""
     number = gpus_named(gpu)
+    if number is None and not gpu[:1].isalpha():
+        raise ConfigError(f"--tier: GPU {gpu!r}: write a name, or a number of them, as 4xH100")
     return {} if number is None else {"tp": number}
 
 

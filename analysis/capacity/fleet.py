@@ -21,6 +21,7 @@ from ampacity.analysis.capacity.levels import good_share_at
 
 AT_USABLE = "one instance at its capacity"  # what a cost is of; a plan's is of the whole fleet
 NO_PEAK = "no peak rate given (--peak-rps)"
+AT_FULL_LOAD = "at full load"
 NO_ARRIVALS = (
     "the profile holds no measured arrivals (measured: arrivals: mean_rps, rps_p99): make one with "
     "'ampacity workload fit'"

@@ -68,6 +68,11 @@ class FleetFigures(Part, frozen=True, kw_only=True):
     fleet_cost_per_thousand_good_requests: float | None
     fleet_cost_per_thousand_accepted_results: float | None
 
+    @property
+    def at_mean_load(self) -> str:
+        """Return the load that each ``fleet_cost_…`` is for: ``at 64 % mean load``."""
+        return f"at {100 * self.utilisation:.0f} % mean load"
+
 
 def exact(value: float) -> Fraction:
     """Return the number as written: 1.1 is 11/10, so that 10 instances x 1.1 is 11 and not 12."""

@@ -27,7 +27,6 @@ ERROR_TOLERANCE = 0.01  # in points of share
 CAPACITY_TOLERANCE = 0.1
 WATCHED = "watched"  # not a verdict of the gate
 _EDGE_FACTOR = 50.0
-_SHIFT_SHOWN = 0.01  # a larger difference between tested change and that of the figures is reported
 
 
 @dataclass(frozen=True)
@@ -200,9 +199,8 @@ def decide(found: Sequence[CheckedChange], alpha: float) -> list[Check]:
             if verdict == "inconclusive":
                 e = t.worse if beyond else t.passing
                 check = _with_missing(check, t.n, engine.times_longer(e, alpha, alpha / len(known)))
-        shift, change = check.shift, check.change
-        if shift is not None and change is not None and abs(change - shift) > _SHIFT_SHOWN:
-            reason = f"at equal load and lengths {signed(shift)}, which is what is tested"
+        if check.tested is not None:
+            reason = f"at equal load and lengths {signed(check.tested)}, which is what is tested"
             reason = f"{reason}; {check.reason}" if check.reason else reason
             check = structs.replace(check, reason=reason)
         checks.append(check)

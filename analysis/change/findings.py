@@ -69,7 +69,7 @@ def _pairs_left(runs: Runs, first: Pairing) -> str:
         n = sum(len(run.limited) for run in runs)
         why = f"the client was the limit in {n} stages ({', '.join(limited)})"
         closed = any(s["kind"] == "closed" for s in first.a.summary["stages"])
-        remedy = f"a lower {'--concurrency' if closed else '--rate'}."
+        remedy = f"a lower {'--concurrency' if closed else '--rates'}."
         remedy = f"Use a quieter or larger machine, or {remedy}"
     else:
         why = "the others ended early, were never sent or hold no request"
@@ -123,11 +123,12 @@ def _sentence(
         infinite = {q.slower for q in shift.quantiles if len(q.infinite) == 1}
         if not signs:
             continue
-        text = f"is {'slower' if True in signs else 'faster'} than {runs[0].name}"
+        text = f"{shift.other} is faster than {runs[0].name}"
         if len(signs | infinite) > 1:  # none is faster whose tail has become infinite
-            text = f"is faster than {runs[0].name} at some quantiles and slower"
-            text += f"{' or infinite' if infinite else ''} at others"
-        moved.setdefault(f"{shift.other} {text}", []).append(shift.metric.upper())
+            text += f" at some quantiles and slower{' or infinite' if infinite else ''} at others"
+        elif True in signs:
+            text = f"{runs[0].name} is faster than {shift.other}"
+        moved.setdefault(text, []).append(shift.metric.upper())
     unknown = [s.metric.upper() for s in shifts if all(q.p is None for q in s.quantiles)]
     but = f"; {', '.join(dict.fromkeys(unknown))} could not be compared" if unknown else ""
     if is_aa(first):

@@ -154,6 +154,9 @@ class Comparison(Result, frozen=True):
     curves: list[Curve]
 
 
+SHIFT_SHOWN = 0.01  # a larger difference between tested change and that of the figures is reported
+
+
 class Check(Result, frozen=True):
     """A line of the gate's result.
 
@@ -179,6 +182,13 @@ class Check(Result, frozen=True):
     @property
     def title(self) -> str:
         return f"{self.name} at {self.level}" if self.level else self.name
+
+    @property
+    def tested(self) -> float | None:
+        """Return the change that is tested, where it is a point or more off that of the figures."""
+        if self.shift is None or self.change is None:
+            return None
+        return self.shift if abs(self.change - self.shift) > SHIFT_SHOWN else None
 
 
 class GateResult(Result, frozen=True, kw_only=True):

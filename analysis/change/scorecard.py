@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
-from ampacity.analysis.capacity.fleet import AT_USABLE, cost_per_million_output_tokens
+from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, AT_USABLE, cost_per_million_output_tokens
 from ampacity.analysis.capacity.fleet_figures import FleetInputs, fleet_figures
 from ampacity.analysis.change import engine
 from ampacity.analysis.change.comparable import differences
@@ -323,7 +323,9 @@ def _capacity_lines(runs: Runs) -> list[Line]:
     (peak, safety), *unlike = {
         (r.summary["fleet"]["peak_rps"], r.summary["fleet"]["safety_factor"]) for r in runs
     }
-    cost = _by_capacity(Figure("cost", *USD_PER_TOKENS, False), runs, _usd_per_million)
+    name, label = USD_PER_TOKENS
+    at_capacity = Figure("cost", name, f"{label} {AT_FULL_LOAD}", False)
+    cost = _by_capacity(at_capacity, runs, _usd_per_million)
     # longer answers are not the engine's: it must be cheaper by the request too
     by_request = Figure("cost", "", "", False)
     cheaper = _by_capacity(by_request, runs, lambda run, x: (run.usd_per_s or 0.0) / x)

@@ -44,6 +44,11 @@ class Limit(Part, frozen=True, kw_only=True):
     stage: int | None
     users: int | None
 
+    @property
+    def binding_text(self) -> str:
+        """Return the SLO that limits, or each that may: ``ttft_p95=300ms or itl_p99=50ms``."""
+        return " or ".join(filter(None, (self.binding_slo, *self.binding_or)))
+
 
 class ClassCapacity(Limit, frozen=True, kw_only=True):
     """The load of all classes up to which this class meets its SLOs."""

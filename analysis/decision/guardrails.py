@@ -79,6 +79,12 @@ def guardrails(
     if budget is None:
         missing["queue_depth"] = "no SLO on TTFT: give --wait-budget"
     depth = queue_depth(rate, budget) if rate and budget else None
+    if budget is not None and rate and not depth:
+        missing["queue_depth"] = (
+            f"none at {rate:.3g} req/s, the wait budget of {1000 * budget:.3g} ms is too short: "
+            "give --wait-budget"
+        )
+    depth = depth or None
     inputs, outputs = _lengths(summary)
     if inputs is None:
         missing["max_input_tokens"] = "the run counted no input tokens"
@@ -103,10 +109,10 @@ def guardrails(
     )
 
 
-def breaker_of(depth: int) -> tuple[int, int]:
-    """Return the queue lengths between which a circuit breaker should open."""
+def breaker_of(depth: int) -> tuple[int, int] | None:
+    """Return the queue lengths between which a circuit breaker should open; None: too short."""
     low, high = (math.floor(share * depth + 1e-9) for share in BREAKER)
-    return low, high
+    return (low, high) if low else None
 
 
 def _wait_budget_s(summary: Summary) -> float | None:

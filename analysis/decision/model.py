@@ -101,7 +101,10 @@ def read_model(path: Path) -> ModelShape:
     try:
         config = msgspec.json.decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     except OSError as error:
-        raise DecisionError(f"{path}: cannot be read: {error.strerror}") from error
+        raise DecisionError(
+            f"{path}: cannot be read: {error.strerror}; give the path of the model's config.json "
+            "(or its folder)"
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DecisionError(f"{path}: not JSON: {error}") from error
     except RecursionError as error:

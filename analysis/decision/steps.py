@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ampacity.analysis.capacity.levels import number_text
 from ampacity.analysis.contract.part import Part
 from ampacity.analysis.decision.inputs import Basis, Input
 from ampacity.analysis.decision.known import Known, Physics
@@ -166,7 +167,7 @@ def _quantisation(known: Known, physics: Physics) -> Step:
         known=inputs,
         decision=f"weights {instance.weights}, KV {instance.kv}{gain}",
         gap="quality at a lower precision is not measured here",
-        command="ampacity run URL --keep-answers; ampacity report RUN --checker COMMAND",
+        command="ampacity run URL --keep-answers 64; ampacity report RUN --checker COMMAND",
     )
 
 
@@ -211,7 +212,7 @@ def _benchmark(known: Known, _: Physics) -> Step:
     least = "at least " if capacity.crossing == "lower_bound" else ""
     verified = capacity.verified_rps
     shown = f", verified to {verified:.3g}" if verified and not least else ""
-    shown += f", bound by {capacity.binding_slo}" if capacity.binding_slo and not least else ""
+    shown += f", bound by {capacity.binding_text}" if capacity.binding_slo and not least else ""
     gap = None
     if all(stage.kind == "closed" for stage in known.summary.stages):
         gap = "users who wait for answers (closed loop) hide queues: size by a run with --rates"
@@ -305,7 +306,7 @@ def _again(known: Known, _: Physics) -> Step:
     return Step(
         title="Benchmark again",
         decision=f"change one thing first: {holds[0].lever}",
-        command="ampacity ab URL_BEFORE URL_AFTER --rate R",
+        command="ampacity ab URL_BEFORE URL_AFTER --rates R",
     )
 
 
@@ -338,9 +339,9 @@ def _money(known: Known, physics: Physics) -> Step:
         command = _with(known, "--gpu-hour USD")
         return Step(title="TCO", gap="no price of a GPU", command=command)
     tokens = plan.fleet_cost_per_million_output_tokens
-    texts = [f"${plan.cost_per_year:,.0f} a year at {100 * plan.utilisation:.0f} % of use"]
+    texts = [f"${plan.cost_per_year:,.0f} a year"]
     if tokens is not None:
-        texts.append(f"${tokens:.2f} per million output tokens")
+        texts.append(f"${number_text(tokens)} per million output tokens {plan.at_mean_load}")
     if physics.use is not None and known.instance is not None and plan.gpu_hour_usd:
         usd_per_s = known.instance.gpus * plan.gpu_hour_usd / 3600
         accepted = next((i.value for i in plan.inputs if i.name == "accepted results"), None)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ampacity.analysis.capacity.fleet import Traffic
 from ampacity.analysis.capacity.fleet_figures import HOURS_PER_YEAR
-from ampacity.analysis.contract.part import Part
+from ampacity.analysis.contract.part import Interval, Part
 from ampacity.analysis.contract.summary import Warned
 from ampacity.analysis.decision.model import DecisionError
 from ampacity.analysis.decision.plan import Plan
 
 Mode = Literal["routing", "cascade", "pools"]
+N = TypeVar("N", int, float)
 
 
 class Tier(Part, frozen=True, kw_only=True):
@@ -29,6 +30,7 @@ class TierPlan(Part, frozen=True, kw_only=True):
 
     ``routing``: each request goes to one tier. ``cascade``: to the first, and what is not answered
     there on to the next. ``pools``: every request goes to every tier (prefill, then decoding).
+    An interval is the sum of those of the tiers.
     ``ratio``: instances of the first pool / those of the second.
     """
 
@@ -36,9 +38,11 @@ class TierPlan(Part, frozen=True, kw_only=True):
     peak_rps: float
     tiers: list[Tier]
     instances: int
+    instances_ci: tuple[int | None, int | None]
     gpus: int
     cost_per_hour: float | None
     cost_per_year: float | None
+    cost_per_year_ci: Interval | None
     cost_per_thousand_requests: float | None
     ratio: float | None
     warnings: list[Warned]
@@ -75,13 +79,24 @@ def plan_tiers(mode: Mode, traffic: Traffic, tiers: list[Tier]) -> TierPlan:
         peak_rps=traffic.peak_rps,
         tiers=tiers,
         instances=sum(tier.plan.instances for tier in tiers),
+        instances_ci=_summed([tier.plan.instances_ci for tier in tiers]),
         gpus=sum(tier.plan.gpus for tier in tiers),
         cost_per_hour=hourly,
         cost_per_year=None if hourly is None else HOURS_PER_YEAR * hourly,
+        cost_per_year_ci=None
+        if hourly is None
+        else _summed([tier.plan.cost_per_year_ci or (None, None) for tier in tiers]),
         cost_per_thousand_requests=None if hourly is None else 1000 * hourly / (3600 * load),
         ratio=tiers[0].plan.instances / tiers[1].plan.instances if pooled else None,
         warnings=[_mixed(traffic.peak_rps, tiers)] if mode == "routing" and others else [],
     )
+
+
+def _summed(intervals: Sequence[tuple[N | None, N | None]]) -> tuple[N | None, N | None]:
+    """Return the sum of intervals; an end that one of them lacks is None."""
+    lows, highs = ([x for x in side if x is not None] for side in zip(*intervals, strict=True))
+    n = len(intervals)
+    return sum(lows) if len(lows) == n else None, sum(highs) if len(highs) == n else None
 
 
 def _mixed(peak_rps: float, tiers: Sequence[Tier]) -> Warned:

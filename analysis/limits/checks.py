@@ -41,7 +41,11 @@ def _growth(at: Percentiles, low: Percentiles, quantile: str) -> float | None:
 
 
 def client(curve: Curve) -> Found | None:
-    stage = next((s for s in curve.summary.stages if s.client_limited), None)
+    if not curve.summary.audit.client_limited:
+        return None
+    repeated = curve.summary.audit.repeated_stages
+    limited = (s for s in curve.summary.stages if s.client_limited and s.index not in repeated)
+    stage = next(limited, None)
     if stage is None:
         return None
     return Found(10.0, (_seen("client limited", stage.client_limited_reason, stage),))

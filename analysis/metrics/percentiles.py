@@ -84,8 +84,8 @@ def _unknown_end(o: Observations, quantile: float) -> str:
         return "the upper end is among the failed requests"
     size = max(o.clustering(quantile)[0], o.likely_cluster)
     return (
-        f"too short: slow {o.unit} come in clusters of about {size:.0f}, so the worst may not "
-        "have been seen"
+        f"slow {o.unit} come in groups of about {size:.0f}, so {o.n:,} {o.unit} are too few to have "
+        "seen the worst"
     )
 
 

@@ -21,6 +21,7 @@ from ampacity.analysis.stats.intervals import (
     smallest_n,
 )
 
+FIRST_TOKEN = frozenset({"ttft", "first_answer", "fluidity"})
 EDGE_FACTOR = 20.0
 """More times the requests that it has, and than its percentile needs: on the edge, not too short."""
 
@@ -128,13 +129,13 @@ def _why_inconclusive(
     n_effective, needed = o.n / size, smallest_n(slo.quantile, confidence=1 - chances[0])
     reason = f"{misses:.0f} of {o.n} {o.unit} over the limit"
     if size >= 2:
-        reason += f"; slow ones come in clusters of about {size:.0f}"
+        reason += f"; slow {o.unit} come in groups of about {size:.0f}"
     cause = f"so near its limit that more {o.unit} are needed"
     if n_effective < needed:
         cause = f"{slo.percentile} needs {needed} {o.unit}"
+        reason += f" ({cause})" if size < 2 else f", so {o.n:,} {o.unit} are too few"
         if size >= 2:
-            cause = f"too few {o.unit} to have seen its worst"
-        reason += f" ({cause})"
+            cause = f"slow {o.unit} come in groups, so these are too few"
     elif unfinished:
         cause = f"{o.unit} were cut off that may have met its limit or not"
     if unfinished:
@@ -161,8 +162,9 @@ def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]
     """Return which requests of the cohort meet every SLO of their class, shape (n,).
 
     Failed and unfinished ones miss. A request meets ``itl_p99=50ms`` when the p99 of its own gaps
-    does. A metric that a good answer does not have (no text, a single token) cannot be missed by
-    it, nor one that this server's stream does not show.
+    does. A metric that a good answer does not have (a single token) cannot be missed by it, nor
+    one that this server's stream does not show. Of an answer of several tokens of which none was
+    seen nobody knows when the first came: it does not meet a limit on that.
     """
     r = cohort.requests
     meets = r.has_status("ok")
@@ -171,6 +173,8 @@ def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]
             continue
         which = np.flatnonzero(cohort.in_class(slo.class_))
         misses = o.misses(slo.limit_s)[: len(which)]
+        if slo.metric in FIRST_TOKEN:
+            meets[which] &= ~(np.isnan(r.first_token_ns) & (r.output_tokens > 1))[which]
         if slo.metric in GAP_METRICS:
             sizes = o.sizes[: len(which)]
             least = np.minimum(sizes, 1)  # within the limit, where there are any

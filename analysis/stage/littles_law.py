@@ -145,7 +145,7 @@ def summarise_gap(
         found["reason"] = _BOUNDS["none"]
     elif binding.metric != "e2e" or binding.class_:
         found["reason"] = (
-            f"void: {binding.text} does not limit how long every request is in the system"
+            f"not applicable: {binding.text} does not limit how long every request is in the system"
         )
     else:
         found = gap(capacity["c_max"], binding.limit_s, capacity["capacity_rps"])
@@ -159,9 +159,9 @@ def summarise_gap(
 
 
 _BOUNDS = {
-    "lower_bound": "void: C_max is a lower bound, as no stage violated an SLO",
+    "lower_bound": "not applicable: C_max is a lower bound, as no stage violated an SLO",
     "saturated": (
-        "void: the closed loop is saturated, so that C_max is the number of users that was set"
+        "not applicable: the closed loop is saturated, so that C_max is the number of users that was set"
     ),
     "none": "no capacity within the SLOs was found",
 }

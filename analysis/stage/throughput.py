@@ -26,8 +26,8 @@ FIRST_ANSWERS = 5  # whose mean time is how long an idle endpoint takes to answe
 # of a number of arrivals: nearer to what was offered, it is the draw of the schedule
 CHANCE_SD = 3.0
 NO_FIGURE = (
-    f"no stage has a steady state and {REQUESTS_MIN} requests with a client that kept up: its "
-    "rates are no figures"
+    f"no rate is known: that takes a stage with a steady state, {REQUESTS_MIN} requests and a client "
+    "that kept up"
 )
 _NS = 1e-9
 _DOWN = DOWN - {"timeout"}

@@ -17,7 +17,12 @@ from ampacity.workloads.class_spec import RESERVED_HEADERS
 USER_AGENT = "ampacity"
 _LOOPBACK = ("127.0.0.1", "::1")
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
-_SECRET_NAMES = re.compile("key|token|secret|sig|auth|pass|pwd|code|credential", re.IGNORECASE)
+_SECRET_NAMES = re.compile(
+    "key|token|secret|sig|auth|pass|pwd|code|credential|jwt|sas|bearer", re.IGNORECASE
+)
+
+_SECRET_VALUES = re.compile(r"(sk|pk|hf|gsk|ghp|xox.)[-_]|eyJ")  # keys of known kinds, and JWTs
+WRITTEN = "URLs are written down, give it through --api-key-env or --header"
 
 
 class EndpointError(ValueError):
@@ -155,6 +160,9 @@ def parse_endpoint(
         path = path.removesuffix(route)  # users paste the whole route
     assert parts.hostname is not None
     api_key = _read_key(api_key_env) if api_key_env is not None else None
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if (api_key and api_key in value) or _SECRET_VALUES.match(value):
+            raise EndpointError(f"the query's {protocols.printable(name)!r} holds a key: {WRITTEN}")
     for name, value in headers:
         _check_header(name, value)
     return Endpoint(
@@ -190,8 +198,7 @@ def _split_url(url: str) -> tuple[SplitResult, int | None]:
     elif parts.fragment:
         wrong = "a base URL has no '#' part"
     elif secret is not None:
-        wrong = f"the query holds {protocols.printable(secret)!r}, and URLs are written down:"
-        wrong += " give it through --api-key-env or --header"
+        wrong = f"the query holds {protocols.printable(secret)!r}: {WRITTEN}"
     elif not plain:
         bare = ascii(bare)
         wrong = "a URL is plain ASCII: write other characters as %XX, a host name as xn--..."

@@ -201,7 +201,9 @@ def _table(title: str, curves: Sequence[Curve]) -> Table:
     )
     rows.column(
         Column("bound by", text=True, priority=2),
-        lambda table, c: table.cell(c.capacity.binding_slo, str, c.capacity.reason or NO_REASON),
+        lambda table, c: table.cell(
+            c.capacity.binding_text or None, str, c.capacity.reason or NO_REASON
+        ),
     )
     return rows.done()
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -61,6 +61,18 @@ def draw(specs: Sequence[dict[str, Any]]) -> Drawn | None:
         runtime = str(drawn["runtime"])
         _keep_runtime(runtime)
     return Drawn(drawn["svg"], runtime)
+
+
+def write_svgs(folder: Path, specs: Mapping[str, dict[str, Any]]) -> list[Path]:
+    """Write each spec as ``folder/NAME.svg``; return the files, none where drawing fails."""
+    drawn = draw([*specs.values()])
+    if drawn is None:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.svg" for name in specs]
+    for path, svg in zip(paths, drawn.svg, strict=True):
+        path.write_text(svg, encoding="utf-8")
+    return paths
 
 
 def _static(spec: dict[str, Any]) -> dict[str, Any]:

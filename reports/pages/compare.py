@@ -83,7 +83,18 @@ def comparison_screen(result: Comparison) -> Screen:
     for run in result.runs[:RUNS]:
         facts = [run.engine, run.hardware, f"{run.failed:,} of {run.requests:,} failed"]
         runs.append(Entry(run.name, run.path[-60:], ", ".join(filter(None, facts))))
-    return Screen([answer, *runs], table, notes=result.notes, next_command=_next_command(result))
+    notes = [*_without_winner(result), *result.notes]
+    return Screen([answer, *runs], table, notes=notes, next_command=_next_command(result))
+
+
+def _without_winner(result: Comparison) -> list[str]:
+    """Return why a line whose figures differ has no winner, once for each reason."""
+    lines: dict[str, list[str]] = {}
+    for line in result.scorecard:
+        differs = any(change and change.change for change in line.changes)
+        if line.verdict == "unknown" and line.reason and differs:
+            lines.setdefault(line.reason, []).append(line.label.partition(", ")[0])
+    return [f"{', '.join(labels)}: {reason}" for reason, labels in lines.items()]
 
 
 def _next_command(result: Comparison) -> str | None:
@@ -92,6 +103,8 @@ def _next_command(result: Comparison) -> str | None:
     level = (result.level or "").removesuffix("/s")
     addresses = [r.url for r in (a, b) if r.url and not r.predicted]
     if result.interleaved_pairs is not None or len(result.runs) > 2 or len({*addresses}) < 2:
+        return None
+    if a.model != b.model:  # an A/B asks both for one model
         return None
     words = ["ampacity", "ab", *addresses, *(["--model", a.model] if a.model else [])]
     words += ["--rates", level] if level.replace(".", "").isdigit() else ["--rates", "1"]

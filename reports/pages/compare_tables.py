@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ampacity.analysis.change.comparable import by_option, format_value
-from ampacity.analysis.change.results import Comparison, Line, QuantileChange, ShownChange
+from ampacity.analysis.change.results import Comparison, Line, QuantileChange, Shift, ShownChange
 from ampacity.reports.render.figures import DASH, at_least, gpu_price, signed_per_cent, significant
 from ampacity.reports.render.table import Cell, Column, Table
 
@@ -237,6 +237,13 @@ def verdict_text(q: QuantileChange) -> str:
     return words.get(q.verdict, q.verdict)
 
 
+def _claimed(shift: Shift) -> list[QuantileChange]:
+    """Return the p99, and the highest quantile that is faster or slower: what is claimed of it."""
+    highest = {q.slower: q for q in shift.changed}
+    tail = [q for q in shift.quantiles if q.q == TAIL and shift.metric in TAILS]
+    return tail + [q for q in highest.values() if q not in tail]
+
+
 def winners_table(result: Comparison) -> Table:
     """Return the figures that some run has: the winner first, and what a run wins on top."""
     names, two = [r.name for r in result.runs], len(result.runs) == 2
@@ -250,9 +257,12 @@ def winners_table(result: Comparison) -> Table:
         table.rows.append([won, Cell(label), *values, *changes])
 
     for shift in result.shift if two and result.level else []:
-        for q in (q for q in shift.quantiles if shift.metric in TAILS and q.q == TAIL):
+        for q in _claimed(shift):
             winner = names[0] if q.slower else names[1]
-            won = Cell(*((winner, None, "good") if q.verdict == "differs" else (OPEN,)))
+            # none wins whose tail has become infinite
+            against = any(x.slower != q.slower for x in shift.quantiles if len(x.infinite) == 1)
+            state = "" if against else "good"
+            won = Cell(*((winner, None, state) if q.verdict == "differs" else (OPEN,)))
             sides = [Cell(figure_text(q, side)) for side in (0, 1)]
             if sides[0].text == sides[1].text == DASH:
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ampacity.analysis.capacity.fleet import AT_USABLE, NO_PEAK, instances_text
+from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, AT_USABLE, NO_PEAK, instances_text
 from ampacity.analysis.contract.capacity import Fleet, Knee, KneeMethod, LittlesLawGap, LoopCapacity
 from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.summary import Audit, Network, SloLimit, Summary, to_json
@@ -36,7 +36,7 @@ CROSSING = {
     ),
     "interpolated": "interpolated between the stages on both sides of the limit",
     "saturated": "the closed loop saturates there: an upper limit",
-    "pooled": "from all open stages together, each by what it is worth",
+    "pooled": "from all open stages together, weighted by their size",
     "lower_bound": "a lower bound: no stage violated the SLO",
     "none": "no stage met the SLO",
 }
@@ -79,7 +79,7 @@ def usable_rate(summary: Summary) -> Finding:
         return Finding("Capacity", DASH, None, held.reason or NO_REASON)
     verified = f"verified to {rate(held.verified_rps)}, the highest load shown to meet every SLO"
     note = _sentence(
-        held.binding_slo and f"bound by {' or '.join([held.binding_slo, *held.binding_or])}",
+        held.binding_slo and f"bound by {held.binding_text}",
         CROSSING[held.crossing],
         verified if held.verified_rps else None,
         CLOSED if held.c_max_basis == "closed" else None,
@@ -191,7 +191,7 @@ def _fleet(fleet: Fleet) -> Finding:
     if fleet.cost_per_million_output_tokens is not None and fleet.gpu_hour_usd is not None:
         usd = significant(fleet.cost_per_million_output_tokens)
         price = gpu_price(fleet.tensor_parallel, fleet.gpu_hour_usd)
-        cost = f"${usd} for a million output tokens of {AT_USABLE}, at {price}"
+        cost = f"${usd} per million output tokens {AT_FULL_LOAD} ({AT_USABLE}), at {price}"
     if fleet.instances is None:
         why = SET_PEAK if fleet.reason == NO_PEAK else fleet.reason or NO_REASON
         return Finding("Fleet", DASH, None, _sentence(why, cost))

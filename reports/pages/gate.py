@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 from ampacity.analysis.change.gate import INTERVALS, NOISY
 from ampacity.analysis.change.results import Check, GateResult
+from ampacity.analysis.slo import SHARES
 from ampacity.reports.render.figures import signed_per_cent
 from ampacity.reports.render.table import Cell, Column, Rows, Table
 from ampacity.reports.render.terminal import Entry, Screen
@@ -33,6 +34,7 @@ _COUNTED = {
     "inconclusive": "inconclusive",
     "pass": "passed",
 }
+HEADS = ("change", "tested, 95 %", "allowed")
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in XML 1.0
 
 
@@ -40,7 +42,7 @@ def figure(check: Check, value: float | None) -> str:
     """Return ``412 ms``, ``3.2 %``, ``80.1`` in four digits, from which the change follows."""
     if value is None:
         return "–"
-    if check.name in ("error_rate", "errors"):
+    if check.name.partition("=")[0].rpartition(":")[2] in (*SHARES, "errors"):
         return f"{value:.2%}"
     if check.name in ("output_tokens_per_s", "capacity_rps"):
         return f"{value:.4g}"
@@ -57,6 +59,11 @@ def change(check: Check) -> str:
         low, high = (signed_per_cent(x) for x in check.change_ci)
         text += f" ({low} to {high})"
     return text
+
+
+def _change(check: Check) -> str:
+    """Return ``+4.1 %`` or ``+0.3 pp``, without an interval."""
+    return change(check).partition(" (")[0].replace("points", "pp")
 
 
 def chart(result: GateResult) -> list[str]:
@@ -100,7 +107,7 @@ def chart(result: GateResult) -> list[str]:
 def _cells(check: Check) -> tuple[str, ...]:
     """Return a check as cells of a table: name, both figures, change, tolerance."""
     before, now = figure(check, check.baseline), figure(check, check.candidate)
-    return check.title, before, now, change(check), _tolerance(check)
+    return check.title, before, now, _change(check), _tested(check), _tolerance(check) or "–"
 
 
 def _measured(check: Check) -> tuple[str, str]:
@@ -109,7 +116,7 @@ def _measured(check: Check) -> tuple[str, str]:
 
 _TABLES: dict[str, tuple[Sequence[str], Callable[[Check], tuple[str, ...]]]] = {
     "gate": (
-        ("check", "baseline", "candidate", "change (95 % interval)", "tolerance"),
+        ("check", "baseline", "candidate", *HEADS),
         _cells,
     ),
     "check": (("check", "measured"), _measured),
@@ -157,7 +164,7 @@ def _add_mark(rows: Rows[Check]) -> None:
 def lines(result: GateResult) -> list[str]:
     """Return every check, the changes drawn, and the reasons, as lines."""
     found = [result.sentence, ""]
-    rows: list[tuple[str, ...]] = [("", "baseline", "candidate", "change (95 %)", "tolerance", "")]
+    rows: list[tuple[str, ...]] = [("", "baseline", "candidate", *HEADS, "")]
     rows += [(*_cells(c), _word(c)) for c in result.checks]
     found += [*aligned(rows), "", *chart(result), ""]
     found += [f"{c.title}: {c.reason}" for c in result.checks if c.reason]
@@ -177,16 +184,19 @@ def gate_screen(result: GateResult, next_command: str | None) -> Screen:
         answers.append(Entry("CHECKS", ", ".join(known)))
     why = [c for c in worst if c.verdict != "pass"]
     answers += [Entry("WHY", f"{c.title}: {sentence(c)}") for c in why[:1]]
+    texts = [f"{c.title} {signed_per_cent(c.tested)} %" for c in worst if c.tested is not None]
+    if texts:
+        more = f" and {len(texts) - 2} more" if len(texts) > 2 else ""
+        tested = f"at equal load {', '.join(texts[:2])}{more}"
+        answers.append(Entry("TESTED", tested, "not the change of the two figures"))
     rows = Rows("", worst)
     _add_mark(rows)
     rows.words("check", lambda c: c.title)
     rows.column(Column("baseline", "", 2), lambda _, c: Cell(figure(c, c.baseline)))
     rows.column(Column("candidate", "", 1), lambda _, c: Cell(figure(c, c.candidate)))
-    rows.column(
-        Column("change"), lambda _, c: Cell(change(c).partition(" (")[0].replace("points", "pp"))
-    )
-    rows.column(Column("tested, 95 %"), lambda _, c: Cell(_tested(c)))
-    rows.column(Column("allowed"), lambda _, c: Cell(_tolerance(c) or "–"))
+    rows.column(Column(HEADS[0]), lambda _, c: Cell(_change(c)))
+    rows.column(Column(HEADS[1]), lambda _, c: Cell(_tested(c)))
+    rows.column(Column(HEADS[2]), lambda _, c: Cell(_tolerance(c) or "–"))
     rows.column(Column("verdict", "", 4, text=True), lambda _, c: Cell(c.verdict))
     # those about further samples, which are appended, first
     notes = [note for note in reversed(result.notes) if note not in (INTERVALS, NOISY)]

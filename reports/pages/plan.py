@@ -50,7 +50,7 @@ def _pieces(line: str, width: int) -> list[str]:
     )
 
 
-def year_text(plan: Plan) -> str:
+def year_text(plan: Plan | TierPlan) -> str:
     """Return the cost of a year with its range; empty without a price."""
     if plan.cost_per_year is None:
         return ""
@@ -65,18 +65,15 @@ def plan_text(plan: Plan, summary: Summary) -> str:
     usable = usable_rate(summary)
     between = f" ({usable.interval})" if usable.interval else ""
     carries = "is predicted to carry" if plan.predicted else "carries"
-    before, down = plan.instances_before_safety, plan.one_replica_down
     lines = [
         headline(plan),
         f"  one instance {carries} {usable.value}{between} at {', '.join(plan.slos) or 'no SLO'}; "
         f"{usable.note}",
         f"  peak {plan.peak_rps:.4g} requests/s ({_basis(plan, 'peak')})",
-        f"  instances that carry the peak: {before}, × {plan.safety_factor:g} safety = "
+        f"  instances that carry the peak: {plan.instances_before_safety}, × {plan.safety_factor:g} safety = "
         f"{plan.instances}; GPUs: × {plan.tensor_parallel} = {plan.gpus}",
         f"  safety {plan.safety_factor:g} ({_basis(plan, 'safety')})",
-        f"  of these {_spare(plan.instances, before)}; to carry the peak while one is down, "
-        f"have {counted(down, 'instance')} ({counted(plan.one_replica_down_gpus, 'GPU')}): "
-        f"{_spare(down, before)}",
+        f"  {_spare(plan)}",
         f"  {plan.gpu_hours_per_day:g} GPU-hours a day, utilisation {100 * plan.utilisation:.0f} %"
         f" at {plan.load_rps:.3g} requests/s ({_basis(plan, 'utilisation')})",
         *_costs(plan),
@@ -89,11 +86,10 @@ def plan_text(plan: Plan, summary: Summary) -> str:
 
 def tiers_text(tiers: TierPlan) -> str:
     """Return the plan of tiers: the whole, then each."""
-    whole = f"{counted(tiers.instances, 'instance')}, {counted(tiers.gpus, 'GPU')} for "
-    whole += f"{tiers.peak_rps:.4g} requests/s ({tiers.mode})"
-    if tiers.cost_per_year is not None and tiers.cost_per_thousand_requests is not None:
-        each = significant(tiers.cost_per_thousand_requests)
-        whole += f"; ${tiers.cost_per_year:,.0f} a year, ${each} for 1,000 requests"
+    whole = f"{instances_text(structs.asdict(tiers))}, {counted(tiers.gpus, 'GPU')} for "
+    whole += f"{tiers.peak_rps:.4g} requests/s ({tiers.mode}){year_text(tiers)}"
+    if tiers.cost_per_thousand_requests is not None:
+        whole += f", ${significant(tiers.cost_per_thousand_requests)} for 1,000 requests"
     lines = [whole]
     for tier in tiers.tiers:
         plan = tier.plan
@@ -117,7 +113,7 @@ def tiers_text(tiers: TierPlan) -> str:
 
 def sensitivity_rows(moved: Sequence[Moved]) -> list[list[str]]:
     """Return the table of what moves the answer: heads, then the input that moves it most."""
-    rows = [["20 % less / 20 % more of", "instances", "USD a year", "USD for 1,000"]]
+    rows = [["if this were 20 % lower / higher", "instances", "USD a year", "USD for 1,000"]]
     for one in moved:
         year = "–" if one.cost_per_year is None else _pair(one.cost_per_year, ",.0f")
         each = "–"
@@ -143,14 +139,14 @@ def _pair(ends: tuple[float, float], form: str) -> str:
 def _costs(plan: Plan) -> Iterator[str]:
     if plan.cost_per_hour is None or plan.gpu_hour_usd is None:
         return
+    costs = {what: v for name, what in COSTS.items() if (v := getattr(plan, name)) is not None}
     yield (
         f"  {gpu_price(plan.gpus, plan.gpu_hour_usd)} ({_basis(plan, 'GPU-hour')}) = "
-        f"${plan.cost_per_hour:,.2f} an hour; each line below allocates the full cost of "
-        "the fleet at that utilisation, so they do not add up:"
+        f"${plan.cost_per_hour:,.2f} an hour; {len(costs)} ways to express the same cost "
+        f"{plan.at_mean_load}:"
     )
-    for name, what in COSTS.items():
-        if (value := getattr(plan, name)) is not None:
-            yield f"    ${significant(value)} for {what}"
+    for what, value in costs.items():
+        yield f"    ${significant(value)} for {what}"
 
 
 def hosted_lines(hosted: Hosted, plan: Plan) -> Iterator[str]:
@@ -191,11 +187,16 @@ def _basis(plan: Plan, name: str) -> str:
     return next(f"{i.basis}: {i.source}" for i in plan.inputs if i.name == name)
 
 
-def _spare(instances: int, before: int) -> str:
-    """Return for example ``13 serve the peak, 2 are spare``."""
-    spare = instances - before
-    serve = "serves" if before == 1 else "serve"
-    return f"{before} {serve} the peak, {spare or 'none'} {'are' if spare > 1 else 'is'} spare"
+def _spare(plan: Plan) -> str:
+    """Return for example ``2 of 15 are spare: the peak is carried while one is down``."""
+    spare, down = plan.instances - plan.instances_before_safety, plan.one_replica_down
+    if spare:
+        are = "are" if spare > 1 else "is"
+        return f"{spare} of {plan.instances} {are} spare: the peak is carried while one is down"
+    return (
+        f"none is spare: to carry the peak while one is down, have {counted(down, 'instance')} "
+        f"({counted(plan.one_replica_down_gpus, 'GPU')})"
+    )
 
 
 def _indented(lines: Sequence[str], by: str = "  ") -> list[str]:

@@ -21,6 +21,7 @@ from ampacity.analysis.timeline import Timeline
 from ampacity.reports.charts.burst import phases_table
 from ampacity.reports.charts.curves import charts
 from ampacity.reports.charts.families import curve_tables
+from ampacity.reports.charts.marks import Chart
 from ampacity.reports.charts.timeline import timeline_chart
 from ampacity.reports.pages.findings import TRUST, error_bound, evidence_text, findings
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
@@ -71,6 +72,12 @@ class Beyond:
     directory: str = "RUN"
 
 
+def report_charts(summary: Summary, timeline: Timeline | None) -> list[Chart]:
+    """Return the charts of a report, in their order."""
+    over_time = [timeline_chart(timeline, summary)] if timeline else []
+    return [*over_time, *charts(summary)]
+
+
 def render_report(
     summary: Summary,
     meta: Mapping[str, Any],
@@ -82,10 +89,7 @@ def render_report(
     choices = what_if(summary, beyond.limits, beyond.directory)
     return render_page(
         "report.html.j2",
-        [
-            *([timeline_chart(beyond.timeline, summary)] if beyond.timeline else []),
-            *charts(summary),
-        ],
+        report_charts(summary, beyond.timeline),
         title=f"{meta.get('name') or 'run'} – ampacity",
         verdict=summary.verdict,
         predicted=summary.predicted,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ampacity.analysis.capacity.fleet import instances_text
+from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, instances_text
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
-from ampacity.analysis.slo import ERROR_RATE, slo_from_dict
+from ampacity.analysis.slo import ERROR_RATE, GOODPUT, SHARES, slo_from_dict
+from ampacity.analysis.stage_warnings import client_relief
 from ampacity.reports.charts.families import WORDS
 from ampacity.reports.pages.burst_screen import burst_answers, burst_drawn, burst_table
 from ampacity.reports.render.bracket import bracket
@@ -21,6 +22,7 @@ from ampacity.reports.render.figures import (
     exact,
     failures,
     failures_by_cause,
+    queue_grew,
     rate,
     share,
     significant,
@@ -38,7 +40,7 @@ NAMED = 2  # SLOs that a line names; of more it counts the rest
 NOTES = {
     "partial": "",  # an answer of its own
     "no_requests": "No request was recorded.",
-    "client_limited": "This machine was the limit: the stages marked so are no findings.",
+    "client_limited": "",  # its remedy: _notes
     "outage": "The endpoint was down or silent for a while.",
     "errors": "",  # counted on every screen
     "too_long": "Some requests exceeded the model's context: use shorter lengths or --fit-context.",
@@ -79,13 +81,12 @@ def render_screen(summary: Summary, console: Console, path: object = None) -> No
         drawn = bracket(summary, console.width)
     answers = burst_answers(summary) if burst else _answers(summary)
     answers += _conditions(summary)
-    notes = [NOTES.get(w.code, w.text) for w in summary.warnings]
     screen = Screen(
         answers,
         table,
         near=_near(summary, stages),
         drawn=drawn,
-        notes=[*_counts(summary), *filter(None, notes)],
+        notes=_notes(summary),
         next_command=summary.next_command,
         path=path,
     )
@@ -112,6 +113,17 @@ def _counts(summary: Summary) -> list[str]:
     return [f"{count(summary.requests)} requests: {'; '.join(parts)}."] if parts else []
 
 
+def _notes(summary: Summary) -> list[str]:
+    """Return the counts, what helps a client that was the limit, and the other warnings."""
+    client = []
+    if any(w.code == "client_limited" for w in summary.warnings):
+        held = [s for s in summary.stages if s.index not in summary.audit.repeated_stages]
+        late = [to_json(s) for s in held if s.client_limited or s.client_limited_metrics]
+        client = [client_relief(to_json(summary.audit), late)]
+    short = (NOTES.get(w.code, w.text) for w in summary.warnings)
+    return [*_counts(summary), *client, *filter(None, short)]
+
+
 def _near(summary: Summary, stages: Sequence[Stage]) -> int:
     """Return the row of the stage that is nearest to the capacity."""
     held = summary.capacity
@@ -133,7 +145,8 @@ def _answers(summary: Summary) -> list[Entry]:
     found = [_capacity(summary)]
     if held.c_max is not None:
         ends = _ends(held.c_max_ci, "pooled" in held.crossing)
-        found.append(Entry("C_MAX", f"{significant(held.c_max)} in flight", ends))
+        least = "at least " if held.crossing == "lower_bound" else ""
+        found.append(Entry("C_MAX", f"{least}{significant(held.c_max)} in flight", ends))
     found.append(_limit(summary))
     found += [Entry("CAUSE", c.title, f"try {c.lever}") for c in summary.limits if c.holds][:1]
     if summary.families:
@@ -142,7 +155,7 @@ def _answers(summary: Summary) -> list[Entry]:
     if fleet.instances is not None:
         cost = fleet.cost_per_million_output_tokens
         asides = [f"{instances_text(to_json(fleet))}, safety {exact(fleet.safety_factor)}"]
-        asides += [f"${significant(cost)} per million output tokens"] if cost else []
+        asides += [f"${significant(cost)} per million output tokens {AT_FULL_LOAD}"] if cost else []
         text = f"{counted(fleet.gpus, 'GPU')} for {count(fleet.peak_rps)} req/s"
         found.append(Entry("FLEET", text, ", ".join(asides)))
     return found
@@ -182,7 +195,7 @@ def _ends(interval: Sequence[float | None] | None, pooled: bool) -> str:
 def _limit(summary: Summary) -> Entry:
     """Return the SLO that limits, and up to which load the others held."""
     held, slos = summary.capacity, [slo_from_dict(to_json(s)) for s in summary.slos]
-    texts = {slo.text: f"{slo.name} ≤ {_spaced(slo.limit_text)}" for slo in slos}
+    texts = {slo.text: slo.bound_text for slo in slos}
     binding = [texts[t] for t in (held.binding_slo, *held.binding_or) if t in texts]
     asides = []
     for text in [t for t in texts if texts[t] not in binding]:
@@ -196,11 +209,6 @@ def _limit(summary: Summary) -> Entry:
     if not binding:
         return Entry("LIMIT", "none reached", _some(asides))
     return Entry("LIMIT", _some(binding, " or "), _some(asides))
-
-
-def _spaced(limit: str) -> str:
-    at = next((i for i, c in enumerate(limit) if c.isalpha()), len(limit))
-    return limit if "+" in limit else f"{limit[:at]} {limit[at:]}".strip()
 
 
 def _some(texts: Sequence[str], joined: str = ", ") -> str:
@@ -246,10 +254,10 @@ class _Judged:
     def __init__(self, slo: SloLimit) -> None:
         named = slo_from_dict(to_json(slo))
         metric = "errors" if slo.metric == ERROR_RATE else WORDS.get(slo.metric, slo.metric)
-        percentile = "" if slo.metric == ERROR_RATE else f" {named.percentile}"
+        percentile = "" if slo.metric in SHARES else f" {named.percentile}"
         class_ = f"{slo.class_}: " if slo.class_ else ""
         self.head, self._text = f"{class_}{metric}{percentile}", slo.text
-        self._limit = named.limit_text
+        self._limit, self._is_goodput = named.limit_for_people, slo.metric == GOODPUT
 
     def cell(self, table: Table, stage: Stage) -> Cell:
         verdict = next((v for v in stage.slo_verdicts if v.slo == self._text), None)
@@ -257,9 +265,11 @@ class _Judged:
             return Cell(DASH)
         if verdict.value_s is not None:
             return slo_value(table, verdict)
+        if self._is_goodput and verdict.attainment is not None:
+            return Cell(share(verdict.attainment))
         if verdict.value is not None:
             return Cell(share(verdict.value))
-        return Cell(f"> {_spaced(self._limit)}" if verdict.verdict == "violated" else DASH)
+        return Cell(f"> {self._limit}" if verdict.verdict == "violated" else DASH)
 
 
 def _judged(summary: Summary) -> list[_Judged]:
@@ -276,18 +286,20 @@ def _words(summary: Summary, stage: Stage) -> Cell:
     if not summary.slos:
         words: dict[bool | None, tuple[str, str]] = {
             True: ("✓ steady", "good"),
-            False: ("✗ the queue grew", "bad"),
+            False: ("✗ queue grew", "bad"),
         }
         text, state = words.get(stage.stable, ("? too short to tell", "unsure"))
         return Cell(text, state=state)
     if stage.slo_met:
         return Cell("✓ met", state="good")
     violated = [v.slo.partition("=")[0] for v in stage.slo_verdicts if v.verdict == "violated"]
+    if queue_grew(stage):
+        return Cell("✗ queue grew", state="bad")
     if stage.slo_met is False:
         return Cell(f"✗ {_some(violated) or 'violated'}", state="bad")
     if stage.slo_met_by_all is not None:
         word, state = ("✓ met", "good") if stage.slo_met_by_all else ("✗ violated", "bad")
-        return Cell(f"{word}, by all stages", state=state)
+        return Cell(f"{word} (all stages together)", state=state)
     open_ = [v for v in stage.slo_verdicts if v.verdict == "inconclusive"]
     return Cell(f"? {_undecided(open_, stage)}", state="unsure")
 

@@ -28,9 +28,16 @@ def size_text(decision: Decision) -> str:
         rows = [row[:-1] for row in _matrix(decision.candidates)]  # 80 columns hold no more
         lines += [*columns(rows), *decision.apart, *decision.notes]
     lines += [f"left out: {one.run}: {one.reason}" for one in decision.left_out]
+    lines += ["", *_answer(best)]
     for one in others:
         lines += ["", *_answer(one)]
-    lines += ["", *_answer(best), "", *_steps(best), *_plan(best.plan), _rails_line(best)]
+    lines += [
+        "",
+        *([f"Steps of {best.run}:"] if others else []),
+        *_steps(best),
+        *_plan(best.plan),
+        _rails_line(best),
+    ]
     holds = [condition.holds for condition in best.disaggregation]
     lines.append(
         f"Prefill apart from decoding: {holds.count(True)} of {len(holds)} conditions hold, "
@@ -166,14 +173,13 @@ def _rails(rails: Guardrails) -> list[str]:
     found = []
     if rails.operate_rps is not None:
         found.append(f"run at {significant(rails.operate_rps)} req/s ({rails.operate_reason})")
-    if rails.queue_depth is not None and rails.breaker is not None:
-        low, high = rails.breaker
-        found.append(f"queue {rails.queue_depth} deep at most, breaker at {low} to {high}")
+    if rails.queue_depth is not None:
+        breaker = f", breaker at {_ends(rails.breaker)}" if rails.breaker else ""
+        found.append(f"queue {rails.queue_depth} deep at most{breaker}")
     if rails.max_input_tokens is not None:
-        low, high = rails.max_input_tokens
         most = rails.max_output_tokens
         output = "" if most is None else f", output {most:,}"
-        found.append(f"max input {low:,} to {high:,} tokens{output}")
+        found.append(f"max input {_ends(rails.max_input_tokens)} tokens{output}")
     if rails.concurrency_limit is not None:
         found.append(
             f"{rails.concurrency_limit} in flight at most, add an instance above "
@@ -182,6 +188,11 @@ def _rails(rails: Guardrails) -> list[str]:
     if rails.prewarm_s is not None:
         found.append(f"start an instance {significant(rails.prewarm_s)} s ahead")
     return [*found, *(f"{name}: {why}" for name, why in rails.missing.items())]
+
+
+def _ends(ends: tuple[int, int]) -> str:
+    low, high = ends
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _matrix(candidates: Sequence[Candidate]) -> list[list[str]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampacity.analysis.contract.summary import Summary, to_json
-from ampacity.analysis.next_run import again
+from ampacity.analysis.next_run import again, relieved
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.durations import duration_text, rounded_up
 from ampacity.reports.render.figures import Finding, by_load, counted
@@ -70,7 +70,7 @@ def _mending(code: str, summary: Summary, meta: Mapping[str, Any]) -> str | None
     if code in LONGER:
         return again(words, {"--duration": duration_text(rounded_up(2 * _longest_s(meta)))})
     if code == "client_limited":
-        return again(words, {"--workers": str(2 * int(meta.get("workers") or 1))})
+        return relieved(words, meta, summary.audit.cpu_fraction)
     if code in ("too_long", "beyond_context"):
         return f"{again(words, {}, ['--fit-context'])} --fit-context"
     return None

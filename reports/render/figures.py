@@ -165,6 +165,12 @@ def failures_by_cause(summary: Summary) -> str:
     )
 
 
+def queue_grew(stage: Stage) -> bool:
+    """Return whether each value is within its limit, and only the growing queue violates."""
+    within = all(v.verdict != "violated" for v in stage.slo_verdicts)
+    return stage.slo_met is False and stage.stable is False and within
+
+
 def by_load(stages: Sequence[Stage]) -> list[Stage]:
     """Return the stages from the lowest load up; equal loads in the order in which they ran."""
     return sorted(stages, key=lambda s: (s.kind, s.offered_rps or s.concurrency_set or 0, s.index))
@@ -205,6 +211,7 @@ def peak_text(goodput: Goodput, unit: str = "req/s") -> str:
 
 UNDECIDED = {
     "too few": "too few requests",
+    "needs": "too few requests",
     "too short": "too short",
     "so near": "near its limit",
     "the share": "on the edge",

@@ -23,6 +23,7 @@ from ampacity.reports.render.figures import (
     gpu_price,
     interval,
     percentile_text,
+    queue_grew,
     seconds,
     share,
     significant,
@@ -115,11 +116,12 @@ def _slo(table: Table, stage: Stage, judged: bool) -> Cell:
         met = stage.slo_met_by_all
         side = "above" if met else "below"
         note = (
-            f"by all stages together, which put the limit {side} this load; "
-            "this stage alone is too short to tell"
+            f"all stages together put the limit {side} this load; this stage alone is too short to "
+            "decide"
         )
         note = _inconclusive(stage) if met is None else note
-    return Cell(verdict_word(met), table.footnote(note) if note else None, state[met])
+    word = "queue grew" if queue_grew(stage) else verdict_word(met)
+    return Cell(word, table.footnote(note) if note else None, state[met])
 
 
 def _inconclusive(stage: Stage) -> str:

@@ -127,6 +127,10 @@ def test_bad_option(
             "--rates; the rate is not given to ampacity search (--rates is of other commands)",
         ),
         ("ab U U --request-rate 3", "--request-rate; the rate is given by --rates"),
+        (
+            "report RUN --peak-rps 120",
+            "--peak-rps; a fleet is sized by: ampacity plan RUN --peak-rps",
+        ),
         ("run --base-url U", "--base-url; the server is given by URL"),
         ("run U --api-key sk-wrong", "--api-key; the key is given by --api-key-env"),
         (

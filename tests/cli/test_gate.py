@@ -280,7 +280,7 @@ def test_markdown_keeps_its_table_whatever_the_text() -> None:
     text = gate_markdown(RESULT)
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 5
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {7}
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {8}
     assert "\\<c>" in text
     assert "```text" in text
 

@@ -213,11 +213,11 @@ def test_where_no_pair_is_left_nothing_is_compared(
     command("ab --aa http://127.0.0.1:1/v1 --rates 6 --rounds 3 --out", out, status=2)
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith(
-        "Nothing is compared: no pair of stages is left: the client was the limit in 8 stages (6 "
+        "WINNER none Nothing is compared: no pair of stages is left: the client was the limit in 8 stages (6 "
         "of A, 2 of B). "
-        "Use a quieter or larger machine, or a lower --rate."
+        "Use a quieter or larger machine, or a lower --rates."
     )
-    for wrong in ("no difference", "None", "--rates", "--concurrency", "open ("):
+    for wrong in ("no difference", "None", "--concurrency", "open ("):
         assert wrong not in said
     result = msgspec.json.decode((out / "compare.json").read_text(), type=Comparison)
     assert (result.compared, result.interleaved_pairs, result.interleaved_pairs_planned) == (

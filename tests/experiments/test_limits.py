@@ -98,6 +98,14 @@ def _busy_client(run: Run) -> Run:
     return dataclasses.replace(run, meta=run.meta | {"stages": stages})
 
 
+def _disturbed_and_repeated(run: Run) -> Run:
+    """Let stage 0 be disturbed, and stage 1 be its repetition."""
+    stages = [dict(stage) for stage in run.meta["stages"]]
+    stages[0]["audit"] = {"client_limited_reason": "lag p99 40 ms"}
+    stages[1]["offered_rps"] = stages[0]["offered_rps"]
+    return dataclasses.replace(run, meta=run.meta | {"stages": stages})
+
+
 HEALTHY: dict[str, Any] = {"input_tokens": 500, "output_tokens": 100, "rates": "2,8,16"}
 HEALTHY |= {"slo": ["ttft_p95=500ms", "tpot_p95=50ms"]}
 ADAPTERS = """
@@ -113,6 +121,7 @@ ON_RECORDS: dict[str, tuple[Change, set[str]]] = {
     "an endpoint that gets slower and slower": (_records(_ever_slower), {"drift"}),
     "one replica of eight is slow": (_records(_one_replica_of_eight_is_slow), {"replicas"}),
     "a busy client": (_busy_client, {"client_limited"}),
+    "a disturbed stage that was repeated": (_disturbed_and_repeated, set()),
 }
 OVERLOAD = {"queueing", "plateau"}  # what any engine shows beyond its throughput
 ILLNESSES: dict[str, tuple[str, dict[str, Any], set[str]]] = {

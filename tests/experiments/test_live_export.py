@@ -204,5 +204,6 @@ def test_a_port_that_is_taken_is_one_line(
     for text, why in (("99999", "at most 65535"), ("a:b", "give a whole number")):
         command(f"run http://127.0.0.1:1/v1 --rates 5 --prometheus {text}", status=2)
         assert why in capsys.readouterr().err
-    command("run http://127.0.0.1:1/v1 --rates 5 --otlp http://u:p@127.0.0.1", status=2)
-    assert "without a user name" in capsys.readouterr().err
+    for url in ("http://u:p@127.0.0.1", "http://127.0.0.1:99999", "ftp://x", "foo"):
+        command(f"run http://127.0.0.1:1/v1 --rates 5 --otlp {url}", status=2)
+        assert "give an http(s) URL without a user name" in capsys.readouterr().err

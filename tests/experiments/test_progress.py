@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from ampacity.experiments.stages.rig import _all_failed
 from ampacity.live_panel import live_line
 from ampacity.loadgen.plan import Live
 from ampacity.progress import stage_line
@@ -67,9 +69,8 @@ def stage(
 @pytest.mark.parametrize(
     ("cause", "said"),
     [
-        ("too few independent requests, p99 needs 299 at least", "too few requests"),
-        ("too few independent gaps, p99 needs 299 at least", "too few requests"),
-        ("too short to have seen its worst: slow requests come in clusters", "too short"),
+        ("p99 needs 299 requests", "too few requests"),
+        ("slow gaps come in groups, so these are too few", "too few requests"),
         ("so near its limit that more requests are needed", "near its limit"),
         ("requests were cut off that may have met its limit or not", "cut off in flight"),
         (
@@ -99,3 +100,20 @@ def test_the_line_of_a_burst_holds_no_verdict_of_one_load() -> None:
     whole = stage([("inconclusive", "too few requests")])
     assert "inconclusive" in stage_line(whole)
     assert stage_line(whole, burst=True).endswith("ITL p99 –, 0 errors")
+
+
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        (["unfinished"] * 3, "3 cut off unfinished"),
+        (
+            ["unfinished", "timeout", "reset"],
+            "1 cut off unfinished; 2 failed, the first with timeout: why 1",
+        ),
+        (["reset", "ok"], None),
+    ],
+)
+def test_a_request_that_was_cut_off_has_not_failed(statuses: list[str], said: str | None) -> None:
+    errors = [f"why {i}" for i in range(len(statuses))]
+    found = _all_failed(pa.table({"status": statuses, "error": errors}), 3)
+    assert found == (said and ("aborted", f"no request of stage 3 was answered: {said}"))

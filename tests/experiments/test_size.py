@@ -16,15 +16,20 @@ import pytest
 
 from ampacity.analysis.contract.summary import describe_fields
 from ampacity.analysis.decision.candidates import Decision
+from ampacity.analysis.decision.guardrails import guardrails
 from ampacity.analysis.decision.inputs import Range
+from ampacity.analysis.decision.known import Known, Physics
 from ampacity.analysis.decision.model import plain_model
 from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.roofline import Instance, Point, use_of
+from ampacity.analysis.decision.steps import thirteen_steps
 from ampacity.analysis.decision.tiers import TierPlan
 from ampacity.analysis.slo import parse_slos
 from ampacity.analysis.summary import summarise
 from ampacity.cli import main
 from ampacity.loadgen.rundir.files import load_run
+from ampacity.reports.pages.findings import usable_rate
+from ampacity.reports.pages.size import _rails
 from ampacity.simulator.engine.outcome import simulate
 from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.catalog import HARDWARE, LLAMA3_8B
@@ -140,7 +145,7 @@ def test_all_thirteen_steps_on_two_screens_in_three_seconds(
     assert "the server reported no acceptance of drafted tokens" in text
     assert "of 295 FLOP/byte" in text
     assert "start an instance 47.0 s ahead" in text
-    assert "20 % less / 20 % more of instances USD a year USD for 1,000" in text
+    assert "if this were 20 % lower / higher instances USD a year USD for 1,000" in text
 
 
 def test_the_figures_are_those_of_the_formulas(
@@ -210,6 +215,39 @@ def test_candidates_are_ranked_at_one_slo_and_the_broken_one_is_left_out(
     assert "What moves the answer most" in text
     assert "http://" not in text
     assert "https://" not in text
+    assert ampacity("size", small, run, *map(str, known)) == 0  # the cheapest is read first
+    out = " ".join(capsys.readouterr().out.split())
+    heads = (f"{run}: predicted,", f"{small}: predicted,", f"Steps of {run}:")
+    order = [out.index(text) for text in heads]
+    assert order == sorted(order)
+
+
+def test_guardrails_have_no_empty_range_and_no_breaker_of_nothing(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = size(monkeypatch, capsys, run, "--wait-budget", "1ms", "--json")
+    rails = msgspec.convert(json.loads(out), Decision).candidates[0].guardrails
+    assert (rails.queue_depth, rails.breaker) == (None, None)
+    assert "the wait budget of 1 ms is too short" in rails.missing["queue_depth"]
+    rails = msgspec.structs.replace(rails, max_input_tokens=(7413, 7413), max_output_tokens=None)
+    shown = _rails(msgspec.structs.replace(rails, queue_depth=1))
+    assert "max input 7,413 tokens" in shown
+    assert "queue 1 deep at most" in shown
+
+
+def test_step_7_names_every_slo_that_may_limit(run: Path) -> None:
+    """As the screen and the plan do: which of the two breaks first cannot be told."""
+    summary = summarise(load_run(run))
+    slos = ["ttft_p95=300ms", "itl_p99=50ms"]
+    held = msgspec.structs.replace(
+        summary.capacity, binding_slo=slos[0], binding_or=slos[1:], crossing="pooled"
+    )
+    summary = msgspec.structs.replace(summary, capacity=held)
+    known = Known(summary, "run", {}, None, guardrails(summary))
+    assert "bound by ttft_p95=300ms or itl_p99=50ms" in str(
+        thirteen_steps(known, Physics())[6].decision
+    )
+    assert "bound by ttft_p95=300ms or itl_p99=50ms" in usable_rate(summary).note
 
 
 def test_without_a_stated_slo_the_first_run_has_it(
@@ -344,7 +382,11 @@ def test_conditions_for_disaggregation(
     ("arguments", "message"),
     [
         pytest.param(["--gpu", "h900", "--layers", 1], "must be given too", id="five-numbers"),
-        pytest.param(["--model-config", "nowhere"], "cannot be read", id="no-config"),
+        pytest.param(
+            ["--model-config", "Llama-3-8B"],
+            "give the path of the model's config.json (or its folder)",
+            id="no-config",
+        ),
         pytest.param(["--prices", "nowhere.csv"], "cannot be read", id="no-prices"),
         pytest.param(
             ["--gpu", "h900", "--params", 1e9, "--layers", 1, "--kv-heads", 1, "--head-dim", 8],
@@ -352,6 +394,8 @@ def test_conditions_for_disaggregation(
             id="gpu",
         ),
         pytest.param(["--cold-start", "soon"], "--cold-start", id="duration"),
+        pytest.param(["--slo", "ttft_max=1s"], "give a percentile, as ttft_p99=1s", id="max"),
+        pytest.param(["--link", "-1"], "--link", id="link"),
         pytest.param(["--lora-slots", "4"], "write SLOTSxMB", id="adapters"),
         pytest.param(
             [

@@ -136,6 +136,11 @@ def test_export_writes_each_table_and_keeps_what_is_there(
     command("export --csv", path, "-o", tmp_path / "out", status=2)
     assert "requests.csv exists: --overwrite replaces it" in capsys.readouterr().err
     assert (tmp_path / "out" / "requests.csv").read_text() == "mine"
+    for other in (path, tmp_path / "out"):  # a run directory's own records are never replaced
+        (other / "run.json").touch()
+        command("export --parquet --overwrite", path, "-o", other, status=2)
+        assert "is a run directory" in capsys.readouterr().err
+    (tmp_path / "out" / "run.json").unlink()
     command("export --csv --overwrite", path, "-o", tmp_path / "out")
     assert (tmp_path / "out" / "requests.csv").read_text() != "mine"
 

@@ -1,7 +1,9 @@
 """Chart specs: what is drawn, from the summary alone; every spec passes Altair's own schema."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import altair as alt
 import pytest
@@ -27,6 +29,7 @@ from ampacity.reports.charts.distributions import (
 )
 from ampacity.reports.charts.marks import Chart, linear_axis, log_axis, log_ticks
 from ampacity.reports.charts.palette import COLOURS, light, style_sheet
+from ampacity.reports.charts.svg import SVG, write_svgs
 from ampacity.reports.charts.timeline import timeline_chart
 from tests.support.contract import blank
 from tests.support.sample_summary import (
@@ -106,6 +109,13 @@ def test_every_spec_is_valid_and_has_words(name: str) -> None:
         assert chart.title
         assert len(chart.alt) > 30
         assert chart.keys
+
+
+def test_each_chart_is_written_as_a_picture(tmp_path: Path) -> None:
+    specs = {chart.name: chart.spec for chart in drawn("open_sweep")[:2]}
+    paths = write_svgs(tmp_path / "new", specs)
+    assert [path.stem for path in paths] == [*specs]
+    assert [ElementTree.parse(path).getroot().tag for path in paths] == [f"{{{SVG}}}svg"] * 2
 
 
 def test_the_stages_of_a_timeline_are_named_where_there_is_room() -> None:

@@ -159,11 +159,11 @@ def test_key_figures_of_an_open_sweep() -> None:
     assert got["Knee"].value == "31.0 in flight at 6.10 req/s"
     assert got["Knee"].interval == "region 24.0 to 40.0 in flight, 5.40 to 6.70 req/s"
     assert got["Little's Law gap"].value == "–"
-    assert got["Little's Law gap"].note.startswith("void: ttft_p99=2s does not limit")
+    assert got["Little's Law gap"].note.startswith("not applicable: ttft_p99=2s does not")
     assert got["Goodput peak"].value == "6.56 req/s"
     assert got["Fleet"].value == "25 instances (24 to 26), 100 GPUs"
     assert "19 instances × safety 1.3" in got["Fleet"].note
-    priced = "$2.31 for a million output tokens of one instance at its capacity, at 4 GPUs × $2.5/h"
+    priced = "$2.31 per million output tokens at full load (one instance at its capacity), at 4 GPUs × $2.5/h"
     assert got["Fleet"].note.endswith(priced)
     assert got["Load generator"].value == "kept up"
 
@@ -177,8 +177,8 @@ def test_a_cost_stands_beside_its_price_also_where_no_peak_sizes_a_fleet() -> No
     }
     note = found(summary)["Fleet"].note
     assert note == (
-        "set a peak in What if? or with --peak-rps; $2.31 for a million output tokens of one instance at its "
-        "capacity, at 1 GPU × $2.5/h"
+        "set a peak in What if? or with --peak-rps; $2.31 per million output tokens at full load (one instance at "
+        "its capacity), at 1 GPU × $2.5/h"
     )
 
 
@@ -371,7 +371,7 @@ def test_the_table_of_stages_word_for_word() -> None:
     ]
     assert table.notes == [
         "needs 299 requests, has 120",
-        "ttft_p99=2s: too few independent requests, p99 needs 299 at least",
+        "ttft_p99=2s: p99 needs 299 requests",
         "infinite: 27 of 600 requests failed",
         "requests in flight grow by 2.0 a second",
     ]

@@ -25,6 +25,7 @@ from ampacity.cli.judge.validate import _screen as validate_screen
 from ampacity.cli.measure.doctor import _screen as doctor_screen
 from ampacity.loadgen.probe.diagnosis import Finding
 from ampacity.reports.pages.screen import NOTES, render_screen
+from ampacity.reports.render.tables import stages_table
 from ampacity.reports.render.terminal import Entry, Screen, show, spark
 from tests.experiments.test_burst import burst_run
 from tests.support.args import Command, args_of
@@ -164,7 +165,7 @@ def test_the_screen_of_a_sweep() -> None:
         "C_MAX     34.2 in flight    between 28.0–44.0",
         "LIMIT     ttft_p99 ≤ 2 s    itl_p99 ≤ 100 ms never violated",
         "FLEET     100 GPUs for 120 req/s    25 instances (24 to 26), safety 1.3, $2.31",
-        "          per million output tokens",
+        "          per million output tokens at full load",
         "req/s  TTFT p99  ITL p99  goodput  failed  SLO",
         "    1         –  61.0 ms     1.00       0  ? 179 more requests decide it",
         "    2    319 ms  28.9 ms     2.00       0  ✓ met",
@@ -212,23 +213,83 @@ def test_every_warning_has_a_short_note() -> None:
     assert all(len(note) <= 140 for note in NOTES.values())
 
 
+LEAST = {"capacity": open_sweep()["capacity"] | {"crossing": "lower_bound"}}
+TRY = "the lowest load tried, 4 requests/s, is already too high; try 1.1, 2.1, 3.2 requests/s"
+TOO_HIGH = open_sweep()["capacity"] | {"capacity_rps": None, "crossing": "none", "reason": TRY}
+
+
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
         ({}, "--rates 7 --duration 4m"),  # (600 + 900) / 7 x 1.1 s, and 3.1 s of warm-up: 239 s
         ({"partial": "interrupted at stage 1"}, " ".join(COMMAND[3:])),
-        ({"slos": []}, "--slo interactive"),
+        ({"slos": []}, "--model M --slo ttft_p99=2s --slo tpot_p99=100ms"),
+        ({"audit": {"client_limited": True, "cpu_fraction": 0.9}, **LEAST}, "--workers 4"),
+        ({"audit": {"client_limited": True, "cpu_fraction": 0.1}, **LEAST}, "--cpus 4-7"),
+        ({"audit": {"client_limited": True, "cpu_fraction": 0.1}}, "--rates 7 --duration 4m"),
+        ({**LEAST}, "--rates 12.8,25.6"),  # twice and four times the bound of 6.4
+        ({"capacity": TOO_HIGH}, "--slo ttft_p95=1s --rates 1.1,2.1,3.2"),
         ({"next_command": "as noted"}, None),
     ],
 )
 def test_the_next_command(changed: dict[str, Any], expected: str | None) -> None:
     summary = open_sweep() | changed
     if expected is not None:
-        found = next_command(summary, {"command_line": [*COMMAND, "--out", "x"]}, "runs/x")
+        line = [*COMMAND, "--out", "x"]
+        meta = {"command_line": line, "workers": 2, "host": {"cpus": 8}}
+        found = next_command(summary, meta, "runs/x")
         assert found is not None
         assert found.startswith("ampacity sweep http://h/v1 --model M ")
         assert found.endswith(expected), found
         assert "--out" not in found
+
+
+@pytest.mark.parametrize(("repeated", "metrics"), [([], {}), ([7], {"itl": "late"}), ([7], {})])
+def test_a_client_that_was_the_limit_has_a_note_with_the_remedy(
+    repeated: list[int], metrics: dict[str, str]
+) -> None:
+    """No note where the one stage was repeated; one without marked rows where figures are late."""
+    summary = open_sweep()
+    busiest = [{"name": "backup", "cores": 0.97}]
+    summary["stages"][7] |= {"client_limited": True, "client_limited_reason": "late"}
+    summary["stages"][7] |= {"busiest": busiest}
+    summary["stages"][6] |= {"client_limited_metrics": metrics, "busiest": busiest}
+    summary["audit"] |= {"cpu_fraction": 0.05, "client_limited": not repeated}
+    summary["audit"] |= {"client_limited_stages": [7], "repeated_stages": repeated}
+    warned = bool(metrics or not repeated)
+    summary["warnings"] = [{"code": "client_limited", "text": "long"}] * warned
+    text = " ".join(rendered(summary).split())
+    note = "NOTE Stop other work on this machine (backup 0.97 cores) or pin the client with --cpus"
+    assert (note in text) is warned
+    assert "stages marked so" not in text
+
+
+def test_after_the_demo_comes_a_sweep_of_ones_own_server() -> None:
+    found = next_command(open_sweep(), {"command_line": ["ampacity", "demo"]}, "runs/x")
+    assert found == "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms"
+
+
+def test_in_flight_at_a_lower_bound_is_a_lower_bound_too() -> None:
+    text = rendered(open_sweep() | LEAST)
+    assert "CAPACITY  at least 6.40 req/s" in text
+    assert "C_MAX     at least 34.2 in flight" in text
+
+
+def test_a_stage_that_all_stages_decide_says_so() -> None:
+    summary = open_sweep()
+    summary["stages"][6] |= {"slo_met_by_all": True}
+    assert "✓ met (all stages together)" in rendered(summary)
+
+
+def test_a_growing_queue_alone_is_named_as_the_violation() -> None:
+    """The one verdict of the last stage is met, so the queue is the whole reason."""
+    summary = open_sweep()
+    summary["stages"][7] |= {"stable": False, "slo_met": False}
+    for verdict in summary["stages"][7]["slo_verdicts"]:
+        verdict["verdict"] = "met"
+    assert "✗ queue grew" in rendered(summary)
+    table = stages_table(read_summary(summary))
+    assert table.rows[7][-1].text == "queue grew"
 
 
 def test_a_command_is_made_again() -> None:

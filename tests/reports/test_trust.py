@@ -21,7 +21,7 @@ SWEEP = ["ampacity", "sweep", "http://a/v1", "--duration", "40s", "--rates=1,2"]
         ("too_short", SWEEP, "ampacity sweep http://a/v1 --rates=1,2 --duration 80s"),
         ("drift", [*SWEEP[:3], "--duration=40s"], "ampacity sweep http://a/v1 --duration 80s"),
         ("too_few_requests", SWEEP, "the next command"),
-        ("client_limited", ["ampacity", "run", "it's"], "ampacity run 'it'\"'\"'s' --workers 4"),
+        ("client_limited", ["ampacity", "run", "it's"], "ampacity run 'it'\"'\"'s' --cpus 4-7"),
         ("too_long", ["ampacity", "run", "--out", "x"], "ampacity run --fit-context"),
         ("too_long", ["ampacity", "run", "--fit-context"], "ampacity run --fit-context"),
         ("errors", SWEEP, None),
@@ -33,7 +33,7 @@ SWEEP = ["ampacity", "sweep", "http://a/v1", "--duration", "40s", "--rates=1,2"]
 def test_a_warning_has_the_command_that_mends_it(
     code: str, command_line: Any, command: str | None
 ) -> None:
-    meta = {"command_line": command_line, "stages": STAGES, "workers": 2}
+    meta = {"command_line": command_line, "stages": STAGES, "host": {"cpus": 8}}
     (shown,) = by_severity(warned(code), meta)
     assert shown.command == command
 

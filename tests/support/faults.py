@@ -572,7 +572,7 @@ FAULTS: dict[str, Fault] = {
     "tokens_after_finish": Fault(tokens_after_finish, "ok", 3),
     "byte_by_byte": Fault(byte_by_byte, "ok", -1),
     "html_page": Fault(
-        refusal("200 OK", "<html>log in</html>", "Content-Type: text/html\r\n"), "empty"
+        refusal("200 OK", "<html>log in</html>", "Content-Type: text/html\r\n"), "protocol_error"
     ),
     "stream_as_json": Fault(stream_as_json, "protocol_error"),
     "not_streamed": Fault(not_streamed, "ok", 2),

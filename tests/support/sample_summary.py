@@ -251,7 +251,7 @@ OVER_STAGES: dict[str, Any] = {
         "limit_s": 2.0,
         "limit_metric": "ttft",
         "consistency": 0.99,
-        "reason": "void: ttft_p99=2s does not limit how long every request is in the system",
+        "reason": "not applicable: ttft_p99=2s does not limit how long every request is in the system",
     },
     "fleet": blank(Fleet)
     | {
@@ -276,7 +276,7 @@ OVER_STAGES: dict[str, Any] = {
     },
 }
 
-FEW = "too few independent requests, p99 needs 299 at least"
+FEW = "p99 needs 299 requests"
 
 
 def _open_stages() -> list[dict[str, Any]]:

@@ -108,20 +108,22 @@ def gate(
     if not json and shown.full:
         print(*lines(result), sep="\n")
     elif not json:
-        show(gate_screen(result, _next_command(result, run, baseline)), console())
+        show(gate_screen(result, _next_command(result, len(run))), console())
     if self_test:
         raise typer.Exit(_self_test_status(result))
     raise typer.Exit(EXIT[result.verdict])
 
 
-def _next_command(result: GateResult, runs: list[Path], baseline: Path) -> str | None:
-    """Return the gate that takes further samples, or that prints every check."""
-    from shlex import join
+def _next_command(result: GateResult, samples: int) -> str | None:
+    """Return the command that was given, with further samples or with every check printed."""
+    from ampacity.analysis.next_run import again
+    from ampacity.cli.experiment import command_line
 
-    words = ["ampacity", "gate", *map(str, runs), "--baseline", str(baseline)]
-    if result.verdict == "inconclusive":
-        return join([*words, "--max-samples", str(len(runs) + MORE_SAMPLES)])
-    return join([*words, "--summary", "full"]) if result.verdict == "regression" else None
+    more = {
+        "inconclusive": {"--max-samples": str(samples + MORE_SAMPLES)},
+        "regression": {"--summary": "full"},
+    }.get(result.verdict)
+    return None if more is None else again(command_line(sys.argv), more)
 
 
 def _cannot_compare(error: Exception) -> GateResult:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ampacity.cli import options as o
+
+if TYPE_CHECKING:
+    from ampacity.analysis.contract.summary import Summary
 
 
 def report(
@@ -31,6 +34,10 @@ def report(
     checker_timeout: Annotated[
         str, typer.Option(metavar="T", help="Time limit of the checker.")
     ] = "10m",
+    svg: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write each chart of the report as an SVG file."),
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Write summary.json and report.html of a run again, and print the findings.
@@ -48,4 +55,19 @@ def report(
     found = None if labels is None else read_labels(labels)
     if checker is not None:
         found = check_answers(run, checker, parse_duration(checker_timeout, "--checker-timeout"))
-    finish(run, as_json=json, labels=found)
+    _, summary = finish(run, as_json=json, labels=found)
+    if svg is not None:
+        _write_svgs(run, summary, svg)
+
+
+def _write_svgs(run: Path, summary: Summary, folder: Path) -> None:
+    from ampacity.analysis.timeline import timeline_of
+    from ampacity.cli.output import writing
+    from ampacity.loadgen.rundir.files import load_run
+    from ampacity.reports.charts.svg import write_svgs
+    from ampacity.reports.pages.run_report import report_charts
+
+    found = report_charts(summary, timeline_of(load_run(run)))
+    with writing(folder):
+        paths = write_svgs(folder, {chart.name: chart.spec for chart in found})
+    typer.echo(f"charts: {len(paths)} in {folder}", err=True)

@@ -52,7 +52,9 @@ WaitBudget = Annotated[
 ]
 Link = Annotated[
     float | None,
-    typer.Option(metavar="GBIT", help="Link between instances in Gbit/s, for disaggregation."),
+    typer.Option(
+        metavar="GBIT", help="Link between instances in Gbit/s, for disaggregation.", min=1e-3
+    ),
 ]
 ColdStart = Annotated[
     str | None, typer.Option(metavar="T", help="Time from start to first answer of an instance.")

@@ -6,6 +6,7 @@ simulated engine in virtual time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -17,6 +18,7 @@ from ampacity.live_panel import Outlook
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.progress import Progress
+from ampacity.reports.render.figures import count, ended_otherwise, failures
 from ampacity.settings import Settings
 from ampacity.workloads.profile import Workload
 from ampacity.workloads.replay import Replayed
@@ -376,7 +378,13 @@ def _session_rules(workload: Workload, trace: Replayed | None) -> dict[str, Any]
 
 def _all_failed(table: pa.Table, stage: int) -> tuple[str, str] | None:
     """Return ("aborted", reason) if no request was answered: more load would show nothing."""
-    if not table.num_rows or "ok" in table["status"].to_pylist():
+    statuses = table["status"].to_pylist()
+    if not statuses or "ok" in statuses:
         return None
-    status, error = table["status"][0].as_py(), table["error"][0].as_py()
-    return "aborted", f"every request of stage {stage} failed, first with {status}: {error}"
+    counts = Counter(statuses)
+    parts = ended_otherwise(counts)
+    if failed := failures(counts):
+        first = next(i for i, status in enumerate(statuses) if failures({status: 1}))
+        error = f"{statuses[first]}: {table['error'][first].as_py()}"
+        parts.append(f"{count(failed)} failed, the first with {error}")
+    return "aborted", f"no request of stage {stage} was answered: {'; '.join(parts)}"

@@ -156,6 +156,7 @@
       form.querySelector("#plan-command").textContent = plan + options
         .map(([name, value]) => value === null ? "" : ` --${name} ${quoted(value)}`).join("");
       const cost = value => given.gpu_hour_usd === null ? "set a price" : usd(value);
+      const load = `at ${Math.round(100 * found.utilisation)} % mean load`;
       const rows = found.why ? [["No fleet", found.why]] : [
         ["One instance carries", `${figure(found.capacity_rps)} req/s`],
         ["Instances", count(found.instances) + range(found.instances_ci)],
@@ -164,8 +165,8 @@
         ["Mean load", `${figure(100 * found.utilisation)} %`],
         ["An hour", cost(found.cost_per_hour)],
         ["A year", cost(found.cost_per_year)],
-        ["1,000 requests", cost(found.fleet_cost_per_thousand_requests)],
-        ["1 M output tokens", cost(found.fleet_cost_per_million_output_tokens)],
+        [`1,000 requests ${load}`, cost(found.fleet_cost_per_thousand_requests)],
+        [`1 M output tokens ${load}`, cost(found.fleet_cost_per_million_output_tokens)],
       ];
       outcome.replaceChildren(...rows.map(([name, text]) => {
         const row = document.createElement("div");

@@ -30,7 +30,7 @@ from ampacity.config import make_settings
 from ampacity.experiments.virtual.predict import predict
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
-from ampacity.reports.pages.compare import comparison_markdown
+from ampacity.reports.pages.compare import comparison_markdown, comparison_screen
 from ampacity.simulator.models.hardware import find_config
 from tests.support.compared_runs import RATE, arm, later, quantiles, rows, stage, ttfts
 from tests.support.synthetic import Stage, make_run, request
@@ -412,14 +412,36 @@ def test_the_worked_example_of_the_docs_says_what_the_docs_say(
         assert program == "ampacity"
         assert ampacity(*words) == 0
     result = msgspec.json.decode(capsys.readouterr().out, type=Comparison)
-    assert "B is slower than A in TTFT, ITL, TPOT, E2E at 5/s" in result.sentence
+    assert "A is faster than B in TTFT, ITL, TPOT, E2E at 5/s" in result.sentence
     cost = rows(result)["usd_per_thousand_good_requests"]
     assert cost.winner is None
     assert cost.changes[1].change == pytest.approx(-0.25, abs=0.01)
     for metric in ("itl", "tpot", "e2e"):
         assert 0.04 < quantiles(result, metric)[0.5].change < 0.1
-    assert "B is slower" in Path("compare.md").read_text()
-    assert "B is slower" in Path("compare.html").read_text()
+    assert "A is faster" in Path("compare.md").read_text()
+    assert "A is faster" in Path("compare.html").read_text()
+
+
+def test_the_screen_names_the_winner_with_the_rows_of_its_claim(tmp_path: Path) -> None:
+    """B's faster 70 % are 20 % slower and its tail is the same; it costs half, at the same load."""
+    values = ttfts(1)
+    slow = np.where(values < np.quantile(values, 0.7), 1.2 * values, values)
+    runs = [
+        arm(tmp_path / "a", stage(values), ["ttft_p99=1s"], usd=2.0),
+        arm(tmp_path / "b", stage(slow), ["ttft_p99=1s"], usd=1.0),
+    ]
+    shown = comparison_screen(compare(runs))
+    assert shown.answers[0].text == "A"
+    assert "A is faster than B in TTFT, E2E" in shown.answers[0].aside
+    assert shown.table is not None
+    won = [row[1].text for row in shown.table.rows if row[0].text == "A"]
+    assert won == ["TTFT p80", "E2E p80"]
+    cost = next(row for row in shown.table.rows if row[1].text == "USD per 1,000 good requests")
+    assert cost[0].text == "–"
+    labels = [row[1].text for row in shown.table.rows]
+    assert "USD per million output tokens at full load" in labels
+    assert shown.notes[0].startswith("USD per 1,000 good requests, TTFT p99 in s")
+    assert ": no winner: a run's figures at a load that it carried" in shown.notes[0]
 
 
 def test_a_difference_between_runs_is_not_claimed_as_one_between_systems(tmp_path: Path) -> None:
@@ -430,7 +452,7 @@ def test_a_difference_between_runs_is_not_claimed_as_one_between_systems(tmp_pat
     found = compare([a, slow])
     assert (
         found.sentence
-        == "B is slower than A in TTFT, E2E at 20/s (one run of each: 0.5% of noise from run to run is assumed)."
+        == "A is faster than B in TTFT, E2E at 20/s (one run of each: 0.5% of noise from run to run is assumed)."
     )
     assert found.notes == [RUNS_NOT_SYSTEMS]
     assert found.assumed_run_noise == 0.005
@@ -443,5 +465,5 @@ def test_a_difference_between_runs_is_not_claimed_as_one_between_systems(tmp_pat
         for n, x in (("p", 1.0), ("q", 1.2))
     ]
     found = compare(both)
-    assert found.sentence == "Q is slower than P in TTFT, E2E at 20/s."
+    assert found.sentence == "P is faster than Q in TTFT, E2E at 20/s."
     assert found.notes == [VIRTUAL]

@@ -139,7 +139,7 @@ def test_a_run_that_fails_is_not_faster_and_the_other_keeps_its_figures(tmp_path
             ),
         ]
     )
-    assert slow.sentence.startswith("S is slower than A in TTFT, E2E at 20/s (one run of each")
+    assert slow.sentence.startswith("A is faster than S in TTFT, E2E at 20/s (one run of each")
     both = quantiles(compare([b, failing(tmp_path / "c", 3)]), "ttft")[0.99]
     assert (both.infinite, both.verdict) == (["reference", "other"], "unknown")
 
@@ -362,4 +362,4 @@ def test_half_a_per_cent_of_speed_near_saturation_is_no_difference_and_ten_are_o
         assert not [r.name for r in same.scorecard if r.winner]
         assert same.sentence.startswith("No difference")
     slower = compare([a, queue_run(tmp_path / "c", 5, 1.1, 1)])
-    assert "C is slower than A5 in TTFT" in slower.sentence
+    assert "A5 is faster than C in TTFT" in slower.sentence

@@ -39,7 +39,7 @@ from ampacity.analysis.change.samples import Blocks
 from ampacity.analysis.metrics.hdr import encode_seconds
 from ampacity.analysis.metrics.requests import RecordsError
 from ampacity.loadgen.rundir.files import Run
-from ampacity.reports.pages.gate import gate_markdown, junit_xml, lines
+from ampacity.reports.pages.gate import gate_markdown, gate_screen, junit_xml, lines
 from benchmarks.servers.steps import STEP_SERVERS, step_run
 from benchmarks.studies.gate_rates import later_first_token, study
 from tests.support.compared_runs import RATE, stage, ttfts
@@ -178,7 +178,8 @@ def test_tokens_per_second_are_those_measured_and_the_test_is_by_the_plan(tmp_pa
     longer = stage(ttfts(1, 1500))
     longer.records = [request(i, i / RATE, ttft_s=0.1, gaps_s=[0.01] * 5) for i in range(1500)]
     other = run(tmp_path / "other", longer, seed=2)
-    found = checks(judge_gate(base, [other], {}))["output_tokens_per_s"]
+    result = judge_gate(base, [other], {})
+    found = checks(result)["output_tokens_per_s"]
     measured = other.summary["stages"][0]["output_tokens_per_s"]
     assert (found.baseline, found.candidate) == (pytest.approx(100, rel=5e-3), measured)
     assert found.candidate == pytest.approx(120, rel=5e-3)
@@ -186,6 +187,9 @@ def test_tokens_per_second_are_those_measured_and_the_test_is_by_the_plan(tmp_pa
     assert found.shift == pytest.approx(0.0, abs=1e-9)
     assert found.verdict == "pass"
     assert "at equal load and lengths +0.0%, which is what is tested" in found.reason
+    told = next(entry for entry in gate_screen(result, None).answers if entry.label == "TESTED")
+    assert "output_tokens_per_s at 20/s +0.0 %" in told.text
+    assert "| change | tested, 95 % | allowed | verdict |" in gate_markdown(result)
 
 
 def test_few_requests_are_inconclusive_and_say_how_many_are_missing(tmp_path: Path) -> None:

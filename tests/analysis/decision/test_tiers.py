@@ -54,9 +54,9 @@ def test_one_slow_replica_of_eight() -> None:
 
 
 def test_queue_and_breaker() -> None:
-    """2 s x 50/s = 100; a breaker at 80 to 90."""
+    """2 s x 50/s = 100; a breaker at 80 to 90. Of one request 80 % are none."""
     assert queue_depth(50, 2) == 100
-    assert breaker_of(100) == (80, 90)
+    assert [breaker_of(depth) for depth in (100, 2, 1)] == [(80, 90), (1, 1), None]
 
 
 def run_at(path: Path, rate_rps: float, **facts: Any) -> Path:
@@ -86,7 +86,7 @@ def plan(
     return call
 
 
-TWO = ("--tier", "small=RUNS/small,0.8,l4,1", "--tier", "large=RUNS/large,0.2,4xH100,3")
+TWO = ("--tier", "small=RUNS/small,80%,l4,1", "--tier", "large=RUNS/large,0.2,4xH100,3")
 
 
 def test_routing_gives_each_tier_its_share(plan: Command) -> None:
@@ -117,12 +117,27 @@ def test_a_cascade_sends_all_of_the_peak_to_the_first_tier(plan: Command) -> Non
     assert found["cost_per_thousand_requests"] == pytest.approx(1000 * 60 / 432_000)
     assert found["warnings"] == []
     out = plan(*given)[1]
-    assert out.startswith("16 instances, 28 GPUs for 120 requests/s (cascade); $525,600 a year")
+    assert out.startswith(
+        "at most 16 instances, 28 GPUs for 120 requests/s (cascade); at most $525,600 a year, "
+    )
+
+
+def test_one_plan_names_the_load_of_its_costs_and_its_spare_instances_once(plan: Command) -> None:
+    """110/s on 12: 10 instances, 1.2 times that 12: 110/s are 76 % of 144; $1 an instance."""
+    out = " ".join(
+        plan("RUNS/small", "--peak-rps", 110, "--safety", 1.2, "--gpu-hour", 1)[1].split()
+    )
+    assert "5 ways to express the same cost at 76 % mean load: $30.3 for a million output" in out
+    assert out.count("spare") == 1
+    assert "2 of 12 are spare: the peak is carried while one is down" in out
+    assert "if this were 20 % lower / higher instances" in out
+    none = " ".join(plan("RUNS/small", "--peak-rps", 110, "--safety", 1)[1].split())
+    assert "none is spare: to carry the peak while one is down, have 11 instances (11 GPUs)" in none
 
 
 def test_pools_of_a_disaggregated_fleet(plan: Command) -> None:
     """120/s: 10 x 1.3 = 13 for prompts, 12 x 1.3 = 16 (15.6) for decoding."""
-    pools = [text.replace("0.8", "1").replace("0.2", "1") for text in TWO]
+    pools = [text.replace("80%", "1").replace("0.2", "1") for text in TWO]
     _, out, _ = plan(*pools, "--peak-rps", 120, "--safety", 1.3, "--mode", "pools")
     assert "  P:D ratio 13:16 = 0.812\n" in out
 
@@ -132,11 +147,12 @@ def test_pools_of_a_disaggregated_fleet(plan: Command) -> None:
     [
         ((*TWO[:2], "--peak-rps", 9), "the shares of the tiers sum to 0.8, not to 1"),
         (("--tier", "v=RUNS/virtual,1,l4,1", "--peak-rps", 9), "predicted: a tier needs a measur"),
+        (("--tier", "n=RUNS/small,170%,l4,1", "--peak-rps", 9), "share 1.7 is not above 0"),
         (("--tier", "n=RUNS/none,1,l4,1", "--peak-rps", 9), "none is no run directory"),
         (("--tier", "n=RUNS/small,1,l4", "--peak-rps", 9), "write NAME=RUN,SHARE,GPU,PRICE"),
         (("--tier", "n=RUNS/small,2,l4,1", "--peak-rps", 9), "share 2 is not above 0 and at most"),
-        (("--tier", "n=RUNS/small,1,l4,nan", "--peak-rps", 9), "--tier n=: price nan: give a num"),
-        ((*TWO, *TWO, "--peak-rps", 9), "--tier small=: the name stands twice"),
+        (("--tier", "n=RUNS/small,1,l4,nan", "--peak-rps", 9), "--tier n: price nan: give a num"),
+        ((*TWO, *TWO, "--peak-rps", 9), "--tier small: the name stands twice"),
         (TWO, "give the load of the fleet"),
         ((*TWO, "--peak-rps", 9, "--mode", "random"), "--mode random: none of routing, cascade"),
         ((*TWO, "--peak-rps", 9, "--gpu-hour", 2), "--gpu-hour is part of --tier"),

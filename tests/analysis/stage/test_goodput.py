@@ -259,6 +259,21 @@ def test_goodput_is_the_share_that_meets_every_other_slo() -> None:
     assert parse_slo(slo.text) == slo
 
 
+def test_an_answer_whose_tokens_nobody_saw_is_not_good() -> None:
+    """Of 20: 12 with text, 5 of eight tokens without any text, 3 that ended at once (one token)."""
+    records = [request(i, i * 0.1, ttft_s=0.5) for i in range(12)]
+    records += [request(12 + i, 1.2, ttft_s=None, output_tokens=8) for i in range(5)]
+    records += [request(17 + i, 1.7, ttft_s=None, output_tokens=1) for i in range(3)]
+    for limits, good in (("ttft_p50=2s", 15), ("itl_p50=2s", 20)):
+        (_, found), *_ = observe_slos(cohort(*records), parse_slos(["goodput=75%", limits]))
+        assert found.n - int(found.misses(1.0).sum()) == good
+
+
+def test_a_bound_is_written_the_right_way_round() -> None:
+    found = [slo.bound_text for slo in parse_slos(["ttft_p99=2s", "goodput=95%", "error_rate=1%"])]
+    assert found == ["ttft_p99 ≤ 2 s", "goodput ≥ 95 %", "error_rate ≤ 1 %"]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -144,6 +144,14 @@ def test_a_secret_in_a_query_is_refused_and_not_repeated(name: str) -> None:
     assert "4711" not in str(refused.value)
 
 
+@pytest.mark.parametrize("value", ["sk-PLANTED-123", "eyJhbGciOi.x", "of-the-variable"])
+def test_a_secret_under_any_name_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANTED", "of-the-variable")
+    with pytest.raises(EndpointError, match="'k' holds a key") as refused:
+        parse_endpoint(f"http://h/v1?k={value}", api_key_env="PLANTED")
+    assert value not in str(refused.value)
+
+
 # -- localhost -------------------------------------------------------------------------------------
 
 
