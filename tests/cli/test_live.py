@@ -152,7 +152,10 @@ def test_a_resize_leaves_no_debris_and_ctrl_c_ends_with_the_report(
         tmux("send-keys", "C-c")
         text = until(lambda text: "REPORT" in text, 20)
         took_s = time.monotonic() - began_s
-        assert (tmp_path / "run" / "report.html").is_file()
+        report = tmp_path / "run" / "report.html"  # written after the screen, with its charts
+        while not report.is_file():
+            assert time.monotonic() - began_s < 30
+            time.sleep(0.1)
         lines = text.rstrip().splitlines()
         first = next(i for i, line in enumerate(lines) if line.startswith("CAPACITY"))
         assert len(lines) - first <= 23

@@ -469,4 +469,4 @@ def test_a_worker_whose_disk_is_full_aborts_the_run(server: Started, tmp_path: P
     meta = json.loads((run / "run.json").read_text())
     assert meta["status"] == "aborted"
     assert "File too large" in meta["status_reason"]
-    assert "Partial run (aborted" in done.stdout  # the findings come before what cannot be written
+    assert "PARTIAL   aborted" in done.stdout  # the findings come before what cannot be written
