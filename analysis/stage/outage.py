@@ -22,6 +22,7 @@ SILENT_SHARE = 0.5  # of the stage: a server that is silent more often answers i
 BINS = 60
 DOWN = FAILED_KINDS - {"shed", *REFUSED}
 _NS = 1e-9
+_BLOCK = 1_000_000  # tokens that are looked at together
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,8 @@ def _silences(
     always as long.
     """
     ok, first_s = r.has_status("ok"), r.first_token_ns * _NS
+    if not _may_be_silent(r, chunks, np.append(ended_s[ok], now_s)):
+        return []
     tokens_s = r.started_ns[chunks.owner] * _NS + chunks.at_us * 1e-6
     life = np.sort(np.concatenate([tokens_s, ended_s[ok], [now_s]]))
     # a good answer waits for no token after its last
@@ -168,6 +171,24 @@ def _silences(
         stops_all = int(np.count_nonzero(stuck)) >= STUCK_MIN and lasts_s >= SILENT_S
         found.append(_Silence(start_s, end_s, lasts_s, waits, stops_all))
     return found
+
+
+def _may_be_silent(r: Requests, chunks: Chunks, others_s: Floats) -> bool:
+    """Return whether there may be a silence at all: a sort of all tokens takes long.
+
+    Tokens and ``others_s`` are counted in bins of a quarter of the shortest silence: one that is
+    longer than four bins leaves at least three empty.
+    """
+    width_s = SILENT_S / LONGER / 4
+    zero_s = float(np.nanmin(np.append(r.started_ns * _NS, others_s)))
+    occupied = np.zeros(int((np.nanmax(others_s) - zero_s) / width_s) + 2, dtype=np.bool_)
+    occupied[((others_s - zero_s) / width_s).astype(np.int64)] = True
+    for k in range(0, len(chunks.owner), _BLOCK):
+        block = slice(k, k + _BLOCK)
+        times_s = r.started_ns[chunks.owner[block]] * _NS + chunks.at_us[block] * 1e-6
+        at = ((times_s - zero_s) / width_s).astype(np.int64)
+        occupied[np.minimum(at, len(occupied) - 1)] = True
+    return int(np.diff(np.flatnonzero(occupied)).max(initial=0)) > 3
 
 
 def _began_ns(r: Requests) -> Floats:
