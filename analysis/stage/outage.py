@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -149,18 +149,16 @@ def _silences(
     always as long.
     """
     ok, first_s = r.has_status("ok"), r.first_token_ns * _NS
-    if not _may_be_silent(r, chunks, np.append(ended_s[ok], now_s)):
-        return []
-    tokens_s = r.started_ns[chunks.owner] * _NS + chunks.at_us * 1e-6
-    life = np.sort(np.concatenate([tokens_s, ended_s[ok], [now_s]]))
     # a good answer waits for no token after its last
     answered_s = np.where(ok & ~np.isnan(r.last_token_ns), r.last_token_ns * _NS, ended_s)
-    gaps_s = np.diff(chunks.at_us.astype(np.float64))[np.diff(chunks.owner) == 0] * 1e-6
-    usual_gap_s = float(np.median(gaps_s)) if len(gaps_s) else np.inf
+    usual_gap_s = None  # of fifty million gaps only where it decides
     found = []
-    for k in np.flatnonzero(np.diff(life) > SILENT_S / LONGER):
-        start_s, end_s = float(life[k]), float(life[k + 1])
+    for start_s, end_s in _gaps_between(r, chunks, np.append(ended_s[ok], now_s)):
         waits = (began_s < end_s) & (answered_s > start_s + SAME_S)
+        if not waits.any():
+            continue
+        if usual_gap_s is None:
+            usual_gap_s = _median_gap_s(chunks)
         others_s = (first_s - began_s)[~waits & ~np.isnan(first_s)]
         usual_s = float(np.median(others_s)) if len(others_s) else np.inf
         waited_s = end_s - np.maximum(start_s, began_s)
@@ -173,22 +171,38 @@ def _silences(
     return found
 
 
-def _may_be_silent(r: Requests, chunks: Chunks, others_s: Floats) -> bool:
-    """Return whether there may be a silence at all: a sort of all tokens takes long.
+def _median_gap_s(chunks: Chunks) -> float:
+    gaps_us = np.diff(chunks.at_us.astype(np.int64))[np.diff(chunks.owner) == 0]
+    return float(np.median(gaps_us)) * 1e-6 if len(gaps_us) else np.inf
 
-    Tokens and ``others_s`` are counted in bins of a quarter of the shortest silence: one that is
-    longer than four bins leaves at least three empty.
+
+def _gaps_between(r: Requests, chunks: Chunks, others_s: Floats) -> list[tuple[float, float]]:
+    """Return start and end of each gap of SILENT_S / LONGER in tokens and ``others_s`` together.
+
+    Times are counted in bins of a quarter of that, as a sort of all tokens takes long: a gap leaves
+    at least three bins empty, and lies between the last time before these and the first after.
     """
     width_s = SILENT_S / LONGER / 4
     zero_s = float(np.nanmin(np.append(r.started_ns * _NS, others_s)))
-    occupied = np.zeros(int((np.nanmax(others_s) - zero_s) / width_s) + 2, dtype=np.bool_)
-    occupied[((others_s - zero_s) / width_s).astype(np.int64)] = True
+    n = int((np.nanmax(others_s) - zero_s) / width_s) + 2
+    first, last = np.full(n, np.inf), np.full(n, -np.inf)
+    for times_s in (others_s, *_token_times(r, chunks)):
+        at = np.minimum(((times_s - zero_s) / width_s).astype(np.int64), n - 1)
+        order = np.argsort(at, kind="stable")
+        bins, begin = np.unique(at[order], return_index=True)
+        times_s = times_s[order]
+        first[bins] = np.minimum(first[bins], np.minimum.reduceat(times_s, begin))
+        last[bins] = np.maximum(last[bins], np.maximum.reduceat(times_s, begin))
+    occupied = np.flatnonzero(np.isfinite(first))
+    apart = np.flatnonzero(np.diff(occupied) > 3)
+    pairs = zip(last[occupied[apart]], first[occupied[apart + 1]], strict=True)
+    return [(float(a), float(b)) for a, b in pairs if b - a > SILENT_S / LONGER]
+
+
+def _token_times(r: Requests, chunks: Chunks) -> Iterator[Floats]:
     for k in range(0, len(chunks.owner), _BLOCK):
         block = slice(k, k + _BLOCK)
-        times_s = r.started_ns[chunks.owner[block]] * _NS + chunks.at_us[block] * 1e-6
-        at = ((times_s - zero_s) / width_s).astype(np.int64)
-        occupied[np.minimum(at, len(occupied) - 1)] = True
-    return int(np.diff(np.flatnonzero(occupied)).max(initial=0)) > 3
+        yield r.started_ns[chunks.owner[block]] * _NS + chunks.at_us[block] * 1e-6
 
 
 def _began_ns(r: Requests) -> Floats:
