@@ -23,6 +23,7 @@ BINS = 60
 DOWN = FAILED_KINDS - {"shed", *REFUSED}
 _NS = 1e-9
 _BLOCK = 1_000_000  # tokens that are looked at together
+_BINS_MAX = 10_000_000  # eleven days
 
 
 @dataclass(frozen=True)
@@ -182,12 +183,16 @@ def _gaps_between(r: Requests, chunks: Chunks, others_s: Floats) -> list[tuple[f
     Times are counted in bins of a quarter of that, as a sort of all tokens takes long: a gap leaves
     at least three bins empty, and lies between the last time before these and the first after.
     """
-    width_s = SILENT_S / LONGER / 4
     zero_s = float(np.nanmin(np.append(r.started_ns * _NS, others_s)))
-    n = int((np.nanmax(others_s) - zero_s) / width_s) + 2
+    span_s = float(np.nanmax(others_s)) - zero_s
+    width_s = max(SILENT_S / LONGER / 4, span_s / _BINS_MAX)
+    n = int(span_s / width_s) + 2
     first, last = np.full(n, np.inf), np.full(n, -np.inf)
     for times_s in (others_s, *_token_times(r, chunks)):
-        at = np.minimum(((times_s - zero_s) / width_s).astype(np.int64), n - 1)
+        times_s = times_s[np.isfinite(times_s)]
+        if not len(times_s):
+            continue
+        at = np.clip((times_s - zero_s) / width_s, 0, n - 1).astype(np.int64)
         order = np.argsort(at, kind="stable")
         bins, begin = np.unique(at[order], return_index=True)
         times_s = times_s[order]
