@@ -33,7 +33,7 @@ LOWEST = 14  # rows of a terminal that has room for the panel
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is expected of the whole run. None: not known."""
+    """The expected course of the whole run. None: not known."""
 
     stages: int | None = None
     length_s: float | None = None

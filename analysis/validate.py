@@ -115,7 +115,7 @@ class Finding(Part, frozen=True, kw_only=True):
 
 
 class Validation(Part, frozen=True, kw_only=True):
-    """What ``ampacity validate --json`` prints."""
+    """The result that ``ampacity validate --json`` prints."""
 
     stage: int
     production: str

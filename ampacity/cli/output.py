@@ -19,7 +19,7 @@ UNCUT = 100_000  # columns of what is no terminal: nothing is wrapped or left ou
 
 @dataclass
 class Shown:
-    """How much the command prints; ``options.prints`` sets it."""
+    """The amount that the command prints; ``options.prints`` sets it."""
 
     full: bool = False
     quiet: bool = False

@@ -1,4 +1,4 @@
-"""What limits the endpoint, and what to try: the ``limits`` of summary.json."""
+"""Limits of the endpoint, and what to try: the ``limits`` of summary.json."""
 
 from __future__ import annotations
 

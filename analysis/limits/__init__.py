@@ -1,1 +1,1 @@
-"""What limits an endpoint: the rules of diagnosis over a summary."""
+"""Find what limits an endpoint: the rules of diagnosis over a summary."""

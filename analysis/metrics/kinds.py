@@ -1,4 +1,4 @@
-"""How requests end, in a summary: the statuses of the records, with HTTP errors by their code."""
+"""Name how requests end, in a summary: the statuses of the records, with HTTP errors by their code."""
 
 from __future__ import annotations
 

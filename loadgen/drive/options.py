@@ -1,4 +1,4 @@
-"""Options of a stage runner, for sending requests and treating answers; the same for all stages of a run."""
+"""Options of a stage runner for sending and reading; the same for all stages of a run."""
 
 from __future__ import annotations
 

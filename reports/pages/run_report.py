@@ -62,7 +62,7 @@ STATUS_WORDS = {
 
 @dataclass(frozen=True)
 class Beyond:
-    """What a report shows beyond the summary, from the records of the run.
+    """Findings that a report shows beyond the summary, from the records of the run.
 
     ``limits``: the capacity at other limits of the SLO that binds.
     """

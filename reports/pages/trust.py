@@ -1,4 +1,4 @@
-"""Whether to trust a run: steady state, and warnings with the command that mends each."""
+"""Show if a run can be trusted: steady state, and warnings with the command that mends each."""
 
 from __future__ import annotations
 

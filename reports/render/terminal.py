@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Screen:
-    """What a command prints last.
+    """The last screen of a command.
 
     Of a long table it shows the first and last row and those around ``near``; None: the first ones.
     """

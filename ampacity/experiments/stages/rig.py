@@ -37,7 +37,7 @@ REPLAY_FINISH_S = 1e6  # a trace's sessions are played to their end, however slo
 
 @dataclass(frozen=True)
 class Watch:
-    """What may end a stage early: ``enough`` is called after each of ``looks``, parts of it.
+    """A condition that may end a stage early: ``enough`` is called after each of ``looks``, parts of it.
 
     ``alphas``: chances of a false verdict at each look and at the stage's end; none: 5 % at each.
     """
