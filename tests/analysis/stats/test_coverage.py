@@ -80,3 +80,12 @@ def test_a_limit_far_beyond_the_queue_is_met_by_few_correlation_times() -> None:
     assert [o.far_by_chance(0.95, 2.4 * o.values.max()) for o in seen] == [1.0] * 8  # not far
     high = [judge_slo(measure(server, 0.95, 3000, seed)[0], slo).verdict for seed in range(8)]
     assert "met" not in high
+
+
+def test_a_stage_of_few_request_times_has_not_shown_its_queue() -> None:
+    """16 slots at 0.87 of saturation: 300 requests are 21 request times; 7 % are over 2 s, and in
+    one stage of twelve none is near it."""
+    server, slo = SERVERS["batch"](), Slo("ttft", 0.95, 2.0)
+    seen = [measure(server, 0.87, 300, seed)[0] for seed in range(40)]
+    assert any(4 * o.values.max() < slo.limit_s for o in seen)
+    assert {judge_slo(o, slo).verdict for o in seen} <= {"violated", "inconclusive"}
