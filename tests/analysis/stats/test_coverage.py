@@ -14,6 +14,7 @@ from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.attainment import judge_slo
 from benchmarks.servers import SERVERS, batch_server
 from benchmarks.studies.coverage import LOADS, cover, measure, observations
+from benchmarks.studies.verdict_rates import judge
 
 TRUTH_S = {0.5: 0.1129, 0.7: 0.9489, 0.85: 3.674}  # p99 TTFT, 4 runs of 1,000,000 requests each
 REQUESTS, RUNS = 8000, 16
@@ -83,9 +84,8 @@ def test_a_limit_far_beyond_the_queue_is_met_by_few_correlation_times() -> None:
 
 
 def test_a_stage_of_few_request_times_has_not_shown_its_queue() -> None:
-    """16 slots at 0.87 of saturation: 300 requests are 21 request times; 7 % are over 2 s, and in
-    one stage of twelve none is near it."""
-    server, slo = SERVERS["batch"](), Slo("ttft", 0.95, 2.0)
-    seen = [measure(server, 0.87, 300, seed)[0] for seed in range(40)]
-    assert any(4 * o.values.max() < slo.limit_s for o in seen)
-    assert {judge_slo(o, slo).verdict for o in seen} <= {"violated", "inconclusive"}
+    """16 slots at 0.864 of saturation, from idle: 7 % wait for more than 2 s in long runs, none in
+    six of ten stages of 300 requests, which are 21 request times."""
+    seen = [judge("batch", 0.864, Slo("ttft", 0.95, 2.0), 300, seed) for seed in range(100)]
+    assert sum(s.misses == 0 for s in seen) > 50
+    assert "met" not in {s.verdict for s in seen}  # 8 % were
