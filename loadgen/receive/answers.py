@@ -11,7 +11,7 @@ import msgspec
 from ampacity.loadgen.receive.chunks import token_count, token_detail
 from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.thinking import Kind
-from ampacity.loadgen.send.protocols import Api, decoded, error_text, printable, stream_error
+from ampacity.loadgen.send.protocols import Api, decoded, error_text, stream_error
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -60,7 +60,9 @@ class _TypedAnswer(Answer, ABC):
             return
         if event.error or event.type in (None, "error"):
             self.error = self.error or stream_error(data)
-        if self.error is None:
+        if self.error is None and event.type is None:
+            self._on_foreign(data)
+        elif self.error is None:
             self._on_typed(at_ns, event)
 
     @abstractmethod
@@ -146,7 +148,7 @@ class ResponsesAnswer(_TypedAnswer):
         details = whole.get("incomplete_details")
         reason = details.get("reason") if isinstance(details, dict) else None
         length = reason == "max_output_tokens"
-        self.finish_reason = "length" if length else printable(str(reason or "stop"))
+        self._on_reason("length" if length else str(reason or "stop"))
 
 
 class MessagesAnswer(_TypedAnswer):
@@ -187,7 +189,7 @@ class MessagesAnswer(_TypedAnswer):
 
     def _on_stop(self, holder: dict[str, Any]) -> None:
         if holder.get("stop_reason"):
-            self.finish_reason = printable(str(holder["stop_reason"]))
+            self._on_reason(str(holder["stop_reason"]))
 
 
 def _call_of(item: dict[str, Any]) -> tuple[Any, Any, Any]:

@@ -95,8 +95,19 @@ class Exchange:
         return AnswerContent(text, calls)
 
     def pieces(self) -> list[tuple[Kind, str]]:
-        """Return kind and text of each chunk; empty unless ``keep_text`` was called."""
-        return [(kind, join_surrogates(text)) for kind, text in self._answer.texts or ()]
+        """Return kind and text of each chunk; a character in two halves belongs to the latter.
+
+        Empty unless ``keep_text`` was called, and where a chunk has no text.
+        """
+        texts, found, half = self._answer.texts or [], [], ""
+        for number, (kind, text) in enumerate(texts, 1):
+            if not text:
+                return []
+            text, half = half + text, ""
+            if number < len(texts) and "\ud800" <= text[-1] <= "\udbff":
+                text, half = text[:-1], text[-1]
+            found.append((kind, join_surrogates(text)))
+        return found
 
     @property
     def merged_events(self) -> int:

@@ -88,6 +88,13 @@ HALVES = {
         "\U0001f600",
         "\ufffd-\ufffd",
     ),
+    "begun in the reasoning, ended in the answer": (
+        [_delta(reasoning_content="a\ud83d"), _delta(content="\ude00b")],
+        "\ufffdb",
+        "a\U0001f600b",
+    ),
+    "a half as the last token": ([_delta(content="a"), _delta(content="b\ud83d")],)
+    + ("ab\ufffd",) * 2,
     "tool arguments": (
         [
             _delta(tool_calls=[{"index": 0, "function": {"arguments": half}}])
@@ -394,6 +401,15 @@ AFTER_A_TOKEN: dict[str, tuple[Event, str]] = {
     ),
     "no success": ({"success": False, "reason": "worker lost"}, "worker lost"),
     "in a delta": ({"choices": [{"delta": {"error": {"message": "no worker"}}}]}, "no worker"),
+    "a name that nobody knows (Bedrock)": (
+        {"throttlingException": {"message": "Too many requests"}},
+        "Too many requests",
+    ),
+    "fields that nobody knows (Baidu)": ({"error_code": 336100, "error_msg": "busy"}, "336100"),
+    "a status in words": ({"status": "failed", "reason": "worker lost"}, "worker lost"),
+    "a code as text": ({"code": "503", "msg": "busy"}, "busy"),
+    "a finish reason nobody listed": (error_end("model_timeout"), "finish reason model_timeout"),
+    "cancelled by the server": (error_end("Cancelled"), "finish reason Cancelled"),
 }
 LINES_AFTER_A_TOKEN: dict[str, tuple[bytes, str]] = {
     "an event named error, in words": (b"event: error\ndata: upstream lost\n\n", "upstream lost"),
@@ -405,6 +421,10 @@ LINES_AFTER_A_TOKEN: dict[str, tuple[bytes, str]] = {
     "an event named exception": (
         b"event: InternalServerException\ndata: lost\n\n" + event("[DONE]"),
         "lost",
+    ),
+    "an event named overloaded": (
+        b'event: overloaded\ndata: {"retry_in_s": 3}\n\n' + event("[DONE]"),
+        '{"retry_in_s":3}',
     ),
     "an error field": (b'error: {"message": "no GPU left"}\n\ndata: [DONE]\n\n', "no GPU left"),
     "an error field in words": (b"id: 4\nerror: timed out\n\ndata: [DONE]\n\n", "timed out"),
@@ -524,6 +544,8 @@ GOOD: dict[str, tuple[bytes, int]] = {
     ),
     "no choices key beside usage": (stream(*OK, {"usage": {"completion_tokens": 2}}), 2),
     "null event": (stream("null", *OK), 2),
+    "an event of another kind": (stream(OK[0], {"object": "ping"}, OK[1], FINISH), 2),
+    "an event of another kind, no finish reason": (stream({"queue": 3}, *OK[:2], "[DONE]"), 2),
     "empty event": (stream("", *OK), 2),
     "multi-line data": (
         UNFRAMED + b'data: {"choices":\ndata: [{"text":"a","finish_reason":"stop"}]}\n\n',
