@@ -47,6 +47,7 @@ FAILED_REASON = re.compile(
 )
 """In finish reasons of failures: OpenRouter, Cohere, an engine's abort, Z.ai, DeepSeek."""
 NO_REASONS = ("null", "None")  # DashScope, in every chunk but the last
+SEVERAL_TEXTS = "trailing characters"  # as msgspec says it
 LEARN_MISSES_MAX = 4  # reads in a row that match no template: then learning stops
 
 
@@ -162,7 +163,9 @@ class Answer:
             if data.lstrip()[:1] == b"[" and (message := stream_error(data)) is not None:
                 self.error = self.error or message
             else:
-                self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
+                several = SEVERAL_TEXTS in str(error)
+                why = "JSON lines, no event stream" if several else f"not JSON: {error}"
+                self.bad_json = self.bad_json or f"{why}: {excerpt(data)}"
             return None
 
     def _on_json(self, at_ns: int, data: bytes) -> None:

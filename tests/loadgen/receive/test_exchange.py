@@ -483,6 +483,12 @@ PROTOCOL_ERRORS: dict[str, tuple[bytes, int | None, str]] = {
         "more than 64 KiB of headers",
     ),
     "invalid JSON": (stream(OK[0], '{"choices": [', FINISH, "[DONE]"), 1, "not JSON"),
+    "JSON lines": (
+        json_response(b'{"choices":[]}\n{"choices":[]}\n'),
+        None,
+        "JSON lines, no event",
+    ),
+    "an array": (json_response(b'[{"choices":[]}]'), None, "not JSON: Expected `object"),
     "JSON of another shape": (stream('{"choices": 5}', "[DONE]"), None, "not JSON"),
     "invalid UTF-8": (
         UNFRAMED + b'data: {"choices":[{"text":"\xff\xfe"}]}\n\n' + event("[DONE]"),
