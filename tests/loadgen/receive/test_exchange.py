@@ -669,6 +669,14 @@ def test_how_a_response_can_end(name: str) -> None:
         assert "\n" not in (record.error or "")
 
 
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_a_context_that_is_exceeded_is_no_failure_before_the_first_token(tokens: int) -> None:
+    """As an event of a 200 stream; after a token it is the server that did not see it coming."""
+    error = {"error": {"message": "context length exceeded: 4097 > 4096", "code": 400}}
+    record = play([(1 * MS, stream(*OK[:tokens], error, "[DONE]"))])
+    assert record.status == ("stream_error" if tokens else "too_long")
+
+
 @pytest.mark.parametrize("endless", [b"0\r\nX-Filler: ", b"0\r\nX: y\r\n", b"1;extension="])
 def test_what_follows_the_body_and_is_none_of_it_has_an_end(endless: bytes) -> None:
     """Trailers and chunk extensions of 1000 bytes a read: 65 reads make 64 KiB."""
