@@ -140,10 +140,14 @@ class Answer:
         self._on_json(at_ns, data)
 
     def on_rest(self, at_ns: int, data: bytes) -> None:
-        """Read what the body ends with: an event without its blank line, or half of one."""
-        bad_json = self.bad_json
+        """Read what the body ends with: an event without its blank line, or half of one.
+
+        If nothing came before it, it is judged like any other.
+        """
+        bad_json, is_first = self.bad_json, self.first_event_ns is None
         self.on_event(at_ns, data)
-        self.bad_json = bad_json
+        if not is_first:
+            self.bad_json = bad_json
 
     def on_whole(self, at_ns: int, body: bytes) -> None:
         self.first_event_ns = at_ns

@@ -489,6 +489,16 @@ PROTOCOL_ERRORS: dict[str, tuple[bytes, int | None, str]] = {
         "JSON lines, no event",
     ),
     "an array": (json_response(b'[{"choices":[]}]'), None, "not JSON: Expected `object"),
+    "events without a blank line between them": (
+        unframed(*OK).replace(b"\n\n", b"\n"),
+        None,
+        "JSON lines, no event",
+    ),
+    "a gzip stream that is not said to be one": (
+        UNFRAMED + gzip.compress(b"".join(map(event, OK))),
+        None,
+        "without a single event",
+    ),
     "JSON of another shape": (stream('{"choices": 5}', "[DONE]"), None, "not JSON"),
     "invalid UTF-8": (
         UNFRAMED + b'data: {"choices":[{"text":"\xff\xfe"}]}\n\n' + event("[DONE]"),
@@ -553,6 +563,17 @@ GOOD: dict[str, tuple[bytes, int]] = {
     "an event of another kind": (stream(OK[0], {"object": "ping"}, OK[1], FINISH), 2),
     "an event of another kind, no finish reason": (stream({"queue": 3}, *OK[:2], "[DONE]"), 2),
     "empty event": (stream("", *OK), 2),
+    "a byte order mark before an event": (
+        UNFRAMED + event(OK[0]) + b"\xef\xbb\xbf" + event(OK[1]) + event(FINISH),
+        2,
+    ),
+    "two byte order marks": (UNFRAMED + b"\xef\xbb\xbf" * 2 + b"".join(map(event, OK)), 2),
+    "a gzip stream without its end": (
+        UNFRAMED[:-2]
+        + b"Content-Encoding: gzip\r\n\r\n"
+        + gzip.compress(b"".join(map(event, OK)))[:-8],
+        2,
+    ),
     "multi-line data": (
         UNFRAMED + b'data: {"choices":\ndata: [{"text":"a","finish_reason":"stop"}]}\n\n',
         1,
