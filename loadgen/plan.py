@@ -12,7 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ampacity.loadgen.audit import Measures
-from ampacity.loadgen.rundir.records import FAILED_STATUSES, RequestRecord
+from ampacity.loadgen.rundir.records import (
+    FAILED_KINDS,
+    FAILED_STATUSES,
+    RequestRecord,
+    kind_of,
+)
 from ampacity.loadgen.send.history import AnswerContent
 from ampacity.workloads.schedule import Schedule
 
@@ -193,7 +198,7 @@ class Live:
     latest: deque[tuple[float, Sequence[int]]] = field(
         default_factory=lambda: deque(maxlen=LIVE_TTFTS)
     )
-    statuses: Counter[str] = field(default_factory=Counter)  # of the requests that have ended
+    kinds: Counter[str] = field(default_factory=Counter)  # how the requests ended
     times: LiveTimes | None = None  # only where an exporter shows them
 
     @classmethod
@@ -210,7 +215,7 @@ class Live:
         self.ended += other.ended
         self.tokens += other.tokens
         self.ttft_s += other.ttft_s
-        self.statuses += other.statuses
+        self.kinds += other.kinds
         if other.times is not None:
             self.times = self.times or LiveTimes()
             self.times.merge(other.times)
@@ -219,7 +224,7 @@ class Live:
         """Count a request that has ended."""
         self.ended += 1
         self.tokens += record.output_tokens or 0
-        self.statuses[record.status] += 1
+        self.kinds[kind_of(record.status, record.http_status)] += 1
         if self.times is not None:
             self.times.add(record)
         if record.first_token_ns is not None:
@@ -236,7 +241,7 @@ class Live:
     @property
     def failed(self) -> int:
         """Return the number of requests that have failed."""
-        return sum(n for status, n in self.statuses.items() if status in FAILED_STATUSES)
+        return sum(n for kind, n in self.kinds.items() if kind in FAILED_KINDS)
 
     @property
     def in_flight(self) -> int:

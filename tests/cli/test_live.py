@@ -55,7 +55,7 @@ def test_the_panel(width: int, encoding: str, tmp_path: Path) -> None:
     with (tmp_path / "out").open("w", encoding=encoding) as file:
         console = Console(file=file, width=width, height=24, color_system=None, force_terminal=True)
         shown = panel()
-        shown._generator.live.statuses.update(ok=1185, timeout=2, reset=1)
+        shown._generator.live.kinds.update(ok=1185, timeout=2, reset=1)
         text, lines = lines_of(shown, console)
     text.encode(encoding)
     rows = text.splitlines()

@@ -102,13 +102,18 @@ def gate(
         result = judge_samples(run, base, tolerances, slos, budget, self_test)
     except Exception as error:  # CI's files must show it too, or no answer looks like a good one
         failure, result = error, _cannot_compare(error)
-    hand_over(result, junit, markdown, annotate=not self_test, as_json=json)
-    if failure:
-        raise failure
-    if not json and shown.full:
-        print(*lines(result), sep="\n")
-    elif not json:
-        show(gate_screen(result, _next_command(result, len(run))), console())
+
+    def screen() -> None:
+        if shown.full and not failure:
+            print(*lines(result), sep="\n")
+        elif not failure:
+            show(gate_screen(result, _next_command(result, len(run))), console())
+
+    try:
+        hand_over(result, junit, markdown, annotate=not self_test, as_json=json, show=screen)
+    finally:
+        if failure:  # rather than that a file cannot be written
+            raise failure
     if self_test:
         raise typer.Exit(_self_test_status(result))
     raise typer.Exit(EXIT[result.verdict])
