@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ampacity.workloads.prompts.prefixes import (
     SharedPrefixes,
-    block_size,
+    block_sizes,
     prefixes_of_blocks,
     take_lists,
 )
@@ -200,12 +200,10 @@ def prompts_of(trace: Trace) -> Prompts:
 
 
 def _blocks_of(trace: Trace) -> SharedPrefixes | None:
-    if trace.blocks is None:
+    size = trace.block_tokens  # see trace_cuts.with_blocks
+    if trace.blocks is None or size is None:
         return None
-    size = trace.block_tokens or block_size(trace.input_tokens, trace.blocks.start)
-    return (
-        size and prefixes_of_blocks(trace.blocks.ids, trace.blocks.start, trace.input_tokens, size)
-    ) or None
+    return prefixes_of_blocks(trace.blocks.ids, trace.blocks.start, trace.input_tokens, size)
 
 
 def _own_chains(trace: Trace, blocks: SharedPrefixes | None) -> NDArray[np.bool_]:
@@ -234,7 +232,7 @@ def _counted_block(trace: Trace) -> int:
     if trace.shared_blocks is None:
         return 0
     counts = np.concatenate([[0], np.cumsum(np.maximum(trace.shared_blocks[:, 1], 0))])
-    return block_size(trace.input_tokens, counts) or 0
+    return next(iter(block_sizes(trace.input_tokens, counts)), 0)
 
 
 def _chain(

@@ -55,7 +55,7 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
     clock, arrivals, clock_notes = "poisson", None, list[str]()
     if timed:
         clock, arrivals, clock_notes = fit_clock(covered.arrival_s, seed)
-    notes = [*(spread_out.notes if timed else trace.notes), *_cached_notes(trace)]
+    notes = [*(spread_out.notes if timed else trace.notes)]
     if timed:
         notes += [*covered.note(n), *clock_notes]
     if few:
@@ -87,17 +87,6 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
     profile |= _lengths_workload(trace, measured, timed=timed, seed=seed)
     kept = {key: value for key, value in measured.items() if value not in (None, [])}
     return profile | {"measured": kept}
-
-
-def _cached_notes(trace: Trace) -> list[str]:
-    cached = trace.cached_tokens
-    above = 0 if cached is None else int((cached > trace.input_tokens).sum())
-    if not above:
-        return []
-    return [
-        f"{above} rows have more cached tokens than input tokens: "
-        "all of their input counts as cached"
-    ]
 
 
 def _lengths_workload(

@@ -365,7 +365,7 @@ class Rows:
             return -1
         if role == "parent":
             found = self._numbers["session"].get(str(value), -1)
-            if found < 0 and str(value) != "-1":  # -1 means none
+            if found < 0:
                 self._row_notes.append(f"rows name a {column} that no row before them has")
             return found
         numbers = self._numbers[role]

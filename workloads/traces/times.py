@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.traces.columns import Columns
-from ampacity.workloads.traces.values import MILLISECONDS, SECONDS
+from ampacity.workloads.traces.values import MILLISECONDS, SECONDS, UNIT_WORDS, UNITS
 
 Floats = NDArray[np.float64]
 OUT_OF_PROPORTION = 100.0  # a gap this many times the next largest is no part of the traffic
@@ -105,7 +105,7 @@ def time_notes(
     """Yield one line for each oddity of the times int64[n], which are in the notation ``clock``."""
     times_s = np.sort(arrival_ns - arrival_ns.min()) / 1e9
     yield from _gap_note(name, times_s)
-    is_small = int(arrival_ns.max()) < _SINCE_1970_NS
+    is_small = float(np.quantile(arrival_ns, 0.1)) < _SINCE_1970_NS
     if clock in (SECONDS, MILLISECONDS) and is_small and not columns.unit_is_explicit:
         yield from _unit_note(name, columns["time"], times_s, is_seconds=clock == SECONDS)
 
@@ -136,11 +136,12 @@ def _unit_note(name: str, column: str, arrival_s: Floats, is_seconds: bool) -> I
         return
     rps = (len(core) - 1) / float(core[-1])
     if rps < _SLOW_RPS if is_seconds else rps > _FAST_RPS:
-        units = [("seconds", "s"), ("milliseconds", "ms")]
-        (unit, _), (other, option) = units if is_seconds else reversed(units)
+        finer = (u for u in ("ms", "us") if rps * 10 ** (9 - UNITS[u]) >= _SLOW_RPS / 10)
+        meant = next(finer, "ns") if is_seconds else "s"
         yield (
-            f"{name}: column {column} is read as {unit}, which makes {rps:.3g} requests/s over "
-            f"{length_text(core[-1])}: if it holds {other}, give --time-unit {option}"
+            f"{name}: column {column} is read as {UNIT_WORDS['s' if is_seconds else 'ms']}, "
+            f"which makes {rps:.3g} requests/s over {length_text(core[-1])}: "
+            f"if it holds {UNIT_WORDS[meant]}, give --time-unit {meant}"
         )
 
 

@@ -230,12 +230,13 @@ def test_a_day_has_hourly_weights() -> None:
 
 
 def test_clients_without_their_names() -> None:
-    client = np.array([0] * 60 + [1] * 30 + [2] * 10 + [-1] * 5)
-    found = fit_clients(client, np.arange(105, dtype=float))
+    """Requests without a client are none: their uneven gaps are those of no one."""
+    client = np.array([0] * 60 + [1] * 30 + [2] * 10 + [-1] * 50)
+    found = fit_clients(client, np.append(np.arange(100.0), 100 + np.arange(50.0) ** 2))
     assert found["clients"] == 3
     assert found["share_of_top"] == {"1": 0.6}
     assert found["clients_for_90_percent"] == 2
-    assert found["gap_cv_by_client"]["p50"] == 0
+    assert found["gap_cv_by_client"] == {"p10": 0, "p50": 0, "p90": 0}
 
 
 # --- sharing and sessions ---

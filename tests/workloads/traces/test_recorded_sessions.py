@@ -339,7 +339,26 @@ def test_turns_counts_pauses_from_ends_or_starts() -> None:
     assert failed.over(0)
 
 
-@pytest.mark.parametrize("none", ["nan", "None", "null", "-", "NULL", " n/a "])
+@pytest.mark.parametrize(
+    "none",
+    [
+        *(
+            "nan",
+            "None",
+            "null",
+            "-",
+            "NULL",
+            " n/a ",
+            "<none>",
+            "[null]",
+            "#N/A",
+            r"\N",
+            "-1",
+            "—",
+        ),
+        *("unknown", False, "0" * 32, "00000000-0000-0000-0000-000000000000"),
+    ],
+)
 def test_what_stands_for_no_id_is_none(tmp_path: Path, none: str) -> None:
     rows = [
         {"session_id": name, "timestamp": 1.0 + k, "input_tokens": 10, "output_tokens": 3}
@@ -348,6 +367,15 @@ def test_what_stands_for_no_id_is_none(tmp_path: Path, none: str) -> None:
     found = played(written(tmp_path, rows))
     assert [t[1] for t in turns(found)] == [-1, -1, 0, 0]
     assert any("2 rows have the session_id" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("name", ["0", 0, "00000000", "Nana", "na-1", "-10", "none-of-us", "{a}"])
+def test_what_looks_like_no_id_may_be_one(tmp_path: Path, name: object) -> None:
+    rows = [
+        {"session_id": name, "timestamp": at, "input_tokens": 10, "output_tokens": 3}
+        for at in (1, 2)
+    ]
+    assert [t[1] for t in turns(played(written(tmp_path, rows)))] == [0, 0]
 
 
 def test_a_chat_whose_requests_name_the_one_before(tmp_path: Path) -> None:

@@ -511,6 +511,18 @@ def test_a_langfuse_agent_with_the_sum_of_its_generations_is_left_out(
         assert said(found, "hold calls") == f"1 {LEFT_OUT}"
 
 
+def test_a_langsmith_chain_with_the_sum_of_its_calls_is_left_out(tmp_path: Path) -> None:
+    """Runs name the one above them ``parent_run_id``; the call's messages are sent."""
+    run = {"trace_id": "t", "start_time": "2026-02-25T10:00:00Z", "prompt_tokens": 9}
+    chain = {**run, "id": "r0", "parent_run_id": None, "completion_tokens": 3}
+    call = {**chain, "id": "r1", "parent_run_id": "r0"}
+    call["inputs"] = {"messages": [[{"role": "user", "content": "hi"}]]}
+    found = played(written(tmp_path, chain, call))
+    assert counts(found) == [(9, 3)]
+    assert said(found, "hold calls").startswith("1 rows (spans of agents, or with counts that")
+    assert found.prompts == "messages as recorded (1 of 1 requests)"
+
+
 def test_a_span_that_was_exported_twice_is_played_once(tmp_path: Path) -> None:
     found = traced(written(tmp_path, span(0), span(1), span(0), span(0, trace="u")))
     assert counts(found) == [(900, 20)] * 3

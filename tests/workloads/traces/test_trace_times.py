@@ -107,6 +107,7 @@ def test_traffic_by_itself_has_no_gap_out_of_proportion() -> None:
             "--time-unit ms",
         ),  # 2 requests/s, read as 0.002
         ("timestamp", [i * 60_000.5 for i in range(20)], "--time-unit ms"),
+        ("timestamp", [i * 700_000 for i in range(200)], "--time-unit us"),
         ("t", [0, *(1000 + i * 99 for i in range(30))], "--time-unit ms"),  # 30 gaps in 3,871 s
         ("timestamp_s", [i * 500 for i in range(200)], ""),  # the column says it
         ("timestamp", [EPOCH + i * 500 for i in range(200)], ""),  # a time since 1970 is in seconds
@@ -118,7 +119,7 @@ def test_an_implausible_rate_names_the_unit(
 ) -> None:
     notes = [n for n in read_trace(log(tmp_path, times, column)).notes if "--time-unit" in n]
     assert len(notes) == bool(said)
-    assert all(n.endswith(f"if it holds milliseconds, give {said}") for n in notes)
+    assert all(n.endswith(f"seconds, give {said}") for n in notes)
 
 
 def test_mooncake_in_seconds_names_the_unit(tmp_path: Path) -> None:
