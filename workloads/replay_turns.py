@@ -186,7 +186,8 @@ def prompts_of(trace: Trace) -> Prompts:
     chains = [[] if blocks is None else blocks.of(i) for i in range(len(trace))]
     size, far = _counted_block(trace), dict[int, int]()
     made_up = np.ones(len(trace), dtype=bool) if trace.entry is None else trace.entry < 0
-    for session in _rows(trace).values():
+    alone = need if trace.session is None else need & (trace.session < 0)
+    for session in [*_rows(trace).values(), *([i] for i in np.flatnonzero(alone).tolist())]:
         mine = [i for i in session if made_up[i]]  # no made-up text begins with a recorded one
         for k, i in enumerate(mine):
             if need[i]:
@@ -207,12 +208,14 @@ def _blocks_of(trace: Trace) -> SharedPrefixes | None:
 
 
 def _own_chains(trace: Trace, blocks: SharedPrefixes | None) -> NDArray[np.bool_]:
-    """Return which requests are turns of sessions without blocks."""
-    if trace.session is None:
-        return np.zeros(len(trace), dtype=bool)
-    size = np.bincount(np.maximum(trace.session, 0), trace.session >= 0)[trace.session]
-    turns: NDArray[np.bool_] = (trace.session >= 0) & (size > 1)
-    return turns if blocks is None else turns & (np.diff(blocks.start) == 0)
+    """Return which requests without blocks are turns of sessions, or have cached tokens."""
+    need = np.zeros(len(trace), dtype=bool)
+    if trace.session is not None:
+        size = np.bincount(np.maximum(trace.session, 0), trace.session >= 0)[trace.session]
+        need |= (trace.session >= 0) & (size > 1)
+    if trace.cached_tokens is not None:
+        need |= trace.cached_tokens > 0
+    return need if blocks is None else need & (np.diff(blocks.start) == 0)
 
 
 def _first_of(a: SharedPrefixes, b: SharedPrefixes, of_a: NDArray[np.bool_]) -> SharedPrefixes:

@@ -105,7 +105,8 @@ def _lengths_workload(
     profile = {side: _table(getattr(trace, side)) for side in ("input_tokens", "output_tokens")}
     if abs(measured["correlation"] or 0.0) >= 0.01:
         profile["correlation"] = _within_reach(measured["correlation"], profile)
-    share = (measured["sharing"] or {}).get("cached_share_infinite")
+    sharing = measured["sharing"] or {}
+    share = sharing.get("cached_share_infinite") or sharing.get("cached_share_reported")
     if share:
         profile["prefixes"] = {"cached_share": round(share, 4), "pool": 8, "zipf": 1.0}
     return profile

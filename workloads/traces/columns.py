@@ -25,6 +25,15 @@ REQUIRED = {
     "input": "the input tokens (as input_tokens)",
     "output": "the output tokens (as output_tokens)",
 }
+_NEEDS = {  # roles that have no use without another one
+    "span": "parent_span",
+    "parent": "session",
+    "end": "session",
+    "duration": "session",
+    "block_size": "hash_ids",
+    "blocks": "shared_blocks",
+    "shared_blocks": "blocks",
+}
 _FORMATS = {
     "contexttokens": "Azure",
     "request tokens": "BurstGPT",
@@ -128,9 +137,10 @@ def _match_roles(
         also = [by_name[name] for name in known if name in by_name and name != hit]
         if wanted is None and also:
             others[role] = also
-    if "parent_span" not in found:  # a span id without parents has no use
-        found.pop("span", None)
-        others.pop("span", None)
+    for role, needed in _NEEDS.items():
+        if needed not in found:
+            found.pop(role, None)
+            others.pop(role, None)
     return found, others
 
 
@@ -205,7 +215,7 @@ def _unused(names: Mapping[str, int], columns: Columns) -> list[str]:
     used = {*columns.by_role.values(), *_ADDED}
     used |= {other for others in columns.others.values() for other in others}
     if prompts:
-        used |= {f"{prefix}{field}" for field in (*SENT_FIELDS, "system")}
+        used |= {f"{prefix}{field}" for field in (*SENT_FIELDS, "system", "instructions")}
     paths = [path.lower() for path in columns.by_role.values() if "." in path]
     return [
         name
@@ -219,7 +229,7 @@ def missing_notes(name: str, columns: Columns, held: Mapping[str, Any]) -> Itera
     if columns.format == "schedule":
         return
     for role, values in held.items():
-        if role in ("parent", "span"):  # most rows have none
+        if role == "parent":  # most rows have none
             continue
         missing = int(np.count_nonzero(np.asarray(values) < 0))
         if missing and role in columns.by_role:

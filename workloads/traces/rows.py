@@ -260,7 +260,9 @@ class Rows:
             if found is None:
                 return _NO_PROMPT
             fields = mended(read_fields(record, prefix))
-            system = mended(read_system(record.get(f"{prefix}system")))
+            system = mended(
+                read_system(record.get(f"{prefix}system") or record.get(f"{prefix}instructions"))
+            )
         except ValueError as error:
             if needed:
                 raise CellError(name, error) from None
@@ -320,6 +322,11 @@ class Rows:
         before = self._last_of.get(session, -1)
         if before >= 0:
             last_ns = max(self.values["arrival_ns"][before], self.values["end_ns"][before])
+            if has_column:
+                self._row_notes.append(
+                    f"rows have no {column.strip()}: they come a pause after the row above them "
+                    "in their session"
+                )
             return last_ns + max(pause_ns, 0)
         if has_column and (self.clock or session < 0):
             raise CellError(column, MISSING)

@@ -285,9 +285,11 @@ def test_sessions_by_hand() -> None:
 
 def test_cached_tokens_as_reported() -> None:
     held = trace([0, 1, 2], [100, 100, 50], [1, 1, 1], cached_tokens=np.array([-1, 64, 0]))
-    assert fit(held, "p")["measured"]["sharing"] == {
+    profile = fit(held, "p")
+    assert profile["measured"]["sharing"] == {
         "cached_share_reported": pytest.approx(64 / 150, rel=1e-4)
     }
+    assert profile["prefixes"]["cached_share"] == pytest.approx(64 / 150, rel=1e-3)
 
 
 # --- the profile as a file ---
