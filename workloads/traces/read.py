@@ -15,10 +15,10 @@ from ampacity.workloads.traces.columns import (
     missing_notes,
 )
 from ampacity.workloads.traces.formats import open_records
-from ampacity.workloads.traces.rows import UNKNOWN, ReadOptions, Rows
-from ampacity.workloads.traces.times import time_notes
+from ampacity.workloads.traces.rows import ReadOptions, Rows
+from ampacity.workloads.traces.times import span_notes, time_notes
 from ampacity.workloads.traces.trace import Floats, Ints, Trace
-from ampacity.workloads.traces.values import LOCAL, SECONDS, ZONED
+from ampacity.workloads.traces.values import LOCAL, SECONDS, UNKNOWN, ZONED
 
 _REPORT_EVERY = 200_000  # rows between two calls of progress
 _TIED = 0.2  # from this share of requests that share a time, a clock may be coarse
@@ -96,6 +96,9 @@ def _to_trace(rows: Rows, column_notes: list[str]) -> Trace:
     notes += missing_notes(rows.path.name, columns, optional_held)
     if rows.clock and not (as_schedule or from_start):
         notes += _clock_notes(rows, columns, arrival_ns, is_coarse=step_s is not None)
+    if (session := known("session")) is not None:
+        spans = {"start": arrival_ns, "end": end_ns, "pause": values["pause_ns"]}
+        notes += span_notes(rows.path.name, columns, session, **spans)
     shared, of = known("shared_blocks"), known("blocks")
     unsorted = Trace(
         arrival_s=(arrival_ns - zero_ns) / 1e9,

@@ -27,6 +27,7 @@ from ampacity.workloads.traces.spans import STEPS, SpanTree
 from ampacity.workloads.traces.values import (
     MISSING,
     NO_CALL,
+    UNKNOWN,
     BadRow,
     NoCall,
     has,
@@ -36,7 +37,6 @@ from ampacity.workloads.traces.values import (
     tokens,
 )
 
-UNKNOWN = np.iinfo(np.int64).min  # a time that the file does not have
 _SAME_SPAN = "rows have the id of a span that came before: they are left out (the same span)"
 _OPTIONAL = ("session", "parent", "client", "cached", "blocks", "shared_blocks", "span")
 Record = Mapping[str, Any]

@@ -31,7 +31,9 @@ SECONDS, MILLISECONDS = "a number of seconds", "a number of milliseconds"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NS = 1_000_000_000
 _MAX_TIME_S = 4_000_000_000  # the year 2096: differences fit 64 bits of ns
+_IN_SECONDS = ("elapsed time", "api_time")  # BurstGPT's, kv-cache-tester's
 MISSING = "the value is missing"
+UNKNOWN = -(1 << 63)  # a time in ns that the file does not have
 
 
 @dataclass(frozen=True)
@@ -134,14 +136,21 @@ def time_ns(value: object, unit: str | None = None) -> tuple[int, str]:
     return int(number.scaleb(shift)), clock
 
 
-def span_ns(value: object, column: str) -> int:
-    """Parse a duration as nanoseconds. Raises ValueError.
+def span_unit(column: str) -> tuple[str, bool]:
+    """Return (the unit of a column of durations, whether its name or its format gives it).
 
-    The column's ending gives the unit, else s (``delay``: ms, as aiperf defines it).
+    Else it is s (``delay``: ms, as aiperf defines it).
     """
     name = column.strip().lower()
     ending = name.rpartition("_")[2]
-    unit = ending if ending in UNITS else "ms" if name == "delay" else "s"
+    if ending in UNITS:
+        return ending, True
+    return ("ms", False) if name == "delay" else ("s", name in _IN_SECONDS)
+
+
+def span_ns(value: object, column: str) -> int:
+    """Parse a duration as nanoseconds, in the unit of ``span_unit``. Raises ValueError."""
+    unit, _ = span_unit(column)
     duration = _decimal(str(value).strip())
     if not duration.is_finite() or duration < 0 or duration.adjusted() + UNITS[unit] > 18:
         raise ValueError(f"{str(value)[:40]!r} is no length of time in {UNIT_WORDS[unit]}")

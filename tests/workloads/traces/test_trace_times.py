@@ -135,6 +135,32 @@ def test_mooncake_in_seconds_names_the_unit(tmp_path: Path) -> None:
     assert not [n for n in read_trace(path, time_unit="s").notes if "requests/s" in n]
 
 
+@pytest.mark.parametrize(
+    ("column", "spans", "said"),
+    [
+        ("latency", (1500, 2500, 700), "seconds, by which 2 of 2 answers end after the next turn"),
+        ("latency", (1.5, 2.5, 0.7), ""),
+        ("latency_s", (1500, 2500, 700), ""),  # its name says it
+        ("think_time", (0, 1400, 4300), "seconds, by which 2 of 2 pauses are longer than the time"),
+        ("think_time", (0, 1.4, 4.3), ""),
+        ("delay", (0, 1.4, 4.3), "milliseconds: if it holds seconds, rename it delay_s"),
+        ("delay", (0, 1400, 4300), "milliseconds"),
+    ],
+)
+def test_a_guessed_unit_of_durations_is_said_and_doubted(
+    tmp_path: Path, column: str, spans: tuple[float, ...], said: str
+) -> None:
+    """Three turns, at 0, 3 and 9 s."""
+    path = tmp_path / "log.csv"
+    rows = (f"a,{at},5,3,{span}\n" for at, span in zip((0, 3, 9), spans, strict=True))
+    path.write_text(f"session_id,timestamp,input_tokens,output_tokens,{column}\n" + "".join(rows))
+    notes = [note for note in read_trace(path).notes if f"column {column} is read as" in note]
+    assert len(notes) == bool(said)
+    if said:
+        assert said in notes[0]
+        assert ("if it holds" in notes[0]) == (said != "milliseconds")
+
+
 def test_a_replay_of_weeks_asks() -> None:
     with pytest.raises(WorkloadError) as caught:
         check_replay_length("t.csv", 1_728_956.0, 1_728_956.0, chosen=False)
