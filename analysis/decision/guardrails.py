@@ -135,15 +135,6 @@ def _lengths(summary: Summary) -> tuple[Spread | None, Spread | None]:
     return (longest_in if longest_in.p95 else None, longest_out)
 
 
-def input_quantiles(summary: Summary) -> dict[str, float]:
-    """Return the input tokens by quantile, of the class with the longest prompts."""
-    inputs, _ = _lengths(summary)
-    if inputs is None:
-        return {}
-    found = {"p50": inputs.p50, "p95": inputs.p95, "max": inputs.max}
-    return {name: value for name, value in found.items() if value}
-
-
 def _longest(inputs: Spread, outputs: Spread | None, max_tokens: int | None) -> tuple[int, int]:
     """Return 2 and 3 times the P95 of the inputs, as far as the context has room for them."""
     answer = outputs.p99 if outputs is not None and outputs.p99 else 0.0

@@ -16,6 +16,7 @@ from ampacity.analysis.capacity.fleet_figures import (
 )
 from ampacity.analysis.contract.part import Interval
 from ampacity.analysis.contract.summary import Summary, Warned, to_json
+from ampacity.analysis.decision.disaggregation import Pools, pools_of
 from ampacity.analysis.decision.inputs import Basis, Input
 from ampacity.analysis.decision.money import Hosted, Moved, Prices, against_hosted, sensitivities
 
@@ -27,7 +28,8 @@ class Plan(FleetFigures, frozen=True, kw_only=True):
     """A fleet of instances like the one of a run, for a peak load.
 
     ``instances_ci`` and ``cost_per_year_ci`` follow from the intervals of the peak and of the
-    capacity. ``hosted`` is empty without a price file or counted tokens.
+    capacity. ``hosted`` is empty without a price file or counted tokens. ``pools``: prefill apart from
+    decoding.
     """
 
     run: str
@@ -35,6 +37,7 @@ class Plan(FleetFigures, frozen=True, kw_only=True):
     slos: list[str]
     capacity_rps: float
     capacity_rps_ci: Interval | None
+    verified_rps: float | None
     peak_rps: float
     peak_rps_ci: Interval | None
     peak_reason: str
@@ -50,6 +53,8 @@ class Plan(FleetFigures, frozen=True, kw_only=True):
     inputs: list[Input]
     sensitivity: list[Moved]
     hosted: list[Hosted]
+    pools: Pools | None
+    pools_reason: str | None
     warnings: list[Warned]
 
 
@@ -98,6 +103,7 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
         accepted=terms.accepted,
     )
     figures = fleet_figures(given)
+    pools, why = pools_of(summary, traffic.peak_rps, given.safety_factor)
     kept = [
         *("safety_factor", "safety_reason", "peak_rps", "peak_rps_ci", "peak_reason"),
         *("instances_ci", "tensor_parallel", "gpu_hour_usd", "cost_per_million_output_tokens"),
@@ -109,11 +115,14 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
         slos=[slo.text for slo in summary.slos],
         capacity_rps=carried.capacity_rps,
         capacity_rps_ci=summary.capacity.capacity_rps_ci,
+        verified_rps=summary.capacity.verified_rps,
         mean_rps=traffic.mean_rps,
         utilisation_at=_load(given, traffic, terms)[1],
         cost_per_year_ci=_yearly(figures, sized["instances_ci"]),
         inputs=_inputs(given, figures.utilisation, summary, traffic, terms, sized["safety_reason"]),
         sensitivity=sensitivities(given),
+        pools=pools,
+        pools_reason=why,
         hosted=against_hosted(given, figures, terms.prices),
         warnings=[*summary.warnings, *_warnings(given, traffic, terms)],
         **held,

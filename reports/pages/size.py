@@ -12,7 +12,15 @@ from ampacity.analysis.decision.inputs import Input
 from ampacity.analysis.decision.plan import Plan
 from ampacity.reports.pages.findings import evidence_text
 from ampacity.reports.pages.page import render_page
-from ampacity.reports.pages.plan import columns, headline, hosted_lines, sensitivity_rows, wrapped
+from ampacity.reports.pages.plan import (
+    columns,
+    headline,
+    hosted_lines,
+    pools_text,
+    rate_text,
+    sensitivity_rows,
+    wrapped,
+)
 from ampacity.reports.render.figures import DASH, interval, significant
 
 SHOWN_LIMITS, SHOWN_INPUTS = 2, 3  # in a terminal: the rest is in the page
@@ -39,9 +47,11 @@ def size_text(decision: Decision) -> str:
         _rails_line(best),
     ]
     holds = [condition.holds for condition in best.disaggregation]
+    pools = best.plan.pools if best.plan else None
+    ratio = f"; P:D {pools.prefill_instances}:{pools.decode_instances}" if pools else ""
     lines.append(
         f"Prefill apart from decoding: {holds.count(True)} of {len(holds)} conditions hold, "
-        f"{holds.count(None)} unknown (--html)"
+        f"{holds.count(None)} unknown{ratio} (--html)"
     )
     if others:
         lines.append("All steps of every candidate: --html FILE or --json")
@@ -98,6 +108,7 @@ def _shown(one: Candidate) -> dict[str, Any]:
         ],
         "untold": [limit for limit in one.limits if limit.holds is None],
         "rails": _rails(one.guardrails),
+        "pools": pools_text(plan) if plan else None,
         "conditions": [
             (c.name, {True: "yes", False: "no", None: "unknown"}[c.holds], c.evidence)
             for c in one.disaggregation
@@ -123,12 +134,9 @@ def _answer(one: Candidate, most: int = SHOWN_LIMITS) -> list[str]:
     if one.capacity_rps is None:
         lines.append(f"one instance: {one.capacity_reason or 'no capacity was found'}")
     else:
-        ends = interval(one.capacity_rps_ci)
         carries = "is predicted to carry" if one.predicted else "carries"
-        lines.append(
-            f"one instance {carries} {significant(one.capacity_rps)} req/s"
-            f"{f' ({ends})' if ends else ''} at {slos}"
-        )
+        rate = rate_text(one.capacity_rps, one.capacity_rps_ci, one.verified_rps)
+        lines.append(f"one instance {carries} {rate} at {slos}")
     holds = [limit.title for limit in one.limits if limit.holds]
     shown, more = holds[:most], len(holds) - most
     further = [f"{more} more in --html"] if more > 0 else []
