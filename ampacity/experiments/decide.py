@@ -32,7 +32,6 @@ from ampacity.experiments.sizing import Sizing, fleet_terms, gpus_measured, plan
 from ampacity.loadgen.rundir.files import Run
 from ampacity.simulator.models.catalog import HARDWARE
 from ampacity.simulator.models.hardware import devices, made_of
-from ampacity.values import ConfigError
 
 
 @dataclass(frozen=True)
@@ -193,16 +192,14 @@ def _crossover(candidates: Sequence[Candidate]) -> list[str]:
 def find_instance(
     meta: Mapping[str, Any], engine: Engine, gpus: int
 ) -> tuple[Instance | None, str]:
-    """Return (the model on its GPUs, what is missing for it). Raises ConfigError.
+    """Return (the model on its GPUs, what is missing for it).
 
     What is not stated is that of the run: what a prediction simulated, the GPU of --lock hardware=.
     """
-    if engine.gpu is not None and engine.gpu.lower() not in HARDWARE:
-        raise ConfigError(f"--gpu {engine.gpu}: none of {', '.join(HARDWARE)}")
     name = (meta.get("endpoint") or {}).get("model") if meta.get("predicted") else None
     model, card, settings = made_of(str(name)) or (None, None, {})
     locked = str((meta.get("locked") or {}).get("hardware") or "").lower()
-    card = HARDWARE.get((engine.gpu or devices(locked)[1]).lower(), card)
+    card = HARDWARE.get(engine.gpu or devices(locked)[1], card)
     shape = engine.shape or (catalogued(model) if model else None)
     if shape is None:
         return None, "no model is given (--model-config)"

@@ -95,6 +95,10 @@ def physics_of(
     """
     if instance is None:
         return Physics(missing=missing)
+    engines = max((s.server.engines or 1 for s in summary.stages if s.server), default=1)
+    if engines > 1:
+        why = f"{engines:.0f} engines share the load: memory and roofline are those of one engine"
+        return Physics(missing=f"{why}, so measure one alone")
     shape, capacity = instance.shape, summary.capacity
     if instance.gpus not in valid_degrees(shape.heads):
         raise DecisionError(

@@ -89,12 +89,15 @@ def plain_model(
 ) -> ModelShape:
     """Return a dense model from the five numbers that the decision needs. Raises DecisionError."""
     named = {"--params": parameters, "--layers": layers}
-    named |= {"--kv-heads": kv_heads, "--head-dim": head_dim}
+    heads = kv_heads if heads is None else heads
+    named |= {"--kv-heads": kv_heads, "--head-dim": head_dim, "--heads": heads}
     for name, value in named.items():
         if not (math.isfinite(value) and value > 0):
             raise DecisionError(f"{name} is {value}: it must be above zero")
+    if heads % kv_heads:
+        raise DecisionError(f"--heads {heads} is no multiple of --kv-heads {kv_heads}")
     kv = (KvLayers(layers, 2.0 * kv_heads * head_dim),)
-    return ModelShape("given", parameters, parameters, heads or kv_heads, kv, kv_heads=kv_heads)
+    return ModelShape("given", parameters, parameters, heads, kv, kv_heads=kv_heads)
 
 
 def catalogued(model: Model) -> ModelShape:

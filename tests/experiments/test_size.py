@@ -467,42 +467,31 @@ def test_conditions_for_disaggregation(
     assert held["few prompt tokens are cached"][0] is None
 
 
+FOUR = ["--params", "8e9", "--layers", "32", "--kv-heads", "8", "--head-dim", "128"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(["--gpu", "h900", "--layers", 1], "must be given too", id="five-numbers"),
+        pytest.param(["--layers", 1], "must be given too", id="five-numbers"),
         pytest.param(
             ["--model-config", "Llama-3-8B"],
             "give the path of the model's config.json (or its folder)",
             id="no-config",
         ),
         pytest.param(["--prices", "nowhere.csv"], "cannot be read", id="no-prices"),
+        pytest.param(["--gpu", "h900"], "--gpu h900: none of a100-40", id="gpu-alone"),
+        pytest.param(["--kv", "fp3"], "precision 'fp3' (--weights, --kv)", id="precision"),
         pytest.param(
-            ["--gpu", "h900", "--params", 1e9, "--layers", 1, "--kv-heads", 1, "--head-dim", 8],
-            "--gpu h900: none of a100-40",
-            id="gpu",
+            [*FOUR, "--heads", "30"], "--heads 30 is no multiple of --kv-heads 8", id="heads"
         ),
+        pytest.param([*FOUR, "--heads", "-8"], "--heads is -8: it must be above", id="no-heads"),
         pytest.param(["--cold-start", "soon"], "--cold-start", id="duration"),
         pytest.param(["--slo", "ttft_max=1s"], "give a percentile, as ttft_p99=1s", id="max"),
         pytest.param(["--link", "-1"], "--link", id="link"),
         pytest.param(["--lora-slots", "4"], "write SLOTSxMB", id="adapters"),
         pytest.param(
-            [
-                "--params",
-                "8e9",
-                "--layers",
-                "32",
-                "--kv-heads",
-                "8",
-                "--head-dim",
-                "128",
-                "--heads",
-                "32",
-                "--gpu",
-                "H100",
-                "--tp",
-                "3",
-            ],
+            [*FOUR, "--heads", "32", "--gpu", "H100", "--tp", "3"],
             "--tp 3 does not divide the 32 attention heads of given: valid are 1, 2, 4, 8, 16, 32",
             id="degree",
         ),

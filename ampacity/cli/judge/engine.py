@@ -55,12 +55,18 @@ SHAPE = ("params", "layers", "kv_heads", "head_dim")
 
 def engine_of(given: dict[str, Any]) -> Engine:
     """Return what the options state. Raises ConfigError, DecisionError."""
+    from ampacity.analysis.decision.memory import element_bytes
     from ampacity.analysis.decision.model import plain_model, read_model
     from ampacity.experiments.decide import Engine
+    from ampacity.simulator.models.catalog import HARDWARE
     from ampacity.values import ConfigError, option
 
     numbers = {name: given[name] for name in (*SHAPE, "heads") if name in given}
     stated = {name: given[name].lower() for name in ("gpu", "weights", "kv") if name in given}
+    if (gpu := stated.get("gpu")) is not None and gpu not in HARDWARE:
+        raise ConfigError(f"--gpu {gpu}: none of {', '.join(HARDWARE)}")
+    for name in stated.keys() - {"gpu"}:
+        element_bytes(stated[name])
     if path := given.get("model_config"):
         if numbers:
             raise ConfigError("--model-config has the shape: drop --params, --layers and the like")
