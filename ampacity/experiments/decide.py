@@ -108,6 +108,7 @@ def _decide(path: Path, run: Run, summary: Summary, stated: Stated) -> Candidate
         stated.cold_start_s,
         plan.safety_factor if plan else choose_safety(None)[0],
         instance.shape.max_tokens if instance else None,
+        plan.crowding if plan else 1.0,
     )
     sharing = [s.planned for s in summary.sharing or () if s.planned is not None]
     known = Known(

@@ -18,7 +18,7 @@ from ampacity.analysis.decision.memory import (
     valid_degrees,
 )
 from ampacity.analysis.decision.model import DecisionError
-from ampacity.analysis.decision.plan import Plan
+from ampacity.analysis.decision.plan import Plan, engines_seen
 from ampacity.analysis.decision.roofline import Instance, Point, Use, lever, use_of
 
 
@@ -95,8 +95,7 @@ def physics_of(
     """
     if instance is None:
         return Physics(missing=missing)
-    engines = max((s.server.engines or 1 for s in summary.stages if s.server), default=1)
-    if engines > 1:
+    if (engines := engines_seen(summary)) > 1:
         why = f"{engines:.0f} engines share the load: memory and roofline are those of one engine"
         return Physics(missing=f"{why}, so measure one alone")
     shape, capacity = instance.shape, summary.capacity

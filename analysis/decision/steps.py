@@ -104,25 +104,16 @@ def _memory(known: Known, physics: Physics) -> Step:
     fit = physics.fit
     if fit is None:
         return Step(title="Memory", gap=physics.missing)
-    gigabytes = {"weights": fit.needed.weights, "KV cache": fit.needed.kv}
-    gigabytes["activations"] = fit.needed.activations
-    whys = [
-        "config.json",
-        "P95 of the requests in flight at C_max, of P95 length",
-        "20 % of the weights in 16 bits",
+    parts: list[tuple[str, float, Basis, str]] = [
+        ("weights", fit.needed.weights, "stated", "config.json"),
+        ("KV cache", fit.needed.kv, "assumed", "P95 in flight at C_max x P95 length"),
+        ("activations", fit.needed.activations, "assumed", "20 % of the weights in 16 bits"),
+        ("adapters", fit.needed.adapters, "stated", "--lora-slots"),
     ]
-    if fit.needed.adapters:
-        gigabytes["adapters"] = fit.needed.adapters
-        whys.append("--lora-slots")
     inputs = tuple(
-        Input(
-            name=name,
-            value=value / 1e9,
-            unit="GB",
-            basis="assumed" if name == "activations" else "stated",
-            source=why,
-        )
-        for (name, value), why in zip(gigabytes.items(), whys, strict=True)
+        Input(name=name, value=size / 1e9, unit="GB", basis=basis, source=why)
+        for name, size, basis, why in parts
+        if size
     )
     plain, *roomy = fit.floors
     if not fit.pool_bytes:
@@ -161,14 +152,8 @@ def _quantisation(known: Known, physics: Physics) -> Step:
         for name in TRIED
     }
     inputs = tuple(
-        Input(
-            name=f"decode floor, weights {name}",
-            value=1e3 * s,
-            unit="ms",
-            basis="stated",
-            source="roofline",
-        )
-        for name, s in floors.items()
+        _stated(f"decode floor, weights {name}", 1e3 * floor_s, "ms", "roofline")
+        for name, floor_s in floors.items()
     )
     now = decode_floor_s(instance, use.batch, use.context)
     faster = [name for name, floor_s in floors.items() if floor_s < 0.99 * now]
@@ -245,7 +230,7 @@ def _kv_strategy(known: Known, physics: Physics) -> Step:
     if fit is None or not fit.sequences:
         return Step(title="KV strategy", gap=physics.missing or "no lengths are known")
     inputs = tuple(
-        Input(name=f"sequences in the KV pool at {name}", value=n, basis="stated", source="memory")
+        _stated(f"sequences in the KV pool at {name}", n, "", "memory")
         for name, n in fit.sequences.items()
     )
     name = "p95" if "p95" in fit.sequences else next(iter(fit.sequences))
@@ -255,16 +240,11 @@ def _kv_strategy(known: Known, physics: Physics) -> Step:
         return Step(title="KV strategy", known=inputs, gap=gap)
     if c_max is None:
         return Step(title="KV strategy", known=inputs, gap="no C_max was measured")
-    if least < c_max:
-        how = (
-            f"the KV cache is the limit: it holds {least} sequences of {name} length, C_max is "
-            f"{c_max:.3g}; KV in FP8 holds twice as many"
-        )
-    else:
-        how = (
-            f"the KV cache is not the limit: it holds {least} sequences of {name} length, C_max is "
-            f"{c_max:.3g}"
-        )
+    word, lever = ("", "; KV in FP8 holds twice as many") if least < c_max else ("not ", "")
+    how = (
+        f"the KV cache is {word}the limit: it holds {least} sequences of {name} length, C_max is "
+        f"{c_max:.3g}{lever}"
+    )
     return Step(title="KV strategy", known=inputs, decision=how)
 
 

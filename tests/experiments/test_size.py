@@ -16,7 +16,7 @@ import pytest
 
 from ampacity.analysis.contract.summary import describe_fields
 from ampacity.analysis.decision.candidates import Decision
-from ampacity.analysis.decision.guardrails import guardrails
+from ampacity.analysis.decision.guardrails import guardrails, operating_rate
 from ampacity.analysis.decision.inputs import Range
 from ampacity.analysis.decision.known import Known, Physics
 from ampacity.analysis.decision.model import plain_model
@@ -182,6 +182,27 @@ def test_a_fleet_that_cannot_be_sized_ends_as_plan_does(
     assert ampacity("size", tmp_path / "run") == 0
 
 
+def test_several_engines_behind_one_endpoint(
+    tmp_path: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two engines of one GPU each, by ``predict``; a run of two that were not stated warns."""
+    load = ["--input-tokens", "10", "--output-tokens", "20", "--slo", "ttft_p95=1s", "--rates", "2"]
+    engine = "llama3-8b-h100,replicas=2"
+    given = ["--preset", engine, *load, "--duration", "20s", "-o", tmp_path / "two", "-q"]
+    assert ampacity("predict", *given) == 0
+    summary_of(engine, {"input_tokens": 10, "output_tokens": 20, "rates": "2"}, tmp_path / "one")
+    for name, gpus, warned in (("two", 2, False), ("one", 1, True)):
+        capsys.readouterr()
+        slo = ("--slo", "ttft_p95=1s")
+        assert ampacity("size", tmp_path / name, "--peak-rps", 1, *slo, "--json") == 0
+        found = json.loads(capsys.readouterr().out)["candidates"][0]
+        assert found["plan"]["tensor_parallel"] == gpus
+        codes = [warning["code"] for warning in found["plan"]["warnings"]]
+        assert ("several_engines" in codes) == warned
+        assert found["hardware"] is None
+        assert "2 engines share the load" in found["hardware_text"]
+
+
 def test_pools_by_the_rates_of_the_two_phases(
     linear: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,6 +326,19 @@ def test_candidates_are_ranked_at_one_slo_and_the_broken_one_is_left_out(
     heads = (f"{run}: predicted,", f"{small}: predicted,", f"Steps of {run}:")
     order = [out.index(text) for text in heads]
     assert order == sorted(order)
+
+
+def test_bursts_within_a_minute_lower_the_rate_to_run_at(run: Path) -> None:
+    """By as much as Poisson arrivals would have to be higher to crowd so; not where they did."""
+    summary = summarise(load_run(run))
+    rate, why = operating_rate(summary)
+    assert rate is not None
+    assert operating_rate(summary, 1.25) == (
+        rate / 1.25,
+        f"{why}, over 1.25 for bursts within a minute",
+    )
+    bursty = {**summary.workload, "arrivals": "gamma:cv=2"}
+    assert operating_rate(msgspec.structs.replace(summary, workload=bursty), 1.25) == (rate, why)
 
 
 def test_guardrails_have_no_empty_range_and_no_breaker_of_nothing(
