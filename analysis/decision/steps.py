@@ -105,7 +105,7 @@ def _memory(known: Known, physics: Physics) -> Step:
     if fit is None:
         return Step(title="Memory", gap=physics.missing)
     parts: list[tuple[str, float, Basis, str]] = [
-        ("weights", fit.needed.weights, "stated", "config.json"),
+        ("weights", fit.needed.weights, "stated", "the model"),
         ("KV cache", fit.needed.kv, "assumed", "P95 in flight at C_max x P95 length"),
         ("activations", fit.needed.activations, "assumed", "20 % of the weights in 16 bits"),
         ("adapters", fit.needed.adapters, "stated", "--lora-slots"),
@@ -186,7 +186,7 @@ def _parallelism(known: Known, physics: Physics) -> Step:
         command = "ampacity compare RUN RUN_WITH_OTHER_TP"
     return Step(
         title="Parallelism",
-        known=(_stated("attention heads", known.instance.shape.heads, "", "config.json"),),
+        known=(_stated("attention heads", known.instance.shape.heads, "", "the model"),),
         decision=f"TP {gpus}; lowest for that memory: {lowest} (valid: {degrees}){more}",
         gap=gap,
         command=command,

@@ -195,7 +195,8 @@ def _rails(rails: Guardrails) -> list[str]:
         )
     if rails.prewarm_s is not None:
         found.append(f"start an instance {significant(rails.prewarm_s)} s ahead")
-    return [*found, *(f"{name}: {why}" for name, why in rails.missing.items())]
+    words = {name: name.removesuffix("_s").replace("_", " ") for name in rails.missing}
+    return [*found, *(f"{words[name]}: {why}" for name, why in rails.missing.items())]
 
 
 def _ends(ends: tuple[int, int]) -> str:
