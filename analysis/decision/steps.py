@@ -8,6 +8,7 @@ from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.part import Part
 from ampacity.analysis.decision.inputs import Basis, Input, is_wide
 from ampacity.analysis.decision.known import Known, Physics, sequence_lengths
+from ampacity.analysis.decision.memory import OVERHEAD_SHARE
 from ampacity.analysis.decision.roofline import (
     Instance,
     cost_floor_per_million,
@@ -71,8 +72,10 @@ def _hardware(known: Known, physics: Physics) -> Step:
     if instance is None:
         gap = physics.missing
         return Step(title="Hardware", gap=gap, command=_with(known, _lacks(gap)))
-    card = instance.hardware
+    card, shape = instance.hardware, instance.shape
     inputs = (
+        _stated("parameters", shape.parameters / 1e9, "billion", shape.name),
+        _stated("of a token", shape.active_parameters / 1e9, "billion", shape.name),
         _stated("GPUs of an instance", instance.gpus, "", "--tp"),
         _stated("memory", card.memory_bytes / 2**30, "GiB", f"data sheet of {card.name}"),
         _stated("bandwidth", card.bandwidth_bytes_s / 1e12, "TB/s", f"data sheet of {card.name}"),
@@ -102,12 +105,14 @@ def _routing(known: Known, _: Physics) -> Step:
 
 def _memory(known: Known, physics: Physics) -> Step:
     fit = physics.fit
-    if fit is None:
+    if fit is None or known.instance is None:
         return Step(title="Memory", gap=physics.missing)
+    framework = OVERHEAD_SHARE * fit.gpus * known.instance.hardware.memory_bytes
     parts: list[tuple[str, float, Basis, str]] = [
         ("weights", fit.needed.weights, "stated", "the model"),
         ("KV cache", fit.needed.kv, "assumed", "P95 in flight at C_max x P95 length"),
         ("activations", fit.needed.activations, "assumed", "20 % of the weights in 16 bits"),
+        ("framework", framework, "assumed", f"{100 * OVERHEAD_SHARE:g} % of each GPU"),
         ("adapters", fit.needed.adapters, "stated", "--lora-slots"),
     ]
     inputs = tuple(

@@ -10,6 +10,7 @@ from ampacity.analysis.decision.candidates import Candidate, Decision
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input
 from ampacity.analysis.decision.plan import Plan
+from ampacity.analysis.decision.roofline import Use
 from ampacity.reports.pages.findings import evidence_text
 from ampacity.reports.pages.page import render_page
 from ampacity.reports.pages.plan import (
@@ -21,7 +22,7 @@ from ampacity.reports.pages.plan import (
     sensitivity_rows,
     wrapped,
 )
-from ampacity.reports.render.figures import DASH, interval, significant
+from ampacity.reports.render.figures import DASH, interval, seconds, significant
 
 SHOWN_LIMITS, SHOWN_INPUTS = 2, 3  # in a terminal: the rest is in the page
 OWN_COMMAND = r"^ampacity size .* (?=--\S+ \S+$)"  # which a step adds an option to
@@ -92,6 +93,7 @@ def _shown(one: Candidate) -> dict[str, Any]:
             for step in one.steps
         ],
         "curve": _curve(one),
+        "use": _use(one.hardware) if one.hardware else "",
         "sensitivity": sensitivity_rows(plan.sensitivity) if plan else [],
         "hosted": [line.strip() for h in plan.hosted for line in hosted_lines(h, plan)]
         if plan
@@ -124,6 +126,17 @@ def _curve(one: Candidate) -> list[list[str]]:
         mfu = "–" if at.mfu is None else f"{at.mfu.value:.1%}"
         rows.append([significant(at.rps), f"{at.mbu.value:.1%}", mfu])
     return rows if one.hardware_curve else []
+
+
+def _use(use: Use) -> str:
+    """Return what the measured point delivers per unit of hardware, and its floors."""
+    return (
+        f"{use.tokens_per_s_per_gpu.value:,.0f} output tokens/s per GPU, "
+        f"{significant(use.tokens_per_gpu_hour.value / 1e6)} million per GPU-hour, "
+        f"{significant(use.tokens_per_s_per_gb.value)} tokens/s per GB; no step can be shorter than "
+        f"{seconds(use.decode_floor_s)}, no prompt of this length than "
+        f"{seconds(use.prefill_floor_s)}."
+    )
 
 
 def _answer(one: Candidate, most: int = SHOWN_LIMITS) -> list[str]:
