@@ -214,8 +214,7 @@ def test_every_warning_has_a_short_note() -> None:
 
 
 LEAST = {"capacity": open_sweep()["capacity"] | {"crossing": "lower_bound"}}
-TRY = "the lowest load tried, 4 requests/s, is already too high; try 1.1, 2.1, 3.2 requests/s"
-TOO_HIGH = open_sweep()["capacity"] | {"capacity_rps": None, "crossing": "none", "reason": TRY}
+TOO_HIGH = open_sweep()["capacity"] | {"capacity_rps": None, "lower_loads": [1.1, 2.1, 1200.0]}
 
 
 @pytest.mark.parametrize(
@@ -228,7 +227,7 @@ TOO_HIGH = open_sweep()["capacity"] | {"capacity_rps": None, "crossing": "none",
         ({"audit": {"client_limited": True, "cpu_fraction": 0.1}, **LEAST}, "--cpus 4-7"),
         ({"audit": {"client_limited": True, "cpu_fraction": 0.1}}, "--rates 7 --duration 4m"),
         ({**LEAST}, "--rates 12.8,25.6"),  # twice and four times the bound of 6.4
-        ({"capacity": TOO_HIGH}, "--slo ttft_p95=1s --rates 1.1,2.1,3.2"),
+        ({"capacity": TOO_HIGH}, "--slo ttft_p95=1s --rates 1.1,2.1,1200"),
         ({"next_command": "as noted"}, None),
     ],
 )

@@ -52,6 +52,7 @@ from ampacity.workloads.replay import Replayed
 Drive = Callable[[Rig], Awaitable[Any]]
 T = TypeVar("T")
 
+ENDING = "{}: ending the run, the report follows (Ctrl-C again: leave without it)"
 _running: list[Generator] = []  # what a signal ends: one, or both arms of an A/B
 
 
@@ -233,7 +234,7 @@ def _interruptible(generator: Generator, progress: Progress) -> Iterator[None]:
     def on_signal(name: str) -> None:
         if generator.stopped:
             raise KeyboardInterrupt
-        progress.note(f"{name}: ending the run, the report follows")
+        progress.note(ENDING.format(name))
         for one in _running:
             one.stop(f"interrupted by {name}")
 
