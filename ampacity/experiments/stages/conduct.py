@@ -145,6 +145,7 @@ async def _connect(
         limits=settings.limits,
         stamps=settings.timestamps,
         reuse=settings.connections,
+        timed=bool(settings.prometheus or settings.otlp or not progress.quiet),
         **_sent(settings, probe, trace, out),
     )
     settings = await _with_message_overhead(settings, setup, clients[0], trace)
@@ -173,7 +174,6 @@ def _sent(
         "classes": workload.classes,
         "images": workload.images,
         "planned_histories": not answers_in_history(workload),
-        "timed": bool(settings.prometheus or settings.otlp),
         "counts_tokens": probe.record.chunk_tokens is None,
         "thinks_until": thinks.closing if thinks and not thinks.opened else None,
         "answers_in": None if settings.keep_answers_bytes is None else out,
