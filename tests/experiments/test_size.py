@@ -209,7 +209,7 @@ def test_candidates_are_ranked_at_one_slo_and_the_broken_one_is_left_out(
         f"{run} is cheaper than {small}: the intervals do not meet",
     ]
     (left,) = found.left_out
-    assert left.reason == f"{tmp_path / 'none'} is no run directory: it has no run.json"
+    assert left.reason == f"{tmp_path / 'none'} is no run directory: it is missing"
     text = page.read_text(encoding="utf-8")
     assert text.count("<strong>Validation</strong>") == 3
     assert "What moves the answer most" in text
