@@ -121,9 +121,10 @@ class Limits:
 class LiveTimes:
     """Histograms of the times of finished requests, a row for each of LIVE_TIMES.
 
-    ``counts``: by LIVE_BOUNDS_S; ``fine``: logarithmic, for percentiles to 2 %. A failed request is beyond every bound; one that its user or the end of the run cut off is left
-    out. ITL: a chunk of k tokens that came g after the last one is k samples of g / k; ICL: one
-    of g. Buckets are the same in every process, so that their counts can be added.
+    ``counts``: by LIVE_BOUNDS_S; ``fine``: logarithmic, for percentiles to 2 %. Buckets are the
+    same in every process, so that counts can be added. A failed request is beyond every bound; one
+    that its user or the end of the run cut off is left out. ITL: a chunk of k tokens that came g
+    after the last one is k samples of g / k; ICL: one of g.
     """
 
     def __init__(self) -> None:

@@ -70,6 +70,12 @@ CASES = {
     "run": ("report {a}", 0, "CAPACITY"),
     "compare": ("compare {a} {b}", 0, "WINNER    A"),
     "compare alike": ("compare {a} {c}", 0, "WINNER    no significant difference"),
+    "plan": ("plan {sweep} --peak-rps 120 --gpu-hour 2.5 --prices {prices}", 0, "FLEET     "),
+    "plan of tiers": (
+        "plan --peak-rps 90 --tier small={sweep},0.7,H100,2.5 --tier large={search},0.3,2xH200,4",
+        0,
+        "FLEET     ",
+    ),
     "gate": ("gate {b} --baseline {base}", 1, "VERDICT   regression"),
     "gate passed": ("gate {a} --baseline {base}", 0, "VERDICT   pass"),
     "predict": (
@@ -95,9 +101,11 @@ def test_a_screen_fits_at_every_width_and_the_answer_is_first(
         command("baseline", runs["a"], "-o", tmp_path / "base")
         capsys.readouterr()
     line, status, answer = CASES[name]
+    (tmp_path / "prices").write_text("model,input,output\nhosted,0.5,1.5\nother,1,2\n")
     for width in WIDTHS:
         monkeypatch.setenv("COLUMNS", str(width))
-        places = {**runs, "base": tmp_path / "base", "out": tmp_path / str(width)}
+        files = {name: tmp_path / name for name in ("base", "prices")}
+        places = {**runs, **files, "out": tmp_path / str(width)}
         command(line.format(**places), status=status)
         check(capsys.readouterr().out, width, answer)
 
