@@ -287,7 +287,7 @@ def test_a_capacity_in_the_knee_region_is_named(
     engine = "llama3-8b-h100,max_num_seqs=32"
     summary_of(engine, load | {"rates": "1,4,6,8,10,12,14,16,18"}, tmp_path / "run")
     named = "The capacity of 16 req/s lies above the knee region of 8 to 14 req/s"
-    assert ampacity("plan", tmp_path / "run", "--peak-rps", "20") == 0
+    assert ampacity("plan", tmp_path / "run", "--peak-rps", "20", "--summary", "full") == 0
     assert f"Warning: {named}" in capsys.readouterr().out
     assert ampacity("size", tmp_path / "run", "--peak-rps", "20") == 0
     assert named in " ".join(capsys.readouterr().out.split())

@@ -90,7 +90,7 @@ def test_the_gate_s_page_has_what_its_result_has(browser: Any, pages: dict[str, 
     with opened(browser, pages["gate"]) as page:
         assert page.locator("#verdict").text_content() == result.sentence
         held = page.evaluate("JSON.parse(document.getElementById('gate').textContent)")
-        assert held == result.as_dict()
+        assert held == json.loads(json.dumps(result.as_dict()))
         cells = page.locator("#checks tbody tr").all_inner_texts()
         assert [row.split("\t")[:2] for row in cells] == [
             ["ttft_p50 at 20/s", "regression"],
@@ -282,6 +282,30 @@ def test_paper_has_everything_and_no_controls(browser: Any, pages: dict[str, Pat
         assert page.locator(".picture svg:visible").count() == figures
         assert page.locator(".live:visible, .toc:visible, button:visible").count() == 0
         assert page.pdf().startswith(b"%PDF-")
+    finally:
+        page.close()
+
+
+def test_a_page_with_100_000_requests_behind_it_is_small_and_paints_at_once(
+    browser: Any, measured: Measured, tmp_path: Path
+) -> None:
+    """Of the page only the timeline grows with the requests. The paint takes 0.2 s."""
+    stages = queue_sweep(np.random.default_rng(3), [800, 1700], 40.0, service_rps=2000.0)
+    run = make_run(tmp_path / "run", stages, ["ttft_p95=20ms"])
+    assert run.requests.num_rows > 99_000
+    _, summary, limits = measured
+    beyond = Beyond(timeline_of(run), limits, str(run.path))
+    path = write_report(tmp_path / "report.html", summary, run.meta, beyond)
+    assert path.stat().st_size < 3_000_000
+    page = browser.new_page()
+    try:
+        page.goto(path.as_uri(), wait_until="load")
+        until(page, "performance.getEntriesByName('first-contentful-paint').length > 0")
+        [paint] = page.evaluate("performance.getEntriesByName('first-contentful-paint')")
+        assert paint["startTime"] < 3000
+        drawn = page.evaluate("JSON.parse(document.getElementById('live').textContent)")
+        rows = drawn["specs"]["timeline"]["datasets"].values()
+        assert max(map(len, rows)) <= 20_000
     finally:
         page.close()
 
