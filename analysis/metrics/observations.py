@@ -30,7 +30,7 @@ _MIN_EXCEEDANCES = 20.0  # fewer say nothing about how they cluster
 _NEAR = (0.2, 0.5, 1.0, 3.0)  # levels at which clustering is looked at, in shares 1 - q
 _COMMON = (10.0, 20.0)  # commoner levels, for samples of which no queue is known
 _RANKS_MAX = 256
-FAR = 2.5  # a limit so many times the slowest sample leaves room for the queue to have shown itself
+FAR = 4.0  # a limit so many times the slowest sample leaves room for the queue to have shown itself
 
 
 @dataclass(frozen=True)
@@ -175,17 +175,18 @@ class Observations:
         return found
 
     @property
-    def likely_cluster(self) -> float:
-        """Return the likely samples in a cluster, by the queue; 1 without a known queue.
+    def likely_memory(self) -> float:
+        """Return the samples over which the queue likely stays alike; 1 without a known queue.
 
-        The memory is taken some standard errors larger than it was seen: a stage without its share
-        of jams shows too small a one.
+        Some standard errors more than was seen: a stage without its share of jams shows too few.
         """
-        if self.memory is None:
-            return 1.0
-        memory = max(self.memory, 1.0)
-        error = MEMORY_ERROR * math.sqrt(memory / self.n)
-        return 1 + MEMORIES * (1 + error) * (memory - 1)
+        memory = max(self.memory or 1.0, 1.0)
+        return 1 + (1 + MEMORY_ERROR * math.sqrt(memory / self.n)) * (memory - 1)
+
+    @property
+    def likely_cluster(self) -> float:
+        """Return the likely samples in a cluster, by the queue; 1 without a known queue."""
+        return 1 + MEMORIES * (self.likely_memory - 1)
 
     def below_by_chance(self, quantile: float, levels_s: Floats) -> Floats:
         """Return P[so few samples over each of k levels | the quantile is there], shape (k,).
@@ -212,7 +213,7 @@ class Observations:
         found, p = self.queue.in_flight, 1 - quantile
         longest = float(found.max()) + self.queue.rate_rps * (limit_s - slowest_s)
         alone = few_by_chance(0.0, self.n, p, self.clustering(quantile)[0], 1.0)
-        return max(float(alone), short_by_chance(found, longest, p, self.memory))
+        return max(float(alone), short_by_chance(found, longest, p, self.likely_memory))
 
     @cached_property
     def _sorted(self) -> tuple[Floats, Floats | None]:
