@@ -28,8 +28,10 @@ ENOUGH_APART = 1.1  # violated over verified rate: a search would not find more
 def again(words: Sequence[str], changes: Mapping[str, str | None], drop: Sequence[str] = ()) -> str:
     """Return a command line with other values of some options, without what is about its output.
 
-    A change to None, and ``drop`` (flags without a value), remove an option.
+    A change to None, and ``drop`` (flags without a value), remove an option. A demo has no options
+    of its load.
     """
+    changes = {} if words[1:2] == ["demo"] else changes
     gone, kept, rest = {*changes, *OF_OUTPUT}, [], iter(words)
     drop = (*drop, *FLAGS_OF_OUTPUT)
     for word in rest:

@@ -79,6 +79,10 @@ def stage(
             "the share of misses is on the edge of the SLO: no length is likely to decide",
             "on the edge",
         ),
+        (
+            "the first 5 requests, taken for a start-up, make the difference",
+            "slow start-up (--warmup)",
+        ),
         ("no request has a value", "no value"),
     ],
 )

@@ -304,6 +304,7 @@ def test_a_command_is_made_again() -> None:
     changes = {"--rates": "3", "--slo": "ttft_p95=1s"}
     text = "ampacity sweep u --model 'a b' --rates 3 --slo ttft_p95=1s"
     assert again(words, changes, ["--closed"]) == text
+    assert again(["ampacity", "demo", "-o", "x"], {"--max-duration": "10m"}) == "ampacity demo"
 
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J\x1b]0;x\x07\r\n[bold]"
