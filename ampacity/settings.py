@@ -111,7 +111,21 @@ class Settings:
         _text("API", v.choice("chat", "completions", "responses", "messages", "embeddings")), "chat"
     )("chat, completions, responses, messages (Anthropic) or embeddings.")
     api_key_env: str | None = _endpoint(_text("NAME"))(
-        "Environment variable that holds the API key."
+        "Environment variable that holds the API key. Several, comma-separated, take turns."
+    )
+    api_key_file: str | None = _endpoint(_text("FILE"))(
+        "File that holds the API key or one key per line. Only its owner may have access."
+    )
+    api_key_command: str | None = _endpoint(_text("COMMAND"))(
+        "Command that prints the API key, or JSON with a key and its expiry. Run again before the "
+        "expiry and after a 401."
+    )
+    api_key_header: str | None = _endpoint(_text("NAME[: SCHEME]"))(
+        "Header that carries the API key, e.g. api-key or 'Authorization: Token'.",
+        "the API's or the known provider's",
+    )
+    path: str | None = _endpoint(_text("PATH"))(
+        "Path of the requests below the base URL.", "the API's, as /chat/completions"
     )
     header: tuple[tuple[str, str], ...] = _endpoint(_list("'NAME: VALUE'", v.headers), ())(
         "Additional request header; repeatable."

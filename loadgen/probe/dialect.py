@@ -30,8 +30,8 @@ KEY_HINT = "key? No API key was sent: put it into a variable and name it with --
 
 def key_error(endpoint: Endpoint, status: int, body: bytes) -> str:
     text = f"HTTP {status}: {redact(error_text(body), endpoint.secrets)}"
-    if endpoint.api_key:
-        return f"{endpoint.url} refuses the API key ({text}); check the variable of --api-key-env"
+    if endpoint.keys:
+        return f"{endpoint.url} refuses the API key ({text}); check {endpoint.keys.option}"
     hint = "put it into a variable and name it with --api-key-env"
     return f"{endpoint.url} wants an API key ({text}); {hint}"
 
