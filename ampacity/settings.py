@@ -226,8 +226,9 @@ class Settings:
         "Shed requests beyond N in flight: recorded, never sent.", "no limit"
     )
     retries: int = _limit(_whole(at_least=0), 0)(
-        "Retry up to N times after 429, 502, 503, 504, a refused or a reset connection, honouring"
-        " Retry-After. Every attempt is recorded; the first one counts."
+        "Retry up to N times after 408, 429, 500, 502-504, 520-524, 529, an overload event, a "
+        "refused or a reset connection, never before Retry-After. Every attempt is recorded; the "
+        "first one counts."
     )
     workers: int | None = _limit(_whole(at_most=WORKERS_MAX))(
         "Processes that generate the load.", "one, more once it is half busy and cores are free"

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 
 from ampacity.loadgen.net.http import Client
+from ampacity.loadgen.plan import RETRY_PAUSE_MAX_S
 from ampacity.loadgen.probe.ask import REFUSED, ask
 from ampacity.loadgen.probe.results import Served
 from ampacity.loadgen.receive.exchange import SEVERAL
@@ -42,7 +43,9 @@ async def _ask_repeatedly(client: Client, api: Api, request: bytes) -> RequestRe
     for _ in range(FIRST_REPEATS):
         if record.status in ("ok", "timeout") or 400 <= (record.http_status or 0) < 429:
             break
-        await asyncio.sleep(REPEAT_PAUSE_S)
+        if (pause_s := max(record.retry_after_s or 0.0, REPEAT_PAUSE_S)) > RETRY_PAUSE_MAX_S:
+            break
+        await asyncio.sleep(pause_s)
         record = await ask(client, api, request)
     return record
 
