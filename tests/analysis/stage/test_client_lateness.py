@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampacity.analysis.stage_warnings import Facts, client_relief
+from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.warnings import find_warnings
 from ampacity.config import make_settings
 from ampacity.loadgen.audit import STALLS_MAX, Measures, StageWatch, Tolerance, judge
@@ -182,23 +182,6 @@ def test_the_warning_names_what_else_ran_and_what_helps(tmp_path: Path) -> None:
     (said,) = [w["text"] for w in find_warnings(Facts(summary)) if w["code"] == "client_limited"]
     assert "Stop other work on this machine (backup 0.97 cores, cc1plus 0.5 cores)" in said
     assert "pin the client with --cpus" in said
-
-
-@pytest.mark.parametrize(
-    ("reason", "cpu", "advice"),
-    [
-        ("7 requests failed for want of file descriptors", 0.1, "Raise that limit"),
-        ("worker 1 ended", 0.1, "Find out what ended that process"),
-        ("slip p99 80 ms", 0.1, "Stop other work on this machine"),
-        ("slip p99 80 ms", 0.97, "Use more --workers"),
-        ("slip p99 80 ms", None, "Use more --workers"),  # its CPU time is not known
-    ],
-)
-def test_what_helps_a_late_client_depends_on_why(
-    reason: str, cpu: float | None, advice: str
-) -> None:
-    stage = {"client_limited_reason": reason, "busiest": []}
-    assert client_relief({"cpu_fraction": cpu}, [stage]).startswith(advice)
 
 
 def test_the_loop_notes_when_it_was_held_up() -> None:
