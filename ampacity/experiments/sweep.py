@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 from ampacity.analysis.capacity.goodput_peak import estimate_peak
-from ampacity.analysis.capacity.levels import level_of, open_levels
+from ampacity.analysis.capacity.levels import level_of, no_higher, open_levels
 from ampacity.analysis.capacity.limit import PUBLISHED, find_capacity
 from ampacity.analysis.capacity.next_load import (
     Finished,
@@ -99,11 +99,9 @@ async def sweep(
 
 async def _curve(rig: Rig, start_rps: float | None, limit_s: float | None) -> None:
     settings = rig.settings
-    for concurrency in settings.concurrency or ():
-        if await rig.closed_stage(concurrency) is None or rig.ended:
-            return
-    for given_rps in settings.rates or ():
-        if await rig.open_stage(given_rps) is None or rig.ended:
+    run: Any = rig.closed_stage if settings.concurrency else rig.open_stage
+    for load in settings.concurrency or settings.rates or ():
+        if await run(load) is None or rig.ended or _is_the_last(rig):
             return
     if settings.concurrency or settings.rates:
         return
@@ -117,8 +115,16 @@ async def _curve(rig: Rig, start_rps: float | None, limit_s: float | None) -> No
         if await clock.stage(rate_rps, length_s) is None:
             return
         rate_rps = next_rate(_of_curve(rig))
+    _is_the_last(rig)
     if settings.slos and await _near_the_limit(rig, clock):
         _recommend(rig, clock)
+
+
+def _is_the_last(rig: Rig) -> bool:
+    """Tell why no higher load is run, if the last stage shows that it would find nothing."""
+    if why := no_higher(_of_curve(rig)):
+        rig.tell(f"no higher load is run: {why}")
+    return why is not None
 
 
 def _of_curve(rig: Rig) -> list[dict[str, Any]]:
@@ -255,6 +261,8 @@ def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
             return None
         served_rps = lowest.achieved_rps if verdicts[rates[0]] == "saturated" else rates[0]
         return _round(min(rates[0], served_rps or rates[0]) / GROWTH)
+    if no_higher(stages):
+        return None
     if "saturated" not in verdicts.values() and len(over) < 2:
         return _round(rates[-1] * GROWTH)
     if lowest.verdicts:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 from ampacity.loadgen.net.http import Client
+from ampacity.loadgen.plan import RETRY_PAUSE_MAX_S
 from ampacity.loadgen.probe.ask import REFUSED, ask
 from ampacity.loadgen.probe.results import Served
 from ampacity.loadgen.receive.exchange import SEVERAL
@@ -33,8 +34,8 @@ KEY_HINT = "key? No API key was sent: put it into a variable and name it with --
 
 def key_error(endpoint: Endpoint, status: int, body: bytes) -> str:
     text = f"HTTP {status}: {redact(error_text(body), endpoint.secrets)}"
-    if endpoint.api_key:
-        return f"{endpoint.url} refuses the API key ({text}); check the variable of --api-key-env"
+    if endpoint.keys:
+        return f"{endpoint.url} refuses the API key ({text}); check {endpoint.keys.option}"
     hint = "put it into a variable and name it with --api-key-env"
     return f"{endpoint.url} wants an API key ({text}); {hint}"
 
@@ -45,7 +46,9 @@ async def _ask_repeatedly(client: Client, api: Api, request: bytes) -> RequestRe
     for _ in range(FIRST_REPEATS):
         if record.status in ("ok", "timeout") or 400 <= (record.http_status or 0) < 429:
             break
-        await asyncio.sleep(REPEAT_PAUSE_S)
+        if (pause_s := max(record.retry_after_s or 0.0, REPEAT_PAUSE_S)) > RETRY_PAUSE_MAX_S:
+            break
+        await asyncio.sleep(pause_s)
         record = await ask(client, api, request)
     return record
 

@@ -15,6 +15,7 @@ import httptools
 from ampacity.loadgen.receive.bodies import FRAMING_MAX_BYTES, FRAMING_TOO_LONG, Body
 from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.hot_path import ReadHandler
+from ampacity.loadgen.receive.quota import write_limits
 from ampacity.loadgen.receive.thinking import InlineThinking, Kind
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.history import AnswerContent
@@ -65,6 +66,7 @@ class Exchange:
         self._parser: Any = httptools.HttpResponseParser(self)
         self._answer = answer()
         self._content_type = b""
+        self._limits: list[tuple[bytes, bytes]] = []  # headers about quotas
         self._headers_done = False
         self._framing_bytes = 0  # since the last byte of the body
         self._chunked = self._length_known = False  # neither: a close ends the body
@@ -172,7 +174,11 @@ class Exchange:
             self._length_known = True
         elif name == b"transfer-encoding" and b"chunked" in value.lower():
             self._chunked = True
-        elif name == b"retry-after":
+        elif b"ratelimit" in name:
+            self._limits.append((name, value))
+        elif name == b"retry-after-ms" and (found := retry_after_s(value)) is not None:
+            self.record.retry_after_s = found / 1e3  # more exact than the other
+        elif name == b"retry-after" and self.record.retry_after_s is None:
             self.record.retry_after_s = retry_after_s(value)
         elif name in _REQUEST_ID_HEADERS and self.record.server_request_id is None:
             self.record.server_request_id = value.decode("latin-1")[:200]
@@ -187,6 +193,8 @@ class Exchange:
         self.record.http_status = status
         self.record.headers_ns = self._parsed_ns
         self._headers_done = True
+        if self._limits:
+            write_limits(self._limits, self.record)
         stream = status < 300 and b"json" not in self._content_type
         self._body.begin(status, stream=stream)
         self._between_chunks = stream and self._chunked

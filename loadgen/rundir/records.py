@@ -120,6 +120,14 @@ class RequestRecord:
     chunk_tokens: Sequence[int] | None = None  # as long as chunk_at_us, or None where unknown
     retry_after_s: float | None = None
     server_request_id: str | None = None
+    # rate limits as the answer's headers state them; reset: s until all of the limit is back
+    quota_requests: float | None = None
+    quota_requests_left: float | None = None
+    quota_requests_reset_s: float | None = None
+    quota_tokens: float | None = None
+    quota_tokens_left: float | None = None
+    quota_tokens_reset_s: float | None = None
+    quota_window_s: float | None = None
 
 
 def _arrow_type(name: str, annotation: str) -> pa.DataType:
@@ -137,6 +145,15 @@ SCHEMA: pa.Schema = pa.schema(
     [pa.field(f.name.rstrip("_"), _arrow_type(f.name, str(f.type))) for f in fields(RequestRecord)],
     metadata={"ampacity_schema_version": str(SCHEMA_VERSION)},
 )
+
+
+def complete(table: pa.Table, names: Sequence[str] = _NAMES) -> pa.Table:
+    """Return a table with the columns about quotas of ``names``, which older runs lack, as nulls."""
+    for name in names:
+        if name.startswith("quota_") and name not in table.column_names:
+            nulls = pa.nulls(table.num_rows, SCHEMA.field(name).type)
+            table = table.append_column(SCHEMA.field(name), nulls)
+    return table
 
 
 def to_batch(records: Sequence[RequestRecord]) -> pa.RecordBatch:

@@ -153,6 +153,9 @@ def exceeds_context(status: int, text: str) -> bool:
     return status in REFUSING and _TOO_LONG.search(text) is not None
 
 
+OVERLOAD = re.compile(r"overload|rate.?limit|too many requests|capacity|try again", re.IGNORECASE)
+
+
 def stream_error(data: bytes) -> str | None:
     """Return the message where an event of a 200 stream is an error, else None.
 
@@ -174,7 +177,12 @@ def stream_error(data: bytes) -> str | None:
     base = value.get("base_resp")
     refused = isinstance(base, dict) and bool(base.get("status_code"))
     is_error = named or typed or bare or failed or refused
-    return error_text(json.dumps(value).encode()) if is_error else None
+    if not is_error:
+        return None
+    whole = json.dumps(value)
+    text = error_text(whole.encode())
+    by_type = OVERLOAD.search(whole) and not OVERLOAD.search(text)
+    return f"{text} (overloaded)" if by_type else text
 
 
 def retry_after_s(value: bytes) -> float | None:

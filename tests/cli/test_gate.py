@@ -42,8 +42,10 @@ def test_exit_status_says_the_answer(
     tmp_path: Path, base: Path, command: Command, capsys: Any
 ) -> None:
     command("gate", made(tmp_path / "same"), "--baseline", base)
-    command("gate --summary full", made(tmp_path / "slow", 1.1), "--baseline", base, status=1)
+    page, slow = tmp_path / "gate.html", made(tmp_path / "slow", 1.1)
+    command("gate --summary full", slow, "--baseline", base, "--html", page, status=1)
     assert capsys.readouterr().out.count("REGRESSION") >= 2
+    assert '<h1 id="verdict">Regression: ' in page.read_text()
     other = made(tmp_path / "other", n=600, seed=2)
     command("gate", other, "--baseline", base, "--tolerance ttft_p50=0.1%", status=3)
     command("gate", made(tmp_path / "slo"), "--baseline", base, "--slo ttft_p50=50ms", status=1)

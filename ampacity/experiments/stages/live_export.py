@@ -130,8 +130,10 @@ class PrometheusPage:
 def _times(total: Live) -> Iterator[tuple[str, list[int], float]]:
     """Yield (name, count of each bucket, sum in s)."""
     assert total.times is not None
-    for row, name in enumerate(LIVE_TIMES):
-        yield name, total.times.counts[row].tolist(), float(total.times.sums_s[row])
+    counts = total.times.counts
+    for name in TIMES:
+        row = LIVE_TIMES.index(name)
+        yield name, counts[row].tolist(), float(total.times.sums_s[row])
 
 
 def otlp_body(stages: Sequence[Live], began_ns: int, now_ns: int) -> bytes:

@@ -20,6 +20,7 @@ from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.gateways import gateway_of
 from ampacity.loadgen.probe.look import ProbeResult
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, parse_endpoint
+from ampacity.loadgen.send.keys import Keys
 from ampacity.progress import Progress
 from tests.support.faults import Request
 from tests.support.stage_driving import on_loop
@@ -148,7 +149,7 @@ def test_a_secret_in_a_query_is_refused_and_not_repeated(name: str) -> None:
 def test_a_secret_under_any_name_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANTED", "of-the-variable")
     with pytest.raises(EndpointError, match="'k' holds a key") as refused:
-        parse_endpoint(f"http://h/v1?k={value}", api_key_env="PLANTED")
+        parse_endpoint(f"http://h/v1?k={value}", keys=Keys("api_key_env", "PLANTED"))
     assert value not in str(refused.value)
 
 
