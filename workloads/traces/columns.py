@@ -192,9 +192,12 @@ def column_notes(name: str, columns: Columns | None, records: Records) -> Iterat
     if columns is None or columns.format == "schedule":  # see ampacity.workloads.schedule_file
         return
     for role, others in columns.others.items():
+        rest = " or ".join(map(mended, others))
+        taken = f"{name}: column {columns[role].strip()} is taken for the {role}"
         if role not in PER_ROW:
-            rest = " or ".join(map(mended, others))
-            yield f"{name}: column {columns[role].strip()} is taken for the {role}, not {rest}"
+            yield f"{taken}, not {rest}"
+        elif role == "messages":
+            yield f"{taken}, and {rest} only in rows where it has no value"
     yield from duplicate_key_notes(name, records.duplicate_keys)
     rows = records.columns.by_name()
     unused = _unused(rows, columns)

@@ -252,7 +252,8 @@ class Rows:
     def _prompt(self, record: Record, columns: Columns, needed: bool) -> Prompt:
         """Return the recorded prompt, where it is ``needed`` or texts are kept."""
         name = columns.held(record, "messages") if needed or self.options.keep_texts else ""
-        if not name or str(record[name]).strip().isdecimal():  # a column of counts
+        is_count = name.lower().endswith("input") and str(record[name]).strip().isdecimal()
+        if not name or is_count:
             return _NO_PROMPT
         prefix = name[: name.rfind(".") + 1]
         try:
