@@ -58,17 +58,36 @@ def json_records(
     if isinstance(document, BadRow):
         duplicates.clear()
         document = None
-    expand = _Expander([name.strip() for name in keep if "." in name])
-    columns = ColumnCounts()
-    items: Iterator[tuple[int, Any]]
     if document is None:
         numbered = ((n, line) for n, line in enumerate(lines(), start=1) if line.strip())
         items = ((n, BadRow(BROKEN_BYTES) if is_broken(s) else parse(s)) for n, s in numbered)
-        rows, place = ((n, row) for n, item in items for row in expand(item)), ":"
-    else:
-        values = document if isinstance(document, list) else [document]
-        expanded = itertools.chain.from_iterable(map(expand, values))
-        rows, place = ((n, row) for n, row in enumerate(expanded, start=1)), " entry "
+        return expanded_records(items, ":", read_share, keep, duplicates)
+    values = document if isinstance(document, list) else [document]
+    entries = enumerate(itertools.chain.from_iterable(map(_Expander(keep), values)), start=1)
+    return _peeked_records(entries, " entry ", read_share, duplicates)
+
+
+def expanded_records(
+    items: Iterator[tuple[int, Any]],
+    place: str,
+    read_share: Callable[[], float],
+    keep: frozenset[str],
+    duplicates: Counter[str],
+) -> Records:
+    """Return the requests of objects, each of which is one or holds some, with its number."""
+    expand = _Expander(keep)
+    rows = ((n, row) for n, item in items for row in expand(item))
+    return _peeked_records(rows, place, read_share, duplicates)
+
+
+def _peeked_records(
+    rows: Iterator[Row],
+    place: str,
+    read_share: Callable[[], float],
+    duplicates: Counter[str],
+) -> Records:
+    """Return the rows, with the names of the first ones' columns."""
+    columns = ColumnCounts()
     counted = _counted(rows, columns)
     peeked: list[Row] = []
     calls = 0
@@ -126,11 +145,11 @@ def _parser(duplicates: Counter[str]) -> Callable[[str], Any]:
 class _Expander:
     """Expands a JSON value to its requests: itself, spans, or the requests of a session.
 
-    ``paths``: wanted paths into lists, each of which selects one value of a whole item.
+    ``keep``: wanted paths into lists, each of which selects one value of a whole item.
     """
 
-    def __init__(self, paths: list[str]) -> None:
-        self._paths = paths
+    def __init__(self, keep: frozenset[str]) -> None:
+        self._paths = [name.strip() for name in keep if "." in name]
         self._sessions: set[str] = set()  # ids seen so far
 
     def __call__(self, item: Any) -> Iterator[Item | BadRow]:
