@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
@@ -263,14 +264,18 @@ def _session(
             yield _NO_REQUEST
         elif _nested(entry):
             name = f"{session}/{entry.get('agent_id', entry.get('id', i))}"
-            at = entry.get("t") if isinstance(entry.get("t"), int | Decimal) else 0
-            yield from _session(entry, name, session, at, common)
+            yield from _session(entry, name, session, _seconds(entry.get("t")) or 0, common)
         else:
             row = {**common, **_timed(_flat(entry)), "session": session, "parent_session": parent}
-            if begun and isinstance(row.get("t"), int | Decimal):
-                row["t"] += begun
+            if begun and (at := _seconds(row.get("t"))) is not None:
+                row["t"] = at + begun
             yield row
     yield from _beside(about)
+
+
+def _seconds(value: Any) -> Decimal | None:
+    is_time = isinstance(value, int | float | Decimal) and math.isfinite(value)
+    return Decimal(str(value)) if is_time else None
 
 
 def _beside(about: Item) -> Iterator[NoCall]:

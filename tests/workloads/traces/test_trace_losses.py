@@ -759,6 +759,8 @@ def test_sessions_out_of_order_are_sorted_and_that_is_said(tmp_path: Path) -> No
         (-4, "members that are negative numbers", True),
         (7.0, "members that are no whole numbers", True),
         (7.5, "members that are no whole numbers", False),
+        (float("nan"), "members that are no whole numbers", False),
+        (float("inf"), "members that are no whole numbers", False),
         (None, "members that are none", False),
         ([7], "members that are none", False),
         ({"id": 7}, "members that are none", False),
