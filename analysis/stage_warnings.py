@@ -22,11 +22,12 @@ Stages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Facts:
-    """A summary with all figures, and two results that it does not hold."""
+    """A summary with all figures, and results of ``analysis.metrics`` that it does not hold."""
 
     summary: Mapping[str, Any]
     output_deviation: float | None = None
     cut_short: tuple[int, int] = (0, 0)  # (answers that may have been cut off, all answers)
+    unseen: int = 0  # good answers of several tokens, none of which was sent
 
     @property
     def stages(self) -> Stages:
