@@ -90,6 +90,46 @@ def test_of_two_columns_the_one_taken_is_named(
     )
 
 
+@pytest.mark.parametrize("late", [0, 30])
+def test_a_row_without_the_column_taken_is_counted_by_another(tmp_path: Path, late: int) -> None:
+    """As in an export over a change of names, which may come long after the first rows."""
+    new = {"timestamp": 1, "usageDetails": {"input": 5, "output": 7}}
+    old = {"timestamp": 2, "usage": {"input": 6, "output": 8}}
+    found = read_trace(lines(tmp_path / "t.jsonl", *[new] * (late + 1), old))
+    assert rows(found)[-1] == (1.0, 6, 8)
+    assert "t.jsonl: 1 rows have no usageDetails.input: usage.input is taken" in found.notes
+    assert not [note for note in found.notes if "not used" in note]
+    given = {"input": "usageDetails.input"}
+    with pytest.raises(WorkloadError, match=r"column usageDetails\.input: the value is missing"):
+        read_trace(tmp_path / "t.jsonl", columns=given)
+
+
+@pytest.mark.parametrize("prefix", ["usage", None])
+def test_anthropics_cached_tokens_are_a_part_of_the_prompt(
+    tmp_path: Path, prefix: str | None
+) -> None:
+    """Its input_tokens are without those read from the cache, and those written into it."""
+    usage = [
+        {"input_tokens": 5, "output_tokens": 7, **cached}
+        for cached in (
+            {"cache_creation_input_tokens": 2000, "cache_read_input_tokens": 0},
+            {"cache_creation_input_tokens": None, "cache_read_input_tokens": 1900},
+        )
+    ]
+    found = read_trace(
+        lines(
+            tmp_path / "t.jsonl",
+            *({"timestamp": k, **({prefix: u} if prefix else u)} for k, u in enumerate(usage)),
+        )
+    )
+    assert rows(found) == [(0.0, 2005, 7), (1.0, 1905, 7)]
+    assert found.cached_tokens is not None
+    assert found.cached_tokens.tolist() == [0, 1900]
+    (note,) = found.notes
+    assert note.startswith("t.jsonl: the input is the sum of ")
+    assert note.endswith("cache_creation_input_tokens, as Anthropic counts it")
+
+
 def test_a_column_that_is_given_has_no_rival(tmp_path: Path) -> None:
     row = {
         "timestamp": 1,
