@@ -144,9 +144,9 @@ def _answer(one: Candidate, most: int = SHOWN_LIMITS) -> list[str]:
     lines = [f"{one.run}: predicted, nothing was measured" if one.predicted else one.run]
     lines.append(headline(one.plan) if one.plan else f"no fleet: {one.plan_missing}")
     slos = ", ".join(one.slos) or "no SLO"
-    if one.capacity_rps is None:
+    if one.capacity_rps is None and one.capacity_reason != one.plan_missing:
         lines.append(f"one instance: {one.capacity_reason or 'no capacity was found'}")
-    else:
+    elif one.capacity_rps is not None:
         carries = "is predicted to carry" if one.predicted else "carries"
         rate = rate_text(one.capacity_rps, one.capacity_rps_ci, one.verified_rps)
         lines.append(f"one instance {carries} {rate} at {slos}")
