@@ -37,7 +37,7 @@ def run_experiment(
     """
     from dataclasses import replace
 
-    from ampacity.cli.stub import no_stub
+    from ampacity.cli.stub import left_at_once, no_stub
     from ampacity.config import check_steady, make_settings
     from ampacity.experiments.stages.conduct import conduct, run_event_loop
     from ampacity.experiments.stages.provenance import out_path
@@ -53,10 +53,11 @@ def run_experiment(
     if check is not None:
         check(settings)
     settings = replace(settings, out=out_path(settings, experiment))
-    with no_stub(settings.out), Progress(quiet=shown.quiet) as progress:
-        how: dict[str, Any] = {"command_line": command_line(sys.argv), "progress": progress}
-        path = run_event_loop(conduct(settings, experiment=experiment, drive=drive, **how))
-    status, summary = finish(path, as_json=as_json and not quiet, quiet=quiet)
+    with left_at_once(settings.out):
+        with no_stub(settings.out), Progress(quiet=shown.quiet) as progress:
+            how: dict[str, Any] = {"command_line": command_line(sys.argv), "progress": progress}
+            path = run_event_loop(conduct(settings, experiment=experiment, drive=drive, **how))
+        status, summary = finish(path, as_json=as_json and not quiet, quiet=quiet)
     if judge is not None:
         answer = judge(path, summary)
     else:

@@ -28,6 +28,7 @@ class Found:
 
     strength: float
     evidence: tuple[Evidence, ...]
+    title: str | None = None  # None: the rule's
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,12 @@ from ampacity.analysis.decision.money import Hosted, Moved
 from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.tiers import TierPlan
 from ampacity.reports.pages.findings import usable_rate
+from ampacity.reports.pages.screen import NOTES
 from ampacity.reports.render.figures import counted, gpu_price, interval, significant
+from ampacity.reports.render.table import Cell, Column, Table
+from ampacity.reports.render.terminal import Entry, Screen
+
+HOSTED_SHOWN = 3
 
 COSTS = {
     "fleet_cost_per_million_output_tokens": "a million output tokens",
@@ -83,8 +88,8 @@ def plan_text(plan: Plan, summary: Summary) -> str:
         f"  one instance {carries} {usable.value}{between} at {', '.join(plan.slos) or 'no SLO'}; "
         f"{usable.note}",
         f"  peak {plan.peak_rps:.4g} requests/s ({_basis(plan, 'peak')})",
-        f"  instances that carry the peak: {plan.instances_before_safety}, × {plan.safety_factor:g} safety = "
-        f"{plan.instances}; GPUs: × {plan.tensor_parallel} = {plan.gpus}",
+        f"  instances that carry the peak: {plan.instances_before_safety}, "
+        f"× {plan.safety_factor:g} safety = {plan.instances}; GPUs: × {plan.tensor_parallel} = {plan.gpus}",
         f"  safety {plan.safety_factor:g} ({_basis(plan, 'safety')})",
         f"  {_spare(plan)}",
         f"  {plan.gpu_hours_per_day:g} GPU-hours a day, utilisation {100 * plan.utilisation:.0f} %"
@@ -109,6 +114,64 @@ def pools_text(plan: Plan) -> str:
         f"{significant(pools.prefill_rps)} req/s at most, the answers of "
         f"{significant(pools.decode_rps)} at least)"
     )
+
+
+def plan_screen(plan: Plan, summary: Summary) -> Screen:
+    """Return the screen of a plan: the fleet, its cost, what it rests on, what moves it most."""
+    usable, year = usable_rate(summary), year_text(plan).removeprefix("; ")
+    between = [usable.interval] if usable.interval else []
+    bases = {i.name: i.basis for i in plan.inputs}
+    sized = (
+        f"{counted(plan.instances_before_safety, 'instance')} of "
+        f"{counted(plan.tensor_parallel, 'GPU')} for the peak ({bases['peak']}), "
+        f"× {plan.safety_factor:g} safety ({bases['safety']})"
+    )
+    answers = [
+        Entry("FLEET", headline(plan).partition(";")[0], state="good"),
+        *([Entry("COST", year, _cost_aside(plan))] if year else []),
+        Entry("CAPACITY", f"{usable.value} an instance", ", ".join([*between, *plan.slos])),
+        Entry("SIZED", sized),
+        Entry("SPARE", _spare(plan)),
+    ]
+    if plan.predicted:
+        answers.append(Entry("PREDICTED", "nothing was measured", state="unsure"))
+    hosted = [next(iter(hosted_lines(h, plan))).strip() for h in plan.hosted[:HOSTED_SHOWN]]
+    following = summary.next_command or ""
+    return Screen(
+        answers,
+        _table(sensitivity_rows(plan.sensitivity)),
+        drawn=[Entry("HOSTED", x.partition(", ")[0], x.rpartition("; ")[2]) for x in hosted],
+        notes=[note for w in plan.warnings if (note := NOTES.get(w.code, w.text))],
+        next_command=None if following.startswith("ampacity plan") else following,
+    )
+
+
+def tiers_screen(tiers: TierPlan) -> Screen:
+    """Return the screen of a plan of tiers: the whole fleet, and each tier."""
+    text = f"{instances_text(structs.asdict(tiers))}, {counted(tiers.gpus, 'GPU')}"
+    answers = [Entry("FLEET", f"{text} for {tiers.peak_rps:.4g} requests/s", tiers.mode, "good")]
+    if year := year_text(tiers).removeprefix("; "):
+        answers.append(Entry("COST", year))
+    if tiers.ratio is not None:
+        answers.append(Entry("RATIO", f"P:D {tiers.ratio:.3g}"))
+    rows = [["tier", "GPU", "instances", "GPUs", "req/s each", "peak, req/s"]]
+    for tier in tiers.tiers:
+        plan, each = tier.plan, significant(tier.plan.capacity_rps)
+        figures = [f"{plan.instances:,}", f"{plan.gpus:,}", each, f"{plan.peak_rps:.4g}"]
+        rows.append([tier.name, tier.gpu, *figures])
+    warned = [w.text for plan in (*(t.plan for t in tiers.tiers), tiers) for w in plan.warnings]
+    return Screen(answers, _table(rows), notes=list(dict.fromkeys(warned)))
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Table:
+    """Return rows of words as a table; the first has the heads."""
+    heads = [Column(head, "", i, text=not i) for i, head in enumerate(rows[0])]
+    return Table("", heads, [[Cell(text) for text in row] for row in rows[1:]])
+
+
+def _cost_aside(plan: Plan) -> str:
+    each = [line.strip() for line in _costs(plan)][1:3]
+    return f"{', '.join(each)} {plan.at_mean_load}" if each else ""
 
 
 def tiers_text(tiers: TierPlan) -> str:

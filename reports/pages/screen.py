@@ -111,6 +111,7 @@ def _counts(summary: Summary) -> list[str]:
     failed = failures(summary.errors)
     parts = [f"{count(failed)} failed ({failures_by_cause(summary)})"] if failed else []
     parts += ended_otherwise(summary.errors)
+    parts += [f"{count(summary.retries)} sent again"] if summary.retries else []
     return [f"{count(summary.requests)} requests: {'; '.join(parts)}."] if parts else []
 
 

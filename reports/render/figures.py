@@ -217,6 +217,7 @@ UNDECIDED = {
     "so near": "near its limit",
     "the share": "on the edge",
     "were cut off": "cut off in flight",
+    "start-up": "slow start-up (--warmup)",
 }
 """Short words for a verdict's ``cause``, by a text that it contains."""
 

@@ -315,7 +315,7 @@ def test_candidates_are_ranked_at_one_slo_and_the_broken_one_is_left_out(
         f"{run} is cheaper than {small}: the intervals do not meet",
     ]
     (left,) = found.left_out
-    assert left.reason == f"{tmp_path / 'none'} is no run directory: it has no run.json"
+    assert left.reason == f"{tmp_path / 'none'} is no run directory: it is missing"
     text = page.read_text(encoding="utf-8")
     assert text.count("<strong>Validation</strong>") == 3
     assert "What moves the answer most" in text
@@ -406,7 +406,7 @@ def test_a_capacity_in_the_knee_region_is_named(
     engine = "llama3-8b-h100,max_num_seqs=32"
     summary_of(engine, load | {"rates": "1,4,6,8,10,12,14,16,18"}, tmp_path / "run")
     named = "The capacity of 16 req/s lies above the knee region of 8 to 14 req/s"
-    assert ampacity("plan", tmp_path / "run", "--peak-rps", "20") == 0
+    assert ampacity("plan", tmp_path / "run", "--peak-rps", "20", "--summary", "full") == 0
     assert f"Warning: {named}" in capsys.readouterr().out
     assert ampacity("size", tmp_path / "run", "--peak-rps", "20") == 0
     assert named in " ".join(capsys.readouterr().out.split())
