@@ -167,8 +167,9 @@ def use_of(instance: Instance, point: Point) -> Use:
 def lever(use: Use) -> str:
     """Return what a use of the bandwidth leaves to do."""
     low, high = use.mbu.low, use.mbu.high
-    ends = "" if low is None or high is None else f" ({100 * low:.0f} to {100 * high:.0f} %)"
-    used = f"{100 * use.mbu.value:.0f} %{ends} of the bandwidth bound used"
+    at, *sides = (f"{100 * (end or 0.0):.0f}" for end in (use.mbu.value, low, high))
+    ends = f" ({sides[0]} to {sides[1]} %)" if {*sides} != {at} and None not in (low, high) else ""
+    used = f"{at} %{ends} of the bandwidth bound used"
     if low is not None and high is not None and low <= HARDWARE_BOUND < high:
         return f"{used}: {100 * HARDWARE_BOUND:.0f} % lies inside, so the lever cannot be told"
     if use.mbu.value > HARDWARE_BOUND:

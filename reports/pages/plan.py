@@ -133,6 +133,9 @@ def plan_screen(plan: Plan, summary: Summary) -> Screen:
         Entry("SIZED", sized),
         Entry("SPARE", _spare(plan)),
     ]
+    if pools := plan.pools:
+        ratio = f"P:D {pools.prefill_instances}:{pools.decode_instances} apart, by this run"
+        answers.append(Entry("POOLS", ratio))
     if plan.predicted:
         answers.append(Entry("PREDICTED", "nothing was measured", state="unsure"))
     hosted = [next(iter(hosted_lines(h, plan))).strip() for h in plan.hosted[:HOSTED_SHOWN]]
@@ -159,7 +162,8 @@ def tiers_screen(tiers: TierPlan) -> Screen:
         plan, each = tier.plan, significant(tier.plan.capacity_rps)
         figures = [f"{plan.instances:,}", f"{plan.gpus:,}", each, f"{plan.peak_rps:.4g}"]
         rows.append([tier.name, tier.gpu, *figures])
-    warned = [w.text for plan in (*(t.plan for t in tiers.tiers), tiers) for w in plan.warnings]
+    of_tiers = [w for tier in tiers.tiers for w in tier.plan.warnings]
+    warned = [w.text for w in (*of_tiers, *tiers.warnings)]
     return Screen(answers, _table(rows), notes=list(dict.fromkeys(warned)))
 
 

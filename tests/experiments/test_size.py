@@ -166,7 +166,7 @@ def test_the_model_and_gpu_of_a_prediction_need_not_be_stated(
     )
     assert ampacity("report", run, "--gpu", "b200") == 0  # 8 TB/s for 3.35
     told = (run / "report.html").read_text(encoding="utf-8")
-    assert f"{100 * shares[0] * 3.35 / 8:.0f} % (" in told.partition("Distance to the hardware")[2]
+    assert f" {100 * shares[0] * 3.35 / 8:.0f} % " in told.partition("Distance to the hardware")[2]
 
 
 def test_a_fleet_that_cannot_be_sized_ends_as_plan_does(
@@ -216,7 +216,7 @@ def test_pools_by_the_rates_of_the_two_phases(
     assert pools["decode_rps"] == pytest.approx(100 / 3, rel=0.08)
     assert pools["prefill_instances"] == math.ceil(100 / pools["prefill_rps"])
     assert pools["decode_instances"] == math.ceil(100 / pools["decode_rps"])
-    assert ampacity("plan", linear, "--peak-rps", 100, "--safety", 1) == 0
+    assert ampacity("plan", linear, "--peak-rps", 100, "--safety", 1, "--summary", "full") == 0
     text = f"P:D {pools['prefill_instances']}:{pools['decode_instances']} (an instance computes"
     assert text in capsys.readouterr().out
 
