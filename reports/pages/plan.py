@@ -134,8 +134,9 @@ def plan_screen(plan: Plan, summary: Summary) -> Screen:
         Entry("SPARE", _spare(plan)),
     ]
     if pools := plan.pools:
-        ratio = f"P:D {pools.prefill_instances}:{pools.decode_instances} apart, by this run"
-        answers.append(Entry("POOLS", ratio))
+        ratio = f"{pools.prefill_instances}:{pools.decode_instances} instances"
+        why = "if prefill is apart from decoding; estimated from this run"
+        answers.append(Entry("P:D", ratio, why))
     if plan.predicted:
         answers.append(Entry("PREDICTED", "nothing was measured", state="unsure"))
     hosted = [next(iter(hosted_lines(h, plan))).strip() for h in plan.hosted[:HOSTED_SHOWN]]
