@@ -42,11 +42,16 @@ def headline(plan: Plan) -> str:
 
 
 def rate_text(
-    rate_rps: float, ends: Sequence[float | None] | None, verified_rps: float | None
+    rate_rps: float,
+    ends: Sequence[float | None] | None,
+    verified_rps: float | None = None,
+    unit: str = " req/s",
 ) -> str:
     """Return a capacity with its interval; where that is wide, what is verified comes first."""
-    between = interval(ends)
-    text = f"{significant(rate_rps)} req/s" + (f" ({between})" if between else "")
+    text, between = f"{significant(rate_rps)}{unit}", interval(ends)
+    if ends and tuple(ends) == (rate_rps, None):
+        return f"at least {text}"
+    text += f" ({between})" if between else ""
     if verified_rps and verified_rps < rate_rps and is_wide(rate_rps, ends):
         return f"{significant(verified_rps)} req/s verified, an estimated {text},"
     return text

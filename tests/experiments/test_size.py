@@ -236,6 +236,7 @@ def test_of_a_wide_estimate_what_is_verified_comes_first(run: Path) -> None:
     assert "verified" not in found.note
     text = "6.00 req/s verified, an estimated 12.6 req/s (5.00 to 15.0),"
     assert rate_text(12.6, (5.0, 15.0), 6.0) == text
+    assert rate_text(5.0, (5.0, None), 5.0) == "at least 5.00 req/s"
     assert rate_text(12.6, (11.0, 14.0), 6.0) == "12.6 req/s (11.0 to 14.0)"
 
 
@@ -433,6 +434,7 @@ def test_a_load_that_was_not_reached_is_a_lower_bound(
     known = ["--peak-rps", 20, "--gpu-hour", 2.5, "--prices", prices]
     _, out, _ = size(monkeypatch, capsys, tmp_path / "run", *known)
     text = " ".join(out.split())
+    assert "one instance is predicted to carry at least 5.00 req/s at ttft_p95=1s" in text
     assert "one instance is predicted to carry at least 5 req/s" in text
     assert "no load that was tried violates an SLO: run higher --rates" in text
     assert text.split(": predicted, nothing was measured ")[1].startswith("at most 6 instances, 6")
