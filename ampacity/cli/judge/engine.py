@@ -15,25 +15,21 @@ ENGINE = o.options(
         "model_config": (
             Path,
             "FILE",
-            "The model's config.json, its folder, or a name: llama3-8b, llama3-70b or qwen3-32b. "
-            "Default: the model of a prediction.",
+            "The model's config.json. Its folder, or a name: llama3-8b, llama3-70b, qwen3-32b "
+            "and others. Default: of a prediction.",
         ),
         "gpu": (
             str,
             "NAME",
-            "GPU: a100-40, a100-80, h100, h200, b200, mi300x, l40s, l4, a10g or t4. "
-            "Default: that of a prediction or of --lock hardware.",
+            "GPU. a100-40, a100-80, h100, h200, b200, mi300x, l40s, l4, a10g or t4. "
+            "Default: of a prediction, or --lock hardware.",
         ),
         "weights": (
             str,
             "P",
-            "Precision: fp16, bf16, fp8, int8, int4 or nvfp4. Default: the checkpoint's, else fp16.",
+            "Precision. fp16, bf16, fp8, int8, int4 or nvfp4. Default: the checkpoint's, else fp16.",
         ),
-        "kv": (
-            str,
-            "P",
-            "Precision of the KV cache. Default: that of a prediction, else fp16.",
-        ),
+        "kv": (str, "P", "Precision of the KV cache. Default: of a prediction, else fp16."),
         "params": (float, "N", "Parameters, e.g. 8.03e9."),
         "layers": (int, "N", "Layers."),
         "kv_heads": (int, "N", "KV heads."),
