@@ -42,11 +42,16 @@ def headline(plan: Plan) -> str:
 
 
 def rate_text(
-    rate_rps: float, ends: Sequence[float | None] | None, verified_rps: float | None
+    rate_rps: float,
+    ends: Sequence[float | None] | None,
+    verified_rps: float | None = None,
+    unit: str = " req/s",
 ) -> str:
     """Return a capacity with its interval; where that is wide, what is verified comes first."""
-    between = interval(ends)
-    text = f"{significant(rate_rps)} req/s" + (f" ({between})" if between else "")
+    text, between = f"{significant(rate_rps)}{unit}", interval(ends)
+    if ends and tuple(ends) == (rate_rps, None):
+        return f"at least {text}"
+    text += f" ({between})" if between else ""
     if verified_rps and verified_rps < rate_rps and is_wide(rate_rps, ends):
         return f"{significant(verified_rps)} req/s verified, an estimated {text},"
     return text
@@ -133,6 +138,10 @@ def plan_screen(plan: Plan, summary: Summary) -> Screen:
         Entry("SIZED", sized),
         Entry("SPARE", _spare(plan)),
     ]
+    if pools := plan.pools:
+        ratio = f"{pools.prefill_instances}:{pools.decode_instances} instances"
+        why = "if prefill is apart from decoding; estimated from this run"
+        answers.append(Entry("P:D", ratio, why))
     if plan.predicted:
         answers.append(Entry("PREDICTED", "nothing was measured", state="unsure"))
     hosted = [next(iter(hosted_lines(h, plan))).strip() for h in plan.hosted[:HOSTED_SHOWN]]
