@@ -18,7 +18,7 @@ from ampacity.analysis.stats.intervals import smallest_n
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.plan import LIVE_BOUNDS_S, LIVE_TIMES, Ints, Live, LiveTimes, StagePlan
 from ampacity.loadgen.probe.diagnosis import duration_text as seconds
-from ampacity.loadgen.rundir.records import FAILED_STATUSES
+from ampacity.loadgen.rundir.records import FAILED_KINDS
 from ampacity.reports.render.figures import counted
 from ampacity.reports.render.terminal import spark, text_of
 
@@ -160,7 +160,7 @@ def _level(live: Live) -> str:
 
 def _errors(live: Live) -> str:
     """Return ``timeout 2, reset 1``."""
-    kinds = (f"{k} {n:,}" for k, n in live.statuses.most_common() if k in FAILED_STATUSES)
+    kinds = (f"{k} {n:,}" for k, n in live.kinds.most_common() if k in FAILED_KINDS)
     return ", ".join(kinds) or "none"
 
 

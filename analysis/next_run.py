@@ -48,8 +48,8 @@ def next_command(summary: Mapping[str, Any], meta: Mapping[str, Any], path: str)
 
     ``meta``: run.json; ``path``: the run's directory.
     """
-    words = _recorded(meta)
-    if not words or summary["imported"]:
+    words, quota = _recorded(meta), summary.get("quota")
+    if not words or summary["imported"] or (quota and quota["binds"]):
         return None
     if words[1] == "demo":
         return "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms"

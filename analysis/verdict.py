@@ -71,7 +71,8 @@ def _failures(summary: Mapping[str, Any]) -> str:
     if not open_stages:
         return ""
     lowest = min(open_stages, key=lambda s: s["offered_rps"] or s["concurrency_set"] or 0)
-    of_no_load = FAILED_KINDS - {"timeout"}  # a server that has too much to do is slow
+    # a server that has too much to do is slow; a quota has its own sentence
+    of_no_load = FAILED_KINDS - {"timeout", "rate_limited" if summary.get("quota") else ""}
     counts = {kind: n for kind, n in lowest["errors"].items() if n and kind in of_no_load}
     failed = sum(counts.values())
     if not MANY_FAIL * lowest["requests"] < failed < lowest["requests"]:  # all: there is no finding
@@ -121,6 +122,8 @@ def _of_the_load(summary: Mapping[str, Any]) -> str:
         )
     if summary.get("burst"):
         return _burst(summary["burst"])
+    if (quota := summary.get("quota")) and quota["binds"]:
+        return f"No capacity is named: {capacity['reason']}."
     if not summary["slos"]:
         return _without_slo(summary)
     return _nothing_usable(summary) if capacity["capacity_rps"] is None else _usable(summary)

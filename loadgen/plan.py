@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ampacity.loadgen.audit import Measures
-from ampacity.loadgen.rundir.records import FAILED_STATUSES, RequestRecord
+from ampacity.loadgen.rundir.records import (
+    FAILED_KINDS,
+    FAILED_STATUSES,
+    RequestRecord,
+    kind_of,
+)
 from ampacity.loadgen.send.history import AnswerContent
+from ampacity.loadgen.send.protocols import OVERLOAD
 from ampacity.workloads.schedule import Schedule
 
 Floats = npt.NDArray[np.float64]
@@ -23,9 +30,11 @@ LIVE_BOUNDS_S = np.outer(10.0 ** np.arange(-4, 3), (1, 2, 5)).ravel()[:-1].round
 PER_DOUBLING = 24  # fine buckets: each is 3 % wide
 FINE = int(np.log2(LIVE_BOUNDS_S[-1] / LIVE_BOUNDS_S[0]) * PER_DOUBLING) + 1  # without the last
 LIVE_BATCH = 32  # requests that are counted at once, which holds up the loop for 0.4 ms
-RETRIED_HTTP = (429, 502, 503, 504)
+RETRIED_HTTP = frozenset((408, 429, 500, 502, 503, 504, *range(520, 525), 529))
 RETRY_PAUSE_S = 0.5  # doubled with each attempt, where the server names no Retry-After
-RETRY_PAUSE_MAX_S = 60.0
+RETRY_PAUSE_MAX_S = 60.0  # a request that is told to wait longer is not sent again
+JITTER = 0.25  # a pause is longer by up to this share, so that refused requests do not come at once
+TIMER_S = 0.002  # by which a timer of the event loop may be early
 
 
 class Requests(Protocol):
@@ -97,7 +106,7 @@ class Limits:
     total_s: float | None = None
     idle_s: float | None = 120.0  # without a single byte from the server
     in_flight: int | None = None  # requests beyond it are shed: recorded, never sent
-    retries: int = 0  # attempts after 429, 502-504, connect_error or reset; each is a record
+    retries: int = 0  # attempts after what may pass; each is a record
 
     def gives_up(self, began_ns: int, last_read_ns: int | None) -> tuple[float, str]:
         """Return when a silent request times out (monotonic ns; inf: never), and why."""
@@ -108,14 +117,20 @@ class Limits:
         )
 
     def retry_pause_s(self, failed: RequestRecord) -> float | None:
-        """Return the pause before the next attempt; None: no further attempt."""
+        """Return the pause before the next attempt; None: no further attempt.
+
+        It is never shorter than what the refusal named.
+        """
         passing = failed.status in ("connect_error", "reset") or failed.http_status in RETRIED_HTTP
-        if not passing or failed.attempt >= self.retries:
+        overloaded = failed.status == "stream_error" and OVERLOAD.search(failed.error or "")
+        if not (passing or overloaded) or failed.attempt >= self.retries:
             return None
         pause_s = failed.retry_after_s
         if pause_s is None:
-            pause_s = RETRY_PAUSE_S * 2**failed.attempt
-        return min(max(pause_s, 0.0), RETRY_PAUSE_MAX_S)
+            pause_s = min(RETRY_PAUSE_S * 2**failed.attempt, RETRY_PAUSE_MAX_S)
+        if pause_s > RETRY_PAUSE_MAX_S:
+            return None
+        return max(pause_s, 0.0) * random.uniform(1.0, 1.0 + JITTER) + TIMER_S
 
 
 class LiveTimes:
@@ -213,7 +228,7 @@ class Live:
     released: int = 0
     ended: int = 0
     tokens: int = 0
-    statuses: Counter[str] = field(default_factory=Counter)  # of the requests that have ended
+    kinds: Counter[str] = field(default_factory=Counter)  # how the requests ended
     times: LiveTimes | None = None  # only where they are shown
 
     @classmethod
@@ -229,7 +244,7 @@ class Live:
         self.released += other.released
         self.ended += other.ended
         self.tokens += other.tokens
-        self.statuses += other.statuses
+        self.kinds += other.kinds
         if other.times is not None:
             self.times = self.times or LiveTimes()
             self.times.merge(other.times)
@@ -238,7 +253,7 @@ class Live:
         """Count a request that has ended."""
         self.ended += 1
         self.tokens += record.output_tokens or 0
-        self.statuses[record.status] += 1
+        self.kinds[kind_of(record.status, record.http_status)] += 1
         if self.times is not None:
             self.times.add(record)
 
@@ -250,7 +265,7 @@ class Live:
     @property
     def failed(self) -> int:
         """Return the number of requests that have failed."""
-        return sum(n for status, n in self.statuses.items() if status in FAILED_STATUSES)
+        return sum(n for kind, n in self.kinds.items() if kind in FAILED_KINDS)
 
     @property
     def in_flight(self) -> int:

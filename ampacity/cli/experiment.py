@@ -15,6 +15,7 @@ from ampacity.cli.output import console, print_folder, print_json, shown, writin
 
 if TYPE_CHECKING:
     from ampacity.analysis.contract.summary import Summary
+    from ampacity.experiments.decide import Engine
 
 
 def run_experiment(
@@ -68,13 +69,19 @@ def run_experiment(
 
 
 def finish(
-    path: Path, *, as_json: bool, labels: dict[int, bool] | None = None, quiet: bool = False
+    path: Path,
+    *,
+    as_json: bool,
+    labels: dict[int, bool] | None = None,
+    quiet: bool = False,
+    engine: Engine | None = None,
 ) -> tuple[str, Summary]:
     """Write summary.json and report.html of a run and print them; return (status, summary)."""
     from ampacity.analysis.contract.summary import to_json
     from ampacity.analysis.other_limits import capacity_at_limits
     from ampacity.analysis.summary import summarise
     from ampacity.analysis.timeline import timeline_of
+    from ampacity.experiments.decide import Engine, hardware_text
     from ampacity.loadgen.rundir.files import load_run, write_json
     from ampacity.reports.pages.run_report import Beyond, write_report
     from ampacity.reports.pages.screen import render_screen
@@ -89,7 +96,9 @@ def finish(
         (render_table if shown.full else render_screen)(summary, console(), report)
     write_json(path / "summary.json", to_json(summary))
     with writing(report):
-        beyond = Beyond(timeline_of(run), capacity_at_limits(run, summary), str(path))
+        hardware = hardware_text(run, summary, engine or Engine())
+        limits = capacity_at_limits(run, summary)
+        beyond = Beyond(timeline_of(run), limits, str(path), hardware)
         write_report(report, summary, run.meta, beyond)
     if not as_json and not quiet:
         print_folder(path)

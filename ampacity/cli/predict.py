@@ -55,7 +55,7 @@ def predict(
 
     deployment = find_deployment(full_preset(preset, engine))
     ramp = raw.pop("ramp", None) if search else None
-    defaults = {"duration": "5m", "tp": gpus_named(preset) or 1}
+    defaults = {"duration": "5m", "tp": (gpus_named(preset) or 1) * deployment.engines}
     settings = make_settings({**defaults, **raw, "url": "http://predicted.invalid/v1"})
     check_steady(settings.workload, "predict")
     how: dict[str, Any] = {}

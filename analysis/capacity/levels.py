@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ampacity.analysis.load_names import load_name
+from ampacity.analysis.metrics.kinds import FAILED_KINDS
 from ampacity.analysis.slo import GAP_METRICS, Slo, parse_slo
 from ampacity.analysis.stage.throughput import CHANCE_SD, REQUESTS_MIN, all_failed, is_figure
 from ampacity.analysis.stats.intervals import prob_at_least
@@ -17,6 +19,8 @@ from ampacity.analysis.stats.intervals import prob_at_least
 WAITS = ("ttft", "first_answer", "e2e")  # metrics whose limit includes time spent waiting
 OVERLOADED = 1.05  # offered over answered rate above which an unstable stage shows the capacity
 FILLING = 0.1  # a stage that is blind to overloads this large may only be filling up
+QUOTA_SHARE = 0.01  # of the requests refused with 429 or 529: a quota is met ...
+QUOTA_STOPS = 0.05  # ... and at higher loads more of them would be
 SURE = 0.005  # chance that a stage which surely violates an SLO just meets it
 
 
@@ -137,6 +141,27 @@ class Level:
         if slo.metric not in WAITS:
             return 0.0
         return self.together(slo) / max(self.requests + self.warmup, 1)
+
+
+def refused_share(stage: Mapping[str, Any]) -> float:
+    """Return the share of a stage's requests that were refused for their rate (429, 529)."""
+    return float((stage.get("errors") or {}).get("rate_limited", 0) / max(stage["requests"], 1))
+
+
+def met_quota(stage: Mapping[str, Any]) -> str | None:
+    """Return the share of requests that a stage's quota refuses, in words; None: (almost) none."""
+    share, load = refused_share(stage), load_name(stage)
+    told = f"{share:.0%} of the requests at {load} are refused with 429: a quota, not the hardware"
+    return told if share >= QUOTA_STOPS else None
+
+
+def no_higher(stages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why a load above the last stage's would show nothing more; None: it would."""
+    if not stages:
+        return None
+    failed = sum(n for kind, n in (stages[-1].get("errors") or {}).items() if kind in FAILED_KINDS)
+    most = f"most of the requests at {load_name(stages[-1])} failed"
+    return met_quota(stages[-1]) or (most if 2 * failed > stages[-1]["requests"] else None)
 
 
 def level_of(stage: Mapping[str, Any]) -> Level:
@@ -264,6 +289,13 @@ def good_share_at(stages: Sequence[Mapping[str, Any]], kind: str, rate_rps: floa
     )
     rates, shares = [rate for rate, _ in known], [share for _, share in known]
     return float(np.interp(rate_rps, rates, shares)) if known else None
+
+
+def usd(value: float) -> str:
+    """Return an amount in dollars: whole from $100 on, with cents from $1 on, else three digits."""
+    if value >= 1:
+        return f"${value:,.0f}" if value >= 99.995 else f"${value:,.2f}"
+    return f"${number_text(value)}"
 
 
 def number_text(value: float, digits: int = 3) -> str:

@@ -31,6 +31,7 @@ _NEAR = (0.2, 0.5, 1.0, 3.0)  # levels at which clustering is looked at, in shar
 _COMMON = (10.0, 20.0)  # commoner levels, for samples of which no queue is known
 _RANKS_MAX = 256
 FAR = 4.0  # a limit so many times the slowest sample leaves room for the queue to have shown itself
+TURNS = 50.0  # a stage must be so many times as long as its requests to have shown its queue
 
 
 @dataclass(frozen=True)
@@ -175,18 +176,17 @@ class Observations:
         return found
 
     @property
-    def likely_memory(self) -> float:
-        """Return the samples over which the queue likely stays alike; 1 without a known queue.
-
-        Some standard errors more than was seen: a stage without its share of jams shows too few.
-        """
-        memory = max(self.memory or 1.0, 1.0)
-        return 1 + (1 + MEMORY_ERROR * math.sqrt(memory / self.n)) * (memory - 1)
-
-    @property
     def likely_cluster(self) -> float:
-        """Return the likely samples in a cluster, by the queue; 1 without a known queue."""
-        return 1 + MEMORIES * (self.likely_memory - 1)
+        """Return the likely samples in a cluster, by the queue; 1 without a known queue.
+
+        The memory is taken some standard errors larger than it was seen: a stage without its share
+        of jams shows too small a one.
+        """
+        if self.memory is None:
+            return 1.0
+        memory = max(self.memory, 1.0)
+        error = MEMORY_ERROR * math.sqrt(memory / self.n)
+        return 1 + MEMORIES * (1 + error) * (memory - 1)
 
     def below_by_chance(self, quantile: float, levels_s: Floats) -> Floats:
         """Return P[so few samples over each of k levels | the quantile is there], shape (k,).
@@ -202,6 +202,8 @@ class Observations:
     def far_by_chance(self, quantile: float, limit_s: float) -> float:
         """Return P[queue so short | the quantile is at the limit]; 1 unless that is FAR off.
 
+        Also 1 in a stage of fewer than ``TURNS`` request times, which are n / mean in flight.
+
         While a request waits longer than the limit, those that arrive meanwhile wait behind it: at
         its end the queue is longer than any seen by the arrivals of limit - slowest sample. Samples
         that miss for another reason are as clustered as those of ``clustering``.
@@ -211,9 +213,11 @@ class Observations:
         if self.queue is None or self.memory is None or endless or limit_s < FAR * slowest_s:
             return 1.0
         found, p = self.queue.in_flight, 1 - quantile
+        if len(found) < TURNS * found.mean():
+            return 1.0  # 300 requests of a batch at 0.87 of saturation said "met" in 8 % without it
         longest = float(found.max()) + self.queue.rate_rps * (limit_s - slowest_s)
         alone = few_by_chance(0.0, self.n, p, self.clustering(quantile)[0], 1.0)
-        return max(float(alone), short_by_chance(found, longest, p, self.likely_memory))
+        return max(float(alone), short_by_chance(found, longest, p, self.memory))
 
     @cached_property
     def _sorted(self) -> tuple[Floats, Floats | None]:

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from msgspec import structs
 
 from ampacity.analysis.capacity.fleet import instances_text
+from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.summary import Summary, Warned
+from ampacity.analysis.decision.inputs import is_wide
 from ampacity.analysis.decision.money import Hosted, Moved
 from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.tiers import TierPlan
@@ -39,6 +41,17 @@ def headline(plan: Plan) -> str:
     return f"{text} for {plan.peak_rps:.4g} requests/s{year_text(plan)}"
 
 
+def rate_text(
+    rate_rps: float, ends: Sequence[float | None] | None, verified_rps: float | None
+) -> str:
+    """Return a capacity with its interval; where that is wide, what is verified comes first."""
+    between = interval(ends)
+    text = f"{significant(rate_rps)} req/s" + (f" ({between})" if between else "")
+    if verified_rps and verified_rps < rate_rps and is_wide(rate_rps, ends):
+        return f"{significant(verified_rps)} req/s verified, an estimated {text},"
+    return text
+
+
 def wrapped(text: str) -> str:
     """Return lines that fit the terminal; what follows is indented as its line is."""
     width = min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120)
@@ -60,9 +73,9 @@ def year_text(plan: Plan | TierPlan) -> str:
     if plan.cost_per_year is None:
         return ""
     low, high = plan.cost_per_year_ci or (None, None)
-    ends = f" (${low:,.0f} to ${high:,.0f})" if low and high and low != high else ""
+    ends = f" ({usd(low)} to {usd(high)})" if low and high and low != high else ""
     bound = "at most " if high and not low else "at least " if low and not high else ""
-    return f"; {bound}${plan.cost_per_year:,.0f} a year{ends}"
+    return f"; {bound}{usd(plan.cost_per_year)} a year{ends}"
 
 
 def plan_text(plan: Plan, summary: Summary) -> str:
@@ -81,12 +94,26 @@ def plan_text(plan: Plan, summary: Summary) -> str:
         f"  {_spare(plan)}",
         f"  {plan.gpu_hours_per_day:g} GPU-hours a day, utilisation {100 * plan.utilisation:.0f} %"
         f" at {plan.load_rps:.3g} requests/s ({_basis(plan, 'utilisation')})",
+        f"  {pools_text(plan)}",
         *_costs(plan),
         *(line for hosted in plan.hosted for line in hosted_lines(hosted, plan)),
         *_indented(columns(sensitivity_rows(plan.sensitivity))),
         *_warned(plan.warnings),
     ]
     return "\n".join(lines)
+
+
+def pools_text(plan: Plan) -> str:
+    """Return prefill apart from decoding: the rate of an instance of each, and the P:D ratio."""
+    pools = plan.pools
+    if pools is None:
+        return f"P:D ratio of prefill apart from decoding: {plan.pools_reason}"
+    return (
+        f"prefill apart from decoding, estimated from this run: P:D {pools.prefill_instances}:"
+        f"{pools.decode_instances} (an instance computes the prompts of "
+        f"{significant(pools.prefill_rps)} req/s at most, the answers of "
+        f"{significant(pools.decode_rps)} at least)"
+    )
 
 
 def plan_screen(plan: Plan, summary: Summary) -> Screen:
@@ -152,17 +179,16 @@ def tiers_text(tiers: TierPlan) -> str:
     whole = f"{instances_text(structs.asdict(tiers))}, {counted(tiers.gpus, 'GPU')} for "
     whole += f"{tiers.peak_rps:.4g} requests/s ({tiers.mode}){year_text(tiers)}"
     if tiers.cost_per_thousand_requests is not None:
-        whole += f", ${significant(tiers.cost_per_thousand_requests)} for 1,000 requests"
+        whole += f", {usd(tiers.cost_per_thousand_requests)} for 1,000 requests"
     lines = [whole]
     for tier in tiers.tiers:
         plan = tier.plan
-        ends = interval(plan.capacity_rps_ci)
+        rate = rate_text(plan.capacity_rps, plan.capacity_rps_ci, plan.verified_rps)
         lines += [
             f"  {tier.name}: {headline(plan)}",
             f"    {plan.run}: one instance of {plan.tensor_parallel} GPU"
             f"{'s' if plan.tensor_parallel > 1 else ''} ({tier.gpu}) carries "
-            f"{significant(plan.capacity_rps)} req/s{f' ({ends})' if ends else ''} at "
-            f"{', '.join(plan.slos)}",
+            f"{rate} at {', '.join(plan.slos)}",
             f"    {plan.instances_before_safety} for the peak × {plan.safety_factor:g} safety "
             f"({_basis(plan, 'safety')})",
             *(f"  {line}" for hosted in plan.hosted for line in hosted_lines(hosted, plan)),
@@ -205,22 +231,22 @@ def _costs(plan: Plan) -> Iterator[str]:
     costs = {what: v for name, what in COSTS.items() if (v := getattr(plan, name)) is not None}
     yield (
         f"  {gpu_price(plan.gpus, plan.gpu_hour_usd)} ({_basis(plan, 'GPU-hour')}) = "
-        f"${plan.cost_per_hour:,.2f} an hour; {len(costs)} ways to express the same cost "
+        f"{usd(plan.cost_per_hour)} an hour; {len(costs)} ways to express the same cost "
         f"{plan.at_mean_load}:"
     )
     for what, value in costs.items():
-        yield f"    ${significant(value)} for {what}"
+        yield f"    {usd(value)} for {what}"
 
 
 def hosted_lines(hosted: Hosted, plan: Plan) -> Iterator[str]:
     """Yield a hosted API against the fleet, and when its prompt cache pays."""
     own, cached = plan.fleet_cost_per_thousand_requests, "" if hosted.prefix else ", none cached"
     yield (
-        f"  {hosted.model}: ${significant(hosted.cost_per_thousand_requests)} for 1,000 requests"
+        f"  {hosted.model}: {usd(hosted.cost_per_thousand_requests)} for 1,000 requests"
         f"{cached}, {100 * hosted.output_share:.0f} % of it for output"
-        + ("" if own is None else f"; this fleet: ${significant(own)}")
+        + ("" if own is None else f"; this fleet: {usd(own)}")
     )
-    gpu = f"at this load with GPUs below ${significant(hosted.crossover_gpu_hour_usd)} an hour"
+    gpu = f"at this load with GPUs below {usd(hosted.crossover_gpu_hour_usd)} an hour"
     crossing = f"{_against(hosted)}; " if hosted.crossover_utilisation is not None else ""
     yield f"    this fleet is {crossing or 'cheaper '}{gpu}"
     if even := hosted.break_even:
@@ -232,8 +258,8 @@ def hosted_lines(hosted: Hosted, plan: Plan) -> Iterator[str]:
     if held := hosted.prefix:
         yield (
             f"    {held.tokens:,.0f} cached tokens × {held.calls_per_day:,.0f} calls a day, as one "
-            f"prefix that is written once a day (assumed): ${held.usd_per_day_without_cache:,.2f} a day without "
-            f"the cache, ${held.usd_per_day_with_cache:,.2f} with it"
+            f"prefix that is written once a day (assumed): {usd(held.usd_per_day_without_cache)} a day "
+            f"without the cache, {usd(held.usd_per_day_with_cache)} with it"
         )
 
 

@@ -56,7 +56,7 @@ def panel(**changes: Any) -> LivePanel:
     live = of_two_workers([0.001 * i for i in range(1, 101)], [*[0.01] * 49, 0.02])
     began_s = time.monotonic() - 30
     live.stage, live.level, live.began_s, live.duration_s = 1, 40.0, began_s, 60.0
-    live.released, live.ended, live.statuses = 1200, 1188, Counter(changes.pop("statuses", {}))
+    live.released, live.ended, live.kinds = 1200, 1188, Counter(changes.pop("kinds", {}))
     generator: Any = SimpleNamespace(live=live)
     plan: Any = SimpleNamespace(index=1)
     slos = [parse_slo("itl_p99=50ms"), parse_slo("ttft_p95=90ms")]
@@ -69,7 +69,7 @@ def panel(**changes: Any) -> LivePanel:
 def test_the_panel(width: int, encoding: str, tmp_path: Path) -> None:
     with (tmp_path / "out").open("w", encoding=encoding) as file:
         console = Console(file=file, width=width, height=24, color_system=None, force_terminal=True)
-        shown = panel(statuses={"ok": 1185, "timeout": 2, "reset": 1})
+        shown = panel(kinds={"ok": 1185, "timeout": 2, "reset": 1})
         text, lines = lines_of(shown, console)
     text.encode(encoding)
     rows = text.splitlines()

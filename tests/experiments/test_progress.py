@@ -21,7 +21,7 @@ def live(ttfts: int) -> Live:
     for i in range(ttfts):
         found.count(request(i, 0.0))
     found.flush()
-    found.released, found.ended, found.statuses = 90, 70, Counter(timeout=2)
+    found.released, found.ended, found.kinds = 90, 70, Counter(timeout=2)
     return found
 
 

@@ -104,19 +104,26 @@ def gate(
         result = judge_samples(run, base, tolerances, slos, budget, self_test)
     except Exception as error:  # CI's files must show it too, or no answer looks like a good one
         failure, result = error, _cannot_compare(error)
-    hand_over(result, junit, markdown, annotate=not self_test, as_json=json)
     following = _next_command(result, len(run))
-    if html:
-        with writing(html):
-            write_gate_page(html, result, following)
-    if failure:
-        raise failure
-    if not json and shown.full:
-        print(*lines(result), sep="\n")
-    elif not json:
-        show(gate_screen(result, following), console())
-    if html and not json:
-        print(f"report: {html}")
+
+    def screen() -> None:
+        if failure:
+            return
+        if shown.full:
+            print(*lines(result), sep="\n")
+        else:
+            show(gate_screen(result, following), console())
+
+    try:
+        hand_over(result, junit, markdown, annotate=not self_test, as_json=json, show=screen)
+        if html:
+            with writing(html):
+                write_gate_page(html, result, following)
+            if not json:
+                print(f"report: {html}")
+    finally:
+        if failure:  # rather than that a file cannot be written
+            raise failure
     if self_test:
         raise typer.Exit(_self_test_status(result))
     raise typer.Exit(EXIT[result.verdict])
