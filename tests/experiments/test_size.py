@@ -216,7 +216,7 @@ def test_pools_by_the_rates_of_the_two_phases(
     assert pools["decode_rps"] == pytest.approx(100 / 3, rel=0.08)
     assert pools["prefill_instances"] == math.ceil(100 / pools["prefill_rps"])
     assert pools["decode_instances"] == math.ceil(100 / pools["decode_rps"])
-    assert ampacity("plan", linear, "--peak-rps", 100, "--safety", 1) == 0
+    assert ampacity("plan", linear, "--peak-rps", 100, "--safety", 1, "--summary", "full") == 0
     text = f"P:D {pools['prefill_instances']}:{pools['decode_instances']} (an instance computes"
     assert text in capsys.readouterr().out
 
