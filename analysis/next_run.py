@@ -84,7 +84,7 @@ def relieved(words: Sequence[str], meta: Mapping[str, Any], cpu_fraction: float 
 def _bounded(summary: Mapping[str, Any]) -> bool:
     """Return whether the stages with a client that kept up show where the capacity ends."""
     capacity, search = summary["capacity"], summary.get("search")
-    if capacity.get("lower_loads"):
+    if capacity["lower_loads"]:
         return True
     found = bool(capacity["capacity_rps"]) and capacity["crossing"] != "lower_bound"
     return found and (not search or bool(search["reached"]))
@@ -108,7 +108,7 @@ def _after_stages(summary: Mapping[str, Any], words: Sequence[str]) -> str | Non
     if search:
         return None
     steady = dict.fromkeys(OF_SEARCH)
-    if loads := capacity.get("lower_loads"):
+    if loads := capacity["lower_loads"]:
         option = "--rates" if capacity["c_max_basis"] == "open" else "--concurrency"
         lower = {option: ",".join(f"{load:g}" for load in loads)}
         return again(words, {**dict.fromkeys(OF_LOADS[:2]), **steady, **lower}, FLAGS_OF_SEARCH)
@@ -171,7 +171,7 @@ def _plan(summary: Mapping[str, Any], path: str) -> str | None:
 
 
 def _after_burst(burst: Mapping[str, Any], words: Sequence[str]) -> str | None:
-    if burst.get("base_too_short"):
+    if burst["base_too_short"]:
         return again(words, {"--base-duration": _doubled(words, "--base-duration", 60.0)})
     if burst["recovery_s"] is None and not burst["harm"]["base"]:
         return again(words, {"--recovery-duration": _doubled(words, "--recovery-duration", 120.0)})

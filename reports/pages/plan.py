@@ -150,7 +150,7 @@ def plan_screen(plan: Plan, summary: Summary) -> Screen:
         answers,
         _table(sensitivity_rows(plan.sensitivity)),
         drawn=[Entry("HOSTED", x.partition(", ")[0], x.rpartition("; ")[2]) for x in hosted],
-        notes=[note for w in plan.warnings if (note := NOTES.get(w.code, w.text))],
+        notes=_notes(plan.warnings),
         next_command=None if following.startswith("ampacity plan") else following,
     )
 
@@ -169,7 +169,12 @@ def tiers_screen(tiers: TierPlan) -> Screen:
         figures = [f"{plan.instances:,}", f"{plan.gpus:,}", each, f"{plan.peak_rps:.4g}"]
         rows.append([tier.name, tier.gpu, *figures])
     warned = [*(w for tier in tiers.tiers for w in tier.plan.warnings), *tiers.warnings]
-    return Screen(answers, _table(rows), notes=list(dict.fromkeys(w.text for w in warned)))
+    return Screen(answers, _table(rows), notes=_notes(warned))
+
+
+def _notes(warnings: Sequence[Warned]) -> list[str]:
+    """Return each warning in short, once."""
+    return list(dict.fromkeys(filter(None, (NOTES.get(w.code, w.text) for w in warnings))))
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Table:
