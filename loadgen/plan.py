@@ -24,6 +24,8 @@ LIVE_TTFTS = 400  # first tokens that the live percentiles rest on
 LIVE_TIMES = ("ttft", "e2e", "itl", "client_lag")  # the first two from the schedule
 LIVE_BOUNDS_S = np.outer(10.0 ** np.arange(-4, 3), (1, 2, 5)).ravel()[:-1].round(4)  # to 200 s
 LIVE_BATCH = 64  # requests that are counted at once, which holds up the loop for 0.2 ms
+MOSTLY_FAILED = "most of its requests failed"
+FAILED_MIN = 20  # requests that have ended, before a share of them counts
 RETRIED_HTTP = frozenset((408, 429, 500, 502, 503, 504, *range(520, 525), 529))
 RETRY_PAUSE_S = 0.5  # doubled with each attempt, where the server names no Retry-After
 RETRY_PAUSE_MAX_S = 60.0  # a request that is told to wait longer is not sent again
@@ -67,6 +69,7 @@ class StagePlan:
     whole: bool = False  # a replay: the stage lasts until the whole schedule is sent
     end_on_failure: bool = True  # a failed turn ends its session
     keep_reasoning: bool = False  # in the histories of sessions
+    ends_when_failing: bool = False  # once most of its requests have failed
     sticky: bool = False  # with several targets: a session stays with one of them
 
     def starts_s(self) -> Sequence[float]:
@@ -99,6 +102,7 @@ class Limits:
 
     total_s: float | None = None
     idle_s: float | None = 120.0  # without a single byte from the server
+    errors: float | None = None  # share of failed requests at which the run ends
     in_flight: int | None = None  # requests beyond it are shed: recorded, never sent
     retries: int = 0  # attempts after what may pass; each is a record
 
@@ -204,6 +208,7 @@ class Live:
         default_factory=lambda: deque(maxlen=LIVE_TTFTS)
     )
     statuses: Counter[str] = field(default_factory=Counter)  # of the requests that have ended
+    spent_usd: float | None = None  # in the whole run
     times: LiveTimes | None = None  # only where an exporter shows them
 
     @classmethod
@@ -221,6 +226,8 @@ class Live:
         self.tokens += other.tokens
         self.ttft_s += other.ttft_s
         self.statuses += other.statuses
+        if other.spent_usd is not None:
+            self.spent_usd = (self.spent_usd or 0.0) + other.spent_usd
         if other.times is not None:
             self.times = self.times or LiveTimes()
             self.times.merge(other.times)
@@ -247,6 +254,11 @@ class Live:
     def failed(self) -> int:
         """Return the number of requests that have failed."""
         return sum(n for status, n in self.statuses.items() if status in FAILED_STATUSES)
+
+    def mostly_failed(self, plan: StagePlan) -> bool:
+        """Return whether most of the requests of a stage that ends then have failed."""
+        most = 2 * self.failed > max(len(plan.schedule), FAILED_MIN)
+        return most and plan.kind == "open" and plan.ends_when_failing
 
     @property
     def in_flight(self) -> int:

@@ -42,14 +42,7 @@ FLEET = [
         show_default="from --mean-rps, else the profile's mean / busiest hour, else the peak all "
         "day",
     ),
-    o.option(
-        "prices",
-        Path | None,
-        None,
-        metavar="FILE",
-        help="Prices of hosted APIs in USD per million tokens: CSV with the columns model, input, "
-        "output and, where there are such, cached and cache_write.",
-    ),
+    o.setting("prices", rich_help_panel=None),
     o.option(
         "accepted",
         float | None,
