@@ -148,10 +148,16 @@ def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]
             "--trace brings its own lengths and times: drop --workload, --input-tokens, "
             "--output-tokens, --arrivals and --duration",
         ),
-        (
-            settings.max_requests and most_users > settings.max_requests,
-            f"--max-requests {settings.max_requests}: --concurrency {most_users} would never be "
-            "in flight: give more requests or fewer users",
+        *(
+            (
+                limit and most_users > limit,
+                f"{option} {limit}: --concurrency {most_users} would never be in flight: raise it, "
+                "or give fewer users",
+            )
+            for option, limit in (
+                ("--max-requests", settings.max_requests),
+                ("--max-in-flight", settings.max_in_flight),
+            )
         ),
         (
             settings.lengths and (workload.sessions or workload.prompts or settings.trace),

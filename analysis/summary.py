@@ -30,7 +30,7 @@ from ampacity.analysis.load_names import load_name, name_stages
 from ampacity.analysis.metrics.impossible import check_records
 from ampacity.analysis.metrics.kinds import KINDS
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
-from ampacity.analysis.metrics.requests import Requests
+from ampacity.analysis.metrics.requests import Requests, unseen
 from ampacity.analysis.network import network_share
 from ampacity.analysis.next_run import next_command
 from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
@@ -39,7 +39,7 @@ from ampacity.analysis.stage.analyse import RunRecords, analyse_stage, read_reco
 from ampacity.analysis.stage.goodput import offline_throughput
 from ampacity.analysis.stage.littles_law import against_server, summarise_gap
 from ampacity.analysis.stage.server import server_figures
-from ampacity.analysis.stage_warnings import never_all_users, repeated_undisturbed
+from ampacity.analysis.stage_warnings import Facts, never_all_users, repeated_undisturbed
 from ampacity.analysis.stats.intervals import ASSUMPTION
 from ampacity.analysis.traffic import compare_sharing, summarise_traffic
 from ampacity.analysis.verdict import write_verdict
@@ -108,9 +108,9 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
     summary["littles_law"] = _littles_law(summary["capacity"], stages, slos)
     summary["fleet"] = _fleet(meta, summary["capacity"], stages, records)
     _add_optional_parts(summary, run, metas, records, slos)
-    summary["warnings"] = find_warnings(
-        summary, output_deviation(records.requests), cut_short(run.requests, records.requests)
-    )
+    r = records.requests
+    known = output_deviation(r), cut_short(run.requests, r), int(np.count_nonzero(unseen(r)))
+    summary["warnings"] = find_warnings(Facts(summary, *known))
     summary["verdict"] = write_verdict(summary)
     if "next_command" not in summary and (command := next_command(summary, meta, str(run.path))):
         summary["next_command"] = command

@@ -40,7 +40,7 @@ REFINE_TIMES = 5.0  # with SLOs and no time given: stage lengths spent near the 
 PEAK_TIMES = 2.0  # of these, at the load with the highest goodput
 PROLONGED = 3.0  # stage lengths of one stage near the limit, at most
 PRECISION = 0.1  # of the capacity, at which the sweep ends
-DOWN_STEPS = 6  # halvings of a first rate that was too high
+DOWN_STEPS = 6  # halvings of a first rate that was too high, from what was served of it
 ROOM = 1.2  # over the fewest requests: warm-up is cut, arrivals are random
 
 
@@ -186,8 +186,11 @@ def _lacking_s(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> float |
     if known or not levels or unmeasured(levels, slos):
         return None
     lowest, found = levels[0], estimate(levels, slos)
-    too_low = lowest.is_over and lowest.load <= stages[0]["offered_rps"] / GROWTH**DOWN_STEPS
-    if too_low or why_unmeetable(levels) or isinstance(non_monotone(levels), Finished):
+    if (
+        (lowest.is_over and lowest.load <= _lowest_rps(stages))
+        or why_unmeetable(levels)
+        or isinstance(non_monotone(levels), Finished)
+    ):
         return None
     if found is None:
         return 0.0
@@ -254,8 +257,7 @@ def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
     over = [rate for rate in rates if verdicts[rate] in ("over", "saturated")]
     lowest = next(level_of(s) for s in stages if s["offered_rps"] == rates[0])
     if rates[0] in over or (lowest.verdicts and lowest.is_over):
-        lowest_rps = stages[0]["offered_rps"] / GROWTH**DOWN_STEPS
-        if rates[0] <= lowest_rps or why_unmeetable([level_of(s) for s in stages]):
+        if rates[0] <= _lowest_rps(stages) or why_unmeetable([level_of(s) for s in stages]):
             return None
         served_rps = lowest.achieved_rps if verdicts[rates[0]] == "saturated" else rates[0]
         return _round(min(rates[0], served_rps or rates[0]) / GROWTH)
@@ -269,6 +271,13 @@ def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
     if _refined(stages) >= REFINE_STAGES or high / low <= REFINE_UNTIL:
         return None
     return _round((low * high) ** 0.5)
+
+
+def _lowest_rps(stages: Sequence[dict[str, Any]]) -> float:
+    """Return the lowest rate worth a try: DOWN_STEPS below the first one, as far as it was served."""
+    served_rps = float(stages[0]["achieved_rps"] or 0.0) if stages[0]["stable"] is False else 0.0
+    first_rps = float(stages[0]["offered_rps"])
+    return min(first_rps, served_rps or first_rps) / GROWTH**DOWN_STEPS
 
 
 def _judge(stage: dict[str, Any]) -> Literal["within", "over", "saturated", "inconclusive"]:

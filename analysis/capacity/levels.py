@@ -291,6 +291,13 @@ def good_share_at(stages: Sequence[Mapping[str, Any]], kind: str, rate_rps: floa
     return float(np.interp(rate_rps, rates, shares)) if known else None
 
 
+def usd(value: float) -> str:
+    """Return an amount in dollars: whole from $100 on, with cents from $1 on, else three digits."""
+    if value >= 1:
+        return f"${value:,.0f}" if value >= 99.995 else f"${value:,.2f}"
+    return f"${number_text(value)}"
+
+
 def number_text(value: float, digits: int = 3) -> str:
     """Return a number with ``digits`` significant digits and no exponent."""
     rounded = float(f"{value:.{digits}g}")

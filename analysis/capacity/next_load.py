@@ -105,7 +105,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end of a search and its reason; ``more_requests``: those that would reach the precision, if known."""
+    """The end of a search and its reason.
+
+    ``more_requests``: those that would reach the precision, if known.
+    """
 
     why: str
     reached: bool = False

@@ -98,7 +98,7 @@ def decode_bound(curve: Curve) -> Found | None:
     if stage is None or stage is curve.low:
         return None
     step = _growth(stage.itl_s, curve.low.itl_s, "p50")
-    violated = {slo.metric for slo in curve.violated(stage)}
+    violated = {slo.metric for slo in curve.exceeded(stage)}
     slowed = step is not None and step >= 1.5
     if not (slowed or violated & set(LATENCY_OF_TOKENS)):
         return None
@@ -118,7 +118,7 @@ def interference(curve: Curve) -> Found | None:
     stage = curve.broken
     if stage is None or stage.itl_s.p50 is None or not stage.itl_s.p99:
         return None
-    slos = [slo for slo in curve.violated(stage) if slo.metric in LATENCY_OF_TOKENS]
+    slos = [slo for slo in curve.exceeded(stage) if slo.metric in LATENCY_OF_TOKENS]
     ratio = stage.itl_s.p99 / stage.itl_s.p50
     within = [slo for slo in slos if slo.limit_s and stage.itl_s.p50 < slo.limit_s / 2]
     if not within or ratio < TAIL_OVER_MEDIAN:
@@ -163,7 +163,7 @@ def both_slos(curve: Curve) -> Found | None:
     stage = curve.broken
     if stage is None or stage is curve.low:
         return None
-    metrics = {slo.metric for slo in curve.violated(stage)}
+    metrics = {slo.metric for slo in curve.exceeded(stage)}
     tokens = metrics & set(LATENCY_OF_TOKENS)
     if "ttft" not in metrics or not tokens:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import Callable
 
 from ampacity.loadgen.net.http import Client
@@ -26,6 +27,8 @@ DIALECTS = (  # from the fullest to the plainest: the first that is accepted is 
     Dialect(ignore_eos=False, continuous_usage=False),
     Dialect(ignore_eos=False, continuous_usage=False, stream_usage=False),
 )
+# Gemini and LiteLLM answer 400 or 500 for want of a key, others an error event under 200
+_FOR_A_KEY = re.compile(r"api.?key|\bauth|credential|access token", re.IGNORECASE)
 KEY_HINT = "key? No API key was sent: put it into a variable and name it with --api-key-env"
 
 
@@ -107,10 +110,10 @@ def _refusal(endpoint: Endpoint, shape: RequestShape, served: Served, record: Re
     if record.http_status == 404:
         hint = f"does the URL end in /v1, and is --model {model} right?"
         return f"{url}: no such route or model ({error}); {hint}"
-    key_words = ("key", "auth", "credential", "internal server error")
-    for_a_key = any(word in error.lower() for word in key_words)
-    server_error = (record.http_status or 0) >= 500
-    hint = f"; {KEY_HINT}" if server_error and not endpoint.has_key and for_a_key else ""
+    for_a_key = _FOR_A_KEY.search(error) or (
+        (record.http_status or 0) >= 500 and "internal server error" in error.lower()
+    )
+    hint = f"; {KEY_HINT}" if for_a_key and not endpoint.has_key else ""
     if SEVERAL in error and shape.extra:
         hint = f"; which field of --extra-body ({', '.join(sorted(shape.extra))}) asks for them?"
     again = (

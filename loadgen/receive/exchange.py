@@ -29,7 +29,7 @@ from ampacity.loadgen.send.protocols import (
 from ampacity.loadgen.send.surrogates import join_surrogates
 
 SEVERAL = "several choices came, one was asked for"
-CUT_OFF = "Input data was truncated"  # as msgspec says it
+CUT_OFF = "not JSON: Input data was truncated"  # as msgspec says it
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
 
@@ -97,8 +97,19 @@ class Exchange:
         return AnswerContent(text, calls)
 
     def pieces(self) -> list[tuple[Kind, str]]:
-        """Return kind and text of each chunk; empty unless ``keep_text`` was called."""
-        return [(kind, join_surrogates(text)) for kind, text in self._answer.texts or ()]
+        """Return kind and text of each chunk; a character in two halves belongs to the latter.
+
+        Empty unless ``keep_text`` was called, and where a chunk has no text.
+        """
+        texts, found, half = self._answer.texts or [], [], ""
+        for number, (kind, text) in enumerate(texts, 1):
+            if not text:
+                return []
+            text, half = half + text, ""
+            if number < len(texts) and "\ud800" <= text[-1] <= "\udbff":
+                text, half = text[:-1], text[-1]
+            found.append((kind, join_surrogates(text)))
+        return found
 
     @property
     def merged_events(self) -> int:
@@ -299,8 +310,8 @@ class Exchange:
             return "too_long" if too_long else "stream_error", answer.error
         stray = self._body.splitter and self._body.splitter.stray
         if answer.bad_json is not None:
-            cut = answer.bad_json.startswith(CUT_OFF) and answer.finish_reason is None
-            return "truncated" if cut else "protocol_error", f"not JSON: {answer.bad_json}"
+            cut = CUT_OFF in answer.bad_json and answer.finish_reason is None
+            return "truncated" if cut else "protocol_error", answer.bad_json
         requested = self.record.output_tokens_planned
         if answer.choices.several or answer.choices.may_be_several(tokens, requested):
             return "protocol_error", SEVERAL

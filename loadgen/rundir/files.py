@@ -251,7 +251,10 @@ def load_run(path: Path) -> Run:
     """Read a run directory: complete, killed or still running. Raises RunDirError."""
     meta_path, parquet, server = (path / n for n in ("run.json", *PARQUETS))
     if not meta_path.is_file():
-        raise RunDirError(f"{path} is no run directory: it has no run.json")
+        why = (
+            "is a file" if path.is_file() else "has no run.json" if path.exists() else "is missing"
+        )
+        raise RunDirError(f"{path} is no run directory: it {why}")
     with _explained(f"{meta_path} cannot be read"):
         meta = json.loads(meta_path.read_text(encoding="utf-8"))
         # lone surrogates, as of an argument that is no UTF-8, cannot be printed

@@ -136,7 +136,8 @@ def error_text(body: bytes) -> str:
 
 _TOO_LONG = re.compile(
     r"context.?(length|size|window|limit)"
-    r"|(prompt|input|inputs|tokens)\b.{0,80}(too long|too large|longer than|exceed)"
+    r"|(prompt|input|inputs|tokens)\b.{0,80}(too long|too large|longer than|larger than|exceed)"
+    r"|(maximum|range of) (prompt|input) length|reduce the length of|token limit exceeded"
     r"|tokens.{0,40}must be <=|must have less than \d+ tokens",
     re.IGNORECASE,
 )
@@ -146,7 +147,8 @@ REFUSING = (400, 413, 422)
 def exceeds_context(status: int, text: str) -> bool:
     """Tell whether a refusal reports that prompt and answer exceed the model's context.
 
-    Knows OpenAI, Anthropic, vLLM, SGLang, llama.cpp, TGI, TensorRT-LLM, Mistral, Gemini, LiteLLM.
+    Knows OpenAI, Anthropic, vLLM, SGLang, llama.cpp, TGI, TensorRT-LLM, Mistral, Gemini,
+    LiteLLM, Groq, xAI, MLC, DashScope.
     """
     return status in REFUSING and _TOO_LONG.search(text) is not None
 

@@ -73,7 +73,7 @@ class Setup:
     answers_in: Path | None = None  # folder for the texts of answers
     answers_bytes: int = 0  # limit of each process
     counts_tokens: bool = False  # the tokenizer counts what the server does not
-    timed: bool = False  # histograms of the requests' times, for the live exporters
+    timed: bool = False  # histograms of the requests' times, where they are shown
     thinks_until: str | None = None  # closing tag of thinking that has no opening tag
 
     def clients(self) -> list[Client]:

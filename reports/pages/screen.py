@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, instances_text
+from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
 from ampacity.analysis.slo import ERROR_RATE, GOODPUT, SHARES, slo_from_dict
@@ -158,7 +159,7 @@ def _answers(summary: Summary) -> list[Entry]:
     if fleet.instances is not None:
         cost = fleet.cost_per_million_output_tokens
         asides = [f"{instances_text(to_json(fleet))}, safety {exact(fleet.safety_factor)}"]
-        asides += [f"${significant(cost)} per million output tokens {AT_FULL_LOAD}"] if cost else []
+        asides += [f"{usd(cost)} per million output tokens {AT_FULL_LOAD}"] if cost else []
         text = f"{counted(fleet.gpus, 'GPU')} for {count(fleet.peak_rps)} req/s"
         found.append(Entry("FLEET", text, ", ".join(asides)))
     return found

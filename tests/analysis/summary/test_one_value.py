@@ -18,6 +18,7 @@ import pytest
 from ampacity.analysis.capacity.families import lengths_out_of_order
 from ampacity.analysis.capacity.fleet import instances_text
 from ampacity.analysis.contract.summary import read_summary
+from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.warnings import find_warnings
 from ampacity.progress import stage_line
 from ampacity.reports.charts.curves import latency_by_rate
@@ -98,7 +99,7 @@ def test_a_usable_rate_in_or_above_the_knee_region_is_said(
     summary = summarise(make_run(tmp_path / "run", stages, ["ttft_p99=1s"], warmup_requests=0))
     summary["knee"] |= {"region_rps": [5.4, 6.7]}
     summary["capacity"]["capacity_rps"] = usable
-    said = [c["text"] for c in find_warnings(summary, None) if c["code"] == "knee_region"]
+    said = [c["text"] for c in find_warnings(Facts(summary)) if c["code"] == "knee_region"]
     assert [f"lies {where} the knee region of 5.4 to 6.7 req/s: " in text for text in said] == [
         True
     ] * (where is not None)

@@ -236,7 +236,7 @@ def _fails(path: Path, *words: str) -> None:
 
 
 def test_no_such_directory(tmp_path: Path) -> None:
-    _fails(tmp_path / "nowhere", "no run.json")
+    _fails(tmp_path / "nowhere", "is missing")
     _fails(tmp_path, "no run.json")
 
 

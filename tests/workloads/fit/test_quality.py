@@ -180,7 +180,7 @@ def test_accepted_answers_are_counted_and_shown(tmp_path: Path) -> None:
         )
     )
     assert priced is not None
-    assert priced.columns[-1].unit == "USD at that load, 2 GPUs × $2.5/h"
+    assert priced.columns[-1].unit == "USD at that load, 2 GPUs × $2.50/h"
     assert accepted_table(read_summary(summarise(load_run(run)))) is None
 
 
