@@ -128,7 +128,7 @@ class Keys:
             self._renewing = False
 
     def _read(self) -> None:
-        asked_ns, text, expires_s = time.monotonic_ns(), _READERS[self._source](self._name), inf
+        text, expires_s = _READERS[self._source](self._name), inf
         if self._source == "api_key_command" and text.lstrip().startswith("{"):
             text, expires_s = _key_and_expiry(text)
         shown = "" if self._source == "api_key_command" else f" {self._name}"
@@ -139,7 +139,7 @@ class Keys:
             f" {key}\r\n".encode(): f" {found[i % len(found)]}\r\n".encode()
             for i, key in enumerate(old)
         }
-        self.current, self._read_ns = found, asked_ns
+        self.current, self._read_ns = found, time.monotonic_ns()
         life_s = expires_s - time.time()
         self._due_s = time.monotonic() + life_s - min(AHEAD_S, AHEAD_SHARE * max(life_s, 0.0))
 
