@@ -159,7 +159,8 @@ def tiers_screen(tiers: TierPlan) -> Screen:
         plan, each = tier.plan, significant(tier.plan.capacity_rps)
         figures = [f"{plan.instances:,}", f"{plan.gpus:,}", each, f"{plan.peak_rps:.4g}"]
         rows.append([tier.name, tier.gpu, *figures])
-    warned = [w.text for plan in (*(t.plan for t in tiers.tiers), tiers) for w in plan.warnings]
+    held = [*(tier.plan.warnings for tier in tiers.tiers), tiers.warnings]
+    warned = [w.text for warnings in held for w in warnings]
     return Screen(answers, _table(rows), notes=list(dict.fromkeys(warned)))
 
 
