@@ -152,12 +152,18 @@ def test_what_a_command_prints(printed: str, life_s: float | None, tmp_path: Pat
         ("echo", "there is no key"),
         ("echo '{\"x\": 1}'", "its JSON needs one of key"),
         ('echo \'{"key": "k-1", "expires_at": "soon"}\'', "ISO 8601"),
+        ('echo \'{"key": "k-1", "expires_in": null}\'', "ISO 8601"),
         ("echo a key", "holds a space"),
     ],
 )
 def test_a_command_without_a_key(command: str, message: str) -> None:
     with pytest.raises(EndpointError, match=message):
         Keys("api_key_command", command)
+
+
+def test_a_key_that_has_expired_already_is_not_asked_for_all_the_time(tmp_path: Path) -> None:
+    printed = json.dumps({"key": KEY, "expires_in": -5})
+    assert not Keys("api_key_command", command_of(tmp_path, lambda n: printed)).due()
 
 
 def test_one_source_of_keys() -> None:
