@@ -35,6 +35,10 @@ class Account:
         self._spent_usd = self._planned_usd = self._in_flight_usd = 0.0
         self._ended = 0
 
+    def unspent(self) -> Account:
+        """Return an account with the same keys, prices and limit of which nothing is spent."""
+        return Account(self._keys, self._prices, self.limit_usd)
+
     def sending(self, exchange: Exchange) -> None:
         """Put the present key into a request that is about to be sent, and count it."""
         if self._keys is not None:

@@ -192,6 +192,14 @@ def test_a_run_ends_at_its_limit(
     assert told.index("are planned") < told.index("stage 0")
 
 
+@pytest.mark.real_time
+def test_processes_add_up_what_they_spend(command: Command, tmp_path: Path, prices: Path) -> None:
+    load = f"{SHORT} --rates 40 --duration 1s --workers 2 --prices {prices} --out"
+    with Provider(prices=(1000.0, 4000.0)) as provider:
+        command(f"run {provider.url} {load}", tmp_path / "run")
+    assert summary_of(tmp_path / "run")["spent_usd"] == pytest.approx(provider.spent_usd)
+
+
 def test_failures_end_a_run_and_by_default_a_stage(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
