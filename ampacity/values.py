@@ -113,6 +113,18 @@ def safety_factor(value: Any, name: str) -> float:
     return factor
 
 
+def share(value: Any, name: str) -> float:
+    """Return the share of ``5%`` or ``0.05``. Raises ConfigError."""
+    number, percent, _ = str(value).strip().partition("%")
+    try:
+        found = float(number) / (100 if percent else 1)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < 1:
+        raise ConfigError(f"{name} {value}: give a share below 1, as 5% or 0.05")
+    return found
+
+
 def whole(value: Any, name: str, at_least: int = 1, at_most: int = 2**53) -> int:
     try:
         number = int(str(value))

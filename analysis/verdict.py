@@ -115,6 +115,8 @@ def _of_the_load(summary: Mapping[str, Any]) -> str:
         return "Nothing was measured: no request was recorded."
     if not any(s["ok"] for s in [*stages, *summary.get("burst", {}).get("phases", [])]):
         return _nothing_answered(summary)
+    if (quota := summary.get("quota")) and quota["binds"] and not summary.get("burst"):
+        return f"No capacity is named: {capacity['reason']}."
     if all(s["client_limited"] for s in stages):
         return (
             "No finding: the client could not keep up at any load, so the server's limit was not "
@@ -122,8 +124,6 @@ def _of_the_load(summary: Mapping[str, Any]) -> str:
         )
     if summary.get("burst"):
         return _burst(summary["burst"])
-    if (quota := summary.get("quota")) and quota["binds"]:
-        return f"No capacity is named: {capacity['reason']}."
     if not summary["slos"]:
         return _without_slo(summary)
     return _nothing_usable(summary) if capacity["capacity_rps"] is None else _usable(summary)

@@ -168,6 +168,11 @@ def is_loopback(addresses: list[str]) -> bool:
     return all(ipaddress.ip_address(address.split("%")[0]).is_loopback for address in addresses)
 
 
+def is_private(addresses: list[str]) -> bool:
+    """Return whether no address is reached over the public internet."""
+    return not any(ipaddress.ip_address(address.split("%")[0]).is_global for address in addresses)
+
+
 def parse_endpoint(
     url: str,
     *,

@@ -100,6 +100,8 @@ def _conditions(summary: Summary) -> list[Entry]:
     found = []
     if summary.partial:
         found.append(Entry("PARTIAL", summary.partial, state="unsure"))
+    if summary.spent_usd is not None:
+        found.append(Entry("SPENT", f"${summary.spent_usd:.4g}", "at the prices given"))
     if summary.predicted:
         found.append(
             Entry("PREDICTED", "by a simulated engine: nothing was measured", "", "unsure")
