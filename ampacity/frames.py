@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampacity.analysis.contract.summary import Summary, to_json
-from ampacity.analysis.load_names import load_name
+from ampacity.analysis.load_names import planned_name
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import LEVELS
@@ -162,7 +162,7 @@ class Run:
         """
         wanted = {_level_name(level): _quantile(level) for level in levels}
         rows = [
-            {"stage": meta["index"], "load": load_name(meta), **row}
+            {"stage": meta["index"], "load": planned_name(meta), **row}
             for meta in self._stages[0]
             if stage is None or meta["index"] == stage
             for row in self._percentiles(meta, wanted, metric)

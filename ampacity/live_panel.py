@@ -154,8 +154,8 @@ class LivePanel:
 
 def _level(live: Live) -> str:
     if live.kind == "open":
-        return load_name({"offered_rps": live.level})
-    return load_name({"concurrency": live.level})
+        return load_name(live.level)
+    return load_name(None, live.level)
 
 
 def _errors(live: Live) -> str:

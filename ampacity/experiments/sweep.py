@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from ampacity.analysis.capacity.goodput_peak import estimate_peak
 from ampacity.analysis.capacity.levels import level_of, open_levels
@@ -22,6 +22,7 @@ from ampacity.analysis.capacity.next_load import (
 )
 from ampacity.analysis.capacity.pooled import estimate, unmeasured
 from ampacity.analysis.capacity.unmeetable import why_unmeetable
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import Slo
 from ampacity.durations import duration_text, rounded_up
 from ampacity.experiments.stages.rig import Enough, Rig, Watch
@@ -58,12 +59,12 @@ class _Clock:
 
     async def stage(
         self, rate_rps: float, length_s: float, enough: Enough | None = None
-    ) -> dict[str, Any] | None:
+    ) -> Stage | None:
         """Run an open stage; None if the run is over."""
         began_s = time.monotonic()
         judged = await self._rig.open_stage(rate_rps, length_s, enough and Watch(enough))
         if judged is not None:
-            self.spent_s += max(judged["window"]["end_s"], time.monotonic() - began_s)
+            self.spent_s += max(judged.window.end_s, time.monotonic() - began_s)
         return None if self._rig.ended else judged
 
 
@@ -121,8 +122,8 @@ async def _curve(rig: Rig, start_rps: float | None, limit_s: float | None) -> No
         _recommend(rig, clock)
 
 
-def _of_curve(rig: Rig) -> list[dict[str, Any]]:
-    return [s for s in rig.stages if s["lengths"] == rig.lengths]
+def _of_curve(rig: Rig) -> list[Stage]:
+    return [s for s in rig.stages if s.lengths == rig.lengths]
 
 
 async def _near_the_limit(rig: Rig, clock: _Clock) -> bool:
@@ -152,7 +153,7 @@ async def _near_the_limit(rig: Rig, clock: _Clock) -> bool:
         judged = await clock.stage(_round(step.load_rps), times * length_s, enough)
         if judged is None:
             return False
-        left -= judged["window"]["end_s"] / length_s
+        left -= judged.window.end_s / length_s
     return True
 
 
@@ -169,7 +170,7 @@ def _recommend(rig: Rig, clock: _Clock) -> None:
     rig.note_down("next_command", command)
 
 
-def _lacking_s(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> float | None:
+def _lacking_s(stages: Sequence[Stage], slos: Sequence[Slo]) -> float | None:
     """Return how many seconds of load near the limit a capacity still takes.
 
     None if one is known or if time would not help: no load meets the SLOs, they cannot be
@@ -180,7 +181,7 @@ def _lacking_s(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> float |
     if known or not levels or unmeasured(levels, slos):
         return None
     lowest, found = levels[0], estimate(levels, slos)
-    too_low = lowest.is_over and lowest.load <= stages[0]["offered_rps"] / GROWTH**DOWN_STEPS
+    too_low = lowest.is_over and lowest.load <= _rate(stages[0]) / GROWTH**DOWN_STEPS
     if too_low or why_unmeetable(levels) or isinstance(non_monotone(levels), Finished):
         return None
     if found is None:
@@ -232,23 +233,21 @@ def begin_rate(rig: Rig, least: int) -> float:
     return _round(min(max(idle_rps, enough_rps), SURELY_LOW / rig.typical_e2e_s))
 
 
-def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
+def next_rate(stages: Sequence[Stage]) -> float | None:
     """Return the next rate of the grid given the judged stages, or None when it is done.
 
     Goes down while even the lowest rate violates an SLO, then doubles until a stage is saturated
     or two violate an SLO. Without SLOs it then bisects (geometrically) between the highest stable
     and the lowest unstable rate.
     """
-    if len(stages) >= STAGES_MAX or (
-        stages[-1]["client_limited"] and stages[-1]["stable"] is not False
-    ):
+    if len(stages) >= STAGES_MAX or (stages[-1].client_limited and stages[-1].stable is not False):
         return None  # more load would only measure the client
-    verdicts = {float(s["offered_rps"]): _judge(s) for s in stages}
+    verdicts = {_rate(s): _judge(s) for s in stages}
     rates = sorted(verdicts)
     over = [rate for rate in rates if verdicts[rate] in ("over", "saturated")]
-    lowest = next(level_of(s) for s in stages if s["offered_rps"] == rates[0])
+    lowest = next(level_of(s) for s in stages if _rate(s) == rates[0])
     if rates[0] in over or (lowest.verdicts and lowest.is_over):
-        lowest_rps = stages[0]["offered_rps"] / GROWTH**DOWN_STEPS
+        lowest_rps = _rate(stages[0]) / GROWTH**DOWN_STEPS
         if rates[0] <= lowest_rps or why_unmeetable([level_of(s) for s in stages]):
             return None
         served_rps = lowest.achieved_rps if verdicts[rates[0]] == "saturated" else rates[0]
@@ -263,18 +262,23 @@ def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
     return _round((low * high) ** 0.5)
 
 
-def _judge(stage: dict[str, Any]) -> Literal["within", "over", "saturated", "inconclusive"]:
-    if stage["stable"] is False:
+def _judge(stage: Stage) -> Literal["within", "over", "saturated", "inconclusive"]:
+    if stage.stable is False:
         return "saturated"
-    if not stage["slo_verdicts"] or stage["slo_met"]:
+    if not stage.slo_verdicts or stage.slo_met:
         return "within"
-    return "over" if stage["slo_met"] is False else "inconclusive"
+    return "over" if stage.slo_met is False else "inconclusive"
 
 
-def _refined(stages: Sequence[dict[str, Any]]) -> int:
+def _refined(stages: Sequence[Stage]) -> int:
     """Return how many stages lay between rates tried before them."""
-    rates = [float(s["offered_rps"]) for s in stages if not s["client_limited"]]
+    rates = [_rate(s) for s in stages if not s.client_limited]
     return sum(min(rates[:i]) < rates[i] < max(rates[:i]) for i in range(1, len(rates)))
+
+
+def _rate(stage: Stage) -> float:
+    assert stage.offered_rps is not None  # the grid has open stages only
+    return stage.offered_rps
 
 
 def _round(rate_rps: float) -> float:
