@@ -10,6 +10,7 @@ from typing import Any
 from ampacity import values as v
 from ampacity.analysis.slo import parse_slos
 from ampacity.loadgen.send.endpoint import Endpoint, parse_endpoint
+from ampacity.loadgen.send.keys import Keys
 from ampacity.settings import FIELDS, SETTINGS, Settings, read_settings
 from ampacity.values import ConfigError
 from ampacity.workloads.arrivals.processes import arrivals_text, check_stage, shaped
@@ -19,6 +20,7 @@ from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from ampacity.workloads.schedule_file import workload_of
 
 DEFAULT_WORKLOAD = "chat"
+KEY_SOURCES = ("api_key_env", "api_key_file", "api_key_command")
 GPU_FACTS = ("tensor_parallel", "hardware")  # facts of --lock that state the GPUs of an instance
 
 
@@ -146,10 +148,16 @@ def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]
             "--trace brings its own lengths and times: drop --workload, --input-tokens, "
             "--output-tokens, --arrivals and --duration",
         ),
-        (
-            settings.max_requests and most_users > settings.max_requests,
-            f"--max-requests {settings.max_requests}: --concurrency {most_users} would never be "
-            "in flight: give more requests or fewer users",
+        *(
+            (
+                limit and most_users > limit,
+                f"{option} {limit}: --concurrency {most_users} would never be in flight: raise it, "
+                "or give fewer users",
+            )
+            for option, limit in (
+                ("--max-requests", settings.max_requests),
+                ("--max-in-flight", settings.max_in_flight),
+            )
         ),
         (
             settings.lengths and (workload.sessions or workload.prompts or settings.trace),
@@ -197,8 +205,16 @@ def _endpoints(url: Any, given: dict[str, Any]) -> tuple[Endpoint, ...]:
         if "@" in v.text(item, "url"):  # before the split: a password may contain a comma
             parse_endpoint(item)
     urls = [part.strip() for item in v.items(url) for part in str(item).split(",")]
-    key, headers = given.get("api_key_env"), given.get("header", ())
-    found = tuple(parse_endpoint(part, api_key_env=key, headers=headers) for part in urls if part)
+    sources = [name for name in KEY_SOURCES if name in given]
+    if len(sources) > 1:
+        raise ConfigError(f"give one of {' and '.join(map(v.option, sources))}")
+    shared: dict[str, Any] = {
+        "keys": Keys(sources[0], given[sources[0]]) if sources else None,
+        "key_header": given.get("api_key_header"),
+        "route": given.get("path"),
+        "headers": given.get("header", ()),
+    }
+    found = tuple(parse_endpoint(part, **shared) for part in urls if part)
     if not found or len({endpoint.url for endpoint in found}) < len(found):
         raise ConfigError(
             f"url {url}: give base URLs that differ, as http://a:8000/v1,http://b:8000/v1"

@@ -33,7 +33,7 @@ from ampacity.analysis.stage.analyse import RunRecords, stage_records
 from ampacity.analysis.stage.client import figure_without_client, without_client
 from ampacity.analysis.summary import read_stages, summarise, warmup_of
 from ampacity.loadgen.rundir.files import Run as RunDirectory
-from ampacity.loadgen.rundir.files import load_run
+from ampacity.loadgen.rundir.files import RunDirError, load_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,7 +50,16 @@ def load(path: str | Path) -> Run:
 
     Raises RunDirError (a ValueError of one line) where it is none.
     """
-    return Run(Path(path))
+    return Run(run_path(path))
+
+
+def run_path(run: str | Path | Run) -> Path:
+    """Return the path of a run. Raises RunDirError for what names none."""
+    if isinstance(run, Run):
+        return run.path
+    if not isinstance(run, str | Path):
+        raise RunDirError(f"{run!r} is no run directory: give its path")
+    return Path(run)
 
 
 class Run:
@@ -147,7 +156,7 @@ class Run:
 
     def percentiles(
         self,
-        levels: Iterable[float | str] = (50, 95, 99),
+        levels: float | str | Iterable[float | str] = (50, 95, 99),
         *,
         metric: str | None = None,
         stage: int | None = None,
@@ -157,10 +166,14 @@ class Run:
         ``levels``: percents (99.9), or ``"min"`` and ``"max"``. ``metric``: only this one, as
         ``ttft_from_schedule_s`` or ``itl_s``. ``stage``: only this index. ``low_s`` and ``high_s``
         are the 95 % interval; NaN is an end that is not known. A value that the requests do not
-        support is NaN, with the ``reason``. Raises ValueError for a level beyond 0 to 100 or an
-        unknown metric.
+        support is NaN, with the ``reason``. Raises ValueError for a level beyond 0 to 100, an
+        unknown metric or stage.
         """
-        wanted = {_level_name(level): _quantile(level) for level in levels}
+        levels = [levels] if isinstance(levels, str | int | float) else levels
+        wanted = dict(map(_level, levels))
+        known = [meta["index"] for meta in self._stages[0]]
+        if stage is not None and stage not in known:
+            raise ValueError(f"stage {stage!r}: choose one of {', '.join(map(str, known))}")
         rows = [
             {"stage": meta["index"], "load": planned_name(meta), **row}
             for meta in self._stages[0]
@@ -211,23 +224,18 @@ _PERCENTILE_COLUMNS = [
 ]
 
 
-def _quantile(level: float | str) -> float:
-    """Return 0.999 of ``99.9`` or ``"p99.9"``, 0 of ``"min"``, 1 of ``"max"``."""
+def _level(level: float | str) -> tuple[str, float]:
+    """Return (p99.9, 0.999) of ``99.9`` or ``"p99.9"``, (max, 1) of ``100`` or ``"max"``."""
     if level in LEVELS:
-        return LEVELS[str(level)]
+        return str(level), LEVELS[str(level)]
     try:
         quantile = float(Decimal(str(level).removeprefix("p")) / 100)
     except ArithmeticError:
         quantile = -1.0
     if not 0 <= quantile <= 1:
         raise ValueError(f"percentile {level!r}: give a percent from 0 to 100, 'min' or 'max'")
-    return quantile
-
-
-def _level_name(level: float | str) -> str:
-    if isinstance(level, str):
-        return level
-    return {0.0: "min", 100.0: "max"}.get(float(level), f"p{level:g}")
+    name = {0.0: "min", 1.0: "max"}.get(quantile, f"p{100 * quantile:g}")
+    return level if isinstance(level, str) else name, quantile
 
 
 def tables(run: Run, levels: Sequence[float | str]) -> dict[str, pd.DataFrame]:

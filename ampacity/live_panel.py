@@ -6,17 +6,19 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ampacity.analysis.load_names import load_name
 from ampacity.analysis.metrics.observations import quantile_rank
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stats.intervals import smallest_n
 from ampacity.loadgen.generator import Generator
-from ampacity.loadgen.plan import LIVE_TTFTS, Live, StagePlan
+from ampacity.loadgen.plan import LIVE_BOUNDS_S, LIVE_TIMES, Ints, Live, LiveTimes, StagePlan
 from ampacity.loadgen.probe.diagnosis import duration_text as seconds
-from ampacity.loadgen.rundir.records import FAILED_STATUSES
+from ampacity.loadgen.rundir.records import FAILED_KINDS
 from ampacity.reports.render.figures import counted
 from ampacity.reports.render.terminal import spark, text_of
 
@@ -24,8 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 RATE_OVER_S = 10.0  # the time over which rates are taken
-LIVE, JUDGED = ("ttft", "e2e", "tpot", "itl", "icl"), 2  # metrics, and SLOs with a row
-GAPS = 2000  # for a percentile of gaps
+JUDGED = 2  # SLOs with a row
 HISTORY = 120  # points of a sparkline
 WIDTH = 59  # a terminal that is made narrower, down to 60, wraps no line of it
 LOWEST = 14  # rows of a terminal that has room for the panel
@@ -53,13 +54,12 @@ class LivePanel:
         burst: dict[str, Any] | None = None,
     ) -> None:
         self._generator, self._plan, self._outlook, self._burst = generator, plan, outlook, burst
-        judged = [s for s in slos if s.metric in LIVE and s.class_ is None]
+        judged = [s for s in slos if s.metric in LIVE_TIMES and s.class_ is None]
         self._slos = sorted(judged, key=lambda s: s.metric != "ttft")[:JUDGED]
         self._seen: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])  # s, sent, ended
         self._in_flight: deque[float] = deque(maxlen=HISTORY)
-        self._ttft_s: deque[float | None] = deque(maxlen=HISTORY)
-        self._other_s: deque[float | None] = deque(maxlen=HISTORY)
-        self._ended = 0  # requests that the sparkline has
+        self._medians_s: dict[str, deque[float | None]] = {}  # by metric, of what came since a look
+        self._before = LiveTimes().fine
 
     def _look(self) -> tuple[Live, tuple[float, int, int], tuple[float, int, int]] | None:
         """Return (counters, now, some seconds ago), or None before the stage has begun."""
@@ -89,9 +89,6 @@ class LivePanel:
         if (seen := self._look()) is None:
             return None
         live, now, before = seen
-        fresh, self._ended = min(live.ended - self._ended, LIVE_TTFTS), live.ended
-        new = live.ttft_s[-fresh:] if fresh else []
-        self._ttft_s.append(sorted(new)[len(new) // 2] if new else None)
         self._in_flight.append(float(live.in_flight))
         sent, done = _rates(now, before)
         bars = max(width - 34, 8)
@@ -111,33 +108,29 @@ class LivePanel:
 
     def _judged(self, live: Live, bars: int) -> list[list[tuple[str, str]]]:
         """Return a row for each of some SLOs: its percentile so far against its limit."""
-        if not self._slos:
-            values = seconds(percentile(latest(live, "ttft"), 0.95))
-            curve = (spark(list(self._ttft_s), bars), "cyan")
-            return [[("TTFT p95  ", "dim"), (f"{values:>9}{'':11}", "bold"), curve]]
-        rows = []
-        for slo in self._slos:
-            value = percentile(latest(live, slo.metric), slo.quantile)
-            history = self._ttft_s
-            if slo.metric != "ttft":
-                history = self._other_s
-                history.append(value)
-            style = "bold red" if (value or 0.0) > slo.limit_s else "bold green"
-            name, limit = f"{slo.metric.upper()} {slo.percentile}", f" of {seconds(slo.limit_s)}"
-            curve = (spark(list(history), bars), "cyan")
-            figures = [
-                (f"{name:<10}", "dim"),
-                (f"{seconds(value):>9}", style),
-                (f"{limit:<11}", ""),
-            ]
-            rows.append([*figures, curve])
+        times = live.times or LiveTimes()
+        fine, rows, slos = times.fine.copy(), [], self._slos or (None,)
+        for slo in slos:
+            metric, quantile = (slo.metric, slo.quantile) if slo else ("ttft", 0.95)
+            value, row = percentile(live, metric, quantile), LIVE_TIMES.index(metric)
+            new = _at_rank(times, fine[row] - self._before[row], 0.5)
+            history = self._medians_s.setdefault(metric, deque(maxlen=HISTORY))
+            history.append(new if new != inf else None)
+            style = "bold"
+            if slo:
+                style = "bold red" if (value or 0.0) > slo.limit_s else "bold green"
+            name = f"{metric.upper()} {slo.percentile if slo else 'p95'}"
+            limit = f" of {seconds(slo.limit_s)}" if slo else ""
+            figures = [(f"{name:<10}", "dim"), (f"{_shown(value):>9}", style), (f"{limit:<11}", "")]
+            rows.append([*figures, (spark(list(history), bars), "cyan")])
+        self._before = fine
         return rows
 
     def _title(self, live: Live, elapsed_s: float) -> str:
         number, stages = live.stage + 1, self._outlook.stages
         about = "~" if self._outlook.about else ""
-        of = f" of {about}{max(stages, number)}" if stages else ""
-        parts = [f"stage {number}{of}", self._phase(elapsed_s) or _level(live)]
+        of = f" ({number} of {about}{max(stages, number)})" if stages else ""
+        parts = [f"stage {live.stage}{of}", self._phase(elapsed_s) or _level(live)]
         return " · ".join(parts)
 
     def _of_run(self, elapsed_s: float, live: Live, bars: int) -> list[tuple[str, str]]:
@@ -152,6 +145,13 @@ class LivePanel:
         return _bar(passed_s, length_s, bars, about="about ")
 
 
+def _shown(value_s: float | None) -> str:
+    """Return a percentile in two digits, as exact as it is."""
+    if value_s == inf:
+        return f"> {LIVE_BOUNDS_S[-1]:.0f} s"
+    return seconds(None if value_s is None else float(f"{value_s:.2g}"))
+
+
 def _level(live: Live) -> str:
     if live.kind == "open":
         return load_name(live.level)
@@ -160,7 +160,7 @@ def _level(live: Live) -> str:
 
 def _errors(live: Live) -> str:
     """Return ``timeout 2, reset 1``."""
-    kinds = (f"{k} {n:,}" for k, n in live.statuses.most_common() if k in FAILED_STATUSES)
+    kinds = (f"{k} {n:,}" for k, n in live.kinds.most_common() if k in FAILED_KINDS)
     return ", ".join(kinds) or "none"
 
 
@@ -187,28 +187,23 @@ def _clock(length_s: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def latest(live: Live, metric: str) -> list[float]:
-    """Return the latest values of a metric in s; those of gaps are about GAPS."""
-    if metric == "ttft":
-        return live.ttft_s[-LIVE_TTFTS:]
-    answers = list(live.latest)
-    if metric == "e2e":
-        return [e2e_s for e2e_s, _ in answers]
-    chunks = [at for _, at in reversed(answers) if len(at) > 1]
-    if metric == "tpot":
-        return [(at[-1] - at[0]) / (len(at) - 1) / 1e6 for at in chunks]
-    gaps: list[float] = []
-    for at in chunks:
-        gaps += [(b - a) / 1e6 for a, b in pairwise(at)]
-        if len(gaps) > GAPS:
-            break
-    return gaps
+def percentile(live: Live, metric: str, q: float) -> float | None:
+    """Return a percentile of the stage so far in s, to 2 %; None where the times are too few.
+
+    Infinite where failed requests reach into it.
+    """
+    if live.times is None:
+        return None
+    counts = live.times.fine[LIVE_TIMES.index(metric)]
+    return _at_rank(live.times, counts, q) if counts.sum() >= smallest_n(q) else None
 
 
-def percentile(times_s: Sequence[float], q: float) -> float | None:
-    """Return a percentile, or None where the times are too few for it."""
-    ranked = sorted(times_s)
-    return ranked[quantile_rank(q, len(ranked)) - 1] if len(ranked) >= smallest_n(q) else None
+def _at_rank(times: LiveTimes, counts: Ints, q: float) -> float | None:
+    """Return the value of a quantile of these counts; None where they are 0."""
+    upto = np.cumsum(counts)
+    if not upto[-1]:
+        return None
+    return times.bucket_s(int(np.searchsorted(upto, quantile_rank(q, int(upto[-1])))))
 
 
 def lines_of(panel: LivePanel, console: Console) -> tuple[str, list[str]]:
@@ -246,7 +241,7 @@ def live_line(
     sent, done = _rates(now, before)
     level = f"{_level(live)}{' on average' if live.kind == 'open' else ', closed loop'}"
     left_s = max(live.duration_s - now[0], 0.0)
-    p50, p99 = (seconds(percentile(latest(live, "ttft"), q)) for q in (0.5, 0.99))
+    p50, p99 = (_shown(percentile(live, "ttft", q)) for q in (0.5, 0.99))
     left = f"{left_s:.0f} s left" if left_s else "draining"
     return (
         f"stage {live.stage}: {f'{phase}, ' if phase else ''}{level}, {sent:.1f} sent/s, "

@@ -19,7 +19,7 @@ from ampacity.analysis.change.judged import CompareError
 from ampacity.analysis.change.pairs import compared_run
 from ampacity.analysis.change.results import Comparison
 from ampacity.analysis.change.scorecard import compare as compare_runs
-from ampacity.frames import Run, load
+from ampacity.frames import Run, load, run_path
 from ampacity.settings import SETTINGS
 
 WITH_RESULT = (0, 1, 130)  # exit statuses of a run: complete, with an outage, interrupted
@@ -53,9 +53,8 @@ def compare(*runs: Run | str | Path, force: bool = False) -> Comparison:
 
     ``force``: also runs that are not comparable. Raises CompareError with what differs.
     """
-    paths = [run.path if isinstance(run, Run) else Path(run) for run in runs]
-    compared = [compared_run(chr(ord("A") + i), path) for i, path in enumerate(paths)]
-    unlike = differences([run.judged for run in compared])
+    compared = [compared_run(chr(ord("A") + i), run_path(run)) for i, run in enumerate(runs)]
+    unlike = differences([run.judged for run in compared]) if compared else []
     if unlike and not force:
         raise CompareError(
             f"the runs are not comparable, they differ in {', '.join(by_option(unlike))} "
@@ -68,7 +67,7 @@ def _run(command: str, arguments: list[str], options: dict[str, Any], *, quiet: 
     """Run a command in a process of its own and read the run that it leaves."""
     given = options.pop("out", None)
     out = Path(given or f"runs/{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{command}")
-    words = [sys.executable, "-m", "ampacity", command, *arguments, *_words(options)]
+    words = [sys.executable, "-m", "ampacity", command, *map(str, arguments), *_words(options)]
     process = subprocess.Popen(
         [*words, "--out", str(out)],
         stdout=subprocess.DEVNULL,

@@ -42,7 +42,7 @@ class Progress:
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
         self._console = console or Console(stderr=True, highlight=False)
-        self._quiet = quiet
+        self.quiet = quiet
         self._moves = self._console.is_terminal and not self._console.is_dumb_terminal
         self._notes: SimpleQueue[str | None] = SimpleQueue()  # None: the last one
         self._painter: threading.Thread | None = None
@@ -66,7 +66,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line."""
-        if self._quiet:
+        if self.quiet:
             return
         line = printable(text, 1000)
         if self._painter:
@@ -128,7 +128,7 @@ class Progress:
             due = time.monotonic() - last_s >= every_s
             if due:
                 last_s = time.monotonic()
-            panel = self._panel if going and not self._quiet else None
+            panel = self._panel if going and not self.quiet else None
             if self._moves:
                 self._write(self._erased() + text + self._painted_again(panel))
             else:

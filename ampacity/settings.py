@@ -111,7 +111,21 @@ class Settings:
         _text("API", v.choice("chat", "completions", "responses", "messages", "embeddings")), "chat"
     )("chat, completions, responses, messages (Anthropic) or embeddings.")
     api_key_env: str | None = _endpoint(_text("NAME"))(
-        "Environment variable that holds the API key."
+        "Environment variable that holds the API key. Several, comma-separated, take turns."
+    )
+    api_key_file: str | None = _endpoint(_text("FILE"))(
+        "File that holds the API key or one key per line. Only its owner may have access."
+    )
+    api_key_command: str | None = _endpoint(_text("COMMAND"))(
+        "Command that prints the API key, or JSON with a key and its expiry. Run again before the "
+        "expiry and after a 401."
+    )
+    api_key_header: str | None = _endpoint(_text("NAME[: SCHEME]"))(
+        "Header that carries the API key, e.g. api-key or 'Authorization: Token'.",
+        "the API's or the known provider's",
+    )
+    path: str | None = _endpoint(_text("PATH"))(
+        "Path of the requests below the base URL.", "the API's, as /chat/completions"
     )
     header: tuple[tuple[str, str], ...] = _endpoint(_list("'NAME: VALUE'", v.headers), ())(
         "Additional request header; repeatable."
@@ -212,8 +226,9 @@ class Settings:
         "Shed requests beyond N in flight: recorded, never sent.", "no limit"
     )
     retries: int = _limit(_whole(at_least=0), 0)(
-        "Retry up to N times after 429, 502, 503, 504, a refused or a reset connection, honouring"
-        " Retry-After. Every attempt is recorded; the first one counts."
+        "Retry up to N times after 408, 429, 500, 502-504, 520-524, 529, an overload event, a "
+        "refused or a reset connection, never before Retry-After. Every attempt is recorded; the "
+        "first one counts."
     )
     workers: int | None = _limit(_whole(at_most=WORKERS_MAX))(
         "Processes that generate the load.", "one, more once it is half busy and cores are free"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -25,8 +24,6 @@ OF_BURST = (
 OF_OUTPUT, FLAGS_OF_OUTPUT = ("--out", "-o", "--summary"), ("--json", "--quiet", "-q")
 FLAGS_OF_SEARCH = ("--closed", "--search")
 OF_LOAD = ("run", "sweep", "search", "burst")  # commands that a client can limit
-OF_A_BASE = "settled base phase"  # a burst's reason: the base was too short
-LOWER_LOADS = re.compile(r"; try ([\d., ]+) (requests/s|in flight)")  # a capacity's reason
 FEW_CORES = 4  # of fewer none is left to be the client's own
 ENOUGH_APART = 1.1  # violated over verified rate: a search would not find more
 
@@ -34,8 +31,10 @@ ENOUGH_APART = 1.1  # violated over verified rate: a search would not find more
 def again(words: Sequence[str], changes: Mapping[str, str | None], drop: Sequence[str] = ()) -> str:
     """Return a command line with other values of some options, without what is about its output.
 
-    A change to None, and ``drop`` (flags without a value), remove an option.
+    A change to None, and ``drop`` (flags without a value), remove an option. A demo has no options
+    of its load.
     """
+    changes = {} if words[1:2] == ["demo"] else changes
     gone, kept, rest = {*changes, *OF_OUTPUT}, [], iter(words)
     drop = (*drop, *FLAGS_OF_OUTPUT)
     for word in rest:
@@ -52,8 +51,8 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
 
     ``meta``: run.json; ``path``: the run's directory.
     """
-    words = _recorded(meta)
-    if not words or summary.imported:
+    words, quota = _recorded(meta), summary.quota
+    if not words or summary.imported or (quota and quota.binds):
         return None
     if words[1] == "demo":
         return "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms"
@@ -88,7 +87,7 @@ def relieved(words: Sequence[str], meta: Mapping[str, Any], cpu_fraction: float 
 def _bounded(summary: Summary) -> bool:
     """Return whether the stages with a client that kept up show where the capacity ends."""
     capacity, search = summary.capacity, summary.search
-    if LOWER_LOADS.search(capacity.reason or ""):
+    if capacity.lower_loads:
         return True
     found = bool(capacity.capacity_rps) and capacity.crossing != "lower_bound"
     return found and (not search or bool(search.reached))
@@ -112,10 +111,10 @@ def _after_stages(summary: Summary, words: Sequence[str]) -> str | None:
     if search:
         return None
     steady = dict.fromkeys(OF_SEARCH)
-    if tried := LOWER_LOADS.search(capacity.reason or ""):
-        option = {"requests/s": "--rates", "in flight": "--concurrency"}[tried[2]]
-        lower = {**dict.fromkeys(OF_LOADS[:2]), **steady, option: tried[1].replace(" ", "")}
-        return again(words, lower, FLAGS_OF_SEARCH)
+    if loads := capacity.lower_loads:
+        option = "--rates" if capacity.c_max_basis == "open" else "--concurrency"
+        lower = {option: ",".join(f"{load:g}" for load in loads)}
+        return again(words, {**dict.fromkeys(OF_LOADS[:2]), **steady, **lower}, FLAGS_OF_SEARCH)
     if rps and capacity.crossing == "lower_bound" and capacity.c_max_basis == "open":
         higher = f"{2 * rps:.3g},{4 * rps:.3g}"
         return again(words, {**steady, "--rates": higher}, FLAGS_OF_SEARCH)
@@ -175,8 +174,7 @@ def _plan(summary: Summary, path: str) -> str | None:
 
 
 def _after_burst(burst: Burst, words: Sequence[str]) -> str | None:
-    reason = burst.recovery_reason or ""
-    if burst.recovery_s is None and OF_A_BASE in reason:
+    if burst.base_too_short:
         return again(words, {"--base-duration": _doubled(words, "--base-duration", 60.0)})
     if burst.recovery_s is None and not burst.harm.base:
         return again(words, {"--recovery-duration": _doubled(words, "--recovery-duration", 120.0)})

@@ -22,11 +22,12 @@ Stages = Sequence[Stage]
 
 @dataclass(frozen=True)
 class Facts:
-    """A summary with all figures, and two results that it does not hold."""
+    """A summary with all figures, and results of ``analysis.metrics`` that it does not hold."""
 
     summary: Summary
     output_deviation: float | None = None
     cut_short: tuple[int, int] = (0, 0)  # (answers that may have been cut off, all answers)
+    unseen: int = 0  # good answers of several tokens, none of which was sent
 
     @property
     def stages(self) -> Stages:
@@ -257,15 +258,18 @@ def not_streamed(facts: Facts) -> str | None:
 def speculation(facts: Facts) -> str | None:
     """Warn where the server drafts tokens for prompts that are, or may be, made-up words."""
     workload = facts.summary.workload
-    recorded = (workload.get("trace") or {}).get("recorded_prompts")
+    trace = workload.get("trace") or {}
+    recorded, requests = trace.get("recorded_prompts") or 0, trace.get("requests") or 1
+    made_up = requests - recorded
     shares = [(s, s.server.spec_acceptance_rate) for s in facts.stages if s.server]
     known = [(s, share) for s, share in shares if share is not None]
-    if not known or workload.get("prompt_file") or recorded:
+    if not known or workload.get("prompt_file") or made_up < 0.01 * requests:
         return None
+    some = f" (in {made_up:,} of {requests:,} requests)" if recorded else ""
     ends = dict.fromkeys(f"{end(share for _, share in known):.0%}" for end in (min, max))
     return (
         f"{at_loads([s for s, _ in known])} the server drafted tokens ahead and accepted "
-        f"{' to '.join(ends)} of them, on prompts of random words. Real text is easier or harder "
+        f"{' to '.join(ends)} of them, on prompts of random words{some}. Real text is easier or harder "
         "to guess, so its ITL, TPOT, tokens/s and capacity are others: measure them with "
         "--prompts FILE, your own prompts, before a speculating engine is judged or compared."
     )

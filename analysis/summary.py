@@ -16,18 +16,21 @@ from ampacity.analysis.capacity.families import class_curves, describe_family, s
 from ampacity.analysis.capacity.fleet import Traffic, carried_by, fleet_of
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
 from ampacity.analysis.capacity.knee import find_knee
+from ampacity.analysis.capacity.levels import QUOTA_SHARE, number_text, refused_share
 from ampacity.analysis.capacity.limit import find_capacity, met_by_all
 from ampacity.analysis.capacity.search import summarise_search
 from ampacity.analysis.contract.capacity import Capacity, Fleet, LittlesLawGap
+from ampacity.analysis.contract.limits import Quota
 from ampacity.analysis.contract.part import Part, plain
 from ampacity.analysis.contract.stage import Server, ServerLaw, Stage
 from ampacity.analysis.contract.summary import Audit, Summary, read_summary
+from ampacity.analysis.limits.quota import find_quota
 from ampacity.analysis.limits.table import find_limits
 from ampacity.analysis.load_names import name_stages, planned_name
 from ampacity.analysis.metrics.impossible import check_records
 from ampacity.analysis.metrics.kinds import KINDS
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
-from ampacity.analysis.metrics.requests import Requests
+from ampacity.analysis.metrics.requests import Requests, unseen
 from ampacity.analysis.network import network_share
 from ampacity.analysis.next_run import next_command
 from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
@@ -36,7 +39,7 @@ from ampacity.analysis.stage.analyse import RunRecords, analyse_stage, read_reco
 from ampacity.analysis.stage.goodput import offline_throughput
 from ampacity.analysis.stage.littles_law import against_server, summarise_gap
 from ampacity.analysis.stage.server import server_figures
-from ampacity.analysis.stage_warnings import never_all_users, repeated_undisturbed
+from ampacity.analysis.stage_warnings import Facts, never_all_users, repeated_undisturbed
 from ampacity.analysis.stats.intervals import ASSUMPTION
 from ampacity.analysis.traffic import compare_sharing, summarise_traffic
 from ampacity.analysis.verdict import write_verdict
@@ -58,7 +61,8 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
     meta = run.meta
     slos = [slo_from_dict(s) for s in meta.get("slos") or []]
     metas, records, stages = _judge_stages(run, slos, labels)
-    capacity = _capacity(meta, stages, slos)
+    quota = find_quota(run.requests, stages)
+    capacity = _capacity(meta, stages, slos, quota)
     stages = [structs.replace(s, slo_met_by_all=met_by_all(s, capacity)) for s in stages]
     summary: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -74,7 +78,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         **_counts(records.requests, metas),
         "error_examples": _examples(records.requests, run.requests),
         "stages": stages,
-        "knee": find_knee(stages),
+        "knee": find_knee([s for s in stages if refused_share(s) < QUOTA_SHARE]),
         "capacity": capacity,
         "interval_assumption": ASSUMPTION,
         "goodput": peak_goodput(stages, slos),
@@ -92,10 +96,15 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         "littles_law": _littles_law(capacity, stages, slos),
         "fleet": _fleet(meta, capacity, stages, records),
     }
+    if retries := int(np.count_nonzero(records.requests.attempt)):
+        summary["retries"] = retries
+    if quota is not None:
+        summary["quota"] = quota
     _add_optional_parts(summary, run, metas, records, slos)
     found = read_summary(_plain(summary))
-    cut, deviation = cut_short(run.requests, records.requests), output_deviation(records.requests)
-    found = structs.replace(found, warnings=find_warnings(found, deviation, cut))
+    r = records.requests
+    known = output_deviation(r), cut_short(run.requests, r), int(np.count_nonzero(unseen(r)))
+    found = structs.replace(found, warnings=find_warnings(Facts(found, *known)))
     found = structs.replace(found, verdict=write_verdict(found))
     command = found.next_command or next_command(found, meta, str(run.path))
     return structs.replace(found, next_command=command, limits=find_limits(found))
@@ -154,11 +163,23 @@ def _workload(described: Mapping[str, Any], came: dict[str, Any]) -> dict[str, A
     return {**described, "realised": came}
 
 
-def _capacity(meta: Mapping[str, Any], stages: Sequence[Stage], slos: list[Slo]) -> Capacity:
+def _capacity(
+    meta: Mapping[str, Any], stages: Sequence[Stage], slos: list[Slo], quota: Quota | None
+) -> Capacity:
     if meta.get("burst"):
         why = "a burst is no steady load, so it names no capacity: a search or a sweep does"
         return structs.replace(find_capacity([], slos), reason=why)
-    return find_capacity(stages, slos)
+    found = find_capacity(stages, slos)
+    if quota is None or not quota.binds:
+        return found
+    met = (
+        f"; up to {number_text(found.verified_rps)} req/s met the SLOs"
+        if found.verified_rps
+        else ""
+    )
+    why = f"the endpoint's {quota.text} was met first, so that of its hardware is not known{met}"
+    known = {"verified_rps": found.verified_rps, "violated_rps": found.violated_rps}
+    return structs.replace(find_capacity([], slos), **known, reason=why)
 
 
 def _without_verdict(stage: Stage) -> Stage:

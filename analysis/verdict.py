@@ -73,7 +73,8 @@ def _failures(summary: Summary) -> str:
     if not open_stages:
         return ""
     lowest = min(open_stages, key=lambda s: s.offered_rps or s.concurrency_set or 0)
-    of_no_load = FAILED_KINDS - {"timeout"}  # a server that has too much to do is slow
+    # a server that has too much to do is slow; a quota has its own sentence
+    of_no_load = FAILED_KINDS - {"timeout", "rate_limited" if summary.quota else ""}
     counts = {kind: n for kind, n in lowest.errors.items() if n and kind in of_no_load}
     failed = sum(counts.values())
     if not MANY_FAIL * lowest.requests < failed < lowest.requests:  # all: there is no finding
@@ -126,6 +127,8 @@ def _of_the_load(summary: Summary) -> str:
         )
     if summary.burst:
         return _burst(summary.burst)
+    if summary.quota and summary.quota.binds:
+        return f"No capacity is named: {capacity.reason}."
     if not summary.slos:
         return _without_slo(summary)
     return _nothing_usable(summary) if capacity.capacity_rps is None else _usable(summary)

@@ -31,14 +31,9 @@ _OF_A_SWEEP = ("unstable_lowest", "too_few_requests", "too_short", "non_monotone
 _CHANGING_ARRIVALS = ("ramp", "steps", "diurnal", "burst")
 
 
-def find_warnings(
-    summary: Summary, output_deviation: float | None, cut_short: tuple[int, int] = (0, 0)
-) -> list[Warned]:
-    """Return the warnings of a summary with all figures.
-
-    ``output_deviation`` and ``cut_short`` are results of ``ampacity.analysis.metrics.lengths``.
-    """
-    facts, expected = Facts(summary, output_deviation, cut_short), _expected(summary)
+def find_warnings(facts: Facts) -> list[Warned]:
+    """Return the warnings of a summary with all figures."""
+    expected = _expected(facts.summary)
     found = {code: rule(facts) for code, rule in RULES.items() if code not in expected}
     return [Warned(code=code, text=text) for code, text in found.items() if text]
 
@@ -239,6 +234,17 @@ def _cut_short(facts: Facts) -> str | None:
     )
 
 
+def _unseen(facts: Facts) -> str | None:
+    if not facts.unseen:
+        return None
+    return (
+        f"{facts.unseen:,} of {facts.summary.requests:,} requests were answered without a "
+        "visible token, only with counted ones (hidden reasoning, or special tokens): they have "
+        "no TTFT, and goodput does not count them. Plan longer answers, or switch the reasoning "
+        "off."
+    )
+
+
 def _diagnosis(facts: Facts) -> str | None:
     """Report the probe's findings, without those that all answers together show better."""
     spoilt = (f for f in facts.summary.diagnosis or () if f.verdict == "bad" and f.spoils)
@@ -311,6 +317,7 @@ RULES: Mapping[str, Rule] = {
     "inputs_off": _inputs_off,
     "lengths_off": _lengths_off,
     "cut_short": _cut_short,
+    "unseen": _unseen,
     "not_streamed": of_stages.not_streamed,
     "diagnosis": _diagnosis,
     "speculation": of_stages.speculation,

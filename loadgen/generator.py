@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ampacity.loadgen.net.http import Client
@@ -65,7 +63,7 @@ class Generator:
             return await (self._workers if self._many else self._runner).run(plan, on_start)
         finally:
             self.live.flush()
-            self._over.append(replace(self.live, ttft_s=[], latest=deque()))
+            self._over.append(self.live)
 
     def take_lost(self) -> str | None:
         """Return a message about workers that died since the last call, or None."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -12,19 +13,28 @@ import numpy as np
 import numpy.typing as npt
 
 from ampacity.loadgen.audit import Measures
-from ampacity.loadgen.rundir.records import FAILED_STATUSES, RequestRecord
+from ampacity.loadgen.rundir.records import (
+    FAILED_KINDS,
+    FAILED_STATUSES,
+    RequestRecord,
+    kind_of,
+)
 from ampacity.loadgen.send.history import AnswerContent
+from ampacity.loadgen.send.protocols import OVERLOAD
 from ampacity.workloads.schedule import Schedule
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-LIVE_TTFTS = 400  # first tokens that the live percentiles rest on
-LIVE_TIMES = ("ttft", "e2e", "itl", "client_lag")  # the first two from the schedule
+LIVE_TIMES = ("ttft", "e2e", "itl", "client_lag", "tpot", "icl")  # the first two from the schedule
 LIVE_BOUNDS_S = np.outer(10.0 ** np.arange(-4, 3), (1, 2, 5)).ravel()[:-1].round(4)  # to 200 s
-LIVE_BATCH = 64  # requests that are counted at once, which holds up the loop for 0.2 ms
-RETRIED_HTTP = (429, 502, 503, 504)
+PER_DOUBLING = 24  # fine buckets: each is 3 % wide
+FINE = int(np.log2(LIVE_BOUNDS_S[-1] / LIVE_BOUNDS_S[0]) * PER_DOUBLING) + 1  # without the last
+LIVE_BATCH = 32  # requests that are counted at once, which holds up the loop for 0.4 ms
+RETRIED_HTTP = frozenset((408, 429, 500, 502, 503, 504, *range(520, 525), 529))
 RETRY_PAUSE_S = 0.5  # doubled with each attempt, where the server names no Retry-After
-RETRY_PAUSE_MAX_S = 60.0
+RETRY_PAUSE_MAX_S = 60.0  # a request that is told to wait longer is not sent again
+JITTER = 0.25  # a pause is longer by up to this share, so that refused requests do not come at once
+TIMER_S = 0.002  # by which a timer of the event loop may be early
 
 
 class Requests(Protocol):
@@ -96,7 +106,7 @@ class Limits:
     total_s: float | None = None
     idle_s: float | None = 120.0  # without a single byte from the server
     in_flight: int | None = None  # requests beyond it are shed: recorded, never sent
-    retries: int = 0  # attempts after 429, 502-504, connect_error or reset; each is a record
+    retries: int = 0  # attempts after what may pass; each is a record
 
     def gives_up(self, began_ns: int, last_read_ns: int | None) -> tuple[float, str]:
         """Return when a silent request times out (monotonic ns; inf: never), and why."""
@@ -107,25 +117,34 @@ class Limits:
         )
 
     def retry_pause_s(self, failed: RequestRecord) -> float | None:
-        """Return the pause before the next attempt; None: no further attempt."""
+        """Return the pause before the next attempt; None: no further attempt.
+
+        It is never shorter than what the refusal named.
+        """
         passing = failed.status in ("connect_error", "reset") or failed.http_status in RETRIED_HTTP
-        if not passing or failed.attempt >= self.retries:
+        overloaded = failed.status == "stream_error" and OVERLOAD.search(failed.error or "")
+        if not (passing or overloaded) or failed.attempt >= self.retries:
             return None
         pause_s = failed.retry_after_s
         if pause_s is None:
-            pause_s = RETRY_PAUSE_S * 2**failed.attempt
-        return min(max(pause_s, 0.0), RETRY_PAUSE_MAX_S)
+            pause_s = min(RETRY_PAUSE_S * 2**failed.attempt, RETRY_PAUSE_MAX_S)
+        if pause_s > RETRY_PAUSE_MAX_S:
+            return None
+        return max(pause_s, 0.0) * random.uniform(1.0, 1.0 + JITTER) + TIMER_S
 
 
 class LiveTimes:
-    """Histograms of the times of finished requests: counts of LIVE_TIMES by LIVE_BOUNDS_S.
+    """Histograms of the times of finished requests, a row for each of LIVE_TIMES.
 
-    A failed request is beyond every bound; one that its user or the end of the run cut off is left
-    out. A chunk of k tokens that came g after the last one is k samples of g / k.
+    ``counts``: by LIVE_BOUNDS_S; ``fine``: logarithmic, for percentiles to 2 %. Buckets are the
+    same in every process, so that counts can be added. A failed request is beyond every bound; one
+    that its user or the end of the run cut off is left out. ITL: a chunk of k tokens that came g
+    after the last one is k samples of g / k; ICL: one of g.
     """
 
     def __init__(self) -> None:
         self.counts = np.zeros((len(LIVE_TIMES), len(LIVE_BOUNDS_S) + 1), dtype=np.int64)
+        self.fine = np.zeros((len(LIVE_TIMES), FINE + 1), dtype=np.int64)
         self.sums_s = np.zeros(len(LIVE_TIMES))
         self._pending: list[RequestRecord] = []
 
@@ -144,13 +163,23 @@ class LiveTimes:
         lags = [r.dispatched_ns - r.scheduled_ns for r in records if r.dispatched_ns is not None]
         for row, values_ns in ((0, firsts), (1, ends), (3, lags)):
             self._count(row, np.array(values_ns) / 1e9)
-        self.counts[:2, -1] += sum(r.status in FAILED_STATUSES for r in records)
+        for counts in (self.counts, self.fine):
+            counts[:2, -1] += sum(r.status in FAILED_STATUSES for r in records)
         if streamed := [r for r in good if len(r.chunk_at_us)]:
             self._count_gaps(streamed)
+            spans = [r.chunk_at_us[-1] - r.chunk_at_us[0] for r in streamed]
+            later = np.array(
+                [
+                    len(r.chunk_at_us) - 1 if r.chunk_tokens is None else sum(r.chunk_tokens[1:])
+                    for r in streamed
+                ]
+            )
+            self._count(4, np.array(spans)[later > 0] / (1e6 * later[later > 0]))
 
     def merge(self, other: LiveTimes) -> None:
         """Add the counts of another process or stage."""
         self.counts += other.counts
+        self.fine += other.fine
         self.sums_s += other.sums_s
 
     def _count_gaps(self, records: Sequence[RequestRecord]) -> None:
@@ -169,10 +198,21 @@ class LiveTimes:
         at_us, first, tokens = at_us[kept], first[kept], tokens[kept]
         gaps_us, each = np.diff(at_us)[~first[1:]], tokens[~first]
         self._count(2, gaps_us / (1e6 * each), each)
+        self._count(5, gaps_us / 1e6)
+
+    def bucket_s(self, index: int) -> float:
+        """Return the middle of a fine bucket; infinite where it is beyond every bound."""
+        middle_s = LIVE_BOUNDS_S[0] * 2 ** ((index + 0.5) / PER_DOUBLING)
+        return inf if index >= FINE else float(middle_s)
 
     def _count(self, row: int, values_s: Floats, times: Ints | None = None) -> None:
-        buckets = np.searchsorted(LIVE_BOUNDS_S, values_s)
-        self.counts[row] += np.bincount(buckets, times, len(LIVE_BOUNDS_S) + 1).astype(np.int64)
+        doublings = np.log2(np.maximum(values_s / LIVE_BOUNDS_S[0], 1.0))
+        fine = np.minimum((doublings * PER_DOUBLING).astype(np.int64), FINE)
+        for counts, buckets in (
+            (self.counts, np.searchsorted(LIVE_BOUNDS_S, values_s)),
+            (self.fine, fine),
+        ):
+            counts[row] += np.bincount(buckets, times, counts.shape[1]).astype(np.int64)
         self.sums_s[row] += values_s.sum() if times is None else values_s @ times
 
 
@@ -188,13 +228,8 @@ class Live:
     released: int = 0
     ended: int = 0
     tokens: int = 0
-    ttft_s: list[float] = field(default_factory=list)
-    # of good answers: (E2E in s, chunk_at_us); not from worker processes
-    latest: deque[tuple[float, Sequence[int]]] = field(
-        default_factory=lambda: deque(maxlen=LIVE_TTFTS)
-    )
-    statuses: Counter[str] = field(default_factory=Counter)  # of the requests that have ended
-    times: LiveTimes | None = None  # only where an exporter shows them
+    kinds: Counter[str] = field(default_factory=Counter)  # how the requests ended
+    times: LiveTimes | None = None  # only where they are shown
 
     @classmethod
     def of(cls, plan: StagePlan, began_s: float, *, timed: bool = False) -> Live:
@@ -209,8 +244,7 @@ class Live:
         self.released += other.released
         self.ended += other.ended
         self.tokens += other.tokens
-        self.ttft_s += other.ttft_s
-        self.statuses += other.statuses
+        self.kinds += other.kinds
         if other.times is not None:
             self.times = self.times or LiveTimes()
             self.times.merge(other.times)
@@ -219,14 +253,9 @@ class Live:
         """Count a request that has ended."""
         self.ended += 1
         self.tokens += record.output_tokens or 0
-        self.statuses[record.status] += 1
+        self.kinds[kind_of(record.status, record.http_status)] += 1
         if self.times is not None:
             self.times.add(record)
-        if record.first_token_ns is not None:
-            self.ttft_s.append((record.first_token_ns - record.scheduled_ns) / 1e9)
-            if record.status == "ok":
-                end_ns = record.last_token_ns or record.first_token_ns
-                self.latest.append(((end_ns - record.scheduled_ns) / 1e9, record.chunk_at_us))
 
     def flush(self) -> None:
         """Count what waits in ``times``; only of the thread that counts."""
@@ -236,7 +265,7 @@ class Live:
     @property
     def failed(self) -> int:
         """Return the number of requests that have failed."""
-        return sum(n for status, n in self.statuses.items() if status in FAILED_STATUSES)
+        return sum(n for kind, n in self.kinds.items() if kind in FAILED_KINDS)
 
     @property
     def in_flight(self) -> int:

@@ -167,6 +167,21 @@ def _notes(trace: Trace, prompts: Prompts, how: Replay, idle: int) -> Iterator[s
             f"{len(bare)} of {len(trace)} requests have no text of a prompt, where others have one "
             f"({_named(trace, bare)}): made-up text of their length is sent{behind}"
         )
+    given = [
+        name
+        for name, there in (
+            ("recorded messages", trace.entry is not None),
+            ("hash_ids", trace.blocks is not None),
+            ("counts of blocks shared with the turn before", trace.shared_blocks is not None),
+            ("counts of cached tokens", trace.cached_tokens is not None),
+        )
+        if there
+    ]
+    if len(given) > 1:
+        yield (
+            f"what prompts share is that of their {given[0]}; {' and '.join(given[1:])} are used "
+            "only where a prompt has none"
+        )
     has_ends = trace.end_s is not None or trace.pause_s is not None
     if trace.session is not None and not has_ends and trace.clock:
         yield (
@@ -210,6 +225,8 @@ def _prompts_text(trace: Trace, prompts: Prompts, recorded: int) -> str:
         parts.append("made-up text with shared blocks as in the trace")
     elif generated and trace.session is not None:
         parts.append("made-up text of the recorded lengths, each turn behind the one before")
+    elif generated and prompts.shared is not None and not recorded:
+        parts.append("made-up text that shares as many tokens as were cached")
     elif generated:
         parts.append("made-up text of the recorded lengths" if parts else "unique")
     return "; ".join(parts)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ampacity.workloads.prompts.prefixes import (
     SharedPrefixes,
-    block_size,
+    block_sizes,
     prefixes_of_blocks,
     take_lists,
 )
@@ -186,7 +186,8 @@ def prompts_of(trace: Trace) -> Prompts:
     chains = [[] if blocks is None else blocks.of(i) for i in range(len(trace))]
     size, far = _counted_block(trace), dict[int, int]()
     made_up = np.ones(len(trace), dtype=bool) if trace.entry is None else trace.entry < 0
-    for session in _rows(trace).values():
+    alone = need if trace.session is None else need & (trace.session < 0)
+    for session in [*_rows(trace).values(), *([i] for i in np.flatnonzero(alone).tolist())]:
         mine = [i for i in session if made_up[i]]  # no made-up text begins with a recorded one
         for k, i in enumerate(mine):
             if need[i]:
@@ -200,21 +201,21 @@ def prompts_of(trace: Trace) -> Prompts:
 
 
 def _blocks_of(trace: Trace) -> SharedPrefixes | None:
-    if trace.blocks is None:
+    size = trace.block_tokens  # see trace_cuts.with_blocks
+    if trace.blocks is None or size is None:
         return None
-    size = trace.block_tokens or block_size(trace.input_tokens, trace.blocks.start)
-    return (
-        size and prefixes_of_blocks(trace.blocks.ids, trace.blocks.start, trace.input_tokens, size)
-    ) or None
+    return prefixes_of_blocks(trace.blocks.ids, trace.blocks.start, trace.input_tokens, size)
 
 
 def _own_chains(trace: Trace, blocks: SharedPrefixes | None) -> NDArray[np.bool_]:
-    """Return which requests are turns of sessions without blocks."""
-    if trace.session is None:
-        return np.zeros(len(trace), dtype=bool)
-    size = np.bincount(np.maximum(trace.session, 0), trace.session >= 0)[trace.session]
-    turns: NDArray[np.bool_] = (trace.session >= 0) & (size > 1)
-    return turns if blocks is None else turns & (np.diff(blocks.start) == 0)
+    """Return which requests without blocks are turns of sessions, or have cached tokens."""
+    need = np.zeros(len(trace), dtype=bool)
+    if trace.session is not None:
+        size = np.bincount(np.maximum(trace.session, 0), trace.session >= 0)[trace.session]
+        need |= (trace.session >= 0) & (size > 1)
+    if trace.cached_tokens is not None:
+        need |= trace.cached_tokens > 0
+    return need if blocks is None else need & (np.diff(blocks.start) == 0)
 
 
 def _first_of(a: SharedPrefixes, b: SharedPrefixes, of_a: NDArray[np.bool_]) -> SharedPrefixes:
@@ -234,7 +235,7 @@ def _counted_block(trace: Trace) -> int:
     if trace.shared_blocks is None:
         return 0
     counts = np.concatenate([[0], np.cumsum(np.maximum(trace.shared_blocks[:, 1], 0))])
-    return block_size(trace.input_tokens, counts) or 0
+    return next(iter(block_sizes(trace.input_tokens, counts)), 0)
 
 
 def _chain(

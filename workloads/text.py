@@ -1,5 +1,6 @@
 """Decode text files: UTF-8 or UTF-16, with undecodable bytes and lone surrogates."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,8 +13,8 @@ BROKEN_BYTES = "a byte that is no UTF-8"
 
 
 def encoding_of(head: bytes) -> str:
-    """Return the encoding by the byte order mark of a file, else UTF-8."""
-    return "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    """Return UTF-8, UTF-16 or UTF-32, by a file's byte order mark or by where its zeros are."""
+    return json.detect_encoding(head[:4])
 
 
 def is_broken(text: str) -> bool:

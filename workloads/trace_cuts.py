@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.prompts.prefixes import block_size, odd_blocks
+from ampacity.workloads.prompts.prefixes import block_sizes, odd_blocks
 from ampacity.workloads.replay_turns import roots
 from ampacity.workloads.traces.trace import Trace
 
@@ -63,12 +63,20 @@ def with_blocks(trace: Trace, given: int | None = None) -> Trace:
             )
         return trace
     start = trace.blocks.start
-    size = given or trace.block_tokens or block_size(trace.input_tokens, start)
-    if size is None:
+    known = given or trace.block_tokens
+    sizes = [known] if known else block_sizes(trace.input_tokens, start)
+    if not sizes:
         return _noted(
             replace(trace, blocks=None),
             "hash_ids: no size of a block fits most of the rows, so that nothing is shared; "
             "give --block-size",
+        )
+    size = sizes[0]
+    if len(sizes) > 1 and sum(size & (size - 1) == 0 for size in sizes) != 1:
+        trace = _noted(
+            trace,
+            f"hash_ids: blocks of {sizes[0]} tokens are taken, though sizes from {min(sizes)} to "
+            f"{max(sizes)} fit as many rows: if you know the size, give --block-size",
         )
     odd = odd_blocks(trace.input_tokens, start, size)
     trace = replace(trace, block_tokens=size)

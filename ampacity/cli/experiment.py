@@ -15,6 +15,7 @@ from ampacity.cli.output import console, print_folder, print_json, shown, writin
 
 if TYPE_CHECKING:
     from ampacity.analysis.contract.summary import Summary
+    from ampacity.experiments.decide import Engine
 
 
 def run_experiment(
@@ -36,7 +37,7 @@ def run_experiment(
     """
     from dataclasses import replace
 
-    from ampacity.cli.stub import no_stub
+    from ampacity.cli.stub import left_at_once, no_stub
     from ampacity.config import check_steady, make_settings
     from ampacity.experiments.stages.conduct import conduct, run_event_loop
     from ampacity.experiments.stages.provenance import out_path
@@ -52,10 +53,11 @@ def run_experiment(
     if check is not None:
         check(settings)
     settings = replace(settings, out=out_path(settings, experiment))
-    with no_stub(settings.out), Progress(quiet=shown.quiet) as progress:
-        how: dict[str, Any] = {"command_line": command_line(sys.argv), "progress": progress}
-        path = run_event_loop(conduct(settings, experiment=experiment, drive=drive, **how))
-    status, summary = finish(path, as_json=as_json and not quiet, quiet=quiet)
+    with left_at_once(settings.out):
+        with no_stub(settings.out), Progress(quiet=shown.quiet) as progress:
+            how: dict[str, Any] = {"command_line": command_line(sys.argv), "progress": progress}
+            path = run_event_loop(conduct(settings, experiment=experiment, drive=drive, **how))
+        status, summary = finish(path, as_json=as_json and not quiet, quiet=quiet)
     if judge is not None:
         answer = judge(path, summary)
     else:
@@ -67,13 +69,19 @@ def run_experiment(
 
 
 def finish(
-    path: Path, *, as_json: bool, labels: dict[int, bool] | None = None, quiet: bool = False
+    path: Path,
+    *,
+    as_json: bool,
+    labels: dict[int, bool] | None = None,
+    quiet: bool = False,
+    engine: Engine | None = None,
 ) -> tuple[str, Summary]:
     """Write summary.json and report.html of a run and print them; return (status, summary)."""
     from ampacity.analysis.contract.summary import to_json
     from ampacity.analysis.other_limits import capacity_at_limits
     from ampacity.analysis.summary import summarise
     from ampacity.analysis.timeline import timeline_of
+    from ampacity.experiments.decide import Engine, hardware_text
     from ampacity.loadgen.rundir.files import load_run, write_json
     from ampacity.reports.pages.run_report import Beyond, write_report
     from ampacity.reports.pages.screen import render_screen
@@ -88,7 +96,9 @@ def finish(
         (render_table if shown.full else render_screen)(summary, console(), report)
     write_json(path / "summary.json", to_json(summary))
     with writing(report):
-        beyond = Beyond(timeline_of(run), capacity_at_limits(run, summary), str(path))
+        hardware = hardware_text(run, summary, engine or Engine())
+        limits = capacity_at_limits(run, summary)
+        beyond = Beyond(timeline_of(run), limits, str(path), hardware)
         write_report(report, summary, run.meta, beyond)
     if not as_json and not quiet:
         print_folder(path)

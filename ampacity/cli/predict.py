@@ -45,7 +45,7 @@ def predict(
 
     from ampacity.cli.experiment import command_line, finish
     from ampacity.cli.output import shown
-    from ampacity.cli.stub import no_stub
+    from ampacity.cli.stub import left_at_once, no_stub
     from ampacity.config import check_steady, gpus_named, make_settings
     from ampacity.experiments.stages.provenance import out_path
     from ampacity.experiments.virtual.predict import predict as experiment
@@ -55,7 +55,7 @@ def predict(
 
     deployment = find_deployment(full_preset(preset, engine))
     ramp = raw.pop("ramp", None) if search else None
-    defaults = {"duration": "5m", "tp": gpus_named(preset) or 1}
+    defaults = {"duration": "5m", "tp": (gpus_named(preset) or 1) * deployment.engines}
     settings = make_settings({**defaults, **raw, "url": "http://predicted.invalid/v1"})
     check_steady(settings.workload, "predict")
     how: dict[str, Any] = {}
@@ -66,8 +66,10 @@ def predict(
         wanted.check(settings)
         how = {"drive": wanted.run, "experiment": "search"}
     settings = replace(settings, out=out_path(settings, how.get("experiment", "predict")))
-    with no_stub(settings.out), Progress(quiet=shown.quiet) as progress:
-        run = experiment(settings, deployment, command_line(sys.argv), progress, **how)
-        path = asyncio.run(run)
-    if finish(path, as_json=json)[0] == "interrupted":
+    with left_at_once(settings.out):
+        with no_stub(settings.out), Progress(quiet=shown.quiet) as progress:
+            run = experiment(settings, deployment, command_line(sys.argv), progress, **how)
+            path = asyncio.run(run)
+        status, _ = finish(path, as_json=json)
+    if status == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)

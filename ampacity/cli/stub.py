@@ -1,9 +1,11 @@
-"""Remove the run directory of a command that is refused before its first stage."""
+"""The run directory of a command that is refused before its first stage, or left at once."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +36,19 @@ def no_stub(*outs: Path | None) -> Iterator[None]:
         for folder in sorted(made, key=lambda folder: len(folder.parts), reverse=True):
             with contextlib.suppress(OSError):
                 folder.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def left_at_once(*outs: Path | None) -> Iterator[None]:
+    """Where a second Ctrl-C ends the block, print how the report of what was measured is had."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        for out in outs:
+            if out is not None and (out / "run.json").is_file():
+                report = f"'ampacity report {shlex.quote(str(out))}' writes it"
+                print(f"ampacity: left at once, without the report: {report}", file=sys.stderr)
         raise
 
 

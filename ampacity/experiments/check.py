@@ -76,6 +76,7 @@ def result_of(summary: Summary, run: str) -> CheckResult:
     }
     if stage is not None:
         found |= {"requests": stage.requests, "duration_s": stage.window.end_s}
+        found["stage_s"] = {stage.name: stage.window.end_s}
     return CheckResult(**found)
 
 

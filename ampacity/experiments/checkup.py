@@ -35,7 +35,7 @@ def checkup(seen: DoctorResult) -> tuple[list[Finding], Facts]:
     answer = choose(stream_cases(f) | text)
     checks = [
         _connection(f),
-        _network(f),
+        network(f),
         _model(f),
         *(_with_repeats(check, f) if check.name == "stream" else check for check in answer),
         _input_length(f),
@@ -140,7 +140,8 @@ def _connection(f: Facts) -> Finding:
     return Finding("connection", "ok", f"{found}; connections are kept alive", means, ())
 
 
-def _network(f: Facts) -> Finding:
+def network(f: Facts) -> Finding:
+    """Return the finding on the round trip, from the facts about it and the TTFTs."""
     trip_s = f["round_trip_s"]
     if trip_s is None:
         found = "the round trip could not be measured"
@@ -150,6 +151,10 @@ def _network(f: Facts) -> Finding:
         f"{duration_text(trip_s)} for the smallest request and its answer, "
         f"{duration_text(f['tcp_connect_s'])} to connect"
     )
+    if trip_s > ttft_s > 0:
+        found = f"{found}, longer than a short answer's TTFT ({duration_text(ttft_s)})"
+        means = "the server works on the list of models: the network's share of TTFT is unknown"
+        return Finding("network", "note", found, means, ())
     if trip_s > NETWORK_SHARE * ttft_s > 0:
         found = f"{found}, {trip_s / ttft_s:.0%} of a short answer's TTFT"
         means = (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ampacity.analysis.capacity.fleet import NO_PEAK, choose_safety
 from ampacity.analysis.capacity.fleet_figures import FleetError
@@ -18,11 +19,11 @@ from ampacity.analysis.decision.candidates import (
     told_apart,
 )
 from ampacity.analysis.decision.disaggregation import readiness
-from ampacity.analysis.decision.guardrails import guardrails, input_quantiles
+from ampacity.analysis.decision.guardrails import guardrails
 from ampacity.analysis.decision.inputs import Range
-from ampacity.analysis.decision.known import Known, hardware_words, measured_points, physics_of
+from ampacity.analysis.decision.known import Known, Physics, hardware_words, physics_of
 from ampacity.analysis.decision.memory import NO_ADAPTERS, Adapters
-from ampacity.analysis.decision.model import ModelShape
+from ampacity.analysis.decision.model import ModelShape, catalogued
 from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.roofline import Instance, tp_crossover
 from ampacity.analysis.decision.steps import thirteen_steps
@@ -30,7 +31,17 @@ from ampacity.analysis.slo import slo_from_dict
 from ampacity.experiments.sizing import Sizing, fleet_terms, gpus_measured, plan_run, read_judged
 from ampacity.loadgen.rundir.files import Run
 from ampacity.simulator.models.catalog import HARDWARE
-from ampacity.values import ConfigError
+from ampacity.simulator.models.hardware import devices, made_of
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What is stated of a model, its GPUs and precisions; None: as the run says, else fp16."""
+
+    gpu: str | None = None
+    shape: ModelShape | None = None
+    weights: str | None = None
+    kv: str | None = None
 
 
 @dataclass(frozen=True)
@@ -38,10 +49,7 @@ class Stated:
     """Facts that are stated beside the runs; ``sizing``: for their fleets."""
 
     sizing: Sizing
-    gpu: str | None = None
-    shape: ModelShape | None = None
-    weights: str | None = None  # None: as the checkpoint's config.json says, else fp16
-    kv: str = "fp16"
+    engine: Engine = Engine()
     wait_budget_s: float | None = None
     cold_start_s: float | None = None
     link_bits_s: float | None = None
@@ -93,23 +101,21 @@ def _decide(path: Path, run: Run, summary: Summary, stated: Stated) -> Candidate
     """Return the answer for one run. Raises DecisionError, ConfigError."""
     terms = fleet_terms(run, stated.sizing)
     plan, no_plan = _plan(path, run, summary, stated.sizing)
+    instance, lacks = find_instance(run.meta, stated.engine, terms["tensor_parallel"])
     rails = guardrails(
         summary,
         stated.wait_budget_s,
         stated.cold_start_s,
         plan.safety_factor if plan else choose_safety(None)[0],
-        stated.shape.max_tokens if stated.shape else None,
+        instance.shape.max_tokens if instance else None,
+        plan.crowding if plan else 1.0,
     )
-    instance, lacks = _instance(stated, terms["tensor_parallel"])
     sharing = [s.planned for s in summary.sharing or () if s.planned is not None]
     known = Known(
         summary=summary,
         run=str(path),
-        lengths=input_quantiles(summary),
-        output_tokens=summary.fleet.output_tokens_mean,
         rails=rails,
         instance=instance,
-        instance_missing=lacks,
         plan=plan,
         plan_missing=no_plan,
         gpu_hour_usd=terms["gpu_hour_usd"],
@@ -117,24 +123,21 @@ def _decide(path: Path, run: Run, summary: Summary, stated: Stated) -> Candidate
         planned_sharing=sharing[0] if sharing else None,
         run_gpus=gpus_measured(run.meta),
         draft_tokens=stated.draft_tokens,
-        adapters=stated.adapters,
         command=stated.command,
     )
-    return _candidate(known, run, stated)
+    return _candidate(known, physics_of(summary, instance, lacks, stated.adapters), run, stated)
 
 
-def _candidate(known: Known, run: Run, stated: Stated) -> Candidate:
+def _candidate(known: Known, physics: Physics, run: Run, stated: Stated) -> Candidate:
     """Return the answer from all that is known."""
     summary, plan = known.summary, known.plan
-    tokens = summary.fleet.input_tokens_mean, summary.fleet.output_tokens_mean
-    points = [] if None in tokens else measured_points(summary, tokens[0] or 0, tokens[1] or 0)
-    physics = physics_of(known, points)
     return Candidate(
         run=known.run,
         predicted=summary.predicted,
         slos=[slo.text for slo in summary.slos],
         capacity_rps=summary.capacity.capacity_rps,
         capacity_rps_ci=summary.capacity.capacity_rps_ci,
+        verified_rps=summary.capacity.verified_rps,
         capacity_reason=summary.capacity.reason,
         gpus=fleet_terms(run, stated.sizing)["tensor_parallel"],
         model=(run.meta.get("endpoint") or {}).get("model"),
@@ -150,10 +153,9 @@ def _candidate(known: Known, run: Run, stated: Stated) -> Candidate:
         disaggregation=readiness(
             summary,
             summary.limits,
-            stated.shape,
+            known.instance,
             stated.link_bits_s,
             plan.instances if plan else None,
-            stated.kv,
         ),
     )
 
@@ -188,14 +190,27 @@ def _crossover(candidates: Sequence[Candidate]) -> list[str]:
     ]
 
 
-def _instance(stated: Stated, gpus: int) -> tuple[Instance | None, str]:
-    """Return (the model on its GPUs, what is missing for it)."""
-    if stated.gpu is not None and stated.gpu.lower() not in HARDWARE:
-        raise ConfigError(f"--gpu {stated.gpu}: none of {', '.join(HARDWARE)}")
-    if stated.shape is None:
+def find_instance(
+    meta: Mapping[str, Any], engine: Engine, gpus: int
+) -> tuple[Instance | None, str]:
+    """Return (the model on its GPUs, what is missing for it).
+
+    What is not stated is that of the run: what a prediction simulated, the GPU of --lock hardware=.
+    """
+    name = (meta.get("endpoint") or {}).get("model") if meta.get("predicted") else None
+    model, card, settings = made_of(str(name)) or (None, None, {})
+    locked = str((meta.get("locked") or {}).get("hardware") or "").lower()
+    card = HARDWARE.get(engine.gpu or devices(locked)[1], card)
+    shape = engine.shape or (catalogued(model) if model else None)
+    if shape is None:
         return None, "no model is given (--model-config)"
-    if stated.gpu is None:
+    if card is None:
         return None, "no GPU is given (--gpu)"
-    card = HARDWARE[stated.gpu.lower()]
-    weights = stated.weights or stated.shape.weights or "fp16"
-    return Instance(stated.shape, card, gpus, weights, stated.kv), ""
+    weights = engine.weights or shape.weights or settings.get("weights", "fp16")
+    return Instance(shape, card, gpus, weights, engine.kv or settings.get("kv", "fp16")), ""
+
+
+def hardware_text(run: Run, summary: Summary, engine: Engine) -> str | None:
+    """Return how far a run is from its hardware; None where model or GPU are not known."""
+    instance, _ = find_instance(run.meta, engine, gpus_measured(run.meta))
+    return None if instance is None else hardware_words(physics_of(summary, instance, ""))

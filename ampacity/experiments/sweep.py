@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from ampacity.analysis.capacity.goodput_peak import estimate_peak
-from ampacity.analysis.capacity.levels import level_of, open_levels
+from ampacity.analysis.capacity.levels import level_of, no_higher, open_levels
 from ampacity.analysis.capacity.limit import PUBLISHED, find_capacity
 from ampacity.analysis.capacity.next_load import (
     Finished,
@@ -41,7 +41,7 @@ REFINE_TIMES = 5.0  # with SLOs and no time given: stage lengths spent near the 
 PEAK_TIMES = 2.0  # of these, at the load with the highest goodput
 PROLONGED = 3.0  # stage lengths of one stage near the limit, at most
 PRECISION = 0.1  # of the capacity, at which the sweep ends
-DOWN_STEPS = 6  # halvings of a first rate that was too high
+DOWN_STEPS = 6  # halvings of a first rate that was too high, from what was served of it
 ROOM = 1.2  # over the fewest requests: warm-up is cut, arrivals are random
 
 
@@ -100,11 +100,9 @@ async def sweep(
 
 async def _curve(rig: Rig, start_rps: float | None, limit_s: float | None) -> None:
     settings = rig.settings
-    for concurrency in settings.concurrency or ():
-        if await rig.closed_stage(concurrency) is None or rig.ended:
-            return
-    for given_rps in settings.rates or ():
-        if await rig.open_stage(given_rps) is None or rig.ended:
+    run: Any = rig.closed_stage if settings.concurrency else rig.open_stage
+    for load in settings.concurrency or settings.rates or ():
+        if await run(load) is None or rig.ended or _is_the_last(rig):
             return
     if settings.concurrency or settings.rates:
         return
@@ -118,8 +116,16 @@ async def _curve(rig: Rig, start_rps: float | None, limit_s: float | None) -> No
         if await clock.stage(rate_rps, length_s) is None:
             return
         rate_rps = next_rate(_of_curve(rig))
+    _is_the_last(rig)
     if settings.slos and await _near_the_limit(rig, clock):
         _recommend(rig, clock)
+
+
+def _is_the_last(rig: Rig) -> bool:
+    """Tell why no higher load is run, if the last stage shows that it would find nothing."""
+    if why := no_higher(_of_curve(rig)):
+        rig.tell(f"no higher load is run: {why}")
+    return why is not None
 
 
 def _of_curve(rig: Rig) -> list[Stage]:
@@ -181,8 +187,11 @@ def _lacking_s(stages: Sequence[Stage], slos: Sequence[Slo]) -> float | None:
     if known or not levels or unmeasured(levels, slos):
         return None
     lowest, found = levels[0], estimate(levels, slos)
-    too_low = lowest.is_over and lowest.load <= _rate(stages[0]) / GROWTH**DOWN_STEPS
-    if too_low or why_unmeetable(levels) or isinstance(non_monotone(levels), Finished):
+    if (
+        (lowest.is_over and lowest.load <= _lowest_rps(stages))
+        or why_unmeetable(levels)
+        or isinstance(non_monotone(levels), Finished)
+    ):
         return None
     if found is None:
         return 0.0
@@ -247,11 +256,12 @@ def next_rate(stages: Sequence[Stage]) -> float | None:
     over = [rate for rate in rates if verdicts[rate] in ("over", "saturated")]
     lowest = next(level_of(s) for s in stages if _rate(s) == rates[0])
     if rates[0] in over or (lowest.verdicts and lowest.is_over):
-        lowest_rps = _rate(stages[0]) / GROWTH**DOWN_STEPS
-        if rates[0] <= lowest_rps or why_unmeetable([level_of(s) for s in stages]):
+        if rates[0] <= _lowest_rps(stages) or why_unmeetable([level_of(s) for s in stages]):
             return None
         served_rps = lowest.achieved_rps if verdicts[rates[0]] == "saturated" else rates[0]
         return _round(min(rates[0], served_rps or rates[0]) / GROWTH)
+    if no_higher(stages):
+        return None
     if "saturated" not in verdicts.values() and len(over) < 2:
         return _round(rates[-1] * GROWTH)
     if lowest.verdicts:
@@ -260,6 +270,13 @@ def next_rate(stages: Sequence[Stage]) -> float | None:
     if _refined(stages) >= REFINE_STAGES or high / low <= REFINE_UNTIL:
         return None
     return _round((low * high) ** 0.5)
+
+
+def _lowest_rps(stages: Sequence[Stage]) -> float:
+    """Return the lowest rate worth a try: DOWN_STEPS below the first one, as far as it was served."""
+    first_rps = _rate(stages[0])
+    served_rps = stages[0].achieved_rps if stages[0].stable is False else 0.0
+    return min(first_rps, served_rps or first_rps) / GROWTH**DOWN_STEPS
 
 
 def _judge(stage: Stage) -> Literal["within", "over", "saturated", "inconclusive"]:

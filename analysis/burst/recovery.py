@@ -84,6 +84,7 @@ class Recovery:
     recovery_s: float | None
     ci_s: Interval
     reason: str | None
+    base_too_short: bool = False
 
 
 def find_recovery(t: Timeline, backlog: Backlog, phases: Phases) -> Recovery:
@@ -104,15 +105,17 @@ def find_recovery(t: Timeline, backlog: Backlog, phases: Phases) -> Recovery:
             f"the settled base phase has {n} requests: {BASE_REQUESTS_MIN} are needed to know what "
             "to come back to"
         )
-        return Recovery(BaseLevel(), None, (None, None), reason)
+        return Recovery(BaseLevel(), None, (None, None), reason, base_too_short=True)
     waiting, in_flight = (
         _level(t.settled_s, t.burst_s, t.at, left) for left in (t.answered, t.finish)
     )
     ttft = t.ttft[base_due & ~np.isnan(t.ttft)]
     base = _Base(t.burst_s - t.settled_s, n, waiting, in_flight, mean, ttft)
     level = BaseLevel(waiting=waiting.mean, in_flight=mean, ttft_s=base.median_s)
-    if unknown := UNSEEN if t.end_s <= t.over_s else base.too_short():
-        return Recovery(level, None, (None, None), unknown)
+    if t.end_s <= t.over_s:
+        return Recovery(level, None, (None, None), UNSEEN)
+    if short := base.too_short():
+        return Recovery(level, None, (None, None), short, base_too_short=True)
     upper = mean + in_flight.half + 2 * math.sqrt(mean)
     earliest_s = fallen_s(t.at, t.finish, upper, t.over_s, t.end_s)
     low_s = elapsed_s(t.over_s, t.end_s) if earliest_s is None else earliest_s

@@ -60,6 +60,7 @@ def summarise_burst(
         recovery_s=recovery.recovery_s,
         recovery_ci_s=recovery.ci_s,
         recovery_reason=recovery.reason,
+        base_too_short=recovery.base_too_short,
         max_recovery=judge_recovery(
             plan.get("max_recovery_s"), recovery.ci_s, recovery.reason, harm.after
         ),

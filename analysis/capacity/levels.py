@@ -10,6 +10,8 @@ from decimal import Decimal
 import numpy as np
 
 from ampacity.analysis.contract.stage import Loop, Stage
+from ampacity.analysis.load_names import load_name
+from ampacity.analysis.metrics.kinds import FAILED_KINDS
 from ampacity.analysis.slo import GAP_METRICS, Slo, parse_slo
 from ampacity.analysis.stage.throughput import CHANCE_SD, REQUESTS_MIN, all_failed, is_figure
 from ampacity.analysis.stats.intervals import prob_at_least
@@ -17,6 +19,8 @@ from ampacity.analysis.stats.intervals import prob_at_least
 WAITS = ("ttft", "first_answer", "e2e")  # metrics whose limit includes time spent waiting
 OVERLOADED = 1.05  # offered over answered rate above which an unstable stage shows the capacity
 FILLING = 0.1  # a stage that is blind to overloads this large may only be filling up
+QUOTA_SHARE = 0.01  # of the requests refused with 429 or 529: a quota is met ...
+QUOTA_STOPS = 0.05  # ... and at higher loads more of them would be
 SURE = 0.005  # chance that a stage which surely violates an SLO just meets it
 
 
@@ -140,6 +144,28 @@ class Level:
         return self.together(slo) / max(self.requests + self.warmup, 1)
 
 
+def refused_share(stage: Stage) -> float:
+    """Return the share of a stage's requests that were refused for their rate (429, 529)."""
+    return stage.errors.get("rate_limited", 0) / max(stage.requests, 1)
+
+
+def met_quota(stage: Stage) -> str | None:
+    """Return the share of requests that a stage's quota refuses, in words; None: (almost) none."""
+    share, load = refused_share(stage), load_name(stage.offered_rps, stage.concurrency_set)
+    told = f"{share:.0%} of the requests at {load} are refused with 429: a quota, not the hardware"
+    return told if share >= QUOTA_STOPS else None
+
+
+def no_higher(stages: Sequence[Stage]) -> str | None:
+    """Return why a load above the last stage's would show nothing more; None: it would."""
+    if not stages:
+        return None
+    last = stages[-1]
+    failed = sum(n for kind, n in last.errors.items() if kind in FAILED_KINDS)
+    most = f"most of the requests at {load_name(last.offered_rps, last.concurrency_set)} failed"
+    return met_quota(last) or (most if 2 * failed > last.requests else None)
+
+
 def level_of(stage: Stage) -> Level:
     """Return a stage object as a level."""
     return Level(
@@ -261,6 +287,13 @@ def good_share_at(stages: Sequence[Stage], kind: Loop | None, rate_rps: float) -
     )
     rates, shares = [rate for rate, _ in known], [share for _, share in known]
     return float(np.interp(rate_rps, rates, shares)) if known else None
+
+
+def usd(value: float) -> str:
+    """Return an amount in dollars: whole from $100 on, with cents from $1 on, else three digits."""
+    if value >= 1:
+        return f"${value:,.0f}" if value >= 99.995 else f"${value:,.2f}"
+    return f"${number_text(value)}"
 
 
 def number_text(value: float | None, digits: int = 3) -> str:

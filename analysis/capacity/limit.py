@@ -133,6 +133,7 @@ def _nothing_shown(kind: Loop, reason: str | None) -> LoopCapacity:
         LoopCapacity,
         c_max_basis=kind,
         binding_or=[],
+        lower_loads=(),
         crossing="none",
         reason=reason,
         assumption=ASSUMPTION,
@@ -163,12 +164,13 @@ def _shown(stages: Sequence[Stage], slos: Sequence[Slo]) -> LoopCapacity:
         hopeless = why_unmeetable(of_kind) if violated is levels[0] else None
         if violated is None:
             return replace(result, reason=f"no stage is decided ({_undecided(levels[-1])})")
-        top = upper or violated
+        top, lower = upper or violated, () if hopeless else _lower_loads(levels[0])
         return replace(
             result,
             c_max_ci=(0.0, top.in_flight),
             capacity_rps_ci=(0.0, top.highest_rate),
-            reason=hopeless or _all_too_high(levels[0], violated),
+            reason=hopeless or _all_too_high(levels[0], violated, lower),
+            lower_loads=lower,
         )
     met = below[-1]
     # a queue that grows has no number in flight that stands for its load
@@ -221,24 +223,29 @@ def _no_level(stages: Sequence[Stage]) -> str:
     return "no usable stage: none holds a request in its window"
 
 
-def _all_too_high(low: Level, violated: Level) -> str:
-    """Return why no load is shown to meet the SLOs, and which ones to try."""
+def _lower_loads(low: Level) -> tuple[float, ...]:
+    """Return loads to try below the lowest one, if that violated an SLO."""
+    if low.met is None:
+        return ()
+    if low.is_open:  # quarters of what it answered; far lower where that was nothing
+        top = min(low.load, low.achieved_rps) or low.load / 4
+        return tuple(float(number_text(top * part, 2)) for part in (0.25, 0.5, 0.75))
+    return tuple(map(float, sorted({int(low.load) // 4, int(low.load) // 2} - {0})))
+
+
+def _all_too_high(low: Level, violated: Level, lower: Sequence[float]) -> str:
+    """Return why no load is shown to meet the SLOs, and that ``lower`` ones are to be tried."""
     if low.met is None:
         return (
             f"no stage is shown to meet the SLO, and {violated.load:.3g} breaks it: use longer "
             "stages or lower loads"
         )
     served = f"{number_text(low.achieved_rps)} requests/s were answered there"
-    if low.is_open:  # quarters of what it answered; far lower where that was nothing
-        load = f"{number_text(low.load)} requests/s"
-        top = min(low.load, low.achieved_rps) or low.load / 4
-        lower = ", ".join(number_text(top * part, 2) for part in (0.25, 0.5, 0.75)) + " requests/s"
-    else:
-        load = f"{low.load:.0f} in flight"
-        users = sorted({int(low.load) // 4, int(low.load) // 2} - {0})
-        lower = ", ".join(map(str, users)) + " in flight"
-        lower = lower if users else "shorter prompts or a laxer SLO"
-    return f"the lowest load tried, {load}, is already too high: {served}; try {lower}"
+    unit = "requests/s" if low.is_open else "in flight"
+    tried = ", ".join(f"{load:g}" for load in lower)
+    tried = f"{tried} {unit}" if lower else "shorter prompts or a laxer SLO"
+    load = f"{number_text(low.load) if low.is_open else round(low.load)} {unit}"
+    return f"the lowest load tried, {load}, is already too high: {served}; try {tried}"
 
 
 def met_by_all(stage: Stage, capacity: Capacity) -> bool | None:

@@ -11,6 +11,7 @@ from ampacity.analysis.capacity.levels import (
     WAITS,
     Level,
     level_of,
+    met_quota,
     open_levels,
     violations_above_met,
 )
@@ -104,7 +105,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end of a search and its reason; ``more_requests``: those that would reach the precision, if known."""
+    """The end of a search and its reason.
+
+    ``more_requests``: those that would reach the precision, if known.
+    """
 
     why: str
     reached: bool = False
@@ -127,6 +131,9 @@ def next_step(stages: Sequence[Stage], goal: Goal) -> Step | Finished:
         return Finished(NOT_ALL_MEASURED.format(unknown))
     if end_or_step := bracket or non_monotone(levels):
         return end_or_step
+    lowest_over = violations_above_met(levels)[0]
+    if quota := met_quota(lowest_over.figures):
+        return Finished(quota)
     found = estimate(levels, goal.slos)
     assert found is not None  # loads on both sides have been tried
     if reached(levels, found, goal):
@@ -145,8 +152,11 @@ def narrowing(stages: Sequence[Stage], goal: Goal) -> Step | None:
     None where there is no estimate of it, or one that is precise enough.
     """
     levels = open_levels(stages)
-    found = estimate(levels, goal.slos)
+    found, over = estimate(levels, goal.slos), violations_above_met(levels)
+    quota = met_quota(over[0].figures) if over else None
     if found is None or isinstance(non_monotone(levels), Finished) or reached(levels, found, goal):
+        return None
+    if quota:
         return None
     return _narrow(levels, found, goal)
 

@@ -219,8 +219,6 @@ def _stay(
 
     Errors are relative to the fit, not to what was seen: a stage that saw no jam would count most.
     """
-    from scipy.optimize import nnls
-
     if float(np.ptp(x)) < SAME_LOAD:
         return lambda at: np.asarray(math.log(float(weight @ stay_s)) + at - float(x[0]))
     most = None if saturation is None else max(saturation.x, float(x.max()), centre) + 0.02
@@ -234,6 +232,20 @@ def _stay(
     fit = np.full_like(x, float(weight @ stay_s))
     for _ in range(FITS):
         each = np.sqrt(weight) / fit
-        parts, _ = nnls(of * each[:, None], stay_s * each)
+        parts = _two_parts(of * each[:, None], stay_s * each)
         fit = of @ parts
     return lambda at: np.asarray(np.log(parts[0] + parts[1] * crowd(at)))
+
+
+def _two_parts(of: Floats, seen: Floats) -> Floats:
+    """Return the two numbers of at least 0 that fit ``of @ numbers`` to what was seen best.
+
+    Least squares, or where one were below 0, the better column alone (scipy's nnls, which is slow
+    to import).
+    """
+    parts = np.asarray(np.linalg.lstsq(of, seen)[0], dtype=np.float64)
+    if parts.min() >= 0:
+        return parts
+    size = (of**2).sum(axis=0)
+    alone = np.maximum(seen @ of, 0) / size
+    return np.where(np.arange(2) == np.argmax(alone**2 * size), alone, 0.0)

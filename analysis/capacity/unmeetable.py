@@ -11,6 +11,7 @@ from ampacity.analysis.capacity.levels import FILLING, Level
 from ampacity.analysis.slo import Slo
 
 BEYOND_NOISE = 2.0  # standard deviations
+QUIET = 1.0  # requests in flight, below which an endpoint is idle most of the time
 
 
 def why_unmeetable(levels: Sequence[Level]) -> str | None:
@@ -18,11 +19,12 @@ def why_unmeetable(levels: Sequence[Level]) -> str | None:
 
     Either its misses do not come with the load, or at the two lowest loads, both steady, the median
     is over the limit and extrapolates to above it at load 0 (queues are convex, so the truth lies
-    above the line).
+    above the line). A stage too short to show whether it is steady counts if nothing can queue.
     """
     lowest: dict[float, Level] = {}
     for level in levels:
-        if level.stable and not level.client_limited and level.verdicts:
+        steady = level.stable or (level.stable is None and level.in_flight < QUIET)
+        if steady and not level.client_limited and level.verdicts:
             lowest.setdefault(level.load, level)
     if len(lowest) < 2:
         return None

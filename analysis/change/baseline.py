@@ -100,7 +100,10 @@ def _capacity(runs: Sequence[Judged]) -> dict[str, Any] | None:
     if len(known) < len(runs):
         return None
     values, lows, highs = zip(*known, strict=True)
-    return {"value": float(np.mean(values)), "bracket": [min(lows), max(highs)]}
+    return {
+        "value": float(np.mean(values)),
+        "bracket": [min(lows), max(highs)],
+    }
 
 
 def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
@@ -136,7 +139,9 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
         "errors": [samples.blocks_of(level.failed).as_dict() for level in records],
         "rates": [level.rates(kind).as_dict() for level in records],
         "client_delay_s": max(run.client_delay_s(stage) for run, stage, _ in of_runs),
-        "output_tokens_per_s": None if None in rates else rounded(float(np.mean(rates))),
+        "output_tokens_per_s": None
+        if None in rates
+        else rounded(float(np.mean([r or 0.0 for r in rates]))),
         "slos": _slo_values(stages),
         "histograms": {m: _histogram(v) for m, v in values.items() if samples.no_values(v) is None},
         "quantiles": quantiles,

@@ -73,6 +73,7 @@ def judge_gate(
         notes=notes + ([INTERVALS] if any(c.change_ci for c in found) else []),
         untracked=untracked | watched | unjudged,
         checks=found,
+        stage_s={at.name: sum(s.window.end_s for s in at.stages) for at in levels},
     )
 
 

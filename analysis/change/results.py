@@ -192,7 +192,10 @@ class Check(Result, frozen=True):
 
 
 class GateResult(Result, frozen=True, kw_only=True):
-    """A gate's result; where nothing can be compared, only the fields without a default."""
+    """A gate's result; where nothing can be compared, only the fields without a default.
+
+    ``stage_s``: how long each load of the candidate lasted, in s, over all its runs.
+    """
 
     command: ClassVar[str] = "gate"
     schema_version: int | UnsetType = UNSET
@@ -209,6 +212,7 @@ class GateResult(Result, frozen=True, kw_only=True):
     notes: list[str]
     untracked: dict[str, str]
     checks: list[Check]
+    stage_s: dict[str, float] = {}
 
 
 class CheckResult(GateResult, frozen=True, kw_only=True):

@@ -119,3 +119,4 @@ class Burst(Part, frozen=True, kw_only=True):
     headroom: Headroom
     breaker: Breaker
     series: BurstSeries
+    base_too_short: bool = False  # to know what to come back to

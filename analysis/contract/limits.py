@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ampacity.analysis.contract.part import Part
+
+
+class Quota(Part, frozen=True, kw_only=True):
+    """What the endpoint lets through in a minute before it answers 429.
+
+    ``binds``: it is met at a lower load than the SLOs' limit, so no capacity of the hardware is
+    known. ``stated``: by the answers' headers, in ``stated_window_s`` where they say so.
+    """
+
+    text: str
+    unit: Literal["requests", "tokens"]
+    per_min: float | None
+    reason: str | None
+    stated: float | None
+    stated_window_s: float | None
+    refused: int
+    binds: bool
 
 
 class Evidence(Part, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from ampacity.analysis.contract.capacity import (
     Offline,
     Search,
 )
-from ampacity.analysis.contract.limits import Limit
+from ampacity.analysis.contract.limits import Limit, Quota
 from ampacity.analysis.contract.part import ContractError, Part
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.traffic import Sessions, Sharing, Traffic
@@ -106,6 +106,8 @@ class Summary(Part, frozen=True, kw_only=True):
     requests: int
     errors: dict[str, int]
     error_examples: dict[str, str]
+    retries: int = 0
+    quota: Quota | None = None
     stages: list[Stage]
     sharing: list[Sharing] | None
     traffic: list[Traffic]

@@ -34,6 +34,7 @@ class Candidate(Part, frozen=True, kw_only=True):
     slos: list[str]
     capacity_rps: float | None
     capacity_rps_ci: Interval | None
+    verified_rps: float | None
     capacity_reason: str | None
     gpus: int
     model: str | None

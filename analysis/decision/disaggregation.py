@@ -1,15 +1,17 @@
-"""Is prefill apart from decoding worth it: six conditions, each with its evidence."""
+"""Prefill apart from decoding: six conditions, each with its evidence, and the two pools."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ampacity.analysis.capacity.fleet_figures import FleetInputs, fleet_figures
 from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.part import Part
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.decision.memory import element_bytes
-from ampacity.analysis.decision.model import ModelShape
 from ampacity.analysis.decision.money import transfer_s
+from ampacity.analysis.decision.roofline import Instance
+from ampacity.analysis.limits.curve import CannotTell, Curve
 
 LONG_PROMPT_TOKENS = 1000  # below this a prompt hardly stretches the steps of others
 TRANSFER_SHARE = 0.1  # of the TTFT limit: what moving the KV cache may cost
@@ -24,24 +26,66 @@ class Condition(Part, frozen=True, kw_only=True):
     evidence: str
 
 
+class Pools(Part, frozen=True, kw_only=True):
+    """Pools for prefill and for decoding, estimated from one run that did both.
+
+    An instance that only computes prompts carries ``prefill_rps`` at most (always busy), one that
+    only decodes ``decode_rps`` at least (at the batch of the run).
+    """
+
+    prefill_rps: float
+    decode_rps: float
+    prefill_instances: int
+    decode_instances: int
+
+
+def pools_of(
+    summary: Summary, peak_rps: float, safety_factor: float
+) -> tuple[Pools | None, str | None]:
+    """Return (the pools for a peak, why they are not known), from the rates of the two phases.
+
+    At the capacity an engine is always busy, for a share b with prompts and else with decoding
+    (utilisation law): a prefill instance carries capacity / b, a decode one capacity / (1 - b).
+    """
+    capacity = summary.capacity.capacity_rps or 0.0
+    curve = Curve(summary)
+    try:
+        near = min(curve.stages, key=lambda s: abs((s.achieved_rps or 0.0) - capacity))
+        busy = curve.prefill_busy(near, 0.0)
+    except CannotTell as missing:
+        return None, f"cannot tell: {missing}"
+    rate = near.achieved_rps or 0.0
+    if not 0 < busy < 1:
+        return None, f"prompts take {100 * busy:.0f} % of the time: no rate of both phases follows"
+    rates = rate / busy, rate / (1 - busy)
+    prefill, decode = (
+        fleet_figures(
+            FleetInputs(peak_rps=peak_rps, capacity_rps=each, safety_factor=safety_factor)
+        ).instances
+        for each in rates
+    )
+    return Pools(
+        prefill_rps=rates[0],
+        decode_rps=rates[1],
+        prefill_instances=prefill,
+        decode_instances=decode,
+    ), None
+
+
 def readiness(
     summary: Summary,
     limits: Sequence[Limit],
-    shape: ModelShape | None = None,
+    instance: Instance | None = None,
     link_bits_s: float | None = None,
     instances: int | None = None,
-    kv: str = "fp16",
 ) -> list[Condition]:
-    """Return the six conditions for prefill and decoding on instances of their own.
-
-    ``kv``: precision of the KV cache that the link moves.
-    """
+    """Return the six conditions for prefill and decoding on instances of their own."""
     held = {limit.rule: limit for limit in limits}
     return [
         _interference(held),
         _long_prompts(summary),
         _two_slos(summary),
-        _transfer(summary, shape, link_bits_s, element_bytes(kv)),
+        _transfer(summary, instance, link_bits_s),
         _enough_instances(instances),
         _few_cached(summary),
     ]
@@ -71,20 +115,18 @@ def _two_slos(summary: Summary) -> Condition:
     return Condition(name="TTFT and token latency both have an SLO", holds=both, evidence=text)
 
 
-def _transfer(
-    summary: Summary, shape: ModelShape | None, link_bits_s: float | None, element: float
-) -> Condition:
+def _transfer(summary: Summary, instance: Instance | None, link_bits_s: float | None) -> Condition:
     name = "the link moves a KV cache in time"
     limit_s = min(
         (s.limit_s for s in summary.slos if s.metric == "ttft" and s.limit_s), default=None
     )
     tokens = summary.fleet.input_tokens_mean
-    if shape is None or link_bits_s is None or limit_s is None or tokens is None:
-        needed = {"--model-config": shape, "--link": link_bits_s, "an SLO on TTFT": limit_s}
+    if instance is None or link_bits_s is None or limit_s is None or tokens is None:
+        needed = {"--model-config": instance, "--link": link_bits_s, "an SLO on TTFT": limit_s}
         needed["counted input tokens"] = tokens
         lacks = f"missing: {', '.join(what for what, held in needed.items() if held is None)}"
         return Condition(name=name, holds=None, evidence=lacks)
-    needed_s = transfer_s(shape.kv_bytes(tokens, element), link_bits_s)
+    needed_s = transfer_s(instance.shape.kv_bytes(tokens, element_bytes(instance.kv)), link_bits_s)
     share = needed_s / limit_s
     text = (
         f"{1e3 * needed_s:.3g} ms for {tokens:,.0f} tokens, {100 * share:.2g} % of the TTFT limit"

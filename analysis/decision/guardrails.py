@@ -40,10 +40,11 @@ def knee_note(summary: Summary) -> str | None:
     return next((w.text for w in summary.warnings if w.code == "knee_region"), None)
 
 
-def operating_rate(summary: Summary) -> tuple[float | None, str]:
+def operating_rate(summary: Summary, crowding: float = 1.0) -> tuple[float | None, str]:
     """Return (the rate to run an instance at, why).
 
-    The lowest of the low end of the capacity's interval and the low end of the knee region.
+    The lowest of the low end of the capacity's interval and the low end of the knee region, over
+    ``crowding`` where the run had Poisson arrivals and the traffic crowds more within a minute.
     """
     capacity = summary.capacity
     if capacity.capacity_rps is None:
@@ -59,6 +60,8 @@ def operating_rate(summary: Summary) -> tuple[float | None, str]:
     if not known:
         return capacity.capacity_rps, "the capacity: its interval has no low end"
     why = min(known, key=lambda name: known[name])
+    if crowding > 1 and str(summary.workload.get("arrivals")).startswith("poisson"):
+        return known[why] / crowding, f"{why}, over {crowding:.3g} for bursts within a minute"
     return known[why], why
 
 
@@ -68,12 +71,14 @@ def guardrails(
     cold_start_s: float | None = None,
     safety: float = 1.2,
     max_tokens: int | None = None,
+    crowding: float = 1.0,
 ) -> Guardrails:
     """Return the limits for one instance; ``wait_budget_s`` None: what the TTFT limit leaves.
 
-    ``max_tokens``: of the model's context, which prompt and answer share.
+    ``max_tokens``: of the model's context, which prompt and answer share. ``crowding``: Poisson
+    arrivals that fill a minute as the traffic does, over its peak.
     """
-    rate, why = operating_rate(summary)
+    rate, why = operating_rate(summary, crowding)
     missing: dict[str, str] = {}
     budget = _wait_budget_s(summary) if wait_budget_s is None else wait_budget_s
     if budget is None:
@@ -133,15 +138,6 @@ def _lengths(summary: Summary) -> tuple[Spread | None, Spread | None]:
     longest_in = max(classes, key=lambda c: c.input_tokens.p95 or 0.0).input_tokens
     longest_out = max(classes, key=lambda c: c.output_tokens.p99 or 0.0).output_tokens
     return (longest_in if longest_in.p95 else None, longest_out)
-
-
-def input_quantiles(summary: Summary) -> dict[str, float]:
-    """Return the input tokens by quantile, of the class with the longest prompts."""
-    inputs, _ = _lengths(summary)
-    if inputs is None:
-        return {}
-    found = {"p50": inputs.p50, "p95": inputs.p95, "max": inputs.max}
-    return {name: value for name, value in found.items() if value}
 
 
 def _longest(inputs: Spread, outputs: Spread | None, max_tokens: int | None) -> tuple[int, int]:

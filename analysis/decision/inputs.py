@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -9,6 +10,13 @@ import msgspec
 from ampacity.analysis.contract.part import Part
 
 Basis = Literal["measured", "predicted", "stated", "assumed"]
+WIDE = 0.3  # of a figure: an interval wider than this leaves a fleet open
+
+
+def is_wide(value: float, ends: Sequence[float | None] | None) -> bool:
+    """Return whether an interval is too wide to size by; one without an end is."""
+    low, high = ends or (None, None)
+    return low is None or high is None or high - low > WIDE * value
 
 
 class Input(Part, frozen=True, kw_only=True):

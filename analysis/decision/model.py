@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from ampacity.simulator.models.catalog import MODELS, Model
+
 # Model types whose layers are the usual ones: attention with rotary positions and a gated MLP.
 DENSE = {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "phi3"}
 DENSE |= {"olmo2", "granite", "smollm3", "mistral3", "cohere", "cohere2", "ministral"}
@@ -87,23 +89,48 @@ def plain_model(
 ) -> ModelShape:
     """Return a dense model from the five numbers that the decision needs. Raises DecisionError."""
     named = {"--params": parameters, "--layers": layers}
-    named |= {"--kv-heads": kv_heads, "--head-dim": head_dim}
+    heads = kv_heads if heads is None else heads
+    named |= {"--kv-heads": kv_heads, "--head-dim": head_dim, "--heads": heads}
     for name, value in named.items():
         if not (math.isfinite(value) and value > 0):
             raise DecisionError(f"{name} is {value}: it must be above zero")
+    if heads % kv_heads:
+        raise DecisionError(f"--heads {heads} is no multiple of --kv-heads {kv_heads}")
     kv = (KvLayers(layers, 2.0 * kv_heads * head_dim),)
-    return ModelShape("given", parameters, parameters, heads or kv_heads, kv, kv_heads=kv_heads)
+    return ModelShape("given", parameters, parameters, heads, kv, kv_heads=kv_heads)
+
+
+def catalogued(model: Model) -> ModelShape:
+    """Return the shape of a model of the simulator's catalogue."""
+    latent = model.latent_elements is not None
+    elements = model.kv_bytes_per_token(1.0) / model.layers
+    return ModelShape(
+        model.name,
+        model.parameters,
+        model.active_parameters,
+        model.heads,
+        (KvLayers(model.layers, elements),),
+        model.routed_parameters,
+        model.experts_per_token / model.experts if model.experts else 0.0,
+        None if latent else model.kv_heads,
+        model.max_model_len,
+    )
 
 
 def read_model(path: Path) -> ModelShape:
-    """Read a model's config.json (or a folder that holds it). Raises DecisionError."""
+    """Read a model's config.json (or a folder that holds it), or take one of MODELS by its name.
+
+    Raises DecisionError.
+    """
+    if str(path) in MODELS and not path.exists():
+        return catalogued(MODELS[str(path)])
     path = path / "config.json" if path.is_dir() else path
     try:
         config = msgspec.json.decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     except OSError as error:
         raise DecisionError(
             f"{path}: cannot be read: {error.strerror}; give the path of the model's config.json "
-            "(or its folder)"
+            f"(or its folder), or one of {', '.join(MODELS)}"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DecisionError(f"{path}: not JSON: {error}") from error

@@ -16,18 +16,25 @@ from ampacity.analysis.capacity.fleet_figures import (
 )
 from ampacity.analysis.contract.part import Interval
 from ampacity.analysis.contract.summary import Summary, Warned
+from ampacity.analysis.decision.disaggregation import Pools, pools_of
 from ampacity.analysis.decision.inputs import Basis, Input
 from ampacity.analysis.decision.money import Hosted, Moved, Prices, against_hosted, sensitivities
 
 PER_REQUEST = ("ttft", "tpot", "e2e")  # a request has one of each
 OF_RUN = "as given at the run"
+OF_FLEET = [
+    *("safety_factor", "safety_reason", "peak_rps", "peak_rps_ci", "peak_reason"),
+    *("instances_ci", "tensor_parallel", "gpu_hour_usd", "cost_per_million_output_tokens"),
+]
 
 
 class Plan(FleetFigures, frozen=True, kw_only=True):
     """A fleet of instances like the one of a run, for a peak load.
 
     ``instances_ci`` and ``cost_per_year_ci`` follow from the intervals of the peak and of the
-    capacity. ``hosted`` is empty without a price file or counted tokens.
+    capacity. ``crowding``: Poisson arrivals that fill a minute as the traffic does, over the
+    peak. ``hosted`` is empty without a price file or counted tokens. ``pools``: prefill apart from
+    decoding.
     """
 
     run: str
@@ -35,9 +42,11 @@ class Plan(FleetFigures, frozen=True, kw_only=True):
     slos: list[str]
     capacity_rps: float
     capacity_rps_ci: Interval | None
+    verified_rps: float | None
     peak_rps: float
     peak_rps_ci: Interval | None
     peak_reason: str
+    crowding: float
     safety_factor: float
     safety_reason: str
     tensor_parallel: int
@@ -50,6 +59,8 @@ class Plan(FleetFigures, frozen=True, kw_only=True):
     inputs: list[Input]
     sensitivity: list[Moved]
     hosted: list[Hosted]
+    pools: Pools | None
+    pools_reason: str | None
     warnings: list[Warned]
 
 
@@ -98,24 +109,25 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
         accepted=terms.accepted,
     )
     figures = fleet_figures(given)
-    kept = [
-        *("safety_factor", "safety_reason", "peak_rps", "peak_rps_ci", "peak_reason"),
-        *("instances_ci", "tensor_parallel", "gpu_hour_usd", "cost_per_million_output_tokens"),
-    ]
-    held = {name: getattr(sized, name) for name in kept} | structs.asdict(figures)
+    pools, why = pools_of(summary, traffic.peak_rps, given.safety_factor)
+    held = {name: getattr(sized, name) for name in OF_FLEET} | structs.asdict(figures)
     return Plan(
         run=run,
         predicted=summary.predicted,
         slos=[slo.text for slo in summary.slos],
         capacity_rps=carried.capacity_rps,
         capacity_rps_ci=summary.capacity.capacity_rps_ci,
+        verified_rps=summary.capacity.verified_rps,
         mean_rps=traffic.mean_rps,
+        crowding=max((traffic.crowded_rps or 0.0) / traffic.peak_rps, 1.0),
         utilisation_at=_load(given, traffic, terms)[1],
         cost_per_year_ci=_yearly(figures, sized.instances_ci),
         inputs=_inputs(given, figures.utilisation, summary, traffic, terms, sized.safety_reason),
         sensitivity=sensitivities(given),
+        pools=pools,
+        pools_reason=why,
         hosted=against_hosted(given, figures, terms.prices),
-        warnings=[*summary.warnings, *_warnings(given, traffic, terms)],
+        warnings=[*summary.warnings, *_warnings(given, traffic, terms, engines_seen(summary))],
         **held,
     )
 
@@ -129,6 +141,11 @@ def _yearly(
     each = fleet.cost_per_year / fleet.instances
     low, high = (end and end * each for end in instances)
     return low, high
+
+
+def engines_seen(summary: Summary) -> int:
+    """Return how many engines the endpoint's /metrics showed; 1 where it showed none."""
+    return int(max((s.server.engines or 1 for s in summary.stages if s.server), default=1))
 
 
 def cached_tokens(summary: Summary) -> float | None:
@@ -211,8 +228,14 @@ def _inputs(
     ]
 
 
-def _warnings(given: FleetInputs, traffic: Traffic, terms: Terms) -> list[Warned]:
+def _warnings(given: FleetInputs, traffic: Traffic, terms: Terms, engines: int) -> list[Warned]:
     found = []
+    if engines > terms.tensor_parallel:
+        text = (
+            f"The endpoint's /metrics show {engines} engines, the plan counts "
+            f"{terms.tensor_parallel} GPU for all of them: state their GPUs with --tp."
+        )
+        found.append(Warned(code="several_engines", text=text))
     if terms.prices and None in (given.input_tokens, given.output_tokens):
         text = "The run counted no tokens: hosted prices cannot be compared (--prices)."
         found.append(Warned(code="no_tokens", text=text))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ampacity.analysis.capacity.levels import number_text
+from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.part import Part
-from ampacity.analysis.decision.inputs import Basis, Input
-from ampacity.analysis.decision.known import Known, Physics
+from ampacity.analysis.decision.inputs import Basis, Input, is_wide
+from ampacity.analysis.decision.known import Known, Physics, sequence_lengths
+from ampacity.analysis.decision.memory import OVERHEAD_SHARE
 from ampacity.analysis.decision.roofline import (
     Instance,
     cost_floor_per_million,
@@ -54,8 +55,8 @@ def _workload(known: Known, _: Physics) -> Step:
         _measured(known, "mean input", fleet.input_tokens_mean, "tokens"),
         _measured(known, "mean output", fleet.output_tokens_mean, "tokens"),
         *(
-            _measured(known, f"input {name}", value, "tokens")
-            for name, value in known.lengths.items()
+            _measured(known, f"sequence {name}", value, "tokens")
+            for name, value in sequence_lengths(known.summary).items()
         ),
     )
     if fleet.input_tokens_mean is None:
@@ -69,10 +70,12 @@ def _workload(known: Known, _: Physics) -> Step:
 def _hardware(known: Known, physics: Physics) -> Step:
     instance = known.instance
     if instance is None:
-        gap = known.instance_missing
+        gap = physics.missing
         return Step(title="Hardware", gap=gap, command=_with(known, _lacks(gap)))
-    card = instance.hardware
+    card, shape = instance.hardware, instance.shape
     inputs = (
+        _stated("parameters", shape.parameters / 1e9, "billion", shape.name),
+        _stated("of a token", shape.active_parameters / 1e9, "billion", shape.name),
         _stated("GPUs of an instance", instance.gpus, "", "--tp"),
         _stated("memory", card.memory_bytes / 2**30, "GiB", f"data sheet of {card.name}"),
         _stated("bandwidth", card.bandwidth_bytes_s / 1e12, "TB/s", f"data sheet of {card.name}"),
@@ -94,33 +97,31 @@ def _routing(known: Known, _: Physics) -> Step:
         how = f"route by prefix: {100 * share:.0f} % of the prompt tokens are shared"
     else:
         number = known.plan.instances if known.plan else 1
-        least = f"{100 * slow_replica_share(number):.3g} %" if number > 1 else "its full share"
-        how = f"by least requests: a round robin gives a slow replica {least} of the traffic"
+        how = "by least requests"
+        if number > 1:
+            how += f" (round robin: a slow replica gets {100 * slow_replica_share(number):.3g} %)"
     return Step(title="Routing", known=inputs, decision=how)
 
 
 def _memory(known: Known, physics: Physics) -> Step:
     fit = physics.fit
-    if fit is None:
+    if fit is None or known.instance is None:
         return Step(title="Memory", gap=physics.missing)
-    gigabytes = {"weights": fit.needed.weights, "KV cache": fit.needed.kv}
-    gigabytes["activations"] = fit.needed.activations
-    whys = ["config.json", "C_max sequences of P95 length", "20 % of the weights in 16 bits"]
-    if fit.needed.adapters:
-        gigabytes["adapters"] = fit.needed.adapters
-        whys.append("--lora-slots")
+    framework = OVERHEAD_SHARE * fit.gpus * known.instance.hardware.memory_bytes
+    parts: list[tuple[str, float, Basis, str]] = [
+        ("weights", fit.needed.weights, "stated", "the model"),
+        ("KV cache", fit.needed.kv, "assumed", "P95 in flight at C_max x P95 length"),
+        ("activations", fit.needed.activations, "assumed", "20 % of the weights in 16 bits"),
+        ("framework", framework, "assumed", f"{100 * OVERHEAD_SHARE:g} % of each GPU"),
+        ("adapters", fit.needed.adapters, "stated", "--lora-slots"),
+    ]
     inputs = tuple(
-        Input(
-            name=name,
-            value=value / 1e9,
-            unit="GB",
-            basis="assumed" if name == "activations" else "stated",
-            source=why,
-        )
-        for (name, value), why in zip(gigabytes.items(), whys, strict=True)
+        Input(name=name, value=size / 1e9, unit="GB", basis=basis, source=why)
+        for name, size, basis, why in parts
+        if size
     )
     plain, *roomy = fit.floors
-    if fit.gpus < plain.gpus:
+    if not fit.pool_bytes:
         return Step(
             title="Memory",
             known=inputs,
@@ -128,12 +129,18 @@ def _memory(known: Known, physics: Physics) -> Step:
             f"{'s' if fit.gpus > 1 else ''}: {plain.gpus} are needed, or a lower precision",
             command=_with(known, f"--tp {plain.tensor_parallel or plain.gpus}"),
         )
-    more = ", ".join(f"{f.gpus} with {100 * f.headroom:.0f} % headroom" for f in roomy)
+    more = ", ".join(f"{f.gpus} with {100 * f.headroom:.0f} %" for f in roomy)
     counted = f"{plain.gpus} GPU{'s' if plain.gpus > 1 else ''}"
+    gap = None
+    if not fit.sequences:
+        gap = "without the KV cache: the run counted no tokens"
+    elif fit.gpus < plain.gpus:
+        gap = f"{fit.gpus} in use: step 8 has what fits at a time"
     return Step(
         title="Memory",
         known=inputs,
-        decision=f"{fit.needed.total / 1e9:,.0f} GB: {counted} by memory, {more}",
+        decision=f"{fit.needed.total / 1e9:,.0f} GB: {counted} by memory, {more} headroom",
+        gap=gap,
     )
 
 
@@ -150,14 +157,8 @@ def _quantisation(known: Known, physics: Physics) -> Step:
         for name in TRIED
     }
     inputs = tuple(
-        Input(
-            name=f"decode floor, weights {name}",
-            value=1e3 * s,
-            unit="ms",
-            basis="stated",
-            source="roofline",
-        )
-        for name, s in floors.items()
+        _stated(f"decode floor, weights {name}", 1e3 * floor_s, "ms", "roofline")
+        for name, floor_s in floors.items()
     )
     now = decode_floor_s(instance, use.batch, use.context)
     faster = [name for name, floor_s in floors.items() if floor_s < 0.99 * now]
@@ -190,8 +191,8 @@ def _parallelism(known: Known, physics: Physics) -> Step:
         command = "ampacity compare RUN RUN_WITH_OTHER_TP"
     return Step(
         title="Parallelism",
-        known=(_stated("attention heads", known.instance.shape.heads, "", "config.json"),),
-        decision=f"TP {gpus}; the lowest that fits is {lowest} (valid: {degrees}){more}",
+        known=(_stated("attention heads", known.instance.shape.heads, "", "the model"),),
+        decision=f"TP {gpus}; lowest for that memory: {lowest} (valid: {degrees}){more}",
         gap=gap,
         command=command,
     )
@@ -218,7 +219,7 @@ def _benchmark(known: Known, _: Physics) -> Step:
         gap = "users who wait for answers (closed loop) hide queues: size by a run with --rates"
     elif least:
         gap = "no load that was tried violates an SLO: run higher --rates"
-    elif low is None or high is None or high - low > 0.3 * capacity.capacity_rps:
+    elif is_wide(capacity.capacity_rps, (low, high)):
         gap = "the interval is wide: the fleet is uncertain by as much"
     return Step(
         title="Benchmark",
@@ -234,7 +235,7 @@ def _kv_strategy(known: Known, physics: Physics) -> Step:
     if fit is None or not fit.sequences:
         return Step(title="KV strategy", gap=physics.missing or "no lengths are known")
     inputs = tuple(
-        Input(name=f"sequences in the KV pool at {name}", value=n, basis="stated", source="memory")
+        _stated(f"sequences in the KV pool at {name}", n, "", "memory")
         for name, n in fit.sequences.items()
     )
     name = "p95" if "p95" in fit.sequences else next(iter(fit.sequences))
@@ -244,16 +245,11 @@ def _kv_strategy(known: Known, physics: Physics) -> Step:
         return Step(title="KV strategy", known=inputs, gap=gap)
     if c_max is None:
         return Step(title="KV strategy", known=inputs, gap="no C_max was measured")
-    if least < c_max:
-        how = (
-            f"the KV cache is the limit: it holds {least} sequences of {name} length, C_max is "
-            f"{c_max:.3g}; KV in FP8 holds twice as many"
-        )
-    else:
-        how = (
-            f"the KV cache is not the limit: it holds {least} sequences of {name} length, C_max is "
-            f"{c_max:.3g}"
-        )
+    word, lever = ("", "; KV in FP8 holds twice as many") if least < c_max else ("not ", "")
+    how = (
+        f"the KV cache is {word}the limit: it holds {least} sequences of {name} length, C_max is "
+        f"{c_max:.3g}{lever}"
+    )
     return Step(title="KV strategy", known=inputs, decision=how)
 
 
@@ -339,15 +335,15 @@ def _money(known: Known, physics: Physics) -> Step:
         command = _with(known, "--gpu-hour USD")
         return Step(title="TCO", gap="no price of a GPU", command=command)
     tokens = plan.fleet_cost_per_million_output_tokens
-    texts = [f"${plan.cost_per_year:,.0f} a year"]
+    texts = [f"{usd(plan.cost_per_year)} a year"]
     if tokens is not None:
-        texts.append(f"${number_text(tokens)} per million output tokens {plan.at_mean_load}")
+        texts.append(f"{usd(tokens)} per million output tokens {plan.at_mean_load}")
     if physics.use is not None and known.instance is not None and plan.gpu_hour_usd:
         usd_per_s = known.instance.gpus * plan.gpu_hour_usd / 3600
         accepted = next((i.value for i in plan.inputs if i.name == "accepted results"), None)
         use, shown = physics.use, accepted or 1.0
         floor = cost_floor_per_million(use.decode_floor_s, use.batch, usd_per_s, shown)
-        texts.append(f"${floor:.2f} is the hardware's floor")
+        texts.append(f"{usd(floor)} is the hardware's floor")
     uses = [(h.model, h.crossover_utilisation) for h in plan.hosted]
     cheaper = [
         f"{model} from {100 * use:.2g} % of use on" for model, use in uses if use and use <= 1

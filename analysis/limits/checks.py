@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ampacity.analysis.capacity.levels import QUOTA_SHARE
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.limits import Evidence
 from ampacity.analysis.contract.stage import Stage
@@ -26,8 +27,6 @@ SLOW_CLASS = 2.0  # TTFT p50 of a class against the others'
 STEP_BETWEEN_KINDS = 1.2  # of the TPOT of neighbouring percentiles; up to 1.06 on one engine
 RARER_KIND = 0.04  # the least share of either kind
 POOL_FREE = 0.9  # KV use below this while requests wait: another limit holds them back
-REFUSED = 0.01  # share of requests refused with 429 or 529
-SAME_RATE = 1.1  # highest over lowest carried rate of the loads that are refused: one quota
 LATENCY_OF_TOKENS = ("itl", "icl", "tpot")
 
 
@@ -53,20 +52,18 @@ def client(curve: Curve) -> Found | None:
 
 def quota(curve: Curve) -> Found | None:
     """Requests are refused for their rate; what is carried stays the same at higher loads."""
-    shares = [(s.errors.get("rate_limited", 0) / max(s.requests, 1), s) for s in curve.kept_up]
-    refused = [(share, s) for share, s in shares if share >= REFUSED]
-    if not refused:
+    found = curve.summary.quota
+    if found is None:
         return None
-    share, stage = max(refused, key=lambda pair: pair[0])
-    evidence = [
+    shares = [(s.errors.get("rate_limited", 0) / max(s.requests, 1), s) for s in curve.kept_up]
+    share, stage = max(shares, key=lambda pair: pair[0])
+    evidence = (
         _seen("refused with 429 or 529", share, stage),
         _seen("carried requests/s", stage.carried_rps, stage),
-    ]
-    carried = [s.carried_rps for _, s in refused if s.carried_rps]
-    if len(carried) > 1 and max(carried) <= SAME_RATE * min(carried):
-        span = "highest / lowest carried rate of the loads that are refused"
-        evidence.append(_seen(span, max(carried) / min(carried)))
-    return Found(share / REFUSED, tuple(evidence))
+        _seen("let through a minute", found.per_min or found.reason),
+    )
+    title = f"The endpoint refuses what exceeds a {found.text}: a limiter, not the engine"
+    return Found(share / QUOTA_SHARE, evidence, title)
 
 
 def queueing(curve: Curve) -> Found | None:
@@ -100,7 +97,7 @@ def decode_bound(curve: Curve) -> Found | None:
     if stage is None or stage is curve.low:
         return None
     step = _growth(stage.itl_s, curve.low.itl_s, "p50")
-    violated = {slo.metric for slo in curve.violated(stage)}
+    violated = {slo.metric for slo in curve.exceeded(stage)}
     slowed = step is not None and step >= 1.5
     if not (slowed or violated & set(LATENCY_OF_TOKENS)):
         return None
@@ -120,7 +117,7 @@ def interference(curve: Curve) -> Found | None:
     stage = curve.broken
     if stage is None or stage.itl_s.p50 is None or not stage.itl_s.p99:
         return None
-    slos = [slo for slo in curve.violated(stage) if slo.metric in LATENCY_OF_TOKENS]
+    slos = [slo for slo in curve.exceeded(stage) if slo.metric in LATENCY_OF_TOKENS]
     ratio = stage.itl_s.p99 / stage.itl_s.p50
     within = [slo for slo in slos if slo.limit_s and stage.itl_s.p50 < slo.limit_s / 2]
     if not within or ratio < TAIL_OVER_MEDIAN:
@@ -165,7 +162,7 @@ def both_slos(curve: Curve) -> Found | None:
     stage = curve.broken
     if stage is None or stage is curve.low:
         return None
-    metrics = {slo.metric for slo in curve.violated(stage)}
+    metrics = {slo.metric for slo in curve.exceeded(stage)}
     tokens = metrics & set(LATENCY_OF_TOKENS)
     if "ttft" not in metrics or not tokens:
         return None

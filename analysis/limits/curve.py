@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,7 @@ class Found:
 
     strength: float
     evidence: tuple[Evidence, ...]
+    title: str | None = None  # None: the rule's
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,19 @@ class Curve:
 
     @cached_property
     def broken(self) -> Stage | None:
-        """Return the lowest load that violates an SLO."""
-        return next((s for s in self.stages if self.violated(s)), None)
+        """Return the load that shows by what the SLOs break.
+
+        The lowest that violates one. Where that is far above the capacity: a load between them whose
+        latency is over a limit, though too few requests decide it.
+        """
+        found = next((s for s in self.stages if self.violated(s)), None)
+        if found is None or not self.beyond(found):
+            return found
+        capacity = self.summary.capacity.capacity_rps or 0.0
+        near = self.stages[: self.stages.index(found)]
+        return next(
+            (s for s in near if (s.offered_rps or 0.0) > capacity and self.exceeded(s)), found
+        )
 
     @property
     def saturated(self) -> Stage | None:
@@ -91,8 +104,22 @@ class Curve:
 
         Time-outs are latencies.
         """
+        return self._by_latency(
+            stage, {v.slo for v in stage.slo_verdicts if v.verdict == "violated"}
+        )
+
+    def exceeded(self, stage: Stage) -> list[SloLimit]:
+        """Return the SLOs that a stage violates; where none is decided, those over their limit."""
+        over = {
+            v.slo
+            for v in stage.slo_verdicts
+            if v.value_s is not None and v.value_s > (self._slo[v.slo].limit_s or math.inf)
+        }
+        return self.violated(stage) or self._by_latency(stage, over)
+
+    def _by_latency(self, stage: Stage, texts: set[str]) -> list[SloLimit]:
         failed = sum(n for kind, n in stage.errors.items() if kind in FAILED_KINDS - {"timeout"})
-        found = [self._slo[v.slo] for v in stage.slo_verdicts if v.verdict == "violated"]
+        found = [slo for text, slo in self._slo.items() if text in texts]
         return [s for s in found if s.quantile and failed < (1 - s.quantile) * stage.requests]
 
     def beyond(self, stage: Stage) -> tuple[Evidence, ...]:

@@ -39,7 +39,7 @@ def _answer(rule: Rule, curve: Curve) -> Limit:
     return Limit(
         rule=rule.name,
         holds=None if reason else found is not None,
-        title=rule.title,
+        title=(found and found.title) or rule.title,
         lever=rule.lever,
         refuted_by=rule.refuted_by,
         evidence=found.evidence if found else (),

@@ -26,6 +26,7 @@ from ampacity.analysis.metrics.requests import (
     zero_ns,
 )
 from ampacity.analysis.slo import GAP_METRICS, Slo
+from ampacity.loadgen.rundir.records import came_together
 
 # ITL is given when the tokens of each chunk are known for at least this share of the answers
 MIN_KNOWN_SHARE = 0.99
@@ -264,16 +265,20 @@ class Cohort:
     def _in_one_piece(self) -> str | None:
         """Return why the first token of the answers has no time of its own."""
         r = self.requests
-        one = np.where(r.uncounted, r.output_tokens_planned, visible_tokens(r)) == 1
-        several = r.has_status("ok") & ~np.isnan(r.first_token_ns) & ~one
-        lasted_us = (r.last_token_ns - r.started_ns)[several] / 1e3
-        n, whole = len(lasted_us), several & (r.first_token_ns == r.last_token_ns)
+        tokens = np.where(r.uncounted, r.output_tokens_planned, visible_tokens(r))
+        several = r.has_status("ok") & ~np.isnan(r.first_token_ns) & (tokens != 1)
+        lasted_s, span_s = (
+            (r.last_token_ns - since_ns)[several] * 1e-9
+            for since_ns in (r.started_ns, r.first_token_ns)
+        )
+        n = len(lasted_s)
+        whole = came_together(span_s, lasted_s, np.fmax(tokens[several], 2.0))
         together = int(np.count_nonzero(whole))
-        if together <= ONE_PIECE_SHARE * n or np.median(lasted_us) < READS_APART_US:
+        if together <= ONE_PIECE_SHARE * n or np.median(lasted_s) < READS_APART_US * 1e-6:
             return None
         return (
             f"{together} of {n} {IN_ONE_PIECE}: they were not streamed, or something on the way "
-            "held them back, and their first token is no earlier than the last: see e2e_s"
+            "held them back, and their first token has no time of its own: see e2e_s"
         )
 
     @cached_property

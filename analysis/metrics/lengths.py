@@ -53,6 +53,7 @@ def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:
             "planned": describe(first.output_tokens_planned),
             "received": describe(answers.output_tokens),
         },
+        "sequence_tokens": describe(answers.input_tokens + answers.output_tokens),
         "input_deviation": _deviation(answers.input_tokens, answers.input_tokens_planned),
         "cached_token_share": answers.cached_share(),
         "tokens_per_chunk": _tokens_per_chunk(table, answers),

@@ -289,6 +289,12 @@ def visible_tokens(requests: Requests) -> Floats:
     return requests.output_tokens - np.where(hidden, requests.reasoning_tokens, 0.0)
 
 
+def unseen(requests: Requests) -> Bools:
+    """Return which good answers have several tokens, none of which was sent, shape (n,)."""
+    none_sent = np.isnan(requests.first_token_ns) & (requests.output_tokens > 1)
+    return requests.has_status("ok") & none_sent
+
+
 def tpot_s(requests: Requests, chunks: Chunks) -> tuple[Floats, Bools]:
     """Return TPOT per request (NaN where undefined), and where it is an estimate.
 

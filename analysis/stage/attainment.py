@@ -12,7 +12,7 @@ from ampacity.analysis.contract.stage import SloVerdict, Verdict
 from ampacity.analysis.metrics.cohort import Cohort, observations_for_slo
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import NO_VALUE, between_bounds, finite
-from ampacity.analysis.metrics.requests import Bools
+from ampacity.analysis.metrics.requests import Bools, unseen
 from ampacity.analysis.slo import ERROR_RATE, EXTREMES, GAP_METRICS, GOODPUT, SHARES, Slo
 from ampacity.analysis.stats.intervals import (
     CONFIDENCE,
@@ -174,7 +174,7 @@ def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]
         which = np.flatnonzero(cohort.in_class(slo.class_))
         misses = o.misses(slo.limit_s)[: len(which)]
         if slo.metric in FIRST_TOKEN:
-            meets[which] &= ~(np.isnan(r.first_token_ns) & (r.output_tokens > 1))[which]
+            meets[which] &= ~unseen(r)[which]
         if slo.metric in GAP_METRICS:
             sizes = o.sizes[: len(which)]
             least = np.minimum(sizes, 1)  # within the limit, where there are any

@@ -122,9 +122,9 @@ def _find_silent(
     ]
     silences.sort(key=lambda s: (not s.stops_all, -s.lasts_s))
     frozen: list[_Silence] = []
-    for k, silence in enumerate(silences):
+    for k, silence in enumerate(s for s in silences if s.stops_all):  # these come first
         others_s = max((s.lasts_s for s in silences[k + 1 :]), default=0.0)
-        if silence.stops_all and silence.lasts_s >= LONGER * others_s:
+        if silence.lasts_s >= LONGER * others_s:
             frozen = silences[: k + 1]
     ended = sum(s.lasts_s for s in frozen if s.end_s < now_s)
     if ended > SILENT_SHARE * (now_s - began_s.min(initial=now_s)):
@@ -190,14 +190,9 @@ def _gaps_between(r: Requests, chunks: Chunks, others_s: Floats) -> list[tuple[f
     first, last = np.full(n, np.inf), np.full(n, -np.inf)
     for times_s in (others_s, *_token_times(r, chunks)):
         times_s = times_s[np.isfinite(times_s)]
-        if not len(times_s):
-            continue
         at = np.clip((times_s - zero_s) / width_s, 0, n - 1).astype(np.int64)
-        order = np.argsort(at, kind="stable")
-        bins, begin = np.unique(at[order], return_index=True)
-        times_s = times_s[order]
-        first[bins] = np.minimum(first[bins], np.minimum.reduceat(times_s, begin))
-        last[bins] = np.maximum(last[bins], np.maximum.reduceat(times_s, begin))
+        np.minimum.at(first, at, times_s)
+        np.maximum.at(last, at, times_s)
     occupied = np.flatnonzero(np.isfinite(first))
     apart = np.flatnonzero(np.diff(occupied) > 3)
     pairs = zip(last[occupied[apart]], first[occupied[apart + 1]], strict=True)

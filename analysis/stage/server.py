@@ -35,8 +35,8 @@ def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> Serv
     """Return the server's figures over [``start_ns``, ``end_ns``), or None without a sample.
 
     Gauges are means over the samples (an acceptance of 0 by a gauge alone is that of an engine that
-    drafts nothing: None) or the largest (``_LARGEST``), counters their growth. A counter that went back (a restarted server) says
-    nothing: None.
+    drafts nothing: None) or the largest (``_LARGEST``), counters their growth. A counter that went
+    back (a restarted server) says nothing: None.
     """
     if samples is None or not len(samples):
         return None

@@ -32,7 +32,7 @@ ASSUMPTION = (
 # requests in a cluster that are likely, per request over which the in-flight count stays alike
 MEMORIES = 1.7
 # that memory's own standard error, over itself, per square root of (memory / requests)
-MEMORY_ERROR = 9.0
+MEMORY_ERROR = 12.0
 QUEUE_SHARES = np.array([0.3, 0.2, 0.1, 0.05])  # of the requests that find so many in flight
 PRIOR_CLUSTERS = 12.0  # what is likely counts as much as so many clusters that were seen
 _MORE_LIMIT = 10**9

@@ -1,7 +1,7 @@
 """Replays recorded agent sessions against the simulator with a prefix cache, and compares turn for
 turn.
 
-python -m benchmarks.load.replay_sessions [--sessions 200] [--below 100000] [--users 20]
+python -m benchmarks.load.replay_sessions [--sessions 200] [--below 100000] [--users 20] [--virtual]
 
 The sessions are those of tests/data/traces/agentic_coding_requests.csv.gz (kv-cache-tester, 710
 recorded sessions of a coding agent and 63 of its helpers) whose largest prompt has fewer tokens
@@ -20,6 +20,7 @@ import json
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,49 @@ def chosen(sessions: int, below: int) -> dict[str, list[dict[str, str]]]:
     return dict(list(small.items())[:sessions])
 
 
+def written(held: dict[str, list[dict[str, str]]], folder: Path) -> Path:
+    """The sessions as a trace of their own."""
+    path = folder / "sessions.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(next(iter(held.values()))[0]))
+        writer.writeheader()
+        writer.writerows(row for rows in held.values() for row in rows)
+    return path
+
+
+def replay_virtually(
+    held: dict[str, list[dict[str, str]]], users: int, folder: Path
+) -> dict[str, Any]:
+    """As ``replay``, in virtual time and with all pauses as recorded."""
+    from ampacity.experiments.virtual.playback import play
+    from ampacity.simulator.models.hardware import find_deployment
+    from ampacity.workloads.replay import replayed
+    from ampacity.workloads.trace_cuts import Replay
+    from ampacity.workloads.traces.read import read_trace
+
+    deployment = find_deployment(ENGINE)
+    deployment = replace(deployment, config=replace(deployment.config, block_tokens=BLOCK))
+    schedule = replayed(read_trace(written(held, folder), timed=False), Replay(), 1).schedule
+    played = play(deployment, schedule, seed=1, users=users)
+    sent, outcome = played.schedule, played.outcome
+    assert sent.session is not None
+    assert sent.turn is not None
+    columns = {
+        "session_id": np.char.mod("%d", sent.session),
+        "turn": sent.turn,
+        "input_tokens_planned": sent.input_tokens,
+        "output_tokens_planned": sent.output_tokens,
+        "input_tokens": sent.input_tokens,
+        "cached_tokens": outcome.cached_tokens,
+        "scheduled_ns": np.rint(sent.scheduled_s * 1e9).astype(np.int64),
+        "dispatched_ns": np.rint(sent.scheduled_s * 1e9).astype(np.int64),
+        "ended_ns": np.rint(outcome.finish_s * 1e9).astype(np.int64),
+    }
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    records = [dict(zip(columns, row, strict=True)) | {"status": "ok"} for row in rows]
+    return compared(list(held.values()), records, float("inf"))
+
+
 def replay(
     held: dict[str, list[dict[str, str]]],
     users: int,
@@ -65,11 +109,7 @@ def replay(
     from ampacity.cli.app import app
     from ampacity.simulator.server.launch import start_in_process
 
-    path, out = folder / "sessions.csv", folder / "run"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(next(iter(held.values()))[0]))
-        writer.writeheader()
-        writer.writerows(row for rows in held.values() for row in rows)
+    path, out = written(held, folder), folder / "run"
     began_s = time.monotonic()
     with start_in_process(ENGINE, face=FACE) as server:
         arguments: list[object] = [
@@ -154,12 +194,15 @@ def main() -> None:
     parser.add_argument("--below", type=int, default=100_000)
     parser.add_argument("--users", type=int, default=20)
     parser.add_argument("--max-think", type=float, default=0.5)
+    parser.add_argument("--virtual", action="store_true", help="in virtual time, all pauses whole")
     given = parser.parse_args()
+    held = chosen(given.sessions, given.below)
     with tempfile.TemporaryDirectory() as folder:
-        found = replay(
-            chosen(given.sessions, given.below), given.users, given.max_think, Path(folder)
-        )
-    found.pop("run")
+        if given.virtual:
+            found = replay_virtually(held, given.users, Path(folder))
+        else:
+            found = replay(held, given.users, given.max_think, Path(folder))
+    found.pop("run", None)
     print(json.dumps(found, indent=1))
 
 

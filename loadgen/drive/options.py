@@ -9,6 +9,7 @@ from ampacity.loadgen.plan import Limits
 from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.receive.token_counts import ByPiece
+from ampacity.loadgen.send.keys import Keys
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class RunnerOptions:
 
     limits: Limits = field(default_factory=Limits)
     targets: Sequence[str | None] = (None,)  # names of the clients, for the records
-    secrets: tuple[str, ...] = ()  # removed from the records
+    secrets: Callable[[], tuple[str, ...]] = tuple  # removed from the records
+    keys: Keys | None = None  # renewed while the stage runs
     worker: int = 0
     timed: bool = False  # count the requests' times in the live counters
     flush: Callable[[], str | None] = lambda: None  # once a second; a returned reason ends the run

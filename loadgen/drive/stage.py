@@ -305,6 +305,8 @@ class StageRunner:
         if most is not None and len(self._in_flight) > most:
             exchange.fail("shed", f"{most} requests were in flight", time.monotonic_ns())
         else:
+            if self._options.keys is not None:
+                exchange.request = self._options.keys.put_into(exchange.request)
             self._clients[self._target_of(index)].dispatch(exchange)
 
     def _record(self, index: int, scheduled_ns: int) -> RequestRecord:
@@ -373,7 +375,7 @@ class StageRunner:
             index = self._in_flight.pop(exchange)
             self._clients[self._target_of(index)].forget(exchange)
         record = exchange.record
-        redact_record(record, self._options.secrets)
+        redact_record(record, self._options.secrets())
         self._measures.add(record, exchange.merged_events)
         if self._options.by_piece is not None:
             count_tokens(exchange, self._options.by_piece)
@@ -381,6 +383,8 @@ class StageRunner:
         if self._options.keep is not None:
             self._options.keep(exchange)
         self._live.count(record)
+        if record.http_status == 401 and self._options.keys is not None:
+            self._options.keys.refused(record.started_ns or 0)
         if self._options.limits.retries and self._retry(record, exchange.request, index):
             return
         self._answered(index, exchange)
@@ -396,4 +400,6 @@ class StageRunner:
                 self._live.flush()
                 if trouble := self._options.flush():
                     self.stop(trouble)
+            if (keys := self._options.keys) is not None and keys.due():
+                asyncio.get_running_loop().run_in_executor(None, keys.renew)
             await self._timeouts.check()

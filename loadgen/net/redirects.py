@@ -57,10 +57,9 @@ def moved(endpoint: Endpoint, location: str) -> Endpoint:
     same = found.host == endpoint.host and (
         here == there or (here, there) == (("http", 80), ("https", 443))
     )
-    if not same and (endpoint.api_key or endpoint.headers):
+    if not same and (endpoint.keys or endpoint.headers):
         raise EndpointError(
             f"{shown}: the API key and --header are not sent to another server; give that URL"
         )
-    return dataclasses.replace(
-        found, query=endpoint.query, api_key=endpoint.api_key, headers=endpoint.headers
-    )
+    parts = {name: getattr(found, name) for name in ("url", "scheme", "host", "port", "path")}
+    return dataclasses.replace(endpoint, **parts)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from ampacity.loadgen.rundir.records import came_together
+
 METRICS = ("ttft", "itl", "icl", "tpot", "e2e", "tokens")
 OF_STREAM = METRICS[:4]
 TOGETHER_S = 0.001  # an event this long before the first token came with it
@@ -66,6 +68,7 @@ def _unstreamed_cases(f: Facts) -> list[Case]:
     uncounted = f["token_source"] == "chunks"  # one chunk of an unknown number of tokens
     several = got > 1 or (uncounted and f["output_tokens_asked"] > 1)
     what = "the whole answer" if uncounted else f"{got} tokens"
+    within = "in one read" if f["reads"] == 1 else f"within {duration_text(f['span_s'])}"
     return [
         _ok(
             f["api"] == "embeddings",
@@ -97,8 +100,12 @@ def _unstreamed_cases(f: Facts) -> list[Case]:
             OF_STREAM[1:],
         ),
         _bad(
-            f["reads"] == 1,
-            f"held back: {got} tokens in {chunks} chunks in one read, {lasts} after the request",
+            f["reads"] == 1
+            or (
+                f["lasts_s"] > FINE_S
+                and came_together(f["span_s"], f["lasts_s"], max(got, chunks, 2))
+            ),
+            f"held back: {got} tokens in {chunks} chunks {within}, {lasts} after the request",
             "something buffers the stream (a proxy, compression): TTFT is E2E, ITL and TPOT are "
             "the buffer's; judge by e2e",
             OF_STREAM,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import Callable
 
 from ampacity.loadgen.net.http import Client
+from ampacity.loadgen.plan import RETRY_PAUSE_MAX_S
 from ampacity.loadgen.probe.ask import REFUSED, ask
 from ampacity.loadgen.probe.results import Served
 from ampacity.loadgen.receive.exchange import SEVERAL
@@ -25,13 +27,15 @@ DIALECTS = (  # from the fullest to the plainest: the first that is accepted is 
     Dialect(ignore_eos=False, continuous_usage=False),
     Dialect(ignore_eos=False, continuous_usage=False, stream_usage=False),
 )
+# Gemini and LiteLLM answer 400 or 500 for want of a key, others an error event under 200
+_FOR_A_KEY = re.compile(r"api.?key|\bauth|credential|access token", re.IGNORECASE)
 KEY_HINT = "key? No API key was sent: put it into a variable and name it with --api-key-env"
 
 
 def key_error(endpoint: Endpoint, status: int, body: bytes) -> str:
     text = f"HTTP {status}: {redact(error_text(body), endpoint.secrets)}"
-    if endpoint.api_key:
-        return f"{endpoint.url} refuses the API key ({text}); check the variable of --api-key-env"
+    if endpoint.keys:
+        return f"{endpoint.url} refuses the API key ({text}); check {endpoint.keys.option}"
     hint = "put it into a variable and name it with --api-key-env"
     return f"{endpoint.url} wants an API key ({text}); {hint}"
 
@@ -42,7 +46,9 @@ async def _ask_repeatedly(client: Client, api: Api, request: bytes) -> RequestRe
     for _ in range(FIRST_REPEATS):
         if record.status in ("ok", "timeout") or 400 <= (record.http_status or 0) < 429:
             break
-        await asyncio.sleep(REPEAT_PAUSE_S)
+        if (pause_s := max(record.retry_after_s or 0.0, REPEAT_PAUSE_S)) > RETRY_PAUSE_MAX_S:
+            break
+        await asyncio.sleep(pause_s)
         record = await ask(client, api, request)
     return record
 
@@ -104,10 +110,10 @@ def _refusal(endpoint: Endpoint, shape: RequestShape, served: Served, record: Re
     if record.http_status == 404:
         hint = f"does the URL end in /v1, and is --model {model} right?"
         return f"{url}: no such route or model ({error}); {hint}"
-    key_words = ("key", "auth", "credential", "internal server error")
-    for_a_key = any(word in error.lower() for word in key_words)
-    server_error = (record.http_status or 0) >= 500
-    hint = f"; {KEY_HINT}" if server_error and not endpoint.has_key and for_a_key else ""
+    for_a_key = _FOR_A_KEY.search(error) or (
+        (record.http_status or 0) >= 500 and "internal server error" in error.lower()
+    )
+    hint = f"; {KEY_HINT}" if for_a_key and not endpoint.has_key else ""
     if SEVERAL in error and shape.extra:
         hint = f"; which field of --extra-body ({', '.join(sorted(shape.extra))}) asks for them?"
     again = (

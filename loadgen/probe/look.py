@@ -43,7 +43,7 @@ async def look(pages: Pages, endpoint: Endpoint, model: str | None = None) -> Se
     Secrets that the server repeats are redacted, except in ``model``, which the user gave.
     """
     models = await _get(pages, endpoint, endpoint.models_url)
-    if models.status in (401, 403):
+    if models.status in (401, 403) and model is None:  # the first request shows it else
         raise EndpointError(key_error(endpoint, models.status, models.body))
     server = models.headers.get("server")
     trouble = f"HTTP {models.status}: {redact(error_text(models.body), endpoint.secrets)}"

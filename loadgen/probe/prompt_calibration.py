@@ -37,6 +37,9 @@ OFFSETS_MIN, OFFSETS_MAX = 4, 10  # ... within these numbers of prompts
 PARTS = 8  # of all words, sent apart and together
 CENSUS_MAX_S = 20.0  # no more requests to a slow server after this
 OTHER_VOCABULARY = 0.03
+OTHER_TOKENIZE = (
+    0.15  # by which a mean word of /tokenize and of two prompts' usage differ by chance
+)
 _TIMEOUT_S = 20.0
 
 Send = Callable[[RequestShape, str, int], bytes]  # builds the request of a text
@@ -74,12 +77,11 @@ async def calibrate(
     ``--tokenizer server`` without a /tokenize.
     """
     found, record = await _by_two_lengths(how, short)
-    name = how.asked_for
+    name, notes = how.asked_for, list[str]()
     if name == "server" or (name in WORD_TOKENIZERS and not _is_exact(found)):
-        found = await _by_tokenize(how, found)
+        found = await _by_tokenize(how, found, notes)
     if found.measured and not _is_exact(found) and found.method != "tokenize":
         found = await _by_parts(how, found)
-    notes = []
     if (
         name not in WORD_TOKENIZERS
         and found.measured
@@ -126,10 +128,11 @@ async def _by_two_lengths(how: Counting, short: RequestRecord) -> tuple[Calibrat
 # -- /tokenize ------------------------------------------------------------------------------------
 
 
-async def _by_tokenize(how: Counting, rough: Calibration) -> Calibration:
+async def _by_tokenize(how: Counting, rough: Calibration, notes: list[str]) -> Calibration:
     """Calibrate by the server's /tokenize (vLLM, SGLang, llama.cpp); ``rough`` if unusable.
 
-    Raises EndpointError for the latter with ``--tokenizer server``.
+    That of a gateway may be another model's: then usage, which was measured, is believed, and a
+    note says so. Raises EndpointError where there is none with ``--tokenizer server``.
     """
     words = built_in_words()
     text = " ".join(words)
@@ -142,6 +145,12 @@ async def _by_tokenize(how: Counting, rough: Calibration) -> Calibration:
             f"({plain or 'no tokens'}): use the tokenizer words"
         )
     mean = len(plain) / len(words)
+    if rough.measured and abs(mean / rough.tokens_per_word - 1) > OTHER_TOKENIZE:
+        notes.append(
+            f"/tokenize counts {mean:.2f} tokens a word, and usage about "
+            f"{rough.tokens_per_word:.2f}: it is another model's, and is not used"
+        )
+        return rough
     counts = dict.fromkeys(words, (1, 1)) if mean == 1 else await _tokens_by_word(how)
     taken, tokens = _equal_words(counts)
     if taken:

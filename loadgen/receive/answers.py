@@ -11,7 +11,7 @@ import msgspec
 from ampacity.loadgen.receive.chunks import token_count, token_detail
 from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.thinking import Kind
-from ampacity.loadgen.send.protocols import Api, decoded, error_text, printable, stream_error
+from ampacity.loadgen.send.protocols import Api, decoded, error_text, stream_error
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -28,13 +28,8 @@ class _Event(msgspec.Struct, gc=False):
 
 
 _decode_event = msgspec.json.Decoder(_Event | None).decode
-_RESPONSES_DELTAS: dict[str, Kind] = {
-    "response.output_text.delta": "answer",
-    "response.refusal.delta": "answer",
-    "response.function_call_arguments.delta": "answer",
-    "response.reasoning_text.delta": "reasoning",
-    "response.reasoning_summary_text.delta": "reasoning",
-}
+_RESPONSES_TEXTS = ("text.delta", "refusal.delta")  # all other deltas are pieces of a call
+_CALLS = ("function_call", "custom_tool_call")
 _MESSAGES_DELTAS: dict[str, tuple[str, Kind]] = {
     "text_delta": ("text", "answer"),
     "input_json_delta": ("partial_json", "answer"),
@@ -60,7 +55,9 @@ class _TypedAnswer(Answer, ABC):
             return
         if event.error or event.type in (None, "error"):
             self.error = self.error or stream_error(data)
-        if self.error is None:
+        if self.error is None and event.type is None:
+            self._on_foreign(data)
+        elif self.error is None:
             self._on_typed(at_ns, event)
 
     @abstractmethod
@@ -109,22 +106,25 @@ class ResponsesAnswer(_TypedAnswer):
     """OpenAI's Responses API: ``response.*`` events; ``response.completed`` carries usage."""
 
     def _on_typed(self, at_ns: int, event: _Event) -> None:
-        kind = _RESPONSES_DELTAS.get(event.type) if isinstance(event.type, str) else None
-        if kind is not None:
-            if event.delta and event.type == "response.function_call_arguments.delta":
-                self._on_piece(at_ns, kind)
-                self._on_call(event.output_index, arguments=event.delta)
-            elif event.delta:
+        name = event.type if isinstance(event.type, str) else ""
+        if name.endswith(".delta"):
+            if not event.delta:
+                return
+            if name.endswith(_RESPONSES_TEXTS):
+                kind: Kind = "reasoning" if ".reasoning" in name else "answer"
                 self._on_piece(at_ns, kind, event.delta)
-        elif event.type == "response.output_item.added" and isinstance(event.item, dict):
-            if event.item.get("type") == "function_call":
+            else:
+                self._on_piece(at_ns, "answer")
+                self._on_call(event.output_index, arguments=event.delta)
+        elif name == "response.output_item.added" and isinstance(event.item, dict):
+            if event.item.get("type") in _CALLS:
                 self._on_call(event.output_index, *_call_of(event.item))
         elif isinstance(event.response, dict):
             self._on_end(event.response)
 
     def _on_body(self, at_ns: int, body: dict[str, Any]) -> None:
         for number, item in enumerate(_objects(body.get("output"))):
-            if item.get("type") == "function_call":
+            if item.get("type") in _CALLS:
                 self._on_piece(at_ns, "answer")
                 self._on_call(number, *_call_of(item))
             kind: Kind = "reasoning" if item.get("type") == "reasoning" else "answer"
@@ -146,7 +146,7 @@ class ResponsesAnswer(_TypedAnswer):
         details = whole.get("incomplete_details")
         reason = details.get("reason") if isinstance(details, dict) else None
         length = reason == "max_output_tokens"
-        self.finish_reason = "length" if length else printable(str(reason or "stop"))
+        self._on_reason("length" if length else str(reason or "stop"))
 
 
 class MessagesAnswer(_TypedAnswer):
@@ -187,11 +187,11 @@ class MessagesAnswer(_TypedAnswer):
 
     def _on_stop(self, holder: dict[str, Any]) -> None:
         if holder.get("stop_reason"):
-            self.finish_reason = printable(str(holder["stop_reason"]))
+            self._on_reason(str(holder["stop_reason"]))
 
 
 def _call_of(item: dict[str, Any]) -> tuple[Any, Any, Any]:
-    return item.get("call_id"), item.get("name"), item.get("arguments")
+    return item.get("call_id"), item.get("name"), item.get("arguments") or item.get("input")
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ the next chunk that has some.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable
 from typing import TypeVar
@@ -41,11 +42,12 @@ from ampacity.loadgen.send.protocols import (
 
 T = TypeVar("T")
 TIMES = "L" if array("L").itemsize == 8 else "Q"  # "q" is several times slower
-FAILED_REASONS = frozenset(
-    ("error", "ERROR", "abort", "network_error", "insufficient_system_resource")
+FAILED_REASON = re.compile(
+    "error|abort|fail|cancel|time.?out|overload|unavailable|network|insufficient", re.IGNORECASE
 )
-"""Finish reasons of failures: OpenRouter, Cohere, an engine's abort, Z.ai, DeepSeek."""
+"""In finish reasons of failures: OpenRouter, Cohere, an engine's abort, Z.ai, DeepSeek."""
 NO_REASONS = ("null", "None")  # DashScope, in every chunk but the last
+SEVERAL_TEXTS = "trailing characters"  # as msgspec says it
 LEARN_MISSES_MAX = 4  # reads in a row that match no template: then learning stops
 
 
@@ -66,6 +68,7 @@ class Answer:
         self.whole_ns: int | None = None  # end of an answer whose API has no tokens
         self.finish_reason: str | None = None
         self.error: str | None = None  # the message of an error object
+        self._foreign: tuple[int, bytes] | None = None  # of an event that is no chunk: see there
         self.bad_json: str | None = None
         self.done = False
         self.texts: list[tuple[Kind, str]] | None = None  # kept after ``keep_text``
@@ -137,10 +140,14 @@ class Answer:
         self._on_json(at_ns, data)
 
     def on_rest(self, at_ns: int, data: bytes) -> None:
-        """Read what the body ends with: an event without its blank line, or half of one."""
-        bad_json = self.bad_json
+        """Read what the body ends with: an event without its blank line, or half of one.
+
+        If nothing came before it, it is judged like any other.
+        """
+        bad_json, is_first = self.bad_json, self.first_event_ns is None
         self.on_event(at_ns, data)
-        self.bad_json = bad_json
+        if not is_first:
+            self.bad_json = bad_json
 
     def on_whole(self, at_ns: int, body: bytes) -> None:
         self.first_event_ns = at_ns
@@ -160,16 +167,21 @@ class Answer:
             if data.lstrip()[:1] == b"[" and (message := stream_error(data)) is not None:
                 self.error = self.error or message
             else:
-                self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
+                several = SEVERAL_TEXTS in str(error)
+                why = "JSON lines, no event stream" if several else f"not JSON: {error}"
+                self.bad_json = self.bad_json or f"{why}: {excerpt(data)}"
             return None
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
         chunk = self._decoded(decode_chunk, Chunk, data)
         if chunk is None:
             return
-        if (chunk.error or chunk.choices is None) and (message := stream_error(data)):
-            self.error = self.error or message
-            return
+        if chunk.error or chunk.choices is None:
+            if message := stream_error(data):
+                self.error = self.error or message
+                return
+            if chunk.usage is None:
+                self._on_foreign(data)
         kind: Kind | None = None
         counted: int | None = None
         for choice in chunk.choices or ():
@@ -201,10 +213,18 @@ class Answer:
             self.error = self.error or error_text(msgspec.json.encode({"error": error}))
         if not choice.finish_reason or choice.finish_reason in NO_REASONS:
             return
-        self.finish_reason = printable(str(choice.finish_reason))
-        if self.finish_reason in FAILED_REASONS:
-            self.error = self.error or f"finish reason {self.finish_reason}"
+        self._on_reason(str(choice.finish_reason))
         self.choices.on_finish(choice.index, chunks)
+
+    def _on_reason(self, reason: str) -> None:
+        self.finish_reason = printable(reason)
+        if FAILED_REASON.search(reason):
+            self.error = self.error or f"finish reason {self.finish_reason}"
+
+    def _on_foreign(self, data: bytes) -> None:
+        """Keep an event that is no chunk: if the answer has no proper end, that is the reason."""
+        if data.strip() != b"{}":
+            self._foreign = len(self.chunk_at_ns), data
 
     def _on_text(self, choice: Choice, in_one_chunk: bool) -> Kind | None:
         """Take the text of a choice; return its kind, None where it has none."""
@@ -245,8 +265,12 @@ class Answer:
         return kind, text
 
     def finish(self) -> None:
-        """End the answer: take what its latest usage reports."""
+        """End the answer: take what its latest usage reports, and why it broke off."""
         self._count_matched()
+        if self.finish_reason is None and self._foreign is not None:
+            chunks, data = self._foreign
+            if chunks == len(self.chunk_at_ns):  # no token came after it
+                self.error = self.error or error_text(data)
         self.choices.finish(len(self.chunk_at_ns))
         self.tally.finish(self.choices.finishes)
 

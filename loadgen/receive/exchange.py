@@ -15,6 +15,7 @@ import httptools
 from ampacity.loadgen.receive.bodies import FRAMING_MAX_BYTES, FRAMING_TOO_LONG, Body
 from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.hot_path import ReadHandler
+from ampacity.loadgen.receive.quota import write_limits
 from ampacity.loadgen.receive.thinking import InlineThinking, Kind
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.history import AnswerContent
@@ -28,7 +29,7 @@ from ampacity.loadgen.send.protocols import (
 from ampacity.loadgen.send.surrogates import join_surrogates
 
 SEVERAL = "several choices came, one was asked for"
-CUT_OFF = "Input data was truncated"  # as msgspec says it
+CUT_OFF = "not JSON: Input data was truncated"  # as msgspec says it
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
 
@@ -65,6 +66,7 @@ class Exchange:
         self._parser: Any = httptools.HttpResponseParser(self)
         self._answer = answer()
         self._content_type = b""
+        self._limits: list[tuple[bytes, bytes]] = []  # headers about quotas
         self._headers_done = False
         self._framing_bytes = 0  # since the last byte of the body
         self._chunked = self._length_known = False  # neither: a close ends the body
@@ -95,8 +97,19 @@ class Exchange:
         return AnswerContent(text, calls)
 
     def pieces(self) -> list[tuple[Kind, str]]:
-        """Return kind and text of each chunk; empty unless ``keep_text`` was called."""
-        return [(kind, join_surrogates(text)) for kind, text in self._answer.texts or ()]
+        """Return kind and text of each chunk; a character in two halves belongs to the latter.
+
+        Empty unless ``keep_text`` was called, and where a chunk has no text.
+        """
+        texts, found, half = self._answer.texts or [], [], ""
+        for number, (kind, text) in enumerate(texts, 1):
+            if not text:
+                return []
+            text, half = half + text, ""
+            if number < len(texts) and "\ud800" <= text[-1] <= "\udbff":
+                text, half = text[:-1], text[-1]
+            found.append((kind, join_surrogates(text)))
+        return found
 
     @property
     def merged_events(self) -> int:
@@ -161,7 +174,11 @@ class Exchange:
             self._length_known = True
         elif name == b"transfer-encoding" and b"chunked" in value.lower():
             self._chunked = True
-        elif name == b"retry-after":
+        elif b"ratelimit" in name:
+            self._limits.append((name, value))
+        elif name == b"retry-after-ms" and (found := retry_after_s(value)) is not None:
+            self.record.retry_after_s = found / 1e3  # more exact than the other
+        elif name == b"retry-after" and self.record.retry_after_s is None:
             self.record.retry_after_s = retry_after_s(value)
         elif name in _REQUEST_ID_HEADERS and self.record.server_request_id is None:
             self.record.server_request_id = value.decode("latin-1")[:200]
@@ -176,6 +193,8 @@ class Exchange:
         self.record.http_status = status
         self.record.headers_ns = self._parsed_ns
         self._headers_done = True
+        if self._limits:
+            write_limits(self._limits, self.record)
         stream = status < 300 and b"json" not in self._content_type
         self._body.begin(status, stream=stream)
         self._between_chunks = stream and self._chunked
@@ -291,8 +310,8 @@ class Exchange:
             return "too_long" if too_long else "stream_error", answer.error
         stray = self._body.splitter and self._body.splitter.stray
         if answer.bad_json is not None:
-            cut = answer.bad_json.startswith(CUT_OFF) and answer.finish_reason is None
-            return "truncated" if cut else "protocol_error", f"not JSON: {answer.bad_json}"
+            cut = CUT_OFF in answer.bad_json and answer.finish_reason is None
+            return "truncated" if cut else "protocol_error", answer.bad_json
         requested = self.record.output_tokens_planned
         if answer.choices.several or answer.choices.may_be_several(tokens, requested):
             return "protocol_error", SEVERAL

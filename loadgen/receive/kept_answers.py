@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ class KeptAnswers:
     """
 
     def __init__(
-        self, path: Path, left_bytes: int, *, prompts: bool, secrets: tuple[str, ...]
+        self, path: Path, left_bytes: int, *, prompts: bool, secrets: Callable[[], tuple[str, ...]]
     ) -> None:
         """Keep answers in ``path``; with ``prompts`` each with its prompt."""
         self._path, self._left_bytes = path, left_bytes
@@ -51,4 +52,4 @@ class KeptAnswers:
                 self._left_bytes = 0
 
     def _redacted(self, value: Any) -> Any:
-        return map_texts(value, lambda text: redact(text, self._secrets))
+        return map_texts(value, lambda text: redact(text, self._secrets()))

@@ -104,6 +104,7 @@ class EventSplitter:
         unknown: list[bytes] = []  # lines that are no field of an event
         is_error = False
         for line in block.split(b"\n"):
+            line = line.removeprefix(_BOM)  # of streams that a gateway joined
             if line.startswith(b"data:"):
                 data.append(line[5:].removeprefix(b" "))
             elif line == b"data":

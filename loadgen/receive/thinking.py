@@ -22,6 +22,7 @@ TAGS: tuple[tuple[str, str], ...] = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # harmony, of gpt-oss
     ("<|channel>thought", "<channel|>"),  # Gemma 4
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),  # OpenThinker, Sky-T1
     ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
 )
 WORDED: tuple[tuple[str, str], ...] = (
@@ -40,7 +41,7 @@ _LONGEST = max(map(len, (*_MARKS, *_CLOSING_OF.values())))
 
 Kind = Literal["answer", "reasoning"]
 State = Literal["begin", "thinking", "over", "answer", "plain"]
-"""``begin``: undecided; ``over``: thinking ended, no answer text yet; ``plain``: tags are text."""
+"""``begin``: undecided; ``over``: thinking ended, and may begin again; ``plain``: tags are text."""
 
 
 @dataclass(frozen=True)
@@ -75,33 +76,24 @@ class Thinking:
 
     def classify(self, text: str) -> tuple[Kind, str]:
         """Return the kind of a text, and the text; of one that ends the thinking only the rest."""
-        if self.state == "begin":
+        if self.state in ("begin", "over"):
             return self._begin(text)
         if self.state == "thinking":
             return self._until_closed(text)
-        if self.state == "over":
-            if not text.strip():
-                return "reasoning", text
-            self.state = "plain"
-        elif self.state == "answer":
-            return self._look(text)
-        return "answer", text
+        return self._look(text) if self.state == "answer" else ("answer", text)
 
     def _begin(self, text: str) -> tuple[Kind, str]:
         self._head += text
         head = self._head.lstrip()
-        if head and head[0] not in _FIRST:
-            self.state = "answer"
-            return self._look(text)
-        if any(opening.startswith(head) for opening in _CLOSING_OF):  # an empty one too
-            return "answer", text
+        if not head or (head[0] in _FIRST and any(o.startswith(head) for o in _CLOSING_OF)):
+            return ("answer" if head or self.thought is None else "reasoning"), text
         for opening, closing in _CLOSING_OF.items():
             if head.startswith(opening):
                 self.state, self._close, self.all_was_thinking = "thinking", closing, True
-                self.thought = InlineThinking(closing, opened=True)
+                self.thought = self.thought or InlineThinking(closing, opened=True)
                 return self._until_closed(head[len(opening) :])
-        self.state = "answer"
-        return self._look(text)
+        self.state = "answer" if self.thought is None else "plain"
+        return self._look(text) if self.thought is None else ("answer", text)
 
     def _until_closed(self, text: str) -> tuple[Kind, str]:
         seen = self._tail + text
@@ -123,5 +115,5 @@ class Thinking:
         return self._closed(seen[found.end() :])
 
     def _closed(self, behind: str) -> tuple[Kind, str]:
-        self.state = "plain" if behind.strip() else "over"
-        return ("answer" if behind.strip() else "reasoning"), behind
+        self.state, self._head, self._tail = "over", "", ""
+        return self._begin(behind)

@@ -19,8 +19,6 @@ def count_tokens(exchange: Exchange, by_piece: ByPiece) -> None:
     record, pieces = exchange.record, exchange.pieces()
     if record.chunk_tokens is not None or not pieces or len(pieces) != len(record.chunk_at_us):
         return
-    if not all(text for _, text in pieces):
-        return
     counts = by_piece([text for _, text in pieces])
     total = sum(counts)
     if record.token_source not in (None, "chunks"):

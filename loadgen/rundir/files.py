@@ -20,7 +20,13 @@ from typing import Any, BinaryIO, Self
 import pyarrow as pa
 
 from ampacity.loadgen.rundir.meta import fault_of
-from ampacity.loadgen.rundir.records import SCHEMA, SCHEMA_VERSION, RequestRecord, to_batch
+from ampacity.loadgen.rundir.records import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    RequestRecord,
+    complete,
+    to_batch,
+)
 
 if sys.platform != "win32":
     import fcntl
@@ -237,14 +243,18 @@ def read_stream(path: Path) -> pa.Table:
     ):
         for batch in reader:
             batches.append(batch)
-    return pa.Table.from_batches(batches, schema=SCHEMA)
+    table = pa.Table.from_batches(batches, schema=batches[0].schema if batches else SCHEMA)
+    return complete(table).select(SCHEMA.names).cast(SCHEMA)
 
 
 def load_run(path: Path) -> Run:
     """Read a run directory: complete, killed or still running. Raises RunDirError."""
     meta_path, parquet, server = (path / n for n in ("run.json", *PARQUETS))
     if not meta_path.is_file():
-        raise RunDirError(f"{path} is no run directory: it has no run.json")
+        why = (
+            "is a file" if path.is_file() else "has no run.json" if path.exists() else "is missing"
+        )
+        raise RunDirError(f"{path} is no run directory: it {why}")
     with _explained(f"{meta_path} cannot be read"):
         meta = json.loads(meta_path.read_text(encoding="utf-8"))
         # lone surrogates, as of an argument that is no UTF-8, cannot be printed
@@ -291,7 +301,7 @@ def _read_requests(path: Path) -> pa.Table:
     columns: dict[str, pa.ChunkedArray] = {}
     lists = [field.name for field in SCHEMA if pa.types.is_list(field.type)]
     for part in [*([name] for name in lists), [name for name in SCHEMA.names if name not in lists]]:
-        table = _read_parquet(path, part)
+        table = complete(_read_parquet(path, part), part)
         missing = [name for name in part if name not in table.column_names]
         if missing:
             raise RunDirError(f"{path} lacks the column {missing[0]!r}")

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
+from typing import Any
 
 import pyarrow as pa
 
@@ -38,10 +39,47 @@ LEFT_OUT: tuple[str, ...] = ("cancelled", "too_long")
 FAILED_STATUSES: frozenset[str] = frozenset(STATUSES) - {"ok", "unfinished", *LEFT_OUT}
 """Statuses that count as infinitely slow in every percentile judged against an SLO."""
 
+# Of equal fit the first counts. An ``http_error`` is left only where its code is not known.
+HTTP_KINDS: dict[str, tuple[range, ...]] = {
+    "rate_limited": (range(429, 430), range(529, 530)),
+    "auth": (range(401, 402), range(403, 404), range(407, 408)),
+    "overloaded": (range(503, 504),),
+    "redirect": (range(300, 400),),
+    "bad_request": (range(400, 500),),
+    "upstream": (range(500, 600),),
+}
+KINDS = (*STATUSES, *HTTP_KINDS)
+FAILED_KINDS = FAILED_STATUSES | HTTP_KINDS.keys()
+REFUSED = {"rate_limited", "auth", "bad_request"}
+"""Kinds that are answers of an endpoint that is alive."""
+
+
+def kind_of(status: str, http_status: int | None) -> str:
+    """Return the status of a record, that of an HTTP error by its code."""
+    if status != "http_error":
+        return status
+    fitting = (k for k, codes in HTTP_KINDS.items() if any((http_status or 0) in r for r in codes))
+    return next(fitting, status)
+
+
 TOKEN_SOURCES: tuple[str, ...] = ("usage", "usage_per_chunk", "logprobs", "tokenizer", "chunks")
 
 CHUNK_AT_MAX_US = 2**32 - 1
 """``chunk_at_us`` is a uint32: times over 71 minutes after the start saturate."""
+
+
+TOGETHER_SHARE = 0.1  # of an answer's time
+TOGETHER_TOKEN_S = 0.00025  # per token: 4,000 tokens/s for one user, faster than engines are
+
+
+def came_together(span_s: Any, lasts_s: Any, tokens: Any) -> Any:
+    """Tell whether answers of several tokens came in one piece, of numbers or arrays.
+
+    ``span_s``: from the first token to the last. A gateway that asks for the whole answer and cuts
+    it up itself sends the pieces faster than any engine makes tokens.
+    """
+    at_once = span_s <= TOGETHER_TOKEN_S * (tokens - 1)
+    return (tokens > 1) & at_once & (span_s <= TOGETHER_SHARE * lasts_s)
 
 
 @dataclass(slots=True)
@@ -82,6 +120,14 @@ class RequestRecord:
     chunk_tokens: Sequence[int] | None = None  # as long as chunk_at_us, or None where unknown
     retry_after_s: float | None = None
     server_request_id: str | None = None
+    # rate limits as the answer's headers state them; reset: s until all of the limit is back
+    quota_requests: float | None = None
+    quota_requests_left: float | None = None
+    quota_requests_reset_s: float | None = None
+    quota_tokens: float | None = None
+    quota_tokens_left: float | None = None
+    quota_tokens_reset_s: float | None = None
+    quota_window_s: float | None = None
 
 
 def _arrow_type(name: str, annotation: str) -> pa.DataType:
@@ -99,6 +145,15 @@ SCHEMA: pa.Schema = pa.schema(
     [pa.field(f.name.rstrip("_"), _arrow_type(f.name, str(f.type))) for f in fields(RequestRecord)],
     metadata={"ampacity_schema_version": str(SCHEMA_VERSION)},
 )
+
+
+def complete(table: pa.Table, names: Sequence[str] = _NAMES) -> pa.Table:
+    """Return a table with the columns about quotas of ``names``, which older runs lack, as nulls."""
+    for name in names:
+        if name.startswith("quota_") and name not in table.column_names:
+            nulls = pa.nulls(table.num_rows, SCHEMA.field(name).type)
+            table = table.append_column(SCHEMA.field(name), nulls)
+    return table
 
 
 def to_batch(records: Sequence[RequestRecord]) -> pa.RecordBatch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import socket
 import ssl
@@ -11,6 +10,8 @@ from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from ampacity.loadgen.send import protocols
+from ampacity.loadgen.send.keys import EndpointError as EndpointError
+from ampacity.loadgen.send.keys import Keys
 from ampacity.loadgen.send.secrets import SECRET_MIN
 from ampacity.workloads.class_spec import RESERVED_HEADERS
 
@@ -23,10 +24,13 @@ _SECRET_NAMES = re.compile(
 
 _SECRET_VALUES = re.compile(r"(sk|pk|hf|gsk|ghp|xox.)[-_]|eyJ")  # keys of known kinds, and JWTs
 WRITTEN = "URLs are written down, give it through --api-key-env or --header"
-
-
-class EndpointError(ValueError):
-    """An unusable endpoint; the message is one line with cause and remedy."""
+BEARER = "Authorization: Bearer"
+_AZURE = r"//[^/]*\.(openai|services\.ai|cognitiveservices)\.azure\.com\b|/openai/deployments/"
+# how a provider wants its key, by the base URL; the others take it as the API has it
+KEY_HEADERS = (
+    (re.compile(_AZURE), "api-key"),
+    (re.compile(r"//[^/]*\.anthropic\.com\b"), "x-api-key"),
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,9 @@ class Endpoint:
     port: int
     path: str  # without a trailing slash
     query: str = ""  # of every request, without its question mark
-    api_key: str | None = field(default=None, repr=False)
+    route: str | None = None  # of the requests, below ``path``; None: the API's
+    key_header: str | None = None  # header of the key and its scheme; None: the provider's
+    keys: Keys | None = field(default=None, repr=False, compare=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
@@ -63,34 +69,44 @@ class Endpoint:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Return the key and the header values, never to be written to disk; longest first."""
-        found = {self.api_key or "", *(value for _, value in self.headers)}
+        """Return the keys and the header values, never to be written to disk; longest first."""
+        found = {*(self.keys.known if self.keys else ()), *(value for _, value in self.headers)}
         # of "Bearer x" also x alone
         found |= {value.split(" ", 1)[1] for _, value in self.headers if " " in value}
         return tuple(sorted((s for s in found if len(s) >= SECRET_MIN), key=len, reverse=True))
 
     @property
     def has_key(self) -> bool:
-        """Tell whether each request carries a key, by --api-key-env or in a header."""
-        return bool(self.api_key) or any(name.lower() in _KEY_HEADERS for name, _ in self.headers)
+        """Tell whether each request carries a key, as a setting or in a header."""
+        return bool(self.keys) or any(name.lower() in _KEY_HEADERS for name, _ in self.headers)
 
-    def all_headers(self, api: protocols.Api = "chat") -> dict[str, str]:
-        """Return the user's headers and the key in the form of the API; the user's win."""
+    def all_headers(self, api: protocols.Api = "chat", turn: int = 0) -> dict[str, str]:
+        """Return the user's headers and the key whose ``turn`` it is; the user's win."""
         found = {"User-Agent": USER_AGENT, **dict(self.headers)}
-        ours = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        if api == "messages":
-            ours = {"anthropic-version": protocols.ANTHROPIC_VERSION, **ours}
-            if self.api_key:
-                ours["x-api-key"] = self.api_key
+        ours = {"anthropic-version": protocols.ANTHROPIC_VERSION} if api == "messages" else {}
+        if self.keys is not None:
+            key = self.keys.current[turn % len(self.keys.current)]
+            for header in self._key_headers(api):
+                name, _, scheme = header.partition(":")
+                ours[name] = f"{scheme.strip()} {key}".lstrip()
         given = {name.lower() for name in found}
         return found | {name: value for name, value in ours.items() if name.lower() not in given}
 
-    def request_prefix(self, api: protocols.Api, through_proxy: str | None = None) -> bytes:
+    def _key_headers(self, api: protocols.Api) -> list[str]:
+        known = (header for pattern, header in KEY_HEADERS if pattern.search(self.url))
+        if header := self.key_header or next(known, None):
+            return [header]
+        return [BEARER, "x-api-key"] if api == "messages" else [BEARER]
+
+    def request_prefix(
+        self, api: protocols.Api, through_proxy: str | None = None, turn: int = 0
+    ) -> bytes:
         """Return request line and headers up to X-Request-Id and Content-Length.
 
-        ``through_proxy``: further header lines of a request through a plain HTTP proxy.
+        ``through_proxy``: further header lines of a request through a plain HTTP proxy; ``turn``:
+        which of several keys.
         """
-        path = self.with_query(f"{self.path}{protocols.PATHS[api]}")
+        path = self.with_query(f"{self.path}{self.route or protocols.PATHS[api]}")
         if through_proxy is not None:
             path = f"{self.scheme}://{self.authority}{path}"  # RFC 9112, 3.2.2: the absolute form
         lines = [
@@ -99,7 +115,7 @@ class Endpoint:
             "Accept: text/event-stream, application/json",
             "Accept-Encoding: identity",
             "Content-Type: application/json",
-            *(f"{name}: {value}" for name, value in self.all_headers(api).items()),
+            *(f"{name}: {value}" for name, value in self.all_headers(api, turn).items()),
         ]
         return ("\r\n".join(lines) + "\r\n" + (through_proxy or "")).encode("latin-1")
 
@@ -151,20 +167,28 @@ def is_loopback(addresses: list[str]) -> bool:
 
 
 def parse_endpoint(
-    url: str, *, api_key_env: str | None = None, headers: tuple[tuple[str, str], ...] = ()
+    url: str,
+    *,
+    keys: Keys | None = None,
+    key_header: str | None = None,
+    route: str | None = None,
+    headers: tuple[tuple[str, str], ...] = (),
 ) -> Endpoint:
-    """Parse a base URL; read the key from the environment variable. Raises EndpointError."""
+    """Parse a base URL. Raises EndpointError."""
     parts, port = _split_url(url)
     path = parts.path.rstrip("/")
-    for route in protocols.PATHS.values():
-        path = path.removesuffix(route)  # users paste the whole route
+    for known in protocols.PATHS.values():
+        path = path.removesuffix(known)  # users paste the whole route
     assert parts.hostname is not None
-    api_key = _read_key(api_key_env) if api_key_env is not None else None
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if (api_key and api_key in value) or _SECRET_VALUES.match(value):
+        if any(key in value for key in (keys.known if keys else ())) or _SECRET_VALUES.match(value):
             raise EndpointError(f"the query's {protocols.printable(name)!r} holds a key: {WRITTEN}")
     for name, value in headers:
-        _check_header(name, value)
+        _check_header("--header", name, value)
+    if key_header is not None:
+        _check_header("--api-key-header", *map(str.strip, key_header.partition(":")[::2]))
+    if route is not None and not re.fullmatch(r"(/[!$&-;=@-Z_a-z~%]+)+", route):
+        raise EndpointError(f"--path {route}: write a path of plain ASCII, as /v2/chat")
     return Endpoint(
         url=f"{parts.scheme}://{parts.netloc}{path}",
         scheme=parts.scheme,
@@ -172,7 +196,9 @@ def parse_endpoint(
         port=port or (443 if parts.scheme == "https" else 80),
         path=path,
         query=parts.query,
-        api_key=api_key,
+        route=route,
+        key_header=key_header,
+        keys=keys,
         headers=headers,
     )
 
@@ -207,21 +233,7 @@ def _split_url(url: str) -> tuple[SplitResult, int | None]:
     raise EndpointError(f"{bare}: {wrong}")
 
 
-def _read_key(variable: str) -> str:
-    api_key = os.environ.get(variable)
-    if not api_key:
-        wrong = f" {variable}: that environment variable is not set or empty"
-        if not re.fullmatch("[A-Z_][A-Z0-9_]*", variable):  # perhaps the key itself: not shown
-            wrong = ": no environment variable of that name is set:"
-            wrong += " give a variable's name, not the key"
-    elif any(ord(c) < 33 or ord(c) > 126 for c in api_key):
-        wrong = f" {variable}: the key holds a space, line end or non-ASCII character"
-    else:
-        return api_key
-    raise EndpointError(f"--api-key-env{wrong}")
-
-
-def _check_header(name: str, value: str) -> None:
+def _check_header(option: str, name: str, value: str) -> None:
     if not re.fullmatch(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", name):  # RFC 9110, 5.6.2
         wrong = ": no valid name of an HTTP header before the colon: write it as 'Name: value'"
     elif name.lower() in RESERVED_HEADERS:
@@ -230,4 +242,4 @@ def _check_header(name: str, value: str) -> None:
         wrong = f" {name}: its value holds a control character or one beyond Latin-1"
     else:
         return
-    raise EndpointError(f"--header{wrong}")
+    raise EndpointError(f"{option}{wrong}")

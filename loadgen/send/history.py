@@ -49,10 +49,15 @@ class CallPieces:
         self._at: dict[Any, int] = {}  # by the server's own index
 
     def add(self, key: Any, call_id: Any, name: Any, arguments: Any) -> None:
-        """Add a piece of the call that the server numbers ``key``; a new id begins a new call."""
+        """Add a piece of the call that the server numbers ``key``.
+
+        A new id begins a new call, and so does a name after a call that is whole.
+        """
         key = key if isinstance(key, int) else str(key)
         at = self._at.get(key)
-        if at is None or (call_id and self._calls[at][0] not in ("", call_id)):
+        known_id, _, so_far = ("", "", "") if at is None else self._calls[at]
+        again = name and not call_id and so_far[-1:] == "}" and _as_object(so_far) == so_far
+        if at is None or again or (call_id and known_id not in ("", call_id)):
             at = self._at[key] = len(self._calls)
             self._calls.append(["", "", ""])
         for place, piece in enumerate((call_id, name, arguments)):

@@ -136,7 +136,8 @@ def error_text(body: bytes) -> str:
 
 _TOO_LONG = re.compile(
     r"context.?(length|size|window|limit)"
-    r"|(prompt|input|inputs|tokens)\b.{0,80}(too long|too large|longer than|exceed)"
+    r"|(prompt|input|inputs|tokens)\b.{0,80}(too long|too large|longer than|larger than|exceed)"
+    r"|(maximum|range of) (prompt|input) length|reduce the length of|token limit exceeded"
     r"|tokens.{0,40}must be <=|must have less than \d+ tokens",
     re.IGNORECASE,
 )
@@ -146,9 +147,13 @@ REFUSING = (400, 413, 422)
 def exceeds_context(status: int, text: str) -> bool:
     """Tell whether a refusal reports that prompt and answer exceed the model's context.
 
-    Knows OpenAI, Anthropic, vLLM, SGLang, llama.cpp, TGI, TensorRT-LLM, Mistral, Gemini, LiteLLM.
+    Knows OpenAI, Anthropic, vLLM, SGLang, llama.cpp, TGI, TensorRT-LLM, Mistral, Gemini,
+    LiteLLM, Groq, xAI, MLC, DashScope.
     """
     return status in REFUSING and _TOO_LONG.search(text) is not None
+
+
+OVERLOAD = re.compile(r"overload|rate.?limit|too many requests|capacity|try again", re.IGNORECASE)
 
 
 def stream_error(data: bytes) -> str | None:
@@ -172,7 +177,12 @@ def stream_error(data: bytes) -> str | None:
     base = value.get("base_resp")
     refused = isinstance(base, dict) and bool(base.get("status_code"))
     is_error = named or typed or bare or failed or refused
-    return error_text(json.dumps(value).encode()) if is_error else None
+    if not is_error:
+        return None
+    whole = json.dumps(value)
+    text = error_text(whole.encode())
+    by_type = OVERLOAD.search(whole) and not OVERLOAD.search(text)
+    return f"{text} (overloaded)" if by_type else text
 
 
 def retry_after_s(value: bytes) -> float | None:

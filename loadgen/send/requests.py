@@ -85,7 +85,10 @@ class ScheduledRequests:
         self._system_apart = shape.api == "messages"  # there it is a field of the body
         self._classes = {c.name: c for c in classes}
         self._prefixes = [
-            endpoint.request_prefix(shape.api, _proxy_header(endpoint, proxy))
+            [
+                endpoint.request_prefix(shape.api, _proxy_header(endpoint, proxy), turn)
+                for turn in range(len(endpoint.keys.current) if endpoint.keys else 1)
+            ]
             for endpoint, proxy in routes
         ]
         self._shapes: dict[tuple[str, str, object], RequestShape] = {}
@@ -105,11 +108,12 @@ class ScheduledRequests:
         class_ = schedule.class_name(index)
         shape = self._shape_of(class_, schedule.model_name(index), index)
         body = shape.body(self._prompt(index), int(schedule.output_tokens[index]))
-        prefix = self._prefixes[target]
+        request_id, prefixes = schedule.request_id(index), self._prefixes[target]
+        prefix = prefixes[request_id % len(prefixes)]  # the keys take turns
         if class_ in self._classes:
             lines = (f"{name}: {value}\r\n" for name, value in self._classes[class_].headers)
             prefix += "".join(lines).encode("latin-1")
-        return _whole(prefix, self._run_id, schedule.request_id(index), body)
+        return _whole(prefix, self._run_id, request_id, body)
 
     def wanted(self, index: int) -> bool:
         """Tell whether a later request needs the answer to this one."""

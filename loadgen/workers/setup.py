@@ -71,7 +71,7 @@ class Setup:
     answers_in: Path | None = None  # folder for the texts of answers
     answers_bytes: int = 0  # limit of each process
     counts_tokens: bool = False  # the tokenizer counts what the server does not
-    timed: bool = False  # histograms of the requests' times, for the live exporters
+    timed: bool = False  # histograms of the requests' times, where they are shown
     thinks_until: str | None = None  # closing tag of thinking that has no opening tag
 
     def clients(self) -> list[Client]:
@@ -126,7 +126,9 @@ class Setup:
         if self.answers_in is not None:
             path = self.answers_in / f"answers-{worker}.jsonl"
             asked = self.prompt_file is not None or self.recorded is not None
-            keep = KeptAnswers(path, self.answers_bytes, prompts=asked, secrets=self.secrets).keep
+            keep = KeptAnswers(
+                path, self.answers_bytes, prompts=asked, secrets=lambda: self.secrets
+            ).keep
         return StageRunner(
             clients,
             requests,
@@ -134,7 +136,8 @@ class Setup:
             RunnerOptions(
                 limits=self.limits,
                 targets=self.targets,
-                secrets=self.secrets,
+                secrets=lambda: self.secrets,
+                keys=self.routes[0].endpoint.keys,
                 worker=worker,
                 timed=self.timed,
                 flush=flush,

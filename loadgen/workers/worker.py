@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import sys
-from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from ampacity.loadgen.drive.stage import StageRunner
-from ampacity.loadgen.plan import LIVE_TTFTS, StagePlan
+from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.files import StreamWriter
 from ampacity.loadgen.workers.channel import (
     Answer,
@@ -27,7 +25,7 @@ from ampacity.loadgen.workers.channel import (
     Stop,
 )
 
-LIVE_EVERY_S = 0.25
+LIVE_EVERY_S = 0.5  # 30 KB a message: a parent that is held up for some seconds holds up no load
 
 
 async def _serve(begin: Begin, connection: Connection[Answer, Command]) -> None:
@@ -86,9 +84,8 @@ async def _report(runner: StageRunner, parent: Channel[Answer, Command]) -> None
 
 
 def _send_live(runner: StageRunner, parent: Channel[Answer, Command]) -> None:
-    live = runner.live
-    live.flush()
-    parent.send(dataclasses.replace(live, ttft_s=live.ttft_s[-LIVE_TTFTS:], latest=deque()))
+    runner.live.flush()
+    parent.send(runner.live)
 
 
 def main() -> None:

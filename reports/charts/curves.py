@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ampacity.analysis.contract.capacity import Goodput
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.part import Interval
 from ampacity.analysis.contract.stage import Stage
@@ -24,7 +23,6 @@ from ampacity.reports.charts.distributions import (
 from ampacity.reports.charts.families import curve_charts
 from ampacity.reports.charts.marks import (
     CURVE,
-    DASHED,
     NARROW,
     WIDE,
     Axis,
@@ -36,24 +34,19 @@ from ampacity.reports.charts.marks import (
     stage_state,
 )
 from ampacity.reports.charts.outage import outage_chart
+from ampacity.reports.charts.rates import achieved_by_offered, goodput_by_load, with_load
 from ampacity.reports.render.figures import (
     Quantile,
     by_load,
-    exact,
     interval,
     least_of,
-    offered_at,
-    peak_text,
     quantile_text,
-    rate,
     seconds,
-    share,
     significant,
     why_null,
 )
 
 Point = dict[str, Any]
-Load = Callable[[Stage], float | None]
 DRAWN: tuple[tuple[str, str, Callable[[Stage], Percentiles]], ...] = (
     ("ttft", "TTFT", lambda stage: stage.ttft_from_schedule_s),
     ("e2e", "E2E", lambda stage: stage.e2e_from_schedule_s),
@@ -92,11 +85,6 @@ def charts(summary: Summary) -> list[Chart]:
     ]
     found = (draw(summary) for draw in drawn)
     return [*(chart for chart in found if chart is not None), *curve_charts(summary)]
-
-
-def _placed(summary: Summary, load: Load) -> list[tuple[float, Stage]]:
-    """Return the stages that have a place on an axis of a positive load, with that load."""
-    return [(x, s) for s in by_load(summary.stages) if (x := load(s) or 0.0) > 0]
 
 
 def _points(
@@ -266,7 +254,7 @@ def latency_by_rate(summary: Summary) -> Chart | None:
 
     The rate is the one offered, as the capacity is; of a closed loop the one achieved.
     """
-    placed = _placed(summary, lambda s: s.offered_rps or s.achieved_rps)
+    placed = with_load(summary, lambda s: s.offered_rps or s.achieved_rps)
     capacity, open_ = summary.capacity, any(stage.offered_rps for _, stage in placed)
     rates = [x for x, _ in placed] + [b for b in capacity.capacity_rps_ci or () if b]
     kind = "offered" if open_ else "achieved"
@@ -309,7 +297,7 @@ def _ends(summary: Summary, placed: Sequence[tuple[float, Stage]]) -> str:
 
 def latency_by_concurrency(summary: Summary) -> Chart | None:
     """Draw latency against the mean number of requests in flight, with C_max."""
-    placed, capacity = _placed(summary, lambda s: s.concurrency), summary.capacity
+    placed, capacity = with_load(summary, lambda s: s.concurrency), summary.capacity
     if not placed:
         return None
     c_max, bounds = capacity.c_max, capacity.c_max_ci
@@ -322,115 +310,3 @@ def latency_by_concurrency(summary: Summary) -> Chart | None:
     title = _capacity_title(summary, c_max, "requests in flight", what)
     alt = f"{what}, both axes logarithmic. {title}. {_ends(summary, placed)}"
     return Chart("latency-concurrency", title, alt, plot.spec(NARROW, 290), plot.keys)
-
-
-def achieved_by_offered(summary: Summary) -> Chart | None:
-    """Draw the achieved against the offered rate of the open stages, with the diagonal."""
-    placed = [
-        (x, s.achieved_rps, s)
-        for x, s in _placed(summary, lambda s: s.offered_rps)
-        if s.achieved_rps is not None
-    ]
-    if len(placed) < 2:
-        return None
-    top = [x for x, *_ in placed]
-    plot = Plot(
-        linear_axis("Offered rate (requests/s)", top),
-        linear_axis("Achieved rate (requests/s)", top),
-    )
-    _diagonal(plot, "achieved = offered")
-    rows = [
-        {
-            "x": x,
-            "y": y,
-            "state": stage_state(s, summary),
-            "text": f"{s.name} offered: {rate(y)} achieved",
-        }
-        for x, y, s in placed
-    ]
-    plot.curve(rows, "ttft", "achieved rate")
-    stages = [s for *_, s in placed]
-    plot.state_keys(stages, summary)
-    title = _follows(stages, [s for s in stages if stage_state(s, summary) in CURVE])
-    alt = f"Achieved against offered rate of {len(stages)} stages. {title}."
-    return Chart("achieved", title, alt, plot.spec(NARROW, 290), plot.keys)
-
-
-def _follows(stages: Sequence[Stage], drawn: Sequence[Stage]) -> str:
-    loads = [(s, s.offered_rps or 0.0, s.achieved_rps or 0.0) for s in drawn]
-    growing = [offered for s, offered, _ in loads if s.stable is False]
-    kept = [offered for s, offered, achieved in loads if s.stable and achieved >= 0.9 * offered]
-    if kept and not growing and len(kept) == len(drawn):
-        up_to = "" if len(drawn) == len(stages) else f" up to {exact(max(kept))} requests/s"
-        return f"The achieved rate follows every rate offered{up_to}"
-    if growing and kept and max(kept) < min(growing):
-        return (
-            f"Keeps up with {exact(max(kept))} requests/s offered, not with {exact(min(growing))}"
-        )
-    return "Achieved against offered rate"
-
-
-def _diagonal(plot: Plot, label: str) -> None:
-    end = min(plot.x.high, plot.y.high)
-    plot.line([{"x": 0, "y": 0}, {"x": end, "y": end}], "planned", DASHED, 1.5)
-    plot.key(label, "planned", "dash")
-
-
-def goodput_by_load(summary: Summary) -> Chart | None:
-    """Draw goodput against the offered rate, or the set concurrency."""
-    known = [s for s in by_load(summary.stages) if s.goodput_rps is not None]
-    is_open = all(s.offered_rps is not None for s in known)
-    loads = ((s.offered_rps if is_open else s.concurrency_set, s) for s in known)
-    placed = [(x, s) for x, s in loads if x is not None]
-    if len(placed) < 2 or summary.burst:  # two loads of one burst are no curve
-        return None
-    estimate = _peak_rows(summary.goodput) if is_open else []
-    xs = [*(x for x, _ in placed), *(row["x"] for row in estimate)]
-    ys = [*(s.goodput_rps or 0.0 for _, s in placed), *(row["y2"] for row in estimate)]
-    if is_open:
-        x_axis = linear_axis("Offered rate (requests/s)", xs)
-        plot = Plot(x_axis, linear_axis("Goodput (requests/s)", [*xs, *ys]))
-        _diagonal(plot, "goodput = offered")
-    else:
-        x_axis = log_axis("Set concurrency (requests)", xs)
-        plot = Plot(x_axis, linear_axis("Goodput (requests/s)", ys))
-    rows = [
-        {"x": x, "y": s.goodput_rps, "state": stage_state(s, summary), "text": _goodput_text(s)}
-        for x, s in placed
-    ]
-    plot.curve(rows, "good", "goodput: requests that met every SLO")
-    caption = ""
-    if estimate:
-        plot.bars_between([{**row, "y": row["y1"]} for row in estimate], "usable")
-        plot.points(estimate, "usable", "diamond", filled=False, size=80)
-        plot.key(str(estimate[0]["text"]), "usable", "diamond-ring")
-        caption = (
-            "The peak is an estimate from all open stages together, so that it may lie off the "
-            "points that were measured: a stage that saw no jam lies above it."
-        )
-    plot.state_keys([s for _, s in placed], summary)
-    title = _goodput_title(summary.goodput)
-    alt = f"{title}. {len(placed)} stages."
-    return Chart("goodput", title, alt, plot.spec(NARROW, 290), plot.keys, caption)
-
-
-def _goodput_title(peak: Goodput) -> str:
-    if not peak.peak_rps:
-        return "Goodput by load" if peak.peak_rps is None else "No request met every SLO"
-    at = f", at {offered} offered" if (offered := offered_at(peak)) else ""
-    return f"Goodput peaks at {peak_text(peak, 'requests/s')}{at}"
-
-
-def _peak_rows(peak: Goodput) -> list[Point]:
-    """Return the estimated peak with its 95 % interval; nothing of one that is a stage's own."""
-    if peak.basis != "pooled" or peak.peak_rps_ci is None:
-        return []
-    low, high = peak.peak_rps_ci
-    text = f"estimated peak {rate(peak.peak_rps)} (95 % interval {interval([low, high])})"
-    return [{"x": peak.at_offered_rps, "y": peak.peak_rps, "y1": low, "y2": high, "text": text}]
-
-
-def _goodput_text(stage: Stage) -> str:
-    attained = stage.slo_attainment
-    part = "" if attained is None else f", {share(attained)} of requests"
-    return f"{stage.name}: goodput {rate(stage.goodput_rps)}{part}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, AT_USABLE, NO_PEAK, instances_text
+from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.capacity import Fleet, Knee, KneeMethod, LittlesLawGap, LoopCapacity
 from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.summary import Audit, Network, SloLimit, Summary
+from ampacity.analysis.decision.inputs import is_wide
 from ampacity.reports.charts.burst import burst_findings
 from ampacity.reports.charts.outage import outage_findings
 from ampacity.reports.render.figures import (
@@ -77,21 +79,21 @@ def usable_rate(summary: Summary) -> Finding:
     held = summary.capacity
     if held.capacity_rps is None:
         return Finding("Capacity", DASH, None, held.reason or NO_REASON)
+    shown = None if held.crossing == "saturated" else held.capacity_rps_ci
+    bounds = interval(shown, unit="req/s")
+    bounds = bounds and f"{_interval(held)} {bounds}"
+    value = BOUNDS.get(held.crossing, "") + rate(held.capacity_rps)
     verified = f"verified to {rate(held.verified_rps)}, the highest load shown to meet every SLO"
+    wide = held.crossing == "pooled" and held.verified_rps and is_wide(held.capacity_rps, shown)
+    if wide:
+        value, bounds = f"{rate(held.verified_rps)} verified", f"{value}, {bounds}"
     note = _sentence(
         held.binding_slo and f"bound by {held.binding_text}",
         CROSSING[held.crossing],
-        verified if held.verified_rps else None,
+        verified if held.verified_rps and not wide else None,
         CLOSED if held.c_max_basis == "closed" else None,
     )
-    shown = None if held.crossing == "saturated" else held.capacity_rps_ci
-    bounds = interval(shown, unit="req/s")
-    return Finding(
-        "Capacity",
-        BOUNDS.get(held.crossing, "") + rate(held.capacity_rps),
-        bounds and f"{_interval(held)} {bounds}",
-        note,
-    )
+    return Finding("Capacity", value, bounds, note)
 
 
 def _c_max(summary: Summary) -> Finding:
@@ -189,9 +191,9 @@ def _gaps_counted(slo: SloLimit) -> str:
 def _fleet(fleet: Fleet) -> Finding:
     cost = None
     if fleet.cost_per_million_output_tokens is not None and fleet.gpu_hour_usd is not None:
-        usd = significant(fleet.cost_per_million_output_tokens)
+        each = usd(fleet.cost_per_million_output_tokens)
         price = gpu_price(fleet.tensor_parallel, fleet.gpu_hour_usd)
-        cost = f"${usd} per million output tokens {AT_FULL_LOAD} ({AT_USABLE}), at {price}"
+        cost = f"{each} per million output tokens {AT_FULL_LOAD} ({AT_USABLE}), at {price}"
     if fleet.instances is None:
         why = SET_PEAK if fleet.reason == NO_PEAK else fleet.reason or NO_REASON
         return Finding("Fleet", DASH, None, _sentence(why, cost))

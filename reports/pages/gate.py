@@ -276,15 +276,20 @@ def escaped(text: str) -> str:
 
 
 def junit_xml(result: GateResult) -> str:
-    """Return JUnit XML: failures are regressions, errors inconclusive, skipped is not judged."""
+    """Return JUnit XML: failures are regressions, errors inconclusive, skipped is not judged.
+
+    A case takes the time of its load; several cases of one load share it, so the suite's time is
+    not their sum.
+    """
     suite = ElementTree.Element("testsuite", name=f"ampacity {result.command}")
     counts = {"failure": 0, "error": 0, "skipped": 0}
+    total_s = sum(result.stage_s.values())
 
     def case(name: str, level: str | None, tag: str | None, kind: str, message: str) -> None:
         names = {
             "classname": _clean(f"{result.command}.{level or 'run'}"),
             "name": _clean(name),
-            "time": "0",
+            "time": f"{result.stage_s.get(level or '', total_s):.3f}",
         }
         element = ElementTree.SubElement(suite, "testcase", names)
         message, attributes = _clean(message), {}
@@ -303,7 +308,7 @@ def junit_xml(result: GateResult) -> str:
         case("comparable", None, "error", result.verdict, result.sentence)
     failures, errors, skipped = map(str, counts.values())
     totals = {"tests": str(len(suite)), "failures": failures, "errors": errors}
-    totals |= {"skipped": skipped, "time": "0"}
+    totals |= {"skipped": skipped, "time": f"{total_s:.3f}"}
     suite.attrib.update(totals)
     root = ElementTree.Element("testsuites", {"name": "ampacity", **totals})
     root.append(suite)

@@ -8,12 +8,19 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from ampacity.analysis.capacity.fleet import instances_text
+from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.summary import Summary, Warned
+from ampacity.analysis.decision.inputs import is_wide
 from ampacity.analysis.decision.money import Hosted, Moved
 from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.tiers import TierPlan
 from ampacity.reports.pages.findings import usable_rate
+from ampacity.reports.pages.screen import NOTES
 from ampacity.reports.render.figures import counted, gpu_price, interval, significant
+from ampacity.reports.render.table import Cell, Column, Table
+from ampacity.reports.render.terminal import Entry, Screen
+
+HOSTED_SHOWN = 3
 
 COSTS = {
     "fleet_cost_per_million_output_tokens": "a million output tokens",
@@ -30,6 +37,17 @@ def headline(plan: Plan) -> str:
     """Return the answer: instances, GPUs and the cost of a year, each with its range."""
     text = f"{instances_text(plan.instances, plan.instances_ci)}, {counted(plan.gpus, 'GPU')}"
     return f"{text} for {plan.peak_rps:.4g} requests/s{year_text(plan)}"
+
+
+def rate_text(
+    rate_rps: float, ends: Sequence[float | None] | None, verified_rps: float | None
+) -> str:
+    """Return a capacity with its interval; where that is wide, what is verified comes first."""
+    between = interval(ends)
+    text = f"{significant(rate_rps)} req/s" + (f" ({between})" if between else "")
+    if verified_rps and verified_rps < rate_rps and is_wide(rate_rps, ends):
+        return f"{significant(verified_rps)} req/s verified, an estimated {text},"
+    return text
 
 
 def wrapped(text: str) -> str:
@@ -53,9 +71,9 @@ def year_text(plan: Plan | TierPlan) -> str:
     if plan.cost_per_year is None:
         return ""
     low, high = plan.cost_per_year_ci or (None, None)
-    ends = f" (${low:,.0f} to ${high:,.0f})" if low and high and low != high else ""
+    ends = f" ({usd(low)} to {usd(high)})" if low and high and low != high else ""
     bound = "at most " if high and not low else "at least " if low and not high else ""
-    return f"; {bound}${plan.cost_per_year:,.0f} a year{ends}"
+    return f"; {bound}{usd(plan.cost_per_year)} a year{ends}"
 
 
 def plan_text(plan: Plan, summary: Summary) -> str:
@@ -68,18 +86,91 @@ def plan_text(plan: Plan, summary: Summary) -> str:
         f"  one instance {carries} {usable.value}{between} at {', '.join(plan.slos) or 'no SLO'}; "
         f"{usable.note}",
         f"  peak {plan.peak_rps:.4g} requests/s ({_basis(plan, 'peak')})",
-        f"  instances that carry the peak: {plan.instances_before_safety}, × {plan.safety_factor:g} safety = "
-        f"{plan.instances}; GPUs: × {plan.tensor_parallel} = {plan.gpus}",
+        f"  instances that carry the peak: {plan.instances_before_safety}, "
+        f"× {plan.safety_factor:g} safety = {plan.instances}; GPUs: × {plan.tensor_parallel} = {plan.gpus}",
         f"  safety {plan.safety_factor:g} ({_basis(plan, 'safety')})",
         f"  {_spare(plan)}",
         f"  {plan.gpu_hours_per_day:g} GPU-hours a day, utilisation {100 * plan.utilisation:.0f} %"
         f" at {plan.load_rps:.3g} requests/s ({_basis(plan, 'utilisation')})",
+        f"  {pools_text(plan)}",
         *_costs(plan),
         *(line for hosted in plan.hosted for line in hosted_lines(hosted, plan)),
         *_indented(columns(sensitivity_rows(plan.sensitivity))),
         *_warned(plan.warnings),
     ]
     return "\n".join(lines)
+
+
+def pools_text(plan: Plan) -> str:
+    """Return prefill apart from decoding: the rate of an instance of each, and the P:D ratio."""
+    pools = plan.pools
+    if pools is None:
+        return f"P:D ratio of prefill apart from decoding: {plan.pools_reason}"
+    return (
+        f"prefill apart from decoding, estimated from this run: P:D {pools.prefill_instances}:"
+        f"{pools.decode_instances} (an instance computes the prompts of "
+        f"{significant(pools.prefill_rps)} req/s at most, the answers of "
+        f"{significant(pools.decode_rps)} at least)"
+    )
+
+
+def plan_screen(plan: Plan, summary: Summary) -> Screen:
+    """Return the screen of a plan: the fleet, its cost, what it rests on, what moves it most."""
+    usable, year = usable_rate(summary), year_text(plan).removeprefix("; ")
+    between = [usable.interval] if usable.interval else []
+    bases = {i.name: i.basis for i in plan.inputs}
+    sized = (
+        f"{counted(plan.instances_before_safety, 'instance')} of "
+        f"{counted(plan.tensor_parallel, 'GPU')} for the peak ({bases['peak']}), "
+        f"× {plan.safety_factor:g} safety ({bases['safety']})"
+    )
+    answers = [
+        Entry("FLEET", headline(plan).partition(";")[0], state="good"),
+        *([Entry("COST", year, _cost_aside(plan))] if year else []),
+        Entry("CAPACITY", f"{usable.value} an instance", ", ".join([*between, *plan.slos])),
+        Entry("SIZED", sized),
+        Entry("SPARE", _spare(plan)),
+    ]
+    if plan.predicted:
+        answers.append(Entry("PREDICTED", "nothing was measured", state="unsure"))
+    hosted = [next(iter(hosted_lines(h, plan))).strip() for h in plan.hosted[:HOSTED_SHOWN]]
+    following = summary.next_command or ""
+    return Screen(
+        answers,
+        _table(sensitivity_rows(plan.sensitivity)),
+        drawn=[Entry("HOSTED", x.partition(", ")[0], x.rpartition("; ")[2]) for x in hosted],
+        notes=[note for w in plan.warnings if (note := NOTES.get(w.code, w.text))],
+        next_command=None if following.startswith("ampacity plan") else following,
+    )
+
+
+def tiers_screen(tiers: TierPlan) -> Screen:
+    """Return the screen of a plan of tiers: the whole fleet, and each tier."""
+    text = f"{instances_text(tiers.instances, tiers.instances_ci)}, {counted(tiers.gpus, 'GPU')}"
+    answers = [Entry("FLEET", f"{text} for {tiers.peak_rps:.4g} requests/s", tiers.mode, "good")]
+    if year := year_text(tiers).removeprefix("; "):
+        answers.append(Entry("COST", year))
+    if tiers.ratio is not None:
+        answers.append(Entry("RATIO", f"P:D {tiers.ratio:.3g}"))
+    rows = [["tier", "GPU", "instances", "GPUs", "req/s each", "peak, req/s"]]
+    for tier in tiers.tiers:
+        plan, each = tier.plan, significant(tier.plan.capacity_rps)
+        figures = [f"{plan.instances:,}", f"{plan.gpus:,}", each, f"{plan.peak_rps:.4g}"]
+        rows.append([tier.name, tier.gpu, *figures])
+    warned = [w.text for tier in tiers.tiers for w in tier.plan.warnings]
+    warned += [w.text for w in tiers.warnings]
+    return Screen(answers, _table(rows), notes=list(dict.fromkeys(warned)))
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Table:
+    """Return rows of words as a table; the first has the heads."""
+    heads = [Column(head, "", i, text=not i) for i, head in enumerate(rows[0])]
+    return Table("", heads, [[Cell(text) for text in row] for row in rows[1:]])
+
+
+def _cost_aside(plan: Plan) -> str:
+    each = [line.strip() for line in _costs(plan)][1:3]
+    return f"{', '.join(each)} {plan.at_mean_load}" if each else ""
 
 
 def tiers_text(tiers: TierPlan) -> str:
@@ -89,17 +180,16 @@ def tiers_text(tiers: TierPlan) -> str:
     )
     whole += f"{tiers.peak_rps:.4g} requests/s ({tiers.mode}){year_text(tiers)}"
     if tiers.cost_per_thousand_requests is not None:
-        whole += f", ${significant(tiers.cost_per_thousand_requests)} for 1,000 requests"
+        whole += f", {usd(tiers.cost_per_thousand_requests)} for 1,000 requests"
     lines = [whole]
     for tier in tiers.tiers:
         plan = tier.plan
-        ends = interval(plan.capacity_rps_ci)
+        rate = rate_text(plan.capacity_rps, plan.capacity_rps_ci, plan.verified_rps)
         lines += [
             f"  {tier.name}: {headline(plan)}",
             f"    {plan.run}: one instance of {plan.tensor_parallel} GPU"
             f"{'s' if plan.tensor_parallel > 1 else ''} ({tier.gpu}) carries "
-            f"{significant(plan.capacity_rps)} req/s{f' ({ends})' if ends else ''} at "
-            f"{', '.join(plan.slos)}",
+            f"{rate} at {', '.join(plan.slos)}",
             f"    {plan.instances_before_safety} for the peak × {plan.safety_factor:g} safety "
             f"({_basis(plan, 'safety')})",
             *(f"  {line}" for hosted in plan.hosted for line in hosted_lines(hosted, plan)),
@@ -142,22 +232,22 @@ def _costs(plan: Plan) -> Iterator[str]:
     costs = {what: v for name, what in COSTS.items() if (v := getattr(plan, name)) is not None}
     yield (
         f"  {gpu_price(plan.gpus, plan.gpu_hour_usd)} ({_basis(plan, 'GPU-hour')}) = "
-        f"${plan.cost_per_hour:,.2f} an hour; {len(costs)} ways to express the same cost "
+        f"{usd(plan.cost_per_hour)} an hour; {len(costs)} ways to express the same cost "
         f"{plan.at_mean_load}:"
     )
     for what, value in costs.items():
-        yield f"    ${significant(value)} for {what}"
+        yield f"    {usd(value)} for {what}"
 
 
 def hosted_lines(hosted: Hosted, plan: Plan) -> Iterator[str]:
     """Yield a hosted API against the fleet, and when its prompt cache pays."""
     own, cached = plan.fleet_cost_per_thousand_requests, "" if hosted.prefix else ", none cached"
     yield (
-        f"  {hosted.model}: ${significant(hosted.cost_per_thousand_requests)} for 1,000 requests"
+        f"  {hosted.model}: {usd(hosted.cost_per_thousand_requests)} for 1,000 requests"
         f"{cached}, {100 * hosted.output_share:.0f} % of it for output"
-        + ("" if own is None else f"; this fleet: ${significant(own)}")
+        + ("" if own is None else f"; this fleet: {usd(own)}")
     )
-    gpu = f"at this load with GPUs below ${significant(hosted.crossover_gpu_hour_usd)} an hour"
+    gpu = f"at this load with GPUs below {usd(hosted.crossover_gpu_hour_usd)} an hour"
     crossing = f"{_against(hosted)}; " if hosted.crossover_utilisation is not None else ""
     yield f"    this fleet is {crossing or 'cheaper '}{gpu}"
     if even := hosted.break_even:
@@ -169,8 +259,8 @@ def hosted_lines(hosted: Hosted, plan: Plan) -> Iterator[str]:
     if held := hosted.prefix:
         yield (
             f"    {held.tokens:,.0f} cached tokens × {held.calls_per_day:,.0f} calls a day, as one "
-            f"prefix that is written once a day (assumed): ${held.usd_per_day_without_cache:,.2f} a day without "
-            f"the cache, ${held.usd_per_day_with_cache:,.2f} with it"
+            f"prefix that is written once a day (assumed): {usd(held.usd_per_day_without_cache)} a day "
+            f"without the cache, {usd(held.usd_per_day_with_cache)} with it"
         )
 
 

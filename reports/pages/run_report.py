@@ -64,12 +64,14 @@ STATUS_WORDS = {
 class Beyond:
     """Findings that a report shows beyond the summary, from the records of the run.
 
-    ``limits``: the capacity at other limits of the SLO that binds.
+    ``limits``: the capacity at other limits of the SLO that binds. ``hardware``: how far the run is
+    from its hardware; None: model or GPU are not known.
     """
 
     timeline: Timeline | None = None
     limits: Sequence[AtLimit] = ()
     directory: str = "RUN"
+    hardware: str | None = None
 
 
 def report_charts(summary: Summary, timeline: Timeline | None) -> list[Chart]:
@@ -95,6 +97,7 @@ def render_report(
         predicted=summary.predicted,
         warnings=by_severity(summary, meta),
         limits=[(limit, evidence_text(limit)) for limit in summary.limits if limit.holds],
+        hardware=beyond.hardware,
         untold=[limit for limit in summary.limits if limit.holds is None],
         subject=_subject(summary, meta),
         partial=partial_reason(summary, meta),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, instances_text
+from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
 from ampacity.analysis.slo import ERROR_RATE, GOODPUT, SHARES, slo_from_dict
@@ -110,6 +111,7 @@ def _counts(summary: Summary) -> list[str]:
     failed = failures(summary.errors)
     parts = [f"{count(failed)} failed ({failures_by_cause(summary)})"] if failed else []
     parts += ended_otherwise(summary.errors)
+    parts += [f"{count(summary.retries)} sent again"] if summary.retries else []
     return [f"{count(summary.requests)} requests: {'; '.join(parts)}."] if parts else []
 
 
@@ -154,10 +156,9 @@ def _answers(summary: Summary) -> list[Entry]:
         found.append(Entry("LENGTHS", ", ".join(curves)))
     if fleet.instances is not None:
         cost = fleet.cost_per_million_output_tokens
-        asides = [
-            f"{instances_text(fleet.instances, fleet.instances_ci)}, safety {exact(fleet.safety_factor)}"
-        ]
-        asides += [f"${significant(cost)} per million output tokens {AT_FULL_LOAD}"] if cost else []
+        sized = instances_text(fleet.instances, fleet.instances_ci)
+        asides = [f"{sized}, safety {exact(fleet.safety_factor)}"]
+        asides += [f"{usd(cost)} per million output tokens {AT_FULL_LOAD}"] if cost else []
         text = f"{counted(fleet.gpus, 'GPU')} for {count(fleet.peak_rps)} req/s"
         found.append(Entry("FLEET", text, ", ".join(asides)))
     return found

@@ -10,10 +10,19 @@ from ampacity.analysis.decision.candidates import Candidate, Decision
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input
 from ampacity.analysis.decision.plan import Plan
+from ampacity.analysis.decision.roofline import Use
 from ampacity.reports.pages.findings import evidence_text
 from ampacity.reports.pages.page import render_page
-from ampacity.reports.pages.plan import columns, headline, hosted_lines, sensitivity_rows, wrapped
-from ampacity.reports.render.figures import DASH, interval, significant
+from ampacity.reports.pages.plan import (
+    columns,
+    headline,
+    hosted_lines,
+    pools_text,
+    rate_text,
+    sensitivity_rows,
+    wrapped,
+)
+from ampacity.reports.render.figures import DASH, interval, seconds, significant
 
 SHOWN_LIMITS, SHOWN_INPUTS = 2, 3  # in a terminal: the rest is in the page
 OWN_COMMAND = r"^ampacity size .* (?=--\S+ \S+$)"  # which a step adds an option to
@@ -39,9 +48,11 @@ def size_text(decision: Decision) -> str:
         _rails_line(best),
     ]
     holds = [condition.holds for condition in best.disaggregation]
+    pools = best.plan.pools if best.plan else None
+    ratio = f"; P:D {pools.prefill_instances}:{pools.decode_instances}" if pools else ""
     lines.append(
         f"Prefill apart from decoding: {holds.count(True)} of {len(holds)} conditions hold, "
-        f"{holds.count(None)} unknown (--html)"
+        f"{holds.count(None)} unknown{ratio} (--html)"
     )
     if others:
         lines.append("All steps of every candidate: --html FILE or --json")
@@ -82,6 +93,7 @@ def _shown(one: Candidate) -> dict[str, Any]:
             for step in one.steps
         ],
         "curve": _curve(one),
+        "use": _use(one.hardware) if one.hardware else "",
         "sensitivity": sensitivity_rows(plan.sensitivity) if plan else [],
         "hosted": [line.strip() for h in plan.hosted for line in hosted_lines(h, plan)]
         if plan
@@ -98,6 +110,7 @@ def _shown(one: Candidate) -> dict[str, Any]:
         ],
         "untold": [limit for limit in one.limits if limit.holds is None],
         "rails": _rails(one.guardrails),
+        "pools": pools_text(plan) if plan else None,
         "conditions": [
             (c.name, {True: "yes", False: "no", None: "unknown"}[c.holds], c.evidence)
             for c in one.disaggregation
@@ -115,6 +128,17 @@ def _curve(one: Candidate) -> list[list[str]]:
     return rows if one.hardware_curve else []
 
 
+def _use(use: Use) -> str:
+    """Return what the measured point delivers per unit of hardware, and its floors."""
+    return (
+        f"{use.tokens_per_s_per_gpu.value:,.0f} output tokens/s per GPU, "
+        f"{significant(use.tokens_per_gpu_hour.value / 1e6)} million per GPU-hour, "
+        f"{significant(use.tokens_per_s_per_gb.value)} tokens/s per GB; no step can be shorter than "
+        f"{seconds(use.decode_floor_s)}, no prompt of this length than "
+        f"{seconds(use.prefill_floor_s)}."
+    )
+
+
 def _answer(one: Candidate, most: int = SHOWN_LIMITS) -> list[str]:
     """Return instances, GPUs, cost and at most so many limits, in this order."""
     lines = [f"{one.run}: predicted, nothing was measured" if one.predicted else one.run]
@@ -123,12 +147,9 @@ def _answer(one: Candidate, most: int = SHOWN_LIMITS) -> list[str]:
     if one.capacity_rps is None:
         lines.append(f"one instance: {one.capacity_reason or 'no capacity was found'}")
     else:
-        ends = interval(one.capacity_rps_ci)
         carries = "is predicted to carry" if one.predicted else "carries"
-        lines.append(
-            f"one instance {carries} {significant(one.capacity_rps)} req/s"
-            f"{f' ({ends})' if ends else ''} at {slos}"
-        )
+        rate = rate_text(one.capacity_rps, one.capacity_rps_ci, one.verified_rps)
+        lines.append(f"one instance {carries} {rate} at {slos}")
     holds = [limit.title for limit in one.limits if limit.holds]
     shown, more = holds[:most], len(holds) - most
     further = [f"{more} more in --html"] if more > 0 else []
@@ -187,7 +208,8 @@ def _rails(rails: Guardrails) -> list[str]:
         )
     if rails.prewarm_s is not None:
         found.append(f"start an instance {significant(rails.prewarm_s)} s ahead")
-    return [*found, *(f"{name}: {why}" for name, why in rails.missing.items())]
+    words = {name: name.removesuffix("_s").replace("_", " ") for name in rails.missing}
+    return [*found, *(f"{words[name]}: {why}" for name, why in rails.missing.items())]
 
 
 def _ends(ends: tuple[int, int]) -> str:

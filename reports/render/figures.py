@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.capacity import Goodput, Limit
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.stage import Stage
@@ -104,8 +105,8 @@ def counted(value: float | None, noun: str) -> str:
 
 
 def gpu_price(gpus: int, gpu_hour_usd: float) -> str:
-    """Return the price behind a cost: ``2 GPUs × $2.5/h``."""
-    return f"{counted(gpus, 'GPU')} × ${exact(gpu_hour_usd)}/h"
+    """Return the price behind a cost: ``2 GPUs × $2.50/h``."""
+    return f"{counted(gpus, 'GPU')} × {usd(gpu_hour_usd)}/h"
 
 
 def interval(
@@ -216,6 +217,7 @@ UNDECIDED = {
     "so near": "near its limit",
     "the share": "on the edge",
     "were cut off": "cut off in flight",
+    "start-up": "slow start-up (--warmup)",
 }
 """Short words for a verdict's ``cause``, by a text that it contains."""
 

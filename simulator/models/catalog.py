@@ -1,6 +1,7 @@
 """Accelerators and models: figures of data sheets and model cards, each with its source.
 
-Peaks are dense (half of a figure "with sparsity"). Where a card has no unit for a precision, its
+Each row was compared in November 2026 with a second, public table, which its comment names: none
+differed, and for the compute of the A10G none was found. Peaks are dense (half of a figure "with sparsity"). Where a card has no unit for a precision, its
 peak is that of the next wider one: weights are unpacked before they are multiplied.
 """
 
@@ -72,33 +73,35 @@ class Model:
 
 
 # NVIDIA A100 80 GB SXM data sheet (2021): 312 TFLOPS FP16, no FP8 unit, 2,039 GB/s, NVLink 600
-# GB/s both ways.
+# GB/s both ways. glennklockwood.com, A100; thundercompute.com, A100 specifications.
 A100_80 = Hardware("A100-80", 312e12, 312e12, 2.039e12, 80 * GIB, 300e9)
-# The same data sheet, 40 GB card: 1,555 GB/s.
+# The same data sheet and pages, 40 GB card: 1,555 GB/s.
 A100_40 = Hardware("A100-40", 312e12, 312e12, 1.555e12, 40 * GIB, 300e9)
 # NVIDIA H100 SXM data sheet (2023): 989 TFLOPS FP16, 1,979 FP8, 3.35 TB/s, NVLink 900 GB/s both
-# ways.
+# ways. glennklockwood.com, H100 (989.4, 1,978.9).
 H100 = Hardware("H100", 989.4e12, 1978.9e12, 3.35e12, 80 * GIB, 450e9)
 # NVIDIA H200 data sheet (2024): compute and NVLink of the H100, 4.8 TB/s, 141 GB (140 GiB shown
-# by the driver).
+# by the driver). github.com/alpharomercoma/MI300X-vs-H200, METHODOLOGY.md.
 H200 = Hardware("H200", 989.4e12, 1978.9e12, 4.8e12, 140 * GIB, 450e9)
 # NVIDIA HGX B200 data sheet (2024), per card at 1,000 W: 2.25 PFLOPS FP16, 4.5 FP8, 8 TB/s,
-# 180 GB (179 GiB shown by the driver), NVLink 1.8 TB/s both ways.
+# 180 GB (179 GiB shown by the driver), NVLink 1.8 TB/s both ways. glennklockwood.com, B200;
+# docs.vultr.com, HGX B200 hardware overview (179 GB, 8 TB/s).
 B200 = Hardware("B200", 2250e12, 4500e12, 8.0e12, 179 * GIB, 900e9)
 # AMD Instinct MI300X data sheet (2023): 1,307.4 TFLOPS FP16, 2,614.9 FP8, 5.3 TB/s, 192 GB,
-# seven Infinity Fabric links of 128 GB/s both ways.
+# seven Infinity Fabric links of 128 GB/s both ways. MI300X-vs-H200, as above.
 MI300X = Hardware("MI300X", 1307.4e12, 2614.9e12, 5.3e12, 192 * GIB, 448e9)
 # NVIDIA L4 data sheet (2023): 121 TFLOPS FP16, 242.5 FP8, 300 GB/s, 24 GB (22.5 GiB with ECC),
-# PCIe 4.0 x16.
+# PCIe 4.0 x16. grokipedia.com, L4 vs L40S (242 and 485 with sparsity).
 L4 = Hardware("L4", 121e12, 242.5e12, 0.3e12, 22.5 * GIB, 32e9)
 # NVIDIA L40S data sheet (2023): 362 TFLOPS FP16, 733 FP8, 864 GB/s, 48 GB (45 GiB with ECC),
-# PCIe 4.0 x16.
+# PCIe 4.0 x16. mullet.se, L40 and L40S (362.05, 733).
 L40S = Hardware("L40S", 362e12, 733e12, 0.864e12, 45 * GIB, 32e9)
 # NVIDIA A10 data sheet (2021) for the A10G's memory: 600 GB/s, 24 GB (22.5 GiB with ECC), no FP8
 # unit; AWS G5 page (2021) for its compute: 70 TFLOPS FP16 (35 FP32).
+# baseten.co, A10 vs A10G, for the memory.
 A10G = Hardware("A10G", 70e12, 70e12, 0.6e12, 22.5 * GIB, 32e9)
 # NVIDIA T4 data sheet (2019): 65 TFLOPS FP16, no FP8 unit, 320 GB/s, 16 GB (15 GiB with ECC),
-# PCIe 3.0 x16.
+# PCIe 3.0 x16. sysrqmts.com, Tesla T4 (65.13, 320.0 GB/s).
 T4 = Hardware("T4", 65e12, 65e12, 0.32e12, 15 * GIB, 16e9)
 
 CARDS = (A100_40, A100_80, H100, H200, B200, MI300X, L40S, L4, A10G, T4)

@@ -193,13 +193,12 @@ def _deployment(
 
 def _compose(base: str, options: dict[str, Any]) -> EngineConfig:
     model_name, _, place = base.partition("@")
-    match = re.fullmatch(r"(?:(\d+)x)?(.+)", place)
-    count, card_name = (match[1] or "1", match[2]) if match else ("1", "")
+    count, card_name = devices(place)
     if model_name not in MODELS:
         raise SimulatorError(
             f"preset {base!r}: unknown model {model_name!r}; known: {', '.join(MODELS)}"
         )
-    if card_name not in HARDWARE or int(count) < 1:
+    if card_name not in HARDWARE or count < 1:
         raise SimulatorError(
             f"preset {base!r}: unknown hardware {place!r}; known: {', '.join(HARDWARE)}"
         )
@@ -213,8 +212,25 @@ def _compose(base: str, options: dict[str, Any]) -> EngineConfig:
     factors = {f: options.pop(f) for f in ("bandwidth_factor", "compute_factor") if f in options}
     card = replace(HARDWARE[card_name], **factors)
     return engine_config(
-        base, card, MODELS[model_name], tensor_parallel=int(count), **precisions, **options
+        base, card, MODELS[model_name], tensor_parallel=count, **precisions, **options
     )
+
+
+def devices(place: str) -> tuple[int, str]:
+    """Return (number, name) of ``4xh100``; one where no number is given."""
+    match = re.fullmatch(r"(?:(\d{1,4})x)?(.+)", place)
+    return (int(match[1] or 1), match[2]) if match else (1, "")
+
+
+def made_of(name: str) -> tuple[Model, Hardware, dict[str, str]] | None:
+    """Return (model, accelerator, its settings as text) of an engine by name; None: linear."""
+    parts = [part for one in name.split(",") for part in _PRESETS.get(one, one).split(",")]
+    model, _, place = parts[0].partition("@")
+    card = HARDWARE.get(devices(place)[1])
+    if model not in MODELS or card is None:
+        return None
+    settings = (part.partition("=") for part in parts[1:])
+    return MODELS[model], card, {key: value for key, _, value in settings}
 
 
 def _named(name: str) -> EngineConfig:

@@ -42,11 +42,27 @@ def test_exit_status_says_the_answer(
     tmp_path: Path, base: Path, command: Command, capsys: Any
 ) -> None:
     command("gate", made(tmp_path / "same"), "--baseline", base)
-    command("gate --summary full", made(tmp_path / "slow", 1.1), "--baseline", base, status=1)
+    page, slow = tmp_path / "gate.html", made(tmp_path / "slow", 1.1)
+    command("gate --summary full", slow, "--baseline", base, "--html", page, status=1)
     assert capsys.readouterr().out.count("REGRESSION") >= 2
+    assert '<h1 id="verdict">Regression: ' in page.read_text()
     other = made(tmp_path / "other", n=600, seed=2)
     command("gate", other, "--baseline", base, "--tolerance ttft_p50=0.1%", status=3)
     command("gate", made(tmp_path / "slo"), "--baseline", base, "--slo ttft_p50=50ms", status=1)
+
+
+@pytest.mark.parametrize("file", ["--junit /dev/full", "--markdown /no/such/folder/x.md"])
+@pytest.mark.parametrize("json", ["", "--json"])
+def test_a_file_that_cannot_be_written_hides_no_verdict(
+    file: str, json: str, tmp_path: Path, base: Path, command: Command, capsys: Any
+) -> None:
+    """The verdict comes first, then the error; and the reason for no verdict is more than that."""
+    command("gate", made(tmp_path / "slow", 1.1), "--baseline", base, file, json, status=2)
+    told = capsys.readouterr()
+    assert "regression" in told.out
+    assert told.err.startswith(f"ampacity: {file.split()[1]} cannot be written: ")
+    command("gate", tmp_path / "none", "--baseline", base, file, json, status=2)
+    assert "no run directory" in capsys.readouterr().err
 
 
 def test_a_baseline_replaces_no_other_file(
@@ -248,6 +264,7 @@ RESULT = GateResult(
         replace(CHECK, name="itl_p50", verdict="pass"),
         replace(CHECK, name="e2e_p50", verdict="inconclusive"),
     ],
+    stage_s={"4/s": 30.0, "8/s": 20.0},
 )
 
 
@@ -263,6 +280,8 @@ def test_junit_counts_and_is_valid_xml_whatever_the_text() -> None:
     ]
     assert [case[0].tag for case in suite] == ["failure", "system-out", "error", "skipped"]
     assert suite[0].get("classname") == "gate.4/s"
+    assert [case.get("time") for case in suite] == ["30.000"] * 4  # of the load, not of the test
+    assert suite.get("time") == root.get("time") == "50.000"
     assert "50 %" in str(suite[0][0].get("message"))
 
 

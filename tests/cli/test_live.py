@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +22,12 @@ import pytest
 from rich.console import Console
 
 from ampacity.analysis.slo import parse_slo
-from ampacity.live_panel import LIVE, LivePanel, Outlook, latest, lines_of
-from ampacity.loadgen.plan import Live
+from ampacity.live_panel import LivePanel, Outlook, lines_of, percentile
+from ampacity.loadgen.plan import LIVE_TIMES, Live, LiveTimes
 from ampacity.progress import Progress
 from ampacity.simulator.server.launch import Started, start_in_process
 from tests.support.args import args_of
+from tests.support.synthetic import request
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +36,26 @@ def server() -> Iterator[Started]:
         yield started
 
 
+def of_two_workers(ttfts_s: list[float], gaps_s: list[float]) -> Live:
+    """The merged counters of two processes, which have half of the answers each."""
+    live, parts = Live(), [Live(times=LiveTimes()) for _ in range(2)]
+    for i, ttft_s in enumerate(ttfts_s):
+        parts[i % 2].count(request(i, 0.0, ttft_s=ttft_s, gaps_s=gaps_s))
+    for part in parts:
+        part.flush()
+        live.merge(part)
+    return live
+
+
 def panel(**changes: Any) -> LivePanel:
     """Of the second of four stages, 30 of its 60 s over: 40 requests/s, TTFT 1, 2 ... 100 ms.
 
-    Of 100 answers of 2 s one in fifty gaps is 20 ms, the others are 10 ms.
+    One in fifty gaps of each answer is 20 ms, the others are 10 ms.
     """
+    live = of_two_workers([0.001 * i for i in range(1, 101)], [*[0.01] * 49, 0.02])
     began_s = time.monotonic() - 30
-    live = Live(1, "open", 40.0, began_s, 60.0, released=1200, ended=1188, **changes)
-    live.ttft_s = [i / 1000 for i in range(1, 101)]
-    chunks = [10_000 * i + (10_000 if i > 25 else 0) for i in range(51)]
-    live.latest.extend([(2.0, chunks)] * 100)
+    live.stage, live.level, live.began_s, live.duration_s = 1, 40.0, began_s, 60.0
+    live.released, live.ended, live.kinds = 1200, 1188, Counter(changes.pop("kinds", {}))
     generator: Any = SimpleNamespace(live=live)
     plan: Any = SimpleNamespace(index=1)
     slos = [parse_slo("itl_p99=50ms"), parse_slo("ttft_p95=90ms")]
@@ -54,34 +68,44 @@ def panel(**changes: Any) -> LivePanel:
 def test_the_panel(width: int, encoding: str, tmp_path: Path) -> None:
     with (tmp_path / "out").open("w", encoding=encoding) as file:
         console = Console(file=file, width=width, height=24, color_system=None, force_terminal=True)
-        shown = panel()
-        shown._generator.live.statuses.update(ok=1185, timeout=2, reset=1)
+        shown = panel(kinds={"ok": 1185, "timeout": 2, "reset": 1})
         text, lines = lines_of(shown, console)
     text.encode(encoding)
     rows = text.splitlines()
     assert {len(row) for row in rows} == {59} == {len(line) for line in lines}
-    assert " stage 2 of 4 " in rows[0]
+    assert " stage 1 (2 of 4) " in rows[0]
     assert "40 req/s" in rows[0]
     assert " 50%  0:30 left" in rows[1]
     assert " 38%  about 2:30 left" in rows[2]  # 90 s of 240 s: 90 + 30 + 2 x 60
-    assert "TTFT p95      95 ms of 90 ms" in rows[3]
-    assert "ITL p99       20 ms of 50 ms" in rows[4]
+    figures = [
+        re.fullmatch(r"(\w+ p\d+) +([\d.]+) ms of (\d+) ms.*", row[2:-2]) for row in rows[3:5]
+    ]
+    (ttft, ttft_ms, _), (itl, itl_ms, limit_ms) = (found.groups() for found in figures if found)
+    assert (ttft, itl, limit_ms) == ("TTFT p95", "ITL p99", "50")
+    assert [float(ttft_ms), float(itl_ms)] == [
+        pytest.approx(95, rel=0.02),
+        pytest.approx(20, rel=0.02),
+    ]
     assert "in flight        12" in rows[5]
     assert "40.0 sent/s, 39.6 done/s" in rows[6]
     assert "timeout 2, reset 1" in rows[7]
 
 
-def test_the_latest_values_of_each_metric() -> None:
-    live = Live(ttft_s=[0.1])
-    live.latest.extend([(2.0, [0, 10_000, 30_000]), (3.0, [5])])
-    found = {metric: latest(live, metric) for metric in LIVE}
-    assert found == {
-        "ttft": [0.1],
-        "e2e": [2.0, 3.0],
-        "tpot": [pytest.approx(0.015)],
-        "itl": [0.01, 0.02],
-        "icl": [0.01, 0.02],
-    }
+def test_percentiles_of_each_metric_to_two_per_cent() -> None:
+    """Of answers of 200 ms, then chunks of one token after 10 ms and of four after 40 ms."""
+    live = Live(times=LiveTimes())
+    for i in range(9):
+        live.count(request(i, 0.0, ttft_s=0.2, gaps_s=[0.01, 0.04], chunk_tokens=[1, 1, 4]))
+    live.flush()
+    found = {metric: percentile(live, metric, 0.6) for metric in LIVE_TIMES}
+    wanted = {"ttft": 0.2, "e2e": 0.25, "itl": 0.01, "tpot": 0.01, "icl": 0.04}
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted, rel=0.02)
+    for i in range(9, 19):
+        live.count(request(i, 0.0, ttft_s=None, status="timeout"))
+    live.flush()
+    assert percentile(live, "ttft", 0.6) == math.inf  # 10 of 19 failed
+    assert percentile(live, "ttft", 0.999) is None  # too few
+    assert percentile(Live(), "ttft", 0.5) is None  # nobody counts them
 
 
 def test_a_low_terminal_gets_a_line() -> None:
@@ -142,7 +166,7 @@ def test_a_resize_leaves_no_debris_and_ctrl_c_ends_with_the_report(
     line = shlex.join(["env", f"PYTHONPATH={root}", *of_run(server, tmp_path / "run", "60s")])
     tmux("new-session", "-d", "-x", size[0], "-y", size[1], f"cd /; {line}; sleep 60")
     try:
-        until(lambda text: "stage 1 of 1" in text, 30)
+        until(lambda text: "stage 0 (1 of 1)" in text, 30)
         for width in (size[0] - 7, 200, 61, *size[:1]):
             tmux("resize-window", "-x", width, "-y", size[1])
             time.sleep(0.7)

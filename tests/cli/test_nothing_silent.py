@@ -233,7 +233,7 @@ BAD_LINES: dict[str, tuple[str | bytes, str]] = {
     "no JSON": ("{oops", "not readable"),
     "a list": ("[1]", "not readable"),
     "a number": ("5", "not readable"),
-    "not a number": ('{"timestamp_s": NaN}', "not readable"),
+    "not a number": (json.dumps(GOOD | {"timestamp_s": float("nan")}), "column timestamp_s"),
     "a byte that is no text": (
         json.dumps(GOOD).encode()[:-1] + b', "user": "\xe9"}',
         "not readable",

@@ -24,6 +24,7 @@ from ampacity.simulator.server.launch import start_in_process
 from benchmarks.servers import limit_at
 from benchmarks.studies.check_rates import checked
 from tests.support.args import Command
+from tests.support.fault_server import FaultServer
 
 LOAD = {"url": "http://predicted.invalid/v1", "input_tokens": "10", "output_tokens": "20"}
 
@@ -121,6 +122,21 @@ def test_what_cannot_be_checked_is_an_error_in_the_files_of_ci_too(
     assert message in (tmp_path / "check.xml").read_text()
     assert (tmp_path / "check.md").read_text().startswith("## ❌ ampacity check")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "json"), [("--junit /dev/full", ""), ("--markdown /no/such/folder/x.md", "--json")]
+)
+def test_a_file_that_cannot_be_written_hides_no_verdict(
+    file: str, json: str, tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every answer takes 20 ms: decided at the first look, after 1 % of the time."""
+    load = "--rates 100 --max-duration 20s --input-tokens 4 --output-tokens 2 --slo e2e_p50=5ms"
+    with FaultServer(gap_s=0.01) as server:
+        command(f"check {server.url} {load} {file} {json} --out", tmp_path / "run", status=2)
+    told = capsys.readouterr()
+    assert "verdict" in told.out.lower()
+    assert f"ampacity: {file.split()[1]} cannot be written: " in told.err
 
 
 LATE = ("--slo", "ttft_p50=1m")

@@ -252,6 +252,13 @@ def test_what_is_done_to_records_is_found(illness: str, two_classes: Run) -> Non
         assert carried == pytest.approx(5, rel=0.02)
 
 
+def test_the_cause_is_judged_at_the_load_nearest_to_the_capacity(tmp_path: Path) -> None:
+    """12/s is far above the capacity; at 4/s the P95 is over its limit, though not decided."""
+    engine, load, _ = ILLNESSES["prompts of 4,000 tokens at 12/s"]
+    first, *_ = summary_of(engine, load, tmp_path / "run").limits
+    assert (first.rule, {e.stage for e in first.evidence}) == ("prefill_bound", {"4 req/s"})
+
+
 def _with_stages(summary: Summary, change: Callable[[Stage], dict[str, Any]]) -> Summary:
     """Return the summary with some fields of its stages replaced."""
     stages = [msgspec.structs.replace(stage, **change(stage)) for stage in summary.stages]
@@ -264,7 +271,7 @@ def test_the_engine_is_busy_for_its_share_of_the_prompts(
 ) -> None:
     """Behind a router each of N engines computes an N-th of the prompts."""
     engine, load, _ = ILLNESSES["prompts of 4,000 tokens at 12/s"]
-    one = summary_of(engine, load, tmp_path / "run")
+    one = summary_of(engine, load | {"rates": "0.5,3,12"}, tmp_path / "run")
     several = _with_stages(
         one, lambda s: {"server": s.server and msgspec.structs.replace(s.server, engines=engines)}
     )

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ampacity.analysis.metrics.gaps import token_gaps
 from ampacity.experiments.stages.live_export import PrometheusPage, otlp_body
 from ampacity.loadgen.plan import LIVE_BOUNDS_S, LIVE_TIMES, Live, LiveTimes
-from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.rundir.records import KINDS, RequestRecord
 from ampacity.simulator.server.launch import start_in_process
 from tests.support.args import Command
 from tests.support.http_server import http_server, reply
@@ -74,6 +74,18 @@ def test_a_request_is_counted_in_the_buckets_of_its_times() -> None:
     assert found["e2e_seconds_bucket{0.2}"] == 1
     assert found["client_lag_seconds_bucket{0.02}"] == 4
     assert found["client_lag_seconds_bucket{0.05}"] == 5
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(429, "rate_limited"), (529, "rate_limited"), (401, "auth"), (503, "overloaded"),
+     (502, "upstream"), (404, "bad_request"), (None, "http_error")],
+)  # fmt: skip
+def test_an_http_error_is_counted_as_its_kind_as_in_the_summary(code: Any, kind: str) -> None:
+    record = request(0, 0.0, ttft_s=None, status="http_error", http_status=code)
+    live = counted(record)
+    assert samples(page(live))[f"requests_ended_total{{{kind}}}"] == live.failed == 1
+    assert KINDS[cohort(record).requests.status[0]] == kind
 
 
 def test_gaps_are_those_of_the_analysis() -> None:

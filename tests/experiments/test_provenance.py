@@ -142,13 +142,15 @@ def test_prompts_that_the_server_does_not_count_are_not_judged(tmp_path: Path) -
     assert "lengths_off" not in codes(summary)
 
 
-def test_users_that_can_never_be_in_flight_are_refused() -> None:
+@pytest.mark.parametrize("option", ["max_requests", "max_in_flight"])
+def test_users_that_can_never_be_in_flight_are_refused(option: str) -> None:
     load = {"url": "http://127.0.0.1:1/v1", "concurrency": "8,64"}
+    name = option.replace("_", "-")
     with pytest.raises(
-        ConfigError, match="--max-requests 10: --concurrency 64 would never be in flight"
+        ConfigError, match=f"--{name} 10: --concurrency 64 would never be in flight"
     ):
-        make_settings(load | {"max_requests": 10})
-    assert make_settings(load | {"max_requests": 640}).max_requests == 640
+        make_settings(load | {option: 10})
+    assert getattr(make_settings(load | {option: 64}), option) == 64
 
 
 def test_users_that_were_set_and_never_in_flight_are_no_c_max(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from ampacity.analysis.contract.summary import describe_fields
 from ampacity.analysis.decision.candidates import Decision
-from ampacity.analysis.decision.guardrails import guardrails
+from ampacity.analysis.decision.guardrails import guardrails, operating_rate
 from ampacity.analysis.decision.inputs import Range
 from ampacity.analysis.decision.known import Known, Physics
 from ampacity.analysis.decision.model import plain_model
@@ -29,6 +29,7 @@ from ampacity.analysis.summary import summarise
 from ampacity.cli import main
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.reports.pages.findings import usable_rate
+from ampacity.reports.pages.plan import rate_text
 from ampacity.reports.pages.size import _rails
 from ampacity.simulator.engine.outcome import simulate
 from ampacity.simulator.engine.steptime import Roofline
@@ -148,6 +149,96 @@ def test_all_thirteen_steps_on_two_screens_in_three_seconds(
     assert "if this were 20 % lower / higher instances USD a year USD for 1,000" in text
 
 
+def test_the_model_and_gpu_of_a_prediction_need_not_be_stated(
+    run: Path, config: Path, tmp_path: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with the config.json, up to its input embedding; the report says the same."""
+    found = []
+    for given in ([], ["--model-config", "llama3-8b"], ["--model-config", config, "--gpu", "H100"]):
+        assert ampacity("size", run, *given, "--json") == 0
+        found.append(json.loads(capsys.readouterr().out)["candidates"][0])
+    assert found[0]["hardware"] == found[1]["hardware"]
+    shares = [one["hardware"]["mbu"]["value"] for one in found]
+    assert shares[0] == pytest.approx(shares[2], rel=0.1)
+    assert ampacity("report", run) == 0
+    assert f"Distance to the hardware: {found[0]['hardware_text']}." in (
+        (run / "report.html").read_text(encoding="utf-8")
+    )
+    assert ampacity("report", run, "--gpu", "b200") == 0  # 8 TB/s for 3.35
+    told = (run / "report.html").read_text(encoding="utf-8")
+    assert f"{100 * shares[0] * 3.35 / 8:.0f} % (" in told.partition("Distance to the hardware")[2]
+
+
+def test_a_fleet_that_cannot_be_sized_ends_as_plan_does(
+    tmp_path: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every load violates 1 ms: no capacity, no fleet. Without a peak none was asked for."""
+    load = {"input_tokens": 10, "output_tokens": 20, "slo": ["ttft_p95=1ms"], "rates": "0.5,2"}
+    summary_of("linear:0.01,0.001", load, tmp_path / "run")
+    assert ampacity("plan", tmp_path / "run", "--peak-rps", 9) == 2
+    why = capsys.readouterr().err.removeprefix("ampacity: ").strip()
+    assert ampacity("size", tmp_path / "run", "--peak-rps", 9) == 2
+    assert f"no fleet: {why[:50]}" in " ".join(capsys.readouterr().out.split())
+    assert ampacity("size", tmp_path / "run") == 0
+
+
+def test_several_engines_behind_one_endpoint(
+    tmp_path: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two engines of one GPU each, by ``predict``; a run of two that were not stated warns."""
+    load = ["--input-tokens", "10", "--output-tokens", "20", "--slo", "ttft_p95=1s", "--rates", "2"]
+    engine = "llama3-8b-h100,replicas=2"
+    given = ["--preset", engine, *load, "--duration", "20s", "-o", tmp_path / "two", "-q"]
+    assert ampacity("predict", *given) == 0
+    summary_of(engine, {"input_tokens": 10, "output_tokens": 20, "rates": "2"}, tmp_path / "one")
+    for name, gpus, warned in (("two", 2, False), ("one", 1, True)):
+        capsys.readouterr()
+        slo = ("--slo", "ttft_p95=1s")
+        assert ampacity("size", tmp_path / name, "--peak-rps", 1, *slo, "--json") == 0
+        found = json.loads(capsys.readouterr().out)["candidates"][0]
+        assert found["plan"]["tensor_parallel"] == gpus
+        codes = [warning["code"] for warning in found["plan"]["warnings"]]
+        assert ("several_engines" in codes) == warned
+        assert found["hardware"] is None
+        assert "2 engines share the load" in found["hardware_text"]
+
+
+def test_pools_by_the_rates_of_the_two_phases(
+    linear: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """20 ms a prompt: at most 50/s. At 20/s that is 40 % of the time: 20 / 0.6 = 33/s decoded.
+
+    A peak of 100/s, safety 1: 2 and 3 instances; the mean TTFT also has some waiting in it.
+    """
+    assert ampacity("plan", linear, "--peak-rps", 100, "--safety", 1, "--json") == 0
+    pools = json.loads(capsys.readouterr().out)["pools"]
+    assert pools["prefill_rps"] == pytest.approx(50, rel=0.08)
+    assert pools["decode_rps"] == pytest.approx(100 / 3, rel=0.08)
+    assert pools["prefill_instances"] == math.ceil(100 / pools["prefill_rps"])
+    assert pools["decode_instances"] == math.ceil(100 / pools["decode_rps"])
+    assert ampacity("plan", linear, "--peak-rps", 100, "--safety", 1) == 0
+    text = f"P:D {pools['prefill_instances']}:{pools['decode_instances']} (an instance computes"
+    assert text in capsys.readouterr().out
+
+
+def test_of_a_wide_estimate_what_is_verified_comes_first(run: Path) -> None:
+    summary = summarise(load_run(run))
+    held = msgspec.structs.replace(
+        summary.capacity,
+        crossing="pooled",
+        capacity_rps=12.6,
+        capacity_rps_ci=(5.0, 15.0),
+        verified_rps=6.0,
+    )
+    found = usable_rate(msgspec.structs.replace(summary, capacity=held))
+    assert found.value == "6.00 req/s verified"
+    assert found.interval == "an estimated 12.6 req/s, 95 % interval 5.00 to 15.0 req/s"
+    assert "verified" not in found.note
+    text = "6.00 req/s verified, an estimated 12.6 req/s (5.00 to 15.0),"
+    assert rate_text(12.6, (5.0, 15.0), 6.0) == text
+    assert rate_text(12.6, (11.0, 14.0), 6.0) == "12.6 req/s (11.0 to 14.0)"
+
+
 def test_the_figures_are_those_of_the_formulas(
     run: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,6 +252,12 @@ def test_the_figures_are_those_of_the_formulas(
     assert plan["cost_per_hour"] == plan["gpus"] * 2.5
     per_million = plan["gpus"] * 2.5 / (120 * 3600 * 100) * 1e6
     assert plan["fleet_cost_per_million_output_tokens"] == pytest.approx(per_million)
+    # P95 of a Poisson number in flight; all sequences are 500 + 100 tokens of 131,072 B
+    c_max = summarise(load_run(run)).capacity.c_max or 0
+    in_flight = c_max + 1.645 * math.sqrt(c_max)
+    assert found["memory"]["needed"]["kv"] == pytest.approx(in_flight * 600 * 131_072)
+    assert len(set(found["memory"]["sequences"].values())) == 1
+    assert found["memory"]["sequences"].keys() == {"p50", "p95", "p99"}
     assert found["memory"]["needed"]["weights"] == pytest.approx(2 * 8.03e9, rel=0.01)
     assert [step["title"] for step in found["steps"]][3] == "Memory"
     rates = [at["rps"] for at in found["hardware_curve"]]
@@ -174,10 +271,19 @@ def test_the_figures_are_those_of_the_formulas(
     assert kinds == {"predicted", "stated", "assumed"}
 
 
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of which no model is known; a prompt takes 20 ms, nothing violates the SLO."""
+    folder = tmp_path_factory.mktemp("linear") / "run"
+    load = {"input_tokens": 10, "output_tokens": 20, "slo": ["ttft_p95=1s"], "rates": "0.5,10,20"}
+    summary_of("linear:0.005,0.0001,0.02", load, folder)
+    return folder
+
+
 def test_what_is_missing_is_named_and_no_number_is_invented(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    linear: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, _ = size(monkeypatch, capsys, run)
+    code, out, _ = size(monkeypatch, capsys, linear)
     assert code == 0
     assert "4 Memory          not known: no model is given (--model-config)" in out
     assert "   → add --model-config FILE" in out
@@ -209,7 +315,7 @@ def test_candidates_are_ranked_at_one_slo_and_the_broken_one_is_left_out(
         f"{run} is cheaper than {small}: the intervals do not meet",
     ]
     (left,) = found.left_out
-    assert left.reason == f"{tmp_path / 'none'} is no run directory: it has no run.json"
+    assert left.reason == f"{tmp_path / 'none'} is no run directory: it is missing"
     text = page.read_text(encoding="utf-8")
     assert text.count("<strong>Validation</strong>") == 3
     assert "What moves the answer most" in text
@@ -220,6 +326,19 @@ def test_candidates_are_ranked_at_one_slo_and_the_broken_one_is_left_out(
     heads = (f"{run}: predicted,", f"{small}: predicted,", f"Steps of {run}:")
     order = [out.index(text) for text in heads]
     assert order == sorted(order)
+
+
+def test_bursts_within_a_minute_lower_the_rate_to_run_at(run: Path) -> None:
+    """By as much as Poisson arrivals would have to be higher to crowd so; not where they did."""
+    summary = summarise(load_run(run))
+    rate, why = operating_rate(summary)
+    assert rate is not None
+    assert operating_rate(summary, 1.25) == (
+        rate / 1.25,
+        f"{why}, over 1.25 for bursts within a minute",
+    )
+    bursty = {**summary.workload, "arrivals": "gamma:cv=2"}
+    assert operating_rate(msgspec.structs.replace(summary, workload=bursty), 1.25) == (rate, why)
 
 
 def test_guardrails_have_no_empty_range_and_no_breaker_of_nothing(
@@ -243,7 +362,7 @@ def test_step_7_names_every_slo_that_may_limit(run: Path) -> None:
         summary.capacity, binding_slo=slos[0], binding_or=slos[1:], crossing="pooled"
     )
     summary = msgspec.structs.replace(summary, capacity=held)
-    known = Known(summary, "run", {}, None, guardrails(summary))
+    known = Known(summary, "run", guardrails(summary))
     assert "bound by ttft_p95=300ms or itl_p99=50ms" in str(
         thirteen_steps(known, Physics())[6].decision
     )
@@ -287,10 +406,14 @@ def test_a_capacity_in_the_knee_region_is_named(
     engine = "llama3-8b-h100,max_num_seqs=32"
     summary_of(engine, load | {"rates": "1,4,6,8,10,12,14,16,18"}, tmp_path / "run")
     named = "The capacity of 16 req/s lies above the knee region of 8 to 14 req/s"
-    assert ampacity("plan", tmp_path / "run", "--peak-rps", "20") == 0
+    assert ampacity("plan", tmp_path / "run", "--peak-rps", "20", "--summary", "full") == 0
     assert f"Warning: {named}" in capsys.readouterr().out
     assert ampacity("size", tmp_path / "run", "--peak-rps", "20") == 0
     assert named in " ".join(capsys.readouterr().out.split())
+    assert ampacity("report", tmp_path / "run") == 0
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "it lies above the knee region of 8 to 14 req/s" in page.partition("</h1>")[0]
+    assert named in page
 
 
 def test_the_page_lists_the_fields_of_plan_and_size() -> None:
@@ -378,42 +501,31 @@ def test_conditions_for_disaggregation(
     assert held["few prompt tokens are cached"][0] is None
 
 
+FOUR = ["--params", "8e9", "--layers", "32", "--kv-heads", "8", "--head-dim", "128"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(["--gpu", "h900", "--layers", 1], "must be given too", id="five-numbers"),
+        pytest.param(["--layers", 1], "must be given too", id="five-numbers"),
         pytest.param(
             ["--model-config", "Llama-3-8B"],
             "give the path of the model's config.json (or its folder)",
             id="no-config",
         ),
         pytest.param(["--prices", "nowhere.csv"], "cannot be read", id="no-prices"),
+        pytest.param(["--gpu", "h900"], "--gpu h900: none of a100-40", id="gpu-alone"),
+        pytest.param(["--kv", "fp3"], "precision 'fp3' (--weights, --kv)", id="precision"),
         pytest.param(
-            ["--gpu", "h900", "--params", 1e9, "--layers", 1, "--kv-heads", 1, "--head-dim", 8],
-            "--gpu h900: none of a100-40",
-            id="gpu",
+            [*FOUR, "--heads", "30"], "--heads 30 is no multiple of --kv-heads 8", id="heads"
         ),
+        pytest.param([*FOUR, "--heads", "-8"], "--heads is -8: it must be above", id="no-heads"),
         pytest.param(["--cold-start", "soon"], "--cold-start", id="duration"),
         pytest.param(["--slo", "ttft_max=1s"], "give a percentile, as ttft_p99=1s", id="max"),
         pytest.param(["--link", "-1"], "--link", id="link"),
         pytest.param(["--lora-slots", "4"], "write SLOTSxMB", id="adapters"),
         pytest.param(
-            [
-                "--params",
-                "8e9",
-                "--layers",
-                "32",
-                "--kv-heads",
-                "8",
-                "--head-dim",
-                "128",
-                "--heads",
-                "32",
-                "--gpu",
-                "H100",
-                "--tp",
-                "3",
-            ],
+            [*FOUR, "--heads", "32", "--gpu", "H100", "--tp", "3"],
             "--tp 3 does not divide the 32 attention heads of given: valid are 1, 2, 4, 8, 16, 32",
             id="degree",
         ),

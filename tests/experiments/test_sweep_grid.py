@@ -10,7 +10,7 @@ import pytest
 
 from ampacity.analysis.capacity.limit import find_capacity
 from ampacity.analysis.capacity.next_load import fewest_requests
-from ampacity.analysis.slo import parse_slos
+from ampacity.analysis.slo import parse_slo, parse_slos
 from ampacity.cli.measure.sweep import timed_sweep
 from ampacity.config import make_settings
 from ampacity.durations import duration_text, rounded_up
@@ -103,6 +103,14 @@ def test_goes_past_saturation() -> None:
 def test_stops_two_stages_after_a_slo_that_saturation_does_not_explain() -> None:
     rates = [s["offered_rps"] for s in run_grid(5.0, 1e9, start_rps=2.0)]
     assert max(rates) == 16  # 8 and 16 broke it; no need to look for saturation
+
+
+def test_goes_down_from_what_was_served_of_a_start_that_was_far_too_high() -> None:
+    """10,000/s were offered and ten served: half of that is next, and six halvings are left."""
+    far = stage(10_000.0, False, stable=False) | {"achieved_rps": 10.0}
+    assert next_rate([far]) == 5.0
+    assert next_rate([far, stage(5.0, False)]) == 2.5
+    assert next_rate([far, stage(10 / 64, False)]) is None
 
 
 def test_goes_down_when_the_start_was_too_high_by_six_halvings_at_most() -> None:
@@ -256,12 +264,14 @@ def swept(max_duration_s: float, server: str = "mm1", **how: Any) -> ServerRig:
     return rig
 
 
-@pytest.mark.parametrize(("server", "most_rps"), [("mm1", 10.0), ("batch", 6.154)])
+@pytest.mark.parametrize(
+    ("server", "most_rps", "times"), [("mm1", 10.0, 3), ("batch", 6.154, 3), ("mm1", 10.0, 20)]
+)
 def test_a_sweep_that_begins_too_high_goes_down_and_ends_with_an_answer(
-    server: str, most_rps: float
+    server: str, most_rps: float, times: int
 ) -> None:
-    """Issue 18 D: the first stage is offered three times what the server can do."""
-    rig = swept(600.0, server, start_rps=3 * most_rps)
+    """Issue 18 D: the first stage is offered three times what the server can do, or 20 times."""
+    rig = swept(600.0, server, start_rps=times * most_rps)
     assert rig.stages[0].stable is False
     # half of what was answered, not of what was offered
     assert rig.stages[1].offered_rps <= most_rps
@@ -283,6 +293,24 @@ def test_a_sweep_without_an_answer_ends_with_the_command_that_gets_one() -> None
     assert "next_command" not in rig.noted
     low, high = find_capacity(rig.stages, rig.settings.slos).capacity_rps_ci
     assert low < 7.0 < high
+
+
+def test_a_limit_that_an_idle_server_misses_ends_the_sweep_at_once() -> None:
+    """An answer takes 100 ms, the limit is 1 ms: no load meets it, and no longer sweep helps."""
+    rig = ServerRig(QUEUE, parse_slo("ttft_p95=1ms"), 3, 30.0)
+    asyncio.run(sweep(rig, max_duration_s=600.0))
+    assert len(rig.stages) == 2
+    assert "next_command" not in rig.noted
+    found = find_capacity(rig.stages, rig.settings.slos)
+    assert (found.reason or "").startswith("no load can meet ttft_p95=1ms: the median is 0.")
+
+
+def test_a_limit_that_only_saturation_breaks_has_an_interval() -> None:
+    """Ten requests/s, a limit of 100 s: the capacity is where the queue begins to grow."""
+    rig = ServerRig(QUEUE, parse_slo("ttft_p95=100s"), 3, 30.0)
+    asyncio.run(sweep(rig, max_duration_s=600.0))
+    low, high = find_capacity(rig.stages, rig.settings.slos).capacity_rps_ci
+    assert low < 10.0 < high
 
 
 def test_the_command_is_the_run_s_own_with_another_time() -> None:

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import ampacity as public
+from ampacity.analysis.change.judged import CompareError
 from ampacity.analysis.contract.part import plain
 from ampacity.analysis.metrics.percentiles import LEVELS
 from ampacity.loadgen.rundir.files import RunDirError
@@ -68,11 +69,14 @@ def test_percentiles_of_other_levels_are_order_statistics(run: public.Run) -> No
     assert np.isnan(found.value_s["p99.95"])
     assert found.reason["p99.95"] == "needs 5990 requests, has 3201"  # ln 0.05 / ln 0.9995
     assert found.reason["max"] == "infinite: 1 of 3201 requests failed"
-    for level in (-1, 101, "p", "median"):
+    for level in (-1, 101, "p", "median", None, float("nan")):
         with pytest.raises(ValueError, match="give a percent from 0 to 100"):
             run.percentiles([level])
     with pytest.raises(ValueError, match="choose one of ttft_s, ttft_from_schedule_s"):
         run.percentiles(metric="ttft")
+    with pytest.raises(ValueError, match="stage 2: choose one of 0, 1"):
+        run.percentiles(stage=2)
+    assert run.percentiles(99).equals(run.percentiles([99]))
 
 
 def test_times_of_a_request_by_hand(run: public.Run) -> None:
@@ -176,7 +180,14 @@ def test_importing_is_light_and_a_wrong_path_is_one_line(tmp_path: Path) -> None
         "assert 'sweep' in dir(ampacity)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    with pytest.raises(RunDirError, match=r"no run directory: it has no run\.json"):
-        public.load(tmp_path)
+    (tmp_path / "file").touch()
+    wrong: dict[object, str] = {tmp_path: "it has no run.json", 3: "3 is no run directory"}
+    wrong |= {tmp_path / "x": "it is missing", tmp_path / "file": "it is a file"}
+    for path, why in wrong.items():
+        for call in (public.load, public.compare):
+            with pytest.raises(RunDirError, match=why):
+                call(path)  # type: ignore[operator]
+    with pytest.raises(CompareError, match="give two run directories or more"):
+        public.compare()
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = public.nothing

@@ -14,6 +14,7 @@ import pytest
 from msgspec import structs
 
 from ampacity.analysis.capacity.fleet_figures import FleetInputs, fleet_figures
+from ampacity.analysis.change.results import Check, GateResult
 from ampacity.analysis.change.scorecard import compare
 from ampacity.analysis.contract.capacity import ClassCapacity
 from ampacity.analysis.contract.summary import Summary, read_summary
@@ -22,6 +23,7 @@ from ampacity.analysis.summary import summarise
 from ampacity.analysis.timeline import timeline_of
 from ampacity.loadgen.rundir.files import Run
 from ampacity.reports.pages.compare import write_comparison_page
+from ampacity.reports.pages.gate_page import write_gate_page
 from ampacity.reports.pages.run_report import Beyond, write_report
 from tests.support.compared_runs import arm, stage, ttfts
 from tests.support.contract import blank
@@ -57,11 +59,47 @@ def pages(tmp_path_factory: pytest.TempPathFactory, measured: Measured) -> dict[
         for k, n in enumerate("abc")
     ]
     result = compare(arms)
+    written["gate"] = folder / "gate.html"
+    write_gate_page(written["gate"], regressed(), shlex.join(["ampacity", "gate", HOSTILE]))
     written["compare"] = folder / "compare.html"
     write_comparison_page(
         written["compare"], structs.replace(result, sentence=f"{result.sentence} {HOSTILE}")
     )
     return written
+
+
+def regressed() -> GateResult:
+    """A regression, a pass, a violated SLO, and markup in every text."""
+    rows = (("ttft_p50", "regression", 0.2), ("ttft_p90", "pass", 0.0), ("e2e_p99", "pass", 0.01))
+    checks = [
+        Check(
+            name, "change", "20/s", verdict, 0.1, 0.1 + c, c, (c - 0.02, c + 0.02), tolerance=0.05
+        )
+        for name, verdict, c in rows
+    ]
+    checks.append(Check("ttft_p50=1s", "slo", HOSTILE, "violated", candidate=2.0, reason=HOSTILE))
+    sentence = f"Regression: ttft_p50 at 20/s +20 %. {HOSTILE}"
+    untracked = {"itl_p99 at 20/s": HOSTILE}
+    return GateResult(
+        verdict="regression", sentence=sentence, notes=[HOSTILE], untracked=untracked, checks=checks
+    )
+
+
+def test_the_gate_s_page_has_what_its_result_has(browser: Any, pages: dict[str, Path]) -> None:
+    result = regressed()
+    with opened(browser, pages["gate"]) as page:
+        assert page.locator("#verdict").text_content() == result.sentence
+        held = page.evaluate("JSON.parse(document.getElementById('gate').textContent)")
+        assert held == json.loads(json.dumps(result.as_dict()))
+        cells = page.locator("#checks tbody tr").all_inner_texts()
+        assert [row.split("\t")[:2] for row in cells] == [
+            ["ttft_p50 at 20/s", "regression"],
+            [f"ttft_p50=1s at {HOSTILE}", "violated"],
+            ["e2e_p99 at 20/s", "pass"],
+            ["ttft_p90 at 20/s", "pass"],
+        ]
+        assert page.locator("#next-command").text_content().endswith(f"'{HOSTILE}'")
+        assert page.locator("main script").count() == 0
 
 
 @pytest.mark.parametrize(
@@ -72,6 +110,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory, measured: Measured) -> dict[
         ("failed", 400, "light"),
         ("compare", 1300, "dark"),
         ("compare", 400, "light"),
+        ("gate", 1300, "light"),
+        ("gate", 400, "dark"),
     ],
 )
 def test_a_page_is_quiet_alone_and_fits(
@@ -81,7 +121,7 @@ def test_a_page_is_quiet_alone_and_fits(
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.evaluate(CLIPPED) == []
         assert page.evaluate(OVERLAPPING) == []
-        assert page.locator("figure").count() >= 4
+        assert page.locator("figure").count() >= (1 if name == "gate" else 4)
         paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert paper == PAPER[scheme]
         ink = page.locator(".live svg text").first.evaluate("e => getComputedStyle(e).fill")
@@ -105,7 +145,8 @@ AXIS_LABELS = """(() => {
 
 
 @pytest.mark.parametrize(
-    ("name", "scheme"), [("run", "dark"), ("failed", "light"), ("compare", "light")]
+    ("name", "scheme"),
+    [("run", "dark"), ("failed", "light"), ("compare", "light"), ("gate", "light")],
 )
 def test_axe_finds_nothing_serious(
     browser: Any, pages: dict[str, Path], name: str, scheme: str
@@ -241,6 +282,30 @@ def test_paper_has_everything_and_no_controls(browser: Any, pages: dict[str, Pat
         assert page.locator(".picture svg:visible").count() == figures
         assert page.locator(".live:visible, .toc:visible, button:visible").count() == 0
         assert page.pdf().startswith(b"%PDF-")
+    finally:
+        page.close()
+
+
+def test_a_page_with_100_000_requests_behind_it_is_small_and_paints_at_once(
+    browser: Any, measured: Measured, tmp_path: Path
+) -> None:
+    """Of the page only the timeline grows with the requests. The paint takes 0.2 s."""
+    stages = queue_sweep(np.random.default_rng(3), [800, 1700], 40.0, service_rps=2000.0)
+    run = make_run(tmp_path / "run", stages, ["ttft_p95=20ms"])
+    assert run.requests.num_rows > 99_000
+    _, summary, limits = measured
+    beyond = Beyond(timeline_of(run), limits, str(run.path))
+    path = write_report(tmp_path / "report.html", summary, run.meta, beyond)
+    assert path.stat().st_size < 3_000_000
+    page = browser.new_page()
+    try:
+        page.goto(path.as_uri(), wait_until="load")
+        until(page, "performance.getEntriesByName('first-contentful-paint').length > 0")
+        [paint] = page.evaluate("performance.getEntriesByName('first-contentful-paint')")
+        assert paint["startTime"] < 3000
+        drawn = page.evaluate("JSON.parse(document.getElementById('live').textContent)")
+        rows = drawn["specs"]["timeline"]["datasets"].values()
+        assert max(map(len, rows)) <= 20_000
     finally:
         page.close()
 

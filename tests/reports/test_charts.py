@@ -13,10 +13,8 @@ from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.analysis.load_names import name_stages
 from ampacity.analysis.timeline import Timeline
 from ampacity.reports.charts.curves import (
-    achieved_by_offered,
     charts,
     errors_by_stage,
-    goodput_by_load,
     latency_by_concurrency,
     latency_by_rate,
 )
@@ -29,6 +27,7 @@ from ampacity.reports.charts.distributions import (
 )
 from ampacity.reports.charts.marks import Chart, linear_axis, log_axis, log_ticks
 from ampacity.reports.charts.palette import COLOURS, light, style_sheet
+from ampacity.reports.charts.rates import achieved_by_offered, goodput_by_load
 from ampacity.reports.charts.svg import SVG, write_svgs
 from ampacity.reports.charts.timeline import timeline_chart
 from tests.support.contract import blank

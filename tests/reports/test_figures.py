@@ -163,7 +163,7 @@ def test_key_figures_of_an_open_sweep() -> None:
     assert got["Goodput peak"].value == "6.56 req/s"
     assert got["Fleet"].value == "25 instances (24 to 26), 100 GPUs"
     assert "19 instances × safety 1.3" in got["Fleet"].note
-    priced = "$2.31 per million output tokens at full load (one instance at its capacity), at 4 GPUs × $2.5/h"
+    priced = "$2.31 per million output tokens at full load (one instance at its capacity), at 4 GPUs × $2.50/h"
     assert got["Fleet"].note.endswith(priced)
     assert got["Load generator"].value == "kept up"
 
@@ -178,7 +178,7 @@ def test_a_cost_stands_beside_its_price_also_where_no_peak_sizes_a_fleet() -> No
     note = found(summary)["Fleet"].note
     assert note == (
         "set a peak in What if? or with --peak-rps; $2.31 per million output tokens at full load (one instance at "
-        "its capacity), at 1 GPU × $2.5/h"
+        "its capacity), at 1 GPU × $2.50/h"
     )
 
 

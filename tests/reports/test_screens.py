@@ -71,6 +71,12 @@ CASES = {
     "run": ("report {a}", 0, "CAPACITY"),
     "compare": ("compare {a} {b}", 0, "WINNER    A"),
     "compare alike": ("compare {a} {c}", 0, "WINNER    no significant difference"),
+    "plan": ("plan {sweep} --peak-rps 120 --gpu-hour 2.5 --prices {prices}", 0, "FLEET     "),
+    "plan of tiers": (
+        "plan --peak-rps 90 --tier small={sweep},0.7,H100,2.5 --tier large={search},0.3,2xH200,4",
+        0,
+        "FLEET     ",
+    ),
     "gate": ("gate {b} --baseline {base}", 1, "VERDICT   regression"),
     "gate passed": ("gate {a} --baseline {base}", 0, "VERDICT   pass"),
     "predict": (
@@ -96,9 +102,11 @@ def test_a_screen_fits_at_every_width_and_the_answer_is_first(
         command("baseline", runs["a"], "-o", tmp_path / "base")
         capsys.readouterr()
     line, status, answer = CASES[name]
+    (tmp_path / "prices").write_text("model,input,output\nhosted,0.5,1.5\nother,1,2\n")
     for width in WIDTHS:
         monkeypatch.setenv("COLUMNS", str(width))
-        places = {**runs, "base": tmp_path / "base", "out": tmp_path / str(width)}
+        files = {name: tmp_path / name for name in ("base", "prices")}
+        places = {**runs, **files, "out": tmp_path / str(width)}
         command(line.format(**places), status=status)
         check(capsys.readouterr().out, width, answer)
 
@@ -215,8 +223,7 @@ def test_every_warning_has_a_short_note() -> None:
 
 
 LEAST = {"capacity": open_sweep()["capacity"] | {"crossing": "lower_bound"}}
-TRY = "the lowest load tried, 4 requests/s, is already too high; try 1.1, 2.1, 3.2 requests/s"
-TOO_HIGH = open_sweep()["capacity"] | {"capacity_rps": None, "crossing": "none", "reason": TRY}
+TOO_HIGH = open_sweep()["capacity"] | {"capacity_rps": None, "lower_loads": [1.1, 2.1, 1200.0]}
 
 
 @pytest.mark.parametrize(
@@ -229,7 +236,7 @@ TOO_HIGH = open_sweep()["capacity"] | {"capacity_rps": None, "crossing": "none",
         ({"audit": {"client_limited": True, "cpu_fraction": 0.1}, **LEAST}, "--cpus 4-7"),
         ({"audit": {"client_limited": True, "cpu_fraction": 0.1}}, "--rates 7 --duration 4m"),
         ({**LEAST}, "--rates 12.8,25.6"),  # twice and four times the bound of 6.4
-        ({"capacity": TOO_HIGH}, "--slo ttft_p95=1s --rates 1.1,2.1,3.2"),
+        ({"capacity": TOO_HIGH}, "--slo ttft_p95=1s --rates 1.1,2.1,1200"),
         ({"next_command": "as noted"}, None),
     ],
 )
@@ -300,6 +307,7 @@ def test_a_command_is_made_again() -> None:
     changes = {"--rates": "3", "--slo": "ttft_p95=1s"}
     text = "ampacity sweep u --model 'a b' --rates 3 --slo ttft_p95=1s"
     assert again(words, changes, ["--closed"]) == text
+    assert again(["ampacity", "demo", "-o", "x"], {"--max-duration": "10m"}) == "ampacity demo"
 
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J\x1b]0;x\x07\r\n[bold]"

@@ -40,8 +40,9 @@ class OddTokenizer:
 
     ``tokenize``: what its /tokenize gives: the "ids" of tokens, as many "zeros", or None where
     there is none. Prompts beyond ``context`` are refused, which the list of models names where
-    ``listed``. ``first``: tokens more of a prompt whose first word is longer than five letters. The
-    prompts are kept in ``asked``.
+    ``listed``. ``first``: tokens more of a prompt whose first word is longer than five letters;
+    ``drifts``: up to so many more in turn; ``tokenize_most``: ``most`` of a /tokenize that is
+    another model's. The prompts are kept in ``asked``.
     """
 
     def __init__(
@@ -52,10 +53,13 @@ class OddTokenizer:
         context: int = 32768,
         listed: bool = True,
         first: int = 0,
+        drifts: int = 0,
+        tokenize_most: int | None = None,
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._tokenize, self._most, self._context, self._listed = tokenize, most, context, listed
-        self._first = first
+        self._first, self._drifts = first, drifts
+        self._tokenize_most = tokenize_most or most
         self.asked: list[str] = []
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -94,6 +98,7 @@ class OddTokenizer:
 
     def _chat(self, messages: list[dict[str, Any]]) -> int:
         extra = self._first if len(messages[0]["content"].split()[0]) > 5 else 0
+        extra += len(self.asked) % (self._drifts + 1)
         return TEMPLATE_TOKENS + extra + sum(tokens_of(m["content"], self._most) for m in messages)
 
     async def _count(self, request: web.Request) -> web.Response:
@@ -101,9 +106,9 @@ class OddTokenizer:
         if "messages" in body:
             count = self._chat(body["messages"])
             return web.json_response({"count": count, "tokens": [0] * count})
-        ids = ids_of(body["prompt"], self._most)
+        ids = ids_of(body["prompt"], self._tokenize_most)
         if self._tokenize == "zeros":
-            ids = [0] * tokens_of(body["prompt"], self._most)
+            ids = [0] * tokens_of(body["prompt"], self._tokenize_most)
         return web.json_response({"count": len(ids), "tokens": ids})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

@@ -15,7 +15,7 @@ from ampacity.workloads.lengths.parse import Fixed
 from ampacity.workloads.profile import Workload
 from ampacity.workloads.prompts.prefixes import (
     SharedPrefixes,
-    block_size,
+    block_sizes,
     infinite_cache,
     parse_prefixes,
     prefixes_of_blocks,
@@ -238,14 +238,14 @@ def test_hash_ids_make_the_tree_that_they_describe() -> None:
     lengths = np.array([6758, 7322, 6700])
     ids = np.array([*range(14), 0, *range(14, 28), *range(14)])
     start = np.array([0, 14, 29, 43])
-    assert block_size(lengths, start) == 512
+    assert block_sizes(lengths, start)[0] == 512
     shared = prefixes_of_blocks(ids, start, lengths, 512)
     assert shared.totals().tolist() == [6758, 7322, 6700]
     assert shared.of(0)[-1] == (13, 6758 - 13 * 512)
     # the second has block 0 in common, the third all but the token that is always computed
     assert infinite_cache(lengths, shared).tolist() == [0, 512, 6699 // 16 * 16]
     # 100 in one block, and in two
-    assert block_size(np.array([100, 100]), np.array([0, 1, 3])) is None
+    assert block_sizes(np.array([100, 100]), np.array([0, 1, 3])) == []
 
 
 def test_the_public_conversation_trace_has_its_known_share() -> None:

@@ -55,7 +55,7 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
     clock, arrivals, clock_notes = "poisson", None, list[str]()
     if timed:
         clock, arrivals, clock_notes = fit_clock(covered.arrival_s, seed)
-    notes = [*(spread_out.notes if timed else trace.notes), *_cached_notes(trace)]
+    notes = [*(spread_out.notes if timed else trace.notes)]
     if timed:
         notes += [*covered.note(n), *clock_notes]
     if few:
@@ -89,17 +89,6 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
     return profile | {"measured": kept}
 
 
-def _cached_notes(trace: Trace) -> list[str]:
-    cached = trace.cached_tokens
-    above = 0 if cached is None else int((cached > trace.input_tokens).sum())
-    if not above:
-        return []
-    return [
-        f"{above} rows have more cached tokens than input tokens: "
-        "all of their input counts as cached"
-    ]
-
-
 def _lengths_workload(
     trace: Trace, measured: dict[str, Any], *, timed: bool, seed: int
 ) -> dict[str, Any]:
@@ -116,7 +105,8 @@ def _lengths_workload(
     profile = {side: _table(getattr(trace, side)) for side in ("input_tokens", "output_tokens")}
     if abs(measured["correlation"] or 0.0) >= 0.01:
         profile["correlation"] = _within_reach(measured["correlation"], profile)
-    share = (measured["sharing"] or {}).get("cached_share_infinite")
+    sharing = measured["sharing"] or {}
+    share = sharing.get("cached_share_infinite") or sharing.get("cached_share_reported")
     if share:
         profile["prefixes"] = {"cached_share": round(share, 4), "pool": 8, "zipf": 1.0}
     return profile

@@ -106,7 +106,7 @@ def fit_clients(client: NDArray[np.int64], arrival_s: Floats | None) -> dict[str
     }
     if arrival_s is None:
         return found
-    order = np.lexsort((arrival_s, client))
+    order = np.lexsort((arrival_s, client))[np.count_nonzero(client < 0) :]
     times, names = arrival_s[order], client[order]
     cvs, weights = [], []
     for part in np.split(times, np.flatnonzero(np.diff(names)) + 1):

@@ -1,5 +1,6 @@
 """Parse one row of a prompt file into a conversation."""
 
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -117,7 +118,7 @@ def _limit(body: Mapping[str, Any], tally: Tally) -> int | None:
 
 
 def _holds_something(value: object) -> bool:
-    return bool(value.strip()) if isinstance(value, str) else value not in (None, [])
+    return is_visible(value) if isinstance(value, str) else value not in (None, [])
 
 
 def _check_shape(name: str, value: object) -> None:
@@ -192,10 +193,15 @@ def _blank(content: Any) -> bool:
     """Return whether there is nothing to send: no parts, or white space only."""
     if isinstance(content, list):
         return all(
-            set(part) <= {"type", "text"} and not str(part.get("text") or "").strip()
+            set(part) <= {"type", "text"} and not is_visible(str(part.get("text") or ""))
             for part in content
         )
-    return content is None or not content.strip()
+    return content is None or not is_visible(content)
+
+
+def is_visible(text: str) -> bool:
+    """Return whether a text has a character other than spaces, controls and zero-width marks."""
+    return any(not c.isspace() and unicodedata.category(c) not in ("Cc", "Cf") for c in text)
 
 
 def text_of_content(content: str | list[Any]) -> str:

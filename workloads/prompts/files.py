@@ -3,7 +3,9 @@
 Rows without a prompt are left out and counted; damaged rows raise, or are skipped and counted.
 """
 
+import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,9 +68,11 @@ def read_prompts(path: Path, *, skip_bad_rows: bool = False) -> PromptFile:
     """
     try:
         data = path.read_bytes()
+        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
         text = data.decode(encoding_of(data), errors=DECODE_ERRORS)
-    except OSError as error:
-        raise WorkloadError(f"prompts {path} cannot be read: {error.strerror}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or f"the gzip data are broken ({error})"
+        raise WorkloadError(f"prompts {path} cannot be read: {reason}") from None
     except UnicodeDecodeError as error:
         raise WorkloadError(f"prompts {path}: this is no text: {error.reason}") from None
     except MemoryError:
@@ -105,7 +109,13 @@ def _values(text: str, path: Path, twice: Counter[str]) -> Iterator[tuple[object
     ``twice`` counts the duplicate keys of objects.
     """
     decoder = json.JSONDecoder(object_pairs_hook=counting_pairs(twice))
-    if path.suffix.lower() == ".json":
+    ending = Path(path.name.lower().removesuffix(".gz")).suffix
+    if ending in (".csv", ".tsv", ".parquet"):
+        raise WorkloadError(
+            f"prompts {path}: prompts are read from .jsonl, .json and .txt (each also with .gz): "
+            "write one JSON object a line"
+        )
+    if ending == ".json":
         try:
             whole = decoder.decode(text)
         except (ValueError, RecursionError) as error:
@@ -120,7 +130,7 @@ def _values(text: str, path: Path, twice: Counter[str]) -> Iterator[tuple[object
                 ]
             yield from ((value, f"prompts {path}: item {k}") for k, value in enumerate(items, 1))
             return
-    plain = path.suffix.lower() == ".txt"
+    plain = ending == ".txt"
     for number, line in enumerate(text.split("\n"), 1):  # U+2028 in a prompt is no end of line
         if line.strip():
             yield _value(line.strip("\r"), None if plain else decoder), f"prompts {path}:{number}"

@@ -192,17 +192,17 @@ def _longest_before(chosen: Ints, length: Ints) -> Ints:
 _BLOCK_MAX = 1 << 15  # the largest block that is looked for
 
 
-def block_size(input_tokens: Ints, start: Ints) -> int | None:
-    """Return the block size by which most prompts have ceil or else floor of n / size ids.
+def block_sizes(input_tokens: Ints, start: Ints) -> list[int]:
+    """Return the block sizes by which most prompts have ceil, or else floor, of n / size ids.
 
-    None where it fits at most half of those with ids. Of equally good sizes the power of two, as
-    engines have them, else the least.
+    [] where none fits more than half of those with ids. The first of equally good ones is the
+    power of two, as engines have them, else the least.
     """
     count = np.diff(start)
     n, count = input_tokens[count > 0], count[count > 0]
     several = np.maximum(count - 1, 1)
     upper = np.where(count > 1, (n - 1) // several, _BLOCK_MAX)
-    best, most = None, len(n) // 2
+    best, most = list[int](), len(n) // 2
     for low, high in ((-(-n // count), upper), (n // (count + 1) + 1, n // count)):
         fits = low <= np.minimum(high, _BLOCK_MAX)
         steps = np.bincount(low[fits], minlength=_BLOCK_MAX + 2)
@@ -210,9 +210,9 @@ def block_size(input_tokens: Ints, start: Ints) -> int | None:
         prompts = np.cumsum(steps - ends)
         prompts[0] = 0
         if prompts.max() > most:
-            most, least = int(prompts.max()), int(np.argmax(prompts))
-            powers = [1 << k for k in range(16) if prompts[1 << k] == most]
-            best = powers[0] if powers else least
+            most = int(prompts.max())
+            best = np.flatnonzero(prompts == most).tolist()
+            best.sort(key=lambda size: (size & (size - 1) != 0, size))
     return best
 
 

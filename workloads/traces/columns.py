@@ -1,12 +1,17 @@
-"""Recognise the columns of a trace by name, and reach nested values by path."""
+"""The columns of a trace: found by name, reached by path, and what is to be said of them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ampacity.workloads.errors import WorkloadError, did_you_mean
+from ampacity.workloads.text import duplicate_key_notes, mended
+from ampacity.workloads.traces.recorded import SENT_FIELDS
+from ampacity.workloads.traces.records import Records
 from ampacity.workloads.traces.values import UNITS, has
 
 _DATA = Path(__file__).parents[1] / "data" / "trace_columns.json"
@@ -20,6 +25,15 @@ REQUIRED = {
     "input": "the input tokens (as input_tokens)",
     "output": "the output tokens (as output_tokens)",
 }
+_NEEDS = {  # roles that have no use without another one
+    "span": "parent_span",
+    "parent": "session",
+    "end": "session",
+    "duration": "session",
+    "block_size": "hash_ids",
+    "blocks": "shared_blocks",
+    "shared_blocks": "blocks",
+}
 _FORMATS = {
     "contexttokens": "Azure",
     "request tokens": "BurstGPT",
@@ -30,6 +44,12 @@ _FORMATS = {
 }
 # formats whose rows with 0 output tokens are failed requests
 WITH_FAILED_REQUESTS = ("LiteLLM spend log", *(set(_FORMATS.values()) - {"Azure"}))
+
+_ADDED = (  # columns that the reader adds to nested requests and to spans
+    *("session", "hash_id_scope", "parent_session"),
+    *("span_id", "parent_span_id", "is_agent"),
+)
+_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -117,9 +137,10 @@ def _match_roles(
         also = [by_name[name] for name in known if name in by_name and name != hit]
         if wanted is None and also:
             others[role] = also
-    if "parent_span" not in found:  # a span id without parents has no use
-        found.pop("span", None)
-        others.pop("span", None)
+    for role, needed in _NEEDS.items():
+        if needed not in found:
+            found.pop(role, None)
+            others.pop(role, None)
     return found, others
 
 
@@ -164,6 +185,56 @@ def parse_columns(texts: Sequence[str]) -> dict[str, str]:
             raise WorkloadError(f"--column {role} stands there twice: keep one")
         found[role] = name
     return found
+
+
+def column_notes(name: str, columns: Columns | None, records: Records) -> Iterator[str]:
+    """Yield one line for each note, once the rows of the file ``name`` have been read."""
+    if columns is None or columns.format == "schedule":  # see ampacity.workloads.schedule_file
+        return
+    for role, others in columns.others.items():
+        if role not in PER_ROW:
+            rest = " or ".join(map(mended, others))
+            yield f"{name}: column {columns[role].strip()} is taken for the {role}, not {rest}"
+    yield from duplicate_key_notes(name, records.duplicate_keys)
+    rows = records.columns.by_name()
+    unused = _unused(rows, columns)
+    if unused:
+        total = records.columns.rows
+        shown = (
+            (mended(field).strip() or "(without a name)")
+            + ("" if rows[field] == total else f" (of {rows[field]} rows)")
+            for field in unused[:_SHOWN]
+        )
+        more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
+        yield f"{name}: columns that are not used: {', '.join(shown)}{more}"
+
+
+def _unused(names: Mapping[str, int], columns: Columns) -> list[str]:
+    prompts = columns.name("messages")
+    prefix = prompts[: prompts.rfind(".") + 1]
+    used = {*columns.by_role.values(), *_ADDED}
+    used |= {other for others in columns.others.values() for other in others}
+    if prompts:
+        used |= {f"{prefix}{field}" for field in (*SENT_FIELDS, "system", "instructions")}
+    paths = [path.lower() for path in columns.by_role.values() if "." in path]
+    return [
+        name
+        for name in names
+        if name not in used and not any(p.startswith(f"{name.lower()}.") for p in paths)
+    ]
+
+
+def missing_notes(name: str, columns: Columns, held: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one line for each column with gaps; ``held`` by role: int64[n], -1 for none."""
+    if columns.format == "schedule":
+        return
+    for role, values in held.items():
+        if role == "parent":  # most rows have none
+            continue
+        missing = int(np.count_nonzero(np.asarray(values) < 0))
+        if missing and role in columns.by_role:
+            column = columns[role].strip()
+            yield f"{name}: column {column} has no value in {missing} of {len(values)} rows"
 
 
 def reach(row: Mapping[str, Any], path: str) -> Any:

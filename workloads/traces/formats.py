@@ -44,7 +44,7 @@ def open_records(path: Path, keep: frozenset[str] = frozenset()) -> Iterator[Rec
         if stem.endswith(".parquet"):
             yield parquet_records(io.BytesIO(binary.read()) if zipped else binary, path, keep)
             return
-        encoding = encoding_of(binary.peek(2))
+        encoding = encoding_of(binary.peek(4))
         with io.TextIOWrapper(binary, encoding=encoding, errors=DECODE_ERRORS, newline="") as text:
 
             def read_share() -> float:
@@ -100,7 +100,7 @@ def _lines(text: io.TextIOWrapper, path: Path) -> Iterator[str]:
                 f"{path}:{number}: this line has more than {LINE_MAX:,} characters: "
                 "is it a log with a request in each line?"
             )
-        yield line
+        yield line.lstrip("\ufeff")  # files with byte order marks, one behind the other
 
 
 def _csv_records(
@@ -137,7 +137,7 @@ def _csv_records(
         except csv.Error as error:
             raise WorkloadError(f"{path}:{last + 1}: this is no CSV: {error}") from None
         finally:
-            columns.add(tuple(header), good)
+            columns.add(tuple(dict.fromkeys(header)), good)
 
     return Records(header, reader.line_num + skipped, rows(), ":", read_share, columns)
 

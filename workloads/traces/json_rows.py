@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.text import BROKEN_BYTES, counting_pairs, is_broken, mended
@@ -108,7 +108,7 @@ def _parser(duplicates: Counter[str]) -> Callable[[str], Any]:
     """Return a JSON parser with exact numbers; ``duplicates`` counts repeated keys of objects."""
     decoder = json.JSONDecoder(
         parse_float=Decimal,
-        parse_constant=_no_constant,
+        parse_constant=float,  # NaN is a missing value; Infinity is refused where it is used
         object_pairs_hook=counting_pairs(duplicates),
     )
 
@@ -121,10 +121,6 @@ def _parser(duplicates: Counter[str]) -> Callable[[str], Any]:
             return BadRow("this is no JSON: a number is too large, or it is nested too deep")
 
     return parse
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
 
 
 class _Expander:

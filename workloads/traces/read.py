@@ -8,13 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.traces.columns import Columns, find_columns
+from ampacity.workloads.traces.columns import (
+    Columns,
+    column_notes,
+    find_columns,
+    missing_notes,
+)
 from ampacity.workloads.traces.formats import open_records
-from ampacity.workloads.traces.notes import column_notes, missing_notes
-from ampacity.workloads.traces.rows import UNKNOWN, ReadOptions, Rows
-from ampacity.workloads.traces.times import time_notes
+from ampacity.workloads.traces.rows import ReadOptions, Rows
+from ampacity.workloads.traces.times import span_notes, time_notes
 from ampacity.workloads.traces.trace import Floats, Ints, Trace
-from ampacity.workloads.traces.values import LOCAL, SECONDS, ZONED
+from ampacity.workloads.traces.values import LOCAL, SECONDS, UNKNOWN, ZONED
 
 _REPORT_EVERY = 200_000  # rows between two calls of progress
 _TIED = 0.2  # from this share of requests that share a time, a clock may be coarse
@@ -88,10 +92,13 @@ def _to_trace(rows: Rows, column_notes: list[str]) -> Trace:
     from_start = _from_session_start(arrival_ns, known("session"))
     step_s = None if as_schedule or from_start else _clock_step_s(np.sort(arrival_ns))
     notes = [*_row_notes(rows, arrival_ns, known("session"), columns), *column_notes]
-    optional_held = optional | _other_columns(rows, columns, kept, end_ns)
+    optional_held = optional | _other_columns(rows, columns, kept, values, known("session"))
     notes += missing_notes(rows.path.name, columns, optional_held)
     if rows.clock and not (as_schedule or from_start):
         notes += _clock_notes(rows, columns, arrival_ns, is_coarse=step_s is not None)
+    if (session := known("session")) is not None:
+        spans = {"start": arrival_ns, "end": end_ns, "pause": values["pause_ns"]}
+        notes += span_notes(rows.path.name, columns, session, **spans)
     shared, of = known("shared_blocks"), known("blocks")
     unsorted = Trace(
         arrival_s=(arrival_ns - zero_ns) / 1e9,
@@ -125,10 +132,16 @@ def _take(columns: dict[str, "array[int]"], kept: Ints) -> dict[str, Ints]:
     return {name: np.frombuffer(held, np.int64)[kept] for name, held in columns.items() if held}
 
 
-def _other_columns(rows: Rows, columns: Columns, kept: Ints, end_ns: Ints) -> dict[str, Ints]:
-    """Return ends and block chains by role, -1 for none, for the notes on missing values."""
-    ends = np.where(end_ns == UNKNOWN, -1, 0)
+def _other_columns(
+    rows: Rows, columns: Columns, kept: Ints, values: dict[str, Ints], session: Ints | None
+) -> dict[str, Ints]:
+    """Return ends, pauses of later turns and block chains by role, -1 for none, for the notes."""
+    ends, pauses = (np.where(values[n] == UNKNOWN, -1, 0) for n in ("end_ns", "pause_ns"))
     found = {"end" if "end" in columns.by_role else "duration": ends}
+    if session is not None:
+        pauses[session < 0] = 0
+        pauses[np.unique(session, return_index=True)[1]] = 0  # first turns need none
+        found["pause"] = pauses
     if "hash_ids" in columns.by_role:
         found["hash_ids"] = rows.blocks.lengths()[kept] - 1
     return found

@@ -18,6 +18,7 @@ from ampacity.workloads.prompts.conversations import (
     CHARACTERS_PER_TOKEN,
     ROLES_OF_MESSAGES,
     is_part,
+    is_visible,
 )
 from ampacity.workloads.prompts.prefixes import SharedPrefixes, take_lists
 
@@ -195,7 +196,7 @@ def read_messages(value: Any, *, listed: bool = False) -> tuple[list[Message], b
         raise ValueError(value.reason)
     if isinstance(value, str):
         held = _json(value)
-        if held is None and not value.strip():
+        if held is None and not is_visible(value):
             return None
         if held is None and (
             _LIKE_MESSAGES.match(value) or (listed and value.lstrip()[:1] in "[{")
@@ -229,7 +230,10 @@ def _says_something(message: Message) -> bool:
     """Return whether a message has a text, a part of another type, or tool calls."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-    return any(part["type"] != "text" or part["text"].strip() for part in parts) or len(message) > 2
+    return (
+        any(part["type"] != "text" or is_visible(part["text"]) for part in parts)
+        or len(message) > 2
+    )
 
 
 def _json(text: str) -> Any:

@@ -27,6 +27,7 @@ from ampacity.workloads.traces.spans import STEPS, SpanTree
 from ampacity.workloads.traces.values import (
     MISSING,
     NO_CALL,
+    UNKNOWN,
     BadRow,
     NoCall,
     has,
@@ -36,7 +37,6 @@ from ampacity.workloads.traces.values import (
     tokens,
 )
 
-UNKNOWN = np.iinfo(np.int64).min  # a time that the file does not have
 _SAME_SPAN = "rows have the id of a span that came before: they are left out (the same span)"
 _OPTIONAL = ("session", "parent", "client", "cached", "blocks", "shared_blocks", "span")
 Record = Mapping[str, Any]
@@ -260,7 +260,9 @@ class Rows:
             if found is None:
                 return _NO_PROMPT
             fields = mended(read_fields(record, prefix))
-            system = mended(read_system(record.get(f"{prefix}system")))
+            system = mended(
+                read_system(record.get(f"{prefix}system") or record.get(f"{prefix}instructions"))
+            )
         except ValueError as error:
             if needed:
                 raise CellError(name, error) from None
@@ -320,6 +322,11 @@ class Rows:
         before = self._last_of.get(session, -1)
         if before >= 0:
             last_ns = max(self.values["arrival_ns"][before], self.values["end_ns"][before])
+            if has_column:
+                self._row_notes.append(
+                    f"rows have no {column.strip()}: they come a pause after the row above them "
+                    "in their session"
+                )
             return last_ns + max(pause_ns, 0)
         if has_column and (self.clock or session < 0):
             raise CellError(column, MISSING)
@@ -365,7 +372,7 @@ class Rows:
             return -1
         if role == "parent":
             found = self._numbers["session"].get(str(value), -1)
-            if found < 0 and str(value) != "-1":  # -1 means none
+            if found < 0:
                 self._row_notes.append(f"rows name a {column} that no row before them has")
             return found
         numbers = self._numbers[role]

@@ -28,6 +28,7 @@ _SUMMED = (
     "rows (spans of agents, or with counts that are the sum of those below) "
     "hold calls that are rows too: they are left out"
 )
+_BY_TRACE = NoCall("spans have no conversation id: their trace is taken for their session")
 _ALONE = "rows of agents have counts, and no call below them: each is played as one request"
 
 
@@ -65,9 +66,11 @@ def read_span(
         return
     about = {**_attributes(span.get("resource_attributes")), **(resource or {})}
     time = "start_time" if "start_time" in span else "startTimeUnixNano"
-    end = "end_time" if "end_time" in span else "endTimeUnixNano"
+    end = "end_time" if time == "start_time" else "endTimeUnixNano"
     named = (held.get(name) for name in ("gen_ai.conversation.id", "session.id"))
-    session = next((name for name in named if not is_placeholder(name)), _trace_id(span))
+    session = next((name for name in named if not is_placeholder(name)), None)
+    if session is None and (session := _trace_id(span)) is not None:
+        yield _BY_TRACE
     row = {
         time: span.get(time),
         end: span.get(end),
@@ -95,8 +98,8 @@ def _span_ids(span: Mapping[str, Any]) -> dict[str, str | None]:
     own = span.get("span_id") or span.get("spanId")
     parent = span.get("parent_span_id") or span.get("parentSpanId")
     return {
-        "span_id": f"{trace}/{own}" if own else None,
-        "parent_span_id": f"{trace}/{parent}" if parent else None,
+        "span_id": None if is_placeholder(own) else f"{trace}/{own}",
+        "parent_span_id": None if is_placeholder(parent) else f"{trace}/{parent}",
     }
 
 

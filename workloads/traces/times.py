@@ -8,9 +8,17 @@ from numpy.typing import NDArray
 
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.traces.columns import Columns
-from ampacity.workloads.traces.values import MILLISECONDS, SECONDS
+from ampacity.workloads.traces.values import (
+    MILLISECONDS,
+    SECONDS,
+    UNIT_WORDS,
+    UNITS,
+    UNKNOWN,
+    span_unit,
+)
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 OUT_OF_PROPORTION = 100.0  # a gap this many times the next largest is no part of the traffic
 _LEAST_GAP_S = 60.0  # a shorter pause is part of the traffic
 _FEW = 20  # maximum number of such gaps: more are a pattern
@@ -19,6 +27,7 @@ _DAY_S = 86_400.0
 LONGEST_REPLAY_S = _DAY_S  # longer replays must be asked for
 _SLOW_RPS, _FAST_RPS = 0.02, 1000.0  # rates beyond these raise doubts about a default unit
 _LEAST_ROWS = 10
+_SHORT_S = 0.1  # milliseconds whose longest pause is shorter raise doubts
 _SINCE_1970_NS = 10**17  # numbers this large (from 1973 on) imply their unit
 
 
@@ -105,7 +114,7 @@ def time_notes(
     """Yield one line for each oddity of the times int64[n], which are in the notation ``clock``."""
     times_s = np.sort(arrival_ns - arrival_ns.min()) / 1e9
     yield from _gap_note(name, times_s)
-    is_small = int(arrival_ns.max()) < _SINCE_1970_NS
+    is_small = float(np.quantile(arrival_ns, 0.1)) < _SINCE_1970_NS
     if clock in (SECONDS, MILLISECONDS) and is_small and not columns.unit_is_explicit:
         yield from _unit_note(name, columns["time"], times_s, is_seconds=clock == SECONDS)
 
@@ -136,11 +145,43 @@ def _unit_note(name: str, column: str, arrival_s: Floats, is_seconds: bool) -> I
         return
     rps = (len(core) - 1) / float(core[-1])
     if rps < _SLOW_RPS if is_seconds else rps > _FAST_RPS:
-        units = [("seconds", "s"), ("milliseconds", "ms")]
-        (unit, _), (other, option) = units if is_seconds else reversed(units)
+        finer = (u for u in ("ms", "us") if rps * 10 ** (9 - UNITS[u]) >= _SLOW_RPS / 10)
+        meant = next(finer, "ns") if is_seconds else "s"
         yield (
-            f"{name}: column {column} is read as {unit}, which makes {rps:.3g} requests/s over "
-            f"{length_text(core[-1])}: if it holds {other}, give --time-unit {option}"
+            f"{name}: column {column} is read as {UNIT_WORDS['s' if is_seconds else 'ms']}, "
+            f"which makes {rps:.3g} requests/s over {length_text(core[-1])}: "
+            f"if it holds {UNIT_WORDS[meant]}, give --time-unit {meant}"
+        )
+
+
+def span_notes(name: str, columns: Columns, session: Ints, **ns: Ints) -> Iterator[str]:
+    """Yield one line for each column of durations whose unit is a guess: ms, or doubtful s.
+
+    ``ns``: start, end and pause of each request in ns, int64[n] with UNKNOWN.
+    """
+    order = np.lexsort((ns["start"], session))
+    order = order[session[order] >= 0]
+    turns = np.flatnonzero(np.diff(session[order]) == 0)
+    before, later = order[turns], order[turns + 1]
+    gap_ns = ns["start"][later] - ns["start"][before]
+    took_ns = np.where(ns["end"] == UNKNOWN, 0, ns["end"] - ns["start"])
+    for role, spans_ns, odd in (
+        ("duration", took_ns[before], "answers end after the next turn has begun"),
+        ("pause", ns["pause"][later], "pauses are longer than the time between two turns"),
+    ):
+        column = columns.name(role).strip()
+        unit, named = span_unit(column)
+        beyond, longest_s = int((spans_ns > gap_ns).sum()), spans_ns.max(initial=0) / 1e9
+        in_s = unit == "s" and beyond > 0.5 * len(turns)
+        in_ms = unit == "ms" and longest_s > 0
+        if not column or named or not (in_s or in_ms):
+            continue
+        other = "ms" if in_s else "s"
+        doubt = f": if it holds {UNIT_WORDS[other]}, rename it {column}_{other}"
+        why = f", by which {beyond} of {len(turns)} {odd}" if in_s else ""
+        yield (
+            f"{name}: column {column} is read as {UNIT_WORDS[unit]}{why}"
+            f"{doubt if in_s or longest_s < _SHORT_S else ''}"
         )
 
 

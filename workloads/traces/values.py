@@ -10,11 +10,13 @@ from typing import Any
 
 from ampacity.workloads.lengths.parse import MAX_TOKENS
 
-_PLACEHOLDERS = frozenset(
-    {"", "nan", "none", "null", "nil", "-", "--", "n/a", "na", "<na>", "undefined", "(null)"}
-)
+# how programs write that there is no value, and no id, without signs such as <> () / \ #
+_NO_VALUE = frozenset({"nan", "none", "null", "nil", "na", "undefined"})
+_NO_ID = frozenset({"", "unknown", "false", "true"})
+_SIGNS = re.compile(r"[\W_]+")
+_LEAST_ZEROS = 16  # an id of as many zeros and nothing else is that of an invalid span, or trace
 UNITS = {"s": 9, "ms": 6, "us": 3, "ns": 0}  # powers of ten to nanoseconds
-_UNIT_WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+UNIT_WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _STAMP = re.compile(
     r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d+))?\s?(Z|UTC|[+-]\d\d:?\d\d)?",
     re.ASCII | re.IGNORECASE,
@@ -29,7 +31,9 @@ SECONDS, MILLISECONDS = "a number of seconds", "a number of milliseconds"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NS = 1_000_000_000
 _MAX_TIME_S = 4_000_000_000  # the year 2096: differences fit 64 bits of ns
+_IN_SECONDS = ("elapsed time", "api_time")  # BurstGPT's, kv-cache-tester's
 MISSING = "the value is missing"
+UNKNOWN = -(1 << 63)  # a time in ns that the file does not have
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,27 @@ NO_CALL = "entries are no calls of a model (spans, steps of an agent): they are 
 
 def has(record: Mapping[str, Any], column: str) -> bool:
     """Return whether the row has a value in the column ("": no such column)."""
-    return bool(column) and record.get(column) not in (None, "", [], {})
+    return bool(column) and not is_missing(record.get(column))
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a cell has no value: empty, NaN, or a word such as None, null, N/A or "-"."""
+    if not isinstance(value, str):
+        return value is None or value != value or value in ([], {})
+    if value[:1].isdigit():  # fast path
+        return False
+    text = value.strip()
+    return len(text) < 16 and (
+        not text.strip("-") or text == r"\N" or _SIGNS.sub("", text).lower() in _NO_VALUE
+    )
 
 
 def is_placeholder(value: object) -> bool:
-    """Return whether an id is missing, or is a placeholder such as nan, None, null or "-"."""
-    return value is None or str(value).strip().lower() in _PLACEHOLDERS
+    """Return whether an id is missing or is none: "-1", signs alone, unknown, a zero UUID."""
+    if isinstance(value, bool) or is_missing(value) or str(value).strip() == "-1":
+        return True
+    core = _SIGNS.sub("", str(value)).lower()
+    return core in _NO_ID or (len(core) >= _LEAST_ZEROS and not core.strip("0"))
 
 
 def tokens(value: object) -> int:
@@ -102,29 +121,39 @@ def time_ns(value: object, unit: str | None = None) -> tuple[int, str]:
         return int(plain[1]) * _NS + _fraction_ns(plain[2]), SECONDS
     number = _decimal(text) if text.isascii() and "_" not in text else Decimal("NaN")
     if not number.is_finite():
-        raise ValueError(f"{text[:40]!r} is not a time (a number, or YYYY-MM-DD HH:MM:SS.fff)")
+        raise ValueError(
+            f"{text[:40]!r} is not a time (a number with a decimal point, "
+            "or YYYY-MM-DD HH:MM:SS.fff)"
+        )
     unit = unit or _unit_by_size(number)
-    shift, clock = UNITS[unit], f"a number of {_UNIT_WORDS[unit]}"
+    shift, clock = UNITS[unit], f"a number of {UNIT_WORDS[unit]}"
     if number.adjusted() + shift < 0 or not number:
         return 0, clock
     if number.adjusted() + shift > 19 or abs(number.scaleb(shift)) > _MAX_TIME_S * _NS:
         raise ValueError(
-            f"{text[:40]!r} is too large for a time in {_UNIT_WORDS[unit]}; see --time-unit"
+            f"{text[:40]!r} is too large for a time in {UNIT_WORDS[unit]}; see --time-unit"
         )
     return int(number.scaleb(shift)), clock
 
 
-def span_ns(value: object, column: str) -> int:
-    """Parse a duration as nanoseconds. Raises ValueError.
+def span_unit(column: str) -> tuple[str, bool]:
+    """Return (the unit of a column of durations, whether its name or its format gives it).
 
-    The column's ending gives the unit, else s (``delay``: ms, as aiperf defines it).
+    Else it is s (``delay``: ms, as aiperf defines it).
     """
     name = column.strip().lower()
     ending = name.rpartition("_")[2]
-    unit = ending if ending in UNITS else "ms" if name == "delay" else "s"
+    if ending in UNITS:
+        return ending, True
+    return ("ms", False) if name == "delay" else ("s", name in _IN_SECONDS)
+
+
+def span_ns(value: object, column: str) -> int:
+    """Parse a duration as nanoseconds, in the unit of ``span_unit``. Raises ValueError."""
+    unit, _ = span_unit(column)
     duration = _decimal(str(value).strip())
     if not duration.is_finite() or duration < 0 or duration.adjusted() + UNITS[unit] > 18:
-        raise ValueError(f"{str(value)[:40]!r} is no length of time in {_UNIT_WORDS[unit]}")
+        raise ValueError(f"{str(value)[:40]!r} is no length of time in {UNIT_WORDS[unit]}")
     return int(duration.scaleb(UNITS[unit]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,15 +21,21 @@ def hand_over(
     *,
     annotate: bool = True,
     as_json: bool,
+    show: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write JUnit XML, append Markdown, print annotations on GitHub, and the JSON if asked."""
+    """Show the result or print it as JSON, then annotations on GitHub, JUnit XML and Markdown.
+
+    Raises RunDirError for a file that cannot be written, after everything is printed.
+    """
     from ampacity.reports.pages.gate import gate_markdown, junit_xml, workflow_commands
 
+    if as_json:
+        print_json(result.as_dict())
+    else:
+        show()
+    if annotate and os.environ.get("GITHUB_ACTIONS") == "true":
+        print(*workflow_commands(result), sep="\n", file=sys.stderr if as_json else sys.stdout)
     if junit:
         write_text(junit, junit_xml(result))
     if markdown:
         write_text(markdown, gate_markdown(result), append=True)
-    if annotate and os.environ.get("GITHUB_ACTIONS") == "true":
-        print(*workflow_commands(result), sep="\n", file=sys.stderr if as_json else sys.stdout)
-    if as_json:
-        print_json(result.as_dict())

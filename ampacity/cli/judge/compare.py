@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -94,30 +95,25 @@ def compare(
 
 
 def _refuse(unlike: Sequence[Setting], names: Sequence[str]) -> None:
-    """Raise CompareError with what differs; print several differences to stderr first."""
-    import sys
-
+    """Print to stderr what differs and what helps, and exit with EXIT_USAGE."""
     from ampacity.analysis.change.comparable import by_option
-    from ampacity.analysis.change.judged import CompareError
+    from ampacity.analysis.next_run import again
+    from ampacity.cli.experiment import command_line
+    from ampacity.reports.render.plain import printable
 
-    differing = {}
-    for option, values in by_option(unlike).items():
+    differing = by_option(unlike)
+    lines = [f"ampacity: the runs are not comparable, they differ in {', '.join(differing)}"]
+    for option, values in differing.items():
         pairs = (f"{name} {value}" for name, value in zip(names, values, strict=True))
-        differing[option] = f"{option}: {'; '.join(pairs)}"
-    several = len(differing) > 1
-    if several:
-        print(*(f"  {line}" for line in differing.values()), sep="\n", file=sys.stderr)
-    hint = (
-        "; one model under two names: serve it under one (vLLM's --served-model-name M, "
-        "ampacity simulate --model M)"
-        if "--model" in differing
-        else ""
-    )
-    raise CompareError(
-        "the runs are not comparable, they differ in "
-        f"{', '.join(differing if several else differing.values())} "
-        f"(--force compares them regardless){hint}"
-    )
+        lines.append(f"  {option}: {'; '.join(pairs)}")
+    if "--model" in differing:
+        lines.append(
+            "  one model under two names: serve it under one (vLLM's --served-model-name M, "
+            "ampacity simulate --model M)"
+        )
+    lines.append(f"NEXT      {again([*command_line(sys.argv), '--force'], {})}")
+    print(*(printable(line) for line in lines), sep="\n", file=sys.stderr)
+    raise typer.Exit(EXIT_USAGE)
 
 
 def per_run(

@@ -10,7 +10,7 @@ import typer
 
 from ampacity.cli import options as o
 from ampacity.cli.judge.ci import hand_over
-from ampacity.cli.output import console, shown
+from ampacity.cli.output import console, shown, writing
 
 if TYPE_CHECKING:
     from ampacity.analysis.change.results import GateResult
@@ -74,6 +74,7 @@ def gate(
     max_duration: MaxDuration = None,
     max_tokens: MaxTokens = None,
     self_test: SelfTest = False,
+    html: o.Html = None,
     junit: o.JUnit = None,
     markdown: o.Markdown = None,
     json: o.Json = False,
@@ -90,6 +91,7 @@ def gate(
     from ampacity.analysis.change.checks import parse_tolerances, slos_of
     from ampacity.experiments.samples import Budget, judge_samples
     from ampacity.reports.pages.gate import gate_screen, lines
+    from ampacity.reports.pages.gate_page import write_gate_page
     from ampacity.reports.render.terminal import show
     from ampacity.values import parse_duration
 
@@ -102,13 +104,26 @@ def gate(
         result = judge_samples(run, base, tolerances, slos, budget, self_test)
     except Exception as error:  # CI's files must show it too, or no answer looks like a good one
         failure, result = error, _cannot_compare(error)
-    hand_over(result, junit, markdown, annotate=not self_test, as_json=json)
-    if failure:
-        raise failure
-    if not json and shown.full:
-        print(*lines(result), sep="\n")
-    elif not json:
-        show(gate_screen(result, _next_command(result, len(run))), console())
+    following = _next_command(result, len(run))
+
+    def screen() -> None:
+        if failure:
+            return
+        if shown.full:
+            print(*lines(result), sep="\n")
+        else:
+            show(gate_screen(result, following), console())
+
+    try:
+        hand_over(result, junit, markdown, annotate=not self_test, as_json=json, show=screen)
+        if html:
+            with writing(html):
+                write_gate_page(html, result, following)
+            if not json:
+                print(f"report: {html}")
+    finally:
+        if failure:  # rather than that a file cannot be written
+            raise failure
     if self_test:
         raise typer.Exit(_self_test_status(result))
     raise typer.Exit(EXIT[result.verdict])

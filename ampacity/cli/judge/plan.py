@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ampacity.cli import options as o
-from ampacity.cli.output import print_part
+from ampacity.cli.output import console, print_part, shown
 
 if TYPE_CHECKING:
     from ampacity.experiments.sizing import Sizing
+    from ampacity.reports.render.terminal import Screen
 
 Run = Annotated[
     Path | None, typer.Argument(help="Run directory; none with --tier.", show_default=False)
@@ -103,7 +104,7 @@ def plan(
     ampacity plan runs/search --profile traffic.yaml
     """
     from ampacity.experiments.sizing import plan_of_tiers, plan_run, read_judged
-    from ampacity.reports.pages.plan import plan_text, tiers_text
+    from ampacity.reports.pages.plan import plan_screen, plan_text, tiers_screen, tiers_text
     from ampacity.values import ConfigError
 
     given = raw if safety is None else {**raw, "safety": safety}
@@ -114,23 +115,26 @@ def plan(
         if alone := [name for name in ("tp", "gpu_hour") if name in raw]:
             raise ConfigError(f"--{alone[0].replace('_', '-')} is part of --tier: drop it")
         tiers = plan_of_tiers(tier, mode or "routing", sizing)
-        _show(tiers, tiers_text(tiers), json)
+        _show(tiers, tiers_text(tiers), tiers_screen(tiers), json)
         return
     if mode is not None or run is None:
         raise ConfigError("--mode is about tiers: give --tier too")
     loaded, summary = read_judged(run, sizing.slos)
     found = plan_run(run, loaded, summary, sizing)
-    _show(found, plan_text(found, summary), json)
+    _show(found, plan_text(found, summary), plan_screen(found, summary), json)
 
 
-def _show(part: object, text: str, json: bool) -> None:
-    """Print a plan; its lines are cut to the terminal, and stay whole in a file."""
+def _show(part: object, text: str, screen: Screen, json: bool) -> None:
+    """Print a plan; the lines of the full one are cut to the terminal, and stay whole in a file."""
     from ampacity.reports.pages.plan import wrapped
+    from ampacity.reports.render.terminal import show
 
     if json:
         print_part(part)
-    else:
+    elif shown.full:
         typer.echo(wrapped(text) if sys.stdout.isatty() else text)
+    else:
+        show(screen, console())
 
 
 def sizing_of(

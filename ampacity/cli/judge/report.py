@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ampacity.cli import options as o
+from ampacity.cli.judge.engine import ENGINE, engine_of
 
 if TYPE_CHECKING:
     from ampacity.analysis.contract.summary import Summary
 
 
+@o.gathers("engine", ENGINE)
 def report(
+    engine: dict[str, Any],
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
     labels: Annotated[
         Path | None,
@@ -55,7 +58,7 @@ def report(
     found = None if labels is None else read_labels(labels)
     if checker is not None:
         found = check_answers(run, checker, parse_duration(checker_timeout, "--checker-timeout"))
-    _, summary = finish(run, as_json=json, labels=found)
+    _, summary = finish(run, as_json=json, labels=found, engine=engine_of(engine))
     if svg is not None:
         _write_svgs(run, summary, svg)
 

@@ -11,42 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ampacity.cli import options as o
+from ampacity.cli.judge.engine import ENGINE, engine_of
 from ampacity.cli.judge.plan import FLEET, sizing_of
 from ampacity.cli.output import print_part, write_text
 
 if TYPE_CHECKING:
     from ampacity.analysis.decision.memory import Adapters
-    from ampacity.analysis.decision.model import ModelShape
 
 Runs = Annotated[
     list[Path], typer.Argument(help="Run directories, one for each candidate.", show_default=False)
 ]
-ModelConfig = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The model's config.json, or its folder.")
-]
-SHAPE = [
-    o.option("params", float | None, None, metavar="N", help="Parameters, e.g. 8.03e9."),
-    o.option("layers", int | None, None, metavar="N", help="Layers."),
-    o.option("kv_heads", int | None, None, metavar="N", help="KV heads."),
-    o.option("head_dim", int | None, None, metavar="N", help="Size of a head."),
-    o.option(
-        "heads", int | None, None, metavar="N", help="Attention heads.", show_default="the KV heads"
-    ),
-]
-NEEDED = ("params", "layers", "kv_heads", "head_dim")
-Gpu = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="GPU: a100-40, a100-80, h100, h200, b200, mi300x, l40s, ..."),
-]
-Weights = Annotated[
-    str | None,
-    typer.Option(
-        metavar="P",
-        help="Precision: fp16, bf16, fp8, int8, int4 or nvfp4.",
-        show_default="the checkpoint's, else fp16",
-    ),
-]
-Kv = Annotated[str, typer.Option(metavar="P", help="Precision of the KV cache.")]
 WaitBudget = Annotated[
     str | None, typer.Option(metavar="T", help="What a first token may wait in a queue.")
 ]
@@ -74,16 +48,12 @@ DraftTokens = Annotated[
 
 @o.shares(("peak_rps", "tp", "gpu_hour", "safety", "slo"))
 @o.gathers("fleet", FLEET)
-@o.gathers("numbers", SHAPE)
+@o.gathers("engine", ENGINE)
 def size(
     raw: dict[str, Any],
     fleet: dict[str, Any],
-    numbers: dict[str, Any],
+    engine: dict[str, Any],
     runs: Runs,
-    gpu: Gpu = None,
-    model_config: ModelConfig = None,
-    weights: Weights = None,
-    kv: Kv = "fp16",
     wait_budget: WaitBudget = None,
     cold_start: ColdStart = None,
     link: Link = None,
@@ -97,7 +67,11 @@ def size(
     ampacity size runs/search --model-config Llama-3-8B --gpu h100
 
     ampacity size runs/search --peak-rps 120 --gpu-hour 2.5
+
+    Exit status: 0 done, 2 bad input, or no run from which a fleet for the peak can be sized.
     """
+    from ampacity.analysis.capacity.fleet import NO_PEAK
+    from ampacity.cli import EXIT_USAGE
     from ampacity.cli.experiment import command_line
     from ampacity.experiments.decide import Stated, decide
     from ampacity.reports.pages.size import size_page, size_text
@@ -109,10 +83,7 @@ def size(
     )
     stated = Stated(
         sizing_of(raw, **fleet),
-        gpu=gpu,
-        shape=_shape(model_config, numbers),
-        weights=weights.lower() if weights else None,
-        kv=kv.lower(),
+        engine=engine_of(engine),
         wait_budget_s=wait,
         cold_start_s=start,
         link_bits_s=1e9 * link if link else None,
@@ -125,10 +96,12 @@ def size(
         write_text(html, size_page(decision))
     if json:
         print_part(decision)
-        return
-    typer.echo(size_text(decision))
-    if html is not None:
-        typer.echo(f"report: {html}")
+    else:
+        typer.echo(size_text(decision))
+        if html is not None:
+            typer.echo(f"report: {html}")
+    if all(one.plan_missing not in (None, NO_PEAK) for one in decision.candidates):
+        raise typer.Exit(EXIT_USAGE)  # a fleet was asked for, as plan ends
 
 
 def _adapters(text: str | None) -> Adapters:
@@ -142,19 +115,3 @@ def _adapters(text: str | None) -> Adapters:
     if found is None:
         raise ConfigError(f"--lora-slots {text}: write SLOTSxMB, e.g. 4x100 for 4 of 100 MB each")
     return Adapters(int(found[1]), 1e6 * float(found[2]))
-
-
-def _shape(model_config: Path | None, numbers: dict[str, Any]) -> ModelShape | None:
-    """Return the model of a config.json or of five numbers; None: neither was given."""
-    from ampacity.analysis.decision.model import plain_model, read_model
-    from ampacity.values import ConfigError, option
-
-    if model_config is not None:
-        if numbers:
-            raise ConfigError("--model-config has the shape: drop --params, --layers and the like")
-        return read_model(model_config)
-    if not numbers:
-        return None
-    if lacking := [option(name) for name in NEEDED if not numbers.get(name)]:
-        raise ConfigError(f"{', '.join(lacking)} must be given too (or --model-config)")
-    return plain_model(parameters=numbers.pop("params"), **numbers)

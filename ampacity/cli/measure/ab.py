@@ -74,8 +74,8 @@ def ab(
     from ampacity.cli.experiment import command_line, finish
     from ampacity.cli.judge.compare import show
     from ampacity.cli.output import shown
-    from ampacity.cli.stub import no_stub
-    from ampacity.config import make_settings
+    from ampacity.cli.stub import left_at_once, no_stub
+    from ampacity.config import KEY_SOURCES, make_settings
     from ampacity.experiments.ab import NAMES, arms, run_ab
     from ampacity.experiments.stages.conduct import run_event_loop
     from ampacity.loadgen.rundir.files import write_json
@@ -85,12 +85,14 @@ def ab(
     if len(urls) != (1 if aa else 2):
         raise ConfigError("give one URL with --aa" if aa else "give two URLs, or one with --aa")
     of_b = {"model": model_b, "api_key_env": api_key_env_b, "tp": tp_b, "gpu_hour": gpu_hour_b}
-    raw_b = raw | {name: value for name, value in of_b.items() if value is not None}
+    shared = raw if api_key_env_b is None else {k: raw[k] for k in raw if k not in KEY_SOURCES}
+    raw_b = shared | {name: value for name, value in of_b.items() if value is not None}
     settings = (make_settings({**raw, "url": urls[0]}), make_settings({**raw_b, "url": urls[-1]}))
     a, b = arms(*settings)
-    with no_stub(a.out, b.out), Progress(quiet=shown.quiet) as progress:
-        out = run_event_loop(run_ab(a, b, rounds, aa, command_line(sys.argv), progress))
-    statuses = {finish(out / name, as_json=False, quiet=True)[0] for name in NAMES}
+    with left_at_once(a.out, b.out):
+        with no_stub(a.out, b.out), Progress(quiet=shown.quiet) as progress:
+            out = run_event_loop(run_ab(a, b, rounds, aa, command_line(sys.argv), progress))
+        statuses = {finish(out / name, as_json=False, quiet=True)[0] for name in NAMES}
     if "interrupted" in statuses:
         raise typer.Exit(EXIT_INTERRUPTED)
     result = compare([compared_run(name.upper(), out / name) for name in NAMES])

@@ -51,14 +51,19 @@ def check(
     from ampacity.reports.pages.gate import check_screen
     from ampacity.reports.render.terminal import show
 
+    judged = False
+
     def judge(path: Path, summary: Summary) -> int:
-        result = result_of(summary, str(path))
-        hand_over(result, junit, markdown, as_json=json)
-        if not json:
-            advised = re.search(r"--max-duration (\w+)", result.sentence)
-            longer = advised and again(command_line(sys.argv), {"--max-duration": advised[1]})
+        nonlocal judged
+        judged, result = True, result_of(summary, str(path))
+        advised = re.search(r"--max-duration (\w+)", result.sentence)
+        longer = advised and again(command_line(sys.argv), {"--max-duration": advised[1]})
+
+        def screen() -> None:
             show(check_screen(result, longer, path / "report.html"), console())
             print_folder(path)
+
+        hand_over(result, junit, markdown, as_json=json, show=screen)
         return EXIT[result.verdict]
 
     how: dict[str, Any] = {"drive": experiment, "check": refuse, "judge": judge, "quiet": True}
@@ -68,6 +73,8 @@ def check(
     except typer.Exit:
         raise
     except Exception as error:  # CI's files must show it too, or no answer looks like a good one
+        if judged:
+            raise
         text = f"Not checked: {error or type(error).__name__}"
         failed = CheckResult(
             verdict="not_checked", sentence=text, notes=[], untracked={}, checks=[]

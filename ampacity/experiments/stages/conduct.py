@@ -52,6 +52,7 @@ from ampacity.workloads.replay import Replayed
 Drive = Callable[[Rig], Awaitable[Any]]
 T = TypeVar("T")
 
+ENDING = "{}: ending the run, the report follows (Ctrl-C again: leave without it)"
 _running: list[Generator] = []  # what a signal ends: one, or both arms of an A/B
 
 
@@ -144,6 +145,7 @@ async def _connect(
         limits=settings.limits,
         stamps=settings.timestamps,
         reuse=settings.connections,
+        timed=bool(settings.prometheus or settings.otlp or not progress.quiet),
         **_sent(settings, probe, trace, out),
     )
     settings = await _with_message_overhead(settings, setup, clients[0], trace)
@@ -172,7 +174,6 @@ def _sent(
         "classes": workload.classes,
         "images": workload.images,
         "planned_histories": not answers_in_history(workload),
-        "timed": bool(settings.prometheus or settings.otlp),
         "counts_tokens": probe.record.chunk_tokens is None,
         "thinks_until": thinks.closing if thinks and not thinks.opened else None,
         "answers_in": None if settings.keep_answers_bytes is None else out,
@@ -233,7 +234,7 @@ def _interruptible(generator: Generator, progress: Progress) -> Iterator[None]:
     def on_signal(name: str) -> None:
         if generator.stopped:
             raise KeyboardInterrupt
-        progress.note(f"{name}: ending the run, the report follows")
+        progress.note(ENDING.format(name))
         for one in _running:
             one.stop(f"interrupted by {name}")
 

@@ -84,6 +84,8 @@ class LivePlayer:
             result = await self._generator.run(
                 plan, self._workers_wanted, lambda start_ns: self._announce(plan, start_ns, labels)
             )
+        if (keys := self._settings.endpoint.keys) is not None and keys.trouble:
+            self._progress.note(keys.trouble)
         other_work = busiest(cores_used(others, cpu_seconds(), time.monotonic() - began_s))
         table = self._writer.stage_table(plan.index)
         audit, lost = self._audit(result.measures)

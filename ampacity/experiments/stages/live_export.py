@@ -18,7 +18,7 @@ from ampacity import __version__
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.plan import LIVE_BOUNDS_S, LIVE_TIMES, Live, LiveTimes
-from ampacity.loadgen.rundir.records import STATUSES
+from ampacity.loadgen.rundir.records import KINDS
 from ampacity.settings import Settings
 from ampacity.values import ConfigError
 
@@ -71,8 +71,8 @@ METRICS = (
     Metric(
         "requests_ended",
         "counter",
-        "Requests that have ended, by status.",
-        lambda total, _: {status: total.statuses[status] for status in STATUSES},
+        "Requests that have ended, by how: ok, or the kind of error.",
+        lambda total, _: {kind: total.kinds[kind] for kind in KINDS},
         "status",
     ),
     Metric(
@@ -130,8 +130,10 @@ class PrometheusPage:
 def _times(total: Live) -> Iterator[tuple[str, list[int], float]]:
     """Yield (name, count of each bucket, sum in s)."""
     assert total.times is not None
-    for row, name in enumerate(LIVE_TIMES):
-        yield name, total.times.counts[row].tolist(), float(total.times.sums_s[row])
+    counts = total.times.counts
+    for name in TIMES:
+        row = LIVE_TIMES.index(name)
+        yield name, counts[row].tolist(), float(total.times.sums_s[row])
 
 
 def otlp_body(stages: Sequence[Live], began_ns: int, now_ns: int) -> bytes:

@@ -13,6 +13,7 @@ import ampacity
 from ampacity.loadgen.host import host_facts
 from ampacity.loadgen.probe.diagnosis import as_dicts
 from ampacity.loadgen.probe.look import Calibration, ProbeResult
+from ampacity.loadgen.send.secrets import redact
 from ampacity.settings import Settings
 from ampacity.workloads.arrivals.processes import arrivals_notes
 from ampacity.workloads.replay import Replayed
@@ -88,7 +89,9 @@ def run_meta(
         "status": "running",
         "status_reason": None,
         "tool": {"name": "ampacity", "version": ampacity.__version__},
-        "command_line": command_line,
+        "command_line": [redact(word, tuple(endpoint.keys.known)) for word in command_line]
+        if endpoint.keys
+        else command_line,
         "started_utc": utc_now(),
         "ended_utc": None,
         "clock": {"monotonic_ns": time.monotonic_ns(), "utc": utc_now()},

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ampacity.experiments.stages.conduct import close_run, end_signals
+from ampacity.experiments.stages.conduct import ENDING, close_run, end_signals
 from ampacity.experiments.stages.provenance import out_path, run_meta
 from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.sweep import sweep
@@ -96,7 +96,7 @@ def _interruptible(rig: Rig, player: VirtualPlayer, progress: Progress) -> Itera
     def on_signal(number: int, _: Any) -> None:
         if rig.ended and rig.ended[0] == "interrupted":
             raise KeyboardInterrupt
-        progress.note(f"{names[number]}: ending the run, the report follows")
+        progress.note(ENDING.format(names[number]))
         rig.ended = ("interrupted", f"interrupted by {names[number]}")
         player.stop()
 

@@ -114,7 +114,9 @@
     const count = value => value.toLocaleString("en-US");
     const plan = form.querySelector("#plan-command").textContent;
     const quoted = value => /^[\w=.:%+-]+$/.test(value) ? value : `'${String(value).replaceAll("'", "'\\''")}'`;
-    const usd = value => value === null ? "–" : `$${figure(value)}`;
+    const decimals = n => ({ minimumFractionDigits: n, maximumFractionDigits: n });
+    const usd = value => value < 1 ? `$${figure(value)}`  // as usd in analysis/capacity/levels.py
+      : `$${value.toLocaleString("en-US", decimals(value < 99.995 ? 2 : 0))}`;
 
     function read() {
       const of = name => form.querySelector(`#${name}`).value;

@@ -18,8 +18,9 @@ from ampacity.analysis.capacity.fleet import (
     queue_depth,
 )
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
-from ampacity.analysis.capacity.levels import good_share_at, number_text
+from ampacity.analysis.capacity.levels import good_share_at, number_text, usd
 from ampacity.analysis.capacity.limit import find_capacity, met_by_all
+from ampacity.analysis.capacity.pooled import _two_parts
 from ampacity.analysis.contract.capacity import Capacity
 from ampacity.analysis.slo import parse_slos
 from ampacity.analysis.stage.goodput import goodput_rps
@@ -542,3 +543,29 @@ def test_loads_that_contradict_each_other_name_no_capacity(tmp_path: Path) -> No
         True,
     )
     assert "non_monotone" in {w["code"] for w in found["warnings"]}
+
+
+def test_two_parts_are_those_of_nnls() -> None:
+    from scipy.optimize import nnls
+
+    rng = np.random.default_rng(1)
+    for n in rng.integers(2, 9, 50):
+        of = np.abs(rng.normal(size=(n, 2)))
+        seen = of @ rng.normal(size=2) + 0.1 * rng.normal(size=n)
+        np.testing.assert_allclose(_two_parts(of, seen), nnls(of, seen)[0], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (262_800.4, "$262,800"),
+        (99.999, "$100"),
+        (12.0126, "$12.01"),
+        (2.5, "$2.50"),
+        (0.3314, "$0.331"),
+        (0.00044, "$0.00044"),
+        (0, "$0"),
+    ],
+)
+def test_dollars_read_the_same_in_plan_report_and_size(value: float, text: str) -> None:
+    assert usd(value) == text

@@ -356,7 +356,7 @@ def test_a_plan_shows_the_price_that_its_costs_rest_on(tmp_path: Path, plan: Com
     ten_per_second(tmp_path / "run")
     # ceil(ceil(25 / 10) x 1.5) = 5 instances of 2 GPUs
     _, out, _ = plan(tmp_path / "run", "--peak-rps", 25, "--tp", 2, "--gpu-hour", 2.5)
-    assert "  10 GPUs × $2.5/h (stated: --gpu-hour) = $25.00 an hour" in out
+    assert "  10 GPUs × $2.50/h (stated: --gpu-hour) = $25.00 an hour" in out
 
 
 def test_a_plan_takes_what_the_run_was_given_unless_another_is(
@@ -372,7 +372,7 @@ def test_a_plan_takes_what_the_run_was_given_unless_another_is(
     )
     assert "  peak 95 requests/s (stated: as given at the run)\n" in told
     assert "  safety 1.5 (stated: as given at the run)\n" in told
-    assert "30 GPUs × $3/h (stated: as given at the run) = $90.00 an hour" in told
+    assert "30 GPUs × $3.00/h (stated: as given at the run) = $90.00 an hour" in told
     assert summary["verdict"].endswith(
         "; 95 req/s need at most 15 instances, 30 GPUs, with a safety factor of 1.5."
     )
@@ -387,7 +387,7 @@ def test_a_plan_takes_what_the_run_was_given_unless_another_is(
     others = ("--peak-rps", 20, "--safety", 1, "--gpu-hour", 2)
     _, other, _ = plan(tmp_path / "run", *others)
     assert other.startswith("at most 2 instances, 4 GPUs for 20 requests/s; ")
-    assert "4 GPUs × $2/h (stated: --gpu-hour) = $8.00 an hour" in other
+    assert "4 GPUs × $2.00/h (stated: --gpu-hour) = $8.00 an hour" in other
     assert "as given at the run" not in other
 
 

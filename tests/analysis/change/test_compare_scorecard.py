@@ -561,7 +561,7 @@ def test_cost_and_gpus_at_the_usable_rate_have_its_bracket(
         assert "? to 2.78" in told
         assert "at most 4 " in told
         for basis in ("its capacity", "its best stage"):
-            assert f"of one instance at {basis}, at A: 1 GPU × $2/h; " in told
+            assert f"of one instance at {basis}, at A: 1 GPU × $2.00/h; " in told
     other = sweep(tmp_path / "d", 100, 2.0, fleet_inputs=fleet | {"peak_rps": 50.0})
     assert "gpus_for_peak" not in rows(compare([a, other]))
 
@@ -622,7 +622,7 @@ def test_markdown_and_csv_hold_the_figures(tmp_path: Path) -> None:
         [ComparedRun("A", made[0].judged, 1, 2.0), ComparedRun("B", made[1].judged, 2, 2.5)]
     )
     text = comparison_markdown(result)
-    assert "A: 1 GPU × $2/h; B: 2 GPUs × $2.5/h" in text  # what the costs rest on
+    assert "A: 1 GPU × $2.00/h; B: 2 GPUs × $2.50/h" in text  # what the costs rest on
     assert "b\\|\\<i>" in text
     for block in text.split("\n\n"):
         lines = block.splitlines()

@@ -127,7 +127,7 @@ def test_one_plan_names_the_load_of_its_costs_and_its_spare_instances_once(plan:
     out = " ".join(
         plan("RUNS/small", "--peak-rps", 110, "--safety", 1.2, "--gpu-hour", 1)[1].split()
     )
-    assert "5 ways to express the same cost at 76 % mean load: $30.3 for a million output" in out
+    assert "5 ways to express the same cost at 76 % mean load: $30.30 for a million output" in out
     assert out.count("spare") == 1
     assert "2 of 12 are spare: the peak is carried while one is down" in out
     assert "if this were 20 % lower / higher instances" in out

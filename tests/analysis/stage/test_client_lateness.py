@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ampacity.analysis.contract.summary import read_summary
+from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.warnings import find_warnings
 from ampacity.config import make_settings
 from ampacity.loadgen.audit import STALLS_MAX, Measures, StageWatch, Tolerance, judge
@@ -137,6 +138,20 @@ def test_what_no_slo_is_on_is_left_out_and_the_stage_stands(tmp_path: Path) -> N
     assert said.startswith("The client itself was late at 10 req/s: ")
 
 
+@pytest.mark.parametrize(
+    ("slos", "limited"),
+    [(["icl_p99=25ms"], True), (["tpot_p99=25ms"], False), (["e2e_p99=3s"], False), ([], True)],
+)
+def test_a_stall_spoils_what_is_between_tokens_and_no_mean_over_them(
+    slos: list[str], limited: bool, tmp_path: Path
+) -> None:
+    """50 ms in 0.5 s: the gaps' p99 moves from 12 to 40 ms, TPOT over 100 tokens hardly at all."""
+    _, held = judged(tmp_path / "run", stalled_stage(every_s=0.5), slos)
+    assert held["client_limited"] is limited
+    assert held["icl_s"]["p99"] is None
+    assert held["tpot_s"]["p99"] is not None
+
+
 def test_requests_that_left_late_move_ttft_and_not_the_gaps(tmp_path: Path) -> None:
     """One in twenty leaves 150 ms late, TTFT is 100 ms: p99 is 250 ms from the schedule, and a
     limit of 200 ms is broken by the client.
@@ -165,9 +180,8 @@ def test_the_warning_names_what_else_ran_and_what_helps(tmp_path: Path) -> None:
         "busiest": [{"name": "backup", "cores": 0.97}, {"name": "cc1plus", "cores": 0.5}],
     }
     summary, _ = judged(tmp_path / "run", stage)
-    (said,) = [
-        w.text for w in find_warnings(read_summary(summary), None) if w.code == "client_limited"
-    ]
+    found = find_warnings(Facts(read_summary(summary)))
+    (said,) = [w.text for w in found if w.code == "client_limited"]
     assert "Stop other work on this machine (backup 0.97 cores, cc1plus 0.5 cores)" in said
     assert "pin the client with --cpus" in said
 

@@ -190,23 +190,38 @@ def test_goodput_is_a_share_of_what_was_offered(
     assert (found["slo_attainment"], found["goodput_rps"]) == (1.0, pytest.approx(goodput))
 
 
-@pytest.mark.parametrize(("lasts_s", "rps"), [(5.005, 1.6), (50.0, 0.16), (0.3, 26.67)])
+@pytest.mark.parametrize(
+    ("lasts_s", "think_s", "rps"),
+    [
+        (5.005, 0.0, 1.6),
+        (50.0, 0.0, 0.16),
+        (0.3, 0.0, 26.67),
+        (5.005, 5.0, 0.8),
+    ],
+)
 def test_a_closed_loop_is_carried_at_users_per_answer_time(
-    tmp_path: Path, lasts_s: float, rps: float
+    tmp_path: Path, lasts_s: float, think_s: float, rps: float
 ) -> None:
     """Issue 18 I: eight users of 5 s answers, 20 s: 1.6 requests/s (24 answers end in them, 1.2
-    requests/s), cost likewise.
+    requests/s), cost likewise; half of it where each thinks for as long.
     """
-    rounds = int(np.ceil(20.0 / lasts_s))
+    rounds = int(np.ceil(20.0 / (lasts_s + think_s)))
     records = [
-        request(8 * k + u, lasts_s * k, ttft_s=lasts_s - 0.1, gaps_s=[0.1])
+        request(8 * k + u, (lasts_s + think_s) * k, ttft_s=lasts_s - 0.1, gaps_s=[0.1])
         for k in range(rounds)
         for u in range(8)
     ]
     fleet = {"peak_rps": 16.0, "tensor_parallel": 1, "safety_factor": 1.0, "gpu_hour_usd": 3.6}
     stage = Stage(records, 20.0, concurrency=8)
     found = summarise(
-        make_run(tmp_path / "run", [stage], ["ttft_p50=60s"], fleet_inputs=fleet, warmup_requests=0)
+        make_run(
+            tmp_path / "run",
+            [stage],
+            ["ttft_p50=60s"],
+            fleet_inputs=fleet,
+            warmup_requests=0,
+            locked={"think_s": think_s},
+        )
     )
     low, high = found["stages"][0]["achieved_rps_ci"] or (0.0, np.inf)
     assert found["stages"][0]["achieved_rps"] == pytest.approx(rps, rel=2e-3)

@@ -17,11 +17,11 @@ from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.stage.verdicts import Judged, judge_requests
 from ampacity.reports.charts.curves import (
     charts,
-    goodput_by_load,
     latency_by_concurrency,
     latency_by_rate,
 )
 from ampacity.reports.charts.marks import STATES, stage_state
+from ampacity.reports.charts.rates import goodput_by_load
 from ampacity.reports.pages.findings import findings
 from ampacity.reports.pages.run_report import render_report
 from ampacity.reports.render.tables import ABOVE_ACHIEVED, slo_table, stages_table

@@ -30,6 +30,7 @@ def stage(
     answer_s: float = 0.5,
     refused: float = 0.0,
     status: str = "connect_error",
+    code: int | None = None,
     start_s: float = 0.0,
     seed: int = 0,
 ) -> Stage:
@@ -55,7 +56,8 @@ def stage(
                 )
             )
         elif hit is not None or rng.random() < refused:
-            records.append(request(i, at, ttft_s=None, status=status, tail_s=0.001))
+            how = {"status": status, "http_status": code}
+            records.append(request(i, at, ttft_s=None, tail_s=0.001, **how))
         else:
             records.append(request(i, at, ttft_s=0.2 * lasts, gaps_s=[0.8 * lasts]))
     return Stage(records, duration_s, start_s=start_s, offered_rps=rate_rps)
@@ -139,14 +141,26 @@ def test_outages_at_the_ends_and_two_of_them(tmp_path: Path, down: Any, spans: A
         assert period["end_s"] == (None if end_s is None else pytest.approx(end_s, abs=0.5))
 
 
-@pytest.mark.parametrize("status", ["http_error", "timeout"])
-def test_whatever_a_silent_endpoint_answers_with(tmp_path: Path, status: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "code", "outages"),
+    [
+        ("http_error", 503, 1),
+        ("timeout", None, 1),
+        ("protocol_error", 200, 1),  # a page for the time of maintenance
+        ("stream_error", 200, 1),  # an error event of a gateway, under 200
+        ("http_error", 429, 0),  # a quota that is used up: the endpoint is alive
+        ("http_error", 401, 0),  # a key that ran out for a while
+    ],
+)
+def test_whatever_a_silent_endpoint_answers_with(
+    tmp_path: Path, status: str, code: int | None, outages: int
+) -> None:
     """A gateway says 503 while the server behind it restarts, or says nothing until the client
     gives up.
     """
-    held = judged(tmp_path, stage(((14.0, 18.0),), status=status))["stages"][0]
-    assert len(held["outage"]["periods"]) == 1
-    assert held["slo_met"] is False
+    held = judged(tmp_path, stage(((14.0, 18.0),), status=status, code=code))["stages"][0]
+    assert len((held["outage"] or {"periods": []})["periods"]) == outages
+    assert held["slo_met"] is (False if outages else None)
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7])

@@ -138,12 +138,22 @@ ACCEPTED = "spec_accepted_tokens_total"
         ),
         (
             [{DRAFTS: 0, ACCEPTED: 0}, {DRAFTS: 100, ACCEPTED: 40}],
-            {"trace": {"recorded_prompts": 7}},
+            {"trace": {"recorded_prompts": 7, "requests": 7}},
             None,
         ),
         (
             [{DRAFTS: 0, ACCEPTED: 0}, {DRAFTS: 100, ACCEPTED: 40}],
-            {"trace": {"recorded_prompts": 0}},
+            {"trace": {"recorded_prompts": 7, "requests": 1200}},
+            "on prompts of random words (in 1,193 of 1,200 requests)",
+        ),
+        (
+            [{DRAFTS: 0, ACCEPTED: 0}, {DRAFTS: 100, ACCEPTED: 40}],
+            {"trace": {"recorded_prompts": 995, "requests": 1000}},
+            None,
+        ),
+        (
+            [{DRAFTS: 0, ACCEPTED: 0}, {DRAFTS: 100, ACCEPTED: 40}],
+            {"trace": {"recorded_prompts": 0, "requests": 7}},
             "40%",
         ),
         ([{DRAFTS: 5, ACCEPTED: 1}, {DRAFTS: 5, ACCEPTED: 1}], {}, None),  # it can, and did not

@@ -13,6 +13,7 @@ from ampacity.analysis.contract.summary import read_summary, to_json
 from ampacity.analysis.slo import parse_slos
 from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.analysis.stage.littles_law import consistency, gap, summarise_gap
+from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.warnings import find_warnings
 from benchmarks.studies.littles_law import open_stage
 from tests.support.contract import struct_of, summarise
@@ -108,7 +109,7 @@ def test_a_warning_of_a_steady_load_names_no_stage_that_has_none(
         "slow_share": 0.5,
         "switches": 6,
     }
-    codes = {w.code for w in find_warnings(read_summary(summary), None)}
+    codes = {w.code for w in find_warnings(Facts(read_summary(summary)))}
     assert codes & {"drift", "two_modes"} == ({"drift", "two_modes"} if said else set())
 
 

@@ -109,3 +109,28 @@ def test_answers_cut_off_without_a_reason_are_said(
     assert all(
         text.startswith(f"{cut} of 100 answers ended without a finish reason") for text in said
     )
+
+
+@pytest.mark.parametrize(
+    ("odd", "unseen"),
+    [
+        ({"reasoning_tokens": 8}, 3),  # all of it was hidden reasoning
+        ({"reasoning_tokens": None}, 3),  # special tokens, which have no text
+        ({"output_tokens": 1}, 0),  # the end token alone
+        ({"status": "empty"}, 0),  # a failure, which is counted as one
+        ({"ttft_s": 0.1}, 0),  # one token was seen
+    ],
+)
+def test_answers_without_a_visible_token_are_said(
+    tmp_path: Path, odd: dict[str, Any], unseen: int
+) -> None:
+    rows = [request(i, i / 8, gaps_s=[0.01] * 7) for i in range(97)]
+    rows += [request(97 + i, 12.2, **{"ttft_s": None, "output_tokens": 8} | odd) for i in range(3)]
+    stage = Stage(rows, 12.5, 0.0, 8.0)
+    slos = ["ttft_p50=1s", "goodput=50%"]
+    summary = summarise(make_run(tmp_path / "run", [stage], slos, warmup_requests=0))
+    said = [w["text"] for w in summary["warnings"] if w["code"] == "unseen"]
+    assert len(said) == bool(unseen)
+    assert all(t.startswith(f"{unseen} of 100 requests were answered without") for t in said)
+    good = next(v for v in summary["stages"][0]["slo_verdicts"] if v["slo"] == "goodput=50%")
+    assert good["attainment"] == pytest.approx(1 - (3 if odd.get("status") else unseen) / 100)

@@ -16,6 +16,7 @@ import pytest
 from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.contract.summary import Network, read_summary
 from ampacity.analysis.network import network_share
+from ampacity.experiments import checkup
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.network import RoundTrip, measure_round_trip
 from ampacity.loadgen.send.endpoint import parse_endpoint
@@ -124,12 +125,14 @@ def test_a_connections_time_is_taken_off_where_each_request_needs_a_new_one() ->
 
 
 def test_the_share_is_of_the_lowest_ttft() -> None:
-    """81 ms of 90 ms are 90 %; a request that takes longer than a TTFT is all of it."""
+    """81 ms of 90 ms are 90 %; a request that takes longer than a TTFT shows no share."""
     endpoint = {"connect_s": 0.0001, "request_s": 0.081}
     stages = [struct_of(contract.Stage, {"ttft_s": {"p50": p50}}) for p50 in (0.2, 0.09, None)]
     found = network_share(endpoint, stages)
     assert (found.ttft_p50_s, found.share) == (0.09, pytest.approx(0.9))
-    assert network_share({"request_s": 0.3}, stages).share == 1.0
+    slow_list = network_share({"request_s": 0.3}, stages)
+    assert (slow_list.request_s, slow_list.share) == (0.3, None)
+    assert "the server's work is in it" in (slow_list.share_reason or "")
     assert network_share({}, stages) == Network(
         connect_s=None,
         request_s=None,
@@ -138,6 +141,24 @@ def test_the_share_is_of_the_lowest_ttft() -> None:
         share_reason="the probe measured no round trip",
     )
     assert network_share(endpoint, []).share_reason == "no stage has a TTFT"
+
+
+@pytest.mark.parametrize(
+    ("trip_s", "verdict", "means"),
+    [
+        (None, "note", "the network's share of TTFT is unknown"),
+        (0.01, "ok", "TTFT and E2E include it"),
+        (0.05, "note", "TTFT and E2E include the way there and back"),
+        (0.5, "note", "the server works on the list of models"),  # longer than a TTFT
+    ],
+)
+def test_doctor_tells_the_way_from_a_slow_list(
+    trip_s: float | None, verdict: str, means: str
+) -> None:
+    facts = {"round_trip_s": trip_s, "tcp_connect_s": 1e-4, "ttft_new_s": 0.1, "ttft_again_s": 0.1}
+    found = checkup.network(facts)
+    assert (found.verdict, found.spoils) == (verdict, ())
+    assert found.means.startswith(means)
 
 
 def test_a_run_shows_it_beside_ttft(tmp_path: Path) -> None:

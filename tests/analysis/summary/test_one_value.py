@@ -17,6 +17,7 @@ import pytest
 from ampacity.analysis.capacity.families import lengths_out_of_order
 from ampacity.analysis.capacity.fleet import instances_text
 from ampacity.analysis.contract.summary import Summary, read_summary
+from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.warnings import find_warnings
 from ampacity.progress import stage_line
 from ampacity.reports.charts.curves import latency_by_rate
@@ -97,7 +98,8 @@ def test_a_usable_rate_in_or_above_the_knee_region_is_said(
     summary = summarise(make_run(tmp_path / "run", stages, ["ttft_p99=1s"], warmup_requests=0))
     summary["knee"] |= {"region_rps": [5.4, 6.7]}
     summary["capacity"]["capacity_rps"] = usable
-    said = [w.text for w in find_warnings(read_summary(summary), None) if w.code == "knee_region"]
+    found = find_warnings(Facts(read_summary(summary)))
+    said = [w.text for w in found if w.code == "knee_region"]
     assert [f"lies {where} the knee region of 5.4 to 6.7 req/s: " in text for text in said] == [
         True
     ] * (where is not None)

@@ -58,6 +58,7 @@ CODES = {  # the closed list of docs/summary.md
     "inputs_off",
     "speculation",
     "cut_short",
+    "unseen",
 }
 
 

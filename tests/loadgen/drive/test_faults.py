@@ -360,6 +360,26 @@ def test_a_close_without_a_byte_on_a_used_connection_is_the_idle_race(stamps: St
     assert sum((r.dispatched_ns or 0) - r.scheduled_ns < 50e6 for r in late) >= 0.9 * result.resent
 
 
+@pytest.mark.parametrize("how", ["reset_before_headers", "close_before_headers"])
+@pytest.mark.parametrize("answers", [1, 3])
+def test_a_server_that_ends_a_connection_after_some_answers_fails_no_request(
+    how: str, answers: int
+) -> None:
+    """Every so many answers, with RST or FIN, announced by nothing: sent once more, and counted."""
+    served: Counter[int] = Counter()  # answers by connection
+
+    async def limited(x: Call) -> bool:
+        served[x.request.connection] += 1
+        over = served[x.request.connection] > answers
+        return await (FAULTS[how].play(x) if over else ok(x))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(FAULTS, "ok", FAULTS["ok"]._replace(play=limited))
+        result, server = served_stage([i * 0.01 for i in range(40)])
+    assert {r.status for r in result.records} == {"ok"}
+    assert 0 < result.resent == len(server.requests) - 40
+
+
 @pytest.mark.parametrize("fault", ["drop", "close_before_headers", "reset_before_headers"])
 def test_what_a_server_drops_again_on_a_new_connection_is_a_failure(fault: str) -> None:
     faults = [fault if i % 10 == 9 else "ok" for i in range(50)]

@@ -9,6 +9,7 @@ import pytest
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.net.redirects import final_endpoint, moved
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, parse_endpoint
+from ampacity.loadgen.send.keys import Keys
 from tests.support.fault_server import FaultServer
 from tests.support.stage_driving import on_loop
 
@@ -41,8 +42,13 @@ def test_what_does_not_redirect_stays() -> None:
     assert followed(endpoint) == endpoint  # nobody there: the probe says so
 
 
+@pytest.fixture(autouse=True)
+def a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", KEY)
+
+
 def keyed(url: str) -> Endpoint:
-    return dataclasses.replace(parse_endpoint(url), api_key=KEY)
+    return parse_endpoint(url, keys=Keys("api_key_env", "A_KEY"))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +60,7 @@ def keyed(url: str) -> Endpoint:
     ],
 )
 def test_the_key_goes_along_on_the_same_server(url: str, location: str) -> None:
-    assert moved(keyed(url), location).api_key == KEY
+    assert KEY in moved(keyed(url), location).secrets
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def ampacity(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-# refusals of eleven servers, with the HTTP status
+# refusals of fifteen servers, with the HTTP status
 SAID = """
 400 This model's maximum context length is 2048 tokens. However, your prompt contains at least 2049
 400 request (33010 tokens) exceeds the available context size (2048 tokens), try increasing it
@@ -43,6 +43,10 @@ SAID = """
 422 Input validation error: `inputs` must have less than 1024 tokens. Given: 2000
 400 The input token count (1100000) exceeds the maximum number of tokens allowed (1048576).
 400 Prompt length (5000) exceeds maximum input length (4096). Set log level to info
+400 Please reduce the length of the messages or completion. Current length is 9000 while limit is
+400 This model's maximum prompt length is 131072 but the request contains 537812 tokens.
+400 Request prompt has 5000 tokens in total, larger than the model input length limit 4096.
+400 Range of input length should be [1, 30720]
 413 Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum context
 """
 NOT_SO = """

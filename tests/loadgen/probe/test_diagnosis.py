@@ -52,6 +52,12 @@ ONE_PIECE: dict[str, Callable[[int], RequestRecord]] = {
     "six of ten": lambda i: (
         in_one_piece(i) if i % 10 < 6 else request(i, i * 0.05, gaps_s=[0.01] * 31)
     ),
+    "cut up by a gateway that had it whole": lambda i: request(
+        i, i * 0.05, ttft_s=0.08, gaps_s=[0.0001] * 31
+    ),
+    "in two pieces at the end": lambda i: request(
+        i, i * 0.05, ttft_s=0.08, gaps_s=[0.001], chunk_tokens=[16, 16]
+    ),
     "tokens not told at all": lambda i: in_one_piece(i, output_tokens=None, token_source=None),
 }
 
@@ -80,6 +86,10 @@ STREAMED: dict[str, Callable[[int], RequestRecord]] = {
     "four of ten in one piece": lambda i: (
         in_one_piece(i) if i % 10 < 4 else request(i, i * 0.05, gaps_s=[0.01] * 31)
     ),
+    "quick tokens behind a long prompt": lambda i: request(
+        i, i * 0.05, ttft_s=0.9, gaps_s=[0.001] * 31
+    ),
+    "a very fast engine": lambda i: request(i, i * 0.05, ttft_s=0.02, gaps_s=[0.0002] * 31),
     "two reads": lambda i: request(i, i * 0.05, gaps_s=[0.0] * 15 + [0.3] + [0.0] * 15),
 }
 
@@ -128,6 +138,7 @@ def test_one_answer_tells_what_is_wrong() -> None:
     assert bad(request(0, 0.0, gaps_s=whole)) == []
     assert bad(in_one_piece(0)) == ["stream"]
     assert bad(request(0, 0.0, gaps_s=[0.0] * 31)) == ["stream"]
+    assert bad(request(0, 0.0, gaps_s=[0.0001] * 31)) == ["stream"]
     assert bad(request(0, 0.0, gaps_s=whole, token_source="chunks")) == ["token counts"]
     # an end token alone, which has no text, is no wrong count; three tokens without text are
     silent: dict[str, Any] = {"chunk_at_us": []}

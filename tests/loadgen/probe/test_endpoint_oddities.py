@@ -20,6 +20,7 @@ from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.gateways import gateway_of
 from ampacity.loadgen.probe.look import ProbeResult
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, parse_endpoint
+from ampacity.loadgen.send.keys import Keys
 from ampacity.progress import Progress
 from tests.support.faults import Request
 from tests.support.stage_driving import on_loop
@@ -148,7 +149,7 @@ def test_a_secret_in_a_query_is_refused_and_not_repeated(name: str) -> None:
 def test_a_secret_under_any_name_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANTED", "of-the-variable")
     with pytest.raises(EndpointError, match="'k' holds a key") as refused:
-        parse_endpoint(f"http://h/v1?k={value}", api_key_env="PLANTED")
+        parse_endpoint(f"http://h/v1?k={value}", keys=Keys("api_key_env", "PLANTED"))
     assert value not in str(refused.value)
 
 
@@ -219,6 +220,8 @@ ROUTER = {  # as vllm-router 0.1.17 answered
         ({"server": "envoy", "x-envoy-upstream-service-time": "7"}, "vllm", "Envoy"),
         ({"server": "uvicorn", "x-envoy-upstream-service-time": "7"}, "vllm", "Envoy"),
         ({"server": "istio-envoy"}, None, "Envoy (Istio)"),
+        ({"server": "OpenResty/1.25.3.1"}, None, "nginx (OpenResty) 1.25.3.1"),
+        ({"server": "uvicorn", "x-kong-proxy-latency": "0"}, "vllm", "Kong"),
         ({"server": "cloudflare", "cf-ray": "8"}, None, "Cloudflare"),
         ({"server": "uvicorn", "via": "1.1 kong/3.6.1"}, None, "Kong 3.6.1"),
         ({"server": "uvicorn", "x-request-id": "req_0123456789abcdef0123456789abcdef"}, None, None),
@@ -278,6 +281,30 @@ def test_a_500_for_want_of_a_key_asks_for_one(
         with pytest.raises(EndpointError) as with_header:
             probed(url, header=["Authorization: Basic abcdef"])
     assert "key?" not in f"{with_one.value}{with_header.value}"
+
+
+NO_KEY = b'{"error": {"message": "API key not valid. Please pass a valid API key."}}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        ("400 Bad Request", NO_KEY, "application/json"),  # Gemini
+        ("200 OK", b"data: " + NO_KEY + b"\n\n", "text/event-stream"),
+        ("400 Bad Request", b'{"detail": "unknown key: ignore_eos"}', "application/json"),
+    ],
+)
+def test_other_refusals_for_want_of_a_key_ask_for_one_too(
+    status: str, body: bytes, kind: str
+) -> None:
+    def respond(request: Request) -> tuple[str, bytes, str]:
+        if request.method == "GET":
+            return good()(request)
+        return status, body, f"Content-Type: {kind}\r\n"
+
+    with serving(respond) as (port, _), pytest.raises(EndpointError) as refused:
+        probed(f"http://127.0.0.1:{port}/v1")
+    assert ("--api-key-env" in str(refused.value)) is ("valid" in body.decode())
 
 
 def test_a_list_that_fails_is_no_reason_to_stop_where_a_model_is_named() -> None:

@@ -19,6 +19,7 @@ from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.look import Served, ask, choose_model, find_dialect, look
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, is_loopback, parse_endpoint
+from ampacity.loadgen.send.keys import Keys
 from ampacity.loadgen.send.protocols import Dialect, RequestShape
 from tests.support.certificates import make_certificate
 from tests.support.fault_server import FaultServer
@@ -130,7 +131,7 @@ def test_a_wrong_key_is_said_and_never_shown(monkeypatch: pytest.MonkeyPatch) ->
     """The server echoes the key that it refuses."""
     monkeypatch.setenv("MY_KEY", KEY)
     with FaultServer(api_key="another") as server:
-        endpoint = parse_endpoint(server.url, api_key_env="MY_KEY")
+        endpoint = parse_endpoint(server.url, keys=Keys("api_key_env", "MY_KEY"))
         message_of(lambda: looked(endpoint), "refuses the API key", "401", "Bearer ***")
         message_of(lambda: dialect_of(endpoint), "refuses the API key", "401", "***")
     assert KEY not in repr(endpoint)
@@ -163,7 +164,7 @@ def test_a_probing_record_holds_no_secret() -> None:
 def test_the_right_key_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     with FaultServer(api_key=KEY) as server:
-        endpoint = parse_endpoint(server.url, api_key_env="MY_KEY")
+        endpoint = parse_endpoint(server.url, keys=Keys("api_key_env", "MY_KEY"))
         assert looked(endpoint).models == ("m",)
         assert dialect_of(endpoint)[1].status == "ok"
 
@@ -252,11 +253,15 @@ def test_http_to_a_port_for_tls_names_https(
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     monkeypatch.setenv("MY_KEY", KEY)
     with Port(certificate, plain) as server:
-        endpoint = parse_endpoint(server.url, api_key_env="MY_KEY", headers=(("X-Key", KEY),))
+        endpoint = parse_endpoint(
+            server.url, keys=Keys("api_key_env", "MY_KEY"), headers=(("X-Key", KEY),)
+        )
         hint = f"TLS is spoken there: try https{server.url[4:]}"
         message_of(lambda: looked(endpoint), said, hint)
         # the other way to ask it is not tried where the certificate is at fault
-        tls = parse_endpoint(server.url.replace("http:", "https:"), api_key_env="MY_KEY")
+        tls = parse_endpoint(
+            server.url.replace("http:", "https:"), keys=Keys("api_key_env", "MY_KEY")
+        )
         if not trusted:
             words = ("certificate verify failed", "this machine trusts (SSL_CERT_FILE")
             message_of(lambda: looked(tls), *words)
@@ -440,10 +445,10 @@ def test_urls_that_are_none(url: str, word: str) -> None:
 
 def test_keys_and_headers_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     unset = "NO_SUCH_VARIABLE"
-    message_of(lambda: parse_endpoint("http://h", api_key_env=unset), unset)
-    for bad in (f"{KEY}\n", f"{KEY} x", f"{KEY}é"):
+    message_of(lambda: Keys("api_key_env", unset), unset)
+    for bad in (f"{KEY}\t{KEY}", f"{KEY} x", f"{KEY}é"):
         monkeypatch.setenv("BAD_KEY", bad)
-        message_of(lambda: parse_endpoint("http://h", api_key_env="BAD_KEY"), "BAD_KEY")
+        message_of(lambda: Keys("api_key_env", "BAD_KEY"), "BAD_KEY")
     for name, value in (("", "x"), ("a b", "x"), ("a", "x\r\nHost: evil"), ("a:", "x")):
         message_of(
             lambda n=name, v=value: parse_endpoint("http://h", headers=((n, v),)), "--header"
@@ -453,14 +458,16 @@ def test_keys_and_headers_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -
 def test_the_head_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     team = (("X-Team", "a"),)
-    keyed = parse_endpoint("http://h:8000/v1", api_key_env="MY_KEY", headers=team)
+    keyed = parse_endpoint("http://h:8000/v1", keys=Keys("api_key_env", "MY_KEY"), headers=team)
     lines = keyed.request_prefix("chat").decode().split("\r\n")
     assert lines[0] == "POST /v1/chat/completions HTTP/1.1"
     ours = {"Host: h:8000", f"Authorization: Bearer {KEY}", "Accept-Encoding: identity"}
     assert {"X-Team: a", *ours} <= set(lines)
     plain = parse_endpoint("http://h/v1").request_prefix("completions")
     assert plain.startswith(b"POST /v1/completions HTTP/1.1\r\n")
-    own = parse_endpoint("http://h", api_key_env="MY_KEY", headers=(("authorization", "Basic x"),))
+    own = parse_endpoint(
+        "http://h", keys=Keys("api_key_env", "MY_KEY"), headers=(("authorization", "Basic x"),)
+    )
     assert KEY.encode() not in own.request_prefix("chat")
 
 

@@ -154,6 +154,31 @@ def test_a_first_word_that_counts_more_is_part_of_the_mean_overhead() -> None:
         assert found == again
 
 
+@pytest.mark.parametrize("tokenizer", ["words", "server"])
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_tokenize_of_another_model_is_not_believed(
+    tokenizer: str, most: int, tmp_path: Path
+) -> None:
+    """It counts one token a word, or 1.5; the model has two: usage decides, and a note says so."""
+    with OddTokenizer(tokenize="ids", tokenize_most=most) as server:
+        how = (*SHORT_RUN, "--tokenizer", tokenizer)
+        planned, realised, meta = played(server.url, tmp_path / "run", *how)
+    found = meta["workload"]["tokenizer"]
+    assert (found["method"], found["overhead_tokens"]) == ("usage", 17.0)
+    assert realised.sum() / planned.sum() == pytest.approx(1, abs=0.02)  # 60 requests
+    assert any("it is another model's, and is not used" in note for note in meta["notes"])
+
+
+@pytest.mark.parametrize("tokenize", ["ids", None])
+def test_a_template_with_a_date_has_a_mean_overhead(tokenize: Any) -> None:
+    """Zero to two tokens more in turn: 18 on average."""
+    with OddTokenizer(tokenize=tokenize, drifts=2) as server:
+        found, _ = counted(server.url)
+    assert found.overhead_tokens == pytest.approx(18, abs=1)
+    assert found.overhead_error_tokens is not None
+    assert found.overhead_error_tokens < 0.6
+
+
 def test_a_named_vocabulary_that_is_not_the_servers_is_corrected_and_named(tmp_path: Path) -> None:
     """cl100k_base has one token for each of our words, this server two on average."""
     with OddTokenizer(tokenize=None) as server:

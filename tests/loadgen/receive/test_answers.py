@@ -17,6 +17,7 @@ from ampacity.loadgen.send.history import (
     answer_messages,
     result_messages,
 )
+from ampacity.loadgen.send.keys import Keys
 from ampacity.loadgen.send.protocols import Api, Dialect, RequestShape
 from tests.streams.playing import END, HEAD, MS, http_chunk, json_response, new_exchange
 
@@ -227,7 +228,7 @@ def test_plain_dialect_sends_nothing_that_a_strict_server_refuses() -> None:
 
 def test_the_key_goes_where_the_api_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("K", "sk-1")
-    endpoint = parse_endpoint("http://127.0.0.1/v1", api_key_env="K")
+    endpoint = parse_endpoint("http://127.0.0.1/v1", keys=Keys("api_key_env", "K"))
     head = endpoint.request_prefix("messages").decode()
     assert head.startswith("POST /v1/messages HTTP/1.1\r\n")
     assert "x-api-key: sk-1\r\n" in head

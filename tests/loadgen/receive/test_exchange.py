@@ -88,6 +88,13 @@ HALVES = {
         "\U0001f600",
         "\ufffd-\ufffd",
     ),
+    "begun in the reasoning, ended in the answer": (
+        [_delta(reasoning_content="a\ud83d"), _delta(content="\ude00b")],
+        "\ufffdb",
+        "a\U0001f600b",
+    ),
+    "a half as the last token": ([_delta(content="a"), _delta(content="b\ud83d")],)
+    + ("ab\ufffd",) * 2,
     "tool arguments": (
         [
             _delta(tool_calls=[{"index": 0, "function": {"arguments": half}}])
@@ -394,6 +401,15 @@ AFTER_A_TOKEN: dict[str, tuple[Event, str]] = {
     ),
     "no success": ({"success": False, "reason": "worker lost"}, "worker lost"),
     "in a delta": ({"choices": [{"delta": {"error": {"message": "no worker"}}}]}, "no worker"),
+    "a name that nobody knows (Bedrock)": (
+        {"throttlingException": {"message": "Too many requests"}},
+        "Too many requests",
+    ),
+    "fields that nobody knows (Baidu)": ({"error_code": 336100, "error_msg": "busy"}, "336100"),
+    "a status in words": ({"status": "failed", "reason": "worker lost"}, "worker lost"),
+    "a code as text": ({"code": "503", "msg": "busy"}, "busy"),
+    "a finish reason nobody listed": (error_end("model_timeout"), "finish reason model_timeout"),
+    "cancelled by the server": (error_end("Cancelled"), "finish reason Cancelled"),
 }
 LINES_AFTER_A_TOKEN: dict[str, tuple[bytes, str]] = {
     "an event named error, in words": (b"event: error\ndata: upstream lost\n\n", "upstream lost"),
@@ -405,6 +421,10 @@ LINES_AFTER_A_TOKEN: dict[str, tuple[bytes, str]] = {
     "an event named exception": (
         b"event: InternalServerException\ndata: lost\n\n" + event("[DONE]"),
         "lost",
+    ),
+    "an event named overloaded": (
+        b'event: overloaded\ndata: {"retry_in_s": 3}\n\n' + event("[DONE]"),
+        '{"retry_in_s":3}',
     ),
     "an error field": (b'error: {"message": "no GPU left"}\n\ndata: [DONE]\n\n', "no GPU left"),
     "an error field in words": (b"id: 4\nerror: timed out\n\ndata: [DONE]\n\n", "timed out"),
@@ -463,6 +483,22 @@ PROTOCOL_ERRORS: dict[str, tuple[bytes, int | None, str]] = {
         "more than 64 KiB of headers",
     ),
     "invalid JSON": (stream(OK[0], '{"choices": [', FINISH, "[DONE]"), 1, "not JSON"),
+    "JSON lines": (
+        json_response(b'{"choices":[]}\n{"choices":[]}\n'),
+        None,
+        "JSON lines, no event",
+    ),
+    "an array": (json_response(b'[{"choices":[]}]'), None, "not JSON: Expected `object"),
+    "events without a blank line between them": (
+        unframed(*OK).replace(b"\n\n", b"\n"),
+        None,
+        "JSON lines, no event",
+    ),
+    "a gzip stream that is not said to be one": (
+        UNFRAMED + gzip.compress(b"".join(map(event, OK))),
+        None,
+        "without a single event",
+    ),
     "JSON of another shape": (stream('{"choices": 5}', "[DONE]"), None, "not JSON"),
     "invalid UTF-8": (
         UNFRAMED + b'data: {"choices":[{"text":"\xff\xfe"}]}\n\n' + event("[DONE]"),
@@ -524,7 +560,20 @@ GOOD: dict[str, tuple[bytes, int]] = {
     ),
     "no choices key beside usage": (stream(*OK, {"usage": {"completion_tokens": 2}}), 2),
     "null event": (stream("null", *OK), 2),
+    "an event of another kind": (stream(OK[0], {"object": "ping"}, OK[1], FINISH), 2),
+    "an event of another kind, no finish reason": (stream({"queue": 3}, *OK[:2], "[DONE]"), 2),
     "empty event": (stream("", *OK), 2),
+    "a byte order mark before an event": (
+        UNFRAMED + event(OK[0]) + b"\xef\xbb\xbf" + event(OK[1]) + event(FINISH),
+        2,
+    ),
+    "two byte order marks": (UNFRAMED + b"\xef\xbb\xbf" * 2 + b"".join(map(event, OK)), 2),
+    "a gzip stream without its end": (
+        UNFRAMED[:-2]
+        + b"Content-Encoding: gzip\r\n\r\n"
+        + gzip.compress(b"".join(map(event, OK)))[:-8],
+        2,
+    ),
     "multi-line data": (
         UNFRAMED + b'data: {"choices":\ndata: [{"text":"a","finish_reason":"stop"}]}\n\n',
         1,
@@ -639,6 +688,14 @@ def test_how_a_response_can_end(name: str) -> None:
         assert (error or "") in (record.error or "")
         assert (record.error is None) == (error is None)
         assert "\n" not in (record.error or "")
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_a_context_that_is_exceeded_is_no_failure_before_the_first_token(tokens: int) -> None:
+    """As an event of a 200 stream; after a token it is the server that did not see it coming."""
+    error = {"error": {"message": "context length exceeded: 4097 > 4096", "code": 400}}
+    record = play([(1 * MS, stream(*OK[:tokens], error, "[DONE]"))])
+    assert record.status == ("stream_error" if tokens else "too_long")
 
 
 @pytest.mark.parametrize("endless", [b"0\r\nX-Filler: ", b"0\r\nX: y\r\n", b"1;extension="])

@@ -134,6 +134,19 @@ THOUGHTS: dict[str, tuple[str, int | None, str]] = {
         0,
         "Here is my list: a. Here is my response: b",
     ),
+    "it thinks twice": ("<think>|a|</think>|\n|<think>|b|</think>|Yes|.", 7, "Yes."),
+    "twice, tags in pieces": ("<think>|a|</think><|think|>b|</th|ink>|\n|Yes|.", 8, "Yes."),
+    "twice, the first opened by the template": (
+        "hm| so|</think>|<think>|b|</think>|Yes|.",
+        6,
+        "Yes.",
+    ),
+    "it thinks again and never ends": ("<think>|a|</think>|<think>|b", None, ""),
+    "OpenThinker": (
+        "<|begin_of_thought|>¦a¦<|end_of_thought|>¦\n¦<|begin_of_solution|>¦Yes",
+        4,
+        "<|begin_of_solution|>Yes",
+    ),
     "nothing thought": ("<think>|\n\n|</think>|\n\n|Yes", 4, "Yes"),
     **{opening: (f"{opening}¦a¦b¦c¦{closing}¦Yes", 5, "Yes") for opening, closing in TAGS},
 }

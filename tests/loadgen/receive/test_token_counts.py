@@ -73,6 +73,16 @@ def test_a_chunk_without_text_leaves_the_chunks_uncounted() -> None:
     assert figures(counted(text("one two"), call, FINISH)) == (None, 2, "chunks", None)
 
 
+@pytest.mark.parametrize("halves", [["a\ud83d", "\ude00 b"], ["\ud83d", "\ude00", "\ude00"]])
+def test_a_character_in_two_halves_is_counted_whole(halves: list[str]) -> None:
+    """A character that is split is one token of the piece that ends it, as in the whole text."""
+    exchange = new_exchange(keep=True)
+    exchange.feed(MS, HEAD + chunk(*map(text, halves), FINISH, "[DONE]") + END)
+    pieces = [piece for _, piece in exchange.pieces()]
+    assert "".join(pieces) == exchange.text()
+    assert "\U0001f600" in pieces[1]
+
+
 def test_what_the_server_counted_is_left_alone() -> None:
     told = [
         {**text(t), "usage": {"completion_tokens": n}} for t, n in (("one ", 1), ("two three", 5))

@@ -64,6 +64,7 @@ def test_a_row_keeps_every_value_and_every_null() -> None:
         "server_request_id",
     ]
     values |= {name: f"{name} é\n" for name in texts}
+    values |= {f.name: 0.25 for f in dataclasses.fields(RequestRecord) if "float" in str(f.type)}
     values |= {"request_id": 2**40, "scheduled_ns": 2**60, "status": "timeout"}
     values |= {"chunk_at_us": [0, CHUNK_AT_MAX_US], "chunk_tokens": [1, 1], "retry_after_s": 0.5}
     assert values.keys() == {f.name for f in dataclasses.fields(RequestRecord)}
@@ -235,7 +236,7 @@ def _fails(path: Path, *words: str) -> None:
 
 
 def test_no_such_directory(tmp_path: Path) -> None:
-    _fails(tmp_path / "nowhere", "no run.json")
+    _fails(tmp_path / "nowhere", "is missing")
     _fails(tmp_path, "no run.json")
 
 

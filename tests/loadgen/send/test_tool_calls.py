@@ -86,6 +86,37 @@ STREAMS: dict[str, tuple[Api, tuple[Json, ...], AnswerContent]] = {
         ),
         AnswerContent("", (WEATHER, Call("b", "clock", "{}"))),
     ),
+    "two calls whose arguments come by turns": (
+        "chat",
+        (
+            called(0, id="a", name="weather", arguments=""),
+            called(1, id="b", name="clock", arguments=""),
+            called(0, arguments='{"city": '),
+            called(1, arguments="{"),
+            called(0, arguments='"Ulm"}'),
+            called(1, arguments="}"),
+            delta("tool_calls"),
+        ),
+        AnswerContent("", (WEATHER, Call("b", "clock", "{}"))),
+    ),
+    "two whole calls without number and id": (
+        "chat",
+        (
+            delta(tool_calls=[{"function": {"name": "weather", "arguments": CITY}}]),
+            delta(tool_calls=[{"function": {"name": "clock", "arguments": "{}"}}]),
+            delta("tool_calls"),
+        ),
+        AnswerContent("", (Call("call_0", "weather", CITY), Call("call_1", "clock", "{}"))),
+    ),
+    "a name in every piece": (
+        "chat",
+        (
+            called(0, id="a", name="weather", arguments='{"city": '),
+            called(0, id="a", name="weather", arguments='"Ulm"}'),
+            delta("tool_calls"),
+        ),
+        AnswerContent("", (WEATHER,)),
+    ),
     "cut off in the arguments": (
         "chat",
         (called(0, id="a", name="weather", arguments='{"city": "U'), delta("length")),
@@ -159,6 +190,21 @@ STREAMS: dict[str, tuple[Api, tuple[Json, ...], AnswerContent]] = {
         AnswerContent("", (WEATHER,)),
     ),
 }
+
+for kind, item in (("custom_tool_call_input", "custom_tool_call"), ("mcp_call_arguments", None)):
+    STREAMS[f"responses, {kind}"] = (
+        "responses",
+        (
+            {
+                "type": "response.output_item.added",
+                "output_index": 0,
+                "item": {"type": item, "call_id": "a", "name": "weather"},
+            },
+            {"type": f"response.{kind}.delta", "output_index": 0, "delta": CITY},
+            {"type": "response.completed", "response": {"status": "completed"}},
+        ),
+        AnswerContent("", (WEATHER if item else Call("call_0", "tool", CITY),)),
+    )
 
 
 @pytest.mark.parametrize("name", STREAMS)

@@ -114,6 +114,21 @@ def test_embeddings_take_a_prefill_and_say_what_they_counted() -> None:
     assert (record.last_token_ns or 0) - (record.started_ns or 0) > 1_500_000
 
 
+@pytest.mark.parametrize(
+    ("given", "vectors", "tokens"),
+    [("one", 1, 1), (["one two", "three"], 2, 3), ([[1, 2], [3]], 2, 3), ([1, 2, 3], 1, 3)],
+)
+def test_every_input_of_embeddings_has_a_vector(given: Any, vectors: int, tokens: int) -> None:
+    async def main() -> None:
+        async with served(FAST) as (_, url, session):
+            async with session.post(f"{url}/v1/embeddings", json={"input": given}) as response:
+                found = await response.json()
+            assert [one["index"] for one in found["data"]] == list(range(vectors))
+            assert found["usage"]["prompt_tokens"] == tokens
+
+    run_within(main)
+
+
 def test_what_is_missing_is_refused_and_a_key_may_be_anthropics() -> None:
     async def main() -> None:
         async with served(FAST, api_key="k") as (_, url, session):

@@ -230,12 +230,13 @@ def test_a_day_has_hourly_weights() -> None:
 
 
 def test_clients_without_their_names() -> None:
-    client = np.array([0] * 60 + [1] * 30 + [2] * 10 + [-1] * 5)
-    found = fit_clients(client, np.arange(105, dtype=float))
+    """Requests without a client are none: their uneven gaps are those of no one."""
+    client = np.array([0] * 60 + [1] * 30 + [2] * 10 + [-1] * 50)
+    found = fit_clients(client, np.append(np.arange(100.0), 100 + np.arange(50.0) ** 2))
     assert found["clients"] == 3
     assert found["share_of_top"] == {"1": 0.6}
     assert found["clients_for_90_percent"] == 2
-    assert found["gap_cv_by_client"]["p50"] == 0
+    assert found["gap_cv_by_client"] == {"p10": 0, "p50": 0, "p90": 0}
 
 
 # --- sharing and sessions ---
@@ -284,9 +285,11 @@ def test_sessions_by_hand() -> None:
 
 def test_cached_tokens_as_reported() -> None:
     held = trace([0, 1, 2], [100, 100, 50], [1, 1, 1], cached_tokens=np.array([-1, 64, 0]))
-    assert fit(held, "p")["measured"]["sharing"] == {
+    profile = fit(held, "p")
+    assert profile["measured"]["sharing"] == {
         "cached_share_reported": pytest.approx(64 / 150, rel=1e-4)
     }
+    assert profile["prefixes"]["cached_share"] == pytest.approx(64 / 150, rel=1e-3)
 
 
 # --- the profile as a file ---

@@ -180,7 +180,7 @@ def test_accepted_answers_are_counted_and_shown(tmp_path: Path) -> None:
         )
     )
     assert priced is not None
-    assert priced.columns[-1].unit == "USD at that load, 2 GPUs × $2.5/h"
+    assert priced.columns[-1].unit == "USD at that load, 2 GPUs × $2.50/h"
     assert accepted_table(read_summary(summarise(load_run(run)))) is None
 
 
@@ -296,7 +296,7 @@ def ended(request_id: int, text: str, status: str = "ok") -> Exchange:
 
 def test_what_is_kept_is_bounded_and_holds_no_secret(tmp_path: Path) -> None:
     path = tmp_path / "answers-0.jsonl"
-    keep = KeptAnswers(path, 250, prompts=True, secrets=("sk-secret-key",)).keep
+    keep = KeptAnswers(path, 250, prompts=True, secrets=lambda: ("sk-secret-key",)).keep
     keep(ended(1, "you sent sk-secret-key"))
     keep(ended(2, "failed", status="timeout"))
     keep(ended(3, "x" * 250))  # no room for it, and none is made for later ones
@@ -310,7 +310,7 @@ def test_what_is_kept_is_bounded_and_holds_no_secret(tmp_path: Path) -> None:
     exchange = ended(1000, 'you sent pass"\\word in your request')
     asked = [{"role": "user", "content": [{"type": "text", "text": 'pass"\\word?', "n": 1000}]}]
     exchange.request = b"POST / HTTP/1.1\r\n\r\n" + json.dumps({"messages": asked}).encode()
-    KeptAnswers(path, 1000, prompts=True, secrets=secrets).keep(exchange)
+    KeptAnswers(path, 1000, prompts=True, secrets=lambda: secrets).keep(exchange)
     content = [{"type": "text", "text": "***?", "n": 1000}]
     assert [json.loads(line) for _, line in read_answers(tmp_path)] == [
         {
@@ -320,5 +320,5 @@ def test_what_is_kept_is_bounded_and_holds_no_secret(tmp_path: Path) -> None:
             "answer": "you sent *** in your ***",
         }
     ]
-    keep = KeptAnswers(tmp_path / "no" / "disk.jsonl", 10_000, prompts=False, secrets=()).keep
+    keep = KeptAnswers(tmp_path / "no" / "disk.jsonl", 10_000, prompts=False, secrets=tuple).keep
     keep(ended(5, "nowhere to go"))  # the run goes on

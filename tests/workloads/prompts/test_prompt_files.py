@@ -1,6 +1,7 @@
 """Real prompts from files, images as data URLs, shared text, and no prompt twice."""
 
 import base64
+import gzip
 import json
 import struct
 import zlib
@@ -218,6 +219,8 @@ GOOD = {"conversations": [human("one"), gpt("two")]}
         ),
         ({"prompt": ""}, "no text"),
         ({"prompt": "  "}, "no text"),  # as an empty one: another field may hold the text
+        ({"prompt": "\u200b\ufeff"}, "no text"),
+        ({"conversations": [human("\x00\u00ad"), gpt("an answer")]}, "empty messages only"),
         ({"body": {"messages": []}}, "no turns"),
         ("", "empty messages only"),
     ],
@@ -339,6 +342,19 @@ def test_half_a_character_is_sent_as_a_replacement(tmp_path: Path) -> None:
     assert file.notes == (
         "p.jsonl: 1 messages hold half of a character (a lone surrogate): U+FFFD is sent for it",
     )
+
+
+def test_a_gzipped_file_is_read_and_other_formats_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl.gz"
+    path.write_bytes(data := gzip.compress(b'{"prompt": "x"}\n'))
+    assert read_prompts(path).entries[0].turns == (({"role": "user", "content": "x"},),)
+    path.write_bytes(data[:-9])
+    with pytest.raises(WorkloadError, match="cannot be read: the gzip data are broken"):
+        read_prompts(path)
+    for name in ("p.csv", "p.parquet"):
+        (tmp_path / name).write_bytes(b"prompt\nx\n")
+        with pytest.raises(WorkloadError, match=r"prompts are read from \.jsonl, \.json and"):
+            read_prompts(tmp_path / name)
 
 
 def test_utf16_and_a_json_document(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.fit.profile import fit
-from ampacity.workloads.prompts.prefixes import block_size, infinite_cache
+from ampacity.workloads.prompts.prefixes import block_sizes, infinite_cache
 from ampacity.workloads.replay import Replayed, replayed
 from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.read import read_trace
@@ -102,7 +102,26 @@ def test_the_size_is_found_by_the_lengths(size: int, partial: bool) -> None:
     lengths = rng.integers(3 * size, 40 * size, 400)
     counts = -(-lengths // size) if partial else lengths // size
     counts[::50] += 2  # a few odd ones
-    assert block_size(lengths, np.concatenate([[0], np.cumsum(counts)])) == size
+    assert block_sizes(lengths, np.concatenate([[0], np.cumsum(counts)]))[0] == size
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ((2900, 2950), "blocks of 738 tokens are taken, though sizes from 738 to 966 "),
+        ((40, 41), "blocks of 11 tokens are taken, though sizes from 11 to 13 "),
+        ((60, 64), ""),  # 16 to 19
+    ],
+)
+def test_a_size_that_is_guessed_among_many_is_said(
+    tmp_path: Path, lengths: tuple[int, ...], said: str
+) -> None:
+    """Four ids each: n / 4 to (n - 1) / 3 tokens. A single power of two is taken for the size."""
+    path = lines(tmp_path / "m.jsonl", [(n, [1, 2, 3, k]) for k, n in enumerate(lengths)])
+    notes = of_blocks(played(path))
+    assert len(notes) == bool(said)
+    assert said in "".join(notes)
+    assert "though" not in "".join(of_blocks(played(path, 800)))
 
 
 def test_a_size_that_is_given_counts_and_one_that_the_file_says_too(tmp_path: Path) -> None:

@@ -158,6 +158,9 @@ def test_a_first_timestamp_and_delays_behind_it(tmp_path: Path) -> None:
         (0.25, 0, [0], 0.25, AFTER_END),
         (2.0, 1, [], 0.0, AFTER_END),
     ]
+    assert "t.jsonl: 1 rows have no timestamp: they come a pause after the row above" in " ".join(
+        found.notes
+    )
     # every gap, pauses too
     assert [t[0] for t in turns(played(path, time_scale=2.0))] == [0.0, 0.125, 1.0]
     assert [t[0] for t in turns(played(path, time_scale=2.0, think_scale=1.0))] == [0.0, 0.25, 1.0]
@@ -339,7 +342,26 @@ def test_turns_counts_pauses_from_ends_or_starts() -> None:
     assert failed.over(0)
 
 
-@pytest.mark.parametrize("none", ["nan", "None", "null", "-", "NULL", " n/a "])
+@pytest.mark.parametrize(
+    "none",
+    [
+        *(
+            "nan",
+            "None",
+            "null",
+            "-",
+            "NULL",
+            " n/a ",
+            "<none>",
+            "[null]",
+            "#N/A",
+            r"\N",
+            "-1",
+            "—",
+        ),
+        *("unknown", False, "0" * 32, "00000000-0000-0000-0000-000000000000"),
+    ],
+)
 def test_what_stands_for_no_id_is_none(tmp_path: Path, none: str) -> None:
     rows = [
         {"session_id": name, "timestamp": 1.0 + k, "input_tokens": 10, "output_tokens": 3}
@@ -348,6 +370,15 @@ def test_what_stands_for_no_id_is_none(tmp_path: Path, none: str) -> None:
     found = played(written(tmp_path, rows))
     assert [t[1] for t in turns(found)] == [-1, -1, 0, 0]
     assert any("2 rows have the session_id" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("name", ["0", 0, "00000000", "Nana", "na-1", "-10", "none-of-us", "{a}"])
+def test_what_looks_like_no_id_may_be_one(tmp_path: Path, name: object) -> None:
+    rows = [
+        {"session_id": name, "timestamp": at, "input_tokens": 10, "output_tokens": 3}
+        for at in (1, 2)
+    ]
+    assert [t[1] for t in turns(played(written(tmp_path, rows)))] == [0, 0]
 
 
 def test_a_chat_whose_requests_name_the_one_before(tmp_path: Path) -> None:
@@ -517,6 +548,35 @@ def test_reported_cached_tokens_are_what_is_shared(tmp_path: Path) -> None:
     ]
     s = played(written(tmp_path, rows)).schedule
     assert s.planned_cached_tokens().tolist() == [0, 64, 96, 0]
+
+
+@pytest.mark.parametrize("sessions", ["none", "one each", "some"])
+def test_lone_requests_share_their_reported_cached_tokens(tmp_path: Path, sessions: str) -> None:
+    """The first one's come from before the log; each later one finds its own, or all before it."""
+    rows = [
+        {"timestamp": at, "input_tokens": 160, "output_tokens": 3, "cached_tokens": cached}
+        for at, cached in enumerate((128, 64, 0, 144, 96))
+    ]
+    for k, row in enumerate(rows):
+        if sessions == "one each" or (sessions == "some" and k == 2):
+            row["session_id"] = k
+    found = played(written(tmp_path, rows))
+    assert found.schedule.planned_cached_tokens().tolist() == [0, 64, 0, 128, 96]
+    if sessions == "none":
+        assert found.prompts == "made-up text that shares as many tokens as were cached"
+
+
+def test_of_two_accounts_of_what_is_shared_the_one_taken_is_named(tmp_path: Path) -> None:
+    row = {"timestamp": 0, "input_tokens": 64, "output_tokens": 3, "cached_tokens": 9}
+    said = "what prompts share is that of their"
+    for more, first in (
+        ({"hash_ids": [1, 2], "block_size": 32}, "hash_ids; counts of cached tokens are used only"),
+        ({"prompt": "Hi"}, "recorded messages; counts of cached tokens are used only"),
+        ({"prompt": "Hi", "hash_ids": [1]}, "recorded messages; hash_ids and counts of cached"),
+    ):
+        notes = " ".join(played(written(tmp_path, [row | more])).notes)
+        assert f"{said} {first}" in notes
+    assert said not in " ".join(played(written(tmp_path, [row])).notes)
 
 
 MESSAGES = [

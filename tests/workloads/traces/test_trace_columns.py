@@ -285,7 +285,7 @@ TABLE = "timestamp,input_tokens,output_tokens\n0,5,7\n1.5,1234,9\n"
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t", "|"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
 def test_other_delimiters_and_encodings_are_read(
     tmp_path: Path, delimiter: str, encoding: str
 ) -> None:
@@ -300,6 +300,55 @@ def test_other_delimiters_and_encodings_are_read(
         WorkloadError, match=r"t\.csv:5: the row has 1 fields"
     ):  # the line, the first one counted
         read_trace(path)
+
+
+@pytest.mark.parametrize("cell", ["nan", "NaN", "None", "NULL", "-", "<NA>", " ", r"\N"])
+@pytest.mark.parametrize("column", ["cached_tokens", "latency_s", "delay"])
+def test_words_for_no_value_are_none_and_counted(tmp_path: Path, column: str, cell: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        f"session_id,timestamp,input_tokens,output_tokens,{column},x,x\n"
+        f"a,0,5,7,3,1,2\na,1.5,1234,9,{cell},1,2\n"
+    )
+    found = read_trace(path)
+    assert rows(found) == PLAN
+    assert found.notes == (
+        "t.csv: columns that are not used: x",
+        f"t.csv: column {column} has no value in 1 of 2 rows",
+    )
+
+
+def test_numbers_that_are_none_spoil_no_row_of_json(tmp_path: Path) -> None:
+    """As Python and pandas write them, in JSON and in Parquet."""
+    items = [
+        {"timestamp": at, "input_tokens": n, "output_tokens": out, "cached_tokens": float("nan")}
+        for at, n, out in PLAN
+    ]
+    pq.write_table(pa.Table.from_pylist(items), tmp_path / "t.parquet")
+    for path in (lines(tmp_path / "t.jsonl", *items), tmp_path / "t.parquet"):
+        assert rows(read_trace(path)) == PLAN
+        assert read_trace(path).cached_tokens is None
+        assert read_trace(path).notes == (
+            f"{path.name}: column cached_tokens has no value in 2 of 2 rows",
+        )
+
+
+def test_decimal_commas_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("timestamp;input_tokens;output_tokens\n0,5;5;7\n")
+    with pytest.raises(WorkloadError, match=r"t\.csv:2: .* '0,5' .*a number with a decimal point"):
+        read_trace(path)
+
+
+def test_byte_order_marks_within_a_file_are_no_text(tmp_path: Path) -> None:
+    """As where files were put one behind the other."""
+    path = tmp_path / "t.jsonl"
+    one = '\ufeff{"timestamp": 1, "input_tokens": 5, "output_tokens": 7}\n'
+    path.write_text("\ufeff" + one + one)
+    assert len(read_trace(path)) == 2
+    path = tmp_path / "t.csv"
+    path.write_text("\ufeff\ufeff" + TABLE)
+    assert rows(read_trace(path)) == PLAN
 
 
 def test_a_delimiter_is_chosen_by_the_names_it_makes(tmp_path: Path) -> None:

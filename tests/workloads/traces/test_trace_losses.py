@@ -185,17 +185,16 @@ def test_numbered_messages_of_which_one_is_missing_are_none(tmp_path: Path, miss
     )
 
 
-def test_what_the_system_says_is_sent_before_a_text(tmp_path: Path) -> None:
-    found = played(
-        written(
-            tmp_path, {"timestamp": 0, "output_tokens": 3, "system": "Be brief.", "prompt": "Hi"}
-        )
-    )
+@pytest.mark.parametrize("name", ["system", "instructions"])  # OpenAI's Responses have the latter
+def test_what_the_system_says_is_sent_before_a_text(tmp_path: Path, name: str) -> None:
+    row = {"timestamp": 0, "output_tokens": 3, name: "Be brief.", "prompt": "Hi"}
+    found = played(written(tmp_path, row))
     assert found.recorded is not None
     assert [json.loads(bytes(m)) for m in found.recorded.turn(0)] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},
     ]
+    assert not [note for note in found.notes if "not used" in note]
 
 
 def test_a_text_that_begins_with_a_bracket_is_a_prompt(tmp_path: Path) -> None:
@@ -511,6 +510,18 @@ def test_a_langfuse_agent_with_the_sum_of_its_generations_is_left_out(
         assert said(found, "hold calls") == f"1 {LEFT_OUT}"
 
 
+def test_a_langsmith_chain_with_the_sum_of_its_calls_is_left_out(tmp_path: Path) -> None:
+    """Runs name the one above them ``parent_run_id``; the call's messages are sent."""
+    run = {"trace_id": "t", "start_time": "2026-02-25T10:00:00Z", "prompt_tokens": 9}
+    chain = {**run, "id": "r0", "parent_run_id": None, "completion_tokens": 3}
+    call = {**chain, "id": "r1", "parent_run_id": "r0"}
+    call["inputs"] = {"messages": [[{"role": "user", "content": "hi"}]]}
+    found = played(written(tmp_path, chain, call))
+    assert counts(found) == [(9, 3)]
+    assert said(found, "hold calls").startswith("1 rows (spans of agents, or with counts that")
+    assert found.prompts == "messages as recorded (1 of 1 requests)"
+
+
 def test_a_span_that_was_exported_twice_is_played_once(tmp_path: Path) -> None:
     found = traced(written(tmp_path, span(0), span(1), span(0), span(0, trace="u")))
     assert counts(found) == [(900, 20)] * 3
@@ -533,6 +544,40 @@ def test_embeddings_are_no_calls_and_openinferences_counts_are_read(tmp_path: Pa
 def test_many_other_spans_before_the_first_call(tmp_path: Path) -> None:
     others = [span(k, op=None, usage=None) for k in range(50)]
     assert counts(traced(written(tmp_path, *others, span(51)))) == [(900, 20)]
+
+
+def test_spans_without_a_conversation_go_with_their_trace_and_are_counted(tmp_path: Path) -> None:
+    named = [span(k, **{"gen_ai.conversation.id": name}) for k, name in ((0, "c"), (1, "None"))]
+    found = traced(written(tmp_path, *named, span(2)))
+    assert found.session is not None
+    assert found.session.tolist() == [0, 1, 1]
+    assert said(found, "conversation") == (
+        "2 spans have no conversation id: their trace is taken for their session"
+    )
+    lost = [span(k, parent="s9") for k in range(2)]
+    lost[0]["span_id"] = "0" * 16
+    assert (
+        "column span_id has no value in 1 of 2 rows" in traced(written(tmp_path, *lost)).notes[-1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "needed"),
+    [
+        ("end_time", "session_id"),
+        ("latency_s", "session_id"),
+        ("block_size", "hash_ids"),
+        ("shared_blocks", "input_blocks"),
+        ("input_blocks", "shared_blocks"),
+    ],
+)
+def test_a_column_that_needs_another_one_is_named(tmp_path: Path, column: str, needed: str) -> None:
+    row = {"timestamp": 1, "input_tokens": 64, "output_tokens": 3, column: 2}
+    assert said(traced(written(tmp_path, row)), "not used") == (
+        f"columns that are not used: {column}"
+    )
+    both = traced(written(tmp_path, row | {needed: [1] if needed == "hash_ids" else 2}))
+    assert not [note for note in both.notes if "not used" in note]
 
 
 def test_attributes_of_spans_that_are_not_used_are_named(tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ def test_traffic_by_itself_has_no_gap_out_of_proportion() -> None:
             "--time-unit ms",
         ),  # 2 requests/s, read as 0.002
         ("timestamp", [i * 60_000.5 for i in range(20)], "--time-unit ms"),
+        ("timestamp", [i * 700_000 for i in range(200)], "--time-unit us"),
         ("t", [0, *(1000 + i * 99 for i in range(30))], "--time-unit ms"),  # 30 gaps in 3,871 s
         ("timestamp_s", [i * 500 for i in range(200)], ""),  # the column says it
         ("timestamp", [EPOCH + i * 500 for i in range(200)], ""),  # a time since 1970 is in seconds
@@ -118,7 +119,7 @@ def test_an_implausible_rate_names_the_unit(
 ) -> None:
     notes = [n for n in read_trace(log(tmp_path, times, column)).notes if "--time-unit" in n]
     assert len(notes) == bool(said)
-    assert all(n.endswith(f"if it holds milliseconds, give {said}") for n in notes)
+    assert all(n.endswith(f"seconds, give {said}") for n in notes)
 
 
 def test_mooncake_in_seconds_names_the_unit(tmp_path: Path) -> None:
@@ -132,6 +133,32 @@ def test_mooncake_in_seconds_names_the_unit(tmp_path: Path) -> None:
     assert "2e+03 requests/s" in note
     assert note.endswith("if it holds seconds, give --time-unit s")
     assert not [n for n in read_trace(path, time_unit="s").notes if "requests/s" in n]
+
+
+@pytest.mark.parametrize(
+    ("column", "spans", "said"),
+    [
+        ("latency", (1500, 2500, 700), "seconds, by which 2 of 2 answers end after the next turn"),
+        ("latency", (1.5, 2.5, 0.7), ""),
+        ("latency_s", (1500, 2500, 700), ""),  # its name says it
+        ("think_time", (0, 1400, 4300), "seconds, by which 2 of 2 pauses are longer than the time"),
+        ("think_time", (0, 1.4, 4.3), ""),
+        ("delay", (0, 1.4, 4.3), "milliseconds: if it holds seconds, rename it delay_s"),
+        ("delay", (0, 1400, 4300), "milliseconds"),
+    ],
+)
+def test_a_guessed_unit_of_durations_is_said_and_doubted(
+    tmp_path: Path, column: str, spans: tuple[float, ...], said: str
+) -> None:
+    """Three turns, at 0, 3 and 9 s."""
+    path = tmp_path / "log.csv"
+    rows = (f"a,{at},5,3,{span}\n" for at, span in zip((0, 3, 9), spans, strict=True))
+    path.write_text(f"session_id,timestamp,input_tokens,output_tokens,{column}\n" + "".join(rows))
+    notes = [note for note in read_trace(path).notes if f"column {column} is read as" in note]
+    assert len(notes) == bool(said)
+    if said:
+        assert said in notes[0]
+        assert ("if it holds" in notes[0]) == (said != "milliseconds")
 
 
 def test_a_replay_of_weeks_asks() -> None:

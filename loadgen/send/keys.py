@@ -1,0 +1,179 @@
+"""API keys: read from a variable, a file or a command, used in turn, renewed during a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from math import inf
+from typing import Any
+
+COMMAND_MAX_S = 60.0
+FILE_MAX_BYTES = 1 << 20
+AHEAD_S, AHEAD_SHARE = 60.0, 0.2  # renewed that long before the expiry, or in that share of a life
+RENEW_EVERY_S = 5.0  # at most, however often a key is refused
+_TOKENS = ("key", "api_key", "apiKey", "token", "access_token", "accessToken", "id_token")
+_EXPIRIES = ("expires_at", "expires_on", "expiry", "expiration", "expirationTimestamp")
+_INNER = ("status", "credential")  # Kubernetes' ExecCredential, gcloud's config-helper
+
+
+class EndpointError(ValueError):
+    """An unusable endpoint; the message is one line with cause and remedy."""
+
+
+def _of_variable(name: str) -> str:
+    if not (text := os.environ.get(name)):
+        if re.fullmatch("[A-Z_][A-Z0-9_]*", name):
+            wrong = f" {name}: that environment variable is not set or empty"
+        else:  # perhaps the key itself: not shown
+            wrong = ": no environment variable of that name is set: give a variable's name, "
+            wrong += "not the key"
+        raise EndpointError(f"--api-key-env{wrong}")
+    return text
+
+
+def _of_file(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(FILE_MAX_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not a text file"
+        raise EndpointError(f"--api-key-file {path}: cannot be read: {why}") from None
+    if os.name == "posix" and mode & 0o077:
+        raise EndpointError(
+            f"--api-key-file {path}: others may read it (mode {mode & 0o777:04o}): chmod 600 it"
+        )
+    return text
+
+
+def _of_command(command: str) -> str:
+    try:
+        ended = subprocess.run(
+            command,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=COMMAND_MAX_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise EndpointError(
+            f"--api-key-command: the command took more than {COMMAND_MAX_S:g} s"
+        ) from None
+    if ended.returncode:
+        raise EndpointError(
+            f"--api-key-command: the command ended with status {ended.returncode}: run it by hand "
+            "to see why"
+        )
+    return ended.stdout.decode("utf-8", "replace")
+
+
+_READERS: dict[str, Callable[[str], str]] = {
+    "api_key_env": _of_variable,
+    "api_key_file": _of_file,
+    "api_key_command": _of_command,
+}
+
+
+class Keys:
+    """The keys of an endpoint. Those of a file or a command are read again when ``due``."""
+
+    def __init__(self, source: str, name: str) -> None:
+        """Read the keys of ``name``; ``source``: the setting that names it. Raises EndpointError."""
+        self._source, self._name = source, name
+        self.known: dict[str, None] = {}  # every key so far, never to be written to disk
+        self.trouble: str | None = None  # why the keys could not be renewed
+        self._replaced: dict[bytes, bytes] = {}  # ends of header lines, from old keys to new ones
+        self._renewing = False
+        self._read()
+
+    @property
+    def option(self) -> str:
+        """Return the option that names the keys."""
+        return f"--{self._source.replace('_', '-')}"
+
+    def put_into(self, request: bytes) -> bytes:
+        """Return a request that was built with an earlier key with the present one."""
+        for old, new in self._replaced.items():
+            request = request.replace(old, new)
+        return request
+
+    def refused(self, started_ns: int) -> None:
+        """Note that a request was refused with 401 that began at ``started_ns`` (monotonic)."""
+        if self._source != "api_key_env" and started_ns > self._read_ns:
+            self._due_s = 0.0
+
+    def due(self) -> bool:
+        """Return whether ``renew`` must be called now; then False until that is over."""
+        now_s, again_s = time.monotonic(), self._read_ns / 1e9 + RENEW_EVERY_S
+        if self._renewing or now_s < self._due_s or (self._due_s == 0.0 and now_s < again_s):
+            return False
+        self._renewing = True
+        return True
+
+    def renew(self) -> None:
+        """Read the keys again; may take as long as the command does."""
+        try:
+            self._read()
+            self.trouble = None
+        except EndpointError as error:
+            self.trouble, self._read_ns, self._due_s = str(error), time.monotonic_ns(), 0.0
+        finally:
+            self._renewing = False
+
+    def _read(self) -> None:
+        asked_ns, text, expires_s = time.monotonic_ns(), _READERS[self._source](self._name), inf
+        if self._source == "api_key_command" and text.lstrip().startswith("{"):
+            text, expires_s = _key_and_expiry(text)
+        shown = "" if self._source == "api_key_command" else f" {self._name}"
+        found = _split(text, f"{self.option}{shown}")
+        self.known |= dict.fromkeys(found)
+        old = [key for key in self.known if key not in found]
+        self._replaced = {
+            f" {key}\r\n".encode(): f" {found[i % len(found)]}\r\n".encode()
+            for i, key in enumerate(old)
+        }
+        self.current, self._read_ns = found, asked_ns
+        life_s = expires_s - time.time()
+        self._due_s = time.monotonic() + life_s - min(AHEAD_S, AHEAD_SHARE * max(life_s, 0.0))
+
+
+def _split(text: str, where: str) -> tuple[str, ...]:
+    """Return the keys of a text, separated by commas or line ends."""
+    found = tuple(dict.fromkeys(filter(None, map(str.strip, re.split("[,\n]", text)))))
+    if not found:
+        raise EndpointError(f"{where}: there is no key")
+    if any(ord(c) < 33 or ord(c) > 126 for key in found for c in key):
+        raise EndpointError(f"{where}: the key holds a space, line end or non-ASCII character")
+    return found
+
+
+def _key_and_expiry(text: str) -> tuple[str, float]:
+    """Return the key and its expiry (s since 1970; inf: none) that a command prints as JSON."""
+    try:
+        held: Any = json.loads(text)
+        held |= next((held[name] for name in _INNER if isinstance(held.get(name), dict)), {})
+        key = next(held[name] for name in _TOKENS if isinstance(held.get(name), str))
+        return key, _expiry_s(held)
+    except (ValueError, RecursionError, StopIteration):
+        raise EndpointError(
+            f"--api-key-command: its JSON needs one of {', '.join(_TOKENS)}, and may have "
+            f"expires_in (s) or one of {', '.join(_EXPIRIES)} (s since 1970 or ISO 8601)"
+        ) from None
+
+
+def _expiry_s(held: Mapping[str, Any]) -> float:
+    if "expires_in" in held:
+        return time.time() + float(held["expires_in"])
+    value: Any = next((held[name] for name in _EXPIRIES if held.get(name)), inf)
+    try:
+        return float(value)
+    except ValueError:
+        due = datetime.fromisoformat(value)
+        return due.replace(tzinfo=due.tzinfo or UTC).timestamp()
