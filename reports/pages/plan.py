@@ -157,9 +157,8 @@ def tiers_screen(tiers: TierPlan) -> Screen:
         plan, each = tier.plan, significant(tier.plan.capacity_rps)
         figures = [f"{plan.instances:,}", f"{plan.gpus:,}", each, f"{plan.peak_rps:.4g}"]
         rows.append([tier.name, tier.gpu, *figures])
-    warned = [w.text for tier in tiers.tiers for w in tier.plan.warnings]
-    warned += [w.text for w in tiers.warnings]
-    return Screen(answers, _table(rows), notes=list(dict.fromkeys(warned)))
+    warned = [*(w for tier in tiers.tiers for w in tier.plan.warnings), *tiers.warnings]
+    return Screen(answers, _table(rows), notes=list(dict.fromkeys(w.text for w in warned)))
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Table:
