@@ -10,7 +10,7 @@ capacity.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import asdict, replace
@@ -35,7 +35,7 @@ from ampacity.analysis.capacity.pooled import (
 from ampacity.analysis.capacity.unmeetable import why_unmeetable
 from ampacity.analysis.contract.capacity import Capacity, LoopCapacity
 from ampacity.analysis.contract.part import with_nulls
-from ampacity.analysis.contract.stage import Loop
+from ampacity.analysis.contract.stage import Loop, Stage
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.throughput import all_failed
 
@@ -61,7 +61,7 @@ CONTRADICTED = (
 )
 
 
-def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> Capacity:
+def find_capacity(stages: Sequence[Stage], slos: Sequence[Slo]) -> Capacity:
     """Return the capacity, ``non_monotone`` where a stage violated the SLOs below one that met.
 
     Open stages are judged if there are any, else closed ones (then C_max is the set concurrency,
@@ -72,7 +72,7 @@ def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> Capa
     shown = _shown(undisturbed, slos)
     if stages and not undisturbed and slos:
         shown = replace(shown, reason=DOWN_IN_EACH)
-    closed = [s for s in undisturbed if s["kind"] == "closed"]
+    closed = [s for s in undisturbed if s.kind == "closed"]
     other = _shown(closed, slos) if closed and shown.c_max_basis == "open" else None
     pooled = _pooled(open_levels(undisturbed), slos, shown)
     return Capacity(**{**asdict(shown), **pooled}, closed=other)
@@ -147,12 +147,12 @@ def _nothing_shown(kind: Loop, reason: str | None) -> LoopCapacity:
     )
 
 
-def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> LoopCapacity:
+def _shown(stages: Sequence[Stage], slos: Sequence[Slo]) -> LoopCapacity:
     """Return the capacity that single stages show.
 
     The highest load that met every SLO, the lowest above it that violated one.
     """
-    kind: Loop = "open" if any(s["kind"] == "open" for s in stages) else "closed"
+    kind: Loop = "open" if any(s.kind == "open" for s in stages) else "closed"
     levels = levels_of(stages, kind)
     if not slos or not levels:
         return _nothing_shown(kind, NO_SLO if not slos else _no_level(stages))
@@ -166,7 +166,7 @@ def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> LoopCapacit
         violated_rps=violated and violated.highest_rate,
     )
     if not below:
-        of_kind = [level_of(s) for s in stages if s["kind"] == kind]
+        of_kind = [level_of(s) for s in stages if s.kind == kind]
         hopeless = why_unmeetable(of_kind) if violated is levels[0] else None
         if violated is None:
             return replace(result, reason=f"no stage is decided ({_undecided(levels[-1])})")
@@ -213,18 +213,18 @@ def _furthest_over(level: Level, slos: Sequence[Slo]) -> Slo:
 
 
 def _undecided(level: Level) -> str:
-    return str(level.figures["slo_met_reason"]).removeprefix("inconclusive: ")
+    return str(level.figures.slo_met_reason).removeprefix("inconclusive: ")
 
 
-def _no_level(stages: Sequence[dict[str, Any]]) -> str:
+def _no_level(stages: Sequence[Stage]) -> str:
     if not stages:
         return "no stage"
-    tried = [s for s in stages if s["requests"]]
-    if tried and all(s["client_limited"] for s in tried):
+    tried = [s for s in stages if s.requests]
+    if tried and all(s.client_limited for s in tried):
         return "no usable stage: the client was the limit in all of them"
     if tried and all(all_failed(s) for s in tried):
         return "no usable stage: every request failed in all of them"
-    if any(s["ended_early"] for s in tried):
+    if any(s.ended_early for s in tried):
         return "no usable stage: those that the client kept up with ended early"
     return "no usable stage: none holds a request in its window"
 
@@ -254,22 +254,24 @@ def _all_too_high(low: Level, violated: Level, lower: Sequence[float]) -> str:
     return f"the lowest load tried, {load}, is already too high: {served}; try {tried}"
 
 
-def met_by_all(stage: Mapping[str, Any], capacity: Capacity) -> bool | None:
+def met_by_all(stage: Stage, capacity: Capacity) -> bool | None:
     """Return whether a stage's load meets the SLOs by the pooled estimate; None where not known.
 
     A stage alone may be too short to have seen its worst, while those at higher loads show where
     the limit is.
     """
-    if stage["slo_met"] is not None:
-        return bool(stage["slo_met"])
+    if stage.slo_met is not None:
+        return stage.slo_met
     if (
         capacity.crossing != "pooled"
-        or stage["kind"] != "open"
-        or stage["client_limited"]
-        or not stage["requests"]
+        or stage.kind != "open"
+        or stage.client_limited
+        or not stage.requests
     ):
         return None
     low, high = capacity.capacity_rps_ci or (None, None)
+    rate = stage.offered_rps
     assert low is not None
     assert high is not None
-    return True if stage["offered_rps"] <= low else False if stage["offered_rps"] >= high else None
+    assert rate is not None
+    return True if rate <= low else False if rate >= high else None

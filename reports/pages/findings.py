@@ -8,7 +8,7 @@ from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, AT_USABLE, NO_PEAK, i
 from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.capacity import Fleet, Knee, KneeMethod, LittlesLawGap, LoopCapacity
 from ampacity.analysis.contract.limits import Limit
-from ampacity.analysis.contract.summary import Audit, Network, SloLimit, Summary, to_json
+from ampacity.analysis.contract.summary import Audit, Network, SloLimit, Summary
 from ampacity.analysis.decision.inputs import is_wide
 from ampacity.reports.charts.burst import burst_findings
 from ampacity.reports.charts.outage import outage_findings
@@ -204,7 +204,7 @@ def _fleet(fleet: Fleet) -> Finding:
         f"{counted(fleet.tensor_parallel, 'GPU')} an instance",
         f"{counted(fleet.one_replica_down, 'instance')} to carry the peak with one down",
     ]
-    value = f"{instances_text(to_json(fleet))}, {counted(fleet.gpus, 'GPU')}"
+    value = f"{instances_text(fleet.instances, fleet.instances_ci)}, {counted(fleet.gpus, 'GPU')}"
     return Finding("Fleet", value, None, _sentence(*sized, cost))
 
 

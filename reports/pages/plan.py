@@ -7,8 +7,6 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from msgspec import structs
-
 from ampacity.analysis.capacity.fleet import instances_text
 from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.summary import Summary, Warned
@@ -37,7 +35,7 @@ COSTS = {
 
 def headline(plan: Plan) -> str:
     """Return the answer: instances, GPUs and the cost of a year, each with its range."""
-    text = f"{instances_text(structs.asdict(plan))}, {counted(plan.gpus, 'GPU')}"
+    text = f"{instances_text(plan.instances, plan.instances_ci)}, {counted(plan.gpus, 'GPU')}"
     return f"{text} for {plan.peak_rps:.4g} requests/s{year_text(plan)}"
 
 
@@ -157,7 +155,7 @@ def plan_screen(plan: Plan, summary: Summary) -> Screen:
 
 def tiers_screen(tiers: TierPlan) -> Screen:
     """Return the screen of a plan of tiers: the whole fleet, and each tier."""
-    text = f"{instances_text(structs.asdict(tiers))}, {counted(tiers.gpus, 'GPU')}"
+    text = f"{instances_text(tiers.instances, tiers.instances_ci)}, {counted(tiers.gpus, 'GPU')}"
     answers = [Entry("FLEET", f"{text} for {tiers.peak_rps:.4g} requests/s", tiers.mode, "good")]
     if year := year_text(tiers).removeprefix("; "):
         answers.append(Entry("COST", year))
@@ -190,7 +188,9 @@ def _cost_aside(plan: Plan) -> str:
 
 def tiers_text(tiers: TierPlan) -> str:
     """Return the plan of tiers: the whole, then each."""
-    whole = f"{instances_text(structs.asdict(tiers))}, {counted(tiers.gpus, 'GPU')} for "
+    whole = (
+        f"{instances_text(tiers.instances, tiers.instances_ci)}, {counted(tiers.gpus, 'GPU')} for "
+    )
     whole += f"{tiers.peak_rps:.4g} requests/s ({tiers.mode}){year_text(tiers)}"
     if tiers.cost_per_thousand_requests is not None:
         whole += f", {usd(tiers.cost_per_thousand_requests)} for 1,000 requests"

@@ -123,8 +123,8 @@ def _notes(summary: Summary) -> list[str]:
     client = []
     if any(w.code == "client_limited" for w in summary.warnings):
         held = [s for s in summary.stages if s.index not in summary.audit.repeated_stages]
-        late = [to_json(s) for s in held if s.client_limited or s.client_limited_metrics]
-        client = [client_relief(to_json(summary.audit), late)]
+        late = [s for s in held if s.client_limited or s.client_limited_metrics]
+        client = [client_relief(summary.audit, late)]
     short = (NOTES.get(w.code, w.text) for w in summary.warnings)
     return [*_counts(summary), *client, *filter(None, short)]
 
@@ -159,7 +159,8 @@ def _answers(summary: Summary) -> list[Entry]:
         found.append(Entry("LENGTHS", ", ".join(curves)))
     if fleet.instances is not None:
         cost = fleet.cost_per_million_output_tokens
-        asides = [f"{instances_text(to_json(fleet))}, safety {exact(fleet.safety_factor)}"]
+        sized = instances_text(fleet.instances, fleet.instances_ci)
+        asides = [f"{sized}, safety {exact(fleet.safety_factor)}"]
         asides += [f"{usd(cost)} per million output tokens {AT_FULL_LOAD}"] if cost else []
         text = f"{counted(fleet.gpus, 'GPU')} for {count(fleet.peak_rps)} req/s"
         found.append(Entry("FLEET", text, ", ".join(asides)))

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
+from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.contract.stage import Accepted, SloVerdict
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.analysis.slo import SloError, parse_slo, parse_slos
 from ampacity.analysis.stage.attainment import judge_slo, observe_slos, requests_meeting
 from ampacity.analysis.stage.goodput import (
@@ -22,7 +24,7 @@ from ampacity.analysis.stage.goodput import (
 )
 from ampacity.analysis.stage.steady import Stability
 from ampacity.analysis.stage.verdicts import Judge, Judged
-from tests.support.contract import summarise
+from tests.support.contract import struct_of, summarise
 from tests.support.synthetic import Stage, cohort, make_run, request
 
 
@@ -43,7 +45,9 @@ def test_two_routes_the_one_with_more_accepted_results_wins() -> None:
 def test_a_peak_that_is_not_known_says_why() -> None:
     assert peak_goodput([], []).reason == "no stage was measured"
     unknown = {"goodput_rps": None, "goodput_rps_reason": "no answer had two tokens"}
-    assert peak_goodput([unknown], []).reason == "no answer had two tokens"
+    assert (
+        peak_goodput([struct_of(contract.Stage, unknown)], []).reason == "no answer had two tokens"
+    )
 
 
 def test_accepted_needs_the_slo_too_and_unlabelled_answers_are_counted() -> None:
@@ -164,7 +168,7 @@ def test_offline_batch_finds_the_highest_throughput_and_its_cost(tmp_path: Path)
     half = summary["stages"][1]["accepted"]
     assert half["requests"] == 80
     assert half["cost_per_result_usd"] == pytest.approx(0.002 * 20 / 80, rel=0.03)
-    refused = offline_throughput(summary["stages"], parse_slos(["ttft_p99=2s"]), fleet)
+    refused = offline_throughput(read_summary(summary).stages, parse_slos(["ttft_p99=2s"]), fleet)
     assert refused.reason == "a latency SLO is given: see capacity"
 
 
