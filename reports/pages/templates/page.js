@@ -116,7 +116,8 @@
     const plan = form.querySelector("#plan-command").textContent;
     const quoted = value => /^[\w=.:%+-]+$/.test(value) ? value : `'${String(value).replaceAll("'", "'\\''")}'`;
     const decimals = n => ({ minimumFractionDigits: n, maximumFractionDigits: n });
-    const usd = value => value < 1 ? `$${figure(value)}`  // as usd in analysis/capacity/levels.py
+    const usd = value => value === null ? "–"
+      : value < 1 ? `$${figure(value)}`  // as usd in analysis/capacity/levels.py
       : `$${value.toLocaleString("en-US", decimals(value < 99.995 ? 2 : 0))}`;
 
     function read() {
