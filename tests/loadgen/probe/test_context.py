@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ampacity.experiments.stages.context import fit_context
-from ampacity.loadgen.probe.look import Calibration
+from ampacity.loadgen.probe.results import Calibration
 from ampacity.loadgen.send.protocols import exceeds_context
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import Schedule, open_schedule
