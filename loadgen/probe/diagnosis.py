@@ -12,12 +12,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from ampacity.loadgen.probe.diagnosis_rules import (
-    Case,
-    Facts,
-    stream_cases,
-    text_cases,
-)
+from ampacity.loadgen.probe.diagnosis_rules import Case, Facts, stream_cases, text_cases
 from ampacity.loadgen.receive.thinking import InlineThinking
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.protocols import RequestShape
