@@ -38,7 +38,9 @@ from ampacity.experiments.stages.rig import Rig, answers_in_history
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
-from ampacity.loadgen.probe.look import ProbeResult, count_message_overhead, look
+from ampacity.loadgen.probe.ask import count_message_overhead
+from ampacity.loadgen.probe.look import look
+from ampacity.loadgen.probe.results import ProbeResult
 from ampacity.loadgen.rundir.files import RunWriter, check_new
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.telemetry import Telemetry
