@@ -83,6 +83,7 @@ def with_blocks(trace: Trace, given: int | None = None) -> Trace:
     if not len(odd):
         return trace
     assert trace.place is not None
+    odd = odd[np.argsort(trace.place[odd])]
     named = ", ".join(
         f"{trace.place_word} {trace.place[i]} "
         f"({start[i + 1] - start[i]} for {trace.input_tokens[i]} tokens)"
