@@ -18,29 +18,26 @@ if TYPE_CHECKING:
 Run = Annotated[
     Path | None, typer.Argument(help="Run directory; none with --tier.", show_default=False)
 ]
-FLEET = o.options(
-    {
-        "profile": (
-            Path,
-            "FILE",
-            "Profile from 'ampacity workload fit'. Busiest hour, mean and variance of the traffic.",
-        ),
-        "mean_rps": (float, "R", "Mean load in requests/s. For utilisation and costs."),
-        "utilisation": (
-            float,
-            "U",
-            "Mean load / what the fleet carries, e.g. 0.4. "
-            "Default: from --mean-rps, else the profile's mean / busiest hour, else the peak all day.",
-        ),
-        "prices": (
-            Path,
-            "FILE",
-            "Prices of hosted APIs in USD per million tokens: CSV with the columns model, input, "
-            "output and, where there are such, cached and cache_write.",
-        ),
-        "accepted": (float, "SHARE", "Share of results that are of use, e.g. 0.9."),
-    }
-)
+FLEET = [
+    *o.options(
+        {
+            "profile": (
+                Path,
+                "FILE",
+                "Profile from 'ampacity workload fit'. Busiest hour, mean and variance of the traffic.",
+            ),
+            "mean_rps": (float, "R", "Mean load in requests/s. For utilisation and costs."),
+            "utilisation": (
+                float,
+                "U",
+                "Mean load / what the fleet carries, e.g. 0.4. "
+                "Default: from --mean-rps, else the profile's mean / busiest hour, else the peak all day.",
+            ),
+            "accepted": (float, "SHARE", "Share of results that are of use, e.g. 0.9."),
+        }
+    ),
+    o.setting("prices", rich_help_panel=None),
+]
 Safety = Annotated[
     float | None,
     typer.Option(
