@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampacity.analysis.contract.summary import Summary, to_json
-from ampacity.analysis.load_names import load_name
+from ampacity.analysis.load_names import planned_name
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import LEVELS
@@ -175,7 +175,7 @@ class Run:
         if stage is not None and stage not in known:
             raise ValueError(f"stage {stage!r}: choose one of {', '.join(map(str, known))}")
         rows = [
-            {"stage": meta["index"], "load": load_name(meta), **row}
+            {"stage": meta["index"], "load": planned_name(meta), **row}
             for meta in self._stages[0]
             if stage is None or meta["index"] == stage
             for row in self._percentiles(meta, wanted, metric)

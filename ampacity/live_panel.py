@@ -164,8 +164,8 @@ def _shown(value_s: float | None) -> str:
 
 def _level(live: Live) -> str:
     if live.kind == "open":
-        return load_name({"offered_rps": live.level})
-    return load_name({"concurrency": live.level})
+        return load_name(live.level)
+    return load_name(None, live.level)
 
 
 def _errors(live: Live) -> str:

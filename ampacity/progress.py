@@ -17,6 +17,8 @@ from typing import Any, Self
 
 from rich.console import Console
 
+from ampacity.analysis.contract.figures import Percentiles
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.load_names import load_name
 from ampacity.analysis.slo import verdict_word
 from ampacity.live_panel import LivePanel, Outlook, lines_of
@@ -118,7 +120,7 @@ class Progress:
         finally:
             over.set()
 
-    def judged(self, stage: dict[str, Any], *, burst: bool = False) -> None:
+    def judged(self, stage: Stage, *, burst: bool = False) -> None:
         """Print a line about a finished stage."""
         self.note(stage_line(stage, burst=burst))
 
@@ -177,34 +179,32 @@ class Progress:
                 data = data[os.write(descriptor, data) :]
 
 
-def stage_line(stage: dict[str, Any], *, burst: bool = False) -> str:
+def stage_line(stage: Stage, *, burst: bool = False) -> str:
     """Return the outcome of a stage in one line; a ``burst`` is judged by its phases, not here."""
-    ttft = stage["ttft_from_schedule_s"]
-    curve = f", all at {stage['lengths']} lengths" if stage["lengths"] else ""
-    verdict = f"SLO {verdict_word(stage['slo_met'])}" if stage["slo_verdicts"] else "no SLO"
-    if stage["slo_verdicts"] and stage["slo_met"] is None:
+    ttft = stage.ttft_from_schedule_s
+    curve = f", all at {stage.lengths} lengths" if stage.lengths else ""
+    verdict = f"SLO {verdict_word(stage.slo_met)}" if stage.slo_verdicts else "no SLO"
+    if stage.slo_verdicts and stage.slo_met is None:
         verdict += f" ({_why(stage)})"
     if burst:
         verdict = ""
     parts = [
-        f"stage {stage['index']}{curve}: {load_name(stage)}",
-        f"{stage['requests']} requests",
-        f"TTFT p50 {seconds(ttft.get('p50'))} p99 {_p99(ttft)}",
-        f"ITL p99 {_p99(stage['itl_s'])}",
-        counted(failures(stage["errors"]), "error"),
-        "unstable" if stage["stable"] is False else "",
-        "CLIENT LIMITED, no finding" if stage["client_limited"] else verdict,
+        f"stage {stage.index}{curve}: {load_name(stage.offered_rps, stage.concurrency_set)}",
+        f"{stage.requests} requests",
+        f"TTFT p50 {seconds(ttft.p50)} p99 {_p99(ttft)}",
+        f"ITL p99 {_p99(stage.itl_s)}",
+        counted(failures(stage.errors), "error"),
+        "unstable" if stage.stable is False else "",
+        "CLIENT LIMITED, no finding" if stage.client_limited else verdict,
     ]
     return ", ".join(part for part in parts if part)
 
 
-def _p99(held: dict[str, Any]) -> str:
-    return percentile_text(held.get("p99"), held.get("p99_ci"), seconds)
+def _p99(held: Percentiles) -> str:
+    return percentile_text(held.p99, held.p99_ci, seconds)
 
 
-def _why(stage: dict[str, Any]) -> str:
+def _why(stage: Stage) -> str:
     """Return why the stage's SLO is inconclusive, in a few words."""
-    cause = next(
-        (str(v["cause"]) for v in stage["slo_verdicts"] if v["verdict"] == "inconclusive"), ""
-    )
+    cause = next((str(v.cause) for v in stage.slo_verdicts if v.verdict == "inconclusive"), "")
     return undecided(cause)

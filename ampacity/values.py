@@ -18,7 +18,7 @@ from ampacity.durations import read_duration
 
 SECONDS_MAX = 30 * 86_400.0
 LARGEST = 1e12  # a rate, factor or price above this is a typing error
-RESERVED_BODY_FIELDS = ("messages", "prompt", "stream")
+RESERVED_BODY_FIELDS = ("messages", "prompt", "input", "stream", "model")
 Reader = Callable[[Any, str], Any]
 
 
@@ -241,7 +241,8 @@ def extra_body(value: Any, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name} cannot be sent as JSON: {error}") from error
     for field in RESERVED_BODY_FIELDS:
         if field in value:
-            raise ConfigError(f"{name} sets {field!r}, which the workload decides: drop it")
+            decides = "--model" if field == "model" else "the workload"
+            raise ConfigError(f"{name} sets {field!r}, which {decides} decides: drop it")
     refuse_several_choices(value, name)
     return value
 

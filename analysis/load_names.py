@@ -6,24 +6,31 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import structs
 
-def load_name(stage: Mapping[str, Any]) -> str:
-    """Return the name of a stage's load: ``12.5 req/s``, ``16 users``, or that of name_stages."""
-    if name := stage.get("name"):
-        return str(name)
-    if (rate_rps := stage.get("offered_rps")) is not None:
+from ampacity.analysis.contract.stage import Stage
+
+
+def load_name(rate_rps: float | None, users: float | None = None, index: object = "?") -> str:
+    """Return the name of a load: ``12.5 req/s``, ``16 users``; ``stage 3`` where it is unknown."""
+    if rate_rps is not None:
         return f"{_four_digits(rate_rps)} req/s"
-    if (users := stage.get("concurrency_set", stage.get("concurrency"))) is not None:
-        return f"{_four_digits(users)} users"
-    return f"stage {stage.get('index', '?')}"
+    return f"stage {index}" if users is None else f"{_four_digits(users)} users"
 
 
-def name_stages(stages: Sequence[dict[str, Any]]) -> None:
-    """Give each stage its ``name``: the load, and the ``index`` of those that share it."""
-    names = [load_name(stage) for stage in stages]
+def planned_name(meta: Mapping[str, Any]) -> str:
+    """Return the name of the load of an entry of run.json's stages."""
+    return load_name(meta.get("offered_rps"), meta.get("concurrency"), meta.get("index", "?"))
+
+
+def name_stages(stages: Sequence[Stage]) -> list[Stage]:
+    """Return the stages with their names: the load, and the ``index`` of those that share it."""
+    names = [load_name(s.offered_rps, s.concurrency_set, s.index) for s in stages]
     shared = Counter(names)
-    for stage, name in zip(stages, names, strict=True):
-        stage["name"] = f"{name} (stage {stage['index']})" if shared[name] > 1 else name
+    return [
+        structs.replace(s, name=f"{name} (stage {s.index})" if shared[name] > 1 else name)
+        for s, name in zip(stages, names, strict=True)
+    ]
 
 
 def _four_digits(value: float) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Network
 
 
-def network_share(endpoint: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> Network:
+def network_share(endpoint: Mapping[str, Any], stages: Sequence[Stage]) -> Network:
     """Return the probe's round trips in seconds and their share of TTFT.
 
     ``share``: of the lowest TTFT p50 of a stage, which has the least queueing. Null with a reason
@@ -16,7 +17,7 @@ def network_share(endpoint: Mapping[str, Any], stages: Sequence[Mapping[str, Any
     the server's own work is most of it.
     """
     request_s, share, reason = endpoint.get("request_s"), None, None
-    ttft_s = min((p50 for s in stages if (p50 := s["ttft_s"]["p50"])), default=None)
+    ttft_s = min((p50 for s in stages if (p50 := s.ttft_s.p50)), default=None)
     if request_s is None:
         reason = "the probe measured no round trip"
     elif ttft_s is None:

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from ampacity.analysis.contract.burst import Burst
+from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.slo import SLO_SETS
 from ampacity.analysis.stage_warnings import IDLE_CPU_FRACTION
 from ampacity.durations import duration_text, read_duration, rounded_up
@@ -43,28 +46,28 @@ def again(words: Sequence[str], changes: Mapping[str, str | None], drop: Sequenc
     return shlex.join([*kept, *given])
 
 
-def next_command(summary: Mapping[str, Any], meta: Mapping[str, Any], path: str) -> str | None:
+def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | None:
     """Return the next command; None where nothing is open, or the run cannot be repeated.
 
     ``meta``: run.json; ``path``: the run's directory.
     """
-    words, quota = _recorded(meta), summary.get("quota")
-    if not words or summary["imported"] or (quota and quota["binds"]):
+    words, quota = _recorded(meta), summary.quota
+    if not words or summary.imported or (quota and quota.binds):
         return None
     if words[1] == "demo":
         return "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms"
-    if str(summary["partial"] or "").startswith(("interrupted", "killed")):
+    if str(summary.partial or "").startswith(("interrupted", "killed")):
         return again(words, {})
-    if words[1] in OF_LOAD and summary["audit"]["client_limited"] and not _bounded(summary):
-        return relieved(words, meta, summary["audit"]["cpu_fraction"])
-    if summary.get("burst"):
-        return _after_burst(summary["burst"], words)
-    if not summary["slos"]:
+    if words[1] in OF_LOAD and summary.audit.client_limited and not _bounded(summary):
+        return relieved(words, meta, summary.audit.cpu_fraction)
+    if summary.burst:
+        return _after_burst(summary.burst, words)
+    if not summary.slos:
         limits = " ".join(f"--slo {slo}" for slo in SLO_SETS["interactive"][0])
         return f"{again(words, {'--slo': None})} {limits}"
-    if words[1] not in ("run", "sweep", "search", "predict") or not summary["stages"]:
+    if words[1] not in ("run", "sweep", "search", "predict") or not summary.stages:
         return None
-    if summary["workload"].get("trace"):
+    if summary.workload.get("trace"):
         return _plan(summary, path)
     return _after_stages(summary, words) or _plan(summary, path)
 
@@ -81,13 +84,13 @@ def relieved(words: Sequence[str], meta: Mapping[str, Any], cpu_fraction: float 
     return again(words, {"--cpus": f"{cores // 2}-{cores - 1}"} if cores >= FEW_CORES else {})
 
 
-def _bounded(summary: Mapping[str, Any]) -> bool:
+def _bounded(summary: Summary) -> bool:
     """Return whether the stages with a client that kept up show where the capacity ends."""
-    capacity, search = summary["capacity"], summary.get("search")
-    if capacity.get("lower_loads"):
+    capacity, search = summary.capacity, summary.search
+    if capacity.lower_loads:
         return True
-    found = bool(capacity["capacity_rps"]) and capacity["crossing"] != "lower_bound"
-    return found and (not search or bool(search["reached"]))
+    found = bool(capacity.capacity_rps) and capacity.crossing != "lower_bound"
+    return found and (not search or bool(search.reached))
 
 
 def _recorded(meta: Mapping[str, Any]) -> list[str]:
@@ -97,59 +100,59 @@ def _recorded(meta: Mapping[str, Any]) -> list[str]:
     return [] if hidden or len(words) < 2 or words[0] != "ampacity" else words
 
 
-def _after_stages(summary: Mapping[str, Any], words: Sequence[str]) -> str | None:
-    search, capacity = summary.get("search"), summary["capacity"]
-    rps, limit = capacity["capacity_rps"], _value(words, "--max-duration")
-    if search and not search["reached"]:
-        more = (search["more_requests"] or 0) / rps if rps else 0.0
+def _after_stages(summary: Summary, words: Sequence[str]) -> str | None:
+    search, capacity = summary.search, summary.capacity
+    rps, limit = capacity.capacity_rps, _value(words, "--max-duration")
+    if search and not search.reached:
+        more = (search.more_requests or 0) / rps if rps else 0.0
         longer_s = max(2 * limit, ROOM * (limit + more)) if limit else 0.0
         longer = duration_text(rounded_up(longer_s)) if limit else None
         return again(words, {"--max-duration": longer})
     if search:
         return None
     steady = dict.fromkeys(OF_SEARCH)
-    if loads := capacity.get("lower_loads"):
-        option = "--rates" if capacity["c_max_basis"] == "open" else "--concurrency"
+    if loads := capacity.lower_loads:
+        option = "--rates" if capacity.c_max_basis == "open" else "--concurrency"
         lower = {option: ",".join(f"{load:g}" for load in loads)}
         return again(words, {**dict.fromkeys(OF_LOADS[:2]), **steady, **lower}, FLAGS_OF_SEARCH)
-    if rps and capacity["crossing"] == "lower_bound" and capacity["c_max_basis"] == "open":
+    if rps and capacity.crossing == "lower_bound" and capacity.c_max_basis == "open":
         higher = f"{2 * rps:.3g},{4 * rps:.3g}"
         return again(words, {**steady, "--rates": higher}, FLAGS_OF_SEARCH)
-    verified, violated = capacity["verified_rps"], capacity["violated_rps"]
+    verified, violated = capacity.verified_rps, capacity.violated_rps
     if verified and violated and violated <= ENOUGH_APART * verified:
         return None
     if not (open_ := _least_open(summary)):
-        finds = capacity["c_max_basis"] != "closed" and not {"-c", "--config"} & {*words}
+        finds = capacity.c_max_basis != "closed" and not {"-c", "--config"} & {*words}
         return _search(words) if finds else None
     stage, more = open_
-    rate = stage["offered_rps"] or stage["achieved_rps"]
-    length_s = stage["window"]["start_s"] + ROOM * (stage["requests"] + more) / rate
+    rate = stage.offered_rps or stage.achieved_rps
+    length_s = stage.window.start_s + ROOM * (stage.requests + more) / rate
     load = (
-        {"--rates": f"{stage['offered_rps']:g}"}
-        if stage["offered_rps"]
-        else {"--concurrency": str(stage["concurrency_set"])}
+        {"--rates": f"{stage.offered_rps:g}"}
+        if stage.offered_rps
+        else {"--concurrency": str(stage.concurrency_set)}
     )
     length = {"--duration": duration_text(rounded_up(length_s))}
     return again(words, {**dict.fromkeys(OF_LOADS), **steady, **load, **length}, FLAGS_OF_SEARCH)
 
 
-def _least_open(summary: Mapping[str, Any]) -> tuple[Mapping[str, Any], int] | None:
+def _least_open(summary: Summary) -> tuple[Stage, int] | None:
     """Return the inconclusive stage within the interval that lacks least, and how many requests."""
-    capacity = summary["capacity"]
-    low, high = capacity["capacity_rps_ci"] or (capacity["verified_rps"], capacity["violated_rps"])
+    capacity = summary.capacity
+    low, high = capacity.capacity_rps_ci or (capacity.verified_rps, capacity.violated_rps)
     low, high = low or 0.0, high or float("inf")
     found = [
         (more, i, stage)
-        for i, stage in enumerate(summary["stages"])
-        if stage["slo_met"] is None and not stage["client_limited"] and stage["achieved_rps"]
-        if low <= (stage["offered_rps"] or stage["achieved_rps"]) <= high
-        if (more := max((v["more_requests"] or 0 for v in stage["slo_verdicts"]), default=0))
+        for i, stage in enumerate(summary.stages)
+        if stage.slo_met is None and not stage.client_limited and stage.achieved_rps
+        if low <= (stage.offered_rps or stage.achieved_rps) <= high
+        if (more := max((v.more_requests or 0 for v in stage.slo_verdicts), default=0))
     ]
     if not found:
         return None
     # above the estimate a stage is likely to show a violation, and the capacity lies below it
-    rps = capacity["capacity_rps"] or float("inf")
-    below = [one for one in found if (one[2]["offered_rps"] or 0.0) <= rps]
+    rps = capacity.capacity_rps or float("inf")
+    below = [one for one in found if (one[2].offered_rps or 0.0) <= rps]
     more, _, stage = min(below or found)
     return stage, more
 
@@ -161,21 +164,21 @@ def _search(words: Sequence[str]) -> str:
     return again([*command, *words[2:]], dict.fromkeys((*OF_LOADS, "--lengths")))
 
 
-def _plan(summary: Mapping[str, Any], path: str) -> str | None:
+def _plan(summary: Summary, path: str) -> str | None:
     """Return the plan of a fleet, where the run names none; its peak is an example."""
-    rps = summary["capacity"]["capacity_rps"]
-    if not rps or summary["fleet"]["instances"] is not None:
+    rps = summary.capacity.capacity_rps
+    if not rps or summary.fleet.instances is not None:
         return None
     peak = f"{float(f'{10 * rps:.2g}'):g}"
     return shlex.join(["ampacity", "plan", path, "--peak-rps", peak])
 
 
-def _after_burst(burst: Mapping[str, Any], words: Sequence[str]) -> str | None:
-    if burst.get("base_too_short"):
+def _after_burst(burst: Burst, words: Sequence[str]) -> str | None:
+    if burst.base_too_short:
         return again(words, {"--base-duration": _doubled(words, "--base-duration", 60.0)})
-    if burst["recovery_s"] is None and not burst["harm"]["base"]:
+    if burst.recovery_s is None and not burst.harm.base:
         return again(words, {"--recovery-duration": _doubled(words, "--recovery-duration", 120.0)})
-    if burst["headroom"]["enough"]:
+    if burst.headroom.enough:
         factor = 2 * float(_text(words, "--factor") or 3.0)
         return again(words, {"--factor": f"{factor:g}"})
     return _sweep(words)

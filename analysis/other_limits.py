@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from msgspec import structs
 
 from ampacity.analysis.capacity.families import split_lengths
 from ampacity.analysis.capacity.limit import find_capacity
 from ampacity.analysis.contract.capacity import Capacity, Crossing
-from ampacity.analysis.contract.part import Interval, Part, plain
+from ampacity.analysis.contract.part import Interval, Part
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.slo import ERROR_RATE, Slo, slo_from_dict
@@ -87,10 +86,9 @@ def _scaled(slo: Slo, times: float) -> Slo:
 
 def _with_verdict(
     stage: Stage, found: StageRecords, slos: Sequence[Slo], verdict: SloVerdict
-) -> dict[str, Any]:
+) -> Stage:
     """Return a stage with the verdicts on ``slos``, of which ``verdict`` is new."""
     known = {v.slo: v for v in (*stage.slo_verdicts, verdict)}
     verdicts = [known[slo.text] for slo in slos]
     met, reason = Judge(slos, found.stability, bool(stage.client_limited)).overall(verdicts)
-    judged = structs.replace(stage, slo_verdicts=verdicts, slo_met=met, slo_met_reason=reason)
-    return dict(plain(judged))
+    return structs.replace(stage, slo_verdicts=verdicts, slo_met=met, slo_met_reason=reason)

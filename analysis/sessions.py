@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.traffic import Concurrent, SessionFit, Sessions, SessionStage, Turns
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.lengths import spread
@@ -77,7 +78,7 @@ class _Sessions:
 def summarise_sessions(
     records: RunRecords,
     metas: Sequence[Mapping[str, Any]],
-    stages: Sequence[Mapping[str, Any]],
+    stages: Sequence[Stage],
     slos: Sequence[Slo],
 ) -> Sessions | None:
     """Return the sessions of a run (docs/sessions.md), or None where no request is of one."""
@@ -110,13 +111,13 @@ def _of_stage(
     records: RunRecords,
     sessions: _Sessions,
     meta: Mapping[str, Any],
-    stage: Mapping[str, Any],
+    stage: Stage,
     slos: Sequence[Slo],
 ) -> SessionStage:
     r = sessions.requests
     begin_ns, end_ns = sessions.first(r.scheduled_ns), sessions.last(r.ended_ns)
     zero_s = (int(meta.get("start_ns") or 0) - records.origin_ns) * _NS
-    window_s = (zero_s + stage["window"]["start_s"], zero_s + stage["window"]["end_s"])
+    window_s = (zero_s + stage.window.start_s, zero_s + stage.window.end_s)
     chosen = (begin_ns * _NS >= window_s[0]) & (begin_ns * _NS < window_s[1])
     noted = meta.get("sessions")  # a killed run did not note which sessions it cut
     cut = sessions.any(r.has_status("unfinished"))
@@ -242,11 +243,9 @@ def _per_turn(sessions: _Sessions, chosen: Bools) -> list[Turns]:
     return found
 
 
-def _fit(
-    found: Sequence[SessionStage], stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]
-) -> SessionFit:
+def _fit(found: Sequence[SessionStage], stages: Sequence[Stage], slos: Sequence[Slo]) -> SessionFit:
     """Return the most concurrent sessions of any stage that met the SLOs."""
-    met = {s["index"] for s in stages if s["slo_met"]} if slos else set()
+    met = {s.index for s in stages if s.slo_met} if slos else set()
     fitting = [s for s in found if s.index in met and s.concurrent.mean is not None]
     best = max(fitting, key=lambda s: s.concurrent.mean or 0.0, default=None)
     if best is None:

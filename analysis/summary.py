@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,14 @@ from ampacity.analysis.capacity.knee import find_knee
 from ampacity.analysis.capacity.levels import QUOTA_SHARE, number_text, refused_share
 from ampacity.analysis.capacity.limit import find_capacity, met_by_all
 from ampacity.analysis.capacity.search import summarise_search
-from ampacity.analysis.contract.capacity import Capacity, LittlesLawGap
+from ampacity.analysis.contract.capacity import Capacity, Fleet, LittlesLawGap
 from ampacity.analysis.contract.limits import Quota
 from ampacity.analysis.contract.part import Part, plain
-from ampacity.analysis.contract.stage import Server, ServerLaw
+from ampacity.analysis.contract.stage import Server, ServerLaw, Stage
 from ampacity.analysis.contract.summary import Audit, Summary, read_summary
 from ampacity.analysis.limits.quota import find_quota
 from ampacity.analysis.limits.table import find_limits
-from ampacity.analysis.load_names import load_name, name_stages
+from ampacity.analysis.load_names import name_stages, planned_name
 from ampacity.analysis.metrics.impossible import check_records
 from ampacity.analysis.metrics.kinds import KINDS
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
@@ -63,6 +63,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
     metas, records, stages = _judge_stages(run, slos, labels)
     quota = find_quota(run.requests, stages)
     capacity = _capacity(meta, stages, slos, quota)
+    stages = [structs.replace(s, slo_met_by_all=met_by_all(s, capacity)) for s in stages]
     summary: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "verdict": "",
@@ -77,69 +78,59 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         **_counts(records.requests, metas),
         "error_examples": _examples(records.requests, run.requests),
         "stages": stages,
-        "knee": plain(find_knee([s for s in stages if refused_share(s) < QUOTA_SHARE])),
-        "capacity": plain(capacity),
+        "knee": find_knee([s for s in stages if refused_share(s) < QUOTA_SHARE]),
+        "capacity": capacity,
         "interval_assumption": ASSUMPTION,
-        "goodput": plain(peak_goodput(stages, slos)),
-        "classes": [] if meta.get("burst") else plain(class_curves(stages, slos)),
-        "families": [],
+        "goodput": peak_goodput(stages, slos),
+        "classes": [] if meta.get("burst") else class_curves(stages, slos),
+        "families": [
+            describe_family(lengths, judged, of_part.requests, slos)
+            for lengths, part in others.items()
+            for _, of_part, judged in [_judge_stages(part, slos, labels)]
+        ],
         "offline": offline_throughput(stages, slos, meta.get("fleet_inputs") or {}),
-        "audit": plain(_audit(metas, stages, imported=bool(meta.get("imported")))),
+        "audit": _audit(metas, stages, imported=bool(meta.get("imported"))),
+        "sharing": compare_sharing(records.requests, metas),
+        "traffic": summarise_traffic(records, metas, meta.get("workload") or {}),
+        "sessions": summarise_sessions(records, metas, stages, slos),
+        "littles_law": _littles_law(capacity, stages, slos),
+        "fleet": _fleet(meta, capacity, stages, records),
     }
     if retries := int(np.count_nonzero(records.requests.attempt)):
         summary["retries"] = retries
     if meta.get("spent_usd") is not None:
         summary["spent_usd"] = meta["spent_usd"]
     if quota is not None:
-        summary["quota"] = plain(quota)
-    for stage in stages:
-        stage["slo_met_by_all"] = met_by_all(stage, capacity)
-    for lengths, part in others.items():
-        _, of_part, judged = _judge_stages(part, slos, labels)
-        for stage in judged:
-            stage["slo_met_by_all"] = None
-        summary["families"].append(describe_family(lengths, judged, of_part.requests, slos))
-    summary["sharing"] = compare_sharing(records.requests, metas)
-    summary["traffic"] = summarise_traffic(records, metas, meta.get("workload") or {})
-    sessions = summarise_sessions(records, metas, stages, slos)
-    summary["sessions"] = plain(sessions)
-    if not sessions:
-        summary["sessions_reason"] = NO_SESSIONS
-    summary["littles_law"] = _littles_law(summary["capacity"], stages, slos)
-    summary["fleet"] = _fleet(meta, summary["capacity"], stages, records)
+        summary["quota"] = quota
     _add_optional_parts(summary, run, metas, records, slos)
+    found = read_summary(_plain(summary))
     r = records.requests
     known = output_deviation(r), cut_short(run.requests, r), int(np.count_nonzero(unseen(r)))
-    summary["warnings"] = find_warnings(Facts(summary, *known))
-    summary["verdict"] = write_verdict(summary)
-    if "next_command" not in summary and (command := next_command(summary, meta, str(run.path))):
-        summary["next_command"] = command
-    found = read_summary(_plain(summary))
-    return structs.replace(found, limits=find_limits(found))
+    found = structs.replace(found, warnings=find_warnings(Facts(found, *known)))
+    found = structs.replace(found, verdict=write_verdict(found))
+    command = found.next_command or next_command(found, meta, str(run.path))
+    return structs.replace(found, next_command=command, limits=find_limits(found))
 
 
-def _littles_law(
-    capacity: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[Slo]
-) -> LittlesLawGap:
-    steady = [s for s in stages if s["stable"] and not s["client_limited"]]
-    shares = [s["littles_law"]["consistency"] for s in steady if s["littles_law"]["consistency"]]
+def _littles_law(capacity: Capacity, stages: Sequence[Stage], slos: list[Slo]) -> LittlesLawGap:
+    steady = [s for s in stages if s.stable and not s.client_limited]
+    shares = [s.littles_law.consistency for s in steady if s.littles_law.consistency]
     return summarise_gap(capacity, slos, shares, _worst_server(steady))
 
 
 def _fleet(
-    meta: Mapping[str, Any],
-    capacity: Mapping[str, Any],
-    stages: list[dict[str, Any]],
-    records: RunRecords,
-) -> dict[str, Any]:
-    tokens, inputs = mean_tokens(records.requests, stages), meta.get("fleet_inputs") or {}
-    return tokens | fleet_of(
+    meta: Mapping[str, Any], capacity: Capacity, stages: Sequence[Stage], records: RunRecords
+) -> Fleet:
+    sent, received = mean_tokens(records.requests, stages)
+    inputs = meta.get("fleet_inputs") or {}
+    found = fleet_of(
         None if inputs.get("peak_rps") is None else Traffic(inputs["peak_rps"]),
-        carried_by(capacity, stages, tokens),
+        carried_by(capacity, stages, sent, received),
         inputs.get("tensor_parallel") or 1,
         inputs.get("safety_factor"),
         inputs.get("gpu_hour_usd"),
     )
+    return structs.replace(found, input_tokens_mean=sent, output_tokens_mean=received)
 
 
 def _add_optional_parts(
@@ -153,12 +144,13 @@ def _add_optional_parts(
     meta = run.meta
     if meta.get("burst") and metas:
         stage = _undisturbed(metas)
-        burst = summarise_burst(meta["burst"], stage, records, slos, run.server)
-        summary["burst"] = plain(burst)
+        summary["burst"] = summarise_burst(meta["burst"], stage, records, slos, run.server)
     if meta.get("next_command"):
         summary["next_command"] = str(meta["next_command"])
     if meta.get("search"):
-        summary["search"] = plain(summarise_search(meta["search"], summary["stages"], slos))
+        summary["search"] = summarise_search(meta["search"], summary["stages"], slos)
+    if not summary["sessions"]:
+        summary["sessions_reason"] = NO_SESSIONS
     if summary["diagnosis"] is None:
         summary["diagnosis_reason"] = "no probe's diagnosis is in run.json"
 
@@ -174,7 +166,7 @@ def _workload(described: Mapping[str, Any], came: dict[str, Any]) -> dict[str, A
 
 
 def _capacity(
-    meta: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[Slo], quota: Quota | None
+    meta: Mapping[str, Any], stages: Sequence[Stage], slos: list[Slo], quota: Quota | None
 ) -> Capacity:
     if meta.get("burst"):
         why = "a burst is no steady load, so it names no capacity: a search or a sweep does"
@@ -192,10 +184,10 @@ def _capacity(
     return structs.replace(find_capacity([], slos), **known, reason=why)
 
 
-def _without_verdict(stage: dict[str, Any]) -> dict[str, Any]:
+def _without_verdict(stage: Stage) -> Stage:
     """Return a stage with a burst in it without a verdict: its requests are at no one load."""
     why = "a burst is no steady load: its phases count the requests that met the SLOs"
-    return {**stage, "slo_met": None, "slo_met_reason": why, "slo_verdicts": []}
+    return structs.replace(stage, slo_met=None, slo_met_reason=why, slo_verdicts=[])
 
 
 def read_stages(run: Run) -> tuple[list[dict[str, Any]], RunRecords]:
@@ -214,26 +206,29 @@ def warmup_of(meta: Mapping[str, Any]) -> int | None:
 
 def _judge_stages(
     run: Run, slos: list[Slo], labels: Mapping[int, bool] | None
-) -> tuple[list[dict[str, Any]], RunRecords, list[dict[str, Any]]]:
-    """Return (entries of run.json's stages, the run's records, its stage objects)."""
+) -> tuple[list[dict[str, Any]], RunRecords, list[Stage]]:
+    """Return (entries of run.json's stages, the run's records, its stages)."""
     meta = run.meta
     metas, records = read_stages(run)
-    warmup = warmup_of(meta)
-    prices = meta.get("fleet_inputs")
-    stages = [
-        analyse_stage(
-            records, m, slos, warmup, run_complete=run.complete, labels=labels, fleet_inputs=prices
-        )
-        for m in metas
-    ]
+    warmup, prices = warmup_of(meta), meta.get("fleet_inputs")
     thinks = (meta.get("locked") or {}).get("think_s")
-    for stage, stage_meta in zip(stages, metas, strict=True):
-        server = _server(run, stage, stage_meta)
-        stage["server"] = plain(server)
-        stage["littles_law"]["server"] = plain(against_server(stage["concurrency"], server))
-        waits = thinks or "sessions" in stage_meta or never_all_users(stage)
-        stage["users_pause"] = stage["kind"] == "closed" and bool(waits)
-    name_stages(stages)
+    stages = []
+    for of_stage in metas:
+        stage = analyse_stage(
+            records,
+            of_stage,
+            slos,
+            warmup,
+            run_complete=run.complete,
+            labels=labels,
+            fleet_inputs=prices,
+        )
+        server = _server(run, stage, of_stage)
+        law = structs.replace(stage.littles_law, server=against_server(stage.concurrency, server))
+        pauses = thinks or "sessions" in of_stage or never_all_users(stage)
+        pauses = stage.kind == "closed" and bool(pauses)
+        stages.append(structs.replace(stage, server=server, littles_law=law, users_pause=pauses))
+    stages = name_stages(stages)
     return metas, records, [_without_verdict(s) for s in stages] if meta.get("burst") else stages
 
 
@@ -254,10 +249,10 @@ def _undisturbed(metas: list[dict[str, Any]]) -> dict[str, Any]:
     )
 
 
-def _server(run: Run, stage: Mapping[str, Any], meta: Mapping[str, Any]) -> Server | None:
+def _server(run: Run, stage: Stage, meta: Mapping[str, Any]) -> Server | None:
     """Return the server's own gauges over the window of the stage."""
     start_ns = int(meta.get("start_ns") or 0)
-    window_ns = [start_ns + round(stage["window"][end] * 1e9) for end in ("start_s", "end_s")]
+    window_ns = [start_ns + round(s * 1e9) for s in (stage.window.start_s, stage.window.end_s)]
     return server_figures(run.server, *window_ns)
 
 
@@ -310,7 +305,7 @@ def _partial(run: Run) -> str | None:
     stages = run.meta.get("stages") or []
     if stages:  # the last one was going on, or was over
         over = stages[-1].get("drained_ns") and not stages[-1].get("ended_early")
-        at = f" {'after' if over else 'at'} stage {len(stages) - 1} ({load_name(stages[-1])})"
+        at = f" {'after' if over else 'at'} stage {len(stages) - 1} ({planned_name(stages[-1])})"
     else:
         at = " before any stage was written"
     if run.going_s is not None:
@@ -326,11 +321,10 @@ def _partial(run: Run) -> str | None:
     return f"{word}{at}" + (f": {reason}" if reason else "")
 
 
-def _worst_server(stages: list[dict[str, Any]]) -> ServerLaw | None:
+def _worst_server(stages: Sequence[Stage]) -> ServerLaw | None:
     """Return the count of the server that is furthest from the client's."""
-    held = [law for s in stages if (law := s["littles_law"]["server"]) and law["ratio"]]
-    worst = max(held, key=lambda law: abs(math.log(max(law["ratio"], 1e-3))), default=None)
-    return worst and ServerLaw(**worst)
+    held = [law for s in stages if (law := s.littles_law.server) and law.ratio]
+    return max(held, key=lambda law: abs(math.log(max(law.ratio or 0.0, 1e-3))), default=None)
 
 
 def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -346,18 +340,18 @@ def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _audit(metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, imported: bool) -> Audit:
+def _audit(metas: list[dict[str, Any]], stages: Sequence[Stage], *, imported: bool) -> Audit:
     """Return the client's audit over the stages that it did not limit, or all if it limited each."""
-    limited = [s["index"] for s in stages if s["client_limited"]]
-    repeated = [s["index"] for s in repeated_undisturbed(stages)]
-    counted = [s for s in stages if not s["client_limited"]] or stages
+    limited = [s.index for s in stages if s.client_limited]
+    repeated = [s.index for s in repeated_undisturbed(stages)]
+    counted = [s for s in stages if not s.client_limited] or stages
     audits = {m["index"]: a for m in metas if (a := m.get("audit"))}
-    of_counted = [audits[s["index"]] for s in counted if s["index"] in audits]
+    of_counted = [audits[s.index] for s in counted if s.index in audits]
 
     def worst(name: str, of: list[dict[str, Any]] = of_counted) -> float | None:
         return max((a[name] for a in of if a.get(name) is not None), default=None)
 
-    slips = [s["slip_s"]["p99"] for s in counted if s["slip_s"]["p99"] is not None]
+    slips = [s.slip_s.p99 for s in counted if s.slip_s.p99 is not None]
     unknown = "the other tool's files do not say whether its client kept up"
     return Audit(
         slip_p99_s=max(slips, default=None),

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ampacity.analysis.load_names import load_name
+from ampacity.analysis.load_names import planned_name
 from ampacity.analysis.metrics.requests import Floats, read_requests, ttft_s
 from ampacity.analysis.stage.steady import in_flight_at
 from ampacity.loadgen.rundir.files import Run
@@ -68,7 +68,7 @@ def timeline_of(run: Run) -> Timeline | None:
         failed,
         _thinned(due_s[known], ttft[known], step_s),
         int(known.sum()),
-        [((int(s["start_ns"]) - origin_ns) * 1e-9, load_name(s)) for s in stages],
+        [((int(s["start_ns"]) - origin_ns) * 1e-9, planned_name(s)) for s in stages],
         _gauges(run.server, origin_ns, step_s) | _quota_left(run.requests, origin_ns, step_s),
     )
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
+from ampacity.analysis.contract.capacity import Capacity
+from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.part import Part
+from ampacity.analysis.contract.stage import Server, Stage
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.stats.intervals import order_statistic_ranks
 
@@ -95,7 +97,7 @@ class Production:
 class Benchmark:
     """The stage that production is compared with, and the lengths that were sent in it."""
 
-    stage: Mapping[str, Any]
+    stage: Stage
     input_tokens: Floats
     output_tokens: Floats
     gaps_s: Floats  # between scheduled arrivals; empty in a closed loop
@@ -130,13 +132,13 @@ def validate(benchmark: Benchmark, production: Production, instances: int = 1) -
     Raises ValidateError where none can be compared.
     """
     stage, shares = benchmark.stage, ("gpu_utilization", "kv_cache_usage_max", "prefix_hit_rate")
-    itl = stage["itl_s"] if stage["itl_s"]["n"] else stage["icl_s"]
+    itl = stage.itl_s if stage.itl_s.n else stage.icl_s
     found = [
         _load(stage, production.rps, instances),
-        _latency("ttft", 0.99, TTFT_P99_FACTOR, stage["ttft_s"], production),
-        _latency("ttft", 0.95, TTFT_P95_FACTOR, stage["ttft_s"], production),
+        _latency("ttft", 0.99, TTFT_P99_FACTOR, stage.ttft_s, production),
+        _latency("ttft", 0.95, TTFT_P95_FACTOR, stage.ttft_s, production),
         _latency("itl", 0.95, ITL_P95_FACTOR, itl, production),
-        *(_share(name, stage.get("server") or {}, production) for name in shares),
+        *(_share(name, stage.server, production) for name in shares),
         _lengths("input_tokens", benchmark.input_tokens, production),
         _lengths("output_tokens", benchmark.output_tokens, production),
         _arrivals(benchmark.gaps_s, production.gaps_s),
@@ -149,18 +151,16 @@ def validate(benchmark: Benchmark, production: Production, instances: int = 1) -
     return found
 
 
-def choose_stage(
-    stages: Sequence[dict[str, Any]], capacity: Mapping[str, Any], rps: float | None
-) -> dict[str, Any]:
+def choose_stage(stages: Sequence[Stage], capacity: Capacity, rps: float | None) -> Stage:
     """Return the stage nearest to production's rate per instance, without one the capacity's."""
-    fit = [s for s in stages if s["ok"] and not s["client_limited"]]
+    fit = [s for s in stages if s.ok and not s.client_limited]
     if not fit:
         raise ValidateError(
             "the run has no stage that was answered and not limited by its client: run it again"
         )
     if rps:
-        return min(fit, key=lambda s: abs(math.log(max(s["achieved_rps"], 1e-9) / rps)))
-    return next((s for s in fit if s["index"] == capacity.get("stage")), fit[-1])
+        return min(fit, key=lambda s: abs(math.log(max(s.achieved_rps, 1e-9) / rps)))
+    return next((s for s in fit if s.index == capacity.stage), fit[-1])
 
 
 ASSUMPTIONS = {
@@ -212,13 +212,13 @@ def _judge(
 
 
 def _latency(
-    metric: str, q: float, factor: float, held: Mapping[str, Any], production: Production
+    metric: str, q: float, factor: float, held: Percentiles, production: Production
 ) -> Finding:
     level = f"p{round(100 * q)}"
     name, histogram = f"{metric}_{level}", production.latencies.get(metric)
-    base = held.get(level)
+    base: float | None = getattr(held, level)
     if base is None:
-        why = f"not in the benchmark: {held.get(f'{level}_reason') or held.get('reason')}"
+        why = f"not in the benchmark: {getattr(held, f'{level}_reason') or held.reason}"
         return _finding(name, "inconclusive", why)
     if histogram is None or histogram.n < FEWEST:
         n = histogram.n if histogram else "no"
@@ -226,15 +226,15 @@ def _latency(
         return _finding(name, "inconclusive", why, base)
     value, low, high = histogram.quantile(q)
     finding = _judge(name, low, high, base, value, factor * base)
-    worst = (held.get(f"{level}_ci") or [None, None])[1]
+    worst = (getattr(held, f"{level}_ci", None) or (None, None))[1]
     if finding.verdict == "violated" and worst and low < factor * worst:
         why = f"the benchmark's own {level} may be as high as {worst:.4g} s: measure it longer"
         return replace(finding, verdict="inconclusive", reason=why)
     return finding
 
 
-def _load(stage: Mapping[str, Any], rps: float | None, instances: int) -> Finding:
-    base = stage["achieved_rps"]
+def _load(stage: Stage, rps: float | None, instances: int) -> Finding:
+    base = stage.achieved_rps
     if rps is None:
         why = "a rate needs two scrapes of pages that count requests (--over), or a log"
         return _finding("load", "inconclusive", why, base)
@@ -242,8 +242,8 @@ def _load(stage: Mapping[str, Any], rps: float | None, instances: int) -> Findin
     return _judge("load", each, each, base, each, LOAD_FACTOR * base)
 
 
-def _share(name: str, server: Mapping[str, Any], production: Production) -> Finding:
-    base, value = server.get(name), production.shares.get(name)
+def _share(name: str, server: Server | None, production: Production) -> Finding:
+    base, value = getattr(server, name, None), production.shares.get(name)
     if base is None or value is None:
         why = f"not in the {'benchmark' if base is None else 'production figures'}"
         return _finding(name, "inconclusive", why, base, value)

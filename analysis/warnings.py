@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from ampacity.analysis import stage_warnings as of_stages
 from ampacity.analysis.capacity.families import class_below, lengths_out_of_order
 from ampacity.analysis.capacity.levels import number_text, stage_rate
-from ampacity.analysis.diagnosed import certain
-from ampacity.analysis.load_names import load_name
+from ampacity.analysis.contract.stage import SloVerdict, Stage
+from ampacity.analysis.contract.summary import Summary, Warned
 from ampacity.analysis.metrics.kinds import FAILED_KINDS
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.stage_warnings import Facts, Rule, at_loads, is_replay, longer
@@ -32,55 +31,55 @@ _OF_A_SWEEP = ("unstable_lowest", "too_few_requests", "too_short", "non_monotone
 _CHANGING_ARRIVALS = ("ramp", "steps", "diurnal", "burst")
 
 
-def find_warnings(facts: Facts) -> list[dict[str, str]]:
+def find_warnings(facts: Facts) -> list[Warned]:
     """Return the warnings of a summary with all figures."""
     expected = _expected(facts.summary)
     found = {code: rule(facts) for code, rule in RULES.items() if code not in expected}
-    return [{"code": code, "text": text} for code, text in found.items() if text]
+    return [Warned(code=code, text=text) for code, text in found.items() if text]
 
 
-def of_endpoint(summary: Mapping[str, Any]) -> list[str]:
+def of_endpoint(summary: Summary) -> list[str]:
     """Return the texts of the warnings that hold for the endpoint itself."""
-    return [w["text"] for w in summary["warnings"] if w["code"] in OF_ENDPOINT]
+    return [w.text for w in summary.warnings if w.code in OF_ENDPOINT]
 
 
-def _expected(summary: Mapping[str, Any]) -> tuple[str, ...]:
+def _expected(summary: Summary) -> tuple[str, ...]:
     """Return the codes that this kind of run implies.
 
     A load that changes by design is not steady. A search chooses its own, often short, stages, and
     a burst names no capacity.
     """
-    arrivals = str((summary.get("workload") or {}).get("arrivals") or "").partition(":")[0]
-    burst = bool(summary.get("burst"))
+    arrivals = str(summary.workload.get("arrivals") or "").partition(":")[0]
+    burst = bool(summary.burst)
     codes = _OF_A_STEADY_LOAD if burst or arrivals in _CHANGING_ARRIVALS else ()
-    return codes + (_OF_A_SWEEP if burst or "search" in summary else ())
+    return codes + (_OF_A_SWEEP if burst or summary.search else ())
 
 
 def _partial(facts: Facts) -> str | None:
-    partial = facts.summary["partial"]
+    partial = facts.summary.partial
     return f"The run is partial: {partial}." if partial else None
 
 
 def _no_requests(facts: Facts) -> str | None:
-    if facts.summary["requests"]:
+    if facts.summary.requests:
         return None
     return "No request was recorded: there is nothing to judge."
 
 
 def _imported(facts: Facts) -> str | None:
-    imported = facts.summary.get("imported")
+    imported = facts.summary.imported
     if not imported:
         return None
-    differs = "; ".join(f"{d['what']}: {d['theirs']}" for d in imported.get("definitions") or [])
-    notes = "".join(f" {note}." for note in imported.get("notes") or [])
+    differs = "; ".join(f"{d.what}: {d.theirs}" for d in imported.definitions)
+    notes = "".join(f" {note}." for note in imported.notes)
     return (
-        f"Measured by {imported.get('tool')}, not by ampacity; compare only with imports of the "
+        f"Measured by {imported.tool}, not by ampacity; compare only with imports of the "
         f"same tool. It differs in: {differs}.{notes}"
     )
 
 
 def _errors(facts: Facts) -> str | None:
-    errors, total = facts.summary["errors"], facts.summary["requests"]
+    errors, total = facts.summary.errors, facts.summary.requests
     counts = {status: n for status, n in errors.items() if n and status in FAILED_KINDS}
     failed = sum(counts.values())
     if not total or failed <= ERROR_SHARE * total:
@@ -93,7 +92,7 @@ def _errors(facts: Facts) -> str | None:
 
 
 def _too_long(facts: Facts) -> str | None:
-    n, total = facts.summary["errors"].get("too_long", 0), facts.summary["requests"]
+    n, total = facts.summary.errors.get("too_long", 0), facts.summary.requests
     if not n:
         return None
     return (
@@ -105,17 +104,19 @@ def _too_long(facts: Facts) -> str | None:
 
 def _too_few_requests(facts: Facts) -> str | None:
     """Warn of inconclusive stages that leave the capacity unknown, or its bracket wide."""
-    capacity = facts.summary["capacity"]
-    interval, found = capacity["capacity_rps_ci"], capacity["capacity_rps"] is not None
-    if found and (interval[1] is None or interval[1] <= WIDE_BRACKET * interval[0]):
+    capacity = facts.summary.capacity
+    interval, found = capacity.capacity_rps_ci, capacity.capacity_rps is not None
+    bottom, top = interval or (None, None)
+    if found and (top is None or top <= WIDE_BRACKET * (bottom or 0.0)):
         return None
-    violated = [stage_rate(s) for s in facts.stages if s["slo_met"] is False and s["requests"]]
-    bottom, top = interval or (0.0, min(violated, default=None))
+    violated = [stage_rate(s) for s in facts.stages if s.slo_met is False and s.requests]
+    if interval is None:
+        top = min(violated, default=None)
     inconclusive = [
         (s, max(verdicts, key=_missing))
         for s in facts.stages
-        if s["slo_met"] is None and not s["client_limited"] and s["requests"]
-        if bottom <= stage_rate(s) <= (top or math.inf)
+        if s.slo_met is None and not s.client_limited and s.requests
+        if (bottom or 0.0) <= stage_rate(s) <= (top or math.inf)
         if (verdicts := _open_verdicts(s))
     ]
     if not inconclusive:
@@ -124,35 +125,31 @@ def _too_few_requests(facts: Facts) -> str | None:
     too_high = _missing(verdict)[0] and not found
     if too_high:
         stage, verdict = min(inconclusive, key=lambda one: stage_rate(one[0]))
-    where = f" ({verdict['slo']}: {verdict['reason']})"
+    where = f" ({verdict.slo}: {verdict.reason})"
     if len(inconclusive) > 1:
         which = "even the lowest load seems too high" if too_high else "least is lacking"
-        where = f"; {which} for {verdict['slo']} at {load_name(stage)}: {verdict['reason']}"
+        where = f"; {which} for {verdict.slo} at {stage.name}: {verdict.reason}"
     loads = at_loads([s for s, _ in inconclusive])
     return f"{loads} an SLO is inconclusive{where}. {_to_decide(facts.summary, stage, verdict)}."
 
 
-def _open_verdicts(stage: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _open_verdicts(stage: Stage) -> list[SloVerdict]:
     """Return the inconclusive verdicts of a stage on metrics that are known."""
     return [
-        v
-        for v in stage["slo_verdicts"]
-        if v["verdict"] == "inconclusive" and v["attainment"] is not None
+        v for v in stage.slo_verdicts if v.verdict == "inconclusive" and v.attainment is not None
     ]
 
 
-def _missing(verdict: Mapping[str, Any]) -> tuple[bool, float]:
+def _missing(verdict: SloVerdict) -> tuple[bool, float]:
     """Return (whether it leans towards violated, the requests that decide it)."""
-    share = verdict["attainment"]
-    leans = share is not None and share < parse_slo(str(verdict["slo"])).quantile
-    return leans, verdict["more_requests"] or math.inf
+    share = verdict.attainment
+    leans = share is not None and share < parse_slo(str(verdict.slo)).quantile
+    return leans, verdict.more_requests or math.inf
 
 
-def _to_decide(
-    summary: Mapping[str, Any], stage: Mapping[str, Any], verdict: Mapping[str, Any]
-) -> str:
+def _to_decide(summary: Summary, stage: Stage, verdict: SloVerdict) -> str:
     """Return the advice with the requests and seconds that decide a verdict."""
-    more, rate_rps = verdict["more_requests"], stage["offered_rps"] or stage["achieved_rps"]
+    more, rate_rps = verdict.more_requests, stage.offered_rps or stage.achieved_rps
     if not more:
         return (
             "Longer stages may not decide it: lay the loads further apart or use a laxer limit or "
@@ -165,7 +162,7 @@ def _to_decide(
 
 
 def _non_monotone(facts: Facts) -> str | None:
-    if not facts.summary["capacity"]["non_monotone"]:
+    if not facts.summary.capacity.non_monotone:
         return None
     return (
         "An SLO was violated at a load below one at which it was met. The lower one is taken as "
@@ -174,12 +171,12 @@ def _non_monotone(facts: Facts) -> str | None:
 
 
 def _beyond_context(facts: Facts) -> str | None:
-    workload = facts.summary["workload"]
+    workload = facts.summary.workload
     left_out = int(workload.get("turns_beyond_context") or 0)
     cut = int(workload.get("clipped_to_context") or 0)
     # a run that ended early sent fewer requests than the trace, which was checked as a whole
     in_trace = int((workload.get("trace") or {}).get("requests") or 0)
-    planned = max(in_trace, facts.summary["requests"] + left_out)
+    planned = max(in_trace, facts.summary.requests + left_out)
     if left_out + cut <= BEYOND_CONTEXT_SHARE * planned:
         return None
     parts = [f"{left_out:,} of {planned:,} planned turns were left out"] if left_out else []
@@ -197,11 +194,11 @@ def off_text(deviation: float) -> str:
 
 
 def _inputs_off(facts: Facts) -> str | None:
-    deviation = facts.summary["workload"]["realised"]["input_deviation"]
+    deviation = facts.summary.workload["realised"]["input_deviation"]
     if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
         return None
     histories = ""
-    if facts.summary.get("sessions") and deviation < 0:
+    if facts.summary.sessions and deviation < 0:
         histories = (
             " Histories hold the actual answers: shorter answers, and turns without text, make "
             "shorter prompts."
@@ -217,7 +214,7 @@ def _lengths_off(facts: Facts) -> str | None:
     deviation = facts.output_deviation
     if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
         return None
-    by_tokenizer = "tokenizer" in facts.summary["workload"]["realised"]["token_source"]
+    by_tokenizer = "tokenizer" in facts.summary.workload["realised"]["token_source"]
     own = ", or give the server's own vocabulary to --tokenizer: it counted"
     counted = own if by_tokenizer else ""
     return (
@@ -238,10 +235,10 @@ def _cut_short(facts: Facts) -> str | None:
 
 
 def _unseen(facts: Facts) -> str | None:
-    if not facts.unseen:
+    if not facts.unseen or facts.summary.imported:  # another tool may keep no such times
         return None
     return (
-        f"{facts.unseen:,} of {facts.summary['requests']:,} requests were answered without a "
+        f"{facts.unseen:,} of {facts.summary.requests:,} requests were answered without a "
         "visible token, only with counted ones (hidden reasoning, or special tokens): they have "
         "no TTFT, and goodput does not count them. Plan longer answers, or switch the reasoning "
         "off."
@@ -250,13 +247,14 @@ def _unseen(facts: Facts) -> str | None:
 
 def _diagnosis(facts: Facts) -> str | None:
     """Report the probe's findings, without those that all answers together show better."""
-    found = [f for f in certain(facts.summary) if f["name"] != "stream"]
-    each = " ".join(f"{f['name']}: {f['found']} ({f['means']})." for f in found)
+    spoilt = (f for f in facts.summary.diagnosis or () if f.verdict == "bad" and f.spoils)
+    found = [f for f in spoilt if f.name != "stream"]
+    each = " ".join(f"{f.name}: {f.found} ({f.means})." for f in found)
     return f"Seen of the endpoint before the load: {each}" if found else None
 
 
 def _cached(facts: Facts) -> str | None:
-    workload = facts.summary["workload"]
+    workload = facts.summary.workload
     share = workload["realised"]["cached_token_share"]
     unique = workload.get("prompts") in (None, "unique")
     if share is None or share <= CACHED_SHARE or not unique:
@@ -268,9 +266,9 @@ def _cached(facts: Facts) -> str | None:
     )
 
 
-def at_knee(summary: Mapping[str, Any]) -> str | None:
+def at_knee(summary: Summary) -> str | None:
     """Return where the capacity lies, where latency bends at or below it."""
-    rate, region = summary["capacity"]["capacity_rps"], summary["knee"]["region_rps"]
+    rate, region = summary.capacity.capacity_rps, summary.knee.region_rps
     if not rate or not region or rate < region[0] or region[1] > WIDEST_REGION * region[0]:
         return None
     where = "within" if rate <= REGION_END * region[1] else "above"
@@ -279,7 +277,7 @@ def at_knee(summary: Mapping[str, Any]) -> str | None:
 
 def _knee_region(facts: Facts) -> str | None:
     """Warn where little is left above the capacity."""
-    where, rate = at_knee(facts.summary), facts.summary["capacity"]["capacity_rps"]
+    where, rate = at_knee(facts.summary), facts.summary.capacity.capacity_rps
     return where and (
         f"The capacity of {number_text(rate)} req/s lies {where}: there latency rises faster than "
         "the load, and a little more of it violates the SLO."
@@ -287,10 +285,10 @@ def _knee_region(facts: Facts) -> str | None:
 
 
 def _closed_loop(facts: Facts) -> str | None:
-    capacity = facts.summary["capacity"]
-    if capacity["c_max_basis"] != "closed" or not capacity["capacity_rps"]:
+    capacity = facts.summary.capacity
+    if capacity.c_max_basis != "closed" or not capacity.capacity_rps:
         return None
-    saturated = capacity["crossing"] == "saturated"
+    saturated = capacity.crossing == "saturated"
     ceiling = "It is the rate at which the loop saturates. " if saturated else ""
     return (
         "The capacity was found with a closed loop, in which users wait for the server: open "

@@ -6,12 +6,12 @@ from typing import Any
 
 from ampacity.analysis.change.engine import spent_at
 from ampacity.analysis.change.results import Check, CheckResult
-from ampacity.analysis.contract.stage import SloVerdict
+from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.stage import Stage as JudgedStage
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.slo import EXTREMES, GOODPUT, SHARES, parse_slo, verdict_word
 from ampacity.durations import duration_text, rounded_up
-from ampacity.experiments.stages.rig import Rig, Stage, Watch
+from ampacity.experiments.stages.rig import Rig, Watch
 from ampacity.experiments.sweep import too_few
 from ampacity.settings import Settings
 from ampacity.values import ConfigError
@@ -39,10 +39,10 @@ def decided(stage: Stage) -> str | None:
 
     No steady state is no verdict by itself before the stage's end: it may be the start-up.
     """
-    verdicts = stage["slo_verdicts"]
-    if violated := [v["slo"] for v in verdicts if v["verdict"] == "violated"]:
+    verdicts = stage.slo_verdicts
+    if violated := [v.slo for v in verdicts if v.verdict == "violated"]:
         return f"violated: {', '.join(violated)}"
-    return "met" if verdicts and stage["slo_met"] else None
+    return "met" if verdicts and stage.slo_met else None
 
 
 async def check(rig: Rig) -> None:

@@ -21,9 +21,10 @@ from ampacity.analysis.capacity.next_load import (
     so_far,
 )
 from ampacity.analysis.capacity.pooled import estimate
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import EXTREMES
 from ampacity.durations import duration_text, rounded_up
-from ampacity.experiments.stages.rig import Rig, Stage, Watch
+from ampacity.experiments.stages.rig import Rig, Watch
 from ampacity.settings import Settings
 from ampacity.values import ConfigError
 
@@ -91,7 +92,7 @@ class Search:
             await self._repeat(rig, goal)
         if self._plan.closed and not rig.ended:
             await self._closed(rig, goal)
-        sent = sum(int(stage["requests"]) for stage in rig.stages)
+        sent = sum(int(stage.requests) for stage in rig.stages)
         if step.reached and sent < expected_requests(goal) / 2:
             rig.tell(f"done with {sent:,} requests, fewer than announced: the limit showed early")
         self._note(rig, step)
@@ -138,16 +139,16 @@ class Search:
         if judged is None:
             return rig.ended[1] if rig.ended else "the run is over"
         self._spend(judged, began_s)
-        self._path.append({"stage": judged["index"], "offered_rps": step.load_rps, "why": step.why})
+        self._path.append({"stage": judged.index, "offered_rps": step.load_rps, "why": step.why})
         self._note(rig, None)
         return rig.ended and rig.ended[1]
 
     def _tell_exceeded(self, rig: Rig) -> None:
         """Report once that more requests were sent than announced, and why."""
-        sent = sum(int(stage["requests"]) for stage in rig.stages)
+        sent = sum(int(stage.requests) for stage in rig.stages)
         if not 0 < MOST_TIMES * self._expected < sent:
             return
-        unused = sum(bool(stage["client_limited"]) for stage in rig.stages)
+        unused = sum(bool(stage.client_limited) for stage in rig.stages)
         why = (
             f"{unused} of {len(rig.stages)} stages cannot be used, this machine was the limit"
             if unused
@@ -168,7 +169,7 @@ class Search:
             return
         loads = [load for load in found.capacity_rps_ci for _ in range(self._plan.repeats)]
         random.Random(rig.settings.seed).shuffle(loads)
-        longest = max(int(stage["requests"]) for stage in rig.stages)
+        longest = max(int(stage.requests) for stage in rig.stages)
         for load in loads:
             step = Step(float(f"{load:.4g}"), longest, "repeat, in random order")
             if await self._stage(rig, goal, step):
@@ -197,7 +198,7 @@ class Search:
 
     def _spend(self, judged: Stage, began_s: float) -> None:
         """Count engine time if it is virtual, else wall-clock time including the drain."""
-        self._spent_s += max(judged["window"]["end_s"], time.monotonic() - began_s)
+        self._spent_s += max(judged.window.end_s, time.monotonic() - began_s)
 
     def _note(self, rig: Rig, ended: Finished | None) -> None:
         rig.note_down(
@@ -272,6 +273,6 @@ def _enough_for(limit_s: float, goal: Goal) -> str:
 
 def _mean_e2e_s(stage: Stage) -> float:
     """Return the mean time in flight, by Little's law; 0 for an unstable stage, where it fails."""
-    if stage["stable"] is False or not stage["achieved_rps"]:
+    if stage.stable is False or not stage.achieved_rps:
         return 0.0
-    return float(stage["concurrency"] / stage["achieved_rps"])
+    return stage.concurrency / stage.achieved_rps

@@ -22,6 +22,7 @@ from ampacity.analysis.capacity.next_load import (
 )
 from ampacity.analysis.capacity.pooled import estimate, unmeasured
 from ampacity.analysis.capacity.unmeetable import why_unmeetable
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import Slo
 from ampacity.durations import duration_text, rounded_up
 from ampacity.experiments.stages.rig import Enough, Rig, Watch
@@ -58,12 +59,12 @@ class _Clock:
 
     async def stage(
         self, rate_rps: float, length_s: float, enough: Enough | None = None
-    ) -> dict[str, Any] | None:
+    ) -> Stage | None:
         """Run an open stage; None if the run is over."""
         began_s = time.monotonic()
         judged = await self._rig.open_stage(rate_rps, length_s, enough and Watch(enough))
         if judged is not None:
-            self.spent_s += max(judged["window"]["end_s"], time.monotonic() - began_s)
+            self.spent_s += max(judged.window.end_s, time.monotonic() - began_s)
         return None if self._rig.ended else judged
 
 
@@ -127,8 +128,8 @@ def _is_the_last(rig: Rig) -> bool:
     return why is not None
 
 
-def _of_curve(rig: Rig) -> list[dict[str, Any]]:
-    return [s for s in rig.stages if s["lengths"] == rig.lengths]
+def _of_curve(rig: Rig) -> list[Stage]:
+    return [s for s in rig.stages if s.lengths == rig.lengths]
 
 
 async def _near_the_limit(rig: Rig, clock: _Clock) -> bool:
@@ -158,7 +159,7 @@ async def _near_the_limit(rig: Rig, clock: _Clock) -> bool:
         judged = await clock.stage(_round(step.load_rps), times * length_s, enough)
         if judged is None:
             return False
-        left -= judged["window"]["end_s"] / length_s
+        left -= judged.window.end_s / length_s
     return True
 
 
@@ -175,7 +176,7 @@ def _recommend(rig: Rig, clock: _Clock) -> None:
     rig.note_down("next_command", command)
 
 
-def _lacking_s(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> float | None:
+def _lacking_s(stages: Sequence[Stage], slos: Sequence[Slo]) -> float | None:
     """Return how many seconds of load near the limit a capacity still takes.
 
     None if one is known or if time would not help: no load meets the SLOs, they cannot be
@@ -241,21 +242,19 @@ def begin_rate(rig: Rig, least: int) -> float:
     return _round(min(max(idle_rps, enough_rps), SURELY_LOW / rig.typical_e2e_s))
 
 
-def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
+def next_rate(stages: Sequence[Stage]) -> float | None:
     """Return the next rate of the grid given the judged stages, or None when it is done.
 
     Goes down while even the lowest rate violates an SLO, then doubles until a stage is saturated
     or two violate an SLO. Without SLOs it then bisects (geometrically) between the highest stable
     and the lowest unstable rate.
     """
-    if len(stages) >= STAGES_MAX or (
-        stages[-1]["client_limited"] and stages[-1]["stable"] is not False
-    ):
+    if len(stages) >= STAGES_MAX or (stages[-1].client_limited and stages[-1].stable is not False):
         return None  # more load would only measure the client
-    verdicts = {float(s["offered_rps"]): _judge(s) for s in stages}
+    verdicts = {_rate(s): _judge(s) for s in stages}
     rates = sorted(verdicts)
     over = [rate for rate in rates if verdicts[rate] in ("over", "saturated")]
-    lowest = next(level_of(s) for s in stages if s["offered_rps"] == rates[0])
+    lowest = next(level_of(s) for s in stages if _rate(s) == rates[0])
     if rates[0] in over or (lowest.verdicts and lowest.is_over):
         if rates[0] <= _lowest_rps(stages) or why_unmeetable([level_of(s) for s in stages]):
             return None
@@ -273,25 +272,30 @@ def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
     return _round((low * high) ** 0.5)
 
 
-def _lowest_rps(stages: Sequence[dict[str, Any]]) -> float:
+def _lowest_rps(stages: Sequence[Stage]) -> float:
     """Return the lowest rate worth a try: DOWN_STEPS below the first one, as far as it was served."""
-    served_rps = float(stages[0]["achieved_rps"] or 0.0) if stages[0]["stable"] is False else 0.0
-    first_rps = float(stages[0]["offered_rps"])
+    first_rps = _rate(stages[0])
+    served_rps = stages[0].achieved_rps if stages[0].stable is False else 0.0
     return min(first_rps, served_rps or first_rps) / GROWTH**DOWN_STEPS
 
 
-def _judge(stage: dict[str, Any]) -> Literal["within", "over", "saturated", "inconclusive"]:
-    if stage["stable"] is False:
+def _judge(stage: Stage) -> Literal["within", "over", "saturated", "inconclusive"]:
+    if stage.stable is False:
         return "saturated"
-    if not stage["slo_verdicts"] or stage["slo_met"]:
+    if not stage.slo_verdicts or stage.slo_met:
         return "within"
-    return "over" if stage["slo_met"] is False else "inconclusive"
+    return "over" if stage.slo_met is False else "inconclusive"
 
 
-def _refined(stages: Sequence[dict[str, Any]]) -> int:
+def _refined(stages: Sequence[Stage]) -> int:
     """Return how many stages lay between rates tried before them."""
-    rates = [float(s["offered_rps"]) for s in stages if not s["client_limited"]]
+    rates = [_rate(s) for s in stages if not s.client_limited]
     return sum(min(rates[:i]) < rates[i] < max(rates[:i]) for i in range(1, len(rates)))
+
+
+def _rate(stage: Stage) -> float:
+    assert stage.offered_rps is not None  # the grid has open stages only
+    return stage.offered_rps
 
 
 def _round(rate_rps: float) -> float:

@@ -7,18 +7,20 @@ own and touch nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs
 
 from ampacity.analysis.capacity.knee import find_knee
 from ampacity.analysis.capacity.limit import MEASURED_RATIO, find_capacity
-from ampacity.analysis.contract.capacity import ClassCapacity, Limit
+from ampacity.analysis.contract.capacity import ClassCapacity, Family, FamilyTokens, Limit
+from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.metrics.lengths import describe
 from ampacity.analysis.metrics.requests import Requests
 from ampacity.analysis.slo import Slo
@@ -47,8 +49,8 @@ def _with_stages(run: Run, metas: list[dict[str, Any]]) -> Run:
 
 
 def describe_family(
-    lengths: str, stages: Sequence[dict[str, Any]], requests: Requests, slos: Sequence[Slo]
-) -> dict[str, Any]:
+    lengths: str, stages: Sequence[Stage], requests: Requests, slos: Sequence[Slo]
+) -> Family:
     """Return an entry of ``families``; ``requests`` are those of its stages."""
     first = requests.take(requests.attempt == 0)
 
@@ -59,27 +61,29 @@ def describe_family(
         }
 
     names = sorted(set(first.class_))
-    return {
-        "lengths": lengths,
+    return Family(
+        lengths=lengths,
         **tokens(first),
-        "classes": {
-            name: tokens(first.take(first.class_ == name)) for name in names if len(names) > 1
+        classes={
+            name: FamilyTokens(**tokens(first.take(first.class_ == name)))
+            for name in names
+            if len(names) > 1
         },
-        "stages": list(stages),
-        "capacity": msgspec.to_builtins(find_capacity(stages, slos)),
-        "knee": msgspec.to_builtins(find_knee(stages)),
-    }
+        stages=list(stages),
+        capacity=find_capacity(stages, slos),
+        knee=find_knee(stages),
+    )
 
 
-def class_curves(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> list[ClassCapacity]:
+def class_curves(stages: Sequence[Stage], slos: Sequence[Slo]) -> list[ClassCapacity]:
     """Return the highest load of all classes at which each class meets its SLOs."""
     found = []
-    for name in dict.fromkeys(name for stage in stages for name in stage["classes"]):
+    for name in dict.fromkeys(name for stage in stages for name in stage.classes):
         own, judged = slos_of(name, slos), ("slo_met", "slo_met_reason", "slo_verdicts")
         of_class = [
-            s | {key: s["classes"][name][key] for key in judged}
+            structs.replace(s, **{key: getattr(s.classes[name], key) for key in judged})
             for s in stages
-            if name in s["classes"]
+            if name in s.classes
         ]
         capacity = find_capacity(of_class, own)
         figures = {field: getattr(capacity, field) for field in Limit.__struct_fields__}
@@ -87,19 +91,19 @@ def class_curves(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> list[
     return found
 
 
-def class_below(summary: Mapping[str, Any]) -> str | None:
+def class_below(summary: Summary) -> str | None:
     """Warn of a class that violates its SLOs at the capacity of all requests together."""
-    capacity, lower = summary["capacity"]["capacity_rps"], []
-    for k in summary.get("classes") or [] if capacity else ():
-        name, rate, (low, high) = k["name"], k["capacity_rps"], k["capacity_rps_ci"] or (None, None)
+    capacity, lower = summary.capacity.capacity_rps, []
+    for k in summary.classes if capacity else ():
+        name, rate, (low, high) = k.name, k.capacity_rps, k.capacity_rps_ci or (None, None)
         # an SLO of the whole run binds each of its classes, too
-        own = str(k["binding_slo"] or f"{name}:").startswith(f"{name}:")
-        if rate is None and high and high <= capacity:
+        own = str(k.binding_slo or f"{name}:").startswith(f"{name}:")
+        if rate is None and high and capacity and high <= capacity:
             lower.append(f"class {name} is shown to keep its SLOs at no load that was tried")
-        elif rate and not own and MEASURED_RATIO * rate < capacity:
+        elif rate and capacity and not own and MEASURED_RATIO * rate < capacity:
             between = f" (between {low:.3g} and {high:.3g})" if low and high else ""
             lower.append(
-                f"class {name} keeps {k['binding_slo']} only up to {rate:.3g} requests/s of "
+                f"class {name} keeps {k.binding_slo} only up to {rate:.3g} requests/s of "
                 f"all classes{between}"
             )
     if not lower:
@@ -111,20 +115,22 @@ def class_below(summary: Mapping[str, Any]) -> str | None:
     )
 
 
-def lengths_out_of_order(summary: Mapping[str, Any]) -> str | None:
+def lengths_out_of_order(summary: Summary) -> str | None:
     """Warn where shorter requests meet the SLOs only up to a lower load than longer ones.
 
     The workload's own requests count by their means, since their longest make the load.
     """
-    sides = ("input_tokens", "output_tokens")
-    own = {side: summary["fleet"][f"{side}_mean"] for side in sides}
-    curves = [("the workload's own lengths", own, summary["capacity"])]
-    curves += [(f"{f['lengths']} lengths", f, f["capacity"]) for f in summary["families"]]
+    own = (summary.fleet.input_tokens_mean, summary.fleet.output_tokens_mean)
+    curves = [("the workload's own lengths", own, summary.capacity)]
+    curves += [
+        (f"{f.lengths} lengths", (f.input_tokens, f.output_tokens), f.capacity)
+        for f in summary.families
+    ]
     wrong = []
     for (short, a, least), (long, b, most) in permutations(curves, 2):
-        tokens = [(a[side] or 0, b[side] or 0) for side in sides]
+        tokens = [(x or 0, y or 0) for x, y in zip(a, b, strict=True)]
         shorter = all(x <= y for x, y in tokens) and any(x < y for x, y in tokens)
-        (_, high), (low, _) = (c["capacity_rps_ci"] or (None, None) for c in (least, most))
+        (_, high), (low, _) = (c.capacity_rps_ci or (None, None) for c in (least, most))
         if shorter and high and low and high < low:
             wrong.append(
                 f"{short} up to {high:.3g} requests/s at most, {long} up to {low:.3g} at least"

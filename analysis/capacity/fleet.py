@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from ampacity.analysis.capacity.fleet_figures import (
     FleetError,
@@ -18,6 +20,9 @@ from ampacity.analysis.capacity.fleet_figures import (
     fleet_figures,
 )
 from ampacity.analysis.capacity.levels import good_share_at
+from ampacity.analysis.contract.capacity import Capacity, Fleet
+from ampacity.analysis.contract.part import with_nulls
+from ampacity.analysis.contract.stage import Stage
 
 AT_USABLE = "one instance at its capacity"  # what a cost is of; a plan's is of the whole fleet
 NO_PEAK = "no peak rate given (--peak-rps)"
@@ -79,7 +84,7 @@ class Traffic:
     def share(self, share: float) -> Traffic:
         """Return the traffic of a part of the requests."""
         low_high = self.peak_rps_ci and (share * self.peak_rps_ci[0], share * self.peak_rps_ci[1])
-        return replace(
+        return dataclasses.replace(
             self,
             peak_rps=share * self.peak_rps,
             peak_rps_ci=low_high,
@@ -150,9 +155,11 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
         of_profile = held.busy_hour.rps if held.busy_hour else crowded_rps
         shape = min(held.mean_rps / of_profile, 1.0)
         why = f"the peak x {shape:.2f}, as mean / busiest hour of the profile"
-        return replace(known, peak_rps=peak_rps, mean_rps=shape * peak_rps, mean_reason=why)
+        return dataclasses.replace(
+            known, peak_rps=peak_rps, mean_rps=shape * peak_rps, mean_reason=why
+        )
     if (busy := held.busy_hour) is None:
-        return replace(
+        return dataclasses.replace(
             known, peak_reason=f"the profile holds no busy hour (fit its log again): {why}"
         )
     low, high = busy.rps_ci
@@ -163,7 +170,7 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
         f"the busiest {length} of the profile, 95 % interval {low:.4g} to {high:.4g}; its mean is "
         f"{held.mean_rps:.3g}"
     )
-    return replace(known, peak_rps=busy.rps, peak_rps_ci=busy.rps_ci, peak_reason=why)
+    return dataclasses.replace(known, peak_rps=busy.rps, peak_rps_ci=busy.rps_ci, peak_reason=why)
 
 
 def _crowded(held: _Arrivals) -> tuple[float, str]:
@@ -238,21 +245,22 @@ class Carried:
 
 
 def carried_by(
-    capacity: Mapping[str, Any],
-    stages: Sequence[Mapping[str, Any]],
-    tokens: Mapping[str, float | None],
+    capacity: Capacity,
+    stages: Sequence[Stage],
+    input_tokens: float | None,
+    output_tokens: float | None,
 ) -> Carried | None:
     """Return what one instance carries, from ``capacity``; None where there is no capacity."""
-    rate = capacity["capacity_rps"]
+    rate = capacity.capacity_rps
     if not rate:
         return None
-    low, high = capacity["capacity_rps_ci"] or (None, None)
+    low, high = capacity.capacity_rps_ci or (None, None)
     return Carried(
         rate,
-        (None, rate) if capacity["crossing"] == "saturated" else (low, high),
-        tokens["input_tokens_mean"],
-        tokens["output_tokens_mean"],
-        good_share_at(stages, capacity["c_max_basis"], rate),
+        (None, rate) if capacity.crossing == "saturated" else (low, high),
+        input_tokens,
+        output_tokens,
+        good_share_at(stages, capacity.c_max_basis, rate),
     )
 
 
@@ -262,34 +270,33 @@ def fleet_of(
     tensor_parallel: int = 1,
     safety: float | None = None,
     gpu_hour_usd: float | None = None,
-) -> dict[str, Any]:
-    """Return the ``fleet`` object of docs/summary.md; ``safety`` None: as the traffic asks for.
+) -> Fleet:
+    """Return the fleet; ``safety`` None: as the traffic asks for.
 
-    What is not known is null with a reason. The interval runs from the low end of the peak at the
+    What is not known is None with a reason. The interval runs from the low end of the peak at the
     high end of the capacity to the high end at the low end.
     """
     factor, why = (safety, "as given") if safety is not None else choose_safety(traffic)
-    result: dict[str, Any] = {
-        "peak_rps": traffic and traffic.peak_rps,
-        "peak_rps_ci": traffic and traffic.peak_rps_ci and list(traffic.peak_rps_ci),
-        "peak_reason": traffic and traffic.peak_reason,
-        "safety_factor": factor,
-        "safety_reason": why,
-        **dict.fromkeys((*SIZED, "instances_ci")),
-        "tensor_parallel": tensor_parallel,
-        "gpu_hour_usd": gpu_hour_usd,
-        "cost_per_million_output_tokens": None,
-        "reason": None,
-    }
+    result = with_nulls(
+        Fleet,
+        peak_rps=traffic and traffic.peak_rps,
+        peak_rps_ci=traffic and traffic.peak_rps_ci,
+        peak_reason=traffic and traffic.peak_reason,
+        safety_factor=factor,
+        safety_reason=why,
+        tensor_parallel=tensor_parallel,
+        gpu_hour_usd=gpu_hour_usd,
+    )
     if carried is None:
-        return result | {"reason": "no capacity within the SLOs was found"}
+        return replace(result, reason="no capacity within the SLOs was found")
     try:
         if gpu_hour_usd is not None and carried.output_tokens:
-            result["cost_per_million_output_tokens"] = cost_per_million_output_tokens(
+            cost = cost_per_million_output_tokens(
                 gpu_hour_usd, tensor_parallel, carried.capacity_rps * carried.output_tokens
             )
+            result = replace(result, cost_per_million_output_tokens=cost)
         if traffic is None:
-            return result | {"reason": NO_PEAK}
+            return replace(result, reason=NO_PEAK)
         peaks = traffic.peak_rps_ci or (traffic.peak_rps, traffic.peak_rps)
         rates = [carried.capacity_rps, *reversed(carried.capacity_rps_ci)]
         fleet, low, high = (
@@ -297,11 +304,10 @@ def fleet_of(
             for peak, rate in zip((traffic.peak_rps, *peaks), rates, strict=True)
         )
     except FleetError as error:
-        return result | {"reason": str(error)}
+        return replace(result, reason=str(error))
     assert fleet is not None
-    ends = [end and end.instances for end in (low, high)]
-    sized = {name: getattr(fleet, name) for name in SIZED}
-    return result | sized | {"instances_ci": ends}
+    ends = (low and low.instances, high and high.instances)
+    return replace(result, instances_ci=ends, **{name: getattr(fleet, name) for name in SIZED})
 
 
 def _sized(
@@ -319,12 +325,12 @@ def _sized(
     )
 
 
-def instances_text(fleet: Mapping[str, Any]) -> str:
+def instances_text(number: int | None, ends: tuple[int | None, int | None] | None) -> str:
     """Return the instances with their range.
 
     ``10 instances (9 to 15)``, ``at most 10 instances``.
     """
-    number, (low, high) = fleet["instances"], fleet["instances_ci"]
+    low, high = ends or (None, None)
     text = f"{number:,} instance{'' if number == 1 else 's'}"
     if low is None or high is None:
         bound, end = ("at most", high) if low is None else ("at least", low)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from ampacity.analysis.capacity.posterior import (
 )
 from ampacity.analysis.contract.capacity import Goodput
 from ampacity.analysis.contract.part import with_nulls
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.slo import GAP_METRICS, Slo
 from ampacity.analysis.stage.throughput import NO_FIGURE, is_figure
@@ -28,16 +28,16 @@ from ampacity.analysis.stage.throughput import NO_FIGURE, is_figure
 PEAK_STEPS = 3  # from the SLO to the share that meets it at the peak
 
 
-def peak_goodput(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> Goodput:
+def peak_goodput(stages: Sequence[Stage], slos: Sequence[Slo]) -> Goodput:
     """Return the maximum of load x share that meets every SLO, from all open stages together.
 
     Where they allow no such estimate, the best of the stages whose rates are figures, without an
     interval: the best of several is the one that chance favours.
     """
-    judged = [s for s in stages if s["goodput_rps"] is not None]
+    judged = [s for s in stages if s.goodput_rps is not None]
     figures = [s for s in judged if is_figure(s)]
     if not figures:
-        reasons = (s["goodput_rps_reason"] for s in stages if s.get("goodput_rps_reason"))
+        reasons = (s.goodput_rps_reason for s in stages if s.goodput_rps_reason)
         reason = NO_FIGURE if judged else next(reasons, "no stage was measured")
         return with_nulls(Goodput, reason=reason)
     if found := estimate_peak(open_levels(stages), slos):
@@ -45,9 +45,9 @@ def peak_goodput(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> Goodp
         return with_nulls(
             Goodput, peak_rps=peak, peak_rps_ci=ci, at_offered_rps=load, basis="pooled"
         )
-    best = max(figures, key=lambda s: float(s["goodput_rps"]))
+    best = max(figures, key=lambda s: s.goodput_rps or 0.0)
     return with_nulls(
-        Goodput, peak_rps=best["goodput_rps"], at_offered_rps=best["offered_rps"], basis="stage"
+        Goodput, peak_rps=best.goodput_rps, at_offered_rps=best.offered_rps, basis="stage"
     )
 
 

@@ -10,13 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from ampacity.analysis.capacity.levels import stage_rate
 from ampacity.analysis.contract.capacity import Knee, KneeMethod
+from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.part import with_nulls
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.stats.scalability import corner_of_bounds
 
 MIN_STAGES = 4
@@ -42,23 +43,20 @@ class _Point:
     most: float  # at most; inf where the stage is too short to say
 
 
-def find_knee(stages: Sequence[dict[str, Any]]) -> Knee:
+def find_knee(stages: Sequence[Stage]) -> Knee:
     """Return the knee, from stage objects in any order.
 
     Open ones where there are any, else closed ones. Client-limited stages are left out. The figures
     of the knee are those of the divergence.
     """
-    kind = "open" if any(s["kind"] == "open" for s in stages) else "closed"
+    kind = "open" if any(s.kind == "open" for s in stages) else "closed"
     usable = [
         s
         for s in stages
-        if s["kind"] == kind
-        and not s["client_limited"]
-        and s["concurrency"] > 0
-        and s["achieved_rps"] > 0
+        if s.kind == kind and not s.client_limited and s.concurrency > 0 and s.achieved_rps > 0
     ]
     set_load = "offered_rps" if kind == "open" else "concurrency_set"
-    usable.sort(key=lambda s: s[set_load] or s["concurrency"])
+    usable.sort(key=lambda s: float(getattr(s, set_load) or s.concurrency))
     if len(usable) < MIN_STAGES:
         found, methods = _null(f"needs {MIN_STAGES} usable stages, has {len(usable)}"), {}
     else:
@@ -74,7 +72,7 @@ def find_knee(stages: Sequence[dict[str, Any]]) -> Knee:
     )
 
 
-def _divergence(stages: list[dict[str, Any]]) -> KneeMethod:
+def _divergence(stages: Sequence[Stage]) -> KneeMethod:
     """Return the loads between which p99/p50 first exceeds ``DIVERGENCE_FACTOR`` x its low level.
 
     Loads are read from the lowest upwards, up to the first that is shown to be above the threshold
@@ -85,7 +83,14 @@ def _divergence(stages: list[dict[str, Any]]) -> KneeMethod:
     supports (p99, else p95).
     """
     found = next(
-        ((m, t) for m in METRICS for s in stages[:2] for t in ("p99", "p95") if _has(s[m], t)), None
+        (
+            (m, t)
+            for m in METRICS
+            for s in stages[:2]
+            for t in ("p99", "p95")
+            if _has(getattr(s, m), t)
+        ),
+        None,
     )
     if found is None:
         return _null(
@@ -132,39 +137,41 @@ def _share(low: float, high: float, threshold: float) -> float:
     return max(math.log(threshold / low), 0.0) / math.log(high / min(low, threshold))
 
 
-def _has(figures: dict[str, Any], tail: str) -> bool:
-    return bool(figures.get("p50") and figures.get(tail))
+def _has(figures: Percentiles, tail: str) -> bool:
+    return bool(figures.p50 and getattr(figures, tail))
 
 
-def _point(stage: dict[str, Any], metric: str, tail: str) -> _Point | None:
+def _point(stage: Stage, metric: str, tail: str) -> _Point | None:
     """Return a stage as a point of the sweep; None where it does not support the tail.
 
     The tail is at least the lower end of p99's interval, or the percentile before it: of some
     hundred requests p90 is about the lower end of p95's, p95 of p99's.
     """
-    figures = stage[metric]
-    failed = figures.get("p50") and str(figures.get(f"{tail}_reason")).startswith("infinite")
+    figures: Percentiles = getattr(stage, metric)
+    failed = figures.p50 and str(getattr(figures, f"{tail}_reason")).startswith("infinite")
     if not failed and not _has(figures, tail):
         return None
-    value = math.inf if failed else figures[tail]
-    low, high = (tail == "p99" and figures.get("p99_ci")) or (None, None)
-    least = max((v for v in (low, figures.get(BEFORE[tail])) if v), default=value)
-    p50 = figures["p50"]
-    rps = stage_rate(stage) or stage["achieved_rps"]
+    value = math.inf if failed else getattr(figures, tail)
+    low, high = (tail == "p99" and figures.p99_ci) or (None, None)
+    least = max((v for v in (low, getattr(figures, BEFORE[tail])) if v), default=value)
+    p50 = figures.p50 or math.nan
+    rps = stage_rate(stage) or stage.achieved_rps
     return _Point(
-        stage["concurrency"],
+        stage.concurrency,
         rps,
-        stage["arrived_rps"],
+        stage.arrived_rps,
         value / p50,
         (value if failed else least) / p50,
         (high or math.inf) / p50,
     )
 
 
-def _bounds(stages: list[dict[str, Any]]) -> KneeMethod:
+def _bounds(stages: Sequence[Stage]) -> KneeMethod:
     """Return the corner of the asymptotic bounds."""
-    x, y = (np.array([s[name] for s in stages]) for name in ("concurrency", "achieved_rps"))
-    corner = corner_of_bounds(x, y, any(s["stable"] is False for s in stages))
+    x, y = (
+        np.array([getattr(s, name) for s in stages]) for name in ("concurrency", "achieved_rps")
+    )
+    corner = corner_of_bounds(x, y, any(s.stable is False for s in stages))
     if corner is None:
         return _null("throughput was still growing at the top: no ceiling is known")
     what = "time in flight at low load x the highest throughput"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 
+from ampacity.analysis.contract.stage import Loop, Stage
 from ampacity.analysis.load_names import load_name
 from ampacity.analysis.metrics.kinds import FAILED_KINDS
 from ampacity.analysis.slo import GAP_METRICS, Slo, parse_slo
@@ -71,7 +71,7 @@ class Level:
     verdicts: tuple[Verdict, ...]
     attainment: float | None  # share of the requests that met every SLO
     client_limited: bool
-    figures: Mapping[str, Any]  # the stage object
+    figures: Stage
 
     @property
     def x(self) -> float:
@@ -89,12 +89,12 @@ class Level:
     @property
     def in_flight(self) -> float:
         """Return the concurrency that was set, or, open or where users pause, the mean."""
-        paused = self.is_open or self.figures.get("users_pause")
+        paused = self.is_open or self.figures.users_pause
         return self.concurrency if paused else self.load
 
     @property
     def window_s(self) -> float:
-        return float(self.figures["window"]["end_s"] - self.figures["window"]["start_s"])
+        return float(self.figures.window.end_s - self.figures.window.start_s)
 
     @property
     def is_figure(self) -> bool:
@@ -121,13 +121,14 @@ class Level:
 
     def samples(self, slo: Slo) -> int:
         gaps = slo.metric in GAP_METRICS
-        return int(self.figures[f"{slo.metric}_s"]["n"] if gaps else self.requests)
+        return int(getattr(self.figures, f"{slo.metric}_s").n if gaps else self.requests)
 
     def median_s(self, slo: Slo) -> float:
         """Return the median of an SLO's metric, incl. queueing if there is such a figure, or 0."""
-        of = self.figures if slo.class_ is None else self.figures["classes"].get(slo.class_) or {}
-        held = of.get(f"{slo.metric}_from_schedule_s") or of.get(f"{slo.metric}_s") or {}
-        return float(held.get("p50") or 0.0)
+        of = self.figures if slo.class_ is None else self.figures.classes.get(slo.class_)
+        names = (f"{slo.metric}_from_schedule_s", f"{slo.metric}_s")
+        held = next((getattr(of, name) for name in names if hasattr(of, name)), None)
+        return held.p50 or 0.0 if held else 0.0
 
     def together(self, slo: Slo) -> float:
         """Return requests that share one fate: in flight, or arriving within the limit."""
@@ -143,62 +144,63 @@ class Level:
         return self.together(slo) / max(self.requests + self.warmup, 1)
 
 
-def refused_share(stage: Mapping[str, Any]) -> float:
+def refused_share(stage: Stage) -> float:
     """Return the share of a stage's requests that were refused for their rate (429, 529)."""
-    return float((stage.get("errors") or {}).get("rate_limited", 0) / max(stage["requests"], 1))
+    return stage.errors.get("rate_limited", 0) / max(stage.requests, 1)
 
 
-def met_quota(stage: Mapping[str, Any]) -> str | None:
+def met_quota(stage: Stage) -> str | None:
     """Return the share of requests that a stage's quota refuses, in words; None: (almost) none."""
-    share, load = refused_share(stage), load_name(stage)
+    share, load = refused_share(stage), load_name(stage.offered_rps, stage.concurrency_set)
     told = f"{share:.0%} of the requests at {load} are refused with 429: a quota, not the hardware"
     return told if share >= QUOTA_STOPS else None
 
 
-def no_higher(stages: Sequence[Mapping[str, Any]]) -> str | None:
+def no_higher(stages: Sequence[Stage]) -> str | None:
     """Return why a load above the last stage's would show nothing more; None: it would."""
     if not stages:
         return None
-    failed = sum(n for kind, n in (stages[-1].get("errors") or {}).items() if kind in FAILED_KINDS)
-    most = f"most of the requests at {load_name(stages[-1])} failed"
-    return met_quota(stages[-1]) or (most if 2 * failed > stages[-1]["requests"] else None)
+    last = stages[-1]
+    failed = sum(n for kind, n in last.errors.items() if kind in FAILED_KINDS)
+    most = f"most of the requests at {load_name(last.offered_rps, last.concurrency_set)} failed"
+    return met_quota(last) or (most if 2 * failed > last.requests else None)
 
 
-def level_of(stage: Mapping[str, Any]) -> Level:
+def level_of(stage: Stage) -> Level:
     """Return a stage object as a level."""
     return Level(
-        index=stage["index"],
-        is_open=stage["kind"] == "open",
+        index=stage.index,
+        is_open=stage.kind == "open",
         load=_load(stage),
-        requests=stage["requests"],
-        warmup=stage["window"]["warmup_requests"] if stage.get("window") else 0,
-        achieved_rps=stage["achieved_rps"] or 0.0,
-        concurrency=stage["concurrency"] or 0.0,
-        concurrency_se=stage.get("concurrency_se") or 0.0,
-        stable=stage["stable"],
-        met=stage["slo_met"],
+        requests=stage.requests,
+        warmup=stage.window.warmup_requests,
+        achieved_rps=stage.achieved_rps,
+        concurrency=stage.concurrency,
+        concurrency_se=stage.concurrency_se or 0.0,
+        stable=stage.stable,
+        met=stage.slo_met,
         verdicts=tuple(
             Verdict(
-                v["slo"],
-                parse_slo(v["slo"]),
-                v.get("value_s"),
-                v.get("attainment"),
-                float(v.get("requests_effective") or 0.0),
-                v.get("reason"),
+                v.slo,
+                parse_slo(v.slo),
+                v.value_s,
+                v.attainment,
+                float(v.requests_effective or 0.0),
+                v.reason,
             )
-            for v in stage["slo_verdicts"]
+            for v in stage.slo_verdicts
         ),
-        attainment=stage.get("slo_attainment"),
-        client_limited=bool(stage["client_limited"]),
+        attainment=stage.slo_attainment,
+        client_limited=bool(stage.client_limited),
         figures=stage,
     )
 
 
-def _load(stage: Mapping[str, Any]) -> float:
-    return float(stage["offered_rps" if stage["kind"] == "open" else "concurrency_set"] or 0.0)
+def _load(stage: Stage) -> float:
+    return float((stage.offered_rps if stage.kind == "open" else stage.concurrency_set) or 0.0)
 
 
-def levels_of(stages: Sequence[Mapping[str, Any]], kind: str) -> list[Level]:
+def levels_of(stages: Sequence[Stage], kind: str) -> list[Level]:
     """Return the stages of one kind that are findings, as levels in order of load.
 
     A stage that ended early had another load than the one it is named for: it counts only alone.
@@ -206,38 +208,34 @@ def levels_of(stages: Sequence[Mapping[str, Any]], kind: str) -> list[Level]:
     kept = [
         s
         for s in stages
-        if s["kind"] == kind
-        and not s["client_limited"]
-        and s["requests"]
+        if s.kind == kind
+        and not s.client_limited
+        and s.requests
         and _load(s)
         and not all_failed(s)
-        and (len(stages) == 1 or not s["ended_early"])
+        and (len(stages) == 1 or not s.ended_early)
     ]
     return [level_of(s) for s in sorted(kept, key=_load)]
 
 
-def open_levels(stages: Sequence[Mapping[str, Any]]) -> list[Level]:
+def open_levels(stages: Sequence[Stage]) -> list[Level]:
     """Return the open stages that count for an estimate, in order of load.
 
     Not cut short, nor limited by the client, nor violated by an outage, with an answer.
     """
     kept = [
-        s
-        for s in stages
-        if s["slo_verdicts"] and not s["ended_early"] and (s["slo_met"] or not s.get("outage"))
+        s for s in stages if s.slo_verdicts and not s.ended_early and (s.slo_met or not s.outage)
     ]
     return levels_of(kept, "open")
 
 
-def without_outages(stages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_outages(stages: Sequence[Stage]) -> list[Stage]:
     """Return the stages without those whose SLOs an outage violated, but for overloads."""
     top = {
-        kind: max(
-            (_load(s) for s in stages if s["kind"] == kind and s["slo_met"]), default=math.inf
-        )
+        kind: max((_load(s) for s in stages if s.kind == kind and s.slo_met), default=math.inf)
         for kind in ("open", "closed")
     }
-    return [s for s in stages if s["slo_met"] or not s.get("outage") or _load(s) > top[s["kind"]]]
+    return [s for s in stages if s.slo_met or not s.outage or _load(s) > top[s.kind]]
 
 
 def violations_above_met(levels: Sequence[Level]) -> list[Level]:
@@ -260,32 +258,32 @@ def surely_violated(levels: Sequence[Level]) -> float | None:
     return min(sure, default=None)
 
 
-def stage_rate(stage: Mapping[str, Any]) -> float:
+def stage_rate(stage: Stage) -> float:
     """Return a stage's rate: offered and answered (open loop), or achieved (closed loop).
 
     Where fewer arrived than chance explains (a trace, sessions that ran out), at those that did.
     """
-    if stage["kind"] != "open":
-        return float(stage["achieved_rps"])
-    offered, arrived = stage["offered_rps"] or 0.0, stage["arrived_rps"]
-    if offered - arrived > CHANCE_SD * arrived / stage["requests"] ** 0.5:
+    if stage.kind != "open":
+        return stage.achieved_rps
+    offered, arrived = stage.offered_rps or 0.0, stage.arrived_rps
+    if offered - arrived > CHANCE_SD * arrived / stage.requests**0.5:
         offered = arrived
-    return float(offered * min(1.0, stage["carried_rps"] / arrived))
+    return offered * min(1.0, stage.carried_rps / arrived)
 
 
-def good_share_at(stages: Sequence[Mapping[str, Any]], kind: str, rate_rps: float) -> float | None:
+def good_share_at(stages: Sequence[Stage], kind: Loop | None, rate_rps: float) -> float | None:
     """Return the share of the requests that meet every SLO at this rate, or None.
 
     Interpolated between the stages of ``kind`` that have REQUESTS_MIN requests and a client that
     kept up.
     """
     known = sorted(
-        (stage_rate(s), float(s["slo_attainment"]))
+        (stage_rate(s), s.slo_attainment)
         for s in stages
-        if s["kind"] == kind
-        and not s["client_limited"]
-        and s["requests"] >= REQUESTS_MIN
-        and s["slo_attainment"] is not None
+        if s.kind == kind
+        and not s.client_limited
+        and s.requests >= REQUESTS_MIN
+        and s.slo_attainment is not None
     )
     rates, shares = [rate for rate, _ in known], [share for _, share in known]
     return float(np.interp(rate_rps, rates, shares)) if known else None
@@ -298,8 +296,10 @@ def usd(value: float) -> str:
     return f"${number_text(value)}"
 
 
-def number_text(value: float, digits: int = 3) -> str:
+def number_text(value: float | None, digits: int = 3) -> str:
     """Return a number with ``digits`` significant digits and no exponent."""
+    if value is None:
+        return "unknown"
     rounded = float(f"{value:.{digits}g}")
     if abs(rounded) >= 10**digits / 10:
         return f"{rounded:.0f}"

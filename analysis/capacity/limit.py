@@ -10,7 +10,7 @@ capacity.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import asdict, replace
@@ -35,7 +35,7 @@ from ampacity.analysis.capacity.pooled import (
 from ampacity.analysis.capacity.unmeetable import why_unmeetable
 from ampacity.analysis.contract.capacity import Capacity, LoopCapacity
 from ampacity.analysis.contract.part import with_nulls
-from ampacity.analysis.contract.stage import Loop
+from ampacity.analysis.contract.stage import Loop, Stage
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.throughput import all_failed
 
@@ -61,7 +61,7 @@ CONTRADICTED = (
 )
 
 
-def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> Capacity:
+def find_capacity(stages: Sequence[Stage], slos: Sequence[Slo]) -> Capacity:
     """Return the capacity, ``non_monotone`` where a stage violated the SLOs below one that met.
 
     Open stages are judged if there are any, else closed ones (then C_max is the set concurrency,
@@ -72,7 +72,7 @@ def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> Capa
     shown = _shown(undisturbed, slos)
     if stages and not undisturbed and slos:
         shown = replace(shown, reason=DOWN_IN_EACH)
-    closed = [s for s in undisturbed if s["kind"] == "closed"]
+    closed = [s for s in undisturbed if s.kind == "closed"]
     other = _shown(closed, slos) if closed and shown.c_max_basis == "open" else None
     pooled = _pooled(open_levels(undisturbed), slos, shown)
     return Capacity(**{**asdict(shown), **pooled}, closed=other)
@@ -83,18 +83,20 @@ def _pooled(levels: list[Level], slos: Sequence[Slo], shown: LoopCapacity) -> di
 
     Empty where they do not allow one.
     """
+    other: dict[str, Any] = {"lower_loads": []}  # what is lacking, if anything, is something else
     if unknown := unmeasured(levels, slos):
-        return {"reason": NOT_ALL_MEASURED.format(unknown)}
+        return other | {"reason": NOT_ALL_MEASURED.format(unknown)}
     found = estimate(levels, slos)
     if found is None:
         return {}
     if doubtful := non_monotone(levels):
-        return {"reason": doubtful.why, "non_monotone": any(level.met for level in levels)}
+        known = any(level.met for level in levels)
+        return other | {"reason": doubtful.why, "non_monotone": known}
     ci, verified = found.capacity_rps_ci, shown.verified_rps or 0.0
     ends = {"estimate_rps": found.capacity_rps, "estimate_rps_ci": ci}
     if verified > ci[1]:  # stages that contradict each other name no load
         why = CONTRADICTED.format(number_text(verified), number_text(ci[1]))
-        return ends | {"reason": why}
+        return other | ends | {"reason": why}
     ends |= {
         "assumption": POOLED,
         "binding_slo": found.binding[0].text,
@@ -102,15 +104,19 @@ def _pooled(levels: list[Level], slos: Sequence[Slo], shown: LoopCapacity) -> di
     }
     if found.relative_error > PUBLISHED or not ci[0]:
         return ends | _too_wide(found, shown)
-    return ends | {
-        "capacity_rps": found.capacity_rps,
-        "capacity_rps_ci": ci,
-        "c_max": found.c_max,
-        "c_max_ci": found.c_max_ci,
-        "crossing": "pooled",
-        "stage": found.nearest,
-        "reason": None,
-    }
+    return (
+        other
+        | ends
+        | {
+            "capacity_rps": found.capacity_rps,
+            "capacity_rps_ci": ci,
+            "c_max": found.c_max,
+            "c_max_ci": found.c_max_ci,
+            "crossing": "pooled",
+            "stage": found.nearest,
+            "reason": None,
+        }
+    )
 
 
 def _too_wide(found: Estimate, shown: LoopCapacity) -> dict[str, Any]:
@@ -133,7 +139,7 @@ def _nothing_shown(kind: Loop, reason: str | None) -> LoopCapacity:
         LoopCapacity,
         c_max_basis=kind,
         binding_or=[],
-        lower_loads=(),
+        lower_loads=[],
         crossing="none",
         reason=reason,
         assumption=ASSUMPTION,
@@ -141,12 +147,12 @@ def _nothing_shown(kind: Loop, reason: str | None) -> LoopCapacity:
     )
 
 
-def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> LoopCapacity:
+def _shown(stages: Sequence[Stage], slos: Sequence[Slo]) -> LoopCapacity:
     """Return the capacity that single stages show.
 
     The highest load that met every SLO, the lowest above it that violated one.
     """
-    kind: Loop = "open" if any(s["kind"] == "open" for s in stages) else "closed"
+    kind: Loop = "open" if any(s.kind == "open" for s in stages) else "closed"
     levels = levels_of(stages, kind)
     if not slos or not levels:
         return _nothing_shown(kind, NO_SLO if not slos else _no_level(stages))
@@ -160,11 +166,11 @@ def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> LoopCapacit
         violated_rps=violated and violated.highest_rate,
     )
     if not below:
-        of_kind = [level_of(s) for s in stages if s["kind"] == kind]
+        of_kind = [level_of(s) for s in stages if s.kind == kind]
         hopeless = why_unmeetable(of_kind) if violated is levels[0] else None
         if violated is None:
             return replace(result, reason=f"no stage is decided ({_undecided(levels[-1])})")
-        top, lower = upper or violated, () if hopeless else _lower_loads(levels[0])
+        top, lower = upper or violated, [] if hopeless else _lower_loads(levels[0])
         return replace(
             result,
             c_max_ci=(0.0, top.in_flight),
@@ -207,30 +213,30 @@ def _furthest_over(level: Level, slos: Sequence[Slo]) -> Slo:
 
 
 def _undecided(level: Level) -> str:
-    return str(level.figures["slo_met_reason"]).removeprefix("inconclusive: ")
+    return str(level.figures.slo_met_reason).removeprefix("inconclusive: ")
 
 
-def _no_level(stages: Sequence[dict[str, Any]]) -> str:
+def _no_level(stages: Sequence[Stage]) -> str:
     if not stages:
         return "no stage"
-    tried = [s for s in stages if s["requests"]]
-    if tried and all(s["client_limited"] for s in tried):
+    tried = [s for s in stages if s.requests]
+    if tried and all(s.client_limited for s in tried):
         return "no usable stage: the client was the limit in all of them"
     if tried and all(all_failed(s) for s in tried):
         return "no usable stage: every request failed in all of them"
-    if any(s["ended_early"] for s in tried):
+    if any(s.ended_early for s in tried):
         return "no usable stage: those that the client kept up with ended early"
     return "no usable stage: none holds a request in its window"
 
 
-def _lower_loads(low: Level) -> tuple[float, ...]:
+def _lower_loads(low: Level) -> list[float]:
     """Return loads to try below the lowest one, if that violated an SLO."""
     if low.met is None:
-        return ()
+        return []
     if low.is_open:  # quarters of what it answered; far lower where that was nothing
         top = min(low.load, low.achieved_rps) or low.load / 4
-        return tuple(float(number_text(top * part, 2)) for part in (0.25, 0.5, 0.75))
-    return tuple(map(float, sorted({int(low.load) // 4, int(low.load) // 2} - {0})))
+        return [float(number_text(top * part, 2)) for part in (0.25, 0.5, 0.75)]
+    return [float(users) for users in sorted({int(low.load) // 4, int(low.load) // 2} - {0})]
 
 
 def _all_too_high(low: Level, violated: Level, lower: Sequence[float]) -> str:
@@ -248,22 +254,24 @@ def _all_too_high(low: Level, violated: Level, lower: Sequence[float]) -> str:
     return f"the lowest load tried, {load}, is already too high: {served}; try {tried}"
 
 
-def met_by_all(stage: Mapping[str, Any], capacity: Capacity) -> bool | None:
+def met_by_all(stage: Stage, capacity: Capacity) -> bool | None:
     """Return whether a stage's load meets the SLOs by the pooled estimate; None where not known.
 
     A stage alone may be too short to have seen its worst, while those at higher loads show where
     the limit is.
     """
-    if stage["slo_met"] is not None:
-        return bool(stage["slo_met"])
+    if stage.slo_met is not None:
+        return stage.slo_met
     if (
         capacity.crossing != "pooled"
-        or stage["kind"] != "open"
-        or stage["client_limited"]
-        or not stage["requests"]
+        or stage.kind != "open"
+        or stage.client_limited
+        or not stage.requests
     ):
         return None
     low, high = capacity.capacity_rps_ci or (None, None)
+    rate = stage.offered_rps
     assert low is not None
     assert high is not None
-    return True if stage["offered_rps"] <= low else False if stage["offered_rps"] >= high else None
+    assert rate is not None
+    return True if rate <= low else False if rate >= high else None

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 from ampacity.analysis.capacity.levels import (
     WAITS,
@@ -26,6 +25,7 @@ from ampacity.analysis.capacity.pooled import (
 from ampacity.analysis.capacity.posterior import NEAR
 from ampacity.analysis.capacity.search import TOO_EARLY, requests_in_all
 from ampacity.analysis.capacity.unmeetable import why_unmeetable
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import EXTREMES, GAP_METRICS, Slo
 from ampacity.analysis.stats.intervals import smallest_n
 
@@ -115,9 +115,9 @@ class Finished:
     more_requests: int | None = None
 
 
-def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished:
+def next_step(stages: Sequence[Stage], goal: Goal) -> Step | Finished:
     """Return the next stage, given all judged stages so far, or why there is none."""
-    if stages and stages[-1]["client_limited"] and stages[-1]["stable"] is not False:
+    if stages and stages[-1].client_limited and stages[-1].stable is not False:
         last = level_of(stages[-1])
         load = _rate(last.load)
         if last.requests + last.warmup < LATE_KNOWN and len(stages) < STAGES_MAX:
@@ -146,7 +146,7 @@ def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finishe
     return _narrow(levels, found, goal)
 
 
-def narrowing(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | None:
+def narrowing(stages: Sequence[Stage], goal: Goal) -> Step | None:
     """Return the next stage near the limit.
 
     None where there is no estimate of it, or one that is precise enough.
@@ -161,7 +161,7 @@ def narrowing(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | None:
     return _narrow(levels, found, goal)
 
 
-def cut_short(stages: Sequence[Mapping[str, Any]], goal: Goal, why: str) -> Finished:
+def cut_short(stages: Sequence[Stage], goal: Goal, why: str) -> Finished:
     """Return the end of a search that is ended before its precision, with what it lacks."""
     end = next_step(stages, goal)
     if isinstance(end, Finished):
@@ -180,7 +180,7 @@ def _unfinished(
     return Finished(why, more_requests=max(_lacking(levels, found, goal), least))
 
 
-def so_far(stages: Sequence[Mapping[str, Any]], goal: Goal) -> str | None:
+def so_far(stages: Sequence[Stage], goal: Goal) -> str | None:
     """Return one line on the capacity so far; None before both sides have been tried."""
     found = estimate(open_levels(stages), goal.slos)
     if found is None:
@@ -325,13 +325,11 @@ def _known(found: Estimate) -> str:
     return f"to {100 * found.relative_error:.2g} %"
 
 
-def is_decided(
-    stages: Sequence[Mapping[str, Any]], partial: Mapping[str, Any], goal: Goal
-) -> str | None:
+def is_decided(stages: Sequence[Stage], partial: Stage, goal: Goal) -> str | None:
     """Return why a running stage can stop: unstable, clearly violated, or precise enough."""
     level = level_of(partial)
     if level.stable is False and level.is_over:
-        return f"no steady state: {partial['stable_reason']}"
+        return f"no steady state: {partial.stable_reason}"
     verdicts = [v for v in level.verdicts if v.attainment is not None]
     if not verdicts:
         return None

@@ -10,8 +10,9 @@ import numpy as np
 from ampacity.analysis.change import samples
 from ampacity.analysis.change.baseline_file import KIND, SCHEMA_VERSION
 from ampacity.analysis.change.comparable import check_distinct, check_same, identity
-from ampacity.analysis.change.judged import CompareError, Judged, Stage, carried, warmup_of
+from ampacity.analysis.change.judged import CompareError, Judged, carried, warmup_of
 from ampacity.analysis.change.quantiles import MOST_TOLERANCE, SAME, rounded, track
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.metrics.hdr import encode_seconds
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.stage.throughput import REQUESTS_MIN
@@ -47,7 +48,7 @@ def make_baseline(runs: Sequence[Judged]) -> dict[str, Any]:
         "kind": KIND,
         "schema_version": SCHEMA_VERSION,
         **head,
-        "slos": [s["text"] for s in first.summary["slos"]],
+        "slos": [s.text for s in first.summary.slos],
         "runs": [run.origin() for run in runs],
         "capacity_rps": _capacity(runs),
         "levels": {name: _level(runs, name, len(names)) for name in names},
@@ -56,16 +57,16 @@ def make_baseline(runs: Sequence[Judged]) -> dict[str, Any]:
 
 def _unfit(stage: Stage) -> str | None:
     """Return why a load level cannot be part of a baseline; None where it can."""
-    n, left_out = stage["requests"], sum(stage["errors"].get(status, 0) for status in LEFT_OUT)
-    failed = n - stage["ok"] - left_out
-    if stage["client_limited"]:
+    n, left_out = stage.requests, sum(stage.errors.get(status, 0) for status in LEFT_OUT)
+    failed = n - stage.ok - left_out
+    if stage.client_limited:
         return "the client was the limit (use a quieter or larger machine)"
     if not carried(stage):
         lower = "use a lower load or a longer --duration"
-        return f"no steady state ({stage['stable_reason']}): {lower}"
+        return f"no steady state ({stage.stable_reason}): {lower}"
     if n < REQUESTS_MIN:
         return f"{n} requests after the warm-up, {REQUESTS_MIN} are needed: use a longer --duration"
-    if not stage["ok"] or failed > ERROR_SHARE * n:
+    if not stage.ok or failed > ERROR_SHARE * n:
         return (
             f"{failed} of {n} requests failed or were in flight at cutoff: with more than "
             f"{ERROR_SHARE:.0%} nothing would ever pass; lower the load or run longer"
@@ -91,13 +92,17 @@ def near_saturation(base: Mapping[str, Any]) -> list[str]:
 
 def _capacity(runs: Sequence[Judged]) -> dict[str, Any] | None:
     """Return the bracket of the capacities of all runs; None where one run has no upper end."""
-    capacities = [r.summary["capacity"] for r in runs]
-    brackets = [c["capacity_rps"] and c["capacity_rps_ci"] for c in capacities]
-    if not all(b and b[1] is not None for b in brackets):
+    known = [
+        (c.capacity_rps, c.capacity_rps_ci[0] or 0.0, c.capacity_rps_ci[1])
+        for c in (r.summary.capacity for r in runs)
+        if c.capacity_rps and c.capacity_rps_ci and c.capacity_rps_ci[1] is not None
+    ]
+    if len(known) < len(runs):
         return None
+    values, lows, highs = zip(*known, strict=True)
     return {
-        "value": float(np.mean([c["capacity_rps"] for c in capacities])),
-        "bracket": [min(b[0] for b in brackets), max(b[1] for b in brackets)],
+        "value": float(np.mean(values)),
+        "bracket": [min(lows), max(highs)],
     }
 
 
@@ -111,8 +116,8 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
             f"{runs[0].run.path}: {name} has {short} requests after its warm-up, "
             f"{REQUESTS_MIN} are needed: use a longer --duration"
         )
-    first, rates = stages[0], [stage["output_tokens_per_s"] for stage in stages]
-    kind, metas = first["kind"], [run.meta_of(s) for run, s in zip(runs, stages, strict=True)]
+    first, rates = stages[0], [stage.output_tokens_per_s for stage in stages]
+    kind, metas = first.kind, [run.meta_of(s) for run, s in zip(runs, stages, strict=True)]
     fixed = all(m["kind"] == "open" and not m.get("played_sessions") for m in metas)
     values = {m: [level.metrics[m] for level in records] for m in samples.METRICS}
     cells = _cells(records, values["ttft"], fixed)
@@ -126,15 +131,17 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
     of_runs = list(zip(runs, stages, records, strict=True))
     return {
         "kind": kind,
-        "offered_rps": first["offered_rps"],
-        "concurrency": first["concurrency_set"],
+        "offered_rps": first.offered_rps,
+        "concurrency": first.concurrency_set,
         "skipped": skipped,
         "requests": [level.n for level in records],
         "schedules": [run.schedule(stage, level) for run, stage, level in of_runs],
         "errors": [samples.blocks_of(level.failed).as_dict() for level in records],
         "rates": [level.rates(kind).as_dict() for level in records],
         "client_delay_s": max(run.client_delay_s(stage) for run, stage, _ in of_runs),
-        "output_tokens_per_s": None if None in rates else rounded(float(np.mean(rates))),
+        "output_tokens_per_s": None
+        if None in rates
+        else rounded(float(np.mean([r or 0.0 for r in rates]))),
         "slos": _slo_values(stages),
         "histograms": {m: _histogram(v) for m, v in values.items() if samples.no_values(v) is None},
         "quantiles": quantiles,
@@ -173,17 +180,17 @@ def _quantiles(
     return quantiles, untracked
 
 
-def _slo_values(stages: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _slo_values(stages: Sequence[Stage]) -> dict[str, float]:
     """Return values that a limit may be set on, in s, the largest of the runs.
 
     Those of the runs' own SLOs, and each p95, for which there is no tolerance.
     """
     found: dict[str, list[float | None]] = {
-        f"{m}_p95": [s[f"{m}_s"].get("p95") for s in stages] for m in samples.METRICS
+        f"{m}_p95": [getattr(s, f"{m}_s").p95 for s in stages] for m in samples.METRICS
     }
-    for slo in {v["slo"] for s in stages for v in s["slo_verdicts"]}:
+    for slo in {v.slo for s in stages for v in s.slo_verdicts}:
         found[slo.partition("=")[0]] = [
-            v["value_s"] for s in stages for v in s["slo_verdicts"] if v["slo"] == slo
+            v.value_s for s in stages for v in s.slo_verdicts if v.slo == slo
         ]
     return {
         name: max(v or 0.0 for v in values) for name, values in found.items() if None not in values

@@ -15,9 +15,11 @@ import numpy as np
 from msgspec import structs
 
 from ampacity.analysis.change import engine, samples
-from ampacity.analysis.change.judged import CompareError, Judged, Stage
+from ampacity.analysis.change.judged import CompareError, Judged
 from ampacity.analysis.change.quantiles import MOST_TOLERANCE, OTHER, SAME, Tracked
 from ampacity.analysis.change.results import Check
+from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.contract.summary import SloLimit
 from ampacity.analysis.metrics.percentiles import finite
 from ampacity.analysis.slo import Slo, parse_slos
 from ampacity.analysis.warnings import ERROR_SHARE
@@ -106,7 +108,7 @@ def parse_tolerances(texts: Sequence[str]) -> dict[str, float]:
 def changes_of(at: Level, tolerances: Mapping[str, float]) -> list[CheckedChange]:
     found = [_quantile_change(at, metric, tolerances) for metric in at.base["quantiles"]]
     found.append(_error_change(at, tolerances.get("error_rate", ERROR_TOLERANCE)))
-    rates = [at.base["output_tokens_per_s"], *(s["output_tokens_per_s"] for s in at.stages)]
+    rates = [at.base["output_tokens_per_s"], *(s.output_tokens_per_s for s in at.stages)]
     if None not in rates:  # else there is no token count
         tolerance = tolerances.get("output_tokens_per_s", engine.DEFAULT_TOLERANCE)
         found.append(_rate_change(at, tolerance, float(rates[0]), float(np.mean(rates[1:]))))
@@ -250,8 +252,8 @@ def sanity(run: Judged, name: str) -> list[Check]:
     failures = run.read(stage).failed  # those of the warm-up too
     failed, share = int(failures.sum()), float(failures.mean()) if len(failures) else 1.0
     checks = []
-    if stage["stable"] is False:
-        reason = f"no steady state at this load any more: {stage['stable_reason']}"
+    if stage.stable is False:
+        reason = f"no steady state at this load any more: {stage.stable_reason}"
         checks.append(Check("stability", "sanity", name, "regression", reason=reason))
     if share > ERROR_SHARE:
         reason = (
@@ -267,29 +269,29 @@ def capacity_checks(base: Mapping[str, Any], run: Judged, tolerance: float) -> l
 
     Worse where they do not overlap, no worse where the lower ends agree.
     """
-    ours, theirs = run.summary["capacity"], base["capacity_rps"]
+    ours, theirs = run.summary.capacity, base["capacity_rps"]
     if not theirs:
         return []
-    rate, (low, high) = ours["capacity_rps"], ours["capacity_rps_ci"] or (None, None)
+    rate, (low, high) = ours.capacity_rps, ours.capacity_rps_ci or (None, None)
     least, verdict, reason = theirs["bracket"][0] * (1 - tolerance), "inconclusive", None
     if low is not None and low >= least:
         verdict = "pass"
     elif high is not None and high <= least:
         verdict = "regression"
-    elif ours["capacity_rps_ci"]:
+    elif ours.capacity_rps_ci:
         reason = (
             "the tested loads lie too far apart to decide: "
             "use closer --rates or a longer --duration"
         )
     else:
-        reason = ours["reason"]
+        reason = ours.reason
     figures = {"baseline": theirs["value"], "candidate": rate, "tolerance": tolerance}
     figures["change"] = rate / theirs["value"] - 1 if rate else None
     return [Check("capacity_rps", "capacity", None, verdict, reason=reason, **figures)]
 
 
 def slo_checks(
-    levels: Sequence[Level], slos: Sequence[Mapping[str, Any]]
+    levels: Sequence[Level], slos: Sequence[SloLimit]
 ) -> tuple[list[Check], dict[str, str]]:
     """Return absolute limits, and why some are not judged at a load.
 
@@ -300,9 +302,9 @@ def slo_checks(
     untracked: dict[str, str] = {}
     lowest = min(levels, key=lambda at: at.base["offered_rps"] or at.base["concurrency"] or 0.0)
     for slo in slos:
-        text, metric = slo["text"], slo["text"].partition("=")[0]
+        text, metric = slo.text, slo.text.partition("=")[0]
         known = {at.name: _baseline_s(at.base, metric) for at in levels}
-        met = [name for name, s in known.items() if s is not None and s <= slo["limit_s"]]
+        met = [name for name, s in known.items() if s is not None and s <= (slo.limit_s or 0.0)]
         unknown = f"the baseline does not hold {metric}: make it from runs with --slo {text}"
         for at in levels:
             known_s = known[at.name]
@@ -324,12 +326,13 @@ def _baseline_s(level: Mapping[str, Any], metric: str) -> float | None:
 
 def _slo_check(slo: str, at: Level, known_s: float | None, unknown: str) -> Check:
     """Return one limit at one load; one run that violates it is enough, and one that meets it."""
-    found = [v for stage in at.stages for v in stage["slo_verdicts"] if v["slo"] == slo]
-    v = next((v for word in ("violated", "met") for v in found if v["verdict"] == word), found[-1])
-    verdict = {"met": "pass", "violated": "violated"}.get(v["verdict"], "inconclusive")
-    more = {"more_requests": v["more_requests"]}
-    more["reason"] = v["reason"] or (unknown if known_s is None else None)
-    return Check(slo, "slo", at.name, verdict, known_s, v["value_s"], **more)
+    found = [v for stage in at.stages for v in stage.slo_verdicts if v.slo == slo]
+    v = next((v for word in ("violated", "met") for v in found if v.verdict == word), found[-1])
+    verdict = {"met": "pass", "violated": "violated"}.get(v.verdict, "inconclusive")
+    reason, more = v.reason or (unknown if known_s is None else None), v.more_requests
+    return Check(
+        slo, "slo", at.name, verdict, known_s, v.value_s, more_requests=more, reason=reason
+    )
 
 
 def slos_of(base: Mapping[str, Any], given: Sequence[str]) -> list[Slo]:

@@ -97,7 +97,7 @@ def differences(runs: Sequence[Judged]) -> list[Setting]:
     for known, run, definitions in zip(found, runs, other_tools, strict=True):
         theirs = ours | {d["what"]: d["theirs"] for d in definitions}
         known |= {f"definition of {what}": text for what, text in theirs.items()}
-        known["slos"] = sorted(s["text"] for s in run.summary["slos"])
+        known["slos"] = sorted(s.text for s in run.summary.slos)
     settings, lengths = _unequal(found), [run.realised() for run in runs]
     for name in ("input_tokens", "output_tokens", "cached_token_share"):
         values = [x[name] or 0.0 for x in lengths]
@@ -153,7 +153,7 @@ def check_distinct(runs: Sequence[Judged]) -> None:
 def _times(judged: Judged, name: str) -> Floats:
     """Return when each request was due and ended, in ns after the first was due; shape (2, n)."""
     requests = judged.records.requests
-    of_level = requests.stage == judged.levels()[name]["index"]
+    of_level = requests.stage == judged.levels()[name].index
     times = np.stack([requests.scheduled_ns[of_level], requests.ended_ns[of_level]])
     return np.asarray(times - times[0, :1], dtype=np.float64)
 
@@ -172,7 +172,7 @@ def check_same(base: Mapping[str, Any], run: Judged) -> None:
         raise CompareError(
             f"{name} is another experiment than the baseline: {'; '.join(listed[:5])}{more}"
         )
-    if not any(s["ok"] for s in run.summary["stages"]):
+    if not any(s.ok for s in run.summary.stages):
         return
     expected, found = base["realised"], run.realised()
     for side, remedy in _REMEDIES.items():

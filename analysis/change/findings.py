@@ -40,7 +40,7 @@ def findings(
         if first.unpaired:
             notes.append(f"Latencies and failures are not compared: {first.unpaired}.")
         claimed = any(s.changed for s in shifts) or any(line.winner for line in lines)
-        predicted = all(run.summary["predicted"] for run in runs)
+        predicted = all(run.summary.predicted for run in runs)
         if compared or claimed:
             notes.append(VIRTUAL if predicted else RUNS_NOT_SYSTEMS)
         if claimed and not predicted:
@@ -68,7 +68,7 @@ def _pairs_left(runs: Runs, first: Pairing) -> str:
     if limited := [f"{len(run.limited)} of {run.name}" for run in runs if run.limited]:
         n = sum(len(run.limited) for run in runs)
         why = f"the client was the limit in {n} stages ({', '.join(limited)})"
-        closed = any(s["kind"] == "closed" for s in first.a.summary["stages"])
+        closed = any(s.kind == "closed" for s in first.a.summary.stages)
         remedy = f"a lower {'--concurrency' if closed else '--rates'}."
         remedy = f"Use a quieter or larger machine, or {remedy}"
     else:
@@ -80,7 +80,7 @@ def _pairs_left(runs: Runs, first: Pairing) -> str:
 def _left_out(run: ComparedRun, rounds: bool) -> list[str]:
     """Return what of a run takes no part."""
     found = of_endpoint(run.summary)
-    if families := ",".join(f["lengths"] for f in run.summary["families"]):
+    if families := ",".join(f.lengths for f in run.summary.families):
         found = [
             f"its stages at other lengths (--lengths {families}) are left out; "
             "only those of the workload itself are compared.",

@@ -51,7 +51,7 @@ def judge_gate(
     tested = [t for at in levels for t in checks.changes_of(at, tolerances)]
     found, watched = _at_levels(levels, runs, checks.decide(tested, alpha))
     untracked = {f"{k} at {at.name}": v for at in levels for k, v in at.base["untracked"].items()}
-    limits, unjudged = checks.slo_checks(levels, runs[0].summary["slos"])
+    limits, unjudged = checks.slo_checks(levels, runs[0].summary.slos)
     tolerance = tolerances.get("capacity_rps", checks.CAPACITY_TOLERANCE)
     found += checks.capacity_checks(base, runs[-1], tolerance) + limits
     verdicts = {"regression" if c.verdict == "violated" else c.verdict for c in found}
@@ -73,7 +73,7 @@ def judge_gate(
         notes=notes + ([INTERVALS] if any(c.change_ci for c in found) else []),
         untracked=untracked | watched | unjudged,
         checks=found,
-        stage_s={at.name: sum(s["window"]["end_s"] for s in at.stages) for at in levels},
+        stage_s={at.name: sum(s.window.end_s for s in at.stages) for at in levels},
     )
 
 
@@ -131,7 +131,7 @@ def _notes(base: Mapping[str, Any], runs: Sequence[Judged], paired: bool) -> lis
         )
     if near := near_saturation(base):
         notes.append(f"{', '.join(near)}: {NEAR_SATURATION}.")
-    if names := {f["lengths"] for run in runs for f in run.summary.get("families") or []}:
+    if names := {f.lengths for run in runs for f in run.summary.families}:
         notes.append(
             f"Not judged: the curves of other lengths ({', '.join(sorted(names))}). "
             "Gate them by runs of their own."

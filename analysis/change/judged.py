@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ampacity.analysis.change import samples
-from ampacity.analysis.contract.summary import to_json
+from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.analyse import RunRecords, read_records
@@ -19,7 +20,6 @@ from ampacity.analysis.warnings import ERROR_SHARE
 from ampacity.loadgen.rundir.files import Run
 
 _DONE = ("complete", "budget")  # a user's own limit ends a run cleanly
-Stage = Mapping[str, Any]  # of the summary
 
 
 class CompareError(ValueError):
@@ -31,7 +31,7 @@ class Judged:
     """A run fit to be compared; ``labels``: request_id to accepted, if the answers were judged."""
 
     run: Run
-    summary: dict[str, Any]
+    summary: Summary
     records: RunRecords
     labels: Mapping[int, bool] | None = None
 
@@ -41,24 +41,24 @@ class Judged:
 
     def levels(self) -> dict[str, Stage]:
         """Return the summary of each load level; repeated levels once."""
-        repeated = self.summary["audit"]["repeated_stages"]
-        return {level_name(s): s for s in self.summary["stages"] if s["index"] not in repeated}
+        repeated = self.summary.audit.repeated_stages
+        return {level_name(s): s for s in self.summary.stages if s.index not in repeated}
 
     def meta_of(self, stage: Stage) -> Mapping[str, Any]:
         """Return the stage's entry in run.json."""
         listed = enumerate(self.meta["stages"])
-        return next(m for i, m in listed if _index(m, i) == stage["index"])
+        return next(m for i, m in listed if _index(m, i) == stage.index)
 
     def read(self, stage: Stage, skipped: int = 0) -> samples.LevelRecords:
         """Return the records of a stage without its first ``skipped`` requests."""
         meta = self.meta_of(stage)
         drained_ns = meta.get("drained_ns") or meta.get("end_ns") or 0
         now_ns = float(drained_ns - self.records.origin_ns)
-        return samples.level_records(self.records, stage["index"], skipped, now_ns)
+        return samples.level_records(self.records, stage.index, skipped, now_ns)
 
     def schedule(self, stage: Stage, records: samples.LevelRecords) -> str | None:
         """Return an id, equal in runs whose blocks hold the same requests; None if closed."""
-        if stage["kind"] == "closed":
+        if stage.kind == "closed":
             return None
         meta = self.meta_of(stage)
         number = meta.get("schedule", meta.get("index"))
@@ -72,7 +72,7 @@ class Judged:
         """
         first = self.records.requests.take(self.records.requests.attempt == 0)
         answers = first.take(first.has_status("ok"))
-        found = self.summary["workload"]["realised"]
+        found = self.summary.workload["realised"]
         result = {"cached_token_share": found["cached_token_share"]}
         for side, kind, r in (("input", "sent", first), ("output", "received", answers)):
             name = f"{side}_tokens"
@@ -92,7 +92,7 @@ class Judged:
         locked = self.meta.get("locked") or {}
         names = ("engine", "engine_version", "quantization", "hardware")
         found = {name: self.meta.get(name) for name in ("run_id", "started_utc", "seed")}
-        found["requests"] = self.summary["requests"]
+        found["requests"] = self.summary.requests
         return found | {name: locked.get(name) for name in names}
 
 
@@ -102,7 +102,7 @@ def _index(meta: Mapping[str, Any], position: int) -> int:
 
 
 def warmup_of(stage: Stage) -> int:
-    return int(stage["window"]["warmup_requests"] or 0)
+    return stage.window.warmup_requests
 
 
 def carried(stage: Stage) -> bool:
@@ -110,17 +110,17 @@ def carried(stage: Stage) -> bool:
 
     Where a steady state cannot be determined, signs of overload decide.
     """
-    if stage["stable"] is not None:
-        return bool(stage["stable"])
-    unfinished = stage["errors"]["unfinished"] > ERROR_SHARE * stage["requests"]
-    return bool(stage["window"]["settled"]) and stage["slo_met"] is not False and not unfinished
+    if stage.stable is not None:
+        return stage.stable
+    unfinished = stage.errors["unfinished"] > ERROR_SHARE * stage.requests
+    return bool(stage.window.settled) and stage.slo_met is not False and not unfinished
 
 
 def level_name(stage: Stage) -> str:
     """Return ``4/s`` or ``16 in flight``."""
-    if stage["kind"] == "closed":
-        return f"{stage['concurrency_set']} in flight"
-    return f"{stage['offered_rps']:.6g}/s"
+    if stage.kind == "closed":
+        return f"{stage.concurrency_set} in flight"
+    return f"{stage.offered_rps:.6g}/s"
 
 
 def prepare(
@@ -142,11 +142,11 @@ def prepare(
     origin_ns = min(
         (int(s["start_ns"]) for s in run.meta["stages"] if s.get("start_ns")), default=0
     )
-    summary = to_json(summarise(run, labels))
+    summary = summarise(run, labels)
     judged = Judged(run, summary, read_records(run.requests, origin_ns, run.meta), labels)
     _check_rows(judged)
-    if summary["audit"]["client_limited"] and not limited_too:
-        reason = next(s["client_limited_reason"] for s in summary["stages"] if s["client_limited"])
+    if summary.audit.client_limited and not limited_too:
+        reason = next(s.client_limited_reason for s in summary.stages if s.client_limited)
         raise CompareError(
             f"{run.path} is limited by its client ({reason}): "
             "nothing in it is a finding; use a quieter or larger machine"

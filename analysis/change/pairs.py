@@ -16,14 +16,16 @@ import numpy as np
 from ampacity.analysis.change import engine, shift
 from ampacity.analysis.change.judged import (
     Judged,
-    Stage,
     carried,
     level_name,
     prepare,
     warmup_of,
 )
 from ampacity.analysis.change.samples import Blocks, blocks_of, in_blocks
-from ampacity.analysis.slo import slo_from_dict
+from ampacity.analysis.contract.capacity import LoopCapacity
+from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.stage.attainment import observe_slos, requests_meeting
 from ampacity.analysis.stage.throughput import NO_FIGURE, REQUESTS_MIN, is_figure
 from ampacity.analysis.stats.intervals import smallest_n
@@ -65,7 +67,7 @@ class ComparedRun:
         return self.judged.meta
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         return self.judged.summary
 
     @property
@@ -76,28 +78,29 @@ class ComparedRun:
     @cached_property
     def stages(self) -> list[Stage]:
         """Stages that measure the server: not limited by the client, nor ended early."""
-        found: list[Stage] = self.summary["stages"]
         return [
-            s for s in found if not s["client_limited"] and not s["ended_early"] and s["requests"]
+            s
+            for s in self.summary.stages
+            if not s.client_limited and not s.ended_early and s.requests
         ]
 
     def of_kind(self, kind: str) -> list[Stage]:
-        return [s for s in self.stages if s["kind"] == kind]
+        return [s for s in self.stages if s.kind == kind]
 
     @cached_property
     def best(self) -> Stage | None:
         """The stage with the highest goodput; without SLOs the one with most output tokens/s."""
         figures = [s for s in self.stages if is_figure(s)]
-        good = [s for s in figures if s["goodput_rps"] is not None]
-        most = max(figures, key=lambda s: s["output_tokens_per_s"] or 0.0, default=None)
-        return max(good, key=lambda s: s["goodput_rps"], default=most)
+        good = [s for s in figures if s.goodput_rps is not None]
+        most = max(figures, key=lambda s: s.output_tokens_per_s or 0.0, default=None)
+        return max(good, key=lambda s: s.goodput_rps or 0.0, default=most)
 
     @property
     def limited(self) -> list[int]:
         """Indices of client-limited stages, except those run again (an A/B repeats none)."""
-        audit = self.summary["audit"]
-        again = [] if self.meta.get("ab") else audit["repeated_stages"]
-        return [i for i in audit["client_limited_stages"] if i not in again]
+        audit = self.summary.audit
+        again = [] if self.meta.get("ab") else audit.repeated_stages
+        return [i for i in audit.client_limited_stages if i not in again]
 
     def at_its_limit(self, basis: str, one_load: bool) -> bool:
         """Return True if its rates show what it can do, not only what it was offered.
@@ -106,18 +109,18 @@ class ComparedRun:
         its SLOs were violated between two loads (not for tokens, which continue to grow), or at
         every load where all best stages are at ``one_load``.
         """
-        capacity, peak = self.summary["capacity"], self.summary["offline"]["output_tokens_per_s"]
-        if basis != "tokens" and capacity["capacity_rps"] and capacity["crossing"] != "lower_bound":
+        capacity, peak = self.summary.capacity, self.summary.offline.output_tokens_per_s
+        if basis != "tokens" and capacity.capacity_rps and capacity.crossing != "lower_bound":
             return True
         levels = {level_name(s) for s in self.of_kind("open")}
-        if levels - {level_name(s) for s in self.stages if s["stable"] is not False}:
+        if levels - {level_name(s) for s in self.stages if s.stable is not False}:
             return True
         closed = self.of_kind("closed") if peak else []
-        top = max((s["concurrency_set"] for s in closed), default=0)
-        lower = [s for s in closed if s["concurrency_set"] <= top / 1.5]
-        if any((s["output_tokens_per_s"] or 0.0) >= PLATEAU * (peak or math.inf) for s in lower):
+        top = max((s.concurrency_set or 0 for s in closed), default=0)
+        lower = [s for s in closed if (s.concurrency_set or 0) <= top / 1.5]
+        if any((s.output_tokens_per_s or 0.0) >= PLATEAU * (peak or math.inf) for s in lower):
             return True
-        none_met = all(s["slo_met"] is False for s in self.stages)
+        none_met = all(s.slo_met is False for s in self.stages)
         return one_load and basis in ("good", "accepted") and none_met
 
     def missing(self, basis: str, one_load: bool) -> float:
@@ -127,13 +130,14 @@ class ComparedRun:
         """
         if not self.at_its_limit(basis, one_load):
             return math.inf
-        ends = self.summary["capacity"]["capacity_rps_ci"] if basis != "tokens" else None
-        lost = [s["offered_rps"] for s in self.of_kind("open") if s["stable"] is False]
+        ends = self.summary.capacity.capacity_rps_ci if basis != "tokens" else None
+        lost = [s.offered_rps or 0.0 for s in self.of_kind("open") if s.stable is False]
         high = (ends and ends[1]) or min(lost, default=None)
         if basis not in RATES or not (self.best and high):
             return 1.0
-        rate = self.best["achieved_rps" if self.best["kind"] == "closed" else "offered_rps"]
-        return max(1.0, float(high / rate))
+        closed = self.best.kind == "closed"
+        rate = self.best.achieved_rps if closed else self.best.offered_rps
+        return max(1.0, high / (rate or math.inf))
 
     def counted(self, stage: Stage, basis: str, one_load: bool) -> tuple[Blocks, float]:
         """Return what a rate counts in blocks, and the s.d. of its log from run to run.
@@ -146,7 +150,7 @@ class ComparedRun:
             return level.rates(
                 "open" if one_load else "closed"
             ), 0.0 if one_load else engine.ASSUMED_NOISE
-        slos = [slo_from_dict(s) for s in self.summary["slos"]]
+        slos = [parse_slo(s.text) for s in self.summary.slos]
         met = requests_meeting(level.cohort, observe_slos(level.cohort, slos))
         if basis == "accepted":
             ids = self.judged.run.requests["request_id"].to_numpy()[level.planned.row]
@@ -164,15 +168,16 @@ class ComparedRun:
 
     def rate(self, stage: Stage, basis: str) -> float | str:
         """Return the rate per second as the summary has it, or why there is none."""
-        holder, name = stage["accepted"] if basis == "accepted" else stage, RATES[basis]
-        if holder[name] is None:
-            return str(holder.get(f"{name}_reason") or holder.get("reason"))
-        return float(holder[name])
+        holder, name = stage.accepted if basis == "accepted" else stage, RATES[basis]
+        value: float | None = getattr(holder, name)
+        if value is None:
+            return str(getattr(holder, f"{name}_reason", None) or getattr(holder, "reason", None))
+        return value
 
 
 def _left(stages: Sequence[Stage]) -> int:
     """Return the requests of the shortest of these without the longest warm-up of them."""
-    return min(int(s["requests"]) + warmup_of(s) for s in stages) - max(map(warmup_of, stages))
+    return min(s.requests + warmup_of(s) for s in stages) - max(map(warmup_of, stages))
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +276,7 @@ class Pairing:
         s, t, x, y = self.a.best, self.b.best, self.value(basis, 0), self.value(basis, 1)
         if s is None or t is None or isinstance(x, str) or isinstance(y, str) or min(x, y) <= 0:
             return shift.NOTHING_COUNTS
-        one_load = s["kind"] == t["kind"] == "open" and level_name(s) == level_name(t)
+        one_load = s.kind == t.kind == "open" and level_name(s) == level_name(t)
         same = one_load and warmup_of(s) == warmup_of(t) and self._pair(s, t).same_schedule
         a, noise = self.a.counted(s, basis, one_load)
         b, more = self.b.counted(t, basis, one_load)
@@ -285,12 +290,12 @@ def pairings(runs: Sequence[ComparedRun]) -> dict[tuple[int, int], Pairing]:
     rounds = len(runs) == 2 and bool(marks[0]) and marks[0].get("pair") == marks[1].get("pair")
     none = NO_PAIR
     if rounds:
-        a, b = ({s["index"]: s for s in run.stages} for run in runs)
+        a, b = ({s.index: s for s in run.stages} for run in runs)
         shared = [index for index in a if index in b and _left([a[index], b[index]]) > 0]
         stages = [[side[index] for index in shared] for side in (a, b)]
     else:
         fit = [
-            {level_name(s): s for s in r.stages if carried(s) and s["requests"] >= REQUESTS_MIN}
+            {level_name(s): s for s in r.stages if carried(s) and s.requests >= REQUESTS_MIN}
             for r in runs
         ]
         names = set(fit[0]).intersection(*fit[1:])
@@ -305,18 +310,18 @@ def pairings(runs: Sequence[ComparedRun]) -> dict[tuple[int, int], Pairing]:
 
 
 def _load(stage: Stage) -> float:
-    return float(stage["concurrency_set"] if stage["kind"] == "closed" else stage["offered_rps"])
+    return float((stage.concurrency_set if stage.kind == "closed" else stage.offered_rps) or 0.0)
 
 
 def _carried(run: ComparedRun, kind: str, fit: list[Stage]) -> float:
     """Return the highest load it is shown to carry, within its SLOs if it has them; 0 if none."""
-    found = run.summary["capacity"]
-    found = found if found["c_max_basis"] == kind else found["closed"]
-    if not (found and run.summary["slos"]):
-        return max((_load(s) for s in fit if s["kind"] == kind), default=0.0)
-    if found["crossing"] == "pooled":
-        return float(found["capacity_rps_ci"][0] or 0.0)
-    return next((_load(s) for s in run.stages if s["index"] == found["stage"]), 0.0)
+    whole = run.summary.capacity
+    found: LoopCapacity | None = whole if whole.c_max_basis == kind else whole.closed
+    if not (found and run.summary.slos):
+        return max((_load(s) for s in fit if s.kind == kind), default=0.0)
+    if found.crossing == "pooled":
+        return (found.capacity_rps_ci or (0.0, 0.0))[0] or 0.0
+    return next((_load(s) for s in run.stages if s.index == found.stage), 0.0)
 
 
 def _same_load(runs: Sequence[ComparedRun], fit: list[list[Stage]]) -> str:
@@ -340,7 +345,7 @@ def _same_load(runs: Sequence[ComparedRun], fit: list[list[Stage]]) -> str:
             return f"run each again with {option} {text}{longer}, the most that all have carried"
         who = f"{' and '.join(run.name for run in none)} {'is' if len(none) == 1 else 'are'} not"
         who += " shown to carry any that was tried"
-        if any(s["slo_met"] is False or s["stable"] is False for run in none for s in run.stages):
+        if any(s.slo_met is False or s.stable is False for run in none for s in run.stages):
             return f"run each again with lower {option} than {text}, for longer: {who}"
         again = f"run each again with the same {option}, for longer (--duration)"
         return f"{again}: {who}, nor that any is too high"

@@ -85,7 +85,7 @@ def compare(runs: Runs) -> Comparison:
         interleaved_pairs=len(first.pairs) if first.rounds else None,
         interleaved_pairs_planned=pairs_planned(runs[0]) if first.rounds else None,
         same_schedule=bool(against) and all(pair.same_schedule for pair in against),
-        slos=[s["text"] for s in runs[0].summary["slos"]],
+        slos=[s.text for s in runs[0].summary.slos],
         runs=[_summary(r) for r in runs],
         differences=differences([r.judged for r in runs]),
         scorecard=lines,
@@ -95,7 +95,7 @@ def compare(runs: Runs) -> Comparison:
 
 
 def _summary(run: ComparedRun) -> RunSummary:
-    errors, endpoint = run.summary["errors"], run.meta.get("endpoint") or {}
+    errors, endpoint = run.summary.errors, run.meta.get("endpoint") or {}
     return RunSummary(
         name=run.name,
         path=str(run.judged.run.path),
@@ -106,9 +106,9 @@ def _summary(run: ComparedRun) -> RunSummary:
         failed=sum(errors.get(k, 0) for k in FAILED_KINDS),
         unfinished=errors["unfinished"],
         best_stage=level_name(run.best) if run.best else None,
-        predicted=run.summary["predicted"],
+        predicted=run.summary.predicted,
         client_limited_stages=run.limited,
-        other_lengths=[f["lengths"] for f in run.summary["families"]],
+        other_lengths=[f.lengths for f in run.summary.families],
         **run.judged.origin(),
         **run.judged.realised(),
     )
@@ -117,9 +117,9 @@ def _summary(run: ComparedRun) -> RunSummary:
 def _curve(run: ComparedRun) -> list[CurveStage]:
     found = []
     for s in run.stages:
-        ttft, rate = s["ttft_from_schedule_s"], s["achieved_rps"]
-        tail = ttft.get("p99"), ttft.get("p99_ci")
-        found.append(CurveStage(level_name(s), rate, s["stable"], ttft.get("p50"), *tail))
+        ttft, rate = s.ttft_from_schedule_s, s.achieved_rps
+        tail = ttft.p99, ttft.p99_ci
+        found.append(CurveStage(level_name(s), rate, s.stable, ttft.p50, *tail))
     return sorted(found, key=lambda s: s.achieved_rps)
 
 
@@ -146,11 +146,9 @@ def _scorecard(runs: Runs, made: Pairings) -> list[Line]:
     costs = {x.name: x for x in by_capacity if x.question == "cost" and None not in x.values}
     lines = [failed, *(x for x in by_capacity if x.question != "cost")]
     lines += [costs.get(x.name, x) for x in figures]
-    bursts = [r.summary.get("burst") or {} for r in runs]
-    if all(bursts):
-        values = [
-            b["recovery_reason"] if b["recovery_s"] is None else b["recovery_s"] for b in bursts
-        ]
+    bursts = [r.summary.burst for r in runs if r.summary.burst]
+    if len(bursts) == len(runs):
+        values = [str(b.recovery_reason) if b.recovery_s is None else b.recovery_s for b in bursts]
         lines.append(BURST.line(runs, values, note="one burst each: no interval"))
     return lines
 
@@ -242,9 +240,9 @@ def _capacity_lines(runs: Runs) -> list[Line]:
     They have a bracket of tested loads and no test: one wins whose whole bracket is better than all
     others by ``LEAST``.
     """
-    capacities = [r.summary["capacity"] for r in runs]
+    capacities = [r.summary.capacity for r in runs]
     (peak, safety), *unlike = {
-        (r.summary["fleet"]["peak_rps"], r.summary["fleet"]["safety_factor"]) for r in runs
+        (r.summary.fleet.peak_rps, r.summary.fleet.safety_factor) for r in runs
     }
     name, label = USD_PER_TOKENS
     at_capacity = Figure("cost", name, f"{label} {AT_FULL_LOAD}", False)
@@ -272,15 +270,15 @@ def _capacity_lines(runs: Runs) -> list[Line]:
             return fleet_figures(of_run).gpus
 
         lines.append(_by_capacity(gpus, runs, size))
-    c_max = [c["c_max"] or str(c["reason"] or "none was found") for c in capacities]
-    brackets = [tuple(c["c_max_ci"] or (None, None)) for c in capacities]
+    c_max = [c.c_max or str(c.reason or "none was found") for c in capacities]
+    brackets = [tuple(c.c_max_ci or (None, None)) for c in capacities]
     lines.append(C_MAX.line(runs, c_max, brackets=brackets, reason=MORE_IN_FLIGHT))
-    least = [c["crossing"] == "lower_bound" for c in capacities]
+    least = [c.crossing == "lower_bound" for c in capacities]
     return [structs.replace(line, at_least=least) for line in lines]
 
 
 def _usd_per_million(run: ComparedRun, rate_rps: float) -> float | str:
-    tokens, price = run.summary["fleet"]["output_tokens_mean"], run.gpu_hour_usd
+    tokens, price = run.summary.fleet.output_tokens_mean, run.gpu_hour_usd
     if price is None or not tokens:
         return NO_PRICE if price is None else NOTHING_COUNTS
     return cost_per_million_output_tokens(price, run.gpus, rate_rps * tokens)
@@ -291,13 +289,12 @@ def capacity_bracket(run: ComparedRun) -> Interval:
 
     The ends of a closed loop are achieved rates: each with the 95 % interval of its stage's.
     """
-    capacity = run.summary["capacity"]
-    low, high = capacity["capacity_rps_ci"] or (None, None)
-    if capacity["c_max_basis"] == "closed":
-        stages = {
-            s["achieved_rps"]: s["achieved_rps_ci"] or (0.0, None) for s in run.of_kind("closed")
-        }
-        low, high = stages.get(low, (low,))[0], stages.get(high, (high, high))[1]
+    capacity = run.summary.capacity
+    low, high = capacity.capacity_rps_ci or (None, None)
+    if capacity.c_max_basis == "closed":
+        stages: dict[float | None, Interval]
+        stages = {s.achieved_rps: s.achieved_rps_ci or (0.0, None) for s in run.of_kind("closed")}
+        low, high = stages.get(low, (low, low))[0], stages.get(high, (high, high))[1]
     return low, high
 
 
@@ -310,16 +307,16 @@ def _by_capacity(
         found = figure(run, rate) if rate or (rate == 0 and f.higher) else None
         return None if isinstance(found, str) else found
 
-    capacities = [r.summary["capacity"] for r in runs]
+    capacities = [r.summary.capacity for r in runs]
     values = [
-        figure(r, c["capacity_rps"]) if c["capacity_rps"] else str(c["reason"] or "none was found")
+        figure(r, c.capacity_rps) if c.capacity_rps else str(c.reason or "none was found")
         for r, c in zip(runs, capacities, strict=True)
     ]
     ends = [[bound(r, rate) for rate in capacity_bracket(r)] for r in runs]  # the worst first
     brackets = [tuple(e if f.higher else e[::-1]) for e in ends]
     note = AT_USABLE if f.question == "cost" else None
     line = f.line(runs, values, brackets=brackets, note=note)
-    if any(c["crossing"] == "lower_bound" for c in capacities):
+    if any(c.crossing == "lower_bound" for c in capacities):
         line = structs.replace(line, best=None)  # nobody knows which one's is better
     sign = 1 if f.higher else -1
     better = (1 + engine.LEAST) ** sign

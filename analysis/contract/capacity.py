@@ -15,8 +15,8 @@ Crossing = Literal[
 class KneeMethod(Part, frozen=True, kw_only=True):
     concurrency: float | None
     rps: float | None
-    range: Interval | None
-    range_rps: Interval | None
+    range: tuple[float, float] | None
+    range_rps: tuple[float, float] | None
     reason: str | None
     definition: str | None
 
@@ -24,8 +24,8 @@ class KneeMethod(Part, frozen=True, kw_only=True):
 class Knee(Part, frozen=True, kw_only=True):
     concurrency: float | None
     rps: float | None
-    region: Interval | None
-    region_rps: Interval | None
+    region: tuple[float, float] | None
+    region_rps: tuple[float, float] | None
     reason: str | None
     methods: dict[str, KneeMethod]
 
@@ -67,7 +67,7 @@ class LoopCapacity(Limit, frozen=True, kw_only=True):
     estimate_rps_ci: Interval | None
     assumption: str | None
     non_monotone: bool
-    lower_loads: tuple[float, ...] = ()  # to try where the lowest was too high; users if closed
+    lower_loads: list[float]  # to try where the lowest was too high; users if closed
 
 
 class Capacity(LoopCapacity, frozen=True, kw_only=True):
@@ -126,8 +126,8 @@ class Fleet(Part, frozen=True, kw_only=True):
     peak_rps: float | None
     peak_rps_ci: Interval | None
     peak_reason: str | None
-    safety_factor: float | None
-    safety_reason: str | None
+    safety_factor: float
+    safety_reason: str
     instances_before_safety: int | None
     instances: int | None
     instances_ci: tuple[int | None, int | None] | None
@@ -152,7 +152,7 @@ class SearchStep(Part, frozen=True, kw_only=True):
 class Search(Part, frozen=True, kw_only=True):
     precision: float
     reached: bool
-    requests: int | None
+    requests: int
     more_requests: int | None
-    reason: str | None
+    reason: str
     path: list[SearchStep]

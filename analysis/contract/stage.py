@@ -175,18 +175,18 @@ class Stage(Part, frozen=True, kw_only=True):
     lengths: str | None
     offered_rps: float | None
     concurrency_set: int | None
-    achieved_rps: float | None
-    arrived_rps: float | None
-    carried_rps: float | None
+    achieved_rps: float
+    arrived_rps: float
+    carried_rps: float
     window: Window
     requests: int
     ok: int
     errors: dict[str, int]
     missing: int
     ended_early: str | None
-    concurrency: float | None
+    concurrency: float
     concurrency_se: float | None
-    concurrency_max: int | None
+    concurrency_max: int
     users_pause: bool
     ttft_s: Percentiles
     ttft_from_schedule_s: Percentiles
@@ -199,7 +199,7 @@ class Stage(Part, frozen=True, kw_only=True):
     curves: dict[str, Curve]
     output_tokens_per_s: float | None
     output_tokens_per_s_reason: str | None = None
-    input_tokens_per_s: float | None
+    input_tokens_per_s: float
     achieved_rps_ci: Interval | None
     output_tokens_per_s_ci: Interval | None
     drift: Drift

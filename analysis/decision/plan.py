@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
@@ -15,12 +15,13 @@ from ampacity.analysis.capacity.fleet_figures import (
     fleet_figures,
 )
 from ampacity.analysis.contract.part import Interval
-from ampacity.analysis.contract.summary import Summary, Warned, to_json
+from ampacity.analysis.contract.summary import Summary, Warned
 from ampacity.analysis.decision.disaggregation import Pools, pools_of
 from ampacity.analysis.decision.inputs import Basis, Input
 from ampacity.analysis.decision.money import Hosted, Moved, Prices, against_hosted, sensitivities
 
 PER_REQUEST = ("ttft", "tpot", "e2e")  # a request has one of each
+NO_FLEET = "no fleet can be sized from this run"
 OF_RUN = "as given at the run"
 OF_FLEET = [
     *("safety_factor", "safety_reason", "peak_rps", "peak_rps_ci", "peak_reason"),
@@ -84,20 +85,20 @@ class Terms:
 
 def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms) -> Plan:
     """Return the plan for one run. Raises FleetError where a fleet cannot be sized."""
-    plain = to_json(summary)
-    carried = carried_by(plain["capacity"], plain["stages"], plain["fleet"])
+    tokens = summary.fleet.input_tokens_mean, summary.fleet.output_tokens_mean
+    carried = carried_by(summary.capacity, summary.stages, *tokens)
     if carried is None:
-        raise FleetError(f"no fleet can be sized from this run: {summary.capacity.reason}")
+        raise FleetError(f"{NO_FLEET}: {summary.capacity.reason}")
     if traffic is not None:
         traffic = replace(traffic, long_requests=long_requests(_lengths(summary)))
     gpus, price = terms.tensor_parallel, terms.gpu_hour_usd
     sized = fleet_of(traffic, carried, gpus, terms.safety, price)
-    if traffic is None or sized["instances"] is None:
-        raise FleetError(sized["reason"])
+    if traffic is None or sized.instances is None:
+        raise FleetError(sized.reason)
     given = FleetInputs(
         peak_rps=traffic.peak_rps,
         capacity_rps=carried.capacity_rps,
-        safety_factor=sized["safety_factor"],
+        safety_factor=sized.safety_factor,
         tensor_parallel=gpus,
         gpu_hour_usd=price,
         utilisation=terms.utilisation,
@@ -110,7 +111,7 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
     )
     figures = fleet_figures(given)
     pools, why = pools_of(summary, traffic.peak_rps, given.safety_factor)
-    held = {name: sized[name] for name in OF_FLEET} | structs.asdict(figures)
+    held = {name: getattr(sized, name) for name in OF_FLEET} | structs.asdict(figures)
     return Plan(
         run=run,
         predicted=summary.predicted,
@@ -121,8 +122,8 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
         mean_rps=traffic.mean_rps,
         crowding=max((traffic.crowded_rps or 0.0) / traffic.peak_rps, 1.0),
         utilisation_at=_load(given, traffic, terms)[1],
-        cost_per_year_ci=_yearly(figures, sized["instances_ci"]),
-        inputs=_inputs(given, figures.utilisation, summary, traffic, terms, sized["safety_reason"]),
+        cost_per_year_ci=_yearly(figures, sized.instances_ci),
+        inputs=_inputs(given, figures.utilisation, summary, traffic, terms, sized.safety_reason),
         sensitivity=sensitivities(given),
         pools=pools,
         pools_reason=why,
@@ -133,10 +134,10 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
 
 
 def _yearly(
-    fleet: FleetFigures, instances: Sequence[int | None]
+    fleet: FleetFigures, instances: tuple[int | None, int | None] | None
 ) -> tuple[float | None, float | None] | None:
     """Return the cost of a year at the ends of the instances; None without a price."""
-    if fleet.cost_per_year is None:
+    if fleet.cost_per_year is None or instances is None:
         return None
     each = fleet.cost_per_year / fleet.instances
     low, high = (end and end * each for end in instances)

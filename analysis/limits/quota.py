@@ -9,10 +9,10 @@ bucket that refills evenly and for windows that begin anew or slide.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from ampacity.analysis.capacity.levels import QUOTA_SHARE, number_text, refused_share
 from ampacity.analysis.contract.limits import Quota
+from ampacity.analysis.contract.stage import Stage
 
 REQUESTS_MIN = 34  # let through in the span: one more or less is 3 % of them
 MOMENTS_MIN = 2  # at which the allowance was used up
@@ -39,7 +40,7 @@ class _Span:
     requests: int
 
 
-def find_quota(table: pa.Table, stages: Sequence[Mapping[str, Any]]) -> Quota | None:
+def find_quota(table: pa.Table, stages: Sequence[Stage]) -> Quota | None:
     """Return the quota; None where hardly a request is refused with 429 at any load.
 
     ``table``: the records of the run; ``stages``: its stage objects.
@@ -52,7 +53,7 @@ def find_quota(table: pa.Table, stages: Sequence[Mapping[str, Any]]) -> Quota | 
     if not hit or not refused.num_rows:
         return None
     unit = _unit(refused)
-    spans = [_span(answered.filter(pc.equal(answered["stage"], s["index"])), unit) for s in hit]
+    spans = [_span(answered.filter(pc.equal(answered["stage"], s.index)), unit) for s in hit]
     known = [span for span in spans if span is not None]
     per_min, reason = _together(known)
     stated, window_s = (_last(answered, name) for name in (f"quota_{unit}", "quota_window_s"))
@@ -145,12 +146,12 @@ def _last(table: pa.Table, name: str) -> float | None:
     return float(known[-1].as_py()) if len(known) else None
 
 
-def _binds(hit: Sequence[Mapping[str, Any]], stages: Sequence[Mapping[str, Any]]) -> bool:
+def _binds(hit: Sequence[Stage], stages: Sequence[Stage]) -> bool:
     """Return whether the quota is met at a lower load than the limit of the SLOs."""
 
-    def lowest(of: Sequence[Mapping[str, Any]]) -> float:
-        return min((s["offered_rps"] or s["concurrency_set"] or 0.0 for s in of), default=inf)
+    def lowest(of: Sequence[Stage]) -> float:
+        return min((s.offered_rps or s.concurrency_set or 0.0 for s in of), default=inf)
 
-    others = [s for s in stages if s not in hit and not s["client_limited"]]
-    violated = [s for s in others if s["slo_met"] is False]
+    others = [s for s in stages if s not in hit and not s.client_limited]
+    violated = [s for s in others if s.slo_met is False]
     return lowest(hit) <= lowest(violated)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampacity.analysis.contract.figures import Spread
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.metrics.observations import quantile_rank
 from ampacity.analysis.metrics.requests import Floats, Requests, visible_tokens
 
@@ -71,19 +72,18 @@ def _tokens_per_chunk(table: pa.Table, answers: Requests) -> float | None:
     return float(tokens[known].sum() / counts[known].sum()) if known.any() else None
 
 
-def mean_tokens(requests: Requests, stages: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return the mean tokens of an answered request.
+def mean_tokens(requests: Requests, stages: Sequence[Stage]) -> tuple[float | None, float | None]:
+    """Return the mean tokens of an answered request, sent and received.
 
     Lengths do not depend on the load, so all stages that are findings count. One without a steady
     state is left out: it gave up on the long answers.
     """
-    held = [s["index"] for s in stages if not s["client_limited"] and s["stable"] is not False]
+    held = [s.index for s in stages if not s.client_limited and s.stable is not False]
     answers = requests.take(requests.has_status("ok") & np.isin(requests.stage, held))
     sent = np.where(
         np.isnan(answers.input_tokens), answers.input_tokens_planned, answers.input_tokens
     )
-    sides = {"input_tokens_mean": sent, "output_tokens_mean": answers.output_tokens}
-    return {side: describe(tokens)["mean"] for side, tokens in sides.items()}
+    return describe(sent)["mean"], describe(answers.output_tokens)["mean"]
 
 
 def output_deviation(requests: Requests) -> float | None:

@@ -148,8 +148,8 @@ def analyse_stage(
     run_complete: bool = True,
     labels: Mapping[int, bool] | None = None,
     fleet_inputs: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the stage object of docs/summary.md, with every field that a lone stage can have.
+) -> contract.Stage:
+    """Return a stage, with every field that a lone stage can have; the rest is for the summary.
 
     ``table`` holds at least the rows of the stage, ``meta`` is the stage's entry in run.json (of a
     table that is no ``RunRecords`` with the run's ``diagnosis``). Where the stage ended early, or
@@ -170,7 +170,9 @@ def analyse_stage(
     other = without_client(cohort, meta.get("audit") or {}, records.origin_ns)
     if other is not None:
         _leave_out_moved(result, what_moved(cohort, other, slos))
-    worth_s = span_s(result, window)
+    worth_s = span_s(
+        result["kind"], window, result["requests"], result["ok"], result["offered_rps"], rates
+    )
     judge = Judge(slos, found.stability, result["client_limited"], worth_s, meta.get("alpha"))
     judged = Judged(cohort, found.whole, found.hit_by_outages)
     verdicts, meets = judge.stage_findings(judged)
@@ -186,10 +188,8 @@ def analyse_stage(
         window_cost_usd(fleet_inputs or {}, worth_s),
     )
     result |= verdicts | {"accepted": accepted, "outage": _outage(found, judge)}
-    for name in ("goodput_rps_reason", "output_tokens_per_s_reason"):  # only beside a null
-        if result[name] is None:
-            del result[name]
-    return dict(plain(result))
+    result |= {"name": "", "users_pause": False, "slo_met_by_all": None, "server": None}
+    return msgspec.convert(plain(result), contract.Stage)
 
 
 def _leave_out_moved(result: dict[str, Any], moved: Moved) -> None:

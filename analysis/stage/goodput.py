@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ampacity.analysis.contract.capacity import Offline
-from ampacity.analysis.contract.stage import Accepted
+from ampacity.analysis.contract.stage import Accepted, Stage
 from ampacity.analysis.metrics.requests import Bools, Floats, Ints
 from ampacity.analysis.slo import ERROR_RATE, Slo
 from ampacity.analysis.stage.throughput import is_figure
@@ -116,7 +116,7 @@ def window_cost_usd(fleet_inputs: Mapping[str, Any], window_s: float) -> float |
 
 
 def offline_throughput(
-    stages: Sequence[dict[str, Any]], slos: Sequence[Slo], fleet_inputs: Mapping[str, Any]
+    stages: Sequence[Stage], slos: Sequence[Slo], fleet_inputs: Mapping[str, Any]
 ) -> Offline:
     """Return the highest sustained throughput and its cost, for work without a latency SLO.
 
@@ -129,25 +129,25 @@ def offline_throughput(
     kept_up = [
         s
         for s in stages
-        if s["stable"]
-        and s["ok"]
-        and s["slo_met"] is not False
-        and not s["client_limited"]
-        and not s["ended_early"]
+        if s.stable
+        and s.ok
+        and s.slo_met is not False
+        and not s.client_limited
+        and not s.ended_early
     ]
     if not kept_up:
         return Offline(**found | {"reason": "no stage kept its load up"})
     best = max(
         [s for s in kept_up if is_figure(s)] or kept_up,
-        key=lambda s: (s["output_tokens_per_s"] or 0.0, s["achieved_rps"]),
+        key=lambda s: (s.output_tokens_per_s or 0.0, s.achieved_rps),
     )
     per_s = window_cost_usd(fleet_inputs, 1.0)
     return Offline(
-        stage=best["index"],
-        achieved_rps=best["achieved_rps"],
-        output_tokens_per_s=best["output_tokens_per_s"],
-        output_tokens_per_s_ci=best.get("output_tokens_per_s_ci"),
-        cost_per_million_output_tokens=_cost(per_s, best["output_tokens_per_s"], 1e6),
-        cost_per_thousand_requests=_cost(per_s, best["achieved_rps"], 1e3),
+        stage=best.index,
+        achieved_rps=best.achieved_rps,
+        output_tokens_per_s=best.output_tokens_per_s,
+        output_tokens_per_s_ci=best.output_tokens_per_s_ci,
+        cost_per_million_output_tokens=_cost(per_s, best.output_tokens_per_s, 1e6),
+        cost_per_thousand_requests=_cost(per_s, best.achieved_rps, 1e3),
         reason=None,
     )

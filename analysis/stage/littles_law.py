@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.contract.capacity import LittlesLawGap
+from ampacity.analysis.contract.capacity import Capacity, LittlesLawGap
 from ampacity.analysis.contract.stage import LittlesLaw, Server, ServerLaw
 from ampacity.analysis.metrics.percentiles import finite
 from ampacity.analysis.metrics.requests import Floats
@@ -127,7 +127,7 @@ def gap(c_max: float, limit_s: float, capacity_rps: float) -> dict[str, Any]:
 
 
 def summarise_gap(
-    capacity: Mapping[str, Any],
+    capacity: Capacity,
     slos: Sequence[Slo],
     shares: Sequence[float],
     server: ServerLaw | None = None,
@@ -137,18 +137,18 @@ def summarise_gap(
     ``shares`` are the consistencies of the stable stages. The gap is null where C_max is a bound,
     or where the binding SLO does not limit every whole request.
     """
-    binding = next((s for s in slos if s.text == capacity["binding_slo"]), None)
+    binding = next((s for s in slos if s.text == capacity.binding_slo), None)
     found: dict[str, Any] = dict.fromkeys(("ceiling_rps", "gap", "representative"))
-    if (bound := _BOUNDS.get(capacity["crossing"])) is not None:
+    if (bound := _BOUNDS.get(capacity.crossing)) is not None:
         found["reason"] = bound
-    elif capacity["c_max"] is None or not capacity["capacity_rps"] or binding is None:
+    elif capacity.c_max is None or not capacity.capacity_rps or binding is None:
         found["reason"] = _BOUNDS["none"]
     elif binding.metric != "e2e" or binding.class_:
         found["reason"] = (
             f"not applicable: {binding.text} does not limit how long every request is in the system"
         )
     else:
-        found = gap(capacity["c_max"], binding.limit_s, capacity["capacity_rps"])
+        found = gap(capacity.c_max, binding.limit_s, capacity.capacity_rps)
     return LittlesLawGap(
         limit_s=binding.limit_s if binding else None,
         limit_metric=binding.metric if binding else None,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.metrics.requests import (
     UNCOUNTED,
     Chunks,
@@ -29,65 +28,64 @@ NO_FIGURE = (
     f"no rate is known: that takes a stage with a steady state, {REQUESTS_MIN} requests and a client "
     "that kept up"
 )
+TOO_SHORT = "the stage was shorter than an answer: no token came before its end"
 _NS = 1e-9
 _DOWN = DOWN - {"timeout"}
 
 
-def is_figure(stage: Mapping[str, Any]) -> bool:
+def is_figure(stage: Stage) -> bool:
     """Return whether a stage's rates stand for the server at that load.
 
     It has a steady state and REQUESTS_MIN requests in its window, and the client kept up. The
     highest rate of shorter stages, as those by which a search brackets the limit, is that of the
     luckiest draw.
     """
-    return bool(
-        stage["stable"] and stage["requests"] >= REQUESTS_MIN and not stage["client_limited"]
-    )
+    return bool(stage.stable and stage.requests >= REQUESTS_MIN and not stage.client_limited)
 
 
-def steady_state(stage: Mapping[str, Any]) -> tuple[str, str | None]:
+def steady_state(stage: Stage) -> tuple[str, str | None]:
     """Return (yes | no | not shown | unknown, why not) for a stage's steady state.
 
     No: its queue grew to the end. Not shown: it grew no further than chance allows, yet its start-
     up had no end, or the number in flight kept moving one way. Unknown: too short to tell.
     """
-    if stage.get("stable") is None:
-        return "unknown", str(stage.get("stable_reason"))
-    if not stage["stable"]:
-        return "no", str(stage.get("stable_reason"))
-    window, law = stage.get("window") or {}, stage.get("littles_law") or {}
-    if window.get("settled") is False:
-        return "not shown", str(window.get("reason"))
-    if law.get("ok") is False and is_figure(stage):
+    if stage.stable is None:
+        return "unknown", str(stage.stable_reason)
+    if not stage.stable:
+        return "no", str(stage.stable_reason)
+    window, law = stage.window, stage.littles_law
+    if window.settled is False:
+        return "not shown", str(window.reason)
+    if law.ok is False and is_figure(stage):
         return (
             "not shown",
-            f"the number in flight kept moving one way (L ÷ λW = {law['consistency']:.2f})",
+            f"the number in flight kept moving one way (L ÷ λW = {law.consistency:.2f})",
         )
     return "yes", None
 
 
-def all_failed(stage: Mapping[str, Any]) -> bool:
+def all_failed(stage: Stage) -> bool:
     """Return whether every request failed other than by its time limit.
 
     Such an endpoint is down or refuses, which a lower load does not change.
     """
-    errors = stage.get("errors") or {}
-    return bool(0 < stage["requests"] <= sum(errors.get(status, 0) for status in _DOWN))
+    return 0 < stage.requests <= sum(stage.errors.get(status, 0) for status in _DOWN)
 
 
-def span_s(stage: Mapping[str, Any], window: Window) -> float:
-    """Return seconds of the stage's load that the requests due in its window are worth.
+def span_s(
+    kind: str, window: Window, n: int, ok: int, offered_rps: float | None, rates: OutputRates
+) -> float:
+    """Return seconds of the stage's load that the requests due in its window, ``n``, are worth.
 
     The window's own at least. Open: more than that where more arrived by chance than are offered in
     it (CHANCE_SD; beyond it is a rate that moves by design). Closed: users who begin together, and
     answers that come after the window's end, make more requests begin than end, so that the answers
     are worth the time in which the loop gives as many.
     """
-    length_s, n = window.length_s, stage["requests"]
-    if stage["kind"] == "closed":
-        rate = stage["achieved_rps"]
-        return max(length_s, stage["ok"] / rate) if rate else length_s
-    offered = n if stage["offered_rps"] is None else stage["offered_rps"] * length_s
+    length_s, rate = window.length_s, rates.achieved_rps
+    if kind == "closed":
+        return max(length_s, ok / rate) if rate else length_s
+    offered = n if offered_rps is None else offered_rps * length_s
     by_chance = offered and 0 < n - offered <= CHANCE_SD * n**0.5
     return float(length_s * n / offered) if by_chance else length_s
 
@@ -161,6 +159,8 @@ def output_rates(
     )
     if uncounted_share(rows) > UNCOUNTED_MAX:
         return OutputRates(rate, rate_ci, None, None, UNCOUNTED)
+    if not tokens.any() and np.nansum(rows.output_tokens[rows.has_status("ok")]) > 0:
+        return OutputRates(rate, rate_ci, None, None, TOO_SHORT)
     tokens_per_s = float(tokens.sum()) / window.length_s if window.length_s > 0 else 0.0
     tokens_ci = rate_interval(tokens, window.length_s / RATE_BATCHES)
     return OutputRates(rate, rate_ci, tokens_per_s, tokens_ci)

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import Slo, verdict_word
 from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.experiments.check import ALPHAS, LOOKS, decided
@@ -35,8 +35,8 @@ def checked(name: str, load: float, slo: Slo, requests: int, seed: int) -> tuple
     for look, alpha in zip(LOOKS, ALPHAS, strict=False):
         if decided(_judged(_known(sent, look * sent.duration_s), slo, alpha)):
             seen = _cut(sent, look * sent.duration_s)  # these are drained
-            return verdict_word(_judged(seen, slo, None)["slo_met"]), look
-    return verdict_word(_judged(sent, slo, ALPHAS[-1])["slo_met"]), 1.0
+            return verdict_word(_judged(seen, slo, None).slo_met), look
+    return verdict_word(_judged(sent, slo, ALPHAS[-1]).slo_met), 1.0
 
 
 def _known(sent: Sent, now_s: float) -> Sent:
@@ -51,7 +51,7 @@ def _cut(sent: Sent, end_s: float) -> Sent:
     return replace(sent, duration_s=end_s, arrival_s=arrival, ttft_s=ttft, e2e_s=e2e)
 
 
-def _judged(sent: Sent, slo: Slo, alpha: float | None) -> dict[str, Any]:
+def _judged(sent: Sent, slo: Slo, alpha: float | None) -> Stage:
     table, (meta, *_) = table_of([sent])
     return analyse_stage(table, meta if alpha is None else {**meta, "alpha": alpha}, [slo])
 

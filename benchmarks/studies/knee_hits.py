@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 from functools import cache
-from typing import Any
 
 import numpy as np
 
 from ampacity.analysis.capacity.knee import DIVERGENCE_FACTOR, find_knee
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.stage.analyse import analyse_stage, read_records
 from benchmarks.servers import ORIGIN_NS, SERVERS, stage_of, table_of, truth_at
 
@@ -46,7 +46,7 @@ def _ratio(name: str, load: float, tail: float) -> float:
 
 def sweep(
     name: str, rng: np.random.Generator, longer: float = 1.0
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[list[Stage], list[Stage]]:
     """Return stages up to saturation, and three beyond it, each ``longer`` times as long."""
     server, n = SERVERS[name](), int(rng.integers(6, 11))
     within = np.linspace(rng.uniform(0.1, 0.3), rng.uniform(0.95, 1.1), n)

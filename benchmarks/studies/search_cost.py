@@ -36,6 +36,9 @@ from ampacity.analysis.capacity.levels import open_levels
 from ampacity.analysis.capacity.limit import find_capacity
 from ampacity.analysis.capacity.next_load import Goal, cut_short
 from ampacity.analysis.capacity.pooled import Estimate, estimate
+from ampacity.analysis.contract.figures import Percentiles
+from ampacity.analysis.contract.part import with_nulls
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.percentiles import percentiles
 from ampacity.analysis.slo import Slo, parse_slo
@@ -58,15 +61,26 @@ BRACKET_REACH = 0.3  # of the limit: loads further from it are always met or bro
 
 
 QUEUE = SERVERS["mm1"]()
-Found = tuple[Estimate | None, int, bool, list[dict[str, Any]]]
+Found = tuple[Estimate | None, int, bool, list[Stage]]
 
 
 WORKLOAD = load_workload("chat-short")  # whose lengths nobody looks at
 
 
+LATENCIES = (
+    *("ttft_s", "ttft_from_schedule_s", "first_answer_s", "itl_s", "icl_s", "tpot_s"),
+    *("e2e_s", "e2e_from_schedule_s"),
+)
+
+
 def only_ttft(cohort: Cohort) -> dict[str, Any]:
     """Return the parts of a stage that the SLO and the choice of loads read."""
-    return {"ttft_from_schedule_s": percentiles(cohort.ttft(from_schedule=True))}
+    unread = with_nulls(Percentiles, n=0, infinite=0, censored=0)
+    read = percentiles(cohort.ttft(from_schedule=True))
+    return {
+        **{name: read if name == "ttft_from_schedule_s" else unread for name in LATENCIES},
+        "curves": {},
+    }
 
 
 class ServerRig:
@@ -87,7 +101,7 @@ class ServerRig:
             max_requests=None,
             max_tokens=None,
         )
-        self.stages: list[dict[str, Any]] = []
+        self.stages: list[Stage] = []
         self.ended: tuple[str, str] | None = None
         self.lengths: str | None = None
         # of lone requests
@@ -116,7 +130,7 @@ class ServerRig:
 
     async def open_stage(
         self, rate_rps: float, duration_s: float | None = None, watch: Watch | None = None
-    ) -> dict[str, Any] | None:
+    ) -> Stage | None:
         length_s = duration_s or self.stage_s(rate_rps)
         sent = stage_of(
             self._server,
@@ -138,7 +152,7 @@ class ServerRig:
         self.stages.append(self._judge(sent, math.inf))
         return self.stages[-1]
 
-    def _judge(self, sent: Sent, now_s: float) -> dict[str, Any]:
+    def _judge(self, sent: Sent, now_s: float) -> Stage:
         table, (meta,) = table_of([sent])
         meta["index"] = len(self.stages)
         index = pa.array(np.full(len(table), meta["index"])).cast(table.schema.field("stage").type)
@@ -233,7 +247,7 @@ def search_engine(
         settings = replace(settings, seed=seed, out=Path(folder) / "run")
         asyncio.run(predict(settings, config, [], Progress(quiet=True), drive, "search"))
     rig = found[0]
-    sent = sum(s["requests"] + s["window"]["warmup_requests"] for s in rig.stages)
+    sent = sum(s.requests + s.window.warmup_requests for s in rig.stages)
     found_now = estimate(open_levels(rig.stages), [slo])
     reached = found_now is not None and found_now.relative_error <= precision
     return found_now, sent, reached, rig.stages
@@ -284,9 +298,9 @@ def engine_truth(
     return found.capacity_rps, found.c_max
 
 
-def told(stages: list[dict[str, Any]], slo: Slo, precision: float) -> list[float | None]:
+def told(stages: list[Stage], slo: Slo, precision: float) -> list[float | None]:
     """Return estimated over actual requests after each stage; None: too early to say."""
-    sent = np.cumsum([s["requests"] + s["window"]["warmup_requests"] for s in stages])
+    sent = np.cumsum([s.requests + s.window.warmup_requests for s in stages])
     said = []
     for k in range(1, len(stages)):
         if estimate(open_levels(stages[:k]), [slo]) is not None:
@@ -369,9 +383,7 @@ def grid(slo: Slo, seeds: int) -> None:
         )
 
 
-def _grid_stages(
-    server: Server, slo: Slo, seed: int, loads: Any, requests: int
-) -> list[dict[str, Any]]:
+def _grid_stages(server: Server, slo: Slo, seed: int, loads: Any, requests: int) -> list[Stage]:
     rig = ServerRig(server, slo, seed)
     for rate in np.asarray(loads) * server.most_rps:
         asyncio.run(rig.open_stage(float(rate), requests / float(rate)))

@@ -25,6 +25,7 @@ import numpy as np
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
 from ampacity.analysis.capacity.levels import open_levels, surely_violated
 from ampacity.analysis.capacity.limit import find_capacity
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import Slo
 from ampacity.experiments.sweep import MAX_DURATION_S, STAGE_SHARE, sweep
 from benchmarks.servers import SERVERS, Floats, limit_at, truth_at
@@ -52,7 +53,7 @@ def one_sweep(name: str, slo: Slo, duration_s: float | None, seed: int) -> Serve
     return rig
 
 
-def row_of(stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, float]:
+def row_of(stages: list[Stage], slos: list[Slo]) -> dict[str, float]:
     """Return the figures that a user reads, nan where there is none."""
     c, g = find_capacity(stages, slos), peak_goodput(stages, slos)
     none, violated = (None, None), surely_violated(open_levels(stages))

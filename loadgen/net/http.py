@@ -297,7 +297,9 @@ class Client:
         except OSError as error:  # ssl.SSLError is one
             if error.errno in OWN_SHORTAGE:
                 self.shortages += 1
-            exchange.fail("connect_error", _why(error), time.monotonic_ns())
+            proxy = self._proxy
+            through = f"through the proxy {proxy.host}:{proxy.port}: " if proxy else ""
+            exchange.fail("connect_error", through + _why(error), time.monotonic_ns())
             error.__traceback__ = None  # holds the frame that holds it
             return
         finally:

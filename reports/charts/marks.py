@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampacity.analysis.contract.stage import Stage
-from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
+from ampacity.analysis.contract.summary import SloLimit, Summary
 from ampacity.analysis.stage.throughput import REQUESTS_MIN, steady_state
 from ampacity.reports.charts.palette import light
 
@@ -340,5 +340,5 @@ def stage_state(stage: Stage, summary: Summary) -> str:
         few = stage.requests < REQUESTS_MIN or ended < FILLS * (stage.concurrency or 0.0)
     if few or stage.stable is None or stage.ended_early:
         return "short"
-    steady, _ = steady_state(to_json(stage))
+    steady, _ = steady_state(stage)
     return {"no": "growing", "not shown": "unsettled"}.get(steady, "steady")

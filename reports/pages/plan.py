@@ -7,8 +7,6 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from msgspec import structs
-
 from ampacity.analysis.capacity.fleet import instances_text
 from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.summary import Summary, Warned
@@ -37,16 +35,21 @@ COSTS = {
 
 def headline(plan: Plan) -> str:
     """Return the answer: instances, GPUs and the cost of a year, each with its range."""
-    text = f"{instances_text(structs.asdict(plan))}, {counted(plan.gpus, 'GPU')}"
+    text = f"{instances_text(plan.instances, plan.instances_ci)}, {counted(plan.gpus, 'GPU')}"
     return f"{text} for {plan.peak_rps:.4g} requests/s{year_text(plan)}"
 
 
 def rate_text(
-    rate_rps: float, ends: Sequence[float | None] | None, verified_rps: float | None
+    rate_rps: float,
+    ends: Sequence[float | None] | None,
+    verified_rps: float | None = None,
+    unit: str = " req/s",
 ) -> str:
     """Return a capacity with its interval; where that is wide, what is verified comes first."""
-    between = interval(ends)
-    text = f"{significant(rate_rps)} req/s" + (f" ({between})" if between else "")
+    text, between = f"{significant(rate_rps)}{unit}", interval(ends)
+    if ends and tuple(ends) == (rate_rps, None):
+        return f"at least {text}"
+    text += f" ({between})" if between else ""
     if verified_rps and verified_rps < rate_rps and is_wide(rate_rps, ends):
         return f"{significant(verified_rps)} req/s verified, an estimated {text},"
     return text
@@ -133,6 +136,10 @@ def plan_screen(plan: Plan, summary: Summary) -> Screen:
         Entry("SIZED", sized),
         Entry("SPARE", _spare(plan)),
     ]
+    if pools := plan.pools:
+        ratio = f"{pools.prefill_instances}:{pools.decode_instances} instances"
+        why = "if prefill is apart from decoding; estimated from this run"
+        answers.append(Entry("P:D", ratio, why))
     if plan.predicted:
         answers.append(Entry("PREDICTED", "nothing was measured", state="unsure"))
     hosted = [next(iter(hosted_lines(h, plan))).strip() for h in plan.hosted[:HOSTED_SHOWN]]
@@ -141,14 +148,14 @@ def plan_screen(plan: Plan, summary: Summary) -> Screen:
         answers,
         _table(sensitivity_rows(plan.sensitivity)),
         drawn=[Entry("HOSTED", x.partition(", ")[0], x.rpartition("; ")[2]) for x in hosted],
-        notes=[note for w in plan.warnings if (note := NOTES.get(w.code, w.text))],
+        notes=_notes(plan.warnings),
         next_command=None if following.startswith("ampacity plan") else following,
     )
 
 
 def tiers_screen(tiers: TierPlan) -> Screen:
     """Return the screen of a plan of tiers: the whole fleet, and each tier."""
-    text = f"{instances_text(structs.asdict(tiers))}, {counted(tiers.gpus, 'GPU')}"
+    text = f"{instances_text(tiers.instances, tiers.instances_ci)}, {counted(tiers.gpus, 'GPU')}"
     answers = [Entry("FLEET", f"{text} for {tiers.peak_rps:.4g} requests/s", tiers.mode, "good")]
     if year := year_text(tiers).removeprefix("; "):
         answers.append(Entry("COST", year))
@@ -159,9 +166,13 @@ def tiers_screen(tiers: TierPlan) -> Screen:
         plan, each = tier.plan, significant(tier.plan.capacity_rps)
         figures = [f"{plan.instances:,}", f"{plan.gpus:,}", each, f"{plan.peak_rps:.4g}"]
         rows.append([tier.name, tier.gpu, *figures])
-    held = [*(tier.plan.warnings for tier in tiers.tiers), tiers.warnings]
-    warned = [w.text for warnings in held for w in warnings]
-    return Screen(answers, _table(rows), notes=list(dict.fromkeys(warned)))
+    warned = [*(w for tier in tiers.tiers for w in tier.plan.warnings), *tiers.warnings]
+    return Screen(answers, _table(rows), notes=_notes(warned))
+
+
+def _notes(warnings: Sequence[Warned]) -> list[str]:
+    """Return each warning in short, once."""
+    return list(dict.fromkeys(filter(None, (NOTES.get(w.code, w.text) for w in warnings))))
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Table:
@@ -177,7 +188,9 @@ def _cost_aside(plan: Plan) -> str:
 
 def tiers_text(tiers: TierPlan) -> str:
     """Return the plan of tiers: the whole, then each."""
-    whole = f"{instances_text(structs.asdict(tiers))}, {counted(tiers.gpus, 'GPU')} for "
+    whole = (
+        f"{instances_text(tiers.instances, tiers.instances_ci)}, {counted(tiers.gpus, 'GPU')} for "
+    )
     whole += f"{tiers.peak_rps:.4g} requests/s ({tiers.mode}){year_text(tiers)}"
     if tiers.cost_per_thousand_requests is not None:
         whole += f", {usd(tiers.cost_per_thousand_requests)} for 1,000 requests"

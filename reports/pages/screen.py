@@ -57,6 +57,7 @@ NOTES = {
     "inputs_off": "Prompts were not as long as planned: check --tokenizer.",
     "lengths_off": "Answers were not as long as planned: fix lengths or ignore end-of-sequence.",
     "cut_short": "Some answers may have been cut short by something on the way.",
+    "unseen": "Some answers hold no visible token: plan longer ones, or switch reasoning off.",
     "not_streamed": "The endpoint does not stream token by token: TTFT and ITL mean little.",
     "diagnosis": "The endpoint streams oddly: see ampacity doctor.",
     "speculation": "Several tokens come at once (speculative decoding): ITL is per chunk.",
@@ -122,8 +123,8 @@ def _notes(summary: Summary) -> list[str]:
     client = []
     if any(w.code == "client_limited" for w in summary.warnings):
         held = [s for s in summary.stages if s.index not in summary.audit.repeated_stages]
-        late = [to_json(s) for s in held if s.client_limited or s.client_limited_metrics]
-        client = [client_relief(to_json(summary.audit), late)]
+        late = [s for s in held if s.client_limited or s.client_limited_metrics]
+        client = [client_relief(summary.audit, late)]
     short = (NOTES.get(w.code, w.text) for w in summary.warnings)
     return [*_counts(summary), *client, *filter(None, short)]
 
@@ -158,7 +159,8 @@ def _answers(summary: Summary) -> list[Entry]:
         found.append(Entry("LENGTHS", ", ".join(curves)))
     if fleet.instances is not None:
         cost = fleet.cost_per_million_output_tokens
-        asides = [f"{instances_text(to_json(fleet))}, safety {exact(fleet.safety_factor)}"]
+        sized = instances_text(fleet.instances, fleet.instances_ci)
+        asides = [f"{sized}, safety {exact(fleet.safety_factor)}"]
         asides += [f"{usd(cost)} per million output tokens {AT_FULL_LOAD}"] if cost else []
         text = f"{counted(fleet.gpus, 'GPU')} for {count(fleet.peak_rps)} req/s"
         found.append(Entry("FLEET", text, ", ".join(asides)))
@@ -240,8 +242,7 @@ def judged_table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
         rows.figure("failed", "", lambda s: failures(s.errors), count, 1)
     if any(s.accepted.requests is not None for s in stages):
         rows.figure("accepted/s", "", lambda s: s.accepted.rps, significant, 2, "")
-    if not summary.slos:
-        rows.figure("tokens/s", "", lambda s: s.output_tokens_per_s, significant, 7, "")
+    rows.figure("tokens/s", "", lambda s: s.output_tokens_per_s, significant, 7, "")
     last = Column("SLO" if summary.slos else "state", "", text=True)
     rows.column(last, lambda _, s: _words(summary, s))
     return rows.done()

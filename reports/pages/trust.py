@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ampacity.analysis.contract.summary import Summary, to_json
+from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.next_run import again, relieved
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.durations import duration_text, rounded_up
@@ -52,7 +52,7 @@ def by_severity(summary: Summary, meta: Mapping[str, Any]) -> list[Shown]:
 
 def steady(summary: Summary) -> Finding:
     """Return in how many stages the requests in flight were shown not to grow."""
-    states = [(s.name, steady_state(to_json(s))[0]) for s in by_load(summary.stages)]
+    states = [(s.name, steady_state(s)[0]) for s in by_load(summary.stages)]
     others = [f"{name}: {state}" for name, state in states if state != "yes"]
     value = f"{len(states) - len(others)} of {counted(len(states), 'stage')}"
     note = "; ".join(others) or "requests in flight did not keep growing"

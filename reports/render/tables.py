@@ -8,7 +8,7 @@ from typing import Any
 
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.stage import Server, SloVerdict, Stage
-from ampacity.analysis.contract.summary import Imported, Summary, to_json
+from ampacity.analysis.contract.summary import Imported, Summary
 from ampacity.analysis.slo import verdict_word
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.verdict import outage_verdict
@@ -98,7 +98,7 @@ def _errors(stage: Stage) -> Cell:
 
 
 def _steady(table: Table, stage: Stage) -> Cell:
-    found, why = steady_state(to_json(stage))
+    found, why = steady_state(stage)
     state = {"no": "bad", "not shown": "unsure"}.get(found, "")
     return Cell(DASH if found == "unknown" else found, table.footnote(why) if why else None, state)
 
@@ -111,7 +111,7 @@ def _slo(table: Table, stage: Stage, judged: bool) -> Cell:
         return Cell(DASH, table.footnote(stage.slo_met_reason or "no SLO was given (--slo)"))
     met, note, state = stage.slo_met, None, {True: "good", False: "bad", None: "unsure"}
     if stage.outage:
-        note = outage_verdict(to_json(stage))
+        note = outage_verdict(stage)
     elif met is None:
         met = stage.slo_met_by_all
         side = "above" if met else "below"

@@ -17,7 +17,7 @@ from ampacity.analysis.timeline import timeline_of
 from ampacity.experiments.sweep import next_rate
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.reports.charts.timeline import timeline_chart
-from tests.support.contract import summarise
+from tests.support.contract import on_stages, summarise
 from tests.support.synthetic import Stage, at_ns, make_run, request
 
 Limiter = Callable[[float, float], bool]  # (time in s, cost) -> whether it is let through
@@ -173,8 +173,8 @@ def test_a_quota_above_the_hardwares_limit_takes_nothing_from_it(tmp_path: Path)
 def test_no_higher_load_is_tried(tmp_path: Path) -> None:
     stages = two_stages(tmp_path, slow=False)["stages"]
     assert stages[1]["errors"]["rate_limited"] > 0
-    assert next_rate(stages[:1]) == 8.0
-    assert next_rate(stages) is None
-    end = next_step(stages, Goal(tuple(parse_slos(["ttft_p95=1s"])), 0.05))
+    assert on_stages(next_rate)(stages[:1]) == 8.0
+    assert on_stages(next_rate)(stages) is None
+    end = on_stages(next_step)(stages, Goal(tuple(parse_slos(["ttft_p95=1s"])), 0.05))
     assert isinstance(end, Finished)
     assert "are refused with 429: a quota, not the hardware" in end.why

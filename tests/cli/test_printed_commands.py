@@ -70,7 +70,8 @@ def test_the_steps_of_size(given: str, tmp_path: Path, command: Command, capsys:
     values = ttfts(1)
     arm(tmp_path / "run", [stage(values), stage(3 * values)], ["ttft_p95=200ms"])
     shape = "--params 8e9 --layers 32 --kv-heads 8 --head-dim 128" if given else ""
-    command("size", tmp_path / "run", given, shape, "--json")
+    no_fleet = 2 if "--peak-rps" in given else 0
+    command("size", tmp_path / "run", given, shape, "--json", status=no_fleet)
     steps = json.loads(capsys.readouterr().out)["candidates"][0]["steps"]
     printed = [part for s in steps if s.get("command") for part in s["command"].split("; ")]
     assert len(printed) >= 3

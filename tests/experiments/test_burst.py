@@ -261,7 +261,7 @@ def test_requests_pile_up_in_flight_without_a_queue(tmp_path: Path) -> None:
     command = "ampacity burst http://h/v1 --base-rps 5 --burst-duration 10s --slo ttft_p99=2s"
     meta = {"command_line": command.split()}
     sweep = "ampacity sweep http://h/v1 --slo ttft_p99=2s"
-    assert next_command(summary | {"partial": None}, meta, "run") == sweep
+    assert next_command(read_summary(summary | {"partial": None}), meta, "run") == sweep
     page = render_report(read_summary(summary), meta)
     assert "Run a sweep to see what limits it:</p>" in page
     assert f'id="sweep-command">{sweep}<' in page

@@ -12,6 +12,7 @@ from ampacity.experiments.stages.rig import _all_failed
 from ampacity.live_panel import live_line
 from ampacity.loadgen.plan import Live, LiveTimes
 from ampacity.progress import stage_line
+from tests.support.contract import on_stages
 from tests.support.synthetic import request
 
 
@@ -47,6 +48,9 @@ def test_the_live_line_says_what_is_sent_now_beside_the_mean() -> None:
     assert live_line(live(0), (20.0, 90, 70), (10.0, 60, 60)).startswith(
         "stage 3: 6 req/s on average, 3.0 sent/s, 1.0 done/s, 20 in flight, "
     )
+
+
+line_of = on_stages(stage_line)
 
 
 def stage(
@@ -87,7 +91,7 @@ def stage(
     ],
 )
 def test_the_line_of_a_stage_says_why_its_slo_is_inconclusive(cause: str, said: str) -> None:
-    line = stage_line(stage([("met", None), ("inconclusive", cause)]))
+    line = line_of(stage([("met", None), ("inconclusive", cause)]))
     assert line == (
         f"stage 0: 6 req/s, 70 requests, TTFT p50 100 ms p99 –, ITL p99 –, 0 errors, SLO "
         f"inconclusive ({said})"
@@ -95,17 +99,17 @@ def test_the_line_of_a_stage_says_why_its_slo_is_inconclusive(cause: str, said: 
 
 
 def test_the_line_of_a_stage_without_a_finding() -> None:
-    assert stage_line(stage([("met", None)], client_limited=True)).endswith(
+    assert line_of(stage([("met", None)], client_limited=True)).endswith(
         ", CLIENT LIMITED, no finding"
     )
-    assert stage_line(stage([])).endswith(", no SLO")
-    assert stage_line(stage([("met", None)], met=True)).endswith(", SLO met")
+    assert line_of(stage([])).endswith(", no SLO")
+    assert line_of(stage([("met", None)], met=True)).endswith(", SLO met")
 
 
 def test_the_line_of_a_burst_holds_no_verdict_of_one_load() -> None:
     whole = stage([("inconclusive", "too few requests")])
-    assert "inconclusive" in stage_line(whole)
-    assert stage_line(whole, burst=True).endswith("ITL p99 –, 0 errors")
+    assert "inconclusive" in line_of(whole)
+    assert line_of(whole, burst=True).endswith("ITL p99 –, 0 errors")
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ from ampacity.analysis.capacity.next_load import (
 from ampacity.analysis.capacity.pooled import Estimate, _binding, estimate
 from ampacity.analysis.capacity.posterior import Posterior
 from ampacity.analysis.capacity.search import shortfall
+from ampacity.analysis.contract.capacity import Search as SearchFound
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import Slo, parse_slos
 from ampacity.cli.measure.search import make_search
 from ampacity.config import make_settings
@@ -44,11 +46,25 @@ from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import load_workload
+from tests.support.contract import on_stages, struct_of
 from tests.support.fault_server import FaultServer
 from tests.support.stage_driving import Made, request_bytes, schedule_at
 from tests.support.synthetic import ORIGIN_NS, request, run_meta
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
+
+level_of, open_levels, find_capacity, cut_short, is_decided, next_step, so_far = (
+    on_stages(f)
+    for f in (
+        level_of,
+        open_levels,
+        find_capacity,
+        cut_short,
+        is_decided,
+        next_step,
+        so_far,
+    )
+)
 
 SLOS = parse_slos(["ttft_p95=1s"])
 GOAL = Goal(tuple(SLOS), 0.05, 1.0)
@@ -430,7 +446,7 @@ def test_what_is_lacking_is_said_with_its_reason() -> None:
         "more_requests": 12345,
         "requests": 20000,
     }
-    assert shortfall(lacking, "One instance carries 9.8.") == (
+    assert shortfall(struct_of(SearchFound, lacking), "One instance carries 9.8.") == (
         "The precision asked for, 5 %, was not reached: 60 stages are enough; about 32,000 "
         "requests in all would reach it."
     )
@@ -438,11 +454,11 @@ def test_what_is_lacking_is_said_with_its_reason() -> None:
         "reason": "the client could not keep up with 80 requests/s",
         "more_requests": None,
     }
-    assert shortfall(slow, "No finding.") == (
+    assert shortfall(struct_of(SearchFound, slow), "No finding.") == (
         "The precision asked for, 5 %, was not reached: the client could not keep up with 80 "
         "requests/s."
     )
-    assert shortfall(lacking | {"reached": True}, "") is None
+    assert shortfall(struct_of(SearchFound, lacking | {"reached": True}), "") is None
 
 
 def test_what_a_search_takes_is_said_once_the_interval_is_twice_the_precision() -> None:
@@ -463,9 +479,8 @@ def test_what_a_search_takes_is_said_once_the_interval_is_twice_the_precision() 
     precision = found.relative_error / 2.5
     early = cut_short(stages, Goal(tuple(SLOS), precision), "no time left")
     assert early.more_requests is None
-    assert shortfall(
-        {"reached": False, "precision": 0.01, "reason": early.why, "more_requests": None}, ""
-    ) == (
+    asked = {"reached": False, "precision": 0.01, "reason": early.why, "more_requests": None}
+    assert shortfall(struct_of(SearchFound, asked), "") == (
         "The precision asked for, 1 %, was not reached: no time left; it is too early to say how "
         "many requests it takes."
     )
@@ -569,14 +584,14 @@ def test_a_stage_is_judged_on_its_way_by_what_must_have_ended(
         if free < 30:
             ended.append(request(i, t, ttft_s=free - t))
     judged = _judged_on_its_way(tmp_path, 30.0, times, ended)
-    assert judged["stable"] is stable
+    assert judged.stable is stable
     if stable:
-        assert judged["slo_verdicts"][0]["attainment"] == 1.0
-        assert judged["requests"] == pytest.approx(300, abs=15)
+        assert judged.slo_verdicts[0].attainment == 1.0
+        assert judged.requests == pytest.approx(300, abs=15)
     # 75 have ended, at 0.4 s to 30 s; the one due at t waited 3 t + 0.4 s: those due by 0.2 s were
     # in time
     else:
-        assert judged["slo_verdicts"][0]["attainment"] == pytest.approx(3 / 75)
+        assert judged.slo_verdicts[0].attainment == pytest.approx(3 / 75)
         assert "no steady state" in str(is_decided([], judged, GOAL))
 
 
@@ -594,9 +609,9 @@ def test_a_long_answer_in_flight_is_no_miss_of_the_first_token(
     judged = _judged_on_its_way(tmp_path, 30.0, times, ended)
     assert is_decided([], judged, GOAL) is None
     if judged_requests is None:
-        assert judged["slo_verdicts"] == []
+        assert judged.slo_verdicts == []
     else:
-        assert (judged["requests"], judged["slo_verdicts"][0]["attainment"]) == (
+        assert (judged.requests, judged.slo_verdicts[0].attainment) == (
             judged_requests,
             1.0,
         )
@@ -617,7 +632,7 @@ class ScriptedRig:
             workload=load_workload("chat-short"),
         )
         self.expect = lambda *_, **__: None
-        self.stages: list[dict[str, Any]] = []
+        self.stages: list[Stage] = []
         self.ended: tuple[str, str] | None = None
         self.typical_e2e_s = 0.1
         self.noted: dict[str, Any] = {}
@@ -633,13 +648,14 @@ class ScriptedRig:
     ) -> dict[str, Any]:
         n = round(rate_rps * (duration_s or 30.0))
         share = true_share(rate_rps, self.x_star)
-        judged = stage(rate_rps, share, n=n, effective=max(n // 3, 1), index=len(self.stages))
+        made = stage(rate_rps, share, n=n, effective=max(n // 3, 1), index=len(self.stages))
+        judged = struct_of(Stage, made)
         self.stages.append(judged)
         return judged
 
-    async def closed_stage(self, concurrency: int) -> dict[str, Any]:
+    async def closed_stage(self, concurrency: int) -> Stage:
         self.closed.append(concurrency)
-        return {"window": {"end_s": 30.0}}
+        return struct_of(Stage, {"window": {"end_s": 30.0}})
 
 
 def test_repeats_are_both_ends_in_random_order_and_the_closed_view_is_around_c_max() -> None:
@@ -661,7 +677,7 @@ def test_the_closed_loops_of_a_search_end_with_its_time() -> None:
     """
     alone = ScriptedRig()
     asyncio.run(Search(SearchPlan(0.3)).run(alone))
-    limit_s = sum(s["window"]["end_s"] for s in alone.stages) + 70
+    limit_s = sum(s.window.end_s for s in alone.stages) + 70
     for ramp_s, loops in ((0.0, 2), (12.0, 1)):
         rig = ScriptedRig()
         rig.settings = make_settings({"url": "http://127.0.0.1:9/v1", "slo": ["ttft_p95=1s"]})
@@ -681,7 +697,7 @@ def test_the_closed_loops_of_a_search_have_the_ramp() -> None:
             ramps.append(("open", self.settings.ramp_s))
             return await super().open_stage(*arguments, **named)
 
-        async def closed_stage(self, concurrency: int) -> dict[str, Any]:
+        async def closed_stage(self, concurrency: int) -> Stage:
             ramps.append(("closed", self.settings.ramp_s))
             return await super().closed_stage(concurrency)
 
@@ -708,7 +724,7 @@ def test_little_time_is_not_spent_on_the_first_stage() -> None:
         "a quarter of the time left, so the answer may be coarse or none: from --max-duration 4m "
         "on the first has them all"
     )
-    assert [(s["offered_rps"], s["requests"]) for s in rig.stages] == [
+    assert [(s.offered_rps, s.requests) for s in rig.stages] == [
         (1, 30),
         (2, 45),
         (4, 80),
@@ -718,7 +734,7 @@ def test_little_time_is_not_spent_on_the_first_stage() -> None:
     found = estimated(rig.stages)
     low, high = found.capacity_rps_ci
     assert low < 10 < high  # the law's own limit
-    assert sum(s["window"]["end_s"] for s in rig.stages) <= 121
+    assert sum(s.window.end_s for s in rig.stages) <= 121
 
 
 def test_time_for_not_one_stage_is_refused_before_anything_is_sent() -> None:
@@ -733,7 +749,7 @@ def test_time_for_not_one_stage_is_refused_before_anything_is_sent() -> None:
         asyncio.run(Search(SearchPlan(0.05, max_duration_s=9.0)).run(rig))
     assert not rig.stages
     asyncio.run(Search(SearchPlan(0.05, max_duration_s=15.0)).run(rig))
-    assert [s["offered_rps"] for s in rig.stages] == [1]
+    assert [s.offered_rps for s in rig.stages] == [1]
     ended = rig.noted["search"]["ended"]
     assert re.match(
         r"5 s are left of --max-duration 15s, and a stage at 2 req/s takes \d+s at least", ended
@@ -747,7 +763,7 @@ def test_time_for_no_ten_requests_ends_it() -> None:
     rig = ScriptedRig(x_star=0.01)
     rig.typical_e2e_s = 1.0
     asyncio.run(Search(SearchPlan(0.05, max_duration_s=60.0)).run(rig))
-    assert [(s["offered_rps"], s["requests"]) for s in rig.stages] == [(1, 15), (0.5, 10)]
+    assert [(s.offered_rps, s.requests) for s in rig.stages] == [(1, 15), (0.5, 10)]
     assert re.match(
         r"25 s are left .* a stage at 0.25 req/s takes 40s at least \(10 req",
         rig.noted["search"]["ended"],
@@ -785,7 +801,7 @@ def test_the_time_that_was_allowed_ends_it_with_what_is_lacking() -> None:
     )
     assert line is not None
     assert float(line[1]) == pytest.approx(10.0, rel=0.1)  # the law's own limit
-    took = sum(s["requests"] for s in whole.stages)
+    took = sum(s.requests for s in whole.stages)
     assert took / 2 < int(line[2].replace(",", "")) < 2 * took
-    assert took / 2 < sum(s["requests"] for s in rig.stages) + noted["more_requests"] < 2 * took
-    assert sum(s["window"]["end_s"] for s in rig.stages) <= 1501
+    assert took / 2 < sum(s.requests for s in rig.stages) + noted["more_requests"] < 2 * took
+    assert sum(s.window.end_s for s in rig.stages) <= 1501

@@ -20,6 +20,9 @@ from ampacity.values import ConfigError, parse_duration
 from benchmarks.servers import SERVERS
 from benchmarks.studies.search_cost import QUEUE, ServerRig, put_at
 from tests.support.args import args_of
+from tests.support.contract import on_stages
+
+next_rate, find_capacity = on_stages(next_rate), on_stages(find_capacity)
 
 
 def stage(
@@ -239,7 +242,7 @@ def test_a_sweep_gives_what_is_left_to_loads_near_the_limit() -> None:
     for seed in range(8):
         rig = ServerRig(QUEUE, slo, seed, 60.0)
         asyncio.run(sweep(rig))
-        near = sum(abs(math.log(s["offered_rps"] / truth)) < 0.4 for s in rig.stages)
+        near = sum(abs(math.log(s.offered_rps / truth)) < 0.4 for s in rig.stages)
         assert near >= 2
         found = find_capacity(rig.stages, [slo])
         assert found.crossing == "pooled"
@@ -269,12 +272,12 @@ def test_a_sweep_that_begins_too_high_goes_down_and_ends_with_an_answer(
 ) -> None:
     """Issue 18 D: the first stage is offered three times what the server can do, or 20 times."""
     rig = swept(600.0, server, start_rps=times * most_rps)
-    assert rig.stages[0]["stable"] is False
+    assert rig.stages[0].stable is False
     # half of what was answered, not of what was offered
-    assert rig.stages[1]["offered_rps"] <= most_rps
+    assert rig.stages[1].offered_rps <= most_rps
     low, high = find_capacity(rig.stages, rig.settings.slos).capacity_rps_ci
     assert low < 0.7 * most_rps < high
-    assert sum(s["window"]["end_s"] for s in rig.stages) <= 600.001
+    assert sum(s.window.end_s for s in rig.stages) <= 600.001
     assert "next_command" not in rig.noted
 
 

@@ -16,8 +16,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.contract.stage import StageClass
-from ampacity.analysis.contract.summary import SloLimit, read_summary
+from ampacity.analysis.contract.summary import SloLimit, Summary, read_summary
 from ampacity.analysis.next_run import again, next_command
 from ampacity.analysis.validate import Finding as Assumption
 from ampacity.analysis.validate import Validation
@@ -31,7 +32,7 @@ from tests.experiments.test_burst import burst_run
 from tests.support.args import Command, args_of
 from tests.support.compared_runs import stage as compared
 from tests.support.compared_runs import ttfts
-from tests.support.contract import blank
+from tests.support.contract import blank, struct_of
 from tests.support.sample_summary import ALL, no_slos, open_sweep
 from tests.support.synthetic import make_run, queue_sweep
 
@@ -159,7 +160,7 @@ def test_doctor_and_validate_fit(width: int) -> None:
         },
         Validation,
     )
-    stage = {"index": 0, "achieved_rps": 5.0}
+    stage = struct_of(contract.Stage, {"index": 0, "achieved_rps": 5.0})
     observed: Any = type("Production", (), {"source": "page", "rps": None, "notes": ["a note"]})
     text = shown(validate_screen(Path("run"), found, stage, observed), width)
     check(text, width, "VERDICT   1 assumption violated: itl_p99")
@@ -244,7 +245,7 @@ def test_the_next_command(changed: dict[str, Any], expected: str | None) -> None
     if expected is not None:
         line = [*COMMAND, "--out", "x"]
         meta = {"command_line": line, "workers": 2, "host": {"cpus": 8}}
-        found = next_command(summary, meta, "runs/x")
+        found = next_command(struct_of(Summary, summary), meta, "runs/x")
         assert found is not None
         assert found.startswith("ampacity sweep http://h/v1 --model M ")
         assert found.endswith(expected), found
@@ -272,7 +273,9 @@ def test_a_client_that_was_the_limit_has_a_note_with_the_remedy(
 
 
 def test_after_the_demo_comes_a_sweep_of_ones_own_server() -> None:
-    found = next_command(open_sweep(), {"command_line": ["ampacity", "demo"]}, "runs/x")
+    found = next_command(
+        read_summary(open_sweep()), {"command_line": ["ampacity", "demo"]}, "runs/x"
+    )
     assert found == "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms"
 
 

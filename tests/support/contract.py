@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import msgspec
 
-from ampacity.analysis.contract.part import Part
+from ampacity.analysis.contract.part import Part, plain
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import read_summary, to_json
 from ampacity.analysis.summary import summarise as summary_of
 from ampacity.loadgen.rundir.files import Run
+
+P = TypeVar("P", bound=Part)
+T = TypeVar("T")
 
 
 def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, Any]:
@@ -41,9 +45,46 @@ def _empty(kind: Any) -> Any:
     return (origin or kind)()
 
 
+def struct_of(part: type[P], given: Mapping[str, Any]) -> P:
+    """Return a struct of the contract with these fields, nested ones as far as given."""
+    return msgspec.convert(plain(_filled(part, given)), part)
+
+
+def _filled(kind: Any, value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_filled(kind, item) for item in value]
+    inner = [
+        kind,
+        *typing.get_args(kind),
+        *(a for k in typing.get_args(kind) for a in typing.get_args(k)),
+    ]
+    part = next((k for k in inner if isinstance(k, type) and issubclass(k, Part)), None)
+    if part is None or not isinstance(value, Mapping):
+        return value
+    if typing.get_origin(kind) is dict:
+        return {name: _filled(part, held) for name, held in value.items()}
+    hints = typing.get_type_hints(part)
+    names = {f.encode_name: f.name for f in msgspec.structs.fields(part)}
+    return blank(part) | {k: _filled(hints[names[k]], v) for k, v in value.items()}
+
+
+def on_stages(function: Callable[..., T]) -> Callable[..., T]:
+    """Let a function on stages take them as dicts of the fields that matter."""
+
+    def structs(given: Any) -> Any:
+        if isinstance(given, Mapping):
+            return struct_of(Stage, given)
+        is_listed = isinstance(given, (list, tuple)) and given and isinstance(given[0], Mapping)
+        return [structs(item) for item in given] if is_listed else given
+
+    return lambda *arguments, **named: function(*map(structs, arguments), **named)
+
+
 def lost_in_contract(run: Run) -> list[str]:
     """Return the top-level fields in which the contract changes what the analysis found."""
     with patch("ampacity.analysis.summary.read_summary", side_effect=read_summary) as read:
         after = to_json(summary_of(run))
-    before = json.loads(json.dumps(read.call_args.args[0])) | {"limits": after["limits"]}
+    made = ("verdict", "warnings", "limits", "next_command")  # of the typed summary
+    before = json.loads(json.dumps(read.call_args.args[0])) | {k: after.get(k) for k in made}
+    before = json.loads(json.dumps(plain(before)))
     return [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]

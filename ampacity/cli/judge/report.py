@@ -22,7 +22,7 @@ def report(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Accepted answers, as JSONL or CSV with request_id and accepted. Goodput then "
+            help="Accepted answers (JSONL or CSV: request_id, accepted). Goodput then "
             "counts these only.",
         ),
     ] = None,

@@ -11,6 +11,8 @@ from ampacity.cli import options as o
 from ampacity.cli.output import console, print_part
 
 if TYPE_CHECKING:
+    from ampacity.analysis.contract.stage import Stage
+    from ampacity.analysis.contract.summary import Summary
     from ampacity.analysis.validate import Finding, Production, Validation
     from ampacity.reports.render.terminal import Screen
 
@@ -76,7 +78,6 @@ def validate(
 
     ampacity validate runs/search --production gateway.csv --stage 3
     """
-    from ampacity.analysis.contract.summary import to_json
     from ampacity.analysis.summary import summarise
     from ampacity.analysis.validate import Validation
     from ampacity.analysis.validate import validate as judge
@@ -87,13 +88,13 @@ def validate(
 
     replicas = replicas or len(production)
     loaded = load_run(run)
-    summary = to_json(summarise(loaded))
+    summary = summarise(loaded)
     interval_s = parse_duration(over, "--over") if over else None
     observed = source.production(production, before or [], interval_s)
     chosen = _stage(run, summary, stage, observed.rps and observed.rps / replicas)
     findings = judge(_benchmark(loaded, chosen), observed, replicas)
     result = Validation(
-        stage=chosen["index"],
+        stage=chosen.index,
         production=observed.source,
         violated=[f.name for f in findings if f.verdict == "violated"],
         findings=findings,
@@ -106,38 +107,33 @@ def validate(
     raise typer.Exit(1 if result.violated else 0)
 
 
-def _stage(
-    run: Path, summary: dict[str, Any], number: int | None, rate_rps: float | None
-) -> dict[str, Any]:
+def _stage(run: Path, summary: Summary, number: int | None, rate_rps: float | None) -> Stage:
     """Return stage ``number``, or the one that fits production's rate per instance best."""
     from ampacity.analysis.validate import ValidateError, choose_stage
 
     if number is None:
-        nearest: dict[str, Any]
-        nearest = choose_stage(summary["stages"], summary["capacity"], rate_rps)
-        return nearest
-    stages: list[dict[str, Any]] = summary["stages"]
-    found = [stage for stage in stages if stage["index"] == number]
+        return choose_stage(summary.stages, summary.capacity, rate_rps)
+    found = [stage for stage in summary.stages if stage.index == number]
     if not found:
         raise ValidateError(f"{run} has no stage {number}")
     return found[0]
 
 
-def _benchmark(run: Any, stage: dict[str, Any]) -> Any:
+def _benchmark(run: Any, stage: Stage) -> Any:
     import numpy as np
 
     from ampacity.analysis.metrics.requests import read_requests
     from ampacity.analysis.validate import Benchmark
 
     requests = read_requests(run.requests, 0)
-    requests = requests.take((requests.stage == stage["index"]) & (requests.attempt == 0))
+    requests = requests.take((requests.stage == stage.index) & (requests.attempt == 0))
     answers = requests.take(requests.has_status("ok"))
     sent, received = (v[~np.isnan(v)] for v in (answers.input_tokens, answers.output_tokens))
-    gaps_s = np.diff(requests.scheduled_ns) * 1e-9 if stage["kind"] == "open" else np.empty(0)
+    gaps_s = np.diff(requests.scheduled_ns) * 1e-9 if stage.kind == "open" else np.empty(0)
     return Benchmark(stage, sent, received, gaps_s)
 
 
-def _screen(run: Path, result: Validation, stage: dict[str, Any], observed: Production) -> Screen:
+def _screen(run: Path, result: Validation, stage: Stage, observed: Production) -> Screen:
     """Return how many assumptions are violated, and each of them with its figures."""
     from shlex import join
 
@@ -147,9 +143,7 @@ def _screen(run: Path, result: Validation, stage: dict[str, Any], observed: Prod
     violated, findings = result.violated, result.findings
     what = "assumption" if len(violated) == 1 else "assumptions"
     text = f"{len(violated) or 'no'} {what} violated{': ' * bool(violated)}{', '.join(violated)}"
-    against = (
-        f"{observed.source} against stage {stage['index']} ({stage['achieved_rps']:.3g} req/s)"
-    )
+    against = f"{observed.source} against stage {stage.index} ({stage.achieved_rps:.3g} req/s)"
     answers = [Entry("VERDICT", text, against, "bad" if violated else "good")]
     rows = Rows("", sorted(findings, key=lambda f: list(MARKS).index(f.verdict)))
     states = {"violated": "bad", "met": "good", "inconclusive": "unsure"}

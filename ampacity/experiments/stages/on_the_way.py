@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs
 
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.loadgen.rundir.files import read_streams
@@ -23,7 +25,7 @@ PATIENCE = 0.5  # of the time passed: if requests last longer, percentiles must 
 
 def judge_so_far(
     path: Path, schedule: Schedule, meta: Mapping[str, Any], slos: Sequence[Slo], warmup: int | None
-) -> dict[str, Any] | None:
+) -> Stage | None:
     """Return the stage judged so far, or None if there is nothing to judge yet.
 
     A request in flight has no record, so SLOs are judged by what was due before the oldest of
@@ -39,7 +41,7 @@ def judge_so_far(
     owed = _in_flight(table, schedule, int(meta["index"]), start_ns, now_ns)
     whole = pa.concat_tables([table, pa.Table.from_batches([to_batch(owed)], schema=SCHEMA)])
 
-    def up_to(end_ns: int) -> dict[str, Any]:
+    def up_to(end_ns: int) -> Stage:
         due = whole.filter(pc.less(whole["scheduled_ns"], end_ns))
         so_far = {
             **meta,
@@ -52,10 +54,10 @@ def judge_so_far(
     judged = up_to(now_ns - round(AGE * (now_ns - start_ns)))
     all_ended_ns = min((record.scheduled_ns for record in owed), default=now_ns)
     known = up_to(all_ended_ns)
-    if judged["stable"] is False:
-        return judged | {"slo_verdicts": known["slo_verdicts"]}
+    if judged.stable is False:
+        return structs.replace(judged, slo_verdicts=known.slo_verdicts)
     if now_ns - all_ended_ns > PATIENCE * (now_ns - start_ns):
-        return judged | {"slo_verdicts": []}
+        return structs.replace(judged, slo_verdicts=[])
     return known
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
+from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.next_run import again
 from ampacity.live_panel import Outlook
 from ampacity.loadgen.plan import MOSTLY_FAILED, StagePlan
@@ -24,7 +25,6 @@ from ampacity.workloads.profile import Workload
 from ampacity.workloads.replay import Replayed
 from ampacity.workloads.schedule import Schedule, closed_schedule, open_schedule
 
-Stage = dict[str, Any]  # a judged stage (docs/summary.md)
 Enough = Callable[[Stage], str | None]
 """Return why a stage, judged so far, can end early; None: it must go on."""
 DRAIN_MIN_S = 5.0
@@ -193,7 +193,7 @@ class Rig:
         while judged and not self.ended and self._disturbed(judged) and self.repeats_left > 0:
             self.repeats_left -= 1
             self._progress.repeated()
-            self.tell(f"stage {judged['index']} is repeated: {judged['client_limited_reason']}")
+            self.tell(f"stage {judged.index} is repeated: {judged.client_limited_reason}")
             self._repetitions += 1
             judged = await once()
         return judged
@@ -202,7 +202,7 @@ class Rig:
         """Return whether a repetition may help: the client was limited, but not by the load."""
         audit = self._writer.meta["stages"][-1]["audit"]
         idle = audit["cpu_fraction"] < GROW_CPU_FRACTION and not audit["shortages"]
-        return bool(judged["client_limited"]) and idle and judged["stable"] is not False
+        return bool(judged.client_limited) and idle and judged.stable is not False
 
     async def _run(
         self,
@@ -236,7 +236,7 @@ class Rig:
         if watch and watch.alphas and not outcome.meta["decided_early"]:
             outcome.meta["alpha"] = watch.alphas[-1]
         judged = await self._judge(outcome, plan)
-        if not self.ended and judged["errors"].get("unfinished"):
+        if not self.ended and judged.errors.get("unfinished"):
             await self.player.settle()
         return judged
 
@@ -294,7 +294,7 @@ class Rig:
         diagnosed = {**meta, "diagnosis": self._writer.meta.get("diagnosis")}
         slos, warmup = self.settings.slos, self.settings.warmup_requests
         judged: Stage = analyse_stage(table, diagnosed, slos, warmup)
-        limited = judged["client_limited"] or judged["client_limited_metrics"]
+        limited = judged.client_limited or judged.client_limited_metrics
         if limited and outcome.busiest is not None:
             meta["audit"]["busiest"] = outcome.busiest
             self._writer.write_meta()

@@ -25,8 +25,19 @@ from ampacity.analysis.contract.capacity import Capacity
 from ampacity.analysis.slo import parse_slos
 from ampacity.analysis.stage.goodput import goodput_rps
 from ampacity.experiments.sweep import next_rate
-from tests.support.contract import summarise
+from tests.support.contract import on_stages, summarise
 from tests.support.synthetic import ORIGIN_NS, Stage, make_run, queue_sweep, request
+
+find_capacity, met_by_all, next_rate, peak_goodput, good_share_at = (
+    on_stages(f)
+    for f in (
+        find_capacity,
+        met_by_all,
+        next_rate,
+        peak_goodput,
+        good_share_at,
+    )
+)
 
 SLOS = parse_slos(["ttft_p99=1s"])
 
@@ -420,9 +431,9 @@ def test_cost_of_tokens() -> None:
     assert cost_per_million_output_tokens(2.5, 4, 10_000) == pytest.approx(10 / 36)
     carried = Carried(12.0, (11.0, 13.0), None, 10_000 / 12, None)
     fleet = fleet_of(None, carried, 4, gpu_hour_usd=2.5)
-    assert fleet["cost_per_million_output_tokens"] == pytest.approx(10 / 36)
-    assert "no peak rate" in fleet["reason"]
-    assert fleet_of(Traffic(120.0), carried, safety=0.5)["instances"] is None
+    assert fleet.cost_per_million_output_tokens == pytest.approx(10 / 36)
+    assert "no peak rate" in str(fleet.reason)
+    assert fleet_of(Traffic(120.0), carried, safety=0.5).instances is None
 
 
 def test_queue_depth_of_a_two_second_budget() -> None:

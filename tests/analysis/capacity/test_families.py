@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from ampacity.analysis.change.judged import prepare
+from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.contract.summary import read_summary
 from ampacity.config import make_settings
 from ampacity.experiments.sweep import sweep
@@ -28,7 +29,7 @@ from ampacity.simulator.models.hardware import find_config
 from ampacity.values import ConfigError
 from ampacity.workloads.lengths.parse import Fixed
 from ampacity.workloads.profile import load_workload
-from tests.support.contract import summarise
+from tests.support.contract import struct_of, summarise
 from tests.support.synthetic import Stage, make_run, queue_sweep, request
 
 SLOS = ["ttft_p99=200ms"]
@@ -267,7 +268,9 @@ def test_a_predicted_sweep_at_p99_lengths_is_cut_to_the_context(tmp_path: Path) 
         run = load_run(asyncio.run(predict(settings, engine, ["ampacity"], quiet)))
     assert [meta["lengths"] for meta in run.meta["stages"]] == [None, "p99"]
     (family,) = summarise(run)["families"]
-    assert stage_line(family["stages"][0]).startswith("stage 1, all at p99 lengths: 1 req/s, ")
+    assert stage_line(struct_of(contract.Stage, family["stages"][0])).startswith(
+        "stage 1, all at p99 lengths: 1 req/s, "
+    )
     # 900 at p99; 500 hold it and its answer
     assert (family["input_tokens"], family["output_tokens"]) == (498, 2)
 
@@ -279,7 +282,8 @@ class Recording:
 
     def __init__(self, settings: Any) -> None:
         self.settings, self.lengths, self.typical_e2e_s = settings, None, 1.0
-        self.stages: list[dict[str, Any]] = []
+        self.stages: list[contract.Stage] = []
+        self.tokens: list[Any] = []
         self.ended: tuple[str, str] | None = None
 
     def stage_s(self, rate_rps: float) -> float:
@@ -288,25 +292,28 @@ class Recording:
     def expect(self, *args: Any, **kwargs: Any) -> None:
         """Show no progress."""
 
-    async def open_stage(self, rate_rps: float, duration_s: float, enough: Any) -> dict[str, Any]:
+    async def open_stage(self, rate_rps: float, duration_s: float, enough: Any) -> contract.Stage:
         over = rate_rps > (8 if self.lengths is None else 2)
         self.stages.append(
-            {
-                "index": len(self.stages),
-                "kind": "open",
-                "requests": round(rate_rps * duration_s),
-                "concurrency": 1.0,
-                "offered_rps": rate_rps,
-                "lengths": self.lengths,
-                "stable": not over,
-                "client_limited": False,
-                "slo_verdicts": [],
-                "slo_met": None,
-                "achieved_rps": min(rate_rps, 8.0),
-                "window": {"end_s": duration_s, "warmup_requests": 0},
-                "tokens": self.settings.workload.input_tokens,
-            }
+            struct_of(
+                contract.Stage,
+                {
+                    "index": len(self.stages),
+                    "kind": "open",
+                    "requests": round(rate_rps * duration_s),
+                    "concurrency": 1.0,
+                    "offered_rps": rate_rps,
+                    "lengths": self.lengths,
+                    "stable": not over,
+                    "client_limited": False,
+                    "slo_verdicts": [],
+                    "slo_met": None,
+                    "achieved_rps": min(rate_rps, 8.0),
+                    "window": {"end_s": duration_s, "warmup_requests": 0},
+                },
+            )
         )
+        self.tokens.append(self.settings.workload.input_tokens)
         return self.stages[-1]
 
 
@@ -318,14 +325,12 @@ def test_a_sweep_finds_the_rates_of_each_length_combination_by_itself() -> None:
     alone, rig = Recording(replace(settings, lengths=())), Recording(settings)
     asyncio.run(sweep(alone))
     asyncio.run(sweep(rig))
-    curves = {
-        name: [s for s in rig.stages if s["lengths"] == name] for name in (None, "p50", "p99")
-    }
+    curves = {name: [s for s in rig.stages if s.lengths == name] for name in (None, "p50", "p99")}
     assert curves[None] == alone.stages  # as if there were no others
-    assert {s["tokens"] for s in curves["p50"]} == {Fixed(1020)}
-    assert {s["tokens"] for s in curves["p99"]} == {Fixed(4142)}
-    within = max(s["offered_rps"] for s in curves["p99"] if s["stable"])
-    over = min(s["offered_rps"] for s in curves["p99"] if not s["stable"])
+    tokens = {s.lengths: rig.tokens[s.index] for s in rig.stages}
+    assert (tokens["p50"], tokens["p99"]) == (Fixed(1020), Fixed(4142))
+    within = max(s.offered_rps for s in curves["p99"] if s.stable)
+    over = min(s.offered_rps for s in curves["p99"] if not s.stable)
     assert within <= 2 < over <= 1.5 * within  # its own bracket, not that of the workload
 
 

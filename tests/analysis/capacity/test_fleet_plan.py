@@ -45,7 +45,8 @@ Command = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def plan(ampacity: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> Command:
     """Run ``ampacity plan``: its exit status, stdout and stderr."""
-    return lambda *arguments: (int(ampacity("plan", *arguments) or 0), *capsys.readouterr())
+    full = ("--summary", "full")
+    return lambda *words: (int(ampacity("plan", *words, *full) or 0), *capsys.readouterr())
 
 
 def ten_per_second(path: Path, **facts: Any) -> Run:
@@ -57,14 +58,14 @@ def ten_per_second(path: Path, **facts: Any) -> Run:
 def test_the_interval_is_carried_through_to_instances() -> None:
     plan = fleet_of(Traffic(120.0), carried(), tensor_parallel=4, safety=1.2)
     # 120/10 = 12, x 1.2 = 14.4 -> 15; at 9/s: 14 x 1.2 = 16.8 -> 17; at 12/s: 10 x 1.2 = 12
-    assert (plan["instances_before_safety"], plan["instances"], plan["gpus"]) == (12, 15, 60)
-    assert plan["instances_ci"] == [12, 17]
-    assert plan["one_replica_down"] == 15
-    assert fleet_of(Traffic(120.0), carried(high=None), safety=1.2)["instances_ci"] == [None, 17]
-    assert fleet_of(Traffic(20.0), carried(), safety=1.0)["one_replica_down"] == 3
+    assert (plan.instances_before_safety, plan.instances, plan.gpus) == (12, 15, 60)
+    assert plan.instances_ci == (12, 17)
+    assert plan.one_replica_down == 15
+    assert fleet_of(Traffic(120.0), carried(high=None), safety=1.2).instances_ci == (None, 17)
+    assert fleet_of(Traffic(20.0), carried(), safety=1.0).one_replica_down == 3
     # both intervals: 96/12 = 8 x 1.2 = 9.6 -> 10; 150/9 -> 17 x 1.2 = 20.4 -> 21
     both = fleet_of(Traffic(120.0, peak_rps_ci=(96.0, 150.0)), carried(), safety=1.2)
-    assert both["instances_ci"] == [10, 21]
+    assert both.instances_ci == (10, 21)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_the_interval_is_carried_through_to_instances() -> None:
     ],
 )
 def test_a_fleet_is_said_with_its_range(ends: list[int | None], text: str) -> None:
-    assert instances_text({"instances": 10, "instances_ci": ends}) == text
+    assert instances_text(10, ends) == text
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_safety_follows_variance_and_history(
     assert found[0] == factor
     assert why in found[1]
     assert choose_safety(None)[0] == 1.5
-    assert fleet_of(Traffic(120.0), carried(), safety=1.37)["safety_factor"] == 1.37
+    assert fleet_of(Traffic(120.0), carried(), safety=1.37).safety_factor == 1.37
 
 
 def test_lengths_that_vary_much_need_more_in_reserve() -> None:
@@ -159,7 +160,7 @@ def test_chance_is_not_counted_twice() -> None:
     # chi-squared with 12 degrees of freedom, 1 % point
     assert traffic.peak_rps == pytest.approx(3.571 / 2, abs=1e-3)
     assert traffic.rate_cv == 0.0
-    assert fleet_of(traffic, carried(1.94))["instances"] == 2  # 1 x 1.2
+    assert fleet_of(traffic, carried(1.94)).instances == 2  # 1 x 1.2
     held |= {"p99_rps": {"1s": 9.0, "10s": 3.4, "60s": 1.9}}  # 34 in 10 s: 70 degrees of freedom
     bursty = traffic_of_profile({"measured": {"arrivals": held}})
     assert bursty.peak_rps == pytest.approx(45.442 / 20, abs=1e-4)

@@ -13,6 +13,9 @@ from msgspec.structs import replace
 from ampacity.analysis.capacity.knee import find_knee
 from ampacity.analysis.stats.scalability import corner_of_bounds
 from benchmarks.studies.knee_hits import sweep
+from tests.support.contract import on_stages
+
+find_knee = on_stages(find_knee)
 
 
 def stage(

@@ -33,6 +33,7 @@ from ampacity.progress import Progress
 from ampacity.reports.pages.compare import comparison_markdown, comparison_screen
 from ampacity.simulator.models.hardware import find_config
 from tests.support.compared_runs import RATE, arm, later, quantiles, rows, stage, ttfts
+from tests.support.contract import on_stages
 from tests.support.synthetic import Stage, make_run, request
 
 
@@ -264,7 +265,7 @@ def test_where_no_steady_state_can_be_told_nothing_may_show_overload(
     stable: bool | None, settled: bool, slo_met: bool | None, cut_off: int, steady: bool
 ) -> None:
     made = {"stable": stable, "window": {"settled": settled}, "slo_met": slo_met, "requests": 608}
-    assert carried(made | {"errors": {"unfinished": cut_off}}) is steady
+    assert on_stages(carried)(made | {"errors": {"unfinished": cut_off}}) is steady
 
 
 def test_latencies_are_compared_at_the_highest_load_that_every_run_carries(tmp_path: Path) -> None:
@@ -277,8 +278,8 @@ def test_latencies_are_compared_at_the_highest_load_that_every_run_carries(tmp_p
         return arm(tmp_path / name, [stage(ttfts(1)), high] if both else high, ["ttft_p90=500ms"])
 
     a, b = made("a", ttfts(1, 400), both=True), made("b", np.full(400, 7.96), both=True)
-    over = b.judged.summary["stages"][1]
-    assert (over["stable"], over["slo_met"]) == (None, False)
+    over = b.judged.summary.stages[1]
+    assert (over.stable, over.slo_met) == (None, False)
     result = compare([a, b])
     assert result.level == "20/s"
     assert "slower" not in result.sentence
@@ -461,6 +462,14 @@ def test_a_difference_between_runs_is_not_claimed_as_one_between_systems(tmp_pat
     equal = compare([a, arm(tmp_path / "c", stage(ttfts(1)))])
     assert equal.sentence == "No difference between A and C is shown, latencies at 20/s."
     assert equal.notes == [RUNS_NOT_SYSTEMS]  # "equal" rests on it as well
+    slower = arm(tmp_path / "d", stage(ttfts(1, scale=1.4)))
+    guess = arm(tmp_path / "e", stage(ttfts(1, scale=1.2)), predicted=True)
+    for runs in ([a, slow, slower], [a, guess]):  # three runs; one of them predicted
+        found = compare(runs)
+        assert found.sentence.endswith(
+            "(one run of each: 0.5% of noise from run to run is assumed)."
+        )
+        assert found.notes == [RUNS_NOT_SYSTEMS]
     both = [
         arm(tmp_path / n, stage(ttfts(1, scale=x)), predicted=True)
         for n, x in (("p", 1.0), ("q", 1.2))

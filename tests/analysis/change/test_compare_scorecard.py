@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_a_rate_comes_from_a_stage_that_is_long_enough_to_have_one(tmp_path: Pat
         arm(tmp_path / n, [stage(ttfts(1)), short], ["ttft_p99=1s"], usd=2.0, warmup_requests=0)
         for n in "ab"
     ]
-    assert both[0].judged.summary["stages"][1]["goodput_rps"] == pytest.approx(30)
+    assert both[0].judged.summary.stages[1].goodput_rps == pytest.approx(30)
     assert rows(compare(both))["goodput_rps"].values == pytest.approx([20, 20])
     alone = [
         arm(tmp_path / n, stage(ttfts(1, 99)), ["ttft_p99=1s"], usd=2.0, warmup_requests=0)
@@ -261,7 +262,7 @@ def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) ->
     assert rows(compare([a, b]))["capacity_rps"].verdict == "open"  # 9.9 to 18.2 and 18 to 34 touch
     found = rows(compare([a, b, c]))["capacity_rps"]
     low, high = found.brackets[0]
-    assert [low, high] == a.judged.summary["capacity"]["capacity_rps_ci"]
+    assert (low, high) == a.judged.summary.capacity.capacity_rps_ci
     assert low < 10.5 < 15 < high < 25
     assert found.winner is None
     result = compare([a, c])
@@ -359,9 +360,10 @@ def test_usable_rates_that_touch_have_no_cheaper_one_whatever_the_lengths_by_cha
     """
     made = (("a", 15, 10.0), ("b", 25, 18.0), ("c", 25, 18.0))
     a, b, c = (sweep(tmp_path / name, at, 2.0, first) for name, at, first in made)
-    for arm_, gaps in ((b, 1), (c, 0)):
-        fleet = arm_.judged.summary["fleet"]
-        fleet["output_tokens_mean"] += 0.25 * gaps  # 5 % more: enough to part the brackets
+    held = b.judged.summary
+    longer = held.fleet.output_tokens_mean + 0.25  # 5 % more: enough to part the brackets
+    fleet = structs.replace(held.fleet, output_tokens_mean=longer)
+    b = replace(b, judged=replace(b.judged, summary=structs.replace(held, fleet=fleet)))
     found = rows(compare([a, b]))["usd_per_million_output_tokens"]
     assert (found.winner, found.verdict) == (None, "open")
     cheaper = ComparedRun("D", c.judged, 1, 0.8)  # per request less, whatever the rates are
@@ -425,7 +427,7 @@ def test_tokens_win_where_the_others_are_shown_to_give_no_more_of_them(tmp_path:
     a, c = (sweep(tmp_path / n, at, 2.0) for n, at in (("a", 15), ("c", 100)))
     behind = later(stage(ttfts(1, 400) + np.arange(400) * (1 / 10 - 1 / 20), 20.0), 100.0, 400)
     d = arm(tmp_path / "d", [stage(ttfts(1, 400), 10.0), behind], ["ttft_p90=500ms"], usd=2.0)
-    assert [s["stable"] for s in d.judged.summary["stages"]] == [True, False]
+    assert [s.stable for s in d.judged.summary.stages] == [True, False]
     for other, winner in ((a, None), (d, "C")):
         assert rows(compare([other, c]))["output_tokens_per_s_per_gpu"].winner == winner
 
@@ -442,7 +444,7 @@ def test_runs_without_a_common_load_are_compared_by_what_they_carry(
     a, b = sweep(tmp_path / "a", 15), sweep(tmp_path / "b", 30, first=12.0)
     result = compare([a, b])
     assert result.level is None
-    least = a.judged.summary["capacity"]["capacity_rps_ci"][0]
+    least = a.judged.summary.capacity.capacity_rps_ci[0]
     load = f"{math.floor(100 * least) / 100:g}"
     assert 9.5 < least < 10
     assert result.notes[0].endswith(
@@ -509,7 +511,7 @@ def test_a_warm_up_that_leaves_the_other_run_nothing_makes_no_common_load(tmp_pa
         arm(tmp_path / n, stage(x), ["ttft_p90=1s"])
         for n, x in (("a", slow), ("b", ttfts(2, 130)), ("c", ttfts(3, 600)))
     )
-    assert a.judged.summary["stages"][0]["window"]["warmup_requests"] > 30
+    assert a.judged.summary.stages[0].window.warmup_requests > 30
     result = compare([a, b])
     assert result.level is None
     # A misses nothing for certain and is steady: requests are lacking, not a lower load
@@ -535,12 +537,12 @@ def test_cost_and_gpus_at_the_usable_rate_have_its_bracket(
     cost, gpus, c_max = (
         found[n] for n in ("usd_per_million_output_tokens", "gpus_for_peak", "c_max")
     )
-    low, high = a.judged.summary["capacity"]["capacity_rps_ci"]
+    low, high = a.judged.summary.capacity.capacity_rps_ci
     assert cost.brackets == [
         pytest.approx((2 / 0.018 / high, 2 / 0.018 / low), rel=0.01),
         (None, pytest.approx(2 / 0.72, rel=0.01)),
     ]
-    of_report = a.judged.summary["fleet"]["cost_per_million_output_tokens"]
+    of_report = a.judged.summary.fleet.cost_per_million_output_tokens
     assert cost.values[0] == of_report
     assert (cost.winner, cost.at_least, cost.note) == (
         "C",

@@ -180,7 +180,7 @@ def test_tokens_per_second_are_those_measured_and_the_test_is_by_the_plan(tmp_pa
     other = run(tmp_path / "other", longer, seed=2)
     result = judge_gate(base, [other], {})
     found = checks(result)["output_tokens_per_s"]
-    measured = other.summary["stages"][0]["output_tokens_per_s"]
+    measured = other.summary.stages[0].output_tokens_per_s
     assert (found.baseline, found.candidate) == (pytest.approx(100, rel=5e-3), measured)
     assert found.candidate == pytest.approx(120, rel=5e-3)
     assert found.change == found.candidate / found.baseline - 1
@@ -880,7 +880,7 @@ def test_steps_that_are_longer_are_told_apart_from_a_fuller_server() -> None:
         prepare(step_run(server, 0.6 * server.most_rps, 2000, 5, n, jitter=0.0, speed=s))
         for n, s in ((1, 1.0), (2, 1.1))
     )
-    plain = [j.summary["stages"][0]["tpot_s"]["p50"] for j in (base, slow)]
+    plain = [j.summary.stages[0].tpot_s.p50 for j in (base, slow)]
     found = checks(judge_gate(make_baseline([base]), [slow], {}))["tpot_p50"]
     assert plain[1] / plain[0] > 1.13
     assert found.shift == pytest.approx(0.10, abs=0.01)

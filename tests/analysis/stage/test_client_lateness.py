@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.warnings import find_warnings
 from ampacity.config import make_settings
@@ -179,7 +180,8 @@ def test_the_warning_names_what_else_ran_and_what_helps(tmp_path: Path) -> None:
         "busiest": [{"name": "backup", "cores": 0.97}, {"name": "cc1plus", "cores": 0.5}],
     }
     summary, _ = judged(tmp_path / "run", stage)
-    (said,) = [w["text"] for w in find_warnings(Facts(summary)) if w["code"] == "client_limited"]
+    found = find_warnings(Facts(read_summary(summary)))
+    (said,) = [w.text for w in found if w.code == "client_limited"]
     assert "Stop other work on this machine (backup 0.97 cores, cc1plus 0.5 cores)" in said
     assert "pin the client with --cpus" in said
 
@@ -241,9 +243,14 @@ def test_variables_that_change_a_run_are_named_without_their_values(
             "PYTHONHASHSEED": "0",
             "HOME": "/",
             "NO_PROXY": "",
+            "HOSTALIASES": "/etc/aliases",  # another host under the same name
+            "GLIBC_TUNABLES": "glibc.malloc.arena_max=1",
+            "MYPYTHONPATH": "/",
         },
     )
-    assert changing_variables() == ["PYTHONHASHSEED", "SSL_CERT_FILE", "https_proxy"]
+    resolver, memory = "HOSTALIASES", "GLIBC_TUNABLES"
+    named = [memory, resolver, "PYTHONHASHSEED", "SSL_CERT_FILE", "https_proxy"]
+    assert changing_variables() == named
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no pinning here")

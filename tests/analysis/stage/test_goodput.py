@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
+from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.contract.stage import Accepted, SloVerdict
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.analysis.slo import SloError, parse_slo, parse_slos
 from ampacity.analysis.stage.attainment import judge_slo, observe_slos, requests_meeting
 from ampacity.analysis.stage.goodput import (
@@ -22,7 +24,7 @@ from ampacity.analysis.stage.goodput import (
 )
 from ampacity.analysis.stage.steady import Stability
 from ampacity.analysis.stage.verdicts import Judge, Judged
-from tests.support.contract import summarise
+from tests.support.contract import struct_of, summarise
 from tests.support.synthetic import Stage, cohort, make_run, request
 
 
@@ -43,7 +45,9 @@ def test_two_routes_the_one_with_more_accepted_results_wins() -> None:
 def test_a_peak_that_is_not_known_says_why() -> None:
     assert peak_goodput([], []).reason == "no stage was measured"
     unknown = {"goodput_rps": None, "goodput_rps_reason": "no answer had two tokens"}
-    assert peak_goodput([unknown], []).reason == "no answer had two tokens"
+    assert (
+        peak_goodput([struct_of(contract.Stage, unknown)], []).reason == "no answer had two tokens"
+    )
 
 
 def test_accepted_needs_the_slo_too_and_unlabelled_answers_are_counted() -> None:
@@ -164,7 +168,7 @@ def test_offline_batch_finds_the_highest_throughput_and_its_cost(tmp_path: Path)
     half = summary["stages"][1]["accepted"]
     assert half["requests"] == 80
     assert half["cost_per_result_usd"] == pytest.approx(0.002 * 20 / 80, rel=0.03)
-    refused = offline_throughput(summary["stages"], parse_slos(["ttft_p99=2s"]), fleet)
+    refused = offline_throughput(read_summary(summary).stages, parse_slos(["ttft_p99=2s"]), fleet)
     assert refused.reason == "a latency SLO is given: see capacity"
 
 
@@ -242,6 +246,20 @@ def test_an_open_stage_has_no_rate_before_an_answer_could_have_ended(
         "stages"
     ][0]
     assert found["achieved_rps"] == pytest.approx(2.0, rel=0.05)
+
+
+@pytest.mark.parametrize(("duration_s", "known"), [(0.002, False), (0.5, False), (3.0, True)])
+def test_a_stage_shorter_than_an_answer_has_no_tokens_per_second(
+    tmp_path: Path, duration_s: float, known: bool
+) -> None:
+    """16 requests at once, a budget's end after 2 ms, and the first token 1 s later: not 0/s."""
+    records = [request(i, 1e-4 * i, ttft_s=1.0, gaps_s=[0.1] * 4) for i in range(16)]
+    stage = Stage(records, duration_s, concurrency=16)
+    summary = summarise(make_run(tmp_path / "run", [stage], [], warmup_requests=0))
+    found = summary["stages"][0]
+    assert (found["output_tokens_per_s"] is not None) is known
+    assert known or "shorter than an answer" in found["output_tokens_per_s_reason"]
+    assert " 0 output tokens/s" not in summary["verdict"]
 
 
 def test_a_closed_loop_has_no_more_goodput_than_it_achieves(tmp_path: Path) -> None:

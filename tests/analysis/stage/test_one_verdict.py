@@ -77,7 +77,7 @@ def test_a_steady_state_is_one_thing_in_table_chart_and_text(
     for name, change in changes.items():
         stage[name] = stage[name] | change if isinstance(change, dict) else change
     read = read_summary(summary)
-    assert (steady_state(stage)[0], stage_state(read.stages[1], read)) == (word, state)
+    assert (steady_state(read.stages[1])[0], stage_state(read.stages[1], read)) == (word, state)
     table = stages_table(read)
     cell = column(table, "steady")[1]
     assert cell.text == ("–" if word == "unknown" else word)

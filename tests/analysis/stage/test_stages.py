@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ampacity.analysis.contract.capacity import Capacity
+from ampacity.analysis.contract.summary import read_summary, to_json
 from ampacity.analysis.slo import parse_slos
 from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.analysis.stage.littles_law import consistency, gap, summarise_gap
 from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.warnings import find_warnings
 from benchmarks.studies.littles_law import open_stage
-from tests.support.contract import summarise
+from tests.support.contract import struct_of, summarise
 from tests.support.synthetic import Stage, at_ns, make_run, request
 
 SLOS = parse_slos(["ttft_p99=2s"])
@@ -24,7 +26,7 @@ def analyse(
     tmp_path: Path, stage: Stage, warmup: int | None = 0, slos: Any = SLOS, **options: Any
 ) -> dict[str, Any]:
     run = make_run(tmp_path / "run", [stage])
-    return analyse_stage(run.requests, run.meta["stages"][0], slos, warmup, **options)
+    return to_json(analyse_stage(run.requests, run.meta["stages"][0], slos, warmup, **options))
 
 
 def steady(n: int = 100, every_s: float = 0.1, **options: Any) -> list[Any]:
@@ -107,7 +109,7 @@ def test_a_warning_of_a_steady_load_names_no_stage_that_has_none(
         "slow_share": 0.5,
         "switches": 6,
     }
-    codes = {w["code"] for w in find_warnings(Facts(summary))}
+    codes = {w.code for w in find_warnings(Facts(read_summary(summary)))}
     assert codes & {"drift", "two_modes"} == ({"drift", "two_modes"} if said else set())
 
 
@@ -179,7 +181,7 @@ def test_gaps_of_a_stream_that_is_held_back_are_no_finding(
     gaps_s: list[float], known: list[str], tmp_path: Path
 ) -> None:
     """Their p99 would be 0 s and any SLO met, whatever the engine does and the user sees."""
-    records = [request(i, i * 0.05, ttft_s=0.1, gaps_s=gaps_s) for i in range(400)]
+    records = [request(i, i * 0.05, ttft_s=0.02, gaps_s=gaps_s) for i in range(400)]
     assert len(records[0].chunk_at_us or ()) == 120
     s = analyse(
         tmp_path, Stage(records, 20.0), warmup=100, slos=parse_slos(["itl_p90=50ms", "ttft_p90=1s"])
@@ -419,7 +421,7 @@ def test_the_gap_is_void_where_it_rests_on_a_bound_or_another_latency(
 ) -> None:
     slos = parse_slos([slo])
     held = {"c_max": 60.0, "capacity_rps": 4.0, "binding_slo": slos[0].text, "crossing": crossing}
-    found = summarise_gap(held, slos, [0.99, 1.0])
+    found = summarise_gap(struct_of(Capacity, held), slos, [0.99, 1.0])
     assert (found.gap, found.representative, found.consistency) == (
         None,
         None,
@@ -436,6 +438,6 @@ def test_the_gap_of_a_measured_crossing_on_whole_requests() -> None:
         "binding_slo": slos[1].text,
         "crossing": "interpolated",
     }
-    found = summarise_gap(held, slos, [])
+    found = summarise_gap(struct_of(Capacity, held), slos, [])
     assert (found.ceiling_rps, found.gap, found.representative) == (12.0, 3.0, False)
     assert (found.limit_s, found.limit_metric) == (5.0, "e2e")

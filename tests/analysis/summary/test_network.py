@@ -13,6 +13,7 @@ from types import TracebackType
 
 import pytest
 
+from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.contract.summary import Network, read_summary
 from ampacity.analysis.network import network_share
 from ampacity.experiments import checkup
@@ -20,6 +21,7 @@ from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.network import RoundTrip, measure_round_trip
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.reports.pages.findings import findings
+from tests.support.contract import struct_of
 from tests.support.fault_server import FaultServer
 from tests.support.stage_driving import on_loop
 
@@ -125,7 +127,7 @@ def test_a_connections_time_is_taken_off_where_each_request_needs_a_new_one() ->
 def test_the_share_is_of_the_lowest_ttft() -> None:
     """81 ms of 90 ms are 90 %; a request that takes longer than a TTFT shows no share."""
     endpoint = {"connect_s": 0.0001, "request_s": 0.081}
-    stages = [{"ttft_s": {"p50": 0.2}}, {"ttft_s": {"p50": 0.09}}, {"ttft_s": {"p50": None}}]
+    stages = [struct_of(contract.Stage, {"ttft_s": {"p50": p50}}) for p50 in (0.2, 0.09, None)]
     found = network_share(endpoint, stages)
     assert (found.ttft_p50_s, found.share) == (0.09, pytest.approx(0.9))
     slow_list = network_share({"request_s": 0.3}, stages)

@@ -11,13 +11,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ampacity.analysis.capacity.families import lengths_out_of_order
 from ampacity.analysis.capacity.fleet import instances_text
-from ampacity.analysis.contract.summary import read_summary
+from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.warnings import find_warnings
 from ampacity.progress import stage_line
@@ -25,7 +24,7 @@ from ampacity.reports.charts.curves import latency_by_rate
 from ampacity.reports.pages.run_report import render_report
 from ampacity.reports.render.figures import percentile_text, seconds
 from ampacity.reports.render.tables import percentile_table, slo_table, stages_table
-from tests.support.contract import summarise
+from tests.support.contract import struct_of, summarise
 from tests.support.sample_summary import open_sweep
 from tests.support.synthetic import Stage, make_run, request
 
@@ -73,7 +72,7 @@ def test_a_p99_of_unknown_upper_end_is_marked_wherever_it_is_shown() -> None:
     assert "857 ms" in page
     assert re.findall(r"(?<!≥ )857 ms", page) == []
     stage |= {"lengths": None}
-    assert "p99 ≥ 857 ms" in stage_line(stage)
+    assert "p99 ≥ 857 ms" in stage_line(read_summary(summary).stages[3])
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "utf-8"])
@@ -99,7 +98,8 @@ def test_a_usable_rate_in_or_above_the_knee_region_is_said(
     summary = summarise(make_run(tmp_path / "run", stages, ["ttft_p99=1s"], warmup_requests=0))
     summary["knee"] |= {"region_rps": [5.4, 6.7]}
     summary["capacity"]["capacity_rps"] = usable
-    said = [c["text"] for c in find_warnings(Facts(summary)) if c["code"] == "knee_region"]
+    found = find_warnings(Facts(read_summary(summary)))
+    said = [w.text for w in found if w.code == "knee_region"]
     assert [f"lies {where} the knee region of 5.4 to 6.7 req/s: " in text for text in said] == [
         True
     ] * (where is not None)
@@ -108,8 +108,8 @@ def test_a_usable_rate_in_or_above_the_knee_region_is_said(
 def test_shorter_requests_that_keep_less_are_said() -> None:
     def curves(
         own: list[float | None], p50: list[float | None], p99: list[float | None]
-    ) -> dict[str, Any]:
-        return {
+    ) -> Summary:
+        given = {
             "fleet": {"input_tokens_mean": 1200.0, "output_tokens_mean": 260.0},
             "capacity": {"capacity_rps_ci": own},
             "families": [
@@ -127,6 +127,7 @@ def test_shorter_requests_that_keep_less_are_said() -> None:
                 },
             ],
         }
+        return struct_of(Summary, given)
 
     assert lengths_out_of_order(curves([2.0, 3.0], [4.0, 5.0], [0.1, 0.2])) is None
     # the intervals overlap
@@ -160,7 +161,7 @@ def test_the_fleet_is_the_same_in_every_output(tmp_path: Path) -> None:
     assert 9 < low < 10 < high < 20
     ends = [math.ceil(math.ceil(95 / rate) * 1.5) for rate in (high, low)]
     assert summary["fleet"]["instances_ci"] == ends
-    said = instances_text(summary["fleet"])
+    said = instances_text(summary["fleet"]["instances"], summary["fleet"]["instances_ci"])
     assert said.endswith(f" ({ends[0]} to {ends[1]})")
     words = [sys.executable, "-m", "ampacity", "plan", str(tmp_path / "run")]
     told, found = (
@@ -168,6 +169,6 @@ def test_the_fleet_is_the_same_in_every_output(tmp_path: Path) -> None:
         for more in ([], ["--json"])
     )
     assert f"need {said} with a safety factor of 1.5" in summary["verdict"]
-    assert told.startswith(f"{said}, ")
+    assert told.startswith(f"FLEET     {said}, ")
     assert json.loads(found)["instances_ci"] == ends
     assert f"{said}, " in render_report(read_summary(summary), run.meta)

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from ampacity.analysis.capacity.fleet import instances_text
+from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.verdict import write_verdict
 from ampacity.analysis.warnings import RULES
-from tests.support.contract import summarise
+from tests.support.contract import struct_of, summarise
 from tests.support.synthetic import (
     FLEET,
     SLOS,
@@ -46,7 +47,7 @@ def test_the_verdict_says_rate_limit_c_max_and_fleet(sweep: dict[str, Any]) -> N
     assert "ttft_p99 ≤ 200 ms (1 other SLO met there)" in verdict
     assert " in flight; " in verdict
     fleet = sweep["fleet"]
-    said = f"900 req/s need {instances_text(fleet)}, {fleet['gpus']} GPUs, with a safety factor of 1.3."
+    said = f"900 req/s need {instances_text(fleet['instances'], fleet['instances_ci'])}, {fleet['gpus']} GPUs, with a safety factor of 1.3."
     assert verdict.endswith(said)
     low, high = sweep["capacity"]["capacity_rps_ci"]
     assert fleet["instances_ci"] == [math.ceil(math.ceil(900 / rate) * 1.3) for rate in (high, low)]
@@ -68,17 +69,17 @@ def test_verdict_in_words_for_given_figures(sweep: dict[str, Any]) -> None:
     }
     # 120 / 7 = 17.1 and 120 / 6 = 20, x 1.3
     summary["fleet"] |= {"instances": 25, "instances_ci": [24, 26], "gpus": 100, "peak_rps": 120}
-    assert write_verdict(summary) == (
+    assert write_verdict(read_summary(summary)) == (
         "One instance carries an estimated 6.43 req/s (95 % interval 6 to 7; no load is verified yet) with ttft_p99 ≤ 2 s; C_max 14.2 (11 to 19.6) in flight; "
         "120 req/s need 25 instances (24 to 26), 100 GPUs, with a safety factor of 1.3."
     )
     summary["capacity"] |= {"crossing": "pooled", "verified_rps": 6.2}
-    assert write_verdict(summary).startswith(
+    assert write_verdict(read_summary(summary)).startswith(
         "One instance carries an estimated 6.43 req/s (95 % interval 6 to 7; verified to 6.2) with ttft_p99 ≤ 2 s; "
     )
     summary["capacity"]["crossing"] = "lower_bound"
     summary["fleet"]["instances"] = None
-    assert write_verdict(summary) == (
+    assert write_verdict(read_summary(summary)) == (
         "One instance carries at least 6.43 req/s with ttft_p99 ≤ 2 s; no stage violated the SLO; "
         "C_max at least 14.2 in flight."
     )
@@ -141,20 +142,21 @@ def test_what_was_answered_is_counted_over_the_whole_run(sweep: dict[str, Any]) 
         "requests": 4962,
         "errors": dict.fromkeys(summary["errors"], 0) | {"unfinished": 3900},
     }
-    assert write_verdict(summary) == (
+    assert write_verdict(read_summary(summary)) == (
         "No request that was due in a stage's window was answered, 1062 of 4962 in the whole run were: "
         "3900 of 4962 were cut off unfinished. Start at a much lower load."
     )
     killed_early = summary | {"errors": dict.fromkeys(summary["errors"], 0), "stages": []}
-    assert write_verdict(killed_early) == (
+    assert write_verdict(read_summary(killed_early)) == (
         "Nothing is judged: of 4962 requests there are records, and of no stage to which they belong."
     )
     summary["errors"]["unfinished"] = 4962
     assert (
-        write_verdict(summary) == "No request was answered: 4962 of 4962 were cut off unfinished."
+        write_verdict(read_summary(summary))
+        == "No request was answered: 4962 of 4962 were cut off unfinished."
     )
     summary["stages"][0]["missing"] = 4900  # records lost in a kill may have been answers
-    assert write_verdict(summary) == (
+    assert write_verdict(read_summary(summary)) == (
         "No record of an answer was left: 4900 of 4962 requests have no record (62 of 4962 were cut off "
         "unfinished), so nothing is judged."
     )
@@ -194,12 +196,12 @@ def test_the_verdict_rounds_no_c_max_to_nothing_and_names_lower_rates(
 ) -> None:
     summary = json.loads(json.dumps(sweep))
     summary["capacity"] |= {"c_max": 0.0412, "crossing": "lower_bound"}
-    assert "C_max at least 0.0412 in flight" in write_verdict(summary)
+    assert "C_max at least 0.0412 in flight" in write_verdict(read_summary(summary))
     summary["capacity"] |= {"c_max": 1}
-    assert "C_max at least 1 in flight" in write_verdict(summary)
+    assert "C_max at least 1 in flight" in write_verdict(read_summary(summary))
     summary["capacity"] |= {"capacity_rps": None, "capacity_rps_ci": [0.0, 40.0]}
     summary["capacity"]["reason"] = "REASON"
-    assert write_verdict(summary) == (
+    assert write_verdict(read_summary(summary)) == (
         "No stage alone was shown to meet ttft_p99 ≤ 200 ms and itl_p99 ≤ 50 ms; the capacity is below 40 requests/s: REASON."
     )
 
@@ -450,8 +452,9 @@ def undecided_at(
 
 def hint_about(*stages: dict[str, Any]) -> str:
     capacity = {"capacity_rps": None, "capacity_rps_ci": None}
-    facts = Facts({"stages": list(stages), "capacity": capacity, "workload": {}})
-    return str(RULES["too_few_requests"](facts))
+    named = [stage | {"name": f"{stage['offered_rps']:g} req/s"} for stage in stages]
+    summary = struct_of(Summary, {"stages": named, "capacity": capacity, "workload": {}})
+    return str(RULES["too_few_requests"](Facts(summary)))
 
 
 def test_more_requests_are_asked_for_where_the_slo_may_yet_be_met() -> None:

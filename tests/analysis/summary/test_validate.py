@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.validate import (
     ASSUMPTIONS,
     Benchmark,
@@ -29,6 +30,7 @@ from ampacity.analysis.validate import (
     validate,
 )
 from ampacity.imports.production import add_up, between, fetch, from_pages, read_page
+from tests.support.contract import struct_of
 from tests.support.synthetic import Stage, make_run, request
 
 INF = math.inf
@@ -166,7 +168,10 @@ STAGE: dict[str, Any] = {
 }
 RNG = np.random.default_rng(5)
 BENCH = Benchmark(
-    STAGE, RNG.normal(1000, 100, 2000), RNG.normal(200, 20, 2000), RNG.exponential(0.1, 2000)
+    struct_of(contract.Stage, STAGE),
+    RNG.normal(1000, 100, 2000),
+    RNG.normal(200, 20, 2000),
+    RNG.exponential(0.1, 2000),
 )
 
 
@@ -199,7 +204,13 @@ def test_a_benchmark_that_is_itself_uncertain_breaks_nothing() -> None:
     ):  # 1.3 * 0.53 = 0.689, 1.3 * 0.6 = 0.78
         stage = STAGE | {"ttft_s": {"p95": 0.2, "p99": 0.5, "p99_ci": [0.4, upper]}}
         found = validate(
-            Benchmark(stage, BENCH.input_tokens, BENCH.output_tokens, BENCH.gaps_s), slow
+            Benchmark(
+                struct_of(contract.Stage, stage),
+                BENCH.input_tokens,
+                BENCH.output_tokens,
+                BENCH.gaps_s,
+            ),
+            slow,
         )
         assert {f.name: f.verdict for f in found}["ttft_p99"] == verdict
 

@@ -13,8 +13,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.stage_warnings import resent as resent_rule
+from tests.support.contract import struct_of
 from tests.support.fault_server import FaultServer
 
 COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
@@ -100,10 +102,12 @@ def test_a_connection_for_each_that_was_asked_for_says_nothing_of_the_server(
 def test_many_dropped_connections_are_the_servers_doing_and_few_are_a_race(
     resent: int, said: str
 ) -> None:
-    text = resent_rule(
-        Facts({"stages": [{"resent": resent, "requests": 60}, {"resent": 0, "requests": 40}]})
-    )
+    def told(*stages: tuple[int, int]) -> str | None:
+        listed = [{"resent": again, "requests": n} for again, n in stages]
+        return resent_rule(Facts(struct_of(Summary, {"stages": listed})))
+
+    text = told((resent, 60), (0, 40))
     assert text is not None
     assert said in text
     assert f"{resent} of 100 requests ({resent / 100:.1%}) were sent a second time" in text
-    assert resent_rule(Facts({"stages": [{"resent": 0, "requests": 60}]})) is None
+    assert told((0, 60)) is None
