@@ -182,6 +182,10 @@ def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]
             "answer before it",
         ),
         (
+            settings.max_cost and (settings.workers or 1) > 1,
+            "--max-cost is kept in one process: drop --workers",
+        ),
+        (
             settings.sticky and not settings.replicas,
             "--sticky goes with several URLs, comma-separated",
         ),

@@ -52,7 +52,9 @@ class LivePanel:
         slos: Sequence[Slo],
         outlook: Outlook,
         burst: dict[str, Any] | None = None,
+        max_cost: float | None = None,
     ) -> None:
+        self._of_limit = "" if max_cost is None else f" of ${max_cost:g}"
         self._generator, self._plan, self._outlook, self._burst = generator, plan, outlook, burst
         judged = [s for s in slos if s.metric in LIVE_TIMES and s.class_ is None]
         self._slos = sorted(judged, key=lambda s: s.metric != "ttft")[:JUDGED]
@@ -75,7 +77,14 @@ class LivePanel:
     def line(self) -> str | None:
         """Return the stage in one line, or None before it has begun."""
         seen = self._look()
-        return seen and live_line(*seen, phase=self._phase(seen[1][0]))
+        if seen is None:
+            return None
+        text = live_line(*seen, phase=self._phase(seen[1][0]))
+        return ", ".join([text, *self._spent(seen[0])])
+
+    def _spent(self, live: Live) -> list[str]:
+        spent_usd = live.spent_usd
+        return [] if spent_usd is None else [f"${spent_usd:.3g}{self._of_limit} spent"]
 
     def _phase(self, elapsed_s: float) -> str | None:
         """Return the phase of a burst."""
@@ -104,6 +113,7 @@ class LivePanel:
             ],
             [("requests  ", "dim"), (f"{sent:.1f} sent/s, {done:.1f} done/s", "")],
             [("errors    ", "dim"), (_errors(live), "bold red" if live.failed else "")],
+            *([("spend     ", "dim"), (text, "bold")] for text in self._spent(live)),
         ]
 
     def _judged(self, live: Live, bars: int) -> list[list[tuple[str, str]]]:

@@ -74,6 +74,11 @@ class Progress:
         else:
             self._write(f"{line}\n")
 
+    def ask(self, question: str) -> bool:
+        """Ask on the terminal; return whether the answer is yes."""
+        self._write(f"{question} [y/N] ")
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
     def expect(self, outlook: Outlook) -> None:
         """Set how many stages the run has, and how long it takes."""
         self._outlook = outlook
@@ -92,7 +97,9 @@ class Progress:
         burst: dict[str, Any] | None = None,
     ) -> Iterator[None]:
         """Show the stage that ``generator`` is about to run; ``burst``: its lengths in run.json."""
-        self._panel = LivePanel(generator, plan, settings.slos, self._outlook, burst)
+        self._panel = LivePanel(
+            generator, plan, settings.slos, self._outlook, burst, settings.max_cost
+        )
         try:
             yield
         finally:

@@ -218,6 +218,18 @@ class Settings:
     max_tokens: int | None = _limit(COUNT)(
         "Limit of tokens, input plus output. The run ends cleanly after N planned ones."
     )
+    max_cost: float | None = _limit(_number("USD"), needs="--prices")(
+        "Limit of spend. The run ends cleanly once what was answered and is in flight reaches it."
+    )
+    prices: Path | None = _limit(FILE)(
+        "Prices of hosted APIs in USD per million tokens: CSV with the columns model, input, "
+        "output and, where there are such, cached and cache_write."
+    )
+    max_errors: float | None = _limit(_text("SHARE", v.share))(
+        "End the run when more of a stage's requests fail, e.g. 5%.",
+        "only the stage, and no higher load, once most fail",
+    )
+    yes: bool = _limit(FLAG, False)("Do not ask before load goes to a public address.")
     timeout: float | None = _limit(DURATION)("Abandon a request after this time.", "no limit")
     idle_timeout: float = _limit(DURATION, 120.0)(
         "Abandon a request after this time without a byte from the server."
@@ -309,7 +321,9 @@ class Settings:
     def limits(self) -> Limits:
         from ampacity.loadgen.plan import Limits
 
-        return Limits(self.timeout, self.idle_timeout, self.max_in_flight, self.retries)
+        return Limits(
+            self.timeout, self.idle_timeout, self.max_errors, self.max_in_flight, self.retries
+        )
 
     @property
     def replay(self) -> Replay:

@@ -18,7 +18,7 @@ from ampacity.durations import read_duration
 
 SECONDS_MAX = 30 * 86_400.0
 LARGEST = 1e12  # a rate, factor or price above this is a typing error
-RESERVED_BODY_FIELDS = ("messages", "prompt", "stream")
+RESERVED_BODY_FIELDS = ("messages", "prompt", "input", "stream", "model")
 Reader = Callable[[Any, str], Any]
 
 
@@ -111,6 +111,18 @@ def safety_factor(value: Any, name: str) -> float:
     if (factor := positive(value, name)) < 1:
         raise ConfigError(f"{name} {value}: give 1 or more (1.2 keeps 20 % in reserve)")
     return factor
+
+
+def share(value: Any, name: str) -> float:
+    """Return the share of ``5%`` or ``0.05``. Raises ConfigError."""
+    number, percent, _ = str(value).strip().partition("%")
+    try:
+        found = float(number) / (100 if percent else 1)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < 1:
+        raise ConfigError(f"{name} {value}: give a share below 1, as 5% or 0.05")
+    return found
 
 
 def whole(value: Any, name: str, at_least: int = 1, at_most: int = 2**53) -> int:
@@ -229,7 +241,8 @@ def extra_body(value: Any, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name} cannot be sent as JSON: {error}") from error
     for field in RESERVED_BODY_FIELDS:
         if field in value:
-            raise ConfigError(f"{name} sets {field!r}, which the workload decides: drop it")
+            decides = "--model" if field == "model" else "the workload"
+            raise ConfigError(f"{name} sets {field!r}, which {decides} decides: drop it")
     refuse_several_choices(value, name)
     return value
 

@@ -98,6 +98,8 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
     }
     if retries := int(np.count_nonzero(records.requests.attempt)):
         summary["retries"] = retries
+    if meta.get("spent_usd") is not None:
+        summary["spent_usd"] = meta["spent_usd"]
     if quota is not None:
         summary["quota"] = quota
     _add_optional_parts(summary, run, metas, records, slos)

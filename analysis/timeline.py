@@ -13,11 +13,12 @@ from ampacity.analysis.load_names import planned_name
 from ampacity.analysis.metrics.requests import Floats, read_requests, ttft_s
 from ampacity.analysis.stage.steady import in_flight_at
 from ampacity.loadgen.rundir.files import Run
-from ampacity.loadgen.rundir.records import FAILED_STATUSES, STATUSES
+from ampacity.loadgen.rundir.records import FAILED_KINDS, KINDS
 
 STEPS_MAX = 300
 POINTS_MAX = 20_000  # first tokens that are drawn: more than a screen has room for
 GAUGES = ("running", "waiting", "kv_cache_usage", "preemptions_total")
+QUOTA_LEFT = "quota_left"
 Points = list[tuple[float, float]]
 
 
@@ -28,11 +29,11 @@ class Timeline:
     step_s: float
     arrivals_rps: list[float]  # requests that were due, one a step
     in_flight: list[float]  # at the middle of each step
-    failed_rps: dict[str, list[float]]  # by status, when they ended
+    failed_rps: dict[str, list[float]]  # by kind, when they ended
     ttft_s: Points  # (when due, TTFT from schedule): each step's extremes first
     answered: int  # requests with a first token, of which ``ttft_s`` may be a part
     stages: list[tuple[float, str]]  # (start, name)
-    server: dict[str, Points]  # by a name of GAUGES: the highest sample of each step
+    server: dict[str, Points]  # by a name of GAUGES: the highest sample of each step; QUOTA_LEFT
 
 
 def timeline_of(run: Run) -> Timeline | None:
@@ -53,9 +54,9 @@ def timeline_of(run: Run) -> Timeline | None:
         return [float(n) / step_s for n in np.histogram(times_s, edges)[0]]
 
     failed = {
-        status: per_second(over_s[first.status == code])
-        for code, status in enumerate(STATUSES)
-        if status in FAILED_STATUSES and (first.status == code).any()
+        kind: per_second(over_s[first.status == code])
+        for code, kind in enumerate(KINDS)
+        if kind in FAILED_KINDS and (first.status == code).any()
     }
     middles = edges[:-1] + step_s / 2
     ttft = ttft_s(first, from_schedule=True)
@@ -68,7 +69,7 @@ def timeline_of(run: Run) -> Timeline | None:
         _thinned(due_s[known], ttft[known], step_s),
         int(known.sum()),
         [((int(s["start_ns"]) - origin_ns) * 1e-9, planned_name(s)) for s in stages],
-        _gauges(run.server, origin_ns, step_s),
+        _gauges(run.server, origin_ns, step_s) | _quota_left(run.requests, origin_ns, step_s),
     )
 
 
@@ -108,6 +109,20 @@ def _gauges(samples: pa.Table | None, origin_ns: int, step_s: float) -> dict[str
         if held.any():
             found[name] = _highest(at_s[held], values[held], step_s)
     return found
+
+
+def _quota_left(table: pa.Table, origin_ns: int, step_s: float) -> dict[str, Points]:
+    """Return the share that answers state as left of the quota that is used most: each step's least."""
+
+    def column(name: str) -> Floats:
+        return np.asarray(table[name].cast(pa.float64()).to_numpy())
+
+    pairs = ((column(f"quota_{of}_left"), column(f"quota_{of}")) for of in ("requests", "tokens"))
+    shares = [np.where(limit > 0, left / np.maximum(limit, 1.0), np.nan) for left, limit in pairs]
+    share, at_s = np.fmin(*shares), (column("headers_ns") - origin_ns) * 1e-9
+    known = np.isfinite(share) & (at_s >= 0)
+    least = [(x, -y) for x, y in _highest(at_s[known], -share[known], step_s)]
+    return {QUOTA_LEFT: least} if least else {}
 
 
 def _highest(at_s: Floats, values: Floats, step_s: float) -> Points:

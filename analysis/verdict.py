@@ -120,6 +120,8 @@ def _of_the_load(summary: Summary) -> str:
     answered += [phase.ok for phase in summary.burst.phases] if summary.burst else []
     if not any(answered):
         return _nothing_answered(summary)
+    if summary.quota and summary.quota.binds and not summary.burst:
+        return f"No capacity is named: {capacity.reason}."
     if all(s.client_limited for s in stages):
         return (
             "No finding: the client could not keep up at any load, so the server's limit was not "
@@ -127,8 +129,6 @@ def _of_the_load(summary: Summary) -> str:
         )
     if summary.burst:
         return _burst(summary.burst)
-    if summary.quota and summary.quota.binds:
-        return f"No capacity is named: {capacity.reason}."
     if not summary.slos:
         return _without_slo(summary)
     return _nothing_usable(summary) if capacity.capacity_rps is None else _usable(summary)

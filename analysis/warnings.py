@@ -235,7 +235,7 @@ def _cut_short(facts: Facts) -> str | None:
 
 
 def _unseen(facts: Facts) -> str | None:
-    if not facts.unseen:
+    if not facts.unseen or facts.summary.imported:  # another tool may keep no such times
         return None
     return (
         f"{facts.unseen:,} of {facts.summary.requests:,} requests were answered without a "

@@ -20,7 +20,7 @@ class Generator:
         """``sink`` gets this process's records, ``stream_of(k)`` is the stream file of worker k."""
         self._runner = setup.runner(clients, sink)
         self._workers = Workers(setup, stream_of, sink.append)
-        self._many = False
+        self._many, self._account = False, setup.account
         self._over: list[Live] = []  # of the stages that are over
 
     @property
@@ -38,6 +38,11 @@ class Generator:
     def stopped(self) -> str | None:
         """Return why ``stop`` was called, or None."""
         return self._runner.stopped
+
+    @property
+    def used_up(self) -> str | None:
+        """Return why no more may be sent: the limit of spend or of failures that was reached."""
+        return self._account.used_up
 
     def stop(self, reason: str) -> None:
         """End the current stage; later stages send nothing."""

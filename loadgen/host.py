@@ -37,7 +37,8 @@ def host_facts() -> dict[str, Any]:
 
 
 _CHANGING = re.compile(
-    r"(ssl_cert_(file|dir)|openssl_conf|((https?|all|no)_proxy)|python.*|ld_preload|malloc_.*)",
+    r"(ssl_cert_(file|dir)|openssl_conf|((https?|all|no)_proxy)|python.*|ld_(preload|library_path)"
+    r"|malloc_.*|glibc_tunables|hostaliases|localdomain|res_options)",  # the last: name resolution
     re.IGNORECASE,
 )
 

@@ -30,6 +30,8 @@ LIVE_BOUNDS_S = np.outer(10.0 ** np.arange(-4, 3), (1, 2, 5)).ravel()[:-1].round
 PER_DOUBLING = 24  # fine buckets: each is 3 % wide
 FINE = int(np.log2(LIVE_BOUNDS_S[-1] / LIVE_BOUNDS_S[0]) * PER_DOUBLING) + 1  # without the last
 LIVE_BATCH = 32  # requests that are counted at once, which holds up the loop for 0.4 ms
+MOSTLY_FAILED = "most of its requests failed"
+FAILED_MIN = 20  # requests that have ended, before a share of them counts
 RETRIED_HTTP = frozenset((408, 429, 500, 502, 503, 504, *range(520, 525), 529))
 RETRY_PAUSE_S = 0.5  # doubled with each attempt, where the server names no Retry-After
 RETRY_PAUSE_MAX_S = 60.0  # a request that is told to wait longer is not sent again
@@ -73,6 +75,7 @@ class StagePlan:
     whole: bool = False  # a replay: the stage lasts until the whole schedule is sent
     end_on_failure: bool = True  # a failed turn ends its session
     keep_reasoning: bool = False  # in the histories of sessions
+    ends_when_failing: bool = False  # once most of its requests have failed
     sticky: bool = False  # with several targets: a session stays with one of them
 
     def starts_s(self) -> Sequence[float]:
@@ -105,6 +108,7 @@ class Limits:
 
     total_s: float | None = None
     idle_s: float | None = 120.0  # without a single byte from the server
+    errors: float | None = None  # share of failed requests at which the run ends
     in_flight: int | None = None  # requests beyond it are shed: recorded, never sent
     retries: int = 0  # attempts after what may pass; each is a record
 
@@ -229,6 +233,7 @@ class Live:
     ended: int = 0
     tokens: int = 0
     kinds: Counter[str] = field(default_factory=Counter)  # how the requests ended
+    spent_usd: float | None = None  # in the whole run
     times: LiveTimes | None = None  # only where they are shown
 
     @classmethod
@@ -245,6 +250,8 @@ class Live:
         self.ended += other.ended
         self.tokens += other.tokens
         self.kinds += other.kinds
+        if other.spent_usd is not None:
+            self.spent_usd = (self.spent_usd or 0.0) + other.spent_usd
         if other.times is not None:
             self.times = self.times or LiveTimes()
             self.times.merge(other.times)
@@ -266,6 +273,11 @@ class Live:
     def failed(self) -> int:
         """Return the number of requests that have failed."""
         return sum(n for kind, n in self.kinds.items() if kind in FAILED_KINDS)
+
+    def mostly_failed(self, plan: StagePlan) -> bool:
+        """Return whether most of the requests of a stage that ends then have failed."""
+        most = 2 * self.failed > max(len(plan.schedule), FAILED_MIN)
+        return most and plan.kind == "open" and plan.ends_when_failing
 
     @property
     def in_flight(self) -> int:

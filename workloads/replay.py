@@ -200,6 +200,11 @@ def _notes(trace: Trace, prompts: Prompts, how: Replay, idle: int) -> Iterator[s
             )
     if idle:
         yield f"{idle} sessions have a pause before their first request, which is not played"
+    if prompts.apart:
+        yield (
+            f"{prompts.apart} later turns have messages that do not begin with those of the turn "
+            "before: they are sent as recorded"
+        )
     if prompts.begun_anew:
         yield (
             f"{prompts.begun_anew} later turns are shorter than every turn before them: "

@@ -164,6 +164,7 @@ class Prompts:
     continues: Ints | None
     new_tokens: Ints | None
     begun_anew: int = 0  # turns of which nothing says what they share with those before
+    apart: int = 0  # turns whose recorded messages are not those of the turn before and more
     left_aside: int = 0  # turns without a text, in conversations that texts go on with
 
 
@@ -296,7 +297,10 @@ def _told_on(trace: Trace) -> Prompts:
         mine = [i for i in session if entry[i] >= 0]
         told = all(recorded.is_text[entry[i]] for i in mine)
         pairs = list(itertools.pairwise(mine))
-        if told and not all(recorded.begins_with(int(entry[i]), int(entry[k])) for k, i in pairs):
+        apart = sum(not recorded.begins_with(int(entry[i]), int(entry[k])) for k, i in pairs)
+        if not told:
+            found.apart += apart
+        elif apart:
             found.left_aside += len(session) - len(mine)
             for k, i in pairs:
                 continues[i] = k

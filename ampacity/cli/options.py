@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
@@ -53,6 +53,14 @@ def option(name: str, kind: Any, default: Any, *flags: str, **shown: Any) -> Par
         shown["show_default"] = otherwise.rstrip(".")
     annotation = Annotated[kind, typer.Option(*(flags or [option_name(name)]), **shown)]
     return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def options(named: Mapping[str, tuple[Any, str, str]]) -> list[Parameter]:
+    """Return options without a default, from (type, metavar, help) by name."""
+    return [
+        option(name, kind | None, None, metavar=metavar, help=text)
+        for name, (kind, metavar, text) in named.items()
+    ]
 
 
 def setting(name: str, **shown: Any) -> Parameter:

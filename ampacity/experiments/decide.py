@@ -24,7 +24,7 @@ from ampacity.analysis.decision.inputs import Range
 from ampacity.analysis.decision.known import Known, Physics, hardware_words, physics_of
 from ampacity.analysis.decision.memory import NO_ADAPTERS, Adapters
 from ampacity.analysis.decision.model import ModelShape, catalogued
-from ampacity.analysis.decision.plan import Plan
+from ampacity.analysis.decision.plan import NO_FLEET, Plan
 from ampacity.analysis.decision.roofline import Instance, tp_crossover
 from ampacity.analysis.decision.steps import thirteen_steps
 from ampacity.analysis.slo import slo_from_dict
@@ -167,7 +167,7 @@ def _plan(path: Path, run: Run, summary: Summary, sizing: Sizing) -> tuple[Plan 
     try:
         return plan_run(path, run, summary, sizing), ""
     except FleetError as error:
-        return None, str(error)
+        return None, str(error).removeprefix(f"{NO_FLEET}: ")
 
 
 def _crossover(candidates: Sequence[Candidate]) -> list[str]:

@@ -88,7 +88,7 @@ async def examine(settings: Settings, progress: Progress) -> DoctorResult:
             short,
             again,
             failures=tuple(client.asked_failed),
-            asked=client.asked,
+            asked=len(client.asked),
             kept_alive=probe.keeps_alive is not False,
             closed_unannounced=client.closed_unsaid > client.closed_said,
             proxy=route.proxy,

@@ -83,18 +83,20 @@ def _pooled(levels: list[Level], slos: Sequence[Slo], shown: LoopCapacity) -> di
 
     Empty where they do not allow one.
     """
+    other: dict[str, Any] = {"lower_loads": []}  # what is lacking, if anything, is something else
     if unknown := unmeasured(levels, slos):
-        return {"reason": NOT_ALL_MEASURED.format(unknown)}
+        return other | {"reason": NOT_ALL_MEASURED.format(unknown)}
     found = estimate(levels, slos)
     if found is None:
         return {}
     if doubtful := non_monotone(levels):
-        return {"reason": doubtful.why, "non_monotone": any(level.met for level in levels)}
+        known = any(level.met for level in levels)
+        return other | {"reason": doubtful.why, "non_monotone": known}
     ci, verified = found.capacity_rps_ci, shown.verified_rps or 0.0
     ends = {"estimate_rps": found.capacity_rps, "estimate_rps_ci": ci}
     if verified > ci[1]:  # stages that contradict each other name no load
         why = CONTRADICTED.format(number_text(verified), number_text(ci[1]))
-        return ends | {"reason": why}
+        return other | ends | {"reason": why}
     ends |= {
         "assumption": POOLED,
         "binding_slo": found.binding[0].text,
@@ -102,15 +104,19 @@ def _pooled(levels: list[Level], slos: Sequence[Slo], shown: LoopCapacity) -> di
     }
     if found.relative_error > PUBLISHED or not ci[0]:
         return ends | _too_wide(found, shown)
-    return ends | {
-        "capacity_rps": found.capacity_rps,
-        "capacity_rps_ci": ci,
-        "c_max": found.c_max,
-        "c_max_ci": found.c_max_ci,
-        "crossing": "pooled",
-        "stage": found.nearest,
-        "reason": None,
-    }
+    return (
+        other
+        | ends
+        | {
+            "capacity_rps": found.capacity_rps,
+            "capacity_rps_ci": ci,
+            "c_max": found.c_max,
+            "c_max_ci": found.c_max_ci,
+            "crossing": "pooled",
+            "stage": found.nearest,
+            "reason": None,
+        }
+    )
 
 
 def _too_wide(found: Estimate, shown: LoopCapacity) -> dict[str, Any]:
@@ -133,7 +139,7 @@ def _nothing_shown(kind: Loop, reason: str | None) -> LoopCapacity:
         LoopCapacity,
         c_max_basis=kind,
         binding_or=[],
-        lower_loads=(),
+        lower_loads=[],
         crossing="none",
         reason=reason,
         assumption=ASSUMPTION,
@@ -164,7 +170,7 @@ def _shown(stages: Sequence[Stage], slos: Sequence[Slo]) -> LoopCapacity:
         hopeless = why_unmeetable(of_kind) if violated is levels[0] else None
         if violated is None:
             return replace(result, reason=f"no stage is decided ({_undecided(levels[-1])})")
-        top, lower = upper or violated, () if hopeless else _lower_loads(levels[0])
+        top, lower = upper or violated, [] if hopeless else _lower_loads(levels[0])
         return replace(
             result,
             c_max_ci=(0.0, top.in_flight),
@@ -223,14 +229,14 @@ def _no_level(stages: Sequence[Stage]) -> str:
     return "no usable stage: none holds a request in its window"
 
 
-def _lower_loads(low: Level) -> tuple[float, ...]:
+def _lower_loads(low: Level) -> list[float]:
     """Return loads to try below the lowest one, if that violated an SLO."""
     if low.met is None:
-        return ()
+        return []
     if low.is_open:  # quarters of what it answered; far lower where that was nothing
         top = min(low.load, low.achieved_rps) or low.load / 4
-        return tuple(float(number_text(top * part, 2)) for part in (0.25, 0.5, 0.75))
-    return tuple(map(float, sorted({int(low.load) // 4, int(low.load) // 2} - {0})))
+        return [float(number_text(top * part, 2)) for part in (0.25, 0.5, 0.75)]
+    return [float(users) for users in sorted({int(low.load) // 4, int(low.load) // 2} - {0})]
 
 
 def _all_too_high(low: Level, violated: Level, lower: Sequence[float]) -> str:

@@ -118,5 +118,5 @@ class Burst(Part, frozen=True, kw_only=True):
     backlog: Backlog
     headroom: Headroom
     breaker: Breaker
+    base_too_short: bool  # to know what to come back to
     series: BurstSeries
-    base_too_short: bool = False  # to know what to come back to

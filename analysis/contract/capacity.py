@@ -67,7 +67,7 @@ class LoopCapacity(Limit, frozen=True, kw_only=True):
     estimate_rps_ci: Interval | None
     assumption: str | None
     non_monotone: bool
-    lower_loads: tuple[float, ...] = ()  # to try where the lowest was too high; users if closed
+    lower_loads: list[float]  # to try where the lowest was too high; users if closed
 
 
 class Capacity(LoopCapacity, frozen=True, kw_only=True):

@@ -107,6 +107,7 @@ class Summary(Part, frozen=True, kw_only=True):
     errors: dict[str, int]
     error_examples: dict[str, str]
     retries: int = 0
+    spent_usd: float | None = None
     quota: Quota | None = None
     stages: list[Stage]
     sharing: list[Sharing] | None

@@ -97,7 +97,7 @@ def guardrails(
         missing["prewarm_s"] = "no cold start was measured: give --cold-start"
     c_max = summary.capacity.c_max
     if c_max is None:
-        missing["concurrency_limit"] = summary.capacity.reason or "no C_max was found"
+        missing["concurrency_limit"] = "no C_max was found"
     return Guardrails(
         operate_rps=rate,
         operate_reason=why,

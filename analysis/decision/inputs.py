@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -36,7 +36,11 @@ class Range(msgspec.Struct, frozen=True):
     low: float | None = None
     high: float | None = None
 
+    def through(self, rising: Callable[[float], float]) -> Range:
+        """Return what a rising function makes of the figure and of its ends."""
+        low, high = (None if end is None else rising(end) for end in (self.low, self.high))
+        return Range(rising(self.value), low, high)
+
     def times(self, factor: float) -> Range:
         """Return the figure and its ends, each times a positive factor."""
-        low, high = (None if end is None else end * factor for end in (self.low, self.high))
-        return Range(self.value * factor, low, high)
+        return self.through(lambda value: value * factor)

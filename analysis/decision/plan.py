@@ -21,6 +21,7 @@ from ampacity.analysis.decision.inputs import Basis, Input
 from ampacity.analysis.decision.money import Hosted, Moved, Prices, against_hosted, sensitivities
 
 PER_REQUEST = ("ttft", "tpot", "e2e")  # a request has one of each
+NO_FLEET = "no fleet can be sized from this run"
 OF_RUN = "as given at the run"
 OF_FLEET = [
     *("safety_factor", "safety_reason", "peak_rps", "peak_rps_ci", "peak_reason"),
@@ -87,7 +88,7 @@ def plan_fleet(run: str, summary: Summary, traffic: Traffic | None, terms: Terms
     tokens = summary.fleet.input_tokens_mean, summary.fleet.output_tokens_mean
     carried = carried_by(summary.capacity, summary.stages, *tokens)
     if carried is None:
-        raise FleetError(f"no fleet can be sized from this run: {summary.capacity.reason}")
+        raise FleetError(f"{NO_FLEET}: {summary.capacity.reason}")
     if traffic is not None:
         traffic = replace(traffic, long_requests=long_requests(_lengths(summary)))
     gpus, price = terms.tensor_parallel, terms.gpu_hour_usd

@@ -69,8 +69,11 @@ class Point:
 
     @property
     def batch(self) -> float:
-        """Return the mean number of sequences that decode at a time (Little's law)."""
-        return self.output_tokens_per_s.value * self.tpot_s
+        """Return the mean number of sequences that decode at a time (Little's law), 1 at least."""
+        return self.batch_at(self.output_tokens_per_s.value)
+
+    def batch_at(self, tokens_per_s: float) -> float:
+        return max(tokens_per_s * self.tpot_s, 1.0)
 
     @property
     def context(self) -> float:
@@ -112,15 +115,16 @@ def prefill_floor_s(instance: Instance, tokens: float) -> float:
     return max(tokens * instance.token_flops() / instance.peak_flops, memory_s)
 
 
-def bandwidth_share(bytes_per_token: float, tokens_per_s: float, bandwidth_bytes_s: float) -> float:
+def bandwidth_share(step_bytes: float, steps_per_s: float, bandwidth_bytes_s: float) -> float:
     """Return the model bandwidth utilisation (MBU): bytes read per second / peak bandwidth."""
-    return bytes_per_token * tokens_per_s / bandwidth_bytes_s
+    return step_bytes * steps_per_s / bandwidth_bytes_s
 
 
 def use_of(instance: Instance, point: Point) -> Use:
     """Return what a measured point uses of its hardware.
 
     MBU = bytes of a step / (TPOT x bandwidth): a step gives each sequence of the batch one token.
+    Its interval is that of the batch, which follows the rate; the error of TPOT is not in it.
     MFU = operations of all tokens of both kinds / peak (Chowdhery et al. 2022, PaLM, appendix B).
     Raises DecisionError where a share is above 1, which no hardware allows.
     """
@@ -128,8 +132,12 @@ def use_of(instance: Instance, point: Point) -> Use:
         raise DecisionError("no tokens were measured: TPOT and output tokens/s must be above zero")
     rate = point.output_tokens_per_s
     moved = instance.step_bytes(point.batch, point.context)
-    per_token = moved / point.batch
-    mbu = rate.times(bandwidth_share(per_token, 1.0, instance.bandwidth_bytes_s))
+
+    def used(tokens_per_s: float) -> float:
+        step_bytes = instance.step_bytes(point.batch_at(tokens_per_s), point.context)
+        return bandwidth_share(step_bytes, 1 / point.tpot_s, instance.bandwidth_bytes_s)
+
+    mbu = rate.through(used)
     mfu = None
     if point.input_tokens_per_s is not None:
         per_output = 1 + point.input_tokens_per_s / rate.value
@@ -159,8 +167,9 @@ def use_of(instance: Instance, point: Point) -> Use:
 def lever(use: Use) -> str:
     """Return what a use of the bandwidth leaves to do."""
     low, high = use.mbu.low, use.mbu.high
-    ends = "" if low is None or high is None else f" ({100 * low:.0f} to {100 * high:.0f} %)"
-    used = f"{100 * use.mbu.value:.0f} %{ends} of the bandwidth bound used"
+    at, *sides = (f"{100 * (end or 0.0):.0f}" for end in (use.mbu.value, low, high))
+    ends = f" ({sides[0]} to {sides[1]} %)" if {*sides} != {at} and None not in (low, high) else ""
+    used = f"{at} %{ends} of the bandwidth bound used"
     if low is not None and high is not None and low <= HARDWARE_BOUND < high:
         return f"{used}: {100 * HARDWARE_BOUND:.0f} % lies inside, so the lever cannot be told"
     if use.mbu.value > HARDWARE_BOUND:

@@ -134,6 +134,8 @@ def _memory(known: Known, physics: Physics) -> Step:
     gap = None
     if not fit.sequences:
         gap = "without the KV cache: the run counted no tokens"
+    elif known.summary.capacity.c_max is None:
+        gap = "with the KV cache of one sequence: no C_max is known"
     elif fit.gpus < plain.gpus:
         gap = f"{fit.gpus} in use: step 8 has what fits at a time"
     return Step(
@@ -258,7 +260,7 @@ def _batching(known: Known, _: Physics) -> Step:
     holds = [limit for limit in known.summary.limits if limit.holds and limit.rule in about]
     rails = known.rails
     if rails.concurrency_limit is None:
-        return Step(title="Batching", gap=rails.missing.get("concurrency_limit"))
+        return Step(title="Batching", gap="no C_max was found (step 7)")
     decision = (
         f"C_max {known.summary.capacity.c_max:.3g}, at most {rails.concurrency_limit} at once"
     )
@@ -311,7 +313,9 @@ def _fleet(known: Known, _: Physics) -> Step:
     if plan is None:
         lacks_peak = "--peak-rps" in known.plan_missing
         command = _with(known, "--peak-rps R") if lacks_peak else known.summary.next_command
-        return Step(title="Fleet", gap=known.plan_missing, command=command)
+        found = lacks_peak or known.summary.capacity.capacity_rps is not None
+        gap = known.plan_missing if found else "no capacity was found (step 7)"
+        return Step(title="Fleet", gap=gap, command=command if found else None)
     names = ("capacity", "peak", "safety", "GPUs of an instance")
     low, high = plan.instances_ci
     ends = f" ({low} to {high})" if low is not None and high is not None and low != high else ""
@@ -331,7 +335,7 @@ def _money(known: Known, physics: Physics) -> Step:
     plan = known.plan
     if plan is None or plan.cost_per_year is None:
         if known.gpu_hour_usd is not None:
-            return Step(title="TCO", gap=known.plan_missing)
+            return Step(title="TCO", gap="no fleet was sized (step 11)")
         command = _with(known, "--gpu-hour USD")
         return Step(title="TCO", gap="no price of a GPU", command=command)
     tokens = plan.fleet_cost_per_million_output_tokens

@@ -55,7 +55,8 @@ def quota(curve: Curve) -> Found | None:
     found = curve.summary.quota
     if found is None:
         return None
-    shares = [(s.errors.get("rate_limited", 0) / max(s.requests, 1), s) for s in curve.kept_up]
+    stages = curve.summary.stages
+    shares = [(s.errors.get("rate_limited", 0) / max(s.requests, 1), s) for s in stages]
     share, stage = max(shares, key=lambda pair: pair[0])
     evidence = (
         _seen("refused with 429 or 529", share, stage),

@@ -45,8 +45,7 @@ def find_quota(table: pa.Table, stages: Sequence[Stage]) -> Quota | None:
 
     ``table``: the records of the run; ``stages``: its stage objects.
     """
-    counted = [s for s in stages if not s.client_limited]
-    hit = [s for s in counted if refused_share(s) >= QUOTA_SHARE]
+    hit = [s for s in stages if refused_share(s) >= QUOTA_SHARE]  # by when they were really sent
     answered = table.filter(
         pc.and_(pc.is_valid(table["http_status"]), pc.is_valid(table["started_ns"]))
     )
@@ -66,7 +65,7 @@ def find_quota(table: pa.Table, stages: Sequence[Stage]) -> Quota | None:
         stated=stated,
         stated_window_s=window_s,
         refused=refused.num_rows,
-        binds=_binds(hit, counted),
+        binds=_binds(hit, stages),
     )
 
 
@@ -107,8 +106,8 @@ def _span(stage: pa.Table, unit: str) -> _Span | None:
             (_column(stage, f"{side}_tokens"), _column(stage, f"{side}_tokens_planned"))
             for side in ("input", "output")
         )
-        counted = [np.where(np.isnan(real), planned, real) for real, planned in sides]
-        amounts = counted[0] + counted[1]
+        used = [np.where(np.isnan(real), planned, real) for real, planned in sides]
+        amounts = used[0] + used[1]
     amount = float(np.nansum(amounts[through]))
     return _Span(amount, float(at_s[last] - at_s[first]), len(through))
 
@@ -153,5 +152,6 @@ def _binds(hit: Sequence[Stage], stages: Sequence[Stage]) -> bool:
     def lowest(of: Sequence[Stage]) -> float:
         return min((s.offered_rps or s.concurrency_set or 0.0 for s in of), default=inf)
 
-    violated = [s for s in stages if s.slo_met is False and s not in hit]
+    others = [s for s in stages if s not in hit and not s.client_limited]
+    violated = [s for s in others if s.slo_met is False]
     return lowest(hit) <= lowest(violated)

@@ -28,6 +28,7 @@ NO_FIGURE = (
     f"no rate is known: that takes a stage with a steady state, {REQUESTS_MIN} requests and a client "
     "that kept up"
 )
+TOO_SHORT = "the stage was shorter than an answer: no token came before its end"
 _NS = 1e-9
 _DOWN = DOWN - {"timeout"}
 
@@ -158,6 +159,8 @@ def output_rates(
     )
     if uncounted_share(rows) > UNCOUNTED_MAX:
         return OutputRates(rate, rate_ci, None, None, UNCOUNTED)
+    if not tokens.any() and np.nansum(rows.output_tokens[rows.has_status("ok")]) > 0:
+        return OutputRates(rate, rate_ci, None, None, TOO_SHORT)
     tokens_per_s = float(tokens.sum()) / window.length_s if window.length_s > 0 else 0.0
     tokens_ci = rate_interval(tokens, window.length_s / RATE_BATCHES)
     return OutputRates(rate, rate_ci, tokens_per_s, tokens_ci)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ampacity.loadgen.drive.account import Account
 from ampacity.loadgen.plan import Limits
 from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.receive.token_counts import ByPiece
-from ampacity.loadgen.send.keys import Keys
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class RunnerOptions:
     limits: Limits = field(default_factory=Limits)
     targets: Sequence[str | None] = (None,)  # names of the clients, for the records
     secrets: Callable[[], tuple[str, ...]] = tuple  # removed from the records
-    keys: Keys | None = None  # renewed while the stage runs
+    account: Account = field(default_factory=Account)
     worker: int = 0
     timed: bool = False  # count the requests' times in the live counters
     flush: Callable[[], str | None] = lambda: None  # once a second; a returned reason ends the run

@@ -25,7 +25,7 @@ from ampacity.loadgen.drive.timeouts import CHECK_EVERY_S, TimeoutMonitor
 from ampacity.loadgen.drive.users import VirtualUsers
 from ampacity.loadgen.host import widen_descriptor_table
 from ampacity.loadgen.net.http import Client
-from ampacity.loadgen.plan import Live, Requests, StagePlan, StageResult, record_of
+from ampacity.loadgen.plan import MOSTLY_FAILED, Live, Requests, StagePlan, StageResult, record_of
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.receive.token_counts import count_tokens
 from ampacity.loadgen.rundir.records import FAILED_STATUSES, RequestRecord
@@ -53,6 +53,7 @@ class StageRunner:
         self._requests = requests
         self._on_record = on_record
         self._options = options or RunnerOptions()
+        self._account = self._options.account
         self._in_flight: dict[Exchange, int] = {}  # and the request's index in the schedule
         self._whole: dict[Exchange, int] = {}  # complete answers that are not parsed yet
         self._timeouts = TimeoutMonitor(self._options.limits, clients, self._in_flight)
@@ -134,6 +135,7 @@ class StageRunner:
                 drive = self._drive_open if plan.kind == "open" else self._drive_closed
                 ended_early = await drive(start_ns, pacing)
                 meta = plan.meta(start_ns)
+                ended_early = ended_early or self._account.used_up
                 if ended_early or self._decided:
                     meta["end_ns"] = min(meta["end_ns"], time.monotonic_ns())
                 await self._finish_sessions(meta["end_ns"] + int(plan.finish_s * 1e9))
@@ -191,7 +193,7 @@ class StageRunner:
         return self._stop_reason or reason or None
 
     def _sends_no_more(self) -> bool:
-        return bool(self._stop_reason or self._decided)
+        return bool(self._stop_reason or self._decided or self._account.used_up)
 
     def _broke(self, what: str, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -257,8 +259,7 @@ class StageRunner:
 
     def _cut_off(self, after_s: float, keep: Sequence[Exchange] = ()) -> None:
         why = self._stop_reason or f"not answered within {round(after_s, 1):g} s after the stage"
-        kept = set(keep)
-        for exchange in [e for e in self._in_flight if e not in kept]:
+        for exchange in set(self._in_flight).difference(keep):
             exchange.fail("unfinished", why, time.monotonic_ns())
 
     def _work(self) -> bool:
@@ -266,8 +267,7 @@ class StageRunner:
         return self._judge_one() or self._ahead.make_one()
 
     def _judge_one(self) -> bool:
-        exchange = next(iter(self._whole), None)
-        if exchange is not None:
+        if exchange := next(iter(self._whole), None):
             exchange.judge()
         return exchange is not None
 
@@ -288,8 +288,9 @@ class StageRunner:
         self, index: int, scheduled_ns: int, now_ns: int, exchange: Exchange | None = None
     ) -> None:
         """Send a request: the next one that was built ahead, or ``exchange``."""
-        if exchange is None:
-            exchange = self._ahead.take()
+        if exchange is not None and self._account.used_up:
+            return
+        exchange = exchange or self._ahead.take()
         record, schedule = exchange.record, self._plan.schedule
         record.scheduled_ns, record.dispatched_ns = scheduled_ns, now_ns
         self._live.released += 1
@@ -305,16 +306,13 @@ class StageRunner:
         if most is not None and len(self._in_flight) > most:
             exchange.fail("shed", f"{most} requests were in flight", time.monotonic_ns())
         else:
-            if self._options.keys is not None:
-                exchange.request = self._options.keys.put_into(exchange.request)
+            self._account.sending(exchange)
             self._clients[self._target_of(index)].dispatch(exchange)
 
     def _record(self, index: int, scheduled_ns: int) -> RequestRecord:
         record = record_of(self._plan, index, scheduled_ns)
-        record.worker, record.target = (
-            self._options.worker,
-            self._options.targets[self._target_of(index)],
-        )
+        record.worker = self._options.worker
+        record.target = self._options.targets[self._target_of(index)]
         return record
 
     def _count_row(self, record: RequestRecord) -> None:
@@ -326,11 +324,8 @@ class StageRunner:
         leaves_after = self._plan.schedule.cancel_after_tokens
         on_whole = self._on_whole if self._patient and leaves_after is None else None
         exchange = Exchange(record, request, self._ended, self._options.answer, on_whole)
-        if (
-            self._options.keep is not None
-            or self._options.by_piece is not None
-            or self._requests.wanted(index)
-        ):
+        wanted = self._options.keep or self._options.by_piece or self._requests.wanted(index)
+        if wanted:
             exchange.keep_text()
         if leaves_after is not None:
             exchange.cancel_after_tokens = int(leaves_after[index])
@@ -383,8 +378,7 @@ class StageRunner:
         if self._options.keep is not None:
             self._options.keep(exchange)
         self._live.count(record)
-        if record.http_status == 401 and self._options.keys is not None:
-            self._options.keys.refused(record.started_ns or 0)
+        self._account.ended(record, self._live)
         if self._options.limits.retries and self._retry(record, exchange.request, index):
             return
         self._answered(index, exchange)
@@ -400,6 +394,7 @@ class StageRunner:
                 self._live.flush()
                 if trouble := self._options.flush():
                     self.stop(trouble)
-            if (keys := self._options.keys) is not None and keys.due():
-                asyncio.get_running_loop().run_in_executor(None, keys.renew)
+            self._account.look(self._live, self._options.limits.errors)
+            if self._live.mostly_failed(self._plan):
+                self.finish_stage(MOSTLY_FAILED)
             await self._timeouts.check()

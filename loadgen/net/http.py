@@ -17,6 +17,7 @@ from typing import Literal, cast
 from ampacity.loadgen.net import kernel_connect, kernel_stamps
 from ampacity.loadgen.net.interfaces import Exchange, Wire
 from ampacity.loadgen.net.proxy import open_tunnel
+from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, Proxy
 from ampacity.loadgen.sleeper import Sleeper
 
@@ -178,7 +179,7 @@ class Client:
         # read time − kernel time on the audited connections
         self.receive_delays_s: array[float] = array("d")
         # of the requests outside of a stage
-        self.asked = 0
+        self.asked: list[RequestRecord] = []
         self.asked_failed: list[str] = []  # "status: error"
         self.patience_s = ANSWER_TIMEOUT_S
 
@@ -296,7 +297,9 @@ class Client:
         except OSError as error:  # ssl.SSLError is one
             if error.errno in OWN_SHORTAGE:
                 self.shortages += 1
-            exchange.fail("connect_error", _why(error), time.monotonic_ns())
+            proxy = self._proxy
+            through = f"through the proxy {proxy.host}:{proxy.port}: " if proxy else ""
+            exchange.fail("connect_error", through + _why(error), time.monotonic_ns())
             error.__traceback__ = None  # holds the frame that holds it
             return
         finally:

@@ -20,8 +20,12 @@ def proxy_for(endpoint: Endpoint, addresses: list[str]) -> Proxy | None:
     url = getproxies().get(endpoint.scheme) or getproxies().get("all")
     if not url:
         return None
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme != "http" or not parts.hostname:
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        usable, port = parts.scheme == "http" and parts.hostname, parts.port or 80
+    except ValueError:  # of a port or an address that is none
+        usable = None
+    if not usable:
         raise EndpointError(
             f"the proxy for {endpoint.url} from the environment is no http:// proxy: "
             "correct it, or exempt the host in NO_PROXY"
@@ -30,7 +34,7 @@ def proxy_for(endpoint: Endpoint, addresses: list[str]) -> Proxy | None:
     if parts.username:
         credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
         authorization = f"Basic {base64.b64encode(credentials).decode()}"
-    return Proxy(parts.hostname, parts.port or 80, authorization)
+    return Proxy(usable, port, authorization)
 
 
 class _Tunnel(asyncio.Protocol):

@@ -62,7 +62,7 @@ async def ask(
         why = f"no complete answer within {client.patience_s:g} s"
         exchange.fail("timeout", why, time.monotonic_ns())
     redact_record(record, client.secrets)
-    client.asked += 1
+    client.asked.append(record)
     if record.status != "ok" and record.http_status not in REFUSED:
         client.asked_failed.append(f"{record.status}: {record.error}")
     if heard is not None:

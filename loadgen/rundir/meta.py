@@ -84,6 +84,7 @@ _RUN_JSON = _object(
     notes=list[str],
     diagnosis=_list(_FINDING),
     warmup_requests=_COUNT,
+    spent_usd=_AMOUNT,
     command_line=list[str],
     stages=_list(_STAGE),
     workload=_object(

@@ -130,18 +130,20 @@ class Endpoint:
     def addresses(self) -> list[str]:
         """Look up the IP addresses of the host. Raises EndpointError.
 
-        localhost is this machine by IPv4 and IPv6 (RFC 6761).
+        localhost, and any name that ends so, is this machine by IPv4 and IPv6 (RFC 6761), whether
+        the resolver knows it or not.
         """
+        here = self.host.lower().rstrip(".").rpartition(".")[2] == "localhost"
+        addresses = list(_LOOPBACK) if here else []
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
+            if here:
+                return addresses
             raise EndpointError(
                 f"{self.url}: the host {self.host!r} has no address: {error}"
             ) from error
-        addresses = [str(entry[4][0]) for entry in found]
-        if self.host.lower().rstrip(".").rpartition(".")[2] == "localhost":
-            addresses += _LOOPBACK
-        return list(dict.fromkeys(addresses))
+        return list(dict.fromkeys([*(str(entry[4][0]) for entry in found), *addresses]))
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,11 @@ def shown_url(url: str) -> str:
 
 def is_loopback(addresses: list[str]) -> bool:
     return all(ipaddress.ip_address(address.split("%")[0]).is_loopback for address in addresses)
+
+
+def is_private(addresses: list[str]) -> bool:
+    """Return whether no address is reached over the public internet."""
+    return not any(ipaddress.ip_address(address.split("%")[0]).is_global for address in addresses)
 
 
 def parse_endpoint(

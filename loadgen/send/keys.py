@@ -128,7 +128,7 @@ class Keys:
             self._renewing = False
 
     def _read(self) -> None:
-        asked_ns, text, expires_s = time.monotonic_ns(), _READERS[self._source](self._name), inf
+        text, expires_s = _READERS[self._source](self._name), inf
         if self._source == "api_key_command" and text.lstrip().startswith("{"):
             text, expires_s = _key_and_expiry(text)
         shown = "" if self._source == "api_key_command" else f" {self._name}"
@@ -139,9 +139,10 @@ class Keys:
             f" {key}\r\n".encode(): f" {found[i % len(found)]}\r\n".encode()
             for i, key in enumerate(old)
         }
-        self.current, self._read_ns = found, asked_ns
+        self.current, self._read_ns = found, time.monotonic_ns()
         life_s = expires_s - time.time()
-        self._due_s = time.monotonic() + life_s - min(AHEAD_S, AHEAD_SHARE * max(life_s, 0.0))
+        ahead_s = min(AHEAD_S, AHEAD_SHARE * life_s)
+        self._due_s = time.monotonic() + life_s - ahead_s if life_s > 0 else 0.0
 
 
 def _split(text: str, where: str) -> tuple[str, ...]:
@@ -161,7 +162,7 @@ def _key_and_expiry(text: str) -> tuple[str, float]:
         held |= next((held[name] for name in _INNER if isinstance(held.get(name), dict)), {})
         key = next(held[name] for name in _TOKENS if isinstance(held.get(name), str))
         return key, _expiry_s(held)
-    except (ValueError, RecursionError, StopIteration):
+    except (ValueError, TypeError, OverflowError, RecursionError, StopIteration):
         raise EndpointError(
             f"--api-key-command: its JSON needs one of {', '.join(_TOKENS)}, and may have "
             f"expires_in (s) or one of {', '.join(_EXPIRIES)} (s since 1970 or ISO 8601)"

@@ -140,7 +140,10 @@ class Workers:
                 pass_fds=[theirs.fileno()],
             )
         worker = _Worker(number, process, Channel(ours), self._stream_of(number))
-        begin = Begin(self._setup, number, worker.stream)
+        setup = self._setup
+        if self._workers:  # the first one goes on with what was spent before
+            setup = dataclasses.replace(setup, account=setup.account.unspent())
+        begin = Begin(setup, number, worker.stream)
         if await worker.wait_for(Ready, START_TIMEOUT_S, after=begin) is None:
             await self._end(worker)
             raise WorkerError(f"worker process {number} did not start")

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from ampacity.loadgen.drive.account import Account
 from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client, Reuse, Stamps
@@ -61,6 +62,7 @@ class Setup:
     calibration: Calibration
     run_id: str
     limits: Limits
+    account: Account
     stamps: Stamps
     reuse: Reuse
     classes: tuple[RequestClass, ...] = ()
@@ -137,7 +139,7 @@ class Setup:
                 limits=self.limits,
                 targets=self.targets,
                 secrets=lambda: self.secrets,
-                keys=self.routes[0].endpoint.keys,
+                account=self.account,
                 worker=worker,
                 timed=self.timed,
                 flush=flush,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ampacity.analysis.contract.summary import SloLimit, Summary
-from ampacity.analysis.timeline import Timeline
+from ampacity.analysis.timeline import QUOTA_LEFT, Timeline
 from ampacity.reports.charts.distributions import error_colour
 from ampacity.reports.charts.marks import WIDE, Chart, Key, log_ticks, seconds_axis, with_look
 from ampacity.reports.charts.palette import light
@@ -28,7 +28,8 @@ def timeline_chart(timeline: Timeline, summary: Summary) -> Chart:
     data = _data(timeline)
     panels = [_overview(end_s), _in_flight(timeline), _scatter(timeline, summary.slos)]
     panels += [_failures(timeline)] if timeline.failed_rps else []
-    panels += [_kv_cache()] if "kv_cache_usage" in timeline.server else []
+    shares = (("KV cache", "kv_cache_usage", "knee"), ("Quota left", QUOTA_LEFT, "bad"))
+    panels += [_share(*share) for share in shares if share[1] in timeline.server]
     panels += [_preemptions()] if data["preemptions_total"] else []
     for layer in (of for of in panels[-1]["layer"] if "x" in of["encoding"]):
         layer["encoding"]["x"]["axis"] = {"format": "~r", "title": "Seconds after the start"}
@@ -97,7 +98,7 @@ def _data(timeline: Timeline) -> dict[str, Rows]:
     base = grown[0][1] if grown else 0.0
     gauges = {
         name: [{"x": x, "y": y} for x, y in timeline.server.get(name, [])]
-        for name in ("running", "waiting", "kv_cache_usage")
+        for name in ("running", "waiting", "kv_cache_usage", QUOTA_LEFT)
     }
     moved = [{"x": x, "y": y - base} for x, y in grown]
     return gauges | {
@@ -217,10 +218,10 @@ def _failures(timeline: Timeline) -> dict[str, Any]:
     return _panel("Failures/s", 70, [_layer("failed", "bar", "bad", encoding)], stack="zero")
 
 
-def _kv_cache() -> dict[str, Any]:
+def _share(title: str, name: str, colour: str) -> dict[str, Any]:
     scale = {"domain": [0, 1]}
-    line = _layer("kv_cache_usage", "line", "knee", strokeWidth=1.5)
-    return _panel("KV cache", 60, [line], scale=scale, axis={"format": ".0%", "tickCount": 2})
+    line = _layer(name, "line", colour, strokeWidth=1.5)
+    return _panel(title, 60, [line], scale=scale, axis={"format": ".0%", "tickCount": 2})
 
 
 def _preemptions() -> dict[str, Any]:

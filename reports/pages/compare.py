@@ -7,7 +7,6 @@ import io
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,6 @@ from ampacity.reports.pages.compare_tables import (
 from ampacity.reports.pages.gate import escaped
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.render.figures import at_least
-from ampacity.reports.render.table import Table
 from ampacity.reports.render.terminal import Entry, Screen
 
 if TYPE_CHECKING:
@@ -257,17 +255,6 @@ def _shift_chart(metric: str, shifts: Sequence[Shift], result: Comparison) -> Ch
     return Chart(f"{metric}-shift", title, alt, plot.spec(NARROW, 260), plot.keys)
 
 
-def _better_first(table: Table) -> Table:
-    """Return a scorecard with the winners beside the figures' names: a narrow page shows them."""
-    if table.title != "Scorecard":
-        return table
-
-    def moved(row: list[Any]) -> list[Any]:
-        return [row[0], row[-1], *row[1:-1]]
-
-    return replace(table, columns=moved(table.columns), rows=[moved(row) for row in table.rows])
-
-
 def write_comparison_page(path: Path, result: Comparison) -> None:
     """Write one HTML file that needs no network; whole or not at all. Raises OSError."""
     page = render_page(
@@ -279,7 +266,7 @@ def write_comparison_page(path: Path, result: Comparison) -> None:
         predicted=any(r.predicted for r in result.runs),
         runs=result.runs,
         slos=", ".join(result.slos) or "none",
-        tables=[_better_first(table) for table in main_tables(result)],
+        tables=[t.last_second() if t.title == "Scorecard" else t for t in main_tables(result)],
         shifts=shift_tables(result, False),
         metrics=_metrics(result),
         how=METHOD,

@@ -183,8 +183,8 @@ def _goodput(summary: Summary) -> Finding:
 
 def _gaps_counted(slo: SloLimit) -> str:
     return (
-        f"{slo.text} counts a request where {share(slo.quantile)} of its own gaps are within the "
-        "limit, the verdict where that share of all gaps of the stage is: they may differ"
+        f"goodput applies {slo.text} to the gaps of each request, the SLO verdict to all gaps of "
+        "the stage"
     )
 
 
@@ -197,13 +197,12 @@ def _fleet(fleet: Fleet) -> Finding:
     if fleet.instances is None:
         why = SET_PEAK if fleet.reason == NO_PEAK else fleet.reason or NO_REASON
         return Finding("Fleet", DASH, None, _sentence(why, cost))
-    bear = "bears" if fleet.one_replica_down == 1 else "bear"
     sized = [
         f"for a peak of {exact(fleet.peak_rps)} req/s",
         f"{counted(fleet.instances_before_safety, 'instance')} × "
         f"safety {exact(fleet.safety_factor)}",
         f"{counted(fleet.tensor_parallel, 'GPU')} an instance",
-        f"{counted(fleet.one_replica_down, 'instance')} {bear} the loss of one",
+        f"{counted(fleet.one_replica_down, 'instance')} to carry the peak with one down",
     ]
     value = f"{instances_text(fleet.instances, fleet.instances_ci)}, {counted(fleet.gpus, 'GPU')}"
     return Finding("Fleet", value, None, _sentence(*sized, cost))
@@ -214,9 +213,9 @@ def error_bound(summary: Summary) -> str | None:
     audit, worst = summary.audit, _worst(summary)
     if audit.dated_by_kernel and audit.coalesced_share is not None:
         return (
-            "The kernel dates what arrives, so that the load generator's delay in reading adds "
-            f"nothing to these times; {share(audit.coalesced_share)} of the tokens were read "
-            f"together with the one before, which makes the gap between the two 0 ({worst})."
+            "Timestamps come from the kernel: the client's read delay is excluded. "
+            f"{share(audit.coalesced_share)} of the tokens were coalesced with the one before, "
+            f"a gap of 0 ({worst})."
         )
     if audit.receive_delay_p99_s is not None:
         return (
@@ -288,7 +287,8 @@ def _audit_facts(audit: Audit, worst: str) -> list[str]:
 def evidence_text(limit: Limit) -> str:
     """Return the figures that a limit follows from: ``requests waiting, mean 486 at 200 req/s``."""
     return ", ".join(
-        f"{e.figure} {_evidence(e.value)}" + (f" at {e.stage}" if e.stage else "")
+        f"{e.figure}{':' * isinstance(e.value, str)} {_evidence(e.value)}"
+        + (f" at {e.stage}" if e.stage else "")
         for e in limit.evidence
     )
 

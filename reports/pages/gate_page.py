@@ -32,7 +32,7 @@ def write_gate_page(path: Path, result: GateResult, next_command: str | None) ->
         title="Gate – ampacity",
         sentence=result.sentence,
         facts=facts,
-        table=screen.table and _verdict_second(screen.table),
+        table=screen.table and _without_marks(screen.table).last_second(),
         notes=result.notes,
         untracked=list(result.untracked.items()),
         command=screen.next_command,
@@ -42,14 +42,10 @@ def write_gate_page(path: Path, result: GateResult, next_command: str | None) ->
     write_page(path, page)
 
 
-def _verdict_second(table: Table) -> Table:
-    """Return the screen's table with the verdict beside the name: a narrow page shows both."""
-
-    def moved(row: Sequence[Any]) -> list[Any]:
-        return [row[1], row[-1], *row[2:-1]]
-
-    rows = [moved([*row[:-1], replace(row[-1], state=row[0].state)]) for row in table.rows]
-    return Table("", moved(table.columns), rows)
+def _without_marks(table: Table) -> Table:
+    """Return the screen's table without its first column, whose colour the verdict takes."""
+    rows = [[*row[1:-1], replace(row[-1], state=row[0].state)] for row in table.rows]
+    return Table("", table.columns[1:], rows)
 
 
 def charts(result: GateResult) -> list[Chart]:

@@ -40,11 +40,16 @@ def headline(plan: Plan) -> str:
 
 
 def rate_text(
-    rate_rps: float, ends: Sequence[float | None] | None, verified_rps: float | None
+    rate_rps: float,
+    ends: Sequence[float | None] | None,
+    verified_rps: float | None = None,
+    unit: str = " req/s",
 ) -> str:
     """Return a capacity with its interval; where that is wide, what is verified comes first."""
-    between = interval(ends)
-    text = f"{significant(rate_rps)} req/s" + (f" ({between})" if between else "")
+    text, between = f"{significant(rate_rps)}{unit}", interval(ends)
+    if ends and tuple(ends) == (rate_rps, None):
+        return f"at least {text}"
+    text += f" ({between})" if between else ""
     if verified_rps and verified_rps < rate_rps and is_wide(rate_rps, ends):
         return f"{significant(verified_rps)} req/s verified, an estimated {text},"
     return text
@@ -131,6 +136,10 @@ def plan_screen(plan: Plan, summary: Summary) -> Screen:
         Entry("SIZED", sized),
         Entry("SPARE", _spare(plan)),
     ]
+    if pools := plan.pools:
+        ratio = f"{pools.prefill_instances}:{pools.decode_instances} instances"
+        why = "if prefill is apart from decoding; estimated from this run"
+        answers.append(Entry("P:D", ratio, why))
     if plan.predicted:
         answers.append(Entry("PREDICTED", "nothing was measured", state="unsure"))
     hosted = [next(iter(hosted_lines(h, plan))).strip() for h in plan.hosted[:HOSTED_SHOWN]]
@@ -139,7 +148,7 @@ def plan_screen(plan: Plan, summary: Summary) -> Screen:
         answers,
         _table(sensitivity_rows(plan.sensitivity)),
         drawn=[Entry("HOSTED", x.partition(", ")[0], x.rpartition("; ")[2]) for x in hosted],
-        notes=[note for w in plan.warnings if (note := NOTES.get(w.code, w.text))],
+        notes=_notes(plan.warnings),
         next_command=None if following.startswith("ampacity plan") else following,
     )
 
@@ -158,7 +167,12 @@ def tiers_screen(tiers: TierPlan) -> Screen:
         figures = [f"{plan.instances:,}", f"{plan.gpus:,}", each, f"{plan.peak_rps:.4g}"]
         rows.append([tier.name, tier.gpu, *figures])
     warned = [*(w for tier in tiers.tiers for w in tier.plan.warnings), *tiers.warnings]
-    return Screen(answers, _table(rows), notes=list(dict.fromkeys(w.text for w in warned)))
+    return Screen(answers, _table(rows), notes=_notes(warned))
+
+
+def _notes(warnings: Sequence[Warned]) -> list[str]:
+    """Return each warning in short, once."""
+    return list(dict.fromkeys(filter(None, (NOTES.get(w.code, w.text) for w in warnings))))
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Table:

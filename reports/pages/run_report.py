@@ -89,6 +89,7 @@ def render_report(
     beyond = beyond or Beyond()
     found = [*findings(summary), *session_findings(summary)]
     choices = what_if(summary, beyond.limits, beyond.directory)
+    judged = judged_table(summary, by_load(summary.stages))
     return render_page(
         "report.html.j2",
         report_charts(summary, beyond.timeline),
@@ -111,7 +112,7 @@ def render_report(
         fleet_data=embedded_json(choices["data"]) if choices else None,
         phases=phases_table(summary.burst) if summary.burst else None,
         sweep=sweep_instead(meta) if summary.burst else None,
-        judged=judged_table(summary, by_load(summary.stages)),
+        judged=judged and judged.last_second(),
         stages=stages_table(summary),
         bound=error_bound(summary),
         slos=slo_table(summary),

@@ -57,6 +57,7 @@ NOTES = {
     "inputs_off": "Prompts were not as long as planned: check --tokenizer.",
     "lengths_off": "Answers were not as long as planned: fix lengths or ignore end-of-sequence.",
     "cut_short": "Some answers may have been cut short by something on the way.",
+    "unseen": "Some answers hold no visible token: plan longer ones, or switch reasoning off.",
     "not_streamed": "The endpoint does not stream token by token: TTFT and ITL mean little.",
     "diagnosis": "The endpoint streams oddly: see ampacity doctor.",
     "speculation": "Several tokens come at once (speculative decoding): ITL is per chunk.",
@@ -99,6 +100,8 @@ def _conditions(summary: Summary) -> list[Entry]:
     found = []
     if summary.partial:
         found.append(Entry("PARTIAL", summary.partial, state="unsure"))
+    if summary.spent_usd is not None:
+        found.append(Entry("SPENT", f"${summary.spent_usd:.4g}", "at the prices given"))
     if summary.predicted:
         found.append(
             Entry("PREDICTED", "by a simulated engine: nothing was measured", "", "unsure")
@@ -239,8 +242,7 @@ def judged_table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
         rows.figure("failed", "", lambda s: failures(s.errors), count, 1)
     if any(s.accepted.requests is not None for s in stages):
         rows.figure("accepted/s", "", lambda s: s.accepted.rps, significant, 2, "")
-    if not summary.slos:
-        rows.figure("tokens/s", "", lambda s: s.output_tokens_per_s, significant, 7, "")
+    rows.figure("tokens/s", "", lambda s: s.output_tokens_per_s, significant, 7, "")
     last = Column("SLO" if summary.slos else "state", "", text=True)
     rows.column(last, lambda _, s: _words(summary, s))
     return rows.done()

@@ -22,7 +22,7 @@ from ampacity.reports.pages.plan import (
     sensitivity_rows,
     wrapped,
 )
-from ampacity.reports.render.figures import DASH, interval, seconds, significant
+from ampacity.reports.render.figures import DASH, seconds, significant
 
 SHOWN_LIMITS, SHOWN_INPUTS = 2, 3  # in a terminal: the rest is in the page
 OWN_COMMAND = r"^ampacity size .* (?=--\S+ \S+$)"  # which a step adds an option to
@@ -144,9 +144,9 @@ def _answer(one: Candidate, most: int = SHOWN_LIMITS) -> list[str]:
     lines = [f"{one.run}: predicted, nothing was measured" if one.predicted else one.run]
     lines.append(headline(one.plan) if one.plan else f"no fleet: {one.plan_missing}")
     slos = ", ".join(one.slos) or "no SLO"
-    if one.capacity_rps is None:
+    if one.capacity_rps is None and one.capacity_reason != one.plan_missing:
         lines.append(f"one instance: {one.capacity_reason or 'no capacity was found'}")
-    else:
+    elif one.capacity_rps is not None:
         carries = "is predicted to carry" if one.predicted else "carries"
         rate = rate_text(one.capacity_rps, one.capacity_rps_ci, one.verified_rps)
         lines.append(f"one instance {carries} {rate} at {slos}")
@@ -223,7 +223,7 @@ def _matrix(candidates: Sequence[Candidate]) -> list[list[str]]:
     for one in candidates:
         plan, rate = one.plan, DASH
         if one.capacity_rps is not None:
-            rate = _with(significant(one.capacity_rps), interval(one.capacity_rps_ci))
+            rate = rate_text(one.capacity_rps, one.capacity_rps_ci, unit="")
         gpus = year = each = DASH
         if plan is not None:
             low, high = plan.instances_ci

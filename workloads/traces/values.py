@@ -1,7 +1,7 @@
 """Parse one cell of a trace: ids, counts of tokens, and times as whole nanoseconds."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -61,6 +61,26 @@ NO_CALL = "entries are no calls of a model (spans, steps of an agent): they are 
 def has(record: Mapping[str, Any], column: str) -> bool:
     """Return whether the row has a value in the column ("": no such column)."""
     return bool(column) and not is_missing(record.get(column))
+
+
+class CellError(ValueError):
+    """A value that cannot be used, and its column."""
+
+    def __init__(self, column: str, reason: object) -> None:
+        super().__init__(str(reason))
+        self.column = column
+
+
+def cell(
+    record: Mapping[str, Any], column: str, read: Callable[[Any], Any], missing: Any = None
+) -> Any:
+    """Return ``read(value)`` of a row's value, ``missing`` without one. Raises CellError."""
+    if not has(record, column):
+        return missing
+    try:
+        return read(record[column])
+    except ValueError as error:
+        raise CellError(column, error) from None
 
 
 def is_missing(value: object) -> bool:

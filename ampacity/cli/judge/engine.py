@@ -10,46 +10,33 @@ from ampacity.cli import options as o
 if TYPE_CHECKING:
     from ampacity.experiments.decide import Engine
 
-ENGINE = [
-    o.option(
-        "model_config",
-        Path | None,
-        None,
-        metavar="FILE",
-        help="The model's config.json, its folder, or a name: llama3-8b, llama3-70b or qwen3-32b. "
-        "Default: the model of a prediction.",
-    ),
-    o.option(
-        "gpu",
-        str | None,
-        None,
-        metavar="NAME",
-        help="GPU: a100-40, a100-80, h100, h200, b200, mi300x, l40s, l4, a10g or t4. Default: "
-        "that of a prediction or of --lock hardware.",
-    ),
-    o.option(
-        "weights",
-        str | None,
-        None,
-        metavar="P",
-        help="Precision: fp16, bf16, fp8, int8, int4 or nvfp4. Default: the checkpoint's, else "
-        "fp16.",
-    ),
-    o.option(
-        "kv",
-        str | None,
-        None,
-        metavar="P",
-        help="Precision of the KV cache. Default: that of a prediction, else fp16.",
-    ),
-    o.option("params", float | None, None, metavar="N", help="Parameters, e.g. 8.03e9."),
-    o.option("layers", int | None, None, metavar="N", help="Layers."),
-    o.option("kv_heads", int | None, None, metavar="N", help="KV heads."),
-    o.option("head_dim", int | None, None, metavar="N", help="Size of a head."),
-    o.option(
-        "heads", int | None, None, metavar="N", help="Attention heads. Default: the KV heads."
-    ),
-]
+ENGINE = o.options(
+    {
+        "model_config": (
+            Path,
+            "FILE",
+            "The model's config.json. Its folder, or a name: llama3-8b, llama3-70b, qwen3-32b "
+            "and others. Default: of a prediction.",
+        ),
+        "gpu": (
+            str,
+            "NAME",
+            "GPU. a100-40, a100-80, h100, h200, b200, mi300x, l40s, l4, a10g or t4. "
+            "Default: of a prediction, or --lock hardware.",
+        ),
+        "weights": (
+            str,
+            "P",
+            "Precision. fp16, bf16, fp8, int8, int4 or nvfp4. Default: the checkpoint's, else fp16.",
+        ),
+        "kv": (str, "P", "Precision of the KV cache. Default: of a prediction, else fp16."),
+        "params": (float, "N", "Parameters, e.g. 8.03e9."),
+        "layers": (int, "N", "Layers."),
+        "kv_heads": (int, "N", "KV heads."),
+        "head_dim": (int, "N", "Size of a head."),
+        "heads": (int, "N", "Attention heads. Default: the KV heads."),
+    }
+)
 SHAPE = ("params", "layers", "kv_heads", "head_dim")
 
 

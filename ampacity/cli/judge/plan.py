@@ -19,45 +19,24 @@ Run = Annotated[
     Path | None, typer.Argument(help="Run directory; none with --tier.", show_default=False)
 ]
 FLEET = [
-    o.option(
-        "profile",
-        Path | None,
-        None,
-        metavar="FILE",
-        help="Profile from 'ampacity workload fit'. Busiest hour, mean and variance of the "
-        "traffic.",
+    *o.options(
+        {
+            "profile": (
+                Path,
+                "FILE",
+                "Profile from 'ampacity workload fit'. Busiest hour, mean and variance of the traffic.",
+            ),
+            "mean_rps": (float, "R", "Mean load in requests/s. For utilisation and costs."),
+            "utilisation": (
+                float,
+                "U",
+                "Mean load / what the fleet carries, e.g. 0.4. "
+                "Default: from --mean-rps, else the profile's mean / busiest hour, else the peak all day.",
+            ),
+            "accepted": (float, "SHARE", "Share of results that are of use, e.g. 0.9."),
+        }
     ),
-    o.option(
-        "mean_rps",
-        float | None,
-        None,
-        metavar="R",
-        help="Mean load in requests/s. For utilisation and costs.",
-    ),
-    o.option(
-        "utilisation",
-        float | None,
-        None,
-        metavar="U",
-        help="Mean load / what the fleet carries, e.g. 0.4.",
-        show_default="from --mean-rps, else the profile's mean / busiest hour, else the peak all "
-        "day",
-    ),
-    o.option(
-        "prices",
-        Path | None,
-        None,
-        metavar="FILE",
-        help="Prices of hosted APIs in USD per million tokens: CSV with the columns model, input, "
-        "output and, where there are such, cached and cache_write.",
-    ),
-    o.option(
-        "accepted",
-        float | None,
-        None,
-        metavar="SHARE",
-        help="Share of results that are of use, e.g. 0.9.",
-    ),
+    o.setting("prices", rich_help_panel=None),
 ]
 Safety = Annotated[
     float | None,

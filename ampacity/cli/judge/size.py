@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
@@ -21,44 +22,31 @@ if TYPE_CHECKING:
 Runs = Annotated[
     list[Path], typer.Argument(help="Run directories, one for each candidate.", show_default=False)
 ]
-WaitBudget = Annotated[
-    str | None, typer.Option(metavar="T", help="What a first token may wait in a queue.")
-]
-Link = Annotated[
-    float | None,
-    typer.Option(
-        metavar="GBIT", help="Link between instances in Gbit/s, for disaggregation.", min=1e-3
-    ),
-]
-ColdStart = Annotated[
-    str | None, typer.Option(metavar="T", help="Time from start to first answer of an instance.")
-]
-AdapterSlots = Annotated[
-    str | None,
-    typer.Option(
-        "--lora-slots",
-        metavar="SLOTSxMB",
-        help="LoRA adapters kept on the GPUs and the size of each in MB, e.g. 4x100.",
-    ),
-]
-DraftTokens = Annotated[
-    int | None, typer.Option(metavar="K", help="Tokens that a step drafts (speculation).", min=1)
-]
+STATED = o.options(
+    {
+        "wait_budget": (str, "T", "What a first token may wait in a queue."),
+        "cold_start": (str, "T", "Time from start to first answer of an instance."),
+        "link": (float, "GBIT", "Link between instances in Gbit/s, for disaggregation."),
+        "draft_tokens": (int, "K", "Tokens that a step drafts (speculation)."),
+        "lora_slots": (
+            str,
+            "SLOTSxMB",
+            "LoRA adapters kept on the GPUs and the size of each in MB, e.g. 4x100.",
+        ),
+    }
+)
 
 
 @o.shares(("peak_rps", "tp", "gpu_hour", "safety", "slo"))
 @o.gathers("fleet", FLEET)
 @o.gathers("engine", ENGINE)
+@o.gathers("stated", STATED)
 def size(
     raw: dict[str, Any],
     fleet: dict[str, Any],
     engine: dict[str, Any],
+    stated: dict[str, Any],
     runs: Runs,
-    wait_budget: WaitBudget = None,
-    cold_start: ColdStart = None,
-    link: Link = None,
-    draft_tokens: DraftTokens = None,
-    adapters: AdapterSlots = None,
     html: o.Html = None,
     json: o.Json = False,
 ) -> None:
@@ -75,23 +63,27 @@ def size(
     from ampacity.cli.experiment import command_line
     from ampacity.experiments.decide import Stated, decide
     from ampacity.reports.pages.size import size_page, size_text
-    from ampacity.values import parse_duration
+    from ampacity.values import ConfigError, option, parse_duration
 
+    for name in stated.keys() & {"link", "draft_tokens"}:
+        if not 0 < stated[name] < math.inf:
+            raise ConfigError(f"{option(name)} {stated[name]}: give a number above 0")
+    link = stated.get("link")
     wait, start = (
-        parse_duration(text, name) if text else None
-        for name, text in (("--wait-budget", wait_budget), ("--cold-start", cold_start))
+        parse_duration(stated[name], option(name)) if name in stated else None
+        for name in ("wait_budget", "cold_start")
     )
-    stated = Stated(
+    known = Stated(
         sizing_of(raw, **fleet),
         engine=engine_of(engine),
         wait_budget_s=wait,
         cold_start_s=start,
         link_bits_s=1e9 * link if link else None,
-        draft_tokens=draft_tokens,
-        adapters=_adapters(adapters),
+        draft_tokens=stated.get("draft_tokens"),
+        adapters=_adapters(stated.get("lora_slots")),
         command=shlex.join(command_line(sys.argv)),
     )
-    decision = decide(runs, stated)
+    decision = decide(runs, known)
     if html is not None:
         write_text(html, size_page(decision))
     if json:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from ampacity.experiments.stages.budget import account_of, approve
 from ampacity.experiments.stages.context import check_context
 from ampacity.experiments.stages.live import LivePlayer
 from ampacity.experiments.stages.live_export import live_export
@@ -28,7 +29,6 @@ from ampacity.experiments.stages.preflight import (
     route_to,
 )
 from ampacity.experiments.stages.provenance import (
-    announcement,
     out_path,
     run_meta,
     source_notes,
@@ -40,10 +40,9 @@ from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.look import ProbeResult, count_message_overhead, look
 from ampacity.loadgen.rundir.files import RunWriter, check_new
-from ampacity.loadgen.send.endpoint import is_loopback
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.telemetry import Telemetry
-from ampacity.loadgen.workers.setup import Setup
+from ampacity.loadgen.workers.setup import Route, Setup
 from ampacity.progress import Progress
 from ampacity.settings import Settings
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
@@ -95,6 +94,8 @@ async def conduct(
             telemetry = await _start_telemetry(settings, run.pages, progress)
             player = LivePlayer(settings, run.probe, writer, generator, telemetry, progress)
             rig = Rig(settings, writer, progress, player, run.trace)
+            if why := setup.account.used_up:  # by the probe
+                rig.ended = ("budget", why)
             try:
                 with _interruptible(generator, progress):
                     async with live_export(settings, generator, run.pages, progress.note):
@@ -119,14 +120,18 @@ async def _connect(
     settings: Settings, out: Path, progress: Progress, closing: contextlib.AsyncExitStack
 ) -> _Connected:
     """Reach and probe the endpoint, and check that the load can be sent."""
-    settings = await follow_redirects(settings, progress)
-    routes = tuple(route_to(target) for target in (settings.endpoint, *settings.replicas))
-    prepare_machine(settings)
     trace = None
     if settings.trace:
         from ampacity.experiments.stages.replay import read_replay
 
         trace = read_replay(settings.trace, settings)
+    account, routes = account_of(settings), _routes(settings)
+    approve(settings, trace, routes, progress)
+    host, settings = settings.endpoint.host, await follow_redirects(settings, progress)
+    if settings.endpoint.host != host:
+        routes = _routes(settings)
+        approve(settings, trace, routes, progress)
+    prepare_machine(settings)
     for note in source_notes(settings, trace):
         progress.note(note)
     run_id, salt = secrets.token_hex(6), settings.salt or secrets.token_hex(8)
@@ -143,6 +148,7 @@ async def _connect(
         calibration=probe.calibration,
         run_id=run_id,
         limits=settings.limits,
+        account=account,
         stamps=settings.timestamps,
         reuse=settings.connections,
         timed=bool(settings.prometheus or settings.otlp or not progress.quiet),
@@ -156,11 +162,15 @@ async def _connect(
     notes = [*filter(None, [check_context(settings, probe, trace)])]
     for note in [*probe.notes, *notes]:
         progress.note(note)
-    if not routes[0].addresses or not is_loopback(routes[0].addresses):
-        progress.note(announcement(settings, trace))
+    for record in clients[0].asked:
+        account.ended(record)
     for replica in settings.replicas:
         await look(pages, replica)  # raises if it does not answer
     return _Connected(settings, pages, clients, setup, probe, trace, notes)
+
+
+def _routes(settings: Settings) -> tuple[Route, ...]:
+    return tuple(route_to(target) for target in (settings.endpoint, *settings.replicas))
 
 
 def _sent(

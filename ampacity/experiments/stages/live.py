@@ -55,6 +55,7 @@ class LivePlayer:
         self._telemetry = telemetry
         self._progress = progress
         self._workers_wanted = settings.workers or 1
+        self._may_grow = not (settings.workers or settings.max_cost)
         self._tolerance = Tolerance.for_limits(_limits_by_metric(settings))
         self.typical_e2e_s = _e2e_s(probe.record)
 
@@ -84,6 +85,8 @@ class LivePlayer:
             result = await self._generator.run(
                 plan, self._workers_wanted, lambda start_ns: self._announce(plan, start_ns, labels)
             )
+        if (spent_usd := self._generator.live.spent_usd) is not None:
+            self._writer.meta["spent_usd"] = spent_usd
         if (keys := self._settings.endpoint.keys) is not None and keys.trouble:
             self._progress.note(keys.trouble)
         other_work = busiest(cores_used(others, cpu_seconds(), time.monotonic() - began_s))
@@ -108,6 +111,9 @@ class LivePlayer:
             return "interrupted" if stopped.startswith("interrupted") else "aborted", stopped
         if lost:
             return "aborted", lost
+        of_a_worker = early if early and early.startswith("--max-errors") else None
+        if used_up := self._generator.used_up or of_a_worker:
+            return "budget", used_up
         if early and early not in by_budget:  # a worker could not go on, e.g. the disk is full
             return "aborted", early
         return None
@@ -170,7 +176,7 @@ class LivePlayer:
         if lost:  # its load was not sent, and the next stage's processes may end the same way
             self._progress.note(lost)
             audit = replace(audit, client_limited=True, client_limited_reason=lost)
-        if self._settings.workers is None and audit.cpu_fraction >= GROW_CPU_FRACTION:
+        if self._may_grow and audit.cpu_fraction >= GROW_CPU_FRACTION:
             others = 1  # a core is left to everything else
             cores = len(self._settings.cpus) or max((os.cpu_count() or 1) - others, 1)
             self._workers_wanted = min(2 * self._workers_wanted, max(cores, self._workers_wanted))

@@ -180,7 +180,7 @@ class Probe:
         if client.asked_failed:
             kinds = "; ".join(dict.fromkeys(client.asked_failed))
             notes.append(
-                f"{len(client.asked_failed)} of {client.asked} requests before the run failed: "
+                f"{len(client.asked_failed)} of {len(client.asked)} requests before the run failed: "
                 f"{kinds}"
             )
         await asyncio.sleep(SEE_CLOSED_S)

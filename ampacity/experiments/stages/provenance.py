@@ -1,4 +1,4 @@
-"""Describe a run: the facts of run.json, and the announcement before a remote host is loaded."""
+"""Describe a run: the facts of run.json."""
 
 from __future__ import annotations
 
@@ -17,49 +17,6 @@ from ampacity.loadgen.send.secrets import redact
 from ampacity.settings import Settings
 from ampacity.workloads.arrivals.processes import arrivals_notes
 from ampacity.workloads.replay import Replayed
-from ampacity.workloads.schedule import open_schedule
-
-
-def announcement(settings: Settings, trace: Replayed | None) -> str:
-    """Return what is about to be sent to a remote host."""
-    tokens = settings.workload.input_tokens.mean() + settings.workload.output_tokens.mean()
-    if trace is not None:
-        count, total = len(trace.schedule), float(trace.schedule.planned_tokens())
-    elif settings.rates:
-        count = round(sum(settings.rates) * settings.duration_s)
-        total = count * tokens
-        if settings.workload.sessions is not None or settings.workload.prompts is not None:
-            # histories grow
-            stages = (
-                open_schedule(
-                    settings.workload,
-                    rate_rps=rate,
-                    duration_s=settings.duration_s,
-                    seed=settings.seed,
-                    stage=k,
-                )
-                for k, rate in enumerate(settings.rates)
-            )
-            total = float(sum(stage.planned_tokens() for stage in stages))
-    else:
-        limit = (
-            f"--max-requests {settings.max_requests}"
-            if settings.max_requests
-            else "no --max-requests is set"
-        )
-        return (
-            f"{settings.endpoint.url} is not this machine: the load rises until the endpoint "
-            f"saturates, about {tokens:.0f} tokens a request; {limit}"
-        )
-    capped = [
-        f"--max-{n} {v}"
-        for n, v in (("requests", settings.max_requests), ("tokens", settings.max_tokens))
-        if v
-    ]
-    return (
-        f"{settings.endpoint.url} is not this machine: about {count} requests and {total:,.0f} "
-        f"tokens are planned{', at most ' if capped else ''}{' and '.join(capped)}"
-    )
 
 
 def utc_now() -> str:

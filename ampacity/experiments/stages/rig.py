@@ -16,7 +16,7 @@ import pyarrow as pa
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.next_run import again
 from ampacity.live_panel import Outlook
-from ampacity.loadgen.plan import StagePlan
+from ampacity.loadgen.plan import MOSTLY_FAILED, StagePlan
 from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.progress import Progress
 from ampacity.reports.render.figures import count, ended_otherwise, failures
@@ -274,6 +274,7 @@ class Rig:
             drain_s=self._drain_s(),
             answering_s=self._answering_s(schedule),
             sticky=self.settings.sticky,
+            ends_when_failing=self._trace is None and "burst" not in self._writer.meta,
             **_session_rules(self.settings.workload, self._trace),
         )
 
@@ -298,6 +299,8 @@ class Rig:
             meta["audit"]["busiest"] = outcome.busiest
             self._writer.write_meta()
         self.stages.append(judged)
+        if meta.get("decided_early") == MOSTLY_FAILED:
+            self.tell(f"stage {plan.index} is ended: {MOSTLY_FAILED}")
         self._progress.judged(judged, burst="burst" in self._writer.meta)
         self.ended = self.ended or _all_failed(table, plan.index)
         return judged

@@ -48,7 +48,8 @@
   function brush(view, spec) {
     const end = spec.params.find(param => param.name === "to_s").value;
     view.addSignalListener("brush", (_, { x }) => {
-      const [from, to] = x && x[1] > x[0] ? x : [0, end];
+      const chosen = (x || []).map(at => Math.round(10 * at) / 10);
+      const [from, to] = chosen[1] > chosen[0] ? chosen : [0, end];
       view.signal("from_s", from).signal("to_s", to).runAsync();
     });
   }

@@ -45,7 +45,8 @@ Command = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def plan(ampacity: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> Command:
     """Run ``ampacity plan``: its exit status, stdout and stderr."""
-    return lambda *arguments: (int(ampacity("plan", *arguments) or 0), *capsys.readouterr())
+    full = ("--summary", "full")
+    return lambda *words: (int(ampacity("plan", *words, *full) or 0), *capsys.readouterr())
 
 
 def ten_per_second(path: Path, **facts: Any) -> Run:

@@ -462,6 +462,14 @@ def test_a_difference_between_runs_is_not_claimed_as_one_between_systems(tmp_pat
     equal = compare([a, arm(tmp_path / "c", stage(ttfts(1)))])
     assert equal.sentence == "No difference between A and C is shown, latencies at 20/s."
     assert equal.notes == [RUNS_NOT_SYSTEMS]  # "equal" rests on it as well
+    slower = arm(tmp_path / "d", stage(ttfts(1, scale=1.4)))
+    guess = arm(tmp_path / "e", stage(ttfts(1, scale=1.2)), predicted=True)
+    for runs in ([a, slow, slower], [a, guess]):  # three runs; one of them predicted
+        found = compare(runs)
+        assert found.sentence.endswith(
+            "(one run of each: 0.5% of noise from run to run is assumed)."
+        )
+        assert found.notes == [RUNS_NOT_SYSTEMS]
     both = [
         arm(tmp_path / n, stage(ttfts(1, scale=x)), predicted=True)
         for n, x in (("p", 1.0), ("q", 1.2))

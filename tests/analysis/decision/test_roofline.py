@@ -68,7 +68,8 @@ def test_use_of_a_measured_point() -> None:
     assert use.context == 1000
     assert use.mbu.value == pytest.approx(moved / 0.010 / 2e12)
     assert use.mbu.value == pytest.approx(0.7524, abs=1e-4)
-    assert use.mbu.low == pytest.approx(use.mbu.value * 0.95)
+    # 760 tokens/s in steps of 10 ms: 7.6 sequences
+    assert use.mbu.low == pytest.approx((14e9 + 7.6 * 1000 * 131_072) / 0.010 / 2e12)
     assert use.mfu is not None
     assert use.mfu.value == pytest.approx(0.0672)
     assert use.intensity == pytest.approx(8 * 14e9 / moved)
@@ -76,17 +77,25 @@ def test_use_of_a_measured_point() -> None:
     assert use.prefill_floor_s == pytest.approx(900 * 14e9 / 1000e12)
     assert use.tokens_per_gpu_hour.value == pytest.approx(800 * 3600)
     assert use.tokens_per_s_per_gb.high == pytest.approx(8.4)
-    assert lever(use) == "75 % (71 to 79 %) of the bandwidth bound used: software can still help"
+    assert lever(use) == "75 % (75 to 76 %) of the bandwidth bound used: software can still help"
 
 
 def test_above_four_fifths_the_hardware_is_the_lever() -> None:
     use = use_of(Instance(MODEL, CARD), Point(Range(900.0), 0.009, 900, 200))
     assert lever(use) == "84 % of the bandwidth bound used: hardware is the remaining lever"
     assert use.mfu is None
-    wide = use_of(Instance(MODEL, CARD), Point(Range(900.0, 800.0, 1000.0), 0.009, 900, 200))
+    # 13.6 to 17.85 sequences of 6,000 tokens: 24.7 to 28.0 GB in 17 ms of 34 GB
+    wide = use_of(Instance(MODEL, CARD), Point(Range(900.0, 800.0, 1050.0), 0.017, 5000, 2000))
     assert lever(wide).endswith(
-        "(74 to 93 %) of the bandwidth bound used: 80 % lies inside, so the lever cannot be told"
+        "(73 to 82 %) of the bandwidth bound used: 80 % lies inside, so the lever cannot be told"
     )
+
+
+def test_of_an_idle_endpoint_the_share_is_that_of_one_sequence() -> None:
+    """Ten tokens/s of 10 ms each: a tenth of the time one sequence, whose steps read 14.1 GB."""
+    use = use_of(Instance(MODEL, CARD), Point(Range(10.0, 2.0, 18.0), 0.010, 900, 200))
+    share = pytest.approx((14e9 + 1000 * 131_072) / 0.010 / 2e12)
+    assert (use.mbu.low, use.mbu.value, use.mbu.high) == (share, share, share)
 
 
 def test_a_rate_that_no_hardware_allows_is_refused() -> None:

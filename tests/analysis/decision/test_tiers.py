@@ -81,7 +81,7 @@ def plan(
 
     def call(*arguments: object) -> tuple[int, str, str]:
         words = [str(a).replace("RUNS", str(tmp_path)) for a in arguments]
-        return (int(ampacity("plan", *words) or 0), *capsys.readouterr())
+        return (int(ampacity("plan", *words, "--summary", "full") or 0), *capsys.readouterr())
 
     return call
 

@@ -243,9 +243,14 @@ def test_variables_that_change_a_run_are_named_without_their_values(
             "PYTHONHASHSEED": "0",
             "HOME": "/",
             "NO_PROXY": "",
+            "HOSTALIASES": "/etc/aliases",  # another host under the same name
+            "GLIBC_TUNABLES": "glibc.malloc.arena_max=1",
+            "MYPYTHONPATH": "/",
         },
     )
-    assert changing_variables() == ["PYTHONHASHSEED", "SSL_CERT_FILE", "https_proxy"]
+    resolver, memory = "HOSTALIASES", "GLIBC_TUNABLES"
+    named = [memory, resolver, "PYTHONHASHSEED", "SSL_CERT_FILE", "https_proxy"]
+    assert changing_variables() == named
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no pinning here")

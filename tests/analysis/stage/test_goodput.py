@@ -248,6 +248,20 @@ def test_an_open_stage_has_no_rate_before_an_answer_could_have_ended(
     assert found["achieved_rps"] == pytest.approx(2.0, rel=0.05)
 
 
+@pytest.mark.parametrize(("duration_s", "known"), [(0.002, False), (0.5, False), (3.0, True)])
+def test_a_stage_shorter_than_an_answer_has_no_tokens_per_second(
+    tmp_path: Path, duration_s: float, known: bool
+) -> None:
+    """16 requests at once, a budget's end after 2 ms, and the first token 1 s later: not 0/s."""
+    records = [request(i, 1e-4 * i, ttft_s=1.0, gaps_s=[0.1] * 4) for i in range(16)]
+    stage = Stage(records, duration_s, concurrency=16)
+    summary = summarise(make_run(tmp_path / "run", [stage], [], warmup_requests=0))
+    found = summary["stages"][0]
+    assert (found["output_tokens_per_s"] is not None) is known
+    assert known or "shorter than an answer" in found["output_tokens_per_s_reason"]
+    assert " 0 output tokens/s" not in summary["verdict"]
+
+
 def test_a_closed_loop_has_no_more_goodput_than_it_achieves(tmp_path: Path) -> None:
     # four users in a window of 10 s, whose requests last 4 s: 12 begin, 8 of them end; one user's
     # all fail at once

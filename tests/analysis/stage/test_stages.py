@@ -181,7 +181,7 @@ def test_gaps_of_a_stream_that_is_held_back_are_no_finding(
     gaps_s: list[float], known: list[str], tmp_path: Path
 ) -> None:
     """Their p99 would be 0 s and any SLO met, whatever the engine does and the user sees."""
-    records = [request(i, i * 0.05, ttft_s=0.1, gaps_s=gaps_s) for i in range(400)]
+    records = [request(i, i * 0.05, ttft_s=0.02, gaps_s=gaps_s) for i in range(400)]
     assert len(records[0].chunk_at_us or ()) == 120
     s = analyse(
         tmp_path, Stage(records, 20.0), warmup=100, slos=parse_slos(["itl_p90=50ms", "ttft_p90=1s"])

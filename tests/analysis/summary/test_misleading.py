@@ -132,5 +132,8 @@ def test_answers_without_a_visible_token_are_said(
     said = [w["text"] for w in summary["warnings"] if w["code"] == "unseen"]
     assert len(said) == bool(unseen)
     assert all(t.startswith(f"{unseen} of 100 requests were answered without") for t in said)
+    imported = {"tool": "x", "definitions": [], "notes": []}
+    other = make_run(tmp_path / "other", [stage], slos, warmup_requests=0, imported=imported)
+    assert "unseen" not in {w["code"] for w in summarise(other)["warnings"]}
     good = next(v for v in summary["stages"][0]["slo_verdicts"] if v["slo"] == "goodput=50%")
     assert good["attainment"] == pytest.approx(1 - (3 if odd.get("status") else unseen) / 100)

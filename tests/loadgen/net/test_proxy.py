@@ -3,6 +3,7 @@ for https."""
 
 import asyncio
 import base64
+import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -69,10 +70,14 @@ async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def through(
-    proxy: FakeProxy, endpoint: Endpoint, context: ssl.SSLContext | None
+    proxy: FakeProxy,
+    endpoint: Endpoint,
+    context: ssl.SSLContext | None,
+    named: Proxy | None = None,
 ) -> list[RequestRecord]:
+    """The records of three requests through the proxy, or through what is ``named`` instead."""
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
-    named = Proxy("127.0.0.1", server.sockets[0].getsockname()[1], SECRET)
+    named = named or Proxy("127.0.0.1", server.sockets[0].getsockname()[1], SECRET)
     client = Client(endpoint, [], context, proxy=named)
     prompts = PromptMaker(load_tokenizer("words"), "s")
     requests = ScheduledRequests([(endpoint, named)], RequestShape("chat", "m"), prompts, "run")
@@ -159,9 +164,28 @@ def test_which_proxy(environment: Any) -> None:
     assert proxy_for(http, ["127.0.0.1"]) is None
     environment(http_proxy="http://proxy.example:3128", no_proxy="llm.example")
     assert proxy_for(http, ["10.0.0.1"]) is None
-    environment(http_proxy="socks5://proxy.example:1080")
-    with pytest.raises(EndpointError, match="NO_PROXY"):
-        proxy_for(http, ["10.0.0.1"])
+    for unusable in (
+        "socks5://p:1080",
+        "http://p:abc",
+        "http://p:99999",
+        "http://[::1",
+        "http://:8",
+    ):
+        environment(http_proxy=unusable)
+        with pytest.raises(EndpointError, match="NO_PROXY"):
+            proxy_for(http, ["10.0.0.1"])
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_is_not_there_is_named(scheme: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    endpoint = parse_endpoint(f"{scheme}://llm.example/v1")
+    context = ssl.create_default_context() if scheme == "https" else None
+    records = asyncio.run(through(FakeProxy(1), endpoint, context, Proxy("127.0.0.1", port)))
+    assert {r.status for r in records} == {"connect_error"}
+    assert all((r.error or "").startswith(f"through the proxy 127.0.0.1:{port}: ") for r in records)
 
 
 def test_the_password_is_not_shown() -> None:

@@ -53,7 +53,7 @@ ONE_PIECE: dict[str, Callable[[int], RequestRecord]] = {
         in_one_piece(i) if i % 10 < 6 else request(i, i * 0.05, gaps_s=[0.01] * 31)
     ),
     "cut up by a gateway that had it whole": lambda i: request(
-        i, i * 0.05, ttft_s=0.08, gaps_s=[0.0001] * 31
+        i, i * 0.05, ttft_s=0.08, gaps_s=[0.00008] * 31
     ),
     "in two pieces at the end": lambda i: request(
         i, i * 0.05, ttft_s=0.08, gaps_s=[0.001], chunk_tokens=[16, 16]
@@ -138,7 +138,7 @@ def test_one_answer_tells_what_is_wrong() -> None:
     assert bad(request(0, 0.0, gaps_s=whole)) == []
     assert bad(in_one_piece(0)) == ["stream"]
     assert bad(request(0, 0.0, gaps_s=[0.0] * 31)) == ["stream"]
-    assert bad(request(0, 0.0, gaps_s=[0.0001] * 31)) == ["stream"]
+    assert bad(request(0, 0.0, gaps_s=[0.00008] * 31)) == ["stream"]
     assert bad(request(0, 0.0, gaps_s=whole, token_source="chunks")) == ["token counts"]
     # an end token alone, which has no text, is no wrong count; three tokens without text are
     silent: dict[str, Any] = {"chunk_at_us": []}

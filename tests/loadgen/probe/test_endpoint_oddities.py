@@ -157,11 +157,19 @@ def test_a_secret_under_any_name_is_refused(value: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-@pytest.mark.parametrize("stamps", ["kernel", "read"])
-def test_localhost_is_found_at_either_address(host: str, stamps: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "stamps"),
+    [
+        ("localhost", "kernel"),
+        ("localhost", "read"),
+        ("LocalHost.", "kernel"),
+        ("api.localhost", "kernel"),
+    ],
+)
+def test_localhost_is_found_at_either_address(host: str, name: str, stamps: str) -> None:
     try:
         with serving(good(), host) as (port, came):
-            found = probed(f"http://localhost:{port}/v1", timestamps=stamps)
+            found = probed(f"http://{name}:{port}/v1", timestamps=stamps)
     except OSError:
         pytest.skip(f"no {host} on this machine")
     assert found.record.status == "ok"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ampacity.config import make_settings
+from ampacity.loadgen.drive.account import Account
 from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client
@@ -124,7 +125,7 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     [
         (f"{KEY}\n", None),
         (json.dumps({"token": KEY, "expires_in": 3600}), 3600),
-        (json.dumps({"access_token": KEY, "expires_on": time.time() + 900}), 900),
+        (json.dumps({"access_token": KEY, "expires_on": "IN 900 s"}), 900),
         (
             json.dumps({"status": {"token": KEY, "expirationTimestamp": "2199-01-01T00:00:00Z"}}),
             1e9,
@@ -132,6 +133,7 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_command_prints(printed: str, life_s: float | None, tmp_path: Path) -> None:
+    printed = printed.replace("IN 900 s", str(time.time() + 900))
     keys = Keys("api_key_command", command_of(tmp_path, lambda n: printed))
     assert keys.current == (KEY,)
     left_s = keys._due_s - time.monotonic()
@@ -150,12 +152,18 @@ def test_what_a_command_prints(printed: str, life_s: float | None, tmp_path: Pat
         ("echo", "there is no key"),
         ("echo '{\"x\": 1}'", "its JSON needs one of key"),
         ('echo \'{"key": "k-1", "expires_at": "soon"}\'', "ISO 8601"),
+        ('echo \'{"key": "k-1", "expires_in": null}\'', "ISO 8601"),
         ("echo a key", "holds a space"),
     ],
 )
 def test_a_command_without_a_key(command: str, message: str) -> None:
     with pytest.raises(EndpointError, match=message):
         Keys("api_key_command", command)
+
+
+def test_a_key_that_has_expired_already_is_not_asked_for_all_the_time(tmp_path: Path) -> None:
+    printed = json.dumps({"key": KEY, "expires_in": -5})
+    assert not Keys("api_key_command", command_of(tmp_path, lambda n: printed)).due()
 
 
 def test_one_source_of_keys() -> None:
@@ -174,7 +182,7 @@ def driven(provider: Provider, keys: Keys, times_s: list[float]) -> list[Request
         api: Api = "chat"
         made = ScheduledRequests([(endpoint, None)], RequestShape(api, "m"), prompts(), "run")
         client = Client(endpoint, endpoint.addresses(), None)
-        options = RunnerOptions(keys=keys, secrets=lambda: endpoint.secrets)
+        options = RunnerOptions(account=Account(keys), secrets=lambda: endpoint.secrets)
         runner = StageRunner([client], made, records.append, options)
         schedule = schedule_at(times_s)
         await runner.run(StagePlan(0, "open", schedule, times_s[-1], offered_rps=1.0))

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 from ampacity.loadgen.audit import Tolerance, judge
+from ampacity.loadgen.drive.account import Account
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.plan import Limits, StagePlan, StageResult
 from ampacity.loadgen.probe.look import Calibration
@@ -47,6 +48,7 @@ def setup_for(server: Started) -> Setup:
         calibration=Calibration(overhead_tokens=8),
         run_id="test",
         limits=Limits(),
+        account=Account(),
         stamps="read",
         reuse="pool",
     )

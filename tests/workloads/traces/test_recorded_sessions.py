@@ -276,6 +276,8 @@ def test_helpers_begin_in_their_callers_session_and_are_waited_for(tmp_path: Pat
             {**turn, "t": 20.0, "think_time": 19.0},
         ],
     }
+    pq.write_table(pa.Table.from_pylist([run]), tmp_path / "t.parquet")
+    assert turns(played(tmp_path / "t.parquet")) == turns(played(written(tmp_path, [run])))
     found = played(written(tmp_path, [run]))
     # the helper begins 9 s after the first answer; the caller goes on 5 s after the helper's
     # last, at 15 s

@@ -90,6 +90,46 @@ def test_of_two_columns_the_one_taken_is_named(
     )
 
 
+@pytest.mark.parametrize("late", [0, 30])
+def test_a_row_without_the_column_taken_is_counted_by_another(tmp_path: Path, late: int) -> None:
+    """As in an export over a change of names, which may come long after the first rows."""
+    new = {"timestamp": 1, "usageDetails": {"input": 5, "output": 7}}
+    old = {"timestamp": 2, "usage": {"input": 6, "output": 8}}
+    found = read_trace(lines(tmp_path / "t.jsonl", *[new] * (late + 1), old))
+    assert rows(found)[-1] == (1.0, 6, 8)
+    assert "t.jsonl: 1 rows have no usageDetails.input: usage.input is taken" in found.notes
+    assert not [note for note in found.notes if "not used" in note]
+    given = {"input": "usageDetails.input"}
+    with pytest.raises(WorkloadError, match=r"column usageDetails\.input: the value is missing"):
+        read_trace(tmp_path / "t.jsonl", columns=given)
+
+
+@pytest.mark.parametrize("prefix", ["usage", None])
+def test_anthropics_cached_tokens_are_a_part_of_the_prompt(
+    tmp_path: Path, prefix: str | None
+) -> None:
+    """Its input_tokens are without those read from the cache, and those written into it."""
+    usage = [
+        {"input_tokens": 5, "output_tokens": 7, **cached}
+        for cached in (
+            {"cache_creation_input_tokens": 2000, "cache_read_input_tokens": 0},
+            {"cache_creation_input_tokens": None, "cache_read_input_tokens": 1900},
+        )
+    ]
+    found = read_trace(
+        lines(
+            tmp_path / "t.jsonl",
+            *({"timestamp": k, **({prefix: u} if prefix else u)} for k, u in enumerate(usage)),
+        )
+    )
+    assert rows(found) == [(0.0, 2005, 7), (1.0, 1905, 7)]
+    assert found.cached_tokens is not None
+    assert found.cached_tokens.tolist() == [0, 1900]
+    (note,) = found.notes
+    assert note.startswith("t.jsonl: the input is the sum of ")
+    assert note.endswith("cache_creation_input_tokens, as Anthropic counts it")
+
+
 def test_a_column_that_is_given_has_no_rival(tmp_path: Path) -> None:
     row = {
         "timestamp": 1,
@@ -181,13 +221,11 @@ def test_a_path_reaches_into_lists_and_objects(tmp_path: Path) -> None:
     )
     last = {**given, "time": "Timing_Events.-1.timestamp"}  # from the end, in any case
     assert rows(read_trace(tmp_path / "e.jsonl", columns=last)) == [(0.0, 5, 9), (2.5, 6, 3)]
-    with pytest.raises(WorkloadError, match=r"no column 'timing_events\.7\.timestamp' for time"):
-        read_trace(tmp_path / "e.jsonl", columns={**given, "time": "timing_events.7.timestamp"})
-    with pytest.raises(
-        WorkloadError,
-        match=r"e\.parquet row 1: column timing_events\.7\.timestamp: the value is missing",
-    ):
-        read_trace(tmp_path / "e.parquet", columns={**given, "time": "timing_events.7.timestamp"})
+    for name in ("e.jsonl", "e.parquet"):
+        with pytest.raises(
+            WorkloadError, match=r"no column 'timing_events\.7\.timestamp' for time"
+        ):
+            read_trace(tmp_path / name, columns={**given, "time": "timing_events.7.timestamp"})
 
 
 def test_a_row_whose_path_ends_nowhere_is_a_bad_row(tmp_path: Path) -> None:
@@ -276,6 +314,41 @@ def test_structs_of_parquet_are_objects(tmp_path: Path) -> None:
         WorkloadError, match=r"n\.parquet row 3: column usage\.prompt_tokens: the value is missing"
     ):
         read_trace(tmp_path / "n.parquet")
+
+
+@pytest.mark.parametrize("nested", ["turns", "calls"])
+def test_lists_of_structs_are_the_requests_of_a_session(tmp_path: Path, nested: str) -> None:
+    """In Parquet as in JSON; types of other widths, dictionaries and dates say the same."""
+    calls = [
+        {"timestamp": at, "input_tokens": n, "output_tokens": 3}
+        for at, n in ((0.0, 5), (3.0, 9), (1.0, 7))
+    ]
+    items = [{"session_id": "a", nested: calls[:2]}, {"session_id": "b", nested: calls[2:]}]
+    pq.write_table(pa.Table.from_pylist(items), tmp_path / "n.parquet")
+    flat = [{"session_id": s, **call} for s, call in zip("aab", calls, strict=True)]
+    table = pa.table(
+        {
+            "session_id": pa.array([row["session_id"] for row in flat]).dictionary_encode(),
+            "timestamp": pa.array([0, 3_000_000_000, 1_000_000_000], pa.timestamp("ns", "UTC")),
+            "input_tokens": pa.array([5, 9, 7], pa.float32()),
+            "output_tokens": pa.array([3, 3, 3], pa.int8()),
+        }
+    )
+    pq.write_table(table, tmp_path / "d.parquet", compression="zstd")
+    for path in (
+        tmp_path / "n.parquet",
+        lines(tmp_path / "n.jsonl", *items),
+        tmp_path / "d.parquet",
+    ):
+        found = read_trace(path)
+        assert rows(found) == [(0.0, 5, 3), (1.0, 7, 3), (3.0, 9, 3)]
+        assert found.session is not None
+        assert found.session.tolist() == [0, 1, 0]
+    pq.write_table(
+        table.rename_columns([*table.column_names[:3], "TIMESTAMP"]), tmp_path / "x.parquet"
+    )
+    with pytest.raises(WorkloadError, match=r"x\.parquet: the column timestamp stands there twice"):
+        read_trace(tmp_path / "x.parquet")
 
 
 # --- other CSV, other encodings ---

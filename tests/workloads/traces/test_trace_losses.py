@@ -2,6 +2,7 @@
 its kind.
 """
 
+import csv
 import gzip
 import json
 import random
@@ -203,10 +204,57 @@ def test_a_text_that_begins_with_a_bracket_is_a_prompt(tmp_path: Path) -> None:
         "{name} is who?",
         '{"a": 1,} is this JSON?',
         "[1] See the first note",
+        '{"city": "Paris"}',
+        "[1, 2, 3]",
+        "{'a': 5}",
+        "12345",
     ]
     rows = [{"timestamp": k, "output_tokens": 3, "prompt": text} for k, text in enumerate(texts)]
     found = played(written(tmp_path, *rows))
-    assert found.prompts == "messages as recorded (4 of 4 requests)"
+    assert found.prompts == "messages as recorded (8 of 8 requests)"
+    assert found.recorded is not None
+    assert [json.loads(bytes(found.recorded.turn(k)[0]))["content"] for k in range(8)] == texts
+
+
+def test_messages_as_python_prints_them_are_read(tmp_path: Path) -> None:
+    """As pandas writes a column of lists into a CSV file."""
+    made = [{"role": "system", "content": None}, {"role": "user", "content": 'It\'s "so"\n'}]
+    path = tmp_path / "t.csv"
+    with path.open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["timestamp", "input_tokens", "output_tokens", "messages"])
+        out.writerow([0, 9, 3, made[1:]])
+        out.writerow([1, 9, 3, str(made[1:])[:20]])
+    found = played(path)
+    assert found.recorded is not None
+    assert [json.loads(bytes(m)) for m in found.recorded.turn(0)] == made[1:]
+    assert "cut off or damaged" in said(found, "cannot be read")
+
+
+def test_of_two_columns_with_prompts_the_first_is_said_to_count(tmp_path: Path) -> None:
+    row = {"timestamp": 0, "input_tokens": 9, "output_tokens": 3, "prompt": "b"}
+    rows = [row | {"messages": [{"role": "user", "content": "a"}]}, row]
+    found = played(written(tmp_path, *rows))
+    assert found.recorded is not None
+    assert [json.loads(bytes(found.recorded.turn(k)[0]))["content"] for k in (0, 1)] == ["a", "b"]
+    assert said(found, "is taken for") == (
+        "column messages is taken for the messages, and prompt only in rows where it has no value"
+    )
+
+
+def test_turns_whose_messages_begin_anew_are_counted(tmp_path: Path) -> None:
+    """The third of session a has an edited history; session b has the messages of each turn."""
+    a, b, c = ({"role": "user", "content": name} for name in "abc")
+    rows = [
+        {"session_id": s, "timestamp": k, "input_tokens": 9, "output_tokens": 3, "messages": m}
+        for k, (s, m) in enumerate(
+            [("a", [a]), ("a", [a, b]), ("a", [b, c]), ("b", [a]), ("b", [b])]
+        )
+    ]
+    assert said(played(written(tmp_path, *rows)), "begin with those").startswith(
+        "2 later turns have messages that do not begin with those of the turn before"
+    )
+    assert not [n for n in played(written(tmp_path, *rows[:2])).notes if "begin with those" in n]
 
 
 def test_cut_off_messages_without_a_count_are_a_bad_row_of_their_column(tmp_path: Path) -> None:
@@ -711,6 +759,8 @@ def test_sessions_out_of_order_are_sorted_and_that_is_said(tmp_path: Path) -> No
         (-4, "members that are negative numbers", True),
         (7.0, "members that are no whole numbers", True),
         (7.5, "members that are no whole numbers", False),
+        (float("nan"), "members that are no whole numbers", False),
+        (float("inf"), "members that are no whole numbers", False),
         (None, "members that are none", False),
         ([7], "members that are none", False),
         ({"id": 7}, "members that are none", False),

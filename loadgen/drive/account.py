@@ -1,0 +1,103 @@
+"""The account at a provider: its keys, which are renewed, and what the requests cost."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ampacity.loadgen.plan import FAILED_MIN, Live
+from ampacity.loadgen.receive.exchange import Exchange
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.send.keys import Keys
+
+MILLION = 1e6
+KNOWN_MIN = (
+    FAILED_MIN  # requests that have ended: from then on what they cost tells what others will
+)
+UNBILLED = ("connect_error", "shed", "http_error", "too_long")
+
+
+class Account:
+    """Counts what requests cost, and tells by ``used_up`` why no more may be sent. Dollars.
+
+    A request in flight counts with its planned tokens, times what those before it cost over what
+    was planned. So the spend exceeds the limit by what is in flight at worst.
+    """
+
+    def __init__(
+        self,
+        keys: Keys | None = None,
+        prices: tuple[float, float, float] | None = None,
+        limit_usd: float | None = None,
+    ) -> None:
+        """``prices``: of input, cached input and output, dollars per million tokens."""
+        self._keys, self._prices, self.limit_usd = keys, prices, limit_usd
+        self.used_up: str | None = None
+        self._spent_usd = self._planned_usd = self._in_flight_usd = 0.0
+        self._ended = 0
+
+    def unspent(self) -> Account:
+        """Return an account with the same keys, prices and limit of which nothing is spent."""
+        return Account(self._keys, self._prices, self.limit_usd)
+
+    def sending(self, exchange: Exchange) -> None:
+        """Put the present key into a request that is about to be sent, and count it."""
+        if self._keys is not None:
+            exchange.request = self._keys.put_into(exchange.request)
+        if self._prices is not None:
+            self._in_flight_usd += self._plan(exchange.record)
+            self._check()
+
+    def ended(self, record: RequestRecord, live: Live | None = None) -> None:
+        """Count what a request has cost, also in ``live``; after a 401 renew the key."""
+        if record.http_status == 401 and self._keys is not None:
+            self._keys.refused(record.started_ns or 0)
+        if self._prices is None:
+            return
+        cost_usd = self._cost(record)
+        if record.status != "shed":
+            self._in_flight_usd -= self._plan(record)
+        if cost_usd:
+            self._ended += 1
+            self._planned_usd += self._plan(record) or cost_usd
+        self._spent_usd += cost_usd
+        self._check()
+        if live is not None:
+            live.spent_usd = self._spent_usd
+
+    def look(self, live: Live, max_errors: float | None) -> None:
+        """Renew the keys in a thread if they are due; end the run if too many requests fail."""
+        if self._keys is not None and self._keys.due():
+            asyncio.get_running_loop().run_in_executor(None, self._keys.renew)
+        if max_errors is None or live.ended < FAILED_MIN or self.used_up:
+            return
+        if live.failed > max_errors * live.ended:
+            failed = f"{live.failed} of {live.ended} requests failed"
+            self.used_up = f"--max-errors {100 * max_errors:g}%: {failed}"
+
+    def _check(self) -> None:
+        usual = self._spent_usd / self._planned_usd if self._ended >= KNOWN_MIN else 1.0
+        limit = self.limit_usd
+        if limit is not None and self._spent_usd + usual * self._in_flight_usd >= limit:
+            self.used_up = self.used_up or f"--max-cost {limit:g} is used up"
+
+    def _plan(self, record: RequestRecord) -> float:
+        return self._usd(record.input_tokens_planned, 0, record.output_tokens_planned)
+
+    def _cost(self, record: RequestRecord) -> float:
+        """Return the cost of a request; of one that broke off, of its prompt and what came of it."""
+        if record.status in UNBILLED or record.started_ns is None:
+            return 0.0
+        prompt = record.input_tokens
+        if prompt is None:
+            prompt = record.input_tokens_planned
+        output = record.output_tokens
+        if output is None:
+            output = len(record.chunk_at_us)
+        return self._usd(prompt, record.cached_tokens, output)
+
+    def _usd(self, prompt: int | None, cached: int | None, output: int | None) -> float:
+        assert self._prices is not None
+        of_input, of_cached, of_output = self._prices
+        held = min(cached or 0, prompt or 0)
+        usd = ((prompt or 0) - held) * of_input + held * of_cached + (output or 0) * of_output
+        return usd / MILLION

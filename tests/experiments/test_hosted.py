@@ -1,0 +1,307 @@
+"""Runs against a scripted hosted provider: its quota, its errors, its price, its keys."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import random
+import sys
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ampacity.analysis.decision.money import read_prices
+from ampacity.config import make_settings
+from ampacity.experiments.stages.budget import approve, estimate
+from ampacity.live_panel import live_line
+from ampacity.loadgen.drive.account import Account
+from ampacity.loadgen.drive.options import RunnerOptions
+from ampacity.loadgen.drive.stage import StageRunner
+from ampacity.loadgen.net.http import Client
+from ampacity.loadgen.plan import Limits, StagePlan
+from ampacity.loadgen.rundir.files import load_run
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.send.endpoint import is_private, parse_endpoint
+from ampacity.loadgen.send.protocols import RequestShape
+from ampacity.loadgen.send.requests import ScheduledRequests
+from ampacity.loadgen.workers.setup import Route
+from ampacity.progress import Progress
+from ampacity.values import ConfigError
+from ampacity.workloads.prompts.synthetic import PromptMaker
+from ampacity.workloads.prompts.tokenizers import load_tokenizer
+from tests.support.args import Command
+from tests.support.hosted import OVERLOADED, Provider
+from tests.support.stage_driving import schedule_at
+
+SHORT = "--model m --input-tokens 8 --output-tokens 2 --arrivals constant"
+PRICES = "# made up for this test, 2026-11-29\nmodel,input,output,cached\nm,1000,4000,100\n"
+
+
+@pytest.fixture
+def prices(tmp_path: Path) -> Path:
+    path = tmp_path / "prices.csv"
+    path.write_text(PRICES)
+    return path
+
+
+def drive(
+    provider: Provider, plan: dict[str, Any], account: Account | None = None, retries: int = 0
+) -> list[RequestRecord]:
+    """Run one stage against a provider and return its records; ``plan``: of StagePlan."""
+
+    async def main() -> list[RequestRecord]:
+        endpoint = parse_endpoint(provider.url)
+        maker = PromptMaker(load_tokenizer("words"), "salt")
+        made = ScheduledRequests([(endpoint, None)], RequestShape("chat", "m"), maker, "run")
+        client = Client(endpoint, endpoint.addresses(), None)
+        options = RunnerOptions(limits=Limits(retries=retries), account=account or Account())
+        records: list[RequestRecord] = []
+        runner = StageRunner([client], made, records.append, options)
+        await runner.run(StagePlan(0, **plan))
+        await client.close()
+        return records
+
+    return asyncio.run(main())
+
+
+def summary_of(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((path / "summary.json").read_text())
+    return found
+
+
+@pytest.mark.real_time
+def test_a_sweep_finds_the_quota_and_climbs_no_further(
+    ampacity: Callable[..., object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """100 requests a second: a bucket of 100 is empty 2 s into the stage at 150/s."""
+    key = "sk-PLANTED-hosted-0123456789"
+    (tmp_path / "key").write_text(key)
+    (tmp_path / "key").chmod(0o600)
+    load = f"{SHORT} --rates 40,150,400 --duration 6s --slo ttft_p95=1s --peak-rps 900"
+    with Provider(requests=100, window_s=1.0, keys=[key]) as provider:
+        command = ["--api-key-command", f"cat {tmp_path}/key # {key}", "--out", tmp_path / "run"]
+        assert ampacity("sweep", provider.url, *load.split(), *command) == 0
+    found = summary_of(tmp_path / "run")
+    assert found["quota"]["per_min"] == pytest.approx(6000, rel=0.03)
+    assert found["quota"]["text"].endswith("requests/min (header says 100)")
+    assert {s["offered_rps"] for s in found["stages"]} == {40.0, 150.0}
+    assert found["capacity"]["capacity_rps"] is None
+    assert found["fleet"]["instances"] is None
+    assert "no higher load is run: " in (told := "".join(capsys.readouterr()))
+    assert "of the requests at 150 req/s are refused with 429" in told
+    if not found["audit"]["client_limited"]:  # by other work on this machine
+        assert "up to 40 req/s met the SLOs" in found["verdict"]
+    assert "quota" in (tmp_path / "run" / "report.html").read_text()
+    rows = load_run(tmp_path / "run").requests.to_pylist()
+    refused = [row for row in rows if row["http_status"] == 429]
+    assert {row["quota_requests"] for row in rows} == {100.0}
+    assert {row["quota_requests_left"] for row in refused} <= {0.0, 1.0}
+    assert None not in {row["retry_after_s"] for row in refused}
+    for path in (tmp_path / "run").iterdir():
+        assert key.encode() not in path.read_bytes(), path
+
+
+NAMED = {
+    "429 Too Many Requests": "rate_limited",
+    "529 Overloaded": "rate_limited",
+    "401 Unauthorized": "auth",
+    "403 Forbidden": "auth",
+    "503 Service Unavailable": "overloaded",
+    "400 Bad Request": "bad_request",
+    "500 Internal Server Error": "upstream",
+    "502 Bad Gateway": "upstream",
+    "522 Timed Out": "upstream",
+    OVERLOADED: "stream_error",
+}
+
+
+def test_every_class_of_error_is_named(command: Command, tmp_path: Path) -> None:
+    load = f"{SHORT} --rates 40 --duration 1s --warmup 0 --out"
+    with Provider(script=NAMED) as provider:
+        command(f"run {provider.url} {load}", tmp_path / "run")
+    counts: dict[str, int] = {}
+    for kind in NAMED.values():
+        counts[kind] = counts.get(kind, 0) + 1
+    assert {kind: n for kind, n in summary_of(tmp_path / "run")["errors"].items() if n} == counts
+    assert "rate_limited" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("named", ["seconds", "ms", "date"])
+def test_no_retry_comes_before_the_time_that_a_refusal_named(named: str) -> None:
+    times_s = [0.01 * i for i in range(60)]
+    with Provider(requests=20, window_s=1.0, named=named) as provider:
+        plan = {"kind": "open", "schedule": schedule_at(times_s), "duration_s": 0.6}
+        records = drive(provider, plan | {"drain_s": 8.0}, retries=6)
+    assert provider.answers["429"] > 10
+    assert provider.early == 0
+    assert sum(r.attempt > 0 for r in records) == provider.answers["429"] - sum(
+        r.attempt == 6 and r.http_status == 429 for r in records
+    )
+    refused = {r.request_id for r in records if r.http_status == 429}
+    assert {r.request_id for r in records if r.attempt and r.status == "ok"} <= refused
+
+
+def test_an_overload_event_in_a_stream_is_tried_again() -> None:
+    with Provider(script=[OVERLOADED] * 2) as provider:
+        plan = {"kind": "open", "schedule": schedule_at([0.0, 0.1]), "duration_s": 0.2}
+        records = drive(provider, plan, retries=1)
+    statuses = sorted((r.request_id, r.attempt, r.status) for r in records)
+    assert statuses == [
+        *((0, 0, "stream_error"), (0, 1, "ok")),
+        *((1, 0, "stream_error"), (1, 1, "ok")),
+    ]
+
+
+def test_the_spend_exceeds_no_limit_by_more_than_is_in_flight() -> None:
+    """Over 50 random limits; the provider keeps the books. It ends near the limit, too."""
+    drawn, users = random.Random(7), 4
+    with Provider(prices=(1000.0, 4000.0)) as provider:
+        for _ in range(50):
+            limit_usd, before_usd = drawn.uniform(0.2, 3.0), provider.spent_usd
+            account = Account(None, (1000.0, 100.0, 4000.0), limit_usd)
+            schedule = schedule_at([0.0] * 400, output_tokens=drawn.randint(1, 9))
+            plan = {"kind": "closed", "schedule": schedule, "duration_s": 20.0}
+            records = drive(provider, plan | {"concurrency": users}, account)
+            spent_usd = provider.spent_usd - before_usd
+            one_usd = spent_usd / len(records)
+            assert limit_usd - 2 * users * one_usd <= spent_usd <= limit_usd + users * one_usd
+            assert account.used_up == f"--max-cost {limit_usd:g} is used up"
+            assert {r.status for r in records} == {"ok"}  # ended cleanly
+            assert account._spent_usd == pytest.approx(spent_usd)
+
+
+def test_a_run_ends_at_its_limit(
+    command: Command, tmp_path: Path, prices: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = f"{SHORT} --rates 50,60 --duration 2s --max-cost 1.5 --prices {prices} --out"
+    with Provider(prices=(1000.0, 4000.0)) as provider:
+        command(f"sweep {provider.url} {load}", tmp_path / "run")
+    found = summary_of(tmp_path / "run")
+    assert found["spent_usd"] == pytest.approx(provider.spent_usd)
+    assert 1.4 <= provider.spent_usd <= 1.6
+    assert "--max-cost 1.5 is used up" in found["partial"]
+    told = capsys.readouterr().err
+    assert "answers as long as planned, no prompt cached" in told  # before the first request
+    assert "at most --max-cost 1.5" in told
+    assert "of $1.5 spent" in told
+    assert told.index("are planned") < told.index("stage 0")
+
+
+@pytest.mark.real_time
+def test_processes_add_up_what_they_spend(command: Command, tmp_path: Path, prices: Path) -> None:
+    load = f"{SHORT} --rates 40 --duration 1s --workers 2 --prices {prices} --out"
+    with Provider(prices=(1000.0, 4000.0)) as provider:
+        command(f"run {provider.url} {load}", tmp_path / "run")
+    assert summary_of(tmp_path / "run")["spent_usd"] == pytest.approx(provider.spent_usd)
+
+
+def test_failures_end_a_run_and_by_default_a_stage(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = ["503 Service Unavailable", "503 Service Unavailable", ""]
+    load = f"{SHORT} --rates 40,60 --duration 2s"
+    with Provider(script=cycle(script)) as provider:
+        command(f"sweep {provider.url} {load} --out", tmp_path / "stage")
+    stages = summary_of(tmp_path / "stage")["stages"]
+    told = "".join(capsys.readouterr())
+    assert {stage["offered_rps"] for stage in stages} == {40.0}  # a busy client has two
+    assert stages[-1]["window"]["end_s"] < 1.95  # 40 of 80 have failed after 1.5 s
+    assert "stage 0 is ended: most of its requests failed" in told
+    assert "no higher load is run: most of the requests at 40 req/s failed" in told
+    with Provider(script=cycle(script)) as provider:
+        command(f"sweep {provider.url} {load} --max-errors 5% --out", tmp_path / "run")
+    partial = summary_of(tmp_path / "run")["partial"]
+    assert "--max-errors 5%: " in partial
+    assert " requests failed" in partial
+
+
+def settings_of(**raw: Any) -> Any:
+    given = {"model": "m", "rates": "10", "duration": "10s", "arrivals": "constant"}
+    return make_settings(
+        {"url": "http://h/v1", "input_tokens": 100, "output_tokens": 50, **given, **raw}
+    )
+
+
+def asked(settings: Any, address: str) -> str:
+    """Return what is printed before a load to an address. Raises as ``approve`` does."""
+    out = io.StringIO()
+    route = Route(settings.endpoint, [address])
+    approve(settings, None, [route], Progress(Console(file=out, width=500)))
+    return out.getvalue()
+
+
+def test_load_to_a_public_address_is_asked_for(
+    prices: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, yes = settings_of(), settings_of(yes=True, prices=str(prices))
+    planned = "about 100 requests and 15,000 tokens"
+    assert asked(plain, "127.0.0.1") == ""
+    for address in ("10.1.2.3", "192.168.0.9", "fd00::1"):
+        assert planned in asked(plain, address)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    with pytest.raises(ConfigError, match="public address: --yes confirms the load") as refused:
+        asked(plain, "8.8.8.8")
+    assert planned in str(refused.value)
+    # 100 requests x (100 x $1000 + 50 x $4000) / 1e6
+    assert f"{planned}, about $30 are planned (assumed: " in asked(yes, "8.8.8.8")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    with pytest.raises(ConfigError, match="nothing was sent"):
+        asked(plain, "8.8.8.8")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("yes\n"))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert "Send this load to a public address? [y/N]" in asked(plain, "8.8.8.8")
+    assert not is_private(["10.0.0.1", "2606:4700::1"])
+
+
+def test_without_a_terminal_the_command_ends_with_2(
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    command(f"run http://8.8.8.8:9/v1 {SHORT} --rates 5 --duration 1s", status=2)
+    assert "--yes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"max_cost": 5}, "--max-cost goes with --prices"),
+        ({"max_cost": 5, "workers": 2, "prices": "P"}, "drop --workers"),
+        ({"max_errors": "105%"}, "share below 1"),
+        ({"max_errors": "few"}, "share below 1"),
+        ({"model": "other", "prices": "P"}, "no price of other; it has m, n"),
+    ],
+)
+def test_limits_that_cannot_be_kept(raw: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "prices.csv"
+    path.write_text(f"{PRICES}n,1,2,\n")
+    assert read_prices(path)["n"].read == 1
+    raw = {name: str(path) if value == "P" else value for name, value in raw.items()}
+    with pytest.raises(ConfigError, match=message):
+        estimate(settings_of(**raw), None)
+
+
+def test_a_load_that_is_looked_for_costs_so_much_a_request(prices: Path) -> None:
+    settings = settings_of(rates=None, prices=str(prices), max_requests=900)
+    text = estimate(settings, None)
+    assert "about 150 tokens a request, $0.3 (assumed" in text
+    assert "at most --max-requests 900" in text
+    assert live_line.__doc__
+
+
+def test_what_is_not_billed() -> None:
+    account = Account(None, (1000.0, 100.0, 4000.0))
+    planned = {"input_tokens_planned": 1000, "output_tokens_planned": 100, "started_ns": 1}
+    for status, columns, usd in (
+        ("http_error", {}, 0.0),
+        ("connect_error", {}, 0.0),
+        ("ok", {"input_tokens": 1000, "cached_tokens": 600, "output_tokens": 10}, 0.5),
+        ("timeout", {"chunk_at_us": [1, 2, 3]}, 1.012),
+    ):
+        before = account._spent_usd
+        account.ended(RequestRecord(0, 0, 0, status, **planned, **columns))
+        assert account._spent_usd - before == pytest.approx(usd), status
