@@ -14,7 +14,7 @@ import uvloop
 
 from ampacity.simulator.models.hardware import linear_config
 from ampacity.simulator.server.faults import KINDS, Capacity, Drift, Limits, Plan, Spikes, Stall
-from tests.support.simulated_server import (
+from tests.support.simulator.simulated_server import (
     CHAT,
     FAST,
     HELLO,
