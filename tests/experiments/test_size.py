@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from ampacity.analysis.contract.summary import describe_fields
 from ampacity.analysis.decision.candidates import Decision
 from ampacity.analysis.decision.guardrails import guardrails, operating_rate
 from ampacity.analysis.decision.inputs import Range
@@ -42,6 +41,7 @@ TITLES = [
     *("Workload", "Hardware", "Routing", "Memory", "Quantisation", "Parallelism", "Benchmark"),
     *("KV strategy", "Batching", "Benchmark again", "Fleet", "TCO", "Validation"),
 ]
+from tests.support.contract import describe_fields
 
 
 @dataclass
