@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from ampacity.analysis.contract.summary import describe_fields
 from ampacity.analysis.decision.candidates import Decision
 from ampacity.analysis.decision.guardrails import guardrails, operating_rate
 from ampacity.analysis.decision.inputs import Range
@@ -37,6 +36,7 @@ from ampacity.simulator.models.catalog import HARDWARE, LLAMA3_8B
 from ampacity.simulator.models.hardware import find_config
 from tests.analysis.decision.test_model import LLAMA3_8B as CONFIG
 from tests.experiments.test_limits import summary_of
+from tests.support.contract import describe_fields
 
 TITLES = [
     *("Workload", "Hardware", "Routing", "Memory", "Quantisation", "Parallelism", "Benchmark"),
