@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SPOILT_TOO: Mapping[str, tuple[str, ...]] = {
-    "ttft": ("ttft", "first_answer", "fluidity"),
-    "itl": ("itl", "fluidity"),
+    "ttft": ("ttft", "first_answer"),
 }
 """SLO metrics that rest on a metric of the diagnosis."""
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 import msgspec
 
@@ -70,7 +69,6 @@ class SloLimit(Part, frozen=True, kw_only=True):
     text: str
     quantile: float | None
     limit_s: float | None
-    first_s: float | None = None
     source: str | None = None
     class_: str | None = msgspec.field(name="class", default=None)
 
@@ -144,36 +142,3 @@ def to_json(part: Part) -> dict[str, Any]:
     """Return a struct as the object that summary.json holds."""
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(part))
     return plain
-
-
-def describe_fields(*roots: type) -> str:
-    """Return structs and all within them as Markdown tables of their fields, for a page of docs."""
-    lines, found = [], dict[type, None]()
-    for root in roots:
-        _structs_of(root, found)
-    for part in found:
-        lines += [f"### {part.__name__}", "", "| field | type | may be left out |", "|---|---|---|"]
-        for name, encoded, required in _fields_of(part):
-            declared = next(p for p in part.__mro__ if name in getattr(p, "__annotations__", {}))
-            kind = str(declared.__annotations__[name]).replace("|", "\\|")
-            lines.append(f"| `{encoded}` | {kind} | {'' if required else 'yes'} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _fields_of(kind: Any) -> list[tuple[str, str, bool]]:
-    """Return (name, name in JSON, required) of the fields of a struct or dataclass."""
-    if is_dataclass(kind):  # never left out
-        return [(field.name, field.name, True) for field in fields(kind)]
-    return [(f.name, f.encode_name, f.required) for f in msgspec.structs.fields(kind)]
-
-
-def _structs_of(kind: Any, found: dict[type, None]) -> None:
-    """Add the structs and dataclasses within a type to ``found``, in the order of their fields."""
-    is_struct = isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or is_dataclass(kind))
-    if is_struct and kind not in found:
-        found[kind] = None
-        for inner in get_type_hints(kind).values():
-            _structs_of(inner, found)
-    for inner in get_args(kind):
-        _structs_of(inner, found)

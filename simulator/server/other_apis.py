@@ -88,8 +88,8 @@ class MessagesStream(Stream):
         return _event("message_start", message=shell) + self._block_start(thinks) + _event("ping")
 
     def _block_start(self, thinks: bool) -> bytes:
-        block = {"type": "thinking", "thinking": ""} if thinks else {"type": "text", "text": ""}
-        self._thinks = thinks
+        kind = "thinking" if thinks else "text"
+        block = {"type": kind, kind: ""}
         return _event("content_block_start", index=self._index, content_block=block)
 
     def turn(self) -> bytes:
@@ -98,22 +98,10 @@ class MessagesStream(Stream):
         return stop + self._block_start(False)
 
     _index = 0
-    _thinks = False
 
-    def text(
-        self,
-        choice: Choice,
-        field: str,
-        text: str,
-        shown: int,
-        *,
-        last: bool = False,
-        log: object = None,
-    ) -> bytes:
-        thinks = field != "content"
-        delta = {"type": "text_delta", "text": text}
-        if thinks:
-            delta = {"type": "thinking_delta", "thinking": text}
+    def text(self, choice: Choice, field: str, text: str, shown: int, **_: object) -> bytes:
+        kind = "text" if field == "content" else "thinking"
+        delta = {"type": f"{kind}_delta", kind: text}
         return _event("content_block_delta", index=self._index, delta=delta) if text else b""
 
     def tail(self) -> bytes:
@@ -179,16 +167,7 @@ class ResponsesStream(Stream):
             )
         )
 
-    def text(
-        self,
-        choice: Choice,
-        field: str,
-        text: str,
-        shown: int,
-        *,
-        last: bool = False,
-        log: object = None,
-    ) -> bytes:
+    def text(self, choice: Choice, field: str, text: str, shown: int, **_: object) -> bytes:
         if not text:
             return b""
         name = f"response.{'output' if field == 'content' else 'reasoning'}_text.delta"

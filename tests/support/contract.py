@@ -6,6 +6,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -88,3 +89,36 @@ def lost_in_contract(run: Run) -> list[str]:
     before = json.loads(json.dumps(read.call_args.args[0])) | {k: after.get(k) for k in made}
     before = json.loads(json.dumps(plain(before)))
     return [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
+
+
+def describe_fields(*roots: type) -> str:
+    """Return structs and all within them as Markdown tables of their fields, for a page of docs."""
+    lines, found = [], dict[type, None]()
+    for root in roots:
+        _structs_of(root, found)
+    for part in found:
+        lines += [f"### {part.__name__}", "", "| field | type | may be left out |", "|---|---|---|"]
+        for name, encoded, required in _fields_of(part):
+            declared = next(p for p in part.__mro__ if name in getattr(p, "__annotations__", {}))
+            kind = str(declared.__annotations__[name]).replace("|", "\\|")
+            lines.append(f"| `{encoded}` | {kind} | {'' if required else 'yes'} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _fields_of(kind: Any) -> list[tuple[str, str, bool]]:
+    """Return (name, name in JSON, required) of the fields of a struct or dataclass."""
+    if is_dataclass(kind):  # never left out
+        return [(field.name, field.name, True) for field in fields(kind)]
+    return [(f.name, f.encode_name, f.required) for f in msgspec.structs.fields(kind)]
+
+
+def _structs_of(kind: Any, found: dict[type, None]) -> None:
+    """Add the structs and dataclasses within a type to ``found``, in the order of their fields."""
+    is_struct = isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or is_dataclass(kind))
+    if is_struct and kind not in found:
+        found[kind] = None
+        for inner in typing.get_type_hints(kind).values():
+            _structs_of(inner, found)
+    for inner in typing.get_args(kind):
+        _structs_of(inner, found)

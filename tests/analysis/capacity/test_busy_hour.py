@@ -1,5 +1,5 @@
 """The busiest hour of a log: logs whose rate is known, and days by the study of
-benchmarks/studies/busy_hour.py.
+benchmarks/workloads/busy_hour.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ampacity.analysis.capacity.fleet_figures import FleetError
 from ampacity.reports.pages.profile import facts
 from ampacity.workloads.fit.busy_hour import CELLS, busy_hour, busy_rate
 from ampacity.workloads.fit.traffic import fit_arrivals
-from benchmarks.studies.busy_hour import CELL_S, DAY, minutes, of_requests, sine, step, windows
+from benchmarks.workloads.busy_hour import CELL_S, DAY, minutes, of_requests, sine, step, windows
 
 
 def test_without_chance_the_busy_hour_is_exact() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ampacity.analysis.contract.part import ContractError
-from ampacity.analysis.contract.summary import Summary, describe_fields, read_summary, to_json
+from ampacity.analysis.contract.summary import Summary, read_summary, to_json
 from ampacity.loadgen.rundir.files import Run, load_run
 from tests.analysis.capacity.test_families import two_classes
 from tests.analysis.stage.test_outage import stage as outage_stage
@@ -19,7 +19,7 @@ from tests.analysis.summary.test_sessions import by_hand
 from tests.experiments.test_burst import burst_run
 from tests.support import sample_summary
 from tests.support.args import Command
-from tests.support.contract import lost_in_contract, summarise
+from tests.support.contract import describe_fields, lost_in_contract, summarise
 from tests.support.synthetic import Stage, make_run, queue_sweep
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "summary.md"

@@ -13,7 +13,7 @@ from ampacity.simulator.engine.outcome import outcome_of, simulate
 from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.hardware import PRESETS, linear_config
 from benchmarks.servers.truth import true_capacity
-from tests.support.engine_runs import prefix_hashes, simulate_closed
+from tests.support.simulator.engine_runs import prefix_hashes, simulate_closed
 
 LINE = linear_config(0.010, 0.001)
 

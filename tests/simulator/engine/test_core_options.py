@@ -15,7 +15,7 @@ from ampacity.simulator.engine.engine import Engine, EngineConfig, Request, Spec
 from ampacity.simulator.engine.outcome import simulate
 from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.hardware import PRESETS, linear_config
-from tests.support.engine_runs import prefix_hashes, run_dry
+from tests.support.simulator.engine_runs import prefix_hashes, run_dry
 
 # Memory 1 ms a step; a computed token 1 ms: a step of n > 1 tokens takes n ms.
 PER_TOKEN = Roofline(1.0, 0.0, 1.0, 0.0, 1e3, 1e3)

@@ -12,7 +12,7 @@ from ampacity.simulator.engine.engine import Engine, EngineConfig, Request
 from ampacity.simulator.engine.steptime import Linear, Roofline
 from ampacity.simulator.models.hardware import PRESETS, linear_config
 from benchmarks.servers.truth import simulate
-from tests.support.engine_runs import run_dry
+from tests.support.simulator.engine_runs import run_dry
 
 # Every term of the step time is different, so that a wrong count anywhere shows.
 TELLING = Roofline(1e3, 7.0, 11.0, 0.13, 1e5, 1e4, overhead_s=1e-3, communication_s_per_token=1e-4)

@@ -13,7 +13,7 @@ from ampacity.simulator.engine.outcome import Outcome, simulate
 from ampacity.simulator.models.catalog import H100, LLAMA3_8B
 from ampacity.simulator.models.hardware import PRESETS, engine_config
 from benchmarks.servers.truth import true_capacity
-from tests.support.engine_runs import prefix_hashes, simulate_closed
+from tests.support.simulator.engine_runs import prefix_hashes, simulate_closed
 
 BIG = PRESETS["llama3-70b-4xh100"]
 SMALL = PRESETS["llama3-8b-h100"]

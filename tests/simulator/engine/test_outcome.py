@@ -11,7 +11,7 @@ from ampacity.simulator.engine.deployment import Deployment
 from ampacity.simulator.engine.engine import EngineConfig, Request, Speculation
 from ampacity.simulator.engine.outcome import Outcome, simulate
 from ampacity.simulator.models.hardware import PRESETS, linear_config
-from tests.support.engine_runs import prefix_hashes, simulate_closed
+from tests.support.simulator.engine_runs import prefix_hashes, simulate_closed
 
 LINE = linear_config(0.010, 0.001)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ampacity.loadgen.net.http import Client
-from ampacity.loadgen.probe.look import ask
+from ampacity.loadgen.probe.ask import ask
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.loadgen.rundir.records import RequestRecord
@@ -26,8 +26,8 @@ from ampacity.simulator.server.protocol import CHAT_OVERHEAD_TOKENS
 from ampacity.simulator.server.server import Server
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORDS
-from tests.support.simulated_server import FAST, served
-from tests.support.simulated_server import run as run_within
+from tests.support.simulator.simulated_server import FAST, served
+from tests.support.simulator.simulated_server import run as run_within
 
 STREAMED: tuple[Api, ...] = ("responses", "messages")
 WORDS_IN, TOKENS_OUT = 20, 12

@@ -21,7 +21,7 @@ from ampacity.simulator.server.face import Face
 from ampacity.simulator.server.protocol import parse
 from ampacity.simulator.server.text import WORDS, characters
 from benchmarks.servers.truth import simulate
-from tests.support.simulated_server import (
+from tests.support.simulator.simulated_server import (
     CHAT,
     FAST,
     HELLO,

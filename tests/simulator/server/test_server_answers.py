@@ -21,7 +21,7 @@ from ampacity.simulator.server.metrics import Histogram, Metrics
 from ampacity.simulator.server.protocol import parse
 from ampacity.simulator.server.realtime import LiveRequest
 from ampacity.simulator.server.text import END_OF_TEXT, characters
-from tests.support.simulated_server import (
+from tests.support.simulator.simulated_server import (
     CHAT,
     FAST,
     HELLO,
@@ -33,7 +33,7 @@ from tests.support.simulated_server import (
     on_loop,
     served,
 )
-from tests.support.simulated_server import read_frames as read_together
+from tests.support.simulator.simulated_server import read_frames as read_together
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 

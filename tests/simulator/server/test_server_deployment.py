@@ -16,7 +16,7 @@ from ampacity.simulator.models.hardware import find_config, find_deployment, lin
 from ampacity.simulator.server.face import Face
 from ampacity.simulator.server.faults import Plan, Stall
 from ampacity.simulator.server.realtime import LiveRequest, LiveRun
-from tests.support.simulated_server import (
+from tests.support.simulator.simulated_server import (
     CHAT,
     HELLO,
     PROMPT_TOKENS,

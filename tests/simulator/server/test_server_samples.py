@@ -13,7 +13,7 @@ import pytest
 
 from ampacity.simulator.models.hardware import linear_config
 from ampacity.simulator.server.face import Face
-from tests.support.simulated_server import run, served
+from tests.support.simulator.simulated_server import run, served
 
 SAMPLES = Path(__file__).parents[2] / "data" / "streams" / "vllm"
 CONFIG = linear_config(0.0005, 0.0, max_num_seqs=8, max_model_len=2048)

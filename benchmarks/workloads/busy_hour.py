@@ -1,7 +1,7 @@
 """Is the busy hour's rate that a profile gives the true one? Days whose rate is known, one log of a
 day or a week each.
 
-    python -m benchmarks.studies.busy_hour --runs 600
+    python -m benchmarks.workloads.busy_hour --runs 600
 
 ``sine``: the rate swings by 90 % around its mean, once a day; ``step`` and ``hour``: it stands at
 the peak for four hours, or for one. All have a peak of 1.9 times the mean. ``week``: seven days of

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 from benchmarks.load.bench import carried_share  # noqa: E402
 from benchmarks.load.clients import Load, ampacity, read_run  # noqa: E402

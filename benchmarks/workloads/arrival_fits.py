@@ -1,6 +1,6 @@
 """Which process does 'ampacity workload fit' find in a log, of which the process is known?
 
-    python -m benchmarks.studies.arrival_fits --runs 600
+    python -m benchmarks.workloads.arrival_fits --runs 600
 
 Each run draws a log of the size given, fits it, and counts the kind of process that is chosen by
 held-out likelihood, and how far the fitted process's index of dispersion over ten seconds (of a

@@ -1,0 +1,1 @@
+"""Engines and servers of the simulator, as its tests run them."""
