@@ -92,7 +92,8 @@ def plan_text(plan: Plan, summary: Summary) -> str:
         f"{usable.note}",
         f"  peak {plan.peak_rps:.4g} requests/s ({_basis(plan, 'peak')})",
         f"  instances that carry the peak: {plan.instances_before_safety}, "
-        f"× {plan.safety_factor:g} safety = {plan.instances}; GPUs: × {plan.tensor_parallel} = {plan.gpus}",
+        f"× {plan.safety_factor:g} safety = {plan.instances}; "
+        f"GPUs: × {plan.tensor_parallel} = {plan.gpus}",
         f"  safety {plan.safety_factor:g} ({_basis(plan, 'safety')})",
         f"  {_spare(plan)}",
         f"  {plan.gpu_hours_per_day:g} GPU-hours a day, utilisation {100 * plan.utilisation:.0f} %"
@@ -272,8 +273,9 @@ def hosted_lines(hosted: Hosted, plan: Plan) -> Iterator[str]:
     if held := hosted.prefix:
         yield (
             f"    {held.tokens:,.0f} cached tokens × {held.calls_per_day:,.0f} calls a day, as one "
-            f"prefix that is written once a day (assumed): {usd(held.usd_per_day_without_cache)} a day "
-            f"without the cache, {usd(held.usd_per_day_with_cache)} with it"
+            "prefix that is written once a day (assumed): "
+            f"{usd(held.usd_per_day_without_cache)} a day without the cache, "
+            f"{usd(held.usd_per_day_with_cache)} with it"
         )
 
 
