@@ -102,6 +102,7 @@ def test_a_sweep_finds_the_quota_and_climbs_no_further(
     assert {row["quota_requests"] for row in rows} == {100.0}
     assert {row["quota_requests_left"] for row in refused} <= {0.0, 1.0}
     assert None not in {row["retry_after_s"] for row in refused}
+    assert key not in str(rows)
     for path in (tmp_path / "run").iterdir():
         assert key.encode() not in path.read_bytes(), path
 
