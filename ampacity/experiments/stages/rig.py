@@ -200,7 +200,10 @@ class Rig:
 
     def _disturbed(self, judged: Stage) -> bool:
         """Return whether a repetition may help: the client was limited, but not by the load."""
-        audit = self._writer.meta["stages"][-1]["audit"]
+        meta = self._writer.meta["stages"][-1]
+        audit = meta["audit"]
+        if meta.get("decided_early") == MOSTLY_FAILED:
+            return False
         idle = audit["cpu_fraction"] < GROW_CPU_FRACTION and not audit["shortages"]
         return bool(judged.client_limited) and idle and judged.stable is not False
 
