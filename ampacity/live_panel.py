@@ -17,7 +17,7 @@ from ampacity.analysis.slo import Slo
 from ampacity.analysis.stats.intervals import smallest_n
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.plan import LIVE_BOUNDS_S, LIVE_TIMES, Ints, Live, LiveTimes, StagePlan
-from ampacity.loadgen.probe.diagnosis import duration_text as seconds
+from ampacity.loadgen.probe.diagnosis_rules import duration_text as seconds
 from ampacity.loadgen.rundir.records import FAILED_KINDS
 from ampacity.reports.render.figures import counted
 from ampacity.reports.render.terminal import spark, text_of

@@ -24,7 +24,7 @@ from ampacity.analysis.slo import verdict_word
 from ampacity.live_panel import LivePanel, Outlook, lines_of
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.plan import StagePlan
-from ampacity.loadgen.probe.diagnosis import duration_text as seconds
+from ampacity.loadgen.probe.diagnosis_rules import duration_text as seconds
 from ampacity.loadgen.send.protocols import printable
 from ampacity.reports.render import plain as plain  # registers "in_ascii"
 from ampacity.reports.render.figures import counted, failures, percentile_text, undecided

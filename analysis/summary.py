@@ -28,7 +28,6 @@ from ampacity.analysis.limits.quota import find_quota
 from ampacity.analysis.limits.table import find_limits
 from ampacity.analysis.load_names import name_stages, planned_name
 from ampacity.analysis.metrics.impossible import check_records
-from ampacity.analysis.metrics.kinds import KINDS
 from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
 from ampacity.analysis.metrics.requests import Requests, unseen
 from ampacity.analysis.network import network_share
@@ -45,6 +44,7 @@ from ampacity.analysis.traffic import compare_sharing, summarise_traffic
 from ampacity.analysis.verdict import write_verdict
 from ampacity.analysis.warnings import find_warnings
 from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.records import KINDS
 
 SCHEMA_VERSION = 2
 EXAMPLE_CHARS = 200

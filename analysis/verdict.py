@@ -12,10 +12,10 @@ from ampacity.analysis.contract.burst import Burst
 from ampacity.analysis.contract.capacity import Capacity
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary
-from ampacity.analysis.metrics.kinds import FAILED_KINDS
 from ampacity.analysis.slo import parse_slo, verdict_word
 from ampacity.analysis.stage_warnings import longer
 from ampacity.analysis.warnings import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, at_knee, off_text
+from ampacity.loadgen.rundir.records import FAILED_KINDS
 
 MANY_FAIL = 0.1  # of the requests of the lowest load
 STATUS_WORDS = {

@@ -10,9 +10,9 @@ from ampacity.analysis.capacity.families import class_below, lengths_out_of_orde
 from ampacity.analysis.capacity.levels import number_text, stage_rate
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import Summary, Warned
-from ampacity.analysis.metrics.kinds import FAILED_KINDS
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.stage_warnings import Facts, Rule, at_loads, is_replay, longer
+from ampacity.loadgen.rundir.records import FAILED_KINDS
 
 # shares of the requests, lengths or input tokens above which a code is reported
 ERROR_SHARE = 0.01

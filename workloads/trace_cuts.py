@@ -83,6 +83,7 @@ def with_blocks(trace: Trace, given: int | None = None) -> Trace:
     if not len(odd):
         return trace
     assert trace.place is not None
+    odd = odd[np.argsort(trace.place[odd])]
     named = ", ".join(
         f"{trace.place_word} {trace.place[i]} "
         f"({start[i + 1] - start[i]} for {trace.input_tokens[i]} tokens)"
@@ -144,9 +145,22 @@ def cut(trace: Trace, from_s: float, to_s: float | None) -> Trace:
         )
     note = (
         f"cut from {from_s:g} s to {last_s if to_s is None else to_s:g} s: "
-        f"{len(index)} of {len(trace)} requests"
+        f"{len(index)} of {len(trace)} requests{_cut_sessions(trace, from_s, end_s)}"
     )
     return _noted(trace.take(index, trace.arrival_s[index] - from_s), note)
+
+
+def _cut_sessions(trace: Trace, from_s: float, end_s: float) -> str:
+    """Return how many sessions a cut begins or ends within, in words."""
+    if trace.session is None:
+        return ""
+    member = trace.session >= 0
+    session, at = trace.session[member], trace.arrival_s[member]
+    before, behind = (np.unique(session[part]) for part in (at < from_s, at >= end_s))
+    inside = np.unique(session[(at >= from_s) & (at < end_s)])
+    counts = (np.isin(inside, before).sum(), np.isin(inside, behind).sum())
+    words = ("begin with a later turn, whose history is new", "end before their last turn")
+    return "".join(f"; {n} sessions {what}" for n, what in zip(counts, words, strict=True) if n)
 
 
 def thin(trace: Trace, keep: float, rng: np.random.Generator) -> Trace:

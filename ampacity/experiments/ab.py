@@ -67,5 +67,11 @@ async def run_ab(
     async def with_first(first: Rig) -> None:
         await open_rig(b, drive=lambda second: with_both(first, second))
 
-    open_rig = partial(conduct, experiment="ab", command_line=command_line, progress=progress)
+    open_rig = partial(
+        conduct,
+        experiment="ab",
+        command_line=command_line,
+        progress=progress,
+        times=rounds * len(ORDER) // 2,
+    )
     return (await open_rig(a, drive=with_first)).parent

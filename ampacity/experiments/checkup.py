@@ -8,14 +8,11 @@ from statistics import median
 from ampacity.analysis.warnings import LENGTHS_OFF_SHARE
 from ampacity.experiments.doctor import DoctorResult
 from ampacity.experiments.stages.preflight import typical_lengths
-from ampacity.loadgen.probe.diagnosis import (
+from ampacity.loadgen.probe.diagnosis import Finding, answer_facts, choose, seconds_between
+from ampacity.loadgen.probe.diagnosis_rules import (
     METRICS,
     Facts,
-    Finding,
-    answer_facts,
-    choose,
     duration_text,
-    seconds_between,
     stream_cases,
     text_cases,
 )

@@ -13,7 +13,8 @@ from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.ask import ask
 from ampacity.loadgen.probe.diagnosis import seconds_between
-from ampacity.loadgen.probe.look import Served, choose_model, look
+from ampacity.loadgen.probe.look import choose_model, look
+from ampacity.loadgen.probe.results import Served
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import EndpointError
 from ampacity.loadgen.send.protocols import RequestShape

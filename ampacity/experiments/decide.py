@@ -23,7 +23,7 @@ from ampacity.analysis.decision.guardrails import guardrails
 from ampacity.analysis.decision.inputs import Range
 from ampacity.analysis.decision.known import Known, Physics, hardware_words, physics_of
 from ampacity.analysis.decision.memory import NO_ADAPTERS, Adapters
-from ampacity.analysis.decision.model import ModelShape, catalogued
+from ampacity.analysis.decision.model import DecisionError, ModelShape, catalogued
 from ampacity.analysis.decision.plan import NO_FLEET, Plan
 from ampacity.analysis.decision.roofline import Instance, tp_crossover
 from ampacity.analysis.decision.steps import thirteen_steps
@@ -211,6 +211,14 @@ def find_instance(
 
 
 def hardware_text(run: Run, summary: Summary, engine: Engine) -> str | None:
-    """Return how far a run is from its hardware; None where model or GPU are not known."""
+    """Return how far a run is from its hardware, or why that is not known.
+
+    None where model or GPU are not known.
+    """
     instance, _ = find_instance(run.meta, engine, gpus_measured(run.meta))
-    return None if instance is None else hardware_words(physics_of(summary, instance, ""))
+    if instance is None:
+        return None
+    try:
+        return hardware_words(physics_of(summary, instance, ""))
+    except DecisionError as error:  # of a run's own --tp: the report is written all the same
+        return str(error)

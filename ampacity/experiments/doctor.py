@@ -20,8 +20,9 @@ from ampacity.experiments.stages.preflight import (
 from ampacity.loadgen.host import busiest, cores_used, cpu_seconds, room_for_connections
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
+from ampacity.loadgen.probe.ask import Asked, ask
 from ampacity.loadgen.probe.diagnosis import answer_facts, seconds_between, stream_verdict
-from ampacity.loadgen.probe.look import Asked, ProbeResult, ask
+from ampacity.loadgen.probe.results import ProbeResult
 from ampacity.loadgen.receive import hot_path
 from ampacity.loadgen.receive.thinking import InlineThinking
 from ampacity.loadgen.rundir.records import RequestRecord

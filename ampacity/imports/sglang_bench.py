@@ -155,6 +155,12 @@ def _statuses(run: Record, frame: pd.DataFrame) -> list[str]:
 
 
 def _check_totals(run: Record, counted: pd.DataFrame) -> None:
+    lasts_s, longest_s = run.get("duration"), counted.e2e_s.max()
+    if lasts_s is not None and longest_s > lasts_s * (1 + 1e-6):
+        raise ImportedFileError(
+            f"{run.where}duration is {lasts_s:.6g} s, but a request took {longest_s:.6g} s: "
+            "the file contradicts itself"
+        )
     gaps = counted.gaps_s.explode().dropna()
     run.check(
         {

@@ -96,8 +96,9 @@ class Table:
         if bad.any():
             row: Any = bad.idxmax()
             value = self._cells(path)[row]
+            shown = "missing" if value is None or value != value else f"{value!r:.60}"
             raise ImportedFileError(
-                f"{self.where}{self._row.format(row)}{path} is {value!r:.60}, not {wanted}: "
+                f"{self.where}{self._row.format(row)}{path} is {shown}, not {wanted}: "
                 "the file is damaged or of another version"
             )
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from ampacity.analysis.contract.stage import Loop, Stage
 from ampacity.analysis.load_names import load_name
-from ampacity.analysis.metrics.kinds import FAILED_KINDS
 from ampacity.analysis.slo import GAP_METRICS, Slo, parse_slo
 from ampacity.analysis.stage.throughput import CHANCE_SD, REQUESTS_MIN, all_failed, is_figure
 from ampacity.analysis.stats.intervals import prob_at_least
+from ampacity.loadgen.rundir.records import FAILED_KINDS
 
 WAITS = ("ttft", "first_answer", "e2e")  # metrics whose limit includes time spent waiting
 OVERLOADED = 1.05  # offered over answered rate above which an unstable stage shows the capacity

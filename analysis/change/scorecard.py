@@ -39,7 +39,7 @@ from ampacity.analysis.change.results import (
 )
 from ampacity.analysis.change.samples import METRICS
 from ampacity.analysis.change.shift import NOTHING_COUNTS, QUANTILES, quantile_result
-from ampacity.analysis.metrics.kinds import FAILED_KINDS
+from ampacity.loadgen.rundir.records import FAILED_KINDS
 
 COMPARE_SCHEMA_VERSION = 1
 MORE_IN_FLIGHT = "no winner: more in flight at the limit is neither better nor worse"

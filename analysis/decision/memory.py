@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ampacity.analysis.decision.model import DecisionError, ModelShape
-from ampacity.simulator.models.catalog import BYTES_PER_ELEMENT, Hardware
+from ampacity.simulator.models.catalog import BYTES_PER_ELEMENT, Hardware, kv_copies
 
 ACTIVATION_SHARE = 0.2  # of the weights in 16 bits; an assumption
 OVERHEAD_SHARE = 0.075  # of the GPU memory, for framework and graphs: 5 to 10 %; an assumption
@@ -130,16 +130,6 @@ def floor_of(
     return Floor(headroom, gpus, degree)
 
 
-def kv_copies(shape: ModelShape, tensor_parallel: int) -> float:
-    """Return how often each KV entry is kept.
-
-    KV heads are divided over the devices and repeated beyond their number; a latent vector is on
-    each of them.
-    """
-    split = 1 if shape.kv_heads is None else min(shape.kv_heads, tensor_parallel)
-    return tensor_parallel / split
-
-
 def kv_pool_bytes(
     needed: Needed, gpu_bytes: float, gpus: int, overhead_share: float = OVERHEAD_SHARE
 ) -> float:
@@ -179,7 +169,7 @@ def does_it_fit(
             f"{shape.heads} heads can be split over; take a larger GPU or a lower precision"
         )
     pool = kv_pool_bytes(needed, hardware.memory_bytes, count, overhead_share)
-    copies = kv_copies(shape, count)
+    copies = kv_copies(shape.kv_heads, count)
     held = {
         name: sequences_held(pool, copies * shape.kv_bytes(tokens, element_bytes(kv)))
         for name, tokens in lengths.items()

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ampacity.analysis.decision.inputs import Range
-from ampacity.analysis.decision.memory import element_bytes, kv_copies
+from ampacity.analysis.decision.memory import element_bytes
 from ampacity.analysis.decision.model import DecisionError, ModelShape
-from ampacity.simulator.models.catalog import Hardware
+from ampacity.simulator.models.catalog import Hardware, kv_copies
 
 HARDWARE_BOUND = 0.8  # from this share of the bandwidth on, software has little left to win
 GB = 1e9
@@ -41,7 +41,7 @@ class Instance:
     def step_bytes(self, batch: float, context: float) -> float:
         """Return the bytes that one decoding step of ``batch`` sequences reads."""
         weights = self.shape.weights_read(batch) * element_bytes(self.weights)
-        cached = kv_copies(self.shape, self.gpus) * self.shape.kv_bytes(
+        cached = kv_copies(self.shape.kv_heads, self.gpus) * self.shape.kv_bytes(
             context, element_bytes(self.kv)
         )
         return weights + batch * cached

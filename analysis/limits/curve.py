@@ -10,7 +10,7 @@ from functools import cached_property
 from ampacity.analysis.contract.limits import Evidence
 from ampacity.analysis.contract.stage import Server, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary
-from ampacity.analysis.metrics.kinds import FAILED_KINDS
+from ampacity.loadgen.rundir.records import FAILED_KINDS
 
 LOW_LOAD_IN_FLIGHT = 4.0  # a load at which requests hardly meet each other
 SEEN_BY_SERVER = 0.8  # of the requests in flight: below it some engines are not among its metrics

@@ -31,7 +31,7 @@ _NEAR = (0.2, 0.5, 1.0, 3.0)  # levels at which clustering is looked at, in shar
 _COMMON = (10.0, 20.0)  # commoner levels, for samples of which no queue is known
 _RANKS_MAX = 256
 FAR = 4.0  # a limit so many times the slowest sample leaves room for the queue to have shown itself
-TURNS = 50.0  # a stage must be so many times as long as its requests to have shown its queue
+TURNS = 30.0  # a stage must be so many times as long as its requests to have shown its queue
 
 
 @dataclass(frozen=True)

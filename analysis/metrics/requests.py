@@ -17,8 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ampacity.analysis.metrics.kinds import FAILED_KINDS, KINDS, kinds_of
-from ampacity.loadgen.rundir.records import LEFT_OUT
+from ampacity.loadgen.rundir.records import FAILED_KINDS, KINDS, LEFT_OUT, STATUSES, kind_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -108,7 +107,7 @@ def read_requests(table: pa.Table, origin_ns: int) -> Requests:
             name: np.asarray(pc.fill_null(table[name], 0).to_numpy(), dtype=np.int64)
             for name in ("stage", "attempt", "worker")
         },
-        "status": _status_codes(table),
+        "status": _kinds(table),
         "class_": _classes(table),
         "uncounted": _equals(table["token_source"], "chunks"),
         "stopped": _equals(table["finish_reason"], "stop"),
@@ -153,14 +152,21 @@ def _classes(table: pa.Table) -> npt.NDArray[np.object_]:
     return np.asarray(names[column.indices.to_numpy()] if len(names) else names, dtype=np.object_)
 
 
-def _status_codes(table: pa.Table) -> Ints:
-    codes = kinds_of(table)
-    if (codes < 0).any():
-        unknown = next(s for s in pc.unique(table["status"]).to_pylist() if s not in _CODE)
+def _kinds(table: pa.Table) -> Ints:
+    """Return the kind of each row as an index into ``KINDS``."""
+    found = pc.fill_null(pc.index_in(table["status"], value_set=pa.array(STATUSES)), -1)
+    kinds = np.array(found.to_numpy(), dtype=np.int64)
+    if (kinds < 0).any():
+        unknown = next(s for s in pc.unique(table["status"]).to_pylist() if s not in STATUSES)
         raise RecordsError(
             f"requests.parquet: column status holds {unknown!r}, which this version does not know"
         )
-    return codes
+    errors = np.flatnonzero(kinds == _CODE["http_error"])
+    codes = pc.fill_null(table["http_status"].take(pa.array(errors)), 0).to_numpy()
+    each, which = np.unique(codes, return_inverse=True)
+    of_each = [_CODE[kind_of("http_error", int(code))] for code in each]
+    kinds[errors] = np.array(of_each, dtype=np.int64)[which]
+    return kinds
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampacity.analysis.contract.stage import OutagePeriod, OutageSeries
-from ampacity.analysis.metrics.kinds import FAILED_KINDS, REFUSED
 from ampacity.analysis.metrics.requests import Bools, Chunks, Floats, Requests
 from ampacity.analysis.stage.steady import in_flight_at
+from ampacity.loadgen.rundir.records import FAILED_KINDS, REFUSED
 
 REQUESTS_MIN = 5  # that fail in it
 LONGER = 5.0  # times what is silent at other times, at p95

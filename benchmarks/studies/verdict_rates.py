@@ -71,7 +71,7 @@ def judge(name: str, load: float, slo: Slo, requests: int, seed: int) -> Judged:
     result, _ = Judge([slo], found.stability, False, 1.0).stage_findings(
         Requests(found.cohort, found.whole)
     )
-    verdict = {True: "met", False: "violated", None: "inconclusive"}[result.slo_met]
+    verdict = {True: "met", False: "violated", None: "inconclusive"}[result["slo_met"]]
     return Judged(verdict, int(np.count_nonzero(sent.ttft_s > slo.limit_s)))
 
 

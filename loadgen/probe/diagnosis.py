@@ -12,35 +12,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from ampacity.loadgen.probe.diagnosis_rules import (
-    METRICS,
-    Case,
-    Facts,
-    duration_text,
-    stream_cases,
-    text_cases,
-)
+from ampacity.loadgen.probe.diagnosis_rules import Case, Facts, stream_cases, text_cases
 from ampacity.loadgen.receive.thinking import InlineThinking
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.protocols import RequestShape
-
-__all__ = [
-    "METRICS",
-    "Case",
-    "Facts",
-    "Finding",
-    "answer_facts",
-    "as_dicts",
-    "choose",
-    "diagnose",
-    "duration_text",
-    "seconds_between",
-    "spoilt",
-    "stream_cases",
-    "stream_verdict",
-    "text_cases",
-    "warnings",
-]
 
 
 @dataclass(frozen=True)

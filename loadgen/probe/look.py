@@ -11,26 +11,12 @@ import json
 from typing import Any
 
 from ampacity.loadgen.net.pages import NoConnectionError, Page, PageError, Pages
-from ampacity.loadgen.probe.ask import Asked, ask, count_message_overhead
-from ampacity.loadgen.probe.dialect import KEY_HINT, SHORT_TOKENS, find_dialect, key_error
+from ampacity.loadgen.probe.dialect import KEY_HINT, key_error
 from ampacity.loadgen.probe.gateways import gateway_of
-from ampacity.loadgen.probe.results import Calibration, ProbeResult, Served
+from ampacity.loadgen.probe.results import Served
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, shown_url
 from ampacity.loadgen.send.protocols import error_text, printable
 from ampacity.loadgen.send.secrets import redact
-
-__all__ = [
-    "SHORT_TOKENS",
-    "Asked",
-    "Calibration",
-    "ProbeResult",
-    "Served",
-    "ask",
-    "choose_model",
-    "count_message_overhead",
-    "find_dialect",
-    "look",
-]
 
 LOOK_TIMEOUT_S = 10.0
 MODELS_MAX = 1000

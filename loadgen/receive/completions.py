@@ -45,7 +45,8 @@ TIMES = "L" if array("L").itemsize == 8 else "Q"  # "q" is several times slower
 FAILED_REASON = re.compile(
     "error|abort|fail|cancel|time.?out|overload|unavailable|network|insufficient", re.IGNORECASE
 )
-"""In finish reasons of failures: OpenRouter, Cohere, an engine's abort, Z.ai, DeepSeek."""
+"""In finish reasons of failures (OpenRouter, Cohere, an engine's abort, Z.ai, DeepSeek) and in
+events that are mere words."""
 NO_REASONS = ("null", "None")  # DashScope, in every chunk but the last
 SEVERAL_TEXTS = "trailing characters"  # as msgspec says it
 LEARN_MISSES_MAX = 4  # reads in a row that match no template: then learning stops
@@ -157,7 +158,8 @@ class Answer:
     def _decoded(self, decode: Callable[[bytes], T | None], kind: type[T], data: bytes) -> T | None:
         """Decode an event; None where it is empty, ``null``, or bad JSON, which is noted.
 
-        Where that is a list with the server's own error (Gemini), the error is noted.
+        Where that is a list with the server's own error (Gemini), or words of failure in place of
+        an object, the error is noted.
         """
         try:
             return decode(data) if data else None
@@ -166,6 +168,8 @@ class Answer:
                 return value
             if data.lstrip()[:1] == b"[" and (message := stream_error(data)) is not None:
                 self.error = self.error or message
+            elif data[:1] not in b'{"' and FAILED_REASON.search(words := excerpt(data)):
+                self.error = self.error or words
             else:
                 several = SEVERAL_TEXTS in str(error)
                 why = "JSON lines, no event stream" if several else f"not JSON: {error}"

@@ -39,27 +39,21 @@ LEFT_OUT: tuple[str, ...] = ("cancelled", "too_long")
 FAILED_STATUSES: frozenset[str] = frozenset(STATUSES) - {"ok", "unfinished", *LEFT_OUT}
 """Statuses that count as infinitely slow in every percentile judged against an SLO."""
 
-# Of equal fit the first counts. An ``http_error`` is left only where its code is not known.
-HTTP_KINDS: dict[str, tuple[range, ...]] = {
-    "rate_limited": (range(429, 430), range(529, 530)),
-    "auth": (range(401, 402), range(403, 404), range(407, 408)),
-    "overloaded": (range(503, 504),),
-    "redirect": (range(300, 400),),
-    "bad_request": (range(400, 500),),
-    "upstream": (range(500, 600),),
-}
+_BY_CODE = dict.fromkeys((429, 529), "rate_limited") | dict.fromkeys((401, 403, 407), "auth")
+_BY_CODE[503] = "overloaded"
+_BY_CLASS = {3: "redirect", 4: "bad_request", 5: "upstream"}  # of all other codes
+HTTP_KINDS = tuple(dict.fromkeys((*_BY_CODE.values(), *_BY_CLASS.values())))
 KINDS = (*STATUSES, *HTTP_KINDS)
-FAILED_KINDS = FAILED_STATUSES | HTTP_KINDS.keys()
+FAILED_KINDS = FAILED_STATUSES.union(HTTP_KINDS)
 REFUSED = {"rate_limited", "auth", "bad_request"}
 """Kinds that are answers of an endpoint that is alive."""
 
 
 def kind_of(status: str, http_status: int | None) -> str:
-    """Return the status of a record, that of an HTTP error by its code."""
-    if status != "http_error":
+    """Return the status of a record, that of an HTTP error by its code if that is known."""
+    if status != "http_error" or http_status is None:
         return status
-    fitting = (k for k, codes in HTTP_KINDS.items() if any((http_status or 0) in r for r in codes))
-    return next(fitting, status)
+    return _BY_CODE.get(http_status) or _BY_CLASS.get(http_status // 100, status)
 
 
 TOKEN_SOURCES: tuple[str, ...] = ("usage", "usage_per_chunk", "logprobs", "tokenizer", "chunks")

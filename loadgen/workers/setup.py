@@ -124,13 +124,13 @@ class Setup:
             if self.prompt_file is None
             else read_prompts(Path(self.prompt_file), skip_bad_rows=True),
         )
+        known = self.secrets  # which grow where keys are renewed
+        secrets = (lambda: self.secrets) if self.routes[0].endpoint.keys else (lambda: known)
         keep = None
         if self.answers_in is not None:
             path = self.answers_in / f"answers-{worker}.jsonl"
             asked = self.prompt_file is not None or self.recorded is not None
-            keep = KeptAnswers(
-                path, self.answers_bytes, prompts=asked, secrets=lambda: self.secrets
-            ).keep
+            keep = KeptAnswers(path, self.answers_bytes, prompts=asked, secrets=secrets).keep
         return StageRunner(
             clients,
             requests,
@@ -138,7 +138,7 @@ class Setup:
             RunnerOptions(
                 limits=self.limits,
                 targets=self.targets,
-                secrets=lambda: self.secrets,
+                secrets=secrets,
                 account=self.account,
                 worker=worker,
                 timed=self.timed,

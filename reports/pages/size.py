@@ -83,13 +83,7 @@ def _shown(one: Candidate) -> dict[str, Any]:
         "name": one.run,
         "answer": _answer(one, len(one.limits))[1:],
         "steps": [
-            {
-                "title": step.title,
-                "decision": step.decision,
-                "gap": step.gap,
-                "command": step.command,
-                "known": [_input(known) for known in step.known if known.value is not None],
-            }
+            (step, [_input(known) for known in step.known if known.value is not None])
             for step in one.steps
         ],
         "curve": _curve(one),
@@ -98,16 +92,7 @@ def _shown(one: Candidate) -> dict[str, Any]:
         "hosted": [line.strip() for h in plan.hosted for line in hosted_lines(h, plan)]
         if plan
         else [],
-        "limits": [
-            {
-                "title": limit.title,
-                "figures": evidence_text(limit),
-                "lever": limit.lever,
-                "refuted_by": limit.refuted_by,
-            }
-            for limit in one.limits
-            if limit.holds
-        ],
+        "limits": [(limit, evidence_text(limit)) for limit in one.limits if limit.holds],
         "untold": [limit for limit in one.limits if limit.holds is None],
         "rails": _rails(one.guardrails),
         "pools": pools_text(plan) if plan else None,

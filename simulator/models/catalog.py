@@ -67,9 +67,17 @@ class Model:
         return 2 * self.layers * self.kv_heads * self.head_size * bytes_per_element
 
     def kv_copies(self, tensor_parallel: int) -> float:
-        """Return the copies of a KV entry: heads are split over devices, latents are repeated."""
-        shards = 1 if self.latent_elements is not None else min(self.kv_heads, tensor_parallel)
-        return tensor_parallel / shards
+        latent = self.latent_elements is not None
+        return kv_copies(None if latent else self.kv_heads, tensor_parallel)
+
+
+def kv_copies(kv_heads: int | None, tensor_parallel: int) -> float:
+    """Return how often each KV entry is kept.
+
+    KV heads are divided over the devices and repeated beyond their number; a latent vector (None)
+    is on each of them.
+    """
+    return tensor_parallel / min(kv_heads or 1, tensor_parallel)
 
 
 # NVIDIA A100 80 GB SXM data sheet (2021): 312 TFLOPS FP16, no FP8 unit, 2,039 GB/s, NVLink 600

@@ -157,7 +157,7 @@ def test_shell_example_of_a_check_on_a_simulated_server(tmp_path: Path) -> None:
     shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m ampacity "$@"\n')
     shim.chmod(0o755)
     with start_in_process("demo") as server:
-        script = _block("sh", 1).replace(" 60s", " 20s")
+        script = _block("sh", 1).replace("--slo", "--workload chat-short --slo")
         done = _shell(tmp_path, script, ENDPOINT=server.url, MODEL=server.model)
     assert (done.returncode, done.stdout.split()) == (0, ["met"]), done.stderr
     assert json.loads((tmp_path / "check.json").read_text())["verdict"] == "met"

@@ -241,6 +241,8 @@ def test_sglang_by_hand(tmp_path: Path) -> None:
         ({"errors": [""]}, "errors has 1 entries"),
         ({"ttfts": [0.1, -1, 0]}, "request 1: ttfts is -1"),
         ({"request_rate": 0}, "request_rate is 0"),
+        ({"duration": 0}, "duration is 0 s, but a request took"),
+        ({"input_lens": None}, "input_lens is missing, not a list"),
         ({"ttfts": [], "itls": []}, "entries, 0 are due"),
     ):
         with pytest.raises(ImportedFileError, match=complaint):

@@ -17,8 +17,8 @@ from ampacity.cli import main
 from ampacity.config import make_settings
 from ampacity.experiments.checkup import checkup, trusted
 from ampacity.experiments.doctor import DoctorResult, _busy_with
-from ampacity.loadgen.probe.look import Calibration, ProbeResult, Served
 from ampacity.loadgen.probe.network import RoundTrip
+from ampacity.loadgen.probe.results import Calibration, ProbeResult, Served
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.simulator.server.face import Face

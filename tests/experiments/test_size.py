@@ -91,11 +91,13 @@ def test_mbu_is_the_share_of_the_bandwidth_that_the_engine_used(
     assert use_of(Instance(shape, card), point).mbu.value == pytest.approx(known, rel=0.05)
 
 
+LOAD = {"input_tokens": 500, "output_tokens": 100, "slo": ["ttft_p95=300ms"]}
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("size") / "run"
-    load = {"input_tokens": 500, "output_tokens": 100, "slo": ["ttft_p95=300ms"]}
-    summary_of("llama3-8b-h100", load | {"rates": "1,16,24,32,40,48"}, folder)
+    summary_of("llama3-8b-h100", LOAD | {"rates": "1,16,24,32,40,48"}, folder)
     return folder
 
 
@@ -164,6 +166,11 @@ def test_the_model_and_gpu_of_a_prediction_need_not_be_stated(
     assert f"Distance to the hardware: {found[0]['hardware_text']}." in (
         (run / "report.html").read_text(encoding="utf-8")
     )
+    three = summary_of("llama3-8b-h100", {**LOAD, "rates": "1", "tp": 3}, tmp_path / "three")
+    assert three.fleet.tensor_parallel == 3
+    assert ampacity("report", tmp_path / "three") == 0
+    page = (tmp_path / "three" / "report.html").read_text(encoding="utf-8")
+    assert "--tp 3 does not divide the 32 attention heads" in page
     assert ampacity("report", run, "--gpu", "b200") == 0  # 8 TB/s for 3.35
     told = (run / "report.html").read_text(encoding="utf-8")
     assert f" {100 * shares[0] * 3.35 / 8:.0f} % " in told.partition("Distance to the hardware")[2]

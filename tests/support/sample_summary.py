@@ -23,7 +23,7 @@ from ampacity.analysis.contract.capacity import (
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.stage import LittlesLaw, SloVerdict, Stage
 from ampacity.analysis.contract.summary import Audit, Summary
-from ampacity.analysis.metrics.kinds import KINDS
+from ampacity.loadgen.rundir.records import KINDS
 from tests.support.contract import blank
 
 CURVE_Q = [0.0, *[i / 100 for i in range(1, 100)], 0.995, 0.999]

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.text import mended
 from ampacity.workloads.traces.block_ids import BlockIds
@@ -114,11 +111,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.values["arrival_ns"])
-
-    def array(self, role: str) -> NDArray[np.int64] | None:
-        """Return the column of an optional role, or None where no row has a value."""
-        held = self.optional[role]
-        return np.frombuffer(held, dtype=np.int64) if held and max(held) >= 0 else None
 
     def add(self, place: int, record: Record | BadRow) -> None:
         """Add one row. Raises WorkloadError for a bad row, unless these are skipped."""

@@ -98,6 +98,7 @@ def burst(
     if limit_s is not None and (short := plan.too_short()):
         raise ConfigError(f"--max-recovery {max_recovery} could not be judged: {short}")
     own = {"url": url, "rates": plan.mean_rps, "arrivals": plan.arrivals, "warmup": 0}
+    own["duration"] = f"{plan.duration_s:.12g}s"
     how: dict[str, Any] = {"drive": plan.run, "judge": None if limit_s is None else _recovered}
     run_experiment({**raw, **own}, experiment="burst", as_json=json, **how)
 

@@ -15,7 +15,7 @@ from ampacity.values import ConfigError
 from ampacity.workloads.replay import Replayed
 from ampacity.workloads.schedule import open_schedule
 
-ASSUMED = "assumed: answers as long as planned, no prompt cached, no retry"
+ASSUMED = "assumed: answers as long as planned, no prompt cached, no retry, no repeated stage"
 
 
 def account_of(settings: Settings) -> Account:
@@ -39,7 +39,11 @@ def prices_of(settings: Settings) -> Prices | None:
 
 
 def approve(
-    settings: Settings, trace: Replayed | None, routes: Sequence[Route], progress: Progress
+    settings: Settings,
+    trace: Replayed | None,
+    routes: Sequence[Route],
+    progress: Progress,
+    times: int = 1,
 ) -> None:
     """Print what is about to be sent, and ask where that goes to a public address.
 
@@ -49,7 +53,7 @@ def approve(
     known = all(route.addresses for route in routes)
     if not settings.prices and known and is_loopback(addresses):
         return
-    text = estimate(settings, trace)
+    text = estimate(settings, trace, times * (1 + len(settings.lengths)))
     progress.note(text)
     if settings.yes or (known and is_private(addresses)):
         return
@@ -59,8 +63,11 @@ def approve(
         raise ConfigError("not confirmed, nothing was sent")
 
 
-def estimate(settings: Settings, trace: Replayed | None) -> str:
-    """Return requests, tokens and, with prices, dollars of a run, with what they assume."""
+def estimate(settings: Settings, trace: Replayed | None, times: int = 1) -> str:
+    """Return requests, tokens and, with prices, dollars of a run, with what they assume.
+
+    ``times``: how often each load is run.
+    """
     workload, prices = settings.workload, prices_of(settings)
     mean = Request(workload.input_tokens.mean(), workload.output_tokens.mean())
     limits = ", ".join(_limits(settings))
@@ -71,8 +78,8 @@ def estimate(settings: Settings, trace: Replayed | None) -> str:
         if prices:
             each += f", ${prices.request_usd(mean):.2g} ({ASSUMED})"
         return (
-            f"{settings.endpoint.url}: the load rises until the endpoint saturates, {each}; "
-            f"{limits or 'no --max-requests or --max-cost is set'}"
+            f"{settings.endpoint.url}: how many requests is not known beforehand; {each}; "
+            f"{limits or 'no --max-requests, --max-tokens or --max-cost is set'}"
         )
     else:  # histories grow: what is drawn is counted
         schedules = [
@@ -86,7 +93,7 @@ def estimate(settings: Settings, trace: Replayed | None) -> str:
             for k, rate in enumerate(settings.rates)
         ]
     requests, of_input, of_output = (
-        sum(int(numbers) for numbers in of)
+        times * sum(int(numbers) for numbers in of)
         for of in zip(
             *((len(s), s.input_tokens.sum(), s.output_tokens.sum()) for s in schedules), strict=True
         )

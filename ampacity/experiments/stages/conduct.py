@@ -38,7 +38,9 @@ from ampacity.experiments.stages.rig import Rig, answers_in_history
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
-from ampacity.loadgen.probe.look import ProbeResult, count_message_overhead, look
+from ampacity.loadgen.probe.ask import count_message_overhead
+from ampacity.loadgen.probe.look import look
+from ampacity.loadgen.probe.results import ProbeResult
 from ampacity.loadgen.rundir.files import RunWriter, check_new
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.telemetry import Telemetry
@@ -75,15 +77,16 @@ async def conduct(
     drive: Drive,
     command_line: list[str],
     progress: Progress,
+    times: int = 1,
 ) -> Path:
-    """Run an experiment and return its run directory.
+    """Run an experiment and return its run directory; ``times`` each load is run, about.
 
     Raises a ValueError of one line before the load begins.
     """
     out = out_path(settings, experiment)
     check_new(out)
     async with contextlib.AsyncExitStack() as closing:
-        run = await _connect(settings, out, progress, closing)
+        run = await _connect(settings, out, progress, closing, times)
         setup, settings = run.setup, run.settings
         meta = run_meta(
             settings, run.probe, setup.run_id, setup.salt, experiment, command_line, run.trace
@@ -117,7 +120,11 @@ def close_run(
 
 
 async def _connect(
-    settings: Settings, out: Path, progress: Progress, closing: contextlib.AsyncExitStack
+    settings: Settings,
+    out: Path,
+    progress: Progress,
+    closing: contextlib.AsyncExitStack,
+    times: int,
 ) -> _Connected:
     """Reach and probe the endpoint, and check that the load can be sent."""
     trace = None
@@ -126,11 +133,11 @@ async def _connect(
 
         trace = read_replay(settings.trace, settings)
     account, routes = account_of(settings), _routes(settings)
-    approve(settings, trace, routes, progress)
+    approve(settings, trace, routes, progress, times)
     host, settings = settings.endpoint.host, await follow_redirects(settings, progress)
     if settings.endpoint.host != host:
         routes = _routes(settings)
-        approve(settings, trace, routes, progress)
+        approve(settings, trace, routes, progress, times)
     prepare_machine(settings)
     for note in source_notes(settings, trace):
         progress.note(note)

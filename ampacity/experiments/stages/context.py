@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampacity.analysis.warnings import BEYOND_CONTEXT_SHARE
-from ampacity.loadgen.probe.look import ProbeResult
+from ampacity.loadgen.probe.results import ProbeResult
 from ampacity.settings import Settings
 from ampacity.values import ConfigError
 from ampacity.workloads.replay import Replayed

@@ -24,7 +24,7 @@ from ampacity.loadgen.audit import Measures, Tolerance, judge
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.host import busiest, cores_used, cpu_seconds
 from ampacity.loadgen.plan import StagePlan
-from ampacity.loadgen.probe.look import ProbeResult
+from ampacity.loadgen.probe.results import ProbeResult
 from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.telemetry import Telemetry

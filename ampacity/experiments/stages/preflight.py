@@ -14,20 +14,14 @@ from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.net.proxy import proxy_for
 from ampacity.loadgen.net.redirects import final_endpoint
+from ampacity.loadgen.probe.ask import Asked, ask
 from ampacity.loadgen.probe.diagnosis import Finding, diagnose, spoilt, warnings
+from ampacity.loadgen.probe.dialect import find_dialect
 from ampacity.loadgen.probe.gateways import gateway_of
-from ampacity.loadgen.probe.look import (
-    Asked,
-    Calibration,
-    ProbeResult,
-    Served,
-    ask,
-    choose_model,
-    find_dialect,
-    look,
-)
+from ampacity.loadgen.probe.look import choose_model, look
 from ampacity.loadgen.probe.network import measure_round_trip
 from ampacity.loadgen.probe.prompt_calibration import Counting, calibrate
+from ampacity.loadgen.probe.results import Calibration, ProbeResult, Served
 from ampacity.loadgen.receive.thinking import InlineThinking
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError

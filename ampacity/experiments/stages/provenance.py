@@ -12,7 +12,7 @@ from typing import Any
 import ampacity
 from ampacity.loadgen.host import host_facts
 from ampacity.loadgen.probe.diagnosis import as_dicts
-from ampacity.loadgen.probe.look import Calibration, ProbeResult
+from ampacity.loadgen.probe.results import Calibration, ProbeResult
 from ampacity.loadgen.send.secrets import redact
 from ampacity.settings import Settings
 from ampacity.workloads.arrivals.processes import arrivals_notes

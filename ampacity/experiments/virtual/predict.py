@@ -15,7 +15,7 @@ from ampacity.experiments.stages.provenance import out_path, run_meta
 from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.sweep import sweep
 from ampacity.experiments.virtual.player import Stopped, VirtualPlayer, stage_s
-from ampacity.loadgen.probe.look import Calibration, ProbeResult, Served
+from ampacity.loadgen.probe.results import Calibration, ProbeResult, Served
 from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.protocols import RequestShape

@@ -11,13 +11,12 @@ from ampacity.analysis.decision.memory import (
     element_bytes,
     floor_of,
     gpus_needed,
-    kv_copies,
     memory_needed,
     sequences_held,
     valid_degrees,
 )
-from ampacity.analysis.decision.model import DecisionError, KvLayers, ModelShape, plain_model
-from ampacity.simulator.models.catalog import HARDWARE
+from ampacity.analysis.decision.model import DecisionError, plain_model
+from ampacity.simulator.models.catalog import HARDWARE, kv_copies
 
 GB = 1e9
 FP16 = Needed(weights=140 * GB, kv=104 * GB, activations=28 * GB, overhead=15 * GB)
@@ -92,8 +91,7 @@ def test_valid_degrees_are_the_divisors_of_the_heads() -> None:
 
 @pytest.mark.parametrize(("kv_heads", "degree", "copies"), [(8, 4, 1), (8, 16, 2), (None, 8, 8)])
 def test_copies_of_the_kv_cache(kv_heads: int | None, degree: int, copies: float) -> None:
-    shape = ModelShape("m", 1, 1, 64, (KvLayers(1, 1),), kv_heads=kv_heads)
-    assert kv_copies(shape, degree) == copies
+    assert kv_copies(kv_heads, degree) == copies
 
 
 def test_what_the_pool_of_an_instance_holds() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ampacity.analysis.contract.summary import read_summary, to_json
-from ampacity.analysis.metrics.kinds import KINDS
 from ampacity.analysis.metrics.percentiles import percentiles
+from ampacity.loadgen.rundir.records import KINDS
 from tests.support.contract import summarise
 from tests.support.synthetic import (
     FLEET,

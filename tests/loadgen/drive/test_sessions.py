@@ -16,7 +16,7 @@ from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import StagePlan
-from ampacity.loadgen.probe.look import count_message_overhead
+from ampacity.loadgen.probe.ask import count_message_overhead
 from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ampacity.experiments.stages.context import fit_context
-from ampacity.loadgen.probe.look import Calibration
+from ampacity.loadgen.probe.results import Calibration
 from ampacity.loadgen.send.protocols import exceeds_context
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import Schedule, open_schedule
@@ -71,7 +71,7 @@ def test_prompts_beyond_a_context_that_was_not_known_are_left_out_and_named(tmp_
     nobody's failure."""
     with OddTokenizer(tokenize="ids", context=600, listed=False) as server:
         load = args_of("--rates 60 --duration 1s --input-tokens points:100=0.5,1000=0.5")
-        load += args_of("--output-tokens 2 --slo ttft_p50=5s")
+        load += args_of("--output-tokens 2 --slo e2e_p50=5s")
         done = ampacity("run", server.url, *load, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     rows = pq.read_table(tmp_path / "run" / "requests.parquet").to_pylist()

@@ -18,7 +18,7 @@ from ampacity.config import make_settings
 from ampacity.experiments.stages import preflight
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.gateways import gateway_of
-from ampacity.loadgen.probe.look import ProbeResult
+from ampacity.loadgen.probe.results import ProbeResult
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, parse_endpoint
 from ampacity.loadgen.send.keys import Keys
 from ampacity.progress import Progress

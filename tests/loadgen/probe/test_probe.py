@@ -16,7 +16,10 @@ import pytest
 
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
-from ampacity.loadgen.probe.look import Served, ask, choose_model, find_dialect, look
+from ampacity.loadgen.probe.ask import ask
+from ampacity.loadgen.probe.dialect import find_dialect
+from ampacity.loadgen.probe.look import choose_model, look
+from ampacity.loadgen.probe.results import Served
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, is_loopback, parse_endpoint
 from ampacity.loadgen.send.keys import Keys

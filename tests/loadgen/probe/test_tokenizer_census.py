@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
-from ampacity.loadgen.probe.look import Calibration, ask
+from ampacity.loadgen.probe.ask import ask
 from ampacity.loadgen.probe.prompt_calibration import Counting, calibrate
+from ampacity.loadgen.probe.results import Calibration
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import EndpointError, parse_endpoint
 from ampacity.loadgen.send.protocols import RequestShape

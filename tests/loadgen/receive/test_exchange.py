@@ -407,6 +407,8 @@ AFTER_A_TOKEN: dict[str, tuple[Event, str]] = {
     ),
     "fields that nobody knows (Baidu)": ({"error_code": 336100, "error_msg": "busy"}, "336100"),
     "a status in words": ({"status": "failed", "reason": "worker lost"}, "worker lost"),
+    "words in place of an object": ("[ERROR] upstream timed out", "[ERROR] upstream timed out"),
+    "other words": ("Error: engine is overloaded", "engine is overloaded"),
     "a code as text": ({"code": "503", "msg": "busy"}, "busy"),
     "a finish reason nobody listed": (error_end("model_timeout"), "finish reason model_timeout"),
     "cancelled by the server": (error_end("Cancelled"), "finish reason Cancelled"),

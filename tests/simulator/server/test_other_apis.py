@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ampacity.loadgen.net.http import Client
-from ampacity.loadgen.probe.look import ask
+from ampacity.loadgen.probe.ask import ask
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.loadgen.rundir.records import RequestRecord

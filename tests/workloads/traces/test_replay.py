@@ -67,6 +67,21 @@ def test_cutting_takes_from_and_leaves_to() -> None:
         cut(trace([0.0, 1.0]), 5.0, None)
 
 
+@pytest.mark.parametrize(
+    ("from_s", "to_s", "said"),
+    [
+        (12.0, None, "; 2 sessions begin with a later turn, whose history is new"),
+        (0.0, 12.0, "; 2 sessions end before their last turn"),
+        (12.0, 18.0, "; 1 sessions begin with a later turn, whose history is new"),
+        (0.0, 30.0, ""),
+    ],
+)
+def test_sessions_that_are_cut_are_counted(from_s: float, to_s: float | None, said: str) -> None:
+    """Session 0 at 0, 10 and 20 s, session 1 at 5 and 15 s, and a request alone at 25 s."""
+    held = trace([0, 5, 10, 15, 20, 25], session=np.array([0, 1, 0, 1, 0, -1]))
+    assert cut(held, from_s, to_s).notes[-1].partition(" requests")[2] == said
+
+
 def test_thinning_keeps_a_share_and_sessions_as_a_whole() -> None:
     n = 10_000
     played = thin(trace(np.arange(n, dtype=float).tolist()), 0.3, np.random.default_rng(1))
