@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import altair as alt
 import pytest
 
+from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.contract.capacity import Search
 from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.analysis.load_names import name_stages
@@ -30,7 +31,7 @@ from ampacity.reports.charts.palette import COLOURS, light, style_sheet
 from ampacity.reports.charts.rates import achieved_by_offered, goodput_by_load
 from ampacity.reports.charts.svg import SVG, write_svgs
 from ampacity.reports.charts.timeline import timeline_chart
-from tests.support.contract import blank
+from tests.support.contract import blank, struct_of
 from tests.support.sample_summary import (
     ALL,
     all_failed,
@@ -400,7 +401,9 @@ def test_two_stages_of_the_same_load_keep_a_bar_each() -> None:
     summary = all_failed()
     for stage in summary["stages"]:
         stage |= {"offered_rps": 1.0, "name": ""}
-    name_stages(summary["stages"])
+    named = name_stages([struct_of(contract.Stage, s) for s in summary["stages"]])
+    for stage, renamed in zip(summary["stages"], named, strict=True):
+        stage["name"] = renamed.name
     chart = errors_by_stage(read_summary(summary))
     assert chart is not None
     assert [r["stage"] for r in chart.spec["datasets"]["errors"]] == [

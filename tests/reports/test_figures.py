@@ -132,9 +132,9 @@ def test_only_p99_is_marked_by_its_interval() -> None:
 
 
 def test_the_load_of_a_stage_in_words() -> None:
-    assert load_name({"index": 0, "offered_rps": 4.0}) == "4 req/s"
-    assert load_name({"index": 0, "offered_rps": None, "concurrency_set": 16}) == "16 users"
-    assert load_name({"index": 3}) == "stage 3"
+    assert load_name(4.0) == "4 req/s"
+    assert load_name(None, 16) == "16 users"
+    assert load_name(None, None, 3) == "stage 3"
 
 
 def test_control_characters_are_made_harmless() -> None:
@@ -232,7 +232,7 @@ def test_reasons_hold_no_raw_names() -> None:
 
 
 def test_a_rate_in_a_label_has_four_digits() -> None:
-    assert load_name({"offered_rps": 11.130434}) == "11.13 req/s"
+    assert load_name(11.130434) == "11.13 req/s"
 
 
 @pytest.mark.parametrize(

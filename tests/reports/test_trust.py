@@ -57,7 +57,7 @@ def test_stages_without_a_steady_state_are_named() -> None:
 
 def test_the_sliders_begin_with_the_run_and_exist_only_with_a_capacity() -> None:
     summary = open_sweep()
-    summary["fleet"] |= {"peak_rps": None, "gpu_hour_usd": None, "safety_factor": None}
+    summary["fleet"] |= {"peak_rps": None, "gpu_hour_usd": None, "safety_factor": 1.5}
     shown = what_if(read_summary(summary), (), "runs/a b")
     assert shown is not None
     assert shown["assumed"]
