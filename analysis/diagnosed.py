@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 SPOILT_TOO: Mapping[str, tuple[str, ...]] = {
-    "ttft": ("ttft", "first_answer"),
+    "ttft": ("ttft", "first_answer", "fluidity"),
+    "itl": ("itl", "fluidity"),
 }
 """SLO metrics that rest on a metric of the diagnosis."""
 

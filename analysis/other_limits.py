@@ -53,7 +53,7 @@ def capacity_at_limits(run: Run, summary: Summary) -> list[AtLimit]:
     outage, or one whose client was late by an SLO's measure.
     """
     slos = [slo_from_dict(slo) for slo in run.meta.get("slos") or []]
-    limited = [s for s in slos if s.metric != ERROR_RATE]
+    limited = [s for s in slos if s.metric not in ("fluidity", ERROR_RATE)]
     limited.sort(key=lambda slo: slo.text != summary.capacity.binding_slo)
     own = limited[0] if limited else None
     moved = any(s.outage or s.client_limited_metrics for s in summary.stages)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ampacity.durations import exact_text, read_duration
 
-METRICS: tuple[str, ...] = ("ttft", "itl", "icl", "tpot", "e2e", "first_answer")
+METRICS: tuple[str, ...] = ("ttft", "itl", "icl", "tpot", "e2e", "first_answer", "fluidity")
 EXTREMES: dict[float, str] = {0.0: "min", 1.0: "max"}
 """The smallest and the largest sample, as quantiles: facts of one run, not of an endpoint."""
 GAP_METRICS: frozenset[str] = frozenset({"itl", "icl"})
@@ -66,7 +66,9 @@ class Slo:
     """At least a share ``quantile`` of the samples of ``metric`` is within ``limit_s`` seconds.
 
     Quantile 1 (``max``) is every sample of the run, 0 (``min``) at least one.
-    ``class_``: of the requests of that class only. Of an ``error_rate`` the quantile is the share that must be answered, of ``goodput`` the share that must meet every
+    ``class_``: of the requests of that class only. ``first_s`` (fluidity): the first token is due
+    so long after the schedule, every further one ``limit_s`` later. Of an ``error_rate`` the
+    quantile is the share that must be answered, of ``goodput`` the share that must meet every
     other SLO, and ``limit_s`` says nothing.
     """
 
@@ -74,6 +76,7 @@ class Slo:
     quantile: float
     limit_s: float
     class_: str | None = None
+    first_s: float | None = None
     source: str | None = field(default=None, compare=False)
 
     @property
@@ -91,17 +94,19 @@ class Slo:
 
     @property
     def limit_text(self) -> str:
-        """Return ``2s`` or ``1%``."""
+        """Return ``2s``, ``2s+50ms`` (fluidity) or ``1%``."""
         if self.metric == GOODPUT:
             return f"{(Decimal(repr(self.quantile)) * 100).normalize():f}%"
         if self.metric == ERROR_RATE:
             return f"{((1 - Decimal(repr(self.quantile))) * 100).normalize():f}%"
-        return exact_text(self.limit_s)
+        first = f"{exact_text(self.first_s)}+" if self.first_s is not None else ""
+        return first + exact_text(self.limit_s)
 
     @property
     def limit_for_people(self) -> str:
-        """Return ``2 s``, ``95 %``."""
-        return re.sub(r"^([\d.]+)", r"\1 ", self.limit_text)
+        """Return ``2 s``, ``2 s + 50 ms``, ``95 %``."""
+        parts = self.limit_text.split("+")
+        return " + ".join(re.sub(r"^([\d.]+)", r"\1 ", part) for part in parts)
 
     @property
     def bound_text(self) -> str:
@@ -117,7 +122,7 @@ class Slo:
         """Return the entry in run.json and summary.json; a share's ``limit_s`` is null."""
         limit_s = None if self.metric in SHARES else self.limit_s
         known = {"metric": self.metric, "quantile": self.quantile, "limit_s": limit_s}
-        extra = {"class": self.class_, "source": self.source}
+        extra = {"class": self.class_, "first_s": self.first_s, "source": self.source}
         given = {name: value for name, value in extra.items() if value is not None}
         return known | {"text": self.text} | given
 
@@ -133,7 +138,7 @@ def parse_duration(text: str, what: str = "a duration") -> float:
 
 
 def parse_slo(text: str) -> Slo:
-    """Read ``[class:]metric_pQQ=limit`` or ``error_rate=N%``.
+    """Read ``[class:]metric_pQQ=limit``, ``fluidity_pQQ=first+each`` or ``error_rate=N%``.
 
     Instead of pQQ: ``min`` or ``max``.
     Raises SloError with one line that says what is allowed.
@@ -168,7 +173,14 @@ def _parse_bare(text: str, name: str, limit: str) -> Slo:
             why = f"p{percentile} is not above p0 and below p100 (the extremes are min and max)"
             raise _refused(text, f": percentile {why}")
         quantile = float(Decimal(percentile) / 100)
-    return Slo(metric, quantile, parse_duration(limit, f"SLO {text!r}"))
+    where = f"SLO {text!r}"
+    if metric != "fluidity":
+        return Slo(metric, quantile, parse_duration(limit, where))
+    first, plus, each = limit.partition("+")
+    if not plus:
+        why = "write fluidity_p99=2s+50ms (first token + each further one)"
+        raise _refused(text, f": fluidity needs two limits: {why}")
+    return Slo(metric, quantile, parse_duration(each, where), first_s=parse_duration(first, where))
 
 
 def _answered_share(text: str, limit: str) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from ampacity.analysis.contract.figures import Curve, Percentiles
 from ampacity.analysis.contract.part import Interval, Part
 
@@ -34,6 +36,12 @@ class Modes(Part, frozen=True, kw_only=True):
     slow_p50_s: float | None
     slow_share: float | None
     switches: int | None
+
+
+class Fluidity(Part, frozen=True, kw_only=True):
+    slo: str | None
+    mean_index: float | None
+    share_smooth: float | None = msgspec.field(name="share_at_least_0.9")
 
 
 class Accepted(Part, frozen=True, kw_only=True):
@@ -197,6 +205,7 @@ class Stage(Part, frozen=True, kw_only=True):
     drift: Drift
     modes: Modes
     classes: dict[str, StageClass]
+    fluidity: Fluidity
     accepted: Accepted
     goodput_rps: float | None
     goodput_rps_reason: str | None = None

@@ -69,6 +69,7 @@ class SloLimit(Part, frozen=True, kw_only=True):
     text: str
     quantile: float | None
     limit_s: float | None
+    first_s: float | None = None
     source: str | None = None
     class_: str | None = msgspec.field(name="class", default=None)
 

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ampacity.analysis.metrics.fluidity import needed_pace_s
 from ampacity.analysis.metrics.gaps import GapSeries
 from ampacity.analysis.metrics.observations import GapObservations, Observations, Queue
 from ampacity.analysis.metrics.requests import (
@@ -145,6 +146,14 @@ class Cohort:
         ok = self.requests.has_status("ok")
         values = np.where(meets, 0.0, np.where(ok, np.inf, np.nan))
         return self.per_request(values, None, memory=self.memory)
+
+    def fluidity(self, first_s: float) -> Observations:
+        """Return the pace in s per token that each request kept (analysis/metrics/fluidity.py)."""
+        unknown = self._chunks_unknown()
+        if unknown:
+            return _unknown("requests", unknown)
+        pace = needed_pace_s(self.requests, self.chunks, first_s)
+        return self.per_request(np.where(self.requests.has_status("ok"), pace, np.nan), None)
 
     def ttft(self, *, from_schedule: bool) -> Observations:
         if self._in_one_piece:
@@ -329,7 +338,7 @@ def _unknown(unit: str, reason: str) -> Observations:
 def observations_for_slo(cohort: Cohort, slo: Slo) -> Observations:
     """Return the observations that an SLO is judged by.
 
-    TTFT, first answer and E2E count from the schedule.
+    TTFT, first answer, fluidity and E2E count from the schedule.
     """
     cohort = cohort.of_class(slo.class_)
     if slo.metric in cohort.spoilt:
@@ -338,6 +347,8 @@ def observations_for_slo(cohort: Cohort, slo: Slo) -> Observations:
     match slo.metric:
         case "error_rate":
             return cohort.errors()
+        case "fluidity":
+            return cohort.fluidity(slo.first_s or 0.0)
         case "ttft":
             return cohort.ttft(from_schedule=True)
         case "first_answer":

@@ -21,7 +21,7 @@ from ampacity.analysis.stats.intervals import (
     smallest_n,
 )
 
-FIRST_TOKEN = frozenset({"ttft", "first_answer"})
+FIRST_TOKEN = frozenset({"ttft", "first_answer", "fluidity"})
 EDGE_FACTOR = 20.0
 """More times the requests that it has, and than its percentile needs: on the edge, not too short."""
 
@@ -68,6 +68,8 @@ def judge_slo(
     elif is_rate:
         what = "failed" if slo.metric == ERROR_RATE else "missed an SLO or failed"
         why["reason"] = f"{misses:.0f} of {o.n} requests {what}"
+    elif math.isinf(low) and slo.metric == "fluidity":
+        why["reason"] = f"the first token of {misses:.0f} of {o.n} requests was late or missing"
     elif math.isinf(low):
         why["reason"] = f"infinite: {o.n_infinite} of {o.n} {o.unit} failed"
     value_s, ends = finite(low) if low == high and not is_rate else None, None
@@ -187,10 +189,10 @@ def observe_slos(cohort: Cohort, slos: Sequence[Slo]) -> list[tuple[Slo, Observa
     """Return the observations that each SLO is judged by; goodput by all the others together."""
     cache: dict[tuple[Any, ...], Observations] = {}
     for slo in slos:
-        key = slo.metric, slo.class_
+        key = slo.metric, slo.class_, slo.first_s
         if key not in cache and slo.metric != GOODPUT:
             cache[key] = observations_for_slo(cohort, slo)
-    known = {s: cache[s.metric, s.class_] for s in slos if s.metric != GOODPUT}
+    known = {s: cache[s.metric, s.class_, s.first_s] for s in slos if s.metric != GOODPUT}
     found = []
     for slo in slos:
         if slo.metric == GOODPUT:

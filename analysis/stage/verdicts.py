@@ -1,4 +1,4 @@
-"""The SLO verdicts of one stage: verdicts, goodput, the classes of its workload."""
+"""The SLO verdicts of one stage: verdicts, goodput, the classes of its workload, fluidity."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from ampacity.analysis.contract.stage import OutsideOutage, SloVerdict, StageClass
+from ampacity.analysis.contract.stage import Fluidity, OutsideOutage, SloVerdict, StageClass
 from ampacity.analysis.metrics.cohort import Cohort
+from ampacity.analysis.metrics.fluidity import fluidity_of
 from ampacity.analysis.metrics.percentiles import percentiles
 from ampacity.analysis.metrics.requests import Bools
 from ampacity.analysis.slo import Slo
@@ -69,6 +70,7 @@ class Judge:
             "goodput_rps_reason": unknown if observed else "no SLO given",
             **self._verdicts(judged, self.slos),
             "classes": self._classes(judged, good),
+            "fluidity": _fluidity(cohort, self.slos),
         }, meets
 
     def outside(self, cohort: Cohort) -> OutsideOutage:
@@ -186,3 +188,16 @@ def _overruled(verdict: SloVerdict, word: str, reason: str, cause: str | None = 
 def slos_of(name: str, slos: Sequence[Slo]) -> list[Slo]:
     """Return the SLOs that the requests of a class have to meet."""
     return [slo for slo in slos if slo.class_ in (None, name)]
+
+
+def _fluidity(cohort: Cohort, slos: Sequence[Slo]) -> Fluidity:
+    """Return the fluidity indices for the deadlines of the first fluidity SLO."""
+    slo = next((s for s in slos if s.metric == "fluidity"), None)
+    if slo is not None and slo.first_s is not None:
+        part = cohort.of_class(slo.class_)
+        part = part.part(part.requests.has_status("ok") & (part.chunks.count > 0))
+        if len(part.requests):
+            index = fluidity_of(part.requests, part.chunks, slo.first_s, slo.limit_s)
+            smooth = float(np.mean(index >= 0.9))
+            return Fluidity(slo=slo.text, mean_index=float(index.mean()), share_smooth=smooth)
+    return Fluidity(slo=None, mean_index=None, share_smooth=None)

@@ -83,7 +83,8 @@ def test_the_same_slo_twice_counts_once_and_two_limits_are_refused() -> None:
 def test_canonical_text_is_read_back(
     metric: str, level: str, number: int, unit: str, of: str
 ) -> None:
-    slo = parse_slo(f"{of}{metric}_{level}={number}{unit}")
+    first = "2s+" if metric == "fluidity" else ""
+    slo = parse_slo(f"{of}{metric}_{level}={first}{number}{unit}")
     assert parse_slo(slo.text) == slo
     assert slo_from_dict(slo.as_dict()) == slo
 
@@ -112,7 +113,7 @@ def test_broken_entry_of_run_json_is_named() -> None:
             slo_from_dict(broken)
 
 
-def test_classes_and_error_rates() -> None:
+def test_classes_error_rates_and_token_deadlines() -> None:
     assert parse_slo("chat:ttft_p99=2s") == Slo("ttft", 0.99, 2.0, "chat")
     rate = parse_slo("error_rate=0.5%")
     assert (rate.metric, rate.quantile, rate.text) == (
@@ -122,6 +123,8 @@ def test_classes_and_error_rates() -> None:
     )
     assert rate.as_dict()["limit_s"] is None
     assert slo_from_dict(rate.as_dict()) == rate
+    fluid = parse_slo("fluidity_p95=2s+50ms")
+    assert (fluid.first_s, fluid.limit_s, fluid.text) == (2.0, 0.05, "fluidity_p95=2s+50ms")
     names = [s.name for s in parse_slos(["ttft_p99=2s", "chat:ttft_p99=1s", "error_rate=1%"])]
     assert names == ["ttft_p99", "chat:ttft_p99", "error_rate"]
 
@@ -132,6 +135,7 @@ def test_classes_and_error_rates() -> None:
         ("error_rate=1", "write error_rate=1%"),
         ("error_rate=0%", "from 0.1% to 50%"),
         ("error_rate=90%", "from 0.1% to 50%"),
+        ("fluidity_p99=2s", "write fluidity_p99=2s+50ms"),
         (":ttft_p99=2s", "names no class"),
         ("interactiv", "is no named set"),
     ],
