@@ -51,12 +51,14 @@ class Sleeper:
         self._coarse = self._loop.call_soon(self._look)
 
     def _look(self) -> None:
-        """Without a timerfd: sleep by the timer of the event loop, which may be a little early."""
+        """Without a timerfd: sleep until 2 ms before the deadline, then poll in the loop."""
         left_ns = self.deadline_ns - time.monotonic_ns()
         if left_ns <= 0:
             self._on_timer()
+        elif left_ns <= 2_000_000:
+            self._coarse = self._loop.call_soon(self._look)
         else:
-            self._coarse = self._loop.call_later(left_ns / 1e9, self._look)
+            self._coarse = self._loop.call_later(left_ns / 1e9 - 0.002, self._look)
 
     def _on_timer(self) -> None:
         call, self._call, self.deadline_ns = self._call, None, NEVER_NS

@@ -21,6 +21,7 @@ HELP = {
     "usage": "Usage in streams: full (as requested), end (no continuous stats), none.",
     "done": "End streams with [DONE].",
     "prompt_tokens_details": "Report cached_tokens in the usage.",
+    "control": "Allow POST /control/faults, which replaces the fault plan at run time.",
 }
 
 
@@ -37,6 +38,7 @@ class Face(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     usage: Literal["full", "end", "none"] = "full"
     done: bool = True
     prompt_tokens_details: bool = False
+    control: bool = False
 
     def __post_init__(self) -> None:
         if len(set(self.adapters)) < len(self.adapters) or not all(self.adapters):

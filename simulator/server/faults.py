@@ -8,7 +8,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -231,6 +231,15 @@ class Faults:
             name, code = "requests", "rate_limit_exceeded"
         headers = retry_after(self.plan.retry_after_s)
         return ApiError(int(kind), "injected fault", name, code=code, headers=headers)
+
+    def shown(self, now_s: float) -> dict[str, Any]:
+        """Return the answer of GET /control/faults: the plan, its age and its injected faults."""
+        return {
+            "faults": msgspec.to_builtins(self.plan),
+            "age_s": round(now_s - self.since_s, 3),
+            "requests": self.requests,
+            "injected": dict(sorted(self.injected.items())),
+        }
 
 
 def retry_after(seconds: float) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import heapq
 import itertools
 import math
 import os
@@ -127,6 +128,15 @@ class LiveRun(Run):
 
     def close(self) -> None:
         self._timer.close()
+
+    def stretch_again(self) -> None:
+        """Update the ends of the current steps after a change of the faults."""
+        self._events = [
+            (self._step_end_s(what) if isinstance(what, StepResult) else at_s, order, number, what)
+            for at_s, order, number, what in self._events
+        ]
+        heapq.heapify(self._events)
+        self._pump()
 
     def _pump(self) -> None:
         self.advance(time.monotonic())

@@ -22,7 +22,7 @@ from ampacity.simulator.engine.deployment import Deployment
 from ampacity.simulator.engine.engine import EngineConfig
 from ampacity.simulator.models.hardware import find_deployment
 from ampacity.simulator.server.answers import model_cards
-from ampacity.simulator.server.apierrors import ApiError
+from ampacity.simulator.server.apierrors import ApiError, invalid
 from ampacity.simulator.server.face import Face, read_options
 from ampacity.simulator.server.faults import Fate, Faults, Plan
 from ampacity.simulator.server.generation import Generation, reset_connection
@@ -82,11 +82,13 @@ class Server:
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/version", self._version)
-        self.faults = Faults(self.faults.plan, time.monotonic())
+        if self.face.control:
+            app.router.add_get("/control/faults", self._show_faults)
+            app.router.add_post("/control/faults", self._set_faults)
         self.live = LiveRun(
             self.deployment,
             lambda number, *step: self.metrics[number].on_step(*step),
-            self.faults.step_end,
+            lambda *step: self.faults.step_end(*step),  # noqa: PLW0108  # with the current plan
         )
         self._generation = Generation(self.deployment, self.live, self.metrics[0], self.face)
         self._page = Page(self.metrics, self.live)
@@ -96,6 +98,7 @@ class Server:
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, backlog=4096)
         await site.start()
+        self.faults = Faults(self.faults.plan, time.monotonic())
         bound: int = self._runner.addresses[0][1]
         return bound
 
@@ -160,6 +163,21 @@ class Server:
                 "token_strs": strings,
             }
         )
+
+    async def _show_faults(self, request: web.Request) -> web.Response:
+        self._authorize(request)
+        return web.json_response(self.faults.shown(time.monotonic()))
+
+    async def _set_faults(self, request: web.Request) -> web.Response:
+        """Replace the whole plan; {} ends all faults. Its times count from now."""
+        self._authorize(request)
+        try:
+            plan = read_options(await request.read(), Plan, "faults")
+        except SimulatorError as error:
+            raise invalid("body", str(error)) from error
+        self.faults = Faults(plan, time.monotonic())
+        self.live.stretch_again()
+        return web.json_response(self.faults.shown(time.monotonic()))
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()

@@ -13,11 +13,13 @@ import pytest
 import uvloop
 
 from ampacity.simulator.models.hardware import linear_config
+from ampacity.simulator.server.face import Face
 from ampacity.simulator.server.faults import KINDS, Capacity, Drift, Limits, Plan, Spikes, Stall
 from tests.support.simulator.simulated_server import (
     CHAT,
     FAST,
     HELLO,
+    events,
     metric,
     metrics,
     on_loop,
@@ -257,3 +259,49 @@ async def test_limits_by_tokens_and_waiting_as_told() -> None:
         async with session.post(url + CHAT, json={"messages": small, "max_tokens": 10}) as response:
             assert response.status == 200
         assert server.faults.injected == {"limit_tokens": 1}
+
+
+@on_loop
+async def test_control_is_there_only_when_asked_for_and_wants_the_key() -> None:
+    async with served() as (_, url, session):
+        for method in ("GET", "POST"):
+            async with session.request(method, f"{url}/control/faults", data=b"{}") as response:
+                assert response.status == 404
+    async with served(face=Face(control=True), api_key="k") as (_, url, session):
+        for method in ("GET", "POST"):
+            async with session.request(method, f"{url}/control/faults", data=b"{}") as response:
+                assert response.status == 401
+
+
+@on_loop
+async def test_faults_are_set_shown_and_ended_while_it_runs() -> None:
+    config = linear_config(0.01, 0.0, max_num_seqs=8)
+    async with served(config, face=Face(control=True)) as (_, url, session):
+        control = f"{url}/control/faults"
+        payload = {"messages": HELLO, "max_tokens": 2}
+        async with session.post(control, json={"errors": {"503": 1.0}}) as response:
+            assert response.status == 200
+        async with session.post(url + CHAT, json=payload) as response:
+            assert response.status == 503
+        async with session.get(control) as response:
+            shown = await response.json()
+        assert shown["faults"]["errors"] == {"503": 1.0}
+        assert (shown["requests"], shown["injected"]) == (1, {"503": 1})
+        async with session.post(control, json={"errors": {"504": 1.0}}) as response:
+            assert response.status == 400
+            assert "no kind '504'" in (await response.json())["error"]["message"]
+        async with session.post(control, json={}) as response:
+            assert (await response.json())["faults"]["errors"] == {}
+        async with session.post(url + CHAT, json=payload) as response:
+            assert response.status == 200
+        # A stall that is asked for now holds the step under way, too.
+        stream = asyncio.create_task(
+            events(session, url + CHAT, payload | {"max_tokens": 20, "stream": True})
+        )
+        while metric(await metrics(session, url), "vllm:num_requests_running") == 0:
+            await asyncio.sleep(0.002)
+        start_s = time.monotonic()
+        async with session.post(control, json={"stalls": [{"at_s": 0, "for_s": 0.5}]}) as response:
+            assert response.status == 200
+        await stream
+        assert time.monotonic() - start_s >= 0.5

@@ -119,7 +119,7 @@ def test_child_ends_when_its_parent_is_killed() -> None:
 
 def test_the_command_line_sets_face_and_faults(tmp_path: Path) -> None:
     plan = tmp_path / "faults.json"
-    plan.write_text('{"errors": {"503": 0.5}, "seed": 3}')  # the first fails, the second does not
+    plan.write_text('{"errors": {"503": 1.0}}')
     options = [
         "--preset",
         "linear:0.001,0",
@@ -141,7 +141,7 @@ def test_the_command_line_sets_face_and_faults(tmp_path: Path) -> None:
         "--flush-ms",
         "1",
     ]
-    options += ["--prefix-caching", "--faults", str(plan)]
+    options += ["--prefix-caching", "--faults", str(plan), "--control"]
     command = [sys.executable, "-c", "from ampacity.cli import main; main()", "simulate", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
@@ -153,6 +153,9 @@ def test_the_command_line_sets_face_and_faults(tmp_path: Path) -> None:
                 urllib.request.urlopen(f"{url}/completions", b'{"prompt": "a"}', timeout=10)
             assert caught.value.code == 503
             caught.value.close()
+            control = url.removesuffix("/v1") + "/control/faults"
+            with urllib.request.urlopen(control, b"{}", timeout=10) as response:
+                assert json.load(response)["faults"]["errors"] == {}
             body = b'{"model": "sql", "prompt": "a", "stream": true, "max_tokens": 11, '
             body += b'"ignore_eos": true}'
             with urllib.request.urlopen(f"{url}/completions", body, timeout=10) as response:
