@@ -184,7 +184,8 @@ class Run:
         return request.place
 
     def _end(self, number: int, result: StepResult, at_s: float) -> None:
-        self.ticks[number].append(at_s)
+        if result.advanced:
+            self.ticks[number].append(at_s)
         if self.sampler is not None and at_s >= self.sampler.due_s:
             self.sampler.step_ended(result.start_s, at_s, idle_before=not any(self._busy))
         self._finish(number, result, at_s)
@@ -233,7 +234,8 @@ def drive_one(
         result = step(now_s)
         if result is not None:
             now_s = result.end_s
-            ticks.append(now_s)
+            if result.advanced:
+                ticks.append(now_s)
             if sampler is not None and now_s >= sampler.due_s:
                 sampler.step_ended(result.start_s, now_s, idle_before=True)
         elif submitted < total:

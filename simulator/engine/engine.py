@@ -1,8 +1,8 @@
 """Continuous batching as a discrete-event simulation: no I/O, no clock, deterministic.
 
 In one `step` every decoding request gets one token (or several, under speculative decoding),
-prompts are computed in chunks within the token budget, and waiting requests are admitted in order of
-arrival. Tokens appear at the end of the step.
+prompts are computed in chunks within the token budget, and waiting requests are admitted by the
+policy. Tokens appear at the end of the step.
 """
 
 import math
@@ -38,7 +38,7 @@ class Engine:
         self.free_blocks = self.kv_blocks
         self.adapters = AdapterSlots(config.max_loras or math.inf, config.adapter_load_s)
         self._cache = BlockCache(config.block_tokens) if config.prefix_caching else None
-        self._queue = WaitingQueue()
+        self._queue = WaitingQueue(by_deadline=config.policy == "deadline")
         self.batch = LockstepBatch(config.block_tokens)
         if config.speculation is not None:
             self.batch = SpeculativeBatch(config.block_tokens, config.speculation, config.seed)
@@ -47,6 +47,12 @@ class Engine:
         self._running: dict[Request, None] = {}  # in order of admission
         self._partial: Request | None = None  # its prefill continues in the next step
         self._partial_done = 0
+        # prefill and decode alternate instead of sharing steps
+        alternating = ("prefill-priority", "decode-priority")
+        self._takes_turns = config.static_batching or config.policy in alternating
+        self._forming = False  # under decode-priority: the batch is being filled
+        self._batch_start_s = 0.0  # requests that had arrived by then are in it
+        self._padding = 0  # under static batching: slots of requests that have finished
 
     @property
     def running(self) -> int:
@@ -95,26 +101,34 @@ class Engine:
         do. The state is then that at the end of the step: the next now_s must be at least `end_s`.
         """
         if not self._running:
-            first = self._queue.head()
-            if first is None:
+            arrival_s = self._queue.next_arrival_s()
+            if arrival_s is None:
                 return None
-            now_s = max(now_s, first.arrival_s)
+            now_s = max(now_s, arrival_s)
         batch = self.batch
         prompts: list[Request] = []
+        finished: list[Request] = []
+        decoding = context = padding = 0
         prefill = _NO_PREFILL
-        needed = batch.blocks_needed()
-        if needed:
-            self._allocate(self._make_room(needed))
-        decoding = batch.size
-        finished = batch.advance()
-        context = batch.context
-        if self._partial is not None or self._queue:
-            prefill = self._prefill(now_s, decoding * batch.width, prompts)
+        if self._takes_turns:
+            prefill = self._turn_for_prompts(now_s, prompts)
+        advanced = prefill[0] == 0
+        if advanced:
+            needed = batch.blocks_needed()
+            if needed:
+                self._allocate(self._make_room(needed))
+            decoding = batch.size
+            padding = self._padding
+            finished = batch.advance()
+            context = batch.context
+            if not self._takes_turns and (self._partial is not None or self._queue):
+                prefill = self._prefill(now_s, decoding * batch.width, prompts)
         tokens, prompt_kv_tokens, pairs, load_s = prefill
+        sequences = decoding + padding
         end_s = now_s + load_s
         end_s += self._step_seconds(
-            decoding + len(prompts) + (self._partial is not None),
-            decoding * batch.width + tokens,
+            sequences + len(prompts) + (self._partial is not None),
+            sequences * batch.width + tokens,
             context + prompt_kv_tokens,
             context * batch.width + pairs,
             len(prompts),
@@ -127,8 +141,10 @@ class Engine:
             self._complete(request, end_s)
         if prompts:
             self._join(prompts, number, end_s, finished)
+        if self.config.static_batching:
+            self._padding = self._padding + len(finished) if self._running else 0
         self.steps = number + 1
-        return StepResult(number, now_s, end_s, decoding, tokens, prompts, finished)
+        return StepResult(number, now_s, end_s, decoding, tokens, prompts, finished, advanced)
 
     def recipients(self, result: StepResult) -> list[Request]:
         """Return the requests that get a token at the end of the latest step, without aborted ones.
@@ -156,6 +172,8 @@ class Engine:
         """
         while needed > self.free_blocks:
             victim = next(reversed(self._running))
+            if self.config.policy == "deadline":
+                victim = max(self._running, key=lambda request: request.deadline_s)
             if victim._join_tick != NOT_JOINED:
                 self.batch.interrupt(victim)
             self._release(victim)
@@ -165,6 +183,19 @@ class Engine:
             self._queue.push_front(victim)
             needed = self.batch.blocks_needed()
         return needed
+
+    def _turn_for_prompts(self, now_s: float, prompts: list[Request]) -> _Prefill:
+        """Compute prompts, if it is their turn, under a policy that alternates."""
+        if self.config.policy == "prefill-priority" and not self.config.static_batching:
+            return self._prefill(now_s, 0, prompts)
+        if not self._running:
+            self._forming = True
+            self._batch_start_s = now_s
+        if not self._forming:
+            return _NO_PREFILL
+        prefill = self._prefill(self._batch_start_s, 0, prompts)
+        self._forming = prefill[0] > 0
+        return prefill
 
     def _prefill(self, now_s: float, decode_tokens: int, prompts: list[Request]) -> _Prefill:
         """Spend the token budget that decoding leaves; append finished prefills to `prompts`.
@@ -183,12 +214,12 @@ class Engine:
             pairs = chunk * (done + 0.5 * (chunk + 1))
         queue = self._queue
         running = self._running
-        max_num_seqs = self.config.max_num_seqs
+        max_num_seqs = self.config.max_num_seqs - self._padding
         adapters = self.adapters
         passed_over: list[Request] = []
         while budget > 0 and len(running) < max_num_seqs:
-            request = queue.head()
-            if request is None or request.arrival_s > now_s:
+            request = queue.head(now_s)
+            if request is None:
                 break
             adapter = request.adapter
             if adapter is not None and not adapters.admits(adapter):

@@ -9,6 +9,7 @@ from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.steptime import StepTime
 
 ROUTINGS = ("round-robin", "least-request", "prefix-hash", "session-sticky")
+POLICIES = ("fcfs", "prefill-priority", "decode-priority", "deadline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,13 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The limits of the scheduler, with vLLM's names. kv_blocks None: no limit.
+    """The limits and the policy of the scheduler, with vLLM's names. kv_blocks None: no limit.
 
-    Every step decodes, and spends the rest of the token budget on prompts in order of arrival.
+    Policies: "fcfs" decodes in every step and spends the rest of the token budget on prompts, in
+    order of arrival; "deadline" does the same in order of `Request.deadline_s`; "prefill-priority"
+    decodes only when no prompt can be computed; "decode-priority" admits new prompts only when
+    nothing decodes. static_batching: decode-priority, and the slot of a finished request is
+    computed until the whole batch has finished.
     """
 
     name: str
@@ -46,6 +51,8 @@ class EngineConfig:
     max_model_len: int = 8192
     kv_blocks: int | None = None
     block_tokens: int = 16
+    policy: str = "fcfs"
+    static_batching: bool = False
     prefix_caching: bool = False
     speculation: Speculation | None = None
     max_loras: int | None = None  # adapters loaded at once; None: adapters cost nothing
@@ -58,6 +65,10 @@ class EngineConfig:
                 raise SimulatorError(
                     f"{self.name}: {field} must be at least 1, got {getattr(self, field)}"
                 )
+        if self.policy not in POLICIES:
+            raise SimulatorError(
+                f"{self.name}: unknown policy {self.policy!r}; known: {', '.join(POLICIES)}"
+            )
         if self.max_loras is not None and self.max_loras < 1:
             raise SimulatorError(f"{self.name}: max_loras must be at least 1, got {self.max_loras}")
         if self.adapter_load_s and (self.max_loras is None or not self.adapter_load_s > 0):
@@ -102,6 +113,12 @@ Settings = dict[str, tuple[Callable[[str], Any], str, str]]
 SCHEDULING: Settings = {
     "max_num_seqs": (int, "N", "Maximum number of sequences in a batch."),
     "max_num_batched_tokens": (int, "N", "Maximum number of tokens in a step."),
+    "policy": (str, "|".join(POLICIES), "Order of prefill and decode in the scheduler."),
+    "static_batching": (
+        _switch,
+        "on|off",
+        "Start a new batch only when the whole batch before it has finished.",
+    ),
     "prefix_caching": (_switch, "on|off", "Reuse the KV blocks of equal prefixes."),
     "speculation": (
         _speculation,

@@ -1,6 +1,7 @@
 """A request to an engine, and the result of one of its steps."""
 
 import copy
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, Self
@@ -19,12 +20,14 @@ class Request:
     block_hashes: Sequence[Hashable] = ()
     session: Hashable = None  # for sticky routing
     adapter: str | None = None  # a LoRA's name
+    deadline_s: float = math.inf  # time, for the policy "deadline"
     ready_tokens: int = 0  # prompt tokens whose KV entries were copied from a prefill engine
     arrival_s: float = 0.0
     first_token_s: float | None = None
     finish_s: float | None = None
     cached_tokens: int = 0  # of the prompt, found in the prefix cache at first admission
     first_step: int = -1  # number of the step that gave the first token
+    # Ticks count the steps in which decoding requests advance (all steps, under the policy fcfs).
     first_tick: int = -1
     last_tick: int = -1  # while decoding: the tick that will give the last token
     generated_tokens: int = 0  # up to the last prefill, without decode steps since then
@@ -65,3 +68,4 @@ class StepResult(NamedTuple):
     prefill_tokens: int
     prompts: list[Request]  # their prefill ends here, which gives a token too
     finished: list[Request]
+    advanced: bool = True  # False: only prompts were computed

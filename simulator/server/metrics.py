@@ -131,7 +131,9 @@ class Metrics:
         self.aborted = 0
         self.finished = {"stop": 0, "length": 0}
         self.histograms = {name: Histogram(bounds) for name, _, bounds in _HISTOGRAMS}
-        self._stepped_s = 0.0  # end of the last step
+        self._decoded_s = 0.0  # end of the last step in which requests decoded
+        # (end, requests) of the prefills that ended since the last decode step
+        self._joined: list[tuple[float, int]] = []
 
     def on_call(self, call: Call) -> None:
         """Record an accepted request."""
@@ -143,9 +145,10 @@ class Metrics:
         self.generation_tokens += tokens
         self.histograms["iteration_tokens_total"].add(tokens + result.prefill_tokens)
         if result.decoding:
-            gaps = self.histograms["inter_token_latency_seconds"]
-            gaps.add(now_s - self._stepped_s, result.decoding)
-        self._stepped_s = now_s
+            self._observe_gaps(result.decoding, now_s)
+        joined = sum(request.output_tokens > 1 for request in result.prompts)
+        if joined:
+            self._joined.append((now_s, joined))
         for request in cast(list[LiveRequest], result.prompts):
             if request.first_step == result.number:
                 request.prefill_s = max(request.arrival_s, result.start_s)
@@ -154,6 +157,17 @@ class Metrics:
                 self.histograms["time_to_first_token_seconds"].add(now_s - request.arrival_s)
         for request in cast(list[LiveRequest], result.finished):
             self._finish(request, now_s)
+
+    def _observe_gaps(self, decoding: int, now_s: float) -> None:
+        """Record the gap since the last decode step, or since the end of a request's prefill."""
+        gaps = self.histograms["inter_token_latency_seconds"]
+        for at_s, joined in self._joined:
+            gaps.add(now_s - at_s, joined)
+            decoding -= joined
+        if decoding > 0:  # fewer than joined when some of these were aborted
+            gaps.add(now_s - self._decoded_s, decoding)
+        self._joined.clear()
+        self._decoded_s = now_s
 
     def _finish(self, request: LiveRequest, now_s: float) -> None:
         self.finished[request.finish_reason] += 1

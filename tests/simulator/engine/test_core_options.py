@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.engine import Engine, EngineConfig, Request, Speculation
+from ampacity.simulator.engine.options import POLICIES
 from ampacity.simulator.engine.outcome import simulate
 from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.hardware import PRESETS, linear_config
@@ -148,7 +149,9 @@ prefixed = st.lists(
     prefixed,
     st.fixed_dictionaries(
         {
+            "policy": st.sampled_from(POLICIES),
             "speculation": st.sampled_from([None, Speculation(3, 0.6)]),
+            "static_batching": st.booleans(),
             "kv_blocks": st.integers(16, 30),
         }
     ),
@@ -168,6 +171,7 @@ def test_conservation_under_every_option(
             output,
             block_hashes=names,
             adapter=f"lora{prefix}" if prefix else None,
+            deadline_s=float(number * 7 % 11),
         )
         engine.submit(request, 0.001 * number)
         requests.append((request, dropped and number % 3 == 0))
@@ -228,12 +232,28 @@ def test_all_drafts_accepted_come_at_once() -> None:
     assert np.repeat(lengths, counts) == pytest.approx([0.001] * 4 + [0.002] * 2)
 
 
-# Prompts and decoding in one step
+# Policies
 
 
-def test_a_step_decodes_and_spends_the_rest_of_its_budget_on_prompts() -> None:
-    """One request, then two more 2 ms after it; a budget of 8 tokens."""
-    engine = Engine(tiny(max_num_batched_tokens=8))
+def test_earliest_deadline_goes_first() -> None:
+    engine = Engine(tiny(policy="deadline", max_num_seqs=1))
+    late, never, soon = Request(2, 2, deadline_s=9.0), Request(2, 2), Request(2, 2, deadline_s=1.0)
+    for request in (late, never, soon):
+        engine.submit(request, 0.0)
+    assert run_dry(engine) == [soon, late, never]
+
+
+def test_a_deadline_does_not_bring_a_request_forward_in_time() -> None:
+    engine = Engine(tiny(policy="deadline", max_num_seqs=1))
+    early, soon = Request(2, 1), Request(2, 1, deadline_s=1.0)
+    engine.submit(early, 0.0)
+    engine.submit(soon, 5.0)
+    assert run_dry(engine) == [early, soon]
+
+
+def turns(policy: str, **changes: object) -> list[tuple[int, int]]:
+    """(requests decoding, prompt tokens) of each step: one request, then two more 2 ms after it."""
+    engine = Engine(tiny(policy=policy, max_num_batched_tokens=8, **changes))
     engine.submit(Request(2, 4), 0.0)
     for _ in range(2):
         engine.submit(Request(6, 2), 0.002)
@@ -241,15 +261,38 @@ def test_a_step_decodes_and_spends_the_rest_of_its_budget_on_prompts() -> None:
     while (result := engine.step(now_s)) is not None:
         seen.append((result.decoding, result.prefill_tokens))
         now_s = result.end_s
-    # 1 decode + 7 prompt tokens, then the 5 that are left
-    assert seen == [(0, 2), (1, 7), (2, 5), (2, 0)]
+    return seen
 
 
-def test_a_slot_that_is_free_is_taken_in_the_next_step() -> None:
-    """Steps of 10 + b ms. Outputs of 1, 2, 4 and 1: the fourth joins in the second step."""
-    config = linear_config(0.010, 0.001, max_num_seqs=3)
+def test_prompts_and_decoding_under_each_policy() -> None:
+    # fcfs mixes: 1 decode + 7 prompt tokens, then the 5 that are left
+    assert turns("fcfs") == [(0, 2), (1, 7), (2, 5), (2, 0)]
+    # Prompts first: 8 and 4 tokens, while the first request waits; then all three decode
+    assert turns("prefill-priority") == [(0, 2), (0, 8), (0, 4), (3, 0), (1, 0), (1, 0)]
+    # Decoding first: nothing new until the first request is through
+    assert turns("decode-priority") == [(0, 2), (1, 0), (1, 0), (1, 0), (0, 8), (0, 4), (2, 0)]
+
+
+def test_decoding_that_waits_for_prompts_shows_in_its_gaps() -> None:
+    config = tiny(policy="prefill-priority", max_num_batched_tokens=32)
+    outcome = simulate(config, [0.0, 0.002], [2, 20], [3, 1])
+    # 2 ms; 20 ms for the other's prompt; then two decode steps of 1 ms
+    assert outcome.token_times_s(0) == pytest.approx([0.002, 0.023, 0.024])
+    lengths, counts = outcome.gaps_s()
+    assert np.sort(np.repeat(lengths, counts)) == pytest.approx([0.001, 0.021])
+
+
+def test_static_batching_pays_for_places_whose_requests_have_finished() -> None:
+    """Steps of 10 + b ms. Outputs of 1, 2 and 4: three prompts, then three steps with b = 3."""
+    config = replace(linear_config(0.010, 0.001, max_num_seqs=3), static_batching=True)
     outcome = simulate(config, [0.0] * 4, [1] * 4, [1, 2, 4, 1])
-    assert outcome.finish_s == pytest.approx([0.013, 0.026, 0.048, 0.026])
+    # and the fourth alone: 11 ms
+    assert outcome.finish_s == pytest.approx([0.013, 0.026, 0.052, 0.063])
+    continuous = simulate(
+        linear_config(0.010, 0.001, max_num_seqs=3), [0.0] * 4, [1] * 4, [1, 2, 4, 1]
+    )
+    # The fourth joins in the second step: 13, 13, 11, 11
+    assert continuous.finish_s == pytest.approx([0.013, 0.026, 0.048, 0.026])
 
 
 # Adapters
@@ -287,6 +330,7 @@ def test_a_request_whose_adapter_finds_no_slot_is_passed_over() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({"policy": "random"}, "unknown policy 'random'; known: fcfs"),
         ({"max_loras": 0}, "max_loras must be at least 1"),
         (
             {"speculation": Speculation(16, 0.5)},

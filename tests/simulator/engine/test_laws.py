@@ -11,7 +11,7 @@ from ampacity.simulator.engine.deployment import Deployment
 from ampacity.simulator.engine.engine import Engine, EngineConfig, Request, Speculation
 from ampacity.simulator.engine.outcome import Outcome, simulate
 from ampacity.simulator.models.catalog import H100, LLAMA3_8B
-from ampacity.simulator.models.hardware import PRESETS, engine_config
+from ampacity.simulator.models.hardware import PRESETS, engine_config, linear_config
 from benchmarks.servers.truth import true_capacity
 from tests.support.simulator.engine_runs import prefix_hashes, simulate_closed
 
@@ -177,6 +177,28 @@ def capacity_rps(lengths: str) -> float:
 def test_heavy_tails_move_the_knee_left() -> None:
     """Equal means saturate alike, but waiting grows with E[S^2]: the SLO is violated earlier."""
     assert capacity_rps("heavy") < 0.8 * capacity_rps("uniform")
+
+
+def static_gain(spread: float) -> float:
+    """Return continuous / static throughput at saturation; outputs uniform on 60 (1 ± spread)."""
+    rng = np.random.default_rng(5)
+    outputs = np.rint(60 * (1 + spread * rng.uniform(-1, 1, 640))).astype(int)
+    base = linear_config(0.010, 0.001, max_num_seqs=16)
+    spans = [
+        simulate(
+            replace(base, static_batching=static), np.zeros(640), np.ones(640), outputs
+        ).finish_s.max()
+        for static in (True, False)
+    ]
+    return float(spans[0] / spans[1])
+
+
+def test_continuous_beats_static_batching_the_more_lengths_vary() -> None:
+    """A static batch takes its longest of 16 uniform outputs: mean 60 (1 + spread 15/17) steps."""
+    gains = [static_gain(spread) for spread in (0.0, 0.5, 0.95)]
+    assert gains[0] == pytest.approx(1.0)
+    assert gains[1] == pytest.approx(1 + 0.5 * 15 / 17, rel=0.05)
+    assert gains[2] == pytest.approx(1 + 0.95 * 15 / 17, rel=0.05)
 
 
 def test_prefix_hits_raise_capacity() -> None:
