@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from ampacity.simulator.server.faults import Plan
 
 
+Calibrate = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="Fit the engine's bandwidth, compute and overhead to a measured sweep, then serve.",
+    ),
+]
 Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")]
 Port = Annotated[int, typer.Option(metavar="N", help="Port; 0 picks a free one.")]
 Model = Annotated[
@@ -47,6 +54,7 @@ def simulate(
     engine: dict[str, Any],
     face: dict[str, Any],
     preset: Preset = "llama3-8b-a100",
+    calibrate: Calibrate = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     model: Model = None,
@@ -60,7 +68,9 @@ def simulate(
 
     ampacity simulate --faults '{"errors": {"503": 0.02}}'
     """
-    from ampacity.simulator.models.hardware import PRESETS
+    from dataclasses import replace
+
+    from ampacity.simulator.models.hardware import PRESETS, find_deployment
     from ampacity.simulator.server.server import Start, serve
 
     if preset == "list":
@@ -68,7 +78,15 @@ def simulate(
         return
     plan, name, key = _plan(faults), model or preset, api_key_env
     start = Start(full_preset(preset, engine), host, port, name, key, make_face(face), plan, seed)
-    serve(start)
+    deployment = find_deployment(start.preset)
+    if calibrate is not None:
+        from ampacity.experiments.virtual.calibrate import calibrate_to_run
+
+        config, lines = calibrate_to_run(calibrate, deployment.config)
+        prefill = None if deployment.prefill is None else config
+        deployment = replace(deployment, config=config, prefill=prefill)
+        print("\n".join(lines), flush=True)
+    serve(start, deployment)
 
 
 def _plan(faults: str | None) -> Plan:

@@ -1,8 +1,8 @@
 """Engine configurations made of an accelerator and a model.
 
 Well-tuned kernels reach 0.8 of the peak bandwidth in decoding and 0.5 of the peak compute in
-prefill on large models. These are assumptions: set `bandwidth_factor` and `compute_factor` before
-you rely on absolute figures.
+prefill on large models. These are assumptions: fit them to your engine
+(`ampacity.simulator.models.calibrate`) before you rely on absolute figures.
 """
 
 import re

@@ -1,6 +1,7 @@
 """Build the bytes of an answer in vLLM's format. No I/O."""
 
 import itertools
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,7 +70,8 @@ def _shaped_logprobs(call: Call, choice: Choice, first: int, end: int) -> dict[s
     top = call.top_logprobs
     if top is None:
         return None
-    eos = choice.ending.tokens - 1 if choice.ending.finish_reason == "stop" else -1
+    natural = choice.ending.finish_reason == "stop" and choice.ending.stop_reason is None
+    eos = choice.ending.tokens - 1 if natural else -1
     found = [logprobs(choice.seed, at, top, last=at == eos) for at in range(first, end)]
     if call.chat:
         return {"content": [_chat_entry(t) for t in found]}
@@ -114,7 +116,7 @@ def _whole_choice(call: Call, choice: Choice, face: Face) -> dict[str, Any]:
     tail = {
         "logprobs": _shaped_logprobs(call, choice, 0, end.tokens),
         "finish_reason": end.finish_reason,
-        "stop_reason": None,
+        "stop_reason": end.stop_reason,
         "token_ids": None,
     }
     if not call.chat:
@@ -150,6 +152,22 @@ def model_cards(
             "root": root if name == base else name,
             "parent": None if name == base else base,
             "max_model_len": max_model_len if name == base else None,
+            "permission": [
+                {
+                    "id": f"modelperm-{zlib.crc32(name.encode('utf-8', 'replace')):016x}",
+                    "object": "model_permission",
+                    "created": created,
+                    "allow_create_engine": False,
+                    "allow_sampling": True,
+                    "allow_logprobs": True,
+                    "allow_search_indices": False,
+                    "allow_view": True,
+                    "allow_fine_tuning": False,
+                    "organization": "*",
+                    "group": None,
+                    "is_blocking": False,
+                }
+            ],
         }
         for name in names
     ]
@@ -222,7 +240,7 @@ class Stream:
         end = choice.ending
         reasons: dict[str, Any] = {"finish_reason": end.finish_reason if last else None}
         if last or not self.call.chat:
-            reasons["stop_reason"] = None
+            reasons["stop_reason"] = end.stop_reason if last else None
         said: dict[str, Any] = {"delta": {field: text}} if self.call.chat else {"text": text}
         absent = (
             {"token_ids": None} if self.call.chat else {"prompt_token_ids": None, "token_ids": None}
@@ -289,8 +307,12 @@ class ChoiceFrames:
         return self._stream.text(choice, self._field(first), text, end, last=last, log=log)
 
     def _visible(self, tokens: int) -> int:
-        """Return the characters sent after some tokens."""
-        return min(self._choice.ending.characters, tokens * WORD_CHARACTERS)
+        """Return the characters sent after some tokens; a possible stop string is held back."""
+        end = self._choice.ending
+        if tokens == end.tokens:
+            return end.characters
+        sent = tokens * WORD_CHARACTERS - self._stream.call.held_characters
+        return min(end.characters, max(0, sent))
 
     def _field(self, position: int) -> str:
         return self._stream.face.reasoning_field if position < self._thought else "content"
@@ -299,7 +321,7 @@ class ChoiceFrames:
         """Build the text around the next plain tokens."""
         stream = self._stream
         call = stream.call
-        if stream.continuous_usage or stream.face.chunk_tokens > 1:
+        if stream.continuous_usage or stream.face.chunk_tokens > 1 or call.held_characters:
             return
         if call.top_logprobs is not None:
             return

@@ -47,8 +47,23 @@ def bad_value(field: str, value: object, message: str) -> ApiError:
     )
 
 
-def bad_json(error: Exception) -> ApiError:
-    return invalid("body", f"JSON decode error: {error}", kind="json_invalid")
+def bad_json(body: bytes, error: Exception) -> ApiError:
+    """Return the error for a body that is not JSON; `error`: a cause if json finds none."""
+    place, reason = 0, str(error)
+    try:
+        json.loads(body)
+    except json.JSONDecodeError as found:
+        place, reason = found.pos, found.msg
+    except (ValueError, RecursionError):
+        pass
+    detail = {
+        "type": "json_invalid",
+        "loc": f"body.{place}",
+        "msg": "JSON decode error",
+        "input": "<dict of 0 items>",
+        "ctx": {"error": reason},
+    }
+    return ApiError(400, f"1 validation error:\n  {detail}", "Bad Request", f"body.{place}")
 
 
 def _shown(value: object) -> object:

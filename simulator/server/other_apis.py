@@ -35,6 +35,7 @@ def as_known(api: Api, body: Mapping[str, Any]) -> dict[str, Any]:
     return {name: body[name] for name in _SHARED if name in body} | {
         "messages": messages,
         "max_tokens": body.get(_LIMITS[api]),
+        "stop": body.get("stop_sequences"),
     }
 
 
@@ -107,7 +108,7 @@ class MessagesStream(Stream):
     def tail(self) -> bytes:
         delta = {
             "stop_reason": _stop_reason(self.call),
-            "stop_sequence": None,
+            "stop_sequence": self.call.choices[0].ending.stop_reason,
         }
         return (
             _event("content_block_stop", index=self._index)
@@ -127,7 +128,9 @@ def _message(call: Call) -> dict[str, Any]:
 
 
 def _stop_reason(call: Call) -> str:
-    return {"length": "max_tokens", "stop": "end_turn"}[call.choices[0].ending.finish_reason]
+    end = call.choices[0].ending
+    reasons = {"length": "max_tokens", "stop": "end_turn"}
+    return "stop_sequence" if end.stop_reason is not None else reasons[end.finish_reason]
 
 
 def _messages_usage(call: Call, output_tokens: int, cached: int) -> dict[str, int]:
@@ -239,7 +242,7 @@ def message_body(call: Call, face: Face, cached: int) -> dict[str, Any]:
     return _message(call) | {
         "content": [*blocks, {"type": "text", "text": text}],
         "stop_reason": _stop_reason(call),
-        "stop_sequence": None,
+        "stop_sequence": call.choices[0].ending.stop_reason,
         "usage": _messages_usage(call, call.output_tokens, cached),
     }
 

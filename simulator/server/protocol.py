@@ -15,10 +15,11 @@ import msgspec
 from ampacity.simulator.server.apierrors import ApiError, bad_json, bad_value, invalid
 from ampacity.simulator.server.sampling import (
     MAX_CHOICES,
+    Sampling,
     StreamOptions,
     output_limit,
     read_fields,
-    top_logprobs,
+    sampling,
 )
 from ampacity.simulator.server.text import Ending, characters, ending
 
@@ -34,7 +35,6 @@ _NOT_SIMULATED: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (None,),
     "echo": (None, False),
     "suffix": (None, ""),
-    "stop": (None, [], ""),
     "stop_token_ids": (None, []),
     "tools": (None, []),
     "functions": (None, []),
@@ -68,6 +68,7 @@ class Call:
     include_usage: bool
     continuous_usage: bool
     top_logprobs: int | None  # None: no log-probabilities
+    held_characters: int  # of a stream: a possible start of a stop string
 
     @property
     def chat(self) -> bool:
@@ -103,7 +104,7 @@ def decode(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise bad_json(error) from error
+        raise bad_json(body, error) from error
     if not isinstance(value, dict):
         raise invalid(
             "body", "Input should be a valid dictionary or object to extract fields from", value
@@ -186,6 +187,7 @@ def parse(
         text = "Stream options can only be defined when `stream=True`."
         raise invalid("body.stream_options", text, body["stream_options"])
     include_usage = bool(options.include_usage)
+    asked = sampling(fields)
     model = _model(fields.model, models)
     for field, neutral in _NOT_SIMULATED.items():
         if field in body and not any(
@@ -193,48 +195,50 @@ def parse(
         ):
             raise bad_value(field, body[field], f"{field} is not simulated; leave it out.")
     limit = output_limit(fields, max(map(len, prompts)), max_model_len)
-    n = 1 if fields.n is None else fields.n
-    if len(prompts) * n > MAX_CHOICES:
-        raise bad_value("n", n, f"at most {MAX_CHOICES} answers in one request are simulated.")
-    seed = zlib.crc32(default_id.encode()) if fields.seed is None else fields.seed
+    if len(prompts) * asked.n > MAX_CHOICES:
+        raise bad_value(
+            "n", asked.n, f"at most {MAX_CHOICES} answers in one request are simulated."
+        )
+    seed = zlib.crc32(default_id.encode()) if asked.seed is None else asked.seed
     name = header_id if header_id and _REQUEST_ID.fullmatch(header_id) else default_id
+    held = 0 if asked.include_stop else max(map(len, asked.stop), default=1) - 1  # as vLLM
     return Call(
         api=api,
         request_id=_ID_PREFIX.get(api, "") + name,
         model=model,
         prompts=tuple(prompts),
-        choices=_choices(
-            prompts,
-            n,
-            seed,
-            limit,
-            fields.min_tokens or 0,
-            None if fields.ignore_eos else natural_tokens,
-        ),
+        choices=_choices(prompts, asked, seed, limit, natural_tokens),
         limit_tokens=limit,
         stream=stream,
         include_usage=include_usage,
         continuous_usage=include_usage and bool(options.continuous_usage_stats),
-        top_logprobs=top_logprobs(fields),
+        top_logprobs=asked.top_logprobs,
+        held_characters=held,
     )
 
 
 def _choices(
     prompts: Sequence[Sequence[Any]],
-    n: int,
+    asked: Sampling,
     seed: int,
     limit: int,
-    min_tokens: int,
-    mean_tokens: float | None,
+    natural_tokens: float | None,
 ) -> tuple[Choice, ...]:
     choices = []
     for number, prompt in enumerate(prompts):
         # Other prompts have other answers, also with the same seed.
         own_seed = seed + zlib.crc32(" ".join(map(str, prompt)).encode("utf-8", "replace"))
-        for index in range(n):
-            choice_seed = own_seed + index * _CHOICE_STRIDE
-            end = ending(choice_seed, limit, min_tokens, mean_tokens)
-            choices.append(Choice(number * n + index, choice_seed, number, end))
+        for index in range(number * asked.n, (number + 1) * asked.n):
+            choice_seed = own_seed + (index - number * asked.n) * _CHOICE_STRIDE
+            end = ending(
+                choice_seed,
+                limit,
+                min_tokens=asked.min_tokens,
+                stop=asked.stop,
+                include_stop=asked.include_stop,
+                mean_tokens=None if asked.ignore_eos else natural_tokens,
+            )
+            choices.append(Choice(index, choice_seed, number, end))
     return tuple(choices)
 
 

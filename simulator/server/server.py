@@ -237,11 +237,12 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def serve(
     start: Start,
+    deployment: EngineConfig | Deployment | None = None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, in the main thread; print the address once it listens.
 
-    Raises SimulatorError for invalid options or addresses.
+    deployment: instead of the preset. Raises SimulatorError for invalid options or addresses.
     """
     if not start.host or not 0 <= start.port <= 65535:
         raise SimulatorError(
@@ -257,7 +258,7 @@ def serve(
     model = start.model_name or start.preset
     host = f"[{start.host}]" if ":" in start.host else start.host
     server = Server(
-        find_deployment(start.preset),
+        deployment or find_deployment(start.preset),
         model_name=model,
         api_key=api_key,
         face=start.face,

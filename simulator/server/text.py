@@ -5,6 +5,7 @@ The seed of a request determines its answer and the length of it.
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # words of equal length: a token's place in the text follows from its number
@@ -22,8 +23,9 @@ class Ending:
     """The end of an answer. `tokens` counts the end-of-sequence token, which has no text."""
 
     tokens: int
-    characters: int
+    characters: int  # sent: without a stop string and what follows it
     finish_reason: str = "length"
+    stop_reason: str | None = None
 
 
 def word_index(seed: int, position: int) -> int:
@@ -45,16 +47,47 @@ def natural_length(seed: int, mean_tokens: float) -> int:
     return max(1, math.ceil(math.log(uniform) / math.log1p(-1.0 / mean_tokens)))
 
 
-def ending(seed: int, limit: int, min_tokens: int = 0, mean_tokens: float | None = None) -> Ending:
-    """Return the end of an answer: its natural end, after min_tokens, or its limit.
+def ending(
+    seed: int,
+    limit: int,
+    *,
+    min_tokens: int = 0,
+    stop: Sequence[str] = (),
+    include_stop: bool = False,
+    mean_tokens: float | None = None,
+) -> Ending:
+    """Return the end of an answer: its limit, its natural end, or the first stop string.
 
-    mean_tokens None: no natural end.
+    As in vLLM, neither the end-of-sequence token nor a stop string counts before min_tokens, and a
+    stop string that ends in token k ends the answer there. mean_tokens None: no natural end.
     """
+    found = Ending(limit, limit * WORD_CHARACTERS)
     if mean_tokens is not None:
         natural = max(natural_length(seed, mean_tokens), min_tokens + 1)
         if natural <= limit:
-            return Ending(natural, (natural - 1) * WORD_CHARACTERS, "stop")
-    return Ending(limit, limit * WORD_CHARACTERS)
+            found = Ending(natural, (natural - 1) * WORD_CHARACTERS, "stop")
+    stopped = _stopped(seed, found.characters, min_tokens, stop, include_stop) if stop else None
+    return stopped or found
+
+
+def _stopped(
+    seed: int, end: int, min_tokens: int, stop: Sequence[str], include_stop: bool
+) -> Ending | None:
+    """Return the first stop string in the first `end` characters complete after min_tokens."""
+    free = min_tokens * WORD_CHARACTERS  # a stop string must end after this
+    longest = max(map(len, stop))
+    start = max(0, free - longest + 1)
+    # the text repeats after the whole vocabulary, so the search can end there
+    text = characters(seed, start, min(end, free + len(WORDS) * WORD_CHARACTERS + longest))
+    best: Ending | None = None
+    for string in stop:  # if two end with the same token, the first in the list counts
+        at = text.find(string, max(0, free - len(string) + 1 - start))
+        if at >= 0:
+            behind = start + at + len(string)
+            tokens = -(-behind // WORD_CHARACTERS)
+            if best is None or tokens < best.tokens:
+                best = Ending(tokens, behind if include_stop else start + at, "stop", string)
+    return best
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,11 @@ from ampacity.loadgen.rundir.files import load_run
 from ampacity.loadgen.send.endpoint import is_loopback
 from ampacity.progress import Progress
 from ampacity.run_file import read_run_file
+from ampacity.simulator.engine.truth import true_capacity
 from ampacity.simulator.models.hardware import PRESETS
 from ampacity.simulator.server.launch import Started, start_in_process
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import open_schedule
-from benchmarks.servers.truth import true_capacity
 from tests.support.args import args_of
 from tests.support.contract import summarise
 

@@ -148,6 +148,7 @@ def test_what_is_missing_is_refused_and_a_key_may_be_anthropics() -> None:
             body = {
                 "max_tokens": 2,
                 "system": "be brief",
+                "stop_sequences": ["never said"],
                 "messages": [
                     {"role": "user", "content": [{"type": "text", "text": "two words"}]},
                     {

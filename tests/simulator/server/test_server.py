@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from ampacity.simulator.engine.engine import EngineConfig
 from ampacity.simulator.engine.options import Speculation
+from ampacity.simulator.engine.truth import simulate
 from ampacity.simulator.models.hardware import linear_config
 from ampacity.simulator.server.apierrors import ApiError
 from ampacity.simulator.server.face import Face
 from ampacity.simulator.server.protocol import parse
 from ampacity.simulator.server.text import WORDS, characters
-from benchmarks.servers.truth import simulate
 from tests.support.simulator.simulated_server import (
     CHAT,
     FAST,
@@ -181,26 +181,35 @@ async def test_limits_on_the_answer(stream: bool) -> None:
 
 # parameters of a chat, and a part of the error message
 BAD_PARAMETERS: list[tuple[dict[str, Any], str]] = [
+    ({"model": 7}, "body.model"),
     ({"max_tokens": 0}, "max_tokens must be at least 1, got 0."),
     ({"max_tokens": -5, "stream": True}, "at least 1, got -5."),
+    ({"max_tokens": 100_000}, "cannot be greater than max_model_len=4096"),
     ({"max_tokens": 4095}, "maximum context length is 4096 tokens"),
-    ({"max_tokens": "4"}, "$.max_tokens"),
+    ({"max_tokens": "4"}, "body.max_tokens"),
+    ({"max_tokens": True}, "body.max_tokens"),
+    ({"max_tokens": 1.5}, "body.max_tokens"),
     ({"max_tokens": 2, "min_tokens": 3}, "min_tokens"),
     ({"temperature": -3}, "temperature must be non-negative"),
+    ({"temperature": "hot"}, "body.temperature"),
     ({"top_p": 0}, "top_p"),
-    ({"stream": "yes"}, "$.stream"),
+    ({"stream": "yes"}, "body.stream"),
     ({"stream_options": {"include_usage": True}}, "stream=True"),
-    ({"stream": True, "stream_options": {"include_usage": 1}}, "$.stream_options.include_usage"),
+    ({"stream_options": 1}, "body.stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"seed": "x"}, "body.seed"),
     ({"n": 0}, "n must be at least 1, got 0."),
     ({"n": 100_000}, "at most 512 answers"),
     ({"best_of": 2}, "best_of is not simulated"),
     ({"tools": [{}]}, "tools is not simulated"),
     ({"response_format": {"type": "json_object"}}, "response_format is not"),
     ({"top_logprobs": 2}, "`logprobs` must be set to true"),
-    ({"logprobs": True, "top_logprobs": 21}, "from 0 to 20"),
-    ({"stop": ["x"]}, "stop is not simulated"),
+    ({"logprobs": True, "top_logprobs": 21}, "greater than max allowed: 20"),
+    ({"stop": [""]}, "stop cannot contain an empty string"),
+    ({"stop": [1]}, "body.stop"),
     ({"min_tokens": -1}, "min_tokens must be greater than or equal to 0"),
     ({"messages": [{"role": "user", "content": "x " * 4088}]}, "leaves no room"),
+    ({"messages": [{"role": "user", "content": "x " * 5000}]}, "maximum context length"),
     ({"messages": "hello"}, "valid list"),
     ({"messages": []}, "at least 1 item"),
     ({"messages": ["hello"]}, "body.messages.0"),
@@ -224,7 +233,7 @@ BAD_PARAMETERS: list[tuple[dict[str, Any], str]] = [
         (PLAIN, {"prompt": ["a", 5]}, 400, "body.prompt.1"),
         (PLAIN, {"prompt": "a", "echo": True}, 400, "echo is not simulated"),
         (PLAIN, {"prompt": []}, 400, "body.prompt"),
-        (PLAIN, {"prompt": "a", "logprobs": -1}, 400, "from 0 to 20"),
+        (PLAIN, {"prompt": "a", "logprobs": -1}, 400, "must be a positive value"),
     ],
 )
 @on_loop

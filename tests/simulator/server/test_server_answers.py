@@ -20,7 +20,7 @@ from ampacity.simulator.server.face import Face
 from ampacity.simulator.server.metrics import Histogram, Metrics
 from ampacity.simulator.server.protocol import parse
 from ampacity.simulator.server.realtime import LiveRequest
-from ampacity.simulator.server.text import END_OF_TEXT, characters
+from ampacity.simulator.server.text import END_OF_TEXT, WORDS, characters
 from tests.support.simulator.simulated_server import (
     CHAT,
     FAST,
@@ -97,6 +97,35 @@ async def test_several_prompts_in_one_completion() -> None:
         assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
         assert whole["usage"]["prompt_tokens"] == 5
         assert whole["usage"]["completion_tokens"] == 8
+
+
+@on_loop
+async def test_stop_strings_end_the_answer_and_are_cut_off() -> None:
+    async with served(linear_config(1e-4, 0.0, max_num_seqs=8)) as (_, url, session):
+        payload = {"messages": HELLO, "max_tokens": 30, "seed": 5}
+        free = (await ask(session, url + CHAT, payload))["choices"][0]["message"]["content"]
+        assert len(free) == 150
+        stop = free[48:53]  # spans tokens 10 and 11
+        at = free.index(stop)
+        tokens = math.ceil((at + 5) / 5)
+        payload |= {"stop": ["never", stop], "stream_options": {"include_usage": True}}
+        found = await chunks(session, url + CHAT, payload)
+        assert "".join(content(found)) == free[:at]
+        last = found[-2]["choices"][0]
+        assert (last["finish_reason"], last["stop_reason"]) == ("stop", stop)
+        assert found[-1]["usage"]["completion_tokens"] == tokens
+        # 4 characters are held back: they may begin a stop string
+        seen = 0
+        for number, piece in enumerate(content(found), 1):
+            seen += len(piece)
+            assert seen <= max(0, number * 5 - 4)
+        whole = await ask(
+            session, url + CHAT, {k: v for k, v in payload.items() if k != "stream_options"}
+        )
+        assert whole["choices"][0]["message"]["content"] == free[:at]
+        assert whole["usage"]["completion_tokens"] == tokens
+        text = await metrics(session, url)
+        assert metric(text, "vllm:request_success_total", finished_reason="stop") == 2
 
 
 @on_loop
@@ -364,16 +393,18 @@ async def test_speculative_tokens_come_in_one_chunk() -> None:
     st.integers(1, 3),
     st.sampled_from([0.0, 0.4, 1.0]),
     st.integers(1, 30),
+    st.lists(st.sampled_from(["a", "le", *WORDS[:40]]), max_size=2),
     st.booleans(),
     st.none() | st.integers(1, 9),
 )
 def test_no_token_is_lost_in_any_mode(
-    chunk: int, n: int, share: float, limit: int, logged: bool, natural: int | None
+    chunk: int, n: int, share: float, limit: int, stop: list[str], logged: bool, natural: int | None
 ) -> None:
     body = {
         "messages": HELLO,
         "max_tokens": limit,
         "n": n,
+        "stop": stop,
         "logprobs": logged,
         "stream": True,
     }

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampacity.simulator.server.text import (
@@ -22,19 +22,47 @@ def word(seed: int, position: int) -> str:
     return WORDS[word_index(seed, position)]
 
 
-@pytest.mark.parametrize(
-    ("limit", "min_tokens", "mean_tokens", "expected"),
-    [
-        (10, 0, None, Ending(10, 50)),
-        (10, 0, 1, Ending(1, 0, "stop")),  # the end-of-sequence token counts and has no text
-        (10, 4, 1, Ending(5, 20, "stop")),
-        (4, 4, 1, Ending(4, 20)),
-    ],
+def by_reading(
+    seed: int, limit: int, min_tokens: int, stop: list[str], natural: int | None
+) -> Ending:
+    """vLLM's rule: after each token, search where the new characters can complete a match."""
+    text = ""
+    for tokens in range(1, limit + 1):
+        if natural is not None and tokens >= natural and tokens > min_tokens:
+            return Ending(tokens, len(text), "stop")
+        text += word(seed, tokens - 1)
+        if tokens > min_tokens:
+            for string in stop:
+                at = text.find(string, max(0, len(text) - 5 - len(string) + 1))
+                if at >= 0:
+                    return Ending(tokens, at, "stop", string)
+    return Ending(limit, len(text))
+
+
+pieces = st.text(alphabet="aeiolmnr bdz", min_size=1, max_size=7)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.integers(0, 2000),
+    st.integers(1, 2600),
+    st.integers(0, 2600),
+    st.lists(pieces, max_size=3),
+    st.none() | st.integers(1, 400),
 )
-def test_an_answer_ends_by_itself_or_at_its_limit(
-    limit: int, min_tokens: int, mean_tokens: float | None, expected: Ending
+def test_the_end_is_where_a_reader_finds_it(
+    seed: int, limit: int, min_tokens: int, stop: list[str], mean_tokens: int | None
 ) -> None:
-    assert ending(7, limit, min_tokens, mean_tokens) == expected
+    min_tokens = min(min_tokens, limit)
+    natural = None if mean_tokens is None else natural_length(seed, mean_tokens)
+    found = ending(seed, limit, min_tokens=min_tokens, stop=stop, mean_tokens=mean_tokens)
+    assert found == by_reading(seed, limit, min_tokens, stop, natural)
+
+
+def test_a_stop_string_can_be_kept() -> None:
+    third = word(7, 2)
+    assert ending(7, 10, stop=[third]) == Ending(3, 10, "stop", third)
+    assert ending(7, 10, stop=[third], include_stop=True) == Ending(3, 15, "stop", third)
 
 
 def test_natural_lengths_are_geometric() -> None:
