@@ -13,7 +13,7 @@ from ampacity.simulator.engine.outcome import Outcome, simulate
 from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.calibrate import Level, calibrate, expected_latencies_s
 from ampacity.simulator.models.hardware import PRESETS
-from tests.support.engine_runs import simulate_closed
+from tests.support.simulator.engine_runs import simulate_closed
 
 BASE = PRESETS["llama3-8b-h100"]
 assert isinstance(BASE.step_time, Roofline)
