@@ -62,8 +62,7 @@ def stages_table(summary: Summary) -> Table:
     rows = rows_of_stages("Stages", stages)
     rows.figure("achieved", "req/s", lambda s: s.achieved_rps, significant, 1)
     rows.figure("in flight", "mean", lambda s: s.concurrency, significant, 5)
-    if any(s.concurrency_max is not None for s in stages):
-        rows.figure("at most", "in flight", lambda s: s.concurrency_max, count, 8)
+    rows.figure("at most", "in flight", lambda s: s.concurrency_max, count, 8)
     rows.percentile("TTFT p50", "schedule", lambda s: s.ttft_from_schedule_s, "p50", 6)
     rows.percentile("TTFT p99", "schedule", lambda s: s.ttft_from_schedule_s, "p99")
     rows.percentile("ITL p99", "per gap", lambda s: s.itl_s, "p99", 3)

@@ -13,7 +13,7 @@ from ampacity.reports.render.traffic import side_title, traffic_table, workload_
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule_file import read_schedule
-from tests.support.contract import summarise
+from tests.support.contract import on_stages, summarise
 from tests.support.synthetic import Stage, make_run, request
 
 MIX = """
@@ -158,4 +158,4 @@ def test_who_was_cut_off_or_left_is_no_error_in_the_line_of_a_stage() -> None:
         "slo_verdicts": [],
         "slo_met": None,
     }
-    assert ", 2 errors, " in stage_line(stage)
+    assert ", 2 errors, " in on_stages(stage_line)(stage)

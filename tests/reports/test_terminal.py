@@ -51,6 +51,7 @@ def test_all_columns_at_160() -> None:
         "req/s",
         "2.00",
         "5.60",
+        "11",
         "112",
         "ms",
         "319",
@@ -66,7 +67,7 @@ def test_all_columns_at_160() -> None:
         "yes",
         "met",
     ]
-    assert rows[0][6] == "–¹"
+    assert rows[0][7] == "–¹"
     assert rows[0][-1] == rows[6][-1] == "inconclusive²"
     assert rows[7][-2:] == ["no⁴", "violated"]
     assert "⁴ requests in flight grow by 2.0 a second" in text
@@ -90,7 +91,7 @@ def test_columns_are_dropped_by_priority_at_80_and_said() -> None:
         "yes",
         "met",
     ]
-    assert "Left out at this width: in flight, TTFT p50, E2E p99" in text
+    assert "Left out at this width: in flight, at most, TTFT p50, E2E p99" in text
 
 
 def test_errors_and_cut_off_requests_are_shown_at_80_columns() -> None:

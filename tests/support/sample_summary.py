@@ -119,6 +119,7 @@ def stage(
         "ok": n - failed,
         "errors": errors(timeout=failed),
         "concurrency": concurrency,
+        "concurrency_max": round(2 * concurrency),
         "ttft_s": percentiles(ttft * 0.98, wide, n, failed),
         "ttft_from_schedule_s": percentiles(ttft, wide, n, failed),
         "first_answer_s": percentiles(ttft, wide, n, failed),
