@@ -54,7 +54,10 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
     words, quota = _recorded(meta), summary.quota
     if not words or summary.imported or (quota and quota.binds):
         return None
-    if words[1] == "demo":
+    if words[1] == "demo":  # it needs most of two cores; a prediction needs no real time
+        slos = "--slo ttft_p95=250ms --slo itl_p99=100ms"
+        if summary.audit.client_limited:
+            return f"ampacity predict --preset demo --workload chat-short {slos}"
         return "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms"
     if str(summary.partial or "").startswith(("interrupted", "killed")):
         return again(words, {})

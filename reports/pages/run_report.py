@@ -6,7 +6,6 @@ paper there is the same picture as SVG.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ampacity.analysis.contract.summary import Summary, to_json
-from ampacity.analysis.next_run import sweep_instead
+from ampacity.analysis.next_run import again, sweep_instead
 from ampacity.analysis.other_limits import AtLimit
 from ampacity.analysis.timeline import Timeline
 from ampacity.reports.charts.burst import phases_table
@@ -282,7 +281,8 @@ def _facts(held: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _command(parts: Any) -> str:
-    return shlex.join(map(str, parts)) if isinstance(parts, list) and parts else _plain(parts)
+    """Return the command that runs it again, into a new folder."""
+    return again([str(p) for p in parts], {}) if isinstance(parts, list) else _plain(parts)
 
 
 def _words(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import ceil
 from typing import Any
 
 from ampacity.analysis.decision.candidates import Candidate, Decision
@@ -94,7 +95,7 @@ def _shown(one: Candidate) -> dict[str, Any]:
         else [],
         "limits": [(limit, evidence_text(limit)) for limit in one.limits if limit.holds],
         "untold": [limit for limit in one.limits if limit.holds is None],
-        "rails": _rails(one.guardrails),
+        "rails": _rails(one.guardrails, one.plan),
         "pools": pools_text(plan) if plan else None,
         "conditions": [
             (c.name, {True: "yes", False: "no", None: "unknown"}[c.holds], c.evidence)
@@ -171,14 +172,20 @@ def _plan(plan: Plan | None) -> list[str]:
 
 
 def _rails_line(one: Candidate) -> str:
-    return f"Guardrails of an instance: {'; '.join(_rails(one.guardrails))}"
+    return f"Guardrails of an instance: {'; '.join(_rails(one.guardrails, one.plan))}"
 
 
-def _rails(rails: Guardrails) -> list[str]:
-    """Return the limits for an instance, one each."""
+def _rails(rails: Guardrails, plan: Plan | None = None) -> list[str]:
+    """Return the limits for an instance, one each; where the fleet is above the rate, its size."""
     found = []
     if rails.operate_rps is not None:
-        found.append(f"run at {significant(rails.operate_rps)} req/s ({rails.operate_reason})")
+        takes = ceil(plan.peak_rps / rails.operate_rps) if plan else 0
+        beyond = (
+            f"; the peak then takes {takes} instances" if plan and takes > plan.instances else ""
+        )
+        found.append(
+            f"run at {significant(rails.operate_rps)} req/s ({rails.operate_reason}{beyond})"
+        )
     if rails.queue_depth is not None:
         breaker = f", breaker at {_ends(rails.breaker)}" if rails.breaker else ""
         found.append(f"queue {rails.queue_depth} deep at most{breaker}")

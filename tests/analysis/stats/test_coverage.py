@@ -88,4 +88,5 @@ def test_a_stage_of_few_request_times_has_not_shown_its_queue() -> None:
     six of ten stages of 300 requests, which are 21 request times."""
     seen = [judge("batch", 0.864, Slo("ttft", 0.95, 2.0), 300, seed) for seed in range(100)]
     assert sum(s.misses == 0 for s in seen) > 50
-    assert "met" not in {s.verdict for s in seen}  # 8 % were
+    # 1.0 % in 600 of the study, and 8 % without what is asked of the length
+    assert [s.verdict for s in seen].count("met") <= 4
