@@ -17,7 +17,7 @@ from typing import Any
 from ampacity.durations import read_duration
 
 SECONDS_MAX = 30 * 86_400.0
-LARGEST = 1e12  # a rate, factor or price above this is a typing error
+SMALLEST, LARGEST = 1e-12, 1e12  # a rate, factor or price beyond them is a typing error
 RESERVED_BODY_FIELDS = ("messages", "prompt", "input", "stream", "model")
 Reader = Callable[[Any, str], Any]
 
@@ -33,7 +33,8 @@ def option(name: str) -> str:
 
 def text(value: Any, name: str) -> str:
     if not isinstance(value, str | Path) or not str(value).strip():
-        raise ConfigError(f"{name}: give text, not {type(value).__name__}")
+        found = "an empty one" if isinstance(value, str) else type(value).__name__
+        raise ConfigError(f"{name}: give text, not {found}")
     if not str(value).isprintable():
         raise ConfigError(f"{name}: contains a character that cannot be printed")
     return str(value)
@@ -102,8 +103,8 @@ def positive(value: Any, name: str) -> float:
         number = math.nan
     if isinstance(value, bool) or not number > 0:
         raise ConfigError(f"{name} {value}: give a number above 0")
-    if number > LARGEST:
-        raise ConfigError(f"{name} {value}: at most {LARGEST:g}")
+    if not SMALLEST <= number <= LARGEST:
+        raise ConfigError(f"{name} {value}: give a number from {SMALLEST:g} to {LARGEST:g}")
     return number
 
 

@@ -19,7 +19,7 @@ from ampacity.analysis.summary import summarise
 from ampacity.config import GPU_FACTS, gpus_named
 from ampacity.loadgen.rundir.files import Run, load_run
 from ampacity.settings import fleet_inputs, read_settings
-from ampacity.values import ConfigError
+from ampacity.values import SMALLEST, ConfigError
 from ampacity.workloads.profile import read_yaml
 
 FLAGS = {"peak_rps": "peak_rps", "safety_factor": "safety", "gpu_hour_usd": "gpu_hour"}
@@ -176,7 +176,7 @@ def traffic_of(peak_rps: float | None, sizing: Sizing) -> Traffic:
         return traffic
     if sizing.utilisation is not None:
         raise ConfigError("--mean-rps and --utilisation exclude each other: give one of them")
-    if not 0 < mean_rps <= traffic.peak_rps:
+    if not SMALLEST <= mean_rps <= traffic.peak_rps:
         raise ConfigError(
             f"--mean-rps {mean_rps:g}: give a number above 0 and at most the peak of "
             f"{traffic.peak_rps:g}"

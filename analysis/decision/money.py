@@ -65,22 +65,26 @@ def read_prices(path: Path) -> dict[str, Prices]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [line for line in file if not line.startswith("#") and line.strip()]
-            head = lines[0].strip().lower() if lines else ""
-            mark = ";" if ";" in head else ","
-            names = [name.strip() for name in head.split(mark)]
-            rows = csv.DictReader(lines[1:], names, delimiter=mark)
+            mark = ";" if ";" in "".join(lines[:1]) else ","
+            rows = csv.reader(lines, delimiter=mark)
+            names = [name.strip().lower() for name in next(rows, [])]
             missing = {"model", "input", "output"} - set(names)
             if missing:
                 raise DecisionError(
                     f"{path}: no column {', '.join(sorted(missing))}; a price file has the columns "
                     "model,input,output and may have cached,cache_write (USD per million tokens)"
                 )
+            if any(name and names.count(name) > 1 for name in names):
+                raise DecisionError(f"{path}: two columns have one name")
             found: dict[str, Prices] = {}
-            for row in rows:
-                name = (row["model"] or "").strip()
+            for cells in rows:
+                row = dict(zip(names, cells, strict=False))
+                name = row.get("model", "").strip()
                 if not name or name in found:
                     why = f"{name!r} stands twice" if name else "a row has no model"
                     raise DecisionError(f"{path}: {why}")
+                if any(cells[len(names) :]):  # 1,50 for 1.50
+                    raise DecisionError(f"{path}, {name!r}: more values than columns")
                 found[name] = _prices(row, f"{path}, {name!r}")
     except OSError as error:
         raise DecisionError(f"{path}: cannot be read: {error.strerror}") from error
@@ -91,10 +95,10 @@ def read_prices(path: Path) -> dict[str, Prices]:
     return found
 
 
-def _prices(row: Mapping[str, str | None], where: str) -> Prices:
+def _prices(row: Mapping[str, str], where: str) -> Prices:
     known: dict[str, float | None] = {}
     for name in (field.name for field in fields(Prices)):
-        text = (row.get(name) or "").strip()
+        text = row.get(name, "").strip()
         try:
             known[name] = float(text) if text else None
         except ValueError:

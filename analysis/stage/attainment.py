@@ -133,6 +133,8 @@ def _why_inconclusive(
     cause = f"so near its limit that more {o.unit} are needed"
     if n_effective < needed:
         cause = f"{slo.percentile} needs {needed} {o.unit}"
+        if o.n >= needed:
+            cause += f", correlated ones count as {n_effective:.0f}"
         reason += f" ({cause})" if size < 2 else f", so {o.n:,} {o.unit} are too few"
         if size >= 2:
             cause = f"slow {o.unit} come in groups, so these are too few"

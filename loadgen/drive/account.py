@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import threading
 
 from ampacity.loadgen.plan import FAILED_MIN, Live
 from ampacity.loadgen.receive.exchange import Exchange
@@ -67,7 +67,8 @@ class Account:
     def look(self, live: Live, max_errors: float | None) -> None:
         """Renew the keys in a thread if they are due; end the run if too many requests fail."""
         if self._keys is not None and self._keys.due():
-            asyncio.get_running_loop().run_in_executor(None, self._keys.renew)
+            # a daemon: neither the loop's end nor the process's waits for a command that hangs
+            threading.Thread(target=self._keys.renew, daemon=True).start()
         if max_errors is None or live.ended < FAILED_MIN or self.used_up:
             return
         if live.failed > max_errors * live.ended:

@@ -14,6 +14,7 @@ from typing import Any
 
 COMMAND_MAX_S = 60.0
 FILE_MAX_BYTES = 1 << 20
+KEY_MAX = 8000  # characters: servers refuse longer header lines
 AHEAD_S, AHEAD_SHARE = 60.0, 0.2  # renewed that long before the expiry, or in that share of a life
 RENEW_EVERY_S = 5.0  # at most, however often a key is refused
 _TOKENS = ("key", "api_key", "apiKey", "token", "access_token", "accessToken", "id_token")
@@ -150,8 +151,10 @@ def _split(text: str, where: str) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(filter(None, map(str.strip, re.split("[,\n]", text)))))
     if not found:
         raise EndpointError(f"{where}: there is no key")
-    if any(ord(c) < 33 or ord(c) > 126 for key in found for c in key):
+    if not all(re.fullmatch("[!-~]+", key) for key in found):
         raise EndpointError(f"{where}: the key holds a space, line end or non-ASCII character")
+    if any(key[0] in "<[{" or len(key) > KEY_MAX for key in found):
+        raise EndpointError(f"{where}: this is no key but HTML, JSON, or over {KEY_MAX} characters")
     return found
 
 

@@ -127,10 +127,10 @@ def sizing_of(
     from ampacity.analysis.decision.money import read_prices
     from ampacity.analysis.slo import parse_slos
     from ampacity.experiments.sizing import Sizing
-    from ampacity.values import ConfigError
+    from ampacity.values import SMALLEST, ConfigError
 
     for name, share in {"--utilisation": utilisation, "--accepted": accepted}.items():
-        if share is not None and not 0 < share <= 1:
+        if share is not None and not SMALLEST <= share <= 1:
             raise ConfigError(f"{name} {share:g}: give a share above 0 and at most 1")
     return Sizing(
         raw,

@@ -250,10 +250,19 @@ def test_plan_reads_a_run_and_a_profile(tmp_path: Path, plan: Command) -> None:
     [
         ([], "give the load of the fleet: --peak-rps R"),
         (["--peak-rps", "10", "--mean-rps", "11"], "--mean-rps 11: give a number above 0"),
+        (["--peak-rps", "10", "--mean-rps", "1e-300"], "--mean-rps 1e-300: give a number above 0"),
+        (["--peak-rps", "10", "--utilisation", "1e-300"], "--utilisation 1e-300: give a share"),
         # what is wrong is the flag, not the run
-        (["--peak-rps", "1e300"], "--peak-rps 1e+300: at most 1e+12\n"),
-        (["--peak-rps", "10", "--safety", "1e300"], "--safety 1e+300: at most 1e+12\n"),
-        (["--peak-rps", "10", "--gpu-hour", "1e300"], "--gpu-hour 1e+300: at most 1e+12\n"),
+        (["--peak-rps", "1e-300"], "--peak-rps 1e-300: give a number from 1e-12 to 1e+12\n"),
+        (["--peak-rps", "1e300"], "--peak-rps 1e+300: give a number from 1e-12 to 1e+12\n"),
+        (
+            ["--peak-rps", "10", "--safety", "1e300"],
+            "--safety 1e+300: give a number from 1e-12 to 1e+12\n",
+        ),
+        (
+            ["--peak-rps", "10", "--gpu-hour", "1e300"],
+            "--gpu-hour 1e+300: give a number from 1e-12 to 1e+12\n",
+        ),
     ],
 )
 def test_a_plan_of_nonsense_is_refused_in_one_line(

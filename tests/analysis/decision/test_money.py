@@ -148,8 +148,12 @@ def test_a_price_file(tmp_path: Path) -> None:
 def test_a_price_file_of_a_spreadsheet(tmp_path: Path) -> None:
     """A byte order mark, semicolons, capitals, blanks and CRLF."""
     path = tmp_path / "prices.csv"
-    path.write_bytes("\ufeffModel; Input; Output\r\nbig;3;15\r\n".encode())
-    assert read_prices(path) == {"big": Prices(3, 15)}
+    for text in (
+        "\ufeffModel; Input; Output\r\nbig;3;15\r\n",
+        '"Model","Input","Output"\nbig,3,15',
+    ):
+        path.write_bytes(text.encode())
+        assert read_prices(path) == {"big": Prices(3, 15)}
 
 
 @pytest.mark.parametrize(
@@ -163,6 +167,9 @@ def test_a_price_file_of_a_spreadsheet(tmp_path: Path) -> None:
         pytest.param("model,input,output\nbig,x,1\n", "'big': input is 'x'", id="text"),
         pytest.param("model,input,output\nbig,-1,1\n", "it must be 0 or more", id="negative"),
         pytest.param("model,input,output\nbig,nan,1\n", "it must be 0 or more", id="nan"),
+        pytest.param("model,input,output\nbig,1,50,2\n", "more values than", id="decimal-comma"),
+        pytest.param("input,output,model\n1,2\n", "a row has no model", id="short"),
+        pytest.param("model,input,output,input\nb,1,2,3\n", "two columns", id="column-twice"),
         pytest.param("model,input,output\nbig,,1\n", "input and output need a price", id="blank"),
     ],
 )

@@ -154,6 +154,9 @@ def test_what_a_command_prints(printed: str, life_s: float | None, tmp_path: Pat
         ('echo \'{"key": "k-1", "expires_at": "soon"}\'', "ISO 8601"),
         ('echo \'{"key": "k-1", "expires_in": null}\'', "ISO 8601"),
         ("echo a key", "holds a space"),
+        ("echo '<html>'", "no key but HTML"),
+        ("echo '[1]'", "no key but HTML, JSON"),
+        ("printf %9000s | tr ' ' a", "over 8000 characters"),
     ],
 )
 def test_a_command_without_a_key(command: str, message: str) -> None:
@@ -191,6 +194,19 @@ def driven(provider: Provider, keys: Keys, times_s: list[float]) -> list[Request
 
     with provider:
         return asyncio.run(main(parse_endpoint(provider.url, keys=keys)))
+
+
+def test_no_run_waits_for_a_command_that_hangs(tmp_path: Path) -> None:
+    printed = json.dumps({"key": KEY, "expires_in": 0.2})
+    flag = tmp_path / "called"
+    keys = Keys(
+        "api_key_command", f"[ -e {flag} ] && exec sleep 30; touch {flag}; echo '{printed}'"
+    )
+    began_s = time.monotonic()
+    records = driven(Provider(keys=[KEY]), keys, [0.1 * i for i in range(16)])
+    assert [r.status for r in records] == ["ok"] * 16
+    assert not keys.due()  # it is being renewed
+    assert time.monotonic() - began_s < 20
 
 
 def test_several_keys_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
