@@ -20,6 +20,7 @@ from ampacity.analysis.contract.part import Part
 from ampacity.analysis.decision.model import DecisionError
 
 MILLION = 1e6
+PRICES_MAX = 1_000_000  # characters of a price file
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,11 @@ def read_prices(path: Path) -> dict[str, Prices]:
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = [line for line in file if not line.startswith("#") and line.strip()]
+            text = file.read(PRICES_MAX + 1)
+            if len(text) > PRICES_MAX:
+                raise DecisionError(f"{path}: more than {PRICES_MAX:,} characters: no price file")
+            every = text.splitlines(keepends=True)
+            lines = [line for line in every if not line.startswith("#") and line.strip()]
             mark = ";" if ";" in "".join(lines[:1]) else ","
             rows = csv.reader(lines, delimiter=mark)
             names = [name.strip().lower() for name in next(rows, [])]
