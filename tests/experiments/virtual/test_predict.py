@@ -158,6 +158,8 @@ def test_a_signal_leaves_the_stages_that_were_finished(
     number: int,
     name: str,
 ) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:  # these tests run under nohup
+        signal.signal(number, signal.SIG_DFL)
     run, before = tmp_path / "run", signal.getsignal(number)
     stopped(monkeypatch, run, signal.raise_signal, number)
     command("predict", *FIXED, *load, "--out", run, status=130)
