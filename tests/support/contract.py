@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -27,12 +28,14 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     return to_json(summary_of(run, labels))
 
 
+_hints = cache(typing.get_type_hints)  # each takes a millisecond
+_fields = cache(msgspec.structs.fields)
+
+
 def blank(part: type[Part]) -> dict[str, Any]:
     """Return the required fields of a struct as JSON, each as empty as its type allows."""
-    hints = typing.get_type_hints(part)
-    return {
-        f.encode_name: _empty(hints[f.name]) for f in msgspec.structs.fields(part) if f.required
-    }
+    hints = _hints(part)
+    return {f.encode_name: _empty(hints[f.name]) for f in _fields(part) if f.required}
 
 
 def _empty(kind: Any) -> Any:
@@ -64,8 +67,8 @@ def _filled(kind: Any, value: Any) -> Any:
         return value
     if typing.get_origin(kind) is dict:
         return {name: _filled(part, held) for name, held in value.items()}
-    hints = typing.get_type_hints(part)
-    names = {f.encode_name: f.name for f in msgspec.structs.fields(part)}
+    hints = _hints(part)
+    names = {f.encode_name: f.name for f in _fields(part)}
     return blank(part) | {k: _filled(hints[names[k]], v) for k, v in value.items()}
 
 
