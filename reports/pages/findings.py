@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from math import ceil
 
 from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, AT_USABLE, NO_PEAK, instances_text
 from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.capacity import Fleet, Knee, KneeMethod, LittlesLawGap, LoopCapacity
 from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.summary import Audit, Network, SloLimit, Summary
+from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import is_wide
+from ampacity.analysis.decision.plan import Plan
 from ampacity.reports.charts.burst import burst_findings
 from ampacity.reports.charts.outage import outage_findings
 from ampacity.reports.render.figures import (
@@ -297,3 +300,36 @@ def _evidence(value: float | str | None) -> str:
     if isinstance(value, float):
         return significant(value) if abs(value) >= 1e-6 else "0"
     return DASH if value is None else str(value)
+
+
+def guardrail_texts(rails: Guardrails, plan: Plan | None = None) -> list[str]:
+    """Return the limits for an instance, one each; where the fleet is above the rate, its size."""
+    found = []
+    if rails.operate_rps is not None:
+        takes = ceil(plan.peak_rps / rails.operate_rps) if plan else 0
+        beyond = (
+            f"; the peak then takes {takes} instances" if plan and takes > plan.instances else ""
+        )
+        found.append(
+            f"run at {significant(rails.operate_rps)} req/s ({rails.operate_reason}{beyond})"
+        )
+    if rails.queue_depth is not None:
+        breaker = f", breaker at {_ends(rails.breaker)}" if rails.breaker else ""
+        found.append(f"queue {rails.queue_depth} deep at most{breaker}")
+    if rails.max_input_tokens is not None:
+        most = rails.max_output_tokens
+        output = "" if most is None else f", output {most:,}"
+        found.append(f"max input {_ends(rails.max_input_tokens)} tokens{output}")
+    if rails.concurrency_limit is not None:
+        found.append(
+            f"{rails.concurrency_limit} in flight at most, add an instance above "
+            f"{rails.scale_in_flight}"
+        )
+    if rails.prewarm_s is not None:
+        found.append(f"start an instance {significant(rails.prewarm_s)} s ahead")
+    return found
+
+
+def _ends(ends: tuple[int, int]) -> str:
+    low, high = ends
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

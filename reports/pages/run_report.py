@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ampacity.analysis.contract.summary import Summary, to_json
+from ampacity.analysis.decision.guardrails import guardrails
 from ampacity.analysis.next_run import again, sweep_instead
 from ampacity.analysis.other_limits import AtLimit
 from ampacity.analysis.timeline import Timeline
@@ -22,7 +23,13 @@ from ampacity.reports.charts.curves import charts
 from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.charts.marks import Chart
 from ampacity.reports.charts.timeline import timeline_chart
-from ampacity.reports.pages.findings import TRUST, error_bound, evidence_text, findings
+from ampacity.reports.pages.findings import (
+    TRUST,
+    error_bound,
+    evidence_text,
+    findings,
+    guardrail_texts,
+)
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.pages.screen import judged_table
 from ampacity.reports.pages.trust import by_severity, steady
@@ -107,6 +114,7 @@ def render_report(
             *(finding for finding in found if finding.label in TRUST),
         ],
         next_command=summary.next_command,
+        rails=_rails(summary),
         what_if=choices,
         fleet_data=embedded_json(choices["data"]) if choices else None,
         phases=phases_table(summary.burst) if summary.burst else None,
@@ -278,6 +286,12 @@ def _diagnosis(findings: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, 
 
 def _facts(held: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return [(_words(name), _plain(value)) for name, value in (held or {}).items()]
+
+
+def _rails(summary: Summary) -> list[str]:
+    """Return the limits to set in front of an instance, where a capacity was found."""
+    found = summary.capacity.capacity_rps is not None and not summary.burst
+    return guardrail_texts(guardrails(summary)) if found else []
 
 
 def _command(parts: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from math import ceil
 from typing import Any
 
 from ampacity.analysis.decision.candidates import Candidate, Decision
@@ -12,7 +11,7 @@ from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input
 from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.roofline import Use
-from ampacity.reports.pages.findings import evidence_text
+from ampacity.reports.pages.findings import evidence_text, guardrail_texts
 from ampacity.reports.pages.page import render_page
 from ampacity.reports.pages.plan import (
     columns,
@@ -176,37 +175,10 @@ def _rails_line(one: Candidate) -> str:
 
 
 def _rails(rails: Guardrails, plan: Plan | None = None) -> list[str]:
-    """Return the limits for an instance, one each; where the fleet is above the rate, its size."""
-    found = []
-    if rails.operate_rps is not None:
-        takes = ceil(plan.peak_rps / rails.operate_rps) if plan else 0
-        beyond = (
-            f"; the peak then takes {takes} instances" if plan and takes > plan.instances else ""
-        )
-        found.append(
-            f"run at {significant(rails.operate_rps)} req/s ({rails.operate_reason}{beyond})"
-        )
-    if rails.queue_depth is not None:
-        breaker = f", breaker at {_ends(rails.breaker)}" if rails.breaker else ""
-        found.append(f"queue {rails.queue_depth} deep at most{breaker}")
-    if rails.max_input_tokens is not None:
-        most = rails.max_output_tokens
-        output = "" if most is None else f", output {most:,}"
-        found.append(f"max input {_ends(rails.max_input_tokens)} tokens{output}")
-    if rails.concurrency_limit is not None:
-        found.append(
-            f"{rails.concurrency_limit} in flight at most, add an instance above "
-            f"{rails.scale_in_flight}"
-        )
-    if rails.prewarm_s is not None:
-        found.append(f"start an instance {significant(rails.prewarm_s)} s ahead")
+    """Return the limits for an instance, one each, and what is missing for others."""
     words = {name: name.removesuffix("_s").replace("_", " ") for name in rails.missing}
-    return [*found, *(f"{words[name]}: {why}" for name, why in rails.missing.items())]
-
-
-def _ends(ends: tuple[int, int]) -> str:
-    low, high = ends
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    unknown = (f"{words[name]}: {why}" for name, why in rails.missing.items())
+    return [*guardrail_texts(rails, plan), *unknown]
 
 
 def _matrix(candidates: Sequence[Candidate]) -> list[list[str]]:

@@ -95,6 +95,12 @@ def test_the_page_is_one_well_formed_file(name: str, tmp_path: Path) -> None:
     assert len(ids) == len(set(ids))
     for reference in re.findall(r"url\(#([\w-]+)\)", text):
         assert reference in ids
+    # 5.4 req/s below the knee x (2 s - 98.98 ms) = 10.3; 34.2 in flight + 3 sqrt(34.2); 34.2 / 1.2
+    limits = (
+        "Limits to set in front of an instance: run at 5.40 req/s (the low end of the knee region); "
+        "queue 10 deep at most, breaker at 8 to 9; 52 in flight at most, add an instance above 29."
+    )
+    assert page.text.get("rails") == (limits if name == "open_sweep" else None)
 
 
 def test_sections_stand_in_the_order_of_the_report() -> None:
