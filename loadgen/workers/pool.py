@@ -45,6 +45,7 @@ from ampacity.loadgen.workers.setup import Setup
 START_TIMEOUT_S = 30.0
 LEAD_S = 0.1  # between the last "prepared" and the first deadline
 GRACE_S = 20.0  # lateness of a result after which a worker is given up
+END_S = 0.5  # for a process whose connection is closed to be gone
 
 
 class WorkerError(ValueError):
@@ -250,9 +251,16 @@ class Workers:
         return StageResult(meta, Measures(dated_by_kernel=True), used)  # no measurements
 
     async def _end(self, worker: _Worker) -> None:
-        if worker.process.returncode is None:
+        """Wait for a process that has died, else kill it.
+
+        Not at once: kill() reaps a process that is dead already, and its exit status is lost.
+        """
+        try:
+            async with asyncio.timeout(END_S):
+                await worker.process.wait()
+        except TimeoutError:
             worker.process.kill()
-        await worker.process.wait()
+            await worker.process.wait()
 
     async def close(self) -> None:
         """Ask every worker to quit; kill those that do not."""
