@@ -41,7 +41,7 @@ def no_stub(*outs: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def left_at_once(*outs: Path | None) -> Iterator[None]:
-    """Where a second Ctrl-C ends the block, print how the report of what was measured is had."""
+    """Print the command that writes the report, if a second Ctrl-C ends the block."""
     try:
         yield
     except KeyboardInterrupt:

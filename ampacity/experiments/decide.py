@@ -36,7 +36,7 @@ from ampacity.simulator.models.hardware import devices, made_of
 
 @dataclass(frozen=True)
 class Engine:
-    """What is stated of a model, its GPUs and precisions; None: as the run says, else fp16."""
+    """A stated model, its GPUs and precisions; None: as in the run, else fp16."""
 
     gpu: str | None = None
     shape: ModelShape | None = None

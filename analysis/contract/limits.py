@@ -8,7 +8,7 @@ from ampacity.analysis.contract.part import Part
 
 
 class Quota(Part, frozen=True, kw_only=True):
-    """What the endpoint lets through in a minute before it answers 429.
+    """The requests or tokens a minute that the endpoint accepts before it answers 429.
 
     ``binds``: it is met at a lower load than the SLOs' limit, so no capacity of the hardware is
     known. ``stated``: by the answers' headers, in ``stated_window_s`` where they say so.

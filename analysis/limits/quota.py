@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Span:
-    """What was let through between two moments at which nothing was left."""
+    """The accepted load between two moments at which nothing was left."""
 
     amount: float
     lasts_s: float

@@ -10,9 +10,7 @@ from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.keys import Keys
 
 MILLION = 1e6
-KNOWN_MIN = (
-    FAILED_MIN  # requests that have ended: from then on what they cost tells what others will
-)
+KNOWN_MIN = FAILED_MIN  # ended requests whose costs say what those in flight will cost
 UNBILLED = ("connect_error", "shed", "http_error", "too_long")
 
 

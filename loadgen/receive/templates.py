@@ -31,7 +31,7 @@ _TOTALS = re.compile(rb'"(?:completion|total)_tokens": ?([1-9][0-9]{0,8})')
 _known: set[bytes] = set()  # texts that need no escape: the words of a language come again
 
 ChunkContent = tuple[Kind, str, int | None]
-"""Of one chunk: kind of its text, the text, and the running total of tokens or None."""
+"""One chunk: kind of its text, the text, and the running total of tokens or None."""
 
 
 def _needs_no_escape(text: bytes) -> bool:

@@ -1,8 +1,9 @@
 """Accelerators and models: figures of data sheets and model cards, each with its source.
 
 Each row was compared in November 2026 with a second, public table, which its comment names: none
-differed, and for the compute of the A10G none was found. Peaks are dense (half of a figure "with sparsity"). Where a card has no unit for a precision, its
-peak is that of the next wider one: weights are unpacked before they are multiplied.
+differed, and for the compute of the A10G none was found. Peaks are dense (half of a figure "with
+sparsity"). Where a card has no unit for a precision, its peak is that of the next wider one:
+weights are unpacked before they are multiplied.
 """
 
 from dataclasses import dataclass

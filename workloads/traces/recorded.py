@@ -33,7 +33,7 @@ SENT_FIELDS = (
     "functions",
     "function_call",
 )
-"""Of a recorded request's body, what is sent with its messages."""
+"""Fields of a recorded body that are sent with its messages."""
 # others are named as these
 _SENT_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _ROLES = {**ROLES_OF_MESSAGES, "ai": "assistant", **{role: role for role in _SENT_ROLES}}

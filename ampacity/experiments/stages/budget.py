@@ -1,4 +1,4 @@
-"""What a run is about to send and to cost: said, and asked for, before the first request."""
+"""Estimate what a run will send and cost; print it, and ask, before the first request."""
 
 from __future__ import annotations
 
