@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ampacity.analysis.change.results import Check, GateResult
 from ampacity.experiments.samples import Budget
-from ampacity.reports.pages.gate import chart, gate_markdown, junit_xml, workflow_commands
+from ampacity.reports.change.gate import chart, gate_markdown, junit_xml, workflow_commands
 from tests.support.args import Command
 from tests.support.synthetic import Stage, make_run, request
 
@@ -155,7 +155,7 @@ def test_a_fault_of_our_own_is_no_regression(
     def fail(*_: Any, **__: Any) -> None:
         raise KeyError("edges_s")
 
-    monkeypatch.setattr("ampacity.analysis.change.gate.judge_gate", fail)
+    monkeypatch.setattr("ampacity.analysis.gate.gate.judge_gate", fail)
     junit = tmp_path / "g.xml"
     command("gate", made(tmp_path / "same"), "--baseline", base, "--junit", junit, status=2)
     assert "KeyError: 'edges_s'" in capsys.readouterr().err

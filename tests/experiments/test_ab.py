@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from ampacity.analysis.change import shift
 from ampacity.analysis.change.judged import prepare
-from ampacity.analysis.change.pairs import ComparedRun
 from ampacity.analysis.change.results import Comparison
-from ampacity.analysis.change.scorecard import compare
+from ampacity.analysis.compare import shift
+from ampacity.analysis.compare.pairs import ComparedRun
+from ampacity.analysis.compare.scorecard import compare
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.config import make_settings
 from ampacity.experiments import ab as experiment
@@ -31,7 +31,7 @@ from ampacity.experiments.virtual.player import IDLE_NS, ORIGIN_NS
 from ampacity.experiments.virtual.predict import predict as run_virtual
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
-from ampacity.reports.pages.compare import (
+from ampacity.reports.change.compare import (
     comparison_markdown,
     render_comparison,
     write_comparison_page,
@@ -167,7 +167,7 @@ def test_a_real_difference_is_found_through_the_drift(tmp_path: Path) -> None:
 
 
 def test_the_noise_floor_is_said_per_metric(tmp_path: Path) -> None:
-    from ampacity.reports.pages.compare_tables import tables
+    from ampacity.reports.change.compare_tables import tables
     from ampacity.reports.render.figures import significant
 
     result = virtual_ab(tmp_path / "run", (0, 1, 1, 0), drift=0.1)

@@ -18,7 +18,7 @@ from ampacity.experiments.check import ALPHAS, LOOKS, check, result_of
 from ampacity.experiments.virtual.predict import predict
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
-from ampacity.reports.pages.gate import check_screen, gate_markdown, junit_xml, workflow_commands
+from ampacity.reports.change.gate import check_screen, gate_markdown, junit_xml, workflow_commands
 from ampacity.simulator.models.hardware import find_deployment
 from ampacity.simulator.server.launch import start_in_process
 from benchmarks.servers import limit_at

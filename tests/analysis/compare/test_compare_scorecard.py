@@ -21,11 +21,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from ampacity.analysis.change.judged import prepare
-from ampacity.analysis.change.pairs import ComparedRun
 from ampacity.analysis.change.results import Comparison
-from ampacity.analysis.change.scorecard import compare
-from ampacity.reports.pages.compare import comparison_csv, comparison_markdown, render_comparison
-from ampacity.reports.pages.compare_tables import tables
+from ampacity.analysis.compare.pairs import ComparedRun
+from ampacity.analysis.compare.scorecard import compare
+from ampacity.reports.change.compare import comparison_csv, comparison_markdown, render_comparison
+from ampacity.reports.change.compare_tables import tables
 from tests.support.compared_runs import RATE, arm, later, rows, stage, ttfts
 from tests.support.synthetic import Stage, make_run, request
 

@@ -14,15 +14,6 @@ import numpy as np
 import pytest
 from hdrh.histogram import HdrHistogram
 
-from ampacity.analysis.change.baseline import make_baseline
-from ampacity.analysis.change.baseline_file import read_baseline, write_baseline
-from ampacity.analysis.change.checks import (
-    WATCHED,
-    CheckedChange,
-    decide,
-    parse_tolerances,
-    slos_of,
-)
 from ampacity.analysis.change.comparable import lengths_apart
 from ampacity.analysis.change.engine import (
     Estimate,
@@ -32,14 +23,23 @@ from ampacity.analysis.change.engine import (
     spent_at_looks,
     times_longer,
 )
-from ampacity.analysis.change.gate import _sentence, judge_gate, twice_as_slow
 from ampacity.analysis.change.judged import CompareError, Judged, _per_planned, prepare
 from ampacity.analysis.change.results import Check, GateResult
 from ampacity.analysis.change.samples import Blocks
+from ampacity.analysis.gate.baseline import make_baseline
+from ampacity.analysis.gate.baseline_file import read_baseline, write_baseline
+from ampacity.analysis.gate.checks import (
+    WATCHED,
+    CheckedChange,
+    decide,
+    parse_tolerances,
+    slos_of,
+)
+from ampacity.analysis.gate.gate import _sentence, judge_gate, twice_as_slow
 from ampacity.analysis.metrics.hdr import encode_seconds
 from ampacity.analysis.metrics.requests import RecordsError
 from ampacity.loadgen.rundir.files import Run
-from ampacity.reports.pages.gate import gate_markdown, gate_screen, junit_xml, lines
+from ampacity.reports.change.gate import gate_markdown, gate_screen, junit_xml, lines
 from benchmarks.servers.steps import STEP_SERVERS, step_run
 from benchmarks.studies.gate_rates import later_first_token, study
 from tests.support.compared_runs import RATE, stage, ttfts
@@ -762,7 +762,7 @@ def test_a_run_without_any_latency_is_no_baseline(tmp_path: Path) -> None:
     bare = run(tmp_path / "bare", stage(ttfts(1)))
     none = {f"{m}_{p}": "x" for m in ("ttft", "itl", "tpot", "e2e") for p in ("p50", "p90", "p99")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ampacity.analysis.change.baseline.track", lambda *_: "x")
+        patch.setattr("ampacity.analysis.gate.baseline.track", lambda *_: "x")
         with pytest.raises(
             CompareError, match="no latency that a gate could track: ttft_p10: x;"
         ) as error:
