@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,15 +26,9 @@ from ampacity.analysis.slo import parse_slo
 from ampacity.live_panel import LivePanel, Outlook, lines_of, percentile
 from ampacity.loadgen.plan import LIVE_TIMES, Live, LiveTimes
 from ampacity.progress import Progress
-from ampacity.simulator.server.launch import Started, start_in_process
+from ampacity.simulator.server.launch import Started
 from tests.support.args import args_of
 from tests.support.synthetic import request
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Started]:
-    with start_in_process("demo") as started:
-        yield started
 
 
 def of_two_workers(ttfts_s: list[float], gaps_s: list[float]) -> Live:
