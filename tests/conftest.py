@@ -30,14 +30,10 @@ settings.load_profile("busy")  # a machine that does other work fails no propert
 CHROMIUM = next(
     (p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None
 )
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
+ARGUMENTS = args_of(
+    "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update",
+    "--disable-sync --no-first-run",
+)
 
 
 @pytest.fixture

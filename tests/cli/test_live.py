@@ -128,7 +128,7 @@ def test_a_stopped_terminal_does_not_hold_the_run_up(server: Started, tmp_path: 
     """Nobody reads the terminal, as after Ctrl-S: its buffer of 4 KiB is full after some paints."""
     reader, writer = os.openpty()
     with (tmp_path / "out").open("w") as out:
-        command = of_run(server, tmp_path / "run", "8s")
+        command = of_run(server, tmp_path / "run", "6s")
         process = subprocess.Popen(command, stdout=out, stderr=writer, start_new_session=True)
     try:
         assert process.wait(90) == 0

@@ -318,9 +318,7 @@ def test_the_key_is_written_nowhere(
             guarded.url,
             *args_of("--rates 10 --duration 1s --workload chat-short --out"),
             tmp_path / "run",
-            "--api-key-env",
-            "AMPACITY_TEST_KEY",
-            "--header",
+            *args_of("--api-key-env AMPACITY_TEST_KEY --header"),
             "X-Tenant: hush-hush-0815",
         )
     assert result.returncode == 0, result.stderr

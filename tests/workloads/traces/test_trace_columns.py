@@ -23,6 +23,7 @@ from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.records import ColumnCounts
 from ampacity.workloads.traces.trace import Trace
 from ampacity.workloads.traces.values import tokens
+from tests.support.args import args_of
 
 
 def rows(trace: Trace) -> list[tuple[float, int, int]]:
@@ -547,12 +548,9 @@ def test_run_takes_the_columns_that_fit_takes(
     path = lines(tmp_path / "e.jsonl", *EVENTS)
     url = "http://127.0.0.1:9/v1"
     given = [
-        "--column",
-        "time=timing_events.0.timestamp",
-        "--column",
-        "input=usage.in",
-        "--column",
-        "output=usage.all.1",
+        *args_of(
+            "--column time=timing_events.0.timestamp --column input=usage.in --column output=usage.all.1"
+        )
     ]
     for flags, complaint in (
         (
