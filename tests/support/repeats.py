@@ -5,6 +5,6 @@ import os
 LONG = "LONG_S" in os.environ
 
 
-def times(usual: int, long: int) -> int:
+def often(usual: int, long: int) -> int:
     """Return ``usual``, or ``long`` where `make test-long` runs."""
     return long if LONG else usual

@@ -26,6 +26,7 @@ from tests.streams.playing import (
     new_exchange,
     play,
 )
+from tests.support.repeats import often
 
 ROLE = {
     "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
@@ -237,7 +238,7 @@ def test_no_token_has_no_time() -> None:
 TRAPS = [text("0\r\n\r\n"), text("a\n\n\r\nb"), text("\n0\r\n\r\n"), text("é\u2028")]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=often(20, 80), deadline=None)
 @given(data=st.data())
 def test_reads_of_any_cut_keep_text_and_times_whatever_the_cuts(data: st.DataObject) -> None:
     """160 events, cut anywhere: each token has the time of the read with its blank line."""
