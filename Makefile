@@ -1,6 +1,7 @@
 # Two commands: `make demo` runs the main job on the embedded simulator, `make test` runs the tests.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 INSTALLED := .venv/.installed
 INSTALLED_DEV := .venv/.installed-dev
 
@@ -10,8 +11,8 @@ demo: $(INSTALLED)
 	$(BIN)/ampacity demo
 
 test: $(INSTALLED_DEV)
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not real_time"
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "real_time"
+	$(PYTEST) -m "not real_time"
+	$(PYTEST) -m real_time
 
 lint: $(INSTALLED_DEV)
 	$(BIN)/ruff check .
@@ -34,7 +35,7 @@ test-long: $(INSTALLED_DEV)
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc $(BIN)/python -m tests.long.fuzz receive \
 	  --seconds $(LONG_S) --hot-path "$$(ls $(ASAN)/ampacity/loadgen/receive/_hot_path*.so)"
 	$(BIN)/python -m tests.long.fuzz --seconds $(LONG_S)
-	LONG_S=$(LONG_S) $(BIN)/python -m pytest -n auto --dist loadfile -m "not real_time"
+	LONG_S=$(LONG_S) $(PYTEST) -m "not real_time"
 
 # vLLM on CPU: minutes to install and to start, so outside of `make test`
 test-engines: $(INSTALLED_DEV)

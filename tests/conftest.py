@@ -36,6 +36,12 @@ ARGUMENTS = args_of(
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files of slow tests, so that no process ends long after the others."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture
 def ampacity(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
     """The command line in this process: ``ampacity("gate", path)`` gives the exit status."""

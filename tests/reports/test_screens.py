@@ -28,7 +28,7 @@ from ampacity.loadgen.probe.diagnosis import Finding
 from ampacity.reports.pages.screen import NOTES, render_screen
 from ampacity.reports.render.tables import stages_table
 from ampacity.reports.render.terminal import Entry, Screen, show, spark
-from tests.experiments.test_burst import burst_run
+from tests.analysis.burst.test_burst import burst_run
 from tests.support.args import Command, args_of
 from tests.support.compared_runs import stage as compared
 from tests.support.compared_runs import ttfts

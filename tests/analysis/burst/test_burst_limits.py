@@ -27,7 +27,7 @@ from ampacity.reports.charts.burst import burst_findings
 from ampacity.values import ConfigError
 from ampacity.workloads.arrivals.processes import arrival_times
 from benchmarks.studies.burst_recovery import Case, judged, play, true_recovery_s
-from tests.experiments.test_burst import PLAN, burst_run
+from tests.analysis.burst.test_burst import PLAN, burst_run
 from tests.support.args import args_of
 from tests.support.contract import summarise
 from tests.support.synthetic import Stage, make_run, request
