@@ -24,7 +24,7 @@ docs: $(INSTALLED_DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/site
 
 # Fuzzes every reader, and the compiled receive path under the address and undefined-behaviour
-# sanitizers; LONG_S seconds for each target.
+# sanitizers, LONG_S seconds for each target; then the tests, with more repetitions of random ones.
 LONG_S ?= 1800
 ASAN := build/asan
 test-long: $(INSTALLED_DEV)
@@ -34,6 +34,7 @@ test-long: $(INSTALLED_DEV)
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc $(BIN)/python -m tests.long.fuzz receive \
 	  --seconds $(LONG_S) --hot-path "$$(ls $(ASAN)/ampacity/loadgen/receive/_hot_path*.so)"
 	$(BIN)/python -m tests.long.fuzz --seconds $(LONG_S)
+	LONG_S=$(LONG_S) $(BIN)/python -m pytest -n auto --dist loadfile -m "not real_time"
 
 # vLLM on CPU: minutes to install and to start, so outside of `make test`
 test-engines: $(INSTALLED_DEV)

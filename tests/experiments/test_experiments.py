@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,32 +30,12 @@ from ampacity.simulator.models.hardware import PRESETS
 from ampacity.simulator.server.launch import Started, start_in_process
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import open_schedule
-from tests.support.args import args_of
+from tests.support.args import COMMAND, Cli, args_of
 from tests.support.contract import summarise
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 
 KEY = "sk-never-to-be-written-4711"
-COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Started]:
-    with start_in_process("demo") as started:
-        yield started
-
-
-def ampacity(
-    *arguments: str | Path, timeout_s: float = 100, **environment: str
-) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        env={**os.environ, **environment},
-    )
 
 
 def start(*arguments: str | Path) -> "subprocess.Popen[str]":
@@ -103,7 +82,8 @@ def test_the_demo_finds_the_simulators_own_capacity(tmp_path: Path) -> None:
     """
     run = tmp_path / "run"
     began = time.monotonic()
-    result = ampacity("demo", "--out", run, timeout_s=250)
+    command = [sys.executable, "-m", "ampacity", "demo", "--out", str(run)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert result.returncode == 0, result.stderr
     assert time.monotonic() - began < 180
     found = summary(run)
@@ -140,8 +120,10 @@ def test_the_demo_finds_the_simulators_own_capacity(tmp_path: Path) -> None:
     assert sum(not stage["littles_law"]["ok"] for stage in met) <= 1
 
 
-def test_json_alone_on_stdout_with_the_designed_names(server: Started, tmp_path: Path) -> None:
-    result = ampacity(
+def test_json_alone_on_stdout_with_the_designed_names(
+    cli: Cli, server: Started, tmp_path: Path
+) -> None:
+    result = cli(
         "sweep",
         server.url,
         "--model",
@@ -184,10 +166,12 @@ def test_json_alone_on_stdout_with_the_designed_names(server: Started, tmp_path:
     assert "NaN" not in result.stdout
 
 
-def test_verdict_in_the_report_is_that_of_the_summary(server: Started, tmp_path: Path) -> None:
+def test_verdict_in_the_report_is_that_of_the_summary(
+    cli: Cli, server: Started, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     assert (
-        ampacity(
+        cli(
             "run",
             server.url,
             *args_of("--workload chat-short --concurrency 2,4 --duration 2s --out"),
@@ -254,7 +238,7 @@ def test_ctrl_c_in_the_middle_of_a_stage(server: Started, tmp_path: Path) -> Non
     assert out.splitlines()[-1] == str(run)
 
 
-def test_report_after_a_kill(server: Started, tmp_path: Path) -> None:
+def test_report_after_a_kill(cli: Cli, server: Started, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(
         "run", server.url, *args_of("--rates 80 --duration 60s --workload chat-short --out"), run
@@ -266,7 +250,7 @@ def test_report_after_a_kill(server: Started, tmp_path: Path) -> None:
     process.kill()
     process.communicate(timeout=30)
     assert not (run / "requests.parquet").exists()
-    result = ampacity("report", run)
+    result = cli("report", run)
     assert result.returncode == 0, result.stderr
     found = summary(run)
     assert found["partial"]
@@ -287,10 +271,10 @@ def test_report_after_a_kill(server: Started, tmp_path: Path) -> None:
     ],
 )
 def test_budget_ends_the_run_cleanly(
-    server: Started, tmp_path: Path, load: list[str], limit: list[str], most: int | None
+    cli: Cli, server: Started, tmp_path: Path, load: list[str], limit: list[str], most: int | None
 ) -> None:
     run = tmp_path / "run"
-    result = ampacity(
+    result = cli(
         "run", server.url, *load, *limit, *args_of("--duration 5s --workload chat-short --out"), run
     )
     assert result.returncode == 0, result.stderr
@@ -324,19 +308,18 @@ def test_a_trace_too_short_for_its_slo_is_said_to_be_before_it_is_played(
     )
 
 
-def test_the_key_is_written_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_written_nowhere(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AMPACITY_TEST_KEY", KEY)
     with start_in_process("demo", api_key_env="AMPACITY_TEST_KEY") as guarded:
-        result = ampacity(
+        result = cli(
             "run",
             guarded.url,
             *args_of("--rates 10 --duration 1s --workload chat-short --out"),
             tmp_path / "run",
-            "--api-key-env",
-            "AMPACITY_TEST_KEY",
-            "--header",
+            *args_of("--api-key-env AMPACITY_TEST_KEY --header"),
             "X-Tenant: hush-hush-0815",
-            AMPACITY_TEST_KEY=KEY,
         )
     assert result.returncode == 0, result.stderr
     everything = (
