@@ -94,7 +94,7 @@ class Summary(Part, frozen=True, kw_only=True):
     verdict: str
     partial: str | None
     predicted: bool
-    simulated: bool = False
+    simulated: bool
     imported: Imported | None
     warnings: list[Warned]
     diagnosis: list[Check] | None
