@@ -108,9 +108,10 @@ def finish(
 def read_labels(path: Path) -> dict[int, bool]:
     """Return {request_id: accepted}. Raises LabelsError."""
     from ampacity.analysis.stage.goodput import LabelsError, parse_labels
+    from ampacity.files import read_text
 
     try:
-        return parse_labels(path.read_text(encoding="utf-8-sig").splitlines(), str(path))
+        return parse_labels(read_text(path).splitlines(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise LabelsError(f"--labels {path} cannot be read: {error}") from None
 

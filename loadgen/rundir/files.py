@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Self
 
 import pyarrow as pa
 
+from ampacity.files import GIB, MOST_BYTES, memory_bytes, open_file, read_text
 from ampacity.loadgen.rundir.meta import fault_of
 from ampacity.loadgen.rundir.records import (
     SCHEMA,
@@ -71,7 +72,7 @@ def _explained(problem: str, remedy: str = "") -> Iterator[None]:
         yield
     except RunDirError:
         raise
-    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
+    except (OSError, ValueError, RecursionError, MemoryError, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise RunDirError(f"{problem}: {reason}{remedy}") from error
 
@@ -150,11 +151,16 @@ class StreamWriter:
 class RunWriter(StreamWriter):
     """Writes one run directory; a context manager. Without ``finish`` the streams remain."""
 
-    def __init__(self, path: Path, meta: dict[str, Any]) -> None:
-        """Create ``path`` (it must be new or empty) and write run.json. Raises RunDirError."""
+    def __init__(self, path: Path, meta: dict[str, Any], *, private: bool = False) -> None:
+        """Create ``path`` (it must be new or empty) and write run.json. Raises RunDirError.
+
+        ``private``: only the owner may access it.
+        """
         check_new(path)
         with _explained(f"{path} cannot be made", "; choose another --out"):
             path.mkdir(parents=True, exist_ok=True)
+            if private:
+                path.chmod(0o700)
         self.path = path
         self.meta: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **meta}
         super().__init__(path / STREAM_NAME)
@@ -210,7 +216,7 @@ def _lock(file: BinaryIO, *, shared: bool) -> bool:
 def _going_s(path: Path) -> float | None:
     """Return the seconds since the last write of a run that is still being written, else None."""
     # the run may be finishing just now
-    with contextlib.suppress(OSError), (path / STREAM_NAME).open("rb") as file:
+    with contextlib.suppress(OSError), open_file(path / STREAM_NAME) as file:
         if not _lock(file, shared=True):
             written_s = max(p.stat().st_mtime for p in (path / "run.json", *_streams(path)))
             return max(time.time() - written_s, 0.0)
@@ -237,6 +243,8 @@ def read_stream(path: Path) -> pa.Table:
     """Return every complete batch of a crash-safe stream; a torn last batch is left out."""
     batches: list[pa.RecordBatch] = []
     with (
+        _explained(f"{path} cannot be read"),
+        open_file(path),  # refuses what is no file
         contextlib.suppress(pa.ArrowInvalid, OSError),
         pa.OSFile(str(path), "rb") as file,
         pa.ipc.open_stream(file) as reader,
@@ -256,7 +264,7 @@ def load_run(path: Path) -> Run:
         )
         raise RunDirError(f"{path} is no run directory: it {why}")
     with _explained(f"{meta_path} cannot be read"):
-        meta = json.loads(meta_path.read_text(encoding="utf-8"))
+        meta = json.loads(read_text(meta_path))
         # lone surrogates, as of an argument that is no UTF-8, cannot be printed
         meta = json.loads(json.dumps(meta, ensure_ascii=False).encode(errors="replace"))
     version = meta.get("schema_version") if isinstance(meta, dict) else None
@@ -273,7 +281,7 @@ def load_run(path: Path) -> Run:
         path,
         meta,
         _read_requests(parquet) if complete else read_streams(path),
-        _read_server(server) if server.is_file() else None,
+        _read_server(server) if server.exists() else None,
         complete,
         None if complete else _going_s(path),
     )
@@ -284,10 +292,24 @@ def _read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Tabl
     import pyarrow.parquet as pq
 
     # by batch from a memory map: half the time, a third of the memory of pq.read_table
-    with _explained(f"{path} cannot be read"), pq.ParquetFile(path, memory_map=True) as file:
+    with (
+        _explained(f"{path} cannot be read"),
+        open_file(path),  # refuses what is no file
+        pq.ParquetFile(path, memory_map=True) as file,
+    ):
+        _check_size(file.metadata)
         schema = pa.schema([f for f in file.schema_arrow if columns is None or f.name in columns])
         batches = file.iter_batches(use_threads=False, columns=schema.names)
         return pa.Table.from_batches(batches, schema=schema)
+
+
+def _check_size(held: Any) -> None:
+    """Raise ValueError where a Parquet file, by its footer, unfolds to more than the memory."""
+    groups = map(held.row_group, range(held.num_row_groups))
+    columns = (group.column(n) for group in groups for n in range(group.num_columns))
+    size = sum(max(c.total_uncompressed_size, 8 * c.num_values) for c in columns)
+    if size > (memory := memory_bytes() or size):
+        raise ValueError(f"it unfolds to {size / GIB:,.1f} GiB, the memory has {memory / GIB:,.1f}")
 
 
 def _read_requests(path: Path) -> pa.Table:
@@ -333,8 +355,8 @@ def _column(table: pa.Table, name: str, kind: pa.DataType, path: Path) -> pa.Chu
 def read_answers(run: Path) -> Iterator[tuple[int, bytes]]:
     """Yield (request_id, line) of each kept answer but a torn last line. Raises RunDirError."""
     for path in sorted(run.glob("answers-*.jsonl")):
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+        with _explained(f"{path} cannot be read"), open_file(path) as file:
+            for number, line in enumerate(iter(lambda: file.readline(MOST_BYTES), b""), 1):
                 if not line.endswith(b"\n"):
                     continue
                 try:

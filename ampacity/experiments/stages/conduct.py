@@ -53,6 +53,7 @@ from ampacity.workloads.replay import Replayed
 Drive = Callable[[Rig], Awaitable[Any]]
 T = TypeVar("T")
 
+INSECURE = "--insecure: nobody checked that the answers came from the endpoint itself"
 ENDING = "{}: ending the run, the report follows (Ctrl-C again: leave without it)"
 _running: list[Generator] = []  # what a signal ends: one, or both arms of an A/B
 
@@ -92,7 +93,7 @@ async def conduct(
             settings, run.probe, setup.run_id, setup.salt, experiment, command_line, run.trace
         )
         meta["notes"] += run.notes
-        with RunWriter(out, meta) as writer:
+        with RunWriter(out, meta, private=settings.keep_answers_bytes is not None) as writer:
             generator = Generator(setup, run.clients, writer, writer.worker_stream)
             telemetry = await _start_telemetry(settings, run.pages, progress)
             player = LivePlayer(settings, run.probe, writer, generator, telemetry, progress)
@@ -142,7 +143,7 @@ async def _connect(
     for note in source_notes(settings, trace):
         progress.note(note)
     run_id, salt = secrets.token_hex(6), settings.salt or secrets.token_hex(8)
-    pages = await closing.enter_async_context(Pages())
+    pages = await closing.enter_async_context(Pages(settings.endpoint.tls))
     clients = [client_to(settings, route) for route in routes]
     for client in clients:
         closing.push_async_callback(client.close)
@@ -166,7 +167,8 @@ async def _connect(
         setup = replace(setup, reuse="new")
         for client in clients:
             client.reuse = False
-    notes = [*filter(None, [check_context(settings, probe, trace)])]
+    unsafe = INSECURE if settings.endpoint.tls.insecure else None
+    notes = [*filter(None, [check_context(settings, probe, trace), unsafe])]
     for note in [*probe.notes, *notes]:
         progress.note(note)
     for record in clients[0].asked:
