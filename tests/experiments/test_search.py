@@ -42,7 +42,7 @@ from ampacity.experiments.stages.on_the_way import judge_so_far
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import StagePlan
-from ampacity.loadgen.rundir.files import RunWriter
+from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import load_workload
@@ -565,8 +565,8 @@ def _judged_on_its_way(
             "audit": None,
         }
         schedule = schedule_at(list(times_s))
-        judged = judge_so_far(path / "run", schedule, meta, SLOS, 0)
-        assert judge_so_far(path / "run", schedule, meta | {"index": 1}, SLOS, 0) is None
+        judged = judge_so_far(writer, schedule, meta, SLOS, 0)
+        assert judge_so_far(writer, schedule, meta | {"index": 1}, SLOS, 0) is None
     assert judged is not None
     return judged
 

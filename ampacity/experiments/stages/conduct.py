@@ -34,14 +34,18 @@ from ampacity.experiments.stages.provenance import (
     source_notes,
     utc_now,
 )
-from ampacity.experiments.stages.rig import Rig, answers_in_history
+from ampacity.experiments.stages.resume import check_resumable, resumed_meta
+from ampacity.experiments.stages.rig import Rig
+from ampacity.experiments.stages.waits import answers_in_history
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.ask import count_message_overhead
 from ampacity.loadgen.probe.look import look
 from ampacity.loadgen.probe.results import ProbeResult
-from ampacity.loadgen.rundir.files import RunWriter, check_new
+from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.rundir.write import RunWriter, check_new, take_up
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.telemetry import Telemetry
 from ampacity.loadgen.workers.setup import Route, Setup
@@ -78,21 +82,31 @@ async def conduct(
     command_line: list[str],
     progress: Progress,
     times: int = 1,
+    resume: bool = False,
 ) -> Path:
     """Run an experiment and return its run directory; ``times`` each load is run, about.
 
-    Raises a ValueError of one line before the load begins.
+    With ``resume`` the run in --out goes on. Raises a ValueError of one line before the load begins.
     """
-    out = out_path(settings, experiment)
-    check_new(out)
+    out, held = out_path(settings, experiment), None
     async with contextlib.AsyncExitStack() as closing:
-        run = await _connect(settings, out, progress, closing, times)
+        if resume:
+            held = take_up(out)
+            closing.callback(held.file.close)
+            check_resumable(held.run)
+        else:
+            check_new(out)
+        run = await _connect(settings, out, progress, closing, times, held and held.run)
         setup, settings = run.setup, run.settings
         meta = run_meta(
             settings, run.probe, setup.run_id, setup.salt, experiment, command_line, run.trace
         )
         meta["notes"] += run.notes
-        with RunWriter(out, meta) as writer:
+        meta["endpoint"]["answer_s"] = _answer_s(run.probe.record)
+        if held is not None:
+            meta = resumed_meta(held.run, meta)
+            progress.note(f"{out} goes on: what is recorded is kept, {len(meta['stages'])} stages")
+        with RunWriter(out, meta, held) as writer:
             generator = Generator(setup, run.clients, writer, writer.worker_stream)
             telemetry = await _start_telemetry(settings, run.pages, progress)
             player = LivePlayer(settings, run.probe, writer, generator, telemetry, progress)
@@ -125,8 +139,12 @@ async def _connect(
     progress: Progress,
     closing: contextlib.AsyncExitStack,
     times: int,
+    before: Run | None,
 ) -> _Connected:
-    """Reach and probe the endpoint, and check that the load can be sent."""
+    """Reach and probe the endpoint, and check that the load can be sent.
+
+    A run that goes on after ``before`` sends the texts that it would have sent.
+    """
     trace = None
     if settings.trace:
         from ampacity.experiments.stages.replay import read_replay
@@ -141,12 +159,18 @@ async def _connect(
     prepare_machine(settings)
     for note in source_notes(settings, trace):
         progress.note(note)
-    run_id, salt = secrets.token_hex(6), settings.salt or secrets.token_hex(8)
+    known, fresh = before.meta if before else {}, secrets.token_hex(8)
+    run_id = known.get("run_id") or secrets.token_hex(6)
+    salt = known.get("salt") or settings.salt or fresh
+    if before:
+        account.spent_before(before.requests)
     pages = await closing.enter_async_context(Pages())
     clients = [client_to(settings, route) for route in routes]
     for client in clients:
         closing.push_async_callback(client.close)
-    probe = await Probe(settings, pages, clients[0], routes[0], salt, trace, progress).run()
+    probe = await Probe(
+        settings, pages, clients[0], routes[0], fresh if before else salt, trace, progress
+    ).run()
     setup = Setup(
         routes=routes,
         shape=probe.shape,
@@ -174,6 +198,13 @@ async def _connect(
     for replica in settings.replicas:
         await look(pages, replica)  # raises if it does not answer
     return _Connected(settings, pages, clients, setup, probe, trace, notes)
+
+
+def _answer_s(record: RequestRecord) -> float:
+    """Return how long an answer of the typical lengths takes on an idle endpoint."""
+    if record.started_ns is None or record.ended_ns is None:
+        return 1.0
+    return max((record.ended_ns - record.started_ns) / 1e9, 1e-3)
 
 
 def _routes(settings: Settings) -> tuple[Route, ...]:
