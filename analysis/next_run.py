@@ -60,8 +60,8 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
             return f"ampacity predict --preset demo --workload chat-short {slos}"
         return "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms"
     if str(summary.partial or "").startswith(("interrupted", "killed")):
-        goes_on = words[1] in OF_LOAD and not summary.predicted
-        return shlex.join([*words[:2], "--resume", path]) if goes_on else again(words, {})
+        resume = [*words[:2], "--resume", path]
+        return shlex.join(resume) if words[1] in OF_LOAD else again(words, {})
     if words[1] in OF_LOAD and summary.audit.client_limited and not _bounded(summary):
         return relieved(words, meta, summary.audit.cpu_fraction)
     if summary.burst:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -37,6 +38,7 @@ from ampacity.loadgen.rundir.records import SCHEMA, SCHEMA_VERSION, RequestRecor
 
 FLUSH_ROWS = 256  # making a batch takes 1 to 2 ms of the event loop, mostly whatever its rows
 WAITING_MAX_BYTES = 256 * 2**20  # of records, where the disk stalls
+ENDING_MAX_S = 5.0  # workers write for a moment after their parent was killed
 STALL_MAX_S = 60.0  # to wait for the disk where no load waits
 
 
@@ -60,6 +62,8 @@ class StreamWriter:
         self._file = pa.OSFile(str(path), "wb")
         self._stream = pa.ipc.new_stream(self._file, SCHEMA)
         self._file.flush()  # a reader finds the schema from the start
+        self._locked = path.open("r+b")
+        lock(self._locked, shared=False)  # until the process ends
         self.failed: str | None = None  # why records can no longer be written
         # Arrow's first conversion imports for 60 ms: now, not under load
         to_batch([RequestRecord(0, 0, 0, "ok")])
@@ -109,6 +113,7 @@ class StreamWriter:
             for closing in (self._stream.close, self._file.close):
                 with contextlib.suppress(OSError):
                     closing()
+        self._locked.close()
 
     def __enter__(self) -> Self:
         return self
@@ -135,24 +140,25 @@ class StreamWriter:
 
 @dataclass(frozen=True)
 class Held:
-    """A run that goes on: as it was, and the file whose lock keeps other processes out."""
+    """A run that goes on: as it was, and the open files whose locks keep other processes out."""
 
     run: Run
-    file: BinaryIO
+    files: contextlib.ExitStack
 
 
-def take_up(path: Path) -> Held:
-    """Lock a run that has ended, to go on with it. Raises RunDirError."""
-    names = (PARQUETS[0], STREAM_NAME)
-    with explained(f"{path} cannot be resumed"):
-        file = next((path / name for name in names if (path / name).exists()), path).open("r+b")
-    try:
-        if not lock(file, shared=False):
-            raise RunDirError(f"{path} is still being written, by another process")
-        return Held(load_run(path), file)
-    except RunDirError:
-        file.close()
-        raise
+@contextlib.contextmanager
+def take_up(path: Path) -> Iterator[Held]:
+    """Lock a run that has ended, to go on with it; its workers may end yet. Raises RunDirError."""
+    with contextlib.ExitStack() as closing:
+        with explained(f"{path} cannot be resumed"):
+            names = [name for name in (path / PARQUETS[0], *streams_of(path)) if name.exists()]
+            files = [closing.enter_context(name.open("r+b")) for name in names]
+        give_up_s = time.monotonic() + ENDING_MAX_S
+        while not all(lock(file, shared=False) for file in files):
+            if time.monotonic() > give_up_s:
+                raise RunDirError(f"{path} is still being written, by another process")
+            time.sleep(0.05)
+        yield Held(load_run(path), closing)
 
 
 class RunWriter(StreamWriter):
@@ -173,17 +179,15 @@ class RunWriter(StreamWriter):
                 path.mkdir(parents=True, exist_ok=True)
         else:
             self._name += f"-resumed{len(self.meta['seams'])}"
-            self._server, self._held = held.run.server, held.file
+            self._server = held.run.server
             write_json(path / "run.json", self.meta)  # before there is a stream of this name
-            self._open_again(held.run)
+            self._open_again(held)
         super().__init__(path / f"{self._name}.arrows")
         write_json(path / "run.json", self.meta)
-        if held is None:
-            self._held = (path / STREAM_NAME).open("r+b")
-            lock(self._held, shared=False)  # until the process ends
 
-    def _open_again(self, run: Run) -> None:
+    def _open_again(self, held: Held) -> None:
         """Turn Parquet into a stream again, and cut off what a kill left of a line."""
+        run = held.run
         for path in self.path.glob("answers-*.jsonl"):
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         if not run.complete:
@@ -196,10 +200,8 @@ class RunWriter(StreamWriter):
             pa.ipc.new_stream(file, SCHEMA) as stream,
         ):
             stream.write_table(run.requests, max_chunksize=FLUSH_ROWS)
-        finished, self._held = self._held, (self.path / STREAM_NAME).open("r+b")
-        lock(self._held, shared=False)
+        lock(held.files.enter_context((self.path / STREAM_NAME).open("r+b")), shared=False)
         (self.path / PARQUETS[0]).unlink()
-        finished.close()
 
     def write_meta(self) -> None:
         """Have run.json written as it is now. Raises ValueError on NaN."""
@@ -232,10 +234,6 @@ class RunWriter(StreamWriter):
         write_json(self.path / "run.json", self.meta)
         for stream in streams_of(self.path):
             stream.unlink()
-
-    def close(self) -> None:
-        super().close()
-        self._held.close()
 
 
 def _write_parquet(table: pa.Table, path: Path) -> None:

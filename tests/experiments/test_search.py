@@ -565,8 +565,9 @@ def _judged_on_its_way(
             "audit": None,
         }
         schedule = schedule_at(list(times_s))
-        judged = judge_so_far(writer, schedule, meta, SLOS, 0)
-        assert judge_so_far(writer, schedule, meta | {"index": 1}, SLOS, 0) is None
+        plan = StagePlan(0, "open", schedule, 60.0, offered_rps=10.0)
+        judged = judge_so_far(writer, plan, meta, SLOS, 0)
+        assert judge_so_far(writer, plan, meta | {"index": 1}, SLOS, 0) is None
     assert judged is not None
     return judged
 

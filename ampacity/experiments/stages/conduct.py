@@ -44,7 +44,6 @@ from ampacity.loadgen.probe.ask import count_message_overhead
 from ampacity.loadgen.probe.look import look
 from ampacity.loadgen.probe.results import ProbeResult
 from ampacity.loadgen.rundir.files import Run
-from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.rundir.write import RunWriter, check_new, take_up
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.telemetry import Telemetry
@@ -91,27 +90,22 @@ async def conduct(
     out, held = out_path(settings, experiment), None
     async with contextlib.AsyncExitStack() as closing:
         if resume:
-            held = take_up(out)
-            closing.callback(held.file.close)
+            held = closing.enter_context(take_up(out))
             check_resumable(held.run)
         else:
             check_new(out)
-        run = await _connect(settings, out, progress, closing, times, held and held.run)
-        setup, settings = run.setup, run.settings
-        meta = run_meta(
-            settings, run.probe, setup.run_id, setup.salt, experiment, command_line, run.trace
-        )
-        meta["notes"] += run.notes
-        meta["endpoint"]["answer_s"] = _answer_s(run.probe.record)
-        if held is not None:
-            meta = resumed_meta(held.run, meta)
+        before = held.run if held else None
+        run = await _connect(settings, out, progress, closing, times, before)
+        settings, meta = run.settings, _meta_of(run, experiment, command_line)
+        if before is not None:
+            meta = resumed_meta(before, meta)
             progress.note(f"{out} goes on: what is recorded is kept, {len(meta['stages'])} stages")
         with RunWriter(out, meta, held) as writer:
-            generator = Generator(setup, run.clients, writer, writer.worker_stream)
+            generator = Generator(run.setup, run.clients, writer, writer.worker_stream)
             telemetry = await _start_telemetry(settings, run.pages, progress)
             player = LivePlayer(settings, run.probe, writer, generator, telemetry, progress)
             rig = Rig(settings, writer, progress, player, run.trace)
-            if why := setup.account.used_up:  # by the probe
+            if why := run.setup.account.used_up:  # by the probe
                 rig.ended = ("budget", why)
             try:
                 with _interruptible(generator, progress):
@@ -122,6 +116,18 @@ async def conduct(
                 await telemetry.stop()
             close_run(writer, rig.ended, telemetry.table())
     return out
+
+
+def _meta_of(run: _Connected, experiment: str, command_line: list[str]) -> dict[str, Any]:
+    setup, record = run.setup, run.probe.record
+    ids = setup.run_id, setup.salt
+    meta = run_meta(run.settings, run.probe, *ids, experiment, command_line, run.trace)
+    meta["notes"] += run.notes
+    answer_s = 1.0
+    if record.started_ns is not None and record.ended_ns is not None:
+        answer_s = max((record.ended_ns - record.started_ns) / 1e9, 1e-3)
+    meta["endpoint"]["answer_s"] = answer_s  # of the typical lengths, alone
+    return meta
 
 
 def close_run(
@@ -198,13 +204,6 @@ async def _connect(
     for replica in settings.replicas:
         await look(pages, replica)  # raises if it does not answer
     return _Connected(settings, pages, clients, setup, probe, trace, notes)
-
-
-def _answer_s(record: RequestRecord) -> float:
-    """Return how long an answer of the typical lengths takes on an idle endpoint."""
-    if record.started_ns is None or record.ended_ns is None:
-        return 1.0
-    return max((record.ended_ns - record.started_ns) / 1e9, 1e-3)
 
 
 def _routes(settings: Settings) -> tuple[Route, ...]:
