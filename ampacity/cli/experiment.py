@@ -56,6 +56,7 @@ def run_experiment(
     with left_at_once(settings.out):
         with no_stub(settings.out), Progress(quiet=shown.quiet) as progress:
             how: dict[str, Any] = {"command_line": command_line(sys.argv), "progress": progress}
+            how["resume"] = shown.resume
             path = run_event_loop(conduct(settings, experiment=experiment, drive=drive, **how))
         status, summary = finish(path, as_json=as_json and not quiet, quiet=quiet)
     if judge is not None:

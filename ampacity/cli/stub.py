@@ -55,7 +55,8 @@ def left_at_once(*outs: Path | None) -> Iterator[None]:
 
 
 def _is_new(out: Path) -> bool:
-    from ampacity.loadgen.rundir.files import RunDirError, check_new
+    from ampacity.loadgen.rundir.files import RunDirError
+    from ampacity.loadgen.rundir.write import check_new
 
     try:
         check_new(out)

@@ -24,8 +24,8 @@ from ampacity.imports.results import (
     Result,
     Stage,
 )
-from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.loadgen.rundir.records import CHUNK_AT_MAX_US, RequestRecord
+from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.workloads.text import mended
 
 FORMATS: dict[str, ModuleType] = {

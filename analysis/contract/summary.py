@@ -88,6 +88,17 @@ class Audit(Part, frozen=True, kw_only=True):
     repeated_stages: list[int]
 
 
+class Seam(Part, frozen=True, kw_only=True):
+    """Where a run was cut off and resumed."""
+
+    after_stage: int
+    reason: str
+    resumed_utc: str
+    gap_s: float
+    wall_gap_s: float
+    in_flight: int
+
+
 class Summary(Part, frozen=True, kw_only=True):
     """The whole of summary.json."""
 
@@ -95,6 +106,7 @@ class Summary(Part, frozen=True, kw_only=True):
     verdict: str
     partial: str | None
     predicted: bool
+    simulated: bool
     imported: Imported | None
     warnings: list[Warned]
     diagnosis: list[Check] | None
@@ -109,6 +121,7 @@ class Summary(Part, frozen=True, kw_only=True):
     retries: int = 0
     spent_usd: float | None = None
     quota: Quota | None = None
+    seams: tuple[Seam, ...] = ()
     stages: list[Stage]
     sharing: list[Sharing] | None
     traffic: list[Traffic]

@@ -30,7 +30,6 @@ _SECRET_NAMES = re.compile(
 
 _SECRET_VALUES = re.compile(r"(sk|pk|hf|gsk|ghp|xox.)[-_]|eyJ")  # keys of known kinds, and JWTs
 WRITTEN = "URLs are written down, give it through --api-key-env or --header"
-BEARER = "Authorization: Bearer"
 _AZURE = r"//[^/]*\.(openai|services\.ai|cognitiveservices)\.azure\.com\b|/openai/deployments/"
 # how a provider wants its key, by the base URL; the others take it as the API has it
 KEY_HEADERS = (
@@ -127,7 +126,7 @@ class Endpoint:
     def all_headers(self, api: protocols.Api = "chat", turn: int = 0) -> dict[str, str]:
         """Return the user's headers and the key whose ``turn`` it is; the user's win."""
         found = {"User-Agent": USER_AGENT, **dict(self.headers)}
-        ours = {"anthropic-version": protocols.ANTHROPIC_VERSION} if api == "messages" else {}
+        ours = dict(protocols.PROTOCOLS[api].headers)
         if self.keys is not None:
             key = self.keys.current[turn % len(self.keys.current)]
             for header in self._key_headers(api):
@@ -140,7 +139,7 @@ class Endpoint:
         known = (header for pattern, header in KEY_HEADERS if pattern.search(self.url))
         if header := self.key_header or next(known, None):
             return [header]
-        return [BEARER, "x-api-key"] if api == "messages" else [BEARER]
+        return list(protocols.PROTOCOLS[api].key_headers)
 
     def request_prefix(
         self, api: protocols.Api, through_proxy: str | None = None, turn: int = 0
@@ -150,7 +149,7 @@ class Endpoint:
         ``through_proxy``: further header lines of a request through a plain HTTP proxy; ``turn``:
         which of several keys.
         """
-        path = self.with_query(f"{self.path}{self.route or protocols.PATHS[api]}")
+        path = self.with_query(f"{self.path}{self.route or protocols.PROTOCOLS[api].path}")
         if through_proxy is not None:
             path = f"{self.scheme}://{self.authority}{path}"  # RFC 9112, 3.2.2: the absolute form
         lines = [
@@ -226,7 +225,7 @@ def parse_endpoint(
     """Parse a base URL. Raises EndpointError."""
     parts, port = _split_url(url)
     path = parts.path.rstrip("/")
-    for known in protocols.PATHS.values():
+    for known in (protocol.path for protocol in protocols.PROTOCOLS.values()):
         path = path.removesuffix(known)  # users paste the whole route
     assert parts.hostname is not None
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
