@@ -203,7 +203,7 @@ def _fleet(fleet: Fleet) -> Finding:
         return Finding("Fleet", DASH, None, _sentence(why, cost))
     sized = [
         f"for a peak of {exact(fleet.peak_rps)} req/s",
-        f"{counted(fleet.instances_before_safety, 'instance')} carry it at the capacity, × "
+        f"{counted(fleet.instances_before_safety, 'instance')} at the capacity × "
         f"safety {exact(fleet.safety_factor)}",
         f"{counted(fleet.tensor_parallel, 'GPU')} an instance",
         _one_down(fleet),

@@ -47,6 +47,7 @@ NOTES = {
     "too_long": "Some requests exceeded the model's context: use shorter lengths or --fit-context.",
     "unstable_lowest": "Even the lowest load was too high: start lower.",
     "never_settled": "Some stages never settled: use a longer --duration.",
+    "resumed": "The run was interrupted and resumed: the parts of that stage stand apart.",
     "resent": "Idle connections broke, and requests were sent again.",
     "drift": "Latency drifted during a stage: use a longer --duration.",
     "two_modes": "Latency switched between two levels: look for other work on the server.",

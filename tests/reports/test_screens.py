@@ -230,7 +230,6 @@ TOO_HIGH = open_sweep()["capacity"] | {"capacity_rps": None, "lower_loads": [1.1
     ("changed", "expected"),
     [
         ({}, "--rates 7 --duration 4m"),  # (600 + 900) / 7 x 1.1 s, and 3.1 s of warm-up: 239 s
-        ({"partial": "interrupted at stage 1"}, " ".join(COMMAND[3:])),
         ({"slos": []}, "--model M --slo ttft_p99=2s --slo tpot_p99=100ms"),
         ({"audit": {"client_limited": True, "cpu_fraction": 0.9}, **LEAST}, "--workers 4"),
         ({"audit": {"client_limited": True, "cpu_fraction": 0.1}, **LEAST}, "--cpus 4-7"),
@@ -250,6 +249,12 @@ def test_the_next_command(changed: dict[str, Any], expected: str | None) -> None
         assert found.startswith("ampacity sweep http://h/v1 --model M ")
         assert found.endswith(expected), found
         assert "--out" not in found
+
+
+def test_a_run_that_was_interrupted_is_resumed() -> None:
+    summary = struct_of(Summary, open_sweep() | {"partial": "interrupted at stage 1"})
+    found = next_command(summary, {"command_line": COMMAND}, "runs/x")
+    assert found == "ampacity sweep --resume runs/x"
 
 
 @pytest.mark.parametrize(("repeated", "metrics"), [([], {}), ([7], {"itl": "late"}), ([7], {})])
