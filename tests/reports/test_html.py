@@ -282,6 +282,7 @@ def test_writing_replaces_the_file_as_a_whole(tmp_path: Path) -> None:
     assert path.read_text() == "old"
 
 
+@pytest.mark.draws
 def test_axis_labels_are_plain_numbers() -> None:
     summary = short_sweep()
     for factor, labels in ((10, ("20", "40", "60")), (1000, ("2,000", "4,000", "6,000"))):
@@ -325,6 +326,7 @@ def test_a_summary_of_the_analysis_becomes_a_report(tmp_path: Path) -> None:
     assert " ".join(out.getvalue().split()).startswith(summary["verdict"])
 
 
+@pytest.mark.draws
 def test_svg_has_tooltips_alternative_text_and_its_own_ids() -> None:
     chart = latency_by_rate(read_summary(open_sweep()))
     assert chart is not None
