@@ -20,11 +20,13 @@ from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.contract.stage import StageClass
 from ampacity.analysis.contract.summary import SloLimit, Summary, read_summary
 from ampacity.analysis.next_run import again, next_command
+from ampacity.analysis.summary import summarise
 from ampacity.analysis.validate import Finding as Assumption
 from ampacity.analysis.validate import Validation
 from ampacity.cli.judge.validate import _screen as validate_screen
 from ampacity.cli.measure.doctor import _screen as doctor_screen
 from ampacity.loadgen.probe.diagnosis import Finding
+from ampacity.loadgen.rundir.files import Run
 from ampacity.reports.pages.screen import NOTES, render_screen
 from ampacity.reports.render.tables import stages_table
 from ampacity.reports.render.terminal import Entry, Screen, show, spark
@@ -98,6 +100,14 @@ def test_a_screen_fits_at_every_width_and_the_answer_is_first(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr("ampacity.reports.pages.run_report.write_report", lambda *_: None)
+    monkeypatch.setattr("ampacity.analysis.other_limits.capacity_at_limits", lambda *_: [])
+    kept: dict[Path, Summary] = {}  # one analysis of a run for all widths
+
+    def once(run: Run, *_: Any) -> Summary:
+        return kept.get(run.path) or kept.setdefault(run.path, summarise(run))
+
+    for user in ("analysis.summary", "analysis.change.judged", "experiments.sizing"):
+        monkeypatch.setattr(f"ampacity.{user}.summarise", once)
     if "gate" in name:
         command("baseline", runs["a"], "-o", tmp_path / "base")
         capsys.readouterr()

@@ -36,6 +36,7 @@ from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import open_schedule
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.trace import Trace
+from tests.support.repeats import often
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
 
@@ -117,8 +118,8 @@ def chosen(law: str, seed: int, requests: int = 3000, rate: float = 2.0) -> str:
     ],
 )
 def test_the_process_that_drew_a_log_is_found(law: str, kind: str) -> None:
-    found = [chosen(law, seed) for seed in range(3)]
-    assert [text.partition(":")[0] for text in found] == [kind] * 3
+    found = [chosen(law, seed) for seed in range(often(1, 3))]
+    assert {text.partition(":")[0] for text in found} == {kind}
     for text in found:
         parse_arrivals(text)  # a workload file takes it
 
