@@ -104,7 +104,7 @@ def _conditions(summary: Summary) -> list[Entry]:
     if summary.spent_usd is not None:
         found.append(Entry("SPENT", f"${summary.spent_usd:.4g}", "at the prices given"))
     if summary.simulated:
-        text = "by ampacity's own simulator: of no engine or GPU"
+        text = "results: they describe no real engine or GPU"
         found.append(Entry("SIMULATED", text, "", "unsure"))
     if summary.predicted:
         found.append(
@@ -157,7 +157,7 @@ def _answers(summary: Summary) -> list[Entry]:
         least = "at least " if held.crossing == "lower_bound" else ""
         found.append(Entry("C_MAX", f"{least}{significant(held.c_max)} in flight", ends))
     found.append(_limit(summary))
-    found += [Entry("CAUSE", c.title, f"try {c.lever}") for c in summary.limits if c.holds][:1]
+    found += [Entry("CAUSE", f"{c.title}: try {c.lever}") for c in summary.limits if c.holds][:1]
     if summary.families:
         curves = (f"{f.lengths} {rate(f.capacity.capacity_rps)}" for f in summary.families)
         found.append(Entry("LENGTHS", ", ".join(curves)))

@@ -9,7 +9,7 @@ from typing import Any
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.stage import Server, SloVerdict, Stage
 from ampacity.analysis.contract.summary import Imported, Summary
-from ampacity.analysis.slo import verdict_word
+from ampacity.analysis.slo import parse_slo, verdict_word
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.verdict import outage_verdict
 from ampacity.reports.render.figures import (
@@ -209,11 +209,24 @@ def slo_table(summary: Summary) -> Table:
 
 
 def slo_value(table: Table, verdict: SloVerdict) -> Cell:
-    """Return the percentile that was judged; ``≥`` where its interval has no upper end."""
+    """Return the percentile that was judged; ``≥`` where its interval has no upper end.
+
+    ``≈`` where that would read as violated, which is not shown: the value is above the limit.
+    """
     why = verdict.value_s_reason or verdict.reason or NO_REASON
-    return table.cell(
-        verdict.value_s, lambda v: percentile_text(v, verdict.value_s_ci, seconds), why
-    )
+    ends = verdict.value_s_ci
+
+    def text(value_s: float) -> str:
+        open_above = ends is not None and ends[1] is None
+        if (
+            open_above
+            and verdict.verdict == "inconclusive"
+            and value_s > parse_slo(verdict.slo).limit_s
+        ):
+            return f"≈ {seconds(value_s)}"
+        return percentile_text(value_s, ends, seconds)
+
+    return table.cell(verdict.value_s, text, why)
 
 
 def _verdict(table: Table, verdict: SloVerdict) -> Cell:

@@ -261,6 +261,15 @@ def test_the_next_command(changed: dict[str, Any], expected: str | None) -> None
         assert "--out" not in found
 
 
+def test_a_used_up_budget_is_doubled() -> None:
+    partial = "ended by its budget at stage 1 (2 req/s): --max-tokens 50000 is used up"
+    summary = struct_of(Summary, open_sweep() | {"partial": partial})
+    line = [*COMMAND, "--max-tokens", "50000", "--max-cost=0.5"]
+    found = next_command(summary, {"command_line": line}, "runs/x")
+    assert found == f"{' '.join(COMMAND)} --max-cost 1 --max-tokens 100000"
+    assert next_command(summary, {"command_line": COMMAND}, "runs/x") is None
+
+
 def test_a_run_that_was_interrupted_is_resumed() -> None:
     summary = struct_of(Summary, open_sweep() | {"partial": "interrupted at stage 1"})
     found = next_command(summary, {"command_line": COMMAND}, "runs/x")
