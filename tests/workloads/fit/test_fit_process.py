@@ -292,7 +292,7 @@ def test_azure_code_is_on_and_off() -> None:
 
 # a draw that lies behind the last whole day
 @example(gaps=[30.0, 1e7, 0.0, 0.0, 61.0], n=100, seed=3)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=often(6, 15), deadline=None)
 @given(
     st.lists(
         st.sampled_from([0.0, 1.0, 2.0, 0.5, 30.0, 61.0, 5000.0, 90_000.0, 1e7]),
