@@ -353,7 +353,7 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         value = f"above {rails.scale_in_flight} in flight"
         found.append(Rail("add an instance", value, "on average: C_max ÷ 1.2"))
     if rails.prewarm_s is not None:
-        value = f"{significant(rails.prewarm_s)} s ahead of the load"
+        value = f"{significant(rails.prewarm_s)} s ahead"
         found.append(Rail("start an instance", value, "--cold-start"))
     return found
 

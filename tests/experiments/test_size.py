@@ -138,7 +138,7 @@ def test_all_thirteen_steps_on_two_screens_in_three_seconds(
     assert code == 0
     assert time.monotonic() - began_s < 20  # below 3 s on a quiet machine
     lines = out.splitlines()
-    assert sum(max(1, -(-len(line) // 80)) for line in lines) <= 48
+    assert sum(max(1, -(-len(line) // 80)) for line in lines) <= 48, out
     assert lines[1].startswith("5 instances (5 to 6), 5 GPUs for 120 requests/s; $109,500 a year")
     for number, title in enumerate(TITLES, 1):
         assert any(line.startswith(f"{number:2} {title}") for line in lines), title
@@ -166,7 +166,9 @@ def test_the_model_and_gpu_of_a_prediction_need_not_be_stated(
     assert f"Distance to the hardware: {found[0]['hardware_text']}." in (
         (run / "report.html").read_text(encoding="utf-8")
     )
-    three = predicted("llama3-8b-h100", {**LOAD, "rates": "1", "tp": 3}, tmp_path / "three")
+    three = summarise(
+        predicted("llama3-8b-h100", {**LOAD, "rates": "1", "tp": 3}, tmp_path / "three")
+    )
     assert three.fleet.tensor_parallel == 3
     assert ampacity("report", tmp_path / "three") == 0
     page = (tmp_path / "three" / "report.html").read_text(encoding="utf-8")
