@@ -24,6 +24,7 @@ GRAVE = frozenset(
         "inputs_off",
         "lengths_off",
         "cut_short",
+        "strangers",
         "not_streamed",
         "imported",
     ]
