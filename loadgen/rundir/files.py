@@ -178,17 +178,21 @@ class RunWriter(StreamWriter):
     def finish(self, server: pa.Table | None = None) -> None:
         """Write requests.parquet, sorted, and server.parquet; delete the streams."""
         super().close()
-        if self.failed:
-            kept = f"what had been written is kept: ampacity report {self.path}"
-            raise RunDirError(f"{self.failed}; {kept}")
+        self.raise_failed()
         order = [("request_id", "ascending"), ("attempt", "ascending")]
         table = read_streams(self.path).sort_by(order)
-        _write_parquet(table, self.path / PARQUETS[0])
+        write_parquet(table, self.path / PARQUETS[0])
         if server is not None and server.num_rows:
-            _write_parquet(server, self.path / PARQUETS[1])
+            write_parquet(server, self.path / PARQUETS[1])
         self.write_meta()
         for stream in _streams(self.path):
             stream.unlink()
+
+    def raise_failed(self) -> None:
+        """Raise RunDirError if records could not be written."""
+        if self.failed:
+            kept = f"what had been written is kept: ampacity report {self.path}"
+            raise RunDirError(f"{self.failed}; {kept}")
 
     def close(self) -> None:
         super().close()
@@ -217,7 +221,7 @@ def _going_s(path: Path) -> float | None:
     return None
 
 
-def _write_parquet(table: pa.Table, path: Path) -> None:
+def write_parquet(table: pa.Table, path: Path) -> None:
     import pyarrow.parquet as pq
 
     with _replacing(path) as temporary:
@@ -228,6 +232,11 @@ def _streams(path: Path) -> list[Path]:
     return sorted(path.glob("requests*.arrows"))
 
 
+def part_of(path: Path, stage: int) -> Path:
+    """Return the stream of one stage's records, where a file is kept for each; see ``rotate``."""
+    return path / f"requests-w{stage:05d}.arrows"
+
+
 def read_streams(path: Path) -> pa.Table:
     """Return all rows of the crash-safe streams in a run directory."""
     return pa.concat_tables([SCHEMA.empty_table(), *map(read_stream, _streams(path))])
@@ -235,6 +244,12 @@ def read_streams(path: Path) -> pa.Table:
 
 def read_stream(path: Path) -> pa.Table:
     """Return every complete batch of a crash-safe stream; a torn last batch is left out."""
+    batches = _batches(path)
+    table = pa.Table.from_batches(batches, schema=batches[0].schema if batches else SCHEMA)
+    return complete(table).select(SCHEMA.names).cast(SCHEMA)
+
+
+def _batches(path: Path) -> list[pa.RecordBatch]:
     batches: list[pa.RecordBatch] = []
     with (
         contextlib.suppress(pa.ArrowInvalid, OSError),
@@ -243,13 +258,12 @@ def read_stream(path: Path) -> pa.Table:
     ):
         for batch in reader:
             batches.append(batch)
-    table = pa.Table.from_batches(batches, schema=batches[0].schema if batches else SCHEMA)
-    return complete(table).select(SCHEMA.names).cast(SCHEMA)
+    return batches
 
 
-def load_run(path: Path) -> Run:
-    """Read a run directory: complete, killed or still running. Raises RunDirError."""
-    meta_path, parquet, server = (path / n for n in ("run.json", *PARQUETS))
+def read_meta(path: Path) -> dict[str, Any]:
+    """Return run.json of a run directory. Raises RunDirError."""
+    meta_path = path / "run.json"
     if not meta_path.is_file():
         why = (
             "is a file" if path.is_file() else "has no run.json" if path.exists() else "is missing"
@@ -265,18 +279,38 @@ def load_run(path: Path) -> Run:
         raise RunDirError(f"{found}, this ampacity reads {SCHEMA_VERSION}")
     if fault := fault_of(meta):
         raise RunDirError(f"{meta_path}: {fault}")
-    complete = parquet.is_file()
+    return meta
+
+
+def load_run(path: Path, stage: int | None = None) -> Run:
+    """Read a run directory: complete, killed or still running. Raises RunDirError.
+
+    ``stage``: read the records of this one alone, where each has a file.
+    """
+    meta, parquet = read_meta(path), path / PARQUETS[0]
+    parts = sorted(path.glob("requests-w*.parquet"))
+    complete = parquet.is_file() or (bool(parts) and not (path / STREAM_NAME).exists())
     if not complete and not _streams(path):
         missing = f"neither requests.parquet nor {STREAM_NAME}"
         raise RunDirError(f"{path} has {missing}: nothing was recorded")
     return Run(
         path,
         meta,
-        _read_requests(parquet) if complete else read_streams(path),
-        _read_server(server) if server.is_file() else None,
+        _read_records(path, parquet, parts, stage),
+        read_server(path),
         complete,
         None if complete else _going_s(path),
     )
+
+
+def _read_records(path: Path, whole: Path, parts: list[Path], stage: int | None) -> pa.Table:
+    if whole.is_file():
+        return _read_requests(whole)
+    if stage is None:
+        return pa.concat_tables([*map(_read_requests, parts), read_streams(path)])
+    stream = part_of(path, stage)
+    part = stream.with_suffix(".parquet")
+    return _read_requests(part) if part.is_file() else read_stream(stream)
 
 
 def _read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:
@@ -314,9 +348,15 @@ def _read_requests(path: Path) -> pa.Table:
     return pa.Table.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-def _read_server(path: Path) -> pa.Table:
-    """Read server.parquet; files of older versions have fewer columns."""
-    table = _read_parquet(path)
+def read_server(run: Path) -> pa.Table | None:
+    """Read the server's samples; files of older versions have fewer columns."""
+    path = run / PARQUETS[1]
+    if path.is_file():
+        table = _read_parquet(path)
+    elif batches := _batches(run / "server.arrows"):
+        table = pa.Table.from_batches(batches)
+    else:
+        return None
     if "at_ns" not in table.column_names or table["at_ns"].null_count:
         raise RunDirError(
             f"{path}: a sample has no at_ns, its time: the file was changed or is damaged"

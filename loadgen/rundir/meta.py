@@ -37,6 +37,7 @@ _AUDIT = _object(
     dated_by_kernel=bool,
     coalesced_share=_AMOUNT,
     cpu_fraction=_AMOUNT,
+    rss_bytes=_AMOUNT,
     resent=_COUNT,
     client_limited=bool,
     client_limited_reason=str,
@@ -58,6 +59,7 @@ _STAGE = _object(
     cached_share_planned=_AMOUNT,
     ended_early=str,
     audit=_AUDIT,
+    from_s=_AMOUNT,
 )
 _STEP = _object(("stage", "offered_rps", "why"), stage=_COUNT, offered_rps=_AMOUNT, why=str)
 _LENGTHS = _object(p50=_AMOUNT, text=str)
@@ -112,6 +114,12 @@ _RUN_JSON = _object(
         recovery_s=_PART_S,
         factor=_AMOUNT,
         shape=str,
+    ),
+    soak=_object(
+        ("rate_rps", "duration_s", "window_s"),
+        rate_rps=_AMOUNT,
+        duration_s=_PART_S,
+        window_s=_PART_S,
     ),
     ab=_object(("pair", "arm"), pair=str, arm=Literal["a", "b"], rounds=_COUNT, aa=bool),
     fleet_inputs=_object(

@@ -42,6 +42,7 @@ from ampacity.loadgen.probe.ask import count_message_overhead
 from ampacity.loadgen.probe.look import look
 from ampacity.loadgen.probe.results import ProbeResult
 from ampacity.loadgen.rundir.files import RunWriter, check_new
+from ampacity.loadgen.rundir.rotate import RotatingWriter
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.telemetry import Telemetry
 from ampacity.loadgen.workers.setup import Route, Setup
@@ -92,7 +93,7 @@ async def conduct(
             settings, run.probe, setup.run_id, setup.salt, experiment, command_line, run.trace
         )
         meta["notes"] += run.notes
-        with RunWriter(out, meta) as writer:
+        with (RotatingWriter if experiment == "soak" else RunWriter)(out, meta) as writer:
             generator = Generator(setup, run.clients, writer, writer.worker_stream)
             telemetry = await _start_telemetry(settings, run.pages, progress)
             player = LivePlayer(settings, run.probe, writer, generator, telemetry, progress)

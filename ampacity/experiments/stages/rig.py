@@ -229,11 +229,11 @@ class Rig:
                 duration_s = min(duration_s, float(schedule.scheduled_s[-1]) + 1e-6)
             plan = self._plan(kind, schedule, duration_s, offered_rps, concurrency, cut)
             labels = {"schedule": self._schedule_number, "lengths": self.lengths}
-            self._count(unfit)  # before it is played, for the report of a killed run
+            self.add_counts(unfit)  # before it is played, for the report of a killed run
             outcome = await self.player.play(plan, labels, cut, watch)
             if outcome is None or cut or not outcome.used_up:
                 break
-            self._count({name: -n for name, n in unfit.items()})
+            self.add_counts({name: -n for name, n in unfit.items()})
         if outcome is None:
             return None
         if watch and watch.alphas and not outcome.meta["decided_early"]:
@@ -274,7 +274,7 @@ class Rig:
             used_up=cut or ("" if self._trace else StagePlan.used_up),
             think_s=self.settings.think_s,
             ramp_s=self.settings.ramp_s,
-            drain_s=self._drain_s(),
+            drain_s=self.drain_s(),
             answering_s=self._answering_s(schedule),
             sticky=self.settings.sticky,
             ends_when_failing=self._trace is None and "burst" not in self._writer.meta,
@@ -312,7 +312,7 @@ class Rig:
         self._progress.note(text)
         self._writer.meta["notes"].append(text)
 
-    def _count(self, more: dict[str, int]) -> None:
+    def add_counts(self, more: dict[str, int]) -> None:
         """Add to the counts of run.json's ``workload``."""
         workload = self._writer.meta["workload"]
         workload |= {name: workload.get(name, 0) + n for name, n in more.items() if n}
@@ -345,7 +345,7 @@ class Rig:
         limit = self.settings.max_requests
         return f"--max-requests {limit} is used up" if limit else cut
 
-    def _drain_s(self) -> float:
+    def drain_s(self) -> float:
         """Return how long to wait for answers, so that what is cut off has missed its SLO."""
         limits = [
             slo.limit_s
