@@ -241,8 +241,9 @@ def endless_schedule(
         )
     block_s, parts = BLOCK_REQUESTS / rate_rps, []
     for k in range(int(begin_s // block_s), math.ceil(end_s / block_s)):
-        how = {"rate_rps": rate_rps, "duration_s": block_s}
-        drawn = open_schedule(workload, **how, seed=seed, stage=0, block=(k,))
+        drawn = open_schedule(
+            workload, rate_rps=rate_rps, duration_s=block_s, seed=seed, stage=0, block=(k,)
+        )
         due_s = drawn.scheduled_s + k * block_s
         part = drawn.take(np.flatnonzero((due_s >= begin_s) & (due_s < end_s)))
         parts.append(replace(part, scheduled_s=part.scheduled_s + (k * block_s - begin_s)))
@@ -254,7 +255,7 @@ def _joined(parts: list[Schedule], first_request_id: int) -> Schedule:
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in _COLUMNS
-        if getattr(parts[0], name) is not None
+        if name != "numbers" and getattr(parts[0], name) is not None
     }
     if parts[0].shared is not None:
         columns["shared"] = SharedPrefixes.joined([p.shared for p in parts if p.shared])

@@ -153,12 +153,14 @@ class _Soak:
 async def _checkpoints(run: Path, due: asyncio.Event) -> None:
     """Write summary and report anew each time ``due`` is set, in a process that gives way."""
     nice = ("nice", "-n", "19") if shutil.which("nice") else ()
-    quiet: dict[str, int] = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.DEVNULL)
+    nothing = asyncio.subprocess.DEVNULL
     while True:
         await due.wait()
         due.clear()
         words = (sys.executable, "-m", "ampacity", "report", "--quiet", str(run))
-        process = await asyncio.create_subprocess_exec(*nice, *words, **quiet)
+        process = await asyncio.create_subprocess_exec(
+            *nice, *words, stdin=nothing, stdout=nothing, stderr=nothing
+        )
         try:
             await process.wait()
         finally:

@@ -19,6 +19,7 @@ Floats = npt.NDArray[np.float64]
 WINDOWS_MIN = 24  # of fewer no order is rare enough to be a finding among so many figures
 SIDE_MIN = 3  # windows on each side of a change
 ORDERS = 9_999
+DEPENDENCE_MAX = 0.4  # a series that wanders more than that has changed, not by chance
 FITTED = 4.0  # over the windows: by how much the correlation about a fitted change is too low
 
 
@@ -87,5 +88,5 @@ def _dependence(rest: Floats) -> float:
     """Return by how much the error of a mean grows with the lag-1 correlation of the rest."""
     square = float(rest @ rest)
     r = 0.0 if square <= 0 else float(rest[1:] @ rest[:-1]) / square + FITTED / len(rest)
-    r = min(max(r, 0.0), 0.9)
+    r = min(max(r, 0.0), DEPENDENCE_MAX)
     return float(np.sqrt((1 + r) / (1 - r)))

@@ -14,7 +14,6 @@ from msgspec import structs
 
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
 from ampacity.analysis.change.engine import ALPHA, holm
-from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.soak import Soak, SoakChange
 from ampacity.analysis.contract.stage import SloVerdict, Stage, Verdict
 from ampacity.analysis.contract.summary import Summary, Warned
@@ -43,14 +42,13 @@ class Figure:
 
 
 def _percentiles() -> list[Figure]:
-    latencies: tuple[tuple[str, Callable[[Stage], Percentiles], float], ...] = (
-        ("TTFT", lambda s: s.ttft_from_schedule_s, 1e-3),
-        ("ITL", lambda s: s.itl_s, 1e-4),
-        ("E2E", lambda s: s.e2e_from_schedule_s, 1e-3),
-    )
+    def of(metric: str, p: str) -> Value:
+        return lambda stage, _: getattr(getattr(stage, metric), p)
+
+    least_s = {"ttft_from_schedule": 1e-3, "itl": 1e-4, "e2e_from_schedule": 1e-3}
     return [
-        Figure(f"{name} {p}", "s", lambda s, _, of=of, p=p: getattr(of(s), p), 0.05, least_s)
-        for name, of, least_s in latencies
+        Figure(f"{metric.partition('_')[0].upper()} {p}", "s", of(f"{metric}_s", p), 0.05, least)
+        for metric, least in least_s.items()
         for p in ("p50", "p95", "p99")
     ]
 

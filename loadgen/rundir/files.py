@@ -269,6 +269,7 @@ def read_meta(path: Path) -> dict[str, Any]:
             "is a file" if path.is_file() else "has no run.json" if path.exists() else "is missing"
         )
         raise RunDirError(f"{path} is no run directory: it {why}")
+    meta: dict[str, Any]
     with _explained(f"{meta_path} cannot be read"):
         meta = json.loads(meta_path.read_text(encoding="utf-8"))
         # lone surrogates, as of an argument that is no UTF-8, cannot be printed

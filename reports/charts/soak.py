@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.soak.sentence import change_text, changes, clock
 from ampacity.reports.charts.marks import WIDE, Chart, Plot, linear_axis, seconds_axis
@@ -14,7 +16,7 @@ def soak_chart(summary: Summary) -> Chart | None:
     """Draw three percentiles of TTFT, and the changes of any figure; None below two windows."""
     if (soak := summary.soak) is None or soak.windows < 2:
         return None
-    rows = {
+    rows: dict[str, list[dict[str, Any]]] = {
         name: [
             {"x": at_s / 3600, "y": y, "text": f"{name} {seconds(y)} from {clock(at_s)} on"}
             for at_s, y in zip(soak.begin_s, soak.series.get(name, ()), strict=False)
