@@ -59,7 +59,7 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
         slos = "--slo ttft_p95=250ms --slo itl_p99=100ms"
         if summary.audit.client_limited:
             return f"ampacity predict --preset demo --workload chat-short {slos}"
-        return "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms"
+        return f"ampacity sweep http://YOUR-SERVER/v1 {slos}"
     if str(summary.partial or "").startswith(("interrupted", "killed")):
         return again(words, {})
     if words[1] in OF_LOAD and summary.audit.client_limited and not _bounded(summary):

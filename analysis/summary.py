@@ -48,10 +48,14 @@ from ampacity.loadgen.rundir.records import KINDS
 
 SCHEMA_VERSION = 2
 EXAMPLE_CHARS = 200
+<<<<<<< HEAD
 NO_CAPACITY = {  # by an entry of run.json
     "burst": "a burst is no steady load, so it names no capacity: a search or a sweep does",
     "soak": "a soak has one load, so it names no capacity: a search or a sweep does",
 }
+=======
+SIMULATOR = "ampacity-simulator"  # what the embedded simulator answers to /version
+>>>>>>> main
 
 
 def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
@@ -73,6 +77,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         "verdict": "",
         "partial": partial,
         "predicted": bool(meta.get("predicted", False)),
+        "simulated": (meta.get("locked") or {}).get("engine_version") == SIMULATOR,
         "imported": _imported(meta),
         "warnings": [],
         "diagnosis": meta.get("diagnosis"),

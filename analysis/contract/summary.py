@@ -95,6 +95,7 @@ class Summary(Part, frozen=True, kw_only=True):
     verdict: str
     partial: str | None
     predicted: bool
+    simulated: bool = False
     imported: Imported | None
     warnings: list[Warned]
     diagnosis: list[Check] | None

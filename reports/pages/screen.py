@@ -105,6 +105,9 @@ def _conditions(summary: Summary) -> list[Entry]:
         found.append(Entry("PARTIAL", summary.partial, state="unsure"))
     if summary.spent_usd is not None:
         found.append(Entry("SPENT", f"${summary.spent_usd:.4g}", "at the prices given"))
+    if summary.simulated:
+        text = "by ampacity's own simulator: of no engine or GPU"
+        found.append(Entry("SIMULATED", text, "", "unsure"))
     if summary.predicted:
         found.append(
             Entry("PREDICTED", "by a simulated engine: nothing was measured", "", "unsure")

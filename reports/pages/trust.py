@@ -55,7 +55,13 @@ def steady(summary: Summary) -> Finding:
     states = [(s.name, steady_state(s)[0]) for s in by_load(summary.stages)]
     others = [f"{name}: {state}" for name, state in states if state != "yes"]
     value = f"{len(states) - len(others)} of {counted(len(states), 'stage')}"
-    note = "; ".join(others) or "requests in flight did not keep growing"
+    cuts = [s.window.warmup_requests for s in summary.stages if s.stable is not False]
+    cut = (
+        f"the first {min(cuts)} to {max(cuts)} requests of a stage are cut as warm-up"
+        if cuts
+        else ""
+    )
+    note = "; ".join([*others, cut] if others else ["requests in flight did not keep growing", cut])
     return Finding("Steady state", value, None, note, "unsure" if others else "good")
 
 

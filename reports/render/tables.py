@@ -15,6 +15,7 @@ from ampacity.analysis.verdict import outage_verdict
 from ampacity.reports.render.figures import (
     DASH,
     NO_REASON,
+    Quantile,
     by_load,
     count,
     cut_off,
@@ -41,6 +42,13 @@ METRICS: dict[str, str] = {
     "e2e_from_schedule_s": "E2E from schedule",
     "e2e_s": "E2E",
 }
+QUANTILES: tuple[tuple[Quantile, float], ...] = (
+    ("p50", 0.5),
+    ("p90", 0.9),
+    ("p95", 0.95),
+    ("p99", 0.99),
+)
+SLO_METRICS = {"ttft": "ttft_from_schedule_s", "e2e": "e2e_from_schedule_s"}
 ABOVE_ACHIEVED = (
     "above the achieved rate: goodput is a share of the requests that were due in the window, "
     "which are waited for; achieved are the answers that ended within it"
@@ -142,15 +150,36 @@ def percentile_table(summary: Summary, metric: str) -> Table:
 
     what = "gaps" if metric in ("itl_s", "icl_s") else "requests"
     rows = rows_of_stages(METRICS[metric], by_load(summary.stages))
-    rows.percentile("p50", "", of, "p50")
-    rows.percentile("p90", "", of, "p90")
-    rows.percentile("p95", "", of, "p95")
-    rows.percentile("p99", "", of, "p99")
+    judged = {
+        slo.quantile: slo.text
+        for slo in summary.slos
+        if SLO_METRICS.get(slo.metric, f"{slo.metric}_s") == metric and not slo.class_
+    }
+    for name, quantile in QUANTILES:
+        if quantile in judged and quantile != 0.99:
+            rows.column(Column(name), _as_judged(judged[quantile], of, name))
+        else:
+            rows.percentile(name, "", of, name)
     rows.column(Column("p99 interval"), lambda table, s: _interval_cell(table, of(s)))
     rows.figure("mean", "", lambda s: of(s).mean, seconds, why=lambda s: why_null(of(s), "mean"))
     rows.figure("n", what, lambda s: of(s).n, count)
     rows.figure("infinite", what, lambda s: of(s).infinite, count)
     return rows.done()
+
+
+def _as_judged(
+    slo: str, of: Callable[[Stage], Percentiles], name: Quantile
+) -> Callable[[Table, Stage], Cell]:
+    """Return the cell of a percentile that an SLO judges: with the open end of its interval."""
+
+    def cell(table: Table, stage: Stage) -> Cell:
+        verdict = next((v for v in stage.slo_verdicts if v.slo == slo), None)
+        if verdict is not None and verdict.value_s is not None:
+            return slo_value(table, verdict)
+        value = getattr(of(stage), name)
+        return table.cell(value, seconds, why_null(of(stage), name))
+
+    return cell
 
 
 def _interval_cell(table: Table, held: Percentiles) -> Cell:

@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ampacity.simulator.server.launch import Started, start_in_process
+from ampacity.simulator.server.launch import Started
 from tests.support.args import args_of
 from tests.support.synthetic import Stage, make_run, request
 
@@ -20,12 +19,6 @@ from tests.support.synthetic import Stage, make_run, request
 COMMAND = (
     "import ampacity.progress as p; p.PLAIN_EVERY_S = 0.1; from ampacity.cli import main; main()"
 )
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Started]:
-    with start_in_process("demo") as started:
-        yield started
 
 
 def leave(

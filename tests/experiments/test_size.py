@@ -35,7 +35,7 @@ from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.catalog import HARDWARE, LLAMA3_8B
 from ampacity.simulator.models.hardware import find_config
 from tests.analysis.decision.test_model import LLAMA3_8B as CONFIG
-from tests.experiments.test_limits import summary_of
+from tests.analysis.limits.test_limits import summary_of
 from tests.support.contract import describe_fields
 
 TITLES = [

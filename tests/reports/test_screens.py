@@ -28,7 +28,7 @@ from ampacity.loadgen.probe.diagnosis import Finding
 from ampacity.reports.pages.screen import NOTES, render_screen
 from ampacity.reports.render.tables import stages_table
 from ampacity.reports.render.terminal import Entry, Screen, show, spark
-from tests.experiments.test_burst import burst_run
+from tests.analysis.burst.test_burst import burst_run
 from tests.support.args import Command, args_of
 from tests.support.compared_runs import stage as compared
 from tests.support.compared_runs import ttfts
@@ -276,7 +276,7 @@ def test_after_the_demo_comes_a_sweep_of_ones_own_server() -> None:
     found = next_command(
         read_summary(open_sweep()), {"command_line": ["ampacity", "demo"]}, "runs/x"
     )
-    assert found == "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms"
+    assert found == "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms --slo itl_p99=100ms"
 
 
 def test_in_flight_at_a_lower_bound_is_a_lower_bound_too() -> None:

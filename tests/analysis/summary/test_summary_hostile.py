@@ -27,6 +27,7 @@ from ampacity.loadgen.rundir.records import SCHEMA, STATUSES, RequestRecord, to_
 from ampacity.reports.pages.run_report import render_report
 from ampacity.reports.pages.terminal import render_table
 from tests.support.contract import summarise
+from tests.support.repeats import often
 from tests.support.synthetic import (
     FLEET,
     ORIGIN_NS,
@@ -80,7 +81,7 @@ def _record(draw: st.DrawFn) -> RequestRecord:
 
 
 @settings(
-    max_examples=60,
+    max_examples=often(15, 60),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -338,8 +339,7 @@ _json = st.recursive(
 )
 
 
-@pytest.mark.parametrize("html", [False, pytest.param(True, marks=pytest.mark.slow)])
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=often(60, 200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(
         [
@@ -415,9 +415,10 @@ _json = st.recursive(
     ),
     _json,
     st.booleans(),
+    st.booleans(),
 )
 def test_a_tampered_run_json_gives_a_report_or_one_line(
-    html: bool, path: tuple[Any, ...], value: Any, complete: bool
+    path: tuple[Any, ...], value: Any, complete: bool, html: bool
 ) -> None:
     meta = _tampered(path, value)
     line = fault_of(meta)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.change import engine, shift
+from ampacity.analysis.change import engine
 from ampacity.analysis.change.judged import (
     Judged,
     carried,
@@ -22,6 +22,7 @@ from ampacity.analysis.change.judged import (
     warmup_of,
 )
 from ampacity.analysis.change.samples import Blocks, blocks_of, in_blocks
+from ampacity.analysis.compare import shift
 from ampacity.analysis.contract.capacity import LoopCapacity
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary

@@ -300,7 +300,7 @@ def test_what_was_not_measured_cannot_be_told(healthy: Summary) -> None:
 
 
 def test_every_rule_is_in_the_document() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "diagnosis.md").read_text(encoding="utf-8")
     for rule in RULES:
         assert f"`{rule.name}`" in text, rule.name
     for illness in (*ILLNESSES, *ON_RECORDS):
