@@ -48,14 +48,11 @@ from ampacity.loadgen.rundir.records import KINDS
 
 SCHEMA_VERSION = 2
 EXAMPLE_CHARS = 200
-<<<<<<< HEAD
 NO_CAPACITY = {  # by an entry of run.json
     "burst": "a burst is no steady load, so it names no capacity: a search or a sweep does",
     "soak": "a soak has one load, so it names no capacity: a search or a sweep does",
 }
-=======
 SIMULATOR = "ampacity-simulator"  # what the embedded simulator answers to /version
->>>>>>> main
 
 
 def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
