@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-WINDOWS_MIN = 24  # of fewer no order is rare enough to be a finding among so many figures
+WINDOWS_MIN = 30  # with fewer, even a large step can be missed among so many figures
 SIDE_MIN = 3  # windows on each side of a change
 ORDERS = 9_999
-DEPENDENCE_MAX = 0.4  # a series that wanders more than that has changed, not by chance
+DEPENDENCE_MAX = 0.25  # a series that wanders more than that has changed, not by chance
+EXACT = 1e-20
 FITTED = 4.0  # over the windows: by how much the correlation about a fitted change is too low
 
 
@@ -48,7 +49,7 @@ def find_change(values: Sequence[float]) -> ChangePoint:
     steps = np.where(np.arange(len(series)) < first, before.mean(), after.mean())
     straight = float(((series - line) ** 2).sum()) < float(((series - steps) ** 2).sum())
     rest = series - (line if straight else steps)
-    dependence = _dependence(rest)
+    dependence = _dependence(rest, float(series @ series))
     null = _null(tuple(np.unique(series, return_counts=True)[1].tolist()))
     p = (1 + int((null >= statistic[0] / dependence).sum())) / (ORDERS + 1)
     return ChangePoint(
@@ -84,9 +85,11 @@ def _null(ties: tuple[int, ...]) -> Floats:
     return _largest(rng.permuted(np.tile(ranks, (ORDERS, 1)), axis=1))[1]
 
 
-def _dependence(rest: Floats) -> float:
+def _dependence(rest: Floats, scale: float) -> float:
     """Return by how much the error of a mean grows with the lag-1 correlation of the rest."""
     square = float(rest @ rest)
-    r = 0.0 if square <= 0 else float(rest[1:] @ rest[:-1]) / square + FITTED / len(rest)
+    if square <= EXACT * scale:  # nothing but rounding
+        return 1.0
+    r = float(rest[1:] @ rest[:-1]) / square + FITTED / len(rest)
     r = min(max(r, 0.0), DEPENDENCE_MAX)
     return float(np.sqrt((1 + r) / (1 - r)))

@@ -83,7 +83,8 @@ def soak_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
     few = soak.windows < WINDOWS_MIN
     if summary.partial or few or (summary.slos and soak.verdict == "inconclusive"):
         length_s = soak.planned_s if summary.partial else rounded_up(2 * soak.planned_s)
-        finer = duration_text(length_s / WINDOWS_MIN) if few else None
         changed: dict[str, str | None] = {"--duration": duration_text(length_s)}
-        return again(words, changed | ({"--window": finer} if finer else {}))
+        if length_s < WINDOWS_MIN * soak.window_s:
+            changed["--window"] = duration_text(length_s / WINDOWS_MIN)
+        return again(words, changed)
     return sweep_instead(meta)

@@ -306,7 +306,10 @@ def load_run(path: Path, stage: int | None = None) -> Run:
 
 def _read_records(path: Path, whole: Path, parts: list[Path], stage: int | None) -> pa.Table:
     if whole.is_file():
-        return _read_requests(whole)
+        import pyarrow.compute as pc
+
+        table = _read_requests(whole)
+        return table if stage is None else table.filter(pc.equal(table["stage"], stage))
     if stage is None:
         return pa.concat_tables([*map(_read_requests, parts), read_streams(path)])
     stream = part_of(path, stage)

@@ -114,9 +114,9 @@ def test_memory_and_errors_that_grow_are_named_in_words() -> None:
 
 def test_too_few_windows_and_windows_of_a_busy_client_show_nothing() -> None:
     rng = np.random.default_rng(7)
-    few = soak([window(i, rng, 1 + i) for i in range(23)])
+    few = soak([window(i, rng, 1 + i) for i in range(29)])
     assert {c.verdict for c in few.changes} == {"inconclusive"}
-    assert few.changes[0].reason == "needs 24 windows, has 23"
+    assert few.changes[0].reason == "needs 30 windows, has 29"
     busy = [window(i, rng, client_limited=True) for i in range(3)]
     assert (soak(busy).verdict, soak(busy).client_limited_windows) == ("inconclusive", [0, 1, 2])
 

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ampacity.analysis.contract.summary import read_summary
 from ampacity.config import make_settings
+from ampacity.experiments.stages.rig import Rig
+from ampacity.experiments.virtual.player import VirtualPlayer
+from ampacity.experiments.virtual.predict import predict
 from ampacity.experiments.windows import summarise_soak
 from ampacity.loadgen.rundir.files import Run, load_run, read_meta
+from ampacity.progress import Progress
+from ampacity.simulator.models.hardware import find_deployment
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.workloads.schedule import endless_schedule
 from tests.support.args import Command
+from tests.support.fault_server import FaultServer
 
 LOAD = "--rps 40 --input-tokens 20 --output-tokens 40 --slo ttft_p95=500ms"
 
@@ -55,7 +68,7 @@ def test_windows_follow_each_other_without_a_gap(
     assert len(over_the_seam) > 20
     screen = capsys.readouterr().out
     assert screen.startswith("VERDICT   met")
-    assert "needs 24 windows, has 3" in screen
+    assert "needs 30 windows, has 3" in screen
     assert run.complete
     assert sorted(p.name for p in (tmp_path / "run").glob("requests*")) == [
         f"requests-w0000{k}.parquet" for k in range(3)
@@ -70,3 +83,89 @@ def test_windows_follow_each_other_without_a_gap(
         part.unlink()
     _, again = summarise_soak(tmp_path / "run", read_meta(tmp_path / "run"))
     assert again == summary
+
+
+def test_a_server_that_becomes_slower_in_virtual_time(tmp_path: Path) -> None:
+    """30 windows of 30 s at 10 req/s; from the 15th on a step takes 25 ms and not 20."""
+    load = {"url": "http://predicted.invalid/v1", "input_tokens": "10", "output_tokens": "8"}
+    settings = make_settings({**load, "out": str(tmp_path / "run"), "slo": ["itl_p99=22ms"]})
+    fast, slow = (find_deployment(f"linear:{step},0.0") for step in (0.02, 0.025))
+
+    async def drive(rig: Rig) -> None:
+        rig.note_down("soak", {"rate_rps": 10.0, "duration_s": 900.0, "window_s": 30.0})
+        for window in range(30):
+            assert isinstance(rig.player, VirtualPlayer)
+            rig.player.deployment = fast if window < 15 else slow
+            await rig.open_stage(10.0, 30.0)
+
+    how: dict[str, Any] = {"drive": drive, "experiment": "soak"}
+    path = asyncio.run(predict(settings, fast, ["ampacity"], Progress(quiet=True), **how))
+    _, summary = summarise_soak(path, read_meta(path))
+    assert summary.soak is not None
+    found = {c.name: c for c in summary.soak.changes if c.after is not None}
+    for name in ("ITL p50", "ITL p99", "E2E p50"):
+        assert (found[name].verdict, found[name].window) == ("step", 15), name
+        assert (found[name].after or 0) / (found[name].before or 1) == pytest.approx(1.25, rel=0.02)
+    assert not found.keys() & {"answered", "output tokens", "KV cache used, most"}
+    assert summary.soak.verdict == "violated"
+    assert "Changed: " in summary.verdict
+    assert "(window 15) from" in summary.verdict
+    assert summary.next_command is None  # the command line was no soak
+
+
+def test_a_soak_that_is_ended_reports_what_was_played(tmp_path: Path) -> None:
+    """SIGTERM in the second window: its requests in flight are cut off, nothing is lost."""
+    with FaultServer(gap_s=0.01) as server:
+        words = f"soak {server.url} --rps 30 --duration 1h --window 1s --input-tokens 9 --output-tokens 4 --out"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ampacity", *words.split(), str(tmp_path / "run")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for _ in range(200):
+            time.sleep(0.05)
+            if (tmp_path / "run" / "requests-w00001.arrows").exists():
+                break
+        process.send_signal(signal.SIGTERM)
+        out = process.communicate(timeout=20)[0]
+    assert process.returncode == 130
+    assert "PARTIAL   interrupted at stage 1" in out
+    run = load_run(tmp_path / "run")
+    assert run.complete
+    assert run.meta["status"] == "interrupted"
+    assert sum(s["scheduled_requests"] for s in run.meta["stages"]) == run.requests.num_rows
+    summary = read_summary(tmp_path / "run" / "summary.json")
+    assert summary.requests == run.requests.num_rows
+    assert str(summary.next_command).endswith("--duration 60m")
+
+
+def test_a_server_that_answers_nothing_ends_the_soak(tmp_path: Path, command: Command) -> None:
+    refuses = {"nothing": ("", "")}
+    with FaultServer(gap_s=0.01, refuses=refuses) as server:
+        down = {"messages": ("503 Service Unavailable", "{}")}
+        threading.Timer(1.5, refuses.update, [down]).start()
+        words = f"soak {server.url} --rps 30 --duration 1h --window 1s --input-tokens 9 --output-tokens 4 --out"
+        command(words, tmp_path / "run", status=2)
+    meta = read_meta(tmp_path / "run")
+    assert meta["status"] == "aborted"
+    assert meta["status_reason"] in {f"no request of window {k} was answered" for k in (1, 2, 3)}
+    summary = read_summary(tmp_path / "run" / "summary.json")
+    assert summary.errors["overloaded"] > 20
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--rps 0", "--rps 0: give a number above 0"),
+        ("--rps 5 --duration 1m --window 2m", "--window 2m: give at least 1s, and at most"),
+        ("--rps 5 --window 100ms", "--window 100ms: give at least 1s"),
+        ("--rps 5 --workload agentic", "conversations cannot be cut into windows"),
+        ("--rps 5 --arrivals ramp:from=0.2,to=1.8", "one steady rate"),
+    ],
+)
+def test_what_cannot_be_soaked_is_refused(
+    given: str, message: str, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(f"soak http://127.0.0.1:1/v1 {given}", status=2)
+    assert message in capsys.readouterr().err

@@ -25,8 +25,8 @@ Window = Annotated[
     str | None,
     typer.Option(
         metavar="T",
-        help="Length of a window: summary and report are written anew after each. Default: "
-        "a 48th of --duration, 10m at most.",
+        help="Length of a window. Summary and report are written anew after each.",
+        show_default="a 48th of --duration, 10m at most",
     ),
 ]
 
@@ -40,9 +40,9 @@ def soak(
     window: Window = None,
     json: o.Json = False,
 ) -> None:
-    """Send one load for hours in flat memory, and find what changes over the hours, since when.
+    """Send one load for hours, and find what changed and since when.
 
-    Exit status with an SLO: 0 met, 1 violated, 3 inconclusive over the whole soak.
+    Exit status with an SLO: 0 met, 1 violated, 3 inconclusive.
 
     ampacity soak http://127.0.0.1:8000/v1 --rps 50 --duration 8h --slo ttft_p99=2s
 
