@@ -61,7 +61,8 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
             return f"ampacity predict --preset demo --workload chat-short {slos}"
         return f"ampacity sweep http://YOUR-SERVER/v1 {slos}"
     if str(summary.partial or "").startswith(("interrupted", "killed")):
-        return again(words, {})
+        resume = [*words[:2], "--resume", path]
+        return shlex.join(resume) if words[1] in OF_LOAD else again(words, {})
     if words[1] in OF_LOAD and summary.audit.client_limited and not _bounded(summary):
         return relieved(words, meta, summary.audit.cpu_fraction)
     if summary.burst:

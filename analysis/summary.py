@@ -108,6 +108,8 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         summary["spent_usd"] = meta["spent_usd"]
     if quota is not None:
         summary["quota"] = quota
+    if meta.get("seams"):
+        summary["seams"] = meta["seams"]
     _add_optional_parts(summary, run, metas, records, slos)
     found = read_summary(_plain(summary))
     r = records.requests

@@ -8,6 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from ampacity.cli.resume import COMMANDS, resumed
 from ampacity.settings import GROUPS
 
 SHOWN_MAX = 9
@@ -20,7 +21,17 @@ FIRST = (
     *("base_rps", "factor", "base_duration", "burst_duration", "max_recovery", "rounds", "trace"),
     *("rates", "concurrency", "duration", "max_duration", "precision", "search", "workload"),
     *("slo", "tolerance", "max_samples", "junit", "markdown", "profile", "out", "json"),
-    *("host", "port", "faults", "calibrate", "html", "peak_rps", "gpu_hour", "api_key_env"),
+    *(
+        "resume",
+        "host",
+        "port",
+        "faults",
+        "calibrate",
+        "html",
+        "peak_rps",
+        "gpu_hour",
+        "api_key_env",
+    ),
 )
 _ORDER = ["Endpoint", "", *GROUPS[1:]]  # "": the command's own
 
@@ -79,6 +90,8 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[ALL] = ALL in args
+        if any(word.partition("=")[0] == "--resume" for word in args) and self.name in COMMANDS:
+            args = resumed(self.name, args)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -18,7 +18,9 @@ from pathlib import Path
 from ampacity.durations import duration_text
 from ampacity.experiments.stages.live import LivePlayer
 from ampacity.experiments.stages.rig import Rig
+from ampacity.experiments.stages.waits import drain_s
 from ampacity.loadgen.plan import StagePlan
+from ampacity.loadgen.rundir.rotate import part_summary
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import Workload
 from ampacity.workloads.schedule import Schedule, endless_schedule
@@ -71,12 +73,15 @@ class _Soak:
 
     async def run(self) -> None:
         """Play window after window, each drawn while the one before is played."""
-        origin_ns, at_s, index = time.monotonic_ns() + int(LEAD_S * 1e9), 0.0, 0
+        at_s, index = self._take_up()
+        if at_s >= self._plan.duration_s:
+            return
+        origin_ns = time.monotonic_ns() + round((LEAD_S - at_s) * 1e9)
         writing = asyncio.create_task(_checkpoints(self._player.path, self._over))
         schedule, cut = self._draw(at_s)
         last = False
         while not last:
-            end_s = min(at_s + self._plan.window_s, self._plan.duration_s)
+            end_s = self._end_of(at_s)
             last = bool(cut) or end_s >= self._plan.duration_s
             plan = self._stage(index, schedule, end_s - at_s, last=last)
             task = asyncio.create_task(self._window(plan, origin_ns + round(at_s * 1e9), at_s))
@@ -95,6 +100,34 @@ class _Soak:
             await writing
         self._rig.ended = self._ended() or (("budget", cut) if cut else None)
 
+    def _take_up(self) -> tuple[float, int]:
+        """Return where in its load the soak begins or goes on, and the number of its next window."""
+        stages = self._player.stages
+        if not stages:
+            return 0.0, 0
+        last, index = stages[-1], len(stages) - 1
+        at_s = float(last["from_s"])
+        self._ids = sum(stage["scheduled_requests"] for stage in stages[:-1])
+        schedule, _ = self._draw(at_s)
+        plan = self._stage(index, schedule, self._end_of(at_s) - at_s, last=False)
+        part_summary(self._player.path, index).unlink(missing_ok=True)
+        if (found := self._rig.recorded.recall(plan)) is None:
+            self._ids = plan.schedule.first_request_id
+            return at_s, index
+        meta, table = found
+        if not meta.get("interrupted"):
+            return self._end_of(at_s), index + 1
+        self._ids = int(table["request_id"].to_numpy().max()) + 1
+        return at_s + (meta["cut_ns"] + 1 - meta["start_ns"]) / 1e9, index + 1
+
+    def _end_of(self, at_s: float) -> float:
+        """Return the end of the window at ``at_s``; the first after a seam may be another length."""
+        length_s = self._plan.window_s
+        end_s = (int(at_s / length_s + 1e-9) + 1) * length_s
+        if end_s - at_s < WINDOW_MIN_S:
+            end_s += length_s
+        return min(end_s, self._plan.duration_s)
+
     def _ended(self) -> tuple[str, str] | None:
         """Return how the soak ended, if it did before its time."""
         if any(task.done() and task.exception() for task in self._playing):
@@ -108,7 +141,7 @@ class _Soak:
             settings.workload,
             rate_rps=plan.rate_rps,
             begin_s=at_s,
-            end_s=min(at_s + plan.window_s, plan.duration_s),
+            end_s=self._end_of(at_s),
             seed=settings.seed,
             first_request_id=self._ids,
         )
@@ -133,7 +166,9 @@ class _Soak:
             schedule=schedule,
             duration_s=length_s,
             offered_rps=self._plan.rate_rps,
-            drain_s=self._rig.drain_s() if last else ENDS_WITHIN_S,
+            drain_s=drain_s(self._rig.settings.slos, self._rig.typical_e2e_s)
+            if last
+            else ENDS_WITHIN_S,
             sticky=self._rig.settings.sticky,
         )
 

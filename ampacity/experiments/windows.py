@@ -12,9 +12,7 @@ from ampacity.analysis.contract.summary import Summary, read_summary, to_json
 from ampacity.analysis.soak.summarise import join_windows
 from ampacity.analysis.summary import summarise
 from ampacity.loadgen.rundir.files import Run, load_run, write_json
-from ampacity.loadgen.rundir.rotate import keep_part
-
-FOLDER = "windows"  # of the run directory: the summary of each window that is over
+from ampacity.loadgen.rundir.rotate import keep_part, part_summary
 
 
 def summarise_soak(path: Path, meta: dict[str, Any]) -> tuple[Run, Summary]:
@@ -22,10 +20,10 @@ def summarise_soak(path: Path, meta: dict[str, Any]) -> tuple[Run, Summary]:
 
     Raises RunDirError, RecordsError.
     """
-    (path / FOLDER).mkdir(exist_ok=True)
+    part_summary(path, 0).parent.mkdir(exist_ok=True)
     parts = []
     for stage in meta["stages"]:
-        kept = path / FOLDER / f"{stage['index']:05d}.json"
+        kept = part_summary(path, stage["index"])
         if (part := _read(kept)) is None:
             run = _window(path, stage)
             part = summarise(run)

@@ -291,7 +291,7 @@ def pairings(runs: Sequence[ComparedRun]) -> dict[tuple[int, int], Pairing]:
     rounds = len(runs) == 2 and bool(marks[0]) and marks[0].get("pair") == marks[1].get("pair")
     none = NO_PAIR
     if rounds:
-        a, b = ({s.index: s for s in run.stages} for run in runs)
+        a, b = (_by_round(run) for run in runs)
         shared = [index for index in a if index in b and _left([a[index], b[index]]) > 0]
         stages = [[side[index] for index in shared] for side in (a, b)]
     else:
@@ -308,6 +308,12 @@ def pairings(runs: Sequence[ComparedRun]) -> dict[tuple[int, int], Pairing]:
         (i, j): Pairing(a, b, list(zip(stages[i], stages[j], strict=True)), rounds, none)
         for (i, a), (j, b) in combinations(enumerate(runs), 2)
     }
+
+
+def _by_round(run: ComparedRun) -> dict[int, Stage]:
+    """Return the whole stages of an A/B by their place in it; one that was resumed is in parts."""
+    metas = [(s, run.judged.meta_of(s)) for s in run.stages]
+    return {m.get("schedule", s.index): s for s, m in metas if m.get("continues") is None}
 
 
 def _load(stage: Stage) -> float:

@@ -1,4 +1,4 @@
-"""The checks of the rules of diagnosis: the figures that each reads, against its thresholds."""
+"""Check each rule of what limits an endpoint: the figures that it reads, against its thresholds."""
 
 from __future__ import annotations
 

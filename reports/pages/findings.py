@@ -347,11 +347,11 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         value = f"at most {rails.max_output_tokens:,} tokens"
         found.append(Rail("answer", value, "the P99 of this run's answers: one in 100 is cut"))
     if rails.concurrency_limit is not None:
-        value = f"at most {rails.concurrency_limit} at any moment"
-        why = "C_max is a mean: three standard deviations above it"
+        value = f"at most {rails.concurrency_limit}"
+        why = "at any moment: three standard deviations above C_max, which is a mean"
         found.append(Rail("requests in flight", value, why))
-        value = f"above {rails.scale_in_flight} in flight on average"
-        found.append(Rail("add an instance", value, "C_max ÷ 1.2"))
+        value = f"above {rails.scale_in_flight} in flight"
+        found.append(Rail("add an instance", value, "on average: C_max ÷ 1.2"))
     if rails.prewarm_s is not None:
         value = f"{significant(rails.prewarm_s)} s ahead of the load"
         found.append(Rail("start an instance", value, "--cold-start"))

@@ -310,7 +310,8 @@ def _rails(summary: Summary) -> Table:
 
 def _chosen(summary: Summary, meta: Mapping[str, Any]) -> str | None:
     """Return the loads in their order, where the run chose them; None: they were given."""
-    words = [str(word) for word in meta.get("command_line") or []]
+    held = meta.get("command_line")
+    words = [str(word) for word in held] if isinstance(held, list) else []
     given = any(word.startswith(("--rate", "--concurrency")) for word in words)
     chooses = meta.get("experiment") in ("demo", "sweep", "search") and len(summary.stages) > 1
     return ", ".join(s.name for s in summary.stages) if chooses and not given else None

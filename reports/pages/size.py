@@ -172,7 +172,7 @@ def _plan(plan: Plan | None) -> list[str]:
 
 def _rails_line(one: Candidate) -> str:
     first, *others = _rails(one.guardrails, one.plan)
-    short = (text.partition(" (")[0] for text in others)
+    short = (text.partition(" (")[0].replace("at most", "≤") for text in others)
     return f"Guardrails of an instance: {'; '.join([first, *short])}"
 
 

@@ -56,13 +56,14 @@ def steady(summary: Summary) -> Finding:
     others = [f"{name}: {state}" for name, state in states if state != "yes"]
     value = f"{len(states) - len(others)} of {counted(len(states), 'stage')}"
     cuts = [s.window.warmup_requests for s in summary.stages if s.stable is not False]
-    cut = (
-        f"the first {min(cuts)} to {max(cuts)} requests of a stage are cut as warm-up"
-        if cuts
-        else ""
-    )
-    note = "; ".join([*others, cut] if others else ["requests in flight did not keep growing", cut])
+    grew = others or ["requests in flight did not keep growing"]
+    note = "; ".join([*grew, *([_cut(min(cuts), max(cuts))] if cuts else [])])
     return Finding("Steady state", value, None, note, "unsure" if others else "good")
+
+
+def _cut(least: int, most: int) -> str:
+    ends = f"{least}" if least == most else f"{least} to {most}"
+    return f"the first {ends} requests of a stage are cut as warm-up"
 
 
 def _mending(code: str, summary: Summary, meta: Mapping[str, Any]) -> str | None:

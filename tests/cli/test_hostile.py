@@ -24,14 +24,9 @@ from ampacity.loadgen.audit import Measures, Tolerance, judge
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.exchange import Exchange
-from ampacity.loadgen.rundir.files import (
-    FLUSH_ROWS,
-    RunDirError,
-    StreamWriter,
-    load_run,
-    read_stream,
-)
+from ampacity.loadgen.rundir.files import RunDirError, load_run, read_stream
 from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.rundir.write import FLUSH_ROWS, StreamWriter
 from ampacity.loadgen.send.protocols import error_text
 from ampacity.loadgen.send.secrets import redact
 from ampacity.loadgen.telemetry import Telemetry
@@ -418,6 +413,7 @@ def test_a_full_disk_stops_the_run_with_one_line_and_keeps_what_was_written(tmp_
     writer = StreamWriter(tmp_path / "requests.arrows")
     writer.append(RequestRecord(0, 0, 0, "ok"))
     writer.flush()
+    writer.wait()
 
     class Full:
         closed = False
@@ -432,6 +428,7 @@ def test_a_full_disk_stops_the_run_with_one_line_and_keeps_what_was_written(tmp_
     writer._file = Full()
     for i in range(FLUSH_ROWS + 1):
         writer.append(RequestRecord(i + 1, 0, 0, "ok"))  # in the receive path nothing may be raised
+    writer.wait()
     assert "No space left" in (writer.failed or "")
     writer.close()
     kept.close()

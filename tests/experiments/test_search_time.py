@@ -19,7 +19,7 @@ from ampacity.cli.measure.search import make_search
 from ampacity.config import make_settings
 from ampacity.experiments.search import Search, SearchPlan
 from ampacity.experiments.stages.on_the_way import judge_so_far
-from ampacity.loadgen.rundir.files import RunWriter
+from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import load_workload
 from tests.experiments.test_search import (

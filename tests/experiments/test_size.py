@@ -358,8 +358,8 @@ def test_guardrails_have_no_empty_range_and_no_breaker_of_nothing(
     assert "the wait budget of 1 ms is too short" in rails.missing["queue_depth"]
     rails = msgspec.structs.replace(rails, max_input_tokens=(7413, 7413), max_output_tokens=None)
     shown = _rails(msgspec.structs.replace(rails, queue_depth=1))
-    assert "max input 7,413 tokens" in shown
-    assert "queue 1 deep at most" in shown
+    assert any(text.startswith("prompt at most 7,413 tokens (") for text in shown)
+    assert any(text.startswith("queue at most 1 waiting (") for text in shown)
 
 
 def test_step_7_names_every_slo_that_may_limit(run: Path) -> None:
@@ -446,7 +446,7 @@ def test_a_load_that_was_not_reached_is_a_lower_bound(
     assert "no load that was tried violates an SLO: run higher --rates" in text
     assert text.split(": predicted, nothing was measured ")[1].startswith("at most 6 instances, 6")
     assert "at most 4 for the peak x 1.5 = 6 instances, 6 GPUs" in text
-    assert "run at 5.00 req/s (the highest load that met every SLO)" in text
+    assert "rate at most 5.00 req/s (the highest load that met every SLO)" in text
     assert "dearer than free at any load" in text
 
 

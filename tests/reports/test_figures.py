@@ -325,7 +325,7 @@ def test_one_instance_and_one_gpu_are_singular() -> None:
     }
     summary["audit"] |= {"client_limited": True, "client_limited_stages": [7]}
     got = found(summary)
-    assert got["Fleet"].value == "1 instance (1 to 2), 1 GPU"
+    assert got["Fleet"].value == "1 instance (1 to 2)"
     assert (
         "1 instance × safety 1; 1 GPU an instance; 2 instances to carry the peak with one down"
         in got["Fleet"].note

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ampacity.files import open_file
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.text import BROKEN_BYTES, DECODE_ERRORS, encoding_of, is_broken
 from ampacity.workloads.traces.columns import ROLES
@@ -34,7 +35,7 @@ def open_records(path: Path, keep: frozenset[str] = frozenset()) -> Iterator[Rec
     ``keep`` names columns wanted beside the known ones, including paths into lists. The ending
     gives the format, a CSV header its delimiter, and the first bytes whether it is UTF-16.
     """
-    with _as_workload_errors(path), path.open("rb") as file:
+    with _as_workload_errors(path), open_file(path) as file:
         size = max(file.seek(0, io.SEEK_END), 1)
         file.seek(0)
         zipped = file.read(2) == b"\x1f\x8b"

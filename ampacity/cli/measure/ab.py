@@ -91,7 +91,8 @@ def ab(
     a, b = arms(*settings)
     with left_at_once(a.out, b.out):
         with no_stub(a.out, b.out), Progress(quiet=shown.quiet) as progress:
-            out = run_event_loop(run_ab(a, b, rounds, aa, command_line(sys.argv), progress))
+            words = command_line(sys.argv)
+            out = run_event_loop(run_ab(a, b, rounds, aa, words, progress, shown.resume))
         statuses = {finish(out / name, as_json=False, quiet=True)[0] for name in NAMES}
     if "interrupted" in statuses:
         raise typer.Exit(EXIT_INTERRUPTED)

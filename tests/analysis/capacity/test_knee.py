@@ -114,8 +114,8 @@ def test_a_ratio_in_doubt_widens_the_region_and_names_no_knee_alone() -> None:
     assert (known.concurrency, known.region) == (None, None)
     assert (
         known.reason
-        == "no stage shows it: the knee is where p99/p50 of ttft_from_schedule_s exceeds 2 times its "
-        "low-load level of 3.00"
+        == "no load is shown to lie beyond it: there p99/p50 of ttft_from_schedule_s is at least 9.00 "
+        "(3 times its low-load level of 3.00); here it is at least 2.88, at 384 in flight"
     )
 
 
@@ -193,5 +193,5 @@ def test_no_knee_where_nothing_diverges() -> None:
     """All requests take ever longer, p50 as p99; nor does throughput bend."""
     found = find_knee([stage(2.0**i, 2.0) for i in range(6)])
     assert (found.concurrency, found.region, found.rps) == (None, None, None)
-    assert "no stage shows it" in str(found.reason)
+    assert "no load is shown to lie beyond it" in str(found.reason)
     assert "still growing" in str(found.methods["bounds"].reason)

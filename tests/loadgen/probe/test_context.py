@@ -73,8 +73,8 @@ def test_prompts_beyond_a_context_that_was_not_known_are_left_out_and_named(
     assert summary["errors"]["too_long"] == too_long > 10
     assert f"{too_long} of {len(rows)} requests" in summary["verdict"]
     assert "longer than the model's context" in summary["verdict"]
-    (stage,) = summary["stages"]
-    assert stage["slo_attainment"] == 1.0
+    # a stage that a busy machine disturbed is played twice
+    assert {stage["slo_attainment"] for stage in summary["stages"]} == {1.0}
     assert [w["code"] for w in summary["warnings"] if w["code"] in ("errors", "too_long")] == [
         "too_long"
     ]

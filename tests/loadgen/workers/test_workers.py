@@ -17,7 +17,8 @@ from ampacity.loadgen.drive.account import Account
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.plan import Limits, StagePlan, StageResult
 from ampacity.loadgen.probe.results import Calibration
-from ampacity.loadgen.rundir.files import RunWriter, load_run
+from ampacity.loadgen.rundir.files import load_run
+from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.workers.pool import deal
