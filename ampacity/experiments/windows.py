@@ -45,7 +45,7 @@ def _read(path: Path) -> Summary | None:
 def _window(path: Path, stage: dict[str, Any]) -> Run:
     """Return a run of this window alone; only the first one has a start-up."""
     run = load_run(path, stage["index"])
-    own = {**run.meta, "stages": [stage]}
+    own = {**run.meta, "stages": [stage], "seams": []}
     if stage["index"] and own.get("warmup_requests") is None:
         own["warmup_requests"] = 0
     over = bool(stage.get("drained_ns"))

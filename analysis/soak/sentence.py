@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,16 +76,19 @@ def changes(soak: Soak) -> list[SoakChange]:
 
 
 def soak_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | None:
-    """Return the next command: a longer soak where something is open, else a sweep."""
+    """Return the next command: what is left, a longer soak where something is open, or a sweep."""
     words, soak = list(meta.get("command_line") or ()), summary.soak
     assert soak is not None
     if words[1:2] != ["soak"]:
         return None
+    if str(summary.partial or "").startswith(("interrupted", "killed")):
+        return shlex.join([*words[:2], "--resume", path])
     few = soak.windows < WINDOWS_MIN
-    if summary.partial or few or (summary.slos and soak.verdict == "inconclusive"):
-        length_s = soak.planned_s if summary.partial else rounded_up(2 * soak.planned_s)
-        changed: dict[str, str | None] = {"--duration": duration_text(length_s)}
-        if length_s < WINDOWS_MIN * soak.window_s:
-            changed["--window"] = duration_text(length_s / WINDOWS_MIN)
-        return again(words, changed)
+    if few or (summary.slos and soak.verdict == "inconclusive"):
+        window_s = soak.planned_s // WINDOWS_MIN if few else soak.window_s
+        length_s = max(soak.planned_s, WINDOWS_MIN * (window_s := max(window_s, 1.0)))
+        length_s = rounded_up(length_s if few else 2 * length_s)
+        return again(
+            words, {"--duration": duration_text(length_s), "--window": duration_text(window_s)}
+        )
     return sweep_instead(meta)

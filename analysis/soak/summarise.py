@@ -10,20 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 from msgspec import structs
 
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
 from ampacity.analysis.change.engine import ALPHA, holm
 from ampacity.analysis.contract.soak import Soak, SoakChange
 from ampacity.analysis.contract.stage import SloVerdict, Stage, Verdict
-from ampacity.analysis.contract.summary import Summary, Warned
+from ampacity.analysis.contract.summary import Seam, Summary, Warned
 from ampacity.analysis.limits.table import find_limits
 from ampacity.analysis.load_names import name_stages
 from ampacity.analysis.slo import EXTREMES, Slo, parse_slo
 from ampacity.analysis.soak.change_point import WINDOWS_MIN, find_change
 from ampacity.analysis.soak.sentence import soak_command, soak_sentence
+from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.stats.intervals import CONFIDENCE, few_by_chance, many_by_chance
 from ampacity.analysis.summary import audit_of, partial_of
+from ampacity.analysis.warnings import OF_A_RUN, OF_A_SWEEP, RULES
 from ampacity.loadgen.rundir.files import Run
 
 Value = Callable[[Stage, Mapping[str, Any]], float | None]
@@ -94,7 +97,7 @@ def join_windows(parts: Sequence[Summary], run: Run) -> Summary:
         retries=sum(part.retries for part in parts),
         errors={kind: errors[kind] for kind in parts[-1].errors},
         error_examples={k: text for part in parts for k, text in part.error_examples.items()},
-        warnings=_warnings(parts),
+        seams=tuple(msgspec.convert(run.meta.get("seams") or (), tuple[Seam, ...])),
         goodput=peak_goodput(stages, slos),
         traffic=[one for part in parts for one in part.traffic],
         sharing=[one for part in parts for one in part.sharing or ()] or None,
@@ -103,20 +106,28 @@ def join_windows(parts: Sequence[Summary], run: Run) -> Summary:
         soak=soak_of(run.meta, stages, slos),
         limits=(),
     )
+    found = structs.replace(found, warnings=_warnings(found, parts))
     found = structs.replace(found, limits=find_limits(found), verdict=soak_sentence(found))
     return structs.replace(found, next_command=soak_command(found, run.meta, str(run.path)))
 
 
-def _warnings(parts: Sequence[Summary]) -> list[Warned]:
-    """Return the first warning of each kind, and in how many windows there is one."""
-    first: dict[str, Warned] = {}
-    windows = Counter(code for part in parts for code in {w.code for w in part.warnings})
-    for warning in (w for part in parts for w in part.warnings):
-        first.setdefault(warning.code, warning)
-    of = len(parts)
+def _warnings(whole: Summary, parts: Sequence[Summary]) -> list[Warned]:
+    """Return those of the whole run, and the first of each kind of the windows with their number."""
+    facts, first = Facts(whole), dict[str, Warned]()
+    found = [(code, RULES[code](facts)) for code in OF_A_RUN]
+    of_windows = [
+        {w.code: w for w in part.warnings if w.code not in (*OF_A_RUN, *OF_A_SWEEP)}
+        for part in parts
+    ]
+    counts = Counter(code for of in of_windows for code in of)
+    for of in reversed(of_windows):
+        first |= of
     return [
-        Warned(code=code, text=f"{w.text} (In {windows[code]} of {of} windows.)")
-        for code, w in first.items()
+        *(Warned(code=code, text=text) for code, text in found if text),
+        *(
+            Warned(code=code, text=f"{w.text} (In {counts[code]} of {len(parts)} windows.)")
+            for code, w in first.items()
+        ),
     ]
 
 

@@ -37,7 +37,9 @@ def _changed(soak: Soak) -> Entry:
         return Entry("CHANGED", f"{len(found)} of {len(judged)} figures", _text(first), "unsure")
     if judged:
         return Entry("CHANGED", "nothing", f"none of {len(judged)} figures", "good")
-    why = next((c.reason for c in soak.changes if c.reason), "nothing was measured")
+    busy = len(soak.client_limited_windows) == soak.windows
+    nothing = "this machine was the limit in every window" if busy else "nothing was measured"
+    why = next((c.reason for c in soak.changes if c.reason), nothing)
     return Entry("CHANGED", "not known", why, "unsure")
 
 

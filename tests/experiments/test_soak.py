@@ -113,31 +113,60 @@ def test_a_server_that_becomes_slower_in_virtual_time(tmp_path: Path) -> None:
     assert summary.next_command is None  # the command line was no soak
 
 
-def test_a_soak_that_is_ended_reports_what_was_played(tmp_path: Path) -> None:
-    """SIGTERM in the second window: its requests in flight are cut off, nothing is lost."""
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_soak_that_is_ended_is_reported_and_goes_on(
+    end: signal.Signals, tmp_path: Path, command: Command
+) -> None:
+    """In its second window: what was in flight is unfinished, and the rest is played after it."""
+    run = tmp_path / "run"
     with FaultServer(gap_s=0.01) as server:
-        words = f"soak {server.url} --rps 30 --duration 1h --window 1s --input-tokens 9 --output-tokens 4 --out"
+        load = "--rps 30 --duration 3s --window 1s --input-tokens 9 --output-tokens 4 --seed 2"
         process = subprocess.Popen(
-            [sys.executable, "-m", "ampacity", *words.split(), str(tmp_path / "run")],
+            [sys.executable, "-m", "ampacity", *f"soak {server.url} {load} --out".split(), run],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        for _ in range(200):
-            time.sleep(0.05)
-            if (tmp_path / "run" / "requests-w00001.arrows").exists():
-                break
-        process.send_signal(signal.SIGTERM)
+        _wait_for(run / "requests-w00001.arrows")
+        process.send_signal(end)
         out = process.communicate(timeout=20)[0]
-    assert process.returncode == 130
-    assert "PARTIAL   interrupted at stage 1" in out
-    run = load_run(tmp_path / "run")
-    assert run.complete
-    assert run.meta["status"] == "interrupted"
-    assert sum(s["scheduled_requests"] for s in run.meta["stages"]) == run.requests.num_rows
-    summary = read_summary(tmp_path / "run" / "summary.json")
-    assert summary.requests == run.requests.num_rows
-    assert str(summary.next_command).endswith("--duration 60m")
+        assert process.returncode == (130 if end == signal.SIGTERM else -9)
+        if end == signal.SIGTERM:
+            assert "PARTIAL   interrupted at stage 1" in out
+            assert load_run(run).complete
+            known = read_summary(run / "summary.json")
+            assert known.requests == load_run(run).requests.num_rows
+            assert str(known.next_command) == f"ampacity soak --resume {run}"
+        else:
+            command("report", run)
+        command("soak --resume", run)
+    meta, rows = read_meta(run), load_run(run).requests.sort_by("request_id").to_pydict()
+    workload = make_settings(
+        {"url": "http://x", "input_tokens": "9", "output_tokens": "4"}
+    ).workload
+    whole = endless_schedule(workload, rate_rps=30.0, begin_s=0.0, end_s=3.0, seed=2)
+    assert rows["request_id"] == list(range(len(whole)))
+    assert (meta["status"], len(meta["seams"])) == ("complete", 1)
+    begin_s = [s["from_s"] for s in meta["stages"]]
+    # where no record of the second window was written, it is played from its start
+    assert begin_s[:2] == [0, 1]
+    assert end == signal.SIGKILL or 1 < begin_s[2] < 2
+    stage = [meta["stages"][i] for i in rows["stage"]]
+    due_s = [
+        of["from_s"] + (at - of["start_ns"]) / 1e9
+        for of, at in zip(stage, rows["scheduled_ns"], strict=True)
+    ]
+    assert due_s == pytest.approx(whole.scheduled_s, abs=1e-6)
+    summary = read_summary(run / "summary.json")
+    assert (summary.requests, summary.partial) == (len(whole), None)
+    assert len(summary.seams) == 1
+
+
+def _wait_for(path: Path) -> None:
+    for _ in range(400):
+        if path.exists():
+            break
+        time.sleep(0.05)
 
 
 def test_a_server_that_answers_nothing_ends_the_soak(tmp_path: Path, command: Command) -> None:
