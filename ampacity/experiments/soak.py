@@ -8,12 +8,10 @@ gives way to the load, writes summary and report anew.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from ampacity.durations import duration_text
 from ampacity.experiments.stages.live import LivePlayer
@@ -27,6 +25,7 @@ from ampacity.workloads.schedule import Schedule, endless_schedule
 
 LEAD_S = 0.5  # before a window begins: its first requests are built
 WINDOW_MIN_S = 1.0
+GIVES_WAY = (("chrt", "-i", "0"), ("nice", "-n", "19"))  # commands: the first that there is
 ENDS_WITHIN_S = 600.0  # an answer in flight at the end of a window may take so long
 
 
@@ -69,6 +68,7 @@ class _Soak:
         self._playing: list[asyncio.Task[None]] = []
         self._unanswered: tuple[str, str] | None = None
         self._over = asyncio.Event()  # a window has ended since the last checkpoint
+        self._writing, self._told = asyncio.Lock(), False
         self._ids = self._tokens = 0  # of the windows so far
 
     async def run(self) -> None:
@@ -77,7 +77,7 @@ class _Soak:
         if at_s >= self._plan.duration_s:
             return
         origin_ns = time.monotonic_ns() + round((LEAD_S - at_s) * 1e9)
-        writing = asyncio.create_task(_checkpoints(self._player.path, self._over))
+        writing = asyncio.create_task(self._checkpoints())
         schedule, cut = self._draw(at_s)
         last = False
         while not last:
@@ -85,7 +85,7 @@ class _Soak:
             last = bool(cut) or end_s >= self._plan.duration_s
             plan = self._stage(index, schedule, end_s - at_s, last=last)
             task = asyncio.create_task(self._window(plan, origin_ns + round(at_s * 1e9), at_s))
-            self._playing.append(task)
+            self._playing = [t for t in self._playing if not t.done() or t.exception()] + [task]
             at_s, index = end_s, index + 1
             with self._player.showing(plan):
                 if last:
@@ -95,9 +95,8 @@ class _Soak:
                     await self._until(origin_ns + round((at_s - LEAD_S) * 1e9))
                     last = self._ended() is not None
         await asyncio.gather(*self._playing)
-        writing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await writing
+        async with self._writing:  # so that what follows is newer
+            writing.cancel()
         self._rig.ended = self._ended() or (("budget", cut) if cut else None)
 
     def _take_up(self) -> tuple[float, int]:
@@ -184,21 +183,26 @@ class _Soak:
         while (left_ns := at_ns - time.monotonic_ns()) > 0 and not self._ended():
             await asyncio.sleep(min(left_ns / 1e9, 0.1))
 
-
-async def _checkpoints(run: Path, due: asyncio.Event) -> None:
-    """Write summary and report anew each time ``due`` is set, in a process that gives way."""
-    nice = ("nice", "-n", "19") if shutil.which("nice") else ()
-    nothing = asyncio.subprocess.DEVNULL
-    while True:
-        await due.wait()
-        due.clear()
-        words = (sys.executable, "-m", "ampacity", "report", "--quiet", str(run))
-        process = await asyncio.create_subprocess_exec(
-            *nice, *words, stdin=nothing, stdout=nothing, stderr=nothing
-        )
-        try:
-            await process.wait()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+    async def _checkpoints(self) -> None:
+        """Write summary and report anew after windows, in a process that gives way to the load."""
+        idle = next((words for words in GIVES_WAY if shutil.which(words[0])), ())
+        report = ("report", "--quiet", str(self._player.path))
+        nothing = asyncio.subprocess.DEVNULL
+        while True:
+            await self._over.wait()
+            async with self._writing:
+                self._over.clear()
+                judged = [stage for stage in self._player.stages if stage["drained_ns"]]
+                process = await asyncio.create_subprocess_exec(
+                    *(*idle, sys.executable, "-m", "ampacity", *report),
+                    stdin=nothing,
+                    stdout=nothing,
+                    stderr=nothing,
+                    start_new_session=True,
+                )
+                status = await process.wait()
+                for stage in judged if status == 0 else ():  # its summary has what they mean
+                    stage["audit"]["stalls"] = []
+            if status and not self._told:
+                self._told = True
+                self._rig.tell(f"no summary so far: see 'ampacity report {self._player.path}'")

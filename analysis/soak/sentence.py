@@ -28,7 +28,7 @@ def size_text(value: float, unit: str) -> str:
     if unit == "s":
         return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
     if unit == "share":
-        return f"{value * 100:.3g} %"
+        return f"{round(value * 100, 3):.3g} %"
     if unit == "bytes":
         return f"{value / 1e6:.4g} MB"
     return f"{value:.4g}" if unit == "requests" else f"{value:.4g} {unit}"
@@ -83,7 +83,7 @@ def soak_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
         return None
     if str(summary.partial or "").startswith(("interrupted", "killed")):
         return shlex.join([*words[:2], "--resume", path])
-    few = soak.windows < WINDOWS_MIN
+    few = all(change.verdict == "inconclusive" for change in soak.changes)
     if few or (summary.slos and soak.verdict == "inconclusive"):
         window_s = soak.planned_s // WINDOWS_MIN if few else soak.window_s
         length_s = max(soak.planned_s, WINDOWS_MIN * (window_s := max(window_s, 1.0)))

@@ -134,14 +134,15 @@ def _warnings(whole: Summary, parts: Sequence[Summary]) -> list[Warned]:
 def soak_of(meta: Mapping[str, Any], stages: Sequence[Stage], slos: Sequence[Slo]) -> Soak:
     """Return the verdict over all windows, and the changes of their figures.
 
-    Windows in which the client was the limit, and one that was cut short, count for neither.
+    Windows in which the client was the limit count for neither; where they are half of all, nothing
+    is decided. A window that was cut short shows no change.
     """
     planned, metas = meta["soak"], meta["stages"][: len(stages)]
     counted = [i for i, s in enumerate(stages) if not s.client_limited and s.requests]
     verdicts = [_over_windows(slo, [stages[i] for i in counted]) for slo in slos]
     words = {v.verdict for v in verdicts}
     verdict: Verdict = "violated" if "violated" in words else "met"
-    if not counted or (verdict == "met" and words != {"met"}):
+    if 2 * len(counted) <= len(stages) or (verdict == "met" and words != {"met"}):
         verdict = "inconclusive"
     begin_s = [float(m.get("from_s") or 0.0) for m in metas]
     whole = [i for i in counted if not metas[i].get("ended_early")]
