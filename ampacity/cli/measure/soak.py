@@ -14,13 +14,12 @@ if TYPE_CHECKING:
     from ampacity.analysis.contract.summary import Summary
 
 SET_BY_SOAK = (
-    *("rates", "concurrency", "lengths", "duration", "think_time", "ramp", "workers"),
+    *("rates", "concurrency", "lengths", "think_time", "ramp", "workers"),
     *("keep_answers", "peak_rps", "tp", "safety", "gpu_hour"),
 )
 WINDOWS = 48.0  # of a soak whose window is not given ...
 WINDOW_S = (1.0, 600.0)  # ... within these lengths
 Rps = Annotated[float, typer.Option(metavar="R", help="Load in requests/s.", show_default=False)]
-Duration = Annotated[str, typer.Option(metavar="T", help="Length of the soak, e.g. 8h.")]
 Window = Annotated[
     str | None,
     typer.Option(
@@ -31,12 +30,11 @@ Window = Annotated[
 ]
 
 
-@o.shares(but=SET_BY_SOAK)
+@o.shares(but=SET_BY_SOAK, duration="8h")
 def soak(
     url: o.Url,
     raw: dict[str, Any],
     rps: Rps,
-    duration: Duration = "8h",
     window: Window = None,
     json: o.Json = False,
 ) -> None:
@@ -44,7 +42,7 @@ def soak(
 
     Exit status with an SLO: 0 met, 1 violated, 3 inconclusive.
 
-    ampacity soak http://127.0.0.1:8000/v1 --rps 50 --duration 8h --slo ttft_p99=2s
+    ampacity soak http://127.0.0.1:8000/v1 --rps 50 --slo ttft_p99=2s
 
     ampacity soak http://127.0.0.1:8000/v1 --rps 5 --duration 1h --window 1m
     """
@@ -56,7 +54,8 @@ def soak(
 
     if not 0 < rps < 1e6:
         raise ConfigError(f"--rps {rps:g}: give a number above 0")
-    duration_s = parse_duration(duration, "--duration")
+    raw = {"duration": "8h", **raw, "url": url, "rates": rps}
+    duration_s = parse_duration(raw["duration"], "--duration")
     window_s = min(max(duration_s / WINDOWS, WINDOW_S[0]), WINDOW_S[1])
     if window is not None:
         window_s = parse_duration(window, "--window")
@@ -70,6 +69,5 @@ def soak(
         verdict = summary.soak.verdict if summary.soak else "inconclusive"
         return 0 if not summary.slos else EXIT[verdict]
 
-    own = {"url": url, "rates": rps, "duration": duration}
     how: dict[str, Any] = {"drive": plan.run, "check": check, "judge": judge}
-    run_experiment({**raw, **own}, experiment="soak", as_json=json, **how)
+    run_experiment(raw, experiment="soak", as_json=json, **how)
