@@ -68,6 +68,11 @@ def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
     return read_bytes(path, most_bytes).decode("utf-8-sig")
 
 
+def why(error: Exception) -> str:
+    """Return the reason of an error of this module in words."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def memory_bytes() -> int | None:
     """Return the memory of this machine; None where it is not known."""
     with contextlib.suppress(ValueError, OSError, AttributeError):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Audit, Summary
 from ampacity.analysis.metrics.cohort import IN_ONE_PIECE
+from ampacity.analysis.metrics.odd_answers import CONTRADICTED, OddAnswers
 from ampacity.analysis.stage.throughput import is_figure, steady_state
 
 RESENT_SHARE = 0.01  # of the requests; above it, a race with idle timeouts is no explanation
@@ -26,8 +27,7 @@ class Facts:
 
     summary: Summary
     output_deviation: float | None = None
-    cut_short: tuple[int, int] = (0, 0)  # (answers that may have been cut off, all answers)
-    unseen: int = 0  # good answers of several tokens, none of which was sent
+    odd: OddAnswers = field(default_factory=OddAnswers)
 
     @property
     def stages(self) -> Stages:
@@ -278,7 +278,7 @@ def speculation(facts: Facts) -> str | None:
 def tokens_per_chunk(facts: Facts) -> str | None:
     ratio = facts.summary.workload["realised"]["tokens_per_chunk"]
     unknown = [s for s in facts.stages if "unknown" in (s.itl_s.reason or "")]
-    if not unknown:
+    if not unknown or CONTRADICTED in facts.odd.impossible:
         return None
     names = {"icl_s": "inter-chunk latency (ICL)", "tpot_s": "TPOT"}
     given = [name for key, name in names.items() if all(getattr(s, key).n for s in unknown)]

@@ -28,8 +28,9 @@ from ampacity.analysis.limits.quota import find_quota
 from ampacity.analysis.limits.table import find_limits
 from ampacity.analysis.load_names import name_stages, planned_name
 from ampacity.analysis.metrics.impossible import check_records
-from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
-from ampacity.analysis.metrics.requests import Requests, unseen
+from ampacity.analysis.metrics.lengths import mean_tokens, output_deviation, realised
+from ampacity.analysis.metrics.odd_answers import odd_answers
+from ampacity.analysis.metrics.requests import Requests
 from ampacity.analysis.network import network_share
 from ampacity.analysis.next_run import next_command
 from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
@@ -113,11 +114,17 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
     _add_optional_parts(summary, run, metas, records, slos)
     found = read_summary(_plain(summary))
     r = records.requests
-    known = output_deviation(r), cut_short(run.requests, r), int(np.count_nonzero(unseen(r)))
-    found = structs.replace(found, warnings=find_warnings(Facts(found, *known)))
+    odd = odd_answers(run.requests, r, _models_asked(meta))
+    found = structs.replace(found, warnings=find_warnings(Facts(found, output_deviation(r), odd)))
     found = structs.replace(found, verdict=write_verdict(found))
     command = found.next_command or next_command(found, meta, str(run.path))
     return structs.replace(found, next_command=command, limits=find_limits(found))
+
+
+def _models_asked(meta: Mapping[str, Any]) -> set[str]:
+    classes = (meta.get("workload") or {}).get("classes") or []
+    models = [name for kind in classes for name in kind.get("models") or []]
+    return {*models, str((meta.get("endpoint") or {}).get("model"))}
 
 
 def _littles_law(capacity: Capacity, stages: Sequence[Stage], slos: list[Slo]) -> LittlesLawGap:

@@ -289,7 +289,7 @@ class PlainYaml(yaml.SafeLoader):
                 count += len(found)
                 if count > NODES_MAX:
                     problem = f"it unfolds into more than {NODES_MAX:,} values"
-                    raise yaml.composer.ComposerError(None, None, problem, root and root.start_mark)
+                    raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
                 left += found
         return root
 

@@ -59,7 +59,7 @@ def _run_command() -> None:
     except Exception as error:
         # our packages raise their own exceptions, with one line for people; others are bugs
         if isinstance(error, MemoryError):
-            _refuse(f"out of memory: {error or 'the input is too large for this machine'}")
+            _refuse(f"out of memory: {str(error) or 'the input is too large'}")
         if isinstance(error, OSError) and error.errno in _FULL:
             _refuse(f"the output cannot be written: {error.strerror}")
         if type(error).__module__.split(".")[0] not in _OURS:

@@ -115,12 +115,12 @@ def finish(
 def read_labels(path: Path) -> dict[int, bool]:
     """Return {request_id: accepted}. Raises LabelsError."""
     from ampacity.analysis.stage.goodput import LabelsError, parse_labels
-    from ampacity.files import read_text
+    from ampacity.files import read_text, why
 
     try:
         return parse_labels(read_text(path).splitlines(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise LabelsError(f"--labels {path} cannot be read: {error}") from None
+        raise LabelsError(f"--labels {path} cannot be read: {why(error)}") from None
 
 
 def command_line(argv: list[str]) -> list[str]:

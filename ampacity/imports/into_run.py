@@ -7,13 +7,14 @@ import itertools
 import json
 import math
 import re
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import ampacity
-from ampacity.files import read_bytes, read_text
+from ampacity.files import read_bytes, read_text, why
 from ampacity.imports import aiperf, genai_bench, guidellm, sglang_bench, vllm_bench
 from ampacity.imports.results import (
     CONNECTING,
@@ -34,7 +35,7 @@ FORMATS: dict[str, ModuleType] = {
     "genai-bench": genai_bench,
     "sglang": sglang_bench,
 }
-LARGEST_BYTES = 2 * 2**30
+LARGEST_BYTES = 2**30
 LONGEST_S = 1e7  # of a stage
 _ORIGIN_NS, _BETWEEN_NS = 1_000_000_000, 60_000_000_000  # of the clock that stages are laid out on
 
@@ -68,8 +69,8 @@ def _load(path: Path) -> Any:
     """Return a JSON document, or the list of the rows of a JSONL file; no lone surrogates."""
     try:
         text = read_text(path, LARGEST_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ImportedFileError(f"{path} cannot be read: {error}") from error
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ImportedFileError(f"{path} cannot be read: {why(error)}") from error
     try:
         document = mended(json.loads(text))
         return [document] if path.suffix == ".jsonl" else document

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ampacity.analysis.validate import Histogram, Production, ValidateError, of_samples
-from ampacity.files import open_file
+from ampacity.files import open_file, why
 from ampacity.loadgen.net.pages import PAGE_MAX_BYTES, PageError, Pages
 from ampacity.loadgen.telemetry import Lines, lines_of, number, read_metrics, samples, series
 
@@ -218,7 +218,7 @@ def fetch(where: str) -> str:
             with open_file(where) as file:
                 body = file.read(PAGE_MAX_BYTES)
     except (OSError, ValueError) as error:
-        raise ValidateError(f"{shown} cannot be read: {error}") from error
+        raise ValidateError(f"{shown} cannot be read: {why(error)}") from error
     text = body.decode("utf-8", "replace")
     if len(body) >= PAGE_MAX_BYTES and is_page(text):
         raise ValidateError(

@@ -15,7 +15,7 @@ from msgspec import Meta
 from ampacity.analysis.change.comparable import format_value
 from ampacity.analysis.change.judged import CompareError
 from ampacity.analysis.change.samples import BLOCKS, CELLS, MARKS, METRICS, TRACKED
-from ampacity.files import read_bytes, read_text
+from ampacity.files import read_bytes, read_text, why
 
 KIND, SCHEMA_VERSION = "ampacity baseline", 4
 
@@ -139,7 +139,7 @@ def read_baseline(path: Path) -> dict[str, Any]:
             f"{path} does not exist: make it with 'ampacity baseline RUN -o {path}'"
         ) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise CompareError(f"{path} cannot be read, it may be cut off: {error}") from error
+        raise CompareError(f"{path} cannot be read, it may be cut off: {why(error)}") from error
     if not isinstance(found, dict) or found.get("kind") != KIND:
         raise CompareError(
             f"{path} is no baseline: make one with 'ampacity baseline RUN -o FILE', in another file"

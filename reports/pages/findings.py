@@ -203,7 +203,7 @@ def _fleet(fleet: Fleet) -> Finding:
         return Finding("Fleet", DASH, None, _sentence(why, cost))
     sized = [
         f"for a peak of {exact(fleet.peak_rps)} req/s",
-        f"{counted(fleet.instances_before_safety, 'instance')} carry it at the capacity, × "
+        f"{counted(fleet.instances_before_safety, 'instance')} at the capacity × "
         f"safety {exact(fleet.safety_factor)}",
         f"{counted(fleet.tensor_parallel, 'GPU')} an instance",
         _one_down(fleet),
@@ -353,7 +353,7 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         value = f"above {rails.scale_in_flight} in flight"
         found.append(Rail("add an instance", value, "on average: C_max ÷ 1.2"))
     if rails.prewarm_s is not None:
-        value = f"{significant(rails.prewarm_s)} s ahead of the load"
+        value = f"{significant(rails.prewarm_s)} s ahead"
         found.append(Rail("start an instance", value, "--cold-start"))
     return found
 

@@ -144,6 +144,7 @@ def render_report(
         workload=_workload_facts(summary.workload),
         command_line=_command(meta.get("command_line")),
         chose=_chosen(summary, meta),
+        seed=meta.get("seed"),
         provenance=_provenance(meta),
         imported=imported_tables(summary.imported),
         embedded=embedded_json(to_json(summary)),

@@ -156,6 +156,9 @@ def test_options_of_other_tools_are_answered_by_ours(
             "No such option: --data (Possible options: --tp); see ampacity plan --help",
         ),
         ("run U --rates", "Option '--rates' requires an argument; see ampacity --help"),
+        ("run U --rates 5 --rates=9", "'--rates': it stands 2 times: keep one"),
+        ("run U --rates 5 -o a --out b", "'-o' / '--out': it stands 2 times: keep one"),
+        ("workload fit a.csv -o a -o b", "it stands 2 times: keep one"),
     ],
 )
 def test_other_wrong_options_are_answered_by_typer(

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from ampacity.files import MIB
+from ampacity.loadgen.rundir.files import RunDirError, load_run
+from ampacity.loadgen.rundir.records import SCHEMA
+from ampacity.workloads.errors import WorkloadError
+from ampacity.workloads.traces.read import read_trace
 from tests.support.args import args_of
 
 URL = "http://127.0.0.1:9/v1 --model m"
@@ -99,11 +104,14 @@ def test_what_is_no_file_is_refused_at_once(
     assert line.startswith("ampacity: ")
 
 
+@cache
+def _newlines() -> bytes:
+    return gzip.compress(b"\n" * 2**28, 1)
+
+
 def packed(path: Path) -> None:
-    """6 MiB of gzip that unfold to 6 GiB."""
-    with path.open("wb") as file:
-        for _ in range(6):
-            file.write(gzip.compress(b"\n" * 2**30, 1))
+    """A few MiB of gzip that unfold to 6 GiB."""
+    path.write_bytes(_newlines() * 24)
 
 
 def sparse(path: Path) -> None:
@@ -132,8 +140,9 @@ def long_number(path: Path) -> None:
 
 def repeated_text(path: Path) -> None:
     """A column that stores one text of 1 MiB and says that it stands in 100,000 rows."""
-    texts = pa.DictionaryArray.from_arrays(np.zeros(100_000, np.int32), ["x" * MIB])
-    pq.write_table(pa.table({"error": texts, "request_id": np.arange(100_000)}), path)
+    columns = {field.name: pa.nulls(100_000, field.type) for field in SCHEMA}
+    columns["error"] = pa.DictionaryArray.from_arrays(np.zeros(100_000, np.int32), ["x" * MIB])
+    pq.write_table(pa.table(columns), path)
 
 
 def lying_stream(path: Path) -> None:
@@ -144,7 +153,6 @@ def lying_stream(path: Path) -> None:
 
 BOMBS = {  # name: (reader, content, a part of the line)
     **{f"{r} of gzip": (r, packed, "MiB") for r in ("prompts", "prices", "run.json", "import")},
-    "trace of gzip": ("trace", packed, "holds no rows"),  # read by the line
     **{
         f"sparse {r}": (r, sparse, "it has more than")
         for r in ("workload", "run file", "prompts", "prices", "config.json", "baseline", "labels")
@@ -154,16 +162,33 @@ BOMBS = {  # name: (reader, content, a part of the line)
         for r in ("import", "faults", "key", "cacert", "cert", "run.json")
     },
     **{f"deep {r}": (r, deep, "") for r in ("config.json", "baseline", "import", "run.json")},
-    **{f"deep {r}": (r, deep, "") for r in ("faults", "prompts", "trace")},
+    **{f"deep {r}": (r, deep, "") for r in ("faults", "prompts", "schedule")},
     "anchors": ("workload", anchors, "unfolds into more than 1,000,000 values"),
     "merged anchors": ("run file", merged_anchors, "unfolds into more than 1,000,000 values"),
     "long number": ("run file", long_number, "a number of more than 100 characters"),
     "repeated text": ("records", repeated_text, ""),
     "lying stream": ("stream", lying_stream, ""),
-    "sparse trace": ("trace", sparse, "more than 268,435,456 characters"),
+    "sparse trace": ("trace", sparse, "more than 134,217,728 characters"),
     "sparse production": ("production", sparse, ""),
 }
-PEAK_MIB = 2600  # a line of a trace may have 256 Mi characters
+PEAK_MIB = 2200  # a line of a trace may have 256 Mi characters
+
+
+def test_the_lines_of_a_trace_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few MiB of gzip hold gigabytes of them."""
+    monkeypatch.setattr("ampacity.workloads.traces.formats.LINES_MAX", 1000)
+    for name in ("t.csv.gz", "t.jsonl.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(b"\n" * 2000))
+        with pytest.raises(WorkloadError, match="more than 1,000 lines: split it"):
+            read_trace(tmp_path / name)
+
+
+def test_a_parquet_file_is_refused_by_its_footer(
+    good_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ampacity.loadgen.rundir.files.memory_bytes", lambda: 1000)
+    with pytest.raises(RunDirError, match=r"it unfolds to 0\.0 GiB, the memory has"):
+        load_run(good_run)
 
 
 @pytest.fixture(scope="module")

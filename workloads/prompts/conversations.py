@@ -155,6 +155,8 @@ def _conversation(messages: str | list[Any], tally: Tally, limit: int | None = N
             waiting.append({"role": "user" if role == "tool" else role, "content": content})
     if any(m["role"] == "user" for m in waiting):
         found.append((tuple(waiting), None))
+    elif waiting and found:
+        tally.parts["conversations end with messages of the system: they are left out"] += 1
     if not found:
         raise NoPromptError("empty messages only" if empty else "no message of a user")
     turns, answers = zip(*found, strict=True)
