@@ -19,7 +19,6 @@ from ampacity.analysis.contract.soak import Soak, SoakChange
 from ampacity.analysis.contract.stage import SloVerdict, Stage, Verdict
 from ampacity.analysis.contract.summary import Seam, Summary, Warned
 from ampacity.analysis.limits.table import find_limits
-from ampacity.analysis.load_names import name_stages
 from ampacity.analysis.slo import EXTREMES, Slo, parse_slo
 from ampacity.analysis.soak.change_point import WINDOWS_MIN, find_change
 from ampacity.analysis.soak.sentence import soak_command, soak_sentence
@@ -81,10 +80,14 @@ def join_windows(parts: Sequence[Summary], run: Run) -> Summary:
     """Return the summary of a soak; ``run``: its run.json, with the records of any window.
 
     ``parts``: the summaries of its windows, in their order. What is no sum or list over the windows
-    is that of the last one.
+    is that of the last one. Curves are left out: they would be most of it.
     """
     metas = run.meta["stages"][: len(parts)]
-    stages = name_stages([stage for part in parts for stage in part.stages])
+    stages = [
+        structs.replace(stage, name=f"window {stage.index}", curves={})
+        for part in parts
+        for stage in part.stages
+    ]
     slos = [parse_slo(slo.text) for slo in parts[-1].slos]
     errors: Counter[str] = Counter()
     for part in parts:

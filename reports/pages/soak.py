@@ -6,7 +6,7 @@ from ampacity.analysis.contract.soak import Soak, SoakChange
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.soak.sentence import change_text, changes, size_text
 from ampacity.durations import duration_text
-from ampacity.reports.render.figures import DASH, count, rate
+from ampacity.reports.render.figures import DASH, Finding, count, rate
 from ampacity.reports.render.table import Cell, Column, Rows, Table
 from ampacity.reports.render.terminal import Entry
 
@@ -27,6 +27,13 @@ def soak_answers(summary: Summary) -> list[Entry]:
         Entry("VERDICT", verdict[0], reasons, verdict[1]),
         _changed(soak),
         Entry("SOAK", length, f"{count(summary.requests)} requests, {windows}"),
+    ]
+
+
+def soak_findings(summary: Summary) -> list[Finding]:
+    """Return the same for the report."""
+    return [
+        Finding(e.label.capitalize(), e.text, None, e.aside, e.state) for e in soak_answers(summary)
     ]
 
 
