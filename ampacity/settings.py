@@ -130,6 +130,15 @@ class Settings:
     header: tuple[tuple[str, str], ...] = _endpoint(_list("'NAME: VALUE'", v.headers), ())(
         "Additional request header; repeatable."
     )
+    cacert: Path | None = _endpoint(FILE)(
+        "Authorities that TLS trusts (PEM).", "the system's, or SSL_CERT_FILE"
+    )
+    cert: Path | None = _endpoint(FILE)(
+        "Client certificate for TLS with its key (PEM). Only its owner may have access."
+    )
+    insecure: bool = _endpoint(FLAG, False)(
+        "Do not check the server's certificate: whoever is in between can read the key."
+    )
     extra_body: dict[str, Any] = _endpoint(_text("JSON", v.extra_body), {})(
         "Additional fields of the request body, e.g. '{\"temperature\": 0}'."
     )

@@ -49,6 +49,7 @@ from ampacity.loadgen.rundir.records import KINDS
 
 SCHEMA_VERSION = 2
 EXAMPLE_CHARS = 200
+SIMULATOR = "ampacity-simulator"  # what the embedded simulator answers to /version
 
 
 def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
@@ -70,6 +71,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         "verdict": "",
         "partial": partial,
         "predicted": bool(meta.get("predicted", False)),
+        "simulated": (meta.get("locked") or {}).get("engine_version") == SIMULATOR,
         "imported": _imported(meta),
         "warnings": [],
         "diagnosis": meta.get("diagnosis"),
@@ -103,6 +105,8 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         summary["spent_usd"] = meta["spent_usd"]
     if quota is not None:
         summary["quota"] = quota
+    if meta.get("seams"):
+        summary["seams"] = meta["seams"]
     _add_optional_parts(summary, run, metas, records, slos)
     found = read_summary(_plain(summary))
     r = records.requests

@@ -290,14 +290,20 @@ def _carries(summary: Summary) -> str:
         known.append("no load is verified yet")
     texts = [capacity.binding_slo, *capacity.binding_or]
     binding = [next(s for s in summary.slos if s.text == text) for text in texts]
-    others = len(summary.slos) - len(binding)
+    others = [slo for slo in summary.slos if slo not in binding]
     notes = ["which of them breaks first cannot be told"] if len(binding) > 1 else []
-    notes += [f"{others} other SLO{'s' if others > 1 else ''} met there"] if others else []
+    notes += [_not_binding(others)] if others else []
     said = f" ({'; '.join(notes)})" if notes else ""
     return (
         f"One instance carries {least}{rate}{loop} ({'; '.join(known)}) with "
         f"{_limits(binding)}{said}"
     )
+
+
+def _not_binding(slos: Sequence[SloLimit]) -> str:
+    if len(slos) > 1:
+        return f"{len(slos)} other SLOs do not limit it"
+    return f"{_limits(slos)} does not limit it"
 
 
 def _c_max(capacity: Capacity) -> str:

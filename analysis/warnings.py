@@ -21,6 +21,7 @@ LENGTHS_OFF_SHARE = 0.1
 BEYOND_CONTEXT_SHARE = 0.01
 CACHED_SHARE = 0.05
 WIDE_BRACKET = 1.25  # upper over lower end of the capacity's interval
+CLOCK_OFF_S = 60.0  # of the gap where a run was resumed, between wall and monotonic clock
 WIDEST_REGION = 2.0  # upper over lower end of a knee region, in requests/s; wider ones say nothing
 NAMED = 4  # of the finish reasons or origins of answers
 REGION_END = 1.05  # rates up to this times the region's upper end count as within it
@@ -59,6 +60,20 @@ def _expected(summary: Summary) -> tuple[str, ...]:
 def _partial(facts: Facts) -> str | None:
     partial = facts.summary.partial
     return f"The run is partial: {partial}." if partial else None
+
+
+def _resumed(facts: Facts) -> str | None:
+    """Report each seam; a wall clock that was set in the gap is told from a pause."""
+    parts = []
+    for seam in facts.summary.seams:
+        moved_s = seam.wall_gap_s - seam.gap_s
+        clock = f", wall clock off by {moved_s:+,.0f} s" if abs(moved_s) > CLOCK_OFF_S else ""
+        where = f"after stage {seam.after_stage}" if seam.after_stage >= 0 else "before any stage"
+        parts.append(
+            f"{where} ({seam.reason}; {seam.gap_s:,.0f} s later{clock}; {seam.in_flight} requests "
+            "were in flight)"
+        )
+    return f"The run was resumed {', and '.join(parts)}." if parts else None
 
 
 def _no_requests(facts: Facts) -> str | None:
@@ -335,6 +350,7 @@ def _closed_loop(facts: Facts) -> str | None:
 
 RULES: Mapping[str, Rule] = {
     "partial": _partial,
+    "resumed": _resumed,
     "no_requests": _no_requests,
     "imported": _imported,
     "client_limited": of_stages.client_limited,

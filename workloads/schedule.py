@@ -113,6 +113,12 @@ class Schedule:
         """Return the number of a request in the whole run."""
         return self.first_request_id + (index if self.numbers is None else int(self.numbers[index]))
 
+    @property
+    def ids(self) -> Ints:
+        """Return int64[n]: the number of each request in the whole run, ascending."""
+        numbers = np.arange(len(self)) if self.numbers is None else self.numbers
+        return self.first_request_id + numbers
+
     def planned_cached_tokens(self, answers_too: bool = True) -> Ints:
         """Return int64[n]: what an infinite prefix cache would hit of each prompt, by design.
 

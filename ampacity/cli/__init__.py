@@ -9,6 +9,7 @@ import traceback
 from contextlib import suppress
 from typing import cast
 
+from ampacity.cli.process import protect
 from ampacity.cli.streams import secure_streams
 
 EXIT_OUTAGE = 1  # the endpoint was down for a while
@@ -31,6 +32,7 @@ def main() -> None:
 
 def _run_command() -> None:
     secure_streams()
+    protect()
     # neither imports nor stages make much garbage: collect it less often
     gc.set_threshold(50_000, 20, 50)
     import typer
@@ -56,12 +58,20 @@ def _run_command() -> None:
         raise KeyboardInterrupt from None
     except Exception as error:
         # our packages raise their own exceptions, with one line for people; others are bugs
+        if isinstance(error, MemoryError):
+            _refuse(f"out of memory: {str(error) or 'the input is too large'}")
         if isinstance(error, OSError) and error.errno in _FULL:
             _refuse(f"the output cannot be written: {error.strerror}")
         if type(error).__module__.split(".")[0] not in _OURS:
-            traceback.print_exc()
+            print(_without_secrets(traceback.format_exc()), file=sys.stderr)
             sys.exit(EXIT_USAGE)  # 1 would be a result, as of a gate
         _refuse(str(error))
+
+
+def _without_secrets(text: str) -> str:
+    from ampacity.loadgen.send.secrets import KNOWN, redact
+
+    return redact(text, tuple(KNOWN))
 
 
 def _refuse(message: str) -> None:

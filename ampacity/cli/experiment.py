@@ -56,6 +56,7 @@ def run_experiment(
     with left_at_once(settings.out):
         with no_stub(settings.out), Progress(quiet=shown.quiet) as progress:
             how: dict[str, Any] = {"command_line": command_line(sys.argv), "progress": progress}
+            how["resume"] = shown.resume
             path = run_event_loop(conduct(settings, experiment=experiment, drive=drive, **how))
         status, summary = finish(path, as_json=as_json and not quiet, quiet=quiet)
     if judge is not None:
@@ -108,11 +109,12 @@ def finish(
 def read_labels(path: Path) -> dict[int, bool]:
     """Return {request_id: accepted}. Raises LabelsError."""
     from ampacity.analysis.stage.goodput import LabelsError, parse_labels
+    from ampacity.files import read_text, why
 
     try:
-        return parse_labels(path.read_text(encoding="utf-8-sig").splitlines(), str(path))
+        return parse_labels(read_text(path).splitlines(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise LabelsError(f"--labels {path} cannot be read: {error}") from None
+        raise LabelsError(f"--labels {path} cannot be read: {why(error)}") from None
 
 
 def command_line(argv: list[str]) -> list[str]:

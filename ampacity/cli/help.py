@@ -9,6 +9,7 @@ from typing import Any
 from typer import BadParameter
 from typer.core import TyperCommand, TyperGroup
 
+from ampacity.cli.resume import COMMANDS, resumed
 from ampacity.settings import GROUPS
 
 SHOWN_MAX = 9
@@ -21,7 +22,17 @@ FIRST = (
     *("base_rps", "factor", "base_duration", "burst_duration", "max_recovery", "rounds", "trace"),
     *("rates", "concurrency", "duration", "max_duration", "precision", "search", "workload"),
     *("slo", "tolerance", "max_samples", "junit", "markdown", "profile", "out", "json"),
-    *("host", "port", "faults", "calibrate", "html", "peak_rps", "gpu_hour", "api_key_env"),
+    *(
+        "resume",
+        "host",
+        "port",
+        "faults",
+        "calibrate",
+        "html",
+        "peak_rps",
+        "gpu_hour",
+        "api_key_env",
+    ),
 )
 _ORDER = ["Endpoint", "", *GROUPS[1:]]  # "": the command's own
 
@@ -81,6 +92,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, and refuse options that stand twice: the last would win in silence."""
         ctx.meta[ALL] = ALL in args
+        if any(word.partition("=")[0] == "--resume" for word in args) and self.name in COMMANDS:
+            args = resumed(self.name, args)
         given = self.make_parser(ctx).parse_args(args=list(args))[2]
         for param in options(self, ctx):
             if given.count(param) > 1 and not (param.multiple or param.is_flag):

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ampacity.cli.output import shown
+from ampacity.cli.resume import COMMANDS
 from ampacity.settings import OUTPUT, SETTINGS, SHARED
 from ampacity.values import option as option_name
 
@@ -112,13 +113,14 @@ def gathers(into: str, options: list[Parameter]) -> Callable[[Command], Command]
 
 
 def prints(command: Command) -> Command:
-    """Give a command with a result ``--summary`` and ``--quiet``, which ``output.shown`` keeps."""
+    """Give a command with a result the options that ``output.shown`` keeps."""
     if "json" not in signature(command).parameters:
         return command
 
     @wraps(command)
     def printing(printed: dict[str, Any], **given: Any) -> None:
         shown.full, shown.quiet = printed["summary"] is Amount.full, "quiet" in printed
+        shown.resume = "resume" in printed
         command(**given)
 
     options = [
@@ -141,4 +143,16 @@ def prints(command: Command) -> Command:
             rich_help_panel=OUTPUT,
         ),
     ]
+    if command.__name__ in COMMANDS:
+        options.append(
+            option(
+                "resume",
+                Path | None,
+                None,
+                metavar="RUN",
+                help="Go on with a run that was cut off, in its directory. Nothing else is given "
+                "but options of the API key, --yes and --json.",
+                rich_help_panel=OUTPUT,
+            )
+        )
     return gathers("printed", options)(printing)

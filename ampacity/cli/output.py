@@ -19,10 +19,11 @@ UNCUT = 100_000  # columns of what is no terminal: nothing is wrapped or left ou
 
 @dataclass
 class Shown:
-    """The amount that the command prints; ``options.prints`` sets it."""
+    """What every command has been asked; ``options.prints`` sets it."""
 
     full: bool = False
     quiet: bool = False
+    resume: bool = False  # the run in --out goes on
 
 
 shown = Shown()

@@ -55,7 +55,13 @@ async def interleave(rigs: tuple[Rig, Rig], rounds: int, *, aa: bool) -> None:
 
 
 async def run_ab(
-    a: Settings, b: Settings, rounds: int, aa: bool, command_line: list[str], progress: Progress
+    a: Settings,
+    b: Settings,
+    rounds: int,
+    aa: bool,
+    command_line: list[str],
+    progress: Progress,
+    resume: bool = False,
 ) -> Path:
     """Open both rigs, interleave their stages, and return the parent of both run directories."""
 
@@ -73,5 +79,6 @@ async def run_ab(
         command_line=command_line,
         progress=progress,
         times=rounds * len(ORDER) // 2,
+        resume=resume,
     )
     return (await open_rig(a, drive=with_first)).parent

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,7 +53,6 @@ class Search:
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
         self._path: list[dict[str, Any]] = []
-        self._spent_s = 0.0
         self._expected = 0  # requests that were announced; 0 once it was reported as exceeded
 
     @staticmethod
@@ -119,7 +117,7 @@ class Search:
         fill_s = FILL_TIMES * max([1 / step.load_rps, rig.typical_e2e_s, *in_flight_s])
         duration_s = max(step.requests / step.load_rps, fill_s)
         if (limit_s := self._plan.max_duration_s) is not None:
-            left_s = limit_s - self._spent_s
+            left_s = limit_s - rig.spent_s
             if lacking := _no_time(limit_s, left_s, duration_s, fill_s, step):
                 return lacking
             duration_s = min(duration_s, left_s if known else max(fill_s, BRACKET_SHARE * left_s))
@@ -132,13 +130,12 @@ class Search:
             f"{float(f'{duration_s:.2g}'):,g} s, about {requests:,.0f} requests: {step.why}"
         )
         self._tell_exceeded(rig)
-        before, began_s = list(rig.stages), time.monotonic()
+        before = list(rig.stages)
         judged = await rig.open_stage(
             step.load_rps, duration_s, Watch(lambda partial: is_decided(before, partial, goal))
         )
         if judged is None:
             return rig.ended[1] if rig.ended else "the run is over"
-        self._spend(judged, began_s)
         self._path.append({"stage": judged.index, "offered_rps": step.load_rps, "why": step.why})
         self._note(rig, None)
         return rig.ended and rig.ended[1]
@@ -184,8 +181,7 @@ class Search:
             rig.settings = replace(rig.settings, ramp_s=self._plan.ramp_s)
         limit_s, length_s = self._plan.max_duration_s, rig.settings.duration_s + self._plan.ramp_s
         for users in sorted({max(1, round(share * found.c_max)) for share in CLOSED_SHARES}):
-            began_s = time.monotonic()
-            if limit_s is not None and limit_s - self._spent_s < length_s:
+            if limit_s is not None and limit_s - rig.spent_s < length_s:
                 rig.tell(
                     f"--max-duration {duration_text(limit_s)} leaves no time for a closed loop of "
                     f"{users} users"
@@ -194,11 +190,6 @@ class Search:
             judged = await rig.closed_stage(users)
             if judged is None or rig.ended:
                 return
-            self._spend(judged, began_s)
-
-    def _spend(self, judged: Stage, began_s: float) -> None:
-        """Count engine time if it is virtual, else wall-clock time including the drain."""
-        self._spent_s += max(judged.window.end_s, time.monotonic() - began_s)
 
     def _note(self, rig: Rig, ended: Finished | None) -> None:
         rig.note_down(

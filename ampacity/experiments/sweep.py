@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -50,8 +49,11 @@ class _Clock:
 
     def __init__(self, rig: Rig, limit_s: float | None) -> None:
         self.limit_s = limit_s
-        self.spent_s = 0.0
-        self._rig = rig
+        self._rig, self._before_s = rig, rig.spent_s
+
+    @property
+    def spent_s(self) -> float:
+        return self._rig.spent_s - self._before_s
 
     @property
     def left_s(self) -> float:
@@ -61,10 +63,7 @@ class _Clock:
         self, rate_rps: float, length_s: float, enough: Enough | None = None
     ) -> Stage | None:
         """Run an open stage; None if the run is over."""
-        began_s = time.monotonic()
         judged = await self._rig.open_stage(rate_rps, length_s, enough and Watch(enough))
-        if judged is not None:
-            self.spent_s += max(judged.window.end_s, time.monotonic() - began_s)
         return None if self._rig.ended else judged
 
 

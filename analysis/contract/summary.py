@@ -24,6 +24,7 @@ from ampacity.analysis.contract.limits import Limit, Quota
 from ampacity.analysis.contract.part import ContractError, Part
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.traffic import Sessions, Sharing, Traffic
+from ampacity.files import read_text
 
 
 class Warned(Part, frozen=True, kw_only=True):
@@ -87,6 +88,17 @@ class Audit(Part, frozen=True, kw_only=True):
     repeated_stages: list[int]
 
 
+class Seam(Part, frozen=True, kw_only=True):
+    """Where a run was cut off and resumed."""
+
+    after_stage: int
+    reason: str
+    resumed_utc: str
+    gap_s: float
+    wall_gap_s: float
+    in_flight: int
+
+
 class Summary(Part, frozen=True, kw_only=True):
     """The whole of summary.json."""
 
@@ -94,6 +106,7 @@ class Summary(Part, frozen=True, kw_only=True):
     verdict: str
     partial: str | None
     predicted: bool
+    simulated: bool
     imported: Imported | None
     warnings: list[Warned]
     diagnosis: list[Check] | None
@@ -108,6 +121,7 @@ class Summary(Part, frozen=True, kw_only=True):
     retries: int = 0
     spent_usd: float | None = None
     quota: Quota | None = None
+    seams: tuple[Seam, ...] = ()
     stages: list[Stage]
     sharing: list[Sharing] | None
     traffic: list[Traffic]
@@ -132,9 +146,9 @@ def read_summary(source: Mapping[str, Any] | Path) -> Summary:
     """Convert a summary, or the file of one. Raises ContractError, which names the field."""
     try:
         if isinstance(source, Path):
-            return msgspec.json.decode(source.read_bytes(), type=Summary)
+            return msgspec.json.decode(read_text(source), type=Summary)
         return msgspec.convert(source, Summary)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, OSError, UnicodeDecodeError, RecursionError) as error:
         where = f"{source}: " if isinstance(source, Path) else ""
         raise ContractError(f"{where}not a summary.json of this version: {error}") from error
 

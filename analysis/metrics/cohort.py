@@ -26,7 +26,7 @@ from ampacity.analysis.metrics.requests import (
     visible_tokens,
     zero_ns,
 )
-from ampacity.analysis.slo import GAP_METRICS, Slo
+from ampacity.analysis.slo import GAP_METRICS, Slo, SloError
 from ampacity.loadgen.rundir.records import came_together
 
 # ITL is given when the tokens of each chunk are known for at least this share of the answers
@@ -341,7 +341,8 @@ def _unknown(unit: str, reason: str) -> Observations:
 def observations_for_slo(cohort: Cohort, slo: Slo) -> Observations:
     """Return the observations that an SLO is judged by.
 
-    TTFT, first answer, fluidity and E2E count from the schedule.
+    TTFT, first answer, fluidity and E2E count from the schedule. Raises SloError for a metric that
+    has no observations.
     """
     cohort = cohort.of_class(slo.class_)
     if slo.metric in cohort.spoilt:
@@ -362,4 +363,6 @@ def observations_for_slo(cohort: Cohort, slo: Slo) -> Observations:
             return cohort.tpot
         case "itl":
             return cohort.itl
-    return cohort.icl
+        case "icl":
+            return cohort.icl
+    raise SloError(f"{slo.text}: no observations are defined for {slo.metric}")

@@ -344,10 +344,12 @@ def tpot_s(requests: Requests, chunks: Chunks) -> tuple[Floats, Bools]:
 
 
 def ttft_s(requests: Requests, *, from_schedule: bool) -> Floats:
+    """Return the time to the first token, from the scheduled time or from the first byte sent."""
     return (requests.first_token_ns - zero_ns(requests, from_schedule)) * _NS
 
 
 def first_answer_s(requests: Requests, *, from_schedule: bool) -> Floats:
+    """Return the time to the first token that is no thinking."""
     return (requests.first_answer_ns - zero_ns(requests, from_schedule)) * _NS
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pyarrow as pa
+
 from ampacity.loadgen.plan import FAILED_MIN, Live
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord
@@ -61,6 +63,13 @@ class Account:
         self._check()
         if live is not None:
             live.spent_usd = self._spent_usd
+
+    def spent_before(self, requests: pa.Table) -> None:
+        """Count what the requests of a run have cost that now goes on."""
+        if self._prices is not None:
+            for row in requests.drop_columns(["class"]).to_pylist():
+                self._spent_usd += self._cost(RequestRecord(**row))
+            self._check()
 
     def look(self, live: Live, max_errors: float | None) -> None:
         """Renew the keys in a thread if they are due; end the run if too many requests fail."""

@@ -35,7 +35,7 @@ from ampacity.loadgen.sleeper import Sleeper
 LEAD_S = 0.1  # between the call and the first deadline
 WHOLE_MAX = 1000  # complete answers that wait to be parsed
 NO_RECORD = "an answer could not be parsed or a request built"
-FLUSH_TURNS = 10  # of CHECK_EVERY_S: a kill loses at most one second of records
+FLUSH_TURNS = 8  # of CHECK_EVERY_S: a kill loses less than one second of records
 
 
 class StageRunner:

@@ -118,6 +118,11 @@ class Exchange:
         return len(times) - len(set(times))
 
     @property
+    def chunks(self) -> int:
+        """Return how many chunks with tokens have arrived."""
+        return len(self._answer.chunk_at_ns)
+
+    @property
     def answering(self) -> bool:
         """Tell whether a token has arrived."""
         return bool(self._answer.chunk_at_ns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,16 @@ class KeptAnswers:
     """
 
     def __init__(
-        self, path: Path, left_bytes: int, *, prompts: bool, secrets: Callable[[], tuple[str, ...]]
+        self,
+        path: Path,
+        left_bytes: int,
+        *,
+        prompts: bool,
+        secrets: Callable[[], tuple[str, ...]],
+        later: Callable[[Callable[[], object]], object] = lambda write: write(),
     ) -> None:
-        """Keep answers in ``path``; with ``prompts`` each with its prompt."""
-        self._path, self._left_bytes = path, left_bytes
+        """Keep answers in ``path``, with ``prompts`` each with its prompt; ``later`` writes."""
+        self._path, self._left_bytes, self._later = path, left_bytes, later
         self._prompts, self._secrets = prompts, secrets
 
     def keep(self, exchange: Exchange) -> None:
@@ -45,11 +52,14 @@ class KeptAnswers:
         text = json.dumps(line, ensure_ascii=False) + "\n"
         self._left_bytes -= len(data := text.encode("utf-8", "replace"))
         if self._left_bytes >= 0:
-            try:
-                with self._path.open("ab") as file:
-                    file.write(data)
-            except OSError:
-                self._left_bytes = 0
+            self._later(partial(self._append, data))
+
+    def _append(self, data: bytes) -> None:
+        try:
+            with self._path.open("ab") as file:
+                file.write(data)
+        except OSError:
+            self._left_bytes = 0
 
     def _redacted(self, value: Any) -> Any:
         return map_texts(value, lambda text: redact(text, self._secrets()))

@@ -1,8 +1,6 @@
-"""The run directory: run.json, the crash-safe stream of records, requests.parquet, server.parquet.
+"""Read a run directory: run.json, the crash-safe streams of records, or the Parquet files.
 
-During a run finished requests are appended to ``requests.arrows`` (an Arrow IPC stream, flushed
-batch by batch). ``finish`` turns the stream into ``requests.parquet``. After a kill at any moment
-``load_run`` reads every complete batch of the stream.
+After a kill at any moment ``load_run`` reads every complete batch of the streams.
 """
 
 from __future__ import annotations
@@ -15,25 +13,19 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from ampacity.files import GIB, MOST_BYTES, memory_bytes, open_file, read_text
 from ampacity.loadgen.rundir.meta import fault_of
-from ampacity.loadgen.rundir.records import (
-    SCHEMA,
-    SCHEMA_VERSION,
-    RequestRecord,
-    complete,
-    to_batch,
-)
+from ampacity.loadgen.rundir.records import SCHEMA, SCHEMA_VERSION, complete
 
 if sys.platform != "win32":
     import fcntl
 
 STREAM_NAME = "requests.arrows"
 PARQUETS = ("requests.parquet", "server.parquet")
-FLUSH_ROWS = 256  # a batch blocks the event loop for 1 to 2 ms, mostly independent of its rows
 
 
 class RunDirError(ValueError):
@@ -52,35 +44,44 @@ class Run:
     going_s: float | None = None  # of a running run: seconds since its last write
 
 
+def json_text(value: Any) -> str:
+    """Return JSON as files have it. Raises ValueError on NaN."""
+    return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically. Raises ValueError on NaN, RunDirError."""
-    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+    write_whole(path, json_text(value))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text atomically. Raises RunDirError."""
     with (
-        _replacing(path) as temporary,
+        replacing(path) as temporary,
         temporary.open("w", encoding="utf-8", errors="replace") as f,
     ):
-        f.write(text + "\n")
+        f.write(text)
         f.flush()
         os.fsync(f.fileno())
 
 
 @contextlib.contextmanager
-def _explained(problem: str, remedy: str = "") -> Iterator[None]:
+def explained(problem: str, remedy: str = "") -> Iterator[None]:
     """Raise RunDirError with ``problem``, reason and remedy where files or Arrow raise an error."""
     try:
         yield
     except RunDirError:
         raise
-    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
+    except (OSError, ValueError, RecursionError, MemoryError, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise RunDirError(f"{problem}: {reason}{remedy}") from error
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path that replaces ``path`` at the end. Raises RunDirError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with _explained(f"{path} cannot be written"):
+    with explained(f"{path} cannot be written"):
         try:
             yield temporary
             temporary.replace(path)
@@ -90,112 +91,7 @@ def _replacing(path: Path) -> Iterator[Path]:
             raise
 
 
-def check_new(path: Path) -> None:
-    """Raise RunDirError unless ``path`` is new or empty."""
-    with _explained(f"{path} cannot be used", "; choose another --out"):
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunDirError(f"{path} exists and is not an empty directory: choose another --out")
-
-
-class StreamWriter:
-    """Appends records to a crash-safe stream file; a context manager.
-
-    It is called from the receive path, so a full or lost disk does not raise there: it sets
-    ``failed``, and the records stay pending.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._stream_path = path
-        self._pending: list[RequestRecord] = []
-        self._file = pa.OSFile(str(path), "wb")
-        self._stream = pa.ipc.new_stream(self._file, SCHEMA)
-        self._file.flush()  # a reader finds the schema from the start
-        self.failed: str | None = None  # why records can no longer be written
-        # Arrow's first conversion imports for 60 ms: now, not under load
-        to_batch([RequestRecord(0, 0, 0, "ok")])
-
-    def append(self, record: RequestRecord) -> None:
-        """Add one finished request; it reaches the disk with its batch."""
-        self._pending.append(record)
-        if len(self._pending) >= FLUSH_ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand pending records to the system: they then survive a crash of this process."""
-        if not self._pending or self.failed or self._file.closed:
-            return
-        try:
-            self._stream.write_batch(to_batch(self._pending))
-            self._file.flush()
-        except OSError as error:
-            self.failed = f"{self._stream_path} cannot be written: {' '.join(str(error).split())}"
-        else:
-            self._pending.clear()
-
-    def close(self) -> None:
-        """Flush and close, after an error too: what was measured is kept."""
-        self.flush()
-        if not self._file.closed:
-            for closing in (self._stream.close, self._file.close):
-                with contextlib.suppress(OSError):
-                    closing()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-class RunWriter(StreamWriter):
-    """Writes one run directory; a context manager. Without ``finish`` the streams remain."""
-
-    def __init__(self, path: Path, meta: dict[str, Any]) -> None:
-        """Create ``path`` (it must be new or empty) and write run.json. Raises RunDirError."""
-        check_new(path)
-        with _explained(f"{path} cannot be made", "; choose another --out"):
-            path.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        self.meta: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **meta}
-        super().__init__(path / STREAM_NAME)
-        self.write_meta()
-        self._held = (path / STREAM_NAME).open("r+b")
-        _lock(self._held, shared=False)  # until the process ends
-
-    def write_meta(self) -> None:
-        write_json(self.path / "run.json", self.meta)
-
-    def worker_stream(self, worker: int) -> Path:
-        return self.path / f"requests-{worker}.arrows"
-
-    def stage_table(self, stage: int) -> pa.Table:
-        """Return the flushed rows of one stage, of all processes."""
-        import pyarrow.compute as pc  # slow to import: after the first request
-
-        self.flush()
-        return read_streams(self.path).filter(pc.field("stage") == stage)
-
-    def finish(self, server: pa.Table | None = None) -> None:
-        """Write requests.parquet, sorted, and server.parquet; delete the streams."""
-        super().close()
-        if self.failed:
-            kept = f"what had been written is kept: ampacity report {self.path}"
-            raise RunDirError(f"{self.failed}; {kept}")
-        order = [("request_id", "ascending"), ("attempt", "ascending")]
-        table = read_streams(self.path).sort_by(order)
-        _write_parquet(table, self.path / PARQUETS[0])
-        if server is not None and server.num_rows:
-            _write_parquet(server, self.path / PARQUETS[1])
-        self.write_meta()
-        for stream in _streams(self.path):
-            stream.unlink()
-
-    def close(self) -> None:
-        super().close()
-        self._held.close()
-
-
-def _lock(file: BinaryIO, *, shared: bool) -> bool:
+def lock(file: BinaryIO, *, shared: bool) -> bool:
     """Take the lock of a run; return False where another process has it."""
     if sys.platform != "win32":
         try:
@@ -210,33 +106,28 @@ def _lock(file: BinaryIO, *, shared: bool) -> bool:
 def _going_s(path: Path) -> float | None:
     """Return the seconds since the last write of a run that is still being written, else None."""
     # the run may be finishing just now
-    with contextlib.suppress(OSError), (path / STREAM_NAME).open("rb") as file:
-        if not _lock(file, shared=True):
-            written_s = max(p.stat().st_mtime for p in (path / "run.json", *_streams(path)))
+    with contextlib.suppress(OSError), open_file(path / STREAM_NAME) as file:
+        if not lock(file, shared=True):
+            written_s = max(p.stat().st_mtime for p in (path / "run.json", *streams_of(path)))
             return max(time.time() - written_s, 0.0)
     return None
 
 
-def _write_parquet(table: pa.Table, path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    with _replacing(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
-
-
-def _streams(path: Path) -> list[Path]:
+def streams_of(path: Path) -> list[Path]:
     return sorted(path.glob("requests*.arrows"))
 
 
 def read_streams(path: Path) -> pa.Table:
     """Return all rows of the crash-safe streams in a run directory."""
-    return pa.concat_tables([SCHEMA.empty_table(), *map(read_stream, _streams(path))])
+    return pa.concat_tables([SCHEMA.empty_table(), *map(read_stream, streams_of(path))])
 
 
 def read_stream(path: Path) -> pa.Table:
     """Return every complete batch of a crash-safe stream; a torn last batch is left out."""
     batches: list[pa.RecordBatch] = []
     with (
+        explained(f"{path} cannot be read"),
+        open_file(path),  # refuses what is no file
         contextlib.suppress(pa.ArrowInvalid, OSError),
         pa.OSFile(str(path), "rb") as file,
         pa.ipc.open_stream(file) as reader,
@@ -255,8 +146,8 @@ def load_run(path: Path) -> Run:
             "is a file" if path.is_file() else "has no run.json" if path.exists() else "is missing"
         )
         raise RunDirError(f"{path} is no run directory: it {why}")
-    with _explained(f"{meta_path} cannot be read"):
-        meta = json.loads(meta_path.read_text(encoding="utf-8"))
+    with explained(f"{meta_path} cannot be read"):
+        meta = json.loads(read_text(meta_path))
         # lone surrogates, as of an argument that is no UTF-8, cannot be printed
         meta = json.loads(json.dumps(meta, ensure_ascii=False).encode(errors="replace"))
     version = meta.get("schema_version") if isinstance(meta, dict) else None
@@ -266,14 +157,14 @@ def load_run(path: Path) -> Run:
     if fault := fault_of(meta):
         raise RunDirError(f"{meta_path}: {fault}")
     complete = parquet.is_file()
-    if not complete and not _streams(path):
+    if not complete and not streams_of(path):
         missing = f"neither requests.parquet nor {STREAM_NAME}"
         raise RunDirError(f"{path} has {missing}: nothing was recorded")
     return Run(
         path,
         meta,
         _read_requests(parquet) if complete else read_streams(path),
-        _read_server(server) if server.is_file() else None,
+        _read_server(server) if server.exists() else None,
         complete,
         None if complete else _going_s(path),
     )
@@ -284,10 +175,24 @@ def _read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Tabl
     import pyarrow.parquet as pq
 
     # by batch from a memory map: half the time, a third of the memory of pq.read_table
-    with _explained(f"{path} cannot be read"), pq.ParquetFile(path, memory_map=True) as file:
+    with (
+        explained(f"{path} cannot be read"),
+        open_file(path),  # refuses what is no file
+        pq.ParquetFile(path, memory_map=True) as file,
+    ):
+        _check_size(file.metadata)
         schema = pa.schema([f for f in file.schema_arrow if columns is None or f.name in columns])
         batches = file.iter_batches(use_threads=False, columns=schema.names)
         return pa.Table.from_batches(batches, schema=schema)
+
+
+def _check_size(held: Any) -> None:
+    """Raise ValueError where a Parquet file, by its footer, unfolds to more than the memory."""
+    groups = map(held.row_group, range(held.num_row_groups))
+    columns = (group.column(n) for group in groups for n in range(group.num_columns))
+    size = sum(max(c.total_uncompressed_size, 8 * c.num_values) for c in columns)
+    if size > (memory := memory_bytes() or size):
+        raise ValueError(f"it unfolds to {size / GIB:,.1f} GiB, the memory has {memory / GIB:,.1f}")
 
 
 def _read_requests(path: Path) -> pa.Table:
@@ -326,15 +231,15 @@ def _read_server(path: Path) -> pa.Table:
 
 
 def _column(table: pa.Table, name: str, kind: pa.DataType, path: Path) -> pa.ChunkedArray:
-    with _explained(f"{path}: column {name} is of a wrong type"):
+    with explained(f"{path}: column {name} is of a wrong type"):
         return table[name].cast(kind)
 
 
 def read_answers(run: Path) -> Iterator[tuple[int, bytes]]:
     """Yield (request_id, line) of each kept answer but a torn last line. Raises RunDirError."""
     for path in sorted(run.glob("answers-*.jsonl")):
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+        with explained(f"{path} cannot be read"), open_file(path) as file:
+            for number, line in enumerate(iter(lambda: file.readline(MOST_BYTES), b""), 1):
                 if not line.endswith(b"\n"):
                     continue
                 try:

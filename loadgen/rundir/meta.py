@@ -57,7 +57,20 @@ _STAGE = _object(
     sessions=_object(cut=list[str]),
     cached_share_planned=_AMOUNT,
     ended_early=str,
+    planned_s=_AMOUNT,
+    interrupted=bool,
+    cut_ns=_TIME_NS,
+    continues=_COUNT,
     audit=_AUDIT,
+)
+_SEAM = _object(
+    ("after_stage", "reason", "resumed_utc", "gap_s", "wall_gap_s", "in_flight"),
+    after_stage=int,
+    reason=str,
+    resumed_utc=str,
+    gap_s=_AMOUNT,
+    wall_gap_s=Annotated[float, Meta(ge=-(2.0**62), le=2.0**62)],
+    in_flight=_COUNT,
 )
 _STEP = _object(("stage", "offered_rps", "why"), stage=_COUNT, offered_rps=_AMOUNT, why=str)
 _LENGTHS = _object(p50=_AMOUNT, text=str)
@@ -87,6 +100,7 @@ _RUN_JSON = _object(
     spent_usd=_AMOUNT,
     command_line=list[str],
     stages=_list(_STAGE),
+    seams=_list(_SEAM),
     workload=_object(
         input_tokens=_LENGTHS,
         output_tokens=_LENGTHS,

@@ -24,9 +24,11 @@ import numpy as np
 
 import ampacity
 from ampacity.loadgen.audit import Measures
-from ampacity.loadgen.plan import Live, StagePlan, StageResult, record_of
+from ampacity.loadgen.drive.cut import owed_by, sessions_of
+from ampacity.loadgen.plan import Live, StagePlan, StageResult
 from ampacity.loadgen.rundir.files import read_stream
 from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.rundir.write import STALL_MAX_S
 from ampacity.loadgen.workers.channel import (
     Answer,
     Begin,
@@ -44,7 +46,7 @@ from ampacity.loadgen.workers.setup import Setup
 
 START_TIMEOUT_S = 30.0
 LEAD_S = 0.1  # between the last "prepared" and the first deadline
-GRACE_S = 20.0  # lateness of a result after which a worker is given up
+GRACE_S = 20.0 + STALL_MAX_S  # lateness of a result after which a worker is given up
 END_S = 0.5  # for a process whose connection is closed to be gone
 
 
@@ -227,7 +229,7 @@ class Workers:
         columns = (here[name].to_pylist() for name in ("request_id", "ended_ns"))
         recorded = dict(zip(*columns, strict=True))
         died_ns = worker.died_ns or time.monotonic_ns()
-        owed = _owed(share, start_ns, died_ns, recorded)
+        owed = owed_by(share, start_ns, died_ns, recorded)
         for record in owed:
             record.error = why
             record.worker, record.target = worker.number, self._setup.targets[0]
@@ -245,7 +247,7 @@ class Workers:
             "decided_early": None,
         }
         if schedule.session is not None:
-            meta["sessions"] = _sessions_of(share, recorded, owed)
+            meta["sessions"] = sessions_of(share, recorded, owed)
         last = schedule.request_id(len(schedule) - 1) if len(schedule) else None
         used = 0 if last is None else last - schedule.first_request_id + 1
         return StageResult(meta, Measures(dated_by_kernel=True), used)  # no measurements
@@ -298,54 +300,6 @@ def deal(plan: StagePlan, workers: int) -> list[StagePlan]:
             )
         )
     return shares
-
-
-def _owed(
-    share: StagePlan, start_ns: int, now_ns: int, recorded: dict[int, int]
-) -> list[RequestRecord]:
-    """Return records for the requests of an open share that were due and have none.
-
-    ``recorded``: the end of each recorded request. A dependent request was due if all that it
-    depends on are recorded. Of a closed share nothing is known.
-    """
-    schedule, rows = share.schedule, list[RequestRecord]()
-    after, after_start, think_s = schedule.after, schedule.after_start, schedule.think_s
-    if share.kind == "closed":
-        return rows
-    scheduled_ns = start_ns + np.round(schedule.scheduled_s * 1e9).astype(np.int64)
-    for i, due_ns in enumerate(scheduled_ns.tolist()):
-        if schedule.request_id(i) in recorded:
-            continue
-        if after is not None and after_start is not None and think_s is not None:
-            waited = map(schedule.request_id, after[after_start[i] : after_start[i + 1]].tolist())
-            ends = [recorded.get(number) for number in waited]
-            if None in ends:
-                continue
-            ended_ns = [end for end in ends if end is not None]
-            due_ns = max(ended_ns) + round(float(think_s[i]) * 1e9) if ends else due_ns
-        if due_ns <= now_ns:
-            record = record_of(share, i, due_ns)
-            record.ended_ns = now_ns
-            rows.append(record)
-    return rows
-
-
-def _sessions_of(
-    share: StagePlan, recorded: dict[int, int], owed: list[RequestRecord]
-) -> dict[str, Any]:
-    """Return a dead worker's part of the stage's ``sessions``; incomplete ones were cut."""
-    schedule = share.schedule
-    assert schedule.session is not None
-    has = np.array([schedule.request_id(i) in recorded for i in range(len(schedule))], dtype=bool)
-    begun = set(schedule.session[has].tolist())
-    lacking = set(schedule.session[~has].tolist())
-    begun_ids = {f"{share.index}-{session}" for session in begun} | {
-        str(r.session_id) for r in owed
-    }
-    return {
-        "begun": len(begun_ids),
-        "cut": sorted(name for name in begun_ids if int(name.split("-")[1]) in lacking),
-    }
 
 
 def _merge(plan: StagePlan, start_ns: int, metas: list[dict[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,10 @@ class Sink(Protocol):
         """Add one finished request."""
 
     def flush(self) -> None:
-        """Write pending records to the operating system."""
+        """Have the pending records written."""
+
+    def later(self, job: Callable[[], object]) -> None:
+        """Run a job in the thread that writes."""
 
     @property
     def failed(self) -> str | None:
@@ -130,7 +133,9 @@ class Setup:
         if self.answers_in is not None:
             path = self.answers_in / f"answers-{worker}.jsonl"
             asked = self.prompt_file is not None or self.recorded is not None
-            keep = KeptAnswers(path, self.answers_bytes, prompts=asked, secrets=secrets).keep
+            keep = KeptAnswers(
+                path, self.answers_bytes, prompts=asked, secrets=secrets, later=stream.later
+            ).keep
         return StageRunner(
             clients,
             requests,

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.plan import StagePlan
-from ampacity.loadgen.rundir.files import StreamWriter
+from ampacity.loadgen.rundir.write import StreamWriter
 from ampacity.loadgen.workers.channel import (
     Answer,
     Begin,
@@ -74,6 +74,7 @@ async def _run(
         reporting.cancel()
     _send_live(runner, parent)
     stream.flush()
+    await asyncio.to_thread(stream.wait)
     parent.send(Done(result))
 
 

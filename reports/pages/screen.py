@@ -47,6 +47,7 @@ NOTES = {
     "too_long": "Some requests exceeded the model's context: use shorter lengths or --fit-context.",
     "unstable_lowest": "Even the lowest load was too high: start lower.",
     "never_settled": "Some stages never settled: use a longer --duration.",
+    "resumed": "The run was interrupted and resumed: the parts of that stage stand apart.",
     "resent": "Idle connections broke, and requests were sent again.",
     "drift": "Latency drifted during a stage: use a longer --duration.",
     "two_modes": "Latency switched between two levels: look for other work on the server.",
@@ -105,6 +106,9 @@ def _conditions(summary: Summary) -> list[Entry]:
         found.append(Entry("PARTIAL", summary.partial, state="unsure"))
     if summary.spent_usd is not None:
         found.append(Entry("SPENT", f"${summary.spent_usd:.4g}", "at the prices given"))
+    if summary.simulated:
+        text = "results: they describe no real engine or GPU"
+        found.append(Entry("SIMULATED", text, "", "unsure"))
     if summary.predicted:
         found.append(
             Entry("PREDICTED", "by a simulated engine: nothing was measured", "", "unsure")
@@ -156,7 +160,7 @@ def _answers(summary: Summary) -> list[Entry]:
         least = "at least " if held.crossing == "lower_bound" else ""
         found.append(Entry("C_MAX", f"{least}{significant(held.c_max)} in flight", ends))
     found.append(_limit(summary))
-    found += [Entry("CAUSE", c.title, f"try {c.lever}") for c in summary.limits if c.holds][:1]
+    found += [Entry("CAUSE", f"{c.title}: try {c.lever}") for c in summary.limits if c.holds][:1]
     if summary.families:
         curves = (f"{f.lengths} {rate(f.capacity.capacity_rps)}" for f in summary.families)
         found.append(Entry("LENGTHS", ", ".join(curves)))

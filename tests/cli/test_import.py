@@ -19,6 +19,7 @@ from ampacity.imports.into_run import read_file, write_run
 from ampacity.imports.results import ImportedFileError
 from ampacity.loadgen.rundir.files import load_run
 from tests.support.contract import summarise
+from tests.support.repeats import often
 
 SAMPLES = Path(__file__).parents[1] / "samples_other_tools"
 FILES = {
@@ -550,7 +551,9 @@ BAD = [
 
 
 @settings(
-    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=often(62, 250),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.data())
 def test_damaged_files_never_give_a_traceback(tmp_path: Path, data: st.DataObject) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ampacity.analysis.change.baseline import make_baseline
 from ampacity.analysis.change.judged import prepare
 from ampacity.analysis.contract.summary import read_summary
+from ampacity.analysis.gate.baseline import make_baseline
 from ampacity.config import make_settings
 from ampacity.reports.pages.run_report import render_report
 from ampacity.values import ConfigError

@@ -17,8 +17,9 @@ from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.requests import read_chunks, read_requests
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.summary import summarise
-from ampacity.loadgen.rundir.files import Run, RunWriter, load_run
+from ampacity.loadgen.rundir.files import Run, load_run
 from ampacity.loadgen.rundir.records import SCHEMA, RequestRecord, to_batch
+from ampacity.loadgen.rundir.write import RunWriter
 
 ORIGIN_NS = 5_000_000_000_000  # a monotonic clock does not start at zero
 

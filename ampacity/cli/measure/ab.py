@@ -68,8 +68,8 @@ def ab(
 
     ampacity ab http://a:8000/v1 --aa --rates 4 --rounds 3
     """
-    from ampacity.analysis.change.pairs import compared_run
-    from ampacity.analysis.change.scorecard import compare
+    from ampacity.analysis.compare.pairs import compared_run
+    from ampacity.analysis.compare.scorecard import compare
     from ampacity.cli import EXIT_INTERRUPTED
     from ampacity.cli.experiment import command_line, finish
     from ampacity.cli.judge.compare import show
@@ -91,7 +91,8 @@ def ab(
     a, b = arms(*settings)
     with left_at_once(a.out, b.out):
         with no_stub(a.out, b.out), Progress(quiet=shown.quiet) as progress:
-            out = run_event_loop(run_ab(a, b, rounds, aa, command_line(sys.argv), progress))
+            words = command_line(sys.argv)
+            out = run_event_loop(run_ab(a, b, rounds, aa, words, progress, shown.resume))
         statuses = {finish(out / name, as_json=False, quiet=True)[0] for name in NAMES}
     if "interrupted" in statuses:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -34,14 +34,17 @@ from ampacity.experiments.stages.provenance import (
     source_notes,
     utc_now,
 )
-from ampacity.experiments.stages.rig import Rig, answers_in_history
+from ampacity.experiments.stages.resume import check_resumable, resumed_meta
+from ampacity.experiments.stages.rig import Rig
+from ampacity.experiments.stages.waits import answers_in_history
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.ask import count_message_overhead
 from ampacity.loadgen.probe.look import look
 from ampacity.loadgen.probe.results import ProbeResult
-from ampacity.loadgen.rundir.files import RunWriter, check_new
+from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.write import RunWriter, check_new, take_up
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.telemetry import Telemetry
 from ampacity.loadgen.workers.setup import Route, Setup
@@ -53,6 +56,7 @@ from ampacity.workloads.replay import Replayed
 Drive = Callable[[Rig], Awaitable[Any]]
 T = TypeVar("T")
 
+INSECURE = "--insecure: nobody checked that the answers came from the endpoint itself"
 ENDING = "{}: ending the run, the report follows (Ctrl-C again: leave without it)"
 _running: list[Generator] = []  # what a signal ends: one, or both arms of an A/B
 
@@ -78,26 +82,32 @@ async def conduct(
     command_line: list[str],
     progress: Progress,
     times: int = 1,
+    resume: bool = False,
 ) -> Path:
     """Run an experiment and return its run directory; ``times`` each load is run, about.
 
-    Raises a ValueError of one line before the load begins.
+    With ``resume`` the run in --out goes on. Raises a ValueError of one line before the load begins.
     """
-    out = out_path(settings, experiment)
-    check_new(out)
+    out, held = out_path(settings, experiment), None
     async with contextlib.AsyncExitStack() as closing:
-        run = await _connect(settings, out, progress, closing, times)
-        setup, settings = run.setup, run.settings
-        meta = run_meta(
-            settings, run.probe, setup.run_id, setup.salt, experiment, command_line, run.trace
-        )
-        meta["notes"] += run.notes
-        with RunWriter(out, meta) as writer:
-            generator = Generator(setup, run.clients, writer, writer.worker_stream)
+        if resume:
+            held = closing.enter_context(take_up(out))
+            check_resumable(held.run)
+        else:
+            check_new(out)
+        before = held.run if held else None
+        run = await _connect(settings, out, progress, closing, times, before)
+        settings, meta = run.settings, _meta_of(run, experiment, command_line)
+        if before is not None:
+            meta = resumed_meta(before, meta)
+            progress.note(f"{out} goes on: what is recorded is kept, {len(meta['stages'])} stages")
+        private = settings.keep_answers_bytes is not None
+        with RunWriter(out, meta, held, private=private) as writer:
+            generator = Generator(run.setup, run.clients, writer, writer.worker_stream)
             telemetry = await _start_telemetry(settings, run.pages, progress)
             player = LivePlayer(settings, run.probe, writer, generator, telemetry, progress)
             rig = Rig(settings, writer, progress, player, run.trace)
-            if why := setup.account.used_up:  # by the probe
+            if why := run.setup.account.used_up:  # by the probe
                 rig.ended = ("budget", why)
             try:
                 with _interruptible(generator, progress):
@@ -108,6 +118,18 @@ async def conduct(
                 await telemetry.stop()
             close_run(writer, rig.ended, telemetry.table())
     return out
+
+
+def _meta_of(run: _Connected, experiment: str, command_line: list[str]) -> dict[str, Any]:
+    setup, record = run.setup, run.probe.record
+    ids = setup.run_id, setup.salt
+    meta = run_meta(run.settings, run.probe, *ids, experiment, command_line, run.trace)
+    meta["notes"] += run.notes
+    answer_s = 1.0
+    if record.started_ns is not None and record.ended_ns is not None:
+        answer_s = max((record.ended_ns - record.started_ns) / 1e9, 1e-3)
+    meta["endpoint"]["answer_s"] = answer_s  # of the typical lengths, alone
+    return meta
 
 
 def close_run(
@@ -125,8 +147,12 @@ async def _connect(
     progress: Progress,
     closing: contextlib.AsyncExitStack,
     times: int,
+    before: Run | None,
 ) -> _Connected:
-    """Reach and probe the endpoint, and check that the load can be sent."""
+    """Reach and probe the endpoint, and check that the load can be sent.
+
+    A run that goes on after ``before`` sends the texts that it would have sent.
+    """
     trace = None
     if settings.trace:
         from ampacity.experiments.stages.replay import read_replay
@@ -141,12 +167,18 @@ async def _connect(
     prepare_machine(settings)
     for note in source_notes(settings, trace):
         progress.note(note)
-    run_id, salt = secrets.token_hex(6), settings.salt or secrets.token_hex(8)
-    pages = await closing.enter_async_context(Pages())
+    known, fresh = before.meta if before else {}, secrets.token_hex(8)
+    run_id = known.get("run_id") or secrets.token_hex(6)
+    salt = known.get("salt") or settings.salt or fresh
+    if before:
+        account.spent_before(before.requests)
+    pages = await closing.enter_async_context(Pages(settings.endpoint.tls))
     clients = [client_to(settings, route) for route in routes]
     for client in clients:
         closing.push_async_callback(client.close)
-    probe = await Probe(settings, pages, clients[0], routes[0], salt, trace, progress).run()
+    probe = await Probe(
+        settings, pages, clients[0], routes[0], fresh if before else salt, trace, progress
+    ).run()
     setup = Setup(
         routes=routes,
         shape=probe.shape,
@@ -166,7 +198,8 @@ async def _connect(
         setup = replace(setup, reuse="new")
         for client in clients:
             client.reuse = False
-    notes = [*filter(None, [check_context(settings, probe, trace)])]
+    unsafe = INSECURE if settings.endpoint.tls.insecure else None
+    notes = [*filter(None, [check_context(settings, probe, trace), unsafe])]
     for note in [*probe.notes, *notes]:
         progress.note(note)
     for record in clients[0].asked:

@@ -14,19 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from ampacity.experiments.stages.context import fit_context
-from ampacity.experiments.stages.rig import (
-    GROW_CPU_FRACTION,
-    Outcome,
-    Watch,
-    answers_in_history,
-)
+from ampacity.experiments.stages.rig import GROW_CPU_FRACTION, Outcome, Watch
+from ampacity.experiments.stages.waits import answers_in_history
 from ampacity.loadgen.audit import Measures, Tolerance, judge
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.host import busiest, cores_used, cpu_seconds
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.probe.results import ProbeResult
-from ampacity.loadgen.rundir.files import RunWriter
-from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.loadgen.telemetry import Telemetry
 from ampacity.progress import Progress
 from ampacity.settings import Settings
@@ -54,10 +49,10 @@ class LivePlayer:
         self._generator = generator
         self._telemetry = telemetry
         self._progress = progress
-        self._workers_wanted = settings.workers or 1
+        self._workers_wanted = settings.workers or writer.meta["workers"]
         self._may_grow = not (settings.workers or settings.max_cost)
         self._tolerance = Tolerance.for_limits(_limits_by_metric(settings))
-        self.typical_e2e_s = _e2e_s(probe.record)
+        self.typical_e2e_s = writer.meta["endpoint"]["answer_s"]
 
     def closed_counts(self, users: int) -> Iterable[int]:
         return (CLOSED_REQUESTS_MAX,)
@@ -89,10 +84,12 @@ class LivePlayer:
             self._writer.meta["spent_usd"] = spent_usd
         if (keys := self._settings.endpoint.keys) is not None and keys.trouble:
             self._progress.note(keys.trouble)
+        self._writer.flush()
+        await asyncio.to_thread(self._writer.wait)  # a disk that stalls: Ctrl-C is heard
         other_work = busiest(cores_used(others, cpu_seconds(), time.monotonic() - began_s))
         table = self._writer.stage_table(plan.index)
         audit, lost = self._audit(result.measures)
-        meta = {**result.meta, "lengths": labels["lengths"], "audit": audit}
+        meta = {**result.meta, **labels, "audit": audit}
         if plan.whole and plan.kind == "open":  # its length depended on the answers
             length_s = (meta["end_ns"] - meta["start_ns"]) / 1e9
             meta["offered_rps"] = meta["scheduled_requests"] / length_s
@@ -143,8 +140,8 @@ class LivePlayer:
             self._writer.flush()
             judged = await asyncio.to_thread(  # reading answers must not wait for it
                 judge_so_far,
-                self._writer.path,
-                plan.schedule,
+                self._writer,
+                plan,
                 {**meta, "diagnosis": self._writer.meta.get("diagnosis"), **alpha},
                 self._settings.slos,
                 self._settings.warmup_requests,
@@ -190,8 +187,7 @@ class LivePlayer:
         import pyarrow.compute as pc  # 40 ms that the first request need not wait for
 
         answered = table.filter(pc.equal(table["status"], "ok"))["request_id"].to_numpy()
-        numbers = np.arange(len(schedule)) if schedule.numbers is None else schedule.numbers
-        index = np.searchsorted(numbers, answered - schedule.first_request_id)
+        index = np.searchsorted(schedule.ids, answered)
         told = answers_in_history(self._settings.workload)
         cached = schedule.planned_cached_tokens(answers_too=told)[index]
         sent = int(schedule.input_tokens[index].sum())
@@ -203,9 +199,3 @@ def _limits_by_metric(settings: Settings) -> dict[str, list[float]]:
     for slo in settings.slos:
         found.setdefault(slo.metric, []).append(slo.limit_s)
     return found
-
-
-def _e2e_s(record: RequestRecord) -> float:
-    if record.started_ns is None or record.ended_ns is None:
-        return 1.0
-    return max((record.ended_ns - record.started_ns) / 1e9, 1e-3)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
@@ -15,16 +13,22 @@ from msgspec import structs
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.analyse import analyse_stage
+from ampacity.loadgen.drive.cut import owed_by
+from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.files import read_streams
-from ampacity.loadgen.rundir.records import SCHEMA, RequestRecord, to_batch
-from ampacity.workloads.schedule import Schedule
+from ampacity.loadgen.rundir.records import SCHEMA, to_batch
+from ampacity.loadgen.rundir.write import RunWriter
 
 AGE = 1 / 3  # of the time passed: ages of younger requests show no steady state
 PATIENCE = 0.5  # of the time passed: if requests last longer, percentiles must wait
 
 
 def judge_so_far(
-    path: Path, schedule: Schedule, meta: Mapping[str, Any], slos: Sequence[Slo], warmup: int | None
+    writer: RunWriter,
+    plan: StagePlan,
+    meta: Mapping[str, Any],
+    slos: Sequence[Slo],
+    warmup: int | None,
 ) -> Stage | None:
     """Return the stage judged so far, or None if there is nothing to judge yet.
 
@@ -33,12 +37,16 @@ def judge_so_far(
     age of a young request shows nothing.
     """
     now_ns = time.monotonic_ns()
-    table = read_streams(path)
+    writer.wait()
+    table = read_streams(writer.path)
     table = table.filter(pc.equal(table["stage"], meta["index"]))
     if not table.num_rows:
         return None
     start_ns = int(meta["start_ns"])
-    owed = _in_flight(table, schedule, int(meta["index"]), start_ns, now_ns)
+    recorded = dict(zip(*(table[n].to_pylist() for n in ("request_id", "ended_ns")), strict=True))
+    owed = owed_by(plan, start_ns, now_ns, recorded)
+    for record in owed:
+        record.dispatched_ns = record.started_ns = record.scheduled_ns
     whole = pa.concat_tables([table, pa.Table.from_batches([to_batch(owed)], schema=SCHEMA)])
 
     def up_to(end_ns: int) -> Stage:
@@ -59,27 +67,3 @@ def judge_so_far(
     if now_ns - all_ended_ns > PATIENCE * (now_ns - start_ns):
         return structs.replace(judged, slo_verdicts=[])
     return known
-
-
-def _in_flight(
-    table: pa.Table, schedule: Schedule, stage: int, start_ns: int, now_ns: int
-) -> list[RequestRecord]:
-    """Return records for due requests without one; of those that wait for others none is known."""
-    due_ns = start_ns + np.round(schedule.scheduled_s * 1e9).astype(np.int64)
-    first = schedule.first_requests()
-    recorded = set(table["request_id"].to_pylist())
-    owed = [
-        i for i in first[due_ns[first] <= now_ns].tolist() if schedule.request_id(i) not in recorded
-    ]
-    return [
-        RequestRecord(
-            request_id=schedule.request_id(i),
-            stage=stage,
-            scheduled_ns=int(due_ns[i]),
-            status="unfinished",
-            dispatched_ns=int(due_ns[i]),
-            started_ns=int(due_ns[i]),
-            ended_ns=now_ns,
-        )
-        for i in owed
-    ]

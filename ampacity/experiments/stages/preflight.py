@@ -44,7 +44,7 @@ async def follow_redirects(settings: Settings, progress: Progress) -> Settings:
     """Return the settings with the URL that the endpoint redirects to. Raises EndpointError."""
     endpoint = settings.endpoint
     route_to(endpoint)  # raises if it cannot be reached
-    async with Pages() as pages:
+    async with Pages(endpoint.tls) as pages:
         final = await final_endpoint(pages, endpoint)
     if final != endpoint:
         progress.note(f"{endpoint.url} redirects: the load goes to {final.url}")

@@ -6,6 +6,7 @@ simulated engine in virtual time.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,24 +16,21 @@ import pyarrow as pa
 
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.next_run import again
+from ampacity.experiments.stages.resume import Recorded
+from ampacity.experiments.stages.waits import answering_s, drain_s, session_rules
 from ampacity.live_panel import Outlook
 from ampacity.loadgen.plan import MOSTLY_FAILED, StagePlan
-from ampacity.loadgen.rundir.files import RunWriter
+from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.progress import Progress
 from ampacity.reports.render.figures import count, ended_otherwise, failures
 from ampacity.settings import Settings
-from ampacity.workloads.profile import Workload
 from ampacity.workloads.replay import Replayed
 from ampacity.workloads.schedule import Schedule, closed_schedule, open_schedule
 
 Enough = Callable[[Stage], str | None]
 """Return why a stage, judged so far, can end early; None: it must go on."""
-DRAIN_MIN_S = 5.0
-DRAIN_DEFAULT_S = 30.0
-SLOWED = 5.0  # factor on an answer's duration under load
 REPEATS_MAX = 3  # stages of a run that are repeated because the client was disturbed ...
 GROW_CPU_FRACTION = 0.45  # ... while less busy than this; from here on workers are added
-REPLAY_FINISH_S = 1e6  # a trace's sessions are played to their end, however slow the server
 
 
 @dataclass(frozen=True)
@@ -98,6 +96,8 @@ class Rig:
         player: Player,
         trace: Replayed | None = None,
     ) -> None:
+        self._recorded = Recorded(writer)
+        self.spent_s = 0.0  # by the stages so far, with their drains; engine time if virtual
         self.settings = settings
         self.player = player
         self.typical_e2e_s = player.typical_e2e_s
@@ -117,7 +117,8 @@ class Rig:
         self, rate_rps: float, duration_s: float | None = None, watch: Watch | None = None
     ) -> Stage | None:
         """Run an open-loop stage, until ``watch`` has seen enough; None if the run is over."""
-        duration_s = duration_s or self.stage_s(rate_rps)
+        planned_s = self._recorded.planned_s(len(self.stages))
+        duration_s = planned_s or duration_s or self.stage_s(rate_rps)
 
         async def once() -> Stage | None:
             schedule = open_schedule(
@@ -193,15 +194,22 @@ class Rig:
         while judged and not self.ended and self._disturbed(judged) and self.repeats_left > 0:
             self.repeats_left -= 1
             self._progress.repeated()
-            self.tell(f"stage {judged.index} is repeated: {judged.client_limited_reason}")
+            self.tell(
+                f"stage {judged.index} is repeated: {judged.client_limited_reason or 'it was cut off'}"
+            )
             self._repetitions += 1
             judged = await once()
         return judged
 
     def _disturbed(self, judged: Stage) -> bool:
-        """Return whether a repetition may help: the client was limited, but not by the load."""
-        meta = self._writer.meta["stages"][-1]
+        """Return whether a repetition may help: the client was limited, but not by the load.
+
+        Of a burst that was interrupted too, as nothing else is played of it.
+        """
+        meta = self._writer.meta["stages"][judged.index]
         audit = meta["audit"]
+        if meta.get("interrupted") or audit is None:
+            return "burst" in self._writer.meta
         if meta.get("decided_early") == MOSTLY_FAILED:
             return False
         idle = audit["cpu_fraction"] < GROW_CPU_FRACTION and not audit["shortages"]
@@ -218,6 +226,7 @@ class Rig:
         watch: Watch | None = None,
     ) -> Stage | None:
         outcome: Outcome | None = None
+        planned_s = duration_s
         for drawn in (schedules,) if isinstance(schedules, Schedule) else schedules:
             if self.ended:
                 return None
@@ -228,20 +237,50 @@ class Rig:
             if cut and kind == "open":
                 duration_s = min(duration_s, float(schedule.scheduled_s[-1]) + 1e-6)
             plan = self._plan(kind, schedule, duration_s, offered_rps, concurrency, cut)
-            labels = {"schedule": self._schedule_number, "lengths": self.lengths}
+            labels = {
+                "schedule": self._schedule_number,
+                "lengths": self.lengths,
+                "planned_s": planned_s,
+            }
             self._count(unfit)  # before it is played, for the report of a killed run
-            outcome = await self.player.play(plan, labels, cut, watch)
+            outcome = await self._play(plan, labels, cut, watch)
             if outcome is None or cut or not outcome.used_up:
                 break
             self._count({name: -n for name, n in unfit.items()})
-        if outcome is None:
-            return None
-        if watch and watch.alphas and not outcome.meta["decided_early"]:
-            outcome.meta["alpha"] = watch.alphas[-1]
-        judged = await self._judge(outcome, plan)
-        if not self.ended and judged.errors.get("unfinished"):
+        judged = None
+        while outcome is not None:
+            if watch and watch.alphas and not outcome.meta["decided_early"]:
+                outcome.meta["alpha"] = watch.alphas[-1]
+            judged = await self._judge(outcome, plan)
+            rest = self._recorded.rest(plan, outcome.table)
+            if rest is None or self.ended:
+                break
+            self._repetitions += 1
+            plan = rest
+            outcome = await self._play(plan, labels | {"continues": judged.index}, cut, watch)
+        played = self._recorded.planned_s(plan.index) is None
+        if judged and played and not self.ended and judged.errors.get("unfinished"):
+            began_s = time.monotonic()
             await self.player.settle()
+            self.spent_s += time.monotonic() - began_s
         return judged
+
+    async def _play(
+        self, plan: StagePlan, labels: dict[str, Any], cut: str | None, watch: Watch | None
+    ) -> Outcome | None:
+        """Play a stage, or take it from its records, and count its time."""
+        if (known := self._recorded.recall(plan)) is not None:
+            self.spent_s += self._recorded.took_s(plan.index)
+            meta, table = known
+            ids = table["request_id"].to_numpy()
+            first = plan.schedule.first_request_id
+            return Outcome(meta, table, int(ids.max(initial=first - 1)) + 1 - first)
+        began_s = time.monotonic()
+        outcome = await self.player.play(plan, labels, cut, watch)
+        if outcome is not None and outcome.meta:
+            stage_s = (outcome.meta["end_ns"] - outcome.meta["start_ns"]) / 1e9
+            self.spent_s += max(stage_s, time.monotonic() - began_s)
+        return outcome
 
     def _within_limits(self, schedule: Schedule) -> tuple[Schedule, str | None, dict[str, int]]:
         """Return (what fits context and budget, what the budget cut, what the context cut)."""
@@ -274,22 +313,23 @@ class Rig:
             used_up=cut or ("" if self._trace else StagePlan.used_up),
             think_s=self.settings.think_s,
             ramp_s=self.settings.ramp_s,
-            drain_s=self._drain_s(),
-            answering_s=self._answering_s(schedule),
+            drain_s=drain_s(self.settings.slos, self.typical_e2e_s),
+            answering_s=answering_s(self.settings.workload, self.typical_e2e_s, schedule),
             sticky=self.settings.sticky,
             ends_when_failing=self._trace is None and "burst" not in self._writer.meta,
-            **_session_rules(self.settings.workload, self._trace),
+            **session_rules(self.settings.workload, self._trace),
         )
 
     async def _judge(self, outcome: Outcome, plan: StagePlan) -> Stage:
         """Write the stage down, take it from the budget, and judge it."""
         table, meta = outcome.table, outcome.meta
-        self._first_request_id += outcome.ids_used
+        first = plan.schedule.first_request_id
+        self._first_request_id = max(self._first_request_id, first + outcome.ids_used)
         self._spend(table)
         early = meta["ended_early"]
         if outcome.ended:
             self.ended = outcome.ended
-        elif early and not self.ended:
+        elif early and not self.ended and not meta.get("interrupted"):
             self.ended = ("budget", self._budget_text(early))
         self._writer.write_meta()  # from here on the stage survives a kill
         from ampacity.analysis.stage.analyse import analyse_stage  # not needed for the first one
@@ -305,7 +345,8 @@ class Rig:
         if meta.get("decided_early") == MOSTLY_FAILED:
             self.tell(f"stage {plan.index} is ended: {MOSTLY_FAILED}")
         self._progress.judged(judged, burst="burst" in self._writer.meta)
-        self.ended = self.ended or _all_failed(table, plan.index)
+        if not meta.get("interrupted"):
+            self.ended = self.ended or _all_failed(table, plan.index)
         return judged
 
     def _note(self, text: str) -> None:
@@ -344,42 +385,6 @@ class Rig:
             return f"--max-tokens {self.settings.max_tokens} is used up"
         limit = self.settings.max_requests
         return f"--max-requests {limit} is used up" if limit else cut
-
-    def _drain_s(self) -> float:
-        """Return how long to wait for answers, so that what is cut off has missed its SLO."""
-        limits = [
-            slo.limit_s
-            for slo in self.settings.slos
-            if slo.metric in ("ttft", "e2e", "first_answer")
-        ]
-        if limits:
-            return max(DRAIN_MIN_S, 1.5 * max(limits), 2 * self.typical_e2e_s)
-        return max(DRAIN_MIN_S if self.settings.slos else DRAIN_DEFAULT_S, 3 * self.typical_e2e_s)
-
-    def _answering_s(self, schedule: Schedule) -> float:
-        """Estimate the longest answer's duration: the median request's, scaled, SLOWED by load."""
-        median = max(self.settings.workload.output_tokens.quantile(0.5), 1.0)
-        longest = float(schedule.output_tokens.max(initial=1))
-        return SLOWED * self.typical_e2e_s * max(longest / median, 1.0)
-
-
-def answers_in_history(workload: Workload) -> bool:
-    """Return whether histories contain what the server answered."""
-    return workload.sessions is None or workload.sessions.history == "answers"
-
-
-def _session_rules(workload: Workload, trace: Replayed | None) -> dict[str, Any]:
-    """Return the fields of StagePlan about sessions."""
-    sessions = workload.sessions
-    if sessions is not None:
-        return {
-            "finish_s": sessions.finish_s,
-            "end_on_failure": sessions.on_failed_turn == "end",
-            "keep_reasoning": sessions.keep_reasoning,
-        }
-    if trace is not None and (trace.schedule.session is not None or not trace.says_arrivals):
-        return {"finish_s": REPLAY_FINISH_S, "whole": True}
-    return {}
 
 
 def _all_failed(table: pa.Table, stage: int) -> tuple[str, str] | None:

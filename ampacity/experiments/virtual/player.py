@@ -15,12 +15,13 @@ import pyarrow as pa
 from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.experiments.stages.context import fit_context
 from ampacity.experiments.stages.preflight import typical_lengths
-from ampacity.experiments.stages.rig import Outcome, Watch, answers_in_history
+from ampacity.experiments.stages.rig import Outcome, Watch
+from ampacity.experiments.stages.waits import answers_in_history
 from ampacity.experiments.virtual.playback import Played, play
 from ampacity.loadgen.audit import Measures, Tolerance, judge
 from ampacity.loadgen.plan import StagePlan
-from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.loadgen.rundir.records import RequestRecord, to_batch
+from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.loadgen.telemetry import SCHEMA
 from ampacity.progress import Progress
 from ampacity.settings import Settings

@@ -16,8 +16,8 @@ from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.sweep import sweep
 from ampacity.experiments.virtual.player import Stopped, VirtualPlayer, stage_s
 from ampacity.loadgen.probe.results import Calibration, ProbeResult, Served
-from ampacity.loadgen.rundir.files import RunWriter
 from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.progress import Progress
 from ampacity.settings import Settings

@@ -29,6 +29,7 @@ from tests.support.synthetic import (
 
 CODES = {  # the closed list of docs/summary.md
     "partial",
+    "resumed",
     "no_requests",
     "imported",
     "client_limited",

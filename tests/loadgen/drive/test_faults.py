@@ -22,8 +22,9 @@ from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client, Connection, Stamps
 from ampacity.loadgen.plan import Limits, StagePlan
-from ampacity.loadgen.rundir.files import RunWriter, load_run
+from ampacity.loadgen.rundir.files import load_run
 from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from tests.support.certificates import make_certificate
 from tests.support.contract import summarise

@@ -20,6 +20,7 @@ from ampacity.loadgen.send.history import (
 from ampacity.loadgen.send.keys import Keys
 from ampacity.loadgen.send.protocols import Api, Dialect, RequestShape
 from tests.streams.playing import END, HEAD, MS, http_chunk, json_response, new_exchange
+from tests.support.repeats import often
 
 
 def event(value: dict[str, object]) -> bytes:
@@ -351,7 +352,7 @@ JSON = st.recursive(
     st.lists(st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4), max_size=6),
     st.booleans(),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=often(100, 400), deadline=None)
 def test_whatever_a_server_says_ends_as_one_record_and_can_be_told_again(
     api: Api, events: list[dict[str, object]], whole: bool
 ) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.receive.quota import write_limits
-from ampacity.loadgen.rundir.files import RunWriter, load_run
+from ampacity.loadgen.rundir.files import load_run
 from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.rundir.write import RunWriter
 
 SOON = (datetime.now(UTC) + timedelta(seconds=100_000)).isoformat().replace("+00:00", "Z")
 R, T = "quota_requests", "quota_tokens"

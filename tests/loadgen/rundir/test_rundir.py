@@ -19,10 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ampacity.loadgen.rundir.files import (
-    FLUSH_ROWS,
     STREAM_NAME,
     RunDirError,
-    RunWriter,
     load_run,
     read_stream,
     write_json,
@@ -36,6 +34,7 @@ from ampacity.loadgen.rundir.records import (
     RequestRecord,
     to_batch,
 )
+from ampacity.loadgen.rundir.write import FLUSH_ROWS, RunWriter
 
 META: dict[str, Any] = {"run_id": "r", "status": "running", "stages": []}
 
@@ -147,10 +146,11 @@ _CHILD = """
 import os, signal, sys
 from pathlib import Path
 from ampacity.loadgen.rundir.records import RequestRecord
-from ampacity.loadgen.rundir.files import RunWriter
+from ampacity.loadgen.rundir.write import RunWriter
 writer = RunWriter(Path(sys.argv[1]), {"status": "running", "stages": []})
 for i in range(int(sys.argv[2])):
     writer.append(RequestRecord(i, 0, i, "ok", chunk_at_us=list(range(i % 50))))
+writer.wait()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -211,6 +211,7 @@ def test_a_torn_tail_of_garbage_is_left_out(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run", META) as writer:
         writer.append(record(1))
         writer.flush()
+        writer.wait()
         stream = tmp_path / "run" / STREAM_NAME
         with stream.open("ab") as file:
             file.write(b"\xff\xff\xff\xff\x10\x00\x00\x00garbage!garbage!")

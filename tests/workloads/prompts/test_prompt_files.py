@@ -22,6 +22,7 @@ from ampacity.workloads.prompts.prefixes import infinite_cache
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORDS
 from ampacity.workloads.schedule import open_schedule
+from tests.support.repeats import often
 
 SHAREGPT = {
     "id": "1",
@@ -412,7 +413,7 @@ rows_of_any_shape = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=often(50, 200), deadline=None)
 @given(st.lists(rows_of_any_shape, max_size=4))
 def test_whatever_the_rows_hold_each_is_sent_or_counted(
     tmp_path_factory: pytest.TempPathFactory, rows: list[object]

@@ -16,6 +16,7 @@ from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.traces.formats import open_records
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.trace import Trace
+from tests.support.repeats import often
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
 
@@ -328,7 +329,7 @@ def test_progress_is_told_while_a_large_file_is_streamed(
     assert 0 < told[0][1] <= told[1][1] <= 1
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=often(15, 40))
 @given(
     st.lists(
         st.tuples(st.integers(0, 10**9), st.integers(1, 10**6), st.integers(1, 10**6)),
@@ -388,7 +389,7 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=often(50, 200))
 @given(values, st.booleans())
 def test_any_json_is_read_or_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, value: object, skip: bool

@@ -16,6 +16,7 @@ from ampacity.workloads.fit.profile import fit
 from ampacity.workloads.fit.traffic import count_windows
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.times import check_replay_length, large_gaps, length_text, recorded
+from tests.support.repeats import often
 
 YEAR_S = 365 * 86_400
 
@@ -200,7 +201,7 @@ def test_a_length_in_words(seconds: float, text: str) -> None:
     assert length_text(seconds) == text
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=often(37, 150), deadline=None)
 @given(st.lists(st.floats(0, 500), min_size=1, max_size=60), st.sampled_from([1.0, 7.0, 60.0]))
 def test_sparse_windows_say_what_dense_ones_do(times: list[float], width: float) -> None:
     at = np.sort(np.array(times)) - min(times)

@@ -10,9 +10,9 @@ from typing import Any
 from msgspec import structs
 
 from ampacity.analysis.change import engine
-from ampacity.analysis.change.pairs import ComparedRun, Pairing
 from ampacity.analysis.change.results import Line
-from ampacity.analysis.change.shift import NOTHING_COUNTS
+from ampacity.analysis.compare.pairs import ComparedRun, Pairing
+from ampacity.analysis.compare.shift import NOTHING_COUNTS
 
 NO_PRICE = "no price of a GPU hour (--gpu-hour)"
 Runs = Sequence[ComparedRun]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampacity.analysis.change.engine import ASSUMED_NOISE
-from ampacity.analysis.change.pairs import NO_PAIR, ComparedRun, Pairing
 from ampacity.analysis.change.results import Line, Shift
-from ampacity.analysis.change.shift import NOTHING_COUNTS
+from ampacity.analysis.compare.pairs import NO_PAIR, ComparedRun, Pairing
+from ampacity.analysis.compare.shift import NOTHING_COUNTS
 from ampacity.analysis.warnings import of_endpoint
 
 ONE_EACH = f"one run of each: {ASSUMED_NOISE:.1%} of noise from run to run is assumed"

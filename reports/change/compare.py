@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampacity.analysis.change.results import Comparison, Shift
-from ampacity.reports.charts.marks import NARROW, WIDE, Axis, Chart, Plot, linear_axis, seconds_axis
-from ampacity.reports.pages.compare_tables import (
+from ampacity.reports.change.compare_tables import (
     at_level,
     bounds,
     change_text,
@@ -25,7 +24,8 @@ from ampacity.reports.pages.compare_tables import (
     verdict_text,
     winners_table,
 )
-from ampacity.reports.pages.gate import escaped
+from ampacity.reports.change.gate import escaped
+from ampacity.reports.charts.marks import NARROW, WIDE, Axis, Chart, Plot, linear_axis, seconds_axis
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.render.figures import at_least
 from ampacity.reports.render.terminal import Entry, Screen

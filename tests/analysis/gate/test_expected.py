@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampacity.analysis.change.baseline import make_baseline
-from ampacity.analysis.change.baseline_file import write_baseline
-from ampacity.analysis.change.gate import judge_gate
 from ampacity.analysis.change.judged import Judged, prepare
 from ampacity.analysis.change.samples import (
     Marks,
@@ -24,6 +21,9 @@ from ampacity.analysis.change.samples import (
     queue_time_s,
     tables_of,
 )
+from ampacity.analysis.gate.baseline import make_baseline
+from ampacity.analysis.gate.baseline_file import write_baseline
+from ampacity.analysis.gate.gate import judge_gate
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import Observations
 from tests.support.synthetic import Stage, cohort, make_run, request

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ampacity.analysis.change.results import Check, GateResult
+from ampacity.reports.change.gate import change, gate_screen
 from ampacity.reports.charts.marks import WIDE, Axis, Chart, Plot
-from ampacity.reports.pages.gate import change, gate_screen
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.render.table import Table
 

@@ -1,6 +1,6 @@
 """The checks of a gate: changes against the baseline, absolute limits, capacity, and evidence.
 
-CheckedChange changes are those of latency quantiles, of the error rate and of tokens per second.
+The changes are those of latency quantiles, of the error rate and of tokens per second.
 """
 
 from __future__ import annotations

@@ -12,20 +12,7 @@ from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, AT_USABLE, cost_per_m
 from ampacity.analysis.capacity.fleet_figures import FleetInputs, fleet_figures
 from ampacity.analysis.change import engine
 from ampacity.analysis.change.comparable import differences
-from ampacity.analysis.change.figures import (
-    BURST,
-    C_MAX,
-    CAPACITY,
-    CAPACITY_PER_GPU,
-    FIGURES,
-    NO_PRICE,
-    USD_PER_TOKENS,
-    Figure,
-    Runs,
-)
-from ampacity.analysis.change.findings import findings, is_aa, pairs_planned
 from ampacity.analysis.change.judged import CompareError, level_name
-from ampacity.analysis.change.pairs import RATES, ComparedRun, Pairing, pairings
 from ampacity.analysis.change.results import (
     Comparison,
     Curve,
@@ -38,7 +25,20 @@ from ampacity.analysis.change.results import (
     ShownChange,
 )
 from ampacity.analysis.change.samples import METRICS
-from ampacity.analysis.change.shift import NOTHING_COUNTS, QUANTILES, quantile_result
+from ampacity.analysis.compare.figures import (
+    BURST,
+    C_MAX,
+    CAPACITY,
+    CAPACITY_PER_GPU,
+    FIGURES,
+    NO_PRICE,
+    USD_PER_TOKENS,
+    Figure,
+    Runs,
+)
+from ampacity.analysis.compare.findings import findings, is_aa, pairs_planned
+from ampacity.analysis.compare.pairs import RATES, ComparedRun, Pairing, pairings
+from ampacity.analysis.compare.shift import NOTHING_COUNTS, QUANTILES, quantile_result
 from ampacity.loadgen.rundir.records import FAILED_KINDS
 
 COMPARE_SCHEMA_VERSION = 1

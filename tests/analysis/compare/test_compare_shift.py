@@ -18,10 +18,10 @@ from ampacity.analysis.change.engine import (
     log_change,
     queue_noise,
 )
-from ampacity.analysis.change.pairs import ComparedRun
 from ampacity.analysis.change.results import Comparison
-from ampacity.analysis.change.scorecard import compare
-from ampacity.reports.pages.compare import (
+from ampacity.analysis.compare.pairs import ComparedRun
+from ampacity.analysis.compare.scorecard import compare
+from ampacity.reports.change.compare import (
     comparison_markdown,
     render_comparison,
     write_comparison_page,

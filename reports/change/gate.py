@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from xml.etree import ElementTree
 
-from ampacity.analysis.change.gate import INTERVALS, NOISY
 from ampacity.analysis.change.results import Check, GateResult
+from ampacity.analysis.gate.gate import INTERVALS, NOISY
 from ampacity.analysis.slo import SHARES
 from ampacity.reports.render.figures import signed_per_cent
 from ampacity.reports.render.table import Cell, Column, Rows, Table

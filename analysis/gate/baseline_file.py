@@ -15,6 +15,7 @@ from msgspec import Meta
 from ampacity.analysis.change.comparable import format_value
 from ampacity.analysis.change.judged import CompareError
 from ampacity.analysis.change.samples import BLOCKS, CELLS, MARKS, METRICS, TRACKED
+from ampacity.files import read_bytes, read_text, why
 
 KIND, SCHEMA_VERSION = "ampacity baseline", 4
 
@@ -124,7 +125,7 @@ def _no_number(text: str) -> float:
 
 def check_replaceable(path: Path) -> None:
     """Raise CompareError where a file that is no baseline, of any version, would be overwritten."""
-    held = path.read_bytes() if path.is_file() else b""
+    held = read_bytes(path) if path.exists() else b""
     if held.strip() and f'"{KIND}"'.encode() not in held:
         raise CompareError(f"{path} is no baseline and is not overwritten: give -o another file")
 
@@ -132,13 +133,13 @@ def check_replaceable(path: Path) -> None:
 def read_baseline(path: Path) -> dict[str, Any]:
     """Read a baseline. Raises CompareError where it is none, of another version, or changed."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+        found = json.loads(read_text(path), parse_constant=_no_number)
     except FileNotFoundError as error:
         raise CompareError(
             f"{path} does not exist: make it with 'ampacity baseline RUN -o {path}'"
         ) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise CompareError(f"{path} cannot be read, it may be cut off: {error}") from error
+        raise CompareError(f"{path} cannot be read, it may be cut off: {why(error)}") from error
     if not isinstance(found, dict) or found.get("kind") != KIND:
         raise CompareError(
             f"{path} is no baseline: make one with 'ampacity baseline RUN -o FILE', in another file"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.change import engine, shift
+from ampacity.analysis.change import engine
 from ampacity.analysis.change.judged import (
     Judged,
     carried,
@@ -22,6 +22,7 @@ from ampacity.analysis.change.judged import (
     warmup_of,
 )
 from ampacity.analysis.change.samples import Blocks, blocks_of, in_blocks
+from ampacity.analysis.compare import shift
 from ampacity.analysis.contract.capacity import LoopCapacity
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
@@ -290,7 +291,7 @@ def pairings(runs: Sequence[ComparedRun]) -> dict[tuple[int, int], Pairing]:
     rounds = len(runs) == 2 and bool(marks[0]) and marks[0].get("pair") == marks[1].get("pair")
     none = NO_PAIR
     if rounds:
-        a, b = ({s.index: s for s in run.stages} for run in runs)
+        a, b = (_by_round(run) for run in runs)
         shared = [index for index in a if index in b and _left([a[index], b[index]]) > 0]
         stages = [[side[index] for index in shared] for side in (a, b)]
     else:
@@ -307,6 +308,12 @@ def pairings(runs: Sequence[ComparedRun]) -> dict[tuple[int, int], Pairing]:
         (i, j): Pairing(a, b, list(zip(stages[i], stages[j], strict=True)), rounds, none)
         for (i, a), (j, b) in combinations(enumerate(runs), 2)
     }
+
+
+def _by_round(run: ComparedRun) -> dict[int, Stage]:
+    """Return the whole stages of an A/B by their place in it; one that was resumed is in parts."""
+    metas = [(s, run.judged.meta_of(s)) for s in run.stages]
+    return {m.get("schedule", s.index): s for s, m in metas if m.get("continues") is None}
 
 
 def _load(stage: Stage) -> float:

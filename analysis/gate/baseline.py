@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from ampacity.analysis.change import samples
-from ampacity.analysis.change.baseline_file import KIND, SCHEMA_VERSION
 from ampacity.analysis.change.comparable import check_distinct, check_same, identity
 from ampacity.analysis.change.judged import CompareError, Judged, carried, warmup_of
 from ampacity.analysis.change.quantiles import MOST_TOLERANCE, SAME, rounded, track
 from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.gate.baseline_file import KIND, SCHEMA_VERSION
 from ampacity.analysis.metrics.hdr import encode_seconds
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.stage.throughput import REQUESTS_MIN

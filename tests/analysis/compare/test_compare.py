@@ -20,17 +20,17 @@ import pytest
 from rich.console import Console
 
 from ampacity.analysis.change.comparable import by_option, differences
-from ampacity.analysis.change.findings import RUNS_NOT_SYSTEMS, VIRTUAL
 from ampacity.analysis.change.judged import CompareError, carried, prepare
-from ampacity.analysis.change.pairs import ComparedRun
 from ampacity.analysis.change.results import Comparison, Setting
-from ampacity.analysis.change.scorecard import compare
+from ampacity.analysis.compare.findings import RUNS_NOT_SYSTEMS, VIRTUAL
+from ampacity.analysis.compare.pairs import ComparedRun
+from ampacity.analysis.compare.scorecard import compare
 from ampacity.cli.measure.search import make_search
 from ampacity.config import make_settings
 from ampacity.experiments.virtual.predict import predict
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
-from ampacity.reports.pages.compare import comparison_markdown, comparison_screen
+from ampacity.reports.change.compare import comparison_markdown, comparison_screen
 from ampacity.simulator.models.hardware import find_config
 from tests.support.compared_runs import RATE, arm, later, quantiles, rows, stage, ttfts
 from tests.support.contract import on_stages

@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ampacity.analysis.change import checks, engine
-from ampacity.analysis.change.baseline import NEAR_SATURATION, near_saturation
+from ampacity.analysis.change import engine
 from ampacity.analysis.change.comparable import check_distinct, check_same, format_value
 from ampacity.analysis.change.judged import CompareError, Judged
 from ampacity.analysis.change.results import Check, GateResult
+from ampacity.analysis.gate import checks
+from ampacity.analysis.gate.baseline import NEAR_SATURATION, near_saturation
 from ampacity.analysis.slo import verdict_word
 from ampacity.analysis.warnings import of_endpoint
 from ampacity.loadgen.rundir.files import Run

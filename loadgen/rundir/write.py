@@ -1,0 +1,247 @@
+"""Write a run directory: run.json, the crash-safe streams of records, the Parquet files.
+
+Finished requests are appended to ``requests.arrows`` (an Arrow IPC stream, batch by batch).
+``finish`` turns the streams into ``requests.parquet``. A run that is resumed adds streams.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Self
+
+import pyarrow as pa
+
+from ampacity.loadgen.rundir.files import (
+    PARQUETS,
+    STREAM_NAME,
+    Run,
+    RunDirError,
+    explained,
+    json_text,
+    load_run,
+    lock,
+    read_streams,
+    replacing,
+    streams_of,
+    write_json,
+    write_whole,
+)
+from ampacity.loadgen.rundir.records import SCHEMA, SCHEMA_VERSION, RequestRecord, to_batch
+
+FLUSH_ROWS = 256  # making a batch takes 1 to 2 ms of the event loop, mostly whatever its rows
+WAITING_MAX_BYTES = 256 * 2**20  # of records, where the disk stalls
+ENDING_MAX_S = 5.0  # workers write for a moment after their parent was killed
+STALL_MAX_S = 60.0  # to wait for the disk where no load waits
+
+
+def check_new(path: Path) -> None:
+    """Raise RunDirError unless ``path`` is new or empty."""
+    with explained(f"{path} cannot be used", "; choose another --out"):
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunDirError(f"{path} exists and is not an empty directory: choose another --out")
+
+
+class StreamWriter:
+    """Appends records to a crash-safe stream file; a context manager.
+
+    It is called from the receive path: a thread writes, so that a disk that stalls holds up no
+    load. A full or lost disk does not raise there: it sets ``failed``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._stream_path = path
+        self._pending: list[RequestRecord] = []
+        self._file = pa.OSFile(str(path), "wb")
+        self._stream = pa.ipc.new_stream(self._file, SCHEMA)
+        self._file.flush()  # a reader finds the schema from the start
+        self._locked = path.open("r+b")
+        lock(self._locked, shared=False)  # until the process ends
+        self.failed: str | None = None  # why records can no longer be written
+        # Arrow's first conversion imports for 60 ms: now, not under load
+        to_batch([RequestRecord(0, 0, 0, "ok")])
+        self._handed_bytes = self._written_bytes = 0
+        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._writing = threading.Thread(target=self._work, daemon=True)
+        self._writing.start()
+
+    def append(self, record: RequestRecord) -> None:
+        """Add one finished request; it reaches the disk with its batch."""
+        self._pending.append(record)
+        if len(self._pending) >= FLUSH_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Have the pending records written: they then survive a crash of this process."""
+        if not self._pending or self.failed or not self._writing.is_alive():
+            return
+        batch = to_batch(self._pending)
+        self._pending.clear()
+        self._handed_bytes += batch.nbytes
+        self.later(partial(self._write, batch))
+        if self._handed_bytes - self._written_bytes > WAITING_MAX_BYTES:
+            self.wait()
+
+    def later(self, job: Callable[[], object]) -> None:
+        """Run a job in the writing thread; an OSError or RunDirError sets ``failed``."""
+        self._jobs.put(job)
+
+    def wait(self) -> None:
+        """Wait until all that was flushed is written; STALL_MAX_S at most, then it has failed."""
+        done = threading.Event()
+        self.later(done.set)
+        if self._writing.is_alive() and not done.wait(STALL_MAX_S):
+            self.failed = self.failed or (
+                f"{self._stream_path} cannot be written: the disk did not answer for "
+                f"{STALL_MAX_S:g} s"
+            )
+
+    def close(self) -> None:
+        """Flush and close, after an error too: what was measured is kept."""
+        self.flush()
+        self.wait()
+        self._jobs.put(None)
+        self._writing.join(1.0 if self.failed else STALL_MAX_S)
+        if not self._writing.is_alive() and not self._file.closed:
+            for closing in (self._stream.close, self._file.close):
+                with contextlib.suppress(OSError):
+                    closing()
+        self._locked.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        for job in iter(self._jobs.get, None):
+            try:
+                job()
+            except RunDirError as error:
+                self.failed = self.failed or str(error)
+            except OSError as error:
+                why = " ".join(str(error).split())
+                self.failed = self.failed or f"{self._stream_path} cannot be written: {why}"
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        if not self.failed:
+            self._stream.write_batch(batch)
+            self._file.flush()
+            self._written_bytes += batch.nbytes
+
+
+@dataclass(frozen=True)
+class Held:
+    """A run that goes on: as it was, and the open files whose locks keep other processes out."""
+
+    run: Run
+    files: contextlib.ExitStack
+
+
+@contextlib.contextmanager
+def take_up(path: Path) -> Iterator[Held]:
+    """Lock a run that has ended, to go on with it; its workers may end yet. Raises RunDirError."""
+    with contextlib.ExitStack() as closing:
+        with explained(f"{path} cannot be resumed"):
+            names = [name for name in (path / PARQUETS[0], *streams_of(path)) if name.exists()]
+            files = [closing.enter_context(name.open("r+b")) for name in names]
+        give_up_s = time.monotonic() + ENDING_MAX_S
+        while not all(lock(file, shared=False) for file in files):
+            if time.monotonic() > give_up_s:
+                raise RunDirError(f"{path} is still being written, by another process")
+            time.sleep(0.05)
+        yield Held(load_run(path), closing)
+
+
+class RunWriter(StreamWriter):
+    """Writes one run directory; a context manager. Without ``finish`` the streams remain."""
+
+    def __init__(
+        self, path: Path, meta: dict[str, Any], held: Held | None = None, *, private: bool = False
+    ) -> None:
+        """Create ``path`` (it must be new or empty), or go on with the run that is ``held``.
+
+        ``private``: only the owner may access it. Raises RunDirError.
+        """
+        self.path = path
+        self.meta: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **meta}
+        self._server: pa.Table | None = None
+        self._name = Path(STREAM_NAME).stem
+        if held is None:
+            check_new(path)
+            with explained(f"{path} cannot be made", "; choose another --out"):
+                path.mkdir(parents=True, exist_ok=True)
+                if private:
+                    path.chmod(0o700)
+        else:
+            self._name += f"-resumed{len(self.meta['seams'])}"
+            self._server = held.run.server
+            write_json(path / "run.json", self.meta)  # before there is a stream of this name
+            self._open_again(held)
+        super().__init__(path / f"{self._name}.arrows")
+        write_json(path / "run.json", self.meta)
+
+    def _open_again(self, held: Held) -> None:
+        """Turn Parquet into a stream again, and cut off what a kill left of a line."""
+        run = held.run
+        for path in self.path.glob("answers-*.jsonl"):
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        if not run.complete:
+            return
+        for stream in streams_of(self.path):  # of a finish that was killed
+            stream.unlink()
+        with (
+            replacing(self.path / STREAM_NAME) as temporary,
+            pa.OSFile(str(temporary), "wb") as file,
+            pa.ipc.new_stream(file, SCHEMA) as stream,
+        ):
+            stream.write_table(run.requests, max_chunksize=FLUSH_ROWS)
+        lock(held.files.enter_context((self.path / STREAM_NAME).open("r+b")), shared=False)
+        (self.path / PARQUETS[0]).unlink()
+
+    def write_meta(self) -> None:
+        """Have run.json written as it is now. Raises ValueError on NaN."""
+        self.later(partial(write_whole, self.path / "run.json", json_text(self.meta)))
+
+    def worker_stream(self, worker: int) -> Path:
+        return self.path / f"{self._name}-{worker}.arrows"
+
+    def stage_table(self, stage: int) -> pa.Table:
+        """Return the rows of one stage that are written, of all processes."""
+        import pyarrow.compute as pc  # slow to import: after the first request
+
+        self.flush()
+        self.wait()
+        return read_streams(self.path).filter(pc.field("stage") == stage)
+
+    def finish(self, server: pa.Table | None = None) -> None:
+        """Write requests.parquet, sorted, and server.parquet; delete the streams."""
+        super().close()
+        if self.failed:
+            kept = f"what had been written is kept: ampacity report {self.path}"
+            raise RunDirError(f"{self.failed}; {kept}")
+        order = [("request_id", "ascending"), ("attempt", "ascending")]
+        table = read_streams(self.path).sort_by(order)
+        _write_parquet(table, self.path / PARQUETS[0])
+        parts = [part for part in (self._server, server) if part is not None and part.num_rows]
+        if parts:
+            whole = pa.concat_tables(parts, promote_options="default")
+            _write_parquet(whole, self.path / PARQUETS[1])
+        write_json(self.path / "run.json", self.meta)
+        for stream in streams_of(self.path):
+            stream.unlink()
+
+
+def _write_parquet(table: pa.Table, path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
