@@ -148,6 +148,9 @@ def test_options_of_other_tools_are_answered_by_ours(
     assert result.stderr == f"ampacity: no such option {said}; see ampacity {name} --help\n"
 
 
+TWICE = "it stands 2 times: keep one"
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -158,15 +161,15 @@ def test_options_of_other_tools_are_answered_by_ours(
         ("run U --rates", "Option '--rates' requires an argument; see ampacity --help"),
         (
             "run U --rates 5 --rates=9",
-            "Invalid value for '--rates': it stands 2 times: keep one; see ampacity run --help",
+            f"Invalid value for '--rates': {TWICE}; see ampacity run --help",
         ),
         (
             "run U --rates 5 -o a --out b",
-            "Invalid value for '-o' / '--out': it stands 2 times: keep one; see ampacity run --help",
+            f"Invalid value for '-o' / '--out': {TWICE}; see ampacity run --help",
         ),
         (
             "workload fit a.csv -o a -o b",
-            "Invalid value for '-o' / '--out': it stands 2 times: keep one; see ampacity workload fit --help",
+            f"Invalid value for '-o' / '--out': {TWICE}; see ampacity workload fit --help",
         ),
     ],
 )
