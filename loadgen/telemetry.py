@@ -252,3 +252,9 @@ class Telemetry:
     def table(self) -> pa.Table:
         """Return the samples: at_ns and a float column for each of ``COLUMNS``, null if absent."""
         return pa.Table.from_pylist(self._rows, schema=SCHEMA)
+
+    def take(self) -> pa.Table:
+        """Return the samples since the last call, as ``table`` does, and forget them."""
+        taken = self.table()
+        self._rows.clear()
+        return taken

@@ -36,6 +36,13 @@ ARGUMENTS = args_of(
 )
 
 
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Three processes for two cores, as many tests wait for a server; a core each in real time."""
+    together = config.option.markexpr == "not real_time"
+    return (os.cpu_count() or 1) * 3 // 2 if together else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files of slow tests, so that no process ends long after the others."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}

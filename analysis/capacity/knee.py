@@ -113,12 +113,12 @@ def _divergence(stages: Sequence[Stage]) -> KneeMethod:
             below = max(below, k - QUIET_LOADS[tail])
     threshold = DIVERGENCE_FACTOR * level
     if not above:
-        top = max(points, key=lambda p: p.least)
+        top = max(points, key=lambda p: p.ratio if math.isfinite(p.ratio) else p.least)
         return _null(
-            f"no load is shown to lie beyond it: there {tail}/p50 of {metric} is at least "
-            f"{NOISE_FACTOR * threshold:.2f} ({NOISE_FACTOR * DIVERGENCE_FACTOR:g} times its "
-            f"low-load level of {level:.2f}); here it is at least {top.least:.2f}, at "
-            f"{top.concurrency:.3g} in flight"
+            f"no load is shown to lie beyond it: {tail}/p50 of {metric} would have to exceed "
+            f"{DIVERGENCE_FACTOR:g} times its low-load level of {level:.2f} beyond doubt "
+            f"({NOISE_FACTOR * threshold:.2f} with the noise); it is {top.ratio:.2f}, "
+            f"{top.least:.2f} at least, at {top.concurrency:.3g} in flight"
         )
     what = f"{tail}/p50 of {metric}, {DIVERGENCE_FACTOR:g} times its low-load level of {level:.2f}"
     between = points[below : above + 1]

@@ -131,7 +131,7 @@ def _memory(known: Known, physics: Physics) -> Step:
         )
     more = ", ".join(f"{f.gpus} with {100 * f.headroom:.0f} %" for f in roomy)
     counted = f"{plain.gpus} GPU{'s' if plain.gpus > 1 else ''}"
-    gap, assumed = None, " if all in flight are of p95 length"
+    gap, assumed = None, " at p95 length"
     if not fit.sequences:
         gap, assumed = "without the KV cache: the run counted no tokens", ""
     elif known.summary.capacity.c_max is None:

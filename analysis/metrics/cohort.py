@@ -22,6 +22,7 @@ from ampacity.analysis.metrics.requests import (
     tpot_s,
     ttft_s,
     uncounted_share,
+    unseen,
     visible_tokens,
     zero_ns,
 )
@@ -79,7 +80,9 @@ class Cohort:
         failed, unfinished = r.failed, r.has_status("unfinished")
         finite = ~np.isnan(values) & (r.has_status("ok") | unfinished)
         age = np.zeros(len(r)) if zero_ns is None else np.nan_to_num((self.cut_ns - zero_ns) * 1e-9)
-        censored = np.where(unfinished & ~finite, np.maximum(age, 0.0), np.nan)
+        # of an answer without a visible token the first one is later than its end
+        pending = unfinished if zero_ns is None else unfinished | unseen(r)
+        censored = np.where(pending & ~finite, np.maximum(age, 0.0), np.nan)
         owner = np.flatnonzero(finite)
         infinite, censored = self._with_lost(failed.astype(np.float64), censored)
         return Observations(

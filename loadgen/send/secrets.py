@@ -66,7 +66,7 @@ def redact(text: str, secrets: tuple[str, ...]) -> str:
 
 def redact_record(record: RequestRecord, secrets: tuple[str, ...]) -> None:
     """Redact secrets in what a server may have put into a record."""
-    for name in ("error", "finish_reason", "server_request_id") if secrets else ():
+    for name in ("error", "finish_reason", "server_request_id", "answered_by") if secrets else ():
         text = getattr(record, name)
         if text is not None:
             setattr(record, name, redact(text, secrets))

@@ -16,6 +16,7 @@ from ampacity.analysis.decision.inputs import is_wide
 from ampacity.analysis.decision.plan import Plan
 from ampacity.reports.charts.burst import burst_findings
 from ampacity.reports.charts.outage import outage_findings
+from ampacity.reports.pages.soak import soak_findings
 from ampacity.reports.render.figures import (
     BOUNDS,
     DASH,
@@ -62,6 +63,8 @@ def findings(summary: Summary) -> list[Finding]:
     found = outage_findings(summary)
     if summary.burst:
         found += burst_findings(summary.burst)
+    elif summary.soak:
+        found += soak_findings(summary)
     else:
         found += [
             usable_rate(summary),
@@ -203,7 +206,7 @@ def _fleet(fleet: Fleet) -> Finding:
         return Finding("Fleet", DASH, None, _sentence(why, cost))
     sized = [
         f"for a peak of {exact(fleet.peak_rps)} req/s",
-        f"{counted(fleet.instances_before_safety, 'instance')} carry it at the capacity, × "
+        f"{counted(fleet.instances_before_safety, 'instance')} at the capacity × "
         f"safety {exact(fleet.safety_factor)}",
         f"{counted(fleet.tensor_parallel, 'GPU')} an instance",
         _one_down(fleet),
@@ -353,7 +356,7 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         value = f"above {rails.scale_in_flight} in flight"
         found.append(Rail("add an instance", value, "on average: C_max ÷ 1.2"))
     if rails.prewarm_s is not None:
-        value = f"{significant(rails.prewarm_s)} s ahead of the load"
+        value = f"{significant(rails.prewarm_s)} s ahead"
         found.append(Rail("start an instance", value, "--cold-start"))
     return found
 

@@ -24,6 +24,7 @@ GRAVE = frozenset(
         "inputs_off",
         "lengths_off",
         "cut_short",
+        "strangers",
         "not_streamed",
         "imported",
     ]
@@ -63,7 +64,7 @@ def steady(summary: Summary) -> Finding:
 
 def _cut(least: int, most: int) -> str:
     ends = f"{least}" if least == most else f"{least} to {most}"
-    return f"the first {ends} requests of a stage are cut as warm-up"
+    return f"the first {ends} requests of a steady stage are cut as warm-up"
 
 
 def _mending(code: str, summary: Summary, meta: Mapping[str, Any]) -> str | None:

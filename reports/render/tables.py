@@ -9,7 +9,7 @@ from typing import Any
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.stage import Server, SloVerdict, Stage
 from ampacity.analysis.contract.summary import Imported, Summary
-from ampacity.analysis.slo import verdict_word
+from ampacity.analysis.slo import parse_slo, verdict_word
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.verdict import outage_verdict
 from ampacity.reports.render.figures import (
@@ -19,7 +19,6 @@ from ampacity.reports.render.figures import (
     by_load,
     count,
     cut_off,
-    exact,
     failures,
     gpu_price,
     interval,
@@ -210,11 +209,24 @@ def slo_table(summary: Summary) -> Table:
 
 
 def slo_value(table: Table, verdict: SloVerdict) -> Cell:
-    """Return the percentile that was judged; ``≥`` where its interval has no upper end."""
+    """Return the percentile that was judged; ``≥`` where its interval has no upper end.
+
+    ``≈`` where that would read as violated, which is not shown: the value is above the limit.
+    """
     why = verdict.value_s_reason or verdict.reason or NO_REASON
-    return table.cell(
-        verdict.value_s, lambda v: percentile_text(v, verdict.value_s_ci, seconds), why
-    )
+    ends = verdict.value_s_ci
+
+    def text(value_s: float) -> str:
+        open_above = ends is not None and ends[1] is None
+        if (
+            open_above
+            and verdict.verdict == "inconclusive"
+            and value_s > parse_slo(verdict.slo).limit_s
+        ):
+            return f"≈ {seconds(value_s)}"
+        return percentile_text(value_s, ends, seconds)
+
+    return table.cell(verdict.value_s, text, why)
 
 
 def _verdict(table: Table, verdict: SloVerdict) -> Cell:
@@ -326,7 +338,8 @@ def _unlabelled(requests: int | None) -> Cell:
 def windows_table(summary: Summary, meta: Mapping[str, Any]) -> Table:
     """Return the window of each stage, Little's Law in it, and the load generator's lateness."""
     rows = rows_of_stages("Windows and load generator", by_load(summary.stages))
-    rows.column(Column("window", "from start"), lambda _, s: _span(s))
+    began_s = _began_s(meta)
+    rows.column(Column("window", "s of the run"), lambda _, s: _span(s, began_s.get(s.index, 0.0)))
     rows.figure("warm-up", "requests", lambda s: s.window.warmup_requests, count)
     rows.column(Column("method", text=True), _method)
 
@@ -361,8 +374,17 @@ def _of_audit(meta: Mapping[str, Any], name: str) -> Callable[[Stage], Any]:
     return lambda stage: audits.get(stage.index, {}).get(name)
 
 
-def _span(stage: Stage) -> Cell:
-    return Cell(f"{exact(stage.window.start_s)} to {exact(stage.window.end_s)} s")
+def _began_s(meta: Mapping[str, Any]) -> dict[int, float]:
+    """Return when each stage began, in s since the first: the time axis of the timeline."""
+    starts = {s.get("index"): s.get("start_ns") for s in meta.get("stages") or []}
+    known = {index: ns for index, ns in starts.items() if isinstance(ns, int)}
+    first = min(known.values(), default=0)
+    return {index: (ns - first) * 1e-9 for index, ns in known.items() if isinstance(index, int)}
+
+
+def _span(stage: Stage, began_s: float) -> Cell:
+    ends = (began_s + stage.window.start_s, began_s + stage.window.end_s)
+    return Cell(" to ".join(f"{end_s:.1f}" for end_s in ends))
 
 
 def _method(table: Table, stage: Stage) -> Cell:

@@ -70,7 +70,7 @@ def traffic_table(summary: Summary) -> Table:
         ("TTFT p50", lambda row: row[2].ttft_from_schedule_s.p50),
         ("TTFT p95", lambda row: row[2].ttft_from_schedule_s.p95),
     ):
-        rows.figure(head, "schedule", value, seconds, why="")
+        rows.figure(head, "whole stage", value, seconds, why="")
     return rows.done()
 
 

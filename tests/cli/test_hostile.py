@@ -165,7 +165,8 @@ def test_a_body_without_end_is_given_up(kind: str, monkeypatch: pytest.MonkeyPat
 )
 def test_a_lying_models_list(cli: Cli, models: bytes, tmp_path: Path) -> None:
     with server(lambda handler, _: stream(handler, TOKEN, LAST), models) as url:
-        result = cli("run", url, *args_of(f"--model m --rates 5 {SHORT} --out"), tmp_path / "r")
+        load = SHORT.replace("1s", "300ms")
+        result = cli("run", url, *args_of(f"--model m --rates 20 {load} --out"), tmp_path / "r")
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
     assert "\x1b" not in result.stderr + result.stdout
@@ -446,7 +447,8 @@ def test_out_of_descriptors_is_the_clients_own_fault() -> None:
 def test_closed_standard_streams_harm_nothing(closed: str, tmp_path: Path) -> None:
     with server(lambda handler, _: stream(handler, TOKEN, LAST)) as url:
         start = ["bash", "-c", f'exec {closed}; exec "$@"', "_", *COMMAND]
-        start += ["run", url, *args_of(f"--rates 5 {SHORT} --out"), str(tmp_path / "r")]
+        load = SHORT.replace("1s", "300ms")
+        start += ["run", url, *args_of(f"--rates 20 {load} --out"), str(tmp_path / "r")]
         result = subprocess.run(start, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "r" / "report.html").is_file()

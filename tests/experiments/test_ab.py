@@ -42,8 +42,6 @@ from ampacity.simulator.server.launch import Started
 from ampacity.values import ConfigError
 from tests.support.args import Command, args_of
 
-pytestmark = pytest.mark.real_time  # needs the machine to itself
-
 ROUNDS, STAGE_S = 3, 80.0  # a p99 takes 299 requests in each stage
 SPAN_S = 4 * ROUNDS * (STAGE_S + IDLE_NS * 1e-9)
 

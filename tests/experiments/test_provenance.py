@@ -125,7 +125,7 @@ def test_prompts_that_are_others_than_planned_are_no_clean_capacity(
     summary, _ = judged(tmp_path / "run", records, ["error_rate=5%"])
     assert f"Prompts were {text} than planned" in codes(summary)["inputs_off"]
     assert summary["verdict"].startswith(
-        f"Not the load that was planned: prompts were {text} than planned"
+        f"Not the load that was planned. Prompts were {text} than planned"
     )
     as_planned, _ = judged(
         tmp_path / "ok",

@@ -291,6 +291,7 @@ def test_paper_has_everything_and_no_controls(browser: Any, pages: dict[str, Pat
         page.close()
 
 
+@pytest.mark.slow
 def test_a_page_with_100_000_requests_behind_it_is_small_and_paints_at_once(
     browser: Any, measured: Measured, tmp_path: Path
 ) -> None:

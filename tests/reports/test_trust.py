@@ -52,7 +52,7 @@ def test_grave_warnings_come_first() -> None:
 
 def test_stages_without_a_steady_state_are_named() -> None:
     found = steady(read_summary(open_sweep()))
-    note = "9 req/s: no; the first 12 requests of a stage are cut as warm-up"
+    note = "9 req/s: no; the first 12 requests of a steady stage are cut as warm-up"
     assert (found.value, found.note, found.state) == ("7 of 8 stages", note, "unsure")
 
 

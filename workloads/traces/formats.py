@@ -37,7 +37,7 @@ def open_records(path: Path, keep: frozenset[str] = frozenset()) -> Iterator[Rec
     ``keep`` names columns wanted beside the known ones, including paths into lists. The ending
     gives the format, a CSV header its delimiter, and the first bytes whether it is UTF-16.
     """
-    with _as_workload_errors(path), open_file(path) as file:
+    with _as_workload_errors(path), _unchanged(path), open_file(path) as file:
         size = max(file.seek(0, io.SEEK_END), 1)
         file.seek(0)
         zipped = file.read(2) == b"\x1f\x8b"
@@ -68,6 +68,16 @@ def open_records(path: Path, keep: frozenset[str] = frozenset()) -> Iterator[Rec
                     f"{path}: the ending is none of .csv, .tsv, .jsonl, .json, .parquet and .log "
                     "(each also with .gz): rename it"
                 )
+
+
+@contextmanager
+def _unchanged(path: Path) -> Iterator[None]:
+    """Raise WorkloadError where the file was written to in the meantime."""
+    before = path.stat()
+    yield
+    after = path.stat()
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise WorkloadError(f"{path}: the file changed while it was read: copy it first")
 
 
 @contextmanager

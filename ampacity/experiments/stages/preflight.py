@@ -153,6 +153,10 @@ class Probe:
         typical = _TypicalAnswer(self, served, shape, calibration)
         record = await typical.measure(record)
         notes += [*more, *warnings(typical.findings), *await self._connection_notes()]
+        if record.answered_by not in (None, model):
+            notes.append(
+                f"{model} was asked for, and the answer is from {record.answered_by}, by its own account"
+            )
         kept_alive = client.keeps_alive is not False
         network = await measure_round_trip(
             self.pages, endpoint, self.route.addresses, self.route.proxy, kept_alive=kept_alive

@@ -114,8 +114,9 @@ def test_a_ratio_in_doubt_widens_the_region_and_names_no_knee_alone() -> None:
     assert (known.concurrency, known.region) == (None, None)
     assert (
         known.reason
-        == "no load is shown to lie beyond it: there p99/p50 of ttft_from_schedule_s is at least 9.00 "
-        "(3 times its low-load level of 3.00); here it is at least 2.88, at 384 in flight"
+        == "no load is shown to lie beyond it: p99/p50 of ttft_from_schedule_s would have to exceed "
+        "2 times its low-load level of 3.00 beyond doubt (9.00 with the noise); it is 7.00, 2.80 at "
+        "least, at 448 in flight"
     )
 
 

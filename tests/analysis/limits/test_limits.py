@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import functools
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -195,19 +196,29 @@ def predicted(engine: str, load: dict[str, Any], folder: Path, seed: int = 1) ->
     return load_run(path)
 
 
-def summary_of(engine: str, load: dict[str, Any], folder: Path) -> Summary:
-    return summarise(predicted(engine, load, folder))
+@pytest.fixture(scope="module")
+def summary_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Summary]:
+    """Return the summary of the prediction of an illness, which is made once."""
+
+    @functools.cache
+    def made(illness: str) -> Summary:
+        engine, load, _ = ILLNESSES[illness]
+        return summarise(predicted(engine, load, tmp_path_factory.mktemp("ill") / "run"))
+
+    return made
 
 
 def holding(limits: Sequence[Limit]) -> set[str]:
     return {limit.rule for limit in limits if limit.holds}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("illness", list(ILLNESSES))
-def test_the_rules_that_hold_are_those_of_the_illness(illness: str, tmp_path: Path) -> None:
-    engine, load, expected = ILLNESSES[illness]
-    limits = summary_of(engine, load, tmp_path / "run").limits
-    assert holding(limits) == expected
+def test_the_rules_that_hold_are_those_of_the_illness(
+    illness: str, summary_of: Callable[[str], Summary]
+) -> None:
+    limits = summary_of(illness).limits
+    assert holding(limits) == ILLNESSES[illness][2]
     for limit in limits:
         assert limit.lever
         assert limit.refuted_by
@@ -218,9 +229,8 @@ def test_the_rules_that_hold_are_those_of_the_illness(illness: str, tmp_path: Pa
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Summary:
-    engine, load, _ = ILLNESSES["healthy"]
-    return summary_of(engine, load, tmp_path_factory.mktemp("healthy") / "run")
+def healthy(summary_of: Callable[[str], Summary]) -> Summary:
+    return summary_of("healthy")
 
 
 @pytest.fixture(scope="module")
@@ -252,10 +262,11 @@ def test_what_is_done_to_records_is_found(illness: str, two_classes: Run) -> Non
         assert carried == pytest.approx(5, rel=0.02)
 
 
-def test_the_cause_is_judged_at_the_load_nearest_to_the_capacity(tmp_path: Path) -> None:
+def test_the_cause_is_judged_at_the_load_nearest_to_the_capacity(
+    summary_of: Callable[[str], Summary],
+) -> None:
     """12/s is far above the capacity; at 4/s the P95 is over its limit, though not decided."""
-    engine, load, _ = ILLNESSES["prompts of 4,000 tokens at 12/s"]
-    first, *_ = summary_of(engine, load, tmp_path / "run").limits
+    first, *_ = summary_of("prompts of 4,000 tokens at 12/s").limits
     assert (first.rule, {e.stage for e in first.evidence}) == ("prefill_bound", {"4 req/s"})
 
 
@@ -265,13 +276,19 @@ def _with_stages(summary: Summary, change: Callable[[Stage], dict[str, Any]]) ->
     return msgspec.structs.replace(summary, stages=stages)
 
 
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Summary:
+    """Return the summary of one engine that is bound by its prompts."""
+    engine, load, _ = ILLNESSES["prompts of 4,000 tokens at 12/s"]
+    folder = tmp_path_factory.mktemp("one") / "run"
+    return summarise(predicted(engine, load | {"rates": "0.5,3,12"}, folder))
+
+
 @pytest.mark.parametrize(("engines", "share"), [(1, 1.0), (2, 0.5), (8, 0.125), (None, None)])
 def test_the_engine_is_busy_for_its_share_of_the_prompts(
-    engines: int | None, share: float | None, tmp_path: Path
+    engines: int | None, share: float | None, one: Summary
 ) -> None:
     """Behind a router each of N engines computes an N-th of the prompts."""
-    engine, load, _ = ILLNESSES["prompts of 4,000 tokens at 12/s"]
-    one = summary_of(engine, load | {"rates": "0.5,3,12"}, tmp_path / "run")
     several = _with_stages(
         one, lambda s: {"server": s.server and msgspec.structs.replace(s.server, engines=engines)}
     )

@@ -339,80 +339,69 @@ _json = st.recursive(
 )
 
 
+NAMES: dict[tuple[Any, ...], Any] = {  # what is tampered with, by where it is
+    (): [
+        "status",
+        "status_reason",
+        "predicted",
+        "warmup_requests",
+        "started_utc",
+        "search",
+        "burst",
+        "imported",
+        "workload",
+        "slos",
+        "stages",
+        "notes",
+        "locked",
+        "fleet_inputs",
+        "host",
+    ],
+    ("stages", 0): [
+        "index",
+        "kind",
+        "offered_rps",
+        "concurrency",
+        "start_ns",
+        "end_ns",
+        "sessions",
+        "lengths",
+        "cached_share_planned",
+        "audit",
+        "ramp_s",
+        "scheduled_requests",
+        "drained_ns",
+        "ended_early",
+    ],
+    ("stages", 0, "audit"): [
+        "cpu_fraction",
+        "client_limited",
+        "client_limited_reason",
+        "slip_p99_s",
+    ],
+    ("stages", 0, "sessions"): ("begun", "cut"),
+    ("fleet_inputs",): FLEET,
+    ("workload",): [
+        "prompts",
+        "trace",
+        "name",
+        "input_tokens",
+        "output_tokens",
+        "classes",
+        "arrivals",
+    ],
+    ("slos", 0): ("metric", "quantile", "limit_s", "text"),
+    ("search",): SEARCH,
+    ("search", "path", 0): SEARCH["path"][0],
+    ("burst",): BURST,
+    ("imported",): IMPORTED,
+    ("imported", "definitions", 0): ("what", "theirs", "ours"),
+}
+
+
 @settings(max_examples=often(60, 200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    st.sampled_from(
-        [
-            *(
-                (name,)
-                for name in (
-                    "status",
-                    "status_reason",
-                    "predicted",
-                    "warmup_requests",
-                    "started_utc",
-                    "search",
-                    "burst",
-                    "imported",
-                    "workload",
-                    "slos",
-                    "stages",
-                    "notes",
-                    "locked",
-                    "fleet_inputs",
-                    "host",
-                )
-            ),
-            *(
-                ("stages", 0, name)
-                for name in (
-                    "index",
-                    "kind",
-                    "offered_rps",
-                    "concurrency",
-                    "start_ns",
-                    "end_ns",
-                    "sessions",
-                    "lengths",
-                    "cached_share_planned",
-                    "audit",
-                    "ramp_s",
-                    "scheduled_requests",
-                    "drained_ns",
-                    "ended_early",
-                )
-            ),
-            *(
-                ("stages", 0, "audit", name)
-                for name in (
-                    "cpu_fraction",
-                    "client_limited",
-                    "client_limited_reason",
-                    "slip_p99_s",
-                )
-            ),
-            *(("stages", 0, "sessions", name) for name in ("begun", "cut")),
-            *(("fleet_inputs", name) for name in FLEET),
-            *(
-                ("workload", name)
-                for name in (
-                    "prompts",
-                    "trace",
-                    "name",
-                    "input_tokens",
-                    "output_tokens",
-                    "classes",
-                    "arrivals",
-                )
-            ),
-            *(("slos", 0, name) for name in ("metric", "quantile", "limit_s", "text")),
-            *(("search", name) for name in SEARCH),
-            *(("search", "path", 0, name) for name in SEARCH["path"][0]),
-            *(("burst", name) for name in BURST),
-            *(("imported", name) for name in IMPORTED),
-            *(("imported", "definitions", 0, name) for name in ("what", "theirs", "ours")),
-        ]
-    ),
+    st.sampled_from([(*where, name) for where, names in NAMES.items() for name in names]),
     _json,
     st.booleans(),
     st.booleans(),

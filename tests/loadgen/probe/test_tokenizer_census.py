@@ -31,8 +31,6 @@ from tests.support.fault_server import FaultServer
 from tests.support.odd_tokenizer import TEMPLATE_TOKENS, OddTokenizer, tokens_of
 from tests.support.stage_driving import on_loop
 
-pytestmark = pytest.mark.real_time  # needs the machine to itself
-
 
 def true_mean(most: int = 3) -> float:
     return sum(tokens_of(word, most) for word in built_in_words()) / len(built_in_words())

@@ -20,8 +20,6 @@ from ampacity.simulator.server.launch import start_in_process
 from ampacity.simulator.server.server import main as serve_from_argv
 from tests.support.args import args_of
 
-pytestmark = pytest.mark.real_time  # needs the machine to itself
-
 
 def alive(pid: int) -> bool:
     try:
