@@ -37,7 +37,7 @@ def test_no_core_file_is_left() -> None:
     get = (
         "import resource as r; print(r.getrlimit(r.RLIMIT_CORE)[0], r.getrlimit(r.RLIMIT_DATA)[0])"
     )
-    core, data = in_python(f"from ampacity.cli.process import protect; protect(); {get}").split()
+    core, data = in_python(f"from ampacity.process import protect; protect(); {get}").split()
     assert core in ("0", "1")  # 0 where the hard limit is
     assert int(data) <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
