@@ -23,7 +23,7 @@ ALLOWED = {  # files that may call what others may not, and why
     "ampacity/cli/output.py": "writes what the user named",
     "ampacity/cli/workload.py": "writes",
     "ampacity/cli/streams.py": "/dev/null",
-    "ampacity.process.py": "/proc",
+    "ampacity/process.py": "/proc",
     "loadgen/audit.py": "/proc",
     "loadgen/host.py": "/proc and /dev/null",
     "loadgen/receive/kept_answers.py": "appends",
