@@ -1,6 +1,7 @@
 # Two commands: `make demo` runs the main job on the embedded simulator, `make test` runs the tests.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 INSTALLED := .venv/.installed
 INSTALLED_DEV := .venv/.installed-dev
 
@@ -10,8 +11,8 @@ demo: $(INSTALLED)
 	$(BIN)/ampacity demo
 
 test: $(INSTALLED_DEV)
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not real_time"
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "real_time"
+	$(PYTEST) -m "not real_time"
+	$(PYTEST) -m real_time
 
 lint: $(INSTALLED_DEV)
 	$(BIN)/ruff check .
@@ -24,8 +25,9 @@ docs: $(INSTALLED_DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/site
 
 # Fuzzes every reader, and the compiled receive path under the address and undefined-behaviour
-# sanitizers; LONG_S seconds for each target.
+# sanitizers, LONG_S seconds for each target; then the tests, with more repetitions of random ones.
 LONG_S ?= 1800
+SOAK_MINUTES ?= 20
 ASAN := build/asan
 test-long: $(INSTALLED_DEV)
 	CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -g -O1" \
@@ -34,6 +36,8 @@ test-long: $(INSTALLED_DEV)
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc $(BIN)/python -m tests.long.fuzz receive \
 	  --seconds $(LONG_S) --hot-path "$$(ls $(ASAN)/ampacity/loadgen/receive/_hot_path*.so)"
 	$(BIN)/python -m tests.long.fuzz --seconds $(LONG_S)
+	LONG_S=$(LONG_S) $(PYTEST) -m "not real_time"
+	$(BIN)/python -m tests.long.soak --minutes $(SOAK_MINUTES)
 
 # vLLM on CPU: minutes to install and to start, so outside of `make test`
 test-engines: $(INSTALLED_DEV)

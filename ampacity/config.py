@@ -9,7 +9,7 @@ from typing import Any
 
 from ampacity import values as v
 from ampacity.analysis.slo import parse_slos
-from ampacity.loadgen.send.endpoint import Endpoint, parse_endpoint
+from ampacity.loadgen.send.endpoint import Endpoint, Tls, parse_endpoint, secrets_in
 from ampacity.loadgen.send.keys import Keys
 from ampacity.settings import FIELDS, SETTINGS, Settings, read_settings
 from ampacity.values import ConfigError
@@ -20,6 +20,7 @@ from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from ampacity.workloads.schedule_file import workload_of
 
 DEFAULT_WORKLOAD = "chat"
+TLS_OPTIONS = ("cacert", "cert", "insecure")
 KEY_SOURCES = ("api_key_env", "api_key_file", "api_key_command")
 GPU_FACTS = ("tensor_parallel", "hardware")  # facts of --lock that state the GPUs of an instance
 
@@ -136,7 +137,8 @@ def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
 
 
 def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]:
-    workload, most_users = settings.workload, max(settings.concurrency or (0,))
+    endpoint, workload = settings.endpoint, settings.workload
+    most_users = max(settings.concurrency or (0,))
     of_trace = {"workload", "input_tokens", "output_tokens", "arrivals", "duration"}
     return [
         (
@@ -186,6 +188,11 @@ def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]
             "--max-cost is kept in one process: drop --workers",
         ),
         (
+            any(name in raw for name in TLS_OPTIONS)
+            and not any(url.startswith("https:") for url in (endpoint.url, *settings.metrics_urls)),
+            "--cacert, --cert and --insecure go with an https:// URL",
+        ),
+        (
             settings.sticky and not settings.replicas,
             "--sticky goes with several URLs, comma-separated",
         ),
@@ -217,7 +224,11 @@ def _endpoints(url: Any, given: dict[str, Any]) -> tuple[Endpoint, ...]:
         "key_header": given.get("api_key_header"),
         "route": given.get("path"),
         "headers": given.get("header", ()),
+        "hidden": tuple(secrets_in(given.get("extra_body"))),
+        "tls": Tls(**{name: given[name] for name in TLS_OPTIONS if name in given}),
     }
+    if shared["tls"] != Tls():
+        shared["tls"].context()  # a file that cannot be used
     found = tuple(parse_endpoint(part, **shared) for part in urls if part)
     if not found or len({endpoint.url for endpoint in found}) < len(found):
         raise ConfigError(

@@ -16,9 +16,9 @@ from typing import Any
 
 from ampacity.analysis.change.comparable import by_option, differences
 from ampacity.analysis.change.judged import CompareError
-from ampacity.analysis.change.pairs import compared_run
 from ampacity.analysis.change.results import Comparison
-from ampacity.analysis.change.scorecard import compare as compare_runs
+from ampacity.analysis.compare.pairs import compared_run
+from ampacity.analysis.compare.scorecard import compare as compare_runs
 from ampacity.frames import Run, load, run_path
 from ampacity.settings import SETTINGS
 

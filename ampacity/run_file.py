@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from ampacity.files import read_text
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import PlainYaml, read_yaml
 
@@ -38,7 +39,7 @@ def in_run_file(path: Path, flags: Collection[str], message: str) -> str:
     That is the setting that the message names first, or one whose value it repeats. Settings in
     ``flags`` came from the command line.
     """
-    root = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=PlainYaml)
+    root = yaml.compose(read_text(path), Loader=PlainYaml)
     found: list[tuple[int, int, str]] = []  # position in the message, line, name
     for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
         name = key.value.replace("-", "_")

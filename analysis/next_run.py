@@ -21,6 +21,8 @@ OF_BURST = (
     *("--base-rps", "--factor", "--shape", "--max-recovery"),
     *("--base-duration", "--burst-duration", "--recovery-duration"),
 )
+OF_SOAK = ("--rps", "--window", "--duration")
+BUDGETS = ("--max-cost", "--max-tokens", "--max-requests")
 OF_OUTPUT, FLAGS_OF_OUTPUT = ("--out", "-o", "--summary"), ("--json", "--quiet", "-q")
 FLAGS_OF_SEARCH = ("--closed", "--search")
 OF_LOAD = ("run", "sweep", "search", "burst")  # commands that a client can limit
@@ -58,10 +60,12 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
         slos = "--slo ttft_p95=250ms --slo itl_p99=100ms"
         if summary.audit.client_limited:
             return f"ampacity predict --preset demo --workload chat-short {slos}"
-        return "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms"
+        return f"ampacity sweep http://YOUR-SERVER/v1 {slos}"
     if str(summary.partial or "").startswith(("interrupted", "killed")):
         resume = [*words[:2], "--resume", path]
         return shlex.join(resume) if words[1] in OF_LOAD else again(words, {})
+    if str(summary.partial or "").startswith("ended by its budget"):
+        return _with_twice_the_budget(words)
     if words[1] in OF_LOAD and summary.audit.client_limited and not _bounded(summary):
         return relieved(words, meta, summary.audit.cpu_fraction)
     if summary.burst:
@@ -74,6 +78,13 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
     if summary.workload.get("trace"):
         return _plan(summary, path)
     return _after_stages(summary, words) or _plan(summary, path)
+
+
+def _with_twice_the_budget(words: Sequence[str]) -> str | None:
+    """Return the command with twice each of its budgets; None where it was another's."""
+    given = {name: text for name in BUDGETS if (text := _text(words, name))}
+    twice = {name: f"{2 * float(text):.15g}" for name, text in given.items() if text[0].isdigit()}
+    return again(words, twice) if twice else None
 
 
 def relieved(words: Sequence[str], meta: Mapping[str, Any], cpu_fraction: float | None) -> str:
@@ -192,11 +203,11 @@ def _sweep(words: Sequence[str]) -> str | None:
     """Return the sweep with the options of a burst: the capacity, and what limits it."""
     if {"-c", "--config"} & {*words}:
         return None
-    return again([words[0], "sweep", *words[2:]], dict.fromkeys(OF_BURST))
+    return again([words[0], "sweep", *words[2:]], dict.fromkeys((*OF_BURST, *OF_SOAK)))
 
 
 def sweep_instead(meta: Mapping[str, Any]) -> str | None:
-    """Return the sweep that a burst's report asks for; None where it cannot be made."""
+    """Return the sweep that a burst's or soak's report asks for; None where it cannot be made."""
     words = _recorded(meta)
     return _sweep(words) if words else None
 

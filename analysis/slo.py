@@ -67,9 +67,9 @@ class Slo:
 
     Quantile 1 (``max``) is every sample of the run, 0 (``min``) at least one.
     ``class_``: of the requests of that class only. ``first_s`` (fluidity): the first token is due
-    so long after the schedule, every further one ``limit_s`` later. Of an ``error_rate`` the
-    quantile is the share that must be answered, of ``goodput`` the share that must meet every
-    other SLO, and ``limit_s`` says nothing.
+    so long after the schedule, every further one ``limit_s`` later. ``error_rate`` and ``goodput``
+    have no ``limit_s``: ``quantile`` is the share of requests that must be answered, or that must
+    meet every other SLO.
     """
 
     metric: str

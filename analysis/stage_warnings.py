@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Audit, Summary
 from ampacity.analysis.metrics.cohort import IN_ONE_PIECE
+from ampacity.analysis.metrics.odd_answers import CONTRADICTED, OddAnswers
 from ampacity.analysis.stage.throughput import is_figure, steady_state
 
 RESENT_SHARE = 0.01  # of the requests; above it, a race with idle timeouts is no explanation
 USERS_SHARE = 0.9  # of the users set: fewer at most in flight means that some never started
+SOME_WHOLE = 0.01  # of the answers; above it, those that came in one piece are named
 IDLE_CPU_FRACTION = 0.5  # of a core: below it the client's own work did not hold it up
 
 Stages = Sequence[Stage]
@@ -26,8 +28,7 @@ class Facts:
 
     summary: Summary
     output_deviation: float | None = None
-    cut_short: tuple[int, int] = (0, 0)  # (answers that may have been cut off, all answers)
-    unseen: int = 0  # good answers of several tokens, none of which was sent
+    odd: OddAnswers = field(default_factory=OddAnswers)
 
     @property
     def stages(self) -> Stages:
@@ -245,6 +246,12 @@ def littles_law(facts: Facts) -> str | None:
 
 def not_streamed(facts: Facts) -> str | None:
     whole = [s for s in facts.stages if IN_ONE_PIECE in (s.ttft_s.reason or "")]
+    if not whole and facts.odd.whole > SOME_WHOLE * facts.odd.good:
+        return (
+            f"{facts.odd.whole:,} of {facts.odd.good:,} answers came in one piece: their TTFT is their "
+            "E2E, and they have no ITL, so both are those of a mixture. Find what holds these back (a "
+            "proxy, a replica that does not stream), or judge by e2e."
+        )
     if not whole:
         return None
     reason = str(whole[0].ttft_s.reason).partition(":")[0]
@@ -278,7 +285,7 @@ def speculation(facts: Facts) -> str | None:
 def tokens_per_chunk(facts: Facts) -> str | None:
     ratio = facts.summary.workload["realised"]["tokens_per_chunk"]
     unknown = [s for s in facts.stages if "unknown" in (s.itl_s.reason or "")]
-    if not unknown:
+    if not unknown or CONTRADICTED in facts.odd.impossible:
         return None
     names = {"icl_s": "inter-chunk latency (ICL)", "tpot_s": "TPOT"}
     given = [name for key, name in names.items() if all(getattr(s, key).n for s in unknown)]

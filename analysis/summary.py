@@ -28,8 +28,9 @@ from ampacity.analysis.limits.quota import find_quota
 from ampacity.analysis.limits.table import find_limits
 from ampacity.analysis.load_names import name_stages, planned_name
 from ampacity.analysis.metrics.impossible import check_records
-from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
-from ampacity.analysis.metrics.requests import Requests, unseen
+from ampacity.analysis.metrics.lengths import mean_tokens, output_deviation, realised
+from ampacity.analysis.metrics.odd_answers import odd_answers
+from ampacity.analysis.metrics.requests import Requests
 from ampacity.analysis.network import network_share
 from ampacity.analysis.next_run import next_command
 from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
@@ -48,6 +49,11 @@ from ampacity.loadgen.rundir.records import KINDS
 
 SCHEMA_VERSION = 2
 EXAMPLE_CHARS = 200
+NO_CAPACITY = {  # by an entry of run.json
+    "burst": "a burst is no steady load, so it names no capacity: a search or a sweep does",
+    "soak": "a soak has one load, so it names no capacity: a search or a sweep does",
+}
+SIMULATOR = "ampacity-simulator"  # what the embedded simulator answers to /version
 
 
 def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
@@ -56,7 +62,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
     Raises SloError or RecordsError on a broken run.
     """
     check_records(run)
-    partial = _partial(run)
+    partial = partial_of(run)
     run, others = split_lengths(run)
     meta = run.meta
     slos = [slo_from_dict(s) for s in meta.get("slos") or []]
@@ -69,6 +75,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         "verdict": "",
         "partial": partial,
         "predicted": bool(meta.get("predicted", False)),
+        "simulated": (meta.get("locked") or {}).get("engine_version") == SIMULATOR,
         "imported": _imported(meta),
         "warnings": [],
         "diagnosis": meta.get("diagnosis"),
@@ -89,7 +96,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
             for _, of_part, judged in [_judge_stages(part, slos, labels)]
         ],
         "offline": offline_throughput(stages, slos, meta.get("fleet_inputs") or {}),
-        "audit": _audit(metas, stages, imported=bool(meta.get("imported"))),
+        "audit": audit_of(metas, stages, imported=bool(meta.get("imported"))),
         "sharing": compare_sharing(records.requests, metas),
         "traffic": summarise_traffic(records, metas, meta.get("workload") or {}),
         "sessions": summarise_sessions(records, metas, stages, slos),
@@ -107,11 +114,17 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
     _add_optional_parts(summary, run, metas, records, slos)
     found = read_summary(_plain(summary))
     r = records.requests
-    known = output_deviation(r), cut_short(run.requests, r), int(np.count_nonzero(unseen(r)))
-    found = structs.replace(found, warnings=find_warnings(Facts(found, *known)))
+    odd = odd_answers(run.requests, r, _models_asked(meta))
+    found = structs.replace(found, warnings=find_warnings(Facts(found, output_deviation(r), odd)))
     found = structs.replace(found, verdict=write_verdict(found))
     command = found.next_command or next_command(found, meta, str(run.path))
     return structs.replace(found, next_command=command, limits=find_limits(found))
+
+
+def _models_asked(meta: Mapping[str, Any]) -> set[str]:
+    classes = (meta.get("workload") or {}).get("classes") or []
+    models = [name for kind in classes for name in kind.get("models") or []]
+    return {*models, str((meta.get("endpoint") or {}).get("model"))}
 
 
 def _littles_law(capacity: Capacity, stages: Sequence[Stage], slos: list[Slo]) -> LittlesLawGap:
@@ -170,8 +183,7 @@ def _workload(described: Mapping[str, Any], came: dict[str, Any]) -> dict[str, A
 def _capacity(
     meta: Mapping[str, Any], stages: Sequence[Stage], slos: list[Slo], quota: Quota | None
 ) -> Capacity:
-    if meta.get("burst"):
-        why = "a burst is no steady load, so it names no capacity: a search or a sweep does"
+    if why := next((why for kind, why in NO_CAPACITY.items() if meta.get(kind)), None):
         return structs.replace(find_capacity([], slos), reason=why)
     found = find_capacity(stages, slos)
     if quota is None or not quota.binds:
@@ -300,7 +312,7 @@ def _examples(requests: Requests, table: pa.Table) -> dict[str, str]:
     return found
 
 
-def _partial(run: Run) -> str | None:
+def partial_of(run: Run) -> str | None:
     status, reason = run.meta.get("status"), run.meta.get("status_reason")
     if run.complete and status in ("complete", None):
         return None
@@ -342,7 +354,7 @@ def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _audit(metas: list[dict[str, Any]], stages: Sequence[Stage], *, imported: bool) -> Audit:
+def audit_of(metas: list[dict[str, Any]], stages: Sequence[Stage], *, imported: bool) -> Audit:
     """Return the client's audit over the stages that it did not limit, or all if it limited each."""
     limited = [s.index for s in stages if s.client_limited]
     repeated = [s.index for s in repeated_undisturbed(stages)]

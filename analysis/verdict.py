@@ -14,7 +14,7 @@ from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary
 from ampacity.analysis.slo import parse_slo, verdict_word
 from ampacity.analysis.stage_warnings import longer
-from ampacity.analysis.warnings import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, at_knee, off_text
+from ampacity.analysis.warnings import TOO_LONG_SHARE, at_knee
 from ampacity.loadgen.rundir.records import FAILED_KINDS
 
 MANY_FAIL = 0.1  # of the requests of the lowest load
@@ -57,14 +57,11 @@ def _finding(summary: Summary) -> str:
 
 
 def _other_load(summary: Summary) -> str:
-    """Warn that the prompts were not as planned, so that no capacity of the workload follows."""
-    deviation = summary.workload["realised"]["input_deviation"]
-    if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
-        return ""
-    return (
-        f"Not the load that was planned: prompts were {off_text(deviation)} (input tokens, by the "
-        "server's count)."
-    )
+    """Warn that the load was not as planned, so that no capacity of the workload follows."""
+    given = summary.workload.get("input_plan", "requested") != "requested"  # texts, and no lengths
+    codes = ("inputs_off", "strangers", *([] if given else ["lengths_off"]))
+    found = [w.text.partition(":")[0] for w in summary.warnings if w.code in codes]
+    return f"Not the load that was planned. {'. '.join(found)}." if found else ""
 
 
 def _failures(summary: Summary) -> str:
@@ -293,14 +290,20 @@ def _carries(summary: Summary) -> str:
         known.append("no load is verified yet")
     texts = [capacity.binding_slo, *capacity.binding_or]
     binding = [next(s for s in summary.slos if s.text == text) for text in texts]
-    others = len(summary.slos) - len(binding)
+    others = [slo for slo in summary.slos if slo not in binding]
     notes = ["which of them breaks first cannot be told"] if len(binding) > 1 else []
-    notes += [f"{others} other SLO{'s' if others > 1 else ''} met there"] if others else []
+    notes += [_not_binding(others)] if others else []
     said = f" ({'; '.join(notes)})" if notes else ""
     return (
         f"One instance carries {least}{rate}{loop} ({'; '.join(known)}) with "
         f"{_limits(binding)}{said}"
     )
+
+
+def _not_binding(slos: Sequence[SloLimit]) -> str:
+    if len(slos) > 1:
+        return f"{len(slos)} other SLOs do not limit it"
+    return f"{_limits(slos)} does not limit it"
 
 
 def _c_max(capacity: Capacity) -> str:

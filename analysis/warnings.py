@@ -23,12 +23,15 @@ CACHED_SHARE = 0.05
 WIDE_BRACKET = 1.25  # upper over lower end of the capacity's interval
 CLOCK_OFF_S = 60.0  # of the gap where a run was resumed, between wall and monotonic clock
 WIDEST_REGION = 2.0  # upper over lower end of a knee region, in requests/s; wider ones say nothing
+NAMED = 4  # of the finish reasons or origins of answers
 REGION_END = 1.05  # rates up to this times the region's upper end count as within it
 
-OF_ENDPOINT = ("not_streamed", "diagnosis", "speculation")
+OF_ENDPOINT = ("not_streamed", "diagnosis", "speculation", "strangers", "impossible_counts")
 """Codes about the endpoint, which also hold for whatever is compared with the run."""
+OF_A_RUN = ("partial", "resumed", "errors")
+"""Codes that a run of several parts has as a whole."""
 _OF_A_STEADY_LOAD = ("never_settled", "drift", "two_modes", "littles_law")
-_OF_A_SWEEP = ("unstable_lowest", "too_few_requests", "too_short", "non_monotone")
+OF_A_SWEEP = ("unstable_lowest", "too_few_requests", "too_short", "non_monotone")
 _CHANGING_ARRIVALS = ("ramp", "steps", "diurnal", "burst")
 
 
@@ -53,7 +56,7 @@ def _expected(summary: Summary) -> tuple[str, ...]:
     arrivals = str(summary.workload.get("arrivals") or "").partition(":")[0]
     burst = bool(summary.burst)
     codes = _OF_A_STEADY_LOAD if burst or arrivals in _CHANGING_ARRIVALS else ()
-    return codes + (_OF_A_SWEEP if burst or summary.search else ())
+    return codes + (OF_A_SWEEP if burst or summary.search else ())
 
 
 def _partial(facts: Facts) -> str | None:
@@ -203,7 +206,7 @@ def _beyond_context(facts: Facts) -> str | None:
     )
 
 
-def off_text(deviation: float) -> str:
+def _off_text(deviation: float) -> str:
     """Return a deviation in words: ``74% shorter than planned``."""
     return f"{abs(deviation):.0%} {'longer' if deviation > 0 else 'shorter'} than planned"
 
@@ -219,7 +222,7 @@ def _inputs_off(facts: Facts) -> str | None:
             "shorter prompts."
         )
     return (
-        f"Prompts were {off_text(deviation)} in input tokens, by the server's count: the load is "
+        f"Prompts were {_off_text(deviation)} in input tokens, by the server's count: the load is "
         f"another one than asked for, and no capacity of it.{histories} Check whether the server "
         "cuts prompts, and give its own vocabulary to --tokenizer."
     )
@@ -233,13 +236,13 @@ def _lengths_off(facts: Facts) -> str | None:
     own = ", or give the server's own vocabulary to --tokenizer: it counted"
     counted = own if by_tokenizer else ""
     return (
-        f"Answers were {off_text(deviation)} in output tokens: the load is another one than asked "
+        f"Answers were {_off_text(deviation)} in output tokens: the load is another one than asked "
         f"for. Make the server ignore the end-of-sequence token or fix lengths{counted}."
     )
 
 
 def _cut_short(facts: Facts) -> str | None:
-    cut, answers = facts.cut_short
+    cut, answers = facts.odd.cut_short
     if not cut:
         return None
     return (
@@ -250,13 +253,48 @@ def _cut_short(facts: Facts) -> str | None:
 
 
 def _unseen(facts: Facts) -> str | None:
-    if not facts.unseen or facts.summary.imported:  # another tool may keep no such times
+    if not facts.odd.unseen or facts.summary.imported:  # another tool may keep no such times
         return None
     return (
-        f"{facts.unseen:,} of {facts.summary.requests:,} requests were answered without a "
-        "visible token, only with counted ones (hidden reasoning, or special tokens): they have "
-        "no TTFT, and goodput does not count them. Plan longer answers, or switch the reasoning "
+        f"{facts.odd.unseen:,} of {facts.summary.requests:,} requests were answered without a "
+        "visible token, only with counted ones (hidden reasoning, or special tokens): their "
+        "TTFT is at least their E2E, and goodput does not count them. Plan longer answers, or switch the reasoning "
         "off."
+    )
+
+
+def _endings(facts: Facts) -> str | None:
+    found, good = facts.odd.endings, facts.odd.good
+    if not found:
+        return None
+    return (
+        f"{sum(found.values()):,} of {good:,} answers ended neither by themselves nor at their limit "
+        f"({_each(found)}): they may be cut, or hold another text than the model's. They count as "
+        "good: check their texts."
+    )
+
+
+def _each(counts: Mapping[str, int]) -> str:
+    more = f" and {len(counts) - NAMED} more" if len(counts) > NAMED else ""
+    return ", ".join(f"{n:,} {name}" for name, n in [*counts.items()][:NAMED]) + more
+
+
+def _impossible(facts: Facts) -> str | None:
+    each = " and ".join(f"{n:,} count {what}" for what, n in facts.odd.impossible.items())
+    return each and (
+        f"Of {facts.odd.good:,} answers {each}: the server's count is wrong, and left out as if it "
+        "had not been reported."
+    )
+
+
+def _strangers(facts: Facts) -> str | None:
+    found, good = facts.odd.strangers, facts.odd.good
+    if not found:
+        return None
+    return (
+        f"{sum(found.values()):,} of {good:,} answers are, by their own account, not from the model that was "
+        f"asked for ({_each(found)}): something on the way falls back, routes elsewhere or answers "
+        "from a cache, and every figure mixes them. Switch it off, or measure each by itself."
     )
 
 
@@ -333,7 +371,10 @@ RULES: Mapping[str, Rule] = {
     "inputs_off": _inputs_off,
     "lengths_off": _lengths_off,
     "cut_short": _cut_short,
+    "endings": _endings,
     "unseen": _unseen,
+    "impossible_counts": _impossible,
+    "strangers": _strangers,
     "not_streamed": of_stages.not_streamed,
     "diagnosis": _diagnosis,
     "speculation": of_stages.speculation,

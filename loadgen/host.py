@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ampacity.files import memory_bytes
 from ampacity.loadgen.receive import hot_path
 
 if sys.platform != "win32":
@@ -28,7 +29,7 @@ def host_facts() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "cpu_model": _cpu_model(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": memory_bytes(),
         "uvloop": find_spec("uvloop") is not None,
         "compiled_receive_path": hot_path.COMPILED,
         "open_files_limit": open_files_limit(),
@@ -141,9 +142,3 @@ def _cpu_model() -> str | None:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or None
-
-
-def _memory_bytes() -> int | None:
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None

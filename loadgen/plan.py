@@ -40,7 +40,7 @@ TIMER_S = 0.002  # by which a timer of the event loop may be early
 
 
 class Requests(Protocol):
-    """Builds the requests of a schedule."""
+    """The interface with which a stage gets the bytes of each request."""
 
     def prepare(self, schedule: Schedule) -> None:
         """Set the schedule of the next requests."""

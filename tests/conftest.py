@@ -7,12 +7,15 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.args import Command, args_of
+if TYPE_CHECKING:
+    from ampacity.simulator.server.launch import Started
+
+from tests.support.args import QUICK_DRAW, Cli, Command, Result, args_of
 
 settings.register_profile(
     "busy",
@@ -27,14 +30,23 @@ settings.load_profile("busy")  # a machine that does other work fails no propert
 CHROMIUM = next(
     (p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None
 )
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
+ARGUMENTS = args_of(
+    "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update",
+    "--disable-sync --no-first-run",
+)
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Three processes for two cores, as many tests wait for a server; a core each in real time."""
+    together = config.option.markexpr == "not real_time"
+    return (os.cpu_count() or 1) * 3 // 2 if together else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files of slow tests, so that no process ends long after the others."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture
@@ -52,6 +64,25 @@ def ampacity(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
 
 
 @pytest.fixture
+def cli(ampacity: Callable[..., object], capfd: pytest.CaptureFixture[str]) -> Cli:
+    """The command line in this process: its exit status and what it prints."""
+
+    def call(*arguments: str | Path) -> Result:
+        capfd.readouterr()
+        status = ampacity(*arguments)
+        return Result(status, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def drawn_quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of charts are empty, which saves 1.5 s a report, where a test is not about them."""
+    if request.node.get_closest_marker("draws") is None:
+        monkeypatch.setattr("ampacity.reports.charts.svg._DRAW", QUICK_DRAW)
+
+
+@pytest.fixture
 def command(ampacity: Callable[..., object]) -> Command:
     """``command("gate --html x", path, status=3)``: run a command line, check its exit status."""
 
@@ -59,6 +90,15 @@ def command(ampacity: Callable[..., object]) -> Command:
         assert ampacity(*args_of(*parts)) == status
 
     return call
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Started]:
+    """The simulator with its demo engine, in a process of its own."""
+    from ampacity.simulator.server.launch import start_in_process
+
+    with start_in_process("demo") as started:
+        yield started
 
 
 @pytest.fixture(scope="module", params=["compiled", "parsers"])

@@ -21,8 +21,6 @@ from benchmarks.load.matching import DoctorResult, compare, load_seen_by_server 
 from benchmarks.load.mock import Served, mock_server, read_truth, unavailable  # noqa: E402
 from benchmarks.studies.search_cost import QUEUE, brackets, put_at, search_server  # noqa: E402
 
-pytestmark = pytest.mark.real_time  # needs the machine to itself
-
 needs_mock = pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
 MS = 1_000_000
 
@@ -91,6 +89,7 @@ def test_two_workers_carry_what_their_cpu_leaves_of_the_core() -> None:
 
 
 @needs_mock
+@pytest.mark.real_time
 def test_every_scheduled_request_arrives_once_and_tokens_agree(tmp_path: Path) -> None:
     load = Load(rate_rps=20, duration_s=2, output_tokens=24)
     out = tmp_path / "run"
@@ -127,6 +126,7 @@ def test_every_scheduled_request_arrives_once_and_tokens_agree(tmp_path: Path) -
 
 
 @needs_mock
+@pytest.mark.real_time
 def test_a_stalled_server_goes_on_reading_and_shifts_every_stream(tmp_path: Path) -> None:
     import socket
 

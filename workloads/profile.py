@@ -3,11 +3,13 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from ampacity.files import MIB, read_text
 from ampacity.workloads.archetypes import ARCHETYPES
 from ampacity.workloads.arrivals.processes import arrivals_text, parse_arrivals
 from ampacity.workloads.class_spec import CLASS_KEYS, parse_class
@@ -25,6 +27,9 @@ _KEYS = (
 )
 _SIDES = ("input_tokens", "output_tokens")
 CLASSES_MAX = 1000
+YAML_MAX_BYTES = 2 * MIB
+NODES_MAX = 1_000_000  # of a YAML file, each repeated wherever its anchor is named
+NUMBER_MAX = 100  # characters
 
 
 @dataclass(frozen=True)
@@ -256,7 +261,7 @@ def _all(kinds: list[RequestClass], side: str) -> Lengths:
 def read_yaml(path: Path) -> Any:
     """Read a YAML file without duplicate keys or ambiguous numbers. Raises WorkloadError."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8-sig"), Loader=PlainYaml)
+        return yaml.load(read_text(path, YAML_MAX_BYTES), Loader=PlainYaml)
     except OSError as error:
         raise WorkloadError(f"{path} cannot be read: {error.strerror or error}") from None
     except yaml.MarkedYAMLError as error:
@@ -272,6 +277,22 @@ def read_yaml(path: Path) -> Any:
 class PlainYaml(yaml.SafeLoader):
     """YAML without duplicate keys and YAML 1.1's octal and sexagesimal numbers."""
 
+    def compose_document(self) -> yaml.Node | None:
+        """Compose the document; refuse anchors that unfold into NODES_MAX nodes or endlessly."""
+        root: yaml.Node | None = super().compose_document()
+        left, count = [root], 0
+        while left:
+            node = left.pop()
+            if isinstance(node, yaml.CollectionNode):
+                mapping = isinstance(node, yaml.MappingNode)
+                found = list(chain.from_iterable(node.value)) if mapping else node.value
+                count += len(found)
+                if count > NODES_MAX:
+                    problem = f"it unfolds into more than {NODES_MAX:,} values"
+                    raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
+                left += found
+        return root
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
@@ -285,6 +306,9 @@ class PlainYaml(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        if len(node.value) > NUMBER_MAX:
+            problem = f"a number of more than {NUMBER_MAX} characters"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         read = self.construct_yaml_int if node.tag.endswith("int") else self.construct_yaml_float
         value: int | float = read(node)
         if ":" in node.value or re.fullmatch(r"[-+]?0[0-7_]+", node.value):

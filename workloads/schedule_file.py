@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ampacity.files import open_file
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.profile import Workload, workload_from_text
 from ampacity.workloads.prompts.prefixes import SharedPrefixes
@@ -98,7 +99,8 @@ def workload_of(path: Path) -> Workload | None:
 
 def _head(path: Path) -> Mapping[str, Any]:
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with open_file(path) as plain:
+            file: Any = gzip.GzipFile(fileobj=plain) if path.suffix == ".gz" else plain
             line = file.readline(64 * 2**20)
         found = json.loads(line) if line.startswith(b'{"' + _HEAD.encode()) else {}
     except (OSError, EOFError, ValueError):  # reported when the rows are read

@@ -11,6 +11,7 @@ import traceback
 from contextlib import suppress
 from typing import cast
 
+from ampacity.cli.process import protect
 from ampacity.cli.streams import secure_streams
 
 EXIT_OUTAGE = 1  # the endpoint was down for a while
@@ -35,6 +36,7 @@ def main() -> None:
 
 def _run_command() -> None:
     secure_streams()
+    protect()
     # its threads would take cores from the load, and wait for ever where memory is short
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # neither imports nor stages make much garbage: collect it less often
@@ -65,7 +67,7 @@ def _run_command() -> None:
         if lacking := _shortage(error):
             _refuse(lacking)
         if type(error).__module__.split(".")[0] not in _OURS:
-            traceback.print_exc()
+            print(_without_secrets(traceback.format_exc()), file=sys.stderr)
             sys.exit(EXIT_USAGE)  # 1 would be a result, as of a gate
         _refuse(str(error))
 
@@ -78,8 +80,14 @@ def _shortage(error: Exception) -> str | None:
     if number in (errno.EMFILE, errno.ENFILE):
         return f"too many open files: raise the limit (ulimit -n); {_KEPT}"
     if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_ROOM.search(str(error)):
-        return f"no memory is left (ulimit -v, or a cgroup): raise the limit; {_KEPT}"
+        return f"no memory is left for this ({error}): raise its limit (ulimit -v); {_KEPT}"
     return None
+
+
+def _without_secrets(text: str) -> str:
+    from ampacity.loadgen.send.secrets import KNOWN, redact
+
+    return redact(text, tuple(KNOWN))
 
 
 def _refuse(message: str) -> None:

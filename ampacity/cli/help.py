@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from typer import BadParameter
 from typer.core import TyperCommand, TyperGroup
 
 from ampacity.cli.resume import COMMANDS, resumed
@@ -89,9 +90,14 @@ class Command(TyperCommand):
     """A command whose ``--help`` fits a screen."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, and refuse options that stand twice: the last would win in silence."""
         ctx.meta[ALL] = ALL in args
         if any(word.partition("=")[0] == "--resume" for word in args) and self.name in COMMANDS:
             args = resumed(self.name, args)
+        given = self.make_parser(ctx).parse_args(args=list(args))[2]
+        for param in options(self, ctx):
+            if given.count(param) > 1 and not (param.multiple or param.is_flag):
+                raise BadParameter(f"it stands {given.count(param)} times: keep one", ctx, param)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -124,7 +130,7 @@ class Group(TyperGroup):
         width = max(len(name) for name, _ in rows) + 2
         formatter.write("".join(f"{name:<{width}}{text}\n" for name, text in rows))
         also = "" if ctx.parent else "  -V: version.  --install-completion"
-        formatter.write(f"\n{ctx.command_path} COMMAND --help: options, examples.{also}\n")
+        formatter.write(f"{ctx.command_path} COMMAND --help: options, examples.{also}\n")
 
 
 def _headline(command: Any) -> str:

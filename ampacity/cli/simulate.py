@@ -90,6 +90,7 @@ def simulate(
 
 
 def _plan(faults: str | None) -> Plan:
+    from ampacity.files import read_bytes
     from ampacity.simulator import SimulatorError
     from ampacity.simulator.server.face import read_options
     from ampacity.simulator.server.faults import Plan
@@ -100,7 +101,7 @@ def _plan(faults: str | None) -> Plan:
         text = (
             faults.encode("utf-8", "replace")
             if faults.lstrip().startswith("{")
-            else Path(faults).read_bytes()
+            else read_bytes(faults)
         )
     except OSError as error:
         raise SimulatorError(

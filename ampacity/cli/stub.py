@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ampacity.files import read_text
+
 # files of a run directory before its first stage
 MADE = ("run.json", "requests*.arrows", "answers-*.jsonl")
 
@@ -66,6 +68,6 @@ def _is_new(out: Path) -> bool:
 def _empty(out: Path) -> None:
     """Remove the files of a run without a stage."""
     with contextlib.suppress(OSError, ValueError):
-        if not json.loads((out / "run.json").read_text(encoding="utf-8"))["stages"]:
+        if not json.loads(read_text(out / "run.json"))["stages"]:
             for path in [path for pattern in MADE for path in out.glob(pattern)]:
                 path.unlink()

@@ -85,7 +85,7 @@ async def measure_cold_start(settings: Settings, most_s: float, progress: Progre
 
 async def _models(settings: Settings, refused: list[str]) -> Served:
     """Return what the endpoint serves: not before its list of models is there."""
-    async with Pages() as pages:
+    async with Pages(settings.endpoint.tls) as pages:
         while True:
             try:
                 served = await look(pages, settings.endpoint, settings.model)

@@ -74,7 +74,7 @@ async def examine(settings: Settings, progress: Progress) -> DoctorResult:
     salt, client = secrets.token_hex(8), client_to(settings, route)
     others, began_s = cpu_seconds(), time.monotonic()
     try:
-        async with Pages() as pages:
+        async with Pages(settings.endpoint.tls) as pages:
             probe = await Probe(settings, pages, client, route, salt, None, progress).run()
             gauges = await Telemetry(pages, metrics_pages(settings)).sample()
         prompts = probe.calibration.prompts(load_tokenizer(settings.tokenizer), salt)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ampacity.analysis.change import gate
-from ampacity.analysis.change.gate import twice_as_slow
 from ampacity.analysis.change.judged import CompareError, prepare
 from ampacity.analysis.change.results import GateResult
+from ampacity.analysis.gate import gate
+from ampacity.analysis.gate.gate import twice_as_slow
 from ampacity.experiments.rerun import RerunError, command_of, repeatable, rerun
 from ampacity.loadgen.rundir.files import Run, RunDirError, load_run
 

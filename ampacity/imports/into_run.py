@@ -7,12 +7,14 @@ import itertools
 import json
 import math
 import re
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import ampacity
+from ampacity.files import read_bytes, read_text, why
 from ampacity.imports import aiperf, genai_bench, guidellm, sglang_bench, vllm_bench
 from ampacity.imports.results import (
     CONNECTING,
@@ -33,7 +35,7 @@ FORMATS: dict[str, ModuleType] = {
     "genai-bench": genai_bench,
     "sglang": sglang_bench,
 }
-LARGEST_BYTES = 2 * 2**30
+LARGEST_BYTES = 2**30
 LONGEST_S = 1e7  # of a stage
 _ORIGIN_NS, _BETWEEN_NS = 1_000_000_000, 60_000_000_000  # of the clock that stages are laid out on
 
@@ -66,13 +68,9 @@ def read_file(path: Path, format_name: str | None = None) -> Result:
 def _load(path: Path) -> Any:
     """Return a JSON document, or the list of the rows of a JSONL file; no lone surrogates."""
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise ImportedFileError(
-                f"{path} is larger than {LARGEST_BYTES // 2**30} GiB: import a shorter run"
-            )
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ImportedFileError(f"{path} cannot be read: {error}") from error
+        text = read_text(path, LARGEST_BYTES)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ImportedFileError(f"{path} cannot be read: {why(error)}") from error
     try:
         document = mended(json.loads(text))
         return [document] if path.suffix == ".jsonl" else document
@@ -231,7 +229,7 @@ def _meta(
 ) -> dict[str, Any]:
     """Return run.json; what the tool's files do not hold is null."""
     first = results[0]
-    digests = [hashlib.sha256(p.read_bytes()).hexdigest() for p in paths]
+    digests = [hashlib.sha256(read_bytes(p, LARGEST_BYTES)).hexdigest() for p in paths]
     files = [{"name": p.name, "sha256": d} for p, d in zip(paths, digests, strict=True)]
     lengths = {"kind": "imported", "text": "as the other tool chose them"}
     notes = list(dict.fromkeys(note for r in results for note in r.notes))

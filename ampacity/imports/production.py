@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 import re
 import time
-import urllib.request
 from collections.abc import Sequence
-from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
 
 from ampacity.analysis.validate import Histogram, Production, ValidateError, of_samples
-from ampacity.loadgen.net.pages import PAGE_MAX_BYTES
+from ampacity.files import open_file, why
+from ampacity.loadgen.net.pages import PAGE_MAX_BYTES, PageError, Pages
 from ampacity.loadgen.telemetry import Lines, lines_of, number, read_metrics, samples, series
 
 # The first name on a page counts: vLLM, SGLang, TGI, TensorRT-LLM. A per-request mean is no ITL.
@@ -195,6 +195,14 @@ def is_page(text: str) -> bool:
     return bool(re.search(r"^[ \t]*#[ \t]*(TYPE|HELP)[ \t]|_bucket[ \t]*\{", text, re.M))
 
 
+async def _page(url: str) -> bytes:
+    async with Pages() as pages:
+        page = await pages.get(url, {}, _TIMEOUT_S)
+    if page.status != 200:
+        raise PageError(f"HTTP {page.status}")
+    return page.body
+
+
 def fetch(where: str) -> str:
     """Return a file's text, or the page at an http(s) URL. Raises ValidateError."""
     shown = re.sub(r"//[^/@]*@", "//", where)
@@ -205,15 +213,14 @@ def fetch(where: str) -> str:
         )
     try:
         if re.match(r"https?://", where):
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(where, timeout=_TIMEOUT_S) as answer:
-                text = str(answer.read(PAGE_MAX_BYTES).decode("utf-8", "replace"))
+            body = asyncio.run(_page(where))
         else:
-            with Path(where).open("rb") as file:
-                text = file.read(PAGE_MAX_BYTES).decode("utf-8", "replace")
-    except (OSError, ValueError, HTTPException) as error:
-        raise ValidateError(f"{shown} cannot be read: {error}") from error
-    if len(text.encode()) >= PAGE_MAX_BYTES and is_page(text):
+            with open_file(where) as file:
+                body = file.read(PAGE_MAX_BYTES)
+    except (OSError, ValueError) as error:
+        raise ValidateError(f"{shown} cannot be read: {why(error)}") from error
+    text = body.decode("utf-8", "replace")
+    if len(body) >= PAGE_MAX_BYTES and is_page(text):
         raise ValidateError(
             f"{shown}: the page has {PAGE_MAX_BYTES:,} bytes or more: "
             "give one of the engine's metrics alone"

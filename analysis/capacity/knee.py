@@ -112,9 +112,15 @@ def _divergence(stages: Sequence[Stage]) -> KneeMethod:
         elif point.ratio < threshold / NOISE_FACTOR:
             below = max(below, k - QUIET_LOADS[tail])
     threshold = DIVERGENCE_FACTOR * level
-    what = f"{tail}/p50 of {metric}, {DIVERGENCE_FACTOR:g} times its low-load level of {level:.2f}"
     if not above:
-        return _null(f"no stage shows it: the knee is where {what.replace(', ', ' exceeds ')}")
+        top = max(points, key=lambda p: p.ratio if math.isfinite(p.ratio) else p.least)
+        return _null(
+            f"no load is shown to lie beyond it: {tail}/p50 of {metric} would have to exceed "
+            f"{DIVERGENCE_FACTOR:g} times its low-load level of {level:.2f} beyond doubt "
+            f"({NOISE_FACTOR * threshold:.2f} with the noise); it is {top.ratio:.2f}, "
+            f"{top.least:.2f} at least, at {top.concurrency:.3g} in flight"
+        )
+    what = f"{tail}/p50 of {metric}, {DIVERGENCE_FACTOR:g} times its low-load level of {level:.2f}"
     between = points[below : above + 1]
     a, b = next((a, b) for a, b in pairwise(between) if b.ratio > threshold)
     share = _share(a.ratio, b.ratio, threshold)

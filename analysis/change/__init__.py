@@ -1,1 +1,1 @@
-"""Between runs: baseline, gate, comparison."""
+"""Between runs: what gate and compare share."""

@@ -25,11 +25,15 @@ class Quota(Part, frozen=True, kw_only=True):
 
 
 class Evidence(Part, frozen=True, kw_only=True):
-    """A figure that a rule read; ``stage``: the name of the stage that it comes from."""
+    """A figure that a rule read; ``stage``: the name of the stage that it comes from.
+
+    ``unit``: ``share`` (of 1), ``s``, or empty where the figure names its own.
+    """
 
     figure: str
     value: float | str | None
     stage: str | None
+    unit: str = ""
 
 
 class Limit(Part, frozen=True, kw_only=True):

@@ -22,8 +22,10 @@ from ampacity.analysis.contract.capacity import (
 )
 from ampacity.analysis.contract.limits import Limit, Quota
 from ampacity.analysis.contract.part import ContractError, Part
+from ampacity.analysis.contract.soak import Soak
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.traffic import Sessions, Sharing, Traffic
+from ampacity.files import read_text
 
 
 class Warned(Part, frozen=True, kw_only=True):
@@ -105,6 +107,7 @@ class Summary(Part, frozen=True, kw_only=True):
     verdict: str
     partial: str | None
     predicted: bool
+    simulated: bool
     imported: Imported | None
     warnings: list[Warned]
     diagnosis: list[Check] | None
@@ -138,15 +141,16 @@ class Summary(Part, frozen=True, kw_only=True):
     next_command: str | None = None
     search: Search | None = None
     burst: Burst | None = None
+    soak: Soak | None = None
 
 
 def read_summary(source: Mapping[str, Any] | Path) -> Summary:
     """Convert a summary, or the file of one. Raises ContractError, which names the field."""
     try:
         if isinstance(source, Path):
-            return msgspec.json.decode(source.read_bytes(), type=Summary)
+            return msgspec.json.decode(read_text(source), type=Summary)
         return msgspec.convert(source, Summary)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, OSError, UnicodeDecodeError, RecursionError) as error:
         where = f"{source}: " if isinstance(source, Path) else ""
         raise ContractError(f"{where}not a summary.json of this version: {error}") from error
 

@@ -108,7 +108,7 @@ def guardrails(
         max_input_tokens=None if inputs is None else _longest(inputs, outputs, max_tokens),
         max_output_tokens=None if outputs is None or outputs.p99 is None else int(outputs.p99),
         concurrency_limit=None if c_max is None else math.ceil(c_max + 3 * math.sqrt(c_max)),
-        scale_in_flight=None if c_max is None else math.ceil(c_max / safety),
+        scale_in_flight=None if c_max is None else max(math.floor(c_max / safety), 1),
         prewarm_s=cold_start_s,
         missing=missing,
     )

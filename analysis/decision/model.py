@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ampacity.files import read_text
 from ampacity.simulator.models.catalog import MODELS, Model
 
 # Model types whose layers are the usual ones: attention with rotary positions and a gated MLP.
@@ -126,7 +127,7 @@ def read_model(path: Path) -> ModelShape:
         return catalogued(MODELS[str(path)])
     path = path / "config.json" if path.is_dir() else path
     try:
-        config = msgspec.json.decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+        config = msgspec.json.decode(read_text(path))
     except OSError as error:
         raise DecisionError(
             f"{path}: cannot be read: {error.strerror}; give the path of the model's config.json "

@@ -18,9 +18,9 @@ from ampacity.analysis.capacity.fleet_figures import (
 )
 from ampacity.analysis.contract.part import Part
 from ampacity.analysis.decision.model import DecisionError
+from ampacity.files import MIB, read_text
 
 MILLION = 1e6
-PRICES_MAX = 1_000_000  # characters of a price file
 
 
 @dataclass(frozen=True)
@@ -64,33 +64,29 @@ def read_prices(path: Path) -> dict[str, Prices]:
     prices, cached and cache_write; dollars per million tokens. Raises DecisionError.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            text = file.read(PRICES_MAX + 1)
-            if len(text) > PRICES_MAX:
-                raise DecisionError(f"{path}: more than {PRICES_MAX:,} characters: no price file")
-            every = text.splitlines(keepends=True)
-            lines = [line for line in every if not line.startswith("#") and line.strip()]
-            mark = ";" if ";" in "".join(lines[:1]) else ","
-            rows = csv.reader(lines, delimiter=mark)
-            names = [name.strip().lower() for name in next(rows, [])]
-            missing = {"model", "input", "output"} - set(names)
-            if missing:
-                raise DecisionError(
-                    f"{path}: no column {', '.join(sorted(missing))}; a price file has the columns "
-                    "model,input,output and may have cached,cache_write (USD per million tokens)"
-                )
-            if any(name and names.count(name) > 1 for name in names):
-                raise DecisionError(f"{path}: two columns have one name")
-            found: dict[str, Prices] = {}
-            for cells in rows:
-                row = dict(zip(names, cells, strict=False))
-                name = row.get("model", "").strip()
-                if not name or name in found:
-                    why = f"{name!r} stands twice" if name else "a row has no model"
-                    raise DecisionError(f"{path}: {why}")
-                if any(cells[len(names) :]):  # 1,50 for 1.50
-                    raise DecisionError(f"{path}, {name!r}: more values than columns")
-                found[name] = _prices(row, f"{path}, {name!r}")
+        every = read_text(path, MIB).splitlines(keepends=True)
+        lines = [line for line in every if not line.startswith("#") and line.strip()]
+        mark = ";" if ";" in "".join(lines[:1]) else ","
+        rows = csv.reader(lines, delimiter=mark)
+        names = [name.strip().lower() for name in next(rows, [])]
+        missing = {"model", "input", "output"} - set(names)
+        if missing:
+            raise DecisionError(
+                f"{path}: no column {', '.join(sorted(missing))}; a price file has the columns "
+                "model,input,output and may have cached,cache_write (USD per million tokens)"
+            )
+        if any(name and names.count(name) > 1 for name in names):
+            raise DecisionError(f"{path}: two columns have one name")
+        found: dict[str, Prices] = {}
+        for cells in rows:
+            row = dict(zip(names, cells, strict=False))
+            name = row.get("model", "").strip()
+            if not name or name in found:
+                why = f"{name!r} stands twice" if name else "a row has no model"
+                raise DecisionError(f"{path}: {why}")
+            if any(cells[len(names) :]):  # 1,50 for 1.50
+                raise DecisionError(f"{path}, {name!r}: more values than columns")
+            found[name] = _prices(row, f"{path}, {name!r}")
     except OSError as error:
         raise DecisionError(f"{path}: cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:

@@ -131,17 +131,17 @@ def _memory(known: Known, physics: Physics) -> Step:
         )
     more = ", ".join(f"{f.gpus} with {100 * f.headroom:.0f} %" for f in roomy)
     counted = f"{plain.gpus} GPU{'s' if plain.gpus > 1 else ''}"
-    gap = None
+    gap, assumed = None, " at p95 length"
     if not fit.sequences:
-        gap = "without the KV cache: the run counted no tokens"
+        gap, assumed = "without the KV cache: the run counted no tokens", ""
     elif known.summary.capacity.c_max is None:
-        gap = "with the KV cache of one sequence: no C_max is known"
+        gap, assumed = "with the KV cache of one sequence: no C_max is known", ""
     elif fit.gpus < plain.gpus:
-        gap = f"{fit.gpus} in use: step 8 has what fits at a time"
+        gap = f"the run used {fit.gpus}: step 8 says how many sequences that holds"
     return Step(
         title="Memory",
         known=inputs,
-        decision=f"{fit.needed.total / 1e9:,.0f} GB: {counted} by memory, {more} headroom",
+        decision=f"{fit.needed.total / 1e9:,.0f} GB{assumed}: {counted}, {more} headroom",
         gap=gap,
     )
 
@@ -240,18 +240,18 @@ def _kv_strategy(known: Known, physics: Physics) -> Step:
         _stated(f"sequences in the KV pool at {name}", n, "", "memory")
         for name, n in fit.sequences.items()
     )
-    name = "p95" if "p95" in fit.sequences else next(iter(fit.sequences))
-    least = fit.sequences[name]
+    held = {name: n for name, n in fit.sequences.items() if name in ("p50", "p95")}
+    held = held or dict(fit.sequences)
+    most, least = max(held.values()), min(held.values())
     if not least:
         gap = "the weights leave no room for a long sequence"
         return Step(title="KV strategy", known=inputs, gap=gap)
     if c_max is None:
         return Step(title="KV strategy", known=inputs, gap="no C_max was measured")
-    word, lever = ("", "; KV in FP8 holds twice as many") if least < c_max else ("not ", "")
-    how = (
-        f"the KV cache is {word}the limit: it holds {least} sequences of {name} length, C_max is "
-        f"{c_max:.3g}{lever}"
-    )
+    verb = "is not" if c_max <= least else "may be" if c_max <= most else "is"
+    lever = "" if verb == "is not" else "; KV in FP8 holds twice as many"
+    lengths = ", ".join(f"{n} of {name} length" for name, n in held.items())
+    how = f"the KV cache {verb} the limit: it holds {lengths}; C_max is {c_max:.3g}{lever}"
     return Step(title="KV strategy", known=inputs, decision=how)
 
 

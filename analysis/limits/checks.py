@@ -1,4 +1,4 @@
-"""The checks of the rules of diagnosis: the figures that each reads, against its thresholds."""
+"""Check each rule of what limits an endpoint: the figures that it reads, against its thresholds."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ POOL_FREE = 0.9  # KV use below this while requests wait: another limit holds th
 LATENCY_OF_TOKENS = ("itl", "icl", "tpot")
 
 
-def _seen(figure: str, value: float | str | None, stage: Stage | None = None) -> Evidence:
-    return Evidence(figure=figure, value=value, stage=stage.name if stage else None)
+def _seen(
+    figure: str, value: float | str | None, stage: Stage | None = None, unit: str = ""
+) -> Evidence:
+    return Evidence(figure=figure, value=value, stage=stage.name if stage else None, unit=unit)
 
 
 def _growth(at: Percentiles, low: Percentiles, quantile: str) -> float | None:
@@ -59,7 +61,7 @@ def quota(curve: Curve) -> Found | None:
     shares = [(s.errors.get("rate_limited", 0) / max(s.requests, 1), s) for s in stages]
     share, stage = max(shares, key=lambda pair: pair[0])
     evidence = (
-        _seen("refused with 429 or 529", share, stage),
+        _seen("refused with 429 or 529", share, stage, "share"),
         _seen("carried requests/s", stage.carried_rps, stage),
         _seen("let through a minute", found.per_min or found.reason),
     )
@@ -89,7 +91,7 @@ def prefill_bound(curve: Curve) -> Found | None:
     busy = curve.prefill_busy(stage, PREFILL_BUSY)
     if busy < PREFILL_BUSY:
         return None
-    evidence = (_seen("share of time in prefill", busy, stage), *curve.beyond(stage))
+    evidence = (_seen("share of time in prefill", busy, stage, "share"), *curve.beyond(stage))
     return Found(busy / PREFILL_BUSY, evidence)
 
 
@@ -106,7 +108,7 @@ def decode_bound(curve: Curve) -> Found | None:
     if busy > DECODE_BUSY:
         return None
     evidence = (
-        _seen("share of time in prefill", busy, stage),
+        _seen("share of time in prefill", busy, stage, "share"),
         _seen("ITL p50 / its level at low load", step, stage),
         *curve.beyond(stage),
     )
@@ -142,7 +144,7 @@ def slow_alone(metrics: Sequence[str]) -> Callable[[Curve], Found | None]:
             raise CannotTell("no stage at low load (in flight at most 4): begin the sweep lower")
         verdict = next(v for v in curve.low.slo_verdicts if v.slo == slo.text)
         over = verdict.value_s / slo.limit_s if verdict.value_s and slo.limit_s else 1.0
-        return Found(over, (_seen(slo.text, verdict.value_s, curve.low),))
+        return Found(over, (_seen(slo.text, verdict.value_s, curve.low, "s"),))
 
     return check
 
@@ -152,7 +154,7 @@ def plateau(curve: Curve) -> Found | None:
     if stage is None or not stage.achieved_rps or not stage.offered_rps:
         return None
     evidence = (
-        _seen("achieved / offered", stage.achieved_rps / stage.offered_rps, stage),
+        _seen("achieved / offered", stage.achieved_rps / stage.offered_rps, stage, "share"),
         _seen("output tokens/s", stage.output_tokens_per_s, stage),
     )
     return Found(SATURATED * stage.offered_rps / stage.achieved_rps, evidence)
@@ -180,8 +182,8 @@ def kv_pressure(curve: Curve) -> Found | None:
             continue
         level = ("pressure", "heavy", "cascade")[sum(share >= p for p in PREEMPTED[1:])]
         evidence = (
-            _seen("KV cache in use, most", server.kv_cache_usage_max, stage),
-            _seen(f"preemptions per request ({level})", share, stage),
+            _seen("KV cache in use, most", server.kv_cache_usage_max, stage, "share"),
+            _seen(f"preemptions per request ({level})", share, stage, "share"),
         )
         strength = max(share / PREEMPTED[0], 1.0)
         if best is None or strength > best.strength:
@@ -201,8 +203,8 @@ def prefix_cache(curve: Curve) -> Found | None:
         if realised < planned - CACHE_LACKS or (realised < CACHE_LEAST <= planned):
             name = curve.summary.stages[sharing.stage].name
             evidence = (
-                Evidence(figure="cached share, planned", value=planned, stage=name),
-                Evidence(figure="cached share, realised", value=realised, stage=name),
+                Evidence(figure="cached share, planned", value=planned, stage=name, unit="share"),
+                Evidence(figure="cached share, realised", value=realised, stage=name, unit="share"),
             )
             return Found(planned / max(realised, 0.01), evidence)
     return None
@@ -245,7 +247,8 @@ def speculation(curve: Curve) -> Found | None:
     if rate >= ACCEPTANCE[0]:
         return None
     return Found(
-        ACCEPTANCE[0] / max(rate, 0.01), (_seen("accepted of drafted tokens", rate, stage),)
+        ACCEPTANCE[0] / max(rate, 0.01),
+        (_seen("accepted of drafted tokens", rate, stage, "share"),),
     )
 
 
@@ -263,7 +266,7 @@ def batch_capped(curve: Curve) -> Found | None:
                 (
                     _seen("requests waiting, mean", waiting, stage),
                     _seen("requests running, mean", server.running, stage),
-                    _seen("KV cache in use, most", usage, stage),
+                    _seen("KV cache in use, most", usage, stage, "share"),
                 ),
             )
     return None
@@ -284,7 +287,7 @@ def two_kinds(curve: Curve) -> Found | None:
         if step >= STEP_BETWEEN_KINDS:
             evidence = (
                 _seen("step in the curve of TPOT", step, stage),
-                _seen("share of slower requests", 1 - share, stage),
+                _seen("share of slower requests", 1 - share, stage, "share"),
             )
             return Found(step / STEP_BETWEEN_KINDS, evidence)
     return None
@@ -313,5 +316,5 @@ def drift(curve: Curve) -> Found | None:
         return None
     return Found(
         1.0 + abs(stage.drift.change or 0.0),
-        (_seen("TTFT p99, change", stage.drift.change, stage),),
+        (_seen("TTFT p99, change", stage.drift.change, stage, "share"),),
     )

@@ -7,6 +7,8 @@ shows at a higher one, as it ends the range in which the SLOs hold.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.limits import checks
@@ -27,7 +29,16 @@ def find_limits(summary: Summary) -> tuple[Limit, ...]:
         symptom = limit.rule in SYMPTOMS
         return order[limit.holds], symptom, min(stages, default=0.0), -limit.strength
 
-    return tuple(sorted(found, key=rank))
+    ranked = sorted(found, key=rank)
+    cause = ranked[0] if ranked[0].holds and ranked[0].rule not in SYMPTOMS else None
+    return tuple(_below(cause, limit) if cause else limit for limit in ranked)
+
+
+def _below(cause: Limit, limit: Limit) -> Limit:
+    """Return a symptom that holds with the lever of its cause, anything else as it is."""
+    if limit.rule not in SYMPTOMS or not limit.holds:
+        return limit
+    return replace(limit, lever=f"what the first cause says: {cause.lever}")
 
 
 def _answer(rule: Rule, curve: Curve) -> Limit:
@@ -67,7 +78,7 @@ RULES = (
         "queueing",
         "Requests queue: P99 of TTFT grows far more than the steps do",
         checks.queueing,
-        "run below the knee, or add an instance: no setting shortens a queue",
+        "send each instance less, or add an instance: no engine setting shortens a queue",
         "TTFT stays when the rate is halved",
     ),
     Rule(
@@ -110,7 +121,7 @@ RULES = (
         "Throughput no longer follows the load",
         checks.plateau,
         "quantise the KV cache or the weights before buying hardware",
-        "a higher load achieves more",
+        "twice the load achieves more than 10 % more",
     ),
     Rule(
         "both_slos",

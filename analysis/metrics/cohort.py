@@ -22,10 +22,11 @@ from ampacity.analysis.metrics.requests import (
     tpot_s,
     ttft_s,
     uncounted_share,
+    unseen,
     visible_tokens,
     zero_ns,
 )
-from ampacity.analysis.slo import GAP_METRICS, Slo
+from ampacity.analysis.slo import GAP_METRICS, Slo, SloError
 from ampacity.loadgen.rundir.records import came_together
 
 # ITL is given when the tokens of each chunk are known for at least this share of the answers
@@ -79,7 +80,9 @@ class Cohort:
         failed, unfinished = r.failed, r.has_status("unfinished")
         finite = ~np.isnan(values) & (r.has_status("ok") | unfinished)
         age = np.zeros(len(r)) if zero_ns is None else np.nan_to_num((self.cut_ns - zero_ns) * 1e-9)
-        censored = np.where(unfinished & ~finite, np.maximum(age, 0.0), np.nan)
+        # of an answer without a visible token the first one is later than its end
+        pending = unfinished if zero_ns is None else unfinished | unseen(r)
+        censored = np.where(pending & ~finite, np.maximum(age, 0.0), np.nan)
         owner = np.flatnonzero(finite)
         infinite, censored = self._with_lost(failed.astype(np.float64), censored)
         return Observations(
@@ -338,7 +341,8 @@ def _unknown(unit: str, reason: str) -> Observations:
 def observations_for_slo(cohort: Cohort, slo: Slo) -> Observations:
     """Return the observations that an SLO is judged by.
 
-    TTFT, first answer, fluidity and E2E count from the schedule.
+    TTFT, first answer, fluidity and E2E count from the schedule. Raises SloError for a metric that
+    has no observations.
     """
     cohort = cohort.of_class(slo.class_)
     if slo.metric in cohort.spoilt:
@@ -359,4 +363,6 @@ def observations_for_slo(cohort: Cohort, slo: Slo) -> Observations:
             return cohort.tpot
         case "itl":
             return cohort.itl
-    return cohort.icl
+        case "icl":
+            return cohort.icl
+    raise SloError(f"{slo.text}: no observations are defined for {slo.metric}")

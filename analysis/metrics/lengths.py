@@ -16,10 +16,6 @@ from ampacity.analysis.metrics.requests import Floats, Requests, visible_tokens
 
 _LEVELS = {f"p{percent}": percent / 100 for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
 
-# of the usual length: a shorter answer without a finish reason may have been cut off
-CUT_SHARE = 0.5
-CUT_ALIKE = 0.1
-
 
 def describe(lengths: Floats) -> dict[str, Any]:
     """Return a LENGTHS object: mean and percentiles of the known lengths, null where empty."""
@@ -90,25 +86,6 @@ def output_deviation(requests: Requests) -> float | None:
     """Return received over planned output tokens of the good answers, minus 1, if known."""
     ok = requests.has_status("ok")
     return _deviation(requests.output_tokens[ok], requests.output_tokens_planned[ok])
-
-
-def cut_short(table: pa.Table, requests: Requests) -> tuple[int, int]:
-    """Return (answers that may have been cut off, all good answers).
-
-    The former have no finish reason and less than half of the usual chunks for their plan. Usual is
-    the median of those that have a finish reason; where none has one, of all, if most of them are
-    about as long.
-    """
-    good = requests.take(requests.has_status("ok") & (requests.output_tokens_planned > 0))
-    chunks = pc.fill_null(pc.list_value_length(table["chunk_at_us"]), 0).to_numpy()[good.row]
-    ended = pc.is_valid(table["finish_reason"]).to_numpy(zero_copy_only=False)[good.row]
-    share = chunks / good.output_tokens_planned
-    if not len(share) or ended.all():
-        return 0, len(share)
-    usual = float(np.median(share[ended] if ended.any() else share))
-    if not ended.any() and np.mean(np.abs(share - usual) <= CUT_ALIKE * usual) <= 0.5:
-        return 0, len(share)  # they end where the model ends them
-    return int(np.count_nonzero((chunks > 0) & ~ended & (share < CUT_SHARE * usual))), len(share)
 
 
 def _deviation(counted: Floats, planned: Floats) -> float | None:

@@ -8,7 +8,7 @@ requests or gaps.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,8 @@ _FAILED = np.array([kind in FAILED_KINDS for kind in KINDS])
 _NS = 1e-9
 PART_CHUNKS = 1 << 21
 CHUNKS_ARE_TOKENS = 0.99  # of the answers whose length is known by the plan
+PARTS = {"cached_tokens": "input_tokens", "reasoning_tokens": "output_tokens"}
+"""Counts that are part of another: a larger one is wrong."""
 
 
 class RecordsError(ValueError):
@@ -117,8 +119,27 @@ def read_requests(table: pa.Table, origin_ns: int) -> Requests:
             columns[f.name] = _times(table, f.name, origin_ns)
         elif f.name not in columns:
             columns[f.name] = np.asarray(table[f.name].cast(pa.float64()).to_numpy())
+    for part, of_all in PARTS.items():
+        columns[part] = np.where(columns[part] > columns[of_all], np.nan, columns[part])
     _leave_out_chunks(columns)
-    return Requests(**columns).take(order)
+    found = Requests(**columns)
+    wrong = contradicted(table, found)
+    left = np.where(wrong, np.nan, found.output_tokens)
+    return replace(found, output_tokens=left, uncounted=found.uncounted | wrong).take(order)
+
+
+def contradicted(table: pa.Table, requests: Requests) -> Bools:
+    """Return which good answers of ``table`` came in as many chunks as tokens were asked for, and
+    have another count of tokens: it is wrong, shape (n,).
+    """
+    chunks = pc.fill_null(pc.list_value_length(table["chunk_at_us"]), 0).to_numpy()
+    as_asked = pc.is_null(table["chunk_tokens"]).to_numpy(zero_copy_only=False)
+    as_asked &= (
+        requests.has_status("ok") & (chunks > 0) & (chunks == requests.output_tokens_planned)
+    )
+    counted = visible_tokens(requests)
+    as_asked &= ~np.isnan(counted) & (counted != chunks) & (requests.output_tokens != chunks)
+    return np.asarray(as_asked & ~(requests.stopped & (counted == chunks + 1)), dtype=np.bool_)
 
 
 def _equals(column: pa.ChunkedArray, value: str) -> Bools:
@@ -278,8 +299,8 @@ def _lists(column: pa.ChunkedArray, rows: Ints) -> pa.ListArray:
 
 
 UNCOUNTED = (
-    "the server does not say how many tokens its answers have (no usage), and chunks are no "
-    "tokens: give its vocabulary to --tokenizer"
+    "the server does not say how many tokens its answers have (no usage), or its chunks contradict "
+    "it: give its vocabulary to --tokenizer"
 )
 
 
@@ -323,10 +344,12 @@ def tpot_s(requests: Requests, chunks: Chunks) -> tuple[Floats, Bools]:
 
 
 def ttft_s(requests: Requests, *, from_schedule: bool) -> Floats:
+    """Return the time to the first token, from the scheduled time or from the first byte sent."""
     return (requests.first_token_ns - zero_ns(requests, from_schedule)) * _NS
 
 
 def first_answer_s(requests: Requests, *, from_schedule: bool) -> Floats:
+    """Return the time to the first token that is no thinking."""
     return (requests.first_answer_ns - zero_ns(requests, from_schedule)) * _NS
 
 

@@ -99,7 +99,7 @@ def _judge_extreme(o: Observations, slo: Slo) -> SloVerdict:
     misses, unfinished = float(o.misses(slo.limit_s).sum()), o.inconclusive(slo.limit_s)
     reason = f"{misses:.0f} of {o.n} {o.unit} over the limit"
     if open_:
-        reason += f"; {unfinished} cut off unfinished before the limit"
+        reason += f"; {unfinished} were cut off, or gave no token, before the limit"
     elif met and slo.quantile:
         beyond = 1 - (1 - CONFIDENCE) ** (1 / o.n)
         reason = f"of these {o.n} {o.unit}; up to {beyond:.2g} of all may be slower"
@@ -142,7 +142,7 @@ def _why_inconclusive(
         cause = f"{o.unit} were cut off that may have met its limit or not"
     if unfinished:
         were = "was" if unfinished == 1 else "were"
-        reason += f"; {unfinished} {were} cut off unfinished before the limit"
+        reason += f"; {unfinished} {were} cut off, or gave no token, before the limit"
     seen, chance = (tau, chances[0]) if few else (widest, chances[1])
     factor = deciding_factor(over, o.n, 1 - slo.quantile, seen, o.likely_cluster, chance)
     more = None

@@ -75,12 +75,12 @@ def all_failed(stage: Stage) -> bool:
 def span_s(
     kind: str, window: Window, n: int, ok: int, offered_rps: float | None, rates: OutputRates
 ) -> float:
-    """Return seconds of the stage's load that the requests due in its window, ``n``, are worth.
+    """Return how many seconds of load the ``n`` requests due in the window stand for.
 
-    The window's own at least. Open: more than that where more arrived by chance than are offered in
-    it (CHANCE_SD; beyond it is a rate that moves by design). Closed: users who begin together, and
-    answers that come after the window's end, make more requests begin than end, so that the answers
-    are worth the time in which the loop gives as many.
+    At least the window's own length. Open loop: longer where by chance more requests arrived than
+    the rate offers in it (within CHANCE_SD; more than that is a rate that changes by design).
+    Closed loop: longer where more requests began in the window than ended, as at a common start:
+    then the time in which the loop answers that many.
     """
     length_s, rate = window.length_s, rates.achieved_rps
     if kind == "closed":

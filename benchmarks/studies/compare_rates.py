@@ -24,9 +24,9 @@ import numpy as np
 import pyarrow as pa
 
 from ampacity.analysis.change.judged import prepare
-from ampacity.analysis.change.pairs import ComparedRun
 from ampacity.analysis.change.results import Comparison
-from ampacity.analysis.change.scorecard import compare
+from ampacity.analysis.compare.pairs import ComparedRun
+from ampacity.analysis.compare.scorecard import compare
 from ampacity.analysis.slo import Slo, parse_slo
 from benchmarks.servers import SERVERS, Sent, Server, run_of, truth_at
 

@@ -34,7 +34,7 @@ from ampacity.simulator.engine.truth import true_capacity
 from ampacity.simulator.models.hardware import find_deployment
 from ampacity.workloads.schedule import open_schedule
 
-PEAK_RPS, SAFETY = 1000, 1.2
+PEAK_RPS, SAFETY = 1000, 1.5
 TRUTH_REQUESTS, TRUTH_RUNS = 200_000, 4
 
 

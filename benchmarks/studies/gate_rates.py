@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ampacity.analysis.change.baseline import make_baseline
-from ampacity.analysis.change.baseline_file import write_baseline
-from ampacity.analysis.change.gate import judge_gate
 from ampacity.analysis.change.judged import CompareError, Judged, prepare
+from ampacity.analysis.gate.baseline import make_baseline
+from ampacity.analysis.gate.baseline_file import write_baseline
+from ampacity.analysis.gate.gate import judge_gate
 from ampacity.loadgen.rundir.files import Run
 from ampacity.loadgen.rundir.records import SCHEMA
 from ampacity.simulator.engine.outcome import simulate as simulate_engine

@@ -1,4 +1,7 @@
-"""Do deferrable work in batches: the first step costs as much as five that follow it."""
+"""Do deferrable work in short batches, and give way to reads of sockets that are ready.
+
+In batches, as the first step costs as much as five that follow it.
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ from ampacity.loadgen.plan import Limits
 from ampacity.loadgen.receive.exchange import Exchange
 
 CHECK_EVERY_S = 0.1
+COUNT_EVERY_NS = 10**9
+CHUNKS_MAX = 1 << 20  # of an answer
 
 
 class TimeoutMonitor:
@@ -19,10 +21,16 @@ class TimeoutMonitor:
         self, limits: Limits, clients: Sequence[Client], in_flight: Collection[Exchange]
     ) -> None:
         self._limits, self._clients, self._in_flight = limits, clients, in_flight
+        self._next_count_ns = 0
         self._next_ns = 0.0  # before this no request in flight can reach its limit
 
     async def check(self) -> None:
-        """Fail the requests that are past their limit."""
+        """Fail the requests that are past their limit, and answers without end."""
+        if time.monotonic_ns() >= self._next_count_ns:
+            self._next_count_ns = time.monotonic_ns() + COUNT_EVERY_NS
+            for exchange in [e for e in self._in_flight if e.chunks > CHUNKS_MAX]:
+                why = f"more than {CHUNKS_MAX:,} chunks"
+                exchange.fail("protocol_error", why, time.monotonic_ns())
         if time.monotonic_ns() < self._next_ns:
             return
         seen_ns = {exchange: exchange.last_read_ns for exchange in self._in_flight}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-import zlib
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.proxy import proxy_for
 from ampacity.loadgen.receive.bodies import FRAMING_MAX_BYTES, FRAMING_TOO_LONG, Inflater
 from ampacity.loadgen.rundir.records import RequestRecord
-from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, Proxy
+from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, Proxy, Tls
 
 PAGE_MAX_BYTES = 8 * 2**20
 
@@ -49,7 +48,8 @@ class Page:
 class Pages:
     """Fetches pages; concurrent requests to a server use a connection each."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: Tls = Tls()) -> None:  # noqa: B008 - immutable
+        self._tls = tls
         self._clients: dict[str, tuple[Client, Proxy | None]] = {}
         self._closing = AsyncExitStack()
 
@@ -115,7 +115,7 @@ class Pages:
 
     @cached_property
     def _context(self) -> ssl.SSLContext:
-        return ssl.create_default_context()  # slow: reads a few hundred certificates
+        return self._tls.context()  # slow: reads a few hundred certificates
 
 
 class _PageRequest:
@@ -201,11 +201,11 @@ class _PageRequest:
     def _finish(self) -> None:
         if self.ended:
             return
-        body = b"".join(self._body)[:PAGE_MAX_BYTES]
+        pieces, broken = self._body, None
         if self._headers.get("content-encoding", "").lower() in ("gzip", "x-gzip", "deflate"):
-            try:  # some servers compress unasked
-                body = Inflater()(body)[:PAGE_MAX_BYTES]
-            except zlib.error as error:
-                self.fail("protocol_error", f"broken compressed body: {error}", 0)
-                return
+            pieces, broken = Inflater().all(pieces)  # some servers compress unasked
+        if broken:
+            self.fail("protocol_error", broken, 0)
+            return
+        body = b"".join(pieces)[:PAGE_MAX_BYTES]
         self.page.set_result(Page(self._parser.get_status_code(), self._headers, body))

@@ -13,7 +13,7 @@ from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord
-from ampacity.loadgen.send.protocols import Api, RequestShape
+from ampacity.loadgen.send.protocols import PROTOCOLS, Api, RequestShape
 from ampacity.loadgen.send.secrets import redact_record
 
 REFUSED = (400, 422)  # statuses of a request with a field that the server does not accept
@@ -79,7 +79,7 @@ async def count_message_overhead(
 
     Sends the same words as one message and as three.
     """
-    if shape.api not in ("chat", "messages", "responses"):
+    if not PROTOCOLS[shape.api].conversation:
         return 0
     parts = ("please count these words", "there are four of them", "and how many are these")
     roles = ("user", "assistant", "user")

@@ -192,12 +192,12 @@ def _token_count_cases(f: Facts, doubt: str) -> list[Case]:
         ),
         _note(
             by_chunks and vocabulary,
-            f"no usage: --tokenizer {vocabulary} counts the text",
+            f"no usable usage: --tokenizer {vocabulary} counts the text",
             "ITL, TPOT, tokens/s: right if that is the model's vocabulary",
         ),
         _bad(
             by_chunks,
-            "no usage: chunks are taken for tokens",
+            "no usable usage: chunks are taken for tokens",
             "ITL, TPOT, tokens/s: of chunks, not of tokens; name the model's vocabulary with "
             "--tokenizer",
             ("itl", "tpot", "tokens"),

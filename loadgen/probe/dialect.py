@@ -14,7 +14,7 @@ from ampacity.loadgen.probe.results import Served
 from ampacity.loadgen.receive.exchange import SEVERAL
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError
-from ampacity.loadgen.send.protocols import Api, Dialect, RequestShape, error_text
+from ampacity.loadgen.send.protocols import Api, Dialect, RequestShape
 from ampacity.loadgen.send.secrets import redact
 
 SHORT_TOKENS = 32  # of the local tokenizer, in the prompt of the first request
@@ -32,8 +32,9 @@ _FOR_A_KEY = re.compile(r"api.?key|\bauth|credential|access token", re.IGNORECAS
 KEY_HINT = "key? No API key was sent: put it into a variable and name it with --api-key-env"
 
 
-def key_error(endpoint: Endpoint, status: int, body: bytes) -> str:
-    text = f"HTTP {status}: {redact(error_text(body), endpoint.secrets)}"
+def key_error(endpoint: Endpoint, error: str) -> str:
+    """Return one line for an endpoint that refuses with ``error``, as "HTTP 401: wrong key"."""
+    text = redact(error, endpoint.secrets)
     if endpoint.keys:
         return f"{endpoint.url} refuses the API key ({text}); check {endpoint.keys.option}"
     hint = "put it into a variable and name it with --api-key-env"
@@ -101,7 +102,7 @@ def _refusal(endpoint: Endpoint, shape: RequestShape, served: Served, record: Re
     """Return one line that names the culprit of a failed first request."""
     error = record.error or record.status
     if record.http_status in (401, 403):
-        return key_error(endpoint, record.http_status, error.encode())
+        return key_error(endpoint, error)
     url, model = endpoint.url, shape.model
     unlisted = served.models and shape.model not in served.models
     if unlisted and record.http_status in (400, 404, 422):  # else it failed for another reason

@@ -30,7 +30,8 @@ async def look(pages: Pages, endpoint: Endpoint, model: str | None = None) -> Se
     """
     models = await _get(pages, endpoint, endpoint.models_url)
     if models.status in (401, 403) and model is None:  # the first request shows it else
-        raise EndpointError(key_error(endpoint, models.status, models.body))
+        error = f"HTTP {models.status}: {error_text(models.body)}"
+        raise EndpointError(key_error(endpoint, error))
     server = models.headers.get("server")
     trouble = f"HTTP {models.status}: {redact(error_text(models.body), endpoint.secrets)}"
     served = Served(listed=models.status == 200, trouble=trouble if models.status >= 500 else None)
@@ -118,8 +119,10 @@ async def _other_scheme(pages: Pages, endpoint: Endpoint, failed: Exception | No
     if UNTRUSTED in str(failed):
         return (
             "its certificate must be one that this machine trusts "
-            "(SSL_CERT_FILE names further ones)"
+            "(--cacert or SSL_CERT_FILE names others)"
         )
+    if "CERTIFICATE_REQUIRED" in str(failed):
+        return "it asks for a client certificate: give --cert"
     tls = endpoint.scheme == "http"
     other, spoken = ("https", "TLS") if tls else ("http", "plain HTTP")
     hint = f"{spoken} is spoken there: try {other}://{endpoint.authority}{endpoint.path}"

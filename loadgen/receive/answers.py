@@ -35,6 +35,8 @@ _MESSAGES_DELTAS: dict[str, tuple[str, Kind]] = {
     "input_json_delta": ("partial_json", "answer"),
     "thinking_delta": ("thinking", "reasoning"),
 }
+# Anthropic's input_tokens are without those that were read from, or written to, the cache
+_INPUT_PARTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _ENDED = ("completed", "incomplete", "failed", "cancelled")  # statuses of a response
 
 
@@ -43,10 +45,15 @@ class _TypedAnswer(Answer, ABC):
 
     has_templates = False
 
+    def __init__(self, thinks_until: str | None = None) -> None:
+        super().__init__(thinks_until)
+        self._inputs: dict[str, int] = {}  # tokens by _INPUT_PARTS
+
     def on_whole(self, at_ns: int, body: bytes) -> None:
         super().on_whole(at_ns, body)
         value = decoded(body) if self.error is None else None
         if isinstance(value, dict):
+            self._on_model(_named(value))
             self._on_body(at_ns, value)
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
@@ -58,6 +65,8 @@ class _TypedAnswer(Answer, ABC):
         if self.error is None and event.type is None:
             self._on_foreign(data)
         elif self.error is None:
+            if self.model is None:
+                self._on_model(_named(event.message) or _named(event.response))
             self._on_typed(at_ns, event)
 
     @abstractmethod
@@ -94,7 +103,10 @@ class _TypedAnswer(Answer, ABC):
         total = token_count(usage.get("output_tokens"))
         if total is not None:
             tally.totals[:] = [total]
-        tally.input_tokens = token_count(usage.get("input_tokens")) or tally.input_tokens
+        for name in _INPUT_PARTS:
+            if (tokens := token_count(usage.get(name))) is not None:
+                self._inputs[name] = tokens
+        tally.input_tokens = sum(self._inputs.values()) or None
         details = usage.get("input_tokens_details")
         tally.cached_tokens = token_detail(details, "cached_tokens", tally.cached_tokens)
         tally.cached_tokens = token_detail(usage, "cache_read_input_tokens", tally.cached_tokens)
@@ -190,6 +202,10 @@ class MessagesAnswer(_TypedAnswer):
             self._on_reason(str(holder["stop_reason"]))
 
 
+def _named(holder: Any) -> Any:
+    return holder.get("model") if isinstance(holder, dict) else None
+
+
 def _call_of(item: dict[str, Any]) -> tuple[Any, Any, Any]:
     return item.get("call_id"), item.get("name"), item.get("arguments") or item.get("input")
 
@@ -210,6 +226,7 @@ class EmbeddingsAnswer(Answer):
         if not isinstance(body, dict) or body.get("error"):
             self.error = error_text(data)
             return
+        self._on_model(body.get("model"))
         usage = body.get("usage")
         self.tally.input_tokens = token_detail(usage, "prompt_tokens", None)
         if isinstance(body.get("data"), list) and body["data"]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 
 from ampacity.loadgen.receive.sse import EventSplitter
 from ampacity.loadgen.send.protocols import printable
 
-WHOLE_BODY_BYTES = 64 * 2**20  # limit of a body that is no stream, and of one event
+WHOLE_BODY_BYTES = 32 * 2**20
+"""Limit of a body that is no stream, of one event, and of what one read unfolds to."""
+SLICE_BYTES = 4096  # decompressed at once
 FRAMING_MAX_BYTES = 65_536  # limit of headers, trailers or chunk sizes between bytes of the body
 FRAMING_TOO_LONG = f"more than {FRAMING_MAX_BYTES >> 10} KiB of headers"
 ERROR_BODY_BYTES = 65_536  # how much of an error body is read for its message
@@ -21,34 +24,50 @@ class Inflater:
         self._head = b""  # while too short to tell whether it is a header
         self._began = False
 
-    def __call__(self, data: bytes) -> bytes:
-        """Decompress further bytes. Raises zlib.error."""
-        if not self._began:
-            data = self._head + data
-            if len(data) < 2:
-                self._head = data
-                return b""
-            self._began = True
-            header = data[:2] == b"\x1f\x8b" or (
-                data[0] & 0x0F == 8 and int.from_bytes(data[:2]) % 31 == 0
-            )
-            if not header:
-                self._member = zlib.decompressobj(-zlib.MAX_WBITS)
-        plain = self._member.decompress(data)
-        while rest := self._member.unused_data:  # the next member of gzip
-            self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)
-            plain += self._member.decompress(rest)
-        return plain
-
     def all(self, pieces: list[bytes]) -> tuple[list[bytes], str | None]:
-        """Return the pieces decompressed, up to a broken one, and its error."""
+        """Return the pieces decompressed, up to a broken one, and its error.
+
+        WHOLE_BODY_BYTES at most: a few bytes can hold gigabytes.
+        """
         plain: list[bytes] = []
+        left = WHOLE_BODY_BYTES
         try:
-            for piece in pieces:
-                plain.append(self(piece))
+            for data in pieces:
+                for part in self._plain(self._begin(data), left):
+                    plain.append(part)
+                    left -= len(part)
         except zlib.error as error:
             return plain, f"broken compressed body: {error}"
         return plain, None
+
+    def _begin(self, data: bytes) -> bytes:
+        """Choose the format by the first two bytes; return what can be decompressed by now."""
+        if self._began:
+            return data
+        data, self._head = self._head + data, b""
+        if len(data) < 2:
+            self._head = data
+            return b""
+        self._began = True
+        header = data[:2] == b"\x1f\x8b" or (
+            data[0] & 0x0F == 8 and int.from_bytes(data[:2]) % 31 == 0
+        )
+        if not header:
+            self._member = zlib.decompressobj(-zlib.MAX_WBITS)
+        return data
+
+    def _plain(self, data: bytes, most_bytes: int) -> Iterator[bytes]:
+        for at in range(0, len(data), SLICE_BYTES):  # each end of a member copies what is left
+            rest = data[at : at + SLICE_BYTES]
+            while rest:
+                if self._member.eof:  # the next member of gzip
+                    self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)
+                part = self._member.decompress(rest, max(most_bytes, 1))
+                most_bytes -= len(part)
+                if self._member.unconsumed_tail or most_bytes < 0:
+                    raise zlib.error(f"it unfolds to more than {WHOLE_BODY_BYTES >> 20} MiB")
+                yield part
+                rest = self._member.unused_data
 
 
 class Body:

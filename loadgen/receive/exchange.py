@@ -17,7 +17,7 @@ from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.hot_path import ReadHandler
 from ampacity.loadgen.receive.quota import write_limits
 from ampacity.loadgen.receive.thinking import InlineThinking, Kind
-from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.rundir.records import CACHE, RequestRecord
 from ampacity.loadgen.send.history import AnswerContent
 from ampacity.loadgen.send.protocols import (
     REFUSING,
@@ -118,6 +118,11 @@ class Exchange:
         return len(times) - len(set(times))
 
     @property
+    def chunks(self) -> int:
+        """Return how many chunks with tokens have arrived."""
+        return len(self._answer.chunk_at_ns)
+
+    @property
     def answering(self) -> bool:
         """Tell whether a token has arrived."""
         return bool(self._answer.chunk_at_ns)
@@ -174,6 +179,8 @@ class Exchange:
             self._length_known = True
         elif name == b"transfer-encoding" and b"chunked" in value.lower():
             self._chunked = True
+        elif b"cache" in name and b"hit" in value.lower():
+            self.record.answered_by = CACHE
         elif b"ratelimit" in name:
             self._limits.append((name, value))
         elif name == b"retry-after-ms" and (found := retry_after_s(value)) is not None:

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from ampacity.files import GIB, MOST_BYTES, memory_bytes, open_file, read_text
 from ampacity.loadgen.rundir.meta import fault_of
 from ampacity.loadgen.rundir.records import SCHEMA, SCHEMA_VERSION, complete
 
@@ -71,7 +72,7 @@ def explained(problem: str, remedy: str = "") -> Iterator[None]:
         yield
     except RunDirError:
         raise
-    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
+    except (OSError, ValueError, RecursionError, MemoryError, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise RunDirError(f"{problem}: {reason}{remedy}") from error
 
@@ -105,7 +106,7 @@ def lock(file: BinaryIO, *, shared: bool) -> bool:
 def _going_s(path: Path) -> float | None:
     """Return the seconds since the last write of a run that is still being written, else None."""
     # the run may be finishing just now
-    with contextlib.suppress(OSError), (path / STREAM_NAME).open("rb") as file:
+    with contextlib.suppress(OSError), open_file(path / STREAM_NAME) as file:
         if not lock(file, shared=True):
             written_s = max(p.stat().st_mtime for p in (path / "run.json", *streams_of(path)))
             return max(time.time() - written_s, 0.0)
@@ -116,6 +117,19 @@ def streams_of(path: Path) -> list[Path]:
     return sorted(path.glob("requests*.arrows"))
 
 
+def part_of(path: Path, stage: int) -> Path:
+    """Return requests.parquet of one stage, in a run directory with a file for each."""
+    return path / f"requests-w{stage:05d}.parquet"
+
+
+def read_part(path: Path, stage: int) -> pa.Table:
+    """Return the rows of one stage, in a run directory with files for each."""
+    part = part_of(path, stage)
+    streams = map(read_stream, sorted(path.glob(f"{part.stem}*.arrows")))
+    known = [_read_requests(part)] if part.is_file() else []
+    return pa.concat_tables([SCHEMA.empty_table(), *known, *streams])
+
+
 def read_streams(path: Path) -> pa.Table:
     """Return all rows of the crash-safe streams in a run directory."""
     return pa.concat_tables([SCHEMA.empty_table(), *map(read_stream, streams_of(path))])
@@ -123,28 +137,36 @@ def read_streams(path: Path) -> pa.Table:
 
 def read_stream(path: Path) -> pa.Table:
     """Return every complete batch of a crash-safe stream; a torn last batch is left out."""
+    batches = _batches(path)
+    table = pa.Table.from_batches(batches, schema=batches[0].schema if batches else SCHEMA)
+    return complete(table).select(SCHEMA.names).cast(SCHEMA)
+
+
+def _batches(path: Path) -> list[pa.RecordBatch]:
     batches: list[pa.RecordBatch] = []
     with (
+        explained(f"{path} cannot be read"),
+        open_file(path),  # refuses what is no file
         contextlib.suppress(pa.ArrowInvalid, OSError),
         pa.OSFile(str(path), "rb") as file,
         pa.ipc.open_stream(file) as reader,
     ):
         for batch in reader:
             batches.append(batch)
-    table = pa.Table.from_batches(batches, schema=batches[0].schema if batches else SCHEMA)
-    return complete(table).select(SCHEMA.names).cast(SCHEMA)
+    return batches
 
 
-def load_run(path: Path) -> Run:
-    """Read a run directory: complete, killed or still running. Raises RunDirError."""
-    meta_path, parquet, server = (path / n for n in ("run.json", *PARQUETS))
+def read_meta(path: Path) -> dict[str, Any]:
+    """Return run.json of a run directory. Raises RunDirError."""
+    meta_path = path / "run.json"
     if not meta_path.is_file():
         why = (
             "is a file" if path.is_file() else "has no run.json" if path.exists() else "is missing"
         )
         raise RunDirError(f"{path} is no run directory: it {why}")
+    meta: dict[str, Any]
     with explained(f"{meta_path} cannot be read"):
-        meta = json.loads(meta_path.read_text(encoding="utf-8"))
+        meta = json.loads(read_text(meta_path))
         # lone surrogates, as of an argument that is no UTF-8, cannot be printed
         meta = json.loads(json.dumps(meta, ensure_ascii=False).encode(errors="replace"))
     version = meta.get("schema_version") if isinstance(meta, dict) else None
@@ -153,18 +175,42 @@ def load_run(path: Path) -> Run:
         raise RunDirError(f"{found}, this ampacity reads {SCHEMA_VERSION}")
     if fault := fault_of(meta):
         raise RunDirError(f"{meta_path}: {fault}")
-    complete = parquet.is_file()
-    if not complete and not streams_of(path):
+    return meta
+
+
+def load_run(path: Path, stage: int | None = None) -> Run:
+    """Read a run directory: complete, killed or still running. Raises RunDirError.
+
+    ``stage``: only the records of this one.
+    """
+    meta, parquet, streams = read_meta(path), path / PARQUETS[0], streams_of(path)
+    parts = sorted(path.glob("requests-w*.parquet"))
+    rotates = bool(parts) and all(stream.stem.startswith("requests-w") for stream in streams)
+    complete = parquet.is_file() or rotates
+    if not complete and not streams:
         missing = f"neither requests.parquet nor {STREAM_NAME}"
         raise RunDirError(f"{path} has {missing}: nothing was recorded")
     return Run(
         path,
         meta,
-        _read_requests(parquet) if complete else read_streams(path),
-        _read_server(server) if server.is_file() else None,
+        _read_records(path, parts, stage),
+        read_server(path),
         complete,
         None if complete else _going_s(path),
     )
+
+
+def _read_records(path: Path, parts: list[Path], stage: int | None) -> pa.Table:
+    if (path / PARQUETS[0]).is_file():
+        table = _read_requests(path / PARQUETS[0])
+        if stage is None:
+            return table
+        import pyarrow.compute as pc
+
+        return table.filter(pc.equal(table["stage"], stage))
+    if stage is None:
+        return pa.concat_tables([*map(_read_requests, parts), read_streams(path)])
+    return read_part(path, stage)
 
 
 def _read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:
@@ -172,10 +218,24 @@ def _read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Tabl
     import pyarrow.parquet as pq
 
     # by batch from a memory map: half the time, a third of the memory of pq.read_table
-    with explained(f"{path} cannot be read"), pq.ParquetFile(path, memory_map=True) as file:
+    with (
+        explained(f"{path} cannot be read"),
+        open_file(path),  # refuses what is no file
+        pq.ParquetFile(path, memory_map=True) as file,
+    ):
+        _check_size(file.metadata)
         schema = pa.schema([f for f in file.schema_arrow if columns is None or f.name in columns])
         batches = file.iter_batches(use_threads=False, columns=schema.names)
         return pa.Table.from_batches(batches, schema=schema)
+
+
+def _check_size(held: Any) -> None:
+    """Raise ValueError where a Parquet file, by its footer, unfolds to more than the memory."""
+    groups = map(held.row_group, range(held.num_row_groups))
+    columns = (group.column(n) for group in groups for n in range(group.num_columns))
+    size = sum(max(c.total_uncompressed_size, 8 * c.num_values) for c in columns)
+    if size > (memory := memory_bytes() or size):
+        raise ValueError(f"it unfolds to {size / GIB:,.1f} GiB, the memory has {memory / GIB:,.1f}")
 
 
 def _read_requests(path: Path) -> pa.Table:
@@ -202,9 +262,17 @@ def _read_requests(path: Path) -> pa.Table:
     return pa.Table.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-def _read_server(path: Path) -> pa.Table:
-    """Read server.parquet; files of older versions have fewer columns."""
-    table = _read_parquet(path)
+def read_server(run: Path) -> pa.Table | None:
+    """Read the server's samples; files of older versions have fewer columns."""
+    path = run / "server.arrows"
+    if path.is_file():
+        batches = _batches(path)
+        table = pa.Table.from_batches(batches) if batches else None
+    else:
+        path = run / PARQUETS[1]
+        table = _read_parquet(path) if path.exists() else None
+    if table is None:
+        return None
     if "at_ns" not in table.column_names or table["at_ns"].null_count:
         raise RunDirError(
             f"{path}: a sample has no at_ns, its time: the file was changed or is damaged"
@@ -221,8 +289,8 @@ def _column(table: pa.Table, name: str, kind: pa.DataType, path: Path) -> pa.Chu
 def read_answers(run: Path) -> Iterator[tuple[int, bytes]]:
     """Yield (request_id, line) of each kept answer but a torn last line. Raises RunDirError."""
     for path in sorted(run.glob("answers-*.jsonl")):
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+        with explained(f"{path} cannot be read"), open_file(path) as file:
+            for number, line in enumerate(iter(lambda: file.readline(MOST_BYTES), b""), 1):
                 if not line.endswith(b"\n"):
                     continue
                 try:

@@ -58,6 +58,9 @@ def kind_of(status: str, http_status: int | None) -> str:
 
 TOKEN_SOURCES: tuple[str, ...] = ("usage", "usage_per_chunk", "logprobs", "tokenizer", "chunks")
 
+CACHE = "a cache"
+"""``answered_by`` where a header of the answer reports a hit in a cache of whole answers."""
+
 CHUNK_AT_MAX_US = 2**32 - 1
 """``chunk_at_us`` is a uint32: times over 71 minutes after the start saturate."""
 
@@ -122,6 +125,7 @@ class RequestRecord:
     quota_tokens_left: float | None = None
     quota_tokens_reset_s: float | None = None
     quota_window_s: float | None = None
+    answered_by: str | None = None  # the model that the answer names, or CACHE
 
 
 def _arrow_type(name: str, annotation: str) -> pa.DataType:
@@ -142,9 +146,9 @@ SCHEMA: pa.Schema = pa.schema(
 
 
 def complete(table: pa.Table, names: Sequence[str] = _NAMES) -> pa.Table:
-    """Return a table with the columns about quotas of ``names``, which older runs lack, as nulls."""
+    """Return a table with the columns of ``names`` that older runs lack, as nulls."""
     for name in names:
-        if name.startswith("quota_") and name not in table.column_names:
+        if name.startswith(("quota_", "answered_")) and name not in table.column_names:
             nulls = pa.nulls(table.num_rows, SCHEMA.field(name).type)
             table = table.append_column(SCHEMA.field(name), nulls)
     return table

@@ -17,7 +17,7 @@ from ampacity.loadgen.send.history import (
     result_messages,
     split_words,
 )
-from ampacity.loadgen.send.protocols import Api
+from ampacity.loadgen.send.protocols import PROTOCOLS, Api
 from ampacity.workloads.prompts.files import PromptFile
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.schedule import Schedule
@@ -44,7 +44,7 @@ class Conversations:
         """
         self._prompts, self._schedule, self._file = prompts, schedule, file
         self._planned, self._api = planned, api
-        self._system_role = "user" if api == "messages" else "system"
+        self._system_role = "user" if PROTOCOLS[api].system_apart else "system"
         self._histories: dict[int, bytes] = {}  # messages of a request, comma-separated
         self._answers: dict[int, AnswerContent] = {}
         continues = schedule.continues

@@ -6,15 +6,21 @@ import ipaddress
 import re
 import socket
 import ssl
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from ampacity.files import MIB, open_file
 from ampacity.loadgen.send import protocols
 from ampacity.loadgen.send.keys import EndpointError as EndpointError
 from ampacity.loadgen.send.keys import Keys
-from ampacity.loadgen.send.secrets import SECRET_MIN
+from ampacity.loadgen.send.secrets import KNOWN, SECRET_MIN
 from ampacity.workloads.class_spec import RESERVED_HEADERS
 
+T = TypeVar("T")
 USER_AGENT = "ampacity"
 _LOOPBACK = ("127.0.0.1", "::1")
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
@@ -24,13 +30,47 @@ _SECRET_NAMES = re.compile(
 
 _SECRET_VALUES = re.compile(r"(sk|pk|hf|gsk|ghp|xox.)[-_]|eyJ")  # keys of known kinds, and JWTs
 WRITTEN = "URLs are written down, give it through --api-key-env or --header"
-BEARER = "Authorization: Bearer"
 _AZURE = r"//[^/]*\.(openai|services\.ai|cognitiveservices)\.azure\.com\b|/openai/deployments/"
 # how a provider wants its key, by the base URL; the others take it as the API has it
 KEY_HEADERS = (
     (re.compile(_AZURE), "api-key"),
     (re.compile(r"//[^/]*\.anthropic\.com\b"), "x-api-key"),
 )
+
+
+@dataclass(frozen=True)
+class Tls:
+    """What TLS trusts: ``cacert`` (PEM) in place of the system's authorities, or anyone; and this
+    client's own certificate with its key, ``cert`` (PEM)."""
+
+    cacert: Path | None = None
+    cert: Path | None = None
+    insecure: bool = False
+
+    def context(self) -> ssl.SSLContext:
+        """Return a context; without ``cacert`` SSL_CERT_FILE and _DIR count. Raises EndpointError."""
+        context = _used("--cacert", self.cacert, lambda p: ssl.create_default_context(cafile=p))
+        if self.cert is not None:
+            load = partial(context.load_cert_chain, password=_no_password)
+            _used("--cert", self.cert, load, private=True)
+        if self.insecure:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
+
+def _used(option: str, path: Path | None, use: Callable[[Any], T], *, private: bool = False) -> T:
+    try:
+        if path is not None:
+            open_file(path, MIB, private=private).close()
+        return use(path)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise EndpointError(f"{option} {path}: cannot be used: {why}") from None
+
+
+def _no_password() -> str:
+    raise ValueError("its key needs a password: give one without")
 
 
 @dataclass(frozen=True)
@@ -47,6 +87,8 @@ class Endpoint:
     key_header: str | None = None  # header of the key and its scheme; None: the provider's
     keys: Keys | None = field(default=None, repr=False, compare=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    hidden: tuple[str, ...] = field(default=(), repr=False)  # further secrets, of the body
+    tls: Tls = Tls()
 
     @property
     def authority(self) -> str:
@@ -73,6 +115,7 @@ class Endpoint:
         found = {*(self.keys.known if self.keys else ()), *(value for _, value in self.headers)}
         # of "Bearer x" also x alone
         found |= {value.split(" ", 1)[1] for _, value in self.headers if " " in value}
+        found |= {*self.hidden}
         return tuple(sorted((s for s in found if len(s) >= SECRET_MIN), key=len, reverse=True))
 
     @property
@@ -83,7 +126,7 @@ class Endpoint:
     def all_headers(self, api: protocols.Api = "chat", turn: int = 0) -> dict[str, str]:
         """Return the user's headers and the key whose ``turn`` it is; the user's win."""
         found = {"User-Agent": USER_AGENT, **dict(self.headers)}
-        ours = {"anthropic-version": protocols.ANTHROPIC_VERSION} if api == "messages" else {}
+        ours = dict(protocols.PROTOCOLS[api].headers)
         if self.keys is not None:
             key = self.keys.current[turn % len(self.keys.current)]
             for header in self._key_headers(api):
@@ -96,7 +139,7 @@ class Endpoint:
         known = (header for pattern, header in KEY_HEADERS if pattern.search(self.url))
         if header := self.key_header or next(known, None):
             return [header]
-        return [BEARER, "x-api-key"] if api == "messages" else [BEARER]
+        return list(protocols.PROTOCOLS[api].key_headers)
 
     def request_prefix(
         self, api: protocols.Api, through_proxy: str | None = None, turn: int = 0
@@ -106,7 +149,7 @@ class Endpoint:
         ``through_proxy``: further header lines of a request through a plain HTTP proxy; ``turn``:
         which of several keys.
         """
-        path = self.with_query(f"{self.path}{self.route or protocols.PATHS[api]}")
+        path = self.with_query(f"{self.path}{self.route or protocols.PROTOCOLS[api].path}")
         if through_proxy is not None:
             path = f"{self.scheme}://{self.authority}{path}"  # RFC 9112, 3.2.2: the absolute form
         lines = [
@@ -120,12 +163,8 @@ class Endpoint:
         return ("\r\n".join(lines) + "\r\n" + (through_proxy or "")).encode("latin-1")
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Return the system's trust for https (SSL_CERT_FILE, SSL_CERT_DIR), None for http."""
-        if self.scheme != "https":
-            return None
-        context = ssl.create_default_context()
-        context.set_alpn_protocols(["http/1.1"])
-        return context
+        """Return the trust for https, None for http. Raises EndpointError."""
+        return self.tls.context() if self.scheme == "https" else None
 
     def addresses(self) -> list[str]:
         """Look up the IP addresses of the host. Raises EndpointError.
@@ -180,11 +219,13 @@ def parse_endpoint(
     key_header: str | None = None,
     route: str | None = None,
     headers: tuple[tuple[str, str], ...] = (),
+    hidden: tuple[str, ...] = (),
+    tls: Tls = Tls(),
 ) -> Endpoint:
     """Parse a base URL. Raises EndpointError."""
     parts, port = _split_url(url)
     path = parts.path.rstrip("/")
-    for known in protocols.PATHS.values():
+    for known in (protocol.path for protocol in protocols.PROTOCOLS.values()):
         path = path.removesuffix(known)  # users paste the whole route
     assert parts.hostname is not None
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
@@ -196,7 +237,7 @@ def parse_endpoint(
         _check_header("--api-key-header", *map(str.strip, key_header.partition(":")[::2]))
     if route is not None and not re.fullmatch(r"(/[!$&-;=@-Z_a-z~%]+)+", route):
         raise EndpointError(f"--path {route}: write a path of plain ASCII, as /v2/chat")
-    return Endpoint(
+    found = Endpoint(
         url=f"{parts.scheme}://{parts.netloc}{path}",
         scheme=parts.scheme,
         host=parts.hostname,
@@ -207,7 +248,27 @@ def parse_endpoint(
         key_header=key_header,
         keys=keys,
         headers=headers,
+        hidden=hidden,
+        tls=tls,
     )
+    KNOWN.update(found.secrets)
+    return found
+
+
+def secrets_in(body: Any, name: str = "") -> Iterator[str]:
+    """Yield the texts of a JSON value that are secrets by their form or the name of their field."""
+    if isinstance(body, dict):
+        for key, value in body.items():
+            yield from secrets_in(value, key)
+    elif isinstance(body, list):
+        for value in body:
+            yield from secrets_in(value, name)
+    elif (
+        isinstance(body, str)
+        and re.fullmatch(r"\S{8,}", body)
+        and (_SECRET_VALUES.match(body) or _SECRET_NAMES.search(name))
+    ):
+        yield body
 
 
 def _split_url(url: str) -> tuple[SplitResult, int | None]:

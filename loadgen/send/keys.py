@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
+import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
+from ampacity.files import MIB, read_bytes
+from ampacity.loadgen.send.secrets import KNOWN
+
 COMMAND_MAX_S = 60.0
-FILE_MAX_BYTES = 1 << 20
 KEY_MAX = 8000  # characters: servers refuse longer header lines
 AHEAD_S, AHEAD_SHARE = 60.0, 0.2  # renewed that long before the expiry, or in that share of a life
 RENEW_EVERY_S = 5.0  # at most, however often a key is refused
@@ -39,40 +46,57 @@ def _of_variable(name: str) -> str:
 
 def _of_file(path: str) -> str:
     try:
-        with open(path, encoding="utf-8") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            text = file.read(FILE_MAX_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
+        return read_bytes(path, MIB, private=True).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not a text file"
         raise EndpointError(f"--api-key-file {path}: cannot be read: {why}") from None
-    if os.name == "posix" and mode & 0o077:
-        raise EndpointError(
-            f"--api-key-file {path}: others may read it (mode {mode & 0o777:04o}): chmod 600 it"
-        )
-    return text
 
 
 def _of_command(command: str) -> str:
-    try:
-        ended = subprocess.run(
-            command,
-            shell=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=COMMAND_MAX_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+    # a group of its own, so that what the command starts ends with it
+    with subprocess.Popen(
+        command,
+        shell=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+    ) as running:
+        assert running.stdout is not None
+        _RUNNING.add(running.pid)
+        too_late = threading.Timer(COMMAND_MAX_S, _kill, [running.pid])
+        too_late.daemon = True
+        too_late.start()
+        try:
+            printed = running.stdout.read(MIB)
+            running.stdout.close()
+            status = running.wait()
+        finally:
+            timed_out = too_late.finished.is_set()
+            too_late.cancel()
+            _kill(running.pid)
+            _RUNNING.discard(running.pid)
+    if timed_out:
+        raise EndpointError(f"--api-key-command: the command took more than {COMMAND_MAX_S:g} s")
+    if status:
         raise EndpointError(
-            f"--api-key-command: the command took more than {COMMAND_MAX_S:g} s"
-        ) from None
-    if ended.returncode:
-        raise EndpointError(
-            f"--api-key-command: the command ended with status {ended.returncode}: run it by hand "
-            "to see why"
+            f"--api-key-command: the command ended with status {status}: run it by hand to see why"
         )
-    return ended.stdout.decode("utf-8", "replace")
+    return printed.decode("utf-8", "replace")
+
+
+_RUNNING: set[int] = set()  # groups of commands, by their leaders
+
+
+def _kill(group: int) -> None:
+    with contextlib.suppress(OSError):  # it has ended
+        os.killpg(group, signal.SIGKILL)
+
+
+@atexit.register
+def _kill_all() -> None:
+    for group in list(_RUNNING):
+        _kill(group)
 
 
 _READERS: dict[str, Callable[[str], str]] = {
@@ -135,6 +159,7 @@ class Keys:
         shown = "" if self._source == "api_key_command" else f" {self._name}"
         found = _split(text, f"{self.option}{shown}")
         self.known |= dict.fromkeys(found)
+        KNOWN.update(found)
         old = [key for key in self.known if key not in found]
         self._replaced = {
             f" {key}\r\n".encode(): f" {found[i % len(found)]}\r\n".encode()

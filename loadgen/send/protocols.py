@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -15,14 +16,37 @@ T = TypeVar("T")
 NESTED_MAX = 500  # brackets in a JSON text that Python may parse
 
 Api = Literal["chat", "completions", "responses", "messages", "embeddings"]
-PATHS: dict[Api, str] = {
-    "chat": "/chat/completions",
-    "completions": "/completions",
-    "responses": "/responses",  # OpenAI's Responses API
-    "messages": "/messages",  # Anthropic's Messages API
-    "embeddings": "/embeddings",
+BEARER = "Authorization: Bearer"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What sets an API apart, beside its bodies (below), its answers and its tool calls.
+
+    ``conversation``: it takes a list of messages; ``system_apart``: the system prompt is a field of
+    the body, no message; ``key_headers``: name, colon and scheme of the headers with the key.
+    """
+
+    path: str
+    conversation: bool = False
+    system_apart: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+    key_headers: tuple[str, ...] = (BEARER,)
+
+
+PROTOCOLS: dict[Api, Protocol] = {
+    "chat": Protocol("/chat/completions", conversation=True),
+    "completions": Protocol("/completions"),
+    "responses": Protocol("/responses", conversation=True),  # OpenAI's Responses API
+    "messages": Protocol(  # Anthropic's Messages API
+        "/messages",
+        conversation=True,
+        system_apart=True,
+        headers={"anthropic-version": "2023-06-01"},
+        key_headers=(BEARER, "x-api-key"),
+    ),
+    "embeddings": Protocol("/embeddings"),
 }
-ANTHROPIC_VERSION = "2023-06-01"
 
 
 @dataclass(frozen=True)

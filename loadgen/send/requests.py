@@ -11,15 +11,13 @@ import msgspec
 from ampacity.loadgen.send.conversations import Conversations, entry_of
 from ampacity.loadgen.send.endpoint import Endpoint, Proxy
 from ampacity.loadgen.send.history import AnswerContent, message
-from ampacity.loadgen.send.protocols import RequestShape
+from ampacity.loadgen.send.protocols import PROTOCOLS, RequestShape
 from ampacity.workloads.classes import RequestClass
 from ampacity.workloads.prompts.files import PromptFile
 from ampacity.workloads.prompts.images import Images
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.schedule import Schedule
 from ampacity.workloads.traces.recorded import Recorded
-
-_MESSAGES = ("chat", "messages", "responses")  # APIs that take a conversation
 
 
 def _proxy_header(endpoint: Endpoint, proxy: Proxy | None) -> str | None:
@@ -82,7 +80,7 @@ class ScheduledRequests:
         """Use the ``classes`` that a schedule names; its ``entry`` column points into ``file``."""
         self._shape, self._prompts, self._run_id = shape, prompts, run_id
         self._planned, self._file, self._images = planned_histories, file, images
-        self._system_apart = shape.api == "messages"  # there it is a field of the body
+        self._system_apart = PROTOCOLS[shape.api].system_apart
         self._classes = {c.name: c for c in classes}
         self._prefixes = [
             [
@@ -157,7 +155,7 @@ class ScheduledRequests:
             parts = [{"type": "text", "text": text}, *self._images.parts(request_id)]
             messages = message("user", parts)
         messages = b"[" + messages + b"]"
-        if self._shape.api in _MESSAGES:
+        if PROTOCOLS[self._shape.api].conversation:
             return msgspec.Raw(messages)
         return "\n".join(_text_of(m.get("content")) for m in msgspec.json.decode(messages))
 

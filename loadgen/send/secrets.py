@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
-from base64 import b64encode
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import takewhile
 from urllib.parse import quote
@@ -13,18 +15,28 @@ from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send import protocols
 
 SECRET_MIN = 4  # characters; shorter header values are no secrets
+KNOWN: set[str] = set()  # of this process, for its own tracebacks
 
 
 @lru_cache
 def _forms(secrets: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the secrets as text may hold them: plain, JSON, URL, Base64; longest first."""
+    """Return the secrets as text may hold them, in any usual encoding; longest first."""
     found: set[str] = set()
     for s in secrets:
-        found |= {s, json.dumps(s)[1:-1], json.dumps(s, ensure_ascii=False)[1:-1]}
-        found |= {quote(s, safe=""), quote(s)}
-        found |= {b64encode(text.encode()).decode() for text in (s, f"Bearer {s}")}
+        escaped = json.dumps(s)[1:-1]
+        found |= {s, escaped, json.dumps(escaped)[1:-1], json.dumps(s, ensure_ascii=False)[1:-1]}
+        found |= {quote(s, safe=""), quote(s), html.escape(s), s.encode().hex()}
+        for encode in (b64encode, urlsafe_b64encode):
+            found |= {encode(text.encode()).decode() for text in (s, f"Bearer {s}")}
+            found |= {_within(encode, s.encode(), before) for before in range(3)}
     found |= {protocols.printable(form, len(form)) for form in found}
     return tuple(sorted((s for s in found if len(s) >= SECRET_MIN), key=len, reverse=True))
+
+
+def _within(encode: Callable[[bytes], bytes], data: bytes, before: int) -> str:
+    """Return the characters of Base64 that stand for ``data`` alone, behind ``before`` bytes."""
+    coded = encode(b"\0" * before + data).decode()
+    return coded[-(-8 * before // 6) : 8 * (before + len(data)) // 6]
 
 
 @lru_cache
@@ -54,7 +66,7 @@ def redact(text: str, secrets: tuple[str, ...]) -> str:
 
 def redact_record(record: RequestRecord, secrets: tuple[str, ...]) -> None:
     """Redact secrets in what a server may have put into a record."""
-    for name in ("error", "finish_reason", "server_request_id") if secrets else ():
+    for name in ("error", "finish_reason", "server_request_id", "answered_by") if secrets else ():
         text = getattr(record, name)
         if text is not None:
             setattr(record, name, redact(text, secrets))

@@ -80,7 +80,7 @@ def _keys(timeline: Timeline, summary: Summary) -> list[Key]:
 
 GAUGE_LINES = (
     ("running", "running, by the server", "planned", "dash"),
-    ("waiting", "waiting, by the server", "unsure", "line"),
+    ("waiting", "waiting, by the server", "itl", "line"),
 )
 
 

@@ -1,1 +1,1 @@
-"""Whole documents: the report of a run, a comparison, a gate, a profile."""
+"""Documents about one run, and the page they are made of; a profile, a plan."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from math import ceil
 
 from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, AT_USABLE, NO_PEAK, instances_text
 from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.capacity import Fleet, Knee, KneeMethod, LittlesLawGap, LoopCapacity
-from ampacity.analysis.contract.limits import Limit
+from ampacity.analysis.contract.limits import Evidence, Limit
 from ampacity.analysis.contract.summary import Audit, Network, SloLimit, Summary
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import is_wide
 from ampacity.analysis.decision.plan import Plan
 from ampacity.reports.charts.burst import burst_findings
 from ampacity.reports.charts.outage import outage_findings
+from ampacity.reports.pages.soak import soak_findings
 from ampacity.reports.render.figures import (
     BOUNDS,
     DASH,
@@ -61,6 +63,8 @@ def findings(summary: Summary) -> list[Finding]:
     found = outage_findings(summary)
     if summary.burst:
         found += burst_findings(summary.burst)
+    elif summary.soak:
+        found += soak_findings(summary)
     else:
         found += [
             usable_rate(summary),
@@ -202,13 +206,22 @@ def _fleet(fleet: Fleet) -> Finding:
         return Finding("Fleet", DASH, None, _sentence(why, cost))
     sized = [
         f"for a peak of {exact(fleet.peak_rps)} req/s",
-        f"{counted(fleet.instances_before_safety, 'instance')} × "
+        f"{counted(fleet.instances_before_safety, 'instance')} at the capacity × "
         f"safety {exact(fleet.safety_factor)}",
         f"{counted(fleet.tensor_parallel, 'GPU')} an instance",
-        f"{counted(fleet.one_replica_down, 'instance')} to carry the peak with one down",
+        _one_down(fleet),
     ]
-    value = f"{instances_text(fleet.instances, fleet.instances_ci)}, {counted(fleet.gpus, 'GPU')}"
+    value = instances_text(fleet.instances, fleet.instances_ci)
+    if (fleet.tensor_parallel or 1) > 1:
+        value += f", {counted(fleet.gpus, 'GPU')}"
     return Finding("Fleet", value, None, _sentence(*sized, cost))
+
+
+def _one_down(fleet: Fleet) -> str:
+    needed, bought = fleet.one_replica_down or 0, fleet.instances or 0
+    if needed <= bought:
+        return "enough to carry the peak with one down"
+    return f"{counted(needed - bought, 'instance')} more to carry the peak with one down"
 
 
 def error_bound(summary: Summary) -> str | None:
@@ -290,43 +303,61 @@ def _audit_facts(audit: Audit, worst: str) -> list[str]:
 def evidence_text(limit: Limit) -> str:
     """Return the figures that a limit follows from: ``requests waiting, mean 486 at 200 req/s``."""
     return ", ".join(
-        f"{e.figure}{':' * isinstance(e.value, str)} {_evidence(e.value)}"
+        f"{e.figure}{':' * isinstance(e.value, str)} {_evidence(e)}"
         + (f" at {e.stage}" if e.stage else "")
         for e in limit.evidence
     )
 
 
-def _evidence(value: float | str | None) -> str:
+def _evidence(seen: Evidence) -> str:
+    value = seen.value
+    if isinstance(value, float) and seen.unit:
+        return {"share": share, "s": seconds}[seen.unit](value)
     if isinstance(value, float):
         return significant(value) if abs(value) >= 1e-6 else "0"
     return DASH if value is None else str(value)
 
 
-def guardrail_texts(rails: Guardrails, plan: Plan | None = None) -> list[str]:
-    """Return the limits for an instance, one each; where the fleet is above the rate, its size."""
+@dataclass(frozen=True)
+class Rail:
+    """A limit to set in front of an instance: its name, its value with the unit, and why."""
+
+    name: str
+    value: str
+    why: str
+
+
+def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
+    """Return the limits for an instance; where the fleet is above the rate, its size."""
     found = []
     if rails.operate_rps is not None:
         takes = ceil(plan.peak_rps / rails.operate_rps) if plan else 0
         beyond = (
             f"; the peak then takes {takes} instances" if plan and takes > plan.instances else ""
         )
-        found.append(
-            f"run at {significant(rails.operate_rps)} req/s ({rails.operate_reason}{beyond})"
-        )
+        at = f"at most {significant(rails.operate_rps)} req/s"
+        found.append(Rail("rate", at, f"{rails.operate_reason}{beyond}"))
     if rails.queue_depth is not None:
-        breaker = f", breaker at {_ends(rails.breaker)}" if rails.breaker else ""
-        found.append(f"queue {rails.queue_depth} deep at most{breaker}")
+        wait = f"what arrives in the {seconds(rails.wait_budget_s)} that TTFT may wait"
+        found.append(Rail("queue", f"at most {rails.queue_depth} waiting", wait))
+    if rails.breaker:
+        at = f"opens at {_ends(rails.breaker)} waiting"
+        found.append(Rail("circuit breaker", at, "80 to 90 % of the queue"))
     if rails.max_input_tokens is not None:
-        most = rails.max_output_tokens
-        output = "" if most is None else f", output {most:,}"
-        found.append(f"max input {_ends(rails.max_input_tokens)} tokens{output}")
+        value = f"at most {_ends(rails.max_input_tokens)} tokens"
+        found.append(Rail("prompt", value, "2 to 3 times the P95 of this run's prompts"))
+    if rails.max_input_tokens is not None and rails.max_output_tokens is not None:
+        value = f"at most {rails.max_output_tokens:,} tokens"
+        found.append(Rail("answer", value, "the P99 of this run's answers: one in 100 is cut"))
     if rails.concurrency_limit is not None:
-        found.append(
-            f"{rails.concurrency_limit} in flight at most, add an instance above "
-            f"{rails.scale_in_flight}"
-        )
+        value = f"at most {rails.concurrency_limit}"
+        why = "at any moment: three standard deviations above C_max, which is a mean"
+        found.append(Rail("requests in flight", value, why))
+        value = f"above {rails.scale_in_flight} in flight"
+        found.append(Rail("add an instance", value, "on average: C_max ÷ 1.2"))
     if rails.prewarm_s is not None:
-        found.append(f"start an instance {significant(rails.prewarm_s)} s ahead")
+        value = f"{significant(rails.prewarm_s)} s ahead"
+        found.append(Rail("start an instance", value, "--cold-start"))
     return found
 
 

@@ -28,10 +28,11 @@ from ampacity.reports.pages.findings import (
     error_bound,
     evidence_text,
     findings,
-    guardrail_texts,
+    rails_of,
 )
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.pages.screen import judged_table
+from ampacity.reports.pages.soak import soak_table
 from ampacity.reports.pages.trust import by_severity, steady
 from ampacity.reports.pages.what_if import what_if
 from ampacity.reports.render.figures import (
@@ -45,6 +46,7 @@ from ampacity.reports.render.figures import (
     significant,
 )
 from ampacity.reports.render.sessions import session_findings, session_tables
+from ampacity.reports.render.table import Rows, Table
 from ampacity.reports.render.tables import (
     accepted_table,
     all_percentiles,
@@ -102,6 +104,7 @@ def render_report(
         title=f"{meta.get('name') or 'run'} – ampacity",
         verdict=summary.verdict,
         predicted=summary.predicted,
+        simulated=summary.simulated,
         warnings=by_severity(summary, meta),
         limits=[(limit, evidence_text(limit)) for limit in summary.limits if limit.holds],
         hardware=beyond.hardware,
@@ -118,6 +121,7 @@ def render_report(
         what_if=choices,
         fleet_data=embedded_json(choices["data"]) if choices else None,
         phases=phases_table(summary.burst) if summary.burst else None,
+        soak=soak_table(summary.soak) if summary.soak else None,
         sweep=sweep_instead(meta) if summary.burst else None,
         judged=judged and judged.last_second(),
         stages=stages_table(summary),
@@ -139,6 +143,8 @@ def render_report(
         errors=_errors_sentence(summary),
         workload=_workload_facts(summary.workload),
         command_line=_command(meta.get("command_line")),
+        chose=_chosen(summary, meta),
+        seed=meta.get("seed"),
         provenance=_provenance(meta),
         imported=imported_tables(summary.imported),
         embedded=embedded_json(to_json(summary)),
@@ -271,7 +277,7 @@ def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
         ("Endpoint", _facts(meta.get("endpoint"))),
         ("Seen of the endpoint before the load", _diagnosis(meta.get("diagnosis"))),
         ("Load generator's host", host_facts),
-        ("Inputs of the fleet size", _facts(meta.get("fleet_inputs"))),
+        ("Inputs of the fleet size", _facts(_given(meta.get("fleet_inputs")))),
     ]
 
 
@@ -284,14 +290,32 @@ def _diagnosis(findings: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, 
     ]
 
 
+def _given(held: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the inputs that were given: what is not has a default, named where it is used."""
+    return {name: value for name, value in (held or {}).items() if value is not None}
+
+
 def _facts(held: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return [(_words(name), _plain(value)) for name, value in (held or {}).items()]
 
 
-def _rails(summary: Summary) -> list[str]:
+def _rails(summary: Summary) -> Table:
     """Return the limits to set in front of an instance, where a capacity was found."""
     found = summary.capacity.capacity_rps is not None and not summary.burst
-    return guardrail_texts(guardrails(summary)) if found else []
+    rows = Rows("Limits", rails_of(guardrails(summary)) if found else [])
+    rows.words("limit", lambda rail: rail.name)
+    rows.words("set to", lambda rail: rail.value)
+    rows.words("why", lambda rail: rail.why)
+    return rows.done()
+
+
+def _chosen(summary: Summary, meta: Mapping[str, Any]) -> str | None:
+    """Return the loads in their order, where the run chose them; None: they were given."""
+    held = meta.get("command_line")
+    words = [str(word) for word in held] if isinstance(held, list) else []
+    given = any(word.startswith(("--rate", "--concurrency")) for word in words)
+    chooses = meta.get("experiment") in ("demo", "sweep", "search") and len(summary.stages) > 1
+    return ", ".join(s.name for s in summary.stages) if chooses and not given else None
 
 
 def _command(parts: Any) -> str:

@@ -13,6 +13,7 @@ from ampacity.analysis.slo import ERROR_RATE, GOODPUT, SHARES, slo_from_dict
 from ampacity.analysis.stage_warnings import client_relief
 from ampacity.reports.charts.families import WORDS
 from ampacity.reports.pages.burst_screen import burst_answers, burst_drawn, burst_table
+from ampacity.reports.pages.soak import soak_answers, soak_table
 from ampacity.reports.render.bracket import bracket
 from ampacity.reports.render.figures import (
     DASH,
@@ -47,6 +48,7 @@ NOTES = {
     "too_long": "Some requests exceeded the model's context: use shorter lengths or --fit-context.",
     "unstable_lowest": "Even the lowest load was too high: start lower.",
     "never_settled": "Some stages never settled: use a longer --duration.",
+    "resumed": "The run was interrupted and resumed: the parts of that stage stand apart.",
     "resent": "Idle connections broke, and requests were sent again.",
     "drift": "Latency drifted during a stage: use a longer --duration.",
     "two_modes": "Latency switched between two levels: look for other work on the server.",
@@ -58,6 +60,9 @@ NOTES = {
     "lengths_off": "Answers were not as long as planned: fix lengths or ignore end-of-sequence.",
     "cut_short": "Some answers may have been cut short by something on the way.",
     "unseen": "Some answers hold no visible token: plan longer ones, or switch reasoning off.",
+    "endings": "Some answers ended for a reason of their own, as a content filter.",
+    "impossible_counts": "Some token counts of the server are impossible, and left out.",
+    "strangers": "Other models, or a cache, gave some of the answers.",
     "not_streamed": "The endpoint does not stream token by token: TTFT and ITL mean little.",
     "diagnosis": "The endpoint streams oddly: see ampacity doctor.",
     "speculation": "Several tokens come at once (speculative decoding): ITL is per chunk.",
@@ -75,18 +80,20 @@ NOTES = {
 
 def render_screen(summary: Summary, console: Console, path: object = None) -> None:
     """Print the screen of a run; it fits 80 x 24. ``path``: of the report."""
-    burst = summary.burst
-    stages = [] if burst else by_load(summary.stages)
+    burst, soak = summary.burst, summary.soak
+    stages = [] if burst or soak else by_load(summary.stages)
     table = burst_table(burst) if burst else judged_table(summary, stages)
+    table = soak_table(soak) if soak else table
     drawn = burst_drawn(burst, console) if burst else []
     if summary.search:
         drawn = bracket(summary, console.width)
-    answers = burst_answers(summary) if burst else _answers(summary)
+    answer = burst_answers if burst else soak_answers if soak else _answers
+    answers = answer(summary)
     answers += _conditions(summary)
     screen = Screen(
         answers,
         table,
-        near=_near(summary, stages),
+        near=None if soak else _near(summary, stages),
         drawn=drawn,
         notes=_notes(summary),
         next_command=summary.next_command,
@@ -102,6 +109,9 @@ def _conditions(summary: Summary) -> list[Entry]:
         found.append(Entry("PARTIAL", summary.partial, state="unsure"))
     if summary.spent_usd is not None:
         found.append(Entry("SPENT", f"${summary.spent_usd:.4g}", "at the prices given"))
+    if summary.simulated:
+        text = "results: they describe no real engine or GPU"
+        found.append(Entry("SIMULATED", text, "", "unsure"))
     if summary.predicted:
         found.append(
             Entry("PREDICTED", "by a simulated engine: nothing was measured", "", "unsure")
@@ -153,7 +163,7 @@ def _answers(summary: Summary) -> list[Entry]:
         least = "at least " if held.crossing == "lower_bound" else ""
         found.append(Entry("C_MAX", f"{least}{significant(held.c_max)} in flight", ends))
     found.append(_limit(summary))
-    found += [Entry("CAUSE", c.title, f"try {c.lever}") for c in summary.limits if c.holds][:1]
+    found += [Entry("CAUSE", f"{c.title}: try {c.lever}") for c in summary.limits if c.holds][:1]
     if summary.families:
         curves = (f"{f.lengths} {rate(f.capacity.capacity_rps)}" for f in summary.families)
         found.append(Entry("LENGTHS", ", ".join(curves)))

@@ -11,7 +11,7 @@ from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input
 from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.roofline import Use
-from ampacity.reports.pages.findings import evidence_text, guardrail_texts
+from ampacity.reports.pages.findings import evidence_text, rails_of
 from ampacity.reports.pages.page import render_page
 from ampacity.reports.pages.plan import (
     columns,
@@ -171,14 +171,17 @@ def _plan(plan: Plan | None) -> list[str]:
 
 
 def _rails_line(one: Candidate) -> str:
-    return f"Guardrails of an instance: {'; '.join(_rails(one.guardrails, one.plan))}"
+    first, *others = _rails(one.guardrails, one.plan)
+    short = (text.partition(" (")[0].replace("at most", "≤") for text in others)
+    return f"Guardrails of an instance: {'; '.join([first, *short])}"
 
 
 def _rails(rails: Guardrails, plan: Plan | None = None) -> list[str]:
     """Return the limits for an instance, one each, and what is missing for others."""
     words = {name: name.removesuffix("_s").replace("_", " ") for name in rails.missing}
     unknown = (f"{words[name]}: {why}" for name, why in rails.missing.items())
-    return [*guardrail_texts(rails, plan), *unknown]
+    known = (f"{rail.name} {rail.value} ({rail.why})" for rail in rails_of(rails, plan))
+    return [*known, *unknown]
 
 
 def _matrix(candidates: Sequence[Candidate]) -> list[list[str]]:

@@ -24,6 +24,7 @@ GRAVE = frozenset(
         "inputs_off",
         "lengths_off",
         "cut_short",
+        "strangers",
         "not_streamed",
         "imported",
     ]
@@ -55,8 +56,15 @@ def steady(summary: Summary) -> Finding:
     states = [(s.name, steady_state(s)[0]) for s in by_load(summary.stages)]
     others = [f"{name}: {state}" for name, state in states if state != "yes"]
     value = f"{len(states) - len(others)} of {counted(len(states), 'stage')}"
-    note = "; ".join(others) or "requests in flight did not keep growing"
+    cuts = [s.window.warmup_requests for s in summary.stages if s.stable is not False]
+    grew = others or ["requests in flight did not keep growing"]
+    note = "; ".join([*grew, *([_cut(min(cuts), max(cuts))] if cuts else [])])
     return Finding("Steady state", value, None, note, "unsure" if others else "good")
+
+
+def _cut(least: int, most: int) -> str:
+    ends = f"{least}" if least == most else f"{least} to {most}"
+    return f"the first {ends} requests of a steady stage are cut as warm-up"
 
 
 def _mending(code: str, summary: Summary, meta: Mapping[str, Any]) -> str | None:

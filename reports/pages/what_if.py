@@ -50,7 +50,14 @@ def what_if(summary: Summary, tried: Sequence[AtLimit], directory: str) -> dict[
         Control("peak_rps", "Peak, requests/s", step, 10 * peak, step, peak),
         Control("safety_factor", "Safety factor", 1.0, 2.0, 0.05, fleet.safety_factor or 1.5),
         Control("gpu_hour_usd", "Price of a GPU hour, $", 0.0, max(10.0, 4 * price), 0.05, price),
-        Control("utilisation", "Mean load, % of what the fleet carries", 1, 100, 1, None),
+        Control(
+            "utilisation",
+            "Mean load, % of what the fleet carries (empty: the peak)",
+            1,
+            100,
+            1,
+            None,
+        ),
     ]
     return {
         "controls": controls,

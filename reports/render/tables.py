@@ -9,16 +9,16 @@ from typing import Any
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.stage import Server, SloVerdict, Stage
 from ampacity.analysis.contract.summary import Imported, Summary
-from ampacity.analysis.slo import verdict_word
+from ampacity.analysis.slo import parse_slo, verdict_word
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.verdict import outage_verdict
 from ampacity.reports.render.figures import (
     DASH,
     NO_REASON,
+    Quantile,
     by_load,
     count,
     cut_off,
-    exact,
     failures,
     gpu_price,
     interval,
@@ -41,6 +41,13 @@ METRICS: dict[str, str] = {
     "e2e_from_schedule_s": "E2E from schedule",
     "e2e_s": "E2E",
 }
+QUANTILES: tuple[tuple[Quantile, float], ...] = (
+    ("p50", 0.5),
+    ("p90", 0.9),
+    ("p95", 0.95),
+    ("p99", 0.99),
+)
+SLO_METRICS = {"ttft": "ttft_from_schedule_s", "e2e": "e2e_from_schedule_s"}
 ABOVE_ACHIEVED = (
     "above the achieved rate: goodput is a share of the requests that were due in the window, "
     "which are waited for; achieved are the answers that ended within it"
@@ -142,15 +149,36 @@ def percentile_table(summary: Summary, metric: str) -> Table:
 
     what = "gaps" if metric in ("itl_s", "icl_s") else "requests"
     rows = rows_of_stages(METRICS[metric], by_load(summary.stages))
-    rows.percentile("p50", "", of, "p50")
-    rows.percentile("p90", "", of, "p90")
-    rows.percentile("p95", "", of, "p95")
-    rows.percentile("p99", "", of, "p99")
+    judged = {
+        slo.quantile: slo.text
+        for slo in summary.slos
+        if SLO_METRICS.get(slo.metric, f"{slo.metric}_s") == metric and not slo.class_
+    }
+    for name, quantile in QUANTILES:
+        if quantile in judged and quantile != 0.99:
+            rows.column(Column(name), _as_judged(judged[quantile], of, name))
+        else:
+            rows.percentile(name, "", of, name)
     rows.column(Column("p99 interval"), lambda table, s: _interval_cell(table, of(s)))
     rows.figure("mean", "", lambda s: of(s).mean, seconds, why=lambda s: why_null(of(s), "mean"))
     rows.figure("n", what, lambda s: of(s).n, count)
     rows.figure("infinite", what, lambda s: of(s).infinite, count)
     return rows.done()
+
+
+def _as_judged(
+    slo: str, of: Callable[[Stage], Percentiles], name: Quantile
+) -> Callable[[Table, Stage], Cell]:
+    """Return the cell of a percentile that an SLO judges: with the open end of its interval."""
+
+    def cell(table: Table, stage: Stage) -> Cell:
+        verdict = next((v for v in stage.slo_verdicts if v.slo == slo), None)
+        if verdict is not None and verdict.value_s is not None:
+            return slo_value(table, verdict)
+        value = getattr(of(stage), name)
+        return table.cell(value, seconds, why_null(of(stage), name))
+
+    return cell
 
 
 def _interval_cell(table: Table, held: Percentiles) -> Cell:
@@ -181,11 +209,24 @@ def slo_table(summary: Summary) -> Table:
 
 
 def slo_value(table: Table, verdict: SloVerdict) -> Cell:
-    """Return the percentile that was judged; ``≥`` where its interval has no upper end."""
+    """Return the percentile that was judged; ``≥`` where its interval has no upper end.
+
+    ``≈`` where that would read as violated, which is not shown: the value is above the limit.
+    """
     why = verdict.value_s_reason or verdict.reason or NO_REASON
-    return table.cell(
-        verdict.value_s, lambda v: percentile_text(v, verdict.value_s_ci, seconds), why
-    )
+    ends = verdict.value_s_ci
+
+    def text(value_s: float) -> str:
+        open_above = ends is not None and ends[1] is None
+        if (
+            open_above
+            and verdict.verdict == "inconclusive"
+            and value_s > parse_slo(verdict.slo).limit_s
+        ):
+            return f"≈ {seconds(value_s)}"
+        return percentile_text(value_s, ends, seconds)
+
+    return table.cell(verdict.value_s, text, why)
 
 
 def _verdict(table: Table, verdict: SloVerdict) -> Cell:
@@ -297,7 +338,8 @@ def _unlabelled(requests: int | None) -> Cell:
 def windows_table(summary: Summary, meta: Mapping[str, Any]) -> Table:
     """Return the window of each stage, Little's Law in it, and the load generator's lateness."""
     rows = rows_of_stages("Windows and load generator", by_load(summary.stages))
-    rows.column(Column("window", "from start"), lambda _, s: _span(s))
+    began_s = _began_s(meta)
+    rows.column(Column("window", "s of the run"), lambda _, s: _span(s, began_s.get(s.index, 0.0)))
     rows.figure("warm-up", "requests", lambda s: s.window.warmup_requests, count)
     rows.column(Column("method", text=True), _method)
 
@@ -332,8 +374,17 @@ def _of_audit(meta: Mapping[str, Any], name: str) -> Callable[[Stage], Any]:
     return lambda stage: audits.get(stage.index, {}).get(name)
 
 
-def _span(stage: Stage) -> Cell:
-    return Cell(f"{exact(stage.window.start_s)} to {exact(stage.window.end_s)} s")
+def _began_s(meta: Mapping[str, Any]) -> dict[int, float]:
+    """Return when each stage began, in s since the first: the time axis of the timeline."""
+    starts = {s.get("index"): s.get("start_ns") for s in meta.get("stages") or []}
+    known = {index: ns for index, ns in starts.items() if isinstance(ns, int)}
+    first = min(known.values(), default=0)
+    return {index: (ns - first) * 1e-9 for index, ns in known.items() if isinstance(index, int)}
+
+
+def _span(stage: Stage, began_s: float) -> Cell:
+    ends = (began_s + stage.window.start_s, began_s + stage.window.end_s)
+    return Cell(" to ".join(f"{end_s:.1f}" for end_s in ends))
 
 
 def _method(table: Table, stage: Stage) -> Cell:

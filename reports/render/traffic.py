@@ -61,6 +61,7 @@ def traffic_table(summary: Summary) -> Table:
     rows.figure("ok", "", lambda row: row[2].ok, count)
     rows.figure("failed", "", lambda row: row[2].failed, count)
     rows.figure("cancelled", "", lambda row: row[2].cancelled, count)
+    rows.figure("cut off", "unfinished", lambda row: row[2].unfinished, count)
     rows.figure("gap CV", "arrivals", lambda row: row[1], significant, why="")
     rows.figure("input", "tokens p50", lambda row: row[2].input_tokens.p50, count, why="")
     rows.figure("output", "tokens p50", lambda row: row[2].output_tokens.p50, count, why="")
@@ -69,7 +70,7 @@ def traffic_table(summary: Summary) -> Table:
         ("TTFT p50", lambda row: row[2].ttft_from_schedule_s.p50),
         ("TTFT p95", lambda row: row[2].ttft_from_schedule_s.p95),
     ):
-        rows.figure(head, "schedule", value, seconds, why="")
+        rows.figure(head, "whole stage", value, seconds, why="")
     return rows.done()
 
 

@@ -134,7 +134,7 @@ def _stop_reason(call: Call) -> str:
 
 
 def _messages_usage(call: Call, output_tokens: int, cached: int) -> dict[str, int]:
-    new = {"input_tokens": call.prompt_tokens, "output_tokens": output_tokens}
+    new = {"input_tokens": call.prompt_tokens - cached, "output_tokens": output_tokens}
     return new | ({"cache_read_input_tokens": cached} if cached else {})
 
 

@@ -18,7 +18,7 @@ import typer.main
 import yaml
 
 from ampacity.cli.app import app
-from ampacity.simulator.server.launch import start_in_process
+from ampacity.simulator.server.launch import Started
 
 ROOT = Path(__file__).parents[2]
 
@@ -151,14 +151,15 @@ def test_shell_example(workplace: Path) -> None:
 
 
 @pytest.mark.real_time
-def test_shell_example_of_a_check_on_a_simulated_server(tmp_path: Path) -> None:
+def test_shell_example_of_a_check_on_a_simulated_server(tmp_path: Path, server: Started) -> None:
+    """At ten times its rate, which decides in a tenth of the time."""
     shim = tmp_path / "bin" / "ampacity"
     shim.parent.mkdir()
     shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m ampacity "$@"\n')
     shim.chmod(0o755)
-    with start_in_process("demo") as server:
-        script = _block("sh", 1).replace("--slo", "--workload chat-short --slo")
-        done = _shell(tmp_path, script, ENDPOINT=server.url, MODEL=server.model)
+    script = _block("sh", 1).replace("--slo", "--workload chat-short --slo")
+    script = script.replace("--rates 5 ", "--rates 50 ")
+    done = _shell(tmp_path, script, ENDPOINT=server.url, MODEL=server.model)
     assert (done.returncode, done.stdout.split()) == (0, ["met"]), done.stderr
     assert json.loads((tmp_path / "check.json").read_text())["verdict"] == "met"
 

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from ampacity.analysis.change.results import Check, GateResult
 from ampacity.experiments.samples import Budget
-from ampacity.reports.pages.gate import chart, gate_markdown, junit_xml, workflow_commands
-from tests.support.args import Command
+from ampacity.reports.change.gate import chart, gate_markdown, junit_xml, workflow_commands
+from tests.support.args import Command, args_of
 from tests.support.synthetic import Stage, make_run, request
 
 ROOT = Path(__file__).parents[2]
@@ -155,7 +155,7 @@ def test_a_fault_of_our_own_is_no_regression(
     def fail(*_: Any, **__: Any) -> None:
         raise KeyError("edges_s")
 
-    monkeypatch.setattr("ampacity.analysis.change.gate.judge_gate", fail)
+    monkeypatch.setattr("ampacity.analysis.gate.gate.judge_gate", fail)
     junit = tmp_path / "g.xml"
     command("gate", made(tmp_path / "same"), "--baseline", base, "--junit", junit, status=2)
     assert "KeyError: 'edges_s'" in capsys.readouterr().err
@@ -181,15 +181,7 @@ def test_further_samples_run_the_recorded_command_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    predict = (
-        "predict",
-        "--preset",
-        "linear:0.01,0.001",
-        "--input-tokens",
-        "10",
-        "--output-tokens",
-        "20",
-    )
+    predict = args_of("predict --preset linear:0.01,0.001 --input-tokens 10 --output-tokens 20")
     command(*predict, "--rates 20 --max-requests 400 --seed 5 --out run")
     command("baseline run -o base.json")
     capsys.readouterr()

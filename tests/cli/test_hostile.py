@@ -6,7 +6,6 @@ import asyncio
 import errno
 import itertools
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -32,27 +31,17 @@ from ampacity.loadgen.send.protocols import error_text
 from ampacity.loadgen.send.secrets import redact
 from ampacity.loadgen.telemetry import Telemetry
 from ampacity.run_file import read_run_file
-from tests.support.args import args_of
+from tests.support.args import COMMAND, Cli, args_of
 from tests.support.http_server import http_server, reply
 
 SHORT = "--duration 1s --input-tokens 5 --output-tokens 2"
 NOWHERE = "http://127.0.0.1:9/v1"
 KEY, TENANT = "sk-right-4711-0815", "hush-hush-tenant"
-COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
 
 
-def ampacity(*arguments: str | Path, shell_prefix: str = "") -> "subprocess.CompletedProcess[str]":
-    command: Any = [*COMMAND, *map(str, arguments)]
-    if shell_prefix:
-        command = ["bash", "-c", f'{shell_prefix} exec "$@"', "_", *command]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "AMPACITY_KEY": KEY},
-    )
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMPACITY_KEY", KEY)
 
 
 @contextmanager
@@ -120,14 +109,14 @@ def test_a_lying_usage_is_not_believed_and_costs_no_record(lie: str) -> None:
     assert answer.tally.input_tokens is None
 
 
-def test_a_run_survives_lies_in_any_answer(tmp_path: Path) -> None:
+def test_a_run_survives_lies_in_any_answer(cli: Cli, tmp_path: Path) -> None:
     lies = ["1000000000000000000", "1" + "0" * 25, "3000000000"]
 
     def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
         stream(handler, TOKEN, LAST, usage(lies[number % 3] if number > 4 else "2"))
 
     with server(answer) as url:
-        result = ampacity("run", url, *args_of(f"--rates 20 {SHORT} --out"), tmp_path / "r")
+        result = cli("run", url, *args_of(f"--rates 20 {SHORT} --out"), tmp_path / "r")
     assert result.returncode == 0, result.stderr
     rows = pq.read_table(tmp_path / "r" / "requests.parquet").to_pylist()
     assert rows
@@ -174,27 +163,26 @@ def test_a_body_without_end_is_given_up(kind: str, monkeypatch: pytest.MonkeyPat
         b"",
     ],
 )
-def test_a_lying_models_list(models: bytes, tmp_path: Path) -> None:
+def test_a_lying_models_list(cli: Cli, models: bytes, tmp_path: Path) -> None:
     with server(lambda handler, _: stream(handler, TOKEN, LAST), models) as url:
-        result = ampacity(
-            "run", url, *args_of(f"--model m --rates 5 {SHORT} --out"), tmp_path / "r"
-        )
+        load = SHORT.replace("1s", "300ms")
+        result = cli("run", url, *args_of(f"--model m --rates 20 {load} --out"), tmp_path / "r")
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
     assert "\x1b" not in result.stderr + result.stdout
 
 
-def test_what_a_server_says_is_no_command_to_the_terminal(tmp_path: Path) -> None:
+def test_what_a_server_says_is_no_command_to_the_terminal(cli: Cli, tmp_path: Path) -> None:
     names = json.dumps({"data": [{"id": "a\x1b[31m\x07\nb" * 1000}, {"id": "c"}]}).encode()
     with server(lambda handler, _: handler.send_error(404, "x"), names) as url:
-        result = ampacity("run", url, *args_of("--model nope --rates 5"))
+        result = cli("run", url, *args_of("--model nope --rates 5"))
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert len(result.stderr) < 1000
     assert "\x1b" not in result.stderr
 
 
-def test_secrets_that_come_back_are_written_nowhere(tmp_path: Path) -> None:
+def test_secrets_that_come_back_are_written_nowhere(cli: Cli, tmp_path: Path) -> None:
     def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
         key, tenant = handler.headers["Authorization"], handler.headers["X-Tenant"]
         if number % 3 == 0 and number > 4:
@@ -204,7 +192,7 @@ def test_secrets_that_come_back_are_written_nowhere(tmp_path: Path) -> None:
         stream(handler, TOKEN, last, headers={"X-Request-Id": f"{key} {tenant}"})
 
     with server(answer, b'{"data":[{"id":"TENANT","owned_by":"TENANT"}]}') as url:
-        result = ampacity(
+        result = cli(
             "run",
             url,
             *args_of(f"--model m --rates 20 {SHORT} --api-key-env AMPACITY_KEY --out"),
@@ -281,8 +269,8 @@ def test_a_secret_is_hidden_however_a_server_writes_it(secret: str) -> None:
         "http://h/v1#secret",
     ],
 )
-def test_a_secret_in_a_url_is_not_repeated(url: str) -> None:
-    result = ampacity("run", url, "--rates", "1")
+def test_a_secret_in_a_url_is_not_repeated(cli: Cli, url: str) -> None:
+    result = cli("run", url, "--rates", "1")
     assert result.returncode == 2
     assert "secret" not in result.stderr.replace("give secrets", "")
     assert result.stderr.count("\n") == 1
@@ -311,9 +299,9 @@ def test_a_secret_in_a_url_is_not_repeated(url: str) -> None:
         [NOWHERE, "--model", "\x1b[31m"],
     ],
 )
-def test_odd_input_is_one_line(arguments: list[str]) -> None:
+def test_odd_input_is_one_line(cli: Cli, arguments: list[str]) -> None:
     extra = [] if "--concurrency" in arguments else ["--rates", "1"]
-    result = ampacity("run", *arguments, *extra)
+    result = cli("run", *arguments, *extra)
     assert result.returncode == 2, result.stderr
     assert result.stderr.count("\n") == 1, result.stderr
     assert "Traceback" not in result.stderr
@@ -368,11 +356,11 @@ def test_odd_run_files_are_one_line(text: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_setting_of_a_run_file_is_said_with_file_line_and_field(
-    lines: str, flags: list[str], message: str, tmp_path: Path
+    cli: Cli, lines: str, flags: list[str], message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "bench.yaml"
     file.write_text(f"url: http://127.0.0.1:9/v1\nrates: [2]\n{lines}\n")
-    result = ampacity("run", "-c", str(file), *flags)
+    result = cli("run", "-c", str(file), *flags)
     assert result.returncode == 2
     assert result.stderr.startswith(f"ampacity: {'' if flags else file}{message}"), result.stderr
     assert result.stderr.count("\n") == 1
@@ -458,13 +446,10 @@ def test_out_of_descriptors_is_the_clients_own_fault() -> None:
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
 def test_closed_standard_streams_harm_nothing(closed: str, tmp_path: Path) -> None:
     with server(lambda handler, _: stream(handler, TOKEN, LAST)) as url:
-        result = ampacity(
-            "run",
-            url,
-            *args_of(f"--rates 5 {SHORT} --out"),
-            tmp_path / "r",
-            shell_prefix=f"exec {closed};",
-        )
+        start = ["bash", "-c", f'exec {closed}; exec "$@"', "_", *COMMAND]
+        load = SHORT.replace("1s", "300ms")
+        start += ["run", url, *args_of(f"--rates 20 {load} --out"), str(tmp_path / "r")]
+        result = subprocess.run(start, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "r" / "report.html").is_file()
 
@@ -493,9 +478,9 @@ def test_a_tampered_run_json_is_one_line(change: dict[str, Any], tmp_path: Path)
     assert "run.json" in str(caught.value)
 
 
-def test_a_url_without_v1_gets_a_hint() -> None:
+def test_a_url_without_v1_gets_a_hint(cli: Cli) -> None:
     with http_server(lambda handler: handler.send_error(404)) as url:
-        result = ampacity("run", url, "--rates", "1")
+        result = cli("run", url, "--rates", "1")
     assert result.returncode == 2
     assert "/v1?" in result.stderr
 
@@ -517,11 +502,12 @@ def test_metrics_redirects_are_not_followed() -> None:
 
 
 def test_the_first_answer_is_waited_for_as_long_as_the_timeout_says_and_no_longer(
+    cli: Cli,
     tmp_path: Path,
 ) -> None:
     silent = threading.Event()
     with server(lambda *_: silent.wait(30)) as url:
-        result = ampacity("run", url, *args_of("--rates 1 --timeout 1s --out"), tmp_path / "run")
+        result = cli("run", url, *args_of("--rates 1 --timeout 1s --out"), tmp_path / "run")
         silent.set()
     assert result.returncode == 2
     assert "no complete answer within 1 s" in result.stderr

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,15 +26,9 @@ from ampacity.analysis.slo import parse_slo
 from ampacity.live_panel import LivePanel, Outlook, lines_of, percentile
 from ampacity.loadgen.plan import LIVE_TIMES, Live, LiveTimes
 from ampacity.progress import Progress
-from ampacity.simulator.server.launch import Started, start_in_process
+from ampacity.simulator.server.launch import Started
 from tests.support.args import args_of
 from tests.support.synthetic import request
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Started]:
-    with start_in_process("demo") as started:
-        yield started
 
 
 def of_two_workers(ttfts_s: list[float], gaps_s: list[float]) -> Live:
@@ -134,7 +128,7 @@ def test_a_stopped_terminal_does_not_hold_the_run_up(server: Started, tmp_path: 
     """Nobody reads the terminal, as after Ctrl-S: its buffer of 4 KiB is full after some paints."""
     reader, writer = os.openpty()
     with (tmp_path / "out").open("w") as out:
-        command = of_run(server, tmp_path / "run", "8s")
+        command = of_run(server, tmp_path / "run", "6s")
         process = subprocess.Popen(command, stdout=out, stderr=writer, start_new_session=True)
     try:
         assert process.wait(90) == 0

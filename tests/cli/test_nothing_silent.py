@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ampacity.simulator.server.launch import Started, start_in_process
+from ampacity.simulator.server.launch import Started
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.prompts.files import read_prompts
 from ampacity.workloads.traces.columns import REQUIRED
@@ -306,12 +306,6 @@ def test_a_row_of_csv_with_another_number_of_fields_is_named_and_counted(tmp_pat
 
 
 # --- to the run directory and the report ---
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Started]:
-    with start_in_process("demo") as started:
-        yield started
 
 
 class Text(HTMLParser):

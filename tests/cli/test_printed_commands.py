@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ampacity.analysis.change.scorecard import compare
-from ampacity.reports.pages.compare import comparison_screen
+from ampacity.analysis.compare.scorecard import compare
+from ampacity.reports.change.compare import comparison_screen
 from tests.cli.test_gate import base, made
 from tests.cli.test_help import LEAVES
 from tests.support.args import Command

@@ -6,26 +6,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ampacity.simulator.server.launch import Started, start_in_process
-from tests.support.args import args_of
+from ampacity.simulator.server.launch import Started
+from tests.support.args import COMMAND, args_of
 from tests.support.synthetic import Stage, make_run, request
 
 # lines and flushes while the stage goes on
-COMMAND = (
-    "import ampacity.progress as p; p.PLAIN_EVERY_S = 0.1; from ampacity.cli import main; main()"
-)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Started]:
-    with start_in_process("demo") as started:
-        yield started
+LINES = "import ampacity.progress as p; p.PLAIN_EVERY_S = 0.1; "
 
 
 def leave(
@@ -38,7 +29,7 @@ def leave(
         os.close(reader)
     with other.open("wb") as kept:
         process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, *map(str, arguments)],
+            [*COMMAND[:-1], LINES + COMMAND[-1], *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=writer if "out" in streams else kept,
             stderr=writer if "err" in streams else kept,
@@ -75,7 +66,7 @@ def test_a_run_goes_on_without_its_reader(
     if streams == "err":
         assert json.loads(other)["stages"]  # the stream that is read holds what it should
     if streams == "out":
-        assert "stage 0: 5 req/s, " in other
+        assert "stage 0: 10 req/s, " in other
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a terminal says that went away")
@@ -86,7 +77,7 @@ def test_a_run_goes_on_without_its_terminal(server: Started, tmp_path: Path) -> 
 
 
 def of_run(server: Started, run: Path) -> list[str | Path]:
-    return ["run", server.url, *args_of("--rates 5 --duration 2s --out"), run]
+    return ["run", server.url, *args_of("--rates 10 --duration 1s --out"), run]
 
 
 def check(run: Path, status: int, other: str) -> None:
@@ -138,7 +129,7 @@ def test_a_disk_that_is_full_is_an_error(made: Path) -> None:
     """What was asked for is not there: not to be mistaken for a reader that has seen enough."""
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-c", COMMAND, "report", made, "--json"],
+            [*COMMAND, "report", made, "--json"],
             stdout=full,
             stderr=subprocess.PIPE,
             timeout=60,

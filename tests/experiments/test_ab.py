@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from ampacity.analysis.change import shift
 from ampacity.analysis.change.judged import prepare
-from ampacity.analysis.change.pairs import ComparedRun
 from ampacity.analysis.change.results import Comparison
-from ampacity.analysis.change.scorecard import compare
+from ampacity.analysis.compare import shift
+from ampacity.analysis.compare.pairs import ComparedRun
+from ampacity.analysis.compare.scorecard import compare
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.config import make_settings
 from ampacity.experiments import ab as experiment
@@ -31,18 +31,16 @@ from ampacity.experiments.virtual.player import IDLE_NS, ORIGIN_NS
 from ampacity.experiments.virtual.predict import predict as run_virtual
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
-from ampacity.reports.pages.compare import (
+from ampacity.reports.change.compare import (
     comparison_markdown,
     render_comparison,
     write_comparison_page,
 )
 from ampacity.settings import Settings
 from ampacity.simulator.models.hardware import find_config
-from ampacity.simulator.server.launch import start_in_process
+from ampacity.simulator.server.launch import Started
 from ampacity.values import ConfigError
 from tests.support.args import Command, args_of
-
-pytestmark = pytest.mark.real_time  # needs the machine to itself
 
 ROUNDS, STAGE_S = 3, 80.0  # a p99 takes 299 requests in each stage
 SPAN_S = 4 * ROUNDS * (STAGE_S + IDLE_NS * 1e-9)
@@ -124,11 +122,18 @@ def differing(result: Comparison) -> set[str]:
     return {s.metric for s in result.shift for q in s.quantiles if q.verdict == "differs"}
 
 
-def test_an_endpoint_that_drifts_does_not_differ_from_itself(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def turns(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """A B B A against one endpoint that gets 10 % slower meanwhile."""
+    return virtual_ab(tmp_path_factory.mktemp("ab") / "turns", (0, 1, 1, 0), drift=0.1)
+
+
+def test_an_endpoint_that_drifts_does_not_differ_from_itself(
+    tmp_path: Path, turns: Comparison
+) -> None:
     """10 % slower over the run: A B B A finds nothing; A A B B, every A before its B, would cry
     wolf.
     """
-    turns = virtual_ab(tmp_path / "turns", (0, 1, 1, 0), drift=0.1)
     assert turns.interleaved_pairs == 2 * ROUNDS
     assert turns.same_schedule is True
     assert differing(turns) == set()
@@ -166,14 +171,13 @@ def test_a_real_difference_is_found_through_the_drift(tmp_path: Path) -> None:
     assert low < 0.05 < high
 
 
-def test_the_noise_floor_is_said_per_metric(tmp_path: Path) -> None:
-    from ampacity.reports.pages.compare_tables import tables
+def test_the_noise_floor_is_said_per_metric(turns: Comparison) -> None:
+    from ampacity.reports.change.compare_tables import tables
     from ampacity.reports.render.figures import significant
 
-    result = virtual_ab(tmp_path / "run", (0, 1, 1, 0), drift=0.1)
-    floor = next(t for t in tables(result) if t.title.startswith("Smallest difference"))
+    floor = next(t for t in tables(turns) if t.title.startswith("Smallest difference"))
     assert [row[0].text for row in floor.rows][:4] == ["TTFT", "ITL", "TPOT", "E2E"]
-    p50 = next(q for s in result.shift if s.metric == "e2e" for q in s.quantiles if q.q == 0.5)
+    p50 = next(q for s in turns.shift if s.metric == "e2e" for q in s.quantiles if q.q == 0.5)
     assert 0.02 <= p50.smallest_seen < 0.05
     assert floor.rows[3][2].text == f"{significant(100 * p50.smallest_seen, 2)} %"
 
@@ -305,12 +309,6 @@ def test_arms_have_other_texts_and_directories_and_one_level(tmp_path: Path) -> 
             arms(settings(**wrong), settings(**wrong))
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with start_in_process("demo") as started:
-        yield started.url
-
-
 def test_wrong_numbers_of_endpoints_are_refused(command: Command, capsys: Any) -> None:
     command("ab http://127.0.0.1:1/v1 --rates 2", status=2)
     assert "two URLs, or one with --aa" in capsys.readouterr().err
@@ -319,7 +317,7 @@ def test_wrong_numbers_of_endpoints_are_refused(command: Command, capsys: Any) -
 
 
 def test_one_endpoint_against_itself_over_the_wire(
-    tmp_path: Path, ampacity: Any, capsys: Any, server: str
+    tmp_path: Path, ampacity: Any, capsys: Any, server: Started
 ) -> None:
     """Two run directories, stage k of both with the same lengths and arrivals, in the order A B B
     A, other texts.
@@ -327,7 +325,7 @@ def test_one_endpoint_against_itself_over_the_wire(
     code = ampacity(
         "ab",
         "--aa",
-        server,
+        server.url,
         *args_of(
             "--rates 20 --duration 200ms --rounds 2 --input-tokens 10 --output-tokens 4 --out"
         ),
@@ -358,11 +356,11 @@ def test_one_endpoint_against_itself_over_the_wire(
 
 
 def test_an_arm_that_cannot_be_reached_is_one_line_and_no_comparison(
-    tmp_path: Path, ampacity: Any, capsys: Any, server: str
+    tmp_path: Path, ampacity: Any, capsys: Any, server: Started
 ) -> None:
     code = ampacity(
         "ab",
-        server,
+        server.url,
         *args_of("http://127.0.0.1:9/v1 --rates 20 --duration 1s --out"),
         tmp_path / "x",
     )

@@ -18,12 +18,12 @@ from ampacity.experiments.check import ALPHAS, LOOKS, check, result_of
 from ampacity.experiments.virtual.predict import predict
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
-from ampacity.reports.pages.gate import check_screen, gate_markdown, junit_xml, workflow_commands
+from ampacity.reports.change.gate import check_screen, gate_markdown, junit_xml, workflow_commands
 from ampacity.simulator.models.hardware import find_deployment
 from ampacity.simulator.server.launch import start_in_process
 from benchmarks.servers import limit_at
 from benchmarks.studies.check_rates import checked
-from tests.support.args import Command
+from tests.support.args import Command, args_of
 from tests.support.fault_server import FaultServer
 
 LOAD = {"url": "http://predicted.invalid/v1", "input_tokens": "10", "output_tokens": "20"}
@@ -154,17 +154,7 @@ def test_in_real_time(
     """A client that other work on this machine disturbed is inconclusive, and tries again. A
     quarter of the answers are errors; the limit on TTFT makes a late client harmless.
     """
-    load = [
-        "--input-tokens",
-        "10",
-        "--output-tokens",
-        "10",
-        "--rates",
-        "20",
-        "--max-duration",
-        "30s",
-        "--json",
-    ]
+    load = args_of("--input-tokens 10 --output-tokens 10 --rates 60 --max-duration 20s --json")
     with start_in_process("demo", faults={"errors": {"503": 0.25}}) as server:
         for attempt in range(4):
             out = tmp_path / str(attempt)
@@ -174,6 +164,6 @@ def test_in_real_time(
                 break
     assert ended == status
     assert found["verdict"] == ("violated" if status else "met")
-    assert found["duration_s"] < 20
+    assert found["duration_s"] < 15
     assert found["run"] == str(out)
     assert (out / "report.html").stat().st_size > 1000

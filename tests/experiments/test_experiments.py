@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,37 +25,12 @@ from ampacity.loadgen.rundir.files import load_run
 from ampacity.loadgen.send.endpoint import is_loopback
 from ampacity.progress import Progress
 from ampacity.run_file import read_run_file
-from ampacity.simulator.engine.truth import true_capacity
-from ampacity.simulator.models.hardware import PRESETS
 from ampacity.simulator.server.launch import Started, start_in_process
-from ampacity.workloads.profile import load_workload
-from ampacity.workloads.schedule import open_schedule
-from tests.support.args import args_of
+from tests.support.args import COMMAND, Cli, args_of
 from tests.support.contract import summarise
-
-pytestmark = pytest.mark.real_time  # needs the machine to itself
+from tests.support.waiting import wait_until
 
 KEY = "sk-never-to-be-written-4711"
-COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Started]:
-    with start_in_process("demo") as started:
-        yield started
-
-
-def ampacity(
-    *arguments: str | Path, timeout_s: float = 100, **environment: str
-) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        env={**os.environ, **environment},
-    )
 
 
 def start(*arguments: str | Path) -> "subprocess.Popen[str]":
@@ -69,16 +43,16 @@ def start(*arguments: str | Path) -> "subprocess.Popen[str]":
     )
 
 
-def wait_for_stage(run: Path, within_s: float = 40.0) -> None:
+def wait_for_stage(run: Path) -> None:
     """Until the first stage has been announced in run.json and is certainly going on."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if (run / "run.json").is_file():
-            stages = json.loads((run / "run.json").read_text())["stages"]
-            if stages and time.monotonic_ns() > stages[0]["start_ns"] + 1_500_000_000:
-                return
-        time.sleep(0.05)
-    pytest.fail("no stage began")
+
+    def goes_on() -> bool:
+        if not (run / "run.json").is_file():
+            return False
+        stages = json.loads((run / "run.json").read_text())["stages"]
+        return bool(stages) and time.monotonic_ns() > stages[0]["start_ns"] + 1_500_000_000
+
+    wait_until(goes_on, 40.0)
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
@@ -91,57 +65,10 @@ def summary(run: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_demo_finds_the_simulators_own_capacity(tmp_path: Path) -> None:
-    """usable RPS within 15 % of the engine's virtual-time truth, C_max near its own interval.
-
-    One run in twenty may lie outside a 95 % interval: how often it holds the truth is what
-    `benchmarks.studies.demo_figures` counts over many runs.  Here half its width is added at each
-    end, and the truth has a standard error of its own.  Little's law may warn of one steady stage
-    in 20.
-    """
-    run = tmp_path / "run"
-    began = time.monotonic()
-    result = ampacity("demo", "--out", run, timeout_s=250)
-    assert result.returncode == 0, result.stderr
-    assert time.monotonic() - began < 180
-    found = summary(run)
-    lines = result.stdout.splitlines()
-    assert lines[-1] == str(run)
-    assert str(run / "report.html") in lines[-2]
-    assert result.stdout.startswith("CAPACITY  ")
-    assert {"run.json", "requests.parquet", "server.parquet", "summary.json", "report.html"} == {
-        p.name for p in run.iterdir()
-    }
-    if found["audit"]["client_limited"]:
-        pytest.skip(f"other work held the load generator up: {found['warnings']}")
-    slos = [("ttft", 0.95, 0.25), ("itl", 0.99, 0.1)]
-    assert [(s["metric"], s["quantile"], s["limit_s"]) for s in found["slos"]] == slos
-
-    def requests_at(rate_rps: float, seed: int) -> Any:
-        schedule = open_schedule(
-            load_workload("chat-short"), rate_rps=rate_rps, duration_s=200, seed=seed, stage=0
-        )
-        return schedule.scheduled_s, schedule.input_tokens, schedule.output_tokens
-
-    truth = true_capacity(PRESETS["demo"], requests_at, slos)
-    capacity = found["capacity"]
-    assert capacity["capacity_rps"] == pytest.approx(truth.capacity_rps, rel=0.15)
-    low, high = capacity["c_max_ci"]
-    slack = (high - low) / 2 + 2 * truth.c_max_se
-    assert low - slack <= truth.c_max <= high + slack
-    # the corner of the asymptotic bounds: 138 requests/s at saturation times 0.35 s of a lone
-    # request, Little's law
-    assert found["knee"]["methods"]["bounds"]["concurrency"] == pytest.approx(48, rel=0.2)
-    knee = found["knee"]
-    assert (knee["concurrency"] is None) == (knee["reason"] is not None)
-    met = [stage for stage in found["stages"] if stage["slo_met"]]  # near saturation it drifts
-    assert sum(not stage["littles_law"]["ok"] for stage in met) <= 1
-
-
-def test_json_alone_on_stdout_with_the_designed_names(server: Started, tmp_path: Path) -> None:
-    result = ampacity(
+def test_json_alone_on_stdout_with_the_designed_names(
+    cli: Cli, server: Started, tmp_path: Path
+) -> None:
+    result = cli(
         "sweep",
         server.url,
         "--model",
@@ -184,10 +111,12 @@ def test_json_alone_on_stdout_with_the_designed_names(server: Started, tmp_path:
     assert "NaN" not in result.stdout
 
 
-def test_verdict_in_the_report_is_that_of_the_summary(server: Started, tmp_path: Path) -> None:
+def test_verdict_in_the_report_is_that_of_the_summary(
+    cli: Cli, server: Started, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     assert (
-        ampacity(
+        cli(
             "run",
             server.url,
             *args_of("--workload chat-short --concurrency 2,4 --duration 2s --out"),
@@ -199,7 +128,7 @@ def test_verdict_in_the_report_is_that_of_the_summary(server: Started, tmp_path:
     shown = re.search(r'id="verdict"[^>]*>(.*?)<', page, re.S)
     assert shown is not None
     assert " ".join(shown[1].split()) == summary(run)["verdict"]
-    assert {r["stage"] for r in rows(run)} == {0, 1}
+    assert {r["stage"] for r in rows(run)} >= {0, 1}  # a disturbed stage is played twice
     assert summary(run)["stages"][1]["kind"] == "closed"
 
 
@@ -230,6 +159,7 @@ def test_a_run_file_with_a_ramp(server: Started, tmp_path: Path) -> None:
     assert stage["requests"] + stage["window"]["warmup_requests"] == len(played)
 
 
+@pytest.mark.real_time
 def test_ctrl_c_in_the_middle_of_a_stage(server: Started, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(
@@ -254,19 +184,18 @@ def test_ctrl_c_in_the_middle_of_a_stage(server: Started, tmp_path: Path) -> Non
     assert out.splitlines()[-1] == str(run)
 
 
-def test_report_after_a_kill(server: Started, tmp_path: Path) -> None:
+@pytest.mark.real_time
+def test_report_after_a_kill(cli: Cli, server: Started, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(
         "run", server.url, *args_of("--rates 80 --duration 60s --workload chat-short --out"), run
     )
     wait_for_stage(run)
-    deadline = time.monotonic() + 30
-    while (run / "requests.arrows").stat().st_size < 10_000 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: (run / "requests.arrows").stat().st_size >= 10_000)
     process.kill()
     process.communicate(timeout=30)
     assert not (run / "requests.parquet").exists()
-    result = ampacity("report", run)
+    result = cli("report", run)
     assert result.returncode == 0, result.stderr
     found = summary(run)
     assert found["partial"]
@@ -287,10 +216,10 @@ def test_report_after_a_kill(server: Started, tmp_path: Path) -> None:
     ],
 )
 def test_budget_ends_the_run_cleanly(
-    server: Started, tmp_path: Path, load: list[str], limit: list[str], most: int | None
+    cli: Cli, server: Started, tmp_path: Path, load: list[str], limit: list[str], most: int | None
 ) -> None:
     run = tmp_path / "run"
-    result = ampacity(
+    result = cli(
         "run", server.url, *load, *limit, *args_of("--duration 5s --workload chat-short --out"), run
     )
     assert result.returncode == 0, result.stderr
@@ -324,19 +253,18 @@ def test_a_trace_too_short_for_its_slo_is_said_to_be_before_it_is_played(
     )
 
 
-def test_the_key_is_written_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_written_nowhere(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AMPACITY_TEST_KEY", KEY)
     with start_in_process("demo", api_key_env="AMPACITY_TEST_KEY") as guarded:
-        result = ampacity(
+        result = cli(
             "run",
             guarded.url,
             *args_of("--rates 10 --duration 1s --workload chat-short --out"),
             tmp_path / "run",
-            "--api-key-env",
-            "AMPACITY_TEST_KEY",
-            "--header",
+            *args_of("--api-key-env AMPACITY_TEST_KEY --header"),
             "X-Tenant: hush-hush-0815",
-            AMPACITY_TEST_KEY=KEY,
         )
     assert result.returncode == 0, result.stderr
     everything = (
@@ -350,6 +278,7 @@ def test_the_key_is_written_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {r["status"] for r in rows(tmp_path / "run")} == {"ok"}
 
 
+@pytest.mark.real_time
 def test_an_endpoint_that_dies_ends_in_a_report_with_the_errors_counted(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start_in_process("demo") as doomed:
@@ -413,6 +342,7 @@ def _workers_of(process: "subprocess.Popen[str]") -> list[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
 @pytest.mark.parametrize(("number", "how"), [(1, signal.SIGKILL), (2, signal.SIGABRT)], ids=str)
+@pytest.mark.real_time
 def test_a_worker_that_is_killed_makes_the_run_partial(
     number: int, how: signal.Signals, server: Started, tmp_path: Path
 ) -> None:
@@ -423,7 +353,8 @@ def test_a_worker_that_is_killed_makes_the_run_partial(
     options = args_of("--rates 20,30 --duration 6s --workload chat-short --workers 2")
     process = start("run", server.url, *options, "--out", run)
     wait_for_stage(run)
-    time.sleep(3.5)
+    streams = [run / f"requests-{worker}.arrows" for worker in range(2)]
+    wait_until(lambda: all(each.is_file() and each.stat().st_size > 20_000 for each in streams))
     for pid in _workers_of(process)[:number]:
         os.kill(pid, how)
     _, err = process.communicate(timeout=60)
@@ -448,6 +379,7 @@ def test_a_worker_that_is_killed_makes_the_run_partial(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit on the size of files")
+@pytest.mark.real_time
 def test_a_worker_whose_disk_is_full_aborts_the_run(server: Started, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 import time
 import urllib.request
@@ -20,7 +21,7 @@ from ampacity.analysis.metrics.gaps import token_gaps
 from ampacity.experiments.stages.live_export import PrometheusPage, otlp_body
 from ampacity.loadgen.plan import LIVE_BOUNDS_S, LIVE_TIMES, Live, LiveTimes
 from ampacity.loadgen.rundir.records import KINDS, RequestRecord
-from ampacity.simulator.server.launch import start_in_process
+from ampacity.simulator.server.launch import Started
 from tests.support.args import Command
 from tests.support.http_server import http_server, reply
 from tests.support.synthetic import cohort, request
@@ -155,7 +156,9 @@ def test_every_metric_of_the_dashboard_is_on_the_page() -> None:
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_is_exported_while_it_runs(workers: int, tmp_path: Path, command: Command) -> None:
+def test_a_run_is_exported_while_it_runs(
+    workers: int, tmp_path: Path, command: Command, server: Started
+) -> None:
     posted: list[bytes] = []
     pages: list[str] = []
     ended = threading.Event()
@@ -175,12 +178,12 @@ def test_a_run_is_exported_while_it_runs(workers: int, tmp_path: Path, command: 
                 time.sleep(0.1)
 
     with (
-        start_in_process("demo") as server,
         http_server(lambda handler: reply(handler, status=404), post) as collector,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-scope=a%20team")
-        port = 20_000 + workers
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
         scraper = threading.Thread(target=scrape, args=(port,), daemon=True)
         scraper.start()
         command(
@@ -204,12 +207,9 @@ def test_a_run_is_exported_while_it_runs(workers: int, tmp_path: Path, command: 
 
 
 def test_a_port_that_is_taken_is_one_line(
-    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command, server: Started, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with (
-        start_in_process("demo") as server,
-        http_server(reply) as taken,
-    ):
+    with http_server(reply) as taken:
         port = taken.rpartition(":")[2]
         command(f"run {server.url} --rates 5 --prometheus {port} --out", tmp_path / "x", status=2)
     assert f"--prometheus 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ampacity.analysis.change.baseline import make_baseline
 from ampacity.analysis.change.judged import prepare
 from ampacity.analysis.contract.summary import read_summary
+from ampacity.analysis.gate.baseline import make_baseline
 from ampacity.config import make_settings
 from ampacity.reports.pages.run_report import render_report
 from ampacity.values import ConfigError
@@ -125,7 +125,7 @@ def test_prompts_that_are_others_than_planned_are_no_clean_capacity(
     summary, _ = judged(tmp_path / "run", records, ["error_rate=5%"])
     assert f"Prompts were {text} than planned" in codes(summary)["inputs_off"]
     assert summary["verdict"].startswith(
-        f"Not the load that was planned: prompts were {text} than planned"
+        f"Not the load that was planned. Prompts were {text} than planned"
     )
     as_planned, _ = judged(
         tmp_path / "ok",

@@ -35,7 +35,7 @@ from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.catalog import HARDWARE, LLAMA3_8B
 from ampacity.simulator.models.hardware import find_config
 from tests.analysis.decision.test_model import LLAMA3_8B as CONFIG
-from tests.experiments.test_limits import summary_of
+from tests.analysis.limits.test_limits import predicted
 from tests.support.contract import describe_fields
 
 TITLES = [
@@ -97,7 +97,7 @@ LOAD = {"input_tokens": 500, "output_tokens": 100, "slo": ["ttft_p95=300ms"]}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("size") / "run"
-    summary_of("llama3-8b-h100", LOAD | {"rates": "1,16,24,32,40,48"}, folder)
+    predicted("llama3-8b-h100", LOAD | {"rates": "1,16,24,32,40,48"}, folder)
     return folder
 
 
@@ -138,7 +138,7 @@ def test_all_thirteen_steps_on_two_screens_in_three_seconds(
     assert code == 0
     assert time.monotonic() - began_s < 20  # below 3 s on a quiet machine
     lines = out.splitlines()
-    assert sum(max(1, -(-len(line) // 80)) for line in lines) <= 48
+    assert sum(max(1, -(-len(line) // 80)) for line in lines) <= 48, out
     assert lines[1].startswith("5 instances (5 to 6), 5 GPUs for 120 requests/s; $109,500 a year")
     for number, title in enumerate(TITLES, 1):
         assert any(line.startswith(f"{number:2} {title}") for line in lines), title
@@ -166,7 +166,9 @@ def test_the_model_and_gpu_of_a_prediction_need_not_be_stated(
     assert f"Distance to the hardware: {found[0]['hardware_text']}." in (
         (run / "report.html").read_text(encoding="utf-8")
     )
-    three = summary_of("llama3-8b-h100", {**LOAD, "rates": "1", "tp": 3}, tmp_path / "three")
+    three = summarise(
+        predicted("llama3-8b-h100", {**LOAD, "rates": "1", "tp": 3}, tmp_path / "three")
+    )
     assert three.fleet.tensor_parallel == 3
     assert ampacity("report", tmp_path / "three") == 0
     page = (tmp_path / "three" / "report.html").read_text(encoding="utf-8")
@@ -181,7 +183,7 @@ def test_a_fleet_that_cannot_be_sized_ends_as_plan_does(
 ) -> None:
     """Every load violates 1 ms: no capacity, no fleet. Without a peak none was asked for."""
     load = {"input_tokens": 10, "output_tokens": 20, "slo": ["ttft_p95=1ms"], "rates": "0.5,2"}
-    summary_of("linear:0.01,0.001", load, tmp_path / "run")
+    predicted("linear:0.01,0.001", load, tmp_path / "run")
     assert ampacity("plan", tmp_path / "run", "--peak-rps", 9) == 2
     why = capsys.readouterr().err.removeprefix("ampacity: no fleet can be sized from this run: ")
     assert ampacity("size", tmp_path / "run", "--peak-rps", 9) == 2
@@ -197,7 +199,7 @@ def test_several_engines_behind_one_endpoint(
     engine = "llama3-8b-h100,replicas=2"
     given = ["--preset", engine, *load, "--duration", "20s", "-o", tmp_path / "two", "-q"]
     assert ampacity("predict", *given) == 0
-    summary_of(engine, {"input_tokens": 10, "output_tokens": 20, "rates": "2"}, tmp_path / "one")
+    predicted(engine, {"input_tokens": 10, "output_tokens": 20, "rates": "2"}, tmp_path / "one")
     for name, gpus, warned in (("two", 2, False), ("one", 1, True)):
         capsys.readouterr()
         slo = ("--slo", "ttft_p95=1s")
@@ -284,7 +286,7 @@ def linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An engine of which no model is known; a prompt takes 20 ms, nothing violates the SLO."""
     folder = tmp_path_factory.mktemp("linear") / "run"
     load = {"input_tokens": 10, "output_tokens": 20, "slo": ["ttft_p95=1s"], "rates": "0.5,10,20"}
-    summary_of("linear:0.005,0.0001,0.02", load, folder)
+    predicted("linear:0.005,0.0001,0.02", load, folder)
     return folder
 
 
@@ -309,7 +311,7 @@ def test_candidates_are_ranked_at_one_slo_and_the_broken_one_is_left_out(
     """
     small = tmp_path / "small"
     load = {"input_tokens": 500, "output_tokens": 100, "slo": ["ttft_p95=1s"]}
-    summary_of("llama3-8b-l4", load | {"rates": "0.5,1,2,3,4"}, small)
+    predicted("llama3-8b-l4", load | {"rates": "0.5,1,2,3,4"}, small)
     page = tmp_path / "size.html"
     runs = (small, run, tmp_path / "none", run)
     known = ("--peak-rps", 120, "--gpu-hour", 2.5, "--slo", "ttft_p95=500ms")
@@ -358,8 +360,8 @@ def test_guardrails_have_no_empty_range_and_no_breaker_of_nothing(
     assert "the wait budget of 1 ms is too short" in rails.missing["queue_depth"]
     rails = msgspec.structs.replace(rails, max_input_tokens=(7413, 7413), max_output_tokens=None)
     shown = _rails(msgspec.structs.replace(rails, queue_depth=1))
-    assert "max input 7,413 tokens" in shown
-    assert "queue 1 deep at most" in shown
+    assert any(text.startswith("prompt at most 7,413 tokens (") for text in shown)
+    assert any(text.startswith("queue at most 1 waiting (") for text in shown)
 
 
 def test_step_7_names_every_slo_that_may_limit(run: Path) -> None:
@@ -381,7 +383,7 @@ def test_without_a_stated_slo_the_first_run_has_it(
     run: Path, tmp_path: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = {"input_tokens": 10, "output_tokens": 20, "slo": ["ttft_p95=1s"], "rates": "2,5"}
-    summary_of("linear:0.01,0.001", load | {"peak_rps": 20}, tmp_path / "run")
+    predicted("linear:0.01,0.001", load | {"peak_rps": 20}, tmp_path / "run")
     assert ampacity("size", tmp_path / "run", run, "--json") == 0
     found = msgspec.convert(json.loads(capsys.readouterr().out), Decision)
     assert found.notes[0] == f"All are judged at ttft_p95=1s, that of {tmp_path / 'run'}."
@@ -412,7 +414,7 @@ def test_a_capacity_in_the_knee_region_is_named(
     """32 sequences at a time queue from 8/s on; an SLO of 60 s is met far beyond."""
     load = {"input_tokens": 300, "output_tokens": 200, "slo": ["ttft_p95=60s"]}
     engine = "llama3-8b-h100,max_num_seqs=32"
-    summary_of(engine, load | {"rates": "1,4,6,8,10,12,14,16,18"}, tmp_path / "run")
+    predicted(engine, load | {"rates": "1,4,6,8,10,12,14,16,18"}, tmp_path / "run")
     named = "The capacity of 16 req/s lies above the knee region of 8 to 14 req/s"
     assert ampacity("plan", tmp_path / "run", "--peak-rps", "20", "--summary", "full") == 0
     assert f"Warning: {named}" in capsys.readouterr().out
@@ -435,7 +437,7 @@ def test_a_load_that_was_not_reached_is_a_lower_bound(
 ) -> None:
     """Nothing violates the SLO up to 5/s: at least 5/s, and at most ceil(20 / 5) x 1.5 instances."""
     load = {"input_tokens": 10, "output_tokens": 20, "slo": ["ttft_p95=1s"], "rates": "2,5"}
-    summary_of("linear:0.01,0.001", load, tmp_path / "run")
+    predicted("linear:0.01,0.001", load, tmp_path / "run")
     prices = tmp_path / "prices.csv"
     prices.write_text("model,input,output\nfree,0,0\n")
     known = ["--peak-rps", 20, "--gpu-hour", 2.5, "--prices", prices]
@@ -446,7 +448,7 @@ def test_a_load_that_was_not_reached_is_a_lower_bound(
     assert "no load that was tried violates an SLO: run higher --rates" in text
     assert text.split(": predicted, nothing was measured ")[1].startswith("at most 6 instances, 6")
     assert "at most 4 for the peak x 1.5 = 6 instances, 6 GPUs" in text
-    assert "run at 5.00 req/s (the highest load that met every SLO)" in text
+    assert "rate at most 5.00 req/s (the highest load that met every SLO)" in text
     assert "dearer than free at any load" in text
 
 
@@ -455,7 +457,7 @@ def test_a_profile_sizes_the_fleet_as_plan_does_and_not_the_peak_of_the_run(
 ) -> None:
     """The run was given a peak of 100/s; the profile's busiest hour of 12/s is what counts."""
     load = {"input_tokens": 10, "output_tokens": 20, "slo": ["ttft_p95=1s"], "rates": "2,5"}
-    summary_of("linear:0.01,0.001", load | {"peak_rps": 100}, tmp_path / "run")
+    predicted("linear:0.01,0.001", load | {"peak_rps": 100}, tmp_path / "run")
     profile = tmp_path / "profile.yaml"
     busy = "busy_hour: {rps: 12.0, rps_ci: [11.0, 13.0], window_s: 3600}"
     profile.write_text(
@@ -483,7 +485,7 @@ def test_speculation_and_pipelines(
     machines, a pipeline of two batches idles (2 - 1) / (2 + 2 - 1) = 33 %.
     """
     load = {"input_tokens": 100, "output_tokens": 100, "slo": ["tpot_p95=50ms"], "rates": "1,4"}
-    summary_of("llama3-8b-h100,speculation=4:0.8", load, tmp_path / "run")
+    predicted("llama3-8b-h100,speculation=4:0.8", load, tmp_path / "run")
     known = ["--params", "405e9", "--layers", "126", "--kv-heads", "8", "--head-dim", "128"]
     known += ["--heads", "128", "--gpu", "h100", "--draft-tokens", "4"]
     assert ampacity("size", tmp_path / "run", *known) == 0

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.telemetry import COLUMNS, Telemetry, lines_of, read_metrics, samples
+from tests.support.repeats import often
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -226,7 +227,7 @@ def written(
     return f"{next(blank)}{name}{next(blank)}{braces}{next(blank)}{shown}{stamp}{next(blank)}"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=often(15, 60), deadline=None)
 @given(st.lists(SAMPLE, max_size=4), st.sampled_from(["\n", "\r\n"]))
 def test_every_line_that_the_text_format_allows_is_read(lines: list[tuple], end: str) -> None:  # type: ignore[type-arg]
     page = end.join(

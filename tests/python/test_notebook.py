@@ -34,6 +34,7 @@ async def execute(sources: list[str], names: dict[str, Any]) -> None:
             await waiting
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

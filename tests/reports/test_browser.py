@@ -15,15 +15,15 @@ from msgspec import structs
 
 from ampacity.analysis.capacity.fleet_figures import FleetInputs, fleet_figures
 from ampacity.analysis.change.results import Check, GateResult
-from ampacity.analysis.change.scorecard import compare
+from ampacity.analysis.compare.scorecard import compare
 from ampacity.analysis.contract.capacity import ClassCapacity
 from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.analysis.other_limits import AtLimit, capacity_at_limits
 from ampacity.analysis.summary import summarise
 from ampacity.analysis.timeline import timeline_of
 from ampacity.loadgen.rundir.files import Run
-from ampacity.reports.pages.compare import write_comparison_page
-from ampacity.reports.pages.gate_page import write_gate_page
+from ampacity.reports.change.compare import write_comparison_page
+from ampacity.reports.change.gate_page import write_gate_page
 from ampacity.reports.pages.run_report import Beyond, write_report
 from tests.support.compared_runs import arm, stage, ttfts
 from tests.support.contract import blank
@@ -291,6 +291,7 @@ def test_paper_has_everything_and_no_controls(browser: Any, pages: dict[str, Pat
         page.close()
 
 
+@pytest.mark.slow
 def test_a_page_with_100_000_requests_behind_it_is_small_and_paints_at_once(
     browser: Any, measured: Measured, tmp_path: Path
 ) -> None:

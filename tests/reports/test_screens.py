@@ -20,15 +20,17 @@ from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.contract.stage import StageClass
 from ampacity.analysis.contract.summary import SloLimit, Summary, read_summary
 from ampacity.analysis.next_run import again, next_command
+from ampacity.analysis.summary import summarise
 from ampacity.analysis.validate import Finding as Assumption
 from ampacity.analysis.validate import Validation
 from ampacity.cli.judge.validate import _screen as validate_screen
 from ampacity.cli.measure.doctor import _screen as doctor_screen
 from ampacity.loadgen.probe.diagnosis import Finding
+from ampacity.loadgen.rundir.files import Run
 from ampacity.reports.pages.screen import NOTES, render_screen
 from ampacity.reports.render.tables import stages_table
 from ampacity.reports.render.terminal import Entry, Screen, show, spark
-from tests.experiments.test_burst import burst_run
+from tests.analysis.burst.test_burst import burst_run
 from tests.support.args import Command, args_of
 from tests.support.compared_runs import stage as compared
 from tests.support.compared_runs import ttfts
@@ -98,6 +100,14 @@ def test_a_screen_fits_at_every_width_and_the_answer_is_first(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr("ampacity.reports.pages.run_report.write_report", lambda *_: None)
+    monkeypatch.setattr("ampacity.analysis.other_limits.capacity_at_limits", lambda *_: [])
+    kept: dict[Path, Summary] = {}  # one analysis of a run for all widths
+
+    def once(run: Run, *_: Any) -> Summary:
+        return kept.get(run.path) or kept.setdefault(run.path, summarise(run))
+
+    for user in ("analysis.summary", "analysis.change.judged", "experiments.sizing"):
+        monkeypatch.setattr(f"ampacity.{user}.summarise", once)
     if "gate" in name:
         command("baseline", runs["a"], "-o", tmp_path / "base")
         capsys.readouterr()
@@ -230,7 +240,6 @@ TOO_HIGH = open_sweep()["capacity"] | {"capacity_rps": None, "lower_loads": [1.1
     ("changed", "expected"),
     [
         ({}, "--rates 7 --duration 4m"),  # (600 + 900) / 7 x 1.1 s, and 3.1 s of warm-up: 239 s
-        ({"partial": "interrupted at stage 1"}, " ".join(COMMAND[3:])),
         ({"slos": []}, "--model M --slo ttft_p99=2s --slo tpot_p99=100ms"),
         ({"audit": {"client_limited": True, "cpu_fraction": 0.9}, **LEAST}, "--workers 4"),
         ({"audit": {"client_limited": True, "cpu_fraction": 0.1}, **LEAST}, "--cpus 4-7"),
@@ -250,6 +259,21 @@ def test_the_next_command(changed: dict[str, Any], expected: str | None) -> None
         assert found.startswith("ampacity sweep http://h/v1 --model M ")
         assert found.endswith(expected), found
         assert "--out" not in found
+
+
+def test_a_used_up_budget_is_doubled() -> None:
+    partial = "ended by its budget at stage 1 (2 req/s): --max-tokens 50000 is used up"
+    summary = struct_of(Summary, open_sweep() | {"partial": partial})
+    line = [*COMMAND, "--max-tokens", "50000", "--max-cost=0.5"]
+    found = next_command(summary, {"command_line": line}, "runs/x")
+    assert found == f"{' '.join(COMMAND)} --max-cost 1 --max-tokens 100000"
+    assert next_command(summary, {"command_line": COMMAND}, "runs/x") is None
+
+
+def test_a_run_that_was_interrupted_is_resumed() -> None:
+    summary = struct_of(Summary, open_sweep() | {"partial": "interrupted at stage 1"})
+    found = next_command(summary, {"command_line": COMMAND}, "runs/x")
+    assert found == "ampacity sweep --resume runs/x"
 
 
 @pytest.mark.parametrize(("repeated", "metrics"), [([], {}), ([7], {"itl": "late"}), ([7], {})])
@@ -276,7 +300,7 @@ def test_after_the_demo_comes_a_sweep_of_ones_own_server() -> None:
     found = next_command(
         read_summary(open_sweep()), {"command_line": ["ampacity", "demo"]}, "runs/x"
     )
-    assert found == "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms"
+    assert found == "ampacity sweep http://YOUR-SERVER/v1 --slo ttft_p95=250ms --slo itl_p99=100ms"
 
 
 def test_in_flight_at_a_lower_bound_is_a_lower_bound_too() -> None:

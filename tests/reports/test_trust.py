@@ -52,7 +52,8 @@ def test_grave_warnings_come_first() -> None:
 
 def test_stages_without_a_steady_state_are_named() -> None:
     found = steady(read_summary(open_sweep()))
-    assert (found.value, found.note, found.state) == ("7 of 8 stages", "9 req/s: no", "unsure")
+    note = "9 req/s: no; the first 12 requests of a steady stage are cut as warm-up"
+    assert (found.value, found.note, found.state) == ("7 of 8 stages", note, "unsure")
 
 
 def test_the_sliders_begin_with_the_run_and_exist_only_with_a_capacity() -> None:

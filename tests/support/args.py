@@ -1,9 +1,34 @@
-"""Command lines as text."""
+"""Command lines as text, and what came of one."""
 
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 Command = Callable[..., None]
 """The fixture ``command``."""
+
+QUICK_DRAW = Path(__file__).with_name("quick_draw.py")
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import pathlib; from ampacity.reports.charts import svg; "
+    f"svg._DRAW = pathlib.Path({str(QUICK_DRAW)!r}); from ampacity.cli import main; main()",
+]
+"""The command line as a process, with the drawings of the fixture ``drawn_quickly``."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command line in this process gave."""
+
+    returncode: object
+    stdout: str
+    stderr: str
+
+
+Cli = Callable[..., Result]
+"""The fixture ``cli``."""
 
 
 def args_of(*parts: object) -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ampacity.analysis.change.judged import prepare
-from ampacity.analysis.change.pairs import ComparedRun
 from ampacity.analysis.change.results import Comparison, Line, QuantileChange
+from ampacity.analysis.compare.pairs import ComparedRun
 from tests.support.synthetic import Stage, make_run, request
 
 RATE = 20.0

@@ -31,6 +31,10 @@ class Sink:
         self.lost: list[Exception | None] = []
         self.exchange: Any = self
 
+    @property
+    def size(self) -> int:
+        return sum(len(data) for _, data in self.reads)
+
     def feed(self, at_ns: int, data: bytes) -> bool:
         self.reads.append((at_ns, data))
         return False

@@ -65,7 +65,7 @@ def request(
         "ended_ns": at_ns(last + tail_s),
         "input_tokens_planned": 100,
         "input_tokens": 100,
-        "output_tokens_planned": tokens,
+        "output_tokens_planned": columns.get("output_tokens") or tokens,
         "output_tokens": tokens if status == "ok" else None,
         "finish_reason": "length" if status == "ok" else None,
         "token_source": "usage" if status == "ok" else None,

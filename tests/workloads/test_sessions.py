@@ -25,6 +25,7 @@ from ampacity.workloads.schedule import Schedule, closed_schedule, open_schedule
 from ampacity.workloads.sessions import Sessions, parse_sessions
 from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.read import read_trace
+from tests.support.repeats import often
 
 CHAT = "{turns: 3, think_ms: 2000, user_tokens: 20}"
 AGENT = """
@@ -214,7 +215,7 @@ def naive_cache(prompts: list[list[tuple[int, int]]]) -> list[int]:
     return found
 
 
-@settings(max_examples=50)
+@settings(max_examples=often(15, 50))
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=4),

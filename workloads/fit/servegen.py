@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ampacity.files import read_text
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.fit.lengths import fit_lengths, quantile_table, rounded
 from ampacity.workloads.fit.process import Process, choose_windows, gaps_text
@@ -134,19 +135,16 @@ def _windows(path: Path) -> list[Window]:
     """Return (start in s, requests/s, CV of the gaps) of each window; missing ones are idle."""
     found: dict[int, Window] = {}
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            for line, row in enumerate(csv.reader(file), start=1):
-                numbers = [float(cell) for cell in row[:3]]
-                if len(numbers) < 3 or not all(math.isfinite(n) and n >= 0 for n in numbers):
-                    raise WorkloadError(
-                        f"{path}:{line}: this is no window: write start, rate and cv, 0 or more"
-                    )
-                place = round(numbers[0] / _WINDOW_S)
-                if place in found:
-                    raise WorkloadError(
-                        f"{path}:{line}: a window begins at {numbers[0]:g} s already"
-                    )
-                found[place] = (numbers[0], numbers[1], numbers[2])
+        for line, row in enumerate(csv.reader(read_text(path).splitlines()), start=1):
+            numbers = [float(cell) for cell in row[:3]]
+            if len(numbers) < 3 or not all(math.isfinite(n) and n >= 0 for n in numbers):
+                raise WorkloadError(
+                    f"{path}:{line}: this is no window: write start, rate and cv, 0 or more"
+                )
+            place = round(numbers[0] / _WINDOW_S)
+            if place in found:
+                raise WorkloadError(f"{path}:{line}: a window begins at {numbers[0]:g} s already")
+            found[place] = (numbers[0], numbers[1], numbers[2])
     except (OSError, ValueError) as error:
         if isinstance(error, WorkloadError):
             raise
@@ -169,7 +167,7 @@ def _slots(path: Path) -> tuple[Slots, list[str]]:
     unused: Counter[str] = Counter()
     none = empty = 0
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = json.loads(read_text(path))
         for start, fields in held.items():
             unused.update(name for name in fields if name not in _SIDES)
             tables = {side: ast.literal_eval(fields.get(side) or "{}") for side in _SIDES}

@@ -3,7 +3,6 @@
 Rows without a prompt are left out and counted; damaged rows raise, or are skipped and counted.
 """
 
-import gzip
 import json
 import zlib
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ampacity.files import MIB, read_bytes
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.lengths.parse import Lengths
 from ampacity.workloads.prompts.conversations import (
@@ -37,6 +37,8 @@ from ampacity.workloads.text import (
     is_broken,
     mended,
 )
+
+LARGEST_BYTES = 1024 * MIB
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,7 @@ def read_prompts(path: Path, *, skip_bad_rows: bool = False) -> PromptFile:
     Raises WorkloadError with one line that names the line.
     """
     try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        data = read_bytes(path, LARGEST_BYTES)
         text = data.decode(encoding_of(data), errors=DECODE_ERRORS)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or f"the gzip data are broken ({error})"

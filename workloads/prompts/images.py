@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ampacity.files import read_bytes
 from ampacity.workloads.errors import WorkloadError, check_keys, whole_between
 
 _KINDS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}
@@ -49,7 +50,7 @@ class Images:
 
 @cache
 def _file_url(path: str) -> str:
-    content = base64.b64encode(Path(path).read_bytes()).decode("ascii")
+    content = base64.b64encode(read_bytes(path)).decode("ascii")
     return f"data:image/{_KINDS[Path(path).suffix.lower()]};base64,{content}"
 
 

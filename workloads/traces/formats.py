@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ampacity.files import GIB, open_file
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.text import BROKEN_BYTES, DECODE_ERRORS, encoding_of, is_broken
 from ampacity.workloads.traces.columns import ROLES
@@ -21,7 +22,9 @@ from ampacity.workloads.traces.values import BadRow
 from ampacity.workloads.traces.vllm_log import log_records
 
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
-LINE_MAX = 1 << 28  # characters of a line
+LINE_MAX = 1 << 27  # characters of a line
+LINES_MAX = 50_000_000  # of which a compressed file may hold any number
+PACKED_MAX_BYTES = 2 * GIB  # of a compressed Parquet file
 _FIELD_MAX = 1 << 24  # characters of a CSV field; Python's 128 KiB are too few for a prompt
 _DELIMITERS = (",", ";", "\t", "|")
 _SEPARATOR = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # what Excel writes above the header
@@ -34,7 +37,7 @@ def open_records(path: Path, keep: frozenset[str] = frozenset()) -> Iterator[Rec
     ``keep`` names columns wanted beside the known ones, including paths into lists. The ending
     gives the format, a CSV header its delimiter, and the first bytes whether it is UTF-16.
     """
-    with _as_workload_errors(path), path.open("rb") as file:
+    with _as_workload_errors(path), _unchanged(path), open_file(path) as file:
         size = max(file.seek(0, io.SEEK_END), 1)
         file.seek(0)
         zipped = file.read(2) == b"\x1f\x8b"
@@ -42,7 +45,8 @@ def open_records(path: Path, keep: frozenset[str] = frozenset()) -> Iterator[Rec
         binary: Any = gzip.GzipFile(fileobj=file) if zipped else file
         stem = path.name.lower().removesuffix(".gz")
         if stem.endswith(".parquet"):
-            yield parquet_records(io.BytesIO(binary.read()) if zipped else binary, path, keep)
+            held = io.BytesIO(binary.read(PACKED_MAX_BYTES)) if zipped else binary
+            yield parquet_records(held, path, keep)
             return
         encoding = encoding_of(binary.peek(4))
         with io.TextIOWrapper(binary, encoding=encoding, errors=DECODE_ERRORS, newline="") as text:
@@ -64,6 +68,16 @@ def open_records(path: Path, keep: frozenset[str] = frozenset()) -> Iterator[Rec
                     f"{path}: the ending is none of .csv, .tsv, .jsonl, .json, .parquet and .log "
                     "(each also with .gz): rename it"
                 )
+
+
+@contextmanager
+def _unchanged(path: Path) -> Iterator[None]:
+    """Raise WorkloadError where the file was written to in the meantime."""
+    before = path.stat()
+    yield
+    after = path.stat()
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise WorkloadError(f"{path}: the file changed while it was read: copy it first")
 
 
 @contextmanager
@@ -91,10 +105,12 @@ def _as_workload_errors(path: Path) -> Iterator[None]:
 
 
 def _lines(text: io.TextIOWrapper, path: Path) -> Iterator[str]:
-    """Yield the lines of a file. Raises WorkloadError for one longer than LINE_MAX."""
+    """Yield the lines of a file. Raises WorkloadError beyond LINE_MAX or LINES_MAX."""
     number = 0
     while line := text.readline(LINE_MAX):
         number += 1
+        if number > LINES_MAX:
+            raise WorkloadError(f"{path} has more than {LINES_MAX:,} lines: split it")
         if len(line) == LINE_MAX and line[-1] not in "\r\n":
             raise WorkloadError(
                 f"{path}:{number}: this line has more than {LINE_MAX:,} characters: "

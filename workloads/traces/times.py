@@ -144,14 +144,18 @@ def _unit_note(name: str, column: str, arrival_s: Floats, is_seconds: bool) -> I
     if len(core) < _LEAST_ROWS or core[-1] <= 0:
         return
     rps = (len(core) - 1) / float(core[-1])
-    if rps < _SLOW_RPS if is_seconds else rps > _FAST_RPS:
+    if rps > _FAST_RPS and is_seconds:
+        remedy = "minutes, hours or days, write them in seconds"
+    elif rps < _SLOW_RPS if is_seconds else rps > _FAST_RPS:
         finer = (u for u in ("ms", "us") if rps * 10 ** (9 - UNITS[u]) >= _SLOW_RPS / 10)
         meant = next(finer, "ns") if is_seconds else "s"
-        yield (
-            f"{name}: column {column} is read as {UNIT_WORDS['s' if is_seconds else 'ms']}, "
-            f"which makes {rps:.3g} requests/s over {length_text(core[-1])}: "
-            f"if it holds {UNIT_WORDS[meant]}, give --time-unit {meant}"
-        )
+        remedy = f"{UNIT_WORDS[meant]}, give --time-unit {meant}"
+    else:
+        return
+    yield (
+        f"{name}: column {column} is read as {UNIT_WORDS['s' if is_seconds else 'ms']}, "
+        f"which makes {rps:.3g} requests/s over {length_text(core[-1])}: if it holds {remedy}"
+    )
 
 
 def span_notes(name: str, columns: Columns, session: Ints, **ns: Ints) -> Iterator[str]:

@@ -17,11 +17,12 @@ _UNKNOWN_ANSWER = NoCall("answers are to requests that the log does not hold: th
 
 def log_records(lines: Iterable[str], read_share: Callable[[], float]) -> Records:
     """Return the requests of the log, which has no year."""
-    return Records(["timestamp", "input_tokens", "output_tokens"], 1, _rows(lines), ":", read_share)
+    names = ["timestamp", "input_tokens", "output_tokens", "max_tokens"]
+    return Records(names, 1, _rows(lines), ":", read_share)
 
 
 def _rows(lines: Iterable[str]) -> Iterator[Row]:
-    """Yield the requests. Without logged output tokens, as in streams, max_tokens replaces them."""
+    """Yield the requests; of streams the log has no output tokens."""
     waiting: dict[str, tuple[int, dict[str, Any]]] = {}
     for line, content in enumerate(lines, start=1):
         if received := _RECEIVED.search(content):
@@ -29,7 +30,7 @@ def _rows(lines: Iterable[str]) -> Iterator[Row]:
             row = {
                 "timestamp": f"2000-{month}-{day} {clock}",
                 "input_tokens": _count(ids),
-                "output_tokens": None if limit == "None" else limit,
+                "max_tokens": limit,
             }
             if request in waiting:  # as after a restart
                 yield waiting.pop(request)
@@ -39,7 +40,7 @@ def _rows(lines: Iterable[str]) -> Iterator[Row]:
         elif answered := _GENERATED.search(content):
             if answered[1] in waiting:
                 at, row = waiting.pop(answered[1])
-                yield at, {**row, "output_tokens": _count(answered[2]) or row["output_tokens"]}
+                yield at, {**row, "output_tokens": _count(answered[2]) or None}
             else:
                 yield line, _UNKNOWN_ANSWER
     yield from waiting.values()

@@ -43,11 +43,11 @@ def baseline(
 
     ampacity baseline runs/main-1 runs/main-2 runs/main-3 -o base.json
     """
-    from ampacity.analysis.change.baseline import NEAR_SATURATION, make_baseline, near_saturation
-    from ampacity.analysis.change.baseline_file import check_replaceable, write_baseline
     from ampacity.analysis.change.judged import prepare
+    from ampacity.analysis.gate.baseline import NEAR_SATURATION, make_baseline, near_saturation
+    from ampacity.analysis.gate.baseline_file import check_replaceable, write_baseline
     from ampacity.loadgen.rundir.files import load_run
-    from ampacity.reports.pages.gate import aligned
+    from ampacity.reports.change.gate import aligned
 
     with writing(out):
         check_replaceable(out)

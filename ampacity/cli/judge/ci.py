@@ -27,7 +27,7 @@ def hand_over(
 
     Raises RunDirError for a file that cannot be written, after everything is printed.
     """
-    from ampacity.reports.pages.gate import gate_markdown, junit_xml, workflow_commands
+    from ampacity.reports.change.gate import gate_markdown, junit_xml, workflow_commands
 
     if as_json:
         print_json(result.as_dict())

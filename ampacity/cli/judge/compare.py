@@ -73,8 +73,8 @@ def compare(
     ampacity compare runs/vllm runs/sglang --gpu-hour 2.5 --tp B=2
     """
     from ampacity.analysis.change.comparable import differences
-    from ampacity.analysis.change.pairs import compared_run
-    from ampacity.analysis.change.scorecard import compare as compare_runs
+    from ampacity.analysis.compare.pairs import compared_run
+    from ampacity.analysis.compare.scorecard import compare as compare_runs
     from ampacity.cli.experiment import read_labels
 
     names = [chr(ord("A") + i) for i in range(len(runs))]
@@ -159,7 +159,7 @@ def show(
 
     Raises RunDirError where a file cannot be written.
     """
-    from ampacity.reports.pages import compare as written
+    from ampacity.reports.change import compare as written
     from ampacity.reports.render.terminal import show as screen
 
     if markdown:

@@ -87,11 +87,11 @@ def gate(
 
     ampacity gate runs/new --baseline base.json --max-samples 3 --junit gate.xml
     """
-    from ampacity.analysis.change.baseline_file import read_baseline
-    from ampacity.analysis.change.checks import parse_tolerances, slos_of
+    from ampacity.analysis.gate.baseline_file import read_baseline
+    from ampacity.analysis.gate.checks import parse_tolerances, slos_of
     from ampacity.experiments.samples import Budget, judge_samples
-    from ampacity.reports.pages.gate import gate_screen, lines
-    from ampacity.reports.pages.gate_page import write_gate_page
+    from ampacity.reports.change.gate import gate_screen, lines
+    from ampacity.reports.change.gate_page import write_gate_page
     from ampacity.reports.render.terminal import show
     from ampacity.values import parse_duration
 

@@ -68,8 +68,8 @@ def ab(
 
     ampacity ab http://a:8000/v1 --aa --rates 4 --rounds 3
     """
-    from ampacity.analysis.change.pairs import compared_run
-    from ampacity.analysis.change.scorecard import compare
+    from ampacity.analysis.compare.pairs import compared_run
+    from ampacity.analysis.compare.scorecard import compare
     from ampacity.cli import EXIT_INTERRUPTED
     from ampacity.cli.experiment import command_line, finish
     from ampacity.cli.judge.compare import show

@@ -48,7 +48,7 @@ def check(
     from ampacity.cli.output import console, print_folder
     from ampacity.experiments.check import check as experiment
     from ampacity.experiments.check import refuse, result_of
-    from ampacity.reports.pages.gate import check_screen
+    from ampacity.reports.change.gate import check_screen
     from ampacity.reports.render.terminal import show
 
     judged = False

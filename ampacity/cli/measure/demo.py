@@ -8,7 +8,7 @@ from typing import Any
 from ampacity.cli import options as o
 
 # three stages up to saturation leave most of the time for loads near the limit
-PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "13.5s", 50.0
+PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "12s", 50.0
 SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
 
 

@@ -44,6 +44,7 @@ from ampacity.loadgen.probe.ask import count_message_overhead
 from ampacity.loadgen.probe.look import look
 from ampacity.loadgen.probe.results import ProbeResult
 from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.rotate import RotatingWriter
 from ampacity.loadgen.rundir.write import RunWriter, check_new, take_up
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.telemetry import Telemetry
@@ -56,6 +57,7 @@ from ampacity.workloads.replay import Replayed
 Drive = Callable[[Rig], Awaitable[Any]]
 T = TypeVar("T")
 
+INSECURE = "--insecure: nobody checked that the answers came from the endpoint itself"
 ENDING = "{}: ending the run, the report follows (Ctrl-C again: leave without it)"
 _running: list[Generator] = []  # what a signal ends: one, or both arms of an A/B
 
@@ -100,7 +102,9 @@ async def conduct(
         if before is not None:
             meta = resumed_meta(before, meta)
             progress.note(f"{out} goes on: what is recorded is kept, {len(meta['stages'])} stages")
-        with RunWriter(out, meta, held) as writer:
+        private = settings.keep_answers_bytes is not None
+        kind = RotatingWriter if experiment == "soak" else RunWriter
+        with kind(out, meta, held, private=private) as writer:
             generator = Generator(run.setup, run.clients, writer, writer.worker_stream)
             telemetry = await _start_telemetry(settings, run.pages, progress)
             player = LivePlayer(settings, run.probe, writer, generator, telemetry, progress)
@@ -170,7 +174,7 @@ async def _connect(
     salt = known.get("salt") or settings.salt or fresh
     if before:
         account.spent_before(before.requests)
-    pages = await closing.enter_async_context(Pages())
+    pages = await closing.enter_async_context(Pages(settings.endpoint.tls))
     clients = [client_to(settings, route) for route in routes]
     for client in clients:
         closing.push_async_callback(client.close)
@@ -196,7 +200,8 @@ async def _connect(
         setup = replace(setup, reuse="new")
         for client in clients:
             client.reuse = False
-    notes = [*filter(None, [check_context(settings, probe, trace)])]
+    unsafe = INSECURE if settings.endpoint.tls.insecure else None
+    notes = [*filter(None, [check_context(settings, probe, trace), unsafe])]
     for note in [*probe.notes, *notes]:
         progress.note(note)
     for record in clients[0].asked:

@@ -50,7 +50,7 @@ async def follow_redirects(settings: Settings, progress: Progress) -> Settings:
     """Return the settings with the URL that the endpoint redirects to. Raises EndpointError."""
     endpoint = settings.endpoint
     route_to(endpoint)  # raises if it cannot be reached
-    async with Pages() as pages:
+    async with Pages(endpoint.tls) as pages:
         final = await final_endpoint(pages, endpoint)
     if final != endpoint:
         progress.note(f"{endpoint.url} redirects: the load goes to {final.url}")
@@ -164,6 +164,10 @@ class Probe:
         typical = _TypicalAnswer(self, served, shape, calibration)
         record = await typical.measure(record)
         notes += [*more, *warnings(typical.findings), *await self._connection_notes()]
+        if record.answered_by not in (None, model):
+            notes.append(
+                f"{model} was asked for, and the answer is from {record.answered_by}, by its own account"
+            )
         kept_alive = client.keeps_alive is not False
         network = await measure_round_trip(
             self.pages, endpoint, self.route.addresses, self.route.proxy, kept_alive=kept_alive

@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ampacity.loadgen.host import host_facts
 from ampacity.loadgen.probe.diagnosis import as_dicts
 from ampacity.loadgen.probe.results import Calibration, ProbeResult
 from ampacity.loadgen.send.secrets import redact
+from ampacity.loadgen.send.surrogates import map_texts
 from ampacity.settings import Settings
 from ampacity.workloads.arrivals.processes import arrivals_notes
 from ampacity.workloads.replay import Replayed
@@ -34,6 +36,8 @@ def run_meta(
 ) -> dict[str, Any]:
     """Return run.json at the start of a run (docs/run-directory.md)."""
     served, endpoint = probe.served, settings.endpoint
+    secrets = (*(endpoint.keys.known if endpoint.keys else ()), *endpoint.hidden)
+    hide = partial(redact, secrets=secrets)
     name = (
         f"{experiment}-{settings.workload.name}"
         if trace is None
@@ -46,9 +50,7 @@ def run_meta(
         "status": "running",
         "status_reason": None,
         "tool": {"name": "ampacity", "version": ampacity.__version__},
-        "command_line": [redact(word, tuple(endpoint.keys.known)) for word in command_line]
-        if endpoint.keys
-        else command_line,
+        "command_line": map_texts(command_line, hide),
         "started_utc": utc_now(),
         "ended_utc": None,
         "clock": {"monotonic_ns": time.monotonic_ns(), "utc": utc_now()},
@@ -56,12 +58,13 @@ def run_meta(
             "url": endpoint.with_query(endpoint.url),
             "api": settings.api,
             "model": probe.shape.model,
+            "certificate_checked": endpoint.scheme == "https" and not endpoint.tls.insecure,
             "server": served.server,
             "gateway": served.gateway,
             "keeps_alive": probe.keeps_alive,
             **probe.network.as_dict(),
         },
-        "locked": _locked(settings, probe),
+        "locked": map_texts(_locked(settings, probe), hide),
         "workload": _workload_meta(settings, trace, probe.calibration),
         "slos": [slo.as_dict() for slo in settings.slos],
         "seed": settings.seed,

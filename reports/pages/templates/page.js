@@ -164,14 +164,17 @@
       const rows = found.why ? [["No fleet", found.why]] : [
         ["One instance carries", `${figure(found.capacity_rps)} req/s`],
         ["Instances", count(found.instances) + range(found.instances_ci)],
-        ["GPUs", count(found.gpus)],
-        ["With one instance down", `${count(found.one_replica_down)} instances`],
-        ["Mean load", `${figure(100 * found.utilisation)} %`],
+        ["GPUs", count(found.gpus) + range(times(found.instances_ci, given.tensor_parallel))],
+        ["To carry the peak with one down", spare(found)],
+        [given.utilisation === null ? "Load at the peak" : "Mean load", `${figure(100 * found.utilisation)} %`],
         ["An hour", cost(found.cost_per_hour)],
-        ["A year", cost(found.cost_per_year)],
+        ["A year", cost(found.cost_per_year) + yearly(found, given)],
         [`1,000 requests ${load}`, cost(found.fleet_cost_per_thousand_requests)],
         [`1 M output tokens ${load}`, cost(found.fleet_cost_per_million_output_tokens)],
       ];
+      const slider = form.querySelector("[data-of=utilisation]");
+      if (given.utilisation === null && !found.why) slider.value = Math.round(100 * found.utilisation);
+      form.querySelector("#as-sized").hidden = asSized();
       outcome.replaceChildren(...rows.map(([name, text]) => {
         const row = document.createElement("div");
         row.append(document.createElement("dt"), document.createElement("dd"));
@@ -180,16 +183,31 @@
       }));
     }
 
+    const times = (ends, factor) => ends.map(end => end && end * factor);
+    const spare = ({ one_replica_down: needed, instances }) => needed > instances
+      ? `${count(needed)} instances: ${count(needed - instances)} more` : `${count(needed)} instances: enough`;
+    const yearly = (found, given) => {
+      const [low, high] = times(found.instances_ci, 8760 * given.tensor_parallel * given.gpu_hour_usd);
+      return low && high ? ` (${usd(low)} to ${usd(high)})` : "";
+    };
     const range = ([low, high]) => low && high ? ` (${count(low)} to ${count(high)})`
       : high ? ` (at most ${count(high)})` : low ? ` (at least ${count(low)})` : "";
+    const inputs = [...form.querySelectorAll("input[type=number]")];
+    const asSized = () => inputs.every(input => input.value === input.defaultValue)
+      && !(limit && Number(limit.value) !== sizedAt);
     form.addEventListener("submit", event => event.preventDefault());
+    form.addEventListener("reset", () => setTimeout(() => {
+      if (limit) limit.value = sizedAt;
+      show();
+    }));
     form.addEventListener("input", ({ target }) => {
       const slider = form.querySelector(`[data-of="${target.id}"]`);
       if (target.dataset.of) form.querySelector(`#${target.dataset.of}`).value = target.value;
       if (slider && target.value !== "") slider.value = target.value;
       show();
     });
-    if (limit) limit.value = data.limits.findIndex(at => at.given);
+    const sizedAt = data.limits.findIndex(at => at.given);
+    if (limit) limit.value = sizedAt;
     form.hidden = false;
     show();
     window.report.fleet = size;

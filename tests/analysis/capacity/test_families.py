@@ -285,6 +285,7 @@ class Recording:
         self.stages: list[contract.Stage] = []
         self.tokens: list[Any] = []
         self.ended: tuple[str, str] | None = None
+        self.spent_s = 0.0
 
     def stage_s(self, rate_rps: float) -> float:
         return float(self.settings.duration_s)

@@ -74,7 +74,7 @@ def test_failures_that_reach_into_a_percentile_make_it_null_with_the_reason() ->
 def test_ok_without_text_has_no_ttft_but_ends() -> None:
     silent = request(999, 5.0, ttft_s=None, tail_s=1.5, output_tokens=3)
     c = cohort(*good(9), silent)
-    assert c.ttft(from_schedule=True).n == 9
+    assert (c.ttft(from_schedule=True).n, c.ttft(from_schedule=True).n_censored) == (10, 1)
     assert c.e2e(from_schedule=True).n == 10
     assert c.e2e(from_schedule=True).values[-1] == pytest.approx(1.5)
     assert meeting(c, "ttft_p99=2s") == 9  # of three tokens nobody saw the first come
@@ -110,7 +110,7 @@ def test_censored_percentile_gives_bounds() -> None:
     assert figures.p99 is None
     # the fifth of ten ages 0.70 ... 0.79
     assert figures.p99_bounds == [pytest.approx(0.74), None]
-    assert "10 of 500 requests were cut off unfinished" in figures.p99_reason
+    assert "10 of 500 requests were cut off, or gave no token" in figures.p99_reason
     assert figures.censored == 10
 
 

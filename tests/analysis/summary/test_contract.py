@@ -13,10 +13,10 @@ import pytest
 from ampacity.analysis.contract.part import ContractError
 from ampacity.analysis.contract.summary import Summary, read_summary, to_json
 from ampacity.loadgen.rundir.files import Run, load_run
+from tests.analysis.burst.test_burst import burst_run
 from tests.analysis.capacity.test_families import two_classes
 from tests.analysis.stage.test_outage import stage as outage_stage
 from tests.analysis.summary.test_sessions import by_hand
-from tests.experiments.test_burst import burst_run
 from tests.support import sample_summary
 from tests.support.args import Command
 from tests.support.contract import describe_fields, lost_in_contract, summarise

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ampacity.experiments.stages.rig import Rig
+from tests.support.args import args_of
 from tests.support.contract import summarise
 from tests.support.synthetic import Stage, make_run, request
 
@@ -63,17 +64,7 @@ def test_given_texts_miss_no_plan(tmp_path: Path, plan: str, deviation: float | 
 
 
 def test_a_proposed_command_writes_to_a_new_directory() -> None:
-    words: list[Any] = [
-        "ampacity",
-        "sweep",
-        "URL",
-        "--out",
-        "runs/a",
-        "--max-duration",
-        "1m",
-        "--seed",
-        "3",
-    ]
+    words: list[Any] = args_of("ampacity sweep URL --out runs/a --max-duration 1m --seed 3")
     book: Any = SimpleNamespace(_writer=SimpleNamespace(meta={"command_line": words}))
     assert (
         Rig.again(book, "--max-duration", "10m") == "ampacity sweep URL --seed 3 --max-duration 10m"
@@ -137,3 +128,120 @@ def test_answers_without_a_visible_token_are_said(
     assert "unseen" not in {w["code"] for w in summarise(other)["warnings"]}
     good = next(v for v in summary["stages"][0]["slo_verdicts"] if v["slo"] == "goodput=50%")
     assert good["attainment"] == pytest.approx(1 - (3 if odd.get("status") else unseen) / 100)
+
+
+EIGHT: dict[str, Any] = {"gaps_s": [0.01] * 7, "output_tokens_planned": 8}
+
+
+def summary_of(tmp_path: Path, odd: dict[str, Any], n: int = 10) -> dict[str, Any]:
+    """A stage of 100 answers of 8 chunks, 8 requests/s, of which the last ``n`` are ``odd``."""
+    rows = [
+        request(i, i / 8, **EIGHT | {"answered_by": "M"} | (odd if i >= 100 - n else {}))
+        for i in range(100)
+    ]
+    stage = Stage(rows, 12.5, 0.0, 8.0)
+    return summarise(make_run(tmp_path / "run", [stage], [], warmup_requests=0))
+
+
+def texts(summary: dict[str, Any], code: str) -> list[str]:
+    return [w["text"] for w in summary["warnings"] if w["code"] == code]
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ({"cached_tokens": 101}, "10 count more cached tokens than input tokens"),
+        ({"reasoning_tokens": 9}, "10 count more reasoning tokens than output tokens"),
+        ({"output_tokens": 16}, "10 count other tokens than were asked for, of which as many"),
+        ({"output_tokens": 4}, "10 count other tokens than were asked for, of which as many"),
+        ({"cached_tokens": 100, "reasoning_tokens": 8}, ""),
+        ({"output_tokens": 9, "finish_reason": "stop"}, ""),  # the end token has no text
+        ({"output_tokens": 16, "output_tokens_planned": 16}, ""),  # two tokens a chunk
+        ({"output_tokens": 16, "chunk_tokens": [2] * 8}, ""),
+        ({"reasoning_tokens": 5}, ""),  # thinking that came as text
+    ],
+)
+def test_counts_that_cannot_be_true_are_left_out_and_said(
+    tmp_path: Path, odd: dict[str, Any], said: str
+) -> None:
+    summary = summary_of(tmp_path, odd)
+    found = texts(summary, "impossible_counts")
+    assert len(found) == bool(said)
+    assert all(f"Of 100 answers {said}" in text for text in found)
+    stage = summary["stages"][0]
+    if "output_tokens" in odd and said:  # 10 % of the answers have no count
+        assert stage["output_tokens_per_s"] is None
+        assert "contradict" in stage["output_tokens_per_s_reason"]
+    elif said:  # 8 x 8 tokens/s, less those at the end of the window
+        assert stage["output_tokens_per_s"] == pytest.approx(64, rel=0.02)
+        assert summary["workload"]["realised"]["cached_token_share"] is None
+
+
+@pytest.mark.parametrize(
+    ("odd", "n", "said"),
+    [
+        ({"answered_by": "m-small"}, 10, "10 of 100 answers"),  # a fallback
+        ({"answered_by": "a cache"}, 100, "100 of 100 answers"),
+        ({"answered_by": "a cache"}, 1, "1 of 100 answers"),
+        ({"answered_by": "M-2024-08-06"}, 100, ""),  # an alias; the probe names it
+        ({"answered_by": None}, 10, ""),
+    ],
+)
+def test_answers_from_elsewhere_are_said(
+    tmp_path: Path, odd: dict[str, Any], n: int, said: str
+) -> None:
+    summary = summary_of(tmp_path, odd, n)
+    found = texts(summary, "strangers")
+    assert len(found) == bool(said)
+    assert all(text.startswith(said) for text in found)
+    assert summary["verdict"].startswith("Not the load that was planned") == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"), [("content_filter", 10), ("banana", 10), ("STOP", 0), (None, 0)]
+)
+def test_endings_of_an_unknown_kind_are_said(tmp_path: Path, reason: str | None, said: int) -> None:
+    found = texts(summary_of(tmp_path, {"finish_reason": reason}), "endings")
+    assert len(found) == bool(said)
+    assert all("10 of 100 answers ended neither" in text for text in found)
+
+
+def test_answers_of_other_lengths_claim_no_clean_capacity(tmp_path: Path) -> None:
+    short = {"gaps_s": [0.01], "output_tokens": 2}
+    verdict = summary_of(tmp_path, short, 100)["verdict"]
+    assert verdict.startswith(
+        "Not the load that was planned. Answers were 75% shorter than planned"
+    )
+
+
+@pytest.mark.parametrize(("n", "tokens", "said"), [(20, 30, 1), (2, 30, 1), (1, 30, 0), (20, 4, 0)])
+def test_some_answers_in_one_piece_are_said(tmp_path: Path, n: int, tokens: int, said: int) -> None:
+    """``n`` of 100 answers come whole, after as long as the others take."""
+    streamed, whole = [0.01] * (tokens - 1), [0.0] * (tokens - 1)
+    rows = [
+        request(i, i / 8, ttft_s=0.4, gaps_s=whole)
+        if i < n
+        else request(i, i / 8, ttft_s=0.1, gaps_s=streamed)
+        for i in range(100)
+    ]
+    run = make_run(tmp_path / "run", [Stage(rows, 12.5, 0.0, 8.0)], [], warmup_requests=0)
+    found = texts(summarise(run), "not_streamed")
+    assert len(found) == said
+    assert all(text.startswith(f"{n} of 100 answers came in one piece") for text in found)
+
+
+def test_silent_answers_leave_ttft_open(tmp_path: Path) -> None:
+    """Half of the answers show no token: no median of TTFT is known, whatever the others had."""
+    rows = [
+        request(
+            i,
+            i / 8,
+            **EIGHT | ({"ttft_s": None, "gaps_s": [], "output_tokens": 8} if i % 2 else {}),
+        )
+        for i in range(400)
+    ]
+    stage = Stage(rows, 50.0, 0.0, 8.0)
+    summary = summarise(make_run(tmp_path / "run", [stage], ["ttft_p90=1s"], warmup_requests=0))
+    (verdict,) = summary["stages"][0]["slo_verdicts"]
+    assert verdict["verdict"] == "inconclusive"
+    assert "200 were cut off, or gave no token" in verdict["reason"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -21,11 +19,11 @@ from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.network import RoundTrip, measure_round_trip
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.reports.pages.findings import findings
+from tests.support.args import Cli, args_of
 from tests.support.contract import struct_of
 from tests.support.fault_server import FaultServer
 from tests.support.stage_driving import on_loop
 
-COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
 EACH_WAY_S = 0.04
 
 
@@ -161,34 +159,13 @@ def test_doctor_tells_the_way_from_a_slow_list(
     assert found.means.startswith(means)
 
 
-def test_a_run_shows_it_beside_ttft(tmp_path: Path) -> None:
+def test_a_run_shows_it_beside_ttft(cli: Cli, tmp_path: Path) -> None:
     """A server that answers at once, 80 ms away: that is nearly all of its TTFT, and nothing is
     taken off.
     """
     with FaultServer(gap_s=0.005) as server, Distant(server.port) as distant:
-        done = subprocess.run(
-            [
-                *COMMAND,
-                "run",
-                distant.url,
-                "--rates",
-                "60",
-                "--duration",
-                "2s",
-                "--input-tokens",
-                "5",
-                "--output-tokens",
-                "4",
-                "--summary",
-                "full",
-                "--out",
-                str(tmp_path / "run"),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        load = args_of("--rates 60 --duration 2s --input-tokens 5 --output-tokens 4")
+        done = cli("run", distant.url, *load, "--summary", "full", "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     endpoint = json.loads((tmp_path / "run" / "run.json").read_text())["endpoint"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -44,7 +44,7 @@ def test_the_verdict_says_rate_limit_c_max_and_fleet(sweep: dict[str, Any]) -> N
     verdict = sweep["verdict"]
     assert verdict.startswith("One instance carries ")
     assert "(95 % interval " in verdict
-    assert "ttft_p99 ≤ 200 ms (1 other SLO met there)" in verdict
+    assert "ttft_p99 ≤ 200 ms (itl_p99 ≤ 50 ms does not limit it)" in verdict
     assert " in flight; " in verdict
     fleet = sweep["fleet"]
     said = f"900 req/s need {instances_text(fleet['instances'], fleet['instances_ci'])}, {fleet['gpus']} GPUs, with a safety factor of 1.3."

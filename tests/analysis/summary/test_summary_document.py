@@ -220,7 +220,7 @@ def test_every_key_of_a_real_summary_is_in_the_document(
     [
         "needs 299 requests, has 40",
         "infinite: 10 of 500 requests failed",
-        "between 0.74 s and infinite: 10 of 500 requests were cut off unfinished",
+        "between 0.74 s and infinite: 10 of 500 requests were cut off, or gave no token",
     ],
 )
 def test_the_reasons_in_the_document_read_as_the_code_writes_them(reason: str) -> None:

@@ -27,6 +27,7 @@ from ampacity.loadgen.rundir.records import SCHEMA, STATUSES, RequestRecord, to_
 from ampacity.reports.pages.run_report import render_report
 from ampacity.reports.pages.terminal import render_table
 from tests.support.contract import summarise
+from tests.support.repeats import often
 from tests.support.synthetic import (
     FLEET,
     ORIGIN_NS,
@@ -80,7 +81,7 @@ def _record(draw: st.DrawFn) -> RequestRecord:
 
 
 @settings(
-    max_examples=60,
+    max_examples=often(15, 60),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -338,86 +339,75 @@ _json = st.recursive(
 )
 
 
-@pytest.mark.parametrize("html", [False, pytest.param(True, marks=pytest.mark.slow)])
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+NAMES: dict[tuple[Any, ...], Any] = {  # what is tampered with, by where it is
+    (): [
+        "status",
+        "status_reason",
+        "predicted",
+        "warmup_requests",
+        "started_utc",
+        "search",
+        "burst",
+        "imported",
+        "workload",
+        "slos",
+        "stages",
+        "notes",
+        "locked",
+        "fleet_inputs",
+        "host",
+    ],
+    ("stages", 0): [
+        "index",
+        "kind",
+        "offered_rps",
+        "concurrency",
+        "start_ns",
+        "end_ns",
+        "sessions",
+        "lengths",
+        "cached_share_planned",
+        "audit",
+        "ramp_s",
+        "scheduled_requests",
+        "drained_ns",
+        "ended_early",
+    ],
+    ("stages", 0, "audit"): [
+        "cpu_fraction",
+        "client_limited",
+        "client_limited_reason",
+        "slip_p99_s",
+    ],
+    ("stages", 0, "sessions"): ("begun", "cut"),
+    ("fleet_inputs",): FLEET,
+    ("workload",): [
+        "prompts",
+        "trace",
+        "name",
+        "input_tokens",
+        "output_tokens",
+        "classes",
+        "arrivals",
+    ],
+    ("slos", 0): ("metric", "quantile", "limit_s", "text"),
+    ("search",): SEARCH,
+    ("search", "path", 0): SEARCH["path"][0],
+    ("burst",): BURST,
+    ("imported",): IMPORTED,
+    ("imported", "definitions", 0): ("what", "theirs", "ours"),
+}
+
+
+@settings(max_examples=often(60, 200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    st.sampled_from(
-        [
-            *(
-                (name,)
-                for name in (
-                    "status",
-                    "status_reason",
-                    "predicted",
-                    "warmup_requests",
-                    "started_utc",
-                    "search",
-                    "burst",
-                    "imported",
-                    "workload",
-                    "slos",
-                    "stages",
-                    "notes",
-                    "locked",
-                    "fleet_inputs",
-                    "host",
-                )
-            ),
-            *(
-                ("stages", 0, name)
-                for name in (
-                    "index",
-                    "kind",
-                    "offered_rps",
-                    "concurrency",
-                    "start_ns",
-                    "end_ns",
-                    "sessions",
-                    "lengths",
-                    "cached_share_planned",
-                    "audit",
-                    "ramp_s",
-                    "scheduled_requests",
-                    "drained_ns",
-                    "ended_early",
-                )
-            ),
-            *(
-                ("stages", 0, "audit", name)
-                for name in (
-                    "cpu_fraction",
-                    "client_limited",
-                    "client_limited_reason",
-                    "slip_p99_s",
-                )
-            ),
-            *(("stages", 0, "sessions", name) for name in ("begun", "cut")),
-            *(("fleet_inputs", name) for name in FLEET),
-            *(
-                ("workload", name)
-                for name in (
-                    "prompts",
-                    "trace",
-                    "name",
-                    "input_tokens",
-                    "output_tokens",
-                    "classes",
-                    "arrivals",
-                )
-            ),
-            *(("slos", 0, name) for name in ("metric", "quantile", "limit_s", "text")),
-            *(("search", name) for name in SEARCH),
-            *(("search", "path", 0, name) for name in SEARCH["path"][0]),
-            *(("burst", name) for name in BURST),
-            *(("imported", name) for name in IMPORTED),
-            *(("imported", "definitions", 0, name) for name in ("what", "theirs", "ours")),
-        ]
-    ),
+    st.sampled_from([(*where, name) for where, names in NAMES.items() for name in names]),
     _json,
+    st.booleans(),
     st.booleans(),
 )
 def test_a_tampered_run_json_gives_a_report_or_one_line(
-    html: bool, path: tuple[Any, ...], value: Any, complete: bool
+    path: tuple[Any, ...], value: Any, complete: bool, html: bool
 ) -> None:
     meta = _tampered(path, value)
     line = fault_of(meta)

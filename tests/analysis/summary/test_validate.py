@@ -31,6 +31,7 @@ from ampacity.analysis.validate import (
 )
 from ampacity.imports.production import add_up, between, fetch, from_pages, read_page
 from tests.support.contract import struct_of
+from tests.support.repeats import often
 from tests.support.synthetic import Stage, make_run, request
 
 INF = math.inf
@@ -78,7 +79,7 @@ def test_ks_distance_at_the_bounds() -> None:
     assert ks_distance(np.array([100.0]), of_samples(np.array([200.0]))) == 1.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=often(15, 60), deadline=None)
 @given(
     st.lists(st.integers(1, 30), min_size=1, max_size=40),
     st.lists(st.integers(1, 30), min_size=1, max_size=40),
@@ -144,7 +145,7 @@ def test_damaged_page_is_one_line(line: str) -> None:
         read_page("vllm:time_to_first_token_seconds" + line)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=often(15, 60), deadline=None)
 @given(
     st.text(max_size=200)
     | st.just("\nvllm:prefix_cache_hits_total +Inf\nvllm:prefix_cache_queries_total 1e999\n"),

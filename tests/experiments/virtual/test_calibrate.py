@@ -16,8 +16,6 @@ from ampacity.simulator.models.hardware import find_config
 from ampacity.values import ConfigError
 from tests.support.args import args_of
 
-pytestmark = pytest.mark.real_time  # needs the machine to itself
-
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,36 +14,19 @@ import pytest
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.stage_warnings import resent as resent_rule
+from tests.support.args import Cli, args_of
 from tests.support.contract import struct_of
 from tests.support.fault_server import FaultServer
 
-COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
-LOAD = (
-    "--rates",
-    "60",
-    "--duration",
-    "1s",
-    "--input-tokens",
-    "5",
-    "--output-tokens",
-    "4",
-    "--seed",
-    "1",
-)
+LOAD = args_of("--rates 60 --duration 1s --input-tokens 5 --output-tokens 4 --seed 1")
 
 
 def played(
-    server: FaultServer, out: Path, *options: str
+    cli: Cli, server: FaultServer, out: Path, *options: str
 ) -> tuple[list[dict[str, Any]], dict[str, Any], int]:
     """(rows, run.json, connections of the run's own requests) of a run against a server of one
     fault."""
-    done = subprocess.run(
-        [*COMMAND, "run", server.url, *LOAD, *options, "--out", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = cli("run", server.url, *LOAD, *options, "--out", out)
     assert done.returncode == 0, done.stderr
     meta = json.loads((out / "run.json").read_text())
     name = meta["run_id"] + "-"
@@ -61,15 +42,17 @@ def statuses(rows: list[dict[str, Any]]) -> Mapping[str, int]:
     return Counter(row["status"] for row in rows)
 
 
-@pytest.mark.parametrize("fault", ["close_after_answer", "says_close", "http_10"])
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("fault", "workers"),
+    [("close_after_answer", "1"), ("says_close", "1"), ("http_10", "1"), ("http_10", "2")],
+)
 def test_a_server_that_closes_after_each_answer_gets_a_connection_for_each_request(
-    fault: str, workers: str, tmp_path: Path
+    cli: Cli, fault: str, workers: str, tmp_path: Path
 ) -> None:
     """Closed without a word, with one, or because HTTP/1.0 has no other end of a body: nothing is
     sent twice."""
     with FaultServer(models=(f"fault:{fault}",)) as server:
-        rows, meta, connections = played(server, tmp_path / "run", "--workers", workers)
+        rows, meta, connections = played(cli, server, tmp_path / "run", "--workers", workers)
     assert statuses(rows) == {"ok": len(rows)}
     assert len(rows) > 40
     assert connections == len(rows)
@@ -78,19 +61,20 @@ def test_a_server_that_closes_after_each_answer_gets_a_connection_for_each_reque
     assert any("each request opens its own" in note for note in meta["notes"])
 
 
-def test_a_server_that_keeps_connections_keeps_them(tmp_path: Path) -> None:
+def test_a_server_that_keeps_connections_keeps_them(cli: Cli, tmp_path: Path) -> None:
     with FaultServer() as server:
-        rows, meta, connections = played(server, tmp_path / "run")
+        rows, meta, connections = played(cli, server, tmp_path / "run")
     assert connections < len(rows)
     assert meta["endpoint"]["keeps_alive"] is True
     assert not any("connection" in note for note in meta["notes"])
 
 
 def test_a_connection_for_each_that_was_asked_for_says_nothing_of_the_server(
+    cli: Cli,
     tmp_path: Path,
 ) -> None:
     with FaultServer() as server:
-        rows, meta, connections = played(server, tmp_path / "run", "--connections", "new")
+        rows, meta, connections = played(cli, server, tmp_path / "run", "--connections", "new")
     assert connections == len(rows)
     assert meta["endpoint"]["keeps_alive"] is None
 

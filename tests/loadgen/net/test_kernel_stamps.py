@@ -31,6 +31,7 @@ from tests.support.kernel_wires import (
     written_and_read_late,
 )
 from tests.support.stage_driving import on_loop, schedule_at
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.skipif(not kernel_stamps.AVAILABLE, reason="kernel time stamps need Linux"),
@@ -51,7 +52,7 @@ def test_what_is_read_5_ms_late_has_the_date_of_its_arrival(
             sinks, peers = await connected(reader, server, 30)
             for peer in peers:
                 peer.send(b"stamps begin with the first packets of a process")
-            await asyncio.sleep(0.05)
+            await until(lambda: all(sink.reads for sink in sinks))
             delays_s.clear()
             spans = written_and_read_late(peers, reader)
             for sink, (before_ns, after_ns) in zip(sinks, spans, strict=True):
@@ -194,7 +195,7 @@ def test_many_streams_are_read_in_turns_and_each_date_is_that_of_its_arrival() -
                     spans[k % streams].append((before_ns, time.monotonic_ns()))
 
             await asyncio.to_thread(write)
-            await asyncio.sleep(0.05)
+            await until(lambda: all(sink.size == tokens for sink in sinks))
             await ended(reader, sinks, peers)
         return sinks
 
@@ -202,7 +203,7 @@ def test_many_streams_are_read_in_turns_and_each_date_is_that_of_its_arrival() -
     assert max(turns) >= 8  # several in one turn
     right = total = 0
     for sink, written in zip(sinks, spans, strict=True):
-        assert sum(len(data) for _, data in sink.reads) == tokens
+        assert sink.size == tokens
         dates = [at_ns for at_ns, data in sink.reads for _ in data]
         for at_ns, (before_ns, after_ns) in zip(dates, written, strict=True):
             right += before_ns - CLOCKS_NS <= at_ns <= after_ns + CLOCKS_NS

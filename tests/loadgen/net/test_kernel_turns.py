@@ -18,6 +18,7 @@ from ampacity.loadgen.sleeper import Sleeper
 from tests.support.fault_server import FaultServer
 from tests.support.kernel_wires import Sink, connected, ended, listening
 from tests.support.stage_driving import Driven, on_loop, run_stage, schedule_at
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.skipif(not kernel_stamps.AVAILABLE, reason="kernel time stamps need Linux"),
@@ -132,8 +133,7 @@ def test_a_turn_that_was_full_and_left_nothing_is_not_behind_for_long(patient: b
             sinks, peers = await connected(reader, server, READS_MAX)
             for peer in peers:
                 peer.send(b"x")
-            await asyncio.sleep(0.05)
-            assert not reader.behind
+            await until(lambda: all(sink.reads for sink in sinks) and not reader.behind)
             await ended(reader, sinks, peers)
         return turns, sinks
 

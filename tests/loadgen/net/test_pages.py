@@ -11,8 +11,6 @@ import pytest
 from ampacity.loadgen.net.pages import PAGE_MAX_BYTES, NoConnectionError, Page, PageError, Pages
 from tests.support.stage_driving import on_loop
 
-pytestmark = pytest.mark.real_time  # needs the machine to itself
-
 OK = b"HTTP/1.1 200 OK\r\n"
 
 

@@ -26,8 +26,6 @@ from tests.support.certificates import make_certificate
 from tests.support.fault_server import FaultServer
 from tests.support.stage_driving import on_loop, schedule_at
 
-pytestmark = pytest.mark.real_time  # needs the machine to itself
-
 SECRET = "Basic " + base64.b64encode(b"user:p@ss").decode()
 
 

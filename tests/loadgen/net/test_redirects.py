@@ -13,8 +13,6 @@ from ampacity.loadgen.send.keys import Keys
 from tests.support.fault_server import FaultServer
 from tests.support.stage_driving import on_loop
 
-pytestmark = pytest.mark.real_time  # needs the machine to itself
-
 KEY = "sk-very-secret-42"
 
 

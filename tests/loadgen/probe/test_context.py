@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,17 +17,8 @@ from ampacity.loadgen.probe.results import Calibration
 from ampacity.loadgen.send.protocols import exceeds_context
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import Schedule, open_schedule
-from tests.support.args import args_of
+from tests.support.args import Cli, args_of
 from tests.support.odd_tokenizer import OddTokenizer
-
-COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
-
-
-def ampacity(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=90, check=False
-    )
-
 
 # refusals of fifteen servers, with the HTTP status
 SAID = """
@@ -66,13 +55,15 @@ def test_a_refusal_that_names_the_context_is_ours(said: str, ours: bool) -> None
         assert exceeds_context(int(line[:3]), line[4:]) is ours, line
 
 
-def test_prompts_beyond_a_context_that_was_not_known_are_left_out_and_named(tmp_path: Path) -> None:
+def test_prompts_beyond_a_context_that_was_not_known_are_left_out_and_named(
+    cli: Cli, tmp_path: Path
+) -> None:
     """Half of the prompts have 100 tokens, half 1,000, where 600 fit: half of the requests are
     nobody's failure."""
     with OddTokenizer(tokenize="ids", context=600, listed=False) as server:
         load = args_of("--rates 60 --duration 1s --input-tokens points:100=0.5,1000=0.5")
         load += args_of("--output-tokens 2 --slo e2e_p50=5s")
-        done = ampacity("run", server.url, *load, "--out", tmp_path / "run")
+        done = cli("run", server.url, *load, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     rows = pq.read_table(tmp_path / "run" / "requests.parquet").to_pylist()
     assert {row["status"] for row in rows if row["input_tokens_planned"] == 1000} == {"too_long"}
@@ -82,8 +73,8 @@ def test_prompts_beyond_a_context_that_was_not_known_are_left_out_and_named(tmp_
     assert summary["errors"]["too_long"] == too_long > 10
     assert f"{too_long} of {len(rows)} requests" in summary["verdict"]
     assert "longer than the model's context" in summary["verdict"]
-    (stage,) = summary["stages"]
-    assert stage["slo_attainment"] == 1.0
+    # a stage that a busy machine disturbed is played twice
+    assert {stage["slo_attainment"] for stage in summary["stages"]} == {1.0}
     assert [w["code"] for w in summary["warnings"] if w["code"] in ("errors", "too_long")] == [
         "too_long"
     ]
@@ -91,14 +82,15 @@ def test_prompts_beyond_a_context_that_was_not_known_are_left_out_and_named(tmp_
 
 
 def test_a_workload_that_does_not_fit_is_refused_before_the_run_and_cut_where_asked(
+    cli: Cli,
     tmp_path: Path,
 ) -> None:
     """Chat's p50 is 1,020 tokens of input: at 2,048 about one request in seven is too long."""
     with OddTokenizer(tokenize="ids", context=2048) as server:
         load = ("run", server.url, "--rates", "40", "--duration", "1s", "--max-tokens", "60000")
-        refused = ampacity(*load, "--out", tmp_path / "none")
+        refused = cli(*load, "--out", tmp_path / "none")
         assert not any(len(prompt.split()) > 1500 for prompt in server.asked)
-        cut = ampacity(*load, "--fit-context", "--out", tmp_path / "run")
+        cut = cli(*load, "--fit-context", "--out", tmp_path / "run")
     assert refused.returncode == 2
     assert not (tmp_path / "none").exists()
     assert len(refused.stderr.strip().splitlines()) == 1
@@ -116,13 +108,13 @@ def test_a_workload_that_does_not_fit_is_refused_before_the_run_and_cut_where_as
     assert 0 < meta["workload"]["clipped_to_context"] < 0.5 * len(rows)
 
 
-def test_sessions_that_never_begin_begin_shorter(tmp_path: Path) -> None:
+def test_sessions_that_never_begin_begin_shorter(cli: Cli, tmp_path: Path) -> None:
     """Agentic at 2,048: every first turn is longer, so nothing would be sent."""
     with OddTokenizer(tokenize="ids", context=2048) as server:
         load = ["run", server.url]
         load += args_of("--workload agentic --rates 60 --duration 2s --seed 1")
-        refused = ampacity(*load, "--out", tmp_path / "none")
-        cut = ampacity(*load, "--fit-context", "--out", tmp_path / "run")
+        refused = cli(*load, "--out", tmp_path / "none")
+        cut = cli(*load, "--fit-context", "--out", tmp_path / "run")
     assert refused.returncode == 2
     shares = re.search(
         r"([0-9.]+)% of the requests are shortened and ([0-9.]+)% of the turns", refused.stderr
@@ -190,7 +182,9 @@ MANY_WORDS = [{"role": "user", "content": "word " * 900}]
         ["messages"],  # prompts as recorded cannot be shortened
     ],
 )
-def test_a_trace_of_which_nothing_fits_is_refused(tmp_path: Path, columns: list[str]) -> None:
+def test_a_trace_of_which_nothing_fits_is_refused(
+    cli: Cli, tmp_path: Path, columns: list[str]
+) -> None:
     path = trace_file(
         tmp_path,
         (
@@ -200,7 +194,7 @@ def test_a_trace_of_which_nothing_fits_is_refused(tmp_path: Path, columns: list[
         ),
     )
     with OddTokenizer(tokenize="ids", context=600) as server:
-        refused = ampacity("run", server.url, "--trace", path, "--out", tmp_path / "run")
+        refused = cli("run", server.url, "--trace", path, "--out", tmp_path / "run")
     assert refused.returncode == 2
     assert not (tmp_path / "run").exists()
     assert (
@@ -211,7 +205,9 @@ def test_a_trace_of_which_nothing_fits_is_refused(tmp_path: Path, columns: list[
     assert ("--fit-context" in refused.stderr) is (not columns)
 
 
-def test_recorded_prompts_that_do_not_fit_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_recorded_prompts_that_do_not_fit_are_left_out_and_counted(
+    cli: Cli, tmp_path: Path
+) -> None:
     """Of three with messages one is too long, and of two that have counts alone one is shortened."""
     said = [{"role": "user", "content": "word " * 100}]
     rows = [
@@ -227,7 +223,7 @@ def test_recorded_prompts_that_do_not_fit_are_left_out_and_counted(tmp_path: Pat
     ]
     path = trace_file(tmp_path, rows)
     with OddTokenizer(tokenize="ids", context=600) as server:
-        done = ampacity(
+        done = cli(
             "run", server.url, "--trace", path, "--time-scale", "2", "--out", tmp_path / "run"
         )
     assert done.returncode == 0, done.stderr
@@ -251,7 +247,7 @@ def test_recorded_prompts_that_do_not_fit_are_left_out_and_counted(tmp_path: Pat
     )
 
 
-def test_whatever_is_left_out_of_a_trace_is_said(tmp_path: Path) -> None:
+def test_whatever_is_left_out_of_a_trace_is_said(cli: Cli, tmp_path: Path) -> None:
     """One of 200 turns: half a percent, of which a workload of one's own would not be told. Then
     of the 199 but 50 are sent."""
     rows = [
@@ -265,7 +261,7 @@ def test_whatever_is_left_out_of_a_trace_is_said(tmp_path: Path) -> None:
     ]
     path = trace_file(tmp_path, rows)
     with OddTokenizer(tokenize="ids", context=600) as server:
-        done = ampacity(
+        done = cli(
             "run", server.url, "--trace", path, "--max-requests", "50", "--out", tmp_path / "run"
         )
     assert done.returncode == 0, done.stderr

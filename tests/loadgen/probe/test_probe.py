@@ -28,8 +28,6 @@ from tests.support.certificates import make_certificate
 from tests.support.fault_server import FaultServer
 from tests.support.stage_driving import on_loop
 
-pytestmark = pytest.mark.real_time  # needs the machine to itself
-
 KEY = "sk-very-secret-42"
 T = TypeVar("T")
 

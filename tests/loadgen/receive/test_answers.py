@@ -20,6 +20,7 @@ from ampacity.loadgen.send.history import (
 from ampacity.loadgen.send.keys import Keys
 from ampacity.loadgen.send.protocols import Api, Dialect, RequestShape
 from tests.streams.playing import END, HEAD, MS, http_chunk, json_response, new_exchange
+from tests.support.repeats import often
 
 
 def event(value: dict[str, object]) -> bytes:
@@ -130,9 +131,47 @@ def test_messages_stream() -> None:
         {"type": "message_stop"},
     )
     assert (record.status, record.finish_reason, record.output_tokens) == ("ok", "max_tokens", 15)
-    assert (record.input_tokens, record.cached_tokens) == (25, 8)
+    assert (record.input_tokens, record.cached_tokens) == (
+        33,
+        8,
+    )  # Anthropic counts what the cache gave apart
     assert list(record.chunk_at_us) == [40_000, 60_000, 70_000]
     assert record.first_answer_ns == 60 * MS
+
+
+@pytest.mark.parametrize(
+    ("api", "events", "named"),
+    [
+        ("chat", [{"type": "x", "model": "m-2", "choices": [{"delta": {"content": "a"}}]}], "m-2"),
+        ("completions", [{"type": "x", "model": 5, "choices": [{"text": "a"}]}], None),
+        ("responses", [{"type": "response.created", "response": {"model": "m-2"}}], "m-2"),
+        ("messages", [{"type": "message_start", "message": {"model": "m-2"}}], "m-2"),
+        ("messages", [{"type": "message_start", "message": {}}], None),
+    ],
+)
+def test_the_model_that_an_answer_names(
+    api: Api, events: list[dict[str, object]], named: str | None
+) -> None:
+    assert play(api, *events).answered_by == named
+
+
+@pytest.mark.parametrize(
+    ("header", "named"),
+    [
+        ("X-Cache: HIT", "a cache"),
+        ("cf-cache-status: Hit from edge", "a cache"),
+        ("X-Cache: MISS", "m"),
+        ("X-Cache-Hit: false", "m"),
+    ],
+)
+def test_an_answer_from_a_cache_names_it(header: str, named: str) -> None:
+    exchange = new_exchange("chat", lambda _: None)
+    exchange.feed(MS, HEAD.replace(b"\r\n", f"\r\n{header}\r\n".encode(), 1))
+    exchange.feed(
+        2 * MS, event({"type": "x", "model": "m", "choices": [{"delta": {"content": "a"}}]})
+    )
+    exchange.feed(3 * MS, END)
+    assert exchange.record.answered_by == named
 
 
 def test_messages_overloaded_in_the_stream() -> None:
@@ -313,7 +352,7 @@ JSON = st.recursive(
     st.lists(st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4), max_size=6),
     st.booleans(),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=often(100, 400), deadline=None)
 def test_whatever_a_server_says_ends_as_one_record_and_can_be_told_again(
     api: Api, events: list[dict[str, object]], whole: bool
 ) -> None:

@@ -14,6 +14,7 @@ from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.receive.templates import learn
 from ampacity.loadgen.receive.thinking import Kind
 from tests.streams.playing import HEAD, NAMES, http_chunk, in_pieces, new_exchange, raw
+from tests.support.repeats import often
 
 pytestmark = pytest.mark.skipif(not hot_path.COMPILED, reason="_hot_path.c was not built")
 
@@ -308,13 +309,13 @@ def test_a_total_that_is_not_where_it_seems_teaches_nothing() -> None:
     assert learn(event(X + b',"usage":{"completion_tokens" : 5}}'), content_of) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=often(50, 200), deadline=None)
 @given(events=events_of_any_cut())
 def test_what_is_known_by_its_form_says_the_same_as_parsed(events: list[bytes]) -> None:
     alike(whole(events))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=often(37, 150), deadline=None)
 @given(data=st.data())
 def test_a_response_ends_with_the_read_that_holds_its_end(data: st.DataObject) -> None:
     """However the read is cut and whatever follows: it looks like an event that ends its chunk."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ampacity.loadgen.receive.sse import EventSplitter
 from ampacity.loadgen.rundir.records import RequestRecord
 from tests.streams.playing import NAMES, in_pieces, play, raw
+from tests.support.repeats import often
 
 
 def reference(body: bytes) -> list[bytes]:
@@ -61,7 +62,7 @@ _BODY = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=often(75, 300), deadline=None)
 @given(body=_BODY, data=st.data())
 @example(body=b"\xef\xbb\xbfdata: x\r\n\r\n", data=None)
 @example(body=b"data: x\r\r\n\ndata: y\n\r\n", data=None)
@@ -82,7 +83,7 @@ def test_any_bytes_at_all(body: bytes) -> None:
         assert split([body[i : i + size] for i in range(0, len(body), size)]) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=often(15, 60), deadline=None)
 @given(name=st.sampled_from(NAMES), data=st.data())
 def test_streams_in_random_pieces_give_the_same_record(name: str, data: st.DataObject) -> None:
     response = raw(name)

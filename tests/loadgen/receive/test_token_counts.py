@@ -19,8 +19,6 @@ from ampacity.workloads.prompts.tokenizers import Tokenizer, hugging_face, load_
 from tests.loadgen.receive.test_exchange import END, FINISH, HEAD, chunk, text
 from tests.streams.playing import MS, new_exchange
 
-pytestmark = pytest.mark.real_time  # needs the machine to itself
-
 
 def words(pieces: Sequence[str]) -> list[int]:
     return [len(piece.split()) for piece in pieces]

@@ -61,6 +61,7 @@ def test_a_row_keeps_every_value_and_every_null() -> None:
         "finish_reason",
         "token_source",
         "server_request_id",
+        "answered_by",
     ]
     values |= {name: f"{name} é\n" for name in texts}
     values |= {f.name: 0.25 for f in dataclasses.fields(RequestRecord) if "float" in str(f.type)}

@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,13 @@ from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.workers.pool import deal
 from ampacity.loadgen.workers.setup import Route, Setup
-from ampacity.simulator.server.launch import Started, start_in_process
+from ampacity.simulator.server.launch import Started
 from ampacity.workloads.lengths.parse import Fixed
 from ampacity.workloads.profile import Workload, load_workload
 from ampacity.workloads.schedule import Schedule, closed_schedule, open_schedule
 from ampacity.workloads.sessions import Sessions
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Started]:
-    with start_in_process("demo") as started:
-        yield started
 
 
 def setup_for(server: Started) -> Setup:

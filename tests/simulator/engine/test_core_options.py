@@ -16,6 +16,7 @@ from ampacity.simulator.engine.options import POLICIES
 from ampacity.simulator.engine.outcome import simulate
 from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.hardware import PRESETS, linear_config
+from tests.support.repeats import often
 from tests.support.simulator.engine_runs import prefix_hashes, run_dry
 
 # Memory 1 ms a step; a computed token 1 ms: a step of n > 1 tokens takes n ms.
@@ -116,7 +117,7 @@ def naive_hits(rows: list[tuple[int, int, int]], blocks: int) -> list[int]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=often(50, 200), deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 60), st.integers(0, 15), st.integers(0, 4)),
@@ -144,7 +145,7 @@ prefixed = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=often(37, 150), deadline=None)
 @given(
     prefixed,
     st.fixed_dictionaries(

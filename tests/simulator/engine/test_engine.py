@@ -12,6 +12,7 @@ from ampacity.simulator.engine.engine import Engine, EngineConfig, Request
 from ampacity.simulator.engine.steptime import Linear, Roofline
 from ampacity.simulator.engine.truth import simulate
 from ampacity.simulator.models.hardware import PRESETS, linear_config
+from tests.support.repeats import often
 from tests.support.simulator.engine_runs import run_dry
 
 # Every term of the step time is different, so that a wrong count anywhere shows.
@@ -127,7 +128,7 @@ lengths = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=often(25, 100), deadline=None)
 @given(lengths, st.integers(1, 6), st.integers(6, 40), st.integers(16, 40))
 def test_same_token_times_as_a_naive_engine(
     rows: list[tuple[float, int, int]], seqs: int, budget: int, blocks: int

@@ -18,8 +18,7 @@ from ampacity.cli import main
 from ampacity.simulator import SimulatorError
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.simulator.server.server import main as serve_from_argv
-
-pytestmark = pytest.mark.real_time  # needs the machine to itself
+from tests.support.args import args_of
 
 
 def alive(pid: int) -> bool:
@@ -120,27 +119,8 @@ def test_child_ends_when_its_parent_is_killed() -> None:
 def test_the_command_line_sets_face_and_faults(tmp_path: Path) -> None:
     plan = tmp_path / "faults.json"
     plan.write_text('{"errors": {"503": 1.0}}')
-    options = [
-        "--preset",
-        "linear:0.001,0",
-        "--port",
-        "0",
-        "--model",
-        "base",
-        "--adapters",
-        "sql, legal",
-    ]
-    options += [
-        "--chunk-tokens",
-        "5",
-        "--natural-tokens",
-        "7",
-        "--usage",
-        "none",
-        "--no-done",
-        "--flush-ms",
-        "1",
-    ]
+    options = [*args_of("--preset linear:0.001,0 --port 0 --model base --adapters"), "sql, legal"]
+    options += args_of("--chunk-tokens 5 --natural-tokens 7 --usage none --no-done --flush-ms 1")
     options += ["--prefix-caching", "--faults", str(plan), "--control"]
     command = [sys.executable, "-c", "from ampacity.cli import main; main()", "simulate", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

@@ -26,6 +26,7 @@ from ampacity.simulator.server.protocol import CHAT_OVERHEAD_TOKENS
 from ampacity.simulator.server.server import Server
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORDS
+from tests.support.args import args_of
 from tests.support.simulator.simulated_server import FAST, served
 from tests.support.simulator.simulated_server import run as run_within
 
@@ -209,13 +210,7 @@ def test_a_run_and_doctor_work_with_every_api(
                 "run",
                 url,
                 *lengths,
-                "--rates",
-                "20",
-                "--duration",
-                "2s",
-                "--slo",
-                "e2e_p50=2s",
-                "--out",
+                *args_of("--rates 20 --duration 2s --slo e2e_p50=2s --out"),
                 tmp_path / "run",
             )
             == 0
@@ -252,11 +247,7 @@ def test_conversations_grow_as_planned_in_every_api(
             api,
             "--workload",
             profile,
-            "--rates",
-            "12",
-            "--duration",
-            "2s",
-            "--out",
+            *args_of("--rates 12 --duration 2s --out"),
             tmp_path / "run",
         ) in (0, 3)
     table = load_run(tmp_path / "run").requests

@@ -21,6 +21,7 @@ from ampacity.simulator.server.apierrors import ApiError
 from ampacity.simulator.server.face import Face
 from ampacity.simulator.server.protocol import parse
 from ampacity.simulator.server.text import WORDS, characters
+from tests.support.repeats import often
 from tests.support.simulator.simulated_server import (
     CHAT,
     FAST,
@@ -449,7 +450,7 @@ bodies = some | some.map(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=often(15, 60))
 @given(bodies, st.booleans(), st.text(max_size=10))
 def test_whatever_is_asked_is_answered_or_refused(
     body: dict[str, Any], chat: bool, header: str

@@ -25,6 +25,7 @@ from tests.support.simulator.simulated_server import (
     on_loop,
     served,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 
@@ -94,10 +95,10 @@ async def test_a_client_that_leaves_while_its_entries_are_on_their_way_frees_eve
             url + CHAT, json={"messages": HELLO, "max_tokens": 500, "stream": True}
         ) as response:
             await response.content.readuntil(b'"content":" ')
-        await asyncio.sleep(0.15)
         assert server.live is not None
-        assert [engine.running + engine.waiting for engine in server.live.engines] == [0, 0]
-        assert server.metrics[0].aborted == 1
+        engines = server.live.engines
+        await until(lambda: server.metrics[0].aborted == 1)
+        await until(lambda: [one.running + one.waiting for one in engines] == [0, 0])
         assert server.metrics[0].generation_tokens == 0
 
 

@@ -16,6 +16,7 @@ from ampacity.simulator.server.text import (
     natural_length,
     word_index,
 )
+from tests.support.repeats import often
 
 
 def word(seed: int, position: int) -> str:
@@ -42,7 +43,7 @@ def by_reading(
 pieces = st.text(alphabet="aeiolmnr bdz", min_size=1, max_size=7)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=often(37, 150))
 @given(
     st.integers(0, 2000),
     st.integers(1, 2600),

@@ -13,6 +13,7 @@ from scipy import optimize, stats
 from ampacity.workloads.arrivals.processes import ARRIVALS, arrival_times, arrivals_text
 from ampacity.workloads.arrivals.rates import MEASURED_DAY
 from ampacity.workloads.errors import WorkloadError
+from tests.support.repeats import often
 
 
 def rng(seed: int = 1) -> np.random.Generator:
@@ -336,7 +337,7 @@ def test_a_curve_that_does_not_fit_the_stage_is_refused(
         arrival_times(spec, 1, duration_s, rng())
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=often(50, 200))
 @given(st.sampled_from(ARRIVALS), st.text(alphabet="0123456789=/,:.msh abceforvtny-", max_size=30))
 def test_any_text_gives_arrivals_or_one_plain_line(kind: str, rest: str) -> None:
     try:

@@ -36,6 +36,7 @@ from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import open_schedule
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.trace import Trace
+from tests.support.repeats import often
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
 
@@ -117,8 +118,8 @@ def chosen(law: str, seed: int, requests: int = 3000, rate: float = 2.0) -> str:
     ],
 )
 def test_the_process_that_drew_a_log_is_found(law: str, kind: str) -> None:
-    found = [chosen(law, seed) for seed in range(3)]
-    assert [text.partition(":")[0] for text in found] == [kind] * 3
+    found = [chosen(law, seed) for seed in range(often(1, 3))]
+    assert {text.partition(":")[0] for text in found} == {kind}
     for text in found:
         parse_arrivals(text)  # a workload file takes it
 
@@ -291,7 +292,7 @@ def test_azure_code_is_on_and_off() -> None:
 
 # a draw that lies behind the last whole day
 @example(gaps=[30.0, 1e7, 0.0, 0.0, 61.0], n=100, seed=3)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=often(6, 15), deadline=None)
 @given(
     st.lists(
         st.sampled_from([0.0, 1.0, 2.0, 0.5, 30.0, 61.0, 5000.0, 90_000.0, 1e7]),

@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -29,18 +28,12 @@ from ampacity.loadgen.rundir.files import RunDirError, load_run, read_answers
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.progress import Progress
 from ampacity.reports.render.tables import accepted_table
-from ampacity.simulator.server.launch import Started, start_in_process
+from ampacity.simulator.server.launch import Started
 from tests.support.contract import summarise
 from tests.support.synthetic import Stage, make_run, request
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "quality.md"
 QUESTIONS = ["6 x 7?", "What is 2 + 2?", "Name a prime."]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Started]:
-    with start_in_process("demo") as started:
-        yield started
 
 
 def measured(**raw: object) -> Path:

@@ -27,6 +27,7 @@ from ampacity.workloads.lengths.parse import (
     fit_copula,
     parse_lengths,
 )
+from tests.support.repeats import often
 
 N = 100_000
 LEVELS = (0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
@@ -294,7 +295,7 @@ def test_a_bad_distribution_is_one_line_that_names_place_and_culprit(
     assert "\n" not in str(caught.value)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=often(15, 60))
 @given(
     st.lists(
         st.tuples(st.floats(0.01, 10), st.integers(1, 5000), st.floats(1, 30)),

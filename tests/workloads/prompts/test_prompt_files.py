@@ -22,6 +22,7 @@ from ampacity.workloads.prompts.prefixes import infinite_cache
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORDS
 from ampacity.workloads.schedule import open_schedule
+from tests.support.repeats import often
 
 SHAREGPT = {
     "id": "1",
@@ -291,6 +292,19 @@ def test_parts_of_a_conversation_that_are_not_sent_are_counted(tmp_path: Path) -
     )
 
 
+def test_messages_behind_the_last_of_a_user_are_counted(tmp_path: Path) -> None:
+    system = {"from": "system", "value": "be brief"}
+    rows = [
+        {"conversations": [human("one"), gpt("two"), system]},
+        {"conversations": [human("one"), gpt("two"), system, gpt("three"), system]},
+        {"conversations": [human("one"), gpt("two"), system, human("three")]},
+    ]
+    file = read_prompts(write(tmp_path / "p.jsonl", *rows))
+    assert [len(entry.turns) for entry in file.entries] == [1, 1, 2]
+    said = "2 conversations end with messages of the system: they are left out"
+    assert f"p.jsonl: {said}" in file.notes
+
+
 def test_an_instruction_and_its_input_are_one_prompt(tmp_path: Path) -> None:
     """Alpaca's rows: with ``input`` alone the question would be lost."""
     file = read_prompts(
@@ -399,7 +413,7 @@ rows_of_any_shape = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=often(50, 200), deadline=None)
 @given(st.lists(rows_of_any_shape, max_size=4))
 def test_whatever_the_rows_hold_each_is_sent_or_counted(
     tmp_path_factory: pytest.TempPathFactory, rows: list[object]

@@ -23,6 +23,8 @@ from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.records import ColumnCounts
 from ampacity.workloads.traces.trace import Trace
 from ampacity.workloads.traces.values import tokens
+from tests.support.args import args_of
+from tests.support.repeats import often
 
 
 def rows(trace: Trace) -> list[tuple[float, int, int]]:
@@ -268,7 +270,7 @@ def test_what_a_path_means(path: str, value: object) -> None:
     assert reach({"a": 1, "b": {"c": 2, "l": [3, 4]}, "d.e": 5}, path) == value
 
 
-@settings(max_examples=200)
+@settings(max_examples=often(50, 200))
 @given(
     st.recursive(
         st.integers(),
@@ -513,7 +515,7 @@ def test_a_byte_that_is_no_text_names_its_row_and_can_be_skipped(tmp_path: Path)
     assert len(read_trace(path, skip_bad_rows=True)) == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=often(25, 100), deadline=None)
 @given(
     st.sampled_from([",", ";", "\t", "|"]),
     st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]),
@@ -547,12 +549,9 @@ def test_run_takes_the_columns_that_fit_takes(
     path = lines(tmp_path / "e.jsonl", *EVENTS)
     url = "http://127.0.0.1:9/v1"
     given = [
-        "--column",
-        "time=timing_events.0.timestamp",
-        "--column",
-        "input=usage.in",
-        "--column",
-        "output=usage.all.1",
+        *args_of(
+            "--column time=timing_events.0.timestamp --column input=usage.in --column output=usage.all.1"
+        )
     ]
     for flags, complaint in (
         (

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampacity.workloads.errors import WorkloadError
+from ampacity.workloads.traces.formats import open_records
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.trace import Trace
+from tests.support.repeats import often
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
 
@@ -185,9 +187,28 @@ def test_vllm_log_with_and_without_the_answers_tokens(tmp_path: Path) -> None:
         + "INFO 11-27 20:41:40 [logger.py:70] Generated response chatcmpl-a: output: 'x', output_token_ids: [7, 8], finish_reason: stop\n"
     )
     (tmp_path / "vllm.log").write_text(log)
-    assert rows(read_trace(tmp_path / "vllm.log")) == [(0.0, 3, 2), (2.0, 4, 64)]
+    trace = read_trace(tmp_path / "vllm.log")
+    assert rows(trace) == [(0.0, 3, 2), (2.0, 4, 64)]
+    limit = "1 rows have no count of output tokens: the request's own limit is taken"
+    assert f"vllm.log: {limit}" in trace.notes
     (tmp_path / "old.log").write_text(received.format(s="37", i="a", m=16, ids="None"))
     assert "old.log:1: column input_tokens: the value is missing" in refusal(tmp_path / "old.log")
+
+
+@pytest.mark.parametrize("change", ["appended to", "cut", "replaced"])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "t.jsonl"
+    row = '{"timestamp": 1, "input_tokens": 5, "output_tokens": 7}\n'
+    path.write_text(9 * row)
+    more = {"appended to": 10, "cut": 8, "replaced": 1}[change]
+
+    def changed() -> None:
+        with open_records(path) as held:
+            next(held.rows)
+            path.write_text(more * row)
+
+    with pytest.raises(WorkloadError, match="changed while it was read"):
+        changed()
 
 
 def test_parquet_with_stamps_and_gzipped(tmp_path: Path) -> None:
@@ -308,7 +329,7 @@ def test_progress_is_told_while_a_large_file_is_streamed(
     assert 0 < told[0][1] <= told[1][1] <= 1
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=often(15, 40))
 @given(
     st.lists(
         st.tuples(st.integers(0, 10**9), st.integers(1, 10**6), st.integers(1, 10**6)),
@@ -368,7 +389,7 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=often(50, 200))
 @given(values, st.booleans())
 def test_any_json_is_read_or_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, value: object, skip: bool

@@ -1,0 +1,1 @@
+"""Gate: a baseline, and candidates checked against it and against SLOs."""

@@ -1,0 +1,111 @@
+"""Good answers that are not what they seem: cut off, with impossible counts, of another model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ampacity.analysis.metrics.requests import PARTS, Requests, unseen
+from ampacity.loadgen.rundir.records import CACHE, came_together
+
+# of the usual length: a shorter answer without a finish reason may have been cut off
+CUT_SHARE = 0.5
+CUT_ALIKE = 0.1
+_BY_ITSELF = ("stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete")
+_BY_CALL = ("tool_calls", "tool_use", "function_call")
+_BY_LIMIT = ("length", "max_tokens", "max_output_tokens", "model_length")
+ENDINGS = frozenset((*_BY_ITSELF, *_BY_CALL, *_BY_LIMIT))
+"""Finish reasons of whole answers."""
+LONG = 10  # fewer tokens may share a read by chance
+FAST_S = 0.01  # answers that take no longer may too
+CONTRADICTED = "other tokens than were asked for, of which as many chunks came"
+
+
+@dataclass(frozen=True)
+class OddAnswers:
+    """Numbers of odd answers among ``good`` ones."""
+
+    good: int = 0
+    cut_short: tuple[int, int] = (0, 0)  # (may have been cut off, those looked at)
+    unseen: int = 0  # of several tokens, none of which was sent
+    impossible: dict[str, int] = field(default_factory=dict)  # by what is wrong
+    strangers: dict[str, int] = field(default_factory=dict)  # by who answered
+    endings: dict[str, int] = field(default_factory=dict)  # by a finish reason not in ENDINGS
+    whole: int = 0  # of LONG tokens or more, that came in one piece
+
+
+def odd_answers(table: pa.Table, requests: Requests, asked: Collection[str]) -> OddAnswers:
+    """Return the odd ones among the good answers; ``asked``: the models that were asked for."""
+    good = requests.take(requests.has_status("ok"))
+    rows = pa.array(good.row)
+    impossible = {
+        f"more {part.replace('_', ' ')} than {whole.replace('_', ' ')}": pc.sum(
+            pc.greater(table[part].take(rows), table[whole].take(rows))
+        ).as_py()
+        for part, whole in PARTS.items()
+    }
+    sources = table["token_source"].take(rows)
+    by_server = pc.fill_null(pc.not_equal(sources, "chunks"), False).to_numpy()
+    impossible[CONTRADICTED] = int(np.count_nonzero(good.uncounted & by_server))
+    return OddAnswers(
+        len(rows),
+        cut_short(table, requests),
+        int(np.count_nonzero(unseen(requests))),
+        {what: n for what, n in impossible.items() if n},
+        _strangers(_counts(table["answered_by"].take(rows)), asked),
+        {
+            reason: n
+            for reason, n in _counts(table["finish_reason"].take(rows)).items()
+            if reason.lower() not in ENDINGS
+        },
+        _whole(good),
+    )
+
+
+def _whole(good: Requests) -> int:
+    lasts_s = (good.last_token_ns - good.started_ns) * 1e-9
+    span_s = (good.last_token_ns - good.first_token_ns) * 1e-9
+    is_whole = came_together(span_s, lasts_s, good.output_tokens)
+    return int(np.count_nonzero(is_whole & (good.output_tokens >= LONG) & (lasts_s > FAST_S)))
+
+
+def _counts(column: pa.ChunkedArray) -> dict[str, int]:
+    """Return the number of each text, the most frequent first."""
+    found = Counter({v["values"]: v["counts"] for v in pc.value_counts(column).to_pylist()})
+    return {text: n for text, n in found.most_common() if text is not None}
+
+
+def _strangers(answered_by: dict[str, int], asked: Collection[str]) -> dict[str, int]:
+    """Return the answers by others than the models that were asked for.
+
+    One other name for each model is an alias, unless some answers have the model's own.
+    """
+    names = answered_by.keys() - {CACHE}
+    others = names - set(asked)
+    if not (others and names & set(asked)) and len(others) <= len(asked):
+        others = set()
+    return {name: n for name, n in answered_by.items() if name in {*others, CACHE}}
+
+
+def cut_short(table: pa.Table, requests: Requests) -> tuple[int, int]:
+    """Return (answers that may have been cut off, all good answers).
+
+    The former have no finish reason and less than half of the usual chunks for their plan. Usual is
+    the median of those that have a finish reason; where none has one, of all, if most of them are
+    about as long.
+    """
+    good = requests.take(requests.has_status("ok") & (requests.output_tokens_planned > 0))
+    chunks = pc.fill_null(pc.list_value_length(table["chunk_at_us"]), 0).to_numpy()[good.row]
+    ended = pc.is_valid(table["finish_reason"]).to_numpy(zero_copy_only=False)[good.row]
+    share = chunks / good.output_tokens_planned
+    if not len(share) or ended.all():
+        return 0, len(share)
+    usual = float(np.median(share[ended] if ended.any() else share))
+    if not ended.any() and np.mean(np.abs(share - usual) <= CUT_ALIKE * usual) <= 0.5:
+        return 0, len(share)  # they end where the model ends them
+    return int(np.count_nonzero((chunks > 0) & ~ended & (share < CUT_SHARE * usual))), len(share)

@@ -1,0 +1,1 @@
+"""Documents about several runs: a comparison, a gate."""

@@ -1,0 +1,21 @@
+"""In place of reports/charts/draw.py: empty pictures, in 30 ms and not 1.5 s.
+
+Where the runtime is asked for, the real program answers: it is kept for every later page.
+"""
+
+import json
+import runpy
+import sys
+from io import StringIO
+from pathlib import Path
+
+if __name__ == "__main__":
+    text = sys.stdin.read()
+    asked = json.loads(text)
+    if asked["runtime"]:
+        sys.stdin = StringIO(text)
+        real = Path(__file__).parents[2] / "reports" / "charts" / "draw.py"
+        runpy.run_path(str(real), run_name="__main__")
+    else:
+        empty = '<svg xmlns="http://www.w3.org/2000/svg" width="100" height="50"/>'
+        json.dump({"svg": [empty] * len(asked["specs"]), "runtime": False}, sys.stdout)

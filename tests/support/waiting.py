@@ -1,0 +1,21 @@
+"""Wait for what must come, instead of for a time."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+
+def wait_until(holds: Callable[[], object], within_s: float = 30.0) -> None:
+    """Look every 20 ms. Fails when ``within_s`` are over."""
+    end_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < end_s, "it did not come"
+        time.sleep(0.02)
+
+
+async def until(holds: Callable[[], object], within_s: float = 30.0) -> None:
+    """Look every 5 ms. Fails when ``within_s`` are over."""
+    end_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < end_s, "it did not come"
+        await asyncio.sleep(0.005)
