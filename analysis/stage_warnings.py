@@ -16,6 +16,7 @@ from ampacity.analysis.stage.throughput import is_figure, steady_state
 
 RESENT_SHARE = 0.01  # of the requests; above it, a race with idle timeouts is no explanation
 USERS_SHARE = 0.9  # of the users set: fewer at most in flight means that some never started
+SOME_WHOLE = 0.01  # of the answers; above it, those that came in one piece are named
 IDLE_CPU_FRACTION = 0.5  # of a core: below it the client's own work did not hold it up
 
 Stages = Sequence[Stage]
@@ -245,6 +246,12 @@ def littles_law(facts: Facts) -> str | None:
 
 def not_streamed(facts: Facts) -> str | None:
     whole = [s for s in facts.stages if IN_ONE_PIECE in (s.ttft_s.reason or "")]
+    if not whole and facts.odd.whole > SOME_WHOLE * facts.odd.good:
+        return (
+            f"{facts.odd.whole:,} of {facts.odd.good:,} answers came in one piece: their TTFT is their "
+            "E2E, and they have no ITL, so both are those of a mixture. Find what holds these back (a "
+            "proxy, a replica that does not stream), or judge by e2e."
+        )
     if not whole:
         return None
     reason = str(whole[0].ttft_s.reason).partition(":")[0]

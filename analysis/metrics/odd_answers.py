@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampacity.analysis.metrics.requests import PARTS, Requests, unseen
-from ampacity.loadgen.rundir.records import CACHE
+from ampacity.loadgen.rundir.records import CACHE, came_together
 
 # of the usual length: a shorter answer without a finish reason may have been cut off
 CUT_SHARE = 0.5
@@ -21,6 +21,8 @@ _BY_CALL = ("tool_calls", "tool_use", "function_call")
 _BY_LIMIT = ("length", "max_tokens", "max_output_tokens", "model_length")
 ENDINGS = frozenset((*_BY_ITSELF, *_BY_CALL, *_BY_LIMIT))
 """Finish reasons of whole answers."""
+LONG = 10  # fewer tokens may share a read by chance
+FAST_S = 0.01  # answers that take no longer may too
 CONTRADICTED = "other tokens than were asked for, of which as many chunks came"
 
 
@@ -34,6 +36,7 @@ class OddAnswers:
     impossible: dict[str, int] = field(default_factory=dict)  # by what is wrong
     strangers: dict[str, int] = field(default_factory=dict)  # by who answered
     endings: dict[str, int] = field(default_factory=dict)  # by a finish reason not in ENDINGS
+    whole: int = 0  # of LONG tokens or more, that came in one piece
 
 
 def odd_answers(table: pa.Table, requests: Requests, asked: Collection[str]) -> OddAnswers:
@@ -60,7 +63,15 @@ def odd_answers(table: pa.Table, requests: Requests, asked: Collection[str]) -> 
             for reason, n in _counts(table["finish_reason"].take(rows)).items()
             if reason.lower() not in ENDINGS
         },
+        _whole(good),
     )
+
+
+def _whole(good: Requests) -> int:
+    lasts_s = (good.last_token_ns - good.started_ns) * 1e-9
+    span_s = (good.last_token_ns - good.first_token_ns) * 1e-9
+    is_whole = came_together(span_s, lasts_s, good.output_tokens)
+    return int(np.count_nonzero(is_whole & (good.output_tokens >= LONG) & (lasts_s > FAST_S)))
 
 
 def _counts(column: pa.ChunkedArray) -> dict[str, int]:

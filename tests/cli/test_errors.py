@@ -148,6 +148,9 @@ def test_options_of_other_tools_are_answered_by_ours(
     assert result.stderr == f"ampacity: no such option {said}; see ampacity {name} --help\n"
 
 
+TWICE = "it stands 2 times: keep one"
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -156,9 +159,18 @@ def test_options_of_other_tools_are_answered_by_ours(
             "No such option: --data (Possible options: --tp); see ampacity plan --help",
         ),
         ("run U --rates", "Option '--rates' requires an argument; see ampacity --help"),
-        ("run U --rates 5 --rates=9", "'--rates': it stands 2 times: keep one"),
-        ("run U --rates 5 -o a --out b", "'-o' / '--out': it stands 2 times: keep one"),
-        ("workload fit a.csv -o a -o b", "it stands 2 times: keep one"),
+        (
+            "run U --rates 5 --rates=9",
+            f"Invalid value for '--rates': {TWICE}; see ampacity run --help",
+        ),
+        (
+            "run U --rates 5 -o a --out b",
+            f"Invalid value for '-o' / '--out': {TWICE}; see ampacity run --help",
+        ),
+        (
+            "workload fit a.csv -o a -o b",
+            f"Invalid value for '-o' / '--out': {TWICE}; see ampacity workload fit --help",
+        ),
     ],
 )
 def test_other_wrong_options_are_answered_by_typer(

@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ ROLES_OF_MESSAGES = {
     **dict.fromkeys(("tool", "function", "observation", "tool_response", "ipython"), "tool"),
 }
 CHARACTERS_PER_TOKEN = 4  # of English text, in the vocabularies of today's models, roughly
+FAR = 5.0  # in languages without spaces a character is a token, and not four
+_FAR_TOKENS = 100  # a chat template's, and more
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _LIST, _TEXT = "a list of messages", "a text"
 _HOLDERS: dict[str, tuple[str, ...]] = {  # where a prompt stands, and what may stand there
@@ -204,6 +206,15 @@ def _blank(content: Any) -> bool:
 def is_visible(text: str) -> bool:
     """Return whether a text has a character other than spaces, controls and zero-width marks."""
     return any(not c.isspace() and unicodedata.category(c) not in ("Cc", "Cf") for c in text)
+
+
+def is_far(messages: Sequence[Message], estimate: int, counted: int) -> bool:
+    """Return whether the text of messages cannot have so many tokens; images have some without."""
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    low, high = sorted((estimate, counted))
+    is_text = all(part.get("text") or part.get("content") for part in parts)
+    return is_text and high > FAR * low + _FAR_TOKENS
 
 
 def text_of_content(content: str | list[Any]) -> str:

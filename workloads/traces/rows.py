@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ampacity.workloads.errors import WorkloadError
+from ampacity.workloads.prompts.conversations import FAR, is_far
 from ampacity.workloads.text import mended
 from ampacity.workloads.traces.block_ids import BlockIds
 from ampacity.workloads.traces.columns import WITH_FAILED_REQUESTS, Columns
@@ -138,6 +139,9 @@ class Rows:
         output_tokens = self._output_tokens(record, columns)
         at_ns, clock = self._time(record, columns)
         _check_counts(columns, input_tokens, output_tokens)
+        unit = columns.name("unit")
+        if has(record, unit) and str(record[unit]).strip().lower() != "tokens":
+            raise CellError(unit, f"the counts are {str(record[unit])[:40]!r}, not tokens")
         optional = self._optional(record, columns) if output_tokens else {}
         pause = columns.name("pause")
         pause_ns = cell(record, pause, lambda value: span_ns(value, pause), UNKNOWN)
@@ -178,6 +182,11 @@ class Rows:
         if input_tokens is None:
             counted_by = self.recording.counted_by
             self._row_notes.append(f"rows have no count of input tokens: {counted_by}")
+        elif is_far(prompt.messages, estimate, input_tokens):
+            self._row_notes.append(
+                f"rows have a text that is {FAR:g} times shorter or longer than its count of input "
+                "tokens (cut off, or redacted?): it is sent as recorded"
+            )
         return entry, estimate if input_tokens is None else input_tokens
 
     def _check_context(self, columns: Columns, input_tokens: int, output_tokens: int) -> None:

@@ -80,13 +80,23 @@ def read_span(
         "service.name": about.get("service.name"),
         **ids,
         "is_agent": not is_call and (operation or kind) is not None,
-        **{f"attributes.{n}": value for n, value in held.items() if not n.startswith(_USED)},
+        **{
+            f"attributes.{n}": value
+            for n, value in held.items()
+            if not n.startswith(_USED) or _contradicts(n, value, counts)
+        },
         **{f"span.{name}": value for name, value in span.items() if name not in _SPAN_FIELDS},
         **_span_prompt(held),
     }
     if _CACHED in held:
         row[_CACHED] = held[_CACHED]
     yield row
+
+
+def _contradicts(name: str, value: Any, counts: Sequence[Any]) -> bool:
+    """Return whether an attribute counts the tokens too, and otherwise."""
+    pairs = zip(_USAGE, counts, strict=True)
+    return any(name in names and str(value) != str(taken) for names, taken in pairs)
 
 
 def _trace_id(span: Mapping[str, Any]) -> Any:

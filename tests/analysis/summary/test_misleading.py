@@ -214,6 +214,22 @@ def test_answers_of_other_lengths_claim_no_clean_capacity(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize(("n", "tokens", "said"), [(20, 30, 1), (2, 30, 1), (1, 30, 0), (20, 4, 0)])
+def test_some_answers_in_one_piece_are_said(tmp_path: Path, n: int, tokens: int, said: int) -> None:
+    """``n`` of 100 answers come whole, after as long as the others take."""
+    streamed, whole = [0.01] * (tokens - 1), [0.0] * (tokens - 1)
+    rows = [
+        request(i, i / 8, ttft_s=0.4, gaps_s=whole)
+        if i < n
+        else request(i, i / 8, ttft_s=0.1, gaps_s=streamed)
+        for i in range(100)
+    ]
+    run = make_run(tmp_path / "run", [Stage(rows, 12.5, 0.0, 8.0)], [], warmup_requests=0)
+    found = texts(summarise(run), "not_streamed")
+    assert len(found) == said
+    assert all(text.startswith(f"{n} of 100 answers came in one piece") for text in found)
+
+
 def test_silent_answers_leave_ttft_open(tmp_path: Path) -> None:
     """Half of the answers show no token: no median of TTFT is known, whatever the others had."""
     rows = [
