@@ -11,8 +11,8 @@ import traceback
 from contextlib import suppress
 from typing import cast
 
-from ampacity.cli.process import protect
 from ampacity.cli.streams import secure_streams
+from ampacity.process import protect
 
 EXIT_OUTAGE = 1  # the endpoint was down for a while
 EXIT_USAGE = 2
