@@ -27,6 +27,7 @@ docs: $(INSTALLED_DEV)
 # Fuzzes every reader, and the compiled receive path under the address and undefined-behaviour
 # sanitizers, LONG_S seconds for each target; then the tests, with more repetitions of random ones.
 LONG_S ?= 1800
+SOAK_MINUTES ?= 20
 ASAN := build/asan
 test-long: $(INSTALLED_DEV)
 	CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -g -O1" \
@@ -36,6 +37,7 @@ test-long: $(INSTALLED_DEV)
 	  --seconds $(LONG_S) --hot-path "$$(ls $(ASAN)/ampacity/loadgen/receive/_hot_path*.so)"
 	$(BIN)/python -m tests.long.fuzz --seconds $(LONG_S)
 	LONG_S=$(LONG_S) $(PYTEST) -m "not real_time"
+	$(BIN)/python -m tests.long.soak --minutes $(SOAK_MINUTES)
 
 # vLLM on CPU: minutes to install and to start, so outside of `make test`
 test-engines: $(INSTALLED_DEV)

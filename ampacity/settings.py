@@ -194,7 +194,9 @@ class Settings:
         "Sweep again with every request at these quantiles of the workload's lengths, e.g. "
         "p50,p99: one more curve for each."
     )
-    duration_s: float = _load(DURATION, 30.0, name="duration")("Length of a stage, e.g. 30s or 2m.")
+    duration_s: float = _load(DURATION, 30.0, name="duration")(
+        "Length of a stage, or of a soak, as 2m."
+    )
     arrivals: str | None = _load(_text("SPEC"))(
         "Arrival process: poisson, constant, gamma:cv=3, weibull:cv=2, onoff:on=10s,off=50s, "
         "ramp:from=0.2,to=1.8, steps:rates=1/2/4, diurnal or burst:factor=5,length=10s.",

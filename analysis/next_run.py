@@ -21,6 +21,7 @@ OF_BURST = (
     *("--base-rps", "--factor", "--shape", "--max-recovery"),
     *("--base-duration", "--burst-duration", "--recovery-duration"),
 )
+OF_SOAK = ("--rps", "--window", "--duration")
 BUDGETS = ("--max-cost", "--max-tokens", "--max-requests")
 OF_OUTPUT, FLAGS_OF_OUTPUT = ("--out", "-o", "--summary"), ("--json", "--quiet", "-q")
 FLAGS_OF_SEARCH = ("--closed", "--search")
@@ -202,11 +203,11 @@ def _sweep(words: Sequence[str]) -> str | None:
     """Return the sweep with the options of a burst: the capacity, and what limits it."""
     if {"-c", "--config"} & {*words}:
         return None
-    return again([words[0], "sweep", *words[2:]], dict.fromkeys(OF_BURST))
+    return again([words[0], "sweep", *words[2:]], dict.fromkeys((*OF_BURST, *OF_SOAK)))
 
 
 def sweep_instead(meta: Mapping[str, Any]) -> str | None:
-    """Return the sweep that a burst's report asks for; None where it cannot be made."""
+    """Return the sweep that a burst's or soak's report asks for; None where it cannot be made."""
     words = _recorded(meta)
     return _sweep(words) if words else None
 

@@ -49,6 +49,10 @@ from ampacity.loadgen.rundir.records import KINDS
 
 SCHEMA_VERSION = 2
 EXAMPLE_CHARS = 200
+NO_CAPACITY = {  # by an entry of run.json
+    "burst": "a burst is no steady load, so it names no capacity: a search or a sweep does",
+    "soak": "a soak has one load, so it names no capacity: a search or a sweep does",
+}
 SIMULATOR = "ampacity-simulator"  # what the embedded simulator answers to /version
 
 
@@ -58,7 +62,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
     Raises SloError or RecordsError on a broken run.
     """
     check_records(run)
-    partial = _partial(run)
+    partial = partial_of(run)
     run, others = split_lengths(run)
     meta = run.meta
     slos = [slo_from_dict(s) for s in meta.get("slos") or []]
@@ -92,7 +96,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
             for _, of_part, judged in [_judge_stages(part, slos, labels)]
         ],
         "offline": offline_throughput(stages, slos, meta.get("fleet_inputs") or {}),
-        "audit": _audit(metas, stages, imported=bool(meta.get("imported"))),
+        "audit": audit_of(metas, stages, imported=bool(meta.get("imported"))),
         "sharing": compare_sharing(records.requests, metas),
         "traffic": summarise_traffic(records, metas, meta.get("workload") or {}),
         "sessions": summarise_sessions(records, metas, stages, slos),
@@ -179,8 +183,7 @@ def _workload(described: Mapping[str, Any], came: dict[str, Any]) -> dict[str, A
 def _capacity(
     meta: Mapping[str, Any], stages: Sequence[Stage], slos: list[Slo], quota: Quota | None
 ) -> Capacity:
-    if meta.get("burst"):
-        why = "a burst is no steady load, so it names no capacity: a search or a sweep does"
+    if why := next((why for kind, why in NO_CAPACITY.items() if meta.get(kind)), None):
         return structs.replace(find_capacity([], slos), reason=why)
     found = find_capacity(stages, slos)
     if quota is None or not quota.binds:
@@ -309,7 +312,7 @@ def _examples(requests: Requests, table: pa.Table) -> dict[str, str]:
     return found
 
 
-def _partial(run: Run) -> str | None:
+def partial_of(run: Run) -> str | None:
     status, reason = run.meta.get("status"), run.meta.get("status_reason")
     if run.complete and status in ("complete", None):
         return None
@@ -351,7 +354,7 @@ def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _audit(metas: list[dict[str, Any]], stages: Sequence[Stage], *, imported: bool) -> Audit:
+def audit_of(metas: list[dict[str, Any]], stages: Sequence[Stage], *, imported: bool) -> Audit:
     """Return the client's audit over the stages that it did not limit, or all if it limited each."""
     limited = [s.index for s in stages if s.client_limited]
     repeated = [s.index for s in repeated_undisturbed(stages)]

@@ -28,8 +28,10 @@ REGION_END = 1.05  # rates up to this times the region's upper end count as with
 
 OF_ENDPOINT = ("not_streamed", "diagnosis", "speculation", "strangers", "impossible_counts")
 """Codes about the endpoint, which also hold for whatever is compared with the run."""
+OF_A_RUN = ("partial", "resumed", "errors")
+"""Codes that a run of several parts has as a whole."""
 _OF_A_STEADY_LOAD = ("never_settled", "drift", "two_modes", "littles_law")
-_OF_A_SWEEP = ("unstable_lowest", "too_few_requests", "too_short", "non_monotone")
+OF_A_SWEEP = ("unstable_lowest", "too_few_requests", "too_short", "non_monotone")
 _CHANGING_ARRIVALS = ("ramp", "steps", "diurnal", "burst")
 
 
@@ -54,7 +56,7 @@ def _expected(summary: Summary) -> tuple[str, ...]:
     arrivals = str(summary.workload.get("arrivals") or "").partition(":")[0]
     burst = bool(summary.burst)
     codes = _OF_A_STEADY_LOAD if burst or arrivals in _CHANGING_ARRIVALS else ()
-    return codes + (_OF_A_SWEEP if burst or summary.search else ())
+    return codes + (OF_A_SWEEP if burst or summary.search else ())
 
 
 def _partial(facts: Facts) -> str | None:

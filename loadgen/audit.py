@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from array import array
 from collections.abc import Iterable
@@ -42,6 +43,7 @@ class Audit:
     coalesced_share: float | None  # token events that shared their read with the one before
     cpu_fraction: float
     gc_pause_max_s: float
+    rss_bytes: int  # memory of the largest process at the end of the stage
     stalls: list[tuple[int, int, int]]  # worker, due and actual time of its heartbeat, ns
     shortages: int  # connections that failed for lack of descriptors or ports on this machine
     resent: int  # requests sent twice: their reused connection was closed without an answer
@@ -61,6 +63,7 @@ class Measures:
     worker: int = 0
     cpu_fraction: float = 0.0
     gc_pause_max_s: float = 0.0
+    rss_bytes: int = 0
     shortages: int = 0  # as in an Audit
     resent: int = 0  # as in an Audit
     events: int = 0  # token events after the first of their request ...
@@ -75,10 +78,10 @@ class Measures:
         self.merged += merged_events
 
     def merge(self, other: Measures) -> None:
-        """Add another process: pool its samples, keep the larger CPU fraction and pause."""
+        """Add another process: pool its samples, keep the larger CPU fraction, pause, memory."""
         for name in ("slips_s", "receive_delays_s", "loop_lags_s", "stalls"):
             getattr(self, name).extend(getattr(other, name))
-        for name in ("cpu_fraction", "gc_pause_max_s"):
+        for name in ("cpu_fraction", "gc_pause_max_s", "rss_bytes"):
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
         for name in ("shortages", "resent", "events", "merged"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -128,6 +131,7 @@ def judge(measures: Measures, tolerance: Tolerance) -> Audit:
         coalesced_share=measures.merged / measures.events if measures.events else None,
         cpu_fraction=measures.cpu_fraction,
         gc_pause_max_s=measures.gc_pause_max_s,
+        rss_bytes=measures.rss_bytes,
         shortages=measures.shortages,
         resent=measures.resent,
         client_limited=False,
@@ -170,8 +174,24 @@ def limited_reason(audit: Audit, tolerance: Tolerance) -> str | None:
     return None
 
 
+def resident_bytes() -> int:
+    """Return the memory of this process that is in RAM; where that is not known its peak."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
 class StageWatch:
-    """Measures loop lag, CPU share and GC pauses of this process while it is entered."""
+    """Measures loop lag, CPU share and GC pauses of this process while it is entered.
+
+    Objects that exist before the first of several that overlap are left out of the collections.
+    """
+
+    entered = 0  # in this process
 
     def __init__(self, sleeper: Sleeper, measures: Measures) -> None:
         self._sleeper = sleeper
@@ -179,6 +199,10 @@ class StageWatch:
         self._gc_began_ns = 0
 
     def __enter__(self) -> StageWatch:
+        if not StageWatch.entered:
+            gc.collect()
+            gc.freeze()
+        StageWatch.entered += 1
         self._cpu_s, self._began_s = time.process_time(), time.monotonic()
         gc.callbacks.append(self._on_gc)
         self._due_ns = time.monotonic_ns() + _HEARTBEAT_NS
@@ -195,6 +219,10 @@ class StageWatch:
         gc.callbacks.remove(self._on_gc)
         elapsed_s = max(time.monotonic() - self._began_s, 1e-9)
         self._measures.cpu_fraction = (time.process_time() - self._cpu_s) / elapsed_s
+        self._measures.rss_bytes = resident_bytes()
+        StageWatch.entered -= 1
+        if not StageWatch.entered:
+            gc.unfreeze()
 
     def _beat(self) -> None:
         now_ns = time.monotonic_ns()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import Live, StagePlan, StageResult
 from ampacity.loadgen.workers.pool import Workers
@@ -18,7 +20,9 @@ class Generator:
         self, setup: Setup, clients: Sequence[Client], sink: Sink, stream_of: Callable[[int], Path]
     ) -> None:
         """``sink`` gets this process's records, ``stream_of(k)`` is the stream file of worker k."""
-        self._runner = setup.runner(clients, sink)
+        self._new_runner = partial(setup.runner, clients, sink)
+        self._runner = self._new_runner()  # of the current stage
+        self._idle, self._going = [self._runner], list[StageRunner]()  # of stages that overlap
         self._workers = Workers(setup, stream_of, sink.append)
         self._many, self._account = False, setup.account
         self._over: list[Live] = []  # of the stages that are over
@@ -30,14 +34,20 @@ class Generator:
 
     @property
     def stages(self) -> list[Live]:
-        """Return the counters of every stage so far, in their order."""
+        """Return the counters of every stage so far, in their order; past ones may be one sum."""
         over, live = list(self._over), self.live
+        if self._going:
+            return [*over, *(runner.live for runner in self._going)]
         return over if any(live.stage == known.stage for known in over) else [*over, live]
 
     @property
     def stopped(self) -> str | None:
         """Return why ``stop`` was called, or None."""
-        return self._runner.stopped
+        return next((runner.stopped for runner in self._runners if runner.stopped), None)
+
+    @property
+    def _runners(self) -> list[StageRunner]:
+        return [self._runner, *self._idle, *self._going]
 
     @property
     def used_up(self) -> str | None:
@@ -46,7 +56,8 @@ class Generator:
 
     def stop(self, reason: str) -> None:
         """End the current stage; later stages send nothing."""
-        self._runner.stop(reason)
+        for runner in self._runners:
+            runner.stop(reason)
         self._workers.stop(reason)
 
     def finish_stage(self, reason: str) -> None:
@@ -69,6 +80,28 @@ class Generator:
         finally:
             self.live.flush()
             self._over.append(self.live)
+
+    async def follow(self, plan: StagePlan, start_ns: int) -> tuple[StageResult, int]:
+        """Run an open stage in this process from ``start_ns`` on, while others still run.
+
+        Returns its result, and how many requests were answered.
+        """
+        if len(self._idle) < 2 and not self._going:
+            self._idle.append(self._new_runner())  # before there is load
+        self._runner = runner = self._idle.pop(0) if self._idle else self._new_runner()
+        self._going.append(runner)
+        runner.prepare(plan, now=False)
+        try:
+            result = await runner.run_prepared(start_ns)
+            return result, runner.live.kinds["ok"]
+        finally:
+            runner.live.flush()
+            self._going.remove(runner)
+            self._idle.append(runner)
+            past = Live(runner.live.stage, level=runner.live.level)
+            for live in (*self._over, runner.live):
+                past.merge(live)
+            self._over = [past]
 
     def take_lost(self) -> str | None:
         """Return a message about workers that died since the last call, or None."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from ampacity.loadgen.net.pages import PageError, Pages
+from ampacity.loadgen.net.pages import PAGE_MAX_BYTES, PageError, Pages
 from ampacity.loadgen.send.endpoint import EndpointError
 
 SCRAPE_EVERY_S = 1.0
@@ -221,7 +221,9 @@ class Telemetry:
     async def _page(self, url: str, headers: dict[str, str]) -> bytes:
         try:
             page = await self._fetcher.get(url, headers, TIMEOUT_S)
-            return page.body if page.status == 200 else b""
+            # of a page that was cut the figures would be those of a part
+            whole = page.status == 200 and len(page.body) < PAGE_MAX_BYTES
+            return page.body if whole else b""
         except (PageError, TimeoutError, EndpointError):
             return b""
 
@@ -250,3 +252,9 @@ class Telemetry:
     def table(self) -> pa.Table:
         """Return the samples: at_ns and a float column for each of ``COLUMNS``, null if absent."""
         return pa.Table.from_pylist(self._rows, schema=SCHEMA)
+
+    def take(self) -> pa.Table:
+        """Return the samples since the last call, as ``table`` does, and forget them."""
+        taken = self.table()
+        self._rows.clear()
+        return taken

@@ -1,5 +1,6 @@
 """The seeded plan of one stage: due times and lengths of requests, without prompt text."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from ampacity.workloads.session_draw import draw_sessions
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 _PREFIXES, _PROMPTS = 31, 30  # those of sessions follow
+BLOCK_REQUESTS = 5000  # expected requests of a block of an endless schedule
 # What the pause of a request counts from.
 AFTER_END = 0  # the last end of its dependencies
 AFTER_START = 1  # their last start; it begins no earlier than their last end
@@ -201,14 +203,16 @@ def open_schedule(
     seed: int,
     stage: int,
     first_request_id: int = 0,
+    block: tuple[int, ...] = (),
 ) -> Schedule:
     """Return an open-loop stage of ``duration_s`` s at ``rate_rps``; ``stage`` varies the draw.
 
     Lengths of the k-th request depend on workload, seed and stage, not on rate or duration.
     Sessions begin at the rate at which their requests, once they overlap, come at ``rate_rps``.
+    ``block`` varies the draw, too, but prompts share prefixes with those of other blocks.
     Raises WorkloadError.
     """
-    stream = partial(_stream, seed, stage)
+    stream = partial(_stream, seed, stage, *block)
     per_arrival = _requests_per_arrival(workload)
     if per_arrival is None:
         columns = draw_stage(workload, stream, rate_rps=rate_rps, duration_s=duration_s)
@@ -219,6 +223,49 @@ def open_schedule(
         )
         columns = _of_sessions(workload, begin_s, stage, stream)
     return Schedule(first_request_id=first_request_id, **columns)
+
+
+def endless_schedule(
+    workload: Workload,
+    *,
+    rate_rps: float,
+    begin_s: float,
+    end_s: float,
+    seed: int,
+    first_request_id: int = 0,
+) -> Schedule:
+    """Return the requests of an endless open loop that are due in [``begin_s``, ``end_s``).
+
+    Their times count from ``begin_s``. The load is drawn in blocks of BLOCK_REQUESTS, each from the
+    seed and its number, so that a request is the same however the load is cut into parts.
+    Raises WorkloadError; a workload of sessions has no such parts.
+    """
+    if _requests_per_arrival(workload) is not None:
+        raise WorkloadError(
+            f"workload {workload.name}: conversations cannot be cut into windows; give single "
+            "requests, e.g. --workload chat"
+        )
+    block_s, parts = BLOCK_REQUESTS / rate_rps, []
+    for k in range(int(begin_s // block_s), math.ceil(end_s / block_s)):
+        drawn = open_schedule(
+            workload, rate_rps=rate_rps, duration_s=block_s, seed=seed, stage=0, block=(k,)
+        )
+        due_s = drawn.scheduled_s + k * block_s
+        part = drawn.take(np.flatnonzero((due_s >= begin_s) & (due_s < end_s)))
+        parts.append(replace(part, scheduled_s=part.scheduled_s + (k * block_s - begin_s)))
+    return _joined(parts, first_request_id)
+
+
+def _joined(parts: list[Schedule], first_request_id: int) -> Schedule:
+    """Return lone requests of one workload, one part after the other."""
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in _COLUMNS
+        if name != "numbers" and getattr(parts[0], name) is not None
+    }
+    if parts[0].shared is not None:
+        columns["shared"] = SharedPrefixes.joined([p.shared for p in parts if p.shared])
+    return replace(parts[0], **columns | {"numbers": None}, first_request_id=first_request_id)
 
 
 def closed_schedule(

@@ -10,7 +10,7 @@ from ampacity import __version__
 from ampacity.cli import export, predict, simulate, workload
 from ampacity.cli.help import NAMES, Command, Group
 from ampacity.cli.judge import baseline, compare, gate, import_, plan, report, size, validate
-from ampacity.cli.measure import ab, burst, check, demo, doctor, run, search, sweep
+from ampacity.cli.measure import ab, burst, check, demo, doctor, run, search, soak, sweep
 from ampacity.cli.options import prints
 
 app = typer.Typer(
@@ -49,6 +49,7 @@ for command in (
     burst.burst,
     run.run,
     check.check,
+    soak.soak,
     report.report,
     plan.plan,
     size.size,

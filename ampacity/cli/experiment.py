@@ -83,13 +83,18 @@ def finish(
     from ampacity.analysis.summary import summarise
     from ampacity.analysis.timeline import timeline_of
     from ampacity.experiments.decide import Engine, hardware_text
-    from ampacity.loadgen.rundir.files import load_run, write_json
+    from ampacity.experiments.windows import summarise_soak
+    from ampacity.loadgen.rundir.files import load_run, read_meta, write_json
     from ampacity.reports.pages.run_report import Beyond, write_report
     from ampacity.reports.pages.screen import render_screen
     from ampacity.reports.pages.terminal import render_table
 
-    run = load_run(path)
-    summary = summarise(run, labels)
+    meta = read_meta(path)
+    if by_window := bool(meta.get("soak")) and labels is None:
+        run, summary = summarise_soak(path, meta)
+    else:
+        run = load_run(path)
+        summary = summarise(run, labels)
     report = path / "report.html"
     if as_json:  # what was found is printed first: a full disk must not hide it
         print_json(to_json(summary))
@@ -98,8 +103,9 @@ def finish(
     write_json(path / "summary.json", to_json(summary))
     with writing(report):
         hardware = hardware_text(run, summary, engine or Engine())
-        limits = capacity_at_limits(run, summary)
-        beyond = Beyond(timeline_of(run), limits, str(path), hardware)
+        limits = () if by_window else capacity_at_limits(run, summary)
+        timeline = None if by_window else timeline_of(run)
+        beyond = Beyond(timeline, limits, str(path), hardware)
         write_report(report, summary, run.meta, beyond)
     if not as_json and not quiet:
         print_folder(path)

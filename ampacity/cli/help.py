@@ -130,7 +130,7 @@ class Group(TyperGroup):
         width = max(len(name) for name, _ in rows) + 2
         formatter.write("".join(f"{name:<{width}}{text}\n" for name, text in rows))
         also = "" if ctx.parent else "  -V: version.  --install-completion"
-        formatter.write(f"\n{ctx.command_path} COMMAND --help: options, examples.{also}\n")
+        formatter.write(f"{ctx.command_path} COMMAND --help: options, examples.{also}\n")
 
 
 def _headline(command: Any) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-COMMANDS = ("sweep", "search", "burst", "run", "ab")
+COMMANDS = ("sweep", "search", "burst", "soak", "run", "ab")
 KEYS = ("--api-key-env", "--api-key-file", "--api-key-command", "--api-key-env-b")
 WITH_VALUE = (*KEYS, "--api-key-header", "--header", "--summary")
 FLAGS = ("--yes", "--json", "--quiet", "-q")

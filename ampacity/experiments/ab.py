@@ -50,7 +50,7 @@ async def interleave(rigs: tuple[Rig, Rig], rounds: int, *, aa: bool) -> None:
         )
         ended = rig.ended
         if judged is None or ended:
-            rigs[1 - arm].ended = ended
+            rigs[1 - arm].ended = ended and (ended[0], f"{NAMES[arm]}: {ended[1]}")
             return
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from ampacity.analysis.next_run import again
 
 _COMMANDS = ("run", "sweep", "predict")
 
@@ -24,7 +27,7 @@ def command_of(meta: Mapping[str, Any], out: Path, seed: int) -> list[str]:
             f"run.json names no command that can be repeated ({known}): take another sample as "
             "the first was taken"
         )
-    return [*words, "--seed", str(seed), "--out", str(out)]
+    return shlex.split(again(words, {"--seed": str(seed), "--out": str(out)}))
 
 
 def repeatable(command: list[str]) -> bool:

@@ -22,6 +22,7 @@ from ampacity.analysis.contract.capacity import (
 )
 from ampacity.analysis.contract.limits import Limit, Quota
 from ampacity.analysis.contract.part import ContractError, Part
+from ampacity.analysis.contract.soak import Soak
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.traffic import Sessions, Sharing, Traffic
 from ampacity.files import read_text
@@ -140,6 +141,7 @@ class Summary(Part, frozen=True, kw_only=True):
     next_command: str | None = None
     search: Search | None = None
     burst: Burst | None = None
+    soak: Soak | None = None
 
 
 def read_summary(source: Mapping[str, Any] | Path) -> Summary:

@@ -17,12 +17,14 @@ READY_MAX_BYTES = 16 * 2**20  # ... and their size
 class RequestPrefetcher:
     """The next requests of a stage, in the order of sending."""
 
-    def __init__(self, make: Callable[[int], Exchange], order: NDArray[np.int64]) -> None:
-        """``make(index)`` builds a request; the first window of them is built now."""
+    def __init__(
+        self, make: Callable[[int], Exchange], order: NDArray[np.int64], *, now: bool = True
+    ) -> None:
+        """``make(index)`` builds a request; with ``now`` the first of them are built at once."""
         self._make, self._order = make, order
         self._ready: deque[Exchange] = deque()
         self._bytes = self._made = 0
-        while self.make_one():
+        while now and self.make_one():
             pass
 
     def make_one(self) -> bool:

@@ -7,7 +7,6 @@ the end of the last of them, plus its think time.
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -81,8 +80,8 @@ class StageRunner:
         """Return why ``stop`` was called, or None."""
         return self._stop_reason
 
-    def prepare(self, plan: StagePlan) -> None:
-        """Build the first requests of a stage before its clock starts."""
+    def prepare(self, plan: StagePlan, *, now: bool = True) -> None:
+        """Build the first requests of a stage before its clock starts; ``now``: all at once."""
         self._plan = plan
         self._first = plan.schedule.first_requests()  # that depend on no other
         self._sessions = SessionDependencies(plan.schedule, plan.end_on_failure)
@@ -103,7 +102,7 @@ class StageRunner:
         for client in self._clients:
             client.receive_delays_s = self._measures.receive_delays_s
             client.be_patient(self._patient)
-        self._ahead = RequestPrefetcher(self._build, self._first)
+        self._ahead = RequestPrefetcher(self._build, self._first, now=now)
 
     async def run(
         self, plan: StagePlan, on_start: Callable[[int], None] | None = None
@@ -119,8 +118,6 @@ class StageRunner:
         """Run the stage that was prepared; its clock starts at ``start_ns``."""
         plan = self._plan
         self._live = Live.of(plan, start_ns / 1e9, timed=self._options.timed)
-        gc.collect()
-        gc.freeze()  # objects that exist now are left out of the collections of the stage
         before = self._troubles()
         pacing, beating = Sleeper(), Sleeper()
         for client in self._clients:
@@ -149,7 +146,6 @@ class StageRunner:
                 working.cancel()
             self._count_troubles(before)
         finally:
-            gc.unfreeze()
             pacing.close()
             beating.close()
         meta |= {

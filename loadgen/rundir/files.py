@@ -117,6 +117,19 @@ def streams_of(path: Path) -> list[Path]:
     return sorted(path.glob("requests*.arrows"))
 
 
+def part_of(path: Path, stage: int) -> Path:
+    """Return requests.parquet of one stage, in a run directory with a file for each."""
+    return path / f"requests-w{stage:05d}.parquet"
+
+
+def read_part(path: Path, stage: int) -> pa.Table:
+    """Return the rows of one stage, in a run directory with files for each."""
+    part = part_of(path, stage)
+    streams = map(read_stream, sorted(path.glob(f"{part.stem}*.arrows")))
+    known = [_read_requests(part)] if part.is_file() else []
+    return pa.concat_tables([SCHEMA.empty_table(), *known, *streams])
+
+
 def read_streams(path: Path) -> pa.Table:
     """Return all rows of the crash-safe streams in a run directory."""
     return pa.concat_tables([SCHEMA.empty_table(), *map(read_stream, streams_of(path))])
@@ -124,6 +137,12 @@ def read_streams(path: Path) -> pa.Table:
 
 def read_stream(path: Path) -> pa.Table:
     """Return every complete batch of a crash-safe stream; a torn last batch is left out."""
+    batches = _batches(path)
+    table = pa.Table.from_batches(batches, schema=batches[0].schema if batches else SCHEMA)
+    return complete(table).select(SCHEMA.names).cast(SCHEMA)
+
+
+def _batches(path: Path) -> list[pa.RecordBatch]:
     batches: list[pa.RecordBatch] = []
     with (
         explained(f"{path} cannot be read"),
@@ -134,18 +153,18 @@ def read_stream(path: Path) -> pa.Table:
     ):
         for batch in reader:
             batches.append(batch)
-    table = pa.Table.from_batches(batches, schema=batches[0].schema if batches else SCHEMA)
-    return complete(table).select(SCHEMA.names).cast(SCHEMA)
+    return batches
 
 
-def load_run(path: Path) -> Run:
-    """Read a run directory: complete, killed or still running. Raises RunDirError."""
-    meta_path, parquet, server = (path / n for n in ("run.json", *PARQUETS))
+def read_meta(path: Path) -> dict[str, Any]:
+    """Return run.json of a run directory. Raises RunDirError."""
+    meta_path = path / "run.json"
     if not meta_path.is_file():
         why = (
             "is a file" if path.is_file() else "has no run.json" if path.exists() else "is missing"
         )
         raise RunDirError(f"{path} is no run directory: it {why}")
+    meta: dict[str, Any]
     with explained(f"{meta_path} cannot be read"):
         meta = json.loads(read_text(meta_path))
         # lone surrogates, as of an argument that is no UTF-8, cannot be printed
@@ -156,18 +175,42 @@ def load_run(path: Path) -> Run:
         raise RunDirError(f"{found}, this ampacity reads {SCHEMA_VERSION}")
     if fault := fault_of(meta):
         raise RunDirError(f"{meta_path}: {fault}")
-    complete = parquet.is_file()
-    if not complete and not streams_of(path):
+    return meta
+
+
+def load_run(path: Path, stage: int | None = None) -> Run:
+    """Read a run directory: complete, killed or still running. Raises RunDirError.
+
+    ``stage``: only the records of this one.
+    """
+    meta, parquet, streams = read_meta(path), path / PARQUETS[0], streams_of(path)
+    parts = sorted(path.glob("requests-w*.parquet"))
+    rotates = bool(parts) and all(stream.stem.startswith("requests-w") for stream in streams)
+    complete = parquet.is_file() or rotates
+    if not complete and not streams:
         missing = f"neither requests.parquet nor {STREAM_NAME}"
         raise RunDirError(f"{path} has {missing}: nothing was recorded")
     return Run(
         path,
         meta,
-        _read_requests(parquet) if complete else read_streams(path),
-        _read_server(server) if server.exists() else None,
+        _read_records(path, parts, stage),
+        read_server(path),
         complete,
         None if complete else _going_s(path),
     )
+
+
+def _read_records(path: Path, parts: list[Path], stage: int | None) -> pa.Table:
+    if (path / PARQUETS[0]).is_file():
+        table = _read_requests(path / PARQUETS[0])
+        if stage is None:
+            return table
+        import pyarrow.compute as pc
+
+        return table.filter(pc.equal(table["stage"], stage))
+    if stage is None:
+        return pa.concat_tables([*map(_read_requests, parts), read_streams(path)])
+    return read_part(path, stage)
 
 
 def _read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:
@@ -219,9 +262,17 @@ def _read_requests(path: Path) -> pa.Table:
     return pa.Table.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-def _read_server(path: Path) -> pa.Table:
-    """Read server.parquet; files of older versions have fewer columns."""
-    table = _read_parquet(path)
+def read_server(run: Path) -> pa.Table | None:
+    """Read the server's samples; files of older versions have fewer columns."""
+    path = run / "server.arrows"
+    if path.is_file():
+        batches = _batches(path)
+        table = pa.Table.from_batches(batches) if batches else None
+    else:
+        path = run / PARQUETS[1]
+        table = _read_parquet(path) if path.exists() else None
+    if table is None:
+        return None
     if "at_ns" not in table.column_names or table["at_ns"].null_count:
         raise RunDirError(
             f"{path}: a sample has no at_ns, its time: the file was changed or is damaged"

@@ -37,6 +37,7 @@ _AUDIT = _object(
     dated_by_kernel=bool,
     coalesced_share=_AMOUNT,
     cpu_fraction=_AMOUNT,
+    rss_bytes=_AMOUNT,
     resent=_COUNT,
     client_limited=bool,
     client_limited_reason=str,
@@ -62,6 +63,7 @@ _STAGE = _object(
     cut_ns=_TIME_NS,
     continues=_COUNT,
     audit=_AUDIT,
+    from_s=_AMOUNT,
 )
 _SEAM = _object(
     ("after_stage", "reason", "resumed_utc", "gap_s", "wall_gap_s", "in_flight"),
@@ -126,6 +128,12 @@ _RUN_JSON = _object(
         recovery_s=_PART_S,
         factor=_AMOUNT,
         shape=str,
+    ),
+    soak=_object(
+        ("rate_rps", "duration_s", "window_s"),
+        rate_rps=_AMOUNT,
+        duration_s=_PART_S,
+        window_s=_PART_S,
     ),
     ab=_object(("pair", "arm"), pair=str, arm=Literal["a", "b"], rounds=_COUNT, aa=bool),
     fleet_inputs=_object(

@@ -28,6 +28,7 @@ from ampacity.loadgen.rundir.files import (
     json_text,
     load_run,
     lock,
+    read_meta,
     read_streams,
     replacing,
     streams_of,
@@ -158,7 +159,9 @@ def take_up(path: Path) -> Iterator[Held]:
             if time.monotonic() > give_up_s:
                 raise RunDirError(f"{path} is still being written, by another process")
             time.sleep(0.05)
-        yield Held(load_run(path), closing)
+        meta = read_meta(path)
+        last = len(meta["stages"]) - 1 if meta.get("soak") else None  # which has files for each
+        yield Held(load_run(path, last), closing)
 
 
 class RunWriter(StreamWriter):
@@ -225,22 +228,27 @@ class RunWriter(StreamWriter):
     def finish(self, server: pa.Table | None = None) -> None:
         """Write requests.parquet, sorted, and server.parquet; delete the streams."""
         super().close()
-        if self.failed:
-            kept = f"what had been written is kept: ampacity report {self.path}"
-            raise RunDirError(f"{self.failed}; {kept}")
+        self.raise_failed()
         order = [("request_id", "ascending"), ("attempt", "ascending")]
         table = read_streams(self.path).sort_by(order)
-        _write_parquet(table, self.path / PARQUETS[0])
+        write_parquet(table, self.path / PARQUETS[0])
         parts = [part for part in (self._server, server) if part is not None and part.num_rows]
         if parts:
             whole = pa.concat_tables(parts, promote_options="default")
-            _write_parquet(whole, self.path / PARQUETS[1])
+            write_parquet(whole, self.path / PARQUETS[1])
         write_json(self.path / "run.json", self.meta)
         for stream in streams_of(self.path):
             stream.unlink()
 
+    def raise_failed(self) -> None:
+        """Raise RunDirError if records could not be written."""
+        if self.failed:
+            kept = f"what had been written is kept: ampacity report {self.path}"
+            raise RunDirError(f"{self.failed}; {kept}")
 
-def _write_parquet(table: pa.Table, path: Path) -> None:
+
+def write_parquet(table: pa.Table, path: Path) -> None:
+    """Write a table atomically. Raises RunDirError."""
     import pyarrow.parquet as pq
 
     with replacing(path) as temporary:

@@ -23,7 +23,8 @@ def _forms(secrets: tuple[str, ...]) -> tuple[str, ...]:
     """Return the secrets as text may hold them, in any usual encoding; longest first."""
     found: set[str] = set()
     for s in secrets:
-        found |= {s, json.dumps(s)[1:-1], json.dumps(s, ensure_ascii=False)[1:-1]}
+        escaped = json.dumps(s)[1:-1]
+        found |= {s, escaped, json.dumps(escaped)[1:-1], json.dumps(s, ensure_ascii=False)[1:-1]}
         found |= {quote(s, safe=""), quote(s), html.escape(s), s.encode().hex()}
         for encode in (b64encode, urlsafe_b64encode):
             found |= {encode(text.encode()).decode() for text in (s, f"Bearer {s}")}

@@ -35,6 +35,7 @@ from ampacity.reports.charts.marks import (
 )
 from ampacity.reports.charts.outage import outage_chart
 from ampacity.reports.charts.rates import achieved_by_offered, goodput_by_load, with_load
+from ampacity.reports.charts.soak import soak_chart
 from ampacity.reports.render.figures import (
     Quantile,
     by_load,
@@ -83,6 +84,8 @@ def charts(summary: Summary) -> list[Chart]:
         input_lengths,
         output_lengths,
     ]
+    if summary.soak:  # its windows have one load, which is no curve
+        drawn = [outage_chart, soak_chart, errors_by_stage, input_lengths, output_lengths]
     found = (draw(summary) for draw in drawn)
     return [*(chart for chart in found if chart is not None), *curve_charts(summary)]
 

@@ -16,6 +16,7 @@ from ampacity.analysis.decision.inputs import is_wide
 from ampacity.analysis.decision.plan import Plan
 from ampacity.reports.charts.burst import burst_findings
 from ampacity.reports.charts.outage import outage_findings
+from ampacity.reports.pages.soak import soak_findings
 from ampacity.reports.render.figures import (
     BOUNDS,
     DASH,
@@ -62,6 +63,8 @@ def findings(summary: Summary) -> list[Finding]:
     found = outage_findings(summary)
     if summary.burst:
         found += burst_findings(summary.burst)
+    elif summary.soak:
+        found += soak_findings(summary)
     else:
         found += [
             usable_rate(summary),

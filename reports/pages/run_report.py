@@ -32,6 +32,7 @@ from ampacity.reports.pages.findings import (
 )
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.pages.screen import judged_table
+from ampacity.reports.pages.soak import soak_table
 from ampacity.reports.pages.trust import by_severity, steady
 from ampacity.reports.pages.what_if import what_if
 from ampacity.reports.render.figures import (
@@ -120,6 +121,7 @@ def render_report(
         what_if=choices,
         fleet_data=embedded_json(choices["data"]) if choices else None,
         phases=phases_table(summary.burst) if summary.burst else None,
+        soak=soak_table(summary.soak) if summary.soak else None,
         sweep=sweep_instead(meta) if summary.burst else None,
         judged=judged and judged.last_second(),
         stages=stages_table(summary),

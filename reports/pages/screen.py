@@ -13,6 +13,7 @@ from ampacity.analysis.slo import ERROR_RATE, GOODPUT, SHARES, slo_from_dict
 from ampacity.analysis.stage_warnings import client_relief
 from ampacity.reports.charts.families import WORDS
 from ampacity.reports.pages.burst_screen import burst_answers, burst_drawn, burst_table
+from ampacity.reports.pages.soak import soak_answers, soak_table
 from ampacity.reports.render.bracket import bracket
 from ampacity.reports.render.figures import (
     DASH,
@@ -79,18 +80,20 @@ NOTES = {
 
 def render_screen(summary: Summary, console: Console, path: object = None) -> None:
     """Print the screen of a run; it fits 80 x 24. ``path``: of the report."""
-    burst = summary.burst
-    stages = [] if burst else by_load(summary.stages)
+    burst, soak = summary.burst, summary.soak
+    stages = [] if burst or soak else by_load(summary.stages)
     table = burst_table(burst) if burst else judged_table(summary, stages)
+    table = soak_table(soak) if soak else table
     drawn = burst_drawn(burst, console) if burst else []
     if summary.search:
         drawn = bracket(summary, console.width)
-    answers = burst_answers(summary) if burst else _answers(summary)
+    answer = burst_answers if burst else soak_answers if soak else _answers
+    answers = answer(summary)
     answers += _conditions(summary)
     screen = Screen(
         answers,
         table,
-        near=_near(summary, stages),
+        near=None if soak else _near(summary, stages),
         drawn=drawn,
         notes=_notes(summary),
         next_command=summary.next_command,

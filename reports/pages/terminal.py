@@ -8,6 +8,7 @@ from ampacity.analysis.contract.summary import Summary
 from ampacity.reports.charts.burst import phases_table
 from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.pages.findings import error_bound, findings
+from ampacity.reports.pages.soak import soak_table
 from ampacity.reports.render.figures import (
     count,
     cut_off,
@@ -34,6 +35,9 @@ def render_table(summary: Summary, console: Console, path: object = None) -> Non
         text = "Predicted: every figure comes from a simulation, none was measured."
         say(console, text, "yellow")
     table = phases_table(summary.burst) if summary.burst else stages_table(summary)
+    if summary.soak:
+        console.print()
+        print_table(console, soak_table(summary.soak))
     if table.rows:
         console.print()
         print_table(console, table)

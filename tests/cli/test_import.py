@@ -586,6 +586,6 @@ def test_damaged_files_never_give_a_traceback(tmp_path: Path, data: st.DataObjec
 
 def test_pandas_is_imported_only_to_import(tmp_path: Path) -> None:
     """Neither the start of the command line nor Arrow's first conversion imports pandas."""
-    script = "import sys, ampacity.cli, ampacity.cli.app, ampacity.loadgen.rundir.files as files\n"
+    script = "import sys, ampacity.cli, ampacity.cli.app, ampacity.loadgen.rundir.write as files\n"
     script += "files.to_batch([]), files.pa.array([1]), sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

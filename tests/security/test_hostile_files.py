@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +21,7 @@ from ampacity.loadgen.rundir.records import SCHEMA
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.traces.read import read_trace
 from tests.support.args import args_of
+from tests.support.command_lines import Ended, run_all
 
 URL = "http://127.0.0.1:9/v1 --model m"
 PREDICT = "predict --preset linear:0.01,0 --input-tokens 10 --output-tokens 5 --rates 5"
@@ -192,28 +191,21 @@ def test_a_parquet_file_is_refused_by_its_footer(
 
 
 @pytest.fixture(scope="module")
-def read(good_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return (exit status, stderr, peak MiB, seconds) of each of BOMBS, read in one process."""
+def read(good_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """Return how each of BOMBS ended, read one after the other."""
     lines = {}
     for name, (reader, make, _) in BOMBS.items():
         lines[name] = words_for(READERS[reader], good_run, tmp_path_factory.mktemp("bomb"), make)
-    table = tmp_path_factory.mktemp("lines") / "lines.json"
-    table.write_text(json.dumps(lines))
-    command = [sys.executable, "-m", "tests.support.hostile_files", str(table)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return run_all(lines, tmp_path_factory.mktemp("lines") / "lines.json")
 
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_in_one_line_within_the_memory_and_time(
-    name: str, read: dict[str, Any]
+    name: str, read: dict[str, Ended]
 ) -> None:
-    status, line, peak_mib, took_s = read[name]
-    assert status == 2, line
-    assert line.count("\n") == 1, line
-    assert BOMBS[name][2] in line
-    assert peak_mib < PEAK_MIB
-    assert took_s < 20
+    ended = read[name]
+    assert ended.status == 2, ended
+    assert ended.err.count("\n") == 1, ended
+    assert BOMBS[name][2] in ended.err
+    assert ended.peak_mib < PEAK_MIB
+    assert ended.took_s < 20

@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 HEADERS = "Content-Type: text/event-stream\r\n"
@@ -426,6 +427,43 @@ async def endless_headers(x: Call) -> bool:
     return False
 
 
+async def _forever(x: Call, head: bytes, part: bytes, pause_s: float = 0.0) -> bool:
+    """Send ``head``, then ``part`` for as long as the peer takes it, a gigabyte at most."""
+    await x.send(head)
+    for _ in range(2**30 // len(part)):
+        if x.writer.is_closing():
+            break
+        await x.send(part)
+        await asyncio.sleep(pause_s)
+    return False
+
+
+def forever(head: str, part: bytes, pause_s: float = 0.0) -> Callable[[Call], Awaitable[bool]]:
+    """``head`` is the rest of the header of a good answer, or of another one from "HTTP/" on."""
+    whole = head if head.startswith("HTTP/") else f"HTTP/1.1 200 OK\r\n{HEADERS}{head}\r\n"
+    return lambda x: _forever(x, whole.encode(), part, pause_s)
+
+
+@cache
+def _bomb() -> bytes:
+    """256 KiB of gzip that unfold to 256 MiB."""
+    packing = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
+    return b"".join(packing.compress(bytes(2**20)) for _ in range(2**8)) + packing.flush()
+
+
+async def gzip_bomb(x: Call) -> bool:
+    await x.answer("200 OK", _bomb(), HEADERS + "Content-Encoding: gzip\r\n")
+    return True
+
+
+async def ten_thousand_choices(x: Call) -> bool:
+    await x.head()
+    each = [{"index": i, "delta": {"content": "t"}} for i in range(10_000)]
+    await x.chunk(event({"choices": each}) + ending(1))
+    await x.send(b"0\r\n\r\n")
+    return True
+
+
 async def three_choices(x: Call) -> bool:
     """Three choices, of which nobody asked for more than one."""
     await x.head()
@@ -608,6 +646,21 @@ FAULTS: dict[str, Fault] = {
     "identity": Fault(encoded("identity", lambda body: body), "ok", -1),
     "continue_100": Fault(continue_100, "ok", -1),
     "endless_headers": Fault(endless_headers, "protocol_error", http=None),
+    "many_headers": Fault(
+        forever("HTTP/1.1 200 OK\r\n", b"X: 1\r\n" * 1000), "protocol_error", http=None
+    ),
+    "informational_forever": Fault(
+        forever("HTTP/1.1 103 Early Hints\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100),
+        "protocol_error",
+        http=None,
+    ),
+    "endless_chunk_extension": Fault(
+        forever("Transfer-Encoding: chunked\r\n", b"5;" + b"a" * 65_536), "protocol_error"
+    ),
+    "slow_drip": Fault(forever("HTTP/1.1 200 OK\r\nX-Filler: ", b"a", 0.1), "timeout", http=None),
+    "gzip_bomb": Fault(gzip_bomb, "protocol_error"),
+    "line_without_end": Fault(forever("", b"data: " + b"x" * 2**20), "protocol_error"),
+    "ten_thousand_choices": Fault(ten_thousand_choices, "protocol_error", 10_000),
     "three_choices": Fault(three_choices, "protocol_error", 3 * 4),
     "error_field": Fault(broken_off(b"error: out of memory\n\n"), "stream_error", 2),
     "error_bare": Fault(broken_off(b'{"error": "out of memory"}\n\n'), "stream_error", 2),

@@ -8,8 +8,14 @@ import pytest
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.lengths.parse import Fixed, LogNormal
 from ampacity.workloads.profile import Workload, load_workload
+from ampacity.workloads.prompts.prefixes import Pool, Prefixes
 from ampacity.workloads.replay import replayed
-from ampacity.workloads.schedule import Schedule, closed_schedule, open_schedule
+from ampacity.workloads.schedule import (
+    Schedule,
+    closed_schedule,
+    endless_schedule,
+    open_schedule,
+)
 from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.trace import Trace
 
@@ -136,3 +142,33 @@ def test_the_schedule_of_a_pinned_seed_stays_as_it_is() -> None:
         np.random.PCG64(np.random.SeedSequence(42, spawn_key=(2, 1)))
     ).standard_normal(3)
     assert plan.input_tokens.tolist() == [round(100 * 4 ** (x / 2.3263478740408408)) for x in z]
+
+
+@pytest.mark.parametrize("prefixes", [None, Prefixes((Pool("system", Fixed(64), 8),))])
+def test_an_endless_load_is_the_same_however_it_is_cut(prefixes: Prefixes | None) -> None:
+    """At 100 req/s a block lasts 50 s; the parts begin at block ends, within blocks and beyond."""
+    workload = replace(CHAT, prefixes=prefixes)
+    how = {"rate_rps": 100.0, "seed": 3}
+    whole = endless_schedule(workload, begin_s=0.0, end_s=170.0, **how)
+    parts, ids = [], 0
+    for begin_s, end_s in ((0.0, 50.0), (50.0, 61.0), (61.0, 170.0)):
+        part = endless_schedule(workload, begin_s=begin_s, end_s=end_s, first_request_id=ids, **how)
+        assert part.scheduled_s.min() >= 0
+        assert part.scheduled_s.max() < end_s - begin_s
+        for i in range(0, len(part), 500):
+            assert part.request_id(i) == ids + i
+            if part.shared and whole.shared:
+                assert part.shared.of(i) == whole.shared.of(ids + i)
+        parts.append(replace(part, scheduled_s=part.scheduled_s + begin_s))
+        ids += len(part)
+    assert ids == len(whole) == pytest.approx(17_000, rel=0.05)
+    assert np.concatenate([p.scheduled_s for p in parts]) == pytest.approx(whole.scheduled_s)
+    for name in ("input_tokens", "output_tokens"):
+        joined = np.concatenate([getattr(p, name) for p in parts])
+        assert (joined == getattr(whole, name)).all()
+    assert len(set(whole.input_tokens[:4000] - whole.input_tokens[5000:9000])) > 1000  # no repeat
+
+
+def test_an_endless_load_of_conversations_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="conversations cannot be cut"):
+        endless_schedule(load_workload("agentic"), rate_rps=1.0, begin_s=0, end_s=1, seed=0)

@@ -47,6 +47,14 @@ class SharedPrefixes:
         items, start = take_lists(self.start, kept)
         return SharedPrefixes(start, self.ids[items], self.tokens[items], self.note)
 
+    @classmethod
+    def joined(cls, parts: "list[SharedPrefixes]") -> "SharedPrefixes":
+        """Return those of the prompts of all parts, one part after the other."""
+        lengths = np.concatenate([np.diff(part.start) for part in parts])
+        start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        ids, tokens = (np.concatenate([getattr(p, of) for p in parts]) for of in ("ids", "tokens"))
+        return cls(start, ids, tokens, parts[0].note)
+
     def of(self, index: int) -> list[tuple[int, int]]:
         """Return (id, tokens) of the segments of one prompt."""
         here = slice(self.start[index], self.start[index + 1])

@@ -44,6 +44,7 @@ from ampacity.loadgen.probe.ask import count_message_overhead
 from ampacity.loadgen.probe.look import look
 from ampacity.loadgen.probe.results import ProbeResult
 from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.rotate import RotatingWriter
 from ampacity.loadgen.rundir.write import RunWriter, check_new, take_up
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.telemetry import Telemetry
@@ -102,7 +103,8 @@ async def conduct(
             meta = resumed_meta(before, meta)
             progress.note(f"{out} goes on: what is recorded is kept, {len(meta['stages'])} stages")
         private = settings.keep_answers_bytes is not None
-        with RunWriter(out, meta, held, private=private) as writer:
+        kind = RotatingWriter if experiment == "soak" else RunWriter
+        with kind(out, meta, held, private=private) as writer:
             generator = Generator(run.setup, run.clients, writer, writer.worker_stream)
             telemetry = await _start_telemetry(settings, run.pages, progress)
             player = LivePlayer(settings, run.probe, writer, generator, telemetry, progress)

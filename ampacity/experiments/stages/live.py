@@ -21,6 +21,7 @@ from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.host import busiest, cores_used, cpu_seconds
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.probe.results import ProbeResult
+from ampacity.loadgen.rundir.rotate import RotatingWriter
 from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.loadgen.telemetry import Telemetry
 from ampacity.progress import Progress
@@ -43,6 +44,7 @@ class LivePlayer:
         telemetry: Telemetry,
         progress: Progress,
     ) -> None:
+        self.path, self.stages = writer.path, writer.meta["stages"]
         self._settings = settings
         self._probe = probe
         self._writer = writer
@@ -99,6 +101,30 @@ class LivePlayer:
             meta["ended_early"] = meta["ended_early"] or cut
         ended = self._ended(meta["ended_early"], (cut, plan.used_up), lost)
         return Outcome(meta, table, result.ids_used, ended, other_work)
+
+    async def follow(self, plan: StagePlan, start_ns: int, labels: dict[str, Any]) -> int:
+        """Play an open stage from ``start_ns`` on, while the one before ends; return the answered.
+
+        Other than ``play`` it judges nothing, and its records have a file of their own.
+        """
+        self._announce(plan, start_ns, labels)
+        result, answered = await self._generator.follow(plan, start_ns)
+        meta = {**result.meta, **labels, "audit": self._audit(result.measures)[0]}
+        self._writer.meta["stages"][plan.index] = meta
+        if (spent_usd := self._generator.live.spent_usd) is not None:
+            self._writer.meta["spent_usd"] = spent_usd
+        assert isinstance(self._writer, RotatingWriter)
+        await self._writer.end_stage(plan.index, self._telemetry.take())
+        self._writer.write_meta()
+        return answered
+
+    def ended(self) -> tuple[str, str] | None:
+        """Return how the run ended, if it did before its time."""
+        return self._ended(None, (None, ""), None)
+
+    def showing(self, plan: StagePlan) -> contextlib.AbstractContextManager[None]:
+        """Show a stage on the terminal while the block runs."""
+        return self._progress.stage(self._generator, plan, self._settings)
 
     def _ended(
         self, early: str | None, by_budget: tuple[str | None, str], lost: str | None

@@ -96,7 +96,7 @@ class Rig:
         player: Player,
         trace: Replayed | None = None,
     ) -> None:
-        self._recorded = Recorded(writer)
+        self.recorded = Recorded(writer)
         self.spent_s = 0.0  # by the stages so far, with their drains; engine time if virtual
         self.settings = settings
         self.player = player
@@ -117,7 +117,7 @@ class Rig:
         self, rate_rps: float, duration_s: float | None = None, watch: Watch | None = None
     ) -> Stage | None:
         """Run an open-loop stage, until ``watch`` has seen enough; None if the run is over."""
-        planned_s = self._recorded.planned_s(len(self.stages))
+        planned_s = self.recorded.planned_s(len(self.stages))
         duration_s = planned_s or duration_s or self.stage_s(rate_rps)
 
         async def once() -> Stage | None:
@@ -242,23 +242,23 @@ class Rig:
                 "lengths": self.lengths,
                 "planned_s": planned_s,
             }
-            self._count(unfit)  # before it is played, for the report of a killed run
+            self.add_counts(unfit)  # before it is played, for the report of a killed run
             outcome = await self._play(plan, labels, cut, watch)
             if outcome is None or cut or not outcome.used_up:
                 break
-            self._count({name: -n for name, n in unfit.items()})
+            self.add_counts({name: -n for name, n in unfit.items()})
         judged = None
         while outcome is not None:
             if watch and watch.alphas and not outcome.meta["decided_early"]:
                 outcome.meta["alpha"] = watch.alphas[-1]
             judged = await self._judge(outcome, plan)
-            rest = self._recorded.rest(plan, outcome.table)
+            rest = self.recorded.rest(plan, outcome.table)
             if rest is None or self.ended:
                 break
             self._repetitions += 1
             plan = rest
             outcome = await self._play(plan, labels | {"continues": judged.index}, cut, watch)
-        played = self._recorded.planned_s(plan.index) is None
+        played = self.recorded.planned_s(plan.index) is None
         if judged and played and not self.ended and judged.errors.get("unfinished"):
             began_s = time.monotonic()
             await self.player.settle()
@@ -269,8 +269,8 @@ class Rig:
         self, plan: StagePlan, labels: dict[str, Any], cut: str | None, watch: Watch | None
     ) -> Outcome | None:
         """Play a stage, or take it from its records, and count its time."""
-        if (known := self._recorded.recall(plan)) is not None:
-            self.spent_s += self._recorded.took_s(plan.index)
+        if (known := self.recorded.recall(plan)) is not None:
+            self.spent_s += self.recorded.took_s(plan.index)
             meta, table = known
             ids = table["request_id"].to_numpy()
             first = plan.schedule.first_request_id
@@ -353,7 +353,7 @@ class Rig:
         self._progress.note(text)
         self._writer.meta["notes"].append(text)
 
-    def _count(self, more: dict[str, int]) -> None:
+    def add_counts(self, more: dict[str, int]) -> None:
         """Add to the counts of run.json's ``workload``."""
         workload = self._writer.meta["workload"]
         workload |= {name: workload.get(name, 0) + n for name, n in more.items() if n}

@@ -39,7 +39,7 @@ def test_finds_the_capacity_of_the_batching_server(tmp_path: Path, command: Comm
 
     def requests_at(rate_rps: float, seed: int) -> Any:
         rng = np.random.default_rng(seed)
-        arrivals = np.cumsum(rng.exponential(1 / rate_rps, int(2000 * rate_rps)))
+        arrivals = np.cumsum(rng.exponential(1 / rate_rps, int(800 * rate_rps)))
         return arrivals, np.full(len(arrivals), 10), np.full(len(arrivals), 100)
 
     truth = true_capacity(

@@ -46,7 +46,8 @@ pytestmark = pytest.mark.real_time  # needs the machine to itself
 TOKENS = 4
 EACH = 3  # requests with each fault
 SLOW = [name for name, fault in FAULTS.items() if fault.status == "timeout"]
-QUICK = [name for name in FAULTS if name not in ("ok", "big_event", *SLOW)]
+LARGE = ("big_event", "line_without_end")
+QUICK = [name for name in FAULTS if name not in ("ok", *LARGE, *SLOW)]
 LIMITS = Limits(total_s=2.0, idle_s=1.0)
 
 
@@ -113,7 +114,7 @@ def test_time_limits_are_those_of_the_client_and_harm_nobody_else(slow: Driven) 
     for record in records_of(slow, SLOW, "ok"):
         check_fault("ok", record)
     for name in SLOW:
-        limit_s = LIMITS.total_s if name == "endless" else LIMITS.idle_s
+        limit_s = LIMITS.total_s if name in ("endless", "slow_drip") else LIMITS.idle_s
         assert limit_s is not None
         found = records_of(slow, SLOW, name)
         assert len(found) == EACH

@@ -1,0 +1,53 @@
+"""The summary of a soak's run directory: each window is judged once, and the result kept."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ampacity.analysis.contract.part import ContractError
+from ampacity.analysis.contract.summary import Summary, read_summary, to_json
+from ampacity.analysis.soak.summarise import join_windows
+from ampacity.analysis.summary import summarise
+from ampacity.loadgen.rundir.files import Run, load_run, write_json
+from ampacity.loadgen.rundir.rotate import keep_part, part_summary
+
+
+def summarise_soak(path: Path, meta: dict[str, Any]) -> tuple[Run, Summary]:
+    """Return (the run with the records of its last window, its summary); ``meta``: run.json.
+
+    Raises RunDirError, RecordsError.
+    """
+    part_summary(path, 0).parent.mkdir(exist_ok=True)
+    parts = []
+    for stage in meta["stages"]:
+        kept = part_summary(path, stage["index"])
+        if (part := _read(kept)) is None:
+            run = _window(path, stage)
+            part = summarise(run)
+            if stage.get("drained_ns"):  # it is over
+                write_json(kept, to_json(part))
+                keep_part(path, stage["index"])
+        if part.stages and part.requests:
+            parts.append(part)
+    run = load_run(path, meta["stages"][-1]["index"]) if meta["stages"] else load_run(path)
+    return run, join_windows(parts, run) if parts else summarise(run)
+
+
+def _read(path: Path) -> Summary | None:
+    with contextlib.suppress(OSError, ContractError):
+        return read_summary(path)
+    return None
+
+
+def _window(path: Path, stage: dict[str, Any]) -> Run:
+    """Return a run of this window alone; only the first one has a start-up."""
+    run = load_run(path, stage["index"])
+    own = {**run.meta, "stages": [stage], "seams": []}
+    if stage["index"] and own.get("warmup_requests") is None:
+        own["warmup_requests"] = 0
+    over = bool(stage.get("drained_ns"))
+    status = {"status": "complete", "status_reason": None} if over else {}
+    return replace(run, meta=own | status, complete=over)

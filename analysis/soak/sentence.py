@@ -1,0 +1,94 @@
+"""A soak in one sentence, and the command that goes on from it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from ampacity.analysis.capacity.levels import number_text
+from ampacity.analysis.contract.soak import Soak, SoakChange
+from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.next_run import again, sweep_instead
+from ampacity.analysis.soak.change_point import WINDOWS_MIN
+from ampacity.durations import duration_text, rounded_up
+
+NAMED = 2
+
+
+def clock(seconds: float) -> str:
+    """Return the time since the start: ``03:10``, with seconds where there are some."""
+    minutes, rest = divmod(round(seconds), 60)
+    text = f"{minutes // 60:02}:{minutes % 60:02}"
+    return f"{text}:{rest:02}" if rest else text
+
+
+def size_text(value: float, unit: str) -> str:
+    """Return a figure with its unit: ``412 ms``, ``3.1 %``, ``183 MB``, ``49.9 req/s``."""
+    if unit == "s":
+        return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
+    if unit == "share":
+        return f"{round(value * 100, 3):.3g} %"
+    if unit == "bytes":
+        return f"{value / 1e6:.4g} MB"
+    return f"{value:.4g}" if unit == "requests" else f"{value:.4g} {unit}"
+
+
+def change_text(change: SoakChange) -> str:
+    """Return ``since 03:10 (window 19) from 210 ms to 265 ms``, or ``no change``."""
+    if change.verdict == "inconclusive":
+        return f"inconclusive: {change.reason}"
+    if change.after is None or change.before is None or change.since_s is None:
+        return "no change"
+    before, after = (size_text(v, change.unit) for v in (change.before, change.after))
+    if change.verdict == "drift":
+        return f"drifts from {before} to {after}"
+    return f"since {clock(change.since_s)} (window {change.window}) from {before} to {after}"
+
+
+def soak_sentence(summary: Summary) -> str:
+    """Return verdict and changes in words."""
+    assert summary.soak is not None
+    soak, slos = summary.soak, ", ".join(slo.text for slo in summary.slos)
+    at = f"{number_text(soak.rate_rps)} req/s over {duration_text(round(soak.duration_s, 1))}"
+    parts = [f"No SLO was given: {at}."]
+    if summary.slos:
+        why = "; ".join(f"{v.slo}: {v.reason}" for v in soak.slo_verdicts if v.verdict != "met")
+        parts = [f"{soak.verdict.capitalize()} at {at}: {why or slos}."]
+    changed = changes(soak)
+    if changed:
+        more = f", and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
+        texts = ", ".join(f"{c.name} {change_text(c)}" for c in changed[:NAMED])
+        parts.append(f"Changed: {texts}{more}.")
+    elif any(c.verdict == "no change" for c in soak.changes):
+        parts.append("Nothing changed over the windows.")
+    else:
+        parts.append("Too few windows to tell what changed.")
+    sentence = " ".join(parts)
+    if summary.partial:
+        sentence = f"Partial run ({summary.partial}): {sentence[0].lower()}{sentence[1:]}"
+    return sentence
+
+
+def changes(soak: Soak) -> list[SoakChange]:
+    """Return the figures that changed."""
+    return [c for c in soak.changes if c.after is not None]
+
+
+def soak_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | None:
+    """Return the next command: what is left, a longer soak where something is open, or a sweep."""
+    words, soak = list(meta.get("command_line") or ()), summary.soak
+    assert soak is not None
+    if words[1:2] != ["soak"]:
+        return None
+    if str(summary.partial or "").startswith(("interrupted", "killed")):
+        return shlex.join([*words[:2], "--resume", path])
+    few = all(change.verdict == "inconclusive" for change in soak.changes)
+    if few or (summary.slos and soak.verdict == "inconclusive"):
+        window_s = soak.planned_s // WINDOWS_MIN if few else soak.window_s
+        length_s = max(soak.planned_s, WINDOWS_MIN * (window_s := max(window_s, 1.0)))
+        length_s = rounded_up(length_s if few else 2 * length_s)
+        return again(
+            words, {"--duration": duration_text(length_s), "--window": duration_text(window_s)}
+        )
+    return sweep_instead(meta)

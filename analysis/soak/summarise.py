@@ -1,0 +1,280 @@
+"""The summary of a soak, from those of its windows: nothing here reads a record.
+
+Each window is judged once, so a summary costs the same after hours as after minutes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from msgspec import structs
+
+from ampacity.analysis.capacity.goodput_peak import peak_goodput
+from ampacity.analysis.change.engine import ALPHA, holm
+from ampacity.analysis.contract.soak import Soak, SoakChange
+from ampacity.analysis.contract.stage import SloVerdict, Stage, Verdict
+from ampacity.analysis.contract.summary import Seam, Summary, Warned
+from ampacity.analysis.limits.table import find_limits
+from ampacity.analysis.slo import EXTREMES, Slo, parse_slo
+from ampacity.analysis.soak.change_point import WINDOWS_MIN, find_change
+from ampacity.analysis.soak.sentence import soak_command, soak_sentence
+from ampacity.analysis.stage_warnings import Facts
+from ampacity.analysis.stats.intervals import CONFIDENCE, few_by_chance, many_by_chance
+from ampacity.analysis.summary import audit_of, partial_of
+from ampacity.analysis.warnings import OF_A_RUN, OF_A_SWEEP, RULES
+from ampacity.loadgen.rundir.files import Run
+
+Value = Callable[[Stage, Mapping[str, Any]], float | None]
+Unit = Literal["s", "share", "req/s", "tokens/s", "bytes", "requests"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of each window; a change smaller than ``least`` of it, or ``least_by``, is none."""
+
+    name: str
+    unit: Unit
+    value: Value
+    least: float = 0.05
+    least_by: float = 0.0
+
+
+def _percentiles() -> list[Figure]:
+    def of(metric: str, p: str) -> Value:
+        return lambda stage, _: getattr(getattr(stage, metric), p)
+
+    least_s = {"ttft_from_schedule": 1e-3, "itl": 1e-4, "e2e_from_schedule": 1e-3}
+    return [
+        Figure(f"{metric.partition('_')[0].upper()} {p}", "s", of(f"{metric}_s", p), 0.05, least)
+        for metric, least in least_s.items()
+        for p in ("p50", "p95", "p99")
+    ]
+
+
+def _gauge(name: str) -> Value:
+    return lambda stage, _: None if stage.server is None else getattr(stage.server, name)
+
+
+def _client(name: str) -> Value:
+    return lambda _, meta: (meta.get("audit") or {}).get(name)
+
+
+FIGURES = (
+    *_percentiles(),
+    Figure("answered", "req/s", lambda s, _: s.carried_rps, 0.02),
+    Figure("output tokens", "tokens/s", lambda s, _: s.output_tokens_per_s, 0.02),
+    Figure("KV cache used, most", "share", _gauge("kv_cache_usage_max"), 0.05, 0.01),
+    Figure("running", "requests", _gauge("running"), 0.05, 0.2),
+    Figure("queued", "requests", _gauge("waiting"), 0.05, 0.2),
+    Figure("client memory", "bytes", _client("rss_bytes"), 0.01),
+    Figure("client lag p99", "s", _client("loop_lag_p99_s"), 0.25, 1e-3),
+    Figure("client CPU", "share", _client("cpu_fraction"), 0.1, 0.02),
+)
+
+
+def join_windows(parts: Sequence[Summary], run: Run) -> Summary:
+    """Return the summary of a soak; ``run``: its run.json, with the records of any window.
+
+    ``parts``: the summaries of its windows, in their order. What is no sum or list over the windows
+    is that of the last one. Curves are left out: they would be most of it.
+    """
+    metas = run.meta["stages"][: len(parts)]
+    stages = [
+        structs.replace(stage, name=f"window {stage.index}", curves={})
+        for part in parts
+        for stage in part.stages
+    ]
+    slos = [parse_slo(slo.text) for slo in parts[-1].slos]
+    errors: Counter[str] = Counter()
+    for part in parts:
+        errors.update(part.errors)
+    found = structs.replace(
+        parts[-1],
+        partial=partial_of(run),
+        stages=stages,
+        requests=sum(part.requests for part in parts),
+        retries=sum(part.retries for part in parts),
+        errors={kind: errors[kind] for kind in parts[-1].errors},
+        error_examples={k: text for part in parts for k, text in part.error_examples.items()},
+        seams=tuple(msgspec.convert(run.meta.get("seams") or (), tuple[Seam, ...])),
+        goodput=peak_goodput(stages, slos),
+        traffic=[one for part in parts for one in part.traffic],
+        sharing=[one for part in parts for one in part.sharing or ()] or None,
+        audit=audit_of(metas, stages, imported=False),
+        spent_usd=run.meta.get("spent_usd"),
+        soak=soak_of(run.meta, stages, slos),
+        limits=(),
+    )
+    found = structs.replace(found, warnings=_warnings(found, parts))
+    found = structs.replace(found, limits=find_limits(found), verdict=soak_sentence(found))
+    return structs.replace(found, next_command=soak_command(found, run.meta, str(run.path)))
+
+
+def _warnings(whole: Summary, parts: Sequence[Summary]) -> list[Warned]:
+    """Return those of the whole run, and the first of each kind of the windows with their number."""
+    facts, first = Facts(whole), dict[str, Warned]()
+    found = [(code, RULES[code](facts)) for code in OF_A_RUN]
+    of_windows = [
+        {w.code: w for w in part.warnings if w.code not in (*OF_A_RUN, *OF_A_SWEEP)}
+        for part in parts
+    ]
+    counts = Counter(code for of in of_windows for code in of)
+    for of in reversed(of_windows):
+        first |= of
+    return [
+        *(Warned(code=code, text=text) for code, text in found if text),
+        *(
+            Warned(code=code, text=f"{w.text} (In {counts[code]} of {len(parts)} windows.)")
+            for code, w in first.items()
+        ),
+    ]
+
+
+def soak_of(meta: Mapping[str, Any], stages: Sequence[Stage], slos: Sequence[Slo]) -> Soak:
+    """Return the verdict over all windows, and the changes of their figures.
+
+    Windows in which the client was the limit count for neither; where they are half of all, nothing
+    is decided. A window that was cut short shows no change.
+    """
+    planned, metas = meta["soak"], meta["stages"][: len(stages)]
+    counted = [i for i, s in enumerate(stages) if not s.client_limited and s.requests]
+    verdicts = [_over_windows(slo, [stages[i] for i in counted]) for slo in slos]
+    words = {v.verdict for v in verdicts}
+    verdict: Verdict = "violated" if "violated" in words else "met"
+    if 2 * len(counted) <= len(stages) or (verdict == "met" and words != {"met"}):
+        verdict = "inconclusive"
+    begin_s = [float(m.get("from_s") or 0.0) for m in metas]
+    whole = [i for i in counted if not metas[i].get("ended_early")]
+    figures = [*FIGURES, *_errors(stages)]
+    series = {f.name: [f.value(s, m) for s, m in zip(stages, metas, strict=True)] for f in figures}
+    return Soak(
+        rate_rps=planned["rate_rps"],
+        window_s=planned["window_s"],
+        planned_s=planned["duration_s"],
+        duration_s=begin_s[-1] + (metas[-1]["end_ns"] - metas[-1]["start_ns"]) / 1e9,
+        windows=len(stages),
+        verdict=verdict,
+        slo_verdicts=verdicts,
+        client_limited_windows=[s.index for s in stages if s.client_limited],
+        changes=_changes(figures, series, begin_s, whole),
+        begin_s=begin_s,
+        series=series,
+    )
+
+
+def _errors(stages: Sequence[Stage]) -> list[Figure]:
+    """Return the share of each kind of error that any window has."""
+
+    def share(kind: str) -> Value:
+        return lambda s, _: s.errors.get(kind, 0) / s.requests if s.requests else None
+
+    kinds = dict.fromkeys(kind for s in stages for kind, n in s.errors.items() if n)
+    return [Figure(f"errors: {kind}", "share", share(kind), 0.05, 1e-3) for kind in kinds]
+
+
+def _over_windows(slo: Slo, stages: Sequence[Stage]) -> SloVerdict:
+    """Return the verdict on an SLO over windows: their misses and effective samples, pooled.
+
+    Each window counts by its requests; where the windows differ by more than chance they count as
+    clusters. A ``max`` or ``min`` is met where every window met it.
+    """
+    held = [(s.requests, v) for s in stages for v in s.slo_verdicts if v.slo == slo.text]
+    held = [(n, v) for n, v in held if v.attainment is not None and v.requests_effective]
+    requests = sum(n for n, _ in held)
+    effective = sum(v.requests_effective or 0 for _, v in held)
+    if not held:
+        why = "no window measured it"
+        return _verdict(slo, "inconclusive", None, None, why)
+    missed = sum(n * (1 - (v.attainment or 0.0)) for n, v in held) / requests
+    if slo.quantile in EXTREMES:
+        word: Verdict = "met" if all(v.verdict == "met" for _, v in held) else "violated"
+        return _verdict(slo, word, 1 - missed, effective, "by its worst window")
+    allowed, chance = 1 - slo.quantile, 1 - CONFIDENCE
+    shares = [(n, 1 - (v.attainment or 0.0)) for n, v in held]
+    apart = sum(n * (share - missed) ** 2 for n, share in shares) / max(len(held) - 1, 1)
+    spread = apart / (missed * (1 - missed)) if 0 < missed < 1 else 1.0
+    tau = max(1.0, requests / effective, spread)
+    n = max(requests, effective)
+    few = float(few_by_chance(missed * n, n, allowed, tau, tau))
+    many = float(many_by_chance(missed * n, n, allowed, tau))
+    word = "met" if few <= chance else "violated" if many <= chance else "inconclusive"
+    why = f"{100 * missed:.3g} % missed it, {100 * allowed:.3g} % may"
+    return _verdict(slo, word, 1 - missed, effective, why)
+
+
+def _verdict(
+    slo: Slo, word: Verdict, attainment: float | None, effective: int | None, why: str
+) -> SloVerdict:
+    return SloVerdict(
+        slo=slo.text,
+        verdict=word,
+        value_s=None,
+        attainment=attainment,
+        requests_effective=effective,
+        more_requests=None,
+        reason=why,
+        cause=why if word == "inconclusive" else None,
+    )
+
+
+def _changes(
+    figures: Sequence[Figure],
+    series: Mapping[str, list[float | None]],
+    begin_s: Sequence[float],
+    whole: Sequence[int],
+) -> list[SoakChange]:
+    """Return the change of each figure that was measured; 5 % false ones over all (Holm)."""
+    found: list[SoakChange] = []
+    for figure in figures:
+        known = [i for i in whole if series[figure.name][i] is not None]
+        values = [float(series[figure.name][i] or 0.0) for i in known]
+        if values:
+            found.append(_likeliest(figure, known, values, begin_s))
+    tested = [change for change in found if change.p is not None]
+    real = dict(
+        zip((c.name for c in tested), holm([c.p or 0.0 for c in tested], ALPHA), strict=True)
+    )
+    return [c if real.get(c.name, True) else _unchanged(c, series, whole) for c in found]
+
+
+def _unchanged(
+    change: SoakChange, series: Mapping[str, list[float | None]], whole: Sequence[int]
+) -> SoakChange:
+    values = sorted(v for i in whole if (v := series[change.name][i]) is not None)
+    return SoakChange(
+        name=change.name,
+        unit=change.unit,
+        verdict="no change",
+        before=values[len(values) // 2],
+        p=change.p,
+    )
+
+
+def _likeliest(
+    figure: Figure, windows: Sequence[int], values: Sequence[float], begin_s: Sequence[float]
+) -> SoakChange:
+    """Return the likeliest change of one figure; whether it is real is decided over all."""
+    middle = sorted(values)[len(values) // 2]
+    known: dict[str, Any] = {"name": figure.name, "unit": figure.unit}
+    if len(values) < WINDOWS_MIN:
+        why = f"needs {WINDOWS_MIN} windows, has {len(values)}"
+        return SoakChange(**known, verdict="inconclusive", before=middle, reason=why)
+    point = find_change(values)
+    before, after = point.ends or point.step
+    size = abs(after - before)
+    if size < figure.least * max(abs(before), abs(after)) or size < figure.least_by:
+        return SoakChange(**known, verdict="no change", before=middle, p=point.p)
+    first = windows[0] if point.ends else windows[point.first]
+    return SoakChange(
+        **known,
+        verdict="drift" if point.ends else "step",
+        before=before,
+        after=after,
+        since_s=begin_s[first],
+        window=first,
+        p=point.p,
+    )

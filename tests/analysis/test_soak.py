@@ -1,0 +1,144 @@
+"""A soak: its verdict over all windows, and what changed over the hours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from ampacity.analysis.contract.soak import Soak, SoakChange
+from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.slo import parse_slo
+from ampacity.analysis.soak.change_point import find_change
+from ampacity.analysis.soak.sentence import change_text, clock
+from ampacity.analysis.soak.summarise import soak_of
+from tests.support import sample_summary
+
+SLO = "ttft_p99=2s"
+WINDOW_S = 600.0
+LATENCIES = ("ttft_from_schedule_s", "itl_s", "e2e_from_schedule_s")
+WINDOW = msgspec.convert(sample_summary.stage(0, 5.0, 0.2, 10.0, n=3000), Stage)
+
+
+def window(index: int, rng: np.random.Generator, tail: float = 1.0, **changes: Any) -> Stage:
+    """One window whose figures scatter as those of 3,000 requests: 3 % a median, 10 % a p99."""
+    found: dict[str, Any] = {"index": index, **changes}
+    for name in LATENCIES:
+        held = getattr(WINDOW, name)
+        scatter = np.exp(rng.normal(size=3) * (0.03, 0.06, 0.1))
+        drawn = {
+            p: getattr(held, p) * s * tail
+            for p, s in zip(("p50", "p95", "p99"), scatter, strict=True)
+        }
+        found[name] = msgspec.structs.replace(held, **drawn)
+    found["carried_rps"] = 5 * (1 + 0.018 * rng.normal())
+    return msgspec.structs.replace(WINDOW, **found)
+
+
+def soak(stages: list[Stage], **audit: list[float]) -> Soak:
+    """The soak of these windows; ``audit``: figures of the client in each."""
+    metas = [
+        {
+            "index": i,
+            "from_s": i * WINDOW_S,
+            "start_ns": 0,
+            "end_ns": int(WINDOW_S * 1e9),
+            "audit": {name: values[i] for name, values in audit.items()},
+        }
+        for i in range(len(stages))
+    ]
+    planned = {"rate_rps": 5.0, "duration_s": 48 * WINDOW_S, "window_s": WINDOW_S}
+    return soak_of({"soak": planned, "stages": metas}, stages, [parse_slo(SLO)])
+
+
+def changed(found: Soak) -> dict[str, SoakChange]:
+    return {c.name: c for c in found.changes if c.verdict in ("step", "drift")}
+
+
+def test_a_change_is_found_where_it_is() -> None:
+    """12 values below 12 others: the rank sum is as far from its mean as it can be, and of 9,999
+    random orders none is as far.
+    """
+    ups_and_downs = [0.0, 0.2, 0.1] * 4
+    found = find_change([*ups_and_downs, *(5 + v for v in ups_and_downs)])
+    assert (found.first, found.p, found.ends) == (12, 1e-4, None)
+    assert found.step == pytest.approx((0.1, 5.1))
+    line = find_change(list(range(24)))
+    assert line.ends == pytest.approx((0, 23))
+    assert find_change([3.0] * 24).p == 1.0
+    assert find_change([1.0] * 23 + [50.0]).p > 0.05  # one bad window is no change
+
+
+def test_of_healthy_soaks_at_most_5_per_cent_show_any_change() -> None:
+    """48 windows, 12 figures each, 200 soaks: more than 17 false ones have a chance of 1 %."""
+    rng = np.random.default_rng(4)
+    false = 0
+    for _ in range(200):
+        lag, cpu = (rng.lognormal(0, 0.3, 48).tolist() for _ in range(2))
+        memory = (1e8 + 1e5 * rng.normal(size=48)).tolist()
+        stages = [window(i, rng) for i in range(48)]
+        found = soak(stages, loop_lag_p99_s=lag, cpu_fraction=cpu, rss_bytes=memory)
+        false += bool(changed(found))
+    assert false <= 17
+
+
+def test_a_step_of_25_per_cent_and_a_drift_are_found_and_when() -> None:
+    """A p99 scatters by 10 % from window to window, a median by 3 %."""
+    rng = np.random.default_rng(5)
+    seen, where = 0, []
+    for _ in range(20):
+        tail = [1.0] * 19 + [1.25] * 29
+        found = changed(soak([window(i, rng, tail[i]) for i in range(48)]))
+        seen += {"TTFT p50", "TTFT p95", "TTFT p99", "E2E p50", "ITL p99"} <= found.keys()
+        where += [found[name].window for name in ("TTFT p50", "TTFT p95") if name in found]
+    assert seen >= 18
+    assert np.mean([abs((w or 0) - 19) <= 1 for w in where]) >= 0.9
+    found = changed(soak([window(i, rng, 1 + 0.25 * i / 47) for i in range(48)]))
+    assert found["TTFT p50"].verdict == "drift"
+    assert found["TTFT p50"].before == pytest.approx(0.2, rel=0.05)
+    assert found["TTFT p50"].after == pytest.approx(0.25, rel=0.05)
+
+
+def test_memory_and_errors_that_grow_are_named_in_words() -> None:
+    rng = np.random.default_rng(6)
+    failing = sample_summary.errors(timeout=60)
+    stages = [window(i, rng, **({"errors": failing} if i >= 19 else {})) for i in range(48)]
+    found = changed(soak(stages, rss_bytes=[1e8 + 1e6 * i for i in range(48)]))
+    assert found.keys() == {"errors: timeout", "client memory"}
+    assert change_text(found["errors: timeout"]) == "since 03:10 (window 19) from 0 % to 2 %"
+    assert change_text(found["client memory"]) == "drifts from 100 MB to 147 MB"
+    assert clock(75) == "00:01:15"
+
+
+def test_too_few_windows_and_windows_of_a_busy_client_show_nothing() -> None:
+    rng = np.random.default_rng(7)
+    few = soak([window(i, rng, 1 + i) for i in range(29)])
+    assert {c.verdict for c in few.changes} == {"inconclusive"}
+    assert few.changes[0].reason == "needs 30 windows, has 29"
+    busy = [window(i, rng, client_limited=True) for i in range(3)]
+    assert (soak(busy).verdict, soak(busy).client_limited_windows) == ("inconclusive", [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("missed", "word"),
+    [
+        ([0.0] * 24, "met"),
+        ([0.03] * 24, "violated"),  # 3 % of 72,000, 1 % may
+        ([0.0101] * 24, "inconclusive"),
+        ([0.0] * 23 + [0.2], "inconclusive"),  # one bad window: 0.83 % of all, but one cluster
+        ([0.0] * 12 + [0.04] * 12, "violated"),
+    ],
+)
+def test_an_slo_is_judged_over_all_windows(missed: list[float], word: str) -> None:
+    rng = np.random.default_rng(8)
+    verdicts = [
+        msgspec.convert(sample_summary.verdict(SLO, "met", 1.0, 1 - share, 3000), type(one))
+        for share in missed
+        for one in WINDOW.slo_verdicts[:1]
+    ]
+    stages = [window(i, rng, slo_verdicts=[v]) for i, v in enumerate(verdicts)]
+    found = soak(stages)
+    assert found.verdict == word
+    assert found.slo_verdicts[0].attainment == pytest.approx(1 - np.mean(missed))
