@@ -129,7 +129,7 @@ def test_a_disk_that_is_full_is_an_error(made: Path) -> None:
     """What was asked for is not there: not to be mistaken for a reader that has seen enough."""
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-c", COMMAND, "report", made, "--json"],
+            [*COMMAND, "report", made, "--json"],
             stdout=full,
             stderr=subprocess.PIPE,
             timeout=60,
