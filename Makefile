@@ -36,7 +36,7 @@ test-long: $(INSTALLED_DEV)
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc $(BIN)/python -m tests.long.fuzz receive \
 	  --seconds $(LONG_S) --hot-path "$$(ls $(ASAN)/ampacity/loadgen/receive/_hot_path*.so)"
 	$(BIN)/python -m tests.long.fuzz --seconds $(LONG_S)
-	LONG_S=$(LONG_S) $(PYTEST) -m "not real_time"
+	LONG_S=$(LONG_S) $(MAKE) test
 	$(BIN)/python -m tests.long.soak --minutes $(SOAK_MINUTES)
 
 # vLLM on CPU: minutes to install and to start, so outside of `make test`
