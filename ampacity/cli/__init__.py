@@ -11,8 +11,8 @@ import traceback
 from contextlib import suppress
 from typing import cast
 
-from ampacity.cli.process import protect
 from ampacity.cli.streams import secure_streams
+from ampacity.process import protect
 
 EXIT_OUTAGE = 1  # the endpoint was down for a while
 EXIT_USAGE = 2
@@ -72,6 +72,12 @@ def _run_command() -> None:
         _refuse(str(error))
 
 
+def _without_secrets(text: str) -> str:
+    from ampacity.loadgen.send.secrets import KNOWN, redact
+
+    return redact(text, tuple(KNOWN))
+
+
 def _shortage(error: Exception) -> str | None:
     """Return what the machine was short of, where an error is due to that."""
     number = getattr(error, "errno", None)
@@ -82,12 +88,6 @@ def _shortage(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_ROOM.search(str(error)):
         return f"no memory is left for this ({error}): raise its limit (ulimit -v); {_KEPT}"
     return None
-
-
-def _without_secrets(text: str) -> str:
-    from ampacity.loadgen.send.secrets import KNOWN, redact
-
-    return redact(text, tuple(KNOWN))
 
 
 def _refuse(message: str) -> None:
