@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -178,7 +179,7 @@ def test_a_server_that_answers_nothing_ends_the_soak(tmp_path: Path, command: Co
         command(words, tmp_path / "run", status=2)
     meta = read_meta(tmp_path / "run")
     assert meta["status"] == "aborted"
-    assert meta["status_reason"] in {f"no request of window {k} was answered" for k in (1, 2, 3)}
+    assert re.fullmatch(r"no request of window \d was answered", meta["status_reason"])
     summary = read_summary(tmp_path / "run" / "summary.json")
     assert summary.errors["overloaded"] > 20
 
