@@ -61,12 +61,13 @@ def _split(args: Iterable[str]) -> tuple[str, list[str]]:
 
 
 def _began(command: str, run: str) -> list[str]:
+    from ampacity.files import read_text
     from ampacity.loadgen.rundir.files import RunDirError
     from ampacity.values import ConfigError
 
     file = Path(run) / ("a/run.json" if command == "ab" else "run.json")
     try:
-        meta: Any = json.loads(file.read_text(encoding="utf-8"))
+        meta: Any = json.loads(read_text(file))
         words = [str(word) for word in meta["command_line"]]
         began = words[1]
     except (OSError, ValueError, LookupError, TypeError) as error:

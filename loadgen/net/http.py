@@ -354,7 +354,10 @@ class Client:
                     addresses.insert(0, address)
                 return connection
             except OSError as error:
-                if last is None or last.errno not in OWN_SHORTAGE:  # a shortage is the cause
+                # a shortage is the cause; a certificate says more than a refusal elsewhere
+                if last is None or not (
+                    isinstance(last, ssl.SSLError) or last.errno in OWN_SHORTAGE
+                ):
                     last = error
         raise last or OSError("no address")
 

@@ -78,6 +78,8 @@ def _of_command(command: str) -> str:
             _RUNNING.discard(running.pid)
     if timed_out:
         raise EndpointError(f"--api-key-command: the command took more than {COMMAND_MAX_S:g} s")
+    if len(printed) == MIB:
+        raise EndpointError("--api-key-command: the command prints more than a key: over 1 MiB")
     if status:
         raise EndpointError(
             f"--api-key-command: the command ended with status {status}: run it by hand to see why"

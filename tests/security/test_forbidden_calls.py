@@ -21,12 +21,12 @@ OPENING = {"open", "read_text", "read_bytes", "OSFile", "memory_map", "ParquetFi
 ALLOWED = {  # files that may call what others may not, and why
     "ampacity/files.py": "the one place",
     "ampacity/cli/output.py": "writes what the user named",
-    "ampacity/cli/workload.py": "writes",
     "ampacity/cli/streams.py": "/dev/null",
-    "ampacity/cli/process.py": "/proc",
+    "ampacity/process.py": "/proc",
+    "loadgen/audit.py": "/proc",
     "loadgen/host.py": "/proc and /dev/null",
-    "loadgen/receive/kept_answers.py": "appends",
     "loadgen/rundir/files.py": "writes, and Arrow reads by a path that open_file has seen",
+    "loadgen/rundir/write.py": "writes, and goes on with streams that open_file has seen",
     "reports/charts/svg.py": "its own script",
     "reports/pages/page.py": "its own templates",
     "workloads/archetypes.py": "its own data",
@@ -82,6 +82,8 @@ def findings(path: Path, text: str) -> Iterator[str]:
         opens = name.rpartition(".")[2] in OPENING and name not in ("opener.open", "pa.memory_map")
         opens &= not name.startswith(("os.", "webbrowser"))
         opens &= name.rpartition(".")[2] != name or name in ("open", "ParquetFile")
+        modes = [a.value for a in node.args if isinstance(a, ast.Constant)]
+        opens &= not {"w", "wb", "ab", "r+b"} & set(map(str, modes))  # what it writes is its own
         if opens and where not in ALLOWED:
             yield f"{at} opens a file by {name}: use ampacity/files.py"
 

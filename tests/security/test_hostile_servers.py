@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import resource
@@ -77,25 +78,30 @@ PAGES: dict[str, tuple[bytes, bytes, str | None]] = {
 
 
 def fetched(first: bytes, more: bytes, *, drips: bool) -> Page:
+    serving: list[asyncio.Task[None] | None] = []
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        serving.append(asyncio.current_task())
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             await reader.readuntil(b"\r\n\r\n")
             writer.write(first)
             while more and not writer.is_closing():
                 writer.write(more)
                 await writer.drain()
                 await asyncio.sleep(0.1 if drips else 0)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
         writer.close()
 
     async def main() -> Page:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics"
-        async with server, Pages() as pages:
-            return await pages.get(url, {}, 1.0 if drips else 20.0)
+        try:
+            async with server, Pages() as pages:
+                return await pages.get(url, {}, 1.0 if drips else 20.0)
+        finally:
+            await asyncio.gather(*filter(None, serving))
+            await asyncio.sleep(0.01)
 
-    page: Page = on_loop("uvloop", main())
+    page: Page = on_loop("asyncio", main())
     return page
 
 

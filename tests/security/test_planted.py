@@ -229,6 +229,8 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             found[f"streams of {name}"] = out + err
             server.pid = server.port_of_page = 0
         found["command lines, Prometheus page, OTLP"] = server.seen
+    for name in ("run", "check", "sweep"):
+        found[f"mode of {name}"] = f"{(folder / name).stat().st_mode & 0o777:04o}"
     for name, ended in run_all(lines_after(folder), folder / "lines").items():
         found[f"streams of {name}"] = ended.out + ended.err
     for path in folder.rglob("*"):
@@ -256,6 +258,13 @@ def test_a_planted_key_is_in_no_artefact(place: str, artefacts: dict[str, str]) 
         for form in forms(SECRETS[place]):
             at = text.lower().find(form)
             assert at < 0, f"{name}: {text[max(at - 100, 0) : at + 100]}"
+
+
+def test_a_run_with_prompts_and_answers_is_its_owners(artefacts: dict[str, str]) -> None:
+    assert artefacts["mode of run"] == "0700"
+    assert artefacts["mode of sweep"] != "0700"
+    kept = [text for name, text in artefacts.items() if "answers-" in name]
+    assert any('"prompt"' in text or '"answer"' in text for text in kept)
 
 
 def test_planted_html_is_text_in_every_page(artefacts: dict[str, str]) -> None:

@@ -13,9 +13,11 @@ COMMAND = [
     sys.executable,
     "-c",
     "import pathlib; from ampacity.reports.charts import svg; "
-    f"svg._DRAW = pathlib.Path({str(QUICK_DRAW)!r}); from ampacity.cli import main; main()",
+    f"svg._DRAW = pathlib.Path({str(QUICK_DRAW)!r}); "
+    "from ampacity.experiments.stages import rig; rig.REPEATS_MAX = 0; "
+    "from ampacity.cli import main; main()",
 ]
-"""The command line as a process, with the drawings of the fixture ``drawn_quickly``."""
+"""The command line as a process, as the fixture ``quickly`` has it."""
 
 
 @dataclass(frozen=True)

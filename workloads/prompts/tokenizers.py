@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+from ampacity.files import MOST_BYTES, open_file
 from ampacity.workloads.errors import WorkloadError
 
 TIKTOKEN_ENCODINGS = {  # and the names of their files in tiktoken's cache: SHA-1 of their addresses
@@ -159,6 +160,7 @@ def _load_hugging_face(name: str) -> Tokenizer:
             f"tokenizer {name} needs the extra hf: install 'ampacity[hf]'"
         ) from None
     try:
+        open_file(path, 4 * MOST_BYTES).close()  # a limit, as the library has none
         return hugging_face(name, library.Tokenizer.from_file(str(path)))
     except Exception as error:  # the library raises plain Exception
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
