@@ -76,10 +76,15 @@ def cli(ampacity: Callable[..., object], capfd: pytest.CaptureFixture[str]) -> C
 
 
 @pytest.fixture(autouse=True)
-def drawn_quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures of charts are empty, which saves 1.5 s a report, where a test is not about them."""
-    if request.node.get_closest_marker("draws") is None:
+def quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw empty pictures, which saves 1.5 s a report, where a test is not about them; repeat no
+    stage because this machine was busy, where a test is not about time.
+    """
+    marked = request.node.get_closest_marker
+    if marked("draws") is None:
         monkeypatch.setattr("ampacity.reports.charts.svg._DRAW", QUICK_DRAW)
+    if marked("real_time") is None:
+        monkeypatch.setattr("ampacity.experiments.stages.rig.REPEATS_MAX", 0)
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
+import re
 import sys
 import traceback
 from contextlib import suppress
@@ -18,6 +20,8 @@ EXIT_INTERRUPTED = 130
 EXIT = {"met": 0, "violated": 1, "inconclusive": 3}  # of a verdict on an SLO
 MESSAGE_MAX = 600
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+_NO_ROOM = re.compile("(?i)can't start new thread|failed to map segment|allocate memory")
+_KEPT = "what a run had recorded is kept: ampacity report RUN"
 _OURS = ("ampacity", "workloads", "loadgen", "analysis", "reports", "simulator")
 
 
@@ -33,6 +37,8 @@ def main() -> None:
 def _run_command() -> None:
     secure_streams()
     protect()
+    # its threads would take cores from the load, and wait for ever where memory is short
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # neither imports nor stages make much garbage: collect it less often
     gc.set_threshold(50_000, 20, 50)
     import typer
@@ -58,10 +64,8 @@ def _run_command() -> None:
         raise KeyboardInterrupt from None
     except Exception as error:
         # our packages raise their own exceptions, with one line for people; others are bugs
-        if isinstance(error, MemoryError):
-            _refuse(f"out of memory: {str(error) or 'the input is too large'}")
-        if isinstance(error, OSError) and error.errno in _FULL:
-            _refuse(f"the output cannot be written: {error.strerror}")
+        if lacking := _shortage(error):
+            _refuse(lacking)
         if type(error).__module__.split(".")[0] not in _OURS:
             print(_without_secrets(traceback.format_exc()), file=sys.stderr)
             sys.exit(EXIT_USAGE)  # 1 would be a result, as of a gate
@@ -72,6 +76,18 @@ def _without_secrets(text: str) -> str:
     from ampacity.loadgen.send.secrets import KNOWN, redact
 
     return redact(text, tuple(KNOWN))
+
+
+def _shortage(error: Exception) -> str | None:
+    """Return what the machine was short of, where an error is due to that."""
+    number = getattr(error, "errno", None)
+    if number in _FULL:
+        return f"the output cannot be written: {os.strerror(number)}"
+    if number in (errno.EMFILE, errno.ENFILE):
+        return f"too many open files: raise the limit (ulimit -n); {_KEPT}"
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_ROOM.search(str(error)):
+        return f"no memory is left for this ({error}): raise its limit (ulimit -v); {_KEPT}"
+    return None
 
 
 def _refuse(message: str) -> None:

@@ -17,7 +17,7 @@ from ampacity.analysis.capacity.goodput_peak import peak_goodput
 from ampacity.analysis.change.engine import ALPHA, holm
 from ampacity.analysis.contract.soak import Soak, SoakChange
 from ampacity.analysis.contract.stage import SloVerdict, Stage, Verdict
-from ampacity.analysis.contract.summary import Seam, Summary, Warned
+from ampacity.analysis.contract.summary import Audit, Seam, Summary, Warned
 from ampacity.analysis.limits.table import find_limits
 from ampacity.analysis.slo import EXTREMES, Slo, parse_slo
 from ampacity.analysis.soak.change_point import WINDOWS_MIN, find_change
@@ -104,7 +104,7 @@ def join_windows(parts: Sequence[Summary], run: Run) -> Summary:
         goodput=peak_goodput(stages, slos),
         traffic=[one for part in parts for one in part.traffic],
         sharing=[one for part in parts for one in part.sharing or ()] or None,
-        audit=audit_of(metas, stages, imported=False),
+        audit=_audit(metas, stages),
         spent_usd=run.meta.get("spent_usd"),
         soak=soak_of(run.meta, stages, slos),
         limits=(),
@@ -112,6 +112,13 @@ def join_windows(parts: Sequence[Summary], run: Run) -> Summary:
     found = structs.replace(found, warnings=_warnings(found, parts))
     found = structs.replace(found, limits=find_limits(found), verdict=soak_sentence(found))
     return structs.replace(found, next_command=soak_command(found, run.meta, str(run.path)))
+
+
+def _audit(metas: Sequence[dict[str, Any]], stages: Sequence[Stage]) -> Audit:
+    """Return the client's audit; no window repeats another one."""
+    found = audit_of(list(metas), stages, imported=False)
+    limited = 2 * len(found.client_limited_stages) >= len(stages)
+    return structs.replace(found, repeated_stages=[], client_limited=limited)
 
 
 def _warnings(whole: Summary, parts: Sequence[Summary]) -> list[Warned]:
@@ -143,10 +150,14 @@ def soak_of(meta: Mapping[str, Any], stages: Sequence[Stage], slos: Sequence[Slo
     planned, metas = meta["soak"], meta["stages"][: len(stages)]
     counted = [i for i, s in enumerate(stages) if not s.client_limited and s.requests]
     verdicts = [_over_windows(slo, [stages[i] for i in counted]) for slo in slos]
-    words = {v.verdict for v in verdicts}
-    verdict: Verdict = "violated" if "violated" in words else "met"
-    if 2 * len(counted) <= len(stages) or (verdict == "met" and words != {"met"}):
+    words, limited = {v.verdict for v in verdicts}, [s.index for s in stages if s.client_limited]
+    verdict: Verdict = "violated" if "violated" in words else "inconclusive"
+    reason = None
+    if 2 * len(limited) >= len(stages):
         verdict = "inconclusive"
+        reason = f"this machine was the limit in {len(limited)} of {len(stages)} windows"
+    elif words == {"met"}:
+        verdict = "met"
     begin_s = [float(m.get("from_s") or 0.0) for m in metas]
     whole = [i for i in counted if not metas[i].get("ended_early")]
     figures = [*FIGURES, *_errors(stages)]
@@ -158,8 +169,9 @@ def soak_of(meta: Mapping[str, Any], stages: Sequence[Stage], slos: Sequence[Slo
         duration_s=begin_s[-1] + (metas[-1]["end_ns"] - metas[-1]["start_ns"]) / 1e9,
         windows=len(stages),
         verdict=verdict,
+        reason=reason,
         slo_verdicts=verdicts,
-        client_limited_windows=[s.index for s in stages if s.client_limited],
+        client_limited_windows=limited,
         changes=_changes(figures, series, begin_s, whole),
         begin_s=begin_s,
         series=series,

@@ -91,6 +91,12 @@ async def calibrate(
             f"the server counts {found.tokens_per_word:.2f} tokens for each of {name}: that is not "
             "its vocabulary; prompts are made shorter or longer by this factor"
         )
+    if not found.measured:
+        by = "a word is taken for a token" if name in WORD_TOKENIZERS else f"{name} counts them"
+        notes.append(
+            "the server does not say how many tokens its prompts have, or not as can be true: "
+            f"{by}, without a chat template, so their real lengths are not known"
+        )
     return found, record, notes
 
 

@@ -223,14 +223,19 @@ class RunWriter(StreamWriter):
 
         self.flush()
         self.wait()
-        return read_streams(self.path).filter(pc.field("stage") == stage)
+        table = read_streams(self.path)
+        # by a mask: a filter by an expression waits for ever where no thread can be started
+        return table.filter(pc.equal(table["stage"], stage))
 
     def finish(self, server: pa.Table | None = None) -> None:
         """Write requests.parquet, sorted, and server.parquet; delete the streams."""
         super().close()
         self.raise_failed()
+        import pyarrow.compute as pc  # slow to import
+
+        table = read_streams(self.path)
         order = [("request_id", "ascending"), ("attempt", "ascending")]
-        table = read_streams(self.path).sort_by(order)
+        table = table.take(pc.sort_indices(table, sort_keys=order))
         write_parquet(table, self.path / PARQUETS[0])
         parts = [part for part in (self._server, server) if part is not None and part.num_rows]
         if parts:

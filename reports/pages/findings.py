@@ -281,6 +281,9 @@ def _client(summary: Summary) -> Finding:
         elif audit.repeated_stages:
             loads = loads_of(summary, audit.repeated_stages)
             note = _sentence(f"disturbed by other work at {loads}, which was repeated", *facts)
+        elif some := len(audit.client_limited_stages):
+            left_out = f"{counted(some, 'window')} in which it did not are left out"
+            note = _sentence(left_out, *facts)
         return Finding(label, "kept up", None, note, "good")
     limited = [i for i in audit.client_limited_stages if i not in audit.repeated_stages]
     loads = loads_of(summary, limited)

@@ -31,7 +31,7 @@ from ampacity.loadgen.send.protocols import error_text
 from ampacity.loadgen.send.secrets import redact
 from ampacity.loadgen.telemetry import Telemetry
 from ampacity.run_file import read_run_file
-from tests.support.args import COMMAND, Cli, args_of
+from tests.support.args import COMMAND, COMMAND_ONCE, Cli, args_of
 from tests.support.http_server import http_server, reply
 
 SHORT = "--duration 1s --input-tokens 5 --output-tokens 2"
@@ -411,7 +411,7 @@ def test_out_of_descriptors_is_the_clients_own_fault() -> None:
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
 def test_closed_standard_streams_harm_nothing(closed: str, tmp_path: Path) -> None:
     with server(lambda handler, _: stream(handler, TOKEN, LAST)) as url:
-        start = ["bash", "-c", f'exec {closed}; exec "$@"', "_", *COMMAND]
+        start = ["bash", "-c", f'exec {closed}; exec "$@"', "_", *COMMAND_ONCE]
         load = SHORT.replace("1s", "300ms")
         start += ["run", url, *args_of(f"--rates 20 {load} --out"), str(tmp_path / "r")]
         result = subprocess.run(start, capture_output=True, text=True, timeout=60, check=False)

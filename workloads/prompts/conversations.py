@@ -1,5 +1,6 @@
 """Parse one row of a prompt file into a conversation."""
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ _HOLDERS: dict[str, tuple[str, ...]] = {  # where a prompt stands, and what may 
     **dict.fromkeys(("prompt", "input"), (_TEXT, _LIST)),
     **dict.fromkeys(("text", "instruction"), (_TEXT,)),
 }
+_A_ROW = re.compile(rf'\s*\{{\s*"({"|".join(_HOLDERS)})"\s*:')
 _OF_A_MESSAGE = frozenset({"role", "from", "content", "value"})
 _SHOWN = 8  # names of fields in a note
 
@@ -82,6 +84,10 @@ def _listed(held: Counter[str]) -> str:
 def parse_entry(value: object, tally: Tally) -> Entry:
     """Return the conversation of a row. Raises NoPromptError, or ValueError for a damaged row."""
     if isinstance(value, str):
+        if _A_ROW.match(value):
+            tally.parts[
+                "texts are JSON objects, sent as they stand: are they rows of a .jsonl?"
+            ] += 1
         return _conversation(value, tally)
     if not isinstance(value, Mapping):
         raise ValueError("a value that is neither an object nor a text")

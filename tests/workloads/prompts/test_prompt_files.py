@@ -292,6 +292,15 @@ def test_parts_of_a_conversation_that_are_not_sent_are_counted(tmp_path: Path) -
     )
 
 
+def test_rows_of_json_in_a_text_file_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "p.txt"
+    path.write_text('{"prompt": "a"}\n{"messages": []}\n{"a": "prompt"}\nplain: {"prompt": "a"}\n')
+    notes = read_prompts(path).notes
+    assert notes == (
+        "p.txt: 2 texts are JSON objects, sent as they stand: are they rows of a .jsonl?",
+    )
+
+
 def test_messages_behind_the_last_of_a_user_are_counted(tmp_path: Path) -> None:
     system = {"from": "system", "value": "be brief"}
     rows = [
