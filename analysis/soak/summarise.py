@@ -106,6 +106,7 @@ def join_windows(parts: Sequence[Summary], run: Run) -> Summary:
         sharing=[one for part in parts for one in part.sharing or ()] or None,
         audit=_audit(metas, stages),
         spent_usd=run.meta.get("spent_usd"),
+        quota=next((part.quota for part in reversed(parts) if part.quota), None),
         soak=soak_of(run.meta, stages, slos),
         limits=(),
     )
