@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ampacity.simulator.server.launch import Started
-from tests.support.args import COMMAND, args_of
+from tests.support.args import COMMAND_ONCE, args_of
 from tests.support.synthetic import Stage, make_run, request
 
 # lines and flushes while the stage goes on
@@ -29,7 +29,7 @@ def leave(
         os.close(reader)
     with other.open("wb") as kept:
         process = subprocess.Popen(
-            [*COMMAND[:-1], LINES + COMMAND[-1], *map(str, arguments)],
+            [*COMMAND_ONCE[:-1], LINES + COMMAND_ONCE[-1], *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=writer if "out" in streams else kept,
             stderr=writer if "err" in streams else kept,
@@ -129,7 +129,7 @@ def test_a_disk_that_is_full_is_an_error(made: Path) -> None:
     """What was asked for is not there: not to be mistaken for a reader that has seen enough."""
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [*COMMAND, "report", made, "--json"],
+            [*COMMAND_ONCE, "report", made, "--json"],
             stdout=full,
             stderr=subprocess.PIPE,
             timeout=60,

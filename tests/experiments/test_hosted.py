@@ -193,7 +193,6 @@ def test_a_run_ends_at_its_limit(
     assert told.index("are planned") < told.index("stage 0")
 
 
-@pytest.mark.real_time
 def test_processes_add_up_what_they_spend(command: Command, tmp_path: Path, prices: Path) -> None:
     load = f"{SHORT} --rates 40 --duration 1s --workers 2 --prices {prices} --out"
     with Provider(prices=(1000.0, 4000.0)) as provider:

@@ -77,7 +77,6 @@ def test_what_the_command_refuses_is_raised(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.real_time
 def test_a_sweep_within_a_running_loop(tmp_path: Path) -> None:
     async def cell() -> public.Run:
         return public.sweep(

@@ -9,15 +9,16 @@ Command = Callable[..., None]
 """The fixture ``command``."""
 
 QUICK_DRAW = Path(__file__).with_name("quick_draw.py")
-COMMAND = [
-    sys.executable,
-    "-c",
+_QUICK = (
     "import pathlib; from ampacity.reports.charts import svg; "
     f"svg._DRAW = pathlib.Path({str(QUICK_DRAW)!r}); "
-    "from ampacity.experiments.stages import rig; rig.REPEATS_MAX = 0; "
-    "from ampacity.cli import main; main()",
-]
-"""The command line as a process, as the fixture ``quickly`` has it."""
+)
+_ONCE = "from ampacity.experiments.stages import rig; rig.REPEATS_MAX = 0; "
+_MAIN = "from ampacity.cli import main; main()"
+COMMAND = [sys.executable, "-c", _QUICK + _MAIN]
+"""The command line as a process, with the pictures of the fixture ``quickly``."""
+COMMAND_ONCE = [sys.executable, "-c", _QUICK + _ONCE + _MAIN]
+"""It also repeats no stage because the machine was busy."""
 
 
 @dataclass(frozen=True)
