@@ -220,12 +220,15 @@ def _over_windows(slo: Slo, stages: Sequence[Stage]) -> SloVerdict:
     spread = apart / (missed * (1 - missed)) if 0 < missed < 1 else 1.0
     tau = max(1.0, requests / effective, spread)
     n = max(requests, effective)
-    few = float(few_by_chance(missed * n, n, allowed, tau, max(tau, _likely_cluster(stages))))
+    cluster = max(tau, _likely_cluster(stages))
+    few = float(few_by_chance(missed * n, n, allowed, tau, cluster))
     many = float(many_by_chance(missed * n, n, allowed, tau))
     word: Verdict = "violated" if many <= chance else "inconclusive"
     if few <= chance or words == {"met"}:
         word = "met"
     why = f"{100 * missed:.3g} % missed it, {100 * allowed:.3g} % may"
+    if word == "inconclusive":
+        why += f"; as slow ones come in groups, all count as {n / cluster:,.0f} requests"
     return _verdict(slo, word, 1 - missed, effective, why)
 
 
