@@ -106,11 +106,12 @@ def lock(file: BinaryIO, *, shared: bool) -> bool:
 
 def _going_s(path: Path) -> float | None:
     """Return the seconds since the last write of a run that is still being written, else None."""
-    # the run may be finishing just now
-    with contextlib.suppress(OSError), open_file(path / STREAM_NAME) as file:
-        if not lock(file, shared=True):
-            written_s = max(p.stat().st_mtime for p in (path / "run.json", *streams_of(path)))
-            return max(time.time() - written_s, 0.0)
+    for stream in (path / STREAM_NAME, *path.glob("requests-resumed?.arrows")):
+        # the run may be finishing just now
+        with contextlib.suppress(OSError), open_file(stream) as file:
+            if not lock(file, shared=True):
+                written_s = max(p.stat().st_mtime for p in (path / "run.json", *streams_of(path)))
+                return max(time.time() - written_s, 0.0)
     return None
 
 

@@ -230,7 +230,7 @@ class Rig:
                 return None
             schedule, cut, unfit = self._within_limits(drawn)
             if not len(schedule) and cut:
-                self.ended = ("budget", self._budget_text(cut))
+                self.ended = ("budget", self.budget_text(cut))
                 return None
             if cut and kind == "open":
                 duration_s = min(duration_s, float(schedule.scheduled_s[-1]) + 1e-6)
@@ -332,7 +332,7 @@ class Rig:
                 status=status, status_reason=reason
             )  # if no end can be written
         elif early and not self.ended and not meta.get("interrupted"):
-            self.ended = ("budget", self._budget_text(early))
+            self.ended = ("budget", self.budget_text(early))
         self._writer.write_meta()  # from here on the stage survives a kill
         from ampacity.analysis.stage.analyse import analyse_stage  # not needed for the first one
 
@@ -381,7 +381,7 @@ class Rig:
             "first_request_id": self._first_request_id,
         }
 
-    def _budget_text(self, cut: str) -> str:
+    def budget_text(self, cut: str) -> str:
         """Return the user's own limit, not what was left of it for this stage."""
         if "planned tokens" in cut:
             return f"--max-tokens {self.settings.max_tokens} is used up"
