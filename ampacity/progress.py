@@ -32,6 +32,7 @@ from ampacity.settings import Settings
 
 PAINT_EVERY_S = 0.5
 PLAIN_EVERY_S = 1.0
+PLAIN_LINES = 1000  # of a run, about
 AT_WORK_EVERY_S = 10.0
 CLOSE_S = 1.0  # to wait for a terminal that was stopped
 SWITCH_S = 0.0005  # the painter gives way to the load within this time
@@ -128,7 +129,8 @@ class Progress:
         """Print notes and the stage until there is a None."""
         last_s, going = 0.0, True
         while going:
-            every_s = PAINT_EVERY_S if self._moves else PLAIN_EVERY_S
+            plain_s = max(PLAIN_EVERY_S, (self._outlook.length_s or 0.0) / PLAIN_LINES)
+            every_s = PAINT_EVERY_S if self._moves else plain_s
             notes = self._next_notes(max(last_s + every_s - time.monotonic(), 0.0))
             going = None not in notes
             text = "".join(f"{note}\n" for note in notes if note is not None)

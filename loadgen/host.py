@@ -94,6 +94,14 @@ def open_files_limit() -> int | None:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
+def address_space() -> int | None:
+    """Return the bytes that this process may map (``ulimit -v``); None: no limit is known."""
+    if sys.platform == "win32":
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
 def raise_open_files_limit() -> int | None:
     """Raise the soft limit of file descriptors to the hard one; return the new limit."""
     if sys.platform == "win32":

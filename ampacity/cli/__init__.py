@@ -86,7 +86,7 @@ def _shortage(error: Exception) -> str | None:
     if number in (errno.EMFILE, errno.ENFILE):
         return f"too many open files: raise the limit (ulimit -n); {_KEPT}"
     if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_ROOM.search(str(error)):
-        return f"no memory is left (ulimit -v, or a cgroup): raise the limit; {_KEPT}"
+        return f"no memory is left for this ({error}): raise its limit (ulimit -v); {_KEPT}"
     return None
 
 

@@ -20,7 +20,8 @@ HEADLINE_MAX = 68
 FIRST = (
     *("config", "preset", "model", "baseline", "gpu", "model_config", "wait_for_start", "rate"),
     *("base_rps", "factor", "base_duration", "burst_duration", "max_recovery", "rounds", "trace"),
-    *("rates", "concurrency", "duration", "max_duration", "precision", "search", "workload"),
+    *("rps", "rates", "concurrency", "duration", "window", "max_duration"),
+    *("precision", "search", "workload"),
     *("slo", "tolerance", "max_samples", "junit", "markdown", "profile", "out", "json"),
     *(
         "resume",

@@ -34,6 +34,7 @@ class Soak(Part, frozen=True, kw_only=True):
     duration_s: float
     windows: int
     verdict: Verdict
+    reason: str | None = None
     slo_verdicts: list[SloVerdict]
     client_limited_windows: list[int]
     changes: list[SoakChange]

@@ -54,7 +54,7 @@ def soak_sentence(summary: Summary) -> str:
     parts = [f"No SLO was given: {at}."]
     if summary.slos:
         why = "; ".join(f"{v.slo}: {v.reason}" for v in soak.slo_verdicts if v.verdict != "met")
-        parts = [f"{soak.verdict.capitalize()} at {at}: {why or slos}."]
+        parts = [f"{soak.verdict.capitalize()} at {at}: {soak.reason or why or slos}."]
     changed = changes(soak)
     if changed:
         more = f", and {len(changed) - NAMED} more" if len(changed) > NAMED else ""

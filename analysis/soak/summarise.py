@@ -150,10 +150,14 @@ def soak_of(meta: Mapping[str, Any], stages: Sequence[Stage], slos: Sequence[Slo
     planned, metas = meta["soak"], meta["stages"][: len(stages)]
     counted = [i for i, s in enumerate(stages) if not s.client_limited and s.requests]
     verdicts = [_over_windows(slo, [stages[i] for i in counted]) for slo in slos]
-    words = {v.verdict for v in verdicts}
-    verdict: Verdict = "violated" if "violated" in words else "met"
-    if 2 * len(counted) <= len(stages) or (verdict == "met" and words != {"met"}):
+    words, limited = {v.verdict for v in verdicts}, [s.index for s in stages if s.client_limited]
+    verdict: Verdict = "violated" if "violated" in words else "inconclusive"
+    reason = None
+    if 2 * len(limited) >= len(stages):
         verdict = "inconclusive"
+        reason = f"this machine was the limit in {len(limited)} of {len(stages)} windows"
+    elif words == {"met"}:
+        verdict = "met"
     begin_s = [float(m.get("from_s") or 0.0) for m in metas]
     whole = [i for i in counted if not metas[i].get("ended_early")]
     figures = [*FIGURES, *_errors(stages)]
@@ -165,8 +169,9 @@ def soak_of(meta: Mapping[str, Any], stages: Sequence[Stage], slos: Sequence[Slo
         duration_s=begin_s[-1] + (metas[-1]["end_ns"] - metas[-1]["start_ns"]) / 1e9,
         windows=len(stages),
         verdict=verdict,
+        reason=reason,
         slo_verdicts=verdicts,
-        client_limited_windows=[s.index for s in stages if s.client_limited],
+        client_limited_windows=limited,
         changes=_changes(figures, series, begin_s, whole),
         begin_s=begin_s,
         series=series,

@@ -53,7 +53,7 @@ class _TypedAnswer(Answer, ABC):
         super().on_whole(at_ns, body)
         value = decoded(body) if self.error is None else None
         if isinstance(value, dict):
-            self._on_model(_named(value))
+            self._on_model(value)
             self._on_body(at_ns, value)
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
@@ -65,8 +65,8 @@ class _TypedAnswer(Answer, ABC):
         if self.error is None and event.type is None:
             self._on_foreign(data)
         elif self.error is None:
-            if self.model is None:
-                self._on_model(_named(event.message) or _named(event.response))
+            if not self.model:
+                self._on_model(event.message or event.response)
             self._on_typed(at_ns, event)
 
     @abstractmethod
@@ -202,10 +202,6 @@ class MessagesAnswer(_TypedAnswer):
             self._on_reason(str(holder["stop_reason"]))
 
 
-def _named(holder: Any) -> Any:
-    return holder.get("model") if isinstance(holder, dict) else None
-
-
 def _call_of(item: dict[str, Any]) -> tuple[Any, Any, Any]:
     return item.get("call_id"), item.get("name"), item.get("arguments") or item.get("input")
 
@@ -226,7 +222,7 @@ class EmbeddingsAnswer(Answer):
         if not isinstance(body, dict) or body.get("error"):
             self.error = error_text(data)
             return
-        self._on_model(body.get("model"))
+        self._on_model(body)
         usage = body.get("usage")
         self.tally.input_tokens = token_detail(usage, "prompt_tokens", None)
         if isinstance(body.get("data"), list) and body["data"]:

@@ -47,7 +47,6 @@ class Chunk(msgspec.Struct, gc=False):
     usage: Usage | None = None
     error: Any = None
     detail: Any = None
-    model: Any = None
 
 
 decode_chunk = msgspec.json.Decoder(Chunk | None).decode

@@ -33,6 +33,7 @@ from ampacity.loadgen.receive.token_tally import TokenTally
 from ampacity.loadgen.rundir.records import CHUNK_AT_MAX_US, RequestRecord
 from ampacity.loadgen.send.history import CallPieces
 from ampacity.loadgen.send.protocols import (
+    decoded,
     error_text,
     excerpt,
     printable,
@@ -68,7 +69,7 @@ class Answer:
         self.first_answer_ns: int | None = None
         self.whole_ns: int | None = None  # end of an answer whose API has no tokens
         self.finish_reason: str | None = None
-        self.model: str | None = None  # as the answer names it
+        self.model: str | None = None  # as the answer names it; "": not at all
         self.error: str | None = None  # the message of an error object
         self._foreign: tuple[int, bytes] | None = None  # of an event that is no chunk: see there
         self.bad_json: str | None = None
@@ -188,7 +189,7 @@ class Answer:
             if chunk.usage is None:
                 self._on_foreign(data)
         if self.model is None:
-            self._on_model(chunk.model)
+            self._on_model(decoded(data))  # once: a further field would slow down every chunk
         kind: Kind | None = None
         counted: int | None = None
         for choice in chunk.choices or ():
@@ -214,8 +215,11 @@ class Answer:
             self.chunk_at_ns.append(at_ns)
             self.tally.chunk_counts.append(counted)
 
-    def _on_model(self, name: object) -> None:
-        self.model = printable(name) if isinstance(name, str) and name else None
+    def _on_model(self, holder: object) -> None:
+        """Take the model that an object of the answer names; "" where it names none."""
+        if isinstance(holder, dict):
+            name = holder.get("model")
+            self.model = printable(name) if isinstance(name, str) else ""
 
     def _on_choice_end(self, choice: Choice, chunks: int) -> None:
         """Take the error or the finish reason of a choice, after this many chunks with text."""
@@ -289,7 +293,7 @@ class Answer:
         record.first_event_ns = self.first_event_ns
         record.first_answer_ns = self.first_answer_ns
         record.finish_reason = self.finish_reason
-        record.answered_by = record.answered_by or self.model
+        record.answered_by = record.answered_by or self.model or None
         record.input_tokens = tally.input_tokens
         record.cached_tokens = tally.cached_tokens
         record.output_tokens, record.token_source = tally.output

@@ -24,7 +24,6 @@ from ampacity.loadgen.send.protocols import (
     error_text,
     exceeds_context,
     excerpt,
-    retry_after_s,
 )
 from ampacity.loadgen.send.surrogates import join_surrogates
 
@@ -67,6 +66,7 @@ class Exchange:
         self._answer = answer()
         self._content_type = b""
         self._limits: list[tuple[bytes, bytes]] = []  # headers about quotas
+        self._date = b""  # by the server's clock
         self._headers_done = False
         self._framing_bytes = 0  # since the last byte of the body
         self._chunked = self._length_known = False  # neither: a close ends the body
@@ -181,12 +181,10 @@ class Exchange:
             self._chunked = True
         elif b"cache" in name and b"hit" in value.lower():
             self.record.answered_by = CACHE
-        elif b"ratelimit" in name:
+        elif b"ratelimit" in name or name.startswith(b"retry-after"):
             self._limits.append((name, value))
-        elif name == b"retry-after-ms" and (found := retry_after_s(value)) is not None:
-            self.record.retry_after_s = found / 1e3  # more exact than the other
-        elif name == b"retry-after" and self.record.retry_after_s is None:
-            self.record.retry_after_s = retry_after_s(value)
+        elif name == b"date":
+            self._date = value
         elif name in _REQUEST_ID_HEADERS and self.record.server_request_id is None:
             self.record.server_request_id = value.decode("latin-1")[:200]
 
@@ -201,7 +199,7 @@ class Exchange:
         self.record.headers_ns = self._parsed_ns
         self._headers_done = True
         if self._limits:
-            write_limits(self._limits, self.record)
+            write_limits(self._limits, self.record, self._date)
         stream = status < 300 and b"json" not in self._content_type
         self._body.begin(status, stream=stream)
         self._between_chunks = stream and self._chunked

@@ -207,20 +207,3 @@ def stream_error(data: bytes) -> str | None:
     text = error_text(whole.encode())
     by_type = OVERLOAD.search(whole) and not OVERLOAD.search(text)
     return f"{text} (overloaded)" if by_type else text
-
-
-def retry_after_s(value: bytes) -> float | None:
-    """Parse Retry-After: seconds or a date (RFC 9110, 10.2.3); None where it is neither."""
-    from datetime import UTC, datetime
-    from email.utils import parsedate_to_datetime  # only failures need it
-
-    try:
-        seconds = float(value)
-        return seconds if 0 <= seconds < float("inf") else None
-    except ValueError:
-        pass
-    try:
-        due = parsedate_to_datetime(value.decode("latin-1"))
-        return max(0.0, (due.replace(tzinfo=due.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
-    except (ValueError, OverflowError):
-        return None

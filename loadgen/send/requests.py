@@ -127,6 +127,7 @@ class ScheduledRequests:
         key, entry = None, entry_of(self._schedule, index)
         if entry >= 0 and isinstance(self._file, Recorded):
             key, recorded = self._file.body_fields(entry, system_apart=self._system_apart)
+            recorded = recorded if PROTOCOLS[self._shape.api].conversation else {}
         shape = self._shapes.get((class_, model or "", key))
         if shape is None:
             extra = recorded | dict(self._shape.extra)

@@ -24,7 +24,7 @@ def soak_answers(summary: Summary) -> list[Entry]:
     length = f"{duration_text(round(soak.duration_s, 1))} at {rate(soak.rate_rps)}"
     windows = f"{soak.windows} windows of {duration_text(soak.window_s)}"
     return [
-        Entry("VERDICT", verdict[0], reasons, verdict[1]),
+        Entry("VERDICT", verdict[0], soak.reason or reasons, verdict[1]),
         _changed(soak),
         Entry("SOAK", length, f"{count(summary.requests)} requests, {windows}"),
     ]
@@ -44,8 +44,7 @@ def _changed(soak: Soak) -> Entry:
         return Entry("CHANGED", f"{len(found)} of {len(judged)} figures", _text(first), "unsure")
     if judged:
         return Entry("CHANGED", "nothing", f"none of {len(judged)} figures", "good")
-    busy = len(soak.client_limited_windows) == soak.windows
-    nothing = "this machine was the limit in every window" if busy else "nothing was measured"
+    nothing = soak.reason or "nothing was measured"
     why = next((c.reason for c in soak.changes if c.reason), nothing)
     return Entry("CHANGED", "not known", why, "unsure")
 

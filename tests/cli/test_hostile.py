@@ -36,7 +36,7 @@ from tests.support.http_server import http_server, reply
 
 SHORT = "--duration 1s --input-tokens 5 --output-tokens 2"
 NOWHERE = "http://127.0.0.1:9/v1"
-KEY, TENANT = "sk-right-4711-0815", "hush-hush-tenant"
+KEY = "sk-right-4711-0815"
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +54,7 @@ def server(
 
     def get(handler: BaseHTTPRequestHandler) -> None:
         listed = handler.path.endswith("/models")
-        found = models.replace(b"TENANT", str(handler.headers["X-Tenant"]).encode())
-        reply(handler, found if listed else b"{}", 200 if listed else 404)
+        reply(handler, models if listed else b"{}", 200 if listed else 404)
 
     def post(handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
@@ -66,13 +65,9 @@ def server(
         yield f"{url}/v1"
 
 
-def stream(
-    handler: BaseHTTPRequestHandler, *events: bytes, headers: dict[str, str] | None = None
-) -> None:
+def stream(handler: BaseHTTPRequestHandler, *events: bytes) -> None:
     handler.send_response(200)
     handler.send_header("Content-Type", "text/event-stream")
-    for name, value in (headers or {}).items():
-        handler.send_header(name, value)
     handler.end_headers()
     for event in (*events, b"[DONE]"):
         handler.wfile.write(b"data: " + event + b"\n\n")
@@ -180,36 +175,6 @@ def test_what_a_server_says_is_no_command_to_the_terminal(cli: Cli, tmp_path: Pa
     assert result.stderr.count("\n") == 1
     assert len(result.stderr) < 1000
     assert "\x1b" not in result.stderr
-
-
-def test_secrets_that_come_back_are_written_nowhere(cli: Cli, tmp_path: Path) -> None:
-    def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
-        key, tenant = handler.headers["Authorization"], handler.headers["X-Tenant"]
-        if number % 3 == 0 and number > 4:
-            body = f'{{"error": "{"y" * 180} {key} {tenant}"}}'.encode()
-            return reply(handler, body, 500)
-        last = json.dumps({"choices": [{"delta": {"content": "x"}, "finish_reason": key}]}).encode()
-        stream(handler, TOKEN, last, headers={"X-Request-Id": f"{key} {tenant}"})
-
-    with server(answer, b'{"data":[{"id":"TENANT","owned_by":"TENANT"}]}') as url:
-        result = cli(
-            "run",
-            url,
-            *args_of(f"--model m --rates 20 {SHORT} --api-key-env AMPACITY_KEY --out"),
-            tmp_path / "r",
-            "--header",
-            f"X-Tenant: {TENANT}",
-        )
-    assert result.returncode == 0, result.stderr
-    rows = pq.read_table(tmp_path / "r" / "requests.parquet").to_pylist()
-    everything = repr(rows) + result.stdout + result.stderr
-    everything += "".join(
-        (tmp_path / "r" / name).read_text() for name in ("run.json", "summary.json", "report.html")
-    )
-    assert any("***" in (r["server_request_id"] or "") for r in rows)
-    assert '"engine": "***"' in everything
-    for secret in (KEY, TENANT, KEY[:9], TENANT[:9]):
-        assert secret not in everything
 
 
 def test_a_secret_that_is_cut_off_is_hidden_too() -> None:

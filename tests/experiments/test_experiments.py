@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,33 +25,12 @@ from ampacity.loadgen.send.endpoint import is_loopback
 from ampacity.progress import Progress
 from ampacity.run_file import read_run_file
 from ampacity.simulator.server.launch import Started, start_in_process
-from tests.support.args import COMMAND, Cli, args_of
+from tests.support.args import Cli, args_of
 from tests.support.contract import summarise
+from tests.support.kills import start, wait_for_stage, workers_of
 from tests.support.waiting import wait_until
 
 KEY = "sk-never-to-be-written-4711"
-
-
-def start(*arguments: str | Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [*COMMAND, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def wait_for_stage(run: Path) -> None:
-    """Until the first stage has been announced in run.json and is certainly going on."""
-
-    def goes_on() -> bool:
-        if not (run / "run.json").is_file():
-            return False
-        stages = json.loads((run / "run.json").read_text())["stages"]
-        return bool(stages) and time.monotonic_ns() > stages[0]["start_ns"] + 1_500_000_000
-
-    wait_until(goes_on, 40.0)
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
@@ -168,7 +146,7 @@ def test_ctrl_c_in_the_middle_of_a_stage(server: Started, tmp_path: Path) -> Non
         *args_of("--rates 20 --duration 60s --workload chat-short --slo ttft_p95=1s --out"),
         run,
     )
-    wait_for_stage(run)
+    wait_for_stage(run, 1.5)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
@@ -190,7 +168,7 @@ def test_report_after_a_kill(cli: Cli, server: Started, tmp_path: Path) -> None:
     process = start(
         "run", server.url, *args_of("--rates 80 --duration 60s --workload chat-short --out"), run
     )
-    wait_for_stage(run)
+    wait_for_stage(run, 1.5)
     wait_until(lambda: (run / "requests.arrows").stat().st_size >= 10_000)
     process.kill()
     process.communicate(timeout=30)
@@ -288,7 +266,7 @@ def test_an_endpoint_that_dies_ends_in_a_report_with_the_errors_counted(tmp_path
             *args_of("--rates 20,40 --duration 4s --workload chat-short --out"),
             run,
         )
-        wait_for_stage(run)
+        wait_for_stage(run, 1.5)
     _, err = process.communicate(timeout=90)
     assert process.returncode == 1, err  # an outage
     assert re.search("ndpoint (was )?down from", summary(run)["verdict"])
@@ -331,15 +309,6 @@ def test_help_needs_little_time() -> None:
     assert result.stdout.strip() == "[]"
 
 
-def _workers_of(process: "subprocess.Popen[str]") -> list[int]:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [
-        int(pid)
-        for pid in children
-        if b"ampacity.loadgen.workers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
 @pytest.mark.parametrize(("number", "how"), [(1, signal.SIGKILL), (2, signal.SIGABRT)], ids=str)
 @pytest.mark.real_time
@@ -352,10 +321,10 @@ def test_a_worker_that_is_killed_makes_the_run_partial(
     run = tmp_path / "run"
     options = args_of("--rates 20,30 --duration 6s --workload chat-short --workers 2")
     process = start("run", server.url, *options, "--out", run)
-    wait_for_stage(run)
+    wait_for_stage(run, 1.5)
     streams = [run / f"requests-{worker}.arrows" for worker in range(2)]
     wait_until(lambda: all(each.is_file() and each.stat().st_size > 20_000 for each in streams))
-    for pid in _workers_of(process)[:number]:
+    for pid in workers_of(process)[:number]:
         os.kill(pid, how)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2, err
@@ -376,30 +345,3 @@ def test_a_worker_that_is_killed_makes_the_run_partial(
         assert int(recorded) > 0
         assert len(of_it) == int(recorded) + int(under_way)
     assert summary(run)["verdict"].startswith("Partial run (aborted")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a limit on the size of files")
-@pytest.mark.real_time
-def test_a_worker_whose_disk_is_full_aborts_the_run(server: Started, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    options = [
-        *args_of("--rates 20 --duration 5s --workload chat-short --workers 2 --out"),
-        str(run),
-    ]
-    limited = [
-        "bash",
-        "-c",
-        'ulimit -f 24; exec "$@"',
-        "bash",
-        *COMMAND,
-        "run",
-        server.url,
-        *options,
-    ]
-    done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    meta = json.loads((run / "run.json").read_text())
-    assert meta["status"] == "aborted"
-    assert "File too large" in meta["status_reason"]
-    assert "PARTIAL   aborted" in done.stdout  # the findings come before what cannot be written

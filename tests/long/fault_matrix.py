@@ -35,7 +35,7 @@ COMMANDS = {  # each with stages as short as they may be
     " --max-recovery 4s",
     "ab": "ab GOOD U --rates 40 --duration 1s --rounds 2",
 }
-TRIES = 3  # of a command that found this machine too busy
+TRIES = 2  # of a command that found this machine too busy
 
 
 class Matrix(FaultServer):

@@ -25,11 +25,10 @@ from tests.support.kills import (
     planned,
     stages_of,
     start,
-    wait_until,
+    wait_for_stage,
 )
 
 LOST_MAX_S = 1.0
-GAP_S = 0.1  # between two answers: the last one that was written need not be the last that ended
 SESSIONS = """
 input_tokens: 30
 output_tokens: 10
@@ -97,7 +96,7 @@ def _once(
     """Kill one run and resume it; return (seconds lost, what is wrong)."""
     case = CASES[name]
     process = start(*_arguments(case, urls, out))
-    wait_until(_runs(case, out)[0], delay_s)
+    wait_for_stage(_runs(case, out)[0], delay_s)
     killed_ns = kill(process, case.victim)
     process.communicate(timeout=120)
     running = [run for run in _runs(case, out) if stages_of(run)]
@@ -113,7 +112,7 @@ def _without_server(case: Case, out: Path, delay_s: float) -> tuple[float | None
     """Kill the server of a run, which ends by itself: each request that was due has a record."""
     with start_in_process("demo") as server:
         process = start(*_arguments(case, [server.url], out))
-        wait_until(out, delay_s)
+        wait_for_stage(out, delay_s)
         server.process.kill()
         process.communicate(timeout=120)
     lacking = sum(s["scheduled_requests"] for s in stages_of(out)) - load_run(out).requests.num_rows
@@ -150,7 +149,7 @@ def main() -> int:
                     gone_s, fault = _once(name, urls, wholes[name], out, delay_s)
             except (AssertionError, ValueError, subprocess.TimeoutExpired) as error:
                 gone_s, fault = None, repr(error)
-            late = gone_s is not None and gone_s > LOST_MAX_S + GAP_S
+            late = gone_s is not None and gone_s > LOST_MAX_S
             bad += bool(fault or late)
             lost += [gone_s] if gone_s is not None else []
             shown = "no stage going on" if gone_s is None else f"{gone_s:.2f} s lost"

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from typing import Any
 import pyarrow.compute as pc
 
 from ampacity.loadgen.rundir.files import load_run, read_stream, streams_of
+from tests.support.args import COMMAND
+from tests.support.waiting import wait_until
 
-COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
 WORKER = b"ampacity.loadgen.workers.worker"
 
 
@@ -45,15 +45,14 @@ def stages_of(run: Path) -> list[dict[str, Any]]:
     return found
 
 
-def wait_until(run: Path, passed_s: float, within_s: float = 40.0) -> None:
+def wait_for_stage(run: Path, passed_s: float, within_s: float = 40.0) -> None:
     """Wait until the first stage has gone on for ``passed_s``."""
-    give_up_s = time.monotonic() + within_s
-    while time.monotonic() < give_up_s:
+
+    def goes_on() -> bool:
         found = stages_of(run)
-        if found and time.monotonic_ns() > found[0]["start_ns"] + passed_s * 1e9:
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"{run}: no stage went on for {passed_s:g} s")
+        return bool(found) and time.monotonic_ns() > found[0]["start_ns"] + passed_s * 1e9
+
+    wait_until(goes_on, within_s)
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
@@ -74,7 +73,8 @@ def kill(process: subprocess.Popen[str], victim: str = "parent") -> int:
 def lost_s(run: Path, killed_ns: int, passed_s: float = 0.5) -> float | None:
     """Return the time before a kill of which no record is left, at most over the processes.
 
-    None where no stage had gone on for ``passed_s``, or none was going on.
+    Less three mean pauses between two answers. None where no stage had gone on for ``passed_s``, or
+    none was going on.
     """
     stages = stages_of(run)
     if not stages or stages[-1].get("drained_ns") or killed_ns > stages[-1]["end_ns"]:
@@ -85,7 +85,8 @@ def lost_s(run: Path, killed_ns: int, passed_s: float = 0.5) -> float | None:
     last = [pc.max(table["ended_ns"]).as_py() or stages[-1]["start_ns"] for table in tables]
     # with workers the parent has a stream of its own, which is empty
     ends = [ns for ns, table in zip(last, tables, strict=True) if table.num_rows or len(last) == 1]
-    return (killed_ns - min(ends)) / 1e9 if ends else (killed_ns - stages[-1]["start_ns"]) / 1e9
+    pause_s = len(ends or last) / (stages[-1]["offered_rps"] or stages[-1]["concurrency"])
+    return (killed_ns - min(ends or [stages[-1]["start_ns"]])) / 1e9 - 3 * pause_s
 
 
 Planned = dict[tuple[int, int], tuple[int, int, int]]

@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ampacity.loadgen.host import OWN_FILES, raise_open_files_limit, room_for_connections
+from ampacity.loadgen.host import (
+    OWN_FILES,
+    address_space,
+    raise_open_files_limit,
+    room_for_connections,
+)
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.net.proxy import proxy_for
@@ -37,6 +42,7 @@ from ampacity.workloads.prompts.tokenizers import WORD_TOKENIZERS, load_tokenize
 from ampacity.workloads.replay import Replayed
 
 SEE_CLOSED_S = 0.05  # after the last answer: a server without keep-alive has closed by then
+ADDRESS_MIN_BYTES = 2 << 30  # below it a library may wait for ever for a thread or a mapping
 SILENCE_S = 3.0  # of the endpoint, before the user is told what is waited for
 
 
@@ -75,11 +81,16 @@ def client_to(settings: Settings, route: Route) -> Client:
 
 
 def prepare_machine(settings: Settings) -> None:
-    """Raise the limit of open files, pin the cores, refuse a load that needs too many connections.
+    """Raise the limit of open files, pin the cores, refuse a load that the machine cannot hold.
 
     Worker processes inherit the cores. Raises ConfigError.
     """
     raise_open_files_limit()
+    if (room := address_space()) is not None and room < ADDRESS_MIN_BYTES:
+        raise ConfigError(
+            f"memory is limited to {room >> 20} MiB (ulimit -v), and a run with its report needs "
+            f"{ADDRESS_MIN_BYTES >> 20}: raise the limit (ulimit -v {ADDRESS_MIN_BYTES >> 10})"
+        )
     if settings.cpus:
         os.sched_setaffinity(0, settings.cpus)
     wanted, room = max(settings.concurrency or (0,)), room_for_connections()

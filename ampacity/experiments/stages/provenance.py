@@ -10,10 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import ampacity
 from ampacity.loadgen.host import host_facts
 from ampacity.loadgen.probe.diagnosis import as_dicts
 from ampacity.loadgen.probe.results import Calibration, ProbeResult
+from ampacity.loadgen.send.forms import form_notes
 from ampacity.loadgen.send.secrets import redact
 from ampacity.loadgen.send.surrogates import map_texts
 from ampacity.settings import Settings
@@ -102,9 +105,13 @@ def _locked(settings: Settings, probe: ProbeResult) -> dict[str, Any]:
 def source_notes(settings: Settings, trace: Replayed | None) -> tuple[str, ...]:
     """Return notes on what of a trace, prompt or arrivals file is not sent as it is in the file."""
     if trace is not None:
-        return trace.notes
-    prompts = settings.workload.prompts
-    return (*(prompts.file.notes if prompts else ()), *arrivals_notes(settings.workload.clocks))
+        entry = trace.schedule.entry
+        entries: list[int] = [] if entry is None else np.unique(entry[entry >= 0]).tolist()
+        return (*trace.notes, *form_notes(settings.api, trace.recorded, entries))
+    clocks, prompts = arrivals_notes(settings.workload.clocks), settings.workload.prompts
+    if prompts is None:
+        return tuple(clocks)
+    return (*prompts.file.notes, *form_notes(settings.api, prompts.file, ()), *clocks)
 
 
 def _workload_meta(

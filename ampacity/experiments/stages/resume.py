@@ -76,7 +76,7 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
             f"{run.path} cannot be resumed: {', '.join(changed)} would not be as run.json has it; "
             "put back what was changed since, or start a new run"
         )
-    killed = not run.complete or old["status"] == "running"
+    killed = old["status"] == "running"
     if stages := old["stages"]:
         last = stages[-1]
         cut = not last.get("drained_ns") if killed else bool(last.get("ended_early"))

@@ -329,6 +329,10 @@ class Rig:
         early = meta["ended_early"]
         if outcome.ended:
             self.ended = outcome.ended
+            status, reason = outcome.ended
+            self._writer.meta.update(
+                status=status, status_reason=reason
+            )  # if no end can be written
         elif early and not self.ended and not meta.get("interrupted"):
             self.ended = ("budget", self._budget_text(early))
         self._writer.write_meta()  # from here on the stage survives a kill

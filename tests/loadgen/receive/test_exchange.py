@@ -410,6 +410,7 @@ def test_two_responses_to_one_request_end_it_once_and_leave_its_record_alone() -
         ("soon", None),
         ("-3", None),
         ("nan", None),
+        ("inf", None),
     ],
 )
 def test_when_to_come_back_is_said_in_seconds_or_as_a_date(

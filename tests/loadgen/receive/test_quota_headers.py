@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from email.utils import formatdate
 from pathlib import Path
 
 import pyarrow as pa
@@ -110,6 +111,18 @@ def test_headers_reach_the_record(lines: str, expected_s: float) -> None:
     record = exchange.record
     assert (record.status, record.retry_after_s) == ("http_error", expected_s)
     assert (record.quota_requests, record.quota_requests_left, record.quota_tokens) == (5, 0, None)
+
+
+@pytest.mark.parametrize("ahead_s", [0, 7_200, -300_000_000])
+def test_dates_count_from_the_servers_own_clock(ahead_s: int) -> None:
+    """A server whose clock is two hours ahead, or years behind, names the same 90 seconds."""
+    now_s = time.time() + ahead_s
+    date, due = (formatdate(at_s, usegmt=True) for at_s in (now_s, now_s + 90))
+    exchange = Exchange(RequestRecord(0, 0, 0, "unfinished"), b"", lambda _: None)
+    limits = f"X-RateLimit-Reset: {now_s + 90:.0f}\r\nRetry-After: {due}\r\nDate: {date}\r\n"
+    exchange.feed(1, f"HTTP/1.1 429 No\r\n{limits}Content-Length: 0\r\n\r\n".encode())
+    found = exchange.record.retry_after_s, exchange.record.quota_requests_reset_s
+    assert found == (pytest.approx(90, abs=6), pytest.approx(90, abs=6))
 
 
 def test_a_run_from_before_these_columns_is_read(tmp_path: Path) -> None:
