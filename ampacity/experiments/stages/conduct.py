@@ -35,7 +35,7 @@ from ampacity.experiments.stages.provenance import (
 )
 from ampacity.experiments.stages.resume import check_resumable, resumed_meta
 from ampacity.experiments.stages.rig import Rig
-from ampacity.experiments.stages.waits import answers_in_history
+from ampacity.experiments.stages.rules import answers_in_history
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
