@@ -77,6 +77,8 @@ def _find_down(requests: Requests) -> list[Outage]:
         late = failed & r.has_status("timeout")
         if k == len(life) and 2 * np.count_nonzero(late) > np.count_nonzero(failed):
             continue
+        if k == len(life) and began_s[failed].max() < life[-1]:  # nobody was left to be answered
+            continue
         end_s = np.inf
         if k < len(life):
             # back when a request began that was answered; the answer may come much later
@@ -89,6 +91,8 @@ def _find_down(requests: Requests) -> list[Outage]:
         late = failed & r.has_status("timeout")
         seen_s = np.where(late, np.fmax(began_s, r.last_token_ns * _NS), ended_s)
         start_s = float(seen_s[failed].min())
+        if end_s <= start_s:  # who came later was answered before
+            continue
         over = np.isnan(ended_s) | (ended_s >= start_s)
         known_end_s = float(end_s) if np.isfinite(end_s) else None
         found.append(Outage(start_s, known_end_s, failed, over & began_before_end))

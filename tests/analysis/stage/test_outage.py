@@ -4,6 +4,7 @@ apart.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,24 @@ def judged(
     tmp_path: Path, *stages: Stage, slos: Any = ("error_rate=5%",), **meta: Any
 ) -> dict[str, Any]:
     return summarise(make_run(tmp_path / "run", stages, slos, **meta))
+
+
+@pytest.mark.parametrize(("status", "tokens"), [("truncated", 2), ("timeout", 9)])
+def test_slow_failures_of_a_third_of_the_requests_are_no_outage(
+    status: str, tokens: int, tmp_path: Path
+) -> None:
+    """When no more are sent only those that fail are left; the others were answered in between."""
+    records = []
+    for i in range(360):
+        at, ttft_s, gaps = i / 180, 0.01, [0.08]
+        fails: dict[str, Any] = {}
+        if i % 3 == 0:  # all in step, as the client looks at its limits
+            step_s = math.ceil(at * 10) / 10
+            ttft_s, gaps = step_s + 0.05 - at, [0.1] * (tokens - 1)
+            fails = {"status": status, "ended_ns": at_ns(step_s + 1)}
+        records.append(request(i, at, ttft_s=ttft_s, gaps_s=gaps, **fails))
+    (held,) = judged(tmp_path, Stage(records, 2.0, offered_rps=180.0))["stages"]
+    assert held["outage"] is None
 
 
 def test_a_server_that_was_killed_for_four_seconds_was_down(tmp_path: Path) -> None:
