@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from ampacity.durations import duration_text
 from ampacity.experiments.stages.live import LivePlayer
 from ampacity.experiments.stages.rig import Rig
-from ampacity.experiments.stages.waits import drain_s
+from ampacity.experiments.stages.rules import drain_s
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.rotate import part_summary
 from ampacity.values import ConfigError

@@ -54,15 +54,16 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json_text(value))
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text atomically. Raises RunDirError."""
+def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write a text atomically; ``durable``: it outlives the machine too. Raises RunDirError."""
     with (
         replacing(path) as temporary,
         temporary.open("w", encoding="utf-8", errors="replace") as f,
     ):
         f.write(text)
         f.flush()
-        os.fsync(f.fileno())
+        if durable:
+            os.fsync(f.fileno())
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ simulated engine in virtual time.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -17,12 +16,11 @@ import pyarrow as pa
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.next_run import again
 from ampacity.experiments.stages.resume import Recorded
-from ampacity.experiments.stages.waits import answering_s, drain_s, session_rules
+from ampacity.experiments.stages.rules import all_failed, answering_s, drain_s, session_rules
 from ampacity.live_panel import Outlook
 from ampacity.loadgen.plan import MOSTLY_FAILED, StagePlan
 from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.progress import Progress
-from ampacity.reports.render.figures import count, ended_otherwise, failures
 from ampacity.settings import Settings
 from ampacity.workloads.replay import Replayed
 from ampacity.workloads.schedule import Schedule, closed_schedule, open_schedule
@@ -350,7 +348,7 @@ class Rig:
             self.tell(f"stage {plan.index} is ended: {MOSTLY_FAILED}")
         self._progress.judged(judged, burst="burst" in self._writer.meta)
         if not meta.get("interrupted"):
-            self.ended = self.ended or _all_failed(table, plan.index)
+            self.ended = self.ended or all_failed(table, plan.index)
         return judged
 
     def _note(self, text: str) -> None:
@@ -389,17 +387,3 @@ class Rig:
             return f"--max-tokens {self.settings.max_tokens} is used up"
         limit = self.settings.max_requests
         return f"--max-requests {limit} is used up" if limit else cut
-
-
-def _all_failed(table: pa.Table, stage: int) -> tuple[str, str] | None:
-    """Return ("aborted", reason) if no request was answered: more load would show nothing."""
-    statuses = table["status"].to_pylist()
-    if not statuses or "ok" in statuses:
-        return None
-    counts = Counter(statuses)
-    parts = ended_otherwise(counts)
-    if failed := failures(counts):
-        first = next(i for i, status in enumerate(statuses) if failures({status: 1}))
-        error = f"{statuses[first]}: {table['error'][first].as_py()}"
-        parts.append(f"{count(failed)} failed, the first with {error}")
-    return "aborted", f"no request of stage {stage} was answered: {'; '.join(parts)}"
