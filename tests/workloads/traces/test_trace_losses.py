@@ -1030,6 +1030,30 @@ def test_a_count_that_another_attribute_contradicts_is_said(tmp_path: Path) -> N
         assert (f"not used: attributes.{next(iter(more))}" in notes) == said
 
 
+@pytest.mark.parametrize(
+    ("inputs", "more", "said"),
+    [
+        ([5, 12, 19], {}, 0),  # each holds the prompt before and its answer of 7
+        ([5, 11, 19], {}, 1),
+        ([5, 6, 7], {}, 2),  # as of an id that all requests of a client have
+        ([50, 9, 60], {}, 0),  # begins anew, which is said by itself
+        ([5, 6, 7], {"cached_tokens": 0}, 0),  # the file tells what they share
+    ],
+)
+def test_turns_that_cannot_hold_the_one_before_are_counted(
+    tmp_path: Path, inputs: list[int], more: dict[str, Any], said: int
+) -> None:
+    path = tmp_path / "t.jsonl"
+    rows = (
+        {"timestamp": i, "input_tokens": n, "output_tokens": 7, "session_id": "a"} | more
+        for i, n in enumerate(inputs)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    notes = " ".join(replayed(read_trace(path), Replay(), 1).notes)
+    assert (f"{said} later turns are too short to hold" in notes) == bool(said)
+    assert ("too short to hold" in notes) == bool(said)
+
+
 @pytest.mark.parametrize("unit", ["CHARACTERS", "SECONDS", "IMAGES"])
 def test_counts_in_another_unit_than_tokens_are_bad_rows(tmp_path: Path, unit: str) -> None:
     row = {"timestamp": 1, "usage": {"input": 500, "output": 70, "unit": "TOKENS"}}
