@@ -12,7 +12,7 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED_DEV)
 	$(PYTEST) -m "not real_time"
-	$(PYTEST) -m real_time
+	$(PYTEST) -m real_time $$(grep -rlw real_time tests --include="test_*.py")
 
 lint: $(INSTALLED_DEV)
 	$(BIN)/ruff check .

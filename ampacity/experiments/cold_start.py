@@ -8,7 +8,7 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from ampacity.experiments.stages.preflight import client_to, route_to
+from ampacity.experiments.stages.preflight import route_to
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.ask import ask
@@ -51,7 +51,7 @@ async def measure_cold_start(settings: Settings, most_s: float, progress: Progre
     """
     endpoint, began_s = settings.endpoint, time.monotonic()
     route = route_to(endpoint)
-    client = client_to(settings, route)
+    client = route.client(settings.timestamps, settings.connections)
     refused: list[str] = []  # why each attempt failed
     try:
         async with asyncio.timeout(most_s):

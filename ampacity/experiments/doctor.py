@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from ampacity.experiments.stages.conduct import metrics_pages
 from ampacity.experiments.stages.preflight import (
     Probe,
-    client_to,
     fitted_input,
     follow_redirects,
     prepare_machine,
@@ -71,7 +70,7 @@ async def examine(settings: Settings, progress: Progress) -> DoctorResult:
     settings = await follow_redirects(settings, progress)
     route = route_to(settings.endpoint)
     prepare_machine(settings)
-    salt, client = secrets.token_hex(8), client_to(settings, route)
+    salt, client = secrets.token_hex(8), route.client(settings.timestamps, settings.connections)
     others, began_s = cpu_seconds(), time.monotonic()
     try:
         async with Pages(settings.endpoint.tls) as pages:

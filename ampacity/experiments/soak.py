@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from ampacity.durations import duration_text
 from ampacity.experiments.stages.live import LivePlayer
 from ampacity.experiments.stages.rig import Rig
-from ampacity.experiments.stages.waits import drain_s
+from ampacity.experiments.stages.rules import drain_s
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.rotate import part_summary
 from ampacity.values import ConfigError
@@ -82,6 +82,8 @@ class _Soak:
         last = False
         while not last:
             end_s = self._end_of(at_s)
+            if cut:  # it ends with the last request that may be sent
+                end_s = at_s + float(schedule.scheduled_s.max(initial=0.0)) + 1e-6
             last = bool(cut) or end_s >= self._plan.duration_s
             plan = self._stage(index, schedule, end_s - at_s, last=last)
             task = asyncio.create_task(self._window(plan, origin_ns + round(at_s * 1e9), at_s))
@@ -106,6 +108,8 @@ class _Soak:
             return 0.0, 0
         last, index = stages[-1], len(stages) - 1
         at_s = float(last["from_s"])
+        if self._rig.settings.max_tokens and at_s:
+            self._tokens = self._load(0.0, at_s).planned_tokens()
         self._ids = sum(stage["scheduled_requests"] for stage in stages[:-1])
         schedule, _ = self._draw(at_s)
         plan = self._stage(index, schedule, self._end_of(at_s) - at_s, last=False)
@@ -135,15 +139,8 @@ class _Soak:
 
     def _draw(self, at_s: float) -> tuple[Schedule, str | None]:
         """Return the requests of the window at ``at_s``, and why they are the last ones."""
-        settings, plan = self._rig.settings, self._plan
-        drawn = endless_schedule(
-            settings.workload,
-            rate_rps=plan.rate_rps,
-            begin_s=at_s,
-            end_s=self._end_of(at_s),
-            seed=settings.seed,
-            first_request_id=self._ids,
-        )
+        settings = self._rig.settings
+        drawn = self._load(at_s, self._end_of(at_s))
         schedule, unfit = self._player.fit(drawn, True)
         self._rig.add_counts(unfit)
         left = [
@@ -156,18 +153,27 @@ class _Soak:
         schedule, cut = schedule.capped(*left)
         self._ids += len(drawn)
         self._tokens += schedule.planned_tokens()
-        return schedule, cut and f"the budget of requests or tokens is used up: {cut}"
+        return schedule, cut and self._rig.budget_text(cut)
+
+    def _load(self, begin_s: float, end_s: float) -> Schedule:
+        return endless_schedule(
+            self._rig.settings.workload,
+            rate_rps=self._plan.rate_rps,
+            begin_s=begin_s,
+            end_s=end_s,
+            seed=self._rig.settings.seed,
+            first_request_id=self._ids,
+        )
 
     def _stage(self, index: int, schedule: Schedule, length_s: float, *, last: bool) -> StagePlan:
+        at_last_s = drain_s(self._rig.settings.slos, self._rig.typical_e2e_s)
         return StagePlan(
             index=index,
             kind="open",
             schedule=schedule,
             duration_s=length_s,
             offered_rps=self._plan.rate_rps,
-            drain_s=drain_s(self._rig.settings.slos, self._rig.typical_e2e_s)
-            if last
-            else ENDS_WITHIN_S,
+            drain_s=at_last_s if last else ENDS_WITHIN_S,
             sticky=self._rig.settings.sticky,
         )
 

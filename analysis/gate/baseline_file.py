@@ -101,7 +101,7 @@ def _fault(content: Mapping[str, Any]) -> str | None:
     """Return what is wrong: the shape, or a list that lacks samples of a run; else None."""
     try:
         msgspec.convert(content, _FILE)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # a lone surrogate
         return str(error)
     runs = len(content["runs"])
     for name, level in content["levels"].items():

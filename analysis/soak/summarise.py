@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
 import msgspec
@@ -20,10 +21,10 @@ from ampacity.analysis.contract.stage import SloVerdict, Stage, Verdict
 from ampacity.analysis.contract.summary import Audit, Seam, Summary, Warned
 from ampacity.analysis.limits.table import find_limits
 from ampacity.analysis.slo import EXTREMES, Slo, parse_slo
-from ampacity.analysis.soak.change_point import WINDOWS_MIN, find_change
+from ampacity.analysis.soak.change_point import WINDOWS_MIN, ChangePoint, find_change
 from ampacity.analysis.soak.sentence import soak_command, soak_sentence
 from ampacity.analysis.stage_warnings import Facts
-from ampacity.analysis.stats.intervals import CONFIDENCE, few_by_chance, many_by_chance
+from ampacity.analysis.stats.intervals import CONFIDENCE, MEMORIES, few_by_chance, many_by_chance
 from ampacity.analysis.summary import audit_of, partial_of
 from ampacity.analysis.warnings import OF_A_RUN, OF_A_SWEEP, RULES
 from ampacity.loadgen.rundir.files import Run
@@ -41,6 +42,12 @@ class Figure:
     value: Value
     least: float = 0.05
     least_by: float = 0.0
+
+    def matters(self, change: ChangePoint) -> bool:
+        """Return whether a change is large enough."""
+        before, after = change.ends or change.step
+        size = abs(after - before)
+        return size >= max(self.least * max(abs(before), abs(after)), self.least_by) and size > 0
 
 
 def _percentiles() -> list[Figure]:
@@ -106,6 +113,7 @@ def join_windows(parts: Sequence[Summary], run: Run) -> Summary:
         sharing=[one for part in parts for one in part.sharing or ()] or None,
         audit=_audit(metas, stages),
         spent_usd=run.meta.get("spent_usd"),
+        quota=next((part.quota for part in reversed(parts) if part.quota), None),
         soak=soak_of(run.meta, stages, slos),
         limits=(),
     )
@@ -191,8 +199,8 @@ def _errors(stages: Sequence[Stage]) -> list[Figure]:
 def _over_windows(slo: Slo, stages: Sequence[Stage]) -> SloVerdict:
     """Return the verdict on an SLO over windows: their misses and effective samples, pooled.
 
-    Each window counts by its requests; where the windows differ by more than chance they count as
-    clusters. A ``max`` or ``min`` is met where every window met it.
+    Each window counts by its requests. Misses come in clusters: as large as in the windows, as the
+    memory of their queue makes likely, and as the windows differ. Met, too, where every window is.
     """
     held = [(s.requests, v) for s in stages for v in s.slo_verdicts if v.slo == slo.text]
     held = [(n, v) for n, v in held if v.attainment is not None and v.requests_effective]
@@ -202,20 +210,39 @@ def _over_windows(slo: Slo, stages: Sequence[Stage]) -> SloVerdict:
         why = "no window measured it"
         return _verdict(slo, "inconclusive", None, None, why)
     missed = sum(n * (1 - (v.attainment or 0.0)) for n, v in held) / requests
+    words = {v.verdict for _, v in held}
     if slo.quantile in EXTREMES:
-        word: Verdict = "met" if all(v.verdict == "met" for _, v in held) else "violated"
-        return _verdict(slo, word, 1 - missed, effective, "by its worst window")
+        worst = next(w for w in ("violated", "inconclusive", "met") if w in words)
+        return _verdict(slo, worst, 1 - missed, effective, "by its worst window")
     allowed, chance = 1 - slo.quantile, 1 - CONFIDENCE
     shares = [(n, 1 - (v.attainment or 0.0)) for n, v in held]
     apart = sum(n * (share - missed) ** 2 for n, share in shares) / max(len(held) - 1, 1)
     spread = apart / (missed * (1 - missed)) if 0 < missed < 1 else 1.0
     tau = max(1.0, requests / effective, spread)
     n = max(requests, effective)
-    few = float(few_by_chance(missed * n, n, allowed, tau, tau))
+    cluster = max(tau, _likely_cluster(stages))
+    few = float(few_by_chance(missed * n, n, allowed, tau, cluster))
     many = float(many_by_chance(missed * n, n, allowed, tau))
-    word = "met" if few <= chance else "violated" if many <= chance else "inconclusive"
+    word: Verdict = "violated" if many <= chance else "inconclusive"
+    if few <= chance or words == {"met"}:
+        word = "met"
     why = f"{100 * missed:.3g} % missed it, {100 * allowed:.3g} % may"
+    if word == "inconclusive":
+        why += f"; as slow ones come in groups, all count as {n / cluster:,.0f} requests"
     return _verdict(slo, word, 1 - missed, effective, why)
+
+
+def _likely_cluster(stages: Sequence[Stage]) -> float:
+    """Return the likely requests in a cluster, by the median window's requests in flight.
+
+    Their memory follows from the standard error of the mean, whose variance is taken for Poisson's.
+    """
+    memories = [
+        s.concurrency_se**2 * s.requests / s.concurrency
+        for s in stages
+        if s.concurrency_se and s.concurrency
+    ]
+    return 1 + MEMORIES * max(median(memories or [1.0]) - 1, 0.0)
 
 
 def _verdict(
@@ -240,53 +267,34 @@ def _changes(
     whole: Sequence[int],
 ) -> list[SoakChange]:
     """Return the change of each figure that was measured; 5 % false ones over all (Holm)."""
-    found: list[SoakChange] = []
-    for figure in figures:
-        known = [i for i in whole if series[figure.name][i] is not None]
-        values = [float(series[figure.name][i] or 0.0) for i in known]
-        if values:
-            found.append(_likeliest(figure, known, values, begin_s))
-    tested = [change for change in found if change.p is not None]
-    real = dict(
-        zip((c.name for c in tested), holm([c.p or 0.0 for c in tested], ALPHA), strict=True)
-    )
-    return [c if real.get(c.name, True) else _unchanged(c, series, whole) for c in found]
-
-
-def _unchanged(
-    change: SoakChange, series: Mapping[str, list[float | None]], whole: Sequence[int]
-) -> SoakChange:
-    values = sorted(v for i in whole if (v := series[change.name][i]) is not None)
-    return SoakChange(
-        name=change.name,
-        unit=change.unit,
-        verdict="no change",
-        before=values[len(values) // 2],
-        p=change.p,
-    )
-
-
-def _likeliest(
-    figure: Figure, windows: Sequence[int], values: Sequence[float], begin_s: Sequence[float]
-) -> SoakChange:
-    """Return the likeliest change of one figure; whether it is real is decided over all."""
-    middle = sorted(values)[len(values) // 2]
-    known: dict[str, Any] = {"name": figure.name, "unit": figure.unit}
-    if len(values) < WINDOWS_MIN:
-        why = f"needs {WINDOWS_MIN} windows, has {len(values)}"
-        return SoakChange(**known, verdict="inconclusive", before=middle, reason=why)
-    point = find_change(values)
-    before, after = point.ends or point.step
-    size = abs(after - before)
-    if size < figure.least * max(abs(before), abs(after)) or size < figure.least_by:
-        return SoakChange(**known, verdict="no change", before=middle, p=point.p)
-    first = windows[0] if point.ends else windows[point.first]
-    return SoakChange(
-        **known,
-        verdict="drift" if point.ends else "step",
-        before=before,
-        after=after,
-        since_s=begin_s[first],
-        window=first,
-        p=point.p,
-    )
+    known = {f: [i for i in whole if series[f.name][i] is not None] for f in figures}
+    tested = {
+        figure: find_change([series[figure.name][i] or 0.0 for i in windows])
+        for figure, windows in known.items()
+        if len(windows) >= WINDOWS_MIN
+    }
+    real = dict(zip(tested, holm([c.p for c in tested.values()], ALPHA), strict=True))
+    found = []
+    for figure, windows in known.items():
+        if not windows:
+            continue
+        point, values = tested.get(figure), [series[figure.name][i] or 0.0 for i in windows]
+        change = SoakChange(
+            name=figure.name,
+            unit=figure.unit,
+            verdict="no change" if point else "inconclusive",
+            before=median(values),
+            p=point.p if point else None,
+            reason=None if point else f"needs {WINDOWS_MIN} windows, has {len(windows)}",
+        )
+        if point and real[figure] and figure.matters(point):
+            first = 0 if point.ends else point.first
+            change = structs.replace(
+                change,
+                verdict="drift" if point.ends else "step",
+                **dict(zip(("before", "after"), point.ends or point.step, strict=True)),
+                since_s=begin_s[windows[first]],
+                window=windows[first],
+            )
+        found.append(change)
+    return found

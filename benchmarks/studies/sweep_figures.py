@@ -131,7 +131,7 @@ def main() -> None:
                     rig = one_sweep(name, slo, given.duration, seed)
                     rows.append(row_of(rig.stages, [slo]))
                     sent.append(rig.sent)
-                    spent.append(rig.spent_s)
+                    spent.append(rig.lasted_s)
                 length = f"stages of {given.duration:g} s" if given.duration else "10 min"
                 print(
                     f"{name} {load:g} p{100 * quantile:g} ({length}, {np.median(sent):,.0f} "

@@ -87,19 +87,13 @@ async def _get(pages: Pages, endpoint: Endpoint, url: str) -> Page:
             f"{endpoint.url} does not answer within {LOOK_TIMEOUT_S:g} s"
         ) from error
     except NoConnectionError as error:
-        hint = await _other_scheme(pages, endpoint, error) or "is the server running?"
+        hint = _hint(endpoint, error) if "SSL" in str(error) else "is the server running?"
         raise EndpointError(f"cannot connect to {endpoint.url}: {error}; {hint}") from error
     except PageError as error:
-        hint = await _other_scheme(pages, endpoint, error)
-        said = f"{endpoint.url} does not speak HTTP as expected: {error}"
-        raise EndpointError(f"{said}; {hint}" if hint else said) from error
-    if (
-        page.status == 400
-        and endpoint.scheme == "http"
-        and (hint := await _other_scheme(pages, endpoint))
-    ):
-        text = redact(error_text(page.body), endpoint.secrets)
-        raise EndpointError(f"{endpoint.url} answers HTTP 400: {text}; {hint}")
+        hint = _hint(endpoint, error)
+        raise EndpointError(
+            f"{endpoint.url} does not speak HTTP as expected: {error}; {hint}"
+        ) from error
     if page.status == 407:
         raise EndpointError(
             f"{endpoint.url}: the proxy on the way wants a user name and password (HTTP 407): "
@@ -111,11 +105,8 @@ async def _get(pages: Pages, endpoint: Endpoint, url: str) -> Page:
     return page
 
 
-async def _other_scheme(pages: Pages, endpoint: Endpoint, failed: Exception | None = None) -> str:
-    """Return a hint if TLS failed for its certificate or the URL has the wrong scheme; else "".
-
-    Sends a request to the server's root, without the user's key or headers.
-    """
+def _hint(endpoint: Endpoint, failed: Exception) -> str:
+    """Return what may mend a connection that TLS or HTTP did not get through."""
     if UNTRUSTED in str(failed):
         return (
             "its certificate must be one that this machine trusts "
@@ -123,15 +114,8 @@ async def _other_scheme(pages: Pages, endpoint: Endpoint, failed: Exception | No
         )
     if "CERTIFICATE_REQUIRED" in str(failed):
         return "it asks for a client certificate: give --cert"
-    tls = endpoint.scheme == "http"
-    other, spoken = ("https", "TLS") if tls else ("http", "plain HTTP")
-    hint = f"{spoken} is spoken there: try {other}://{endpoint.authority}{endpoint.path}"
-    try:
-        page = await pages.get(f"{other}://{endpoint.authority}/", {}, LOOK_TIMEOUT_S / 5)
-    except (PageError, TimeoutError) as error:
-        return hint if UNTRUSTED in str(error) else ""
-    # a port for TLS answers 400 to plain HTTP, and one beside it redirects to TLS
-    return hint if tls or (page.status != 400 and not 300 <= page.status < 400) else ""
+    other = "https" if endpoint.scheme == "http" else "http"
+    return f"is it {other}://{endpoint.authority}{endpoint.path}?"
 
 
 def choose_model(served: Served, model: str | None, endpoint: Endpoint) -> str:

@@ -54,15 +54,16 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json_text(value))
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text atomically. Raises RunDirError."""
+def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write a text atomically; ``durable``: it outlives the machine too. Raises RunDirError."""
     with (
         replacing(path) as temporary,
         temporary.open("w", encoding="utf-8", errors="replace") as f,
     ):
         f.write(text)
         f.flush()
-        os.fsync(f.fileno())
+        if durable:
+            os.fsync(f.fileno())
 
 
 @contextlib.contextmanager
@@ -105,11 +106,12 @@ def lock(file: BinaryIO, *, shared: bool) -> bool:
 
 def _going_s(path: Path) -> float | None:
     """Return the seconds since the last write of a run that is still being written, else None."""
-    # the run may be finishing just now
-    with contextlib.suppress(OSError), open_file(path / STREAM_NAME) as file:
-        if not lock(file, shared=True):
-            written_s = max(p.stat().st_mtime for p in (path / "run.json", *streams_of(path)))
-            return max(time.time() - written_s, 0.0)
+    for stream in (path / STREAM_NAME, *path.glob("requests-resumed?.arrows")):
+        # the run may be finishing just now
+        with contextlib.suppress(OSError), open_file(stream) as file:
+            if not lock(file, shared=True):
+                written_s = max(p.stat().st_mtime for p in (path / "run.json", *streams_of(path)))
+                return max(time.time() - written_s, 0.0)
     return None
 
 

@@ -211,8 +211,12 @@ class RunWriter(StreamWriter):
         (self.path / PARQUETS[0]).unlink()
 
     def write_meta(self) -> None:
-        """Have run.json written as it is now. Raises ValueError on NaN."""
-        self.later(partial(write_whole, self.path / "run.json", json_text(self.meta)))
+        """Have run.json written as it is now. Raises ValueError on NaN.
+
+        Records that come after it do not wait for the disk itself, which may take seconds.
+        """
+        path, text = self.path / "run.json", json_text(self.meta)
+        self.later(partial(write_whole, path, text, durable=False))
 
     def worker_stream(self, worker: int) -> Path:
         return self.path / f"{self._name}-{worker}.arrows"

@@ -40,8 +40,10 @@ KEY_HEADERS = (
 
 @dataclass(frozen=True)
 class Tls:
-    """What TLS trusts: ``cacert`` (PEM) in place of the system's authorities, or anyone; and this
-    client's own certificate with its key, ``cert`` (PEM)."""
+    """Trust in TLS: ``cacert`` (PEM) replaces the system's authorities, ``insecure`` trusts anyone.
+
+    ``cert`` (PEM) is this client's own certificate with its key.
+    """
 
     cacert: Path | None = None
     cert: Path | None = None

@@ -53,6 +53,11 @@ class Route:
     addresses: list[str]
     proxy: Proxy | None = None
 
+    def client(self, stamps: Stamps, reuse: Reuse) -> Client:
+        """Return a client to it; needs a running event loop."""
+        where = self.endpoint, self.addresses, self.endpoint.ssl_context()
+        return Client(*where, stamps=stamps, reuse=reuse, proxy=self.proxy)
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -81,17 +86,7 @@ class Setup:
 
     def clients(self) -> list[Client]:
         """Return a client for each endpoint; needs a running event loop."""
-        return [
-            Client(
-                route.endpoint,
-                route.addresses,
-                route.endpoint.ssl_context(),
-                stamps=self.stamps,
-                reuse=self.reuse,
-                proxy=route.proxy,
-            )
-            for route in self.routes
-        ]
+        return [route.client(self.stamps, self.reuse) for route in self.routes]
 
     @property
     def secrets(self) -> tuple[str, ...]:

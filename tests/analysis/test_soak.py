@@ -134,7 +134,9 @@ def test_too_few_windows_and_windows_of_a_busy_client_show_nothing() -> None:
 def test_an_slo_is_judged_over_all_windows(missed: list[float], word: str) -> None:
     rng = np.random.default_rng(8)
     verdicts = [
-        msgspec.convert(sample_summary.verdict(SLO, "met", 1.0, 1 - share, 3000), type(one))
+        msgspec.convert(
+            sample_summary.verdict(SLO, "inconclusive", 1.0, 1 - share, 3000), type(one)
+        )
         for share in missed
         for one in WINDOW.slo_verdicts[:1]
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ampacity.experiments.stages.rig import _all_failed
+from ampacity.experiments.stages.rules import all_failed
 from ampacity.live_panel import live_line
 from ampacity.loadgen.plan import Live, LiveTimes
 from ampacity.progress import stage_line
@@ -125,5 +125,5 @@ def test_the_line_of_a_burst_holds_no_verdict_of_one_load() -> None:
 )
 def test_a_request_that_was_cut_off_has_not_failed(statuses: list[str], said: str | None) -> None:
     errors = [f"why {i}" for i in range(len(statuses))]
-    found = _all_failed(pa.table({"status": statuses, "error": errors}), 3)
+    found = all_failed(pa.table({"status": statuses, "error": errors}), 3)
     assert found == (said and ("aborted", f"no request of stage 3 was answered: {said}"))

@@ -19,6 +19,7 @@ from ampacity.cli.measure.search import make_search
 from ampacity.config import make_settings
 from ampacity.experiments.search import Search, SearchPlan
 from ampacity.experiments.stages.on_the_way import judge_so_far
+from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import load_workload
@@ -89,8 +90,9 @@ def _judged_on_its_way(
             "audit": None,
         }
         schedule = schedule_at(list(times_s))
-        judged = judge_so_far(path / "run", schedule, meta, SLOS, 0)
-        assert judge_so_far(path / "run", schedule, meta | {"index": 1}, SLOS, 0) is None
+        plan = StagePlan(0, "open", schedule, 60.0, offered_rps=10.0)
+        judged = judge_so_far(writer, plan, meta, SLOS, 0)
+        assert judge_so_far(writer, plan, meta | {"index": 1}, SLOS, 0) is None
     assert judged is not None
     return judged
 
@@ -159,6 +161,7 @@ class ScriptedRig:
         self.stages: list[Stage] = []
         self.ended: tuple[str, str] | None = None
         self.typical_e2e_s = 0.1
+        self.spent_s = 0.0
         self.noted: dict[str, Any] = {}
         self.told: list[str] = []
         self.tell = self.told.append
@@ -175,10 +178,12 @@ class ScriptedRig:
         made = stage(rate_rps, share, n=n, effective=max(n // 3, 1), index=len(self.stages))
         judged = struct_of(Stage, made)
         self.stages.append(judged)
+        self.spent_s += judged.window.end_s
         return judged
 
     async def closed_stage(self, concurrency: int) -> Stage:
         self.closed.append(concurrency)
+        self.spent_s += self.settings.duration_s + getattr(self.settings, "ramp_s", 0.0)
         return struct_of(Stage, {"window": {"end_s": 30.0}})
 
 

@@ -200,6 +200,16 @@ def test_a_server_that_answers_nothing_ends_the_soak(tmp_path: Path, command: Co
     assert summary.errors["overloaded"] > 20
 
 
+def test_a_budget_ends_the_soak_within_a_window(tmp_path: Path, command: Command) -> None:
+    with FaultServer(gap_s=0.01) as server:
+        words = f"soak {server.url} --rps 30 --duration 1h --window 1s --max-requests 40"
+        command(words, "--input-tokens 9 --output-tokens 4 --out", tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    assert run.requests.num_rows == 40
+    assert run.meta["status_reason"] == "--max-requests 40 is used up"
+    assert run.meta["status"] == "budget"
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -195,19 +195,45 @@ def prices() -> tuple[Target, Corpus]:
     return reader(read_prices, DecisionError, suffix=".csv"), [text]
 
 
-def run_directories() -> tuple[Target, Corpus]:
-    """Damage run.json, or the records, of a short predicted run, and analyse what is there."""
+def _predicted(run: Path, duration: str) -> None:
     import subprocess
 
+    line = "predict --preset linear:0.01,0 --input-tokens 10 --output-tokens 5 --rates 5"
+    command = [sys.executable, "-m", "ampacity", *line.split(), "--duration", duration]
+    subprocess.run([*command, "--out", str(run)], check=True, capture_output=True)
+
+
+def baselines() -> tuple[Target, Corpus]:
+    """Damage a baseline, with a checksum that is right, and gate its own run by it."""
+    from ampacity.analysis.change.judged import CompareError
+    from ampacity.analysis.gate.baseline_file import _checksum, read_baseline
+    from tests.support.command_lines import run_here
+
+    with tempfile.TemporaryDirectory() as folder:
+        run, path = Path(folder) / "run", Path(folder) / "base.json"
+        _predicted(run, "60s")
+        run_here(["baseline", str(run), "-o", str(path)])
+        text = path.read_bytes()
+    read = reader(read_baseline, CompareError, suffix=".json")
+
+    def signed(data: bytes, draw: random.Random) -> None:
+        with suppress(ValueError, RecursionError, TypeError, AttributeError):
+            held = json.loads(data)
+            data = json.dumps(held | {"checksum": _checksum(held)}).encode()
+        read(data, draw)
+
+    return signed, [text]
+
+
+def run_directories() -> tuple[Target, Corpus]:
+    """Damage run.json, or the records, of a short predicted run, and analyse what is there."""
     from ampacity.analysis.metrics.requests import RecordsError
     from ampacity.analysis.summary import summarise
     from ampacity.loadgen.rundir.files import RunDirError, load_run
 
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        line = "predict --preset linear:0.01,0 --input-tokens 10 --output-tokens 5 --rates 5"
-        command = [sys.executable, "-m", "ampacity", *line.split(), "--duration", "5s"]
-        subprocess.run([*command, "--out", str(run)], check=True, capture_output=True)
+        _predicted(run, "5s")
         kept = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     names = ("run.json", "requests.parquet")
 
@@ -271,6 +297,7 @@ TARGETS: dict[str, Callable[[], tuple[Target, Corpus]]] = {
     "imports": imports,
     "models": models,
     "prices": prices,
+    "baselines": baselines,
     "run-directories": run_directories,
     "metrics": metrics,
 }

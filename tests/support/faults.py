@@ -660,7 +660,7 @@ FAULTS: dict[str, Fault] = {
     "slow_drip": Fault(forever("HTTP/1.1 200 OK\r\nX-Filler: ", b"a", 0.1), "timeout", http=None),
     "gzip_bomb": Fault(gzip_bomb, "protocol_error"),
     "line_without_end": Fault(forever("", b"data: " + b"x" * 2**20), "protocol_error"),
-    "ten_thousand_choices": Fault(ten_thousand_choices, "protocol_error", 10_000),
+    "ten_thousand_choices": Fault(ten_thousand_choices, "protocol_error", 1),
     "three_choices": Fault(three_choices, "protocol_error", 3 * 4),
     "error_field": Fault(broken_off(b"error: out of memory\n\n"), "stream_error", 2),
     "error_bare": Fault(broken_off(b'{"error": "out of memory"}\n\n'), "stream_error", 2),

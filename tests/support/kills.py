@@ -89,6 +89,14 @@ def lost_s(run: Path, killed_ns: int, passed_s: float = 0.5) -> float | None:
     return (killed_ns - min(ends or [stages[-1]["start_ns"]])) / 1e9 - 3 * pause_s
 
 
+def by_id(run: Path) -> dict[int, tuple[int, int]]:
+    """Return {id: (input tokens, output tokens)} of the requests that have a record."""
+    columns = ("request_id", "input_tokens_planned", "output_tokens_planned")
+    table = load_run(run).requests
+    values = (table[name].to_pylist() for name in columns)
+    return {number: (sent, received) for number, sent, received in zip(*values, strict=True)}
+
+
 Planned = dict[tuple[int, int], tuple[int, int, int]]
 
 

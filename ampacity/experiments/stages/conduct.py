@@ -23,7 +23,6 @@ from ampacity.experiments.stages.live import LivePlayer
 from ampacity.experiments.stages.live_export import live_export
 from ampacity.experiments.stages.preflight import (
     Probe,
-    client_to,
     follow_redirects,
     prepare_machine,
     route_to,
@@ -36,7 +35,7 @@ from ampacity.experiments.stages.provenance import (
 )
 from ampacity.experiments.stages.resume import check_resumable, resumed_meta
 from ampacity.experiments.stages.rig import Rig
-from ampacity.experiments.stages.waits import answers_in_history
+from ampacity.experiments.stages.rules import answers_in_history
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
@@ -175,7 +174,7 @@ async def _connect(
     if before:
         account.spent_before(before.requests)
     pages = await closing.enter_async_context(Pages(settings.endpoint.tls))
-    clients = [client_to(settings, route) for route in routes]
+    clients = [route.client(settings.timestamps, settings.connections) for route in routes]
     for client in clients:
         closing.push_async_callback(client.close)
     probe = await Probe(

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ampacity.experiments.stages.context import fit_context
 from ampacity.experiments.stages.rig import GROW_CPU_FRACTION, Outcome, Watch
-from ampacity.experiments.stages.waits import answers_in_history
+from ampacity.experiments.stages.rules import answers_in_history
 from ampacity.loadgen.audit import Measures, Tolerance, judge
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.host import busiest, cores_used, cpu_seconds

@@ -69,17 +69,6 @@ def route_to(endpoint: Endpoint) -> Route:
     return Route(endpoint, addresses, proxy_for(endpoint, addresses))
 
 
-def client_to(settings: Settings, route: Route) -> Client:
-    return Client(
-        route.endpoint,
-        route.addresses,
-        route.endpoint.ssl_context(),
-        stamps=settings.timestamps,
-        reuse=settings.connections,
-        proxy=route.proxy,
-    )
-
-
 def prepare_machine(settings: Settings) -> None:
     """Raise the limit of open files, pin the cores, refuse a load that the machine cannot hold.
 

@@ -7,7 +7,6 @@ simulated engine in virtual time.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -17,12 +16,11 @@ import pyarrow as pa
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.next_run import again
 from ampacity.experiments.stages.resume import Recorded
-from ampacity.experiments.stages.waits import answering_s, drain_s, session_rules
+from ampacity.experiments.stages.rules import all_failed, answering_s, drain_s, session_rules
 from ampacity.live_panel import Outlook
 from ampacity.loadgen.plan import MOSTLY_FAILED, StagePlan
 from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.progress import Progress
-from ampacity.reports.render.figures import count, ended_otherwise, failures
 from ampacity.settings import Settings
 from ampacity.workloads.replay import Replayed
 from ampacity.workloads.schedule import Schedule, closed_schedule, open_schedule
@@ -232,7 +230,7 @@ class Rig:
                 return None
             schedule, cut, unfit = self._within_limits(drawn)
             if not len(schedule) and cut:
-                self.ended = ("budget", self._budget_text(cut))
+                self.ended = ("budget", self.budget_text(cut))
                 return None
             if cut and kind == "open":
                 duration_s = min(duration_s, float(schedule.scheduled_s[-1]) + 1e-6)
@@ -334,7 +332,7 @@ class Rig:
                 status=status, status_reason=reason
             )  # if no end can be written
         elif early and not self.ended and not meta.get("interrupted"):
-            self.ended = ("budget", self._budget_text(early))
+            self.ended = ("budget", self.budget_text(early))
         self._writer.write_meta()  # from here on the stage survives a kill
         from ampacity.analysis.stage.analyse import analyse_stage  # not needed for the first one
 
@@ -350,7 +348,7 @@ class Rig:
             self.tell(f"stage {plan.index} is ended: {MOSTLY_FAILED}")
         self._progress.judged(judged, burst="burst" in self._writer.meta)
         if not meta.get("interrupted"):
-            self.ended = self.ended or _all_failed(table, plan.index)
+            self.ended = self.ended or all_failed(table, plan.index)
         return judged
 
     def _note(self, text: str) -> None:
@@ -383,23 +381,9 @@ class Rig:
             "first_request_id": self._first_request_id,
         }
 
-    def _budget_text(self, cut: str) -> str:
+    def budget_text(self, cut: str) -> str:
         """Return the user's own limit, not what was left of it for this stage."""
         if "planned tokens" in cut:
             return f"--max-tokens {self.settings.max_tokens} is used up"
         limit = self.settings.max_requests
         return f"--max-requests {limit} is used up" if limit else cut
-
-
-def _all_failed(table: pa.Table, stage: int) -> tuple[str, str] | None:
-    """Return ("aborted", reason) if no request was answered: more load would show nothing."""
-    statuses = table["status"].to_pylist()
-    if not statuses or "ok" in statuses:
-        return None
-    counts = Counter(statuses)
-    parts = ended_otherwise(counts)
-    if failed := failures(counts):
-        first = next(i for i, status in enumerate(statuses) if failures({status: 1}))
-        error = f"{statuses[first]}: {table['error'][first].as_py()}"
-        parts.append(f"{count(failed)} failed, the first with {error}")
-    return "aborted", f"no request of stage {stage} was answered: {'; '.join(parts)}"

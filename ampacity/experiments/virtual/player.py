@@ -16,7 +16,7 @@ from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.experiments.stages.context import fit_context
 from ampacity.experiments.stages.preflight import typical_lengths
 from ampacity.experiments.stages.rig import Outcome, Watch
-from ampacity.experiments.stages.waits import answers_in_history
+from ampacity.experiments.stages.rules import answers_in_history
 from ampacity.experiments.virtual.playback import Played, play
 from ampacity.loadgen.audit import Measures, Tolerance, judge
 from ampacity.loadgen.plan import StagePlan

@@ -93,7 +93,7 @@ def probed(url: str, **raw: Any) -> ProbeResult:
         settings = make_settings({"url": url, "input_tokens": "40", "output_tokens": "4", **raw})
         settings = await preflight.follow_redirects(settings, Progress())
         route = preflight.route_to(settings.endpoint)
-        client = preflight.client_to(settings, route)
+        client = route.client(settings.timestamps, settings.connections)
         try:
             async with Pages() as pages:
                 return await preflight.Probe(
@@ -187,7 +187,7 @@ def test_the_address_that_answers_is_asked_first_from_then_on() -> None:
         route.addresses[:] = ["127.0.0.1", "::1"]
 
         async def main() -> None:
-            client = preflight.client_to(settings, route)
+            client = route.client(settings.timestamps, settings.connections)
             async with Pages() as pages:
                 await preflight.Probe(
                     settings, pages, client, route, "salt", None, Progress()

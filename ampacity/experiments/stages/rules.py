@@ -1,11 +1,15 @@
-"""How long a stage waits for its answers, and how it plays sessions."""
+"""Rules of a stage: how long it waits, how it plays sessions, when it is the last one."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from ampacity.analysis.slo import Slo
+from ampacity.reports.render.figures import count, ended_otherwise, failures
 from ampacity.workloads.profile import Workload
 from ampacity.workloads.replay import Replayed
 from ampacity.workloads.schedule import Schedule
@@ -48,3 +52,17 @@ def session_rules(workload: Workload, trace: Replayed | None) -> dict[str, Any]:
     if trace is not None and (trace.schedule.session is not None or not trace.says_arrivals):
         return {"finish_s": REPLAY_FINISH_S, "whole": True}
     return {}
+
+
+def all_failed(table: pa.Table, stage: int) -> tuple[str, str] | None:
+    """Return ("aborted", reason) if no request was answered: more load would show nothing."""
+    statuses = table["status"].to_pylist()
+    if not statuses or "ok" in statuses:
+        return None
+    counts = Counter(statuses)
+    parts = ended_otherwise(counts)
+    if failed := failures(counts):
+        first = next(i for i, status in enumerate(statuses) if failures({status: 1}))
+        error = f"{statuses[first]}: {table['error'][first].as_py()}"
+        parts.append(f"{count(failed)} failed, the first with {error}")
+    return "aborted", f"no request of stage {stage} was answered: {'; '.join(parts)}"
