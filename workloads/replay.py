@@ -148,7 +148,7 @@ def _speed_notes(trace: Trace, how: Replay, pause_s: Floats) -> Iterator[str]:
         yield (
             f"{what} are played {how.time_scale:g} times as fast as recorded (--time-scale){lasts}"
         )
-    if how.think_scale not in (None, 1.0):
+    if how.think_scale not in (None, 1.0) and trace.session is not None:
         total_s = float(pause_s.sum())
         yield (
             f"{np.count_nonzero(pause_s)} pauses within sessions are {how.think_scale:g} times "
@@ -204,6 +204,12 @@ def _notes(trace: Trace, prompts: Prompts, how: Replay, idle: int) -> Iterator[s
         yield (
             f"{prompts.apart} later turns have messages that do not begin with those of the turn "
             "before: they are sent as recorded"
+        )
+    if prompts.too_short:
+        yield (
+            f"{prompts.too_short} later turns are too short to hold the turn before and its answer: "
+            "that they begin with an earlier prompt all the same is an assumption, and so is what a "
+            "prefix cache finds of it"
         )
     if prompts.begun_anew:
         yield (

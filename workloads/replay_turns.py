@@ -163,6 +163,7 @@ class Prompts:
     # conversations that the recorded texts go on with, each behind the answer to the last
     continues: Ints | None
     new_tokens: Ints | None
+    too_short: int = 0  # turns that share with those before, and cannot hold all of the last
     begun_anew: int = 0  # turns of which nothing says what they share with those before
     apart: int = 0  # turns whose recorded messages are not those of the turn before and more
     left_aside: int = 0  # turns without a text, in conversations that texts go on with
@@ -186,15 +187,18 @@ def prompts_of(trace: Trace) -> Prompts:
         return found
     chains = [[] if blocks is None else blocks.of(i) for i in range(len(trace))]
     size, far = _counted_block(trace), dict[int, int]()
+    inputs, cached = trace.input_tokens, trace.cached_tokens
     made_up = np.ones(len(trace), dtype=bool) if trace.entry is None else trace.entry < 0
     alone = need if trace.session is None else need & (trace.session < 0)
     for session in [*_rows(trace).values(), *([i] for i in np.flatnonzero(alone).tolist())]:
         mine = [i for i in session if made_up[i]]  # no made-up text begins with a recorded one
         for k, i in enumerate(mine):
             if need[i]:
-                found.begun_anew += _chain(
-                    trace, chains, mine[max(k - _LOOK_BACK, 0) : k], i, size, far
-                )
+                begins_anew = _chain(trace, chains, mine[max(k - _LOOK_BACK, 0) : k], i, size, far)
+                found.begun_anew += begins_anew
+                if k and not (begins_anew or size) and (cached is None or cached[i] < 0):
+                    whole = inputs[mine[k - 1]] + trace.output_tokens[mine[k - 1]]
+                    found.too_short += bool(inputs[i] < whole)
     start = np.concatenate([[0], np.cumsum([len(chain) for chain in chains])]).astype(np.int64)
     flat = np.array([pair for chain in chains for pair in chain], dtype=np.int64).reshape(-1, 2)
     found.shared = SharedPrefixes(start, flat[:, 0], flat[:, 1])

@@ -1,0 +1,82 @@
+"""Figures of a trace that something else in the file contradicts are said."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampacity.workloads.errors import WorkloadError
+from ampacity.workloads.replay import replayed
+from ampacity.workloads.trace_cuts import Replay
+from ampacity.workloads.traces.read import read_trace
+
+
+def said_of(tmp_path: Path, *rows: dict[str, Any]) -> str:
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return " ".join(read_trace(path, keep_texts=True).notes)
+
+
+@pytest.mark.parametrize(
+    ("content", "counted", "far"),
+    [
+        ("hi", 5_000, True),  # redacted
+        ("word " * 2_000 + "(truncated 90000 characters)", 25_000, True),  # 2,500 tokens are left
+        ("word " * 2_000, 9, True),
+        ("\u5b57" * 4_000, 4_000, False),  # a token a character
+        ("word " * 2_000, 2_000, False),
+        ("hi", 60, False),  # a template's tokens
+        ([{"type": "image_url", "image_url": {"url": "data:,"}}], 5_000, False),
+    ],
+)
+def test_a_text_that_its_count_contradicts_is_said(
+    tmp_path: Path, content: Any, counted: int, far: bool
+) -> None:
+    row = {"timestamp": 1, "input_tokens": counted, "output_tokens": 7}
+    notes = said_of(tmp_path, row | {"messages": [{"role": "user", "content": content}]})
+    assert ("1 rows have a text that is 5 times shorter or longer than its count" in notes) == far
+
+
+def test_a_count_that_another_attribute_contradicts_is_said(tmp_path: Path) -> None:
+    counts = {"gen_ai.usage.input_tokens": 5, "gen_ai.usage.output_tokens": 7}
+    for more, said in (
+        ({"gen_ai.usage.prompt_tokens": 99}, True),
+        ({"gen_ai.usage.completion_tokens": 8}, True),
+        ({"gen_ai.usage.prompt_tokens": 5, "gen_ai.usage.completion_tokens": 7}, False),
+    ):
+        span = {"start_time": "2024-05-10T00:00:00Z", "attributes": counts | more}
+        notes = said_of(tmp_path, span | {"span_id": "a", "trace_id": "b"})
+        assert (f"not used: attributes.{next(iter(more))}" in notes) == said
+
+
+@pytest.mark.parametrize(
+    ("inputs", "more", "said"),
+    [
+        ([5, 12, 19], {}, 0),  # each holds the prompt before and its answer of 7
+        ([5, 11, 19], {}, 1),
+        ([5, 6, 7], {}, 2),  # as of an id that all requests of a client have
+        ([50, 9, 60], {}, 0),  # begins anew, which is said by itself
+        ([5, 6, 7], {"cached_tokens": 0}, 0),  # the file tells what they share
+    ],
+)
+def test_turns_that_cannot_hold_the_one_before_are_counted(
+    tmp_path: Path, inputs: list[int], more: dict[str, Any], said: int
+) -> None:
+    path = tmp_path / "t.jsonl"
+    rows = (
+        {"timestamp": i, "input_tokens": n, "output_tokens": 7, "session_id": "a"} | more
+        for i, n in enumerate(inputs)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    notes = " ".join(replayed(read_trace(path), Replay(), 1).notes)
+    assert (f"{said} later turns are too short to hold" in notes) == bool(said)
+    assert ("too short to hold" in notes) == bool(said)
+
+
+@pytest.mark.parametrize("unit", ["CHARACTERS", "SECONDS", "IMAGES"])
+def test_counts_in_another_unit_than_tokens_are_bad_rows(tmp_path: Path, unit: str) -> None:
+    row = {"timestamp": 1, "usage": {"input": 500, "output": 70, "unit": "TOKENS"}}
+    assert "unit" not in said_of(tmp_path, row)
+    with pytest.raises(WorkloadError, match=f"usage.unit: the counts are '{unit}', not tokens"):
+        said_of(tmp_path, row | {"usage": row["usage"] | {"unit": unit}})  # type: ignore[operator]
