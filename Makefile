@@ -39,6 +39,7 @@ test-long: $(INSTALLED_DEV)
 	$(BIN)/python -m tests.long.fuzz --seconds $(LONG_S)
 	LONG_S=$(LONG_S) $(MAKE) test
 	$(BIN)/python -m tests.long.soak --minutes $(SOAK_MINUTES)
+	$(BIN)/python -m tests.long.kills --kills 50
 
 # vLLM on CPU: minutes to install and to start, so outside of `make test`
 test-engines: $(INSTALLED_DEV)

@@ -68,7 +68,7 @@ class _Soak:
         self._playing: list[asyncio.Task[None]] = []
         self._unanswered: tuple[str, str] | None = None
         self._over = asyncio.Event()  # a window has ended since the last checkpoint
-        self._writing, self._told = asyncio.Lock(), False
+        self._told = False  # that a checkpoint failed
         self._ids = self._tokens = 0  # of the windows so far
 
     async def run(self) -> None:
@@ -97,8 +97,8 @@ class _Soak:
                     await self._until(origin_ns + round((at_s - LEAD_S) * 1e9))
                     last = self._ended() is not None
         await asyncio.gather(*self._playing)
-        async with self._writing:  # so that what follows is newer
-            writing.cancel()
+        writing.cancel()
+        await asyncio.wait([writing])  # so that what follows is newer
         self._rig.ended = self._ended() or (("budget", cut) if cut else None)
 
     def _take_up(self) -> tuple[float, int]:
@@ -196,19 +196,25 @@ class _Soak:
         nothing = asyncio.subprocess.DEVNULL
         while True:
             await self._over.wait()
-            async with self._writing:
-                self._over.clear()
-                judged = [stage for stage in self._player.stages if stage["drained_ns"]]
-                process = await asyncio.create_subprocess_exec(
-                    *(*idle, sys.executable, "-m", "ampacity", *report),
-                    stdin=nothing,
-                    stdout=nothing,
-                    stderr=nothing,
-                    start_new_session=True,
-                )
+            self._over.clear()
+            judged = [stage for stage in self._player.stages if stage["drained_ns"]]
+            process = await asyncio.create_subprocess_exec(
+                *(*idle, sys.executable, "-m", "ampacity", *report),
+                stdin=nothing,
+                stdout=nothing,
+                stderr=nothing,
+                start_new_session=True,
+            )
+            try:
                 status = await process.wait()
-                for stage in judged if status == 0 else ():  # its summary has what they mean
-                    stage["audit"]["stalls"] = []
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+                    for half in self._player.path.rglob(f".*.{process.pid}"):
+                        half.unlink()
+            for stage in judged if status == 0 else ():  # its summary has what they mean
+                stage["audit"]["stalls"] = []
             if status and not self._told:
                 self._told = True
                 self._rig.tell(f"no summary so far: see 'ampacity report {self._player.path}'")

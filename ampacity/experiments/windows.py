@@ -24,12 +24,13 @@ def summarise_soak(path: Path, meta: dict[str, Any]) -> tuple[Run, Summary]:
     parts = []
     for stage in meta["stages"]:
         kept = part_summary(path, stage["index"])
+        over = bool(stage.get("drained_ns"))
         if (part := _read(kept)) is None:
-            run = _window(path, stage)
-            part = summarise(run)
-            if stage.get("drained_ns"):  # it is over
+            part = summarise(_window(path, stage))
+            if over:
                 write_json(kept, to_json(part))
-                keep_part(path, stage["index"])
+        if over:
+            keep_part(path, stage["index"])
         if part.stages and part.requests:
             parts.append(part)
     run = load_run(path, meta["stages"][-1]["index"]) if meta["stages"] else load_run(path)

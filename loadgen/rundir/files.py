@@ -127,9 +127,16 @@ def part_of(path: Path, stage: int) -> Path:
 def read_part(path: Path, stage: int) -> pa.Table:
     """Return the rows of one stage, in a run directory with files for each."""
     part = part_of(path, stage)
-    streams = map(read_stream, sorted(path.glob(f"{part.stem}*.arrows")))
-    known = [_read_requests(part)] if part.is_file() else []
-    return pa.concat_tables([SCHEMA.empty_table(), *known, *streams])
+    streams = sorted(path.glob(f"{part.stem}*.arrows"))
+    rows = pa.concat_tables([SCHEMA.empty_table(), *map(read_stream, streams)])
+    if not part.is_file():
+        return rows
+    import pyarrow.compute as pc
+
+    kept = _read_requests(part)
+    # its streams remain for a moment, or where a kill came before they were deleted
+    known = pc.is_in(rows["request_id"], kept["request_id"].combine_chunks())
+    return pa.concat_tables([kept, rows.filter(pc.invert(known))])
 
 
 def read_streams(path: Path) -> pa.Table:
@@ -186,33 +193,33 @@ def load_run(path: Path, stage: int | None = None) -> Run:
     ``stage``: only the records of this one.
     """
     meta, parquet, streams = read_meta(path), path / PARQUETS[0], streams_of(path)
-    parts = sorted(path.glob("requests-w*.parquet"))
-    rotates = bool(parts) and all(stream.stem.startswith("requests-w") for stream in streams)
-    complete = parquet.is_file() or rotates
+    parts = [stream.stem.startswith("requests-w") for stream in streams]
+    complete = parquet.is_file() or bool(meta.get("soak") and meta["stages"] and all(parts))
     if not complete and not streams:
         missing = f"neither requests.parquet nor {STREAM_NAME}"
         raise RunDirError(f"{path} has {missing}: nothing was recorded")
     return Run(
         path,
         meta,
-        _read_records(path, parts, stage),
+        _read_records(path, meta, stage),
         read_server(path),
         complete,
         None if complete else _going_s(path),
     )
 
 
-def _read_records(path: Path, parts: list[Path], stage: int | None) -> pa.Table:
-    if (path / PARQUETS[0]).is_file():
-        table = _read_requests(path / PARQUETS[0])
-        if stage is None:
-            return table
-        import pyarrow.compute as pc
-
-        return table.filter(pc.equal(table["stage"], stage))
+def _read_records(path: Path, meta: dict[str, Any], stage: int | None) -> pa.Table:
+    if not (path / PARQUETS[0]).is_file():
+        if not meta.get("soak"):
+            return read_streams(path)
+        wanted = range(len(meta["stages"])) if stage is None else [stage]
+        return pa.concat_tables([SCHEMA.empty_table(), *(read_part(path, k) for k in wanted)])
+    table = _read_requests(path / PARQUETS[0])
     if stage is None:
-        return pa.concat_tables([*map(_read_requests, parts), read_streams(path)])
-    return read_part(path, stage)
+        return table
+    import pyarrow.compute as pc
+
+    return table.filter(pc.equal(table["stage"], stage))
 
 
 def _read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:

@@ -186,9 +186,9 @@ def test_every_name_of_ours_in_the_table_of_synonyms_is_an_option() -> None:
     known = {
         name for command in commands.commands.values() for p in command.params for name in p.opts
     }
-    ours = {name for _, names, _ in _TABLE for name in names.split()} - {"URL"}
+    ours = {name for _, names, _ in _TABLE for name in names} - {"URL"}
     assert ours <= known
-    theirs = [name for _, _, names in _TABLE for name in names.split()]
+    theirs = [name for _, _, names in _TABLE for name in names]
     assert len(theirs) == len(set(theirs))
 
 

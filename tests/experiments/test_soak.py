@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from rich.console import Console
 
@@ -24,7 +25,8 @@ from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.virtual.player import VirtualPlayer
 from ampacity.experiments.virtual.predict import predict
 from ampacity.experiments.windows import summarise_soak
-from ampacity.loadgen.rundir.files import load_run, read_meta
+from ampacity.loadgen.rundir.files import load_run, part_of, read_meta
+from ampacity.loadgen.rundir.records import SCHEMA
 from ampacity.progress import Progress
 from ampacity.reports.pages.run_report import Beyond, render_report
 from ampacity.reports.pages.screen import render_screen
@@ -82,11 +84,21 @@ def test_windows_follow_each_other_without_a_gap(
     assert status == {"met": 0, "inconclusive": 3}[summary.soak.verdict]  # 3: a busy machine
     assert (summary.soak.windows, summary.soak.duration_s) == (3, pytest.approx(6.0))
     assert all(memory > 1e7 for memory in summary.soak.series["client memory"] if memory)
+    # a checkpoint that was killed before it deleted the stream
+    part = part_of(tmp_path / "run", 2)
+    again = load_run(tmp_path / "run", 2).requests
+    with (
+        pa.OSFile(str(part.with_suffix(".arrows")), "wb") as file,
+        pa.ipc.new_stream(file, SCHEMA) as stream,
+    ):
+        stream.write_table(again)
+    assert load_run(tmp_path / "run").requests.num_rows == len(whole)
     # written once: another report reads no record of a window that is over
     for part in (tmp_path / "run").glob("requests-w0000[01].parquet"):
         part.unlink()
-    _, again = summarise_soak(tmp_path / "run", read_meta(tmp_path / "run"))
-    assert again == summary
+    _, judged = summarise_soak(tmp_path / "run", read_meta(tmp_path / "run"))
+    assert judged == summary
+    assert not part.with_suffix(".arrows").exists()
 
 
 def test_a_server_that_becomes_slower_in_virtual_time(tmp_path: Path) -> None:
