@@ -162,6 +162,7 @@ def test_the_model_that_an_answer_names(
         ("cf-cache-status: Hit from edge", "a cache"),
         ("X-Cache: MISS", "m"),
         ("X-Cache-Hit: false", "m"),
+        ("X-Prefix-Cache: hit", "m"),  # the engine's own, which makes the answer all the same
     ],
 )
 def test_an_answer_from_a_cache_names_it(header: str, named: str) -> None:
