@@ -143,6 +143,14 @@ def test_messages_stream() -> None:
     ("api", "events", "named"),
     [
         ("chat", [{"type": "x", "model": "m-2", "choices": [{"delta": {"content": "a"}}]}], "m-2"),
+        (
+            "chat",
+            [
+                {"type": "x", "model": "", "choices": [], "prompt_filter_results": []},
+                {"type": "x", "model": "m-2", "choices": [{"delta": {"content": "a"}}]},
+            ],
+            "m-2",
+        ),
         ("completions", [{"type": "x", "model": 5, "choices": [{"text": "a"}]}], None),
         ("responses", [{"type": "response.created", "response": {"model": "m-2"}}], "m-2"),
         ("messages", [{"type": "message_start", "message": {"model": "m-2"}}], "m-2"),
