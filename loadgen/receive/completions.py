@@ -188,7 +188,7 @@ class Answer:
                 return
             if chunk.usage is None:
                 self._on_foreign(data)
-        if self.model is None:
+        if self.model is None and chunk.choices:  # Azure's first chunk has neither
             self._on_model(decoded(data))  # once: a further field would slow down every chunk
         kind: Kind | None = None
         counted: int | None = None

@@ -7,6 +7,7 @@ parsing. Chunks that match the template of the answer (``templates``) are not pa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from ampacity.loadgen.send.surrogates import join_surrogates
 
 SEVERAL = "several choices came, one was asked for"
 CUT_OFF = "not JSON: Input data was truncated"  # as msgspec says it
+_OF_PROMPTS = re.compile(rb"kv|prefix|prompt")  # in names of caches that hold no answers
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
 
@@ -179,7 +181,7 @@ class Exchange:
             self._length_known = True
         elif name == b"transfer-encoding" and b"chunked" in value.lower():
             self._chunked = True
-        elif b"cache" in name and b"hit" in value.lower():
+        elif b"cache" in name and b"hit" in value.lower() and not _OF_PROMPTS.search(name):
             self.record.answered_by = CACHE
         elif b"ratelimit" in name or name.startswith(b"retry-after"):
             self._limits.append((name, value))

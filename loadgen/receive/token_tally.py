@@ -63,7 +63,8 @@ class TokenTally:
             return None
         counts = cast("list[int]", self.chunk_counts)
         if not self.cumulative:
-            return counts
+            most = max(self.totals, default=0)
+            return None if 0 < most < sum(counts) else counts  # usage is believed
         gains = list(map(sub, counts, [0, *counts[:-1]]))
         return gains if min(gains) >= 1 else None  # totals that do not rise are no counts
 

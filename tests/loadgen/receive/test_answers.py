@@ -143,6 +143,14 @@ def test_messages_stream() -> None:
     ("api", "events", "named"),
     [
         ("chat", [{"type": "x", "model": "m-2", "choices": [{"delta": {"content": "a"}}]}], "m-2"),
+        (
+            "chat",
+            [
+                {"type": "x", "model": "", "choices": [], "prompt_filter_results": []},
+                {"type": "x", "model": "m-2", "choices": [{"delta": {"content": "a"}}]},
+            ],
+            "m-2",
+        ),
         ("completions", [{"type": "x", "model": 5, "choices": [{"text": "a"}]}], None),
         ("responses", [{"type": "response.created", "response": {"model": "m-2"}}], "m-2"),
         ("messages", [{"type": "message_start", "message": {"model": "m-2"}}], "m-2"),
@@ -162,6 +170,7 @@ def test_the_model_that_an_answer_names(
         ("cf-cache-status: Hit from edge", "a cache"),
         ("X-Cache: MISS", "m"),
         ("X-Cache-Hit: false", "m"),
+        ("X-Prefix-Cache: hit", "m"),  # the engine's own, which makes the answer all the same
     ],
 )
 def test_an_answer_from_a_cache_names_it(header: str, named: str) -> None:

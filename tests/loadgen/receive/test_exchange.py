@@ -535,6 +535,26 @@ COUNTS: dict[str, tuple[list[dict[str, Any]], tuple[int | None, str | None], lis
         (3, "logprobs"),
         [2, 1],
     ),
+    "token ids of more tokens than usage has": (
+        [text("a", token_ids=[5, 6]), text("b", token_ids=[7, 8]), with_usage({}, 2)],
+        (2, "usage"),
+        None,
+    ),
+    "logprobs of more tokens than usage has": (
+        [choices({"text": "a", "logprobs": {"tokens": ["a", "b"]}}), with_usage({}, 1)],
+        (1, "usage"),
+        None,
+    ),
+    "token ids of fewer tokens than usage has": (  # the end token has no text
+        [text("a", token_ids=[5, 6]), text("b", token_ids=[7, 8]), with_usage({}, 5)],
+        (5, "usage"),
+        [2, 2],
+    ),
+    "token ids beside a usage of zero": (
+        [text("a", token_ids=[5, 6]), with_usage({}, 0)],
+        (2, "logprobs"),
+        [2],
+    ),
     "legacy logprobs": (
         [choices({"text": "ab", "logprobs": {"tokens": ["a", "b"]}})],
         (2, "logprobs"),
