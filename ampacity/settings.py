@@ -133,12 +133,8 @@ class Settings:
     cacert: Path | None = _endpoint(FILE)(
         "Authorities that TLS trusts (PEM).", "the system's, or SSL_CERT_FILE"
     )
-    cert: Path | None = _endpoint(FILE)(
-        "Client certificate for TLS with its key (PEM). Only its owner may have access."
-    )
-    insecure: bool = _endpoint(FLAG, False)(
-        "Do not check the server's certificate: whoever is in between can read the key."
-    )
+    cert: Path | None = _endpoint(FILE)("Client certificate for TLS, with its key (PEM).")
+    insecure: bool = _endpoint(FLAG, False)("Do not check the server's certificate. Unsafe.")
     extra_body: dict[str, Any] = _endpoint(_text("JSON", v.extra_body), {})(
         "Additional fields of the request body, e.g. '{\"temperature\": 0}'."
     )
@@ -352,10 +348,6 @@ class Settings:
             max_think_s=self.max_think,
             block_tokens=self.block_size,
         )
-
-    @property
-    def fleet_inputs(self) -> dict[str, Any]:
-        return fleet_inputs(vars(self))
 
 
 def fleet_inputs(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Evidence(Part, frozen=True, kw_only=True):
     figure: str
     value: float | str | None
     stage: str | None
-    unit: str = ""
+    unit: str
 
 
 class Limit(Part, frozen=True, kw_only=True):

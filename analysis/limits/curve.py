@@ -129,7 +129,7 @@ class Curve:
         if not highest or offered < BEYOND * highest:
             return ()
         what = "offered load / highest capacity possible: no load nearer to it shows the limit"
-        return (Evidence(figure=what, value=offered / highest, stage=stage.name),)
+        return (Evidence(figure=what, value=offered / highest, stage=stage.name, unit=""),)
 
     def engines(self, stage: Stage) -> float:
         """Return how many engines serve. Raises CannotTell."""

@@ -19,7 +19,7 @@ from ampacity.loadgen.probe.results import Calibration, ProbeResult
 from ampacity.loadgen.send.forms import form_notes
 from ampacity.loadgen.send.secrets import redact
 from ampacity.loadgen.send.surrogates import map_texts
-from ampacity.settings import Settings
+from ampacity.settings import Settings, fleet_inputs
 from ampacity.workloads.arrivals.processes import arrivals_notes
 from ampacity.workloads.replay import Replayed
 
@@ -78,7 +78,7 @@ def run_meta(
         "diagnosis": as_dicts(probe.diagnosis),
         "stages": [],
         "host": host_facts(),
-        "fleet_inputs": settings.fleet_inputs,
+        "fleet_inputs": fleet_inputs(vars(settings)),
     }
 
 

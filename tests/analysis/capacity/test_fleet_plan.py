@@ -352,14 +352,9 @@ def test_a_plan_for_other_instances_than_the_one_measured_warns(
 
 def test_the_gpus_of_an_instance_are_those_that_were_locked() -> None:
     settings = {"url": "http://127.0.0.1:1/v1", "lock": ["hardware=4xH100"]}
-    assert make_settings(settings).fleet_inputs["tensor_parallel"] == 4
-    assert make_settings(settings | {"tp": 2}).fleet_inputs["tensor_parallel"] == 2
-    assert (
-        make_settings(settings | {"lock": ["hardware=simulated L4"]}).fleet_inputs[
-            "tensor_parallel"
-        ]
-        == 1
-    )
+    assert make_settings(settings).tp == 4
+    assert make_settings(settings | {"tp": 2}).tp == 2
+    assert make_settings(settings | {"lock": ["hardware=simulated L4"]}).tp == 1
 
 
 def test_a_plan_shows_the_price_that_its_costs_rest_on(tmp_path: Path, plan: Command) -> None:
