@@ -369,17 +369,17 @@ def test_a_closed_loop_plays_so_many_sessions_at_once() -> None:
 
 
 def test_a_dead_workers_turns_are_owed_when_all_that_they_wait_for_has_a_row() -> None:
-    from ampacity.loadgen.workers.pool import _owed, _sessions_of
+    from ampacity.loadgen.drive.cut import owed_by, sessions_of
 
     schedule = session(*CHAT)
     share = StagePlan(2, "open", schedule, 10.0, offered_rps=1.0)
-    assert [r.request_id for r in _owed(share, 0, 10**9, {})] == [0]
-    owed = _owed(share, 0, 10**9, {0: 5 * 10**8})
+    assert [r.request_id for r in owed_by(share, 0, 10**9, {})] == [0]
+    owed = owed_by(share, 0, 10**9, {0: 5 * 10**8})
     assert [(r.request_id, r.scheduled_ns, r.turn) for r in owed] == [(1, 650_000_000, 1)]
-    assert _sessions_of(share, {0: 5 * 10**8}, owed) == {"begun": 1, "cut": ["2-0"]}
-    assert _owed(share, 0, 6 * 10**8, {0: 5 * 10**8}) == []  # its pause was not over
-    assert _owed(share, 0, 10**9, {0: 1, 1: 2, 2: 3}) == []
-    assert _sessions_of(share, {0: 1, 1: 2, 2: 3}, []) == {"begun": 1, "cut": []}
+    assert sessions_of(share, {0: 5 * 10**8}, owed) == {"begun": 1, "cut": ["2-0"]}
+    assert owed_by(share, 0, 6 * 10**8, {0: 5 * 10**8}) == []  # its pause was not over
+    assert owed_by(share, 0, 10**9, {0: 1, 1: 2, 2: 3}) == []
+    assert sessions_of(share, {0: 1, 1: 2, 2: 3}, []) == {"begun": 1, "cut": []}
 
 
 def prompts_of(schedule: Schedule, salt: str) -> dict[int, str]:
