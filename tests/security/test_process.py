@@ -150,7 +150,7 @@ def test_tls(trusts: str, cert: bool, tls_server: ssl.SSLContext, certificate: P
             why = (
                 "certificate verify failed"
                 if trusts == "system"
-                else "(?i)certificate.required|closed"
+                else "(?i)certificate.required|closed|reset"
             )
             with pytest.raises(PageError, match=why):
                 asyncio.run(get(f"{server.url}/models"))
