@@ -14,7 +14,7 @@ SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
 
 @o.shares(("out",))
 def demo(raw: dict[str, Any], json: o.Json = False) -> None:
-    """Sweep an embedded simulated server and write a report. Takes about 100 s.
+    """Sweep an embedded simulated server and write a report. Takes about 110 s.
 
     ampacity demo
 
