@@ -258,8 +258,8 @@ def _unseen(facts: Facts) -> str | None:
     return (
         f"{facts.odd.unseen:,} of {facts.summary.requests:,} requests were answered without a "
         "visible token, only with counted ones (hidden reasoning, or special tokens): their "
-        "TTFT is at least their E2E, and goodput does not count them. Plan longer answers, or switch the reasoning "
-        "off."
+        "TTFT is at least their E2E, and goodput does not count them. Plan longer answers, or "
+        "switch the reasoning off."
     )
 
 

@@ -1,6 +1,5 @@
 """Notes of a trace: what is sorted, odd, lacking or changed, each with its count."""
 
-import json
 import random
 import re
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.replay import replayed
 from ampacity.workloads.trace_cuts import Replay
-from ampacity.workloads.traces.read import read_trace
 from tests.workloads.traces.test_trace_losses import (
     WHOLE,
     Row,
@@ -278,49 +276,3 @@ def test_whatever_stands_in_a_file_each_entry_is_played_or_counted(tmp_path: Pat
         counted = [int(told[1]) for note in found.notes if (told := COUNTED.match(note))]
         assert len(found.schedule) + sum(counted) == sum(n for _, n in made), seed
     assert read > 150
-
-
-def said_of(tmp_path: Path, *rows: dict[str, Any]) -> str:
-    path = tmp_path / "t.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return " ".join(read_trace(path, keep_texts=True).notes)
-
-
-@pytest.mark.parametrize(
-    ("content", "counted", "far"),
-    [
-        ("hi", 5_000, True),  # redacted
-        ("word " * 2_000 + "(truncated 90000 characters)", 25_000, True),  # 2,500 tokens are left
-        ("word " * 2_000, 9, True),
-        ("\u5b57" * 4_000, 4_000, False),  # a token a character
-        ("word " * 2_000, 2_000, False),
-        ("hi", 60, False),  # a template's tokens
-        ([{"type": "image_url", "image_url": {"url": "data:,"}}], 5_000, False),
-    ],
-)
-def test_a_text_that_its_count_contradicts_is_said(
-    tmp_path: Path, content: Any, counted: int, far: bool
-) -> None:
-    row = {"timestamp": 1, "input_tokens": counted, "output_tokens": 7}
-    notes = said_of(tmp_path, row | {"messages": [{"role": "user", "content": content}]})
-    assert ("1 rows have a text that is 5 times shorter or longer than its count" in notes) == far
-
-
-def test_a_count_that_another_attribute_contradicts_is_said(tmp_path: Path) -> None:
-    own = {"gen_ai.usage.input_tokens": 5, "gen_ai.usage.output_tokens": 7}
-    for more, known in (
-        ({"gen_ai.usage.prompt_tokens": 99}, True),
-        ({"gen_ai.usage.completion_tokens": 8}, True),
-        ({"gen_ai.usage.prompt_tokens": 5, "gen_ai.usage.completion_tokens": 7}, False),
-    ):
-        row = {"start_time": "2024-05-10T00:00:00Z", "attributes": own | more}
-        notes = said_of(tmp_path, row | {"span_id": "a", "trace_id": "b"})
-        assert (f"not used: attributes.{next(iter(more))}" in notes) == known
-
-
-@pytest.mark.parametrize("unit", ["CHARACTERS", "SECONDS", "IMAGES"])
-def test_counts_in_another_unit_than_tokens_are_bad_rows(tmp_path: Path, unit: str) -> None:
-    row = {"timestamp": 1, "usage": {"input": 500, "output": 70, "unit": "TOKENS"}}
-    assert "unit" not in said_of(tmp_path, row)
-    with pytest.raises(WorkloadError, match=f"usage.unit: the counts are '{unit}', not tokens"):
-        said_of(tmp_path, row | {"usage": row["usage"] | {"unit": unit}})  # type: ignore[operator]
