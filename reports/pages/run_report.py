@@ -23,13 +23,7 @@ from ampacity.reports.charts.curves import charts
 from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.charts.marks import Chart
 from ampacity.reports.charts.timeline import timeline_chart
-from ampacity.reports.pages.findings import (
-    TRUST,
-    error_bound,
-    evidence_text,
-    findings,
-    rails_of,
-)
+from ampacity.reports.pages.findings import TRUST, error_bound, evidence_text, findings, rails_of
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.pages.screen import judged_table
 from ampacity.reports.pages.soak import soak_table
@@ -88,11 +82,7 @@ def report_charts(summary: Summary, timeline: Timeline | None) -> list[Chart]:
     return [*over_time, *charts(summary)]
 
 
-def render_report(
-    summary: Summary,
-    meta: Mapping[str, Any],
-    beyond: Beyond | None = None,
-) -> str:
+def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | None = None) -> str:
     """Return the whole page; ``meta`` is run.json. All text is shown escaped."""
     beyond = beyond or Beyond()
     found = [*findings(summary), *session_findings(summary)]
@@ -152,10 +142,7 @@ def render_report(
 
 
 def write_report(
-    path: Path,
-    summary: Summary,
-    meta: Mapping[str, Any],
-    beyond: Beyond | None = None,
+    path: Path, summary: Summary, meta: Mapping[str, Any], beyond: Beyond | None = None
 ) -> Path:
     """Write the report to ``path``, as a whole, and return the path."""
     write_page(path, render_report(summary, meta, beyond))

@@ -467,8 +467,7 @@ def test_metrics_redirects_are_not_followed() -> None:
 
 
 def test_the_first_answer_is_waited_for_as_long_as_the_timeout_says_and_no_longer(
-    cli: Cli,
-    tmp_path: Path,
+    cli: Cli, tmp_path: Path
 ) -> None:
     silent = threading.Event()
     with server(lambda *_: silent.wait(30)) as url:

@@ -107,11 +107,7 @@ def test_over_all_looks_a_verdict_at_the_limit_is_rarely_wrong() -> None:
     ],
 )
 def test_what_cannot_be_checked_is_an_error_in_the_files_of_ci_too(
-    given: str,
-    message: str,
-    tmp_path: Path,
-    command: Command,
-    capsys: pytest.CaptureFixture[str],
+    given: str, message: str, tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = ("--junit", tmp_path / "check.xml", "--markdown", tmp_path / "check.md")
     url = "check http://127.0.0.1:1/v1 --out"

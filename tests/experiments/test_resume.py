@@ -289,10 +289,7 @@ def test_a_directory_that_goes_on_holds_every_record_once(finish: bool, tmp_path
         if finish:
             writer.finish(server)
     (path / "answers-0.jsonl").write_bytes(b'{"request_id": 1}\n{"request')
-    with (
-        take_up(path) as held,
-        RunWriter(path, {**held.run.meta, "seams": [SEAM]}, held) as writer,
-    ):
+    with take_up(path) as held, RunWriter(path, {**held.run.meta, "seams": [SEAM]}, held) as writer:
         writer.append(record(2))
         assert writer.worker_stream(0).name == "requests-resumed1-0.arrows"
         writer.finish(pa.table({"at_ns": pa.array([9]), "waiting": [1.0]}))

@@ -40,15 +40,7 @@ from tests.support.stage_driving import Made, request_bytes, schedule_at
 
 level_of, open_levels, find_capacity, cut_short, is_decided, next_step, so_far = (
     on_stages(f)
-    for f in (
-        level_of,
-        open_levels,
-        find_capacity,
-        cut_short,
-        is_decided,
-        next_step,
-        so_far,
-    )
+    for f in (level_of, open_levels, find_capacity, cut_short, is_decided, next_step, so_far)
 )
 
 SLOS = parse_slos(["ttft_p95=1s"])

@@ -23,14 +23,7 @@ from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import load_workload
-from tests.experiments.test_search import (
-    GOAL,
-    SLOS,
-    estimated,
-    is_decided,
-    stage,
-    true_share,
-)
+from tests.experiments.test_search import GOAL, SLOS, estimated, is_decided, stage, true_share
 from tests.support.contract import struct_of
 from tests.support.fault_server import FaultServer
 from tests.support.stage_driving import schedule_at
@@ -137,10 +130,7 @@ def test_a_long_answer_in_flight_is_no_miss_of_the_first_token(
     if judged_requests is None:
         assert judged.slo_verdicts == []
     else:
-        assert (judged.requests, judged.slo_verdicts[0].attainment) == (
-            judged_requests,
-            1.0,
-        )
+        assert (judged.requests, judged.slo_verdicts[0].attainment) == (judged_requests, 1.0)
 
 
 class ScriptedRig:

@@ -132,9 +132,7 @@ class Answering(Pages):
 
 
 @pytest.mark.parametrize(
-    "models",
-    [b'{"data":[' + b'{"id":"m"},' * 700_000, b"[" * PAGE_MAX_BYTES],
-    ids=["cut", "deep"],
+    "models", [b'{"data":[' + b'{"id":"m"},' * 700_000, b"[" * PAGE_MAX_BYTES], ids=["cut", "deep"]
 )
 def test_a_huge_list_of_models_names_none(models: bytes) -> None:
     endpoint = parse_endpoint("http://127.0.0.1:9/v1")

@@ -26,10 +26,7 @@ from ampacity.analysis.change.results import Check, GateResult
 from ampacity.analysis.change.samples import Blocks
 from ampacity.analysis.gate.baseline import make_baseline
 from ampacity.analysis.gate.baseline_file import write_baseline
-from ampacity.analysis.gate.checks import (
-    parse_tolerances,
-    slos_of,
-)
+from ampacity.analysis.gate.checks import parse_tolerances, slos_of
 from ampacity.analysis.gate.gate import judge_gate, twice_as_slow
 from ampacity.analysis.metrics.hdr import encode_seconds
 from ampacity.analysis.metrics.requests import RecordsError

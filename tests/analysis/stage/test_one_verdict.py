@@ -15,11 +15,7 @@ from ampacity.analysis.slo import parse_slo, verdict_word
 from ampacity.analysis.stage.analyse import read_records, stage_records
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.stage.verdicts import Judged, judge_requests
-from ampacity.reports.charts.curves import (
-    charts,
-    latency_by_concurrency,
-    latency_by_rate,
-)
+from ampacity.reports.charts.curves import charts, latency_by_concurrency, latency_by_rate
 from ampacity.reports.charts.marks import STATES, stage_state
 from ampacity.reports.charts.rates import goodput_by_load
 from ampacity.reports.pages.findings import findings

@@ -70,8 +70,7 @@ def test_a_server_that_keeps_connections_keeps_them(cli: Cli, tmp_path: Path) ->
 
 
 def test_a_connection_for_each_that_was_asked_for_says_nothing_of_the_server(
-    cli: Cli,
-    tmp_path: Path,
+    cli: Cli, tmp_path: Path
 ) -> None:
     with FaultServer() as server:
         rows, meta, connections = played(cli, server, tmp_path / "run", "--connections", "new")

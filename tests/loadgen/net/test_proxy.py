@@ -68,10 +68,7 @@ async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def through(
-    proxy: FakeProxy,
-    endpoint: Endpoint,
-    context: ssl.SSLContext | None,
-    named: Proxy | None = None,
+    proxy: FakeProxy, endpoint: Endpoint, context: ssl.SSLContext | None, named: Proxy | None = None
 ) -> list[RequestRecord]:
     """The records of three requests through the proxy, or through what is ``named`` instead."""
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
