@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from ampacity.analysis.capacity.levels import (
-    WAITS,
     Level,
     level_of,
     met_quota,
@@ -26,7 +25,7 @@ from ampacity.analysis.capacity.posterior import NEAR
 from ampacity.analysis.capacity.search import TOO_EARLY, requests_in_all
 from ampacity.analysis.capacity.unmeetable import why_unmeetable
 from ampacity.analysis.contract.stage import Stage
-from ampacity.analysis.slo import EXTREMES, GAP_METRICS, Slo
+from ampacity.analysis.slo import EXTREMES, GAP_METRICS, WAITS, Slo
 from ampacity.analysis.stats.intervals import smallest_n
 
 GROWTH = 2.0

@@ -6,12 +6,14 @@ Each function returns None where there is nothing to draw: a curve needs two sta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.part import Interval
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.slo import METRICS
 from ampacity.reports.charts.burst import burst_queue, burst_ttft
 from ampacity.reports.charts.distributions import (
     errors_by_stage,
@@ -48,15 +50,7 @@ from ampacity.reports.render.figures import (
 )
 
 Point = dict[str, Any]
-DRAWN: tuple[tuple[str, str, Callable[[Stage], Percentiles]], ...] = (
-    ("ttft", "TTFT", lambda stage: stage.ttft_from_schedule_s),
-    ("e2e", "E2E", lambda stage: stage.e2e_from_schedule_s),
-)
-IF_JUDGED: tuple[tuple[str, str, Callable[[Stage], Percentiles]], ...] = (
-    ("itl", "ITL", lambda stage: stage.itl_s),
-    ("icl", "ICL", lambda stage: stage.icl_s),
-    ("tpot", "TPOT", lambda stage: stage.tpot_s),
-)
+DRAWN, IF_JUDGED = ("ttft", "e2e"), ("itl", "icl", "tpot")
 SWITCHED: tuple[Quantile, ...] = ("p50", "p95", "p99")  # and others where an SLO judges them
 TAILS: dict[float | None, Quantile] = {
     0.5: "p50",
@@ -167,7 +161,12 @@ def percentile(name: Quantile) -> str:
 def _metrics(summary: Summary) -> list[tuple[str, str, Callable[[Stage], Percentiles]]]:
     """Return the metrics that the latency charts draw: TTFT, E2E and those that an SLO judges."""
     judged = {slo.metric for slo in summary.slos}
-    return [*DRAWN, *(drawn for drawn in IF_JUDGED if drawn[0] in judged)]
+    names = [*DRAWN, *(name for name in IF_JUDGED if name in judged)]
+    return [(name, METRICS[name].label, _percentiles(name)) for name in names]
+
+
+def _percentiles(metric: str) -> Callable[[Stage], Percentiles]:
+    return attrgetter(METRICS[metric].stage_field or "")
 
 
 def _latency_plot(
@@ -273,7 +272,7 @@ def latency_by_rate(summary: Summary) -> Chart | None:
         f"{title}. {_ends(summary, placed)}"
     )
     notes = []
-    if any(of(stage).p99_ci for _, stage in placed for *_, of in DRAWN):
+    if any(of(stage).p99_ci for _, stage in placed for of in map(_percentiles, DRAWN)):
         notes.append("Bars: 95 % interval; a bar to one side only has no known other end.")
     if open_ and any(not stage.offered_rps for _, stage in placed):
         notes.append("Closed loops stand at the rate that they achieved.")

@@ -9,6 +9,7 @@ from typing import Any
 from ampacity.analysis.contract.capacity import Family, FamilyTokens, Limit
 from ampacity.analysis.contract.stage import Stage, StageClass
 from ampacity.analysis.contract.summary import SloLimit, Summary
+from ampacity.analysis.slo import METRICS
 from ampacity.reports.charts.marks import (
     WIDE,
     Chart,
@@ -30,15 +31,6 @@ from ampacity.reports.render.figures import (
     significant,
 )
 from ampacity.reports.render.table import Cell, Column, Rows, Table
-
-WORDS = {
-    "ttft": "TTFT",
-    "first_answer": "first answer",
-    "e2e": "E2E",
-    "itl": "ITL",
-    "icl": "ICL",
-    "tpot": "TPOT",
-}
 
 
 @dataclass(frozen=True)
@@ -149,7 +141,7 @@ def _draw(
 def _name(slo: SloLimit | None) -> str:
     if slo is None:
         return "TTFT p50"
-    return f"{WORDS[slo.metric]} p{exact(100 * (slo.quantile or 0.0))} (SLO {slo.text})"
+    return f"{METRICS[slo.metric].label} p{exact(100 * (slo.quantile or 0.0))} (SLO {slo.text})"
 
 
 def _points(
@@ -159,7 +151,9 @@ def _points(
 
     The SLO that binds, else the first that two stages have; else None and TTFT p50.
     """
-    timed = [slo for slo in summary.slos if slo.metric in WORDS]
+    timed = [
+        slo for slo in summary.slos if slo.metric in METRICS and METRICS[slo.metric].stage_field
+    ]
     timed.sort(key=lambda slo: (slo.text != curve.binding, slo.class_ is None))
     rows: list[dict[str, Any]] = []
     for slo in [*timed, None]:
