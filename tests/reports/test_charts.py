@@ -41,17 +41,10 @@ from tests.support.sample_summary import (
     open_sweep,
 )
 
-EVERY = [
-    "latency-rate",
-    "latency-concurrency",
-    "achieved",
-    "ttft-percentiles",
-    "itl-percentiles",
-    "goodput",
-    "errors",
-    "input-tokens",
-    "output-tokens",
-]
+EVERY = (
+    "latency-rate latency-concurrency achieved ttft-percentiles itl-percentiles goodput "
+    "errors input-tokens output-tokens"
+).split()
 
 
 @cache
@@ -82,14 +75,7 @@ def texts(chart: Chart | None, mark: str) -> list[str]:
         ("no_slos", {"goodput"}),
         (
             "one_stage",
-            {
-                "latency-rate",
-                "latency-concurrency",
-                "achieved",
-                "itl-percentiles",
-                "goodput",
-                "errors",
-            },
+            set("latency-rate latency-concurrency achieved itl-percentiles goodput errors".split()),
         ),
         (
             "all_failed",
@@ -415,17 +401,7 @@ def test_two_stages_of_the_same_load_keep_a_bar_each() -> None:
 def test_lengths_planned_and_realised() -> None:
     chart = output_lengths(read_summary(open_sweep()))
     planned, received = (rows for _, rows in layers(chart, "point"))
-    assert [row["name"] for row in planned] == [
-        "p1",
-        "p5",
-        "p10",
-        "p25",
-        "p50",
-        "p75",
-        "p90",
-        "p95",
-        "p99",
-    ]
+    assert [row["name"] for row in planned] == "p1 p5 p10 p25 p50 p75 p90 p95 p99".split()
     assert (planned[4]["x"], received[4]["x"]) == (160, 151)
     gone = input_lengths(read_summary(all_failed()))
     assert gone is not None

@@ -145,15 +145,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-SHORT = [
-    "--rates",
-    "24",
-    "--slo",
-    "error_rate=50%",
-    "--slo",
-    "ttft_p50=20s",
-    "--yes",
-]  # no lateness counts
+SHORT = "--rates 24 --slo error_rate=50% --slo ttft_p50=20s --yes".split()  # no lateness counts
 WORKLOAD = """
 name: {name}
 input_tokens: 5

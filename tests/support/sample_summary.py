@@ -526,19 +526,10 @@ META: dict[str, Any] = {
     "status": "complete",
     "status_reason": None,
     "tool": {"name": "ampacity", "version": "0.1.0"},
-    "command_line": [
-        "ampacity",
-        "sweep",
-        "http://127.0.0.1:8000/v1",
-        "--model",
-        "example/chat-8b",
-        "--workload",
-        "chat",
-        "--slo",
-        "ttft_p99=2s",
-        "--slo",
-        "itl_p99=100ms",
-    ],
+    "command_line": (
+        "ampacity sweep http://127.0.0.1:8000/v1 --model example/chat-8b --workload chat "
+        "--slo ttft_p99=2s --slo itl_p99=100ms"
+    ).split(),
     "started_utc": "2026-11-27T22:00:00Z",
     "ended_utc": "2026-11-27T22:09:31Z",
     "clock": {"monotonic_ns": 1234, "utc": "2026-11-27T22:00:00Z"},

@@ -319,13 +319,9 @@ def test_the_audit_is_that_of_the_stages_that_count(tmp_path: Path) -> None:
     stages[3].offered_rps = 100.0
     audit = summary_of(tmp_path, *stages, slos=SLOS)["audit"]
     assert (audit["client_limited_stages"], audit["repeated_stages"]) == ([1, 3], [1])
-    figures = [
-        "slip_p99_s",
-        "loop_lag_p99_s",
-        "receive_delay_p99_s",
-        "coalesced_share",
-        "dated_by_kernel",
-    ]
+    figures = (
+        "slip_p99_s loop_lag_p99_s receive_delay_p99_s coalesced_share dated_by_kernel".split()
+    )
     assert [audit[name] for name in figures] == [0.008, 0.004, 0.002, 0.001, True]
     # 4 x 0.172: of the stage that was limited, to say what helps
     assert audit["cpu_fraction"] == pytest.approx(0.688)

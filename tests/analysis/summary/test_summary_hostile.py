@@ -40,14 +40,11 @@ from tests.support.synthetic import (
 )
 
 _seconds = st.floats(0, 20, allow_nan=False)
-_TIMES = (
-    "scheduled_ns",
-    "dispatched_ns",
-    "started_ns",
-    "first_token_ns",
-    "first_answer_ns",
-    "last_token_ns",
-    "ended_ns",
+_TIMES = tuple(
+    (
+        "scheduled_ns dispatched_ns started_ns first_token_ns first_answer_ns last_token_ns "
+        "ended_ns"
+    ).split()
 )
 _tokens = st.none() | st.integers(0, 50)
 
@@ -89,14 +86,7 @@ def _record(draw: st.DrawFn) -> RequestRecord:
     st.lists(_record(), max_size=60, unique_by=lambda r: (r.request_id, r.stage, r.attempt)),
     st.lists(
         st.sampled_from(
-            [
-                "ttft_p50=1s",
-                "itl_p99=50ms",
-                "icl_p50=1ms",
-                "tpot_p95=2ms",
-                "e2e_p99=5s",
-                "first_answer_p90=1s",
-            ]
+            "ttft_p50=1s itl_p99=50ms icl_p50=1ms tpot_p95=2ms e2e_p99=5s first_answer_p90=1s".split()
         ),
         max_size=3,
         unique=True,
@@ -340,56 +330,18 @@ _json = st.recursive(
 
 
 NAMES: dict[tuple[Any, ...], Any] = {  # what is tampered with, by where it is
-    (): [
-        "status",
-        "status_reason",
-        "predicted",
-        "warmup_requests",
-        "started_utc",
-        "search",
-        "burst",
-        "imported",
-        "workload",
-        "slos",
-        "stages",
-        "notes",
-        "locked",
-        "fleet_inputs",
-        "host",
-    ],
-    ("stages", 0): [
-        "index",
-        "kind",
-        "offered_rps",
-        "concurrency",
-        "start_ns",
-        "end_ns",
-        "sessions",
-        "lengths",
-        "cached_share_planned",
-        "audit",
-        "ramp_s",
-        "scheduled_requests",
-        "drained_ns",
-        "ended_early",
-    ],
-    ("stages", 0, "audit"): [
-        "cpu_fraction",
-        "client_limited",
-        "client_limited_reason",
-        "slip_p99_s",
-    ],
+    (): (
+        "status status_reason predicted warmup_requests started_utc search burst imported "
+        "workload slos stages notes locked fleet_inputs host"
+    ).split(),
+    ("stages", 0): (
+        "index kind offered_rps concurrency start_ns end_ns sessions lengths "
+        "cached_share_planned audit ramp_s scheduled_requests drained_ns ended_early"
+    ).split(),
+    ("stages", 0, "audit"): "cpu_fraction client_limited client_limited_reason slip_p99_s".split(),
     ("stages", 0, "sessions"): ("begun", "cut"),
     ("fleet_inputs",): FLEET,
-    ("workload",): [
-        "prompts",
-        "trace",
-        "name",
-        "input_tokens",
-        "output_tokens",
-        "classes",
-        "arrivals",
-    ],
+    ("workload",): "prompts trace name input_tokens output_tokens classes arrivals".split(),
     ("slos", 0): ("metric", "quantile", "limit_s", "text"),
     ("search",): SEARCH,
     ("search", "path", 0): SEARCH["path"][0],

@@ -287,62 +287,18 @@ def test_the_key_goes_where_the_api_wants_it(monkeypatch: pytest.MonkeyPatch) ->
 
 # -- whatever comes --------------------------------------------------------------------------------
 
-NAMES = [
-    "type",
-    "delta",
-    "choices",
-    "content",
-    "tool_calls",
-    "function",
-    "function_call",
-    "arguments",
-    "name",
-    "index",
-    "id",
-    "text",
-    "thinking",
-    "reasoning",
-    "message",
-    "error",
-    "errors",
-    "detail",
-    "object",
-    "usage",
-    "response",
-    "status",
-    "output",
-    "item",
-    "output_index",
-    "content_block",
-    "finish_reason",
-    "stop_reason",
-    "refusal",
-    "summary",
-    "input",
-    "partial_json",
-    "data",
-]
-WORDS = [
-    "content_block_delta",
-    "content_block_start",
-    "message_delta",
-    "message_start",
-    "text_delta",
-    "input_json_delta",
-    "tool_use",
-    "response.output_text.delta",
-    "response.output_item.added",
-    "response.function_call_arguments.delta",
-    "response.completed",
-    "function_call",
-    "failed",
-    "completed",
-    "error",
-    "stop",
-    "<think>",
-    "</think>",
-    "a",
-]
+NAMES = (
+    "type delta choices content tool_calls function function_call arguments name index id "
+    "text thinking reasoning message error errors detail object usage response status "
+    "output item output_index content_block finish_reason stop_reason refusal summary "
+    "input partial_json data"
+).split()
+WORDS = (
+    "content_block_delta content_block_start message_delta message_start text_delta "
+    "input_json_delta tool_use response.output_text.delta response.output_item.added "
+    "response.function_call_arguments.delta response.completed function_call failed "
+    "completed error stop <think> </think> a"
+).split()
 WORDS += ["\ud83d", "\ude00", ""]
 LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(-1, 3), st.floats(), st.sampled_from(WORDS)

@@ -53,16 +53,9 @@ def test_a_row_keeps_every_value_and_every_null() -> None:
         for number, f in enumerate(dataclasses.fields(RequestRecord))
         if "int | None" in str(f.type) or f.type == "int"
     }
-    texts = [
-        "class_",
-        "session_id",
-        "target",
-        "error",
-        "finish_reason",
-        "token_source",
-        "server_request_id",
-        "answered_by",
-    ]
+    texts = (
+        "class_ session_id target error finish_reason token_source server_request_id answered_by"
+    ).split()
     values |= {name: f"{name} é\n" for name in texts}
     values |= {f.name: 0.25 for f in dataclasses.fields(RequestRecord) if "float" in str(f.type)}
     values |= {"request_id": 2**40, "scheduled_ns": 2**60, "status": "timeout"}

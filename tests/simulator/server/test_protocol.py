@@ -101,26 +101,8 @@ values = st.recursive(
     ),
     max_leaves=6,
 )
-fields = [
-    "model",
-    "messages",
-    "prompt",
-    "max_tokens",
-    "min_tokens",
-    "stream",
-    "stream_options",
-    "seed",
-    "n",
-]
-fields += [
-    "temperature",
-    "top_p",
-    "stop",
-    "logprobs",
-    "top_logprobs",
-    "max_completion_tokens",
-    "ignore_eos",
-]
+fields = "model messages prompt max_tokens min_tokens stream stream_options seed n".split()
+fields += "temperature top_p stop logprobs top_logprobs max_completion_tokens ignore_eos".split()
 
 
 some = st.dictionaries(st.sampled_from(fields), values)

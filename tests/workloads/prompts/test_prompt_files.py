@@ -402,18 +402,7 @@ rows_of_any_shape = st.recursive(
         st.lists(v, max_size=4)
         | st.dictionaries(
             st.sampled_from(
-                [
-                    "messages",
-                    "role",
-                    "content",
-                    "body",
-                    "from",
-                    "value",
-                    "prompt",
-                    "text",
-                    "type",
-                    "max_tokens",
-                ]
+                "messages role content body from value prompt text type max_tokens".split()
             ),
             v,
         )

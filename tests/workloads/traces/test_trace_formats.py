@@ -363,23 +363,10 @@ values = st.recursive(
         st.lists(v, max_size=2)
         | st.dictionaries(
             st.sampled_from(
-                [
-                    "spans",
-                    "requests",
-                    "resourceSpans",
-                    "attributes",
-                    "id",
-                    "usage",
-                    "start_time",
-                    "timestamp",
-                    "prompt_tokens",
-                    "completion_tokens",
-                    "scopeSpans",
-                    "resource",
-                    "key",
-                    "value",
-                    "hash_ids",
-                ]
+                (
+                    "spans requests resourceSpans attributes id usage start_time timestamp prompt_tokens "
+                    "completion_tokens scopeSpans resource key value hash_ids"
+                ).split()
             ),
             v,
             max_size=4,
