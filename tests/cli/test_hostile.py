@@ -224,12 +224,8 @@ def test_a_secret_is_hidden_however_a_server_writes_it(secret: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "http://u:secret@127.0.0.1:abc/v1",
-        "ftp://u:secret@h/v1",
-        "http://h/v1?key=secret",
-        "http://h/v1#secret",
-    ],
+    json.loads("""["http://u:secret@127.0.0.1:abc/v1", "ftp://u:secret@h/v1",
+        "http://h/v1?key=secret", "http://h/v1#secret"]"""),
 )
 def test_a_secret_in_a_url_is_not_repeated(cli: Cli, url: str) -> None:
     result = cli("run", url, "--rates", "1")
@@ -418,19 +414,9 @@ def test_closed_standard_streams_harm_nothing(closed: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"stages": 5},
-        {"slos": 5},
-        {"workload": 5},
-        {"tool": []},
-        {"clock": "x"},
-        {"endpoint": 1},
-        {"locked": 2},
-        {"host": 3},
-        {"stages": [5]},
-        {"stages": [{"start_ns": "x"}]},
-        {"stages": [{"audit": 7}]},
-    ],
+    json.loads("""[{"stages": 5}, {"slos": 5}, {"workload": 5}, {"tool": []},
+        {"clock": "x"}, {"endpoint": 1}, {"locked": 2}, {"host": 3}, {"stages": [5]},
+        {"stages": [{"start_ns": "x"}]}, {"stages": [{"audit": 7}]}]"""),
 )
 def test_a_tampered_run_json_is_one_line(change: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"schema_version": 1, **change}))

@@ -156,20 +156,10 @@ def test_what_is_decided_elsewhere_is_no_extra_field(field: str, decides: str) -
 
 @pytest.mark.parametrize(
     "body",
-    [
-        {"n": 1},
-        {"n": None},
-        {"best_of": 1, "use_beam_search": False},
+    json.loads("""[{"n": 1}, {"n": null}, {"best_of": 1, "use_beam_search": false},
         {"temperature": 2.0},
-        {
-            "response_format": {
-                "json_schema": {
-                    "schema": {"properties": {"n": {"type": "integer"}, "best_of": {"default": 5}}}
-                }
-            }
-        },
-        {"tools": [{"function": {"parameters": {"n": 5}}}]},
-    ],
+        {"response_format": {"json_schema": {"schema": {"properties": {"n": {"type": "integer"},
+        "best_of": {"default": 5}}}}}}, {"tools": [{"function": {"parameters": {"n": 5}}}]}]"""),
 )
 def test_one_choice_is_none_of_several(body: dict[str, object]) -> None:
     assert (

@@ -266,14 +266,8 @@ def test_what_is_said_before_somebody_elses_machine_is_loaded() -> None:
     assert is_loopback(["127.0.0.1", "::1"])
     assert not is_loopback(["127.0.0.1", "10.0.0.7"])
     settings = make_settings(
-        {
-            "url": "http://10.0.0.7/v1",
-            "rates": "2,4",
-            "duration": "10s",
-            "input_tokens": 100,
-            "output_tokens": 50,
-            "max_requests": 30,
-        }
+        json.loads("""{"url": "http://10.0.0.7/v1", "rates": "2,4", "duration": "10s",
+            "input_tokens": 100, "output_tokens": 50, "max_requests": 30}""")
     )
     text = estimate(settings, None)
     requests = int(text.partition("about ")[2].partition(" requests")[0])

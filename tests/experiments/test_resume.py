@@ -53,14 +53,8 @@ from tests.support.synthetic import run_meta, summary_of, warned
 S = 1_000_000_000
 
 
-SEAM = {
-    "after_stage": 0,
-    "reason": "killed",
-    "resumed_utc": "",
-    "gap_s": 5.0,
-    "wall_gap_s": 5.0,
-    "in_flight": 1,
-}
+SEAM = json.loads("""{"after_stage": 0, "reason": "killed", "resumed_utc": "", "gap_s": 5.0,
+    "wall_gap_s": 5.0, "in_flight": 1}""")
 
 
 def record(number: int, **more: Any) -> RequestRecord:

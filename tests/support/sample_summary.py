@@ -7,6 +7,7 @@ like those of a real sweep.
 from __future__ import annotations
 
 import copy
+import json
 import math
 from typing import Any
 
@@ -27,18 +28,8 @@ from ampacity.loadgen.rundir.records import KINDS
 from tests.support.contract import blank
 
 CURVE_Q = [0.0, *[i / 100 for i in range(1, 100)], 0.995, 0.999]
-LENGTH_Q = {
-    "p1": 0.01,
-    "p5": 0.05,
-    "p10": 0.1,
-    "p25": 0.25,
-    "p50": 0.5,
-    "p75": 0.75,
-    "p90": 0.9,
-    "p95": 0.95,
-    "p99": 0.99,
-    "max": 0.9995,
-}
+LENGTH_Q = json.loads("""{"p1": 0.01, "p5": 0.05, "p10": 0.1, "p25": 0.25, "p50": 0.5,
+    "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 0.9995}""")
 
 
 def errors(**counts: int) -> dict[str, int]:
@@ -107,14 +98,8 @@ def stage(
         "offered_rps": offered,
         "concurrency_set": None,
         "achieved_rps": achieved,
-        "window": {
-            "start_s": 3.1,
-            "end_s": 63.1,
-            "warmup_requests": 12,
-            "method": "mser5",
-            "settled": True,
-            "reason": None,
-        },
+        "window": json.loads("""{"start_s": 3.1, "end_s": 63.1, "warmup_requests": 12,
+            "method": "mser5", "settled": true, "reason": null}"""),
         "requests": n,
         "ok": n - failed,
         "errors": errors(timeout=failed),
@@ -185,28 +170,12 @@ SLOS = [
     {"metric": "itl", "quantile": 0.99, "limit_s": 0.1, "text": "itl_p99=100ms"},
 ]
 
-WORKLOAD: dict[str, Any] = {
-    "name": "chat",
-    "source": "archetype",
-    "arrivals": "poisson",
-    "trace": None,
-    "input_tokens": {
-        "kind": "lognormal",
-        "p50": 1020,
-        "p99": 4142,
-        "mean": 1226.0,
-        "text": "log-normal, p50 1020, p99 4142",
-    },
-    "output_tokens": {
-        "kind": "lognormal",
-        "p50": 160,
-        "p99": 610,
-        "mean": 188.0,
-        "text": "log-normal, p50 160, p99 610",
-    },
-    "tokenizer": {"name": "words", "tokens_per_word": 1.0, "overhead_tokens": 11},
-    "prompts": "unique",
-}
+WORKLOAD: dict[str, Any] = json.loads("""{"name": "chat", "source": "archetype",
+    "arrivals": "poisson", "trace": null, "input_tokens": {"kind": "lognormal", "p50": 1020,
+    "p99": 4142, "mean": 1226.0, "text": "log-normal, p50 1020, p99 4142"},
+    "output_tokens": {"kind": "lognormal", "p50": 160, "p99": 610, "mean": 188.0,
+    "text": "log-normal, p50 160, p99 610"}, "tokenizer": {"name": "words",
+    "tokens_per_word": 1.0, "overhead_tokens": 11}, "prompts": "unique"}""")
 
 
 WARNINGS = [
@@ -255,26 +224,13 @@ OVER_STAGES: dict[str, Any] = {
         "reason": "not applicable: ttft_p99=2s does not limit how long every request is in the system",
     },
     "fleet": blank(Fleet)
-    | {
-        "peak_rps": 120.0,
-        "instances": 25,
-        "instances_ci": [24, 26],
-        "instances_before_safety": 19,
-        "gpus": 100,
-        "tensor_parallel": 4,
-        "safety_factor": 1.3,
-        "one_replica_down": 25,
-        "gpu_hour_usd": 2.5,
-        "cost_per_million_output_tokens": 2.31,
-    },
+    | json.loads("""{"peak_rps": 120.0, "instances": 25, "instances_ci": [24, 26],
+        "instances_before_safety": 19, "gpus": 100, "tensor_parallel": 4,
+        "safety_factor": 1.3, "one_replica_down": 25, "gpu_hour_usd": 2.5,
+        "cost_per_million_output_tokens": 2.31}"""),
     "audit": blank(Audit)
-    | {
-        "slip_p99_s": 0.0007,
-        "loop_lag_p99_s": 0.0004,
-        "cpu_fraction": 0.31,
-        "client_limited": False,
-        "client_limited_stages": [],
-    },
+    | json.loads("""{"slip_p99_s": 0.0007, "loop_lag_p99_s": 0.0004, "cpu_fraction": 0.31,
+        "client_limited": false, "client_limited_stages": []}"""),
 }
 
 FEW = "p99 needs 299 requests"
@@ -369,24 +325,12 @@ def closed_sweep() -> dict[str, Any]:
         "stages": stages,
         "errors": errors(),
         "capacity": summary["capacity"]
-        | {
-            "c_max": 16.0,
-            "c_max_ci": [16.0, 32.0],
-            "c_max_basis": "closed",
-            "capacity_rps": 4.5,
-            "capacity_rps_ci": [4.3, 5.9],
-            "crossing": "measured",
-            "assumption": "the set concurrency was held",
-        },
+        | json.loads("""{"c_max": 16.0, "c_max_ci": [16.0, 32.0], "c_max_basis": "closed",
+            "capacity_rps": 4.5, "capacity_rps_ci": [4.3, 5.9], "crossing": "measured",
+            "assumption": "the set concurrency was held"}"""),
         "goodput": goodput(4.5, None),
-        "knee": {
-            "concurrency": 12.0,
-            "rps": 3.9,
-            "region": [8.0, 16.0],
-            "region_rps": [2.8, 4.5],
-            "reason": None,
-            "methods": {},
-        },
+        "knee": json.loads("""{"concurrency": 12.0, "rps": 3.9, "region": [8.0, 16.0],
+            "region_rps": [2.8, 4.5], "reason": null, "methods": {}}"""),
         "fleet": blank(Fleet)
         | {
             "tensor_parallel": 1,
@@ -509,15 +453,9 @@ def no_slos() -> dict[str, Any]:
     return summary
 
 
-AUDIT = {
-    "slip_p50_s": 0.00008,
-    "slip_p99_s": 0.0007,
-    "slip_max_s": 0.0021,
-    "loop_lag_p99_s": 0.0004,
-    "cpu_fraction": 0.31,
-    "client_limited": False,
-    "client_limited_reason": None,
-}
+AUDIT = json.loads("""{"slip_p50_s": 8e-05, "slip_p99_s": 0.0007, "slip_max_s": 0.0021,
+    "loop_lag_p99_s": 0.0004, "cpu_fraction": 0.31, "client_limited": false,
+    "client_limited_reason": null}""")
 META: dict[str, Any] = {
     "schema_version": 1,
     "run_id": "k3f9a2",
@@ -533,22 +471,11 @@ META: dict[str, Any] = {
     "started_utc": "2026-11-27T22:00:00Z",
     "ended_utc": "2026-11-27T22:09:31Z",
     "clock": {"monotonic_ns": 1234, "utc": "2026-11-27T22:00:00Z"},
-    "endpoint": {
-        "url": "http://127.0.0.1:8000/v1",
-        "api": "chat",
-        "model": "example/chat-8b",
-        "server": "uvicorn",
-    },
-    "locked": {
-        "engine": "vllm",
-        "engine_version": "0.32.0",
-        "quantization": None,
-        "hardware": None,
-        "tensor_parallel": None,
-        "max_model_len": 8192,
-        "prefix_caching": None,
-        "extra_body": {"temperature": 0},
-    },
+    "endpoint": json.loads("""{"url": "http://127.0.0.1:8000/v1", "api": "chat",
+        "model": "example/chat-8b", "server": "uvicorn"}"""),
+    "locked": json.loads("""{"engine": "vllm", "engine_version": "0.32.0",
+        "quantization": null, "hardware": null, "tensor_parallel": null,
+        "max_model_len": 8192, "prefix_caching": null, "extra_body": {"temperature": 0}}"""),
     "workload": WORKLOAD,
     "slos": SLOS,
     "seed": 1,
@@ -563,12 +490,8 @@ META: dict[str, Any] = {
         "memory_bytes": 8 * 2**30,
         "uvloop": True,
     },
-    "fleet_inputs": {
-        "peak_rps": 120,
-        "tensor_parallel": 4,
-        "safety_factor": 1.3,
-        "gpu_hour_usd": 2.5,
-    },
+    "fleet_inputs": json.loads("""{"peak_rps": 120, "tensor_parallel": 4,
+        "safety_factor": 1.3, "gpu_hour_usd": 2.5}"""),
 }
 
 

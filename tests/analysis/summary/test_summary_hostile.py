@@ -273,21 +273,10 @@ def test_samples_of_a_server_that_no_run_writes_are_refused(
         load_run(run.path)
 
 
-SEARCH: dict[str, Any] = {
-    "precision": 0.05,
-    "reached": False,
-    "ended": "x",
-    "more_requests": 9,
-    "path": [{"stage": 0, "offered_rps": 10.0, "why": "start"}],
-}
-BURST: dict[str, Any] = {
-    "base_rps": 10.0,
-    "base_s": 1.0,
-    "burst_s": 1.0,
-    "recovery_s": 1.0,
-    "factor": 2.0,
-    "shape": "step",
-}
+SEARCH: dict[str, Any] = json.loads("""{"precision": 0.05, "reached": false, "ended": "x",
+    "more_requests": 9, "path": [{"stage": 0, "offered_rps": 10.0, "why": "start"}]}""")
+BURST: dict[str, Any] = json.loads("""{"base_rps": 10.0, "base_s": 1.0, "burst_s": 1.0,
+    "recovery_s": 1.0, "factor": 2.0, "shape": "step"}""")
 IMPORTED: dict[str, Any] = {
     "tool": "x",
     "definitions": [{"what": "a", "theirs": "b", "ours": "c"}],

@@ -39,13 +39,9 @@ def play(api: Api, *events: dict[str, object], end: bytes = END) -> RequestRecor
     return exchange.record
 
 
-RESPONSES_USAGE = {
-    "input_tokens": 12,
-    "input_tokens_details": {"cached_tokens": 4},
-    "output_tokens": 5,
-    "output_tokens_details": {"reasoning_tokens": 2},
-    "total_tokens": 17,
-}
+RESPONSES_USAGE = json.loads("""{"input_tokens": 12,
+    "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 5,
+    "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 17}""")
 
 
 def said(delta: str, kind: str = "output_text") -> dict[str, object]:
