@@ -106,21 +106,9 @@ def ending(tokens: int) -> bytes:
 
 # -- the ways to answer; False: the connection ends here -------------------------------------------
 
-
-async def ok(x: Call) -> bool:
-    await x.head()
-    await x.chunk(role())
-    for i in range(x.request.tokens):
-        await x.token(i)
-    await x.chunk(ending(x.request.tokens))
-    await x.send(b"0\r\n\r\n")
-    return True
-
-
-async def late(x: Call) -> bool:
-    """A good answer after 1 s of nothing."""
-    await asyncio.sleep(1.0)
-    return await ok(x)
+Play = Callable[[Call], Awaitable[bool]]
+Part = bytes | Callable[[Call], bytes]
+DONE, LAST = b"data: [DONE]\n\n", b"0\r\n\r\n"
 
 
 async def _begin(x: Call, tokens: int = 2) -> None:
@@ -130,20 +118,77 @@ async def _begin(x: Call, tokens: int = 2) -> None:
         await x.token(i)
 
 
-async def reset_before_headers(x: Call) -> bool:
-    x.reset()
-    return False
+async def ok(x: Call) -> bool:
+    await _begin(x, x.request.tokens)
+    await x.chunk(ending(x.request.tokens))
+    await x.send(LAST)
+    return True
 
 
-async def close_before_headers(x: Call) -> bool:
-    return False
+def chunks(*parts: Part, tokens: int | None = None, more: str = "", last: bytes = LAST) -> Play:
+    """The role and some ``tokens`` (None: neither), then each part as a chunk, and the end."""
+
+    async def play(x: Call) -> bool:
+        if tokens is None:
+            await x.head("Transfer-Encoding: chunked\r\n" + more)
+        else:
+            await _begin(x, tokens)
+        for part in parts:
+            await x.chunk(part(x) if callable(part) else part)
+        await x.send(last)
+        return "close" not in more
+
+    return play
 
 
-async def reset_mid_headers(x: Call) -> bool:
-    await x.send(b"HTTP/1.1 200 OK\r\nContent-Ty")
-    await asyncio.sleep(0.02)
-    x.reset()
-    return False
+def changed(change: Callable[[bytes], bytes], coding: str = "", step: int = 61) -> Play:
+    """A good answer after a change, or in a content coding, in chunks that end anywhere."""
+
+    async def play(x: Call) -> bool:
+        encoding = f"Content-Encoding: {coding}\r\n" if coding else ""
+        await x.head(f"Transfer-Encoding: chunked\r\n{encoding}")
+        body = change(x.whole())
+        for i in range(0, len(body), step):
+            await x.chunk(body[i : i + step])
+        await x.send(LAST)
+        return True
+
+    return play
+
+
+def refusal(status: str, body: str | Part = b"", more: str = "") -> Play:
+    """A complete answer with this status."""
+
+    async def play(x: Call) -> bool:
+        content = body.encode() if isinstance(body, str) else body(x) if callable(body) else body
+        await x.answer(status, content, more)
+        return "close" not in more
+
+    return play
+
+
+def sent(*parts: Part, reset: bool = False, pause_s: float = 0.0) -> Play:
+    """These bytes, and the end of the connection."""
+
+    async def play(x: Call) -> bool:
+        for part in parts:
+            await x.send(part(x) if callable(part) else part)
+        await asyncio.sleep(pause_s)
+        if reset:
+            x.reset()
+        return False
+
+    return play
+
+
+def streamed(more: str = "", version: str = "1.1") -> bytes:
+    return f"HTTP/{version} 200 OK\r\n{HEADERS}{more}\r\n".encode()
+
+
+async def late(x: Call) -> bool:
+    """A good answer after 1 s of nothing."""
+    await asyncio.sleep(1.0)
+    return await ok(x)
 
 
 async def reset_mid_stream(x: Call) -> bool:
@@ -158,19 +203,6 @@ async def close_mid_stream(x: Call) -> bool:
     return False
 
 
-async def no_done(x: Call) -> bool:
-    await _begin(x)
-    await x.chunk(event(delta(finish="stop")))
-    await x.send(b"0\r\n\r\n")
-    return True
-
-
-async def no_done_no_finish(x: Call) -> bool:
-    await _begin(x)
-    await x.send(b"0\r\n\r\n")
-    return True
-
-
 async def endless(x: Call) -> bool:
     await _begin(x, 1)
     while not x.writer.is_closing():
@@ -179,174 +211,24 @@ async def endless(x: Call) -> bool:
     return False
 
 
-async def stall(x: Call) -> bool:
-    await _begin(x)
-    return await _wait_for_the_peer(x)
-
-
-async def slow_headers(x: Call) -> bool:
-    return await _wait_for_the_peer(x)
-
-
-async def headers_then_nothing(x: Call) -> bool:
-    await x.head()
-    return await _wait_for_the_peer(x)
-
-
-async def _wait_for_the_peer(x: Call) -> bool:
-    for _ in range(1200):
-        if x.writer.is_closing():
-            break
-        await asyncio.sleep(0.05)
-    return False
-
-
-def refusal(status: str, body: str = "", more: str = "") -> Callable[[Call], Awaitable[bool]]:
-    """A complete answer with this status."""
+def silent(begin: Callable[[Call], Awaitable[None]] | None = None) -> Play:
+    """Wait until the peer gives up."""
 
     async def play(x: Call) -> bool:
-        await x.answer(status, body.encode(), more)
-        return "close" not in more
+        if begin is not None:
+            await begin(x)
+        for _ in range(1200):
+            if x.writer.is_closing():
+                break
+            await asyncio.sleep(0.05)
+        return False
 
     return play
 
 
-async def error_cut_short(x: Call) -> bool:
-    await x.send(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 999\r\n\r\nupstream is gone")
-    return False
-
-
-async def error_event(x: Call) -> bool:
-    await _begin(x)
-    await x.chunk(event({"error": {"message": "out of memory", "code": 500}}) + b"data: [DONE]\n\n")
-    await x.send(b"0\r\n\r\n")
-    return True
-
-
-async def invalid_json(x: Call) -> bool:
-    await _begin(x)
-    await x.chunk(b'data: {"choices": [\n\n' + ending(2))
-    await x.send(b"0\r\n\r\n")
-    return True
-
-
-async def invalid_utf8(x: Call) -> bool:
-    await _begin(x)
-    await x.chunk(b'data: {"choices":[{"text":"\xff\xfe"}]}\n\n' + ending(2))
-    await x.send(b"0\r\n\r\n")
-    return True
-
-
-async def big_event(x: Call) -> bool:
-    """One event of 10 MiB."""
-    await x.head()
-    text = b"x" * 10_485_760
-    await x.chunk(b'data: {"choices":[{"delta":{"content":"' + text + b'"}}]}\n\n')
-    await x.chunk(ending(1))
-    await x.send(b"0\r\n\r\n")
-    return True
-
-
-async def _rewritten(x: Call, change: Callable[[bytes], bytes]) -> bool:
-    await x.head()
-    body = change(x.whole())
-    for i in range(0, len(body), 61):  # lines and events are cut anywhere
-        await x.chunk(body[i : i + 61])
-    await x.send(b"0\r\n\r\n")
-    return True
-
-
-async def crlf(x: Call) -> bool:
-    return await _rewritten(x, lambda body: body.replace(b"\n", b"\r\n"))
-
-
-async def cr(x: Call) -> bool:
-    return await _rewritten(x, lambda body: body.replace(b"\n", b"\r"))
-
-
-async def comments(x: Call) -> bool:
-    return await _rewritten(
-        x, lambda body: b":\n\n" + body.replace(b"data:", b": ping\n\n: x\ndata:")
-    )
-
-
-async def multi_line(x: Call) -> bool:
-    return await _rewritten(x, lambda body: body.replace(b', "choices"', b',\ndata: "choices"'))
-
-
-async def unknown_fields(x: Call) -> bool:
-    return await _rewritten(
-        x, lambda body: body.replace(b"data:", b"event: m\nid: 1\nfoo: bar\ndata:")
-    )
-
-
-async def separators(x: Call) -> bool:
-    """U+2028, U+0085 and a 4-byte character inside the text."""
-    return await _rewritten(x, lambda body: body.replace(b"t0 ", "t\u2028\x85\N{CRAB}".encode()))
-
-
-async def tokens_after_finish(x: Call) -> bool:
-    await x.head()
-    await x.chunk(
-        event(delta("a")) + event(delta(finish="stop")) + event(delta("b")) + event(delta("c"))
-    )
-    await x.send(b"0\r\n\r\n")
-    return True
-
-
 async def byte_by_byte(x: Call) -> bool:
-    response = b"HTTP/1.1 200 OK\r\n" + HEADERS.encode() + b"Content-Length: %d\r\n\r\n%b"
-    for byte in response % (len(x.whole()), x.whole()):
+    for byte in streamed(f"Content-Length: {len(x.whole())}\r\n") + x.whole():
         await x.send(bytes([byte]))
-    return True
-
-
-async def stream_as_json(x: Call) -> bool:
-    await x.answer("200 OK", x.whole())
-    return True
-
-
-async def not_streamed(x: Call) -> bool:
-    value = {
-        "choices": [{"message": {"content": "a b"}, "finish_reason": "stop"}],
-        "usage": {"completion_tokens": 2},
-    }
-    await x.answer("200 OK", json.dumps(value).encode())
-    return True
-
-
-async def empty(x: Call) -> bool:
-    await x.head()
-    await x.chunk(role() + event(delta(finish="stop")) + b"data: [DONE]\n\n")
-    await x.send(b"0\r\n\r\n")
-    return True
-
-
-async def gzipped(x: Call) -> bool:
-    await x.answer("200 OK", gzip.compress(x.whole()), HEADERS + "Content-Encoding: gzip\r\n")
-    return True
-
-
-async def gzipped_stream(x: Call) -> bool:
-    """Compressed on the way, in chunks that end anywhere."""
-    await x.head("Transfer-Encoding: chunked\r\nContent-Encoding: gzip\r\n")
-    body = gzip.compress(x.whole())
-    for i in range(0, len(body), 40):
-        await x.chunk(body[i : i + 40])
-    await x.send(b"0\r\n\r\n")
-    return True
-
-
-async def gzip_broken(x: Call) -> bool:
-    body = gzip.compress(x.whole())
-    await x.answer(
-        "200 OK", body[:20] + b"?" * 20 + body[40:], HEADERS + "Content-Encoding: gzip\r\n"
-    )
-    return True
-
-
-async def stream_as_text(x: Call) -> bool:
-    await x.answer("200 OK", x.whole(), "Content-Type: text/plain\r\n")
     return True
 
 
@@ -357,47 +239,6 @@ async def slow_good_headers(x: Call) -> bool:
         await asyncio.sleep(0.1)
     await x.send(x.whole())
     return True
-
-
-async def short_body(x: Call) -> bool:
-    await x.head("Content-Length: 99999\r\n")
-    await x.send(event(delta("a")))
-    return False
-
-
-async def close_delimited(x: Call) -> bool:
-    await x.head("")
-    await x.send(x.whole())
-    return False
-
-
-async def says_close(x: Call) -> bool:
-    """A good answer, announced to be the connection's last."""
-    await x.head("Transfer-Encoding: chunked\r\nConnection: close\r\n")
-    await x.chunk(x.whole())
-    await x.send(b"0\r\n\r\n")
-    return False
-
-
-async def http_10(x: Call) -> bool:
-    """As a server of HTTP/1.0 answers: no length, no chunks, the close is the end."""
-    await x.send(f"HTTP/1.0 200 OK\r\n{HEADERS}\r\n".encode())
-    await x.send(x.whole())
-    return False
-
-
-async def chunked_trailers(x: Call) -> bool:
-    """The last chunk is followed by header lines, one of which would end the connection if it were
-    a header.
-    """
-    await x.head("Transfer-Encoding: chunked\r\nTrailer: X-Checksum\r\n")
-    await x.chunk(x.whole())
-    await x.send(b"0\r\nX-Checksum: 12\r\nX-Took: 5ms\r\n\r\n")
-    return True
-
-
-async def with_bom(x: Call) -> bool:
-    return await _rewritten(x, lambda body: b"\xef\xbb\xbf" + body)
 
 
 async def heartbeats(x: Call) -> bool:
@@ -413,35 +254,26 @@ async def heartbeats(x: Call) -> bool:
         await x.chunk(b"id: %d\nretry: 10\n" % i + event(delta(f"t{i} ")))
         await x.chunk(b":\n\n")
     await x.chunk(ending(x.request.tokens) + b": bye\n\n")
-    await x.send(b"0\r\n\r\n")
+    await x.send(LAST)
     return True
 
 
-async def endless_headers(x: Call) -> bool:
-    """Header lines for as long as the peer takes them, a hundred MiB at most."""
-    await x.send(b"HTTP/1.1 200 OK\r\n")
-    for _ in range(1600):
-        if x.writer.is_closing():
-            break
-        await x.send(b"X-Filler: " + b"a" * 65_536 + b"\r\n")
-    return False
+def forever(head: str, part: bytes, pause_s: float = 0.0, most: int = 2**30) -> Play:
+    """``part`` for as long as the peer takes it, ``most`` bytes at most.
 
+    ``head`` is the rest of the header of a good answer, or of another one from "HTTP/" on.
+    """
 
-async def _forever(x: Call, head: bytes, part: bytes, pause_s: float = 0.0) -> bool:
-    """Send ``head``, then ``part`` for as long as the peer takes it, a gigabyte at most."""
-    await x.send(head)
-    for _ in range(2**30 // len(part)):
-        if x.writer.is_closing():
-            break
-        await x.send(part)
-        await asyncio.sleep(pause_s)
-    return False
+    async def play(x: Call) -> bool:
+        await x.send(head.encode() if head.startswith("HTTP/") else streamed(head))
+        for _ in range(most // len(part)):
+            if x.writer.is_closing():
+                break
+            await x.send(part)
+            await asyncio.sleep(pause_s)
+        return False
 
-
-def forever(head: str, part: bytes, pause_s: float = 0.0) -> Callable[[Call], Awaitable[bool]]:
-    """``head`` is the rest of the header of a good answer, or of another one from "HTTP/" on."""
-    whole = head if head.startswith("HTTP/") else f"HTTP/1.1 200 OK\r\n{HEADERS}{head}\r\n"
-    return lambda x: _forever(x, whole.encode(), part, pause_s)
+    return play
 
 
 @cache
@@ -451,57 +283,27 @@ def _bomb() -> bytes:
     return b"".join(packing.compress(bytes(2**20)) for _ in range(2**8)) + packing.flush()
 
 
-async def gzip_bomb(x: Call) -> bool:
-    await x.answer("200 OK", _bomb(), HEADERS + "Content-Encoding: gzip\r\n")
-    return True
+def _gzip_broken(x: Call) -> bytes:
+    body = gzip.compress(x.whole())
+    return body[:20] + b"?" * 20 + body[40:]
 
 
-async def ten_thousand_choices(x: Call) -> bool:
-    await x.head()
-    each = [{"index": i, "delta": {"content": "t"}} for i in range(10_000)]
-    await x.chunk(event({"choices": each}) + ending(1))
-    await x.send(b"0\r\n\r\n")
-    return True
+def _three_choices(x: Call) -> list[Part]:
+    """Each token of three choices, of which nobody asked for more than one."""
+    return [
+        event({"choices": [{"index": index, "delta": {"content": f"t{i} "}}]})
+        for i in range(x.request.tokens)
+        for index in range(3)
+    ]
 
 
 async def three_choices(x: Call) -> bool:
-    """Three choices, of which nobody asked for more than one."""
-    await x.head()
-    for i in range(x.request.tokens):
-        for index in range(3):
-            await x.chunk(event({"choices": [{"index": index, "delta": {"content": f"t{i} "}}]}))
-    await x.chunk(ending(3 * x.request.tokens))
-    await x.send(b"0\r\n\r\n")
-    return True
+    return await chunks(*_three_choices(x), ending(3 * x.request.tokens))(x)
 
 
-def broken_off(error: bytes) -> Callable[[Call], Awaitable[bool]]:
+def broken_off(error: bytes) -> Play:
     """Two tokens, the error as these bytes, and an end as if all were well."""
-
-    async def play(x: Call) -> bool:
-        await _begin(x)
-        await x.chunk(error)
-        await x.chunk(b"data: [DONE]\n\n")
-        await x.send(b"0\r\n\r\n")
-        return True
-
-    return play
-
-
-def encoded(
-    coding: str, encode: Callable[[bytes], bytes], step: int = 37
-) -> Callable[[Call], Awaitable[bool]]:
-    """An answer in a content coding that nobody asked for, in chunks that end anywhere."""
-
-    async def play(x: Call) -> bool:
-        await x.head(f"Transfer-Encoding: chunked\r\nContent-Encoding: {coding}\r\n")
-        body = encode(x.whole())
-        for i in range(0, len(body), step):
-            await x.chunk(body[i : i + step])
-        await x.send(b"0\r\n\r\n")
-        return True
-
-    return play
+    return chunks(error, DONE, tokens=2)
 
 
 def raw_deflate(body: bytes) -> bytes:
@@ -520,22 +322,9 @@ async def continue_100(x: Call) -> bool:
     return await ok(x)
 
 
-async def garbage(x: Call) -> bool:
-    await x.send(b"\x00\x01 this is no HTTP\r\n\r\n" * 3)
-    return False
-
-
-async def tls_alert(x: Call) -> bool:
-    """What a TLS server answers to plain HTTP."""
-    await x.send(b"\x15\x03\x01\x00\x02\x02\x46")
-    return False
-
-
 async def two_responses(x: Call) -> bool:
     """In one write, so that the second one is there before the client can use the connection again."""
-    body = x.whole()
-    response = f"HTTP/1.1 200 OK\r\n{HEADERS}Content-Length: {len(body)}\r\n\r\n".encode() + body
-    await x.send(response + response)
+    await x.send((streamed(f"Content-Length: {len(x.whole())}\r\n") + x.whole()) * 2)
     return True
 
 
@@ -549,6 +338,20 @@ async def drop(x: Call) -> bool:
     """Read, worked on for a while, and dropped: the connection is closed without a byte."""
     await asyncio.sleep(0.05)
     return False
+
+
+def _replaced(old: bytes, new: bytes) -> Play:
+    return changed(lambda body: body.replace(old, new))
+
+
+GZIP = HEADERS + "Content-Encoding: gzip\r\n"
+JSON = "Content-Type: application/json\r\n"
+BIG = b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n'
+MANY = [{"index": i, "delta": {"content": "t"}} for i in range(10_000)]
+WHOLE = {
+    "choices": [{"message": {"content": "a b"}, "finish_reason": "stop"}],
+    "usage": {"completion_tokens": 2},
+}
 
 
 class Fault(NamedTuple):
@@ -565,17 +368,19 @@ class Fault(NamedTuple):
 FAULTS: dict[str, Fault] = {
     "ok": Fault(ok, "ok", -1),
     "late": Fault(late, "ok", -1),
-    "reset_before_headers": Fault(reset_before_headers, "reset", http=None),
-    "close_before_headers": Fault(close_before_headers, "reset", http=None),
-    "reset_mid_headers": Fault(reset_mid_headers, "reset", http=None),
+    "reset_before_headers": Fault(sent(reset=True), "reset", http=None),
+    "close_before_headers": Fault(sent(), "reset", http=None),
+    "reset_mid_headers": Fault(
+        sent(b"HTTP/1.1 200 OK\r\nContent-Ty", reset=True, pause_s=0.02), "reset", http=None
+    ),
     "reset_mid_stream": Fault(reset_mid_stream, "truncated", 2),
     "close_mid_stream": Fault(close_mid_stream, "truncated", 2),
-    "no_done": Fault(no_done, "ok", 2),
-    "no_done_no_finish": Fault(no_done_no_finish, "truncated", 2),
+    "no_done": Fault(chunks(event(delta(finish="stop")), tokens=2), "ok", 2),
+    "no_done_no_finish": Fault(chunks(tokens=2), "truncated", 2),
     "endless": Fault(endless, "timeout", -2),
-    "stall": Fault(stall, "timeout", 2),
-    "slow_headers": Fault(slow_headers, "timeout", http=None),
-    "headers_then_nothing": Fault(headers_then_nothing, "timeout"),
+    "stall": Fault(silent(_begin), "timeout", 2),
+    "slow_headers": Fault(silent(), "timeout", http=None),
+    "headers_then_nothing": Fault(silent(Call.head), "timeout"),
     "bad_request": Fault(
         refusal("400 Bad Request", '{"error":{"message":"x is wrong"}}'), "http_error", http=400
     ),
@@ -596,56 +401,97 @@ FAULTS: dict[str, Fault] = {
         "http_error",
         http=503,
     ),
-    "error_cut_short": Fault(error_cut_short, "http_error", http=502),
-    "error_event": Fault(error_event, "stream_error", 2),
-    "invalid_json": Fault(invalid_json, "protocol_error", 2),
-    "invalid_utf8": Fault(invalid_utf8, "protocol_error", 2),
-    "big_event": Fault(big_event, "ok", 1),
-    "crlf": Fault(crlf, "ok", -1),
-    "cr": Fault(cr, "ok", -1),
-    "comments": Fault(comments, "ok", -1),
-    "multi_line": Fault(multi_line, "ok", -1),
-    "unknown_fields": Fault(unknown_fields, "ok", -1),
-    "separators": Fault(separators, "ok", -1),
-    "tokens_after_finish": Fault(tokens_after_finish, "ok", 3),
+    "error_cut_short": Fault(
+        sent(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 999\r\n\r\nupstream is gone"),
+        "http_error",
+        http=502,
+    ),
+    "error_event": Fault(
+        chunks(event({"error": {"message": "out of memory", "code": 500}}) + DONE, tokens=2),
+        "stream_error",
+        2,
+    ),
+    "invalid_json": Fault(
+        chunks(b'data: {"choices": [\n\n' + ending(2), tokens=2), "protocol_error", 2
+    ),
+    "invalid_utf8": Fault(
+        chunks(b'data: {"choices":[{"text":"\xff\xfe"}]}\n\n' + ending(2), tokens=2),
+        "protocol_error",
+        2,
+    ),
+    "big_event": Fault(chunks(lambda _: BIG % (b"x" * 10_485_760), ending(1)), "ok", 1),
+    "crlf": Fault(_replaced(b"\n", b"\r\n"), "ok", -1),
+    "cr": Fault(_replaced(b"\n", b"\r"), "ok", -1),
+    "comments": Fault(
+        changed(lambda body: b":\n\n" + body.replace(b"data:", b": ping\n\n: x\ndata:")), "ok", -1
+    ),
+    "multi_line": Fault(_replaced(b', "choices"', b',\ndata: "choices"'), "ok", -1),
+    "unknown_fields": Fault(_replaced(b"data:", b"event: m\nid: 1\nfoo: bar\ndata:"), "ok", -1),
+    # U+2028, U+0085 and a 4-byte character inside the text
+    "separators": Fault(_replaced(b"t0 ", "t\u2028\x85\N{CRAB}".encode()), "ok", -1),
+    "tokens_after_finish": Fault(
+        chunks(
+            event(delta("a")) + event(delta(finish="stop")) + event(delta("b")) + event(delta("c"))
+        ),
+        "ok",
+        3,
+    ),
     "byte_by_byte": Fault(byte_by_byte, "ok", -1),
     "html_page": Fault(
         refusal("200 OK", "<html>log in</html>", "Content-Type: text/html\r\n"), "protocol_error"
     ),
-    "stream_as_json": Fault(stream_as_json, "protocol_error"),
-    "not_streamed": Fault(not_streamed, "ok", 2),
-    "empty": Fault(empty, "empty"),
-    "gzipped": Fault(gzipped, "ok", -1),
-    "gzipped_stream": Fault(gzipped_stream, "ok", -1),
-    "gzip_broken": Fault(gzip_broken, "protocol_error"),
-    "stream_as_text": Fault(stream_as_text, "ok", -1),
+    "stream_as_json": Fault(refusal("200 OK", Call.whole, JSON), "protocol_error"),
+    "not_streamed": Fault(refusal("200 OK", json.dumps(WHOLE), JSON), "ok", 2),
+    "empty": Fault(chunks(role() + event(delta(finish="stop")) + DONE), "empty"),
+    "gzipped": Fault(refusal("200 OK", lambda x: gzip.compress(x.whole()), GZIP), "ok", -1),
+    "gzipped_stream": Fault(changed(gzip.compress, "gzip", 40), "ok", -1),
+    "gzip_broken": Fault(refusal("200 OK", _gzip_broken, GZIP), "protocol_error"),
+    "stream_as_text": Fault(
+        refusal("200 OK", Call.whole, "Content-Type: text/plain\r\n"), "ok", -1
+    ),
     "slow_good_headers": Fault(slow_good_headers, "ok", -1),
     "redirect": Fault(
         refusal("307 Temporary Redirect", more="Location: http://elsewhere.test/v1\r\n"),
         "http_error",
         http=307,
     ),
-    "short_body": Fault(short_body, "truncated", 1),
-    "close_delimited": Fault(close_delimited, "ok", -1),
-    "says_close": Fault(says_close, "ok", -1),
-    "http_10": Fault(http_10, "ok", -1),
-    "chunked_trailers": Fault(chunked_trailers, "ok", -1),
-    "with_bom": Fault(with_bom, "ok", -1),
+    "short_body": Fault(
+        sent(streamed("Content-Length: 99999\r\n"), event(delta("a"))), "truncated", 1
+    ),
+    "close_delimited": Fault(sent(streamed(), Call.whole), "ok", -1),
+    "says_close": Fault(chunks(Call.whole, more="Connection: close\r\n"), "ok", -1),
+    # as a server of HTTP/1.0 answers: no length, no chunks, the close is the end
+    "http_10": Fault(sent(streamed(version="1.0"), Call.whole), "ok", -1),
+    # header lines behind the last chunk
+    "chunked_trailers": Fault(
+        chunks(
+            Call.whole,
+            more="Trailer: X-Checksum\r\n",
+            last=b"0\r\nX-Checksum: 12\r\nX-Took: 5ms\r\n\r\n",
+        ),
+        "ok",
+        -1,
+    ),
+    "with_bom": Fault(changed(lambda body: b"\xef\xbb\xbf" + body), "ok", -1),
     "heartbeats": Fault(heartbeats, "ok", -1),
-    "deflated": Fault(encoded("deflate", zlib.compress), "ok", -1),
-    "deflated_byte_by_byte": Fault(encoded("deflate", zlib.compress, 1), "ok", -1),
-    "raw_deflated": Fault(encoded("deflate", raw_deflate), "ok", -1),
-    "gzip_members": Fault(encoded("X-GZIP", members), "ok", -1),
-    "brotli": Fault(encoded("br", lambda body: b"\x0b" + body[:40]), "protocol_error"),
+    "deflated": Fault(changed(zlib.compress, "deflate", 37), "ok", -1),
+    "deflated_byte_by_byte": Fault(changed(zlib.compress, "deflate", 1), "ok", -1),
+    "raw_deflated": Fault(changed(raw_deflate, "deflate", 37), "ok", -1),
+    "gzip_members": Fault(changed(members, "X-GZIP", 37), "ok", -1),
+    "brotli": Fault(changed(lambda body: b"\x0b" + body[:40], "br", 37), "protocol_error"),
     "zstandard": Fault(
-        encoded("zstd", lambda body: b"\x28\xb5\x2f\xfd" + body[:40]), "protocol_error"
+        changed(lambda body: b"\x28\xb5\x2f\xfd" + body[:40], "zstd", 37), "protocol_error"
     ),
     "brotli_refusal": Fault(
         refusal("400 Bad Request", "\x0b", "Content-Encoding: br\r\n"), "http_error", http=400
     ),
-    "identity": Fault(encoded("identity", lambda body: body), "ok", -1),
+    "identity": Fault(changed(lambda body: body, "identity", 37), "ok", -1),
     "continue_100": Fault(continue_100, "ok", -1),
-    "endless_headers": Fault(endless_headers, "protocol_error", http=None),
+    "endless_headers": Fault(
+        forever("HTTP/1.1 200 OK\r\n", b"X-Filler: " + b"a" * 65_536 + b"\r\n", most=10**8),
+        "protocol_error",
+        http=None,
+    ),
     "many_headers": Fault(
         forever("HTTP/1.1 200 OK\r\n", b"X: 1\r\n" * 1000), "protocol_error", http=None
     ),
@@ -658,9 +504,11 @@ FAULTS: dict[str, Fault] = {
         forever("Transfer-Encoding: chunked\r\n", b"5;" + b"a" * 65_536), "protocol_error"
     ),
     "slow_drip": Fault(forever("HTTP/1.1 200 OK\r\nX-Filler: ", b"a", 0.1), "timeout", http=None),
-    "gzip_bomb": Fault(gzip_bomb, "protocol_error"),
+    "gzip_bomb": Fault(refusal("200 OK", lambda _: _bomb(), GZIP), "protocol_error"),
     "line_without_end": Fault(forever("", b"data: " + b"x" * 2**20), "protocol_error"),
-    "ten_thousand_choices": Fault(ten_thousand_choices, "protocol_error", 1),
+    "ten_thousand_choices": Fault(
+        chunks(event({"choices": MANY}) + ending(1)), "protocol_error", 1
+    ),
     "three_choices": Fault(three_choices, "protocol_error", 3 * 4),
     "error_field": Fault(broken_off(b"error: out of memory\n\n"), "stream_error", 2),
     "error_bare": Fault(broken_off(b'{"error": "out of memory"}\n\n'), "stream_error", 2),
@@ -669,8 +517,9 @@ FAULTS: dict[str, Fault] = {
         "stream_error",
         2,
     ),
-    "garbage": Fault(garbage, "protocol_error", http=None),
-    "tls_alert": Fault(tls_alert, "protocol_error", http=None),
+    "garbage": Fault(sent(b"\x00\x01 this is no HTTP\r\n\r\n" * 3), "protocol_error", http=None),
+    # what a TLS server answers to plain HTTP
+    "tls_alert": Fault(sent(b"\x15\x03\x01\x00\x02\x02\x46"), "protocol_error", http=None),
     "two_responses": Fault(two_responses, "ok", -1),
     "drop": Fault(drop, "reset", http=None),
     "close_after_answer": Fault(close_after_answer, "ok", -1),
