@@ -13,14 +13,7 @@ from typing import Any
 
 from scipy.special import ndtri
 
-from ampacity.analysis.contract.capacity import (
-    Capacity,
-    Fleet,
-    Goodput,
-    Knee,
-    KneeMethod,
-    LittlesLawGap,
-)
+from ampacity.analysis.contract import capacity
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.stage import LittlesLaw, SloVerdict, Stage
 from ampacity.analysis.contract.summary import Audit, Summary
@@ -65,7 +58,7 @@ def unknown(reason: str) -> dict[str, Any]:
 
 
 def goodput(peak_rps: float | None, at_rps: float | None) -> dict[str, Any]:
-    return blank(Goodput) | {"peak_rps": peak_rps, "at_offered_rps": at_rps}
+    return blank(capacity.Goodput) | {"peak_rps": peak_rps, "at_offered_rps": at_rps}
 
 
 def curve(median: float, sigma: float) -> dict[str, list[float]]:
@@ -199,11 +192,11 @@ OVER_STAGES: dict[str, Any] = {
         "region_rps": [5.4, 6.7],
         "reason": None,
         "methods": {
-            "p99_p50_divergence": blank(KneeMethod) | {"concurrency": 28.4, "rps": 5.98},
-            "bounds": blank(KneeMethod) | {"concurrency": 33.0, "rps": 6.2},
+            "p99_p50_divergence": blank(capacity.KneeMethod) | {"concurrency": 28.4, "rps": 5.98},
+            "bounds": blank(capacity.KneeMethod) | {"concurrency": 33.0, "rps": 6.2},
         },
     },
-    "capacity": blank(Capacity)
+    "capacity": blank(capacity.Capacity)
     | {
         "c_max": 34.2,
         "c_max_ci": [28.0, 44.0],
@@ -216,14 +209,14 @@ OVER_STAGES: dict[str, Any] = {
         "batches of 20 s",
         "reason": None,
     },
-    "littles_law": blank(LittlesLawGap)
+    "littles_law": blank(capacity.LittlesLawGap)
     | {
         "limit_s": 2.0,
         "limit_metric": "ttft",
         "consistency": 0.99,
         "reason": "not applicable: ttft_p99=2s does not limit how long every request is in the system",
     },
-    "fleet": blank(Fleet)
+    "fleet": blank(capacity.Fleet)
     | json.loads("""{"peak_rps": 120.0, "instances": 25, "instances_ci": [24, 26],
         "instances_before_safety": 19, "gpus": 100, "tensor_parallel": 4,
         "safety_factor": 1.3, "one_replica_down": 25, "gpu_hour_usd": 2.5,
@@ -331,7 +324,7 @@ def closed_sweep() -> dict[str, Any]:
         "goodput": goodput(4.5, None),
         "knee": json.loads("""{"concurrency": 12.0, "rps": 3.9, "region": [8.0, 16.0],
             "region_rps": [2.8, 4.5], "reason": null, "methods": {}}"""),
-        "fleet": blank(Fleet)
+        "fleet": blank(capacity.Fleet)
         | {
             "tensor_parallel": 1,
             "safety_factor": 1.2,
@@ -359,9 +352,10 @@ def one_stage() -> dict[str, Any]:
         "requests": 44,
         "errors": errors(),
         "stages": [only],
-        "knee": blank(Knee) | {"reason": few},
-        "capacity": blank(Capacity) | {"crossing": "none", "reason": "no stage could be decided"},
-        "littles_law": blank(LittlesLawGap)
+        "knee": blank(capacity.Knee) | {"reason": few},
+        "capacity": blank(capacity.Capacity)
+        | {"crossing": "none", "reason": "no stage could be decided"},
+        "littles_law": blank(capacity.LittlesLawGap)
         | {"limit_s": 2.0, "limit_metric": "ttft", "reason": "no C_max", "consistency": 1.0},
         "goodput": goodput(2.0, 2.0),
         "fleet": closed_sweep()["fleet"],
@@ -446,8 +440,8 @@ def no_slos() -> dict[str, Any]:
         "verdict": "The knee lies at 5.4 to 6.7 requests/s; without an SLO there is no C_max.",
         "slos": [],
         "warnings": [{"code": "no_slo", "text": "Give --slo ttft_p99=2s to get a C_max."}],
-        "capacity": blank(Capacity) | {"crossing": "none", "reason": why},
-        "littles_law": blank(LittlesLawGap) | {"consistency": 0.99, "reason": why},
+        "capacity": blank(capacity.Capacity) | {"crossing": "none", "reason": why},
+        "littles_law": blank(capacity.LittlesLawGap) | {"consistency": 0.99, "reason": why},
         "goodput": goodput(None, None) | {"reason": why},
     }
     return summary

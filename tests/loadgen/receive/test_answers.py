@@ -9,14 +9,8 @@ from hypothesis import strategies as st
 from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord, to_batch
+from ampacity.loadgen.send import history
 from ampacity.loadgen.send.endpoint import parse_endpoint
-from ampacity.loadgen.send.history import (
-    AnswerContent,
-    Call,
-    CallPieces,
-    answer_messages,
-    result_messages,
-)
 from ampacity.loadgen.send.keys import Keys
 from ampacity.loadgen.send.protocols import Api, Dialect, RequestShape
 from tests.streams.playing import END, HEAD, MS, http_chunk, json_response, new_exchange
@@ -334,18 +328,21 @@ def test_whatever_a_server_says_ends_as_one_record_and_can_be_told_again(
     to_batch([exchange.record])
     told = exchange.content()
     for other in ("chat", "completions", "messages", "responses"):
-        for message in [*answer_messages(told, other), *result_messages(told.calls, [], other)]:
+        for message in [
+            *history.answer_messages(told, other),
+            *history.result_messages(told.calls, [], other),
+        ]:
             json.loads(message)
 
 
 def test_arguments_and_events_that_are_nested_deep_harm_nothing() -> None:
     deep = "[" * 5000 + "]" * 5000
-    told = AnswerContent("", (Call("a", "f", "{}"),))
-    pieces = CallPieces()
+    told = history.AnswerContent("", (history.Call("a", "f", "{}"),))
+    pieces = history.CallPieces()
     pieces.add(0, "a", "f", f'{{"a": {deep}}}')
-    told = AnswerContent("", pieces.calls())
+    told = history.AnswerContent("", pieces.calls())
     for api in ("chat", "messages", "responses"):
-        assert json.loads(answer_messages(told, api)[0])
+        assert json.loads(history.answer_messages(told, api)[0])
     assert (
         play(
             "chat",
