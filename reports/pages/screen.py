@@ -9,9 +9,8 @@ from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, instances_text
 from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
-from ampacity.analysis.slo import ERROR_RATE, GOODPUT, SHARES, slo_from_dict
+from ampacity.analysis.slo import ERROR_RATE, METRICS, GOODPUT, SHARES, slo_from_dict
 from ampacity.analysis.stage_warnings import client_relief
-from ampacity.reports.charts.families import WORDS
 from ampacity.reports.pages.burst_screen import burst_answers, burst_drawn, burst_table
 from ampacity.reports.pages.soak import soak_answers, soak_table
 from ampacity.reports.render import figures
@@ -261,7 +260,8 @@ class _Judged:
 
     def __init__(self, slo: SloLimit) -> None:
         named = slo_from_dict(to_json(slo))
-        metric = "errors" if slo.metric == ERROR_RATE else WORDS.get(slo.metric, slo.metric)
+        known = METRICS.get(slo.metric)
+        metric = "errors" if slo.metric == ERROR_RATE else known.label if known else slo.metric
         percentile = "" if slo.metric in SHARES else f" {named.percentile}"
         class_ = f"{slo.class_}: " if slo.class_ else ""
         self.head, self._text = f"{class_}{metric}{percentile}", slo.text
