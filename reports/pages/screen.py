@@ -9,7 +9,7 @@ from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, instances_text
 from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
-from ampacity.analysis.slo import ERROR_RATE, METRICS, GOODPUT, SHARES, slo_from_dict
+from ampacity.analysis.slo import ERROR_RATE, GOODPUT, METRICS, SHARES, slo_from_dict
 from ampacity.analysis.stage_warnings import client_relief
 from ampacity.reports.pages.burst_screen import burst_answers, burst_drawn, burst_table
 from ampacity.reports.pages.soak import soak_answers, soak_table
