@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ampacity.cli.measure.resume import COMMANDS
 from ampacity.cli.output import shown
-from ampacity.cli.resume import COMMANDS
 from ampacity.settings import OUTPUT, SETTINGS, SHARED
 from ampacity.values import option as option_name
 

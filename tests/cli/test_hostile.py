@@ -32,7 +32,7 @@ from ampacity.loadgen.send.secrets import redact
 from ampacity.loadgen.telemetry import Telemetry
 from ampacity.run_file import read_run_file
 from tests.support.args import COMMAND, COMMAND_ONCE, Cli, args_of
-from tests.support.http_server import http_server, reply
+from tests.support.servers.http_server import http_server, reply
 
 SHORT = "--duration 1s --input-tokens 5 --output-tokens 2"
 NOWHERE = "http://127.0.0.1:9/v1"

@@ -15,7 +15,7 @@ from ampacity.cli.stub import no_stub
 from ampacity.config import make_settings
 from ampacity.values import ConfigError
 from tests.support.args import Command, args_of
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 
 Ampacity = Callable[..., object]
 SLO = ("--slo", "ttft_p99=2s")

@@ -24,7 +24,7 @@ from ampacity.simulator.server.launch import start_in_process
 from benchmarks.servers import limit_at
 from benchmarks.studies.check_rates import checked
 from tests.support.args import Command, args_of
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 
 LOAD = {"url": "http://predicted.invalid/v1", "input_tokens": "10", "output_tokens": "20"}
 

@@ -24,8 +24,8 @@ from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.simulator.server.face import Face
 from ampacity.simulator.server.launch import start_in_process
 from tests.support.args import args_of
-from tests.support.fault_server import FaultServer
-from tests.support.faults import FAULTS, Call, close_mid_stream, ok
+from tests.support.servers.fault_server import FaultServer
+from tests.support.servers.faults import FAULTS, Call, close_mid_stream, ok
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pytest
 
 import ampacity
-from ampacity.cli.resume import resumed
+from ampacity.cli.measure.resume import resumed
 from ampacity.config import make_settings
 from ampacity.experiments.stages import preflight, resume
 from ampacity.experiments.stages.resume import check_resumable, resumed_meta

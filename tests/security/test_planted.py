@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.command_lines import run_all
-from tests.support.fault_server import FaultServer
-from tests.support.faults import Call, delta, ending, event, role
+from tests.support.servers.fault_server import FaultServer
+from tests.support.servers.faults import Call, delta, ending, event, role
 
 PLACES = (
     *("file", "env", "command", "header", "workload", "body", "environment"),

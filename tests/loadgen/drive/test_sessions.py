@@ -35,7 +35,7 @@ from ampacity.workloads.prompts.tokenizers import WORDS
 from ampacity.workloads.schedule import Schedule, open_schedule
 from ampacity.workloads.sessions import Sessions
 from tests.streams.playing import json_response
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import Driven, on_loop
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself

@@ -16,7 +16,7 @@ from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.stage_warnings import resent as resent_rule
 from tests.support.args import Cli, args_of
 from tests.support.contract import struct_of
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 
 LOAD = args_of("--rates 60 --duration 1s --input-tokens 5 --output-tokens 4 --seed 1")
 

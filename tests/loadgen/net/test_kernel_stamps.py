@@ -21,7 +21,7 @@ from ampacity.loadgen.net.kernel_stamps import LATEST, TURN_NS, KernelReader
 from ampacity.loadgen.plan import Limits, StagePlan, StageResult
 from ampacity.loadgen.receive.hot_path import READ_BYTES
 from ampacity.loadgen.rundir.records import RequestRecord
-from tests.support import kernel_wires
+from tests.support.servers import kernel_wires
 from tests.support.stage_driving import on_loop, schedule_at
 from tests.support.waiting import until
 

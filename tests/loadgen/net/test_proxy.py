@@ -22,8 +22,8 @@ from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.send.requests import ScheduledRequests
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
-from tests.support.certificates import make_certificate
-from tests.support.fault_server import FaultServer
+from tests.support.servers.certificates import make_certificate
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import on_loop, schedule_at
 
 SECRET = "Basic " + base64.b64encode(b"user:p@ss").decode()

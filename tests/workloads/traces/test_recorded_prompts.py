@@ -19,7 +19,7 @@ from ampacity.workloads.prompts.tokenizers import WORDS
 from ampacity.workloads.replay import Replayed, replayed
 from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.read import read_trace
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.workloads.traces.test_recorded_sessions import drive, played, turns, written
 
 

@@ -28,7 +28,7 @@ from ampacity.workloads.replay import Replayed, replayed
 from ampacity.workloads.schedule import AFTER_END, AFTER_START, WITH_START, Schedule
 from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.read import read_trace
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import Driven, on_loop
 
 DATA = Path(__file__).parents[2] / "data" / "traces"

@@ -35,7 +35,7 @@ from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from tests.support.contract import on_stages, struct_of
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import Made, request_bytes, schedule_at
 
 level_of, open_levels, find_capacity, cut_short, is_decided, next_step, so_far = (

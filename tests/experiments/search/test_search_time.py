@@ -23,9 +23,16 @@ from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import load_workload
-from tests.experiments.test_search import GOAL, SLOS, estimated, is_decided, stage, true_share
+from tests.experiments.search.test_search import (
+    GOAL,
+    SLOS,
+    estimated,
+    is_decided,
+    stage,
+    true_share,
+)
 from tests.support.contract import struct_of
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import schedule_at
 from tests.support.synthetic import ORIGIN_NS, request, run_meta
 
