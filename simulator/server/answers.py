@@ -1,6 +1,7 @@
 """Build the bytes of an answer in vLLM's format. No I/O."""
 
 import itertools
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -151,6 +152,22 @@ def model_cards(
             "root": root if name == base else name,
             "parent": None if name == base else base,
             "max_model_len": max_model_len if name == base else None,
+            "permission": [
+                {
+                    "id": f"modelperm-{zlib.crc32(name.encode('utf-8', 'replace')):016x}",
+                    "object": "model_permission",
+                    "created": created,
+                    "allow_create_engine": False,
+                    "allow_sampling": True,
+                    "allow_logprobs": True,
+                    "allow_search_indices": False,
+                    "allow_view": True,
+                    "allow_fine_tuning": False,
+                    "organization": "*",
+                    "group": None,
+                    "is_blocking": False,
+                }
+            ],
         }
         for name in names
     ]

@@ -21,10 +21,10 @@ def as_known(api: Api, body: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the body to that of a chat, or (embeddings) of a completion. Raises ApiError."""
     if api == "embeddings":
         if "input" not in body:
-            raise invalid("body.input", "is required")
+            raise invalid("body.input", "Field required", body, kind="missing")
         return {"model": body.get("model"), "prompt": body["input"], "max_tokens": 1}
     if api == "messages" and "max_tokens" not in body:
-        raise invalid("body.max_tokens", "is required")
+        raise invalid("body.max_tokens", "Field required", body, kind="missing")
     items, system = ("input", "instructions") if api == "responses" else ("messages", "system")
     messages, instructions = body.get(items), body.get(system)
     if api == "responses" and isinstance(messages, str):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ampacity.simulator.server.apierrors import ApiError, invalid
+from ampacity.simulator.server.apierrors import ApiError, bad_json, bad_value, invalid
 from ampacity.simulator.server.sampling import (
     MAX_CHOICES,
     Sampling,
@@ -104,9 +104,11 @@ def decode(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise invalid("body", f"JSON decode error: {error}") from error
+        raise bad_json(body, error) from error
     if not isinstance(value, dict):
-        raise invalid("body", "must be an object")
+        raise invalid(
+            "body", "Input should be a valid dictionary or object to extract fields from", value
+        )
     return value
 
 
@@ -118,12 +120,18 @@ def words_of(body: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _chat_words(messages: object) -> list[str]:
-    if not isinstance(messages, list) or not messages:
-        raise invalid("body.messages", "must be a list with at least 1 item")
+    if not isinstance(messages, list):
+        raise invalid("body.messages", "Input should be a valid list", messages, kind="list_type")
+    if not messages:
+        raise invalid(
+            "body.messages", "List should have at least 1 item", messages, kind="too_short"
+        )
     words = ["<template>"] * CHAT_OVERHEAD_TOKENS
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise invalid(f"body.messages.{index}", "must be an object with a role")
+            raise invalid(
+                f"body.messages.{index}", "Input should be an object with a role", message
+            )
         content = message.get("content")
         for part in content if isinstance(content, list) else [content]:
             text = (
@@ -132,14 +140,14 @@ def _chat_words(messages: object) -> list[str]:
             if isinstance(text, str):
                 words += text.split()
             elif text is not None:
-                raise invalid(f"body.messages.{index}.content", "Only text is simulated")
+                raise invalid(f"body.messages.{index}.content", "Only text is simulated", text)
     return words
 
 
 def _prompts(prompt: object) -> list[Sequence[Any]]:
     """Parse a string, token ids, or a list of either."""
     if prompt is None:
-        raise invalid("body.prompt", "is required")
+        raise invalid("body.prompt", "Field required", kind="missing")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         return [_one_prompt(f"body.prompt.{index}", one) for index, one in enumerate(prompt)]
     return [_one_prompt("body.prompt", prompt)]
@@ -150,7 +158,7 @@ def _one_prompt(field: str, prompt: object) -> Sequence[Any]:
         return prompt.split() or [""]
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
         return prompt
-    raise invalid(field, "must be a string or a list of token ids, not empty")
+    raise invalid(field, "Input should be a string or a list of token ids, not empty", prompt)
 
 
 def parse(
@@ -171,12 +179,13 @@ def parse(
     chat = api in CONVERSATIONS
     required = "messages" if chat else "prompt"
     if required not in body:
-        raise invalid(f"body.{required}", "is required")
+        raise invalid(f"body.{required}", "Field required", body, kind="missing")
     prompts = [_chat_words(body["messages"])] if chat else _prompts(body["prompt"])
     fields = read_fields(body, chat)
     stream, options = bool(fields.stream), fields.stream_options or StreamOptions()
     if body.get("stream_options") and not stream:
-        raise invalid("body.stream_options", "can only be defined when `stream=True`")
+        text = "Stream options can only be defined when `stream=True`."
+        raise invalid("body.stream_options", text, body["stream_options"])
     include_usage = bool(options.include_usage)
     asked = sampling(fields)
     model = _model(fields.model, models)
@@ -184,10 +193,12 @@ def parse(
         if field in body and not any(
             type(body[field]) is type(value) and body[field] == value for value in neutral
         ):
-            raise invalid(f"body.{field}", "is not simulated; leave it out")
+            raise bad_value(field, body[field], f"{field} is not simulated; leave it out.")
     limit = output_limit(fields, max(map(len, prompts)), max_model_len)
     if len(prompts) * asked.n > MAX_CHOICES:
-        raise invalid("body.n", f"at most {MAX_CHOICES} answers in one request are simulated")
+        raise bad_value(
+            "n", asked.n, f"at most {MAX_CHOICES} answers in one request are simulated."
+        )
     seed = zlib.crc32(default_id.encode()) if asked.seed is None else asked.seed
     name = header_id if header_id and _REQUEST_ID.fullmatch(header_id) else default_id
     held = 0 if asked.include_stop else max(map(len, asked.stop), default=1) - 1  # as vLLM

@@ -1,12 +1,13 @@
 """Validate sampling parameters and the token limit as vLLM does. No I/O."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from ampacity.simulator.server.apierrors import invalid
+from ampacity.simulator.server.apierrors import ApiError, bad_value, invalid
 
 DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions without max_tokens, as in vLLM
 MAX_LOGPROBS = 20
@@ -56,15 +57,36 @@ class Sampling:
     top_logprobs: int | None  # None: no log-probabilities
 
 
+# type of msgspec -> pydantic's noun and error type
+_TYPES = {
+    "int": ("integer", "int_type"),
+    "float": ("number", "float_type"),
+    "bool": ("boolean", "bool_type"),
+    "str": ("string", "string_type"),
+    "object": ("dictionary", "dict_type"),
+}
+
+
 def read_fields(body: Mapping[str, Any], chat: bool) -> ChatFields | CompletionFields:
-    """Check the types of all fields. Raises ApiError."""
+    """Check the types of all fields. Raises ApiError with vLLM's message."""
     try:
         return (
             msgspec.convert(body, ChatFields) if chat else msgspec.convert(body, CompletionFields)
         )
     except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$")
-        raise invalid(f"body{path.rstrip('`')}", text) from error
+        found = re.match(r"Expected `(\w+).* - at `\$\.([\w.]+)", str(error))
+        if found is None:
+            raise invalid("body", str(error)) from error
+        wanted, path = found.groups()
+        value: Any = body
+        for name in path.split("."):
+            value = value[name]
+        if path == "stop":
+            text = "Input should be a string or a list of strings"
+            raise invalid("body.stop", text, value, kind="list_type") from error
+        noun, kind = _TYPES[wanted]
+        text = f"Input should be a valid {noun}"
+        raise invalid(f"body.{path}", text, value, kind=kind) from error
 
 
 def sampling(fields: ChatFields | CompletionFields) -> Sampling:
@@ -79,9 +101,10 @@ def sampling(fields: ChatFields | CompletionFields) -> Sampling:
         ("min_tokens", min_tokens >= 0, "must be greater than or equal to 0"),
     ):
         if not ok:
-            raise invalid(f"body.{field}", f"{field} {demand}, got {getattr(fields, field)}.")
+            value = getattr(fields, field)
+            raise bad_value(field, value, f"{field} {demand}, got {value}.")
     if "" in stop:
-        raise invalid("body.stop", "stop cannot contain an empty string.")
+        raise bad_value("stop", fields.stop, "stop cannot contain an empty string.")
     return Sampling(
         n=n,
         seed=fields.seed,
@@ -96,32 +119,58 @@ def sampling(fields: ChatFields | CompletionFields) -> Sampling:
 def _top_logprobs(fields: ChatFields | CompletionFields) -> int | None:
     chat = isinstance(fields, ChatFields)
     field, top = ("top_logprobs", fields.top_logprobs) if chat else ("logprobs", fields.logprobs)
-    if top is not None and not 0 <= top <= MAX_LOGPROBS:
-        raise invalid(f"body.{field}", f"must be from 0 to {MAX_LOGPROBS}, got {top}")
+    if top is not None and top < 0:
+        raise bad_value(field, top, f"`{field}` must be a positive value.")
+    if top is not None and top > MAX_LOGPROBS:
+        message = (
+            f"Requested sample logprobs of {top}, which is greater than max allowed: {MAX_LOGPROBS}"
+        )
+        raise bad_value(field, top, message)
     if chat and top and not fields.logprobs:
-        raise invalid("body.top_logprobs", "`logprobs` must be set to true.")
+        message = "when using `top_logprobs`, `logprobs` must be set to true."
+        raise bad_value("top_logprobs", top, message)
     return (top or 0) if chat and fields.logprobs else None if chat else top
 
 
 def output_limit(fields: Fields, prompt_tokens: int, max_model_len: int) -> int:
     """Return the maximum number of output tokens. Raises ApiError."""
+    if prompt_tokens >= max_model_len:
+        rest = "leaves no room for an output token"
+        if prompt_tokens > max_model_len:
+            rest = "exceeds this limit even without any output tokens"
+        what = f"your prompt contains at least {prompt_tokens} input tokens, which {rest}."
+        raise _too_long(prompt_tokens, max_model_len, what)
     chat = isinstance(fields, ChatFields)
     modern = chat and fields.max_completion_tokens is not None
     field = "max_completion_tokens" if modern else "max_tokens"
     limit: int | None = getattr(fields, field)
     room = max_model_len - prompt_tokens
     if limit is None:
-        limit = max(room if chat else min(DEFAULT_COMPLETION_TOKENS, room), 1)
+        limit = room if chat else min(DEFAULT_COMPLETION_TOKENS, room)
     if limit < 1:
-        raise invalid(f"body.{field}", f"{field} must be at least 1, got {limit}.")
-    if limit > room:
-        raise invalid(
-            "body.messages" if chat else "body.prompt",
-            f"This model's maximum context length is {max_model_len} tokens. However, you "
-            f"requested {limit} output tokens and your prompt contains at least {prompt_tokens} "
-            f"input tokens, for a total of at least {prompt_tokens + limit} tokens. Please reduce "
-            "the length of the input prompt or the number of requested output tokens.",
+        raise bad_value(field, limit, f"{field} must be at least 1, got {limit}.")
+    if limit > max_model_len:
+        message = (
+            f"{field}={limit} cannot be greater than max_model_len={max_model_len}. "
+            "Please request fewer output tokens."
         )
-    if (fields.min_tokens or 0) > limit:
-        raise invalid("body.min_tokens", f"must be at most {field}={limit}")
+        raise bad_value(field, limit, message)
+    if limit > room:
+        what = (
+            f"you requested {limit} output tokens and your prompt contains at least "
+            f"{prompt_tokens} input tokens, "
+            f"for a total of at least {prompt_tokens + limit} tokens."
+        )
+        raise _too_long(prompt_tokens, max_model_len, what)
+    min_tokens = fields.min_tokens or 0
+    if min_tokens > limit:
+        message = f"min_tokens must be less than or equal to max_tokens={limit}, got {min_tokens}."
+        raise bad_value("min_tokens", min_tokens, message)
     return limit
+
+
+def _too_long(prompt_tokens: int, max_model_len: int, what: str) -> ApiError:
+    message = f"This model's maximum context length is {max_model_len} tokens. However, {what} "
+    advice = "Please reduce the length of the input prompt"
+    advice += "." if "requested" not in what else " or the number of requested output tokens."
+    return bad_value("input_tokens", prompt_tokens, message + advice)
