@@ -11,8 +11,8 @@ from ampacity.simulator.engine.deployment import Deployment, Run, Transfer
 from ampacity.simulator.engine.engine import EngineConfig, Request, Speculation
 from ampacity.simulator.engine.outcome import outcome_of, simulate
 from ampacity.simulator.engine.steptime import Roofline
+from ampacity.simulator.engine.truth import true_capacity
 from ampacity.simulator.models.hardware import PRESETS, linear_config
-from benchmarks.servers.truth import true_capacity
 from tests.support.simulator.engine_runs import prefix_hashes, simulate_closed
 
 LINE = linear_config(0.010, 0.001)

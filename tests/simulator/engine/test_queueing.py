@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from ampacity.simulator.engine.engine import EngineConfig
+from ampacity.simulator.engine.truth import Outcome, saturation_rps, simulate
 from ampacity.simulator.models.hardware import linear_config
-from benchmarks.servers.truth import Outcome, saturation_rps, simulate
 
 Lengths = Callable[[np.random.Generator, int], NDArray[np.int64]]
 

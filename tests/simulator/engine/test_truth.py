@@ -9,8 +9,8 @@ from scipy.optimize import brentq
 
 from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.engine import EngineConfig
+from ampacity.simulator.engine.truth import Slo, shares_within, simulate, true_capacity
 from ampacity.simulator.models.hardware import PRESETS, linear_config
-from benchmarks.servers.truth import Slo, shares_within, simulate, true_capacity
 
 Arrays = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]
 
