@@ -46,12 +46,8 @@ def lines(path: Path, *items: Any) -> Path:
     ("row", "taken", "note"),
     [
         (
-            {
-                "timestamp": 1,
-                "prompt_tokens": 5,
-                "completion_tokens": 7,
-                "usage": {"prompt_tokens": 50, "completion_tokens": 70},
-            },
+            json.loads("""{"timestamp": 1, "prompt_tokens": 5, "completion_tokens": 7,
+                "usage": {"prompt_tokens": 50, "completion_tokens": 70}}"""),
             (5, 7),
             "column prompt_tokens is taken for the input, not usage.prompt_tokens",
         ),
@@ -66,14 +62,8 @@ def lines(path: Path, *items: Any) -> Path:
             "column output_length is taken for the output, not output_tokens",
         ),
         (
-            {
-                "timestamp": 1,
-                "input_tokens": 5,
-                "output_tokens": 7,
-                "session_id": "a",
-                "chat_id": "b",
-                "session": "c",
-            },
+            json.loads("""{"timestamp": 1, "input_tokens": 5, "output_tokens": 7,
+                "session_id": "a", "chat_id": "b", "session": "c"}"""),
             (5, 7),
             "column session_id is taken for the session, not session or chat_id",
         ),
@@ -133,12 +123,8 @@ def test_anthropics_cached_tokens_are_a_part_of_the_prompt(
 
 
 def test_a_column_that_is_given_has_no_rival(tmp_path: Path) -> None:
-    row = {
-        "timestamp": 1,
-        "prompt_tokens": 5,
-        "usage": {"prompt_tokens": 50},
-        "completion_tokens": 7,
-    }
+    row = json.loads("""{"timestamp": 1, "prompt_tokens": 5, "usage": {"prompt_tokens": 50},
+        "completion_tokens": 7}""")
     trace = read_trace(lines(tmp_path / "t.jsonl", row), columns={"input": "usage.prompt_tokens"})
     assert rows(trace) == [(0.0, 50, 7)]
     assert trace.notes == (
@@ -164,21 +150,10 @@ def test_a_key_that_stands_twice_is_said(tmp_path: Path) -> None:
 
 
 def test_columns_that_are_not_used_and_values_that_are_missing_are_counted(tmp_path: Path) -> None:
-    first = {
-        "timestamp": 1,
-        "input_tokens": 5,
-        "output_tokens": 7,
-        "session_id": "a",
-        "model": "m",
-        "meta": {"region": "eu"},
-    }
-    second = {
-        "timestamp": 2,
-        "input_tokens": 5,
-        "output_tokens": 7,
-        "session_id": None,
-        "model": "m",
-    }
+    first = json.loads("""{"timestamp": 1, "input_tokens": 5, "output_tokens": 7,
+        "session_id": "a", "model": "m", "meta": {"region": "eu"}}""")
+    second = json.loads("""{"timestamp": 2, "input_tokens": 5, "output_tokens": 7,
+        "session_id": null, "model": "m"}""")
     trace = read_trace(lines(tmp_path / "t.jsonl", first, second, second))
     assert "t.jsonl: columns that are not used: model, meta.region (of 1 rows)" in trace.notes
     assert "t.jsonl: column session_id has no value in 2 of 3 rows" in trace.notes
@@ -196,18 +171,10 @@ def test_rows_of_ever_other_columns_take_no_memory_and_are_counted() -> None:
 
 # --- paths ---
 
-EVENTS = [
-    {
-        "id": 1,
-        "timing_events": [{"timestamp": 10.5}, {"timestamp": 11.0}],
-        "usage": {"in": 5, "all": [7, 9]},
-    },
-    {
-        "id": 2,
-        "timing_events": [{"timestamp": 12.5}, {"timestamp": 13.5}],
-        "usage": {"in": 6, "all": [8, 3]},
-    },
-]
+EVENTS = json.loads("""[{"id": 1, "timing_events": [{"timestamp": 10.5},
+    {"timestamp": 11.0}], "usage": {"in": 5, "all": [7, 9]}}, {"id": 2,
+    "timing_events": [{"timestamp": 12.5}, {"timestamp": 13.5}], "usage": {"in": 6,
+    "all": [8, 3]}}]""")
 
 
 def test_a_path_reaches_into_lists_and_objects(tmp_path: Path) -> None:
@@ -475,15 +442,10 @@ def test_separators_of_thousands_are_never_half_read(tmp_path: Path, cell: str) 
 
 
 def test_counts_as_programs_write_them_are_read() -> None:
-    assert [tokens(value) for value in ("1234", "6.0", "6.00", " 7 ", "1234.000", 5, "+5")] == [
-        1234,
-        6,
-        6,
-        7,
-        1234,
-        5,
-        5,
-    ]
+    assert [
+        tokens(value) for value in ("1234", "6.0", "6.00", " 7 ", "1234.000", 5, "+5")
+    ] == json.loads("""[1234, 6, 6, 7, 1234,
+        5, 5]""")
 
 
 def test_a_byte_that_is_no_text_names_its_row_and_can_be_skipped(tmp_path: Path) -> None:

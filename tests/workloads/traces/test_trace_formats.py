@@ -68,30 +68,12 @@ def test_openai_usage_log(tmp_path: Path) -> None:
 
 
 def test_litellm_spend_log_as_csv_and_as_a_json_list(tmp_path: Path) -> None:
-    items = [
-        {
-            "request_id": "a",
-            "startTime": "2025-03-01T10:00:00.250000Z",
-            "endTime": "2025-03-01T10:00:02Z",
-            "model": "m",
-            "prompt_tokens": 12,
-            "completion_tokens": 5,
-            "api_key": "hash1",
-            "session_id": "s",
-            "spend": 0.1,
-        },
-        {
-            "request_id": "b",
-            "startTime": "2025-03-01 10:00:01.750",
-            "endTime": "",
-            "model": "m",
-            "prompt_tokens": 13,
-            "completion_tokens": 6,
-            "api_key": "hash2",
-            "session_id": "s",
-            "spend": 0.1,
-        },
-    ]
+    items = json.loads("""[{"request_id": "a", "startTime": "2025-03-01T10:00:00.250000Z",
+        "endTime": "2025-03-01T10:00:02Z", "model": "m", "prompt_tokens": 12,
+        "completion_tokens": 5, "api_key": "hash1", "session_id": "s", "spend": 0.1},
+        {"request_id": "b", "startTime": "2025-03-01 10:00:01.750", "endTime": "",
+        "model": "m", "prompt_tokens": 13, "completion_tokens": 6, "api_key": "hash2",
+        "session_id": "s", "spend": 0.1}]""")
     items[1]["startTime"] = "2025-03-01 10:00:01.750Z"
     path = tmp_path / "spend.json"
     path.write_text(json.dumps(items, indent=2))
@@ -122,12 +104,9 @@ def test_opentelemetry_spans_in_three_layouts(tmp_path: Path) -> None:
         "start_time": "2026-02-25T10:00:00.5Z",
         "attributes": held,
     }
-    tool = {
-        "trace_id": "t1",
-        "name": "tool",
+    tool = json.loads("""{"trace_id": "t1", "name": "tool",
         "start_time": "2026-02-25T10:00:01Z",
-        "attributes": {"gen_ai.operation.name": "execute_tool"},
-    }
+        "attributes": {"gen_ai.operation.name": "execute_tool"}}""")
     later = {**span, "start_time": "2026-02-25T10:00:02Z"}
     (tmp_path / "t.json").write_text(
         json.dumps({"trace_id": "t1", "spans": [span, tool, later]}, indent=1)
@@ -363,23 +342,10 @@ values = st.recursive(
         st.lists(v, max_size=2)
         | st.dictionaries(
             st.sampled_from(
-                [
-                    "spans",
-                    "requests",
-                    "resourceSpans",
-                    "attributes",
-                    "id",
-                    "usage",
-                    "start_time",
-                    "timestamp",
-                    "prompt_tokens",
-                    "completion_tokens",
-                    "scopeSpans",
-                    "resource",
-                    "key",
-                    "value",
-                    "hash_ids",
-                ]
+                (
+                    "spans requests resourceSpans attributes id usage start_time timestamp prompt_tokens "
+                    "completion_tokens scopeSpans resource key value hash_ids"
+                ).split()
             ),
             v,
             max_size=4,
@@ -404,18 +370,13 @@ def test_any_json_is_read_or_refused_in_one_line(
 
 @pytest.mark.parametrize(
     "document",
-    [
-        {"resourceSpans": [{"resource": [], "scopeSpans": 5}]},
+    json.loads("""[{"resourceSpans": [{"resource": [], "scopeSpans": 5}]},
         {"resourceSpans": [{"scopeSpans": [{"spans": 5}, 7]}, 3]},
-        {
-            "resourceSpans": [
-                {"scopeSpans": [{"spans": [{"attributes": 5, "startTimeUnixNano": 1}, 4]}]}
-            ]
-        },
-        {"spans": [{"attributes": [{"key": 1, "value": 2}, 3], "start_time": {}}]},
-        {"id": 1, "requests": [1, {"requests": [2]}]},
-        {"timestamp": {"a": {"b": {"c": {"d": {"e": 1}}}}}, "input_tokens": 1, "output_tokens": 1},
-    ],
+        {"resourceSpans": [{"scopeSpans": [{"spans": [{"attributes": 5,
+        "startTimeUnixNano": 1}, 4]}]}]}, {"spans": [{"attributes": [{"key": 1, "value": 2},
+        3], "start_time": {}}]}, {"id": 1, "requests": [1, {"requests": [2]}]},
+        {"timestamp": {"a": {"b": {"c": {"d": {"e": 1}}}}}, "input_tokens": 1,
+        "output_tokens": 1}]"""),
 )
 def test_spans_that_are_no_spans_are_one_line(tmp_path: Path, document: object) -> None:
     refusal(lines(tmp_path / "x.jsonl", [document]))

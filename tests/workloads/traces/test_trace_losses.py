@@ -87,12 +87,9 @@ def span(
             "gen_ai.system_instructions": '[{"type": "text", "content": "Be br',
         },
         {"gen_ai.input.messages": WHOLE, "gen_ai.tool.definitions": '[{"type": "function", "na'},
-        {
-            "gen_ai.prompt.0.role": "assistant",
-            "gen_ai.prompt.0.content": "",
+        json.loads(r"""{"gen_ai.prompt.0.role": "assistant", "gen_ai.prompt.0.content": "",
             "gen_ai.prompt.0.tool_calls.0.name": "f",
-            "gen_ai.prompt.0.tool_calls.0.arguments": '{"city": "Par',
-        },
+            "gen_ai.prompt.0.tool_calls.0.arguments": "{\"city\": \"Par"}"""),
     ],
 )
 def test_messages_that_are_cut_off_are_none_and_counts_are_used(tmp_path: Path, held: Row) -> None:
@@ -197,16 +194,9 @@ def test_what_the_system_says_is_sent_before_a_text(tmp_path: Path, name: str) -
 
 
 def test_a_text_that_begins_with_a_bracket_is_a_prompt(tmp_path: Path) -> None:
-    texts = [
-        "[INST] Hi [/INST]",
-        "{name} is who?",
-        '{"a": 1,} is this JSON?',
-        "[1] See the first note",
-        '{"city": "Paris"}',
-        "[1, 2, 3]",
-        "{'a': 5}",
-        "12345",
-    ]
+    texts = json.loads(r"""["[INST] Hi [/INST]", "{name} is who?",
+        "{\"a\": 1,} is this JSON?", "[1] See the first note", "{\"city\": \"Paris\"}",
+        "[1, 2, 3]", "{'a': 5}", "12345"]""")
     rows = [{"timestamp": k, "output_tokens": 3, "prompt": text} for k, text in enumerate(texts)]
     found = played(written(tmp_path, *rows))
     assert found.prompts == "messages as recorded (8 of 8 requests)"
