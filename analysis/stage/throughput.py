@@ -8,6 +8,7 @@ import numpy as np
 
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.metrics import requests
+from ampacity.analysis.metrics.chunks import Chunks
 from ampacity.analysis.stage.drift import RATE_BATCHES, events_per_batch, rate_interval
 from ampacity.analysis.stage.outage import DOWN
 from ampacity.analysis.stage.steady import Window
@@ -84,7 +85,7 @@ def span_s(
 
 
 def tokens_per_batch(
-    rows: requests.Requests, chunks: requests.Chunks, window: Window
+    rows: requests.Requests, chunks: Chunks, window: Window
 ) -> requests.Floats:
     """Return output tokens that came in each of ``RATE_BATCHES`` equal spans.
 
@@ -111,13 +112,12 @@ def tokens_per_batch(
     first, last = batch_of(np.where(silent, rows.ended_ns, rows.started_ns)), batch_of(last_ns)
     add(first[first == last], held[first == last])
     crossing = (count > 0) & (first != last) & (last >= 0) & (first < RATE_BATCHES)
-    if crossing.any():
-        at = np.repeat(crossing, count)
-        owner = np.repeat(np.flatnonzero(crossing), count[crossing])
-        each = np.where(chunks.known, 1.0 if chunks.tokens is None else np.nan, mean_chunk)[owner]
-        if chunks.tokens is not None:
-            each = np.where(np.isnan(each), chunks.tokens[at], each)
-        add(batch_of(rows.started_ns[owner] + chunks.at_us[at] * 1e3), each)
+    owners = np.flatnonzero(crossing)
+    for where, part in chunks.take(crossing).parts():
+        owner = owners[where][part.owner]
+        tokens = 1.0 if part.tokens is None else part.tokens
+        each = np.where(chunks.known[owner], tokens, mean_chunk[owner])
+        add(batch_of(rows.started_ns[owner] + part.at_us * 1e3), each)
     return found
 
 

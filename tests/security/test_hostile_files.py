@@ -185,7 +185,7 @@ def test_the_lines_of_a_trace_are_counted(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_parquet_file_is_refused_by_its_footer(
     good_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ampacity.loadgen.rundir.files.memory_bytes", lambda: 1000)
+    monkeypatch.setattr("ampacity.loadgen.rundir.parquet.memory_bytes", lambda: 1000)
     with pytest.raises(RunDirError, match=r"it unfolds to 0\.0 GiB, the memory has"):
         load_run(good_run)
 

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from ampacity.analysis.contract.summary import to_json
+from ampacity.analysis.metrics.chunks import read_chunks
 from ampacity.analysis.metrics.cohort import Cohort
-from ampacity.analysis.metrics.requests import read_chunks, read_requests
+from ampacity.analysis.metrics.requests import read_requests
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.summary import summarise
 from ampacity.loadgen.rundir.files import Run, load_run
