@@ -84,9 +84,7 @@ def span_s(
     return float(length_s * n / offered) if by_chance else length_s
 
 
-def tokens_per_batch(
-    rows: requests.Requests, chunks: Chunks, window: Window
-) -> requests.Floats:
+def tokens_per_batch(rows: requests.Requests, chunks: Chunks, window: Window) -> requests.Floats:
     """Return output tokens that came in each of ``RATE_BATCHES`` equal spans.
 
     Chunks of unknown size share the request's tokens evenly.

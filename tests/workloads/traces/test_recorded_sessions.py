@@ -30,16 +30,13 @@ from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.read import read_trace
 from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import Driven, on_loop
+from tests.support.traces import lines
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
 
 
 def written(folder: Path, rows: list[Any], name: str = "t.jsonl") -> Path:
-    path = folder / name
-    path.write_text(
-        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n"
-    )
-    return path
+    return lines(folder / name, *rows)
 
 
 def played(path: Path, rate: float | None = None, **how: Any) -> Replayed:

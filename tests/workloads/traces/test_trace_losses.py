@@ -18,16 +18,13 @@ from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces import formats, json_rows
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.trace import Trace
+from tests.support.traces import HEADER, lines
 
 Row = dict[str, Any]
 
 
 def written(folder: Path, *rows: Any, name: str = "t.jsonl") -> Path:
-    path = folder / name
-    path.write_text(
-        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n"
-    )
-    return path
+    return lines(folder / name, *rows)
 
 
 def traced(path: Path, **options: Any) -> Trace:
@@ -434,7 +431,7 @@ def test_what_does_not_fit_into_memory_is_one_line(
 @pytest.mark.parametrize("row", ['1,"5,7', '1,"5"x,7'])
 def test_a_quote_without_an_end_is_refused(tmp_path: Path, row: str) -> None:
     path = tmp_path / "t.csv"
-    path.write_text(f"timestamp,input_tokens,output_tokens\n1,5,7\n{row}\n2,5,7\n")
+    path.write_text(HEADER + f"1,5,7\n{row}\n2,5,7\n")
     with pytest.raises(WorkloadError, match=r"t\.csv:3: this is no CSV"):
         traced(path, skip_bad_rows=True)
 
