@@ -209,7 +209,9 @@ SHAPES = {
 }
 
 
-def run(name: str, rate_rps: float, duration_s: float, words: list[str] | None) -> dict[str, Any]:
+def run(
+    name: str, rate_rps: float, duration_s: float, words: list[str] | None, ahead: bool
+) -> dict[str, Any]:
     """Measure one shape; ``bytes`` are those of one token."""
     shape, draw = SHAPES[name], random.Random(name)
     count = round(rate_rps * duration_s * 1.2) + MORE_STREAMS
@@ -219,7 +221,7 @@ def run(name: str, rate_rps: float, duration_s: float, words: list[str] | None) 
         path = Path(directory) / "streams"
         write_streams(path, streams)
         scenario = Scenario(name, load, {}, {"streams": str(path)})
-        result = measure(ampacity(words), scenario, (1, 0), False)
+        result = measure(ampacity(words), scenario, (1, 0), ahead)
     size = sum(len(data) for tokens, data in streams[0] if tokens) / TOKENS
     return result | {"bytes": size}
 
@@ -232,9 +234,10 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=190, help="requests/s")
     parser.add_argument("--duration", type=float, default=10, help="seconds")
     parser.add_argument("--ampacity", type=shlex.split, metavar="COMMAND", help="as of bench")
+    parser.add_argument("--ahead", action="store_true", help="as of bench")
     options = parser.parse_args()
     results = [
-        run(name, options.rate, options.duration, options.ampacity)
+        run(name, options.rate, options.duration, options.ampacity, options.ahead)
         for name in options.shapes or SHAPES
     ]
     for result in results:

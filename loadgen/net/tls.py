@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from ampacity.loadgen.net.interfaces import Receiver, Wire
 
-RECORD_BYTES = 16_384  # most plain text of one record
 PROXY_ANSWER_MAX_BYTES = 16_384
 CLOSED_EARLY = "connection closed during the TLS handshake"
 CLOSED_BY_PROXY = "the proxy closed the connection"
@@ -96,14 +95,14 @@ class TlsWire:
             data = self._after_tunnel(data)
             if self._tunnel:
                 return False
-        incoming, receiver = self._incoming, self._receiver
+        incoming, receiver, most = self._incoming, self._receiver, len(data)
         incoming.write(data)
         if not (self._secured or self._shake_hands()):
             return False
         plain = b""
         try:
-            while incoming.pending:
-                plain = self._read(RECORD_BYTES)
+            while incoming.pending or len(plain) == most:
+                plain = self._read(most)
                 exchange = receiver.exchange
                 if not plain:
                     self._closed = True
