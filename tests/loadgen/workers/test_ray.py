@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from tests.support.http_server import http_server, reply
 
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.simulator.server.launch import Started
 from tests.support.args import args_of
 from tests.support.kills import finished, start, wait_for_stage
 from tests.support.ray_cluster import actors, add_node, ray_cluster
+from tests.support.servers.http_server import http_server, reply
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow, pytest.mark.timeout(240)]
