@@ -26,17 +26,11 @@ from ampacity.analysis.metrics.requests import (
     ttft_s,
 )
 from ampacity.analysis.slo import Slo
+from ampacity.analysis.stage import outage
 from ampacity.analysis.stage.client import Moved, what_moved, without_client
 from ampacity.analysis.stage.drift import tail_trend, two_modes
 from ampacity.analysis.stage.goodput import accepted_goodput, window_cost_usd
 from ampacity.analysis.stage.littles_law import consistency
-from ampacity.analysis.stage.outage import (
-    Outage,
-    find_outages,
-    outage_series,
-    outage_text,
-    periods_after,
-)
 from ampacity.analysis.stage.steady import (
     Stability,
     Window,
@@ -85,7 +79,7 @@ class StageRecords:
     tokens: Floats  # output tokens per batch of the window
     stability: Stability
     start_s: float
-    outages: list[Outage]  # over ``scheduled``
+    outages: list[outage.Outage]  # over ``scheduled``
 
     def in_cohort(self, which: Bools) -> Bools:
         """Return a mask over ``scheduled`` as one over the requests of the cohort."""
@@ -117,7 +111,7 @@ def stage_records(
     missing = max(0, int(meta.get("scheduled_requests") or 0) - len(scheduled))
     start_s, end_s, now_s = _span(meta, rows, records.origin_ns, cut_short)
     chunks = read_chunks(records.table, rows)
-    outages = find_outages(scheduled, chunks.take(rows.attempt == 0), now_s)
+    outages = outage.find_outages(scheduled, chunks.take(rows.attempt == 0), now_s)
     if outages and warmup_requests is None:
         warmup_requests = 0  # an outage is no start-up
     window = find_window(
@@ -224,15 +218,15 @@ def _outage(found: StageRecords, judge: Judge) -> contract.Outage | None:
     if outside.memory is not None and outside.in_flight is not None and len(outside.requests):
         # the queue's own, not the outage's
         outside = replace(outside, memory=memory_of(outside.in_flight))
-    periods = periods_after(found.start_s, outages, found.scheduled)
+    periods = outage.periods_after(found.start_s, outages, found.scheduled)
     requests = len(found.scheduled) + cohort.missing
     return contract.Outage(
-        text=outage_text(periods, requests),
+        text=outage.outage_text(periods, requests),
         requests=requests,
         failed=sum(p.failed for p in periods),
         periods=periods,
         outside=judge.outside(outside),
-        series=outage_series(found.scheduled, found.start_s),
+        series=outage.outage_series(found.scheduled, found.start_s),
     )
 
 

@@ -190,12 +190,7 @@ def test_goodput_is_a_share_of_what_was_offered(
 
 @pytest.mark.parametrize(
     ("lasts_s", "think_s", "rps"),
-    [
-        (5.005, 0.0, 1.6),
-        (50.0, 0.0, 0.16),
-        (0.3, 0.0, 26.67),
-        (5.005, 5.0, 0.8),
-    ],
+    [(5.005, 0.0, 1.6), (50.0, 0.0, 0.16), (0.3, 0.0, 26.67), (5.005, 5.0, 0.8)],
 )
 def test_a_closed_loop_is_carried_at_users_per_answer_time(
     tmp_path: Path, lasts_s: float, think_s: float, rps: float
