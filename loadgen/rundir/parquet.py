@@ -106,7 +106,7 @@ class StoredRecords:
         """Look at a file, or at some of its rows. Raises RunDirError."""
         self.path, self._rows = path, rows
         self._kept: dict[str, tuple[int, pa.ChunkedArray]] = {}
-        with _opened(path) as file:
+        with _opened(path, memory_map=True) as file:
             footer, self._names = file.metadata, file.schema_arrow.names
             groups = [footer.row_group(k).num_rows for k in range(footer.num_row_groups)]
             bytes_of = _unfolded_bytes(file)
