@@ -1,7 +1,5 @@
 """The load generator: one runner in this process, or several worker processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path

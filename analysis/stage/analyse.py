@@ -1,7 +1,5 @@
 """One stage: from its records to the stage object of docs/summary.md."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
