@@ -1,7 +1,5 @@
 """Runs made up for the tests of a comparison, and its rows and quantiles by name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

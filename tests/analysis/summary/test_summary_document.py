@@ -1,7 +1,5 @@
 """The summary and docs/summary.md: every name of the one is in the other."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
