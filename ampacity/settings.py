@@ -252,6 +252,9 @@ class Settings:
     workers: int | None = _limit(_whole(at_most=WORKERS_MAX))(
         "Processes that generate the load.", "one, more once it is half busy and cores are free"
     )
+    ray: str | None = _limit(_text("ADDRESS"), needs="--workers")(
+        "Run the workers on this Ray cluster: auto, or the HOST:PORT of its head."
+    )
     cpus: tuple[int, ...] = _limit(_text("N,N,...", v.cores), ())(
         "Cores to pin the client to, e.g. 2,3 or 2-5 (Linux).", "any"
     )
@@ -260,7 +263,7 @@ class Settings:
     )
     timestamps: Stamps = _limit(_choice("kernel", "read"), "kernel")(
         "kernel: time at which the kernel received the data, exact even if the client is busy "
-        "(falls back to read with TLS, a proxy, or off Linux). read: time at which the client "
+        "(falls back to read off Linux). read: time at which the client "
         "read it. Do not compare runs across the two."
     )
 

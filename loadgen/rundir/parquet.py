@@ -39,7 +39,7 @@ def _opened(path: Path, **how: Any) -> Iterator[Any]:
 def read_parquet(path: Path) -> pa.Table:
     """Return all rows and columns of a file. Raises RunDirError."""
     with _opened(path, memory_map=True) as file:
-        _check_memory(sum(_unfolded_bytes(file.metadata).values()))
+        _check_memory(sum(_unfolded_bytes(file).values()))
         return pa.Table.from_batches(file.iter_batches(use_threads=False), schema=file.schema_arrow)
 
 
@@ -71,10 +71,13 @@ def cast_column(table: pa.Table, name: str, kind: pa.DataType, path: Path) -> pa
         return table[name].cast(kind)
 
 
-def _unfolded_bytes(footer: Any) -> dict[str, int]:
+def _unfolded_bytes(file: Any) -> dict[str, int]:
     """Return the memory that each column of a Parquet file needs, by its footer."""
     found: dict[str, int] = {}
-    for group in map(footer.row_group, range(footer.num_row_groups)):
+    for k in range(file.num_row_groups):
+        # a damaged footer raises here; in pyarrow's ``RowGroupMetaData.column`` it ends the process
+        next(file.iter_batches(1, [k], use_threads=False), None)
+        group = file.metadata.row_group(k)
         for column in map(group.column, range(group.num_columns)):
             size = max(column.total_uncompressed_size, 8 * column.num_values)
             name = column.path_in_schema.partition(".")[0]
@@ -106,7 +109,7 @@ class StoredRecords:
         with _opened(path) as file:
             footer, self._names = file.metadata, file.schema_arrow.names
             groups = [footer.row_group(k).num_rows for k in range(footer.num_row_groups)]
-            bytes_of = _unfolded_bytes(footer)
+            bytes_of = _unfolded_bytes(file)
             self.unfolded_bytes = sum(bytes_of.values())
             columns = [n for name, n in bytes_of.items() if name not in LISTS]
             kept = min(self.unfolded_bytes - sum(columns), 8 * HELD_VALUES)

@@ -7,6 +7,7 @@ Finished requests are appended to ``requests.arrows`` (an Arrow IPC stream, batc
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import threading
 import time
@@ -35,7 +36,7 @@ from ampacity.loadgen.rundir.files import (
     write_json,
     write_whole,
 )
-from ampacity.loadgen.rundir.records import SCHEMA, SCHEMA_VERSION, RequestRecord, to_batch
+from ampacity.loadgen.rundir.records import SCHEMA, SCHEMA_VERSION, RequestRecord, earlier, to_batch
 
 PARQUET: dict[str, Any] = {"compression": "zstd"}
 GROUP_ROWS = 1 << 16  # of a group of rows, which is read at a time
@@ -59,14 +60,18 @@ class StreamWriter:
     load. A full or lost disk does not raise there: it sets ``failed``.
     """
 
-    def __init__(self, path: Path) -> None:
+    ahead_ns = 0  # of the clock that the file is for the records' clock is ahead
+
+    def __init__(self, path: Path, file: io.BytesIO | None = None) -> None:
+        """``file``: what is written to in place of the file at ``path``, which is elsewhere."""
         self._stream_path = path
         self._pending: list[RequestRecord] = []
-        self._file = pa.OSFile(str(path), "wb")
+        self._file = file or pa.OSFile(str(path), "wb")
         self._stream = pa.ipc.new_stream(self._file, SCHEMA)
         self._file.flush()  # a reader finds the schema from the start
-        self._locked = path.open("r+b")
-        lock(self._locked, shared=False)  # until the process ends
+        self._locked = None if file else path.open("r+b")
+        if self._locked:
+            lock(self._locked, shared=False)  # until the process ends
         self.failed: str | None = None  # why records can no longer be written
         # Arrow's first conversion imports for 60 ms: now, not under load
         to_batch([RequestRecord(0, 0, 0, "ok")])
@@ -85,7 +90,7 @@ class StreamWriter:
         """Have the pending records written: they then survive a crash of this process."""
         if not self._pending or self.failed or not self._writing.is_alive():
             return
-        batch = to_batch(self._pending)
+        batch = earlier(to_batch(self._pending), self.ahead_ns)
         self._pending.clear()
         self._handed_bytes += batch.nbytes
         self.later(partial(self._write, batch))
@@ -116,7 +121,8 @@ class StreamWriter:
             for closing in (self._stream.close, self._file.close):
                 with contextlib.suppress(OSError):
                     closing()
-        self._locked.close()
+        if self._locked:
+            self._locked.close()
 
     def __enter__(self) -> Self:
         return self

@@ -88,7 +88,7 @@ def _once(
     case = CASES[name]
     process = kills.start(*_arguments(case, urls, out))
     kills.wait_for_stage(_runs(case, out)[0], delay_s)
-    killed_ns = kills.kill(process, case.victim)
+    killed_ns = kills.kill(process)
     process.communicate(timeout=120)
     running = [run for run in _runs(case, out) if kills.stages_of(run)]
     known = [s for run in running if (s := kills.lost_s(run, killed_ns)) is not None]
@@ -100,12 +100,15 @@ def _once(
     return max(known, default=None), _faults(case, whole, out, kept)
 
 
-def _without_server(case: Case, out: Path, delay_s: float) -> tuple[float | None, str]:
-    """Kill the server of a run, which ends by itself: each request that was due has a record."""
+def _by_itself(case: Case, out: Path, delay_s: float) -> tuple[float | None, str]:
+    """Kill the server or a worker of a run that then ends: what was due has its record."""
     with start_in_process("demo") as server:
         process = kills.start(*_arguments(case, [server.url], out))
         kills.wait_for_stage(out, delay_s)
-        server.process.kill()
+        if case.victim == "server":
+            server.process.kill()
+        else:
+            kills.kill(process, case.victim)
         process.communicate(timeout=120)
     lacking = (
         sum(s["scheduled_requests"] for s in kills.stages_of(out)) - load_run(out).requests.num_rows
@@ -137,8 +140,8 @@ def main() -> int:
                 kills.finished(*_arguments(case, urls, wholes[name]), timeout_s=180)
             delay_s = draw.uniform(0.1, case.length_s)
             try:
-                if case.victim == "server":
-                    gone_s, fault = _without_server(case, out, delay_s)
+                if case.victim != "parent":
+                    gone_s, fault = _by_itself(case, out, delay_s)
                 else:
                     gone_s, fault = _once(name, urls, wholes[name], out, delay_s)
             except (AssertionError, ValueError, subprocess.TimeoutExpired) as error:

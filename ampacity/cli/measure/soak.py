@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ampacity.analysis.contract.summary import Summary
 
 SET_BY_SOAK = (
-    *("rates", "concurrency", "lengths", "think_time", "ramp", "workers"),
+    *("rates", "concurrency", "lengths", "think_time", "ramp", "workers", "ray"),
     *("keep_answers", "peak_rps", "tp", "safety", "gpu_hour"),
 )
 WINDOWS = 48.0  # of a soak whose window is not given ...

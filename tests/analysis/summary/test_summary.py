@@ -513,7 +513,7 @@ def test_advice_names_no_setting_that_the_experiment_lacks(
         (
             0.03,
             "worker 1 died (exit status -9) in stage 0",
-            "Find out what ended that process (memory?), and run it again.",
+            "Find out what ended that process or node (memory?).",
         ),
         (
             0.1,
