@@ -4,8 +4,6 @@ Charts are Vega-Lite with their runtime (0.9 MB) in the page; until it runs, wit
 paper there is the same picture as SVG.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

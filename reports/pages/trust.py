@@ -1,7 +1,5 @@
 """Show if a run can be trusted: steady state, and warnings with the command that mends each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

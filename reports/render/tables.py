@@ -1,7 +1,5 @@
 """The tables of a summary's stages and lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any

@@ -1,7 +1,5 @@
 """Warnings by severity, each with the command that mends it; the numbers behind the sliders."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Files that someone else made: no pipe is waited for, nothing exhausts the memory, nothing runs."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import subprocess
