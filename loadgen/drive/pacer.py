@@ -58,5 +58,8 @@ async def pace(
         sleeper.call_at(min(deadlines_ns[released], now_ns + 200_000_000), turn)
 
     turn()
-    await ended
+    try:
+        await ended
+    finally:
+        del turn  # which refers to itself: with it the deadlines would wait for the collector
     return released
