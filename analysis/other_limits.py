@@ -1,7 +1,5 @@
 """The capacity at other limits of an SLO: what a laxer or stricter one would allow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -6,8 +6,6 @@ first and the last of them, over the time, is the quota, to about one request. T
 bucket that refills evenly and for windows that begin anew or slide.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

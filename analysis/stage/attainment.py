@@ -1,7 +1,5 @@
 """Judge which requests, and which stage, meet the SLOs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -6,8 +6,6 @@ have the time of the last; without them each has the time of its read. Requests 
 Each figure is computed a second time with all of that as early, and as evenly, as it may have been.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """--prometheus and --otlp: the counters of a running load, and the dashboard that draws them."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

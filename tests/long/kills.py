@@ -4,8 +4,6 @@ Prints for each kill the time of which no record is left, and how the resumed ru
 with those of a run that was not interrupted. The exit status is 1 if a bar is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """Keys and HTML that are planted wherever a user or a server can put them are in no artefact."""
 
-from __future__ import annotations
-
 import asyncio
 import html
 import json

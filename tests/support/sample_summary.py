@@ -4,8 +4,6 @@ Latencies follow simple formulas (log-normal around a queueing-like rise), so th
 like those of a real sweep.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """The memory floor: the worked values of a 70B model, and the arithmetic around them."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampacity.analysis.decision import memory

@@ -1,7 +1,5 @@
 """Baseline and gate: pass, regression or inconclusive, on runs made by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

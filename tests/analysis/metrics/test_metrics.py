@@ -1,7 +1,5 @@
 """TTFT, ITL, ICL, TPOT and E2E of hand-made streams, to the microsecond."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

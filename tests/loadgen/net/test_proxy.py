@@ -159,9 +159,7 @@ def test_which_proxy(environment: Any) -> None:
     assert proxy_for(http, ["127.0.0.1"]) is None
     environment(http_proxy="http://proxy.example:3128", no_proxy="llm.example")
     assert proxy_for(http, ["10.0.0.1"]) is None
-    for unusable in tuple(
-        "socks5://p:1080 http://p:abc http://p:99999 http://[::1 http://:8".split()
-    ):
+    for unusable in "socks5://p:1080 http://p:abc http://p:99999 http://[::1 http://:8".split():
         environment(http_proxy=unusable)
         with pytest.raises(EndpointError, match="NO_PROXY"):
             proxy_for(http, ["10.0.0.1"])
