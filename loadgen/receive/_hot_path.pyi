@@ -12,7 +12,7 @@ def read_handler(
     gaps: tuple[int, ...],
     marks: tuple[bytes, ...],
     add_time: Callable[[int], None],
-    add_total: Callable[[int], None],
+    add_total: Callable[[int], None] | None,
     add_text: Callable[[bytes], None] | None,
     fallback: ReadHandler,
     total: int,

@@ -19,7 +19,7 @@ typedef struct {
                                them, less the first one */
     PyObject *marks;        /* tuple of bytes: a text that holds one is parsed */
     PyObject *add_time;     /* called with the time of the read of each matching chunk */
-    PyObject *add_total;    /* called with its running total, where there are ``gaps`` */
+    PyObject *add_total;    /* NULL, or called with its running total, where there are ``gaps`` */
     PyObject *add_text;     /* NULL, or called with its text as written in JSON */
     PyObject *fallback;     /* called with time and bytes of all that does not match */
     long long total;        /* the latest running total of tokens */
@@ -172,7 +172,8 @@ static Py_ssize_t handle(ReadHandler *self, long long at_ns, const char *read, P
         if (self->add_text != NULL
             && call(self->add_text, PyBytes_FromStringAndSize(chunk.text, chunk.text_bytes)) < 0)
             return -1;
-        if (chunk.total && call(self->add_total, PyLong_FromLongLong(chunk.total)) < 0)
+        if (chunk.total && self->add_total != NULL
+            && call(self->add_total, PyLong_FromLongLong(chunk.total)) < 0)
             return -1;
         self->total = chunk.total;
         done += size;
@@ -266,7 +267,7 @@ static PyObject *read_handler(PyObject *module, PyObject *args)
     self->gaps = Py_NewRef(h.gaps);
     self->marks = Py_NewRef(h.marks);
     self->add_time = Py_NewRef(h.add_time);
-    self->add_total = Py_NewRef(h.add_total);
+    self->add_total = h.add_total == Py_None ? NULL : Py_NewRef(h.add_total);
     self->add_text = h.add_text == Py_None ? NULL : Py_NewRef(h.add_text);
     self->fallback = Py_NewRef(h.fallback);
     self->total = h.total;
