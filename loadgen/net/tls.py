@@ -25,26 +25,6 @@ UNSAID = "connection closed without TLS's close_notify"  # which a cut connectio
 class TlsWire:
     """The receiver of a socket's reads, and the wire of the ``receiver`` above it."""
 
-    __slots__ = (
-        "_closed",
-        "_compiled",
-        "_error",
-        "_incoming",
-        "_on_session",
-        "_outgoing",
-        "_proxy_answer",
-        "_read",
-        "_ready",
-        "_receiver",
-        "_secured",
-        "_tls",
-        "_tunnel",
-        "_unsent",
-        "_wire",
-        "exchange",
-        "feed",
-    )
-
     def __init__(
         self,
         receiver: Receiver,

@@ -232,6 +232,8 @@ def test_a_token_has_the_time_of_the_segment_that_completed_its_record(certifica
 
     def script(peer: Peer) -> None:
         peer.request()
+        peer.send(peer.encrypt(ANSWER))  # stamps begin with the first packets of a process
+        peer.request()
         peer.send(peer.encrypt(HEAD))
         for chunk in CHUNKS[1 : TOKENS + 1]:
             record = peer.encrypt(chunk)
@@ -245,6 +247,7 @@ def test_a_token_has_the_time_of_the_segment_that_completed_its_record(certifica
 
     async def main(url: str) -> Exchange:
         load = Load(url, certificate)
+        await load.answered()
         exchange = load.send()
         while not exchange.ended:
             await asyncio.sleep(0)
