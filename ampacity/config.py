@@ -1,7 +1,5 @@
 """Build the validated description of an experiment from its settings, wherever they come from."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import re
@@ -184,8 +182,12 @@ def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]
             "answer before it",
         ),
         (
-            settings.max_cost and (settings.workers or 1) > 1,
+            settings.max_cost and ((settings.workers or 1) > 1 or settings.ray),
             "--max-cost is kept in one process: drop --workers",
+        ),
+        (
+            settings.ray and (settings.cpus or settings.keep_answers_bytes is not None),
+            "--cpus and --keep-answers are of this machine: drop them, or --ray",
         ),
         (
             any(name in raw for name in TLS_OPTIONS)

@@ -252,6 +252,9 @@ class Settings:
     workers: int | None = _limit(_whole(at_most=WORKERS_MAX))(
         "Processes that generate the load.", "one, more once it is half busy and cores are free"
     )
+    ray: str | None = _limit(_text("ADDRESS"), needs="--workers")(
+        "Run the workers on this Ray cluster: auto, or the HOST:PORT of its head."
+    )
     cpus: tuple[int, ...] = _limit(_text("N,N,...", v.cores), ())(
         "Cores to pin the client to, e.g. 2,3 or 2-5 (Linux).", "any"
     )

@@ -1,7 +1,5 @@
 """Rules for the warnings about single stages: the client, outages, steady state, drift, chunks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -106,7 +104,7 @@ def client_relief(audit: Audit, limited: Stages) -> str:
     if any("for want of" in reason for reason in reasons):
         return "Raise that limit of the operating system, or spread the load over more machines."
     if any(reason.startswith("worker ") for reason in reasons):
-        return "Find out what ended that process (memory?), and run it again."
+        return "Find out what ended that process or node (memory?)."
     if cpu_fraction is not None and cpu_fraction < IDLE_CPU_FRACTION:
         return (
             f"Stop other work on this machine{_busiest(limited)} or pin the client with --cpus: "

@@ -1,7 +1,5 @@
 """The whole summary of a run: docs/summary.md."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -29,6 +29,28 @@ LATENESS_FLOOR_S = 0.002
 
 
 @dataclass(frozen=True)
+class WorkerAudit:
+    """One of several workers in one stage."""
+
+    worker: int
+    node: str  # of a Ray cluster
+    requests: int
+    cpu_fraction: float
+    rss_bytes: int
+    slip_p99_s: float | None
+    loop_lag_p99_s: float | None
+
+    def text(self) -> str:
+        """Return its name and figures in words."""
+        where = f" on {self.node}" if self.node else ""
+        late_ms = 1e3 * (self.slip_p99_s or 0.0)
+        return (
+            f"worker {self.worker}{where}: {self.cpu_fraction:.0%} of its core, requests "
+            f"{late_ms:.1f} ms late at p99"
+        )
+
+
+@dataclass(frozen=True)
 class Audit:
     """The client's own delays in one stage: seconds, and fractions of one core."""
 
@@ -49,6 +71,7 @@ class Audit:
     resent: int  # requests sent twice: their reused connection was closed without an answer
     client_limited: bool
     client_limited_reason: str | None
+    workers: list[WorkerAudit] = field(default_factory=list)  # where there are several
 
 
 @dataclass
@@ -61,6 +84,8 @@ class Measures:
     loop_lags_s: array[float] = field(default_factory=lambda: array("d"))
     stalls: list[tuple[int, int, int]] = field(default_factory=list)  # as in an Audit, all of them
     worker: int = 0
+    node: str = ""
+    each: list[WorkerAudit] = field(default_factory=list)  # of those that were merged
     cpu_fraction: float = 0.0
     gc_pause_max_s: float = 0.0
     rss_bytes: int = 0
@@ -79,6 +104,7 @@ class Measures:
 
     def merge(self, other: Measures) -> None:
         """Add another process: pool its samples, keep the larger CPU fraction, pause, memory."""
+        self.each.append(other.alone())
         for name in ("slips_s", "receive_delays_s", "loop_lags_s", "stalls"):
             getattr(self, name).extend(getattr(other, name))
         for name in ("cpu_fraction", "gc_pause_max_s", "rss_bytes"):
@@ -86,6 +112,18 @@ class Measures:
         for name in ("shortages", "resent", "events", "merged"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.dated_by_kernel = self.dated_by_kernel and other.dated_by_kernel
+
+    def alone(self) -> WorkerAudit:
+        """Return the audit of this process."""
+        return WorkerAudit(
+            self.worker,
+            self.node,
+            len(self.slips_s),
+            self.cpu_fraction,
+            self.rss_bytes,
+            *_quantiles(self.slips_s, 0.99),
+            *_quantiles(self.loop_lags_s, 0.99),
+        )
 
 
 def lateness_limit_s(limits_s: Iterable[float]) -> float:
@@ -136,9 +174,16 @@ def judge(measures: Measures, tolerance: Tolerance) -> Audit:
         resent=measures.resent,
         client_limited=False,
         client_limited_reason=None,
+        workers=measures.each,
     )
     reason = limited_reason(audit, tolerance)
+    if reason and (worst := max(measures.each, key=_lateness, default=None)):
+        reason += f"; the worst is {worst.text()}"
     return replace(audit, client_limited=reason is not None, client_limited_reason=reason)
+
+
+def _lateness(one: WorkerAudit) -> tuple[float, float]:
+    return max(one.slip_p99_s or 0.0, one.loop_lag_p99_s or 0.0), one.cpu_fraction
 
 
 def _quantiles(values: array[float], *levels: float) -> list[float | None]:

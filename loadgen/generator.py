@@ -1,6 +1,4 @@
-"""The load generator: one runner in this process, or several worker processes."""
-
-from __future__ import annotations
+"""The load generator: one runner in this process, or several workers, here or on Ray."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,6 +7,7 @@ from pathlib import Path
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import Live, StagePlan, StageResult
+from ampacity.loadgen.workers.launch import Launcher, Processes
 from ampacity.loadgen.workers.pool import Workers
 from ampacity.loadgen.workers.setup import Setup, Sink
 
@@ -17,13 +16,22 @@ class Generator:
     """Runs stages one after the other, each over the number of processes asked for."""
 
     def __init__(
-        self, setup: Setup, clients: Sequence[Client], sink: Sink, stream_of: Callable[[int], Path]
+        self,
+        setup: Setup,
+        clients: Sequence[Client],
+        sink: Sink,
+        stream_of: Callable[[int], Path],
+        cluster: Launcher | None = None,
     ) -> None:
-        """``sink`` gets this process's records, ``stream_of(k)`` is the stream file of worker k."""
+        """``sink`` gets this process's records, ``stream_of(k)`` is the stream file of worker k.
+
+        ``cluster``: where all load comes from, in place of this machine.
+        """
         self._new_runner = partial(setup.runner, clients, sink)
         self._runner = self._new_runner()  # of the current stage
         self._idle, self._going = [self._runner], list[StageRunner]()  # of stages that overlap
-        self._workers = Workers(setup, stream_of, sink.append)
+        self._workers = Workers(setup, cluster or Processes(), stream_of, sink.append)
+        self._fewest = 1 if cluster is None else 0  # workers that need no process of their own
         self._many, self._account = False, setup.account
         self._over: list[Live] = []  # of the stages that are over
 
@@ -72,7 +80,7 @@ class Generator:
         Raises WorkerError if worker processes were asked for and none can be started.
         """
         workers = min(workers, plan.concurrency or workers)  # each has at least one user
-        self._many = workers > 1
+        self._many = workers > self._fewest
         if self._many:
             await self._workers.grow(workers)
         try:
@@ -107,6 +115,11 @@ class Generator:
         """Return a message about workers that died since the last call, or None."""
         lost, self._workers.lost = "; ".join(self._workers.lost), []
         return lost or None
+
+    def take_notes(self) -> list[str]:
+        """Return what else is to be known of the workers, since the last call."""
+        notes, self._workers.notes = self._workers.notes, []
+        return notes
 
     async def close(self) -> None:
         """End the worker processes."""

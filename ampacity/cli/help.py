@@ -1,7 +1,5 @@
 """The help of commands: the options used most, in one screen; all of them with ``--help-all``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 from typer import BadParameter
 from typer.core import TyperCommand, TyperGroup
 
-from ampacity.cli.resume import COMMANDS, resumed
+from ampacity.cli.measure.resume import COMMANDS, resumed
 from ampacity.settings import GROUPS
 
 SHOWN_MAX = 9

@@ -1,7 +1,5 @@
 """``ampacity predict``: a sweep of a simulated engine in virtual time."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated, Any
 
@@ -15,8 +13,8 @@ from ampacity.settings import VIRTUAL
 
 SearchInstead = Annotated[
     bool,
-    typer.Option(
-        "--search", help="Search for the capacity, as 'ampacity search' does, instead of sweeping."
+    o.opt(
+        None, "Search for the capacity, as 'ampacity search' does, instead of sweeping.", "--search"
     ),
 ]
 

@@ -8,8 +8,6 @@ rate that was asked for, less the share that was not answered; how many arrived 
 capacity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The scorecard of two or more runs: what each delivers and costs, which differences are real."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from itertools import product
@@ -262,10 +260,7 @@ def _capacity_lines(runs: Runs) -> list[Line]:
 
         def size(run: ComparedRun, rate_rps: float) -> float:
             of_run = FleetInputs(
-                peak_rps=peak,
-                capacity_rps=rate_rps,
-                safety_factor=safety,
-                tensor_parallel=run.gpus,
+                peak_rps=peak, capacity_rps=rate_rps, safety_factor=safety, tensor_parallel=run.gpus
             )
             return fleet_figures(of_run).gpus
 

@@ -1,7 +1,5 @@
 """Collect the facts of earlier runs that a gate needs, small enough to commit (baseline_file.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,10 +98,7 @@ def _capacity(runs: Sequence[Judged]) -> dict[str, Any] | None:
     if len(known) < len(runs):
         return None
     values, lows, highs = zip(*known, strict=True)
-    return {
-        "value": float(np.mean(values)),
-        "bracket": [min(lows), max(highs)],
-    }
+    return {"value": float(np.mean(values)), "bracket": [min(lows), max(highs)]}
 
 
 def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Pass, regression or inconclusive: a candidate's runs against a baseline and against SLOs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -171,7 +169,7 @@ def _short(check: Check) -> str:
 
 def twice_as_slow(run: Run) -> Run:
     """Return the same run with every answer taking twice its time, which a gate must fail."""
-    table = run.requests
+    table = run.requests.slice()
 
     def with_column(name: str, values: Any) -> pa.Table:
         return table.set_column(table.column_names.index(name), table.schema.field(name), values)

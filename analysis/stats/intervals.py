@@ -11,8 +11,6 @@ where the limit is far beyond all samples, how long the queue would have to be (
 study behind the constants.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

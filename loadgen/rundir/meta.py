@@ -24,6 +24,7 @@ def _list(kind: Any) -> Any:  # list[_STAGE] is no valid type for mypy
 _AMOUNT: Any = Annotated[float, Meta(ge=0, le=2.0**62)]
 _COUNT: Any = Annotated[int, Meta(ge=0, le=2 * 10**7)]  # of requests
 _TIME_NS: Any = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+_COUNT_NS: Any = Annotated[int, Meta(ge=0, le=2**62)]
 _PART_S: Any = Annotated[float, Meta(ge=0.1, le=30 * 86_400.0)]
 _ANY_OBJECT: Any = dict[str, Any]
 _AUDIT = _object(
@@ -41,6 +42,7 @@ _AUDIT = _object(
     resent=_COUNT,
     client_limited=bool,
     client_limited_reason=str,
+    workers=_list(_object(("worker",), worker=_COUNT, node=str, cpu_fraction=_AMOUNT)),
 )
 _STAGE = _object(
     ("start_ns", "end_ns"),
@@ -58,6 +60,7 @@ _STAGE = _object(
     sessions=_object(cut=list[str]),
     cached_share_planned=_AMOUNT,
     ended_early=str,
+    clocks=_list(_object(("node",), node=str, ahead_ns=_TIME_NS, bound_ns=_COUNT_NS)),
     planned_s=_AMOUNT,
     interrupted=bool,
     cut_ns=_TIME_NS,

@@ -146,7 +146,11 @@ SCHEMA: pa.Schema = pa.schema(
 
 
 def complete(table: pa.Table, names: Sequence[str] = _NAMES) -> pa.Table:
-    """Return a table with the columns of ``names`` that older runs lack, as nulls."""
+    """Return a table with the columns of ``names`` that older runs lack, as nulls.
+
+    Raises ArrowInvalid where a damaged file left texts or lists that are none.
+    """
+    table.validate(full=True)
     for name in names:
         if name.startswith(("quota_", "answered_")) and name not in table.column_names:
             nulls = pa.nulls(table.num_rows, SCHEMA.field(name).type)
@@ -164,6 +168,19 @@ def to_batch(records: Sequence[RequestRecord]) -> pa.RecordBatch:
         ],
         schema=SCHEMA,
     )
+
+
+def earlier(batch: pa.RecordBatch, by_ns: int) -> pa.RecordBatch:
+    """Return a batch with all its times earlier by ``by_ns``: those of another machine's clock."""
+    if not by_ns:
+        return batch
+    import pyarrow.compute as pc  # slow to import
+
+    columns = [
+        pc.subtract(column, by_ns) if field.name.endswith("_ns") else column
+        for field, column in zip(batch.schema, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def _lists(values: Sequence[Sequence[int] | None], kind: pa.ListType) -> pa.ListArray:

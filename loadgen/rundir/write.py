@@ -7,6 +7,7 @@ Finished requests are appended to ``requests.arrows`` (an Arrow IPC stream, batc
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import threading
 import time
@@ -35,8 +36,10 @@ from ampacity.loadgen.rundir.files import (
     write_json,
     write_whole,
 )
-from ampacity.loadgen.rundir.records import SCHEMA, SCHEMA_VERSION, RequestRecord, to_batch
+from ampacity.loadgen.rundir.records import SCHEMA, SCHEMA_VERSION, RequestRecord, earlier, to_batch
 
+PARQUET: dict[str, Any] = {"compression": "zstd"}
+GROUP_ROWS = 1 << 16  # of a group of rows, which is read at a time
 FLUSH_ROWS = 256  # making a batch takes 1 to 2 ms of the event loop, mostly whatever its rows
 WAITING_MAX_BYTES = 256 * 2**20  # of records, where the disk stalls
 ENDING_MAX_S = 5.0  # workers write for a moment after their parent was killed
@@ -57,14 +60,18 @@ class StreamWriter:
     load. A full or lost disk does not raise there: it sets ``failed``.
     """
 
-    def __init__(self, path: Path) -> None:
+    ahead_ns = 0  # of the clock that the file is for the records' clock is ahead
+
+    def __init__(self, path: Path, file: io.BytesIO | None = None) -> None:
+        """``file``: what is written to in place of the file at ``path``, which is elsewhere."""
         self._stream_path = path
         self._pending: list[RequestRecord] = []
-        self._file = pa.OSFile(str(path), "wb")
+        self._file = file or pa.OSFile(str(path), "wb")
         self._stream = pa.ipc.new_stream(self._file, SCHEMA)
         self._file.flush()  # a reader finds the schema from the start
-        self._locked = path.open("r+b")
-        lock(self._locked, shared=False)  # until the process ends
+        self._locked = None if file else path.open("r+b")
+        if self._locked:
+            lock(self._locked, shared=False)  # until the process ends
         self.failed: str | None = None  # why records can no longer be written
         # Arrow's first conversion imports for 60 ms: now, not under load
         to_batch([RequestRecord(0, 0, 0, "ok")])
@@ -83,7 +90,7 @@ class StreamWriter:
         """Have the pending records written: they then survive a crash of this process."""
         if not self._pending or self.failed or not self._writing.is_alive():
             return
-        batch = to_batch(self._pending)
+        batch = earlier(to_batch(self._pending), self.ahead_ns)
         self._pending.clear()
         self._handed_bytes += batch.nbytes
         self.later(partial(self._write, batch))
@@ -114,7 +121,8 @@ class StreamWriter:
             for closing in (self._stream.close, self._file.close):
                 with contextlib.suppress(OSError):
                     closing()
-        self._locked.close()
+        if self._locked:
+            self._locked.close()
 
     def __enter__(self) -> Self:
         return self
@@ -206,7 +214,8 @@ class RunWriter(StreamWriter):
             pa.OSFile(str(temporary), "wb") as file,
             pa.ipc.new_stream(file, SCHEMA) as stream,
         ):
-            stream.write_table(run.requests, max_chunksize=FLUSH_ROWS)
+            for low in range(0, run.requests.num_rows, GROUP_ROWS):
+                stream.write_table(run.requests.slice(low, GROUP_ROWS), max_chunksize=FLUSH_ROWS)
         lock(held.files.enter_context((self.path / STREAM_NAME).open("r+b")), shared=False)
         (self.path / PARQUETS[0]).unlink()
 
@@ -261,4 +270,4 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     import pyarrow.parquet as pq
 
     with replacing(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+        pq.write_table(table, temporary, **PARQUET, row_group_size=GROUP_ROWS)

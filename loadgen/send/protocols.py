@@ -1,7 +1,5 @@
 """Request bodies by API, and the errors that servers report. Answers are read in ``receive``."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""Worker processes: a stage is dealt out and its records are merged."""
+"""Workers, as processes or on Ray: a stage is dealt out and its records are merged."""

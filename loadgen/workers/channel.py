@@ -1,7 +1,7 @@
-"""Messages between the parent and a worker process, over a ``multiprocessing`` connection.
+"""Messages between the parent and a worker, over a link: a pipe, or the calls of a Ray actor.
 
-They are pickled: both ends are this program, and the rows of a trace hold numbers of any precision
-(``Decimal``), which msgspec would turn into texts. Records do not travel here but stay in files.
+They are pickled by the link: both ends are this program, and the rows of a trace hold numbers of
+any precision (``Decimal``), which msgspec would turn into texts.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import threading
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from ampacity.loadgen.plan import Live, StagePlan, StageResult
 from ampacity.loadgen.workers.setup import Setup
@@ -20,7 +19,7 @@ from ampacity.loadgen.workers.setup import Setup
 
 @dataclass(frozen=True)
 class Begin:
-    """The parent's first message; the worker writes its records to ``stream``."""
+    """The parent's first message; ``stream`` is the parent's file of the worker's records."""
 
     setup: Setup
     worker: int
@@ -36,9 +35,10 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Go:
-    """Run what was prepared from ``start_ns`` (monotonic) on."""
+    """Run what was prepared from ``start_ns`` (monotonic, of the parent) on."""
 
     start_ns: int
+    ahead_ns: int = 0  # of the parent's clock the worker's is ahead
 
 
 @dataclass(frozen=True)
@@ -73,32 +73,47 @@ class Done:
 
 Command = Begin | Prepare | Go | Stop | Quit
 Answer = Ready | Prepared | Live | Done
-Sent = TypeVar("Sent")
-Received = TypeVar("Received")
+Sent = TypeVar("Sent", contravariant=True)
+Received = TypeVar("Received", covariant=True)
+S = TypeVar("S")
+R = TypeVar("R")
 
 
-class Channel(Generic[Sent, Received]):
+class Link(Protocol[Sent, Received]):
+    """One end of a connection; ``multiprocessing.connection.Connection`` is one."""
+
+    def send(self, message: Sent, /) -> None:
+        """Send a message. Raises OSError if the other end is gone."""
+
+    def recv(self) -> Received:
+        """Wait for the next message. Raises EOFError or OSError if the other end is gone."""
+
+    def close(self) -> None:
+        """Close this end."""
+
+
+class Channel(Generic[S, R]):
     """Sends at once, and receives in a thread."""
 
-    def __init__(self, connection: Connection[Sent, Received]) -> None:
+    def __init__(self, link: Link[S, R]) -> None:
         """Start to receive; needs a running event loop."""
-        self._connection = connection
+        self._link = link
         self._loop = asyncio.get_running_loop()
-        self.received: asyncio.Queue[Received | None] = asyncio.Queue()  # None: the end
+        self.received: asyncio.Queue[R | None] = asyncio.Queue()  # None: the end
         threading.Thread(target=self._receive, daemon=True).start()
 
-    def send(self, message: Sent) -> None:
+    def send(self, message: S) -> None:
         """Send a message; to a process that has ended it does nothing, as ``received`` ends too.
 
         Waits while the other process does not read and the message is larger than the buffer.
         """
         with contextlib.suppress(OSError):
-            self._connection.send(message)
+            self._link.send(message)
 
     def _receive(self) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop is closed
-            with self._connection, contextlib.suppress(EOFError, OSError):
+            with contextlib.closing(self._link), contextlib.suppress(EOFError, OSError):
                 while True:
-                    message = self._connection.recv()
+                    message = self._link.recv()
                     self._loop.call_soon_threadsafe(self.received.put_nowait, message)
             self._loop.call_soon_threadsafe(self.received.put_nowait, None)

@@ -1,9 +1,9 @@
-"""Run stages over several worker processes.
+"""Run stages over several workers.
 
 The schedule is dealt round-robin by session or single request, so that each share is the same
 process, thinned. All workers are prepared before any starts, and start at one absolute time. If a
-worker dies, the other workers stop at once, the records it flushed are kept, and its other requests
-become ``unfinished``; the caller reads ``lost``.
+worker dies, the others go on, the records it flushed are kept, and all its other requests of the
+stage become ``unfinished``; the caller reads ``lost``. The next stage starts another in its place.
 """
 
 from __future__ import annotations
@@ -11,18 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
-import signal
-import sys
 import time
 from collections.abc import Callable
-from multiprocessing import Pipe
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-import ampacity
 from ampacity.loadgen.audit import Measures
 from ampacity.loadgen.drive.cut import owed_by, sessions_of
 from ampacity.loadgen.plan import Live, StagePlan, StageResult
@@ -42,45 +38,26 @@ from ampacity.loadgen.workers.channel import (
     Ready,
     Stop,
 )
+from ampacity.loadgen.workers.launch import Clock, Launched, Launcher, WorkerError, compare_clocks
 from ampacity.loadgen.workers.setup import Setup
 
 START_TIMEOUT_S = 30.0
-LEAD_S = 0.1  # between the last "prepared" and the first deadline
 GRACE_S = 20.0 + STALL_MAX_S  # lateness of a result after which a worker is given up
-END_S = 0.5  # for a process whose connection is closed to be gone
-
-
-class WorkerError(ValueError):
-    """No worker process could be started or is left."""
-
-
-def _environment() -> dict[str, str]:
-    """Return an environment in which the child imports the packages that run here."""
-    root = str(Path(ampacity.__file__).resolve().parent.parent)
-    paths = [root, os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [root]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
+QUIT_S = 5.0
+CLOCK_TRIPS = 20  # round trips to each node before each stage
 
 A = TypeVar("A", bound=Answer)
 
 
 class _Worker:
-    """One child process and the channel to it."""
+    """One worker and the channel to it."""
 
-    def __init__(
-        self,
-        number: int,
-        process: asyncio.subprocess.Process,
-        channel: Channel[Command, Answer],
-        stream: Path,
-    ) -> None:
-        self.number = number
-        self.process = process
-        self.send = channel.send
-        self._received = channel.received
-        self.stream = stream
+    def __init__(self, number: int, launched: Launched, stream: Path) -> None:
+        self.number, self.launched, self.stream = number, launched, stream
+        channel: Channel[Command, Answer] = Channel(launched.link)
+        self.send, self._received = channel.send, channel.received
         self.live = Live()
-        self.died_ns: int | None = None  # or was given up
+        self.gone = False  # or given up
 
     async def wait_for(
         self, kind: type[A], timeout_s: float, after: Command | None = None
@@ -93,63 +70,67 @@ class _Worker:
             async with asyncio.timeout(timeout_s):
                 if after is not None:
                     await asyncio.to_thread(self.send, after)
-                while (message := await self._received.get()) is not None:
+                while not self.gone and (message := await self._received.get()) is not None:
                     if isinstance(message, kind):
                         return message
                     if isinstance(message, Live):
                         self.live = message
-        self.died_ns = time.monotonic_ns()
+        self.gone = True
         return None
 
 
 class Workers:
-    """Runs stages over N processes; the same calls as a StageRunner."""
+    """Runs stages over N workers; the same calls as a StageRunner."""
 
     def __init__(
         self,
         setup: Setup,
+        launcher: Launcher,
         stream_of: Callable[[int], Path],
         on_record: Callable[[RequestRecord], None],
     ) -> None:
         """``stream_of(k)``: the stream file of worker k; ``on_record`` gets the lost requests."""
         self._setup = setup
+        self._launcher = launcher
         self._stream_of = stream_of
         self._on_record = on_record
         self._workers: list[_Worker] = []
         self._started = 0
         self._stop_reason: str | None = None
         self.lost: list[str] = []  # one line for each worker that died
+        self.notes: list[str] = []  # other lines for the user
         self._plan: StagePlan | None = None
         self._buried: list[Live] = []  # last messages of the stage's workers that have died
         self._began_s = 0.0
 
     async def grow(self, count: int) -> None:
-        """Start workers up to ``count``. Raises WorkerError if one does not start."""
-        while len(self._workers) < count:
-            self._workers.append(await self._start())
+        """Start workers up to ``count``, or go on with those that are left.
+
+        Raises WorkerError if there is none.
+        """
+        first, lacking = self._started, max(count - len(self._workers), 0)
+        self._started += lacking
+        starting = map(self._start, range(first, self._started))
+        for begun in await asyncio.gather(*starting, return_exceptions=True):
+            if isinstance(begun, _Worker):
+                self._workers.append(begun)
+            elif isinstance(begun, WorkerError):
+                self.notes.append(str(begun))
+            else:
+                raise begun
+        if not self._workers:
+            raise WorkerError(self.notes.pop())
         if self._stop_reason:  # while they started
             self.stop(self._stop_reason)
 
-    async def _start(self) -> _Worker:
-        number, self._started = self._started, self._started + 1
-        ours, theirs = Pipe()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "ampacity.loadgen.workers.worker"),
-                str(theirs.fileno()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=2,  # nothing that prints may mix with the report on stdout
-                env=_environment(),
-                pass_fds=[theirs.fileno()],
-            )
-        worker = _Worker(number, process, Channel(ours), self._stream_of(number))
+    async def _start(self, number: int) -> _Worker:
+        worker = _Worker(number, await self._launcher.start(), self._stream_of(number))
         setup = self._setup
-        if self._workers:  # the first one goes on with what was spent before
+        if number:  # the first one goes on with what was spent before
             setup = dataclasses.replace(setup, account=setup.account.unspent())
         begin = Begin(setup, number, worker.stream)
         if await worker.wait_for(Ready, START_TIMEOUT_S, after=begin) is None:
-            await self._end(worker)
-            raise WorkerError(f"worker process {number} did not start")
+            raise WorkerError(f"worker {number} did not start: {await worker.launched.end()}")
         return worker
 
     @property
@@ -173,17 +154,8 @@ class Workers:
         for worker in self._workers:
             worker.send(Stop(reason, wait=True))
 
-    @property
-    def stopped(self) -> str | None:
-        """Return why ``stop`` was called, or None."""
-        return self._stop_reason
-
-    async def run(
-        self, plan: StagePlan, on_start: Callable[[int], None] | None = None
-    ) -> StageResult:
-        """Run a stage over all workers. Raises WorkerError if none is left."""
-        if not self._workers:
-            raise WorkerError("; ".join(self.lost) or "no worker process")
+    async def run(self, plan: StagePlan, on_start: Callable[[int], None]) -> StageResult:
+        """Run a stage over all workers."""
         dealt = list(zip(self._workers, deal(plan, len(self._workers)), strict=True))
         self._buried = []
         for worker in self._workers:
@@ -191,58 +163,79 @@ class Workers:
         await asyncio.gather(
             *(worker.wait_for(Prepared, START_TIMEOUT_S, Prepare(share)) for worker, share in dealt)
         )
-        start_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
+        clocks = await self._clocks()
+        if clocks and self._plan is None:  # the first stage
+            worst_ms = max(clock.bound_ns for clock in clocks.values()) / 1e6
+            self.notes.append(
+                f"{len(dealt)} workers on {len(clocks)} nodes of Ray, whose clocks are known to "
+                f"{worst_ms:.2g} ms: arrivals of different nodes may be skewed by that, latencies "
+                "do not depend on it"
+            )
+        start_ns = time.monotonic_ns() + int(self._launcher.lead_s * 1e9)
         self._plan, self._began_s = plan, start_ns / 1e9
-        if on_start is not None:
-            on_start(start_ns)
+        on_start(start_ns)
         for worker, _ in dealt:
-            worker.send(Go(start_ns))
-        patience_s = LEAD_S + plan.duration_s + plan.drain_s + plan.answering_s + GRACE_S
+            clock = clocks.get(worker.launched.node)
+            worker.send(Go(start_ns, clock.ahead_ns if clock else 0))
+        patience_s = self._launcher.lead_s + plan.duration_s + plan.drain_s + plan.answering_s
         patience_s += plan.finish_s if plan.schedule.session is not None else 0.0
-        answers = await asyncio.gather(*(self._finish(w, patience_s) for w, _ in dealt))
+        done = await asyncio.gather(*(self._finish(w, patience_s + GRACE_S) for w, _ in dealt))
+        ended = [answer.result.meta["end_ns"] for answer in done if answer is not None]
+        until_ns = max(ended, default=time.monotonic_ns())
         results = [
-            answer.result if answer is not None else self._bury(worker, share, start_ns)
-            for (worker, share), answer in zip(dealt, answers, strict=True)
+            await self._bury(worker, share, start_ns, until_ns) if answer is None else answer.result
+            for (worker, share), answer in zip(dealt, done, strict=True)
         ]
         measures = Measures(dated_by_kernel=True)
-        for result in results:
+        for (worker, _), result in zip(dealt, results, strict=True):
+            result.measures.node = worker.launched.node
             measures.merge(result.measures)
-        most = max(result.ids_used for result in results)
-        return StageResult(_merge(plan, start_ns, [r.meta for r in results]), measures, most)
+        meta = _merge(plan, start_ns, [r.meta for r in results])
+        if clocks:
+            meta["clocks"] = [asdict(clock) for clock in clocks.values()]
+        return StageResult(meta, measures, max(result.ids_used for result in results))
+
+    async def _clocks(self) -> dict[str, Clock]:
+        """Compare the clock of each other node, one after the other, so that none waits."""
+        found: dict[str, Clock] = {}
+        for node, look in ((w.launched.node, w.launched.look) for w in self._workers if not w.gone):
+            if look is not None and node not in found:
+                with contextlib.suppress(OSError):  # it died just now
+                    found[node] = await asyncio.to_thread(compare_clocks, node, look, CLOCK_TRIPS)
+        return found
 
     async def _finish(self, worker: _Worker, patience_s: float) -> Done | None:
-        """Wait for the end of a worker's stage; if it died or is too late, stop the others."""
+        """Wait for the end of a worker's stage; None if it died or is too late."""
         if (answer := await worker.wait_for(Done, patience_s)) is None:
             self._workers.remove(worker)
             self._buried.append(worker.live)
-            await self._end(worker)
-            self.stop(f"worker {worker.number} {_end_text(worker.process.returncode)}")
         return answer
 
-    def _bury(self, worker: _Worker, share: StagePlan, start_ns: int) -> StageResult:
-        """Record the lost requests of a worker that died or did not answer."""
-        why = f"worker {worker.number} {_end_text(worker.process.returncode)}"
+    async def _bury(
+        self, worker: _Worker, share: StagePlan, start_ns: int, until_ns: int
+    ) -> StageResult:
+        """Record the lost requests of a worker that died, up to the end of the stage."""
         import pyarrow.compute as pc  # slow to import, rarely needed
 
+        why = f"worker {worker.number} {await worker.launched.end()}"
         table = read_stream(worker.stream)
         here = table.filter(pc.equal(table["stage"], share.index))
         columns = (here[name].to_pylist() for name in ("request_id", "ended_ns"))
         recorded = dict(zip(*columns, strict=True))
-        died_ns = worker.died_ns or time.monotonic_ns()
-        owed = owed_by(share, start_ns, died_ns, recorded)
+        owed = owed_by(share, start_ns, until_ns, recorded)
         for record in owed:
             record.error = why
             record.worker, record.target = worker.number, self._setup.targets[0]
             self._on_record(record)
         self.lost.append(
             f"{why} in stage {share.index}: {len(recorded)} of its requests are recorded, "
-            f"{len(owed)} were under way or not yet written and are lost; the stage was stopped"
+            f"{len(owed)} are lost: under way, not yet written, or due later in the stage"
         )
         schedule = share.schedule
         meta: dict[str, Any] = {
             "scheduled_requests": len(owed) + len(recorded),
-            "end_ns": min(start_ns + int(share.duration_s * 1e9), died_ns),
-            "drained_ns": died_ns,
+            "end_ns": until_ns,
+            "drained_ns": until_ns,
             "ended_early": self._stop_reason,
             "decided_early": None,
         }
@@ -250,39 +243,16 @@ class Workers:
             meta["sessions"] = sessions_of(share, recorded, owed)
         last = schedule.request_id(len(schedule) - 1) if len(schedule) else None
         used = 0 if last is None else last - schedule.first_request_id + 1
-        return StageResult(meta, Measures(dated_by_kernel=True), used)  # no measurements
-
-    async def _end(self, worker: _Worker) -> None:
-        """Wait for a process that has died, else kill it.
-
-        Not at once: kill() reaps a process that is dead already, and its exit status is lost.
-        """
-        try:
-            async with asyncio.timeout(END_S):
-                await worker.process.wait()
-        except TimeoutError:
-            worker.process.kill()
-            await worker.process.wait()
+        return StageResult(meta, Measures(dated_by_kernel=True, worker=worker.number), used)
 
     async def close(self) -> None:
         """Ask every worker to quit; kill those that do not."""
         for worker in self._workers:
             worker.send(Quit())
+        await asyncio.gather(*(worker.wait_for(Done, QUIT_S) for worker in self._workers))
         for worker in self._workers:
-            try:
-                async with asyncio.timeout(5.0):
-                    await worker.process.wait()
-            except TimeoutError:
-                await self._end(worker)
-
-
-def _end_text(status: int | None) -> str:
-    """Return how a process ended, by its exit status: ``died (SIGKILL)``."""
-    try:
-        how = signal.Signals(-(status or 0)).name
-    except ValueError:
-        how = f"exit status {status}"
-    return f"died ({how})"
+            await worker.launched.end()
+        await self._launcher.close()
 
 
 def deal(plan: StagePlan, workers: int) -> list[StagePlan]:

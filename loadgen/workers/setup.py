@@ -22,7 +22,7 @@ from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.send.requests import ScheduledRequests
 from ampacity.loadgen.send.secrets import SECRET_MIN
 from ampacity.workloads.classes import RequestClass
-from ampacity.workloads.prompts.files import read_prompts
+from ampacity.workloads.prompts.files import PromptFile
 from ampacity.workloads.prompts.images import Images
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from ampacity.workloads.traces.recorded import Recorded
@@ -75,8 +75,7 @@ class Setup:
     reuse: Reuse
     classes: tuple[RequestClass, ...] = ()
     planned_histories: bool = False  # text of planned length in place of the answers of a session
-    prompt_file: str | None = None
-    recorded: Recorded | None = None  # the messages of a trace
+    texts: PromptFile | Recorded | None = None  # of a file of prompts, or the messages of a trace
     images: Images | None = None
     answers_in: Path | None = None  # folder for the texts of answers
     answers_bytes: int = 0  # limit of each process
@@ -117,17 +116,14 @@ class Setup:
             classes=self.classes,
             planned_histories=self.planned_histories,
             images=self.images,
-            # bad rows were refused, or skipped as asked, before the run
-            file=self.recorded
-            if self.prompt_file is None
-            else read_prompts(Path(self.prompt_file), skip_bad_rows=True),
+            file=self.texts,
         )
         known = self.secrets  # which grow where keys are renewed
         secrets = (lambda: self.secrets) if self.routes[0].endpoint.keys else (lambda: known)
         keep = None
         if self.answers_in is not None:
             path = self.answers_in / f"answers-{worker}.jsonl"
-            asked = self.prompt_file is not None or self.recorded is not None
+            asked = self.texts is not None
             keep = KeptAnswers(
                 path, self.answers_bytes, prompts=asked, secrets=secrets, later=stream.later
             ).keep

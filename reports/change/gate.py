@@ -1,7 +1,5 @@
 """Results of gate and check: on a terminal, as Markdown, JUnit XML, annotations of a CI."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -115,10 +113,7 @@ def _measured(check: Check) -> tuple[str, str]:
 
 
 _TABLES: dict[str, tuple[Sequence[str], Callable[[Check], tuple[str, ...]]]] = {
-    "gate": (
-        ("check", "baseline", "candidate", *HEADS),
-        _cells,
-    ),
+    "gate": (("check", "baseline", "candidate", *HEADS), _cells),
     "check": (("check", "measured"), _measured),
 }
 

@@ -4,8 +4,6 @@ A page with scripts draws it live: dragging over the first panel, or the sliders
 ``to_s``. ``BESIDE`` is the room beside a panel that its axis and the margins take, in pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A soak on the screen and in the report: its verdict, and what changed over the hours."""
 
-from __future__ import annotations
-
 from ampacity.analysis.contract.soak import Soak, SoakChange
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.soak.sentence import change_text, changes, size_text

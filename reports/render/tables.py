@@ -1,7 +1,5 @@
 """The tables of a summary's stages and lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.stage import Server, SloVerdict, Stage
 from ampacity.analysis.contract.summary import Imported, Summary
+from ampacity.analysis.slo import METRICS as SLO_METRICS
 from ampacity.analysis.slo import parse_slo, verdict_word
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.verdict import outage_verdict
@@ -47,7 +46,6 @@ QUANTILES: tuple[tuple[Quantile, float], ...] = (
     ("p95", 0.95),
     ("p99", 0.99),
 )
-SLO_METRICS = {"ttft": "ttft_from_schedule_s", "e2e": "e2e_from_schedule_s"}
 ABOVE_ACHIEVED = (
     "above the achieved rate: goodput is a share of the requests that were due in the window, "
     "which are waited for; achieved are the answers that ended within it"
@@ -152,7 +150,9 @@ def percentile_table(summary: Summary, metric: str) -> Table:
     judged = {
         slo.quantile: slo.text
         for slo in summary.slos
-        if SLO_METRICS.get(slo.metric, f"{slo.metric}_s") == metric and not slo.class_
+        if slo.metric in SLO_METRICS
+        and SLO_METRICS[slo.metric].stage_field == metric
+        and not slo.class_
     }
     for name, quantile in QUANTILES:
         if quantile in judged and quantile != 0.99:
@@ -338,8 +338,8 @@ def _unlabelled(requests: int | None) -> Cell:
 def windows_table(summary: Summary, meta: Mapping[str, Any]) -> Table:
     """Return the window of each stage, Little's Law in it, and the load generator's lateness."""
     rows = rows_of_stages("Windows and load generator", by_load(summary.stages))
-    began_s = _began_s(meta)
-    rows.column(Column("window", "s of the run"), lambda _, s: _span(s, began_s.get(s.index, 0.0)))
+    starts_s = began_s(meta)
+    rows.column(Column("window", "s of the run"), lambda _, s: span(s, starts_s.get(s.index, 0.0)))
     rows.figure("warm-up", "requests", lambda s: s.window.warmup_requests, count)
     rows.column(Column("method", text=True), _method)
 
@@ -374,7 +374,7 @@ def _of_audit(meta: Mapping[str, Any], name: str) -> Callable[[Stage], Any]:
     return lambda stage: audits.get(stage.index, {}).get(name)
 
 
-def _began_s(meta: Mapping[str, Any]) -> dict[int, float]:
+def began_s(meta: Mapping[str, Any]) -> dict[int, float]:
     """Return when each stage began, in s since the first: the time axis of the timeline."""
     starts = {s.get("index"): s.get("start_ns") for s in meta.get("stages") or []}
     known = {index: ns for index, ns in starts.items() if isinstance(ns, int)}
@@ -382,7 +382,7 @@ def _began_s(meta: Mapping[str, Any]) -> dict[int, float]:
     return {index: (ns - first) * 1e-9 for index, ns in known.items() if isinstance(index, int)}
 
 
-def _span(stage: Stage, began_s: float) -> Cell:
+def span(stage: Stage, began_s: float) -> Cell:
     ends = (began_s + stage.window.start_s, began_s + stage.window.end_s)
     return Cell(" to ".join(f"{end_s:.1f}" for end_s in ends))
 

@@ -1,7 +1,5 @@
 """The examples of docs/ci.md, the action and the image: they parse, and their scripts run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

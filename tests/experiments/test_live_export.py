@@ -1,7 +1,5 @@
 """--prometheus and --otlp: the counters of a running load, and the dashboard that draws them."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
@@ -23,7 +21,7 @@ from ampacity.loadgen.plan import LIVE_BOUNDS_S, LIVE_TIMES, Live, LiveTimes
 from ampacity.loadgen.rundir.records import KINDS, RequestRecord
 from ampacity.simulator.server.launch import Started
 from tests.support.args import Command
-from tests.support.http_server import http_server, reply
+from tests.support.servers.http_server import http_server, reply
 from tests.support.synthetic import cohort, request
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"

@@ -1,14 +1,12 @@
 """docs/reliability.md lists every ending, and a sample of its cells is what comes of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from ampacity.loadgen.rundir.records import kind_of
 from tests.long.fault_matrix import COMMANDS, DOCS, cell
-from tests.support.faults import FAULTS
+from tests.support.servers.faults import FAULTS
 
 ROWS = {
     cells[1]: cells

@@ -1,7 +1,5 @@
 """What the product never calls, and the one place that opens files which others may have made."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

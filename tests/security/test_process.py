@@ -1,7 +1,5 @@
 """The process itself: core files, tracebacks, commands that print keys, TLS, who may read a run."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -19,8 +17,8 @@ from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.loadgen.send import keys
 from ampacity.loadgen.send.endpoint import EndpointError, Tls
 from tests.support.args import args_of
-from tests.support.certificates import make_certificate
-from tests.support.fault_server import FaultServer
+from tests.support.servers.certificates import make_certificate
+from tests.support.servers.fault_server import FaultServer
 
 KEY = "sk-planted-4711-abcdef"
 

@@ -1,7 +1,5 @@
 """Runs one stage over real sockets, with a request maker that the test chooses."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,7 +17,7 @@ from ampacity.loadgen.send.endpoint import Endpoint, parse_endpoint
 from ampacity.loadgen.send.history import AnswerContent
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.workloads.schedule import Schedule
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """``ampacity baseline``: the facts about earlier runs that a gate needs, as a file to commit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ampacity.cli import options as o
 from ampacity.cli.output import write_text, writing
 
 HEADS = "", "value", "tolerance", "finds", "longer", "more runs", "other seed: tolerance", "finds"
@@ -21,18 +20,15 @@ LEGEND = (
 def baseline(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            help="Run directories of the same experiment; several show the noise between runs.",
-            show_default=False,
-        ),
+        o.arg("Run directories of the same experiment; several show the noise between runs."),
     ],
     out: Annotated[
         Path,
-        typer.Option(
+        o.opt(
+            "FILE",
+            "Output: baseline file; only an older baseline is overwritten.",
             "-o",
             "--out",
-            metavar="FILE",
-            help="Output: baseline file; only an older baseline is overwritten.",
             show_default=False,
         ),
     ],

@@ -1,7 +1,5 @@
 """Estimate what a run will send and cost; print it, and ask, before the first request."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 
@@ -84,11 +82,7 @@ def estimate(settings: Settings, trace: Replayed | None, times: int = 1) -> str:
     else:  # histories grow: what is drawn is counted
         schedules = [
             open_schedule(
-                workload,
-                rate_rps=rate,
-                duration_s=settings.duration_s,
-                seed=settings.seed,
-                stage=k,
+                workload, rate_rps=rate, duration_s=settings.duration_s, seed=settings.seed, stage=k
             )
             for k, rate in enumerate(settings.rates)
         ]

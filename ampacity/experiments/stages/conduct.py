@@ -3,8 +3,6 @@
 An experiment is a function that asks the rig for stages.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import secrets
@@ -21,18 +19,8 @@ from ampacity.experiments.stages.budget import account_of, approve
 from ampacity.experiments.stages.context import check_context
 from ampacity.experiments.stages.live import LivePlayer
 from ampacity.experiments.stages.live_export import live_export
-from ampacity.experiments.stages.preflight import (
-    Probe,
-    follow_redirects,
-    prepare_machine,
-    route_to,
-)
-from ampacity.experiments.stages.provenance import (
-    out_path,
-    run_meta,
-    source_notes,
-    utc_now,
-)
+from ampacity.experiments.stages.preflight import Probe, follow_redirects, prepare_machine, route_to
+from ampacity.experiments.stages.provenance import out_path, run_meta, source_notes, utc_now
 from ampacity.experiments.stages.resume import check_resumable, resumed_meta
 from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.stages.rules import answers_in_history
@@ -47,6 +35,7 @@ from ampacity.loadgen.rundir.rotate import RotatingWriter
 from ampacity.loadgen.rundir.write import RunWriter, check_new, take_up
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.telemetry import Telemetry
+from ampacity.loadgen.workers.launch import Launcher
 from ampacity.loadgen.workers.setup import Route, Setup
 from ampacity.progress import Progress
 from ampacity.settings import Settings
@@ -72,6 +61,7 @@ class _Connected:
     probe: ProbeResult
     trace: Replayed | None
     notes: list[str]  # for run.json, beside those of the probe
+    cluster: Launcher | None  # where the load comes from; None: from here
 
 
 async def conduct(
@@ -104,7 +94,7 @@ async def conduct(
         private = settings.keep_answers_bytes is not None
         kind = RotatingWriter if experiment == "soak" else RunWriter
         with kind(out, meta, held, private=private) as writer:
-            generator = Generator(run.setup, run.clients, writer, writer.worker_stream)
+            generator = Generator(run.setup, run.clients, writer, writer.worker_stream, run.cluster)
             telemetry = await _start_telemetry(settings, run.pages, progress)
             player = LivePlayer(settings, run.probe, writer, generator, telemetry, progress)
             rig = Rig(settings, writer, progress, player, run.trace)
@@ -207,7 +197,13 @@ async def _connect(
         account.ended(record)
     for replica in settings.replicas:
         await look(pages, replica)  # raises if it does not answer
-    return _Connected(settings, pages, clients, setup, probe, trace, notes)
+    cluster = None
+    if settings.ray is not None:
+        from ampacity.loadgen.workers.on_ray import join_cluster
+
+        cluster = await join_cluster(settings.ray, settings.workers or 1, routes)
+        closing.push_async_callback(cluster.close)
+    return _Connected(settings, pages, clients, setup, probe, trace, notes, cluster)
 
 
 def _routes(settings: Settings) -> tuple[Route, ...]:
@@ -220,8 +216,7 @@ def _sent(
     """Return the fields of Setup about what requests contain and what is kept of answers."""
     workload, thinks = settings.workload, probe.thinks
     return {
-        "recorded": trace.recorded if trace else None,
-        "prompt_file": workload.prompts.file.path if workload.prompts else None,
+        "texts": trace.recorded if trace else workload.prompts and workload.prompts.file,
         "classes": workload.classes,
         "images": workload.images,
         "planned_histories": not answers_in_history(workload),

@@ -1,7 +1,5 @@
 """Fit requests to the model's context: shorten or drop what does not fit, and report it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Play stages on an endpoint, in real time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -90,8 +88,7 @@ class LivePlayer:
         await asyncio.to_thread(self._writer.wait)  # a disk that stalls: Ctrl-C is heard
         other_work = busiest(cores_used(others, cpu_seconds(), time.monotonic() - began_s))
         table = self._writer.stage_table(plan.index)
-        audit, lost = self._audit(result.measures)
-        meta = {**result.meta, **labels, "audit": audit}
+        meta = {**result.meta, **labels, "audit": self._audit(result.measures)}
         if plan.whole and plan.kind == "open":  # its length depended on the answers
             length_s = (meta["end_ns"] - meta["start_ns"]) / 1e9
             meta["offered_rps"] = meta["scheduled_requests"] / length_s
@@ -99,7 +96,7 @@ class LivePlayer:
         self._writer.meta["stages"][-1] = meta
         if plan.kind == "open":
             meta["ended_early"] = meta["ended_early"] or cut
-        ended = self._ended(meta["ended_early"], (cut, plan.used_up), lost)
+        ended = self._ended(meta["ended_early"], (cut, plan.used_up))
         return Outcome(meta, table, result.ids_used, ended, other_work)
 
     async def follow(self, plan: StagePlan, start_ns: int, labels: dict[str, Any]) -> int:
@@ -109,7 +106,7 @@ class LivePlayer:
         """
         self._announce(plan, start_ns, labels)
         result, answered = await self._generator.follow(plan, start_ns)
-        meta = {**result.meta, **labels, "audit": self._audit(result.measures)[0]}
+        meta = {**result.meta, **labels, "audit": self._audit(result.measures)}
         self._writer.meta["stages"][plan.index] = meta
         if (spent_usd := self._generator.live.spent_usd) is not None:
             self._writer.meta["spent_usd"] = spent_usd
@@ -120,20 +117,18 @@ class LivePlayer:
 
     def ended(self) -> tuple[str, str] | None:
         """Return how the run ended, if it did before its time."""
-        return self._ended(None, (None, ""), None)
+        return self._ended(None, (None, ""))
 
     def showing(self, plan: StagePlan) -> contextlib.AbstractContextManager[None]:
         """Show a stage on the terminal while the block runs."""
         return self._progress.stage(self._generator, plan, self._settings)
 
     def _ended(
-        self, early: str | None, by_budget: tuple[str | None, str], lost: str | None
+        self, early: str | None, by_budget: tuple[str | None, str]
     ) -> tuple[str, str] | None:
         """Return how the run ended, if it did for another reason than its budget."""
         if stopped := self._generator.stopped:
             return "interrupted" if stopped.startswith("interrupted") else "aborted", stopped
-        if lost:
-            return "aborted", lost
         of_a_worker = early if early and early.startswith("--max-errors") else None
         if used_up := self._generator.used_up or of_a_worker:
             return "budget", used_up
@@ -192,11 +187,13 @@ class LivePlayer:
         )
         self._writer.write_meta()
 
-    def _audit(self, measures: Measures) -> tuple[dict[str, Any], str | None]:
-        """Return (the audit of the client, lost workers); ask for more workers if it was busy."""
+    def _audit(self, measures: Measures) -> dict[str, Any]:
+        """Return the audit of the client; ask for more workers if it was busy."""
         audit = judge(measures, self._tolerance)
-        lost = self._generator.take_lost()
-        if lost:  # its load was not sent, and the next stage's processes may end the same way
+        for note in self._generator.take_notes():
+            self._progress.note(note)
+            self._writer.meta["notes"].append(note)
+        if lost := self._generator.take_lost():  # its load was not sent
             self._progress.note(lost)
             audit = replace(audit, client_limited=True, client_limited_reason=lost)
         if self._may_grow and audit.cpu_fraction >= GROW_CPU_FRACTION:
@@ -204,7 +201,7 @@ class LivePlayer:
             cores = len(self._settings.cpus) or max((os.cpu_count() or 1) - others, 1)
             self._workers_wanted = min(2 * self._workers_wanted, max(cores, self._workers_wanted))
             self._writer.meta["workers"] = self._workers_wanted
-        return asdict(audit), lost
+        return asdict(audit)
 
     def _sharing(self, schedule: Schedule, table: pa.Table) -> dict[str, Any]:
         """Return ``cached_share_planned``: of answered requests, with an infinite cache."""

@@ -4,8 +4,6 @@ A ``Player`` plays it: ``live.LivePlayer`` on an endpoint, ``virtual.player.Virt
 simulated engine in virtual time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -202,7 +200,7 @@ class Rig:
     def _disturbed(self, judged: Stage) -> bool:
         """Return whether a repetition may help: the client was limited, but not by the load.
 
-        Of a burst that was interrupted too, as nothing else is played of it.
+        It lost a worker, or other work on its machine held it up. Of a burst that was interrupted too, as nothing else is played of it.
         """
         meta = self._writer.meta["stages"][judged.index]
         audit = meta["audit"]
@@ -210,6 +208,8 @@ class Rig:
             return "burst" in self._writer.meta
         if meta.get("decided_early") == MOSTLY_FAILED:
             return False
+        if (judged.client_limited_reason or "").startswith("worker "):
+            return True
         idle = audit["cpu_fraction"] < GROW_CPU_FRACTION and not audit["shortages"]
         return bool(judged.client_limited) and idle and judged.stable is not False
 

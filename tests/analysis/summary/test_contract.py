@@ -1,7 +1,5 @@
 """The structs of analysis/contract/ hold every summary without a difference."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -83,13 +81,8 @@ def test_predicted_runs_come_back_whole(
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"killed": True},
-        {"predicted": True},
-        {"status": "interrupted"},
-        {"imported": {"tool": "vllm"}},
-    ],
+    json.loads("""[{}, {"killed": true}, {"predicted": true}, {"status": "interrupted"},
+        {"imported": {"tool": "vllm"}}]"""),
 )
 def test_each_state_of_a_run_comes_back_whole(tmp_path: Path, changes: dict[str, Any]) -> None:
     stages = queue_sweep(np.random.default_rng(1), [2.0], 40.0, service_rps=10.0)

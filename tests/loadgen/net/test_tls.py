@@ -20,10 +20,10 @@ from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Tls, parse_endpoint
 from tests.streams.playing import END, HEAD, http_chunk
-from tests.support.certificates import make_certificate
-from tests.support.kernel_wires import CLOCKS_NS
+from tests.support.servers.certificates import make_certificate
+from tests.support.servers.kernel_wires import CLOCKS_NS
+from tests.support.servers.tls_peer import Peer, Script, TlsServer
 from tests.support.stage_driving import on_loop
-from tests.support.tls_peer import Peer, Script, TlsServer
 from tests.support.waiting import until
 
 TOKENS = 5

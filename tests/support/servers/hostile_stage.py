@@ -1,9 +1,7 @@
-"""Run one stage against hostile endings: ``python -m tests.support.hostile_stage NAME...``.
+"""Run one stage against hostile endings: ``python -m tests.support.servers.hostile_stage NAME...``.
 
 Printed is JSON: [{name: status}, growth of the peak memory in MiB, seconds].
 """
-
-from __future__ import annotations
 
 import json
 import sys
