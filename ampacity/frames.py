@@ -19,14 +19,13 @@ import pyarrow.compute as pc
 
 from ampacity.analysis.contract.summary import Summary, to_json
 from ampacity.analysis.load_names import planned_name
+from ampacity.analysis.metrics.chunks import read_chunks, tpot_s
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import LEVELS
 from ampacity.analysis.metrics.requests import (
     e2e_s,
     first_answer_s,
-    read_chunks,
-    tpot_s,
     ttft_s,
 )
 from ampacity.analysis.stage.analyse import RunRecords, stage_records
@@ -34,6 +33,7 @@ from ampacity.analysis.stage.client import figure_without_client, without_client
 from ampacity.analysis.summary import read_stages, summarise, warmup_of
 from ampacity.loadgen.rundir.files import Run as RunDirectory
 from ampacity.loadgen.rundir.files import RunDirError, load_run
+from ampacity.loadgen.rundir.lists import LISTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,9 +90,8 @@ class Run:
         """Return one row for each request and attempt, in the order in which they were due."""
         records = self._stages[1]
         table, r = records.table, records.requests
-        lists = ["chunk_at_us", "chunk_tokens"]
         times = [name for name in table.column_names if name.endswith("_ns")]
-        plain = table.drop_columns([*lists, *times])
+        plain = table.select([n for n in table.column_names if n not in (*LISTS, *times)])
         frame: pd.DataFrame = plain.to_pandas(types_mapper=_NULLABLE.get)
         for name in times:
             after_ns = pc.subtract(table[name], pa.scalar(records.origin_ns, pa.int64()))

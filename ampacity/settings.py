@@ -263,7 +263,7 @@ class Settings:
     )
     timestamps: Stamps = _limit(_choice("kernel", "read"), "kernel")(
         "kernel: time at which the kernel received the data, exact even if the client is busy "
-        "(falls back to read with TLS, a proxy, or off Linux). read: time at which the client "
+        "(falls back to read off Linux). read: time at which the client "
         "read it. Do not compare runs across the two."
     )
 

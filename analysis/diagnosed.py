@@ -9,11 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-SPOILT_TOO: Mapping[str, tuple[str, ...]] = {
-    "ttft": ("ttft", "first_answer", "fluidity"),
-    "itl": ("itl", "fluidity"),
-}
-"""SLO metrics that rest on a metric of the diagnosis."""
+from ampacity.analysis.slo import METRICS
 
 
 def certain(meta: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -28,7 +24,7 @@ def spoilt_by(meta: Mapping[str, Any]) -> dict[str, str]:
         if finding["name"] == "stream":
             continue
         reason = f"{finding['found']}: {finding['means']} (see: ampacity doctor)"
-        for metric in finding["spoils"]:
-            for spoilt in SPOILT_TOO.get(metric, (metric,)):
-                found.setdefault(spoilt, reason)
+        for name, metric in METRICS.items():
+            if {name, *metric.rests_on} & {*finding["spoils"]}:
+                found.setdefault(name, reason)
     return found

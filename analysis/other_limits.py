@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from msgspec import structs
 
@@ -14,7 +15,8 @@ from ampacity.analysis.contract.part import Interval, Part
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.slo import ERROR_RATE, Slo, slo_from_dict
-from ampacity.analysis.stage.analyse import StageRecords, stage_records
+from ampacity.analysis.stage.analyse import RunRecords, stage_records
+from ampacity.analysis.stage.steady import Stability
 from ampacity.analysis.stage.verdicts import Judge, Judged, judge_requests
 from ampacity.analysis.summary import read_stages, warmup_of
 from ampacity.loadgen.rundir.files import Run
@@ -61,20 +63,14 @@ def capacity_at_limits(run: Run, summary: Summary) -> list[AtLimit]:
         return []
     run, _ = split_lengths(run)
     metas, records = read_stages(run)
-    found = [
-        stage_records(records, m, warmup_of(run.meta), run_complete=run.complete) for m in metas
-    ]
     tried = [_scaled(own, times) for times in TIMES]
-    verdicts = [
-        judge_requests(Judged(stage.cohort, stage.whole, stage.hit_by_outages), tried)
-        for stage in found
-    ]
+    found = [_judge(records, m, run, tried) for m in metas]  # one stage after the other in memory
     capacities = []
     for i, slo in enumerate(tried):
         instead = [slo if s == own else s for s in slos]
         stages = [
-            _with_verdict(stage, of_stage, instead, judged[i])
-            for stage, of_stage, judged in zip(summary.stages, found, verdicts, strict=True)
+            _with_verdict(stage, stability, instead, judged[i])
+            for stage, (stability, judged) in zip(summary.stages, found, strict=True)
         ]
         capacities.append(at_limit(slo.text, find_capacity(stages, instead), slo == own))
     return capacities
@@ -84,11 +80,20 @@ def _scaled(slo: Slo, times: float) -> Slo:
     return slo if times == 1 else replace(slo, limit_s=float(f"{slo.limit_s * times:.2g}"))
 
 
+def _judge(
+    records: RunRecords, meta: dict[str, Any], run: Run, slos: Sequence[Slo]
+) -> tuple[Stability, list[SloVerdict]]:
+    """Return whether a stage has a steady state, and its verdict on each of ``slos``."""
+    found = stage_records(records, meta, warmup_of(run.meta), run_complete=run.complete)
+    judged = Judged(found.cohort, found.whole, found.hit_by_outages)
+    return found.stability, judge_requests(judged, slos)
+
+
 def _with_verdict(
-    stage: Stage, found: StageRecords, slos: Sequence[Slo], verdict: SloVerdict
+    stage: Stage, stability: Stability, slos: Sequence[Slo], verdict: SloVerdict
 ) -> Stage:
     """Return a stage with the verdicts on ``slos``, of which ``verdict`` is new."""
     known = {v.slo: v for v in (*stage.slo_verdicts, verdict)}
     verdicts = [known[slo.text] for slo in slos]
-    met, reason = Judge(slos, found.stability, bool(stage.client_limited)).overall(verdicts)
+    met, reason = Judge(slos, stability, bool(stage.client_limited)).overall(verdicts)
     return structs.replace(stage, slo_verdicts=verdicts, slo_met=met, slo_met_reason=reason)

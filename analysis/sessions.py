@@ -13,10 +13,12 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.traffic import Concurrent, SessionFit, Sessions, SessionStage, Turns
+from ampacity.analysis.metrics.chunks import read_chunks
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.lengths import spread
 from ampacity.analysis.metrics.observations import Observations
@@ -27,7 +29,6 @@ from ampacity.analysis.metrics.requests import (
     Ints,
     Requests,
     e2e_s,
-    read_chunks,
     ttft_s,
 )
 from ampacity.analysis.slo import Slo
@@ -82,18 +83,22 @@ def summarise_sessions(
     slos: Sequence[Slo],
 ) -> Sessions | None:
     """Return the sessions of a run (docs/sessions.md), or None where no request is of one."""
+    ids, turns = (records.table[name] for name in ("session_id", "turn"))
+    if ids.null_count == len(ids):
+        return None
     found = [
         _of_stage(records, sessions, meta, stage, slos)
         for meta, stage in zip(metas, stages, strict=True)
-        if (sessions := _read(records, int(meta["index"]))) is not None
+        if (sessions := _read(records.requests, ids, turns, int(meta["index"]))) is not None
     ]
     return Sessions(stages=found, fit=_fit(found, stages, slos)) if found else None
 
 
-def _read(records: RunRecords, stage: int) -> _Sessions | None:
-    everything = records.requests
-    rows = everything.take((everything.stage == stage) & (everything.attempt == 0))
-    ids = records.table["session_id"].take(rows.row)
+def _read(
+    requests: Requests, ids: pa.ChunkedArray, turns: pa.ChunkedArray, stage: int
+) -> _Sessions | None:
+    rows = requests.take((requests.stage == stage) & (requests.attempt == 0))
+    ids = ids.take(rows.row)
     named = np.asarray(pc.is_valid(ids).to_numpy(), dtype=np.bool_)
     if not named.any():
         return None
@@ -101,7 +106,7 @@ def _read(records: RunRecords, stage: int) -> _Sessions | None:
     names, of = np.unique(
         np.asarray(ids.filter(named).to_pylist(), dtype=object), return_inverse=True
     )
-    turn = pc.fill_null(records.table["turn"].take(rows.row), 0).to_numpy()
+    turn = pc.fill_null(turns.take(rows.row), 0).to_numpy()
     return _Sessions(
         rows, of.astype(np.int64), np.asarray(turn, dtype=np.int64), [str(n) for n in names]
     )

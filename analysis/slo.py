@@ -6,15 +6,39 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from ampacity.durations import exact_text, read_duration
 
-METRICS: tuple[str, ...] = ("ttft", "itl", "icl", "tpot", "e2e", "first_answer", "fluidity")
+
+class Metric(NamedTuple):
+    """A latency that an SLO may limit."""
+
+    label: str
+    stage_field: str | None  # its percentiles in a stage of summary.json; None: only an attainment
+    of_gaps: bool = False  # a percentile over gaps; the others have one value per request
+    waits: bool = False  # its limit includes the time spent waiting
+    first_token: bool = False  # unknown of an answer of which no token was seen
+    rests_on: tuple[str, ...] = ()  # further metrics of the probe's diagnosis that spoil it
+
+
+METRICS: Mapping[str, Metric] = {
+    "ttft": Metric("TTFT", "ttft_from_schedule_s", waits=True, first_token=True),
+    "itl": Metric("ITL", "itl_s", of_gaps=True),
+    "icl": Metric("ICL", "icl_s", of_gaps=True),
+    "tpot": Metric("TPOT", "tpot_s"),
+    "e2e": Metric("E2E", "e2e_from_schedule_s", waits=True),
+    "first_answer": Metric(
+        "first answer", "first_answer_s", waits=True, first_token=True, rests_on=("ttft",)
+    ),
+    "fluidity": Metric("fluidity", None, first_token=True, rests_on=("ttft", "itl")),
+}
+"""All that a new metric needs but its observations (analysis/metrics/cohort.py)."""
+GAP_METRICS = frozenset(name for name, metric in METRICS.items() if metric.of_gaps)
+WAITS = frozenset(name for name, metric in METRICS.items() if metric.waits)
+FIRST_TOKEN = frozenset(name for name, metric in METRICS.items() if metric.first_token)
 EXTREMES: dict[float, str] = {0.0: "min", 1.0: "max"}
 """The smallest and the largest sample, as quantiles: facts of one run, not of an endpoint."""
-GAP_METRICS: frozenset[str] = frozenset({"itl", "icl"})
-"""Metrics whose percentile is over gaps; the others have one value per request."""
 ERROR_RATE, GOODPUT = "error_rate", "goodput"
 SHARES: frozenset[str] = frozenset({ERROR_RATE, GOODPUT})
 """Metrics whose limit is a share of requests, not a time."""

@@ -22,23 +22,16 @@ LEVELS = ("min", 50, 90, 95, 99, 99.9, "max")
 
 def export(
     run: o.RunDir,
-    out: Annotated[
-        Path,
-        typer.Option("-o", "--out", metavar="DIR", help="Output: folder.", show_default=False),
-    ],
-    csv: Annotated[bool, typer.Option("--csv", help="Write CSV, a file for each table.")] = False,
+    out: Annotated[Path, o.opt("DIR", "Output: folder.", "-o", "--out", show_default=False)],
+    csv: Annotated[bool, o.opt(None, "Write CSV, a file for each table.", "--csv")] = False,
     parquet: Annotated[
-        bool, typer.Option("--parquet", help="Write Parquet, a file for each table.")
+        bool, o.opt(None, "Write Parquet, a file for each table.", "--parquet")
     ] = False,
     hgrm: Annotated[
         bool,
-        typer.Option(
-            "--hgrm", help="Write each stage's latencies as HdrHistogram percentiles, in ms."
-        ),
+        o.opt(None, "Write each stage's latencies as HdrHistogram percentiles, in ms.", "--hgrm"),
     ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace files that exist.")
-    ] = False,
+    overwrite: Annotated[bool, o.opt(None, "Replace files that exist.", "--overwrite")] = False,
 ) -> None:
     """Export the tables and histograms of a run for other programs. A file for each.
 

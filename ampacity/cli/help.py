@@ -9,7 +9,7 @@ from typing import Any
 from typer import BadParameter
 from typer.core import TyperCommand, TyperGroup
 
-from ampacity.cli.resume import COMMANDS, resumed
+from ampacity.cli.measure.resume import COMMANDS, resumed
 from ampacity.settings import GROUPS
 
 SHOWN_MAX = 9

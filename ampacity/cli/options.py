@@ -14,32 +14,38 @@ from typing import Annotated, Any
 
 import typer
 
+from ampacity.cli.measure.resume import COMMANDS
 from ampacity.cli.output import shown
-from ampacity.cli.resume import COMMANDS
 from ampacity.settings import OUTPUT, SETTINGS, SHARED
 from ampacity.values import option as option_name
 
 Command = Callable[..., None]
-Url = Annotated[
-    str,
-    typer.Argument(
-        help="Base URL of an OpenAI-compatible server. E.g. http://127.0.0.1:8000/v1",
-        show_default=False,
-    ),
-]
-Json = Annotated[
-    bool,
-    typer.Option("--json", help="Print JSON, and nothing else.", rich_help_panel=OUTPUT),
-]
-RunDir = Annotated[Path, typer.Argument(help="Run directory.", show_default=False)]
-_file = partial(typer.Option, metavar="FILE", rich_help_panel=OUTPUT)
-Html = Annotated[Path | None, _file(help="Write an HTML page.")]
-Csv = Annotated[Path | None, _file(help="Write CSV, every figure.")]
+
+
+def opt(metavar: str | None, text: str, *flags: str, **more: Any) -> Any:
+    """Return an option for ``Annotated``; a last "Default: X." of its text is its default."""
+    text, _, otherwise = text.partition(" Default: ")
+    if otherwise:
+        more["show_default"] = otherwise.rstrip(".")
+    return typer.Option(*flags, metavar=metavar, help=text, **more)
+
+
+def arg(text: str, metavar: str | None = None) -> Any:
+    """Return an argument for ``Annotated``."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False)
+
+
+Url = Annotated[str, arg("Base URL of an OpenAI-compatible server. E.g. http://127.0.0.1:8000/v1")]
+_print = partial(opt, rich_help_panel=OUTPUT)
+Json = Annotated[bool, _print(None, "Print JSON, and nothing else.", "--json")]
+RunDir = Annotated[Path, arg("Run directory.")]
+Html = Annotated[Path | None, _print("FILE", "Write an HTML page.")]
+Csv = Annotated[Path | None, _print("FILE", "Write CSV, every figure.")]
 Markdown = Annotated[
     Path | None,
-    _file(help="Write Markdown. check and gate append it, e.g. to $GITHUB_STEP_SUMMARY."),
+    _print("FILE", "Write Markdown. check and gate append it, e.g. to $GITHUB_STEP_SUMMARY."),
 ]
-JUnit = Annotated[Path | None, _file(help="Write JUnit XML.")]
+JUnit = Annotated[Path | None, _print("FILE", "Write JUnit XML.")]
 
 
 class Amount(StrEnum):
@@ -48,11 +54,9 @@ class Amount(StrEnum):
 
 
 def option(name: str, kind: Any, default: Any, *flags: str, **shown: Any) -> Parameter:
-    """Return an option as a parameter of a command; a help's last "Default: X." is its default."""
-    shown["help"], _, otherwise = shown["help"].partition(" Default: ")
-    if otherwise:
-        shown["show_default"] = otherwise.rstrip(".")
-    annotation = Annotated[kind, typer.Option(*(flags or [option_name(name)]), **shown)]
+    """Return an option as a parameter of a command; ``shown``: its help and what ``opt`` takes."""
+    metavar, text = shown.pop("metavar", None), shown.pop("help")
+    annotation = Annotated[kind, opt(metavar, text, *(flags or [option_name(name)]), **shown)]
     return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 

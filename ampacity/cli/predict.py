@@ -15,8 +15,8 @@ from ampacity.settings import VIRTUAL
 
 SearchInstead = Annotated[
     bool,
-    typer.Option(
-        "--search", help="Search for the capacity, as 'ampacity search' does, instead of sweeping."
+    o.opt(
+        None, "Search for the capacity, as 'ampacity search' does, instead of sweeping.", "--search"
     ),
 ]
 

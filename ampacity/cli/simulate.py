@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ampacity.cli import options as o
 from ampacity.cli.engine_options import Preset, full_preset, make_face, with_engine, with_face
 
 if TYPE_CHECKING:
@@ -15,36 +16,23 @@ if TYPE_CHECKING:
 
 Calibrate = Annotated[
     Path | None,
-    typer.Option(
-        metavar="RUN",
-        help="Fit the engine's bandwidth, compute and overhead to a measured sweep, then serve.",
+    o.opt(
+        "RUN", "Fit the engine's bandwidth, compute and overhead to a measured sweep, then serve."
     ),
 ]
-Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")]
-Port = Annotated[int, typer.Option(metavar="N", help="Port; 0 picks a free one.")]
-Model = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Name of the model.", show_default="the preset's"),
-]
+Host = Annotated[str, o.opt("ADDRESS", "Address to listen on.")]
+Port = Annotated[int, o.opt("N", "Port; 0 picks a free one.")]
+Model = Annotated[str | None, o.opt("NAME", "Name of the model. Default: the preset's.")]
 ApiKeyEnv = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Environment variable that holds the API key. Requests without it are refused.",
-    ),
+    o.opt("NAME", "Environment variable that holds the API key. Requests without it are refused."),
 ]
 Seed = Annotated[
-    int,
-    typer.Option(
-        metavar="N", help="Seed of what is random: words and lengths of requests without a seed."
-    ),
+    int, o.opt("N", "Seed of what is random: words and lengths of requests without a seed.")
 ]
 Faults = Annotated[
     str | None,
-    typer.Option(
-        metavar="JSON|FILE",
-        help="Faults to inject. See docs/simulator.md; times count from the start.",
-    ),
+    o.opt("JSON|FILE", "Faults to inject. See docs/simulator.md; times count from the start."),
 ]
 
 

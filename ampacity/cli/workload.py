@@ -23,9 +23,7 @@ app = typer.Typer(
     context_settings=NAMES,
 )
 
-Name = Annotated[
-    str, typer.Argument(help="Name of a built-in workload, or a YAML file.", show_default=False)
-]
+Name = Annotated[str, o.arg("Name of a built-in workload, or a YAML file.")]
 
 
 @app.command("list", cls=Command)
@@ -63,27 +61,14 @@ def show(name: Name, html: o.Html = None) -> None:
     _draw(view(workload, read_measured(name)), html)
 
 
-Log = Annotated[
-    Path,
-    typer.Argument(
-        help="Trace or log: .csv, .jsonl, .json, .parquet or .log, optionally .gz.",
-        show_default=False,
-    ),
-]
+Log = Annotated[Path, o.arg("Trace or log: .csv, .jsonl, .json, .parquet or .log, optionally .gz.")]
 ProfileOut = Annotated[
     Path | None,
-    typer.Option(
-        "-o",
-        "--out",
-        metavar="FILE",
-        help="Output: workload file.",
-        show_default="NAME.yaml in the current folder",
+    o.opt(
+        "FILE", "Output: workload file. Default: NAME.yaml in the current folder.", "-o", "--out"
     ),
 ]
-Context = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Report a row with more tokens than this as an error."),
-]
+Context = Annotated[int | None, o.opt("N", "Report a row with more tokens than this as an error.")]
 
 
 @app.command("fit", cls=Command)
@@ -152,12 +137,9 @@ def _fit_trace(file: Path, options: dict[str, Any], context: int | None) -> dict
     return profile
 
 
-Count = Annotated[
-    int | None, typer.Option("-n", "--requests", metavar="N", help="Number of requests to write.")
-]
+Count = Annotated[int | None, o.opt("N", "Number of requests to write.", "-n", "--requests")]
 ScheduleOut = Annotated[
-    Path | None,
-    typer.Option("-o", "--out", metavar="FILE", help="Output: JSONL file.", show_default="stdout"),
+    Path | None, o.opt("FILE", "Output: JSONL file. Default: stdout.", "-o", "--out")
 ]
 
 
@@ -166,10 +148,7 @@ ScheduleOut = Annotated[
     ("rates", "duration", "seed"), rates="the rate that a fit measured, else 1", duration=False
 )
 def sample(
-    raw: dict[str, Any],
-    name: Name,
-    requests: Count = None,
-    out: ScheduleOut = None,
+    raw: dict[str, Any], name: Name, requests: Count = None, out: ScheduleOut = None
 ) -> None:
     """Write the schedule of a workload as JSONL, which 'ampacity run --trace FILE' replays exactly.
 

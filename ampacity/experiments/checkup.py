@@ -245,7 +245,7 @@ def _metrics(f: Facts) -> Finding:
 def _clock(f: Facts) -> Finding:
     delay_s = f["receive_delay_p50_s"]
     if delay_s is None:
-        found = "no kernel time stamps on this way (TLS, a proxy, or not Linux)"
+        found = "no kernel time stamps (not Linux)"
         means = "times are those of the read; what this machine adds is not measured"
         return Finding("clock", "note", found, means, ())
     found = (

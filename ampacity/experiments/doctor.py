@@ -7,15 +7,8 @@ import secrets
 import time
 from dataclasses import dataclass
 
+from ampacity.experiments.stages import preflight
 from ampacity.experiments.stages.conduct import metrics_pages
-from ampacity.experiments.stages.preflight import (
-    Probe,
-    fitted_input,
-    follow_redirects,
-    prepare_machine,
-    route_to,
-    typical_lengths,
-)
 from ampacity.loadgen.host import busiest, cores_used, cpu_seconds, room_for_connections
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
@@ -67,14 +60,16 @@ class DoctorResult:
 
 async def examine(settings: Settings, progress: Progress) -> DoctorResult:
     """Send at most REQUESTS_MAX requests. Raises EndpointError if no benchmark is possible."""
-    settings = await follow_redirects(settings, progress)
-    route = route_to(settings.endpoint)
-    prepare_machine(settings)
+    settings = await preflight.follow_redirects(settings, progress)
+    route = preflight.route_to(settings.endpoint)
+    preflight.prepare_machine(settings)
     salt, client = secrets.token_hex(8), route.client(settings.timestamps, settings.connections)
     others, began_s = cpu_seconds(), time.monotonic()
     try:
         async with Pages(settings.endpoint.tls) as pages:
-            probe = await Probe(settings, pages, client, route, salt, None, progress).run()
+            probe = await preflight.Probe(
+                settings, pages, client, route, salt, None, progress
+            ).run()
             gauges = await Telemetry(pages, metrics_pages(settings)).sample()
         prompts = probe.calibration.prompts(load_tokenizer(settings.tokenizer), salt)
         maker = RequestMaker(settings.endpoint, prompts, salt, route.proxy)
@@ -111,9 +106,11 @@ class _Answers:
         self, settings: Settings, probe: ProbeResult, client: Client, maker: RequestMaker
     ) -> None:
         self._settings, self._probe, self._client, self._maker = settings, probe, client, maker
-        input_tokens, output_tokens = typical_lengths(settings, None)
+        input_tokens, output_tokens = preflight.typical_lengths(settings, None)
         self._output = min(max(output_tokens, ANSWER_TOKENS[0]), ANSWER_TOKENS[1])
-        self._input = fitted_input(input_tokens, self._output, probe.served, probe.calibration)
+        self._input = preflight.fitted_input(
+            input_tokens, self._output, probe.served, probe.calibration
+        )
         self.thinks = probe.thinks
 
     async def ask(self, number: int, tokens: int) -> RequestRecord:

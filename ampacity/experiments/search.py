@@ -8,17 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ampacity.analysis.capacity import next_load
 from ampacity.analysis.capacity.levels import open_levels
-from ampacity.analysis.capacity.next_load import (
-    Finished,
-    Goal,
-    Step,
-    cut_short,
-    expected_requests,
-    is_decided,
-    next_step,
-    so_far,
-)
 from ampacity.analysis.capacity.pooled import estimate
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import EXTREMES
@@ -76,26 +67,28 @@ class Search:
         """Bracket, narrow, repeat. Raises ConfigError as ``check``, or if no stage fits."""
         settings = rig.settings
         self.check(settings)
-        goal = Goal(settings.slos, self._plan.precision, float(f"{START / rig.typical_e2e_s:.3g}"))
-        self._expected = expected_requests(goal)
+        goal = next_load.Goal(
+            settings.slos, self._plan.precision, float(f"{START / rig.typical_e2e_s:.3g}")
+        )
+        self._expected = next_load.expected_requests(goal)
         self._announce(rig, goal)
         rig.expect(TYPICAL_STAGES, self._plan.max_duration_s, about=True)
         self._note(rig, None)
-        while isinstance(step := next_step(rig.stages, goal), Step):
+        while isinstance(step := next_load.next_step(rig.stages, goal), next_load.Step):
             over = await self._stage(rig, goal, step)
             if over:
-                self._note(rig, cut_short(rig.stages, goal, over))
+                self._note(rig, next_load.cut_short(rig.stages, goal, over))
                 return
         if step.reached:
             await self._repeat(rig, goal)
         if self._plan.closed and not rig.ended:
             await self._closed(rig, goal)
         sent = sum(int(stage.requests) for stage in rig.stages)
-        if step.reached and sent < expected_requests(goal) / 2:
+        if step.reached and sent < next_load.expected_requests(goal) / 2:
             rig.tell(f"done with {sent:,} requests, fewer than announced: the limit showed early")
         self._note(rig, step)
 
-    def _announce(self, rig: Rig, goal: Goal) -> None:
+    def _announce(self, rig: Rig, goal: next_load.Goal) -> None:
         """Print the expected cost. Raises ConfigError if no stage fits --max-duration."""
         rig.tell(_expected(rig, goal))
         limit_s = self._plan.max_duration_s
@@ -110,9 +103,9 @@ class Search:
             )
         rig.tell(_enough_for(limit_s, goal))
 
-    async def _stage(self, rig: Rig, goal: Goal, step: Step) -> str | None:
+    async def _stage(self, rig: Rig, goal: next_load.Goal, step: next_load.Step) -> str | None:
         """Run one stage; return why it is the last one, if the run is over or no time is left."""
-        known = so_far(rig.stages, goal)
+        known = next_load.so_far(rig.stages, goal)
         in_flight_s = [_mean_e2e_s(stage) for stage in rig.stages[-1:]]
         fill_s = FILL_TIMES * max([1 / step.load_rps, rig.typical_e2e_s, *in_flight_s])
         duration_s = max(step.requests / step.load_rps, fill_s)
@@ -132,7 +125,9 @@ class Search:
         self._tell_exceeded(rig)
         before = list(rig.stages)
         judged = await rig.open_stage(
-            step.load_rps, duration_s, Watch(lambda partial: is_decided(before, partial, goal))
+            step.load_rps,
+            duration_s,
+            Watch(lambda partial: next_load.is_decided(before, partial, goal)),
         )
         if judged is None:
             return rig.ended[1] if rig.ended else "the run is over"
@@ -159,7 +154,7 @@ class Search:
         )
         self._expected = 0
 
-    async def _repeat(self, rig: Rig, goal: Goal) -> None:
+    async def _repeat(self, rig: Rig, goal: next_load.Goal) -> None:
         """Repeat both ends of the interval, in an order that the seed draws."""
         found = estimate(open_levels(rig.stages), goal.slos)
         if found is None or not self._plan.repeats:
@@ -168,11 +163,11 @@ class Search:
         random.Random(rig.settings.seed).shuffle(loads)
         longest = max(int(stage.requests) for stage in rig.stages)
         for load in loads:
-            step = Step(float(f"{load:.4g}"), longest, "repeat, in random order")
+            step = next_load.Step(float(f"{load:.4g}"), longest, "repeat, in random order")
             if await self._stage(rig, goal, step):
                 return
 
-    async def _closed(self, rig: Rig, goal: Goal) -> None:
+    async def _closed(self, rig: Rig, goal: next_load.Goal) -> None:
         """Run closed-loop stages around the C_max that the open loop found."""
         found = estimate(open_levels(rig.stages), goal.slos)
         if found is None or found.c_max is None:
@@ -191,7 +186,7 @@ class Search:
             if judged is None or rig.ended:
                 return
 
-    def _note(self, rig: Rig, ended: Finished | None) -> None:
+    def _note(self, rig: Rig, ended: next_load.Finished | None) -> None:
         rig.note_down(
             "search",
             {
@@ -207,7 +202,7 @@ class Search:
 
 
 def _no_time(
-    limit_s: float, left_s: float, stage_s: float, fill_s: float, step: Step
+    limit_s: float, left_s: float, stage_s: float, fill_s: float, step: next_load.Step
 ) -> str | None:
     """Return why the time left is too short for a stage; None if it is not."""
     least_s = min(stage_s, max(fill_s, 0.05 * limit_s))
@@ -222,9 +217,9 @@ def _no_time(
     )
 
 
-def _expected(rig: Rig, goal: Goal) -> str:
+def _expected(rig: Rig, goal: next_load.Goal) -> str:
     """Return requests, tokens and time of the search, from searches of servers with a known law."""
-    requests, workload = expected_requests(goal), rig.settings.workload
+    requests, workload = next_load.expected_requests(goal), rig.settings.workload
     tokens = requests * (_mean_tokens(workload.input_tokens) + _mean_tokens(workload.output_tokens))
     times = [
         f"{duration_text(rounded_up(float(f'{requests / rps:.2g}')))} at {rps:g} req/s"
@@ -242,7 +237,7 @@ def _mean_tokens(lengths: Any) -> float:
     return float(np.mean([lengths.quantile(q) for q in np.arange(0.025, 1, 0.05)]))
 
 
-def _enough_for(limit_s: float, goal: Goal) -> str:
+def _enough_for(limit_s: float, goal: next_load.Goal) -> str:
     """Return how many stages the time allows at the first load, where they take the longest."""
     stage_s = goal.few / goal.first_rps
     stages = limit_s / stage_s

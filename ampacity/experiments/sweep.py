@@ -7,18 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from ampacity.analysis.capacity import next_load
 from ampacity.analysis.capacity.goodput_peak import estimate_peak
 from ampacity.analysis.capacity.levels import level_of, no_higher, open_levels
 from ampacity.analysis.capacity.limit import PUBLISHED, find_capacity
-from ampacity.analysis.capacity.next_load import (
-    Finished,
-    Goal,
-    fewest_requests,
-    is_decided,
-    narrowing,
-    near_requests,
-    non_monotone,
-)
 from ampacity.analysis.capacity.pooled import estimate, unmeasured
 from ampacity.analysis.capacity.unmeetable import why_unmeetable
 from ampacity.analysis.contract.stage import Stage
@@ -136,7 +128,7 @@ async def _near_the_limit(rig: Rig, clock: _Clock) -> bool:
 
     Returns False if the run is over.
     """
-    goal = Goal(tuple(rig.settings.slos), PRECISION)
+    goal = next_load.Goal(tuple(rig.settings.slos), PRECISION)
     left = REFINE_TIMES  # in lengths of a stage
     peak = estimate_peak(open_levels(_of_curve(rig)), goal.slos)
     if peak is not None:  # between limit and saturation, where no other stage is
@@ -144,7 +136,7 @@ async def _near_the_limit(rig: Rig, clock: _Clock) -> bool:
         if clock.left_s >= peak_s and await clock.stage(_round(peak[2]), peak_s) is None:
             return False
         left -= PEAK_TIMES
-    while len(rig.stages) < 2 * STAGES_MAX and (step := narrowing(_of_curve(rig), goal)):
+    while len(rig.stages) < 2 * STAGES_MAX and (step := next_load.narrowing(_of_curve(rig), goal)):
         length_s = rig.stage_s(step.load_rps)
         longest = PROLONGED
         if clock.limit_s is not None:
@@ -154,7 +146,7 @@ async def _near_the_limit(rig: Rig, clock: _Clock) -> bool:
             break
         times = min(max(step.requests / step.load_rps / length_s, 1.0), longest, left)
         times = left if left - times < 1 else times  # no stage is too short to judge
-        enough = partial(is_decided, _of_curve(rig), goal=goal)
+        enough = partial(next_load.is_decided, _of_curve(rig), goal=goal)
         judged = await clock.stage(_round(step.load_rps), times * length_s, enough)
         if judged is None:
             return False
@@ -189,13 +181,15 @@ def _lacking_s(stages: Sequence[Stage], slos: Sequence[Slo]) -> float | None:
     if (
         (lowest.is_over and lowest.load <= _lowest_rps(stages))
         or why_unmeetable(levels)
-        or isinstance(non_monotone(levels), Finished)
+        or isinstance(next_load.non_monotone(levels), next_load.Finished)
     ):
         return None
     if found is None:
         return 0.0
     times = (found.relative_error / PUBLISHED) ** 2 - 1
-    return max(times, 0.0) * near_requests(levels, found.capacity_rps) / found.capacity_rps
+    return (
+        max(times, 0.0) * next_load.near_requests(levels, found.capacity_rps) / found.capacity_rps
+    )
 
 
 def too_few(rig: Rig) -> str | None:
@@ -225,7 +219,7 @@ def _least(rig: Rig) -> tuple[int, str]:
     """Return the fewest requests that can show that the SLOs are met, and the SLO that needs it."""
     classes = rig.settings.workload.classes
     weights = sum(kind.weight for kind in classes)
-    return fewest_requests(
+    return next_load.fewest_requests(
         rig.settings.slos, {kind.name: kind.weight / weights for kind in classes}
     )
 

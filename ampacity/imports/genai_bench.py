@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ampacity.imports.results import (
-    ImportedFileError,
-    Result,
-    Stage,
-    failure_status,
-    layout_note,
-    starts_of_users,
-)
+from ampacity.imports import results
 from ampacity.imports.table import Column, Record, requests_of
 
 TOOL = "genai-bench"
@@ -53,12 +46,12 @@ def recognises(document: Any) -> bool:
     return isinstance(document, Mapping) and keys <= document.keys()
 
 
-def read(document: Mapping[str, Any], where: str) -> Result:
+def read(document: Mapping[str, Any], where: str) -> results.Result:
     """Return the run as one closed-loop stage. Raises ImportedFileError."""
     top = Record(document, where)
     users = top.get("aggregated_metrics.num_concurrency", "tokens") or 0
     if users < 1:
-        raise ImportedFileError(
+        raise results.ImportedFileError(
             f"{where}aggregated_metrics.num_concurrency is not above 0: "
             f"only closed-loop runs of {TOOL} are read"
         )
@@ -68,7 +61,7 @@ def read(document: Mapping[str, Any], where: str) -> Result:
     ok = frame.http_status.isna()
     texts, codes = frame.error.fillna(""), frame.http_status.where(frame.http_status < 600, 0)
     frame["status"] = "ok"
-    frame.loc[~ok, "status"] = list(map(failure_status, texts[~ok], codes[~ok]))
+    frame.loc[~ok, "status"] = list(map(results.failure_status, texts[~ok], codes[~ok]))
     for field, path in (("ttft_s", "ttft"), ("e2e_s", "e2e_latency")):
         frame[field] = table.column(Column(path, unit=unit), needed=ok).where(ok)
     table.refuse(frame.ttft_s > frame.e2e_s, "ttft", "at most e2e_latency")
@@ -77,7 +70,7 @@ def read(document: Mapping[str, Any], where: str) -> Result:
     for field in ("output_tokens", "reasoning_tokens"):
         frame[field] = frame[field].where(ok)
     frame["ended_s"] = frame.e2e_s.fillna(0.0)
-    frame["started_s"] = starts_of_users(list(frame.ended_s), users)
+    frame["started_s"] = results.starts_of_users(list(frame.ended_s), users)
     total = "aggregated_metrics."
     top.check(
         {
@@ -87,12 +80,12 @@ def read(document: Mapping[str, Any], where: str) -> Result:
     )
     duration = top.get(f"{total}run_duration")
     rps = top.get(f"{total}requests_per_second") or 0
-    return Result(
+    return results.Result(
         TOOL,
-        [Stage(requests_of(frame), None, users, duration)],
+        [results.Stage(requests_of(frame), None, users, duration)],
         _DEFINITIONS,
         _MISSING,
         workload=top.get(f"{total}scenario", "text"),
         arrivals="closed loop",
-        notes=[layout_note(TOOL, f"over {users} users who never pause", rps, duration)],
+        notes=[results.layout_note(TOOL, f"over {users} users who never pause", rps, duration)],
     )

@@ -9,11 +9,10 @@ from msgspec.structs import replace
 
 from ampacity.analysis.burst.timeline import Phases
 from ampacity.analysis.capacity.fleet import queue_depth
-from ampacity.analysis.capacity.levels import WAITS
 from ampacity.analysis.contract.burst import Backlog, Breaker, Harm, HarmByPhase, Headroom, Phase
 from ampacity.analysis.contract.part import with_nulls
 from ampacity.analysis.metrics.cohort import Cohort
-from ampacity.analysis.slo import ERROR_RATE, Slo, parse_slo
+from ampacity.analysis.slo import ERROR_RATE, WAITS, Slo, parse_slo
 from ampacity.analysis.stage.attainment import observe_slos
 
 FAILURES = parse_slo("error_rate=1%")  # a relevant share, where no SLO names one

@@ -9,15 +9,7 @@ from itertools import pairwise
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from ampacity.analysis.burst.timeline import (
-    PARTS,
-    UNSEEN,
-    Phases,
-    Timeline,
-    elapsed_s,
-    fallen_s,
-    waiting_at,
-)
+from ampacity.analysis.burst import timeline
 from ampacity.analysis.contract.burst import Backlog, BaseLevel, Harm, MaxRecovery
 from ampacity.analysis.contract.part import Interval
 from ampacity.analysis.contract.stage import Verdict
@@ -87,7 +79,7 @@ class Recovery:
     base_too_short: bool = False
 
 
-def find_recovery(t: Timeline, backlog: Backlog, phases: Phases) -> Recovery:
+def find_recovery(t: timeline.Timeline, backlog: Backlog, phases: timeline.Phases) -> Recovery:
     """Return when the burst is over.
 
     It is over when no more requests wait for a first token, and no more are in flight, than the
@@ -113,12 +105,12 @@ def find_recovery(t: Timeline, backlog: Backlog, phases: Phases) -> Recovery:
     base = _Base(t.burst_s - t.settled_s, n, waiting, in_flight, mean, ttft)
     level = BaseLevel(waiting=waiting.mean, in_flight=mean, ttft_s=base.median_s)
     if t.end_s <= t.over_s:
-        return Recovery(level, None, (None, None), UNSEEN)
+        return Recovery(level, None, (None, None), timeline.UNSEEN)
     if short := base.too_short():
         return Recovery(level, None, (None, None), short, base_too_short=True)
     upper = mean + in_flight.half + 2 * math.sqrt(mean)
-    earliest_s = fallen_s(t.at, t.finish, upper, t.over_s, t.end_s)
-    low_s = elapsed_s(t.over_s, t.end_s) if earliest_s is None else earliest_s
+    earliest_s = timeline.fallen_s(t.at, t.finish, upper, t.over_s, t.end_s)
+    low_s = timeline.elapsed_s(t.over_s, t.end_s) if earliest_s is None else earliest_s
     if too_high := _base_load_too_high(t, backlog, phases):
         return Recovery(level, None, (low_s, None), too_high)
     back_s, why = _emptied_s(t, base)
@@ -127,7 +119,9 @@ def find_recovery(t: Timeline, backlog: Backlog, phases: Phases) -> Recovery:
     return Recovery(level, back_s, (min(back_s, low_s), back_s), None)
 
 
-def _base_load_too_high(t: Timeline, backlog: Backlog, phases: Phases) -> str | None:
+def _base_load_too_high(
+    t: timeline.Timeline, backlog: Backlog, phases: timeline.Phases
+) -> str | None:
     """Return why the base load's own queues hide that of the burst."""
     base_rps, most_rps = phases[0].offered_rps or 0.0, backlog.served_rps or phases[1].achieved_rps
     if not most_rps:
@@ -143,15 +137,15 @@ def _base_load_too_high(t: Timeline, backlog: Backlog, phases: Phases) -> str | 
     )
 
 
-def _emptied_s(t: Timeline, base: _Base) -> tuple[float | None, str | None]:
+def _emptied_s(t: timeline.Timeline, base: _Base) -> tuple[float | None, str | None]:
     """Return the s until as few requests wait and are in flight as in the base, or why not."""
-    later_s = elapsed_s(t.over_s, t.end_s) / 2
+    later_s = timeline.elapsed_s(t.over_s, t.end_s) / 2
     leaving = (t.answered, t.finish)
     later = [_level((t.over_s + t.end_s) / 2, t.end_s, t.at, left) for left in leaving]
     levels = _with_later([base.waiting, base.in_flight], later, base.length_s, later_s)
     aims = [max(0.0, level.mean - max(level.half, BELOW * level.spread)) for level in levels]
     found = [
-        fallen_s(t.at, left, aim, t.over_s, t.end_s)
+        timeline.fallen_s(t.at, left, aim, t.over_s, t.end_s)
         for left, aim in zip(leaving, aims, strict=True)
     ]
     names = ("waiting for a first token", "in flight")
@@ -164,7 +158,7 @@ def _emptied_s(t: Timeline, base: _Base) -> tuple[float | None, str | None]:
     return max(s for s in found if s is not None), None
 
 
-def _slower_since(t: Timeline, base: _Base, back_s: float) -> str | None:
+def _slower_since(t: timeline.Timeline, base: _Base, back_s: float) -> str | None:
     """Return why TTFT of the requests due after the backlog is not the base's."""
     if base.median_s is None:
         return None
@@ -187,12 +181,12 @@ def _slower_since(t: Timeline, base: _Base, back_s: float) -> str | None:
 
 def _level(start_s: float, end_s: float, at: Floats, left: Floats) -> Level:
     """Return the level of the requests that have come and not left in [start, end]."""
-    cuts = np.linspace(start_s, end_s, PARTS + 1)
+    cuts = np.linspace(start_s, end_s, timeline.PARTS + 1)
     parts = np.array([time_average_in_flight(a, b, at, left) for a, b in pairwise(cuts)])
-    half = float(stdtrit(PARTS - 1, 0.975) * parts.std(ddof=1) / math.sqrt(PARTS))
+    half = float(stdtrit(timeline.PARTS - 1, 0.975) * parts.std(ddof=1) / math.sqrt(timeline.PARTS))
     moments = np.sort(np.concatenate([[start_s, end_s], at, left]))
     moments = moments[(moments >= start_s) & (moments <= end_s)]
-    waiting, lasts_s = waiting_at(at, np.sort(left), moments[:-1]), np.diff(moments)
+    waiting, lasts_s = timeline.waiting_at(at, np.sort(left), moments[:-1]), np.diff(moments)
     mean = float(parts.mean())
     return Level(mean, half, math.sqrt(float(np.average((waiting - mean) ** 2, weights=lasts_s))))
 
@@ -226,12 +220,14 @@ def slower_p(base: Bools, since: Bools) -> float:
     share = np.mean(np.concatenate([base, since]))
     variance = 0.0
     for slow in (base, since):
-        parts = np.array([part.mean() for part in np.array_split(slow, PARTS)])
-        variance += max(float(parts.var(ddof=1)) / PARTS, float(share * (1 - share)) / len(slow))
+        parts = np.array([part.mean() for part in np.array_split(slow, timeline.PARTS)])
+        variance += max(
+            float(parts.var(ddof=1)) / timeline.PARTS, float(share * (1 - share)) / len(slow)
+        )
     gap = float(since.mean() - base.mean())
     if gap <= 0:
         return 1.0
-    return float(stdtr(2 * PARTS - 2, -gap / math.sqrt(variance))) if variance else 0.0
+    return float(stdtr(2 * timeline.PARTS - 2, -gap / math.sqrt(variance))) if variance else 0.0
 
 
 def judge_recovery(

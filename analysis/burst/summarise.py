@@ -15,9 +15,10 @@ from ampacity.analysis.burst.backlog import find_backlog
 from ampacity.analysis.burst.recovery import find_recovery, judge_recovery
 from ampacity.analysis.burst.timeline import Phases, Timeline
 from ampacity.analysis.contract.burst import Burst, BurstSeries, HarmByPhase, Phase, PhaseLatency
+from ampacity.analysis.metrics.chunks import read_chunks
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import Observations
-from ampacity.analysis.metrics.requests import Bools, Floats, Ints, read_chunks, ttft_s
+from ampacity.analysis.metrics.requests import Bools, Floats, Ints, ttft_s
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.analyse import RunRecords
 from ampacity.analysis.stage.attainment import observe_slos, requests_meeting

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ampacity.analysis.capacity.levels import WAITS, Level, Verdict, open_levels
+from ampacity.analysis.capacity.levels import Level, Verdict, open_levels
 from ampacity.analysis.capacity.pooled import is_bracketed
 from ampacity.analysis.capacity.posterior import (
     FLOORS,
@@ -22,7 +22,7 @@ from ampacity.analysis.contract.capacity import Goodput
 from ampacity.analysis.contract.part import with_nulls
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.metrics.requests import Floats
-from ampacity.analysis.slo import GAP_METRICS, Slo
+from ampacity.analysis.slo import GAP_METRICS, WAITS, Slo
 from ampacity.analysis.stage.throughput import NO_FIGURE, is_figure
 
 PEAK_STEPS = 3  # from the SLO to the share that meets it at the peak

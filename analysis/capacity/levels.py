@@ -11,12 +11,11 @@ import numpy as np
 
 from ampacity.analysis.contract.stage import Loop, Stage
 from ampacity.analysis.load_names import load_name
-from ampacity.analysis.slo import GAP_METRICS, Slo, parse_slo
+from ampacity.analysis.slo import GAP_METRICS, WAITS, Slo, parse_slo
 from ampacity.analysis.stage.throughput import CHANCE_SD, REQUESTS_MIN, all_failed, is_figure
 from ampacity.analysis.stats.intervals import prob_at_least
 from ampacity.loadgen.rundir.records import FAILED_KINDS
 
-WAITS = ("ttft", "first_answer", "e2e")  # metrics whose limit includes time spent waiting
 OVERLOADED = 1.05  # offered over answered rate above which an unstable stage shows the capacity
 FILLING = 0.1  # a stage that is blind to overloads this large may only be filling up
 QUOTA_SHARE = 0.01  # of the requests refused with 429 or 529: a quota is met ...

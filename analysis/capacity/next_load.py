@@ -7,26 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from ampacity.analysis.capacity import pooled
 from ampacity.analysis.capacity.levels import (
-    WAITS,
     Level,
     level_of,
     met_quota,
     open_levels,
     violations_above_met,
 )
-from ampacity.analysis.capacity.pooled import (
-    LONE_MISSES,
-    NOT_ALL_MEASURED,
-    Estimate,
-    estimate,
-    unmeasured,
-)
 from ampacity.analysis.capacity.posterior import NEAR
 from ampacity.analysis.capacity.search import TOO_EARLY, requests_in_all
 from ampacity.analysis.capacity.unmeetable import why_unmeetable
 from ampacity.analysis.contract.stage import Stage
-from ampacity.analysis.slo import EXTREMES, GAP_METRICS, Slo
+from ampacity.analysis.slo import EXTREMES, GAP_METRICS, WAITS, Slo
 from ampacity.analysis.stats.intervals import smallest_n
 
 GROWTH = 2.0
@@ -126,21 +119,21 @@ def next_step(stages: Sequence[Stage], goal: Goal) -> Step | Finished:
     levels = open_levels(stages)
     if not levels:
         return Step(_rate(goal.first_rps), goal.few, "start")
-    unknown, bracket = unmeasured(levels, goal.slos), _bracket(levels, goal)
+    unknown, bracket = pooled.unmeasured(levels, goal.slos), _bracket(levels, goal)
     if unknown and (bracket is None or sum(level.requests for level in levels) >= goal.few):
-        return Finished(NOT_ALL_MEASURED.format(unknown))
+        return Finished(pooled.NOT_ALL_MEASURED.format(unknown))
     if end_or_step := bracket or non_monotone(levels):
         return end_or_step
     lowest_over = violations_above_met(levels)[0]
     if quota := met_quota(lowest_over.figures):
         return Finished(quota)
-    found = estimate(levels, goal.slos)
+    found = pooled.estimate(levels, goal.slos)
     assert found is not None  # loads on both sides have been tried
     if reached(levels, found, goal):
         text = f"{found.capacity_rps:.3g} requests/s to within {100 * found.relative_error:.2g} %"
         return Finished(text, reached=True, more_requests=0)
     if found.lone and near_requests(levels, found.capacity_rps) >= expected_requests(goal):
-        return Finished(LONE_MISSES.format(found.lone.text))
+        return Finished(pooled.LONE_MISSES.format(found.lone.text))
     if len(stages) >= STAGES_MAX:
         return _unfinished(f"{STAGES_MAX} stages are enough", levels, found, goal, 1)
     return _narrow(levels, found, goal)
@@ -152,7 +145,7 @@ def narrowing(stages: Sequence[Stage], goal: Goal) -> Step | None:
     None where there is no estimate of it, or one that is precise enough.
     """
     levels = open_levels(stages)
-    found, over = estimate(levels, goal.slos), violations_above_met(levels)
+    found, over = pooled.estimate(levels, goal.slos), violations_above_met(levels)
     quota = met_quota(over[0].figures) if over else None
     if found is None or isinstance(non_monotone(levels), Finished) or reached(levels, found, goal):
         return None
@@ -167,12 +160,12 @@ def cut_short(stages: Sequence[Stage], goal: Goal, why: str) -> Finished:
     if isinstance(end, Finished):
         return end
     levels = open_levels(stages)
-    found = estimate(levels, goal.slos)
+    found = pooled.estimate(levels, goal.slos)
     return _unfinished(why, levels, found, goal, end.requests) if found else Finished(why)
 
 
 def _unfinished(
-    why: str, levels: Sequence[Level], found: Estimate, goal: Goal, least: int
+    why: str, levels: Sequence[Level], found: pooled.Estimate, goal: Goal, least: int
 ) -> Finished:
     """Return the end of a search, with the requests still needed where the interval shows them."""
     if not reached(levels, found, goal, EXTRAPOLATED) or found.is_wide(WIDE):
@@ -182,7 +175,7 @@ def _unfinished(
 
 def so_far(stages: Sequence[Stage], goal: Goal) -> str | None:
     """Return one line on the capacity so far; None before both sides have been tried."""
-    found = estimate(open_levels(stages), goal.slos)
+    found = pooled.estimate(open_levels(stages), goal.slos)
     if found is None:
         return None
     low, high = found.capacity_rps_ci
@@ -195,7 +188,7 @@ def so_far(stages: Sequence[Stage], goal: Goal) -> str | None:
     )
 
 
-def _lacking(levels: Sequence[Level], found: Estimate, goal: Goal) -> int:
+def _lacking(levels: Sequence[Level], found: pooled.Estimate, goal: Goal) -> int:
     """Return requests near the limit that the precision still takes.
 
     The interval narrows with the square root.
@@ -262,7 +255,7 @@ def near_requests(levels: Sequence[Level], rps: float) -> int:
     return sum(level.requests for level in near(levels, rps))
 
 
-def _centre(levels: Sequence[Level], found: Estimate) -> float:
+def _centre(levels: Sequence[Level], found: pooled.Estimate) -> float:
     """Return the best guess of the limit: between the loads tried, or the estimate."""
     held = max(level.load for level in levels if not level.is_over)
     broke = min(level.load for level in violations_above_met(levels))
@@ -274,7 +267,9 @@ def _centre(levels: Sequence[Level], found: Estimate) -> float:
     return min(max(found.capacity_rps, held), broke)
 
 
-def reached(levels: Sequence[Level], found: Estimate, goal: Goal, times: float = 1.0) -> bool:
+def reached(
+    levels: Sequence[Level], found: pooled.Estimate, goal: Goal, times: float = 1.0
+) -> bool:
     """Return whether the interval is narrow enough and rests on enough requests near the limit.
 
     ``times`` the precision; at least two stages near the limit and ``LEAST`` of the requests that
@@ -285,7 +280,7 @@ def reached(levels: Sequence[Level], found: Estimate, goal: Goal, times: float =
     return len(close) >= 2 and enough and found.relative_error <= times * goal.precision
 
 
-def _narrow(levels: Sequence[Level], found: Estimate, goal: Goal) -> Step:
+def _narrow(levels: Sequence[Level], found: pooled.Estimate, goal: Goal) -> Step:
     """Return the stage near the limit, on the side with fewer requests, that narrows the interval.
 
     Nearer to the limit the slope would not be learned, without which a share of misses shows little
@@ -315,7 +310,7 @@ def _step(
     return Step(_rate(load), max(requests, math.ceil(load * lasting_s)), why)
 
 
-def _known(found: Estimate) -> str:
+def _known(found: pooled.Estimate) -> str:
     """Return how well the capacity is known, in words."""
     low, high = found.capacity_rps_ci
     if not low:
@@ -334,7 +329,7 @@ def is_decided(stages: Sequence[Stage], partial: Stage, goal: Goal) -> str | Non
     if not verdicts:
         return None
     levels = open_levels([*stages, partial])
-    found = estimate(levels, goal.slos)
+    found = pooled.estimate(levels, goal.slos)
     if found is None or found.is_wide(WIDE):
         broken = next((v.text for v in verdicts if v.clearly_violated(CLEAR)), None)
         return broken and f"{broken} is clearly broken"

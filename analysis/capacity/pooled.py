@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampacity.analysis.capacity.levels import WAITS, Level, surely_violated, violations_above_met
+from ampacity.analysis.capacity.levels import Level, surely_violated, violations_above_met
 from ampacity.analysis.capacity.posterior import (
     NEAR,
     Posterior,
@@ -23,7 +23,7 @@ from ampacity.analysis.capacity.posterior import (
     steady_limit,
 )
 from ampacity.analysis.metrics.requests import Floats
-from ampacity.analysis.slo import EXTREMES, Slo
+from ampacity.analysis.slo import EXTREMES, WAITS, Slo
 
 POOLED = (
     "all open stages together: near the limit the share of misses rises exponentially with the "

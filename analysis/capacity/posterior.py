@@ -18,9 +18,9 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from ampacity.analysis.capacity.levels import WAITS, Level
+from ampacity.analysis.capacity.levels import Level
 from ampacity.analysis.metrics.requests import Bools, Floats
-from ampacity.analysis.slo import GAP_METRICS, Slo
+from ampacity.analysis.slo import GAP_METRICS, WAITS, Slo
 
 NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
 # requests in a cluster, per rho / (1 - rho)^2; 2.7 to 3.7 in an M/M/1 queue at rho 0.5 to 0.85

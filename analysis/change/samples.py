@@ -29,9 +29,10 @@ from typing import Any
 
 import numpy as np
 
+from ampacity.analysis.metrics.chunks import read_chunks
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import Observations, quantile_rank
-from ampacity.analysis.metrics.requests import Floats, Ints, Requests, read_chunks
+from ampacity.analysis.metrics.requests import Floats, Ints, Requests
 from ampacity.analysis.stage.analyse import RunRecords
 from ampacity.analysis.stage.steady import in_flight_at
 from ampacity.analysis.stats.intervals import effective_size

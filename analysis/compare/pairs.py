@@ -14,13 +14,7 @@ from typing import Any
 import numpy as np
 
 from ampacity.analysis.change import engine
-from ampacity.analysis.change.judged import (
-    Judged,
-    carried,
-    level_name,
-    prepare,
-    warmup_of,
-)
+from ampacity.analysis.change.judged import Judged, carried, level_name, prepare, warmup_of
 from ampacity.analysis.change.samples import Blocks, blocks_of, in_blocks
 from ampacity.analysis.compare import shift
 from ampacity.analysis.contract.capacity import LoopCapacity

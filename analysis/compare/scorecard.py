@@ -262,10 +262,7 @@ def _capacity_lines(runs: Runs) -> list[Line]:
 
         def size(run: ComparedRun, rate_rps: float) -> float:
             of_run = FleetInputs(
-                peak_rps=peak,
-                capacity_rps=rate_rps,
-                safety_factor=safety,
-                tensor_parallel=run.gpus,
+                peak_rps=peak, capacity_rps=rate_rps, safety_factor=safety, tensor_parallel=run.gpus
             )
             return fleet_figures(of_run).gpus
 

@@ -6,17 +6,10 @@ from collections.abc import Callable
 
 from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.part import Part
+from ampacity.analysis.decision import roofline
 from ampacity.analysis.decision.inputs import Basis, Input, is_wide
 from ampacity.analysis.decision.known import Known, Physics, sequence_lengths
 from ampacity.analysis.decision.memory import OVERHEAD_SHARE
-from ampacity.analysis.decision.roofline import (
-    Instance,
-    cost_floor_per_million,
-    decode_floor_s,
-    pipeline_bubble,
-    ridge_flops_per_byte,
-    speculated_tokens_per_step,
-)
 from ampacity.analysis.decision.tiers import slow_replica_share
 
 SHARED_MATTERS = 0.3  # from this cached share on, routing by prefix pays
@@ -82,7 +75,10 @@ def _hardware(known: Known, physics: Physics) -> Step:
     )
     how = f"{instance.gpus} x {card.name} an instance"
     if physics.use is not None:
-        ridge, intensity = ridge_flops_per_byte(card, instance.weights), physics.use.intensity
+        ridge, intensity = (
+            roofline.ridge_flops_per_byte(card, instance.weights),
+            physics.use.intensity,
+        )
         bound = "memory" if intensity < ridge else "compute"
         how += f", bound by {bound}: {intensity:.0f} of {ridge:.0f} FLOP/byte"
     return Step(title="Hardware", known=inputs, decision=how)
@@ -151,8 +147,8 @@ def _quantisation(known: Known, physics: Physics) -> Step:
     if instance is None or use is None:
         return Step(title="Quantisation", gap=physics.missing)
     floors = {
-        name: decode_floor_s(
-            Instance(instance.shape, instance.hardware, instance.gpus, name, instance.kv),
+        name: roofline.decode_floor_s(
+            roofline.Instance(instance.shape, instance.hardware, instance.gpus, name, instance.kv),
             use.batch,
             use.context,
         )
@@ -162,7 +158,7 @@ def _quantisation(known: Known, physics: Physics) -> Step:
         _stated(f"decode floor, weights {name}", 1e3 * floor_s, "ms", "roofline")
         for name, floor_s in floors.items()
     )
-    now = decode_floor_s(instance, use.batch, use.context)
+    now = roofline.decode_floor_s(instance, use.batch, use.context)
     faster = [name for name, floor_s in floors.items() if floor_s < 0.99 * now]
     gain = f"; {faster[0]} weights allow {now / floors[faster[0]]:.2f} x at most" if faster else ""
     return Step(
@@ -182,7 +178,7 @@ def _parallelism(known: Known, physics: Physics) -> Step:
     degrees = ", ".join(str(n) for n in fit.degrees if n <= 16)
     gpus, gap, command = known.instance.gpus, None, None
     nodes = -(-fit.floors[0].gpus // NODE_GPUS)
-    idle = 100 * pipeline_bubble(nodes, nodes)
+    idle = 100 * roofline.pipeline_bubble(nodes, nodes)
     more = (
         ""
         if nodes == 1
@@ -288,9 +284,9 @@ def _speculation(draft: int, accepted: float) -> str:
     low, high = 0.0, 1.0
     for _ in range(40):  # tokens of a step grow with the rate: bisection
         rate = (low + high) / 2
-        enough = speculated_tokens_per_step(draft, rate) > 1 + draft * accepted
+        enough = roofline.speculated_tokens_per_step(draft, rate) > 1 + draft * accepted
         low, high = (low, rate) if enough else (rate, high)
-    more = speculated_tokens_per_step(2 * draft, low)
+    more = roofline.speculated_tokens_per_step(2 * draft, low)
     return (
         f"speculation gives {1 + draft * accepted:.2f} tokens a step, {2 * draft} drafted tokens "
         f"would give {more:.2f}"
@@ -346,7 +342,7 @@ def _money(known: Known, physics: Physics) -> Step:
         usd_per_s = known.instance.gpus * plan.gpu_hour_usd / 3600
         accepted = next((i.value for i in plan.inputs if i.name == "accepted results"), None)
         use, shown = physics.use, accepted or 1.0
-        floor = cost_floor_per_million(use.decode_floor_s, use.batch, usd_per_s, shown)
+        floor = roofline.cost_floor_per_million(use.decode_floor_s, use.batch, usd_per_s, shown)
         texts.append(f"{usd(floor)} is the hardware's floor")
     uses = [(h.model, h.crossover_utilisation) for h in plan.hosted]
     cheaper = [

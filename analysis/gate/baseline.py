@@ -100,10 +100,7 @@ def _capacity(runs: Sequence[Judged]) -> dict[str, Any] | None:
     if len(known) < len(runs):
         return None
     values, lows, highs = zip(*known, strict=True)
-    return {
-        "value": float(np.mean(values)),
-        "bracket": [min(lows), max(highs)],
-    }
+    return {"value": float(np.mean(values)), "bracket": [min(lows), max(highs)]}
 
 
 def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:

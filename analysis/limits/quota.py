@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from ampacity.analysis.capacity.levels import QUOTA_SHARE, number_text, refused_share
 from ampacity.analysis.contract.limits import Quota
 from ampacity.analysis.contract.stage import Stage
+from ampacity.loadgen.rundir.lists import LISTS
 
 REQUESTS_MIN = 34  # let through in the span: one more or less is 3 % of them
 MOMENTS_MIN = 2  # at which the allowance was used up
@@ -46,11 +47,13 @@ def find_quota(table: pa.Table, stages: Sequence[Stage]) -> Quota | None:
     ``table``: the records of the run; ``stages``: its stage objects.
     """
     hit = [s for s in stages if refused_share(s) >= QUOTA_SHARE]  # by when they were really sent
-    answered = table.filter(
-        pc.and_(pc.is_valid(table["http_status"]), pc.is_valid(table["started_ns"]))
-    )
+    if not hit:
+        return None
+    columns = table.select([n for n in table.column_names if n not in LISTS])
+    known = pc.and_(pc.is_valid(columns["http_status"]), pc.is_valid(columns["started_ns"]))
+    answered = columns.filter(known)
     refused = answered.filter(pc.equal(answered["http_status"], 429))
-    if not hit or not refused.num_rows:
+    if not refused.num_rows:
         return None
     unit = _unit(refused)
     spans = [_span(answered.filter(pc.equal(answered["stage"], s.index)), unit) for s in hit]

@@ -8,18 +8,17 @@ from functools import cached_property
 
 import numpy as np
 
+from ampacity.analysis.metrics.chunks import Chunks, tpot_s
 from ampacity.analysis.metrics.fluidity import needed_pace_s
-from ampacity.analysis.metrics.gaps import GapSeries
+from ampacity.analysis.metrics.gaps import GapSeries, chunk_gaps
 from ampacity.analysis.metrics.observations import GapObservations, Observations, Queue
 from ampacity.analysis.metrics.requests import (
     UNCOUNTED,
     Bools,
-    Chunks,
     Floats,
     Requests,
     e2e_s,
     first_answer_s,
-    tpot_s,
     ttft_s,
     uncounted_share,
     unseen,
@@ -211,7 +210,7 @@ class Cohort:
         unknown = self._coalesced[0] or self._in_one_piece or self._chunks_unknown()
         if unknown:
             return _unknown("gaps", unknown)
-        if self.chunks.tokens is None and self.chunks.known.all():
+        if self.chunks.one_each and self.chunks.known.all():
             return self.icl  # every chunk is one token: the same gaps, which are many
         return self._of_gaps(per_token=True)
 
@@ -287,19 +286,15 @@ class Cohort:
     @cached_property
     def _coalesced(self) -> tuple[str | None, float]:
         """Return (why gaps do not show the engine, reads of an answer with several chunks)."""
-        together = apart = well_apart = answers = 0
-        apart_us = 0.0
-        for part, some in self.chunks.parts():
-            ok = self.requests.has_status("ok")[part]
-            later = np.repeat(ok, some.count)
-            later[some.starts[:-1][some.count > 0]] = False
-            gaps_us = np.diff(some.at_us.astype(np.int64), prepend=0)[later]
-            together += int(np.count_nonzero(gaps_us == 0))
-            apart += int(np.count_nonzero(gaps_us))
-            well_apart += int(np.count_nonzero(gaps_us >= READS_APART_US))
-            apart_us += float(gaps_us.sum())
-            answers += int(np.count_nonzero(ok & (some.count > 1)))
-        chunks, reads = together + apart, apart / answers + 1 if answers else 0.0
+        ok, apart, well_apart, apart_us = self.requests.has_status("ok"), 0, 0, 0
+        answers = ok & (self.chunks.count > 1)
+        n, chunks = int(np.count_nonzero(answers)), int((self.chunks.count[answers] - 1).sum())
+        for _, some in self.chunks.take(ok | (self.chunks.count == 0)).parts():
+            gap_us = chunk_gaps(some).gap_us
+            apart += int(np.count_nonzero(gap_us))
+            well_apart += int(np.count_nonzero(gap_us >= READS_APART_US))
+            apart_us += int(gap_us.sum(dtype=np.int64))
+        together, reads = chunks - apart, apart / n + 1 if n else 0.0
         if together <= BUNCHED_SHARE * chunks or 2 * well_apart < apart:
             return None, reads
         apart_text = f", {apart_us / apart / 1e3:.3g} ms apart" if apart else ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ampacity.analysis.metrics.requests import Chunks, Floats, Requests
+from ampacity.analysis.metrics.chunks import Chunks
+from ampacity.analysis.metrics.requests import Floats, Requests
 
 
 def token_times_s(requests: Requests, chunks: Chunks) -> tuple[Floats, Floats]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from ampacity.analysis.metrics.requests import Bools, Chunks, Floats
+from ampacity.analysis.metrics.chunks import Chunks
+from ampacity.analysis.metrics.requests import Bools, Floats, Ints
 
 _US = 1e-6
 _COUNTED_US = 1 << 22  # gaps below are counted in a table, the few of 4 s and more are sorted
@@ -22,33 +23,61 @@ _TOKEN_BITS = 31
 
 @dataclass(frozen=True)
 class Gaps:
-    """Gap ``i`` ends with a chunk of k = ``tokens[i]`` tokens of request ``owner[i]``.
+    """The gap before each of the chunks of n requests, 0 before the first of a request.
 
-    It counts as k samples of gap / k.
+    Gap ``i`` counts as k = ``tokens[i]`` samples of gap / k, that before a first chunk as none.
     """
 
     gap_us: npt.NDArray[np.uint32]
     tokens: npt.NDArray[np.int32] | None  # None: one each
-    owner: npt.NDArray[np.integer[Any]]
+    starts: Ints  # shape (n + 1,): those of request i are [starts[i], starts[i + 1])
+
+    @property
+    def firsts(self) -> Ints:
+        """Return where the gaps of each request that has chunks begin."""
+        return self.starts[:-1][np.diff(self.starts) > 0]
 
     @property
     def value_s(self) -> Floats:
-        each = 1.0 if self.tokens is None else self.tokens
-        return np.asarray(self.gap_us * _US / each, dtype=np.float64)
+        """Return the length of the samples of every gap, without those before a first chunk."""
+        each = 1.0 if self.tokens is None else np.maximum(self.tokens, 1)
+        return np.asarray(np.delete(self.gap_us * _US / each, self.firsts), dtype=np.float64)
 
-    def of(self, which: Bools) -> Gaps:
-        """Return the gaps of the requests under a mask."""
-        keep = which[self.owner]
-        return Gaps(
-            self.gap_us[keep], None if self.tokens is None else self.tokens[keep], self.owner[keep]
-        )
+    def sizes(self) -> Floats:
+        """Return the samples of each request, shape (n,)."""
+        count = np.diff(self.starts)
+        found: Floats = np.maximum(count - 1.0, 0.0)
+        if self.tokens is None:
+            return found
+        found = np.zeros(len(count))
+        if len(self.firsts):
+            found[count > 0] = np.add.reduceat(self.tokens, self.firsts, dtype=np.int64)
+        return found
+
+    def over(self, limit_s: float) -> Floats:
+        """Return the samples of each request that are longer than a limit, shape (n,)."""
+        if limit_s < 0:
+            return self.sizes()
+        over = np.flatnonzero(self._longer(limit_s))
+        at = np.searchsorted(over, self.starts)
+        if self.tokens is None:
+            return np.diff(at).astype(np.float64)
+        return np.diff(np.concatenate([[0], np.cumsum(self.tokens[over])])[at]).astype(np.float64)
+
+    def _longer(self, limit_s: float) -> Bools:
+        """Return which gaps have longer samples than a limit, of one sample each in whole µs."""
+        if self.tokens is not None:
+            return np.asarray(self.gap_us * _US / np.maximum(self.tokens, 1) > limit_s)
+        if not np.isfinite(limit_s):
+            return np.zeros(len(self.gap_us), dtype=np.bool_)
+        most = int(limit_s / _US)
+        most += int((most + 1) * _US <= limit_s) - int(most * _US > limit_s)
+        return np.asarray(self.gap_us > min(most, 2**32 - 1))
 
 
 def chunk_gaps(chunks: Chunks) -> Gaps:
     """Return the gaps between chunks (ICL): n - 1 for n chunks, without the time to the first."""
-    owner = chunks.owner
-    inside = owner[1:] == owner[:-1]
-    return Gaps((chunks.at_us[1:] - chunks.at_us[:-1])[inside], None, owner[1:][inside])
+    return _gaps(chunks.at_us, None, chunks.starts)
 
 
 def token_gaps(chunks: Chunks) -> Gaps:
@@ -57,15 +86,25 @@ def token_gaps(chunks: Chunks) -> Gaps:
     A chunk of k tokens that comes g after the last one gives k samples of g / k. The time of a
     chunk without a token, by the server's count, is added to the next one's.
     """
+    chunks = chunks.take(chunks.known | (chunks.count == 0))
     if chunks.tokens is None:
-        return chunk_gaps(chunks).of(chunks.known)
-    owner = chunks.owner
-    first = np.zeros(len(owner), dtype=np.bool_)
-    first[chunks.starts[:-1][chunks.count > 0]] = True
-    keep = chunks.known[owner] & (first | (chunks.tokens > 0))
-    owner, at_us, tokens = owner[keep], chunks.at_us[keep], chunks.tokens[keep]
-    inside = owner[1:] == owner[:-1]
-    return Gaps((at_us[1:] - at_us[:-1])[inside], tokens[1:][inside], owner[1:][inside])
+        return chunk_gaps(chunks)
+    kept = chunks.tokens > 0
+    kept[chunks.starts[:-1][chunks.count > 0]] = True
+    starts = np.concatenate([[0], np.cumsum(kept)])[chunks.starts]
+    return _gaps(chunks.at_us[kept], chunks.tokens[kept], starts)
+
+
+def _gaps(
+    at_us: npt.NDArray[np.uint32], tokens: npt.NDArray[np.int32] | None, starts: Ints
+) -> Gaps:
+    gap_us = np.zeros_like(at_us)
+    np.subtract(at_us[1:], at_us[:-1], out=gap_us[1:])
+    found = Gaps(gap_us, tokens, starts)
+    gap_us[found.firsts] = 0
+    if tokens is not None:
+        tokens[found.firsts] = 0
+    return found
 
 
 @dataclass(frozen=True)
@@ -79,29 +118,44 @@ class GapSeries:
     counted: Bools
     per_token: bool
 
+    @cached_property
+    def _kept(self) -> Bools:
+        """Return the requests that are looked at: without chunks they do no harm."""
+        known = self.chunks.known if self.per_token else True
+        return np.asarray((self.counted & known) | (self.chunks.count == 0), dtype=np.bool_)
+
+    @cached_property
+    def _over(self) -> dict[float, Floats]:
+        return {}
+
     def _parts(self) -> Iterator[tuple[slice, Gaps]]:
-        """Return (requests, their gaps, owners counted from the first of them)."""
-        for where, part in self.chunks.parts():
-            gaps = token_gaps(part) if self.per_token else chunk_gaps(part)
-            counted = self.counted[where]
-            yield where, gaps if counted.all() else gaps.of(counted)
+        """Yield (places among the requests that are looked at, their gaps)."""
+        for where, part in self.chunks.take(self._kept).parts():
+            yield where, token_gaps(part) if self.per_token else chunk_gaps(part)
+
+    def _of_all(self, kept: Floats) -> Floats:
+        """Return figures of all n requests: 0 for those that are not looked at."""
+        if self._kept.all():
+            return kept
+        found = np.zeros(len(self._kept))
+        found[self._kept] = kept
+        return found
 
     def sizes(self) -> Floats:
         """Return gaps of each request, shape (n,)."""
-        found = np.zeros(len(self.counted))
-        for where, gaps in self._parts():
-            found[where] = np.bincount(gaps.owner, gaps.tokens, where.stop - where.start)
-        return found
+        parts = [gaps.sizes() for _, gaps in self._parts()]
+        return self._of_all(np.concatenate([np.zeros(0), *parts]))
 
     def over(self, limits_s: Floats) -> Floats:
         """Return gaps of each request that are longer than each of k limits, shape (k, n)."""
-        found = np.zeros((len(limits_s), len(self.counted)))
-        for where, gaps in self._parts():
-            for row, limit_s in enumerate(limits_s):
-                over = np.flatnonzero(_longer(gaps, limit_s))
-                weights = None if gaps.tokens is None else gaps.tokens[over]
-                found[row, where] = np.bincount(gaps.owner[over], weights, where.stop - where.start)
-        return found
+        new = sorted({*limits_s.tolist()} - self._over.keys())
+        parts = (
+            [[gaps.over(limit_s) for limit_s in new] for _, gaps in self._parts()] if new else []
+        )
+        for k, limit_s in enumerate(new):
+            each = np.concatenate([np.zeros(0), *(part[k] for part in parts)])
+            self._over[limit_s] = self._of_all(each)
+        return np.stack([self._over[limit_s] for limit_s in limits_s.tolist()])
 
     def distinct(self) -> tuple[Floats, Floats]:
         """Return every length that occurs in s, ascending, and how many samples have it."""
@@ -109,17 +163,20 @@ class GapSeries:
         most = 0
         rest = [np.zeros((2, 0), dtype=np.int64)]
         for _, gaps in self._parts():
-            plain = gaps.gap_us < _COUNTED_US
-            if gaps.tokens is not None:
-                plain &= gaps.tokens == 1
-            short = gaps.gap_us if plain.all() else gaps.gap_us[plain]
-            times = np.bincount(short)
+            gap_us, tokens = gaps.gap_us, gaps.tokens
+            if tokens is not None:
+                one = tokens == 1
+                rest.append(_pairs(gap_us[tokens > 1], tokens[tokens > 1]))
+                gap_us = gap_us[one]
+            if gap_us.max(initial=0) >= _COUNTED_US:
+                long = gap_us >= _COUNTED_US
+                rest.append(_pairs(gap_us[long], np.ones(1, dtype=np.int32)))
+                gap_us = gap_us[~long]
+            times = np.bincount(gap_us)
             table[: len(times)] += times
             most = max(most, len(times))
-            if len(short) < len(plain):
-                tokens = np.ones(len(plain), dtype=np.int64) if gaps.tokens is None else gaps.tokens
-                keys = (gaps.gap_us[~plain].astype(np.int64) << _TOKEN_BITS) | tokens[~plain]
-                rest.append(np.stack(np.unique(keys, return_counts=True)))
+            if tokens is None:
+                table[0] -= len(gaps.firsts)
         found = np.flatnonzero(table[:most])
         keys, many = np.concatenate(rest, axis=1)
         tokens = keys & ((1 << _TOKEN_BITS) - 1)
@@ -129,12 +186,7 @@ class GapSeries:
         return values[order], counts[order]
 
 
-def _longer(gaps: Gaps, limit_s: float) -> Bools:
-    """Return ``value_s > limit_s``, compared in whole µs where each gap is one sample."""
-    if gaps.tokens is not None:
-        return np.asarray(gaps.value_s > limit_s)
-    if not np.isfinite(limit_s) or limit_s < 0:
-        return np.full(len(gaps.gap_us), limit_s < 0)
-    most = int(limit_s / _US)
-    most += int((most + 1) * _US <= limit_s) - int(most * _US > limit_s)
-    return np.asarray(gaps.gap_us > min(most, 2**32 - 1))
+def _pairs(gap_us: npt.NDArray[np.uint32], tokens: npt.NDArray[np.int32]) -> Ints:
+    """Return the pairs of gap and tokens that occur, in one number each, and how often."""
+    keys = (gap_us.astype(np.int64) << _TOKEN_BITS) | tokens
+    return np.stack(np.unique(keys, return_counts=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Any
 
@@ -13,6 +13,9 @@ import pyarrow.compute as pc
 
 from ampacity.analysis.metrics.requests import Bools, RecordsError
 from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.lists import LISTS
+from ampacity.loadgen.rundir.parquet import scan_of
+from ampacity.loadgen.rundir.records import SCHEMA
 
 _NEVER_NULL = ("request_id", "stage", "attempt", "scheduled_ns")
 _ORDER = (
@@ -38,7 +41,7 @@ def check_records(run: Run) -> None:
         rows: Bools = np.asarray(pc.fill_null(mask, False)) if nullable else mask
         if rows.any():
             row = int(np.argmax(rows))
-            held = {name: table[name][row].as_py() for name in table.column_names}
+            held = table.slice(row, 1).to_pylist()[0]
             said = f"{column} is {reprlib.repr(held[column])}, {why.format_map(held)}"
             raise RecordsError(
                 f"{run.path / 'requests.parquet'}: row {row}: {said}; no run writes that: the "
@@ -53,7 +56,7 @@ def _values(table: pa.Table, stages: Collection[int]) -> Iterator[_Fault]:
         known = pa.array(sorted(stages), type=table["stage"].type)
         unknown = pc.invert(pc.is_in(table["stage"], value_set=known))
         yield "stage", unknown, "which run.json does not have"
-    tokens = [n for n in table.column_names if "_tokens" in n and n != "chunk_tokens"]
+    tokens = [name for name in SCHEMA.names if "_tokens" in name and name not in LISTS]
     for name in ("request_id", "attempt", *tokens):
         yield name, pc.less(table[name], 0), "below zero"
 
@@ -65,29 +68,10 @@ def _times(table: pa.Table) -> Iterator[_Fault]:
 
 
 def _chunks(table: pa.Table) -> Iterator[_Fault]:
-    at, counts = table["chunk_at_us"], table["chunk_tokens"]
-    apart = pc.not_equal(pc.list_value_length(at), pc.list_value_length(counts))
-    yield "chunk_tokens", apart, "of another length than chunk_at_us"
-    negative = _rows_with(counts, lambda count, _: np.flatnonzero(~(count >= 0)))
-    yield "chunk_tokens", negative, "a count below zero or none"
-    falls = _rows_with(
-        at, lambda us, ends: np.setdiff1d(np.flatnonzero(us[1:] < us[:-1]) + 1, ends)
-    )
-    yield "chunk_at_us", falls, "a time before the one ahead of it"
-
-
-def _rows_with(lists: pa.ChunkedArray, wrong: Callable[[Any, Any], Any]) -> Bools:
-    """Return the rows in whose list an element is ``wrong``, as a mask.
-
-    ``wrong`` gets all elements of a part and where each row's end, and returns indices of elements.
-    """
-    rows = [np.zeros(0, dtype=np.bool_)]
-    for part in lists.chunks:
-        ends = np.cumsum(pc.fill_null(pc.list_value_length(part), 0))
-        found = wrong(part.flatten().to_numpy(zero_copy_only=False), ends)
-        rows.append(np.zeros(len(part), dtype=np.bool_))
-        rows[-1][np.searchsorted(ends, found, "right")] = True
-    return np.concatenate(rows)
+    scan = scan_of(table)
+    yield "chunk_tokens", scan.apart, "of another length than chunk_at_us"
+    yield "chunk_tokens", scan.negative, "a count below zero or none"
+    yield "chunk_at_us", scan.falling, "a time before the one ahead of it"
 
 
 def _twice(table: pa.Table) -> Iterator[_Fault]:

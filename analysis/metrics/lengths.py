@@ -52,7 +52,7 @@ def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:
         "sequence_tokens": describe(answers.input_tokens + answers.output_tokens),
         "input_deviation": _deviation(answers.input_tokens, answers.input_tokens_planned),
         "cached_token_share": answers.cached_share(),
-        "tokens_per_chunk": _tokens_per_chunk(table, answers),
+        "tokens_per_chunk": _tokens_per_chunk(answers),
         "token_source": {
             str(c["values"]): int(c["counts"])
             for c in pc.value_counts(sources).to_pylist()
@@ -61,11 +61,10 @@ def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:
     }
 
 
-def _tokens_per_chunk(table: pa.Table, answers: Requests) -> float | None:
-    counts = pc.fill_null(pc.list_value_length(table["chunk_at_us"]), 0).to_numpy()[answers.row]
+def _tokens_per_chunk(answers: Requests) -> float | None:
     tokens = visible_tokens(answers)
-    known = (counts > 0) & (tokens > 0)
-    return float(tokens[known].sum() / counts[known].sum()) if known.any() else None
+    known = (answers.chunks > 0) & (tokens > 0)
+    return float(tokens[known].sum() / answers.chunks[known].sum()) if known.any() else None
 
 
 def mean_tokens(requests: Requests, stages: Sequence[Stage]) -> tuple[float | None, float | None]:

@@ -100,12 +100,13 @@ def cut_short(table: pa.Table, requests: Requests) -> tuple[int, int]:
     about as long.
     """
     good = requests.take(requests.has_status("ok") & (requests.output_tokens_planned > 0))
-    chunks = pc.fill_null(pc.list_value_length(table["chunk_at_us"]), 0).to_numpy()[good.row]
     ended = pc.is_valid(table["finish_reason"]).to_numpy(zero_copy_only=False)[good.row]
-    share = chunks / good.output_tokens_planned
+    share = good.chunks / good.output_tokens_planned
     if not len(share) or ended.all():
         return 0, len(share)
     usual = float(np.median(share[ended] if ended.any() else share))
     if not ended.any() and np.mean(np.abs(share - usual) <= CUT_ALIKE * usual) <= 0.5:
         return 0, len(share)  # they end where the model ends them
-    return int(np.count_nonzero((chunks > 0) & ~ended & (share < CUT_SHARE * usual))), len(share)
+    return int(np.count_nonzero((good.chunks > 0) & ~ended & (share < CUT_SHARE * usual))), len(
+        share
+    )

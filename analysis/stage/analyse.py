@@ -13,6 +13,7 @@ import pyarrow as pa
 from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.contract.part import plain
 from ampacity.analysis.diagnosed import spoilt_by
+from ampacity.analysis.metrics.chunks import Chunks, read_chunks
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import quantile_rank
 from ampacity.analysis.metrics.percentiles import WITH_INTERVAL, curve, percentiles
@@ -21,22 +22,15 @@ from ampacity.analysis.metrics.requests import (
     Floats,
     Requests,
     e2e_s,
-    read_chunks,
     read_requests,
     ttft_s,
 )
 from ampacity.analysis.slo import Slo
+from ampacity.analysis.stage import outage
 from ampacity.analysis.stage.client import Moved, what_moved, without_client
 from ampacity.analysis.stage.drift import tail_trend, two_modes
 from ampacity.analysis.stage.goodput import accepted_goodput, window_cost_usd
 from ampacity.analysis.stage.littles_law import consistency
-from ampacity.analysis.stage.outage import (
-    Outage,
-    find_outages,
-    outage_series,
-    outage_text,
-    periods_after,
-)
 from ampacity.analysis.stage.steady import (
     Stability,
     Window,
@@ -85,7 +79,7 @@ class StageRecords:
     tokens: Floats  # output tokens per batch of the window
     stability: Stability
     start_s: float
-    outages: list[Outage]  # over ``scheduled``
+    outages: list[outage.Outage]  # over ``scheduled``
 
     def in_cohort(self, which: Bools) -> Bools:
         """Return a mask over ``scheduled`` as one over the requests of the cohort."""
@@ -116,7 +110,8 @@ def stage_records(
     scheduled = rows.take(rows.attempt == 0)
     missing = max(0, int(meta.get("scheduled_requests") or 0) - len(scheduled))
     start_s, end_s, now_s = _span(meta, rows, records.origin_ns, cut_short)
-    outages = find_outages(scheduled, read_chunks(records.table, scheduled), now_s)
+    chunks = read_chunks(records.table, rows)
+    outages = outage.find_outages(scheduled, chunks.take(rows.attempt == 0), now_s)
     if outages and warmup_requests is None:
         warmup_requests = 0  # an outage is no start-up
     window = find_window(
@@ -129,12 +124,14 @@ def stage_records(
         float(meta.get("ramp_s") or 0.0),
     )
     is_open = meta["kind"] == "open"
-    cohort, tokens = _cohort(records, rows, window, missing, now_s, is_open)
+    of_stage: dict[str, Any] = {"missing": missing, "now_ns": now_s / _NS, "spoilt": records.spoilt}
+    cohort = _cohort(rows, chunks, window, is_open, **of_stage)
     whole = None
     if window.cut_s:
         uncut = replace(window, start_s=window.start_s - window.cut_s)
-        whole = _cohort(records, rows, uncut, missing, now_s, is_open)[0]
+        whole = _cohort(rows, chunks, uncut, is_open, **of_stage)
         whole = replace(whole, memory=cohort.memory)
+    tokens = tokens_per_batch(rows, chunks, window)
     stability = _stability(meta, scheduled, start_s, end_s, now_s)
     return StageRecords(rows, scheduled, window, cohort, whole, tokens, stability, start_s, outages)
 
@@ -180,16 +177,22 @@ def analyse_stage(
         why = "no answer ended within the stage, which is too short for a rate"
         verdicts |= {"goodput_rps": None, "goodput_rps_reason": why}
     accepted = accepted_goodput(
-        records.table["request_id"].to_numpy()[cohort.requests.row],
+        None if labels is None else _labels_of(records, cohort, labels),
         meets,
         cohort.requests.output_tokens,
-        labels,
         worth_s,
         window_cost_usd(fleet_inputs or {}, worth_s),
     )
     result |= verdicts | {"accepted": accepted, "outage": _outage(found, judge)}
     result |= {"name": "", "users_pause": False, "slo_met_by_all": None, "server": None}
     return msgspec.convert(plain(result), contract.Stage)
+
+
+def _labels_of(
+    records: RunRecords, cohort: Cohort, labels: Mapping[int, bool]
+) -> list[bool | None]:
+    ids = records.table["request_id"].to_numpy()[cohort.requests.row]
+    return [labels.get(number) for number in ids.tolist()]
 
 
 def _leave_out_moved(result: dict[str, Any], moved: Moved) -> None:
@@ -215,15 +218,15 @@ def _outage(found: StageRecords, judge: Judge) -> contract.Outage | None:
     if outside.memory is not None and outside.in_flight is not None and len(outside.requests):
         # the queue's own, not the outage's
         outside = replace(outside, memory=memory_of(outside.in_flight))
-    periods = periods_after(found.start_s, outages, found.scheduled)
+    periods = outage.periods_after(found.start_s, outages, found.scheduled)
     requests = len(found.scheduled) + cohort.missing
     return contract.Outage(
-        text=outage_text(periods, requests),
+        text=outage.outage_text(periods, requests),
         requests=requests,
         failed=sum(p.failed for p in periods),
         periods=periods,
         outside=judge.outside(outside),
-        series=outage_series(found.scheduled, found.start_s),
+        series=outage.outage_series(found.scheduled, found.start_s),
     )
 
 
@@ -249,26 +252,23 @@ def _span(
 
 
 def _cohort(
-    records: RunRecords, rows: Requests, window: Window, missing: int, now_s: float, is_open: bool
-) -> tuple[Cohort, Floats]:
-    """Return the cohort of the window, and the output tokens that came in each batch of it."""
-    table, chunks = records.table, read_chunks(records.table, rows)
-    tokens = tokens_per_batch(rows, chunks, window)
+    rows: Requests, chunks: Chunks, window: Window, is_open: bool, **of_stage: Any
+) -> Cohort:
+    """Return the requests of the window."""
     s = rows.scheduled_ns * _NS
-    which = np.flatnonzero((rows.attempt == 0) & (s >= window.start_s) & (s < window.end_s))
-    requests = rows if len(which) == len(rows) else rows.take(which)
-    if len(which) and len(which) == which[-1] - which[0] + 1:
-        low, high = int(which[0]), int(which[-1]) + 1
-        chunks = chunks.between(low, high)
-    elif len(which) < len(rows):
-        chunks = read_chunks(table, requests)
+    which = (rows.attempt == 0) & (s >= window.start_s) & (s < window.end_s)
+    requests = rows.take(which)
     in_flight = in_flight_at(requests.scheduled_ns, rows.scheduled_ns, rows.ended_ns)
     memory = memory_of(in_flight) if is_open and len(requests) else None
     rate_rps = len(requests) / window.length_s if window.length_s > 0 else 0.0
-    cohort = Cohort(
-        requests, chunks, missing, now_s / _NS, in_flight, memory, rate_rps, records.spoilt
+    return Cohort(
+        requests,
+        chunks.take(which),
+        in_flight=in_flight,
+        memory=memory,
+        rate_rps=rate_rps,
+        **of_stage,
     )
-    return cohort, tokens
 
 
 def _stability(
@@ -302,6 +302,7 @@ def _load(
     finish = np.where(np.isnan(finish), cohort.now_ns * _NS, finish)
     concurrency = time_average_in_flight(window.start_s, window.end_s, begin, finish)
     within = begin[(begin >= window.start_s) & (begin < window.end_s)]
+    there = (begin < window.end_s) & (finish >= window.start_s)
     is_open = meta["kind"] == "open"
     offered = meta.get("offered_rps") if is_open else None
     if is_open and offered is None:  # a trace: what it asked for on average
@@ -329,7 +330,7 @@ def _load(
         "missing": cohort.missing,
         "concurrency": concurrency,
         "concurrency_se": cohort.in_flight_se,
-        "concurrency_max": int(in_flight_at(within, begin, finish).max(initial=0.0)),
+        "concurrency_max": int(in_flight_at(within, begin[there], finish[there]).max(initial=0.0)),
         "littles_law": consistency(window.start_s, window.end_s, concurrency, begin, finish),
         "ended_early": meta.get("ended_early"),
     }

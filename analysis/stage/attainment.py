@@ -13,7 +13,15 @@ from ampacity.analysis.metrics.cohort import Cohort, observations_for_slo
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import NO_VALUE, between_bounds, finite
 from ampacity.analysis.metrics.requests import Bools, unseen
-from ampacity.analysis.slo import ERROR_RATE, EXTREMES, GAP_METRICS, GOODPUT, SHARES, Slo
+from ampacity.analysis.slo import (
+    ERROR_RATE,
+    EXTREMES,
+    FIRST_TOKEN,
+    GAP_METRICS,
+    GOODPUT,
+    SHARES,
+    Slo,
+)
 from ampacity.analysis.stats.intervals import (
     CONFIDENCE,
     deciding_factor,
@@ -21,7 +29,6 @@ from ampacity.analysis.stats.intervals import (
     smallest_n,
 )
 
-FIRST_TOKEN = frozenset({"ttft", "first_answer", "fluidity"})
 EDGE_FACTOR = 20.0
 """More times the requests that it has, and than its percentile needs: on the edge, not too short."""
 

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ampacity.analysis.metrics.chunks import Chunks
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import LEVELS, Figure, figure
-from ampacity.analysis.metrics.requests import Chunks, Floats, Requests
+from ampacity.analysis.metrics.requests import Floats, Requests
 from ampacity.analysis.slo import EXTREMES, Slo
 from ampacity.analysis.stage.attainment import judge_slo, observe_slos
 from ampacity.analysis.stats.intervals import smallest_n
@@ -49,11 +50,14 @@ def without_client(cohort: Cohort, audit: Mapping[str, Any], origin_ns: int) -> 
             requests, scheduled_ns=np.where(late, requests.dispatched_ns, requests.scheduled_ns)
         )
     if stalls := audit.get("stalls"):
-        at_us = _without_stalls(
-            requests, chunks, stalls, bool(audit.get("dated_by_kernel")), origin_ns
-        )
-        starts, first_ns = chunks.starts[:-1][chunks.count > 0], np.zeros(n)
-        first_ns[chunks.count > 0] = 1e3 * (chunks.at_us[starts] - at_us[starts].astype(np.float64))
+        by_kernel = bool(audit.get("dated_by_kernel"))
+        early = _without_stalls(requests, chunks, stalls, by_kernel, origin_ns)
+        first_ns, moved = np.zeros(n), 0
+        for where, part in early.parts():
+            was_us, has = chunks.between(where.start, where.stop).at_us, part.count > 0
+            starts = part.starts[:-1][has]
+            first_ns[where][has] = 1e3 * (was_us[starts] - part.at_us[starts].astype(np.float64))
+            moved += int(np.count_nonzero(part.at_us != was_us))
         if np.count_nonzero(first_ns) > SHARE_MIN * n:
             of_first = requests.first_answer_ns == requests.first_token_ns
             requests = replace(
@@ -61,8 +65,8 @@ def without_client(cohort: Cohort, audit: Mapping[str, Any], origin_ns: int) -> 
                 first_token_ns=requests.first_token_ns - first_ns,
                 first_answer_ns=requests.first_answer_ns - np.where(of_first, first_ns, 0.0),
             )
-        if np.count_nonzero(at_us != chunks.at_us) > SHARE_MIN * len(at_us):
-            chunks = replace(chunks, at_us=at_us)
+        if moved > SHARE_MIN * chunks.count.sum():
+            chunks = early
     if requests is cohort.requests and chunks is cohort.chunks:
         return None
     return replace(cohort, requests=requests, chunks=chunks)
@@ -70,17 +74,18 @@ def without_client(cohort: Cohort, audit: Mapping[str, Any], origin_ns: int) -> 
 
 def _without_stalls(
     requests: Requests, chunks: Chunks, stalls: Any, by_kernel: bool, origin_ns: int
-) -> npt.NDArray[np.uint32]:
-    """Return ``chunks.at_us`` without the stalls of the client's event loop."""
+) -> Chunks:
+    """Return the chunks without the stalls of the client's event loop."""
     held = np.asarray(stalls, dtype=np.float64)
     held[:, 1:] += held[:, :1] * _APART_NS - origin_ns
     held = held[np.argsort(held[:, 1])]
     began_ns = requests.started_ns + requests.worker * _APART_NS
-    parts = [
-        _earlier_us(some, began_ns[part], held[:, 1], held[:, 2], by_kernel=by_kernel)
-        for part, some in chunks.parts()
-    ]
-    return np.concatenate(parts or [chunks.at_us])
+
+    def read(low: int, high: int) -> Any:
+        part, began = chunks.between(low, high), began_ns[low:high]
+        return _earlier_us(part, began, held[:, 1], held[:, 2], by_kernel=by_kernel), part.tokens
+
+    return replace(chunks, read=read)
 
 
 def _earlier_us(

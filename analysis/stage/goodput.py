@@ -11,7 +11,7 @@ import numpy as np
 
 from ampacity.analysis.contract.capacity import Offline
 from ampacity.analysis.contract.stage import Accepted, Stage
-from ampacity.analysis.metrics.requests import Bools, Floats, Ints
+from ampacity.analysis.metrics.requests import Bools, Floats
 from ampacity.analysis.slo import ERROR_RATE, Slo
 from ampacity.analysis.stage.throughput import is_figure
 
@@ -68,25 +68,23 @@ def _cells(at: str, line: str) -> list[str]:
 
 
 def accepted_goodput(
-    request_ids: Ints,
+    judged: Sequence[bool | None] | None,
     meets: Bools | None,
     output_tokens: Floats,
-    labels: Mapping[int, bool] | None,
     window_s: float,
     cost_usd: float | None,
 ) -> Accepted:
     """Return requests inside every SLO whose answer was accepted, per second, and their cost.
 
-    Unlabelled answers count as not accepted, and are counted. ``cost_usd`` is that of the whole
-    window.
+    ``judged``: whether the answer of each request was accepted. Unlabelled ones (None) count as not
+    accepted, and are counted. ``cost_usd`` is that of the whole window.
     """
     found = dict.fromkeys(f for f in Accepted.__struct_fields__ if f != "reason")
-    if labels is None:
+    if judged is None:
         why = "nobody judged the answers (ampacity report --labels FILE, or --checker COMMAND)"
         return Accepted(**found, reason=why)
     if meets is None:
         return Accepted(**found, reason="an SLO could not be judged")
-    judged = [labels.get(int(i)) for i in request_ids]
     good = np.array([bool(label) for label in judged], dtype=np.bool_) & meets
     n, tokens = int(np.count_nonzero(good)), float(output_tokens[good].sum())
     tokens_per_s: float | None = tokens / window_s if window_s > 0 else 0.0
@@ -95,7 +93,7 @@ def accepted_goodput(
     return Accepted(
         requests=n,
         rps=goodput_rps(n, window_s),
-        share=n / len(request_ids) if len(request_ids) else None,
+        share=n / len(judged) if judged else None,
         output_tokens_per_s=tokens_per_s,
         unlabelled=judged.count(None),
         cost_per_result_usd=_cost(cost_usd, n, 1),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ampacity.analysis.contract.stage import OutagePeriod, OutageSeries
-from ampacity.analysis.metrics.requests import Bools, Chunks, Floats, Requests
+from ampacity.analysis.metrics.chunks import Chunks
+from ampacity.analysis.metrics.gaps import GapSeries, chunk_gaps
+from ampacity.analysis.metrics.requests import Bools, Floats, Requests
 from ampacity.analysis.stage.steady import in_flight_at
 from ampacity.loadgen.rundir.records import FAILED_KINDS, REFUSED
 
@@ -22,8 +24,7 @@ SILENT_SHARE = 0.5  # of the stage: a server that is silent more often answers i
 BINS = 60
 DOWN = FAILED_KINDS - {"shed", *REFUSED}
 _NS = 1e-9
-_BLOCK = 1_000_000  # tokens that are looked at together
-_BINS_MAX = 10_000_000  # eleven days
+_APART_S = SILENT_S / LONGER  # shorter silences of the stage are none
 
 
 @dataclass(frozen=True)
@@ -177,36 +178,35 @@ def _silences(
 
 
 def _median_gap_s(chunks: Chunks) -> float:
-    gaps_us = np.diff(chunks.at_us.astype(np.int64))[np.diff(chunks.owner) == 0]
-    return float(np.median(gaps_us)) * 1e-6 if len(gaps_us) else np.inf
+    counted = np.ones(len(chunks.known), dtype=np.bool_)
+    values, weights = GapSeries(chunks, counted, per_token=False).distinct()
+    ranks, n = np.cumsum(weights), weights.sum()
+    middle = values[np.searchsorted(ranks, (n / 2, n / 2 + 0.5))] if n else np.inf
+    return float(np.mean(middle))
 
 
 def _gaps_between(r: Requests, chunks: Chunks, others_s: Floats) -> list[tuple[float, float]]:
-    """Return start and end of each gap of SILENT_S / LONGER in tokens and ``others_s`` together.
+    """Return start and end of each gap of ``_APART_S`` in tokens and ``others_s`` together.
 
-    Times are counted in bins of a quarter of that, as a sort of all tokens takes long: a gap leaves
-    at least three bins empty, and lies between the last time before these and the first after.
+    In such a gap no request has a token, so each request counts as the spans between its own gaps
+    that are as long: few times instead of all tokens.
     """
-    zero_s = float(np.nanmin(np.append(r.started_ns * _NS, others_s)))
-    span_s = float(np.nanmax(others_s)) - zero_s
-    width_s = max(SILENT_S / LONGER / 4, span_s / _BINS_MAX)
-    n = int(span_s / width_s) + 2
-    first, last = np.full(n, np.inf), np.full(n, -np.inf)
-    for times_s in (others_s, *_token_times(r, chunks)):
-        times_s = times_s[np.isfinite(times_s)]
-        at = np.clip((times_s - zero_s) / width_s, 0, n - 1).astype(np.int64)
-        np.minimum.at(first, at, times_s)
-        np.maximum.at(last, at, times_s)
-    occupied = np.flatnonzero(np.isfinite(first))
-    apart = np.flatnonzero(np.diff(occupied) > 3)
-    pairs = zip(last[occupied[apart]], first[occupied[apart + 1]], strict=True)
-    return [(float(a), float(b)) for a, b in pairs if b - a > SILENT_S / LONGER]
-
-
-def _token_times(r: Requests, chunks: Chunks) -> Iterator[Floats]:
-    for k in range(0, len(chunks.owner), _BLOCK):
-        block = slice(k, k + _BLOCK)
-        yield r.started_ns[chunks.owner[block]] * _NS + chunks.at_us[block] * 1e-6
+    begins_s, ends_s = [others_s], [others_s]
+    for where, part in chunks.parts():
+        gaps = chunk_gaps(part)
+        new = gaps.gap_us >= _APART_S * 1e6
+        new[gaps.firsts] = True
+        begin = np.flatnonzero(new)
+        end = np.append(begin[1:], len(new)) - 1 if len(begin) else begin
+        started_s = r.started_ns[where][np.searchsorted(part.starts, begin, "right") - 1] * _NS
+        begins_s.append(started_s + part.at_us[begin] * 1e-6)
+        ends_s.append(started_s + part.at_us[end] * 1e-6)
+    begin_s, end_s = np.concatenate(begins_s), np.concatenate(ends_s)
+    known = np.isfinite(begin_s)
+    order = np.argsort(begin_s[known])
+    begin_s, end_s = begin_s[known][order], np.maximum.accumulate(end_s[known][order])
+    apart = np.flatnonzero(begin_s[1:] - end_s[:-1] > _APART_S)
+    return list(zip(end_s[apart].tolist(), begin_s[apart + 1].tolist(), strict=True))
 
 
 def _began_ns(r: Requests) -> Floats:

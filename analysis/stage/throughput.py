@@ -7,14 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampacity.analysis.contract.stage import Stage
-from ampacity.analysis.metrics.requests import (
-    UNCOUNTED,
-    Chunks,
-    Floats,
-    Requests,
-    uncounted_share,
-    visible_tokens,
-)
+from ampacity.analysis.metrics import requests
+from ampacity.analysis.metrics.chunks import Chunks
 from ampacity.analysis.stage.drift import RATE_BATCHES, events_per_batch, rate_interval
 from ampacity.analysis.stage.outage import DOWN
 from ampacity.analysis.stage.steady import Window
@@ -90,7 +84,7 @@ def span_s(
     return float(length_s * n / offered) if by_chance else length_s
 
 
-def tokens_per_batch(rows: Requests, chunks: Chunks, window: Window) -> Floats:
+def tokens_per_batch(rows: requests.Requests, chunks: Chunks, window: Window) -> requests.Floats:
     """Return output tokens that came in each of ``RATE_BATCHES`` equal spans.
 
     Chunks of unknown size share the request's tokens evenly.
@@ -99,34 +93,33 @@ def tokens_per_batch(rows: Requests, chunks: Chunks, window: Window) -> Floats:
     if batch_s <= 0:
         return found
     held, count = chunks.tokens_in(), chunks.count
-    sent = np.where(np.isnan(rows.output_tokens), count, visible_tokens(rows))
+    sent = np.where(np.isnan(rows.output_tokens), count, requests.visible_tokens(rows))
     mean_chunk = np.divide(sent, count, out=np.zeros(len(rows)), where=count > 0)
     held = np.where(chunks.known, held, mean_chunk * count)
     silent = (count == 0) & rows.has_status("ok")
     held = np.where(silent, np.nan_to_num(rows.output_tokens), held)
     last_ns = np.where(silent, rows.ended_ns, rows.started_ns + chunks.last_us() * 1e3)
 
-    def batch_of(at_ns: Floats) -> Floats:
+    def batch_of(at_ns: requests.Floats) -> requests.Floats:
         return np.asarray(np.floor((at_ns * _NS - window.start_s) / batch_s))
 
-    def add(batch: Floats, tokens: Floats) -> None:
+    def add(batch: requests.Floats, tokens: requests.Floats) -> None:
         inside = (batch >= 0) & (batch < RATE_BATCHES)
         found[:] += np.bincount(batch[inside].astype(np.int64), tokens[inside], RATE_BATCHES)
 
     first, last = batch_of(np.where(silent, rows.ended_ns, rows.started_ns)), batch_of(last_ns)
     add(first[first == last], held[first == last])
     crossing = (count > 0) & (first != last) & (last >= 0) & (first < RATE_BATCHES)
-    if crossing.any():
-        at = np.repeat(crossing, count)
-        owner = np.repeat(np.flatnonzero(crossing), count[crossing])
-        each = np.where(chunks.known, 1.0 if chunks.tokens is None else np.nan, mean_chunk)[owner]
-        if chunks.tokens is not None:
-            each = np.where(np.isnan(each), chunks.tokens[at], each)
-        add(batch_of(rows.started_ns[owner] + chunks.at_us[at] * 1e3), each)
+    owners = np.flatnonzero(crossing)
+    for where, part in chunks.take(crossing).parts():
+        owner = owners[where][part.owner]
+        tokens = 1.0 if part.tokens is None else part.tokens
+        each = np.where(chunks.known[owner], tokens, mean_chunk[owner])
+        add(batch_of(rows.started_ns[owner] + part.at_us * 1e3), each)
     return found
 
 
-def input_rate(rows: Requests, window: Window) -> float:
+def input_rate(rows: requests.Requests, window: Window) -> float:
     """Return input tokens whose prefill ended (first token) in the window, per second."""
     if window.length_s <= 0:
         return 0.0
@@ -149,7 +142,7 @@ class OutputRates:
 
 
 def output_rates(
-    rows: Requests, tokens: Floats, window: Window, start_s: float, closed: bool
+    rows: requests.Requests, tokens: requests.Floats, window: Window, start_s: float, closed: bool
 ) -> OutputRates:
     """Return the rates of a stage that began at ``start_s``; ``tokens``: of tokens_per_batch."""
     answers, each_s = _answers_per_batch(rows, window, start_s, closed)
@@ -157,8 +150,8 @@ def output_rates(
         float(answers.mean()) / each_s if each_s > 0 else 0.0,
         rate_interval(answers, each_s),
     )
-    if uncounted_share(rows) > UNCOUNTED_MAX:
-        return OutputRates(rate, rate_ci, None, None, UNCOUNTED)
+    if requests.uncounted_share(rows) > UNCOUNTED_MAX:
+        return OutputRates(rate, rate_ci, None, None, requests.UNCOUNTED)
     if not tokens.any() and np.nansum(rows.output_tokens[rows.has_status("ok")]) > 0:
         return OutputRates(rate, rate_ci, None, None, TOO_SHORT)
     tokens_per_s = float(tokens.sum()) / window.length_s if window.length_s > 0 else 0.0
@@ -167,8 +160,8 @@ def output_rates(
 
 
 def _answers_per_batch(
-    rows: Requests, window: Window, start_s: float, closed: bool
-) -> tuple[Floats, float]:
+    rows: requests.Requests, window: Window, start_s: float, closed: bool
+) -> tuple[requests.Floats, float]:
     """Return (answers in each of some equal spans of the window, the length of a span in s).
 
     Open: by the time at which they ended, from when the first requests have been answered in the

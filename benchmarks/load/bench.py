@@ -38,7 +38,13 @@ class Scenario:
     name: str
     load: Load
     bars: dict[str, float | bool]
-    server: dict[str, float | int]
+    server: dict[str, float | int | str]
+    tls: bool = False
+
+    def over_tls(self) -> Scenario:
+        """Return the same load over TLS 1.3; its CPU has a bar beside that of plain HTTP."""
+        bars = {name: bar for name, bar in self.bars.items() if not name.startswith("cpu")}
+        return replace(self, name=f"{self.name} TLS", bars=bars, tls=True)
 
 
 _EVERY = {"never_arrived": 0, "arrived_twice": 0, "tokens_differ": 0}
@@ -87,6 +93,9 @@ SCENARIOS = (
         },
         {},
     ),
+    Scenario(
+        "400", Load(400, 20), {**_EVERY, "client_limited": False, "ttft_error_ms_p99": 0.5}, {}
+    ),
     Scenario("beyond", Load(900, 10), {"client_limited": True}, {}),
     Scenario(
         "pacing", Load(500, 10), {**_EVERY, "slip_p99_ms": 1.0, "arrival_late_ms_p99": 2.0}, {}
@@ -109,9 +118,9 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="ampacity-bench-") as directory:
         out = Path(directory) / "run"
         options = {"ttft_ms": TTFT_S * 1e3, "itl_ms": ITL_S * 1e3, **scenario.server}
-        with mock_server(server_core, ahead, **options) as mock:
+        with mock_server(server_core, ahead, tls=scenario.tls, **options) as mock:
             metered = run_metered(
-                client.command(mock.url, load, out),
+                client.command(mock.url, replace(load, cacert=mock.certificate), out),
                 core=client_core,
                 ahead=ahead,
                 cwd=ROOT,
@@ -167,6 +176,16 @@ def broken_bars(scenario: Scenario, result: dict[str, Any]) -> list[str]:
             shown = f"{value:.3g}" if isinstance(value, float) else value
             found.append(f"{metric} {shown}, bar {limit}")
     return found
+
+
+def tls_over_plain(results: list[dict[str, Any]], scenario: str, client: str) -> float:
+    """Return the CPU under load over TLS, over that of the same load without."""
+
+    def cpu(name: str) -> float:
+        found = [r for r in results if (r["scenario"], r["client"]) == (name, client)]
+        return sum(r.get("cpu_ms_per_1000_load", math.nan) for r in found)
+
+    return cpu(f"{scenario} TLS") / cpu(scenario)
 
 
 def carried_share(results: list[dict[str, Any]], scenario: str) -> float:
@@ -238,13 +257,17 @@ def main() -> int:
     if cores:
         os.sched_setaffinity(0, {cores[0]})  # we sit beside the server, not beside what is measured
     results, broken = [], 0
-    for scenario in chosen:
+    for plain in chosen:
         for _ in range(options.repeat):  # in turn: the machine's own speed changes
             for client in clients:
-                result = measure(client, scenario, cores, options.ahead)
-                results.append(result)
-                broken += _tell(client, scenario, result)
+                for scenario in (plain, plain.over_tls()) if options.tls else (plain,):
+                    result = measure(client, scenario, cores, options.ahead)
+                    results.append(result)
+                    broken += _tell(client, scenario, result)
     print_table(results)
+    for scenario in chosen if options.tls else ():
+        ratios = (f"{c.name} {tls_over_plain(results, scenario.name, c.name):.2f}" for c in clients)
+        print(f"{scenario.name}: CPU over TLS / plain (bar 1.6): {', '.join(ratios)}")
     for scenario in chosen if options.two_workers else ():
         print(
             f"{scenario.name}: two workers carry {carried_share(results, scenario.name):.0%} "
@@ -291,6 +314,7 @@ def _options() -> argparse.Namespace:
         metavar="NAME=COMMAND",
         help="another tool; repeatable",
     )
+    parser.add_argument("--tls", action="store_true", help="each load also over TLS 1.3")
     parser.add_argument("--no-raw", action="store_true", help="leave the raw limit out")
     parser.add_argument(
         "--two-workers", action="store_true", help="also with --workers 2, on the core of one"

@@ -35,6 +35,8 @@ class Load:
         False  # the server counts tokens in every chunk, which makes it longer by a third
     )
     timestamps: str = "kernel"  # of ampacity
+    cacert: Path | None = None  # of a server with TLS
+    options: tuple[str, ...] = ()  # further ones of ampacity
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ def ampacity(words: list[str] | None = None, workers: int = 1) -> Client:
             "--timestamps",
             load.timestamps,
             *(["--workers", str(workers)] if workers > 1 else []),
+            *(["--cacert", str(load.cacert)] if load.cacert else []),
+            *load.options,
         ]
 
     return Client("ampacity" if workers == 1 else f"{workers} workers", command, read_run)
@@ -106,6 +110,7 @@ def raw() -> Client:
             "--out",
             f"{out}.npz",
             *(["--running-usage"] if load.running_usage else []),
+            *(["--cacert", str(load.cacert)] if load.cacert else []),
         ]
 
     return Client("raw", command, read_raw)

@@ -8,10 +8,11 @@ import contextlib
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ import numpy.typing as npt
 
 SOURCE = Path(__file__).with_name("mock_server.c")
 STOP_TIMEOUT_S = 60.0
+_CERTIFICATE = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=mock"
+_NAME = "subjectAltName=IP:127.0.0.1"
 
 
 class MockError(ValueError):
@@ -42,6 +45,7 @@ class Mock:
 
     url: str
     pid: int
+    certificate: Path | None = None  # of a server with TLS
     # by X-Request-Id, one for each arrival
     served: dict[str, list[Served]] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)  # the server about itself
@@ -56,36 +60,55 @@ def unavailable() -> str | None:
     return None
 
 
-def build(directory: Path) -> Path:
-    """Compile the server into ``directory``. Raises MockError."""
+def build(directory: Path, tls: bool = False) -> Path:
+    """Compile the server into ``directory``; ``tls`` needs libssl. Raises MockError."""
     if (why := unavailable()) is not None:
         raise MockError(why)
     compiler = shutil.which("cc") or shutil.which("gcc") or "clang"
     binary = directory / "mock_server"
-    made = subprocess.run(
-        [compiler, "-O2", "-std=c11", "-Wall", "-Wextra", "-o", str(binary), str(SOURCE)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode:
-        raise MockError(f"{SOURCE.name} does not compile: {made.stderr.strip().splitlines()[0]}")
+    words = [compiler, "-O2", "-std=c11", "-Wall", "-Wextra", "-o", str(binary), str(SOURCE)]
+    _run([*words, *(["-DTLS", "-lssl", "-lcrypto"] if tls else [])])
     return binary
+
+
+def _run(command: list[str]) -> None:
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise MockError(f"{command[0]} failed: {made.stderr.strip().splitlines()[0]}")
+
+
+def write_streams(path: Path, streams: Sequence[Sequence[tuple[int, bytes]]]) -> None:
+    """Write streams that the server plays: pieces of (tokens, bytes), each sent at once.
+
+    The first and the last piece of a stream have no tokens, all others have some.
+    """
+    with path.open("wb") as file:
+        file.write(struct.pack("=I", len(streams)))
+        for pieces in streams:
+            file.write(struct.pack("=I", sum(tokens for tokens, _ in pieces)))
+            for tokens, data in pieces:
+                file.write(struct.pack("=II", tokens, len(data)) + data)
 
 
 @contextlib.contextmanager
 def mock_server(
-    core: int | None = None, ahead: bool = False, **options: float | int
+    core: int | None = None, ahead: bool = False, *, tls: bool = False, **options: float | int | str
 ) -> Iterator[Mock]:
     """Run the server (``ttft_ms=50, itl_ms=10, stall_s=3, ...``) while the context lasts. Raises
     MockError.
 
-    ``core`` pins it, ``ahead`` puts it before other work there. When the context has ended,
+    ``core`` pins it, ``ahead`` puts it before other work there, ``tls`` makes a certificate. When the context has ended,
     ``served`` and ``stats`` hold the truth.
     """
     with tempfile.TemporaryDirectory(prefix="ampacity-mock-") as directory:
         truth = Path(directory) / "truth.tsv"
-        command = [str(build(Path(directory))), "--truth", str(truth)]
+        command = [str(build(Path(directory), tls)), "--truth", str(truth)]
+        certificate = Path(directory) / "certificate.pem" if tls else None
+        if certificate is not None:
+            made = str(certificate)
+            words = [*_CERTIFICATE.split(), "-addext", _NAME, "-keyout", made, "-out", made]
+            _run(["openssl", *words])
+            command += ["--tls", made]
         for name, value in options.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         if ahead and os.geteuid() == 0 and shutil.which("chrt"):
@@ -98,7 +121,8 @@ def mock_server(
             if not port.isdigit():
                 process.kill()
                 raise MockError(f"the mock server did not start: {port}")
-            mock = Mock(url=f"http://127.0.0.1:{port}/v1", pid=process.pid)
+            scheme = "https" if tls else "http"
+            mock = Mock(f"{scheme}://127.0.0.1:{port}/v1", process.pid, certificate)
             try:
                 yield mock
             finally:

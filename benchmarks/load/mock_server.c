@@ -1,6 +1,9 @@
 /* A streaming chat-completions server that is never the bottleneck and knows when it sent each token.
  *
  * One thread, epoll, Linux, C11, no dependency but libc:  cc -O2 -o mock_server mock_server.c
+ * With TLS 1.3 (--tls FILE: certificate and key, PEM):    cc -O2 -DTLS -o mock_server mock_server.c -lssl -lcrypto
+ *
+ * --streams FILE: request k is answered with the k-th recorded stream of a file (mock.py: write_streams), cyclically.
  *
  * Every token of a stream has an absolute time (arrival + TTFT + k * ITL) and is one send() of one vLLM-shaped
  * chunk. Stamps are CLOCK_MONOTONIC, the clock of Python's time.monotonic_ns(). On SIGTERM the truth is written:
@@ -29,11 +32,21 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#ifdef TLS
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+static SSL_CTX *tls;
+#else
+typedef void SSL;
+#endif
 
 #define BATCH 8            /* tokens sent in a row before sockets are looked at: arrivals are stamped at once */
 #define SPIN_NS 4000       /* a shorter wait than this is not worth a sleep */
@@ -55,13 +68,15 @@ typedef struct {
 } Buffer;
 
 typedef struct {
-  bool open, streaming, usage, usage_each, wants_write;
+  bool open, known, streaming, usage, usage_each, wants_write;
   uint32_t generation; /* a queue entry of an older one is stale */
   Buffer in, out;
   size_t record;
   int64_t first_due_ns; /* engine time */
   int32_t prompt_tokens;
   uint64_t number;
+  const char *piece; /* of a recorded stream: the next one */
+  SSL *ssl;
 } Connection;
 
 typedef struct {
@@ -90,8 +105,10 @@ static Queue first_tokens, next_tokens;
 static int64_t stalled_ns;       /* engine time is CLOCK_MONOTONIC less this */
 static int64_t stall_until_ns;   /* engine time stands still until then */
 static int64_t stall_began_ns;
+static const char **streams; /* recorded ones: the first piece of each */
+static uint32_t stream_count;
 static uint32_t late_us[LATE_BUCKETS];
-static uint64_t tokens_sent, blocked_sends, connections_opened;
+static uint64_t tokens_sent, blocked_sends, connections_opened, sessions_resumed;
 static int64_t late_max_ns;
 static volatile sig_atomic_t stopping;
 
@@ -166,6 +183,9 @@ static void watch(int fd, Connection *c, bool write) {
 static void drop(int fd) {
   Connection *c = &connections[fd];
   if (c->streaming) records[c->record].ended_ns = now_ns();
+#ifdef TLS
+  SSL_free(c->ssl);
+#endif
   close(fd);
   free(c->in.bytes);
   free(c->out.bytes);
@@ -174,11 +194,33 @@ static void drop(int fd) {
   c->generation = generation;
 }
 
+#ifdef TLS
+/* As send() and recv(): the handshake is made within them, errno is EAGAIN until the socket is ready. */
+static ssize_t outcome(SSL *ssl, int done) {
+  if (done > 0) return done;
+  int error = SSL_get_error(ssl, done);
+  ERR_clear_error();
+  errno = error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE ? EAGAIN : EPIPE;
+  return error == SSL_ERROR_ZERO_RETURN ? 0 : -1;
+}
+static ssize_t put(int fd, const char *bytes, size_t length) {
+  SSL *ssl = connections[fd].ssl;
+  return ssl ? outcome(ssl, SSL_write(ssl, bytes, (int)length)) : send(fd, bytes, length, MSG_NOSIGNAL);
+}
+static ssize_t get(int fd, char *bytes, size_t room) {
+  SSL *ssl = connections[fd].ssl;
+  return ssl ? outcome(ssl, SSL_read(ssl, bytes, (int)room)) : recv(fd, bytes, room, 0);
+}
+#else
+static ssize_t put(int fd, const char *bytes, size_t length) { return send(fd, bytes, length, MSG_NOSIGNAL); }
+static ssize_t get(int fd, char *bytes, size_t room) { return recv(fd, bytes, room, 0); }
+#endif
+
 /* One send(); what the socket does not take waits in c->out. False: the connection is gone. */
 static bool transmit(int fd, const char *bytes, size_t length) {
   Connection *c = &connections[fd];
   if (!c->out.length) {
-    ssize_t done = send(fd, bytes, length, MSG_NOSIGNAL);
+    ssize_t done = put(fd, bytes, length);
     if (done == (ssize_t)length) return true;
     if (done < 0 && errno != EAGAIN && errno != EINTR) {
       drop(fd);
@@ -194,7 +236,7 @@ static bool transmit(int fd, const char *bytes, size_t length) {
 
 static void flush(int fd) {
   Connection *c = &connections[fd];
-  ssize_t done = send(fd, c->out.bytes, c->out.length, MSG_NOSIGNAL);
+  ssize_t done = put(fd, c->out.bytes, c->out.length);
   if (done < 0 && errno != EAGAIN && errno != EINTR) {
     drop(fd);
     return;
@@ -227,12 +269,30 @@ static size_t event(char *out, size_t room, const Connection *c, const char *cho
   return (size_t)snprintf(out, room, "%x\r\n%s\r\n", (unsigned)n, body);
 }
 
+/* The next piece of a recorded stream: how many tokens it has, and its bytes. */
+static uint32_t next_piece(Connection *c, const char **bytes, size_t *length) {
+  uint32_t numbers[2];
+  memcpy(numbers, c->piece, sizeof numbers);
+  *bytes = c->piece + sizeof numbers;
+  *length = numbers[1];
+  c->piece = *bytes + *length;
+  return numbers[0];
+}
+
+static bool send_piece(int fd) {
+  const char *bytes;
+  size_t length;
+  next_piece(&connections[fd], &bytes, &length);
+  return transmit(fd, bytes, length);
+}
+
 static bool begin_stream(int fd) {
   static const char head[] =
       "HTTP/1.1 200 OK\r\nServer: mock\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
       "Transfer-Encoding: chunked\r\n\r\n";
   Connection *c = &connections[fd];
   char text[2048];
+  if (c->piece) return send_piece(fd);
   memcpy(text, head, sizeof head - 1);
   size_t n = sizeof head - 1;
   n += event(text + n, sizeof text - n, c,
@@ -246,6 +306,11 @@ static bool end_stream(int fd) {
   Connection *c = &connections[fd];
   int32_t sent = records[c->record].sent;
   char text[4096];
+  if (c->piece) {
+    c->streaming = false;
+    records[c->record].ended_ns = now_ns();
+    return send_piece(fd);
+  }
   size_t n = event(text, sizeof text, c,
                    "{\"index\":0,\"delta\":{\"content\":\"\"},\"logprobs\":null,\"finish_reason\":\"length\","
                    "\"stop_reason\":null}",
@@ -265,18 +330,26 @@ static void send_token(int fd, int64_t due_engine_ns) {
   Connection *c = &connections[fd];
   Record *r = &records[c->record];
   char choices[256], text[1024];
+  const char *bytes = text;
+  size_t n;
+  uint32_t tokens = 1;
   if (r->sent == 0 && !begin_stream(fd)) return;
-  snprintf(choices, sizeof choices,
-           "{\"index\":0,\"delta\":{\"content\":\"%s\"},\"logprobs\":null,\"finish_reason\":null,\"token_ids\":null}",
-           WORDS[(c->number + (uint64_t)r->sent) & 15]);
-  size_t n = event(text, sizeof text, c, choices, c->usage_each ? r->sent + 1 : -1);
+  if (c->piece) {
+    tokens = next_piece(c, &bytes, &n);
+  } else {
+    snprintf(
+        choices, sizeof choices,
+        "{\"index\":0,\"delta\":{\"content\":\"%s\"},\"logprobs\":null,\"finish_reason\":null,\"token_ids\":null}",
+        WORDS[(c->number + (uint64_t)r->sent) & 15]);
+    n = event(text, sizeof text, c, choices, c->usage_each ? r->sent + 1 : -1);
+  }
   int64_t at = now_ns();
-  r->at_ns[r->sent++] = at - r->arrival_ns;
+  for (uint32_t i = 0; i < tokens; i++) r->at_ns[r->sent++] = at - r->arrival_ns;
   int64_t late = at - stalled_ns - due_engine_ns;
   if (late > late_max_ns) late_max_ns = late;
   late_us[late < 0 ? 0 : late / 1000 >= LATE_BUCKETS ? LATE_BUCKETS - 1 : late / 1000]++;
-  tokens_sent++;
-  if (!transmit(fd, text, n)) return;
+  tokens_sent += tokens;
+  if (!transmit(fd, bytes, n)) return;
   if (r->sent < r->planned) {
     push(&next_tokens, (Due){c->first_due_ns + (int64_t)r->sent * itl_ns, fd, c->generation});
   } else if (end_stream(fd)) {
@@ -362,6 +435,11 @@ static void start_stream(int fd, const char *id, size_t id_length, const char *b
   if (!asked) asked = field(body, length, "max_completion_tokens");
   int32_t tokens = fixed_tokens ? fixed_tokens : asked ? (int32_t)strtol(asked, NULL, 10) : 16;
   if (tokens < 1) tokens = 1;
+  if (stream_count) {
+    c->piece = streams[record_count % stream_count];
+    memcpy(&tokens, c->piece, sizeof tokens); /* of the whole stream; its first piece follows */
+    c->piece += sizeof tokens;
+  }
   if (record_count == record_room) {
     record_room = record_room ? record_room * 2 : 4096;
     records = grow(records, record_room * sizeof(Record));
@@ -393,7 +471,8 @@ static void start_stream(int fd, const char *id, size_t id_length, const char *b
 static void respond(int fd, char *head, char *head_end, const char *body, size_t length, int64_t at) {
   size_t id_length = 0;
   const char *id = header(head, head_end, "X-Request-Id", &id_length);
-  if (!strncmp(head, "POST /v1/chat/completions ", 26)) start_stream(fd, id, id_length, body, length, at);
+  if (!strncmp(head, "POST /v1/chat/completions ", 26) || (stream_count && !strncmp(head, "POST ", 5)))
+    start_stream(fd, id, id_length, body, length, at);
   else if (!strncmp(head, "GET /v1/models ", 15))
     answer(fd, "200 OK",
            "{\"object\":\"list\",\"data\":[{\"id\":\"mock\",\"object\":\"model\",\"owned_by\":\"mock\","
@@ -433,12 +512,16 @@ static void read_requests(int fd) {
 static void receive(int fd) {
   Connection *c = &connections[fd];
   char bytes[65536];
-  ssize_t n = recv(fd, bytes, sizeof bytes, 0);
+  ssize_t n = get(fd, bytes, sizeof bytes);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (n <= 0) {
     drop(fd);
     return;
   }
+#ifdef TLS
+  if (c->ssl && !c->known) sessions_resumed += (uint64_t)SSL_session_reused(c->ssl);
+#endif
+  c->known = true;
   append(&c->in, bytes, (size_t)n);
   read_requests(fd);
 }
@@ -456,10 +539,58 @@ static void welcome(void) {
     int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     connections[fd].open = true;
+#ifdef TLS
+    if (tls) {
+      connections[fd].ssl = SSL_new(tls);
+      SSL_set_fd(connections[fd].ssl, fd);
+      SSL_set_accept_state(connections[fd].ssl);
+    }
+#endif
     connections_opened++;
     struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
     if (epoll_ctl(poll_fd, EPOLL_CTL_ADD, fd, &event)) die("epoll_ctl");
   }
+}
+
+/* -- options ------------------------------------------------------------------------------------------------ */
+
+/* The file: number of streams; of each its tokens and its pieces; of each piece its tokens, length and bytes. The
+ * first piece of a stream goes before its first token, the last after its end: they have 0 tokens. */
+static void load_streams(const char *path) {
+  struct stat about;
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0 || fstat(fd, &about)) die(path);
+  const char *at = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
+  if (at == MAP_FAILED) die(path);
+  close(fd);
+  memcpy(&stream_count, at, sizeof stream_count);
+  at += sizeof stream_count;
+  streams = grow(NULL, stream_count * sizeof *streams);
+  for (uint32_t i = 0; i < stream_count; i++) {
+    streams[i] = at;
+    at += sizeof(uint32_t);
+    for (uint32_t empty = 0, numbers[2]; empty < 2; empty += !numbers[0]) {
+      memcpy(numbers, at, sizeof numbers);
+      at += sizeof numbers + numbers[1];
+    }
+  }
+}
+
+static void load_tls(const char *path) {
+#ifdef TLS
+  signal(SIGPIPE, SIG_IGN); /* libssl calls write() */
+  tls = SSL_CTX_new(TLS_server_method());
+  SSL_CTX_set_min_proto_version(tls, TLS1_3_VERSION);
+  SSL_CTX_set_mode(tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+  if (SSL_CTX_use_certificate_chain_file(tls, path) != 1 ||
+      SSL_CTX_use_PrivateKey_file(tls, path, SSL_FILETYPE_PEM) != 1) {
+    ERR_print_errors_fp(stderr);
+    exit(1);
+  }
+#else
+  fprintf(stderr, "mock_server: --tls %s: compiled without TLS\n", path);
+  exit(2);
+#endif
 }
 
 /* -- main -------------------------------------------------------------------------------------------------- */
@@ -508,9 +639,10 @@ static void report(void) {
   }
   if (file && fclose(file)) die(truth_path);
   printf("{\"requests\":%zu,\"tokens\":%llu,\"late_p50_ms\":%.3f,\"late_p99_ms\":%.3f,\"late_max_ms\":%.3f,"
-         "\"blocked_sends\":%llu,\"connections\":%llu,\"cpu_s\":%.3f}\n",
+         "\"blocked_sends\":%llu,\"connections\":%llu,\"resumed\":%llu,\"cpu_s\":%.3f}\n",
          record_count, (unsigned long long)tokens_sent, late_quantile_ms(0.5), late_quantile_ms(0.99),
-         (double)late_max_ns / 1e6, (unsigned long long)blocked_sends, (unsigned long long)connections_opened, cpu_s);
+         (double)late_max_ns / 1e6, (unsigned long long)blocked_sends, (unsigned long long)connections_opened,
+         (unsigned long long)sessions_resumed, cpu_s);
   fflush(stdout);
 }
 
@@ -522,7 +654,7 @@ static void on_signal(int number) {
 static void usage_error(const char *argument) {
   fprintf(stderr,
           "mock_server: %s?\nusage: mock_server [--port N (0: any)] [--ttft-ms X] [--itl-ms X] [--tokens N]\n"
-          "  [--stall-after-requests N --stall-s X] [--truth FILE]\n",
+          "  [--stall-after-requests N --stall-s X] [--truth FILE]\n  [--tls PEM] [--streams FILE]\n",
           argument);
   exit(2);
 }
@@ -539,6 +671,8 @@ int main(int argc, char **argv) {
     else if (!strcmp(name, "--stall-after-requests")) stall_after_requests = strtoul(value, NULL, 10);
     else if (!strcmp(name, "--stall-s")) stall_ns = (int64_t)(atof(value) * 1e9);
     else if (!strcmp(name, "--truth")) truth_path = value;
+    else if (!strcmp(name, "--tls")) load_tls(value);
+    else if (!strcmp(name, "--streams")) load_streams(value);
     else usage_error(name);
   }
   struct rlimit files;

@@ -14,6 +14,7 @@ import asyncio
 import gc
 import json
 import random
+import ssl
 import time
 from typing import cast
 from urllib.parse import urlsplit
@@ -56,13 +57,16 @@ class Stream(asyncio.Protocol):
 class Client:
     """Sends one Poisson load and keeps the stamps of every request."""
 
-    def __init__(self, url: str, output_tokens: int, running_usage: bool = False) -> None:
+    def __init__(
+        self, url: str, output_tokens: int, running_usage: bool = False, cacert: str | None = None
+    ) -> None:
         parts = urlsplit(url)
         self.host, self.port, self.path = (
             parts.hostname or "127.0.0.1",
             parts.port or 80,
             parts.path,
         )
+        self.context = ssl.create_default_context(cafile=cacert) if cacert else None
         self.output_tokens = output_tokens
         self.stream_options = {"include_usage": True, "continuous_usage_stats": running_usage}
         self.idle: list[Stream] = []
@@ -94,7 +98,9 @@ class Client:
 
     async def connect(self, number: int, scheduled_ns: int) -> None:
         loop = asyncio.get_running_loop()
-        _, stream = await loop.create_connection(lambda: Stream(self), self.host, self.port)
+        _, stream = await loop.create_connection(
+            lambda: Stream(self), self.host, self.port, ssl=self.context
+        )
         stream.send(number, scheduled_ns, self.request(number))
 
     def ended(self, stream: Stream) -> None:
@@ -137,12 +143,13 @@ def main() -> None:
     parser.add_argument(
         "--running-usage", action="store_true", help="ask for a count of tokens in every chunk"
     )
+    parser.add_argument("--cacert", help="of a server with TLS, PEM")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", required=True, help="stamps, as .npz")
     options = parser.parse_args()
     import uvloop
 
-    client = Client(options.url, options.output_tokens, options.running_usage)
+    client = Client(options.url, options.output_tokens, options.running_usage, options.cacert)
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(client.run(options.rate, options.duration, options.seed))

@@ -10,13 +10,12 @@ import ssl
 import time
 from array import array
 from collections import deque
-from itertools import count
-from time import monotonic_ns
-from typing import Literal, cast
+from typing import Literal
 
-from ampacity.loadgen.net import kernel_connect, kernel_stamps
-from ampacity.loadgen.net.interfaces import Exchange, Wire
-from ampacity.loadgen.net.proxy import open_tunnel
+from ampacity.loadgen.net import asyncio_reads, kernel_connect, kernel_stamps
+from ampacity.loadgen.net.interfaces import Exchange, Receiver, Wire
+from ampacity.loadgen.net.proxy import connect_request
+from ampacity.loadgen.net.tls import TlsWire
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, Proxy
 from ampacity.loadgen.sleeper import Sleeper
@@ -27,7 +26,7 @@ ADDRESS_TIMEOUT_S = 2.0  # for an address that is not the host's last
 ANSWER_TIMEOUT_S = 120.0  # a first request may compile or load things
 CLOSED_SHARE = 0.8  # of CLOSED_MIN or more answers: a server that closes these keeps none alive
 CLOSED_MIN = 3
-AUDIT_EVERY = 32  # connections, of which one has kernel time stamps to measure the read delay
+SPARES_MAX = 64  # connections that are opened before their requests are due
 
 OWN_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
 
@@ -35,25 +34,19 @@ Stamps = Literal["read", "kernel"]
 Reuse = Literal["pool", "new"]
 
 
-class Connection(asyncio.Protocol):
-    """One socket. Its reads get their time stamp before anything else."""
+class Connection:
+    """One connection, which carries one exchange after the other."""
 
-    __slots__ = ("_client", "_left", "_wire", "exchange", "idle_since_ns", "lost", "served")
+    __slots__ = ("_client", "_left", "_wire", "exchange", "idle_since_ns", "lost", "waited")
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._wire: Wire | None = None
         self.exchange: Exchange | None = None
         self.idle_since_ns = 0
-        self.served = 0
+        self.waited = False  # idle before: the peer may have closed it
         self.lost = False
         self._left = False  # by us
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start to use an asyncio transport, with or without TLS."""
-        transport = cast(asyncio.Transport, transport)  # uvloop has its own class
-        transport.set_write_buffer_limits(high=0)  # so that resume_writing means: all handed over
-        self.attach(transport)
 
     def attach(self, wire: Wire) -> None:
         """Start to use ``wire``."""
@@ -76,17 +69,6 @@ class Connection(asyncio.Protocol):
         """Note that the rest of a large request is written."""
         if self.exchange is not None and self.exchange.record.sent_ns is None:
             self.exchange.record.sent_ns = time.monotonic_ns()
-
-    def data_received(self, data: bytes) -> None:
-        """Take the time, then feed the exchange."""
-        at_ns = monotonic_ns()
-        exchange = self.exchange
-        if exchange is None:
-            self.close()  # unsolicited
-            return
-        feed = exchange.feed  # as a method call the lookup costs more
-        if feed(at_ns, data):
-            self.over(exchange)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle a close by the peer, an error or this client."""
@@ -112,21 +94,22 @@ class Connection(asyncio.Protocol):
 
         The server may have read the request and dropped it: so it is resent once, and counted.
         """
-        return bool(self.served) and not (
-            exchange.last_read_ns or exchange.retried or exchange.ended
-        )
+        return self.waited and not (exchange.last_read_ns or exchange.retried or exchange.ended)
 
     def over(self, exchange: Exchange) -> None:
         """End an exchange: keep the connection for the next one, or close it."""
         self.exchange = None
-        self.served += 1
         self._client.answers += 1
         if exchange.close_after or self.lost or not self._client.reuse:
             self._client.closed_said += exchange.close_after
             self.close()
         else:
-            self.idle_since_ns = time.monotonic_ns()
-            self._client.idle.append(self)
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the next exchange."""
+        self.waited, self.idle_since_ns = True, time.monotonic_ns()
+        self._client.idle.append(self)
 
     def close(self) -> None:
         """Close the socket at once."""
@@ -147,36 +130,35 @@ class Client:
         stamps: Stamps = "read",
         reuse: Reuse = "pool",
         proxy: Proxy | None = None,
-        audited: bool = True,
     ) -> None:
-        """``stamps="kernel"`` uses kernel time stamps where available (plain TCP on Linux).
-
-        ``audited``: some connections get them to measure the read delay.
-        """
+        """``stamps="kernel"`` uses kernel time stamps where available (Linux)."""
         self._endpoint = endpoint
         self.secrets = endpoint.secrets
-        self._addresses = addresses
+        self._addresses = [] if proxy else addresses  # a proxy's are looked up
+        self._port = proxy.port if proxy else endpoint.port
         self._context = context
+        self._session: ssl.SSLSession | None = None
+        self._tunnel = connect_request(proxy, endpoint) if proxy and context else b""
         self._loop = asyncio.get_running_loop()
         self._connecting: dict[Exchange, asyncio.Task[None]] = {}
         self._carrying: dict[Exchange, Connection] = {}
         self._proxy = proxy
-        plain = kernel_stamps.AVAILABLE and context is None and proxy is None
-        self._audited = plain and audited
+        self._dispatched = 0
+        self._spares = 0  # idle connections that are kept open for requests to come
+        self._opening: set[asyncio.Task[None]] = set()  # spare ones
         self._reader: kernel_stamps.KernelReader | None = None
         self._patient = False
         self._pacer: Sleeper | None = None
-        self.stamps: Stamps = stamps if plain else "read"
+        self.stamps: Stamps = stamps if kernel_stamps.AVAILABLE else "read"
         self.reuse = reuse == "pool"
         self.open: set[Connection] = set()
         self.idle: deque[Connection] = deque()
         self.connections_opened = 0
-        self._numbers = count()
         self.shortages = 0  # connections that failed for lack of local resources
         self.resent = 0  # requests whose reused connection was closed
         self.answers = 0  # complete answers
         self.closed_said = self.closed_unsaid = 0  # connections that the server closed after one
-        # read time − kernel time on the audited connections
+        # read time − kernel time of a sample
         self.receive_delays_s: array[float] = array("d")
         # of the requests outside of a stage
         self.asked: list[RequestRecord] = []
@@ -185,19 +167,20 @@ class Client:
 
     def dispatch(self, exchange: Exchange) -> None:
         """Send now on a kept-alive connection, or open a new one; returns at once."""
+        self._dispatched += 1
         connection = self._take_idle()
         if connection is None:
             self.connect_and_send(exchange)
-            return
-        exchange.record.connected_ns = time.monotonic_ns()
-        self._carrying[exchange] = connection
-        connection.send(exchange)
+        else:
+            self._carry(exchange, connection)
+        if self._spares and self._patient and self.reuse:
+            self._open_spares()
 
     def connect_and_send(self, exchange: Exchange) -> None:
         """Open a connection for this exchange; at once if the server is on this machine."""
         begun = None
-        if self.stamps == "kernel" and self._addresses:
-            address, connection = (self._addresses[0], self._endpoint.port), Connection(self)
+        if kernel_stamps.AVAILABLE and self._context is None and self._addresses:
+            address, connection = (self._addresses[0], self._port), Connection(self)
             try:
                 begun = kernel_connect.connect_at_once(self._kernel_reader(), address, connection)
             except OSError:
@@ -222,7 +205,7 @@ class Client:
 
     async def close(self) -> None:
         """Close every connection."""
-        for task in list(self._connecting.values()):
+        for task in [*self._connecting.values(), *self._opening]:
             task.cancel()
         for connection in list(self.open):
             connection.close()
@@ -286,7 +269,25 @@ class Client:
             connection.close()
         return None
 
+    def _open_spares(self) -> None:
+        """Open connections before they are due: twice as many as were due while one was opened."""
+        idle, wanted = self.idle, self._spares - len(self._opening)
+        oldest_ns = time.monotonic_ns() - int(IDLE_MAX_S * 1e9)
+        while wanted > 0 and (len(idle) < wanted or idle[-wanted].idle_since_ns < oldest_ns):
+            wanted -= 1
+            task = self._loop.create_task(self._open_spare())
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open_spare(self) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                (await self._open()).wait()
+        except OSError:  # TimeoutError is one; the request that needs it reports the error
+            self._spares = 0
+
     async def _connect(self, exchange: Exchange, begun: socket.socket | None) -> None:
+        before = self._dispatched
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 connection = await self._open(begun)
@@ -304,6 +305,7 @@ class Client:
             return
         finally:
             self._connecting.pop(exchange, None)
+        self._spares = min(max(self._spares, 2 * (self._dispatched - before)), SPARES_MAX)
         if exchange.ended:
             connection.close()
             return
@@ -321,34 +323,18 @@ class Client:
 
     async def _open(self, begun: socket.socket | None = None) -> Connection:
         """Connect to the endpoint; ``begun``: a socket that is connecting to its first address."""
-        audited = self._audited and next(self._numbers) % AUDIT_EVERY == 0
-        connection = Connection(self)
-        if self._proxy is not None and self._context is not None:
-            connection.connection_made(
-                await open_tunnel(self._proxy, self._endpoint, self._context, connection)
+        if self._proxy is not None and not self._addresses:
+            found = await self._loop.getaddrinfo(
+                self._proxy.host, self._port, type=socket.SOCK_STREAM
             )
-            return connection
-        addresses, port = self._addresses, self._endpoint.port
-        if self._proxy is not None:
-            addresses, port = [self._proxy.host], self._proxy.port
+            self._addresses = list(dict.fromkeys(str(where[0]) for *_, where in found))
+        addresses = self._addresses
         last: OSError | None = None
         for address in list(addresses):
+            first, begun = begun, None
             try:
                 async with asyncio.timeout(None if address == addresses[-1] else ADDRESS_TIMEOUT_S):
-                    if audited or self.stamps == "kernel":
-                        first, begun = begun, None
-                        await kernel_connect.connect(
-                            self._kernel_reader(), (address, port), connection, first
-                        )
-                    else:
-                        name = self._endpoint.host if self._context else None
-                        await self._loop.create_connection(
-                            lambda: connection,
-                            address,
-                            port,
-                            ssl=self._context,
-                            server_hostname=name,
-                        )
+                    connection = await self._open_at(address, first)
                 if addresses[0] != address:  # the one that answers comes first
                     addresses.remove(address)
                     addresses.insert(0, address)
@@ -360,6 +346,30 @@ class Client:
                 ):
                     last = error
         raise last or OSError("no address")
+
+    async def _open_at(self, address: str, begun: socket.socket | None) -> Connection:
+        connection = Connection(self)
+        receiver: Receiver = connection
+        if self._context is not None:
+            receiver = TlsWire(
+                connection,
+                self._context,
+                self._endpoint.host,
+                session=self._session,
+                on_session=self._note_session,
+                tunnel=self._tunnel,
+            )
+        if kernel_stamps.AVAILABLE:
+            where = address, self._port
+            await kernel_connect.connect(self._kernel_reader(), where, receiver, begun)
+        else:
+            await asyncio_reads.connect((address, self._port), receiver)
+        if isinstance(receiver, TlsWire):
+            await receiver.secured()
+        return connection
+
+    def _note_session(self, session: ssl.SSLSession) -> None:
+        self._session = session
 
 
 def _why(error: OSError) -> str:

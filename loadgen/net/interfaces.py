@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from ampacity.loadgen.rundir.records import RequestRecord
 
 
-class Exchange(Protocol):
+class Reads(Protocol):
+    """What takes the reads of a connection."""
+
+    @property
+    def feed(self) -> Callable[[int, bytes], bool]:
+        """Take (time of the read in ns, data); return whether the exchange has ended."""
+
+
+class Exchange(Reads, Protocol):
     """One request and its answer, as the client needs it: of the load, or for a page."""
 
     record: RequestRecord
     request: bytes
     close_after: bool
-
-    @property
-    def feed(self) -> Callable[[int, bytes], bool]:
-        """Take (time of the read in ns, data); return whether the exchange has ended."""
 
     @property
     def ended(self) -> bool:
@@ -42,7 +46,7 @@ class Exchange(Protocol):
 
 
 class Wire(Protocol):
-    """The transport of one connection: asyncio's, or a socket with kernel time stamps."""
+    """The transport of one connection: asyncio's, a socket with kernel time stamps, or TLS."""
 
     def write(self, data: bytes) -> None:
         """Write ``data`` to the socket, and buffer what does not fit."""
@@ -55,14 +59,16 @@ class Wire(Protocol):
 
 
 class Receiver(Protocol):
-    """The connection above the socket."""
+    """What a socket is read for: a connection, or the TLS below one."""
 
-    exchange: Exchange | None  # that gets the next read
+    @property
+    def exchange(self) -> Reads | None:
+        """Return what gets the next read."""
 
     def attach(self, wire: Wire) -> None:
         """Start to use a connected socket."""
 
-    def over(self, exchange: Exchange) -> None:
+    def over(self, exchange: Any) -> None:
         """Handle the end of the exchange by what was read."""
 
     def close(self) -> None:

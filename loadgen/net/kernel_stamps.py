@@ -1,4 +1,4 @@
-"""Read with kernel time stamps: SO_TIMESTAMPNS and recvmsg, on plain TCP on Linux.
+"""Read with kernel time stamps: SO_TIMESTAMPNS and recvmsg, on TCP on Linux.
 
 The kernel notes when a segment arrived, exact to some 10 µs even while the event loop is busy.
 Asyncio's transports give no ancillary data, hence bare sockets and our own reader.
@@ -45,7 +45,7 @@ class KernelReader:
     """Reads the sockets of one event loop, each at once or all in turns."""
 
     def __init__(self, *, date_by_kernel: bool, on_delay: Callable[[float], None]) -> None:
-        """``on_delay`` gets read time − kernel time in s; with ``date_by_kernel`` of a sample."""
+        """``on_delay`` gets read time − kernel time of a sample, s."""
         self._loop = asyncio.get_running_loop()
         self._by_kernel = date_by_kernel
         self._on_delay = on_delay
@@ -112,14 +112,9 @@ class KernelReader:
         wires = self._wires
         self._turn_ns = time.monotonic_ns()
         most = self._reads_now()
-        if self._by_kernel:
-            found = hot_path.read_ready(
-                self._epoll, wires, most, NEAR_NS, self._audit_at, AUDIT_EVERY
-            )
-        else:
-            found = hot_path.read_ready_in_python(
-                self._epoll, wires, most, NEAR_NS, 0, 1, by_kernel=False
-            )
+        found = hot_path.read_ready(
+            self._epoll, wires, most, NEAR_NS, self._audit_at, AUDIT_EVERY, self._by_kernel
+        )
         ready, near, reads, again, delays_ns = found
         self.behind = ready == most
         self._audit_at = (self._audit_at - ready) % AUDIT_EVERY

@@ -109,7 +109,7 @@ class Pages:
             if proxy is None:
                 raise NoConnectionError(str(error.__cause__ or error)) from error
         context = self._context if server.scheme == "https" else None
-        client = Client(server, addresses, context, proxy=proxy, audited=False)
+        client = Client(server, addresses, context, proxy=proxy)
         self._closing.push_async_callback(client.close)
         return client, proxy
 

@@ -3,6 +3,7 @@
    matches chunks. Where this is not built, loadgen/receive/hot_path.py reads the sockets and all
    chunks are parsed. */
 #define PY_SSIZE_T_CLEAN
+#define _GNU_SOURCE                     /* memmem */
 #include <Python.h>
 
 #include <errno.h>
@@ -11,17 +12,15 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#define VERSION 2                       /* as in hot_path.py: raise both with the interface */
+#define VERSION 3                       /* as in hot_path.py: raise both with the interface */
 #define READ_BYTES 65536
 #define READS_MAX 256                   /* per call */
-#define SIZE_LINE_MAX 16                /* bytes of a chunk's size line */
-#define READ_MAX_BYTES 2047             /* longer ones are parsed; as in repeats.py */
-#define NUMBER_MAX 24                   /* bytes of a decimal number */
+#define SIZE_DIGITS_MAX 8               /* of a chunk's size */
 #define TOTAL_MAX 1000000000LL          /* tokens; larger totals are parsed */
 #define DELAY_MAX_NS 60000000000LL      /* a time stamp further off does not belong to this read */
 #define CLOCKS_APART_MAX_NS 20000LL     /* between two clocks read one after the other */
 
-static PyObject *s_receiver, *s_exchange, *s_feed, *s_last_ns, *s_total;
+static PyObject *s_receiver, *s_exchange, *s_feed, *s_last_ns;
 
 static long long clock_ns(clockid_t clock)
 {
@@ -48,86 +47,138 @@ static long long monotonic_minus_wall_ns(void)
 
 typedef struct {
     PyObject_HEAD
-    PyObject *template;     /* its ``total`` is the running total of tokens, None where none runs */
-    PyObject *before;       /* bytes between size line and text */
-    PyObject *fixed, *gaps; /* tuples: the bytes after the text, and what is added to the next total
-                               between them */
-    PyObject *known;        /* set of texts, bytes */
-    PyObject *add_time;     /* called with the time of a matching read */
-    PyObject *add_text;     /* NULL, or called with its text */
-    PyObject *fallback;     /* called with time and bytes of any other read */
-    int upper;              /* sizes are upper-case hex */
+    PyObject *before;       /* bytes of an event before its text */
+    PyObject *fixed, *gaps; /* tuples: the bytes after the text, and the running totals between
+                               them, less the first one */
+    PyObject *marks;        /* tuple of bytes: a text that holds one is parsed */
+    PyObject *add_time;     /* called with the time of the read of each matching chunk */
+    PyObject *add_total;    /* called with its running total, where there are ``gaps`` */
+    PyObject *add_text;     /* NULL, or called with its text as written in JSON */
+    PyObject *fallback;     /* called with time and bytes of all that does not match */
+    long long total;        /* the latest running total of tokens */
 } ReadHandler;
 
-/* Return whether the first ``line`` bytes are the size line of a chunk with ``data`` bytes. */
-static int is_size_line(const char *read, Py_ssize_t line, Py_ssize_t data, int upper)
+typedef struct {
+    const char *text;
+    Py_ssize_t text_bytes;
+    long long total;
+} Chunk;
+
+static int hex_digit(char c)
 {
-    const char *digits = upper ? "0123456789ABCDEF" : "0123456789abcdef";
-    if (line < 3 || data <= 0 || read[0] == '0' || read[line - 2] != '\r')
-        return 0;
-    for (Py_ssize_t i = line - 3; i >= 0; i--, data >>= 4)
-        if (read[i] != digits[data & 15])
-            return 0;
-    return data == 0;
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Write what follows the text at this total into ``behind``. Return its length, 0 if it is too
-   long, -1 on error. */
-static Py_ssize_t behind_of(ReadHandler *self, long long total, char *behind)
+/* Return the code unit of the JSON escape (u and four digits) at ``at``, -1 if it is none. */
+static int unit_of(const char *at, const char *end)
 {
-    Py_ssize_t length = 0, pieces = PyTuple_GET_SIZE(self->fixed);
-    Py_ssize_t totals = PyTuple_GET_SIZE(self->gaps);
-    for (Py_ssize_t i = 0; i < pieces; i++) {
-        char *bytes;
-        Py_ssize_t size;
-        if (PyBytes_AsStringAndSize(PyTuple_GET_ITEM(self->fixed, i), &bytes, &size) < 0)
+    int unit = 0;
+    if (end - at < 6 || at[0] != '\\' || at[1] != 'u')
+        return -1;
+    for (int i = 2; i < 6; i++) {
+        int digit = hex_digit(at[i]);
+        if (digit < 0)
             return -1;
-        if (length + size + NUMBER_MAX > READ_MAX_BYTES)
+        unit = unit << 4 | digit;
+    }
+    return unit;
+}
+
+/* Return the end of the escape at ``at``; NULL if it is none, or may be a part of a mark. */
+static const char *after_escape(const char *at, const char *end)
+{
+    if (end - at >= 2 && strchr("\"\\bfnrt", at[1]) != NULL && at[1] != 0)
+        return at + 2;
+    int unit = unit_of(at, end);
+    if (unit < 0x80 || unit == 0x25B7 || unit == 0x25C1 || (unit & 0xFC00) == 0xDC00)
+        return NULL;
+    if ((unit & 0xFC00) != 0xD800)
+        return at + 6;
+    return (unit_of(at + 6, end) & ~0x3FF) == 0xDC00 ? at + 12 : NULL; /* a pair */
+}
+
+/* Return the end of a JSON string's text; NULL if it is empty or has to be parsed. */
+static const char *end_of_text(ReadHandler *self, const char *text, const char *end)
+{
+    const char *at = text;
+    int ascii = 1;
+    while (at < end && *at != '"') {
+        if ((unsigned char)*at < 0x20)
+            return NULL;
+        ascii &= (unsigned char)*at < 0x80;
+        if ((at = *at == '\\' ? after_escape(at, end) : at + 1) == NULL)
+            return NULL;
+    }
+    if (at >= end || at == text)
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->marks); i++) {
+        PyObject *mark = PyTuple_GET_ITEM(self->marks, i);
+        if (PyBytes_GET_SIZE(mark) <= at - text
+            && memmem(text, at - text, PyBytes_AS_STRING(mark), PyBytes_GET_SIZE(mark)))
+            return NULL;
+    }
+    if (!ascii) {
+        PyObject *decoded = PyUnicode_DecodeUTF8(text, at - text, NULL);
+        if (decoded == NULL) {
+            PyErr_Clear();
+            return NULL;
+        }
+        Py_DECREF(decoded);
+    }
+    return at;
+}
+
+/* Return the end of the bytes at ``at``, NULL if they are others. */
+static const char *after_bytes(PyObject *bytes, const char *at, const char *end)
+{
+    Py_ssize_t size = PyBytes_GET_SIZE(bytes);
+    return end - at >= size && memcmp(at, PyBytes_AS_STRING(bytes), size) == 0 ? at + size : NULL;
+}
+
+/* Read the running total at ``at``, less ``gap``. Return its end; NULL if it does not rise, or is
+   another than the one before. */
+static const char *after_total(ReadHandler *self, long long gap, const char *at, const char *end,
+                               long long *total)
+{
+    long long number = 0;
+    const char *begin = at;
+    for (; at < end && *at >= '0' && *at <= '9' && number < TOTAL_MAX; at++)
+        number = number * 10 + (*at - '0');
+    if (at == begin || *begin == '0' || number >= TOTAL_MAX || number - gap <= self->total
+        || (*total && *total != number - gap))
+        return NULL;
+    *total = number - gap;
+    return at;
+}
+
+/* Return the length of the HTTP chunk that the read begins with; 0 if it does not match. */
+static Py_ssize_t match(ReadHandler *self, const char *read, Py_ssize_t length, Chunk *chunk)
+{
+    const char *at = read, *end = read + length;
+    Py_ssize_t size = 0;
+    for (int digit; at < end && at - read < SIZE_DIGITS_MAX && (digit = hex_digit(*at)) >= 0; at++)
+        size = size << 4 | digit;
+    if (end - at < size + 4 || memcmp(at, "\r\n", 2) || memcmp(at + 2 + size, "\r\n", 2))
+        return 0;
+    end = at + 2 + size;
+    if ((chunk->text = at = after_bytes(self->before, at + 2, end)) == NULL
+        || (at = end_of_text(self, at, end)) == NULL)
+        return 0;
+    chunk->text_bytes = at - chunk->text;
+    chunk->total = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->fixed); i++) {
+        if ((at = after_bytes(PyTuple_GET_ITEM(self->fixed, i), at, end)) == NULL)
             return 0;
-        memcpy(behind + length, bytes, size);
-        length += size;
-        if (i < totals) {
+        if (i < PyTuple_GET_SIZE(self->gaps)) {
             long long gap = PyLong_AsLongLong(PyTuple_GET_ITEM(self->gaps, i));
-            if (gap == -1 && PyErr_Occurred())
-                return -1;
-            length += snprintf(behind + length, NUMBER_MAX, "%lld", total + gap);
+            if ((at = after_total(self, gap, at, end, &chunk->total)) == NULL)
+                return 0;
         }
     }
-    return length;
-}
-
-/* Return the total of the next chunk, 0 if it is none or too large, -1 on error. */
-static long long next_total(ReadHandler *self)
-{
-    PyObject *value = PyObject_GetAttr(self->template, s_total);
-    long long total = value == NULL ? -1 : value == Py_None ? TOTAL_MAX : PyLong_AsLongLong(value);
-    Py_XDECREF(value);
-    if (total == -1 && PyErr_Occurred())
-        return -1;
-    return total < 0 || total >= TOTAL_MAX ? 0 : total + 1;
-}
-
-/* Return the text of the read if it is the next chunk and the text is known; else NULL, which may
-   be an error. Store the next total. */
-static PyObject *text_of(ReadHandler *self, const char *read, Py_ssize_t length, long long *total)
-{
-    char behind[READ_MAX_BYTES];
-    const char *end = memchr(read, '\n', length < SIZE_LINE_MAX ? (size_t)length : SIZE_LINE_MAX);
-    if (end == NULL || length > READ_MAX_BYTES)
-        return NULL;
-    Py_ssize_t line = end + 1 - read, before = PyBytes_GET_SIZE(self->before);
-    if (!is_size_line(read, line, length - line - 2, self->upper) || length - line < before
-        || memcmp(end + 1, PyBytes_AS_STRING(self->before), before) != 0)
-        return NULL;
-    if (PyTuple_GET_SIZE(self->gaps) && (*total = next_total(self)) <= 0)
-        return NULL;
-    Py_ssize_t tail = behind_of(self, *total, behind), text = length - line - before - tail;
-    if (tail <= 0 || text <= 0 || memcmp(read + length - tail, behind, tail) != 0)
-        return NULL;
-    PyObject *bytes = PyBytes_FromStringAndSize(read + line + before, text);
-    if (bytes != NULL && PySet_Contains(self->known, bytes) != 1)
-        Py_CLEAR(bytes);
-    return bytes;
+    return at == end ? end + 2 - read : 0;
 }
 
 /* Call ``function`` with a new reference, which is taken. Return -1 on error. */
@@ -139,23 +190,24 @@ static int call(PyObject *function, PyObject *argument)
     return done == NULL ? -1 : 0;
 }
 
-/* Record the read if it matches: return 1; 0 if it does not, -1 on error. */
-static int handle(ReadHandler *self, long long at_ns, const char *read, Py_ssize_t length)
+/* Record the chunks that the read begins with. Return their length, -1 on error. */
+static Py_ssize_t handle(ReadHandler *self, long long at_ns, const char *read, Py_ssize_t length)
 {
-    long long total = 0;
-    PyObject *text = self->add_time == NULL ? NULL : text_of(self, read, length, &total);
-    if (text == NULL)
-        return PyErr_Occurred() ? -1 : 0;
-    int error = call(self->add_time, PyLong_FromLongLong(at_ns));
-    if (error == 0 && self->add_text != NULL)
-        error = call(self->add_text, Py_NewRef(text));
-    Py_DECREF(text);
-    if (error == 0 && total) {
-        PyObject *value = PyLong_FromLongLong(total);
-        error = value == NULL ? -1 : PyObject_SetAttr(self->template, s_total, value);
-        Py_XDECREF(value);
+    Py_ssize_t done = 0, size;
+    Chunk chunk;
+    while (self->add_time != NULL
+           && (size = match(self, read + done, length - done, &chunk)) > 0) {
+        if (call(self->add_time, PyLong_FromLongLong(at_ns)) < 0)
+            return -1;
+        if (self->add_text != NULL
+            && call(self->add_text, PyBytes_FromStringAndSize(chunk.text, chunk.text_bytes)) < 0)
+            return -1;
+        if (chunk.total && call(self->add_total, PyLong_FromLongLong(chunk.total)) < 0)
+            return -1;
+        self->total = chunk.total;
+        done += size;
     }
-    return error < 0 ? -1 : 1;
+    return done;
 }
 
 static PyObject *handler_call(ReadHandler *self, PyObject *args, PyObject *kwargs)
@@ -164,24 +216,26 @@ static PyObject *handler_call(ReadHandler *self, PyObject *args, PyObject *kwarg
     PyObject *read;
     if (!PyArg_ParseTuple(args, "LS", &at_ns, &read))
         return NULL;
-    int taken = handle(self, at_ns, PyBytes_AS_STRING(read), PyBytes_GET_SIZE(read));
-    if (taken < 0)
+    Py_ssize_t length = PyBytes_GET_SIZE(read);
+    Py_ssize_t done = handle(self, at_ns, PyBytes_AS_STRING(read), length);
+    if (done < 0)
         return NULL;
-    if (taken)
+    if (done && done == length)
         Py_RETURN_FALSE;
     if (self->fallback != NULL)
-        return PyObject_Call(self->fallback, args, NULL);
+        return PyObject_CallFunction(self->fallback, "Ly#", at_ns, PyBytes_AS_STRING(read) + done,
+                                     length - done);
     PyErr_SetString(PyExc_ReferenceError, "the handler of these reads is gone");
     return NULL;
 }
 
 static int handler_traverse(ReadHandler *self, visitproc visit, void *arg)
 {
-    Py_VISIT(self->template);
     Py_VISIT(self->fixed);
     Py_VISIT(self->gaps);
-    Py_VISIT(self->known);
+    Py_VISIT(self->marks);
     Py_VISIT(self->add_time);
+    Py_VISIT(self->add_total);
     Py_VISIT(self->add_text);
     Py_VISIT(self->fallback);
     return 0;
@@ -190,8 +244,8 @@ static int handler_traverse(ReadHandler *self, visitproc visit, void *arg)
 /* Only what can be in a cycle: a holder may still call this. */
 static int handler_clear(ReadHandler *self)
 {
-    Py_CLEAR(self->template);
     Py_CLEAR(self->add_time);
+    Py_CLEAR(self->add_total);
     Py_CLEAR(self->add_text);
     Py_CLEAR(self->fallback);
     return 0;
@@ -204,7 +258,7 @@ static void handler_dealloc(ReadHandler *self)
     Py_XDECREF(self->before);
     Py_XDECREF(self->fixed);
     Py_XDECREF(self->gaps);
-    Py_XDECREF(self->known);
+    Py_XDECREF(self->marks);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -223,22 +277,22 @@ static PyTypeObject ReadHandlerType = {
 static PyObject *read_handler(PyObject *module, PyObject *args)
 {
     ReadHandler h = {0};
-    if (!PyArg_ParseTuple(args, "OpSO!O!O!OOO", &h.template, &h.upper, &h.before,
-                          &PyTuple_Type, &h.fixed, &PyTuple_Type, &h.gaps, &PySet_Type, &h.known,
-                          &h.add_time, &h.add_text, &h.fallback))
+    if (!PyArg_ParseTuple(args, "SO!O!O!OOOOL", &h.before, &PyTuple_Type, &h.fixed, &PyTuple_Type,
+                          &h.gaps, &PyTuple_Type, &h.marks, &h.add_time, &h.add_total, &h.add_text,
+                          &h.fallback, &h.total))
         return NULL;
     ReadHandler *self = (ReadHandler *)PyType_GenericAlloc(&ReadHandlerType, 0);
     if (self == NULL)
         return NULL;
-    self->template = Py_NewRef(h.template);
     self->before = Py_NewRef(h.before);
     self->fixed = Py_NewRef(h.fixed);
     self->gaps = Py_NewRef(h.gaps);
-    self->known = Py_NewRef(h.known);
+    self->marks = Py_NewRef(h.marks);
     self->add_time = Py_NewRef(h.add_time);
+    self->add_total = Py_NewRef(h.add_total);
     self->add_text = h.add_text == Py_None ? NULL : Py_NewRef(h.add_text);
     self->fallback = Py_NewRef(h.fallback);
-    self->upper = h.upper;
+    self->total = h.total;
     return (PyObject *)self;
 }
 
@@ -297,16 +351,17 @@ static long long move_on(PyObject *wire, long long *at_ns)
     return error < 0 ? -1 : gap;
 }
 
-/* Return whether the read matched and was recorded. After an error the caller handles the read
-   again and reports it. */
-static int recorded(PyObject *wire, long long at_ns, const char *data, Py_ssize_t length)
+/* Record the chunks that the read begins with; return their length. After an error the caller
+   handles the read again and reports it. */
+static Py_ssize_t recorded(PyObject *wire, long long at_ns, const char *data, Py_ssize_t length)
 {
     PyObject *feed = feed_of(wire);
-    int found = feed != NULL && Py_TYPE(feed) == &ReadHandlerType
-                && handle((ReadHandler *)feed, at_ns, data, length) == 1;
+    Py_ssize_t done = 0;
+    if (feed != NULL && Py_TYPE(feed) == &ReadHandlerType)
+        done = handle((ReadHandler *)feed, at_ns, data, length);
     Py_XDECREF(feed);
     PyErr_Clear();
-    return found;
+    return done < 0 ? 0 : done;
 }
 
 /* What read_ready() collects. */
@@ -318,7 +373,7 @@ typedef struct {
 /* The times of one turn, and which reads are audited. */
 typedef struct {
     long long earliest_ns, to_monotonic_ns, near_ns;
-    int audit;
+    int audit, by_kernel;
 } Turn;
 
 static int add_error(Results *results, PyObject *wire, long long at_ns, int error)
@@ -351,8 +406,10 @@ static int read_one(PyObject *wire, const struct epoll_event *event, const Turn 
         return add_error(results, wire, at_ns, error);
     long long stamp = stamp_ns(&message), stamped_ns = stamp + turn->to_monotonic_ns;
     if (stamp && turn->earliest_ns < stamped_ns && stamped_ns <= now_ns) {
-        at_ns = stamped_ns;
-        if (turn->audit && append_new(results->delays, PyLong_FromLongLong(now_ns - at_ns)) < 0)
+        if (turn->by_kernel)
+            at_ns = stamped_ns;
+        if (turn->audit
+            && append_new(results->delays, PyLong_FromLongLong(now_ns - stamped_ns)) < 0)
             return -1;
     }
     /* two clocks are read in turn, and one may be set: times of a stream never go back */
@@ -364,19 +421,20 @@ static int read_one(PyObject *wire, const struct epoll_event *event, const Turn 
     if ((event->events != EPOLLIN || length == READ_BYTES)
         && PyList_Append(results->again, wire) < 0)
         return -1;
-    if (recorded(wire, at_ns, data, length))
+    Py_ssize_t done = recorded(wire, at_ns, data, length);
+    if (done && done == length)
         return 0;
     return append_new(results->reads,
-                      Py_BuildValue("OLy#", wire, at_ns, data, (Py_ssize_t)length));
+                      Py_BuildValue("OLy#", wire, at_ns, data + done, (Py_ssize_t)length - done));
 }
 
 static PyObject *read_ready(PyObject *module, PyObject *args)
 {
     PyObject *epoll, *wires, *result = NULL;
-    int most;
+    int most, by_kernel;
     long long near_ns, audit_at, audit_every;
-    if (!PyArg_ParseTuple(args, "OO!iLLL", &epoll, &PyList_Type, &wires, &most, &near_ns, &audit_at,
-                          &audit_every))
+    if (!PyArg_ParseTuple(args, "OO!iLLLp", &epoll, &PyList_Type, &wires, &most, &near_ns,
+                          &audit_at, &audit_every, &by_kernel))
         return NULL;
     int epoll_fd = PyObject_AsFileDescriptor(epoll);
     if (epoll_fd < 0)
@@ -396,7 +454,8 @@ static PyObject *read_ready(PyObject *module, PyObject *args)
     if (results.reads == NULL || results.again == NULL || results.delays == NULL)
         goto done;
     Turn turn = {.earliest_ns = clock_ns(CLOCK_MONOTONIC) - DELAY_MAX_NS,
-                 .to_monotonic_ns = monotonic_minus_wall_ns(), .near_ns = near_ns};
+                 .to_monotonic_ns = monotonic_minus_wall_ns(), .near_ns = near_ns,
+                 .by_kernel = by_kernel};
     char data[READ_BYTES];
     for (int i = 0; i < ready; i++) {
         int fd = events[i].data.fd;
@@ -438,9 +497,7 @@ PyMODINIT_FUNC PyInit__hot_path(void)
     s_exchange = PyUnicode_InternFromString("exchange");
     s_feed = PyUnicode_InternFromString("feed");
     s_last_ns = PyUnicode_InternFromString("last_ns");
-    s_total = PyUnicode_InternFromString("total");
-    if (!s_receiver || !s_exchange || !s_feed || !s_last_ns || !s_total
-        || PyType_Ready(&ReadHandlerType) < 0)
+    if (!s_receiver || !s_exchange || !s_feed || !s_last_ns || PyType_Ready(&ReadHandlerType) < 0)
         return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL && PyModule_AddIntConstant(module, "VERSION", VERSION) < 0)

@@ -27,7 +27,12 @@ from ampacity.loadgen.receive.chunks import (
     text_chunk_content,
     tokens_in,
 )
-from ampacity.loadgen.receive.templates import ChunkTemplate, last_chunk, learn
+from ampacity.loadgen.receive.templates import (
+    ChunkTemplate,
+    decoded_text,
+    last_chunk,
+    learn,
+)
 from ampacity.loadgen.receive.thinking import Kind, Thinking
 from ampacity.loadgen.receive.token_tally import TokenTally
 from ampacity.loadgen.rundir.records import CHUNK_AT_MAX_US, RequestRecord
@@ -76,7 +81,9 @@ class Answer:
         self.done = False
         self.texts: list[tuple[Kind, str]] | None = None  # kept after ``keep_text``
         self.calls: CallPieces | None = None
-        self._matched: list[bytes] = []  # kept texts of chunks that matched since the last parsed
+        # of chunks that matched since the last parsed one: their texts, if kept, and totals
+        self._matched: list[bytes] = []
+        self._matched_totals: list[int] = []
         self._template: ChunkTemplate | None = None
         self._template_usage: Usage | None = None
         self._usage_beside_text: Usage | None = None  # in the latest chunk
@@ -91,44 +98,42 @@ class Answer:
         if template is None or (self._scans_text and template.kind == "answer"):
             return None
         add_text = None if self.texts is None else self._matched.append
-        return template.read_handler(self.chunk_at_ns.append, add_text, fallback)
+        counts = self.tally.chunk_counts
+        return template.read_handler(
+            self.chunk_at_ns.append,
+            self._matched_totals.append,
+            add_text,
+            fallback,
+            (counts[-1] if counts else 0) or 0,
+        )
 
     def _count_matched(self) -> None:
-        """Count one token for each chunk that matched the template since the last parsed one."""
+        """Count the tokens of the chunks that matched the template since the last parsed one."""
         counts, template = self.tally.chunk_counts, self._template
         new = len(self.chunk_at_ns) - len(counts)
         if template is None or not new:  # else an old usage would replace the latest
             return
         if self.texts is not None:
-            self.texts += [(template.kind, text.decode()) for text in self._matched]
+            self.texts += [(template.kind, decoded_text(text)) for text in self._matched]
             self._matched.clear()
-        usage, total = self._template_usage, template.total
+        usage, totals = self._template_usage, self._matched_totals
         if usage is not None:
             self.tally.usage = usage
-        if total is None:
-            counts += [None] * new
-            return
-        counts += range(total - new + 1, total + 1)
-        if usage is not None:
-            usage.completion_tokens = total
+            if totals:
+                usage.completion_tokens = totals[-1]
+        counts += totals or [None] * new
+        totals.clear()
 
     def learn(self, read: bytes, new: int) -> None:
         """Learn a template from a parsed read that had ``new`` token-bearing chunks."""
         if not (self.has_templates and hot_path.COMPILED):
             return
-        read = last_chunk(read)
-        template, total = self._template, self.tally.chunk_counts[-1]
-        if template is not None and template.total is not None and total:
-            template.total = total - 1
-            if template.text_of(read) is not None:  # matches but for several tokens in one chunk
-                return
-            template.total = total
         chunks = len(self.chunk_at_ns)
         self._misses = self._misses + 1 if chunks - new == self._missed_at else 1
         self._missed_at = chunks
         if self._misses > LEARN_MISSES_MAX:
             return
-        if (found := learn(read, text_chunk_content)) is not None:
+        if (found := learn(last_chunk(read), text_chunk_content)) is not None:
             self._template, self._template_usage = found, self._usage_beside_text
 
     def on_event(self, at_ns: int, data: bytes) -> None:

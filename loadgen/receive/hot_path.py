@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-VERSION = 2  # of the compiled module's interface
+VERSION = 3  # of the compiled module's interface
 READ_BYTES = 65_536
 DELAY_MAX_NS = 60_000_000_000  # a time stamp further off does not belong to this read
 CLOCKS_APART_MAX_NS = 20_000  # between two clocks read one after the other
@@ -47,14 +47,14 @@ def read_ready_in_python(
     near_ns: int,
     audit_at: int,
     audit_every: int,
-    by_kernel: bool = True,
+    by_kernel: bool,
 ) -> Reads[W]:
     """Read at most ``most`` sockets that ``epoll`` reports; ``wires`` are indexed by descriptor.
 
     Reads within ``near_ns`` of the previous one of their stream are near. Delays, read time -
     kernel time, are returned of every n-th read with n modulo ``audit_every`` == ``audit_at``.
-    Without ``by_kernel`` times are those of the reads, and all delays are returned. The compiled
-    version always takes kernel times, and returns no read that matched a template.
+    Without ``by_kernel`` times are those of the reads. The compiled version returns no read that
+    matched a template.
     """
     now_ns = time.monotonic_ns()
     earliest_ns = max(now_ns - DELAY_MAX_NS, 0)
@@ -79,8 +79,9 @@ def read_ready_in_python(
         if events != select.EPOLLIN or len(data) == READ_BYTES:
             again.append(wire)
         stamp_ns = _stamp_ns(ancillary, wall_s, zero_ns)
-        audited = number % audit_every == audit_at or not by_kernel
-        if audited or not stamp_ns or stamp_ns > now_ns:  # the clock is read where it matters
+        audited = number % audit_every == audit_at
+        # the clock is read where it matters
+        if audited or not by_kernel or not stamp_ns or stamp_ns > now_ns:
             now_ns = time.monotonic_ns()
         plausible = earliest_ns < stamp_ns <= now_ns
         if plausible and audited:

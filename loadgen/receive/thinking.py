@@ -35,7 +35,8 @@ LONE = ("assistantfinal",)  # harmony without its special tokens: no opening tag
 _CLOSING_OF = dict((*TAGS, *WORDED))
 _MARKS = [*LONE, *(tag for pair in TAGS for tag in pair)]
 _ANY = re.compile("|".join(map(re.escape, _MARKS)))
-MARKS = re.compile(_ANY.pattern.encode())
+MARKS = tuple(mark.encode() for mark in _MARKS)
+"""What ends or begins thinking, UTF-8."""
 _FIRST = {opening[0] for opening in _CLOSING_OF}
 _LONGEST = max(map(len, (*_MARKS, *_CLOSING_OF.values())))
 

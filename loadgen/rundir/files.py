@@ -10,14 +10,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from ampacity.files import GIB, MOST_BYTES, memory_bytes, open_file, read_text
+from ampacity.files import MOST_BYTES, open_file, read_text
 from ampacity.loadgen.rundir.meta import fault_of
 from ampacity.loadgen.rundir.records import SCHEMA, SCHEMA_VERSION, complete
 
@@ -34,11 +34,14 @@ class RunDirError(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """A run as read back: ``meta`` is run.json, ``requests`` has the columns of ``SCHEMA``."""
+    """A run as read back: ``meta`` is run.json, ``requests`` has the columns of ``SCHEMA``.
+
+    ``requests`` is a table, or ``StoredRecords`` where that would be large.
+    """
 
     path: Path
     meta: dict[str, Any]
-    requests: pa.Table
+    requests: Any
     server: pa.Table | None
     complete: bool  # False: killed or still running; requests are what was recorded so far
     going_s: float | None = None  # of a running run: seconds since its last write
@@ -124,16 +127,19 @@ def part_of(path: Path, stage: int) -> Path:
     return path / f"requests-w{stage:05d}.parquet"
 
 
-def read_part(path: Path, stage: int) -> pa.Table:
+def read_part(path: Path, stage: int) -> Any:
     """Return the rows of one stage, in a run directory with files for each."""
     part = part_of(path, stage)
     streams = sorted(path.glob(f"{part.stem}*.arrows"))
     rows = pa.concat_tables([SCHEMA.empty_table(), *map(read_stream, streams)])
     if not part.is_file():
         return rows
+    stored = _read_requests(part)
+    if not streams:
+        return stored
     import pyarrow.compute as pc
 
-    kept = _read_requests(part)
+    kept = stored.slice()
     # its streams remain for a moment, or where a kill came before they were deleted
     known = pc.is_in(rows["request_id"], kept["request_id"].combine_chunks())
     return pa.concat_tables([kept, rows.filter(pc.invert(known))])
@@ -208,12 +214,20 @@ def load_run(path: Path, stage: int | None = None) -> Run:
     )
 
 
-def _read_records(path: Path, meta: dict[str, Any], stage: int | None) -> pa.Table:
+def _read_requests(path: Path) -> Any:
+    from ampacity.loadgen.rundir.parquet import read_requests  # which needs this module
+
+    return read_requests(path)
+
+
+def _read_records(path: Path, meta: dict[str, Any], stage: int | None) -> Any:
     if not (path / PARQUETS[0]).is_file():
         if not meta.get("soak"):
             return read_streams(path)
-        wanted = range(len(meta["stages"])) if stage is None else [stage]
-        return pa.concat_tables([SCHEMA.empty_table(), *(read_part(path, k) for k in wanted)])
+        if stage is not None:
+            return read_part(path, stage)
+        parts = (read_part(path, k).slice() for k in range(len(meta["stages"])))
+        return pa.concat_tables([SCHEMA.empty_table(), *parts])
     table = _read_requests(path / PARQUETS[0])
     if stage is None:
         return table
@@ -222,64 +236,17 @@ def _read_records(path: Path, meta: dict[str, Any], stage: int | None) -> pa.Tab
     return table.filter(pc.equal(table["stage"], stage))
 
 
-def _read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:
-    """Read all columns, or those of ``columns`` that the file has."""
-    import pyarrow.parquet as pq
-
-    # by batch from a memory map: half the time, a third of the memory of pq.read_table
-    with (
-        explained(f"{path} cannot be read"),
-        open_file(path),  # refuses what is no file
-        pq.ParquetFile(path, memory_map=True) as file,
-    ):
-        _check_size(file.metadata)
-        schema = pa.schema([f for f in file.schema_arrow if columns is None or f.name in columns])
-        batches = file.iter_batches(use_threads=False, columns=schema.names)
-        return pa.Table.from_batches(batches, schema=schema)
-
-
-def _check_size(held: Any) -> None:
-    """Raise ValueError where a Parquet file, by its footer, unfolds to more than the memory."""
-    groups = map(held.row_group, range(held.num_row_groups))
-    columns = (group.column(n) for group in groups for n in range(group.num_columns))
-    size = sum(max(c.total_uncompressed_size, 8 * c.num_values) for c in columns)
-    if size > (memory := memory_bytes() or size):
-        raise ValueError(f"it unfolds to {size / GIB:,.1f} GiB, the memory has {memory / GIB:,.1f}")
-
-
-def _read_requests(path: Path) -> pa.Table:
-    """Read requests.parquet, each column in one chunk where its offsets allow it.
-
-    A stage's slice of a column is then no copy. A list column needs twice its memory while it is
-    read, so each is read alone and freed memory is given back.
-    """
-    import pyarrow.compute as pc
-
-    columns: dict[str, pa.ChunkedArray] = {}
-    lists = [field.name for field in SCHEMA if pa.types.is_list(field.type)]
-    for part in [*([name] for name in lists), [name for name in SCHEMA.names if name not in lists]]:
-        table = complete(_read_parquet(path, part), part)
-        missing = [name for name in part if name not in table.column_names]
-        if missing:
-            raise RunDirError(f"{path} lacks the column {missing[0]!r}")
-        for name in part:
-            column = _column(table, name, SCHEMA.field(name).type, path)
-            values = pc.sum(pc.list_value_length(column)).as_py() if name in lists else 0
-            columns[name] = column.combine_chunks() if (values or 0) < 2**31 else column
-        del table, column
-        pa.default_memory_pool().release_unused()
-    return pa.Table.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
-
-
 def read_server(run: Path) -> pa.Table | None:
     """Read the server's samples; files of older versions have fewer columns."""
+    from ampacity.loadgen.rundir.parquet import cast_column, read_parquet
+
     path = run / "server.arrows"
     if path.is_file():
         batches = _batches(path)
         table = pa.Table.from_batches(batches) if batches else None
     else:
         path = run / PARQUETS[1]
-        table = _read_parquet(path) if path.exists() else None
+        table = read_parquet(path) if path.exists() else None
     if table is None:
         return None
     if "at_ns" not in table.column_names or table["at_ns"].null_count:
@@ -287,12 +254,7 @@ def read_server(run: Path) -> pa.Table | None:
             f"{path}: a sample has no at_ns, its time: the file was changed or is damaged"
         )
     kinds = {name: pa.int64() if name == "at_ns" else pa.float64() for name in table.column_names}
-    return pa.table({name: _column(table, name, kind, path) for name, kind in kinds.items()})
-
-
-def _column(table: pa.Table, name: str, kind: pa.DataType, path: Path) -> pa.ChunkedArray:
-    with explained(f"{path}: column {name} is of a wrong type"):
-        return table[name].cast(kind)
+    return pa.table({name: cast_column(table, name, kind, path) for name, kind in kinds.items()})
 
 
 def read_answers(run: Path) -> Iterator[tuple[int, bytes]]:

@@ -38,6 +38,8 @@ from ampacity.loadgen.rundir.files import (
 )
 from ampacity.loadgen.rundir.records import SCHEMA, SCHEMA_VERSION, RequestRecord, earlier, to_batch
 
+PARQUET: dict[str, Any] = {"compression": "zstd"}
+GROUP_ROWS = 1 << 16  # of a group of rows, which is read at a time
 FLUSH_ROWS = 256  # making a batch takes 1 to 2 ms of the event loop, mostly whatever its rows
 WAITING_MAX_BYTES = 256 * 2**20  # of records, where the disk stalls
 ENDING_MAX_S = 5.0  # workers write for a moment after their parent was killed
@@ -212,7 +214,8 @@ class RunWriter(StreamWriter):
             pa.OSFile(str(temporary), "wb") as file,
             pa.ipc.new_stream(file, SCHEMA) as stream,
         ):
-            stream.write_table(run.requests, max_chunksize=FLUSH_ROWS)
+            for low in range(0, run.requests.num_rows, GROUP_ROWS):
+                stream.write_table(run.requests.slice(low, GROUP_ROWS), max_chunksize=FLUSH_ROWS)
         lock(held.files.enter_context((self.path / STREAM_NAME).open("r+b")), shared=False)
         (self.path / PARQUETS[0]).unlink()
 
@@ -267,4 +270,4 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     import pyarrow.parquet as pq
 
     with replacing(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+        pq.write_table(table, temporary, **PARQUET, row_group_size=GROUP_ROWS)

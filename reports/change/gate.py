@@ -115,10 +115,7 @@ def _measured(check: Check) -> tuple[str, str]:
 
 
 _TABLES: dict[str, tuple[Sequence[str], Callable[[Check], tuple[str, ...]]]] = {
-    "gate": (
-        ("check", "baseline", "candidate", *HEADS),
-        _cells,
-    ),
+    "gate": (("check", "baseline", "candidate", *HEADS), _cells),
     "check": (("check", "measured"), _measured),
 }
 

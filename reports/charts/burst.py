@@ -7,15 +7,7 @@ from typing import Any
 
 from ampacity.analysis.contract.burst import Breaker, Burst
 from ampacity.analysis.contract.summary import Summary
-from ampacity.reports.charts.marks import (
-    DASHED,
-    NARROW,
-    Axis,
-    Chart,
-    Plot,
-    linear_axis,
-    seconds_axis,
-)
+from ampacity.reports.charts import marks
 from ampacity.reports.render.figures import (
     DASH,
     NO_REASON,
@@ -181,7 +173,7 @@ def phases_table(burst: Burst) -> Table:
     return rows.done()
 
 
-def burst_ttft(summary: Summary) -> Chart | None:
+def burst_ttft(summary: Summary) -> marks.Chart | None:
     """Draw the median TTFT over time."""
     if (burst := summary.burst) is None:
         return None
@@ -189,7 +181,7 @@ def burst_ttft(summary: Summary) -> Chart | None:
     limits = [s for s in summary.slos if s.metric == "ttft" and s.limit_s is not None]
     heights = [*(r["y"] for r in rows), *(s.limit_s for s in limits if s.limit_s)]
     plot = _over_time(
-        burst, rows, burst.base_level.ttft_s, seconds_axis("TTFT from schedule", heights)
+        burst, rows, burst.base_level.ttft_s, marks.seconds_axis("TTFT from schedule", heights)
     )
     if plot is None:
         return None
@@ -199,29 +191,33 @@ def burst_ttft(summary: Summary) -> Chart | None:
     for slo in limits:
         plot.slo(slo, "bad")
     title = _title(burst, "TTFT")
-    return Chart(
-        "burst-ttft", title, f"Median TTFT over time. {title}.", plot.spec(NARROW, 290), plot.keys
+    return marks.Chart(
+        "burst-ttft",
+        title,
+        f"Median TTFT over time. {title}.",
+        plot.spec(marks.NARROW, 290),
+        plot.keys,
     )
 
 
-def burst_queue(summary: Summary) -> Chart | None:
+def burst_queue(summary: Summary) -> marks.Chart | None:
     """Draw the requests in flight over time, as the client and as the server count them."""
     if (burst := summary.burst) is None:
         return None
     rows = _rows(burst, burst.series.in_flight)
     server = _rows(burst, burst.series.server_queue or [])
-    y = linear_axis("Requests in flight", [r["y"] for r in rows + server])
+    y = marks.linear_axis("Requests in flight", [r["y"] for r in rows + server])
     plot = _over_time(burst, rows, burst.base_level.in_flight, y)
     if plot is None:
         return None
     plot.line(rows, "e2e")
     plot.key("requests in flight", "e2e", "line")
     if server:
-        plot.line(server, "planned", DASHED)
+        plot.line(server, "planned", marks.DASHED)
         plot.key("running and waiting, by the server's count", "planned", "dash")
     title = _title(burst, "The count in flight")
     alt = f"Requests in flight over time. {title}."
-    return Chart("burst-queue", title, alt, plot.spec(NARROW, 290), plot.keys)
+    return marks.Chart("burst-queue", title, alt, plot.spec(marks.NARROW, 290), plot.keys)
 
 
 def _rows(burst: Burst, values: Sequence[float | None]) -> list[dict[str, Any]]:
@@ -230,15 +226,15 @@ def _rows(burst: Burst, values: Sequence[float | None]) -> list[dict[str, Any]]:
 
 
 def _over_time(
-    burst: Burst, rows: Sequence[dict[str, Any]], base: float | None, y: Axis
-) -> Plot | None:
+    burst: Burst, rows: Sequence[dict[str, Any]], base: float | None, y: marks.Axis
+) -> marks.Plot | None:
     """Return a plot with the burst as a band, the base load's level, and the end of the recovery.
 
     None where ``rows`` make no curve.
     """
     if len(rows) < 2:
         return None
-    plot = Plot(linear_axis("Seconds after the start", [burst.series.end_s[-1]]), y)
+    plot = marks.Plot(marks.linear_axis("Seconds after the start", [burst.series.end_s[-1]]), y)
     phase = burst.phases[1]
     plot.x_band([phase.start_s, phase.end_s], "usable", "burst")
     plot.key("burst", "usable", "band")

@@ -6,12 +6,15 @@ Each function returns None where there is nothing to draw: a curve needs two sta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.part import Interval
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.slo import METRICS
+from ampacity.reports.charts import marks
 from ampacity.reports.charts.burst import burst_queue, burst_ttft
 from ampacity.reports.charts.distributions import (
     errors_by_stage,
@@ -21,44 +24,19 @@ from ampacity.reports.charts.distributions import (
     ttft_percentiles,
 )
 from ampacity.reports.charts.families import curve_charts
-from ampacity.reports.charts.marks import (
-    CURVE,
-    NARROW,
-    WIDE,
-    Axis,
-    Chart,
-    Plot,
-    linear_axis,
-    log_axis,
-    seconds_axis,
-    stage_state,
-)
 from ampacity.reports.charts.outage import outage_chart
 from ampacity.reports.charts.rates import achieved_by_offered, goodput_by_load, with_load
 from ampacity.reports.charts.soak import soak_chart
-from ampacity.reports.render.figures import (
-    Quantile,
-    by_load,
-    interval,
-    least_of,
-    quantile_text,
-    seconds,
-    significant,
-    why_null,
-)
+from ampacity.reports.render import figures
 
 Point = dict[str, Any]
-DRAWN: tuple[tuple[str, str, Callable[[Stage], Percentiles]], ...] = (
-    ("ttft", "TTFT", lambda stage: stage.ttft_from_schedule_s),
-    ("e2e", "E2E", lambda stage: stage.e2e_from_schedule_s),
-)
-IF_JUDGED: tuple[tuple[str, str, Callable[[Stage], Percentiles]], ...] = (
-    ("itl", "ITL", lambda stage: stage.itl_s),
-    ("icl", "ICL", lambda stage: stage.icl_s),
-    ("tpot", "TPOT", lambda stage: stage.tpot_s),
-)
-SWITCHED: tuple[Quantile, ...] = ("p50", "p95", "p99")  # and others where an SLO judges them
-TAILS: dict[float | None, Quantile] = {
+DRAWN, IF_JUDGED = ("ttft", "e2e"), ("itl", "icl", "tpot")
+SWITCHED: tuple[figures.Quantile, ...] = (
+    "p50",
+    "p95",
+    "p99",
+)  # and others where an SLO judges them
+TAILS: dict[float | None, figures.Quantile] = {
     0.5: "p50",
     0.9: "p90",
     0.95: "p95",
@@ -68,9 +46,9 @@ TAILS: dict[float | None, Quantile] = {
 }
 
 
-def charts(summary: Summary) -> list[Chart]:
+def charts(summary: Summary) -> list[marks.Chart]:
     """Return every chart that the summary supports, in the order of the report."""
-    drawn: list[Callable[[Summary], Chart | None]] = [
+    drawn: list[Callable[[Summary], marks.Chart | None]] = [
         outage_chart,
         burst_ttft,
         burst_queue,
@@ -94,7 +72,7 @@ def _points(
     summary: Summary,
     placed: Sequence[tuple[float, Stage]],
     of: Callable[[Stage], Percentiles],
-    name: Quantile,
+    name: figures.Quantile,
     label: str,
 ) -> list[Point]:
     rows = []
@@ -103,16 +81,16 @@ def _points(
         value: float | None = getattr(held, name)
         if not value or value < 0:
             continue
-        text = f"{stage.name}: {label} {quantile_text(held, name)}"
+        text = f"{stage.name}: {label} {figures.quantile_text(held, name)}"
         ci = getattr(held, f"{name}_ci", None)
-        if bounds := interval(ci, seconds):
+        if bounds := figures.interval(ci, figures.seconds):
             text += f" ({bounds})"
-        rows.append({"x": x, "y": value, "text": text, "state": stage_state(stage, summary)})
+        rows.append({"x": x, "y": value, "text": text, "state": marks.stage_state(stage, summary)})
         rows[-1]["ci"] = ci
     return rows
 
 
-def _tail(summary: Summary, metric: str) -> Quantile:
+def _tail(summary: Summary, metric: str) -> figures.Quantile:
     """Return the percentile that is judged: the highest of the SLOs on ``metric``, else p99."""
     judged = [slo.quantile for slo in summary.slos if slo.metric == metric]
     return TAILS[max((q for q in judged if q in TAILS and q is not None), default=0.99)]
@@ -129,7 +107,7 @@ def _interval_bars(rows: Sequence[Point]) -> list[Point]:
     return bars
 
 
-def _infinite(placed: Sequence[tuple[float, Stage]], tail: Quantile) -> list[Point]:
+def _infinite(placed: Sequence[tuple[float, Stage]], tail: figures.Quantile) -> list[Point]:
     """Return the stages whose TTFT ``tail`` is infinite because of failed requests."""
     rows = []
     for x, stage in placed:
@@ -146,9 +124,9 @@ def _left_out(summary: Summary) -> str:
     judged = {slo.metric for slo in summary.slos} or {"ttft", "e2e"}
     for metric, label, of in _metrics(summary):
         p = _tail(summary, metric)
-        for stage in by_load(summary.stages) if metric in judged else ():
+        for stage in figures.by_load(summary.stages) if metric in judged else ():
             if getattr(of(stage), p) is None:
-                missing.setdefault(f"{label} {percentile(p)}", {})[stage.name] = why_null(
+                missing.setdefault(f"{label} {percentile(p)}", {})[stage.name] = figures.why_null(
                     of(stage), p
                 )
     parts = []
@@ -159,7 +137,7 @@ def _left_out(summary: Summary) -> str:
     return f"Not drawn: {'; '.join(parts)}." if parts else ""
 
 
-def percentile(name: Quantile) -> str:
+def percentile(name: figures.Quantile) -> str:
     """Return the name that people read: ``p99.9``."""
     return name.replace("_", ".")
 
@@ -167,12 +145,17 @@ def percentile(name: Quantile) -> str:
 def _metrics(summary: Summary) -> list[tuple[str, str, Callable[[Stage], Percentiles]]]:
     """Return the metrics that the latency charts draw: TTFT, E2E and those that an SLO judges."""
     judged = {slo.metric for slo in summary.slos}
-    return [*DRAWN, *(drawn for drawn in IF_JUDGED if drawn[0] in judged)]
+    names = [*DRAWN, *(name for name in IF_JUDGED if name in judged)]
+    return [(name, METRICS[name].label, _percentiles(name)) for name in names]
+
+
+def _percentiles(metric: str) -> Callable[[Stage], Percentiles]:
+    return attrgetter(METRICS[metric].stage_field or "")
 
 
 def _latency_plot(
-    summary: Summary, placed: Sequence[tuple[float, Stage]], axis: Axis
-) -> Plot | None:
+    summary: Summary, placed: Sequence[tuple[float, Stage]], axis: marks.Axis
+) -> marks.Plot | None:
     """Return latency percentiles over load with the SLO limits; None below two stages with one.
 
     Each percentile has a switch: p50 and those that are judged are on.
@@ -197,7 +180,7 @@ def _latency_plot(
     heights += [b for *_, rows in series for r in rows for b in r["ci"] or [] if b]
     if len({row["x"] for *_, rows in series for row in rows}) < 2:
         return None
-    plot = Plot(axis, seconds_axis("Latency from schedule", heights))
+    plot = marks.Plot(axis, marks.seconds_axis("Latency from schedule", heights))
     for p in switched:
         plot.switch(f"show_{p}", percentile(p), p == "p50" or p in shown)
     for slo in limits:
@@ -224,7 +207,7 @@ def _latency_plot(
 
 
 def _mark_capacity(
-    plot: Plot,
+    plot: marks.Plot,
     knee: Interval | None,
     value: float | None,
     bounds: Interval | None,
@@ -232,14 +215,14 @@ def _mark_capacity(
     unit: str,
 ) -> None:
     """Draw the knee region and the capacity with its interval, and add their legend."""
-    if interval(knee):
-        text = f"knee region {interval(knee, unit=unit)}"
+    if figures.interval(knee):
+        text = f"knee region {figures.interval(knee, unit=unit)}"
         plot.x_strip(knee, "knee", text)
         plot.key(text, "knee", "strip")
     if value is not None:
-        text = f"{what} {significant(value)} {unit}"
-        if bounds and interval(bounds) and bounds[0] != bounds[1]:
-            text += f" ({interval(bounds)})"
+        text = f"{what} {figures.significant(value)} {unit}"
+        if bounds and figures.interval(bounds) and bounds[0] != bounds[1]:
+            text += f" ({figures.interval(bounds)})"
             plot.x_band(bounds, "usable", text)
         plot.x_rule(value, "usable", text)
         plot.key(text, "usable", "rule-band")
@@ -249,10 +232,10 @@ def _capacity_title(summary: Summary, value: float | None, unit: str, otherwise:
     if value is None:
         return otherwise
     who = "The SLOs hold" if len(summary.slos) > 1 else "The SLO holds"
-    return f"{who} up to {least_of(summary.capacity)}{significant(value)} {unit}"
+    return f"{who} up to {figures.least_of(summary.capacity)}{figures.significant(value)} {unit}"
 
 
-def latency_by_rate(summary: Summary) -> Chart | None:
+def latency_by_rate(summary: Summary) -> marks.Chart | None:
     """Draw latency over the rate, with the knee region and the capacity.
 
     The rate is the one offered, as the capacity is; of a closed loop the one achieved.
@@ -261,7 +244,7 @@ def latency_by_rate(summary: Summary) -> Chart | None:
     capacity, open_ = summary.capacity, any(stage.offered_rps for _, stage in placed)
     rates = [x for x, _ in placed] + [b for b in capacity.capacity_rps_ci or () if b]
     kind = "offered" if open_ else "achieved"
-    axis = linear_axis(f"{kind.capitalize()} rate (requests/s)", rates)
+    axis = marks.linear_axis(f"{kind.capitalize()} rate (requests/s)", rates)
     plot = _latency_plot(summary, placed, axis)
     if plot is None:
         return None
@@ -273,43 +256,46 @@ def latency_by_rate(summary: Summary) -> Chart | None:
         f"{title}. {_ends(summary, placed)}"
     )
     notes = []
-    if any(of(stage).p99_ci for _, stage in placed for *_, of in DRAWN):
+    if any(of(stage).p99_ci for _, stage in placed for of in map(_percentiles, DRAWN)):
         notes.append("Bars: 95 % interval; a bar to one side only has no known other end.")
     if open_ and any(not stage.offered_rps for _, stage in placed):
         notes.append("Closed loops stand at the rate that they achieved.")
     notes.append("Drag to move, Ctrl + wheel (or pinch) to zoom, double click to reset.")
     caption = " ".join([*notes, _left_out(summary)]).strip()
-    return Chart("latency-rate", title, alt, plot.spec(WIDE, 380, zoom=True), plot.keys, caption)
+    return marks.Chart(
+        "latency-rate", title, alt, plot.spec(marks.WIDE, 380, zoom=True), plot.keys, caption
+    )
 
 
 def _ends(summary: Summary, placed: Sequence[tuple[float, Stage]]) -> str:
     """Return the first and the last stage in words, for those who do not see the picture."""
     tail = _tail(summary, "ttft")
     stages = [stage for _, stage in placed]
-    drawn = [s for s in stages if stage_state(s, summary) in CURVE] or stages
+    drawn = [s for s in stages if marks.stage_state(s, summary) in marks.CURVE] or stages
     sentences = []
     for stage in (drawn[0], drawn[-1]):
         held = stage.ttft_from_schedule_s
-        quantiles: tuple[Quantile, ...] = ("p50", tail)
+        quantiles: tuple[figures.Quantile, ...] = ("p50", tail)
         low, high = (
-            "unknown" if getattr(held, p) is None else quantile_text(held, p) for p in quantiles
+            "unknown" if getattr(held, p) is None else figures.quantile_text(held, p)
+            for p in quantiles
         )
         sentences.append(f"At {stage.name}, TTFT p50 {low} and {percentile(tail)} {high}.")
     return " ".join(dict.fromkeys(sentences))
 
 
-def latency_by_concurrency(summary: Summary) -> Chart | None:
+def latency_by_concurrency(summary: Summary) -> marks.Chart | None:
     """Draw latency against the mean number of requests in flight, with C_max."""
     placed, capacity = with_load(summary, lambda s: s.concurrency), summary.capacity
     if not placed:
         return None
     c_max, bounds = capacity.c_max, capacity.c_max_ci
     levels = [x for x, _ in placed] + [b for b in (c_max, *(bounds or ())) if b]
-    plot = _latency_plot(summary, placed, log_axis("Requests in flight (mean)", levels))
+    plot = _latency_plot(summary, placed, marks.log_axis("Requests in flight (mean)", levels))
     if plot is None:
         return None
     _mark_capacity(plot, summary.knee.region, c_max, bounds, "C_max", "in flight")
     what = "Latency against requests in flight"
     title = _capacity_title(summary, c_max, "requests in flight", what)
     alt = f"{what}, both axes logarithmic. {title}. {_ends(summary, placed)}"
-    return Chart("latency-concurrency", title, alt, plot.spec(NARROW, 290), plot.keys)
+    return marks.Chart("latency-concurrency", title, alt, plot.spec(marks.NARROW, 290), plot.keys)

@@ -9,15 +9,8 @@ from typing import Any
 from ampacity.analysis.contract.capacity import Family, FamilyTokens, Limit
 from ampacity.analysis.contract.stage import Stage, StageClass
 from ampacity.analysis.contract.summary import SloLimit, Summary
-from ampacity.reports.charts.marks import (
-    WIDE,
-    Chart,
-    Plot,
-    linear_axis,
-    log_axis,
-    seconds_axis,
-    stage_state,
-)
+from ampacity.analysis.slo import METRICS
+from ampacity.reports.charts import marks
 from ampacity.reports.charts.palette import CURVES
 from ampacity.reports.render.figures import (
     DASH,
@@ -30,15 +23,6 @@ from ampacity.reports.render.figures import (
     significant,
 )
 from ampacity.reports.render.table import Cell, Column, Rows, Table
-
-WORDS = {
-    "ttft": "TTFT",
-    "first_answer": "first answer",
-    "e2e": "E2E",
-    "itl": "ITL",
-    "icl": "ICL",
-    "tpot": "TPOT",
-}
 
 
 @dataclass(frozen=True)
@@ -92,7 +76,7 @@ def _in_and_out(f: Family | FamilyTokens) -> str:
     return f"{count(f.input_tokens)} in, {count(f.output_tokens)} out"
 
 
-def curve_charts(summary: Summary) -> list[Chart]:
+def curve_charts(summary: Summary) -> list[marks.Chart]:
     """Draw latency against load: of the classes, and of the length combinations."""
     classes, lengths = class_curves(summary), length_curves(summary)
     found = [
@@ -102,7 +86,7 @@ def curve_charts(summary: Summary) -> list[Chart]:
     return [chart for chart in found if chart is not None]
 
 
-def _chart(name: str, title: str, curves: Sequence[Curve], summary: Summary) -> Chart | None:
+def _chart(name: str, title: str, curves: Sequence[Curve], summary: Summary) -> marks.Chart | None:
     stages = [stage for curve in curves for stage, _ in curve.judged]
     is_open = any(stage.kind == "open" for stage in stages)
     drawn = [(curve, *_points(curve, is_open, summary)) for curve in curves[: len(CURVES)]]
@@ -111,10 +95,10 @@ def _chart(name: str, title: str, curves: Sequence[Curve], summary: Summary) -> 
     if len(curves) < 2 or len(set(loads)) < 2:
         return None
     limits = [slo.limit_s for _, slo, _ in drawn if slo and slo.limit_s]
-    axis = log_axis("Set concurrency", loads)
+    axis = marks.log_axis("Set concurrency", loads)
     if is_open:
-        axis = linear_axis("Offered rate (requests/s)", loads)
-    plot = Plot(axis, seconds_axis("Latency", [*(row["y"] for row in rows), *limits]))
+        axis = marks.linear_axis("Offered rate (requests/s)", loads)
+    plot = marks.Plot(axis, marks.seconds_axis("Latency", [*(row["y"] for row in rows), *limits]))
     for colour, (curve, slo, points) in zip(CURVES, drawn, strict=False):
         _draw(plot, colour, curve, slo, points, is_open)
     caption = "Dotted: the limit of an SLO. Upright: the highest load at which the SLOs are kept."
@@ -122,11 +106,11 @@ def _chart(name: str, title: str, curves: Sequence[Curve], summary: Summary) -> 
         caption += f" {len(curves) - len(drawn)} more are in the table only."
     alt = f"{title}: {'; '.join(key.label for key in plot.keys)}."
     plot.state_keys(stages, summary)
-    return Chart(name, title, alt, plot.spec(WIDE, 340), plot.keys, caption)
+    return marks.Chart(name, title, alt, plot.spec(marks.WIDE, 340), plot.keys, caption)
 
 
 def _draw(
-    plot: Plot,
+    plot: marks.Plot,
     colour: str,
     curve: Curve,
     slo: SloLimit | None,
@@ -149,7 +133,7 @@ def _draw(
 def _name(slo: SloLimit | None) -> str:
     if slo is None:
         return "TTFT p50"
-    return f"{WORDS[slo.metric]} p{exact(100 * (slo.quantile or 0.0))} (SLO {slo.text})"
+    return f"{METRICS[slo.metric].label} p{exact(100 * (slo.quantile or 0.0))} (SLO {slo.text})"
 
 
 def _points(
@@ -159,7 +143,9 @@ def _points(
 
     The SLO that binds, else the first that two stages have; else None and TTFT p50.
     """
-    timed = [slo for slo in summary.slos if slo.metric in WORDS]
+    timed = [
+        slo for slo in summary.slos if slo.metric in METRICS and METRICS[slo.metric].stage_field
+    ]
     timed.sort(key=lambda slo: (slo.text != curve.binding, slo.class_ is None))
     rows: list[dict[str, Any]] = []
     for slo in [*timed, None]:
@@ -173,7 +159,7 @@ def _points(
             if value and x:
                 text = f"{curve.label} at {stage.name}: {_name(slo)}: {seconds(value)}"
                 rows.append(
-                    {"x": x, "y": value, "text": text, "state": stage_state(stage, summary)}
+                    {"x": x, "y": value, "text": text, "state": marks.stage_state(stage, summary)}
                 )
         if len(rows) > 1:
             break

@@ -8,16 +8,7 @@ from typing import Any
 from ampacity.analysis.contract.capacity import Goodput
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
-from ampacity.reports.charts.marks import (
-    CURVE,
-    DASHED,
-    NARROW,
-    Chart,
-    Plot,
-    linear_axis,
-    log_axis,
-    stage_state,
-)
+from ampacity.reports.charts import marks
 from ampacity.reports.render.figures import (
     by_load,
     exact,
@@ -37,7 +28,7 @@ def with_load(summary: Summary, load: Load) -> list[tuple[float, Stage]]:
     return [(x, s) for s in by_load(summary.stages) if (x := load(s) or 0.0) > 0]
 
 
-def achieved_by_offered(summary: Summary) -> Chart | None:
+def achieved_by_offered(summary: Summary) -> marks.Chart | None:
     """Draw the achieved against the offered rate of the open stages, with the diagonal."""
     placed = [
         (x, s.achieved_rps, s)
@@ -47,16 +38,16 @@ def achieved_by_offered(summary: Summary) -> Chart | None:
     if len(placed) < 2:
         return None
     top = [x for x, *_ in placed]
-    plot = Plot(
-        linear_axis("Offered rate (requests/s)", top),
-        linear_axis("Achieved rate (requests/s)", top),
+    plot = marks.Plot(
+        marks.linear_axis("Offered rate (requests/s)", top),
+        marks.linear_axis("Achieved rate (requests/s)", top),
     )
     _diagonal(plot, "achieved = offered")
     rows = [
         {
             "x": x,
             "y": y,
-            "state": stage_state(s, summary),
+            "state": marks.stage_state(s, summary),
             "text": f"{s.name} offered: {rate(y)} achieved",
         }
         for x, y, s in placed
@@ -64,9 +55,9 @@ def achieved_by_offered(summary: Summary) -> Chart | None:
     plot.curve(rows, "ttft", "achieved rate")
     stages = [s for *_, s in placed]
     plot.state_keys(stages, summary)
-    title = _follows(stages, [s for s in stages if stage_state(s, summary) in CURVE])
+    title = _follows(stages, [s for s in stages if marks.stage_state(s, summary) in marks.CURVE])
     alt = f"Achieved against offered rate of {len(stages)} stages. {title}."
-    return Chart("achieved", title, alt, plot.spec(NARROW, 290), plot.keys)
+    return marks.Chart("achieved", title, alt, plot.spec(marks.NARROW, 290), plot.keys)
 
 
 def _follows(stages: Sequence[Stage], drawn: Sequence[Stage]) -> str:
@@ -83,13 +74,13 @@ def _follows(stages: Sequence[Stage], drawn: Sequence[Stage]) -> str:
     return "Achieved against offered rate"
 
 
-def _diagonal(plot: Plot, label: str) -> None:
+def _diagonal(plot: marks.Plot, label: str) -> None:
     end = min(plot.x.high, plot.y.high)
-    plot.line([{"x": 0, "y": 0}, {"x": end, "y": end}], "planned", DASHED, 1.5)
+    plot.line([{"x": 0, "y": 0}, {"x": end, "y": end}], "planned", marks.DASHED, 1.5)
     plot.key(label, "planned", "dash")
 
 
-def goodput_by_load(summary: Summary) -> Chart | None:
+def goodput_by_load(summary: Summary) -> marks.Chart | None:
     """Draw goodput against the offered rate, or the set concurrency."""
     known = [s for s in by_load(summary.stages) if s.goodput_rps is not None]
     is_open = all(s.offered_rps is not None for s in known)
@@ -101,14 +92,19 @@ def goodput_by_load(summary: Summary) -> Chart | None:
     xs = [*(x for x, _ in placed), *(row["x"] for row in estimate)]
     ys = [*(s.goodput_rps or 0.0 for _, s in placed), *(row["y2"] for row in estimate)]
     if is_open:
-        x_axis = linear_axis("Offered rate (requests/s)", xs)
-        plot = Plot(x_axis, linear_axis("Goodput (requests/s)", [*xs, *ys]))
+        x_axis = marks.linear_axis("Offered rate (requests/s)", xs)
+        plot = marks.Plot(x_axis, marks.linear_axis("Goodput (requests/s)", [*xs, *ys]))
         _diagonal(plot, "goodput = offered")
     else:
-        x_axis = log_axis("Set concurrency (requests)", xs)
-        plot = Plot(x_axis, linear_axis("Goodput (requests/s)", ys))
+        x_axis = marks.log_axis("Set concurrency (requests)", xs)
+        plot = marks.Plot(x_axis, marks.linear_axis("Goodput (requests/s)", ys))
     rows = [
-        {"x": x, "y": s.goodput_rps, "state": stage_state(s, summary), "text": _goodput_text(s)}
+        {
+            "x": x,
+            "y": s.goodput_rps,
+            "state": marks.stage_state(s, summary),
+            "text": _goodput_text(s),
+        }
         for x, s in placed
     ]
     plot.curve(rows, "good", "goodput: requests that met every SLO")
@@ -124,7 +120,7 @@ def goodput_by_load(summary: Summary) -> Chart | None:
     plot.state_keys([s for _, s in placed], summary)
     title = _goodput_title(summary.goodput)
     alt = f"{title}. {len(placed)} stages."
-    return Chart("goodput", title, alt, plot.spec(NARROW, 290), plot.keys, caption)
+    return marks.Chart("goodput", title, alt, plot.spec(marks.NARROW, 290), plot.keys, caption)
 
 
 def _goodput_title(peak: Goodput) -> str:

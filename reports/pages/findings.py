@@ -14,6 +14,7 @@ from ampacity.analysis.contract.summary import Audit, Network, SloLimit, Summary
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import is_wide
 from ampacity.analysis.decision.plan import Plan
+from ampacity.analysis.slo import GAP_METRICS
 from ampacity.reports.charts.burst import burst_findings
 from ampacity.reports.charts.outage import outage_findings
 from ampacity.reports.pages.soak import soak_findings
@@ -175,7 +176,7 @@ def _goodput(summary: Summary) -> Finding:
         return Finding("Goodput peak", DASH, None, goodput.reason or NO_REASON)
     pooled = "from all open stages together; no stage need have been run there"
     at = offered_at(goodput)
-    gaps = next((slo for slo in summary.slos if slo.metric in ("itl", "icl")), None)
+    gaps = next((slo for slo in summary.slos if slo.metric in GAP_METRICS), None)
     judged = any(s.accepted.requests is not None for s in summary.stages)
     note = _sentence(
         pooled if goodput.basis == "pooled" else "of the best stage, which chance favours",

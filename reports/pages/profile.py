@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampacity.reports.charts.marks import NARROW, Axis, Chart, Plot, log_axis
 from ampacity.reports.pages.page import render_page, write_page
-from ampacity.reports.render.figures import (
-    count,
-    interval,
-    rate,
-    seconds,
-    share,
-    significant,
-)
+from ampacity.reports.render.figures import count, interval, rate, seconds, share, significant
 from ampacity.reports.render.plain import printable
 from ampacity.reports.render.traffic import side_title, workload_facts
 

@@ -23,18 +23,13 @@ from ampacity.reports.charts.curves import charts
 from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.charts.marks import Chart
 from ampacity.reports.charts.timeline import timeline_chart
-from ampacity.reports.pages.findings import (
-    TRUST,
-    error_bound,
-    evidence_text,
-    findings,
-    rails_of,
-)
+from ampacity.reports.pages.findings import TRUST, error_bound, evidence_text, findings, rails_of
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.pages.screen import judged_table
 from ampacity.reports.pages.soak import soak_table
 from ampacity.reports.pages.trust import by_severity, steady
 from ampacity.reports.pages.what_if import what_if
+from ampacity.reports.render import tables
 from ampacity.reports.render.figures import (
     by_load,
     count,
@@ -47,16 +42,6 @@ from ampacity.reports.render.figures import (
 )
 from ampacity.reports.render.sessions import session_findings, session_tables
 from ampacity.reports.render.table import Rows, Table
-from ampacity.reports.render.tables import (
-    accepted_table,
-    all_percentiles,
-    imported_tables,
-    lengths_table,
-    server_table,
-    slo_table,
-    stages_table,
-    windows_table,
-)
 from ampacity.reports.render.traffic import side_title, traffic_table, workload_facts
 
 NOT_GIVEN = "not given"
@@ -88,11 +73,7 @@ def report_charts(summary: Summary, timeline: Timeline | None) -> list[Chart]:
     return [*over_time, *charts(summary)]
 
 
-def render_report(
-    summary: Summary,
-    meta: Mapping[str, Any],
-    beyond: Beyond | None = None,
-) -> str:
+def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | None = None) -> str:
     """Return the whole page; ``meta`` is run.json. All text is shown escaped."""
     beyond = beyond or Beyond()
     found = [*findings(summary), *session_findings(summary)]
@@ -124,20 +105,21 @@ def render_report(
         soak=soak_table(summary.soak) if summary.soak else None,
         sweep=sweep_instead(meta) if summary.burst else None,
         judged=judged and judged.last_second(),
-        stages=stages_table(summary),
+        stages=tables.stages_table(summary),
         bound=error_bound(summary),
-        slos=slo_table(summary),
-        accepted=accepted_table(summary),
+        slos=tables.slo_table(summary),
+        accepted=tables.accepted_table(summary),
         curves=curve_tables(summary),
         families=[
-            (f.lengths, stages_table(replace(summary, stages=f.stages))) for f in summary.families
+            (f.lengths, tables.stages_table(replace(summary, stages=f.stages)))
+            for f in summary.families
         ],
-        percentiles=all_percentiles(summary),
+        percentiles=tables.all_percentiles(summary),
         assumption=summary.interval_assumption,
-        lengths=lengths_table(summary),
+        lengths=tables.lengths_table(summary),
         traffic=traffic_table(summary),
-        windows=windows_table(summary, meta),
-        server=server_table(summary),
+        windows=tables.windows_table(summary, meta),
+        server=tables.server_table(summary),
         sessions=session_tables(summary),
         itl_reason=_itl_reason(summary),
         errors=_errors_sentence(summary),
@@ -146,16 +128,13 @@ def render_report(
         chose=_chosen(summary, meta),
         seed=meta.get("seed"),
         provenance=_provenance(meta),
-        imported=imported_tables(summary.imported),
+        imported=tables.imported_tables(summary.imported),
         embedded=embedded_json(to_json(summary)),
     )
 
 
 def write_report(
-    path: Path,
-    summary: Summary,
-    meta: Mapping[str, Any],
-    beyond: Beyond | None = None,
+    path: Path, summary: Summary, meta: Mapping[str, Any], beyond: Beyond | None = None
 ) -> Path:
     """Write the report to ``path``, as a whole, and return the path."""
     write_page(path, render_report(summary, meta, beyond))

@@ -9,27 +9,12 @@ from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, instances_text
 from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
-from ampacity.analysis.slo import ERROR_RATE, GOODPUT, SHARES, slo_from_dict
+from ampacity.analysis.slo import ERROR_RATE, GOODPUT, METRICS, SHARES, slo_from_dict
 from ampacity.analysis.stage_warnings import client_relief
-from ampacity.reports.charts.families import WORDS
 from ampacity.reports.pages.burst_screen import burst_answers, burst_drawn, burst_table
 from ampacity.reports.pages.soak import soak_answers, soak_table
+from ampacity.reports.render import figures
 from ampacity.reports.render.bracket import bracket
-from ampacity.reports.render.figures import (
-    DASH,
-    by_load,
-    count,
-    counted,
-    ended_otherwise,
-    exact,
-    failures,
-    failures_by_cause,
-    queue_grew,
-    rate,
-    share,
-    significant,
-    undecided,
-)
 from ampacity.reports.render.table import Cell, Column, Rows, Table
 from ampacity.reports.render.tables import slo_value
 from ampacity.reports.render.terminal import Entry, Screen, show
@@ -81,7 +66,7 @@ NOTES = {
 def render_screen(summary: Summary, console: Console, path: object = None) -> None:
     """Print the screen of a run; it fits 80 x 24. ``path``: of the report."""
     burst, soak = summary.burst, summary.soak
-    stages = [] if burst or soak else by_load(summary.stages)
+    stages = [] if burst or soak else figures.by_load(summary.stages)
     table = burst_table(burst) if burst else judged_table(summary, stages)
     table = soak_table(soak) if soak else table
     drawn = burst_drawn(burst, console) if burst else []
@@ -121,11 +106,13 @@ def _conditions(summary: Summary) -> list[Entry]:
 
 def _counts(summary: Summary) -> list[str]:
     """Return how many requests failed or were cut off, where any were."""
-    failed = failures(summary.errors)
-    parts = [f"{count(failed)} failed ({failures_by_cause(summary)})"] if failed else []
-    parts += ended_otherwise(summary.errors)
-    parts += [f"{count(summary.retries)} sent again"] if summary.retries else []
-    return [f"{count(summary.requests)} requests: {'; '.join(parts)}."] if parts else []
+    failed = figures.failures(summary.errors)
+    parts = (
+        [f"{figures.count(failed)} failed ({figures.failures_by_cause(summary)})"] if failed else []
+    )
+    parts += figures.ended_otherwise(summary.errors)
+    parts += [f"{figures.count(summary.retries)} sent again"] if summary.retries else []
+    return [f"{figures.count(summary.requests)} requests: {'; '.join(parts)}."] if parts else []
 
 
 def _notes(summary: Summary) -> list[str]:
@@ -161,25 +148,28 @@ def _answers(summary: Summary) -> list[Entry]:
     if held.c_max is not None:
         ends = _ends(held.c_max_ci, "pooled" in held.crossing)
         least = "at least " if held.crossing == "lower_bound" else ""
-        found.append(Entry("C_MAX", f"{least}{significant(held.c_max)} in flight", ends))
+        found.append(Entry("C_MAX", f"{least}{figures.significant(held.c_max)} in flight", ends))
     found.append(_limit(summary))
     found += [Entry("CAUSE", f"{c.title}: try {c.lever}") for c in summary.limits if c.holds][:1]
     if summary.families:
-        curves = (f"{f.lengths} {rate(f.capacity.capacity_rps)}" for f in summary.families)
+        curves = (f"{f.lengths} {figures.rate(f.capacity.capacity_rps)}" for f in summary.families)
         found.append(Entry("LENGTHS", ", ".join(curves)))
     if fleet.instances is not None:
         cost = fleet.cost_per_million_output_tokens
         sized = instances_text(fleet.instances, fleet.instances_ci)
-        asides = [f"{sized}, safety {exact(fleet.safety_factor)}"]
+        asides = [f"{sized}, safety {figures.exact(fleet.safety_factor)}"]
         asides += [f"{usd(cost)} per million output tokens {AT_FULL_LOAD}"] if cost else []
-        text = f"{counted(fleet.gpus, 'GPU')} for {count(fleet.peak_rps)} req/s"
+        text = f"{figures.counted(fleet.gpus, 'GPU')} for {figures.count(fleet.peak_rps)} req/s"
         found.append(Entry("FLEET", text, ", ".join(asides)))
     return found
 
 
 def _capacity(summary: Summary) -> Entry:
     held = summary.capacity
-    value, ends = rate(held.capacity_rps), _ends(held.capacity_rps_ci, held.crossing == "pooled")
+    value, ends = (
+        figures.rate(held.capacity_rps),
+        _ends(held.capacity_rps_ci, held.crossing == "pooled"),
+    )
     if held.crossing in ("lower_bound", "saturated"):
         why = "the closed loop saturates there"
         least = {
@@ -192,8 +182,8 @@ def _capacity(summary: Summary) -> Entry:
         return Entry("CAPACITY", f"{value} predicted", ends, "good")
     if held.crossing in ("pooled", "verified") and held.verified_rps and held.estimate_rps:
         ends = _ends(held.estimate_rps_ci, True)
-        estimate = f"estimate {significant(held.estimate_rps)}, {ends}"
-        return Entry("CAPACITY", f"{rate(held.verified_rps)} verified", estimate, "good")
+        estimate = f"estimate {figures.significant(held.estimate_rps)}, {ends}"
+        return Entry("CAPACITY", f"{figures.rate(held.verified_rps)} verified", estimate, "good")
     if held.crossing == "pooled":
         return Entry("CAPACITY", f"{value} estimated", f"{ends}, no load is verified yet", "unsure")
     word = "verified" if held.crossing in ("verified", "measured") else "interpolated"
@@ -205,7 +195,9 @@ def _ends(interval: Sequence[float | None] | None, pooled: bool) -> str:
     low, high = interval or (None, None)
     if low is None or high is None or low == high:
         return ""
-    return f"{'95 % ' if pooled else 'between '}{significant(low)}–{significant(high)}"
+    return (
+        f"{'95 % ' if pooled else 'between '}{figures.significant(low)}–{figures.significant(high)}"
+    )
 
 
 def _limit(summary: Summary) -> Entry:
@@ -217,7 +209,7 @@ def _limit(summary: Summary) -> Entry:
     for text in [t for t in texts if texts[t] not in binding]:
         at = [
             s.name
-            for s in by_load(summary.stages)
+            for s in figures.by_load(summary.stages)
             for v in s.slo_verdicts
             if v.slo == text and v.verdict == "violated" and not s.client_limited
         ]
@@ -246,13 +238,13 @@ def judged_table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
         rows.percentile("ITL p99", "", lambda s: s.itl_s, "p99", 3)
     for i, slo in enumerate(_judged(summary)):
         rows.column(Column(slo.head, "", 2 + i if i else 0), slo.cell)
-    rows.figure("in flight", "", lambda s: s.concurrency, significant, 6, "")
-    rows.figure("goodput", "", lambda s: s.goodput_rps, significant, 5, "")
-    if any(failures(s.errors) for s in stages):
-        rows.figure("failed", "", lambda s: failures(s.errors), count, 1)
+    rows.figure("in flight", "", lambda s: s.concurrency, figures.significant, 6, "")
+    rows.figure("goodput", "", lambda s: s.goodput_rps, figures.significant, 5, "")
+    if any(figures.failures(s.errors) for s in stages):
+        rows.figure("failed", "", lambda s: figures.failures(s.errors), figures.count, 1)
     if any(s.accepted.requests is not None for s in stages):
-        rows.figure("accepted/s", "", lambda s: s.accepted.rps, significant, 2, "")
-    rows.figure("tokens/s", "", lambda s: s.output_tokens_per_s, significant, 7, "")
+        rows.figure("accepted/s", "", lambda s: s.accepted.rps, figures.significant, 2, "")
+    rows.figure("tokens/s", "", lambda s: s.output_tokens_per_s, figures.significant, 7, "")
     last = Column("SLO" if summary.slos else "state", "", text=True)
     rows.column(last, lambda _, s: _words(summary, s))
     return rows.done()
@@ -268,7 +260,8 @@ class _Judged:
 
     def __init__(self, slo: SloLimit) -> None:
         named = slo_from_dict(to_json(slo))
-        metric = "errors" if slo.metric == ERROR_RATE else WORDS.get(slo.metric, slo.metric)
+        known = METRICS.get(slo.metric)
+        metric = "errors" if slo.metric == ERROR_RATE else known.label if known else slo.metric
         percentile = "" if slo.metric in SHARES else f" {named.percentile}"
         class_ = f"{slo.class_}: " if slo.class_ else ""
         self.head, self._text = f"{class_}{metric}{percentile}", slo.text
@@ -277,14 +270,14 @@ class _Judged:
     def cell(self, table: Table, stage: Stage) -> Cell:
         verdict = next((v for v in stage.slo_verdicts if v.slo == self._text), None)
         if verdict is None:
-            return Cell(DASH)
+            return Cell(figures.DASH)
         if verdict.value_s is not None:
             return slo_value(table, verdict)
         if self._is_goodput and verdict.attainment is not None:
-            return Cell(share(verdict.attainment))
+            return Cell(figures.share(verdict.attainment))
         if verdict.value is not None:
-            return Cell(share(verdict.value))
-        return Cell(f"> {self._limit}" if verdict.verdict == "violated" else DASH)
+            return Cell(figures.share(verdict.value))
+        return Cell(f"> {self._limit}" if verdict.verdict == "violated" else figures.DASH)
 
 
 def _judged(summary: Summary) -> list[_Judged]:
@@ -308,7 +301,7 @@ def _words(summary: Summary, stage: Stage) -> Cell:
     if stage.slo_met:
         return Cell("✓ met", state="good")
     violated = [v.slo.partition("=")[0] for v in stage.slo_verdicts if v.verdict == "violated"]
-    if queue_grew(stage):
+    if figures.queue_grew(stage):
         return Cell("✗ queue grew", state="bad")
     if stage.slo_met is False:
         return Cell(f"✗ {_some(violated) or 'violated'}", state="bad")
@@ -322,6 +315,6 @@ def _words(summary: Summary, stage: Stage) -> Cell:
 def _undecided(verdicts: Sequence[SloVerdict], stage: Stage) -> str:
     """Return what an inconclusive stage lacks, in a few words."""
     if more := max((v.more_requests or 0 for v in verdicts), default=0):
-        return f"{count(more)} more requests decide it"
+        return f"{figures.count(more)} more requests decide it"
     cause = next((v.cause for v in verdicts if v.cause), stage.slo_met_reason or "")
-    return undecided(cause)
+    return figures.undecided(cause)

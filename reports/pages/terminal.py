@@ -9,13 +9,7 @@ from ampacity.reports.charts.burst import phases_table
 from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.pages.findings import error_bound, findings
 from ampacity.reports.pages.soak import soak_table
-from ampacity.reports.render.figures import (
-    count,
-    cut_off,
-    ended_otherwise,
-    failures,
-    failures_by_cause,
-)
+from ampacity.reports.render import figures
 from ampacity.reports.render.sessions import session_findings
 from ampacity.reports.render.tables import accepted_table, stages_table
 from ampacity.reports.render.terminal import print_entry, print_table, say
@@ -53,11 +47,11 @@ def render_table(summary: Summary, console: Console, path: object = None) -> Non
     for finding in [*findings(summary), *session_findings(summary)]:
         value = f"{finding.value} ({finding.interval})" if finding.interval else finding.value
         print_entry(console, finding.label, value, finding.note, finding.state)
-    errors, failed = summary.errors, failures(summary.errors)
-    text = f"{count(failed)} of {count(summary.requests)} requests of the whole run"
-    text = "; ".join([text, *ended_otherwise(errors)])
-    state = "bad" if failed else "unsure" if cut_off(errors) else ""
-    print_entry(console, "Errors", text, failures_by_cause(summary), state)
+    errors, failed = summary.errors, figures.failures(summary.errors)
+    text = f"{figures.count(failed)} of {figures.count(summary.requests)} requests of the whole run"
+    text = "; ".join([text, *figures.ended_otherwise(errors)])
+    state = "bad" if failed else "unsure" if figures.cut_off(errors) else ""
+    print_entry(console, "Errors", text, figures.failures_by_cause(summary), state)
     for warning in summary.warnings:
         console.print()
         say(console, f"Warning [{warning.code}] {warning.text}", "yellow")

@@ -9,6 +9,7 @@ from typing import Any
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.stage import Server, SloVerdict, Stage
 from ampacity.analysis.contract.summary import Imported, Summary
+from ampacity.analysis.slo import METRICS as SLO_METRICS
 from ampacity.analysis.slo import parse_slo, verdict_word
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.verdict import outage_verdict
@@ -47,7 +48,6 @@ QUANTILES: tuple[tuple[Quantile, float], ...] = (
     ("p95", 0.95),
     ("p99", 0.99),
 )
-SLO_METRICS = {"ttft": "ttft_from_schedule_s", "e2e": "e2e_from_schedule_s"}
 ABOVE_ACHIEVED = (
     "above the achieved rate: goodput is a share of the requests that were due in the window, "
     "which are waited for; achieved are the answers that ended within it"
@@ -152,7 +152,9 @@ def percentile_table(summary: Summary, metric: str) -> Table:
     judged = {
         slo.quantile: slo.text
         for slo in summary.slos
-        if SLO_METRICS.get(slo.metric, f"{slo.metric}_s") == metric and not slo.class_
+        if slo.metric in SLO_METRICS
+        and SLO_METRICS[slo.metric].stage_field == metric
+        and not slo.class_
     }
     for name, quantile in QUANTILES:
         if quantile in judged and quantile != 0.99:

@@ -32,7 +32,7 @@ from ampacity.loadgen.send.secrets import redact
 from ampacity.loadgen.telemetry import Telemetry
 from ampacity.run_file import read_run_file
 from tests.support.args import COMMAND, COMMAND_ONCE, Cli, args_of
-from tests.support.http_server import http_server, reply
+from tests.support.servers.http_server import http_server, reply
 
 SHORT = "--duration 1s --input-tokens 5 --output-tokens 2"
 NOWHERE = "http://127.0.0.1:9/v1"
@@ -187,14 +187,11 @@ def test_a_secret_that_is_cut_off_is_hidden_too() -> None:
 
 @pytest.mark.parametrize(
     "written",
-    [
-        "sk-SECRET%2F12345%2B67890%3D99",
-        "c2stU0VDUkVULzEyMzQ1KzY3ODkwPTk5",
-        "QmVhcmVyIHNrLVNFQ1JFVC8xMjM0NSs2Nzg5MD05OQ==",
-        "SK-SECRET/12345+67890=99",
-        "sk-SECRET/12345+67...",
-        "sk-SECRET/12345+67890=99",
-    ],
+    (
+        "sk-SECRET%2F12345%2B67890%3D99 c2stU0VDUkVULzEyMzQ1KzY3ODkwPTk5 "
+        "QmVhcmVyIHNrLVNFQ1JFVC8xMjM0NSs2Nzg5MD05OQ== SK-SECRET/12345+67890=99 "
+        "sk-SECRET/12345+67... sk-SECRET/12345+67890=99"
+    ).split(),
 )
 def test_a_secret_is_hidden_in_every_usual_form(written: str) -> None:
     assert redact(f"key <{written}> is wrong", ("sk-SECRET/12345+67890=99",)).startswith("key <***")
@@ -227,12 +224,8 @@ def test_a_secret_is_hidden_however_a_server_writes_it(secret: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "http://u:secret@127.0.0.1:abc/v1",
-        "ftp://u:secret@h/v1",
-        "http://h/v1?key=secret",
-        "http://h/v1#secret",
-    ],
+    json.loads("""["http://u:secret@127.0.0.1:abc/v1", "ftp://u:secret@h/v1",
+        "http://h/v1?key=secret", "http://h/v1#secret"]"""),
 )
 def test_a_secret_in_a_url_is_not_repeated(cli: Cli, url: str) -> None:
     result = cli("run", url, "--rates", "1")
@@ -421,19 +414,9 @@ def test_closed_standard_streams_harm_nothing(closed: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"stages": 5},
-        {"slos": 5},
-        {"workload": 5},
-        {"tool": []},
-        {"clock": "x"},
-        {"endpoint": 1},
-        {"locked": 2},
-        {"host": 3},
-        {"stages": [5]},
-        {"stages": [{"start_ns": "x"}]},
-        {"stages": [{"audit": 7}]},
-    ],
+    json.loads("""[{"stages": 5}, {"slos": 5}, {"workload": 5}, {"tool": []},
+        {"clock": "x"}, {"endpoint": 1}, {"locked": 2}, {"host": 3}, {"stages": [5]},
+        {"stages": [{"start_ns": "x"}]}, {"stages": [{"audit": 7}]}]"""),
 )
 def test_a_tampered_run_json_is_one_line(change: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"schema_version": 1, **change}))
@@ -467,8 +450,7 @@ def test_metrics_redirects_are_not_followed() -> None:
 
 
 def test_the_first_answer_is_waited_for_as_long_as_the_timeout_says_and_no_longer(
-    cli: Cli,
-    tmp_path: Path,
+    cli: Cli, tmp_path: Path
 ) -> None:
     silent = threading.Event()
     with server(lambda *_: silent.wait(30)) as url:

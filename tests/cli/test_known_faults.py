@@ -36,7 +36,7 @@ from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from tests.support.args import args_of
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import Made, on_loop, request_bytes, schedule_at
 
 S = 1_000_000_000

@@ -95,11 +95,7 @@ def test_the_gate_is_repeated_as_it_was_given(
 @pytest.mark.parametrize("other", ["M", "L"])
 def test_an_ab_is_the_next_step_only_for_one_model(other: str, tmp_path: Path) -> None:
     runs = [
-        arm(
-            tmp_path / name,
-            stage(ttfts(i)),
-            endpoint={"url": f"http://{name}/v1", "model": model},
-        )
+        arm(tmp_path / name, stage(ttfts(i)), endpoint={"url": f"http://{name}/v1", "model": model})
         for i, (name, model) in enumerate({"a": "M", "b": other}.items())
     ]
     found = comparison_screen(compare(runs)).next_command

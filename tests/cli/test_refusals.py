@@ -15,7 +15,7 @@ from ampacity.cli.stub import no_stub
 from ampacity.config import make_settings
 from ampacity.values import ConfigError
 from tests.support.args import Command, args_of
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 
 Ampacity = Callable[..., object]
 SLO = ("--slo", "ttft_p99=2s")
@@ -106,12 +106,11 @@ def test_what_was_measured_or_is_not_ours_stays(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         refuse()
     left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*")}
-    kept = (
-        "before/run.json",
-        "before/requests.arrows",
-        "measured/run.json",
-        "measured/requests.arrows",
-        "notes/precious",
+    kept = tuple(
+        (
+            "before/run.json before/requests.arrows measured/run.json measured/requests.arrows "
+            "notes/precious"
+        ).split()
     )
     assert left == set(kept)
     assert not (tmp_path / "stub").exists()
@@ -157,20 +156,10 @@ def test_what_is_decided_elsewhere_is_no_extra_field(field: str, decides: str) -
 
 @pytest.mark.parametrize(
     "body",
-    [
-        {"n": 1},
-        {"n": None},
-        {"best_of": 1, "use_beam_search": False},
+    json.loads("""[{"n": 1}, {"n": null}, {"best_of": 1, "use_beam_search": false},
         {"temperature": 2.0},
-        {
-            "response_format": {
-                "json_schema": {
-                    "schema": {"properties": {"n": {"type": "integer"}, "best_of": {"default": 5}}}
-                }
-            }
-        },
-        {"tools": [{"function": {"parameters": {"n": 5}}}]},
-    ],
+        {"response_format": {"json_schema": {"schema": {"properties": {"n": {"type": "integer"},
+        "best_of": {"default": 5}}}}}}, {"tools": [{"function": {"parameters": {"n": 5}}}]}]"""),
 )
 def test_one_choice_is_none_of_several(body: dict[str, object]) -> None:
     assert (

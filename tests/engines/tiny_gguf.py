@@ -184,21 +184,12 @@ def _add_vocabulary(writer: Any, tokenizer: Tokenizer) -> None:
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-_GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "model.layers": "blk",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+_GGUF_NAMES = json.loads("""{"model.embed_tokens": "token_embd",
+    "model.norm": "output_norm", "lm_head": "output", "model.layers": "blk",
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}""")
 
 
 def _gguf_name(name: str) -> str:

@@ -24,7 +24,7 @@ from ampacity.simulator.server.launch import start_in_process
 from benchmarks.servers import limit_at
 from benchmarks.studies.check_rates import checked
 from tests.support.args import Command, args_of
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 
 LOAD = {"url": "http://predicted.invalid/v1", "input_tokens": "10", "output_tokens": "20"}
 
@@ -107,11 +107,7 @@ def test_over_all_looks_a_verdict_at_the_limit_is_rarely_wrong() -> None:
     ],
 )
 def test_what_cannot_be_checked_is_an_error_in_the_files_of_ci_too(
-    given: str,
-    message: str,
-    tmp_path: Path,
-    command: Command,
-    capsys: pytest.CaptureFixture[str],
+    given: str, message: str, tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = ("--junit", tmp_path / "check.xml", "--markdown", tmp_path / "check.md")
     url = "check http://127.0.0.1:1/v1 --out"

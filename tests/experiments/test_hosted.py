@@ -34,8 +34,8 @@ from ampacity.values import ConfigError
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from tests.support.args import Command
-from tests.support.hosted import OVERLOADED, Provider
 from tests.support.repeats import often
+from tests.support.servers.hosted import OVERLOADED, Provider
 from tests.support.stage_driving import schedule_at
 
 SHORT = "--model m --input-tokens 8 --output-tokens 2 --arrivals constant"

@@ -23,7 +23,7 @@ from ampacity.loadgen.plan import LIVE_BOUNDS_S, LIVE_TIMES, Live, LiveTimes
 from ampacity.loadgen.rundir.records import KINDS, RequestRecord
 from ampacity.simulator.server.launch import Started
 from tests.support.args import Command
-from tests.support.http_server import http_server, reply
+from tests.support.servers.http_server import http_server, reply
 from tests.support.synthetic import cohort, request
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"

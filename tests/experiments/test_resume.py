@@ -23,7 +23,7 @@ import pyarrow as pa
 import pytest
 
 import ampacity
-from ampacity.cli.resume import resumed
+from ampacity.cli.measure.resume import resumed
 from ampacity.config import make_settings
 from ampacity.experiments.stages import preflight, resume
 from ampacity.experiments.stages.resume import check_resumable, resumed_meta
@@ -37,30 +37,15 @@ from ampacity.simulator.server.launch import Started
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import Schedule, open_schedule
+from tests.support import kills
 from tests.support.args import COMMAND, args_of
-from tests.support.kills import (
-    by_id,
-    finished,
-    kill,
-    lost_s,
-    planned,
-    stages_of,
-    start,
-    wait_for_stage,
-)
 from tests.support.synthetic import run_meta, summary_of, warned
 
 S = 1_000_000_000
 
 
-SEAM = {
-    "after_stage": 0,
-    "reason": "killed",
-    "resumed_utc": "",
-    "gap_s": 5.0,
-    "wall_gap_s": 5.0,
-    "in_flight": 1,
-}
+SEAM = json.loads("""{"after_stage": 0, "reason": "killed", "resumed_utc": "", "gap_s": 5.0,
+    "wall_gap_s": 5.0, "in_flight": 1}""")
 
 
 def record(number: int, **more: Any) -> RequestRecord:
@@ -289,10 +274,7 @@ def test_a_directory_that_goes_on_holds_every_record_once(finish: bool, tmp_path
         if finish:
             writer.finish(server)
     (path / "answers-0.jsonl").write_bytes(b'{"request_id": 1}\n{"request')
-    with (
-        take_up(path) as held,
-        RunWriter(path, {**held.run.meta, "seams": [SEAM]}, held) as writer,
-    ):
+    with take_up(path) as held, RunWriter(path, {**held.run.meta, "seams": [SEAM]}, held) as writer:
         writer.append(record(2))
         assert writer.worker_stream(0).name == "requests-resumed1-0.arrows"
         writer.finish(pa.table({"at_ns": pa.array([9]), "waiting": [1.0]}))
@@ -394,28 +376,28 @@ def test_a_run_that_is_cut_off_goes_on_with_the_same_requests(
     how: signal.Signals, workers: int, status: int, server: Started, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    process = start("run", server.url, *LOAD, "--workers", workers, "--out", run)
-    wait_for_stage(run, random.Random(f"{how}{workers}").uniform(1.0, 3.5))
+    process = kills.start("run", server.url, *LOAD, "--workers", workers, "--out", run)
+    kills.wait_for_stage(run, random.Random(f"{how}{workers}").uniform(1.0, 3.5))
     if how == signal.SIGKILL:
-        killed_ns = kill(process)
+        killed_ns = kills.kill(process)
     else:
         process.send_signal(how)
     _, err = process.communicate(timeout=60)
     assert process.returncode == status, err
     assert "Traceback" not in err
     if status == -signal.SIGKILL:
-        gone_s = lost_s(run, killed_ns)
+        gone_s = kills.lost_s(run, killed_ns)
         assert gone_s is None or gone_s < 1.0
-    kept = by_id(run)
-    status, out, err = finished("run", "--resume", run, "--json")
+    kept = kills.by_id(run)
+    status, out, err = kills.finished("run", "--resume", run, "--json")
     assert status == 0, err
-    assert planned(run) == as_scheduled()
-    assert kept.items() <= by_id(run).items()
+    assert kills.planned(run) == as_scheduled()
+    assert kept.items() <= kills.by_id(run).items()
     summary = json.loads(out)
     assert summary["partial"] is None
     assert warned(summary, "resumed") in {w["text"] for w in summary["warnings"]}
     assert (run / "report.html").is_file()
-    status, _, err = finished("run", "--resume", run)
+    status, _, err = kills.finished("run", "--resume", run)
     assert (status, "nothing is left to resume" in err, err.count("\n")) == (2, True, 1)
 
 
@@ -435,18 +417,18 @@ def test_a_run_whose_disk_is_full_goes_on_once_there_is_room(
     assert json.loads((run / "run.json").read_text())["status"] == "aborted"
     if workers > 1:  # the findings come before what cannot be written
         assert "PARTIAL   aborted" in done.stdout
-    assert 0 < len(planned(run)) < len(as_scheduled())
-    status, _, err = finished("run", "--resume", run)
+    assert 0 < len(kills.planned(run)) < len(as_scheduled())
+    status, _, err = kills.finished("run", "--resume", run)
     assert status == 0, err
-    assert planned(run) == as_scheduled()
+    assert kills.planned(run) == as_scheduled()
 
 
 @pytest.mark.real_time
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_client_that_is_suspended_is_no_finding(server: Started, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = start("run", server.url, *LOAD, "--out", run)
-    wait_for_stage(run, 1.0)
+    process = kills.start("run", server.url, *LOAD, "--out", run)
+    kills.wait_for_stage(run, 1.0)
     process.send_signal(signal.SIGSTOP)
     time.sleep(1.5)
     process.send_signal(signal.SIGCONT)
@@ -461,8 +443,8 @@ def test_a_client_that_is_suspended_is_no_finding(server: Started, tmp_path: Pat
 @pytest.mark.skipif(sys.platform == "win32", reason="a folder that is in use cannot be removed")
 def test_a_run_whose_folder_is_removed_ends_in_one_line(server: Started, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = start("run", server.url, *LOAD, "-q", "--out", run)
-    wait_for_stage(run, 0.5)
+    process = kills.start("run", server.url, *LOAD, "-q", "--out", run)
+    kills.wait_for_stage(run, 0.5)
     shutil.rmtree(run)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
@@ -489,8 +471,8 @@ def test_few_descriptors_are_enough_and_a_full_stdout_hides_nothing(
     assert done.returncode == 2
     assert b"No space left on device" in done.stderr
     assert done.stderr.count(b"\n") == 1
-    assert planned(run) == as_scheduled()
-    assert stages_of(run)[0]["audit"]["shortages"] == 0
+    assert kills.planned(run) == as_scheduled()
+    assert kills.stages_of(run)[0]["audit"]["shortages"] == 0
 
 
 def test_each_event_in_the_document_names_a_test_of_ours() -> None:

@@ -34,7 +34,7 @@ from ampacity.simulator.models.hardware import find_deployment
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.workloads.schedule import endless_schedule
 from tests.support.args import Command
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 
 LOAD = "--rps 40 --input-tokens 20 --output-tokens 40 --slo ttft_p95=500ms"
 

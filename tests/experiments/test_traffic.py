@@ -2,6 +2,7 @@
 words.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -144,18 +145,8 @@ def test_a_replayed_schedule_says_what_its_prompts_share(tmp_path: Path) -> None
 
 
 def test_who_was_cut_off_or_left_is_no_error_in_the_line_of_a_stage() -> None:
-    stage = {
-        "index": 0,
-        "kind": "open",
-        "offered_rps": 6.0,
-        "requests": 70,
-        "ttft_from_schedule_s": {},
-        "itl_s": {},
-        "errors": {"unfinished": 4, "cancelled": 5, "timeout": 2},
-        "stable": True,
-        "client_limited": False,
-        "lengths": None,
-        "slo_verdicts": [],
-        "slo_met": None,
-    }
+    stage = json.loads("""{"index": 0, "kind": "open", "offered_rps": 6.0, "requests": 70,
+        "ttft_from_schedule_s": {}, "itl_s": {}, "errors": {"unfinished": 4, "cancelled": 5,
+        "timeout": 2}, "stable": true, "client_limited": false, "lengths": null,
+        "slo_verdicts": [], "slo_met": null}""")
     assert ", 2 errors, " in on_stages(stage_line)(stage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -73,36 +74,18 @@ ON_GPUS = {
     [
         (
             [VLLM],
-            {
-                "running": 7,
-                "waiting": 2,
-                "kv_cache_usage": 0.75,
-                "prefix_cache_queries_total": 1000,
-                "prefix_cache_hits_total": 250,
-                "preemptions_total": 7,
-                "spec_draft_tokens_total": 60,
-                "spec_accepted_tokens_total": 45,
-                "adapter_slots": 4,
-                "adapter_slots_used": 2,
-                "kv_block_lifetime_s_total": 12,
-                "kv_blocks_evicted_total": 3,
-                "cached_tokens_total": 250,
-                "engines": 2,
-            },
+            json.loads("""{"running": 7, "waiting": 2, "kv_cache_usage": 0.75,
+                "prefix_cache_queries_total": 1000, "prefix_cache_hits_total": 250,
+                "preemptions_total": 7, "spec_draft_tokens_total": 60,
+                "spec_accepted_tokens_total": 45, "adapter_slots": 4,
+                "adapter_slots_used": 2, "kv_block_lifetime_s_total": 12,
+                "kv_blocks_evicted_total": 3, "cached_tokens_total": 250, "engines": 2}"""),
         ),
         (
             [SGLANG],
-            {
-                "running": 12,
-                "waiting": 5,
-                "kv_cache_usage": 0.28,
-                "prefix_hit_rate": 0.4,
-                "spec_acceptance_rate": 0.6,
-                "preemptions_total": 3,
-                "adapter_slots": 8,
-                "adapter_slots_used": 2,
-                "engines": 1,
-            },
+            json.loads("""{"running": 12, "waiting": 5, "kv_cache_usage": 0.28,
+                "prefix_hit_rate": 0.4, "spec_acceptance_rate": 0.6, "preemptions_total": 3,
+                "adapter_slots": 8, "adapter_slots_used": 2, "engines": 1}"""),
         ),
         ([TGI], {"running": 8, "waiting": 1, "engines": 1}),
         ([LLAMA], {"running": 4, "waiting": 2, "engines": 1}),

@@ -17,16 +17,7 @@ from pathlib import Path
 
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.simulator.server.launch import start_in_process
-from tests.support.kills import (
-    by_id,
-    finished,
-    kill,
-    lost_s,
-    planned,
-    stages_of,
-    start,
-    wait_for_stage,
-)
+from tests.support import kills
 
 LOST_MAX_S = 1.0
 SESSIONS = """
@@ -78,14 +69,16 @@ def _runs(case: Case, out: Path) -> list[Path]:
 def _faults(case: Case, whole: Path, out: Path, kept: list[dict[int, tuple[int, int]]]) -> str:
     """Return what is wrong with the requests of a resumed run; empty: nothing."""
     for before, expected, run in zip(kept, _runs(case, whole), _runs(case, out), strict=True):
-        found = planned(run)
+        found = kills.planned(run)
         if any(times != 1 for *_, times in found.values()):
             return "an id has two records"
-        if before.items() - by_id(run).items():
+        if before.items() - kills.by_id(run).items():
             return "a record was lost, or has other lengths"
-        if case.same == "all" and found != planned(expected):
-            return f"{len(found)} ids, not the {len(planned(expected))} of an uninterrupted run"
-        if case.same == "begun" and found.items() - planned(expected).items():
+        if case.same == "all" and found != kills.planned(expected):
+            return (
+                f"{len(found)} ids, not the {len(kills.planned(expected))} of an uninterrupted run"
+            )
+        if case.same == "begun" and found.items() - kills.planned(expected).items():
             return "ids that an uninterrupted run has not"
     return ""
 
@@ -95,14 +88,14 @@ def _once(
 ) -> tuple[float | None, str]:
     """Kill one run and resume it; return (seconds lost, what is wrong)."""
     case = CASES[name]
-    process = start(*_arguments(case, urls, out))
-    wait_for_stage(_runs(case, out)[0], delay_s)
-    killed_ns = kill(process)
+    process = kills.start(*_arguments(case, urls, out))
+    kills.wait_for_stage(_runs(case, out)[0], delay_s)
+    killed_ns = kills.kill(process)
     process.communicate(timeout=120)
-    running = [run for run in _runs(case, out) if stages_of(run)]
-    known = [s for run in running if (s := lost_s(run, killed_ns)) is not None]
-    kept = [by_id(run) if stages_of(run) else {} for run in _runs(case, out)]
-    status, _, err = finished(case.options.split()[0], "--resume", out, timeout_s=180)
+    running = [run for run in _runs(case, out) if kills.stages_of(run)]
+    known = [s for run in running if (s := kills.lost_s(run, killed_ns)) is not None]
+    kept = [kills.by_id(run) if kills.stages_of(run) else {} for run in _runs(case, out)]
+    status, _, err = kills.finished(case.options.split()[0], "--resume", out, timeout_s=180)
     judged = (0, 1, 3) if case.endpoints == 1 else (0, 1, 2, 3)  # 2: a busy client, no comparison
     if status not in judged:
         return max(known, default=None), f"--resume exits with {status}: {err[-300:]}"
@@ -112,14 +105,16 @@ def _once(
 def _by_itself(case: Case, out: Path, delay_s: float) -> tuple[float | None, str]:
     """Kill the server or a worker of a run that then ends: what was due has its record."""
     with start_in_process("demo") as server:
-        process = start(*_arguments(case, [server.url], out))
-        wait_for_stage(out, delay_s)
+        process = kills.start(*_arguments(case, [server.url], out))
+        kills.wait_for_stage(out, delay_s)
         if case.victim == "server":
             server.process.kill()
         else:
-            kill(process, case.victim)
+            kills.kill(process, case.victim)
         process.communicate(timeout=120)
-    lacking = sum(s["scheduled_requests"] for s in stages_of(out)) - load_run(out).requests.num_rows
+    lacking = (
+        sum(s["scheduled_requests"] for s in kills.stages_of(out)) - load_run(out).requests.num_rows
+    )
     return 0.0, f"{lacking} requests have no record" if lacking else ""
 
 
@@ -144,7 +139,7 @@ def main() -> int:
             case, out = CASES[name], Path(folder) / f"{number}"
             if name not in wholes:
                 wholes[name] = Path(folder) / name.replace(" ", "-")
-                finished(*_arguments(case, urls, wholes[name]), timeout_s=180)
+                kills.finished(*_arguments(case, urls, wholes[name]), timeout_s=180)
             delay_s = draw.uniform(0.1, case.length_s)
             try:
                 if case.victim != "parent":

@@ -8,7 +8,7 @@ import pytest
 
 from ampacity.loadgen.rundir.records import kind_of
 from tests.long.fault_matrix import COMMANDS, DOCS, cell
-from tests.support.faults import FAULTS
+from tests.support.servers.faults import FAULTS
 
 ROWS = {
     cells[1]: cells

@@ -13,50 +13,30 @@ from ampacity.analysis.contract.capacity import Search
 from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.analysis.load_names import name_stages
 from ampacity.analysis.timeline import Timeline
+from ampacity.reports.charts import distributions
 from ampacity.reports.charts.curves import (
     charts,
     errors_by_stage,
     latency_by_concurrency,
     latency_by_rate,
 )
-from ampacity.reports.charts.distributions import (
-    chosen,
-    input_lengths,
-    itl_percentiles,
-    output_lengths,
-    ttft_percentiles,
-)
 from ampacity.reports.charts.marks import Chart, linear_axis, log_axis, log_ticks
 from ampacity.reports.charts.palette import COLOURS, light, style_sheet
 from ampacity.reports.charts.rates import achieved_by_offered, goodput_by_load
 from ampacity.reports.charts.svg import SVG, write_svgs
 from ampacity.reports.charts.timeline import timeline_chart
+from tests.support import sample_summary
 from tests.support.contract import blank, struct_of
-from tests.support.sample_summary import (
-    ALL,
-    all_failed,
-    closed_sweep,
-    no_slos,
-    one_stage,
-    open_sweep,
-)
 
-EVERY = [
-    "latency-rate",
-    "latency-concurrency",
-    "achieved",
-    "ttft-percentiles",
-    "itl-percentiles",
-    "goodput",
-    "errors",
-    "input-tokens",
-    "output-tokens",
-]
+EVERY = (
+    "latency-rate latency-concurrency achieved ttft-percentiles itl-percentiles goodput "
+    "errors input-tokens output-tokens"
+).split()
 
 
 @cache
 def drawn(name: str) -> list[Chart]:
-    return charts(read_summary(ALL[name]()))
+    return charts(read_summary(sample_summary.ALL[name]()))
 
 
 def layers(chart: Chart | None, mark: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
@@ -82,14 +62,7 @@ def texts(chart: Chart | None, mark: str) -> list[str]:
         ("no_slos", {"goodput"}),
         (
             "one_stage",
-            {
-                "latency-rate",
-                "latency-concurrency",
-                "achieved",
-                "itl-percentiles",
-                "goodput",
-                "errors",
-            },
+            set("latency-rate latency-concurrency achieved itl-percentiles goodput errors".split()),
         ),
         (
             "all_failed",
@@ -122,7 +95,7 @@ def test_the_stages_of_a_timeline_are_named_where_there_is_room() -> None:
     """Of 1,000 steps of 0.1 s a second has 9 of 898 pixels; "30 req/s" takes 49, 5.5 s."""
     stages = [(0.0, "15 req/s"), (50.0, "30 req/s"), (54.0, "60 req/s"), (56.0, "90 req/s")]
     timeline = Timeline(0.1, [1.0] * 1000, [1.0] * 1000, {}, [(1.0, 0.2)], 1, stages, {})
-    chart = timeline_chart(timeline, read_summary(open_sweep()))
+    chart = timeline_chart(timeline, read_summary(sample_summary.open_sweep()))
     alt.VConcatChart.from_dict(chart.spec, validate=True)
     named = chart.spec["datasets"]["stages"]
     assert [row["label"] for row in named] == ["15 req/s", "30 req/s", "", "90 req/s"]
@@ -133,7 +106,7 @@ def test_an_empty_summary_has_no_charts() -> None:
 
 
 def test_the_curve_draws_ttft_and_e2e_where_they_are_known() -> None:
-    chart = latency_by_rate(read_summary(open_sweep()))
+    chart = latency_by_rate(read_summary(sample_summary.open_sweep()))
     lines = layers(chart, "line")
     # p50, p95, p99 of each; p99 lacks stage 0 (few) and stage 7 (infinite)
     assert [len(rows) for _, rows in lines] == [8, 8, 6, 8, 8, 6, 8, 8, 8]
@@ -146,7 +119,7 @@ def test_the_curve_draws_ttft_and_e2e_where_they_are_known() -> None:
 
 
 def test_the_curve_emphasises_what_is_judged_and_switches_percentiles() -> None:
-    chart = latency_by_rate(read_summary(open_sweep()))  # ttft_p99=2s, itl_p99=100ms
+    chart = latency_by_rate(read_summary(sample_summary.open_sweep()))  # ttft_p99=2s, itl_p99=100ms
     assert chart is not None
     widths = [mark["strokeWidth"] for mark, _ in layers(chart, "line")]
     assert widths == [1.3, 1.3, 3.5, 1.3, 1.3, 1.3, 1.3, 1.3, 3.5]
@@ -168,7 +141,7 @@ def test_the_curve_emphasises_what_is_judged_and_switches_percentiles() -> None:
 
 
 def test_the_curve_marks_knee_usable_rate_limit_and_infinite_p99() -> None:
-    chart = latency_by_rate(read_summary(open_sweep()))
+    chart = latency_by_rate(read_summary(sample_summary.open_sweep()))
     bands = [rows[0] for _, rows in layers(chart, "rect")]
     assert [(b["x"], b["x2"]) for b in bands] == [(5.4, 6.7), (6.0, 7.0)]
     rules = [rows[0] for _, rows in layers(chart, "rule") if "text" in rows[0]]
@@ -187,7 +160,7 @@ def test_the_curve_marks_knee_usable_rate_limit_and_infinite_p99() -> None:
 
 
 def test_p99_bars_are_the_interval_of_the_summary() -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     bars = [
         rows
         for _, rows in layers(latency_by_rate(read_summary(summary)), "rule")
@@ -198,7 +171,7 @@ def test_p99_bars_are_the_interval_of_the_summary() -> None:
 
 
 def test_an_interval_with_an_open_side_reaches_the_edge() -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     summary["capacity"]["capacity_rps_ci"] = [6.0, None]
     summary["stages"][3]["ttft_from_schedule_s"]["p99_ci"] = [0.4, None]
     chart = latency_by_rate(read_summary(summary))
@@ -217,7 +190,7 @@ def test_an_interval_with_an_open_side_reaches_the_edge() -> None:
 def test_the_curve_draws_the_percentile_that_is_judged(
     slo: str, quantile: float, drawn_tail: str
 ) -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     summary["slos"] = [{"metric": "ttft", "quantile": quantile, "limit_s": 2.0, "text": slo}]
     chart = latency_by_rate(read_summary(summary))
     assert chart is not None
@@ -236,10 +209,10 @@ def test_the_curve_draws_the_percentile_that_is_judged(
 
 
 def test_a_stage_without_a_percentile_is_named_in_the_caption() -> None:
-    known = latency_by_rate(read_summary(open_sweep()))
+    known = latency_by_rate(read_summary(sample_summary.open_sweep()))
     assert known is not None
     assert "Not drawn: TTFT p99 at 1 req/s, 9 req/s (reasons in the tables)." in known.caption
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     summary["stages"] = summary["stages"][1:7]
     summary["stages"][0]["ttft_from_schedule_s"] |= {
         "p99": None,
@@ -251,7 +224,7 @@ def test_a_stage_without_a_percentile_is_named_in_the_caption() -> None:
 
 
 def test_the_knee_is_a_strip_below_the_band_of_the_usable_rate() -> None:
-    chart = latency_by_rate(read_summary(open_sweep()))
+    chart = latency_by_rate(read_summary(sample_summary.open_sweep()))
     (knee_look, (knee,)), (usable_look, (usable,)) = layers(chart, "rect")
     assert knee["y"] == usable["y"]
     # 3 % of the logarithmic axis
@@ -263,7 +236,7 @@ def test_the_knee_is_a_strip_below_the_band_of_the_usable_rate() -> None:
 
 
 def test_bands_lie_below_the_data() -> None:
-    chart = latency_by_rate(read_summary(open_sweep()))
+    chart = latency_by_rate(read_summary(sample_summary.open_sweep()))
     assert chart is not None
     kinds = [layer["mark"]["type"] for layer in chart.spec["layer"]]
     assert kinds[:2] == ["rect", "rect"]
@@ -271,20 +244,20 @@ def test_bands_lie_below_the_data() -> None:
 
 
 def test_c_max_is_marked_over_concurrency() -> None:
-    chart = latency_by_concurrency(read_summary(closed_sweep()))
+    chart = latency_by_concurrency(read_summary(sample_summary.closed_sweep()))
     assert "C_max 16.0 in flight (16.0 to 32.0)" in texts(chart, "rule")
     assert chart is not None
     assert chart.title == "The SLOs hold up to 16.0 requests in flight"
 
 
 def test_titles_without_capacity_claim_nothing() -> None:
-    chart = latency_by_rate(read_summary(no_slos()))
+    chart = latency_by_rate(read_summary(sample_summary.no_slos()))
     assert chart is not None
     assert chart.title == "Latency against the offered rate"
 
 
 def test_titles_say_where_a_bound_is_only_a_bound() -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     summary["capacity"]["crossing"] = "lower_bound"
     summary["slos"] = summary["slos"][:1]
     chart = latency_by_rate(read_summary(summary))
@@ -294,14 +267,14 @@ def test_titles_say_where_a_bound_is_only_a_bound() -> None:
 
 def test_achieved_says_what_the_endpoint_keeps_up_with() -> None:
     chart, dead = (
-        achieved_by_offered(read_summary(open_sweep())),
-        achieved_by_offered(read_summary(all_failed())),
+        achieved_by_offered(read_summary(sample_summary.open_sweep())),
+        achieved_by_offered(read_summary(sample_summary.all_failed())),
     )
     assert chart is not None
     assert dead is not None
     assert chart.title == "Keeps up with 7 requests/s offered, not with 9"
     assert dead.title == "Achieved against offered rate"
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     summary["stages"] = summary["stages"][:4]
     kept = achieved_by_offered(read_summary(summary))
     assert kept is not None
@@ -309,7 +282,7 @@ def test_achieved_says_what_the_endpoint_keeps_up_with() -> None:
 
 
 def test_client_limited_stages_are_crosses() -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     summary["stages"][7]["client_limited"] = True
     crosses = [
         rows
@@ -320,32 +293,32 @@ def test_client_limited_stages_are_crosses() -> None:
 
 
 def test_goodput_over_offered_rate_has_the_diagonal_and_the_peak() -> None:
-    chart = goodput_by_load(read_summary(open_sweep()))
+    chart = goodput_by_load(read_summary(sample_summary.open_sweep()))
     diagonal, curve = (rows for _, rows in layers(chart, "line"))
     assert all(row["x"] == row["y"] for row in diagonal)
     assert curve[7]["y"] == pytest.approx(0.05 * 7.02)
     assert chart is not None
     assert chart.title == "Goodput peaks at 6.56 requests/s, at 7 offered"
-    closed = goodput_by_load(read_summary(closed_sweep()))
+    closed = goodput_by_load(read_summary(sample_summary.closed_sweep()))
     assert closed is not None
     assert len(layers(closed, "line")) == 1
 
 
 def test_quantile_curves_use_one_over_one_minus_q() -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     curve = {"q": [0.0, 0.5, 0.9, 0.99, 0.995, 1.0], "value": [0.1, 0.2, 0.3, 0.4, None, 9.0]}
     summary["stages"] = [summary["stages"][0] | {"curves": {"ttft_from_schedule_s": curve}}]
-    ((_, rows),) = layers(ttft_percentiles(read_summary(summary)), "line")
+    ((_, rows),) = layers(distributions.ttft_percentiles(read_summary(summary)), "line")
     # null and q = 1 are left out
     assert [row["x"] for row in rows] == pytest.approx([1, 2, 10, 100])
     assert [row["y"] for row in rows] == [0.1, 0.2, 0.3, 0.4]
     assert "SLO ttft_p99=2s: at most 2.00 s at p99" in texts(
-        ttft_percentiles(read_summary(summary)), "point"
+        distributions.ttft_percentiles(read_summary(summary)), "point"
     )
 
 
 def test_itl_names_each_stage_and_dashes_the_unsteady_one() -> None:
-    chart = itl_percentiles(read_summary(open_sweep()))
+    chart = distributions.itl_percentiles(read_summary(sample_summary.open_sweep()))
     assert chart is not None
     assert [k.label for k in chart.keys] == [
         "SLO itl_p99=100ms",
@@ -358,12 +331,12 @@ def test_itl_names_each_stage_and_dashes_the_unsteady_one() -> None:
 
 
 def test_at_most_eight_curves_with_the_first_and_the_last() -> None:
-    assert chosen(list(range(12))) == [0, 2, 3, 5, 6, 8, 9, 11]
-    assert chosen([1, 2]) == [1, 2]
+    assert distributions.chosen(list(range(12))) == [0, 2, 3, 5, 6, 8, 9, 11]
+    assert distributions.chosen([1, 2]) == [1, 2]
 
 
 def test_errors_are_stacked_by_cause() -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     summary["stages"][7]["errors"] |= {"http_error": 3, "something_new": 2}
     chart = errors_by_stage(read_summary(summary))
     assert chart is not None
@@ -378,7 +351,7 @@ def test_errors_are_stacked_by_cause() -> None:
 
 
 def test_what_was_cut_off_is_no_error() -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     summary["stages"][7]["errors"] |= {"unfinished": 12, "cancelled": 1}
     chart = errors_by_stage(read_summary(summary))
     assert chart is not None
@@ -398,7 +371,7 @@ def test_what_was_cut_off_is_no_error() -> None:
 
 
 def test_two_stages_of_the_same_load_keep_a_bar_each() -> None:
-    summary = all_failed()
+    summary = sample_summary.all_failed()
     for stage in summary["stages"]:
         stage |= {"offered_rps": 1.0, "name": ""}
     named = name_stages([struct_of(contract.Stage, s) for s in summary["stages"]])
@@ -413,24 +386,17 @@ def test_two_stages_of_the_same_load_keep_a_bar_each() -> None:
 
 
 def test_lengths_planned_and_realised() -> None:
-    chart = output_lengths(read_summary(open_sweep()))
+    chart = distributions.output_lengths(read_summary(sample_summary.open_sweep()))
     planned, received = (rows for _, rows in layers(chart, "point"))
-    assert [row["name"] for row in planned] == [
-        "p1",
-        "p5",
-        "p10",
-        "p25",
-        "p50",
-        "p75",
-        "p90",
-        "p95",
-        "p99",
-    ]
+    assert [row["name"] for row in planned] == "p1 p5 p10 p25 p50 p75 p90 p95 p99".split()
     assert (planned[4]["x"], received[4]["x"]) == (160, 151)
-    gone = input_lengths(read_summary(all_failed()))
+    gone = distributions.input_lengths(read_summary(sample_summary.all_failed()))
     assert gone is not None
     assert gone.title == "Input lengths: planned, none counted by the server"
-    assert input_lengths(read_summary(one_stage() | {"workload": {}})) is None
+    assert (
+        distributions.input_lengths(read_summary(sample_summary.one_stage() | {"workload": {}}))
+        is None
+    )
 
 
 def test_axes() -> None:
@@ -476,7 +442,7 @@ def test_the_style_sheet_recolours_every_colour() -> None:
 
 def test_the_curves_of_a_search_leave_the_stages_out_that_only_bracket() -> None:
     """Leave out stages of 43 requests, cut short, or with hardly more answers than in flight."""
-    summary = open_sweep() | {"search": blank(Search)}
+    summary = sample_summary.open_sweep() | {"search": blank(Search)}
     for stage in summary["stages"]:
         stage["concurrency"] = 5.0
     assert len(curve_of(summary)) == 8
@@ -511,7 +477,7 @@ def curve_of(summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_a_sweep_of_short_stages_keeps_its_curve() -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     for stage in summary["stages"]:
         stage["requests"] = 43
     assert len(curve_of(summary)) == 8

@@ -1,5 +1,7 @@
 """Numbers in words, key figures and tables, against values written out by hand."""
 
+import json
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -34,17 +36,8 @@ from ampacity.reports.render.tables import (
     stages_table,
     windows_table,
 )
+from tests.support import sample_summary
 from tests.support.contract import blank
-from tests.support.sample_summary import (
-    ALL,
-    all_failed,
-    closed_sweep,
-    meta,
-    no_slos,
-    one_stage,
-    open_sweep,
-    verdict,
-)
 
 
 @pytest.mark.parametrize(
@@ -97,13 +90,9 @@ def test_values_that_were_set_keep_no_trailing_zeros() -> None:
 
 
 def test_a_share_below_one_never_reads_as_all() -> None:
-    assert [share(v) for v in (1.0, 0.99999, 0.9995, 0.97, 0.0)] == [
-        "100%",
-        "99.999%",
-        "99.950%",
-        "97.0%",
-        "0%",
-    ]
+    assert [
+        share(v) for v in (1.0, 0.99999, 0.9995, 0.97, 0.0)
+    ] == "100% 99.999% 99.950% 97.0% 0%".split()
 
 
 def test_an_interval_says_which_side_is_not_known() -> None:
@@ -146,7 +135,7 @@ def found(summary: dict) -> dict[str, Finding]:
 
 
 def test_key_figures_of_an_open_sweep() -> None:
-    got = found(open_sweep())
+    got = found(sample_summary.open_sweep())
     assert got["Capacity"].value == "6.40 req/s"
     assert got["Capacity"].interval == "interval 6.00 to 7.00 req/s"
     assert "interpolated" in got["Capacity"].note
@@ -169,7 +158,7 @@ def test_key_figures_of_an_open_sweep() -> None:
 
 
 def test_a_cost_stands_beside_its_price_also_where_no_peak_sizes_a_fleet() -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     summary["fleet"] |= {
         "instances": None,
         "reason": "no peak rate given (--peak-rps)",
@@ -183,15 +172,15 @@ def test_a_cost_stands_beside_its_price_also_where_no_peak_sizes_a_fleet() -> No
 
 
 def test_a_null_figure_is_a_dash_with_its_reason() -> None:
-    got = found(one_stage())
+    got = found(sample_summary.one_stage())
     assert (got["Capacity"].value, got["Capacity"].note) == ("–", "no stage could be decided")
     assert got["Knee"].note == "one stage only: a knee needs at least four"
     assert got["Fleet"].note == "no peak rate was given (--peak-rps)"
-    assert found(no_slos())["Goodput peak"].note == "no SLO was given (--slo)"
+    assert found(sample_summary.no_slos())["Goodput peak"].note == "no SLO was given (--slo)"
 
 
 def test_a_lower_bound_and_a_limited_client_are_said() -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     summary["capacity"]["crossing"] = "lower_bound"
     summary["audit"] |= {"client_limited": True, "client_limited_stages": [6, 7]}
     got = found(summary)
@@ -204,7 +193,7 @@ def test_a_lower_bound_and_a_limited_client_are_said() -> None:
 
 
 def test_what_goodput_counts_is_said_where_it_may_differ() -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     summary["stages"][0]["accepted"] |= {"requests": 3}
     note = found(summary)["Goodput peak"].note
     assert (
@@ -216,7 +205,7 @@ def test_what_goodput_counts_is_said_where_it_may_differ() -> None:
 
 
 def test_reasons_hold_no_raw_names() -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     knee = summary["knee"]
     knee["methods"]["p99_p50_divergence"] |= {
         "concurrency": None,
@@ -254,14 +243,9 @@ def test_a_breaker_of_a_short_queue(open_at: list[int], said: str) -> None:
 
 
 def test_a_closed_capacity_is_an_upper_limit_with_its_users() -> None:
-    summary = closed_sweep()
-    summary["capacity"] |= {
-        "crossing": "saturated",
-        "capacity_rps_ci": [22.2, 22.2],
-        "capacity_rps": 22.2,
-        "c_max": 9.78,
-        "users": 32,
-    }
+    summary = sample_summary.closed_sweep()
+    summary["capacity"] |= json.loads("""{"crossing": "saturated", "capacity_rps_ci": [22.2,
+        22.2], "capacity_rps": 22.2, "c_max": 9.78, "users": 32}""")
     got = found(summary)
     assert (got["Capacity"].value, got["Capacity"].interval) == ("at most 22.2 req/s", None)
     assert (
@@ -276,7 +260,7 @@ def test_a_closed_capacity_is_an_upper_limit_with_its_users() -> None:
     ("representative", "state"), [(True, "good"), (False, "bad"), (None, "unsure")]
 )
 def test_the_gap_is_coloured_by_what_it_means(representative: bool | None, state: str) -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     summary["littles_law"] |= {
         "representative": representative,
         "gap": 2.67,
@@ -287,7 +271,7 @@ def test_the_gap_is_coloured_by_what_it_means(representative: bool | None, state
 
 
 def test_a_load_that_was_repeated_is_a_finding() -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     summary["stages"][6]["offered_rps"] = summary["stages"][5]["offered_rps"]
     summary["audit"] |= {
         "client_limited_stages": [5, 7],
@@ -313,16 +297,10 @@ def test_a_load_that_was_repeated_is_a_finding() -> None:
 
 
 def test_one_instance_and_one_gpu_are_singular() -> None:
-    summary = open_sweep()
-    summary["fleet"] |= {
-        "instances": 1,
-        "instances_ci": [1, 2],
-        "gpus": 1,
-        "instances_before_safety": 1,
-        "tensor_parallel": 1,
-        "safety_factor": 1.0,
-        "one_replica_down": 2,
-    }
+    summary = sample_summary.open_sweep()
+    summary["fleet"] |= json.loads("""{"instances": 1, "instances_ci": [1, 2], "gpus": 1,
+        "instances_before_safety": 1, "tensor_parallel": 1, "safety_factor": 1.0,
+        "one_replica_down": 2}""")
     summary["audit"] |= {"client_limited": True, "client_limited_stages": [7]}
     got = found(summary)
     assert got["Fleet"].value == "1 instance (1 to 2)"
@@ -334,7 +312,7 @@ def test_one_instance_and_one_gpu_are_singular() -> None:
 
 
 def test_the_method_is_in_the_definitions_not_in_the_card() -> None:
-    note = found(open_sweep())["Capacity"].note
+    note = found(sample_summary.open_sweep())["Capacity"].note
     assert (
         note == "bound by ttft_p99=2s; interpolated between the stages on both sides of the limit"
     )
@@ -347,21 +325,10 @@ def test_a_summary_without_stages_gives_dashes() -> None:
 
 
 def test_the_table_of_stages_word_for_word() -> None:
-    table = stages_table(read_summary(open_sweep()))
-    assert [c.head for c in table.columns] == [
-        "load",
-        "achieved",
-        "in flight",
-        "at most",
-        "TTFT p50",
-        "TTFT p99",
-        "ITL p99",
-        "E2E p99",
-        "goodput",
-        "errors",
-        "steady",
-        "SLO",
-    ]
+    table = stages_table(read_summary(sample_summary.open_sweep()))
+    assert [c.head for c in table.columns] == json.loads("""["load", "achieved",
+        "in flight", "at most", "TTFT p50", "TTFT p99", "ITL p99", "E2E p99", "goodput",
+        "errors", "steady", "SLO"]""")
     first, last = table.rows[0], table.rows[-1]
     assert [c.text for c in first[:5]] == ["1 req/s", "1.00", "2.70", "5", "101 ms"]
     assert first[5] == Cell("–", 1)
@@ -372,18 +339,17 @@ def test_the_table_of_stages_word_for_word() -> None:
         Cell("no", 4, "bad"),
         Cell("violated", None, "bad"),
     ]
-    assert table.notes == [
-        "needs 299 requests, has 120",
-        "ttft_p99=2s: p99 needs 299 requests",
-        "infinite: 27 of 600 requests failed",
-        "requests in flight grow by 2.0 a second",
-    ]
+    assert table.notes == json.loads("""["needs 299 requests, has 120",
+        "ttft_p99=2s: p99 needs 299 requests", "infinite: 27 of 600 requests failed",
+        "requests in flight grow by 2.0 a second"]""")
 
 
 def test_why_a_stage_is_undecided_names_every_slo_that_is() -> None:
-    summary = one_stage()
+    summary = sample_summary.one_stage()
     inconclusive = [
-        verdict(slo, "inconclusive", None, 1.0, 40, reason=f"0 of {n} over", cause=cause)
+        sample_summary.verdict(
+            slo, "inconclusive", None, 1.0, 40, reason=f"0 of {n} over", cause=cause
+        )
         for slo, n, cause in (
             ("a", 1, "too few"),
             ("b", 2, "too few"),
@@ -391,7 +357,7 @@ def test_why_a_stage_is_undecided_names_every_slo_that_is() -> None:
             ("d", 4, None),
         )
     ]
-    met = verdict("e", "met", 0.1, 1.0, 40)
+    met = sample_summary.verdict("e", "met", 0.1, 1.0, 40)
     summary["stages"][0] |= {"slo_met": None, "slo_verdicts": [*inconclusive, met]}
     table = stages_table(read_summary(summary))
     assert (
@@ -400,7 +366,7 @@ def test_why_a_stage_is_undecided_names_every_slo_that_is() -> None:
 
 
 def test_a_client_limited_stage_is_no_finding() -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     summary["stages"][2] |= {"client_limited": True, "client_limited_reason": "slip p99 of 80 ms"}
     table = stages_table(read_summary(summary))
     assert table.rows[2][-1].text == "no finding"
@@ -411,34 +377,17 @@ def test_a_client_limited_stage_is_no_finding() -> None:
 
 
 def test_percentiles_with_n_interval_and_infinite() -> None:
-    summary = open_sweep()
-    held = {
-        "p50": 0.1,
-        "p90": 0.2,
-        "p95": 0.25,
-        "p99": 0.4,
-        "p99_ci": [0.35, 0.6],
-        "mean": 0.12,
-        "n": 105,
-        "infinite": 2,
-    }
+    summary = sample_summary.open_sweep()
+    held = json.loads("""{"p50": 0.1, "p90": 0.2, "p95": 0.25, "p99": 0.4, "p99_ci": [0.35,
+        0.6], "mean": 0.12, "n": 105, "infinite": 2}""")
     summary["stages"] = [summary["stages"][0] | {"ttft_s": held}]
     (row,) = percentile_table(read_summary(summary), "ttft_s").rows
-    assert [cell.text for cell in row] == [
-        "1 req/s",
-        "100 ms",
-        "200 ms",
-        "250 ms",
-        "400 ms",
-        "350 ms to 600 ms",
-        "120 ms",
-        "105",
-        "2",
-    ]
+    assert [cell.text for cell in row] == json.loads("""["1 req/s", "100 ms", "200 ms",
+        "250 ms", "400 ms", "350 ms to 600 ms", "120 ms", "105", "2"]""")
 
 
 def test_an_interval_with_an_unknown_end_has_a_footnote() -> None:
-    summary = open_sweep()
+    summary = sample_summary.open_sweep()
     summary["stages"] = summary["stages"][1:2]
     summary["stages"][0]["ttft_s"] |= {
         "p99_ci": [0.3, None],
@@ -450,19 +399,19 @@ def test_an_interval_with_an_unknown_end_has_a_footnote() -> None:
 
 
 def test_a_metric_that_is_not_known_has_one_footnote() -> None:
-    table = percentile_table(read_summary(one_stage()), "itl_s")
+    table = percentile_table(read_summary(sample_summary.one_stage()), "itl_s")
     assert [cell.text for cell in table.rows[0]] == ["2 req/s", *["–"] * 6, "0", "0"]
     assert table.notes == ["tokens of each chunk are not known"]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", sample_summary.ALL)
 def test_every_table_is_rectangular_and_every_footnote_exists(name: str) -> None:
-    summary = ALL[name]()
+    summary = sample_summary.ALL[name]()
     tables = [
         stages_table(read_summary(summary)),
         slo_table(read_summary(summary)),
         lengths_table(read_summary(summary)),
-        windows_table(read_summary(summary), meta(summary)),
+        windows_table(read_summary(summary), sample_summary.meta(summary)),
         *all_percentiles(read_summary(summary)),
     ]
     assert len(tables) == 4 + len(METRICS)
@@ -473,36 +422,25 @@ def test_every_table_is_rectangular_and_every_footnote_exists(name: str) -> None
 
 
 def test_slo_verdicts_one_row_each() -> None:
-    table = slo_table(read_summary(open_sweep()))
+    table = slo_table(read_summary(sample_summary.open_sweep()))
     assert len(table.rows) == 16
-    assert [cell.text for cell in table.rows[12]] == [
-        "7 req/s",
-        "ttft_p99=2s",
-        "inconclusive",
-        "2.10 s",
-        "98.5%",
-        "80",
-        "900",
-    ]
-    assert slo_table(read_summary(no_slos())).rows == []
+    assert [cell.text for cell in table.rows[12]] == json.loads("""["7 req/s",
+        "ttft_p99=2s", "inconclusive", "2.10 s", "98.5%", "80", "900"]""")
+    assert slo_table(read_summary(sample_summary.no_slos())).rows == []
 
 
 def test_lengths_planned_and_realised() -> None:
-    rows = lengths_table(read_summary(open_sweep())).rows
-    assert [row[0].text for row in rows] == [
-        "input, planned",
-        "input, counted by the server",
-        "output, planned",
-        "output, received",
-    ]
+    rows = lengths_table(read_summary(sample_summary.open_sweep())).rows
+    assert [row[0].text for row in rows] == json.loads("""["input, planned",
+        "input, counted by the server", "output, planned", "output, received"]""")
     assert rows[0][1].text == "4,320"
     assert rows[0][7].text == "1,020"  # p50
-    assert lengths_table(read_summary(all_failed())).rows[1][2].text == "–"
+    assert lengths_table(read_summary(sample_summary.all_failed())).rows[1][2].text == "–"
 
 
 def test_windows_join_the_audit_of_run_json_by_stage() -> None:
-    summary = closed_sweep()
-    run = meta(summary)
+    summary = sample_summary.closed_sweep()
+    run = sample_summary.meta(summary)
     run["stages"][1]["audit"] = run["stages"][1]["audit"] | {"slip_max_s": 0.5}
     summary["stages"][1]["littles_law"] |= {"consistency": 1.2, "ok": False}
     table = windows_table(read_summary(summary), run)

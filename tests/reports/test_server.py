@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from ampacity.analysis.contract.stage import Server
@@ -27,13 +28,8 @@ def test_only_the_columns_that_a_stage_knows_are_shown() -> None:
         None,
     )
     assert table is not None
-    assert [c.head for c in table.columns] == [
-        "load",
-        "running",
-        "KV cache",
-        "preemptions",
-        "GPU memory",
-    ]
+    assert [c.head for c in table.columns] == json.loads("""["load", "running", "KV cache",
+        "preemptions", "GPU memory"]""")
     assert [[c.text for c in row][1:] for row in table.rows] == [
         ["4.00", "50.0%", "–", "–"],
         ["12.2", "–", "3", "3.00"],

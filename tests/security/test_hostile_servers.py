@@ -20,7 +20,7 @@ from ampacity.loadgen.plan import Limits
 from ampacity.loadgen.probe.look import look
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.loadgen.telemetry import Telemetry, read_metrics
-from tests.support.faults import FAULTS
+from tests.support.servers.faults import FAULTS
 from tests.support.stage_driving import on_loop, served_stage
 
 HOSTILE = (
@@ -32,7 +32,7 @@ GROWTH_MIB = 250  # of nine endings, three times each, at once; the servers' mem
 
 @pytest.mark.real_time  # they would run into their limit on a busy machine
 def test_hostile_endings_are_bounded_in_memory_and_time() -> None:
-    command = [sys.executable, "-m", "tests.support.hostile_stage", *HOSTILE]
+    command = [sys.executable, "-m", "tests.support.servers.hostile_stage", *HOSTILE]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
@@ -132,9 +132,7 @@ class Answering(Pages):
 
 
 @pytest.mark.parametrize(
-    "models",
-    [b'{"data":[' + b'{"id":"m"},' * 700_000, b"[" * PAGE_MAX_BYTES],
-    ids=["cut", "deep"],
+    "models", [b'{"data":[' + b'{"id":"m"},' * 700_000, b"[" * PAGE_MAX_BYTES], ids=["cut", "deep"]
 )
 def test_a_huge_list_of_models_names_none(models: bytes) -> None:
     endpoint = parse_endpoint("http://127.0.0.1:9/v1")

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.command_lines import run_all
-from tests.support.fault_server import FaultServer
-from tests.support.faults import Call, delta, ending, event, role
+from tests.support.servers.fault_server import FaultServer
+from tests.support.servers.faults import Call, delta, ending, event, role
 
 PLACES = (
     *("file", "env", "command", "header", "workload", "body", "environment"),
@@ -145,15 +145,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-SHORT = [
-    "--rates",
-    "24",
-    "--slo",
-    "error_rate=50%",
-    "--slo",
-    "ttft_p50=20s",
-    "--yes",
-]  # no lateness counts
+SHORT = "--rates 24 --slo error_rate=50% --slo ttft_p50=20s --yes".split()  # no lateness counts
 WORKLOAD = """
 name: {name}
 input_tokens: 5

@@ -19,8 +19,8 @@ from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.loadgen.send import keys
 from ampacity.loadgen.send.endpoint import EndpointError, Tls
 from tests.support.args import args_of
-from tests.support.certificates import make_certificate
-from tests.support.fault_server import FaultServer
+from tests.support.servers.certificates import make_certificate
+from tests.support.servers.fault_server import FaultServer
 
 KEY = "sk-planted-4711-abcdef"
 

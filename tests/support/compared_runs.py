@@ -72,16 +72,11 @@ def later(made: Stage, start_s: float, first_id: int) -> Stage:
     made.start_s = start_s
     for r in made.records:
         r.request_id += first_id
-        for field in (
-            "scheduled_ns",
-            "dispatched_ns",
-            "connected_ns",
-            "started_ns",
-            "sent_ns",
-            "first_token_ns",
-            "first_answer_ns",
-            "last_token_ns",
-            "ended_ns",
+        for field in tuple(
+            (
+                "scheduled_ns dispatched_ns connected_ns started_ns sent_ns first_token_ns "
+                "first_answer_ns last_token_ns ended_ns"
+            ).split()
         ):
             setattr(r, field, getattr(r, field) + round(start_s * 1e9))
     return made

@@ -14,7 +14,7 @@ if __name__ == "__main__":
     asked = json.loads(text)
     if asked["runtime"]:
         sys.stdin = StringIO(text)
-        real = Path(__file__).parents[2] / "reports" / "charts" / "draw.py"
+        real = Path(__file__).parents[2] / "ampacity" / "reports" / "charts" / "draw.py"
         runpy.run_path(str(real), run_name="__main__")
     else:
         empty = '<svg xmlns="http://www.w3.org/2000/svg" width="100" height="50"/>'

@@ -7,19 +7,13 @@ like those of a real sweep.
 from __future__ import annotations
 
 import copy
+import json
 import math
 from typing import Any
 
 from scipy.special import ndtri
 
-from ampacity.analysis.contract.capacity import (
-    Capacity,
-    Fleet,
-    Goodput,
-    Knee,
-    KneeMethod,
-    LittlesLawGap,
-)
+from ampacity.analysis.contract import capacity
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.stage import LittlesLaw, SloVerdict, Stage
 from ampacity.analysis.contract.summary import Audit, Summary
@@ -27,18 +21,8 @@ from ampacity.loadgen.rundir.records import KINDS
 from tests.support.contract import blank
 
 CURVE_Q = [0.0, *[i / 100 for i in range(1, 100)], 0.995, 0.999]
-LENGTH_Q = {
-    "p1": 0.01,
-    "p5": 0.05,
-    "p10": 0.1,
-    "p25": 0.25,
-    "p50": 0.5,
-    "p75": 0.75,
-    "p90": 0.9,
-    "p95": 0.95,
-    "p99": 0.99,
-    "max": 0.9995,
-}
+LENGTH_Q = json.loads("""{"p1": 0.01, "p5": 0.05, "p10": 0.1, "p25": 0.25, "p50": 0.5,
+    "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 0.9995}""")
 
 
 def errors(**counts: int) -> dict[str, int]:
@@ -74,7 +58,7 @@ def unknown(reason: str) -> dict[str, Any]:
 
 
 def goodput(peak_rps: float | None, at_rps: float | None) -> dict[str, Any]:
-    return blank(Goodput) | {"peak_rps": peak_rps, "at_offered_rps": at_rps}
+    return blank(capacity.Goodput) | {"peak_rps": peak_rps, "at_offered_rps": at_rps}
 
 
 def curve(median: float, sigma: float) -> dict[str, list[float]]:
@@ -107,14 +91,8 @@ def stage(
         "offered_rps": offered,
         "concurrency_set": None,
         "achieved_rps": achieved,
-        "window": {
-            "start_s": 3.1,
-            "end_s": 63.1,
-            "warmup_requests": 12,
-            "method": "mser5",
-            "settled": True,
-            "reason": None,
-        },
+        "window": json.loads("""{"start_s": 3.1, "end_s": 63.1, "warmup_requests": 12,
+            "method": "mser5", "settled": true, "reason": null}"""),
         "requests": n,
         "ok": n - failed,
         "errors": errors(timeout=failed),
@@ -185,28 +163,12 @@ SLOS = [
     {"metric": "itl", "quantile": 0.99, "limit_s": 0.1, "text": "itl_p99=100ms"},
 ]
 
-WORKLOAD: dict[str, Any] = {
-    "name": "chat",
-    "source": "archetype",
-    "arrivals": "poisson",
-    "trace": None,
-    "input_tokens": {
-        "kind": "lognormal",
-        "p50": 1020,
-        "p99": 4142,
-        "mean": 1226.0,
-        "text": "log-normal, p50 1020, p99 4142",
-    },
-    "output_tokens": {
-        "kind": "lognormal",
-        "p50": 160,
-        "p99": 610,
-        "mean": 188.0,
-        "text": "log-normal, p50 160, p99 610",
-    },
-    "tokenizer": {"name": "words", "tokens_per_word": 1.0, "overhead_tokens": 11},
-    "prompts": "unique",
-}
+WORKLOAD: dict[str, Any] = json.loads("""{"name": "chat", "source": "archetype",
+    "arrivals": "poisson", "trace": null, "input_tokens": {"kind": "lognormal", "p50": 1020,
+    "p99": 4142, "mean": 1226.0, "text": "log-normal, p50 1020, p99 4142"},
+    "output_tokens": {"kind": "lognormal", "p50": 160, "p99": 610, "mean": 188.0,
+    "text": "log-normal, p50 160, p99 610"}, "tokenizer": {"name": "words",
+    "tokens_per_word": 1.0, "overhead_tokens": 11}, "prompts": "unique"}""")
 
 
 WARNINGS = [
@@ -230,11 +192,11 @@ OVER_STAGES: dict[str, Any] = {
         "region_rps": [5.4, 6.7],
         "reason": None,
         "methods": {
-            "p99_p50_divergence": blank(KneeMethod) | {"concurrency": 28.4, "rps": 5.98},
-            "bounds": blank(KneeMethod) | {"concurrency": 33.0, "rps": 6.2},
+            "p99_p50_divergence": blank(capacity.KneeMethod) | {"concurrency": 28.4, "rps": 5.98},
+            "bounds": blank(capacity.KneeMethod) | {"concurrency": 33.0, "rps": 6.2},
         },
     },
-    "capacity": blank(Capacity)
+    "capacity": blank(capacity.Capacity)
     | {
         "c_max": 34.2,
         "c_max_ci": [28.0, 44.0],
@@ -247,34 +209,21 @@ OVER_STAGES: dict[str, Any] = {
         "batches of 20 s",
         "reason": None,
     },
-    "littles_law": blank(LittlesLawGap)
+    "littles_law": blank(capacity.LittlesLawGap)
     | {
         "limit_s": 2.0,
         "limit_metric": "ttft",
         "consistency": 0.99,
         "reason": "not applicable: ttft_p99=2s does not limit how long every request is in the system",
     },
-    "fleet": blank(Fleet)
-    | {
-        "peak_rps": 120.0,
-        "instances": 25,
-        "instances_ci": [24, 26],
-        "instances_before_safety": 19,
-        "gpus": 100,
-        "tensor_parallel": 4,
-        "safety_factor": 1.3,
-        "one_replica_down": 25,
-        "gpu_hour_usd": 2.5,
-        "cost_per_million_output_tokens": 2.31,
-    },
+    "fleet": blank(capacity.Fleet)
+    | json.loads("""{"peak_rps": 120.0, "instances": 25, "instances_ci": [24, 26],
+        "instances_before_safety": 19, "gpus": 100, "tensor_parallel": 4,
+        "safety_factor": 1.3, "one_replica_down": 25, "gpu_hour_usd": 2.5,
+        "cost_per_million_output_tokens": 2.31}"""),
     "audit": blank(Audit)
-    | {
-        "slip_p99_s": 0.0007,
-        "loop_lag_p99_s": 0.0004,
-        "cpu_fraction": 0.31,
-        "client_limited": False,
-        "client_limited_stages": [],
-    },
+    | json.loads("""{"slip_p99_s": 0.0007, "loop_lag_p99_s": 0.0004, "cpu_fraction": 0.31,
+        "client_limited": false, "client_limited_stages": []}"""),
 }
 
 FEW = "p99 needs 299 requests"
@@ -369,25 +318,13 @@ def closed_sweep() -> dict[str, Any]:
         "stages": stages,
         "errors": errors(),
         "capacity": summary["capacity"]
-        | {
-            "c_max": 16.0,
-            "c_max_ci": [16.0, 32.0],
-            "c_max_basis": "closed",
-            "capacity_rps": 4.5,
-            "capacity_rps_ci": [4.3, 5.9],
-            "crossing": "measured",
-            "assumption": "the set concurrency was held",
-        },
+        | json.loads("""{"c_max": 16.0, "c_max_ci": [16.0, 32.0], "c_max_basis": "closed",
+            "capacity_rps": 4.5, "capacity_rps_ci": [4.3, 5.9], "crossing": "measured",
+            "assumption": "the set concurrency was held"}"""),
         "goodput": goodput(4.5, None),
-        "knee": {
-            "concurrency": 12.0,
-            "rps": 3.9,
-            "region": [8.0, 16.0],
-            "region_rps": [2.8, 4.5],
-            "reason": None,
-            "methods": {},
-        },
-        "fleet": blank(Fleet)
+        "knee": json.loads("""{"concurrency": 12.0, "rps": 3.9, "region": [8.0, 16.0],
+            "region_rps": [2.8, 4.5], "reason": null, "methods": {}}"""),
+        "fleet": blank(capacity.Fleet)
         | {
             "tensor_parallel": 1,
             "safety_factor": 1.2,
@@ -415,9 +352,10 @@ def one_stage() -> dict[str, Any]:
         "requests": 44,
         "errors": errors(),
         "stages": [only],
-        "knee": blank(Knee) | {"reason": few},
-        "capacity": blank(Capacity) | {"crossing": "none", "reason": "no stage could be decided"},
-        "littles_law": blank(LittlesLawGap)
+        "knee": blank(capacity.Knee) | {"reason": few},
+        "capacity": blank(capacity.Capacity)
+        | {"crossing": "none", "reason": "no stage could be decided"},
+        "littles_law": blank(capacity.LittlesLawGap)
         | {"limit_s": 2.0, "limit_metric": "ttft", "reason": "no C_max", "consistency": 1.0},
         "goodput": goodput(2.0, 2.0),
         "fleet": closed_sweep()["fleet"],
@@ -502,22 +440,16 @@ def no_slos() -> dict[str, Any]:
         "verdict": "The knee lies at 5.4 to 6.7 requests/s; without an SLO there is no C_max.",
         "slos": [],
         "warnings": [{"code": "no_slo", "text": "Give --slo ttft_p99=2s to get a C_max."}],
-        "capacity": blank(Capacity) | {"crossing": "none", "reason": why},
-        "littles_law": blank(LittlesLawGap) | {"consistency": 0.99, "reason": why},
+        "capacity": blank(capacity.Capacity) | {"crossing": "none", "reason": why},
+        "littles_law": blank(capacity.LittlesLawGap) | {"consistency": 0.99, "reason": why},
         "goodput": goodput(None, None) | {"reason": why},
     }
     return summary
 
 
-AUDIT = {
-    "slip_p50_s": 0.00008,
-    "slip_p99_s": 0.0007,
-    "slip_max_s": 0.0021,
-    "loop_lag_p99_s": 0.0004,
-    "cpu_fraction": 0.31,
-    "client_limited": False,
-    "client_limited_reason": None,
-}
+AUDIT = json.loads("""{"slip_p50_s": 8e-05, "slip_p99_s": 0.0007, "slip_max_s": 0.0021,
+    "loop_lag_p99_s": 0.0004, "cpu_fraction": 0.31, "client_limited": false,
+    "client_limited_reason": null}""")
 META: dict[str, Any] = {
     "schema_version": 1,
     "run_id": "k3f9a2",
@@ -526,38 +458,18 @@ META: dict[str, Any] = {
     "status": "complete",
     "status_reason": None,
     "tool": {"name": "ampacity", "version": "0.1.0"},
-    "command_line": [
-        "ampacity",
-        "sweep",
-        "http://127.0.0.1:8000/v1",
-        "--model",
-        "example/chat-8b",
-        "--workload",
-        "chat",
-        "--slo",
-        "ttft_p99=2s",
-        "--slo",
-        "itl_p99=100ms",
-    ],
+    "command_line": (
+        "ampacity sweep http://127.0.0.1:8000/v1 --model example/chat-8b --workload chat "
+        "--slo ttft_p99=2s --slo itl_p99=100ms"
+    ).split(),
     "started_utc": "2026-11-27T22:00:00Z",
     "ended_utc": "2026-11-27T22:09:31Z",
     "clock": {"monotonic_ns": 1234, "utc": "2026-11-27T22:00:00Z"},
-    "endpoint": {
-        "url": "http://127.0.0.1:8000/v1",
-        "api": "chat",
-        "model": "example/chat-8b",
-        "server": "uvicorn",
-    },
-    "locked": {
-        "engine": "vllm",
-        "engine_version": "0.32.0",
-        "quantization": None,
-        "hardware": None,
-        "tensor_parallel": None,
-        "max_model_len": 8192,
-        "prefix_caching": None,
-        "extra_body": {"temperature": 0},
-    },
+    "endpoint": json.loads("""{"url": "http://127.0.0.1:8000/v1", "api": "chat",
+        "model": "example/chat-8b", "server": "uvicorn"}"""),
+    "locked": json.loads("""{"engine": "vllm", "engine_version": "0.32.0",
+        "quantization": null, "hardware": null, "tensor_parallel": null,
+        "max_model_len": 8192, "prefix_caching": null, "extra_body": {"temperature": 0}}"""),
     "workload": WORKLOAD,
     "slos": SLOS,
     "seed": 1,
@@ -572,12 +484,8 @@ META: dict[str, Any] = {
         "memory_bytes": 8 * 2**30,
         "uvloop": True,
     },
-    "fleet_inputs": {
-        "peak_rps": 120,
-        "tensor_parallel": 4,
-        "safety_factor": 1.3,
-        "gpu_hour_usd": 2.5,
-    },
+    "fleet_inputs": json.loads("""{"peak_rps": 120, "tensor_parallel": 4,
+        "safety_factor": 1.3, "gpu_hour_usd": 2.5}"""),
 }
 
 

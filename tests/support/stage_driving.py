@@ -19,7 +19,7 @@ from ampacity.loadgen.send.endpoint import Endpoint, parse_endpoint
 from ampacity.loadgen.send.history import AnswerContent
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.workloads.schedule import Schedule
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 
 
 @dataclass(frozen=True)

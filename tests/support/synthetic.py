@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from ampacity.analysis.contract.summary import to_json
+from ampacity.analysis.metrics.chunks import read_chunks
 from ampacity.analysis.metrics.cohort import Cohort
-from ampacity.analysis.metrics.requests import read_chunks, read_requests
+from ampacity.analysis.metrics.requests import read_requests
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.summary import summarise
 from ampacity.loadgen.rundir.files import Run, load_run
@@ -149,12 +150,8 @@ def run_meta(stages: Sequence[Stage], slos: Iterable[str] = (), **changes: Any) 
             "command_line": [],
             "started_utc": "2026-01-01T00:00:00Z",
             "ended_utc": "2026-01-01T00:10:00Z",
-            "endpoint": {
-                "url": "http://127.0.0.1:8000/v1",
-                "api": "chat",
-                "model": "M",
-                "server": None,
-            },
+            "endpoint": json.loads("""{"url": "http://127.0.0.1:8000/v1", "api": "chat",
+                "model": "M", "server": null}"""),
             "locked": {},
             "workload": {"name": "synthetic", "arrivals": "poisson", "prompts": "unique"},
             "slos": [parse_slo(text).as_dict() for text in slos],
@@ -163,12 +160,8 @@ def run_meta(stages: Sequence[Stage], slos: Iterable[str] = (), **changes: Any) 
             "warmup_requests": None,
             "stages": [stage.meta(index) for index, stage in enumerate(stages)],
             "host": {},
-            "fleet_inputs": {
-                "peak_rps": None,
-                "tensor_parallel": 1,
-                "safety_factor": None,
-                "gpu_hour_usd": None,
-            },
+            "fleet_inputs": json.loads("""{"peak_rps": null, "tensor_parallel": 1,
+                "safety_factor": null, "gpu_hour_usd": null}"""),
         }
         | changes
     )

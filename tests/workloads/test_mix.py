@@ -73,14 +73,11 @@ def stage(
 
 
 def columns(plan: Schedule) -> list[bytes]:
-    names = (
-        "scheduled_s",
-        "input_tokens",
-        "output_tokens",
-        "class_index",
-        "model_index",
-        "cancel_after_s",
-        "cancel_after_tokens",
+    names = tuple(
+        (
+            "scheduled_s input_tokens output_tokens class_index model_index cancel_after_s "
+            "cancel_after_tokens"
+        ).split()
     )
     return [
         np.asarray(getattr(plan, name)).tobytes()

@@ -24,7 +24,7 @@ from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORDS
 from ampacity.workloads.schedule import Schedule, open_schedule
 from ampacity.workloads.schedule_file import read_schedule
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 
 MIX = """
 arrivals: constant

@@ -10,12 +10,7 @@ from ampacity.workloads.lengths.parse import Fixed, LogNormal
 from ampacity.workloads.profile import Workload, load_workload
 from ampacity.workloads.prompts.prefixes import Pool, Prefixes
 from ampacity.workloads.replay import replayed
-from ampacity.workloads.schedule import (
-    Schedule,
-    closed_schedule,
-    endless_schedule,
-    open_schedule,
-)
+from ampacity.workloads.schedule import Schedule, closed_schedule, endless_schedule, open_schedule
 from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.trace import Trace
 

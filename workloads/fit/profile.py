@@ -12,16 +12,10 @@ from numpy.typing import NDArray
 from ampacity.workloads.arrivals.processes import arrival_times, parse_arrivals
 from ampacity.workloads.arrivals.rates import Switching
 from ampacity.workloads.errors import WorkloadError
+from ampacity.workloads.fit import traffic
 from ampacity.workloads.fit.lengths import fit_lengths, quantile_table, rounded
 from ampacity.workloads.fit.process import DAY_S, Process, choose_process, gaps_text
 from ampacity.workloads.fit.sessions import context_limit, joint_sessions, shrunk_note
-from ampacity.workloads.fit.traffic import (
-    fit_arrivals,
-    fit_clients,
-    fit_sessions,
-    fit_sharing,
-    turns_of,
-)
 from ampacity.workloads.lengths.parse import fit_copula, parse_lengths, spearman
 from ampacity.workloads.trace_cuts import spread, with_blocks
 from ampacity.workloads.traces.times import recorded
@@ -74,9 +68,9 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
         "arrivals": arrivals,
         "clients": client
         if client is None
-        else fit_clients(client, spread_out.arrival_s if timed else None),
-        "sharing": fit_sharing(trace),
-        "sessions": fit_sessions(trace),
+        else traffic.fit_clients(client, spread_out.arrival_s if timed else None),
+        "sharing": traffic.fit_sharing(trace),
+        "sessions": traffic.fit_sessions(trace),
         "notes": notes,
     }
     profile: dict[str, Any] = {
@@ -130,7 +124,7 @@ def fit_clock(arrival_s: Floats, seed: int) -> tuple[str, dict[str, Any] | None,
 
     Beside the log's own figures are those of one draw of the chosen process.
     """
-    arrivals = fit_arrivals(arrival_s)
+    arrivals = traffic.fit_arrivals(arrival_s)
     if arrivals is None:
         return "poisson", None, []
     rng = np.random.default_rng([seed, 0xC10C])
@@ -194,7 +188,7 @@ def over_time(
             rounded(rate) for rate in np.histogram(drawn, edges)[0] / np.diff(edges)
         ]
         found["fitted_dispersion"] = (
-            (fit_arrivals(drawn) or {}).get("dispersion") if len(drawn) else None
+            (traffic.fit_arrivals(drawn) or {}).get("dispersion") if len(drawn) else None
         )
     return found
 
@@ -237,7 +231,7 @@ def _session_workload(trace: Trace, timed: bool, seed: int) -> dict[str, Any]:
 
     A pause is from one turn's start to the next, so it includes the answer.
     """
-    order, turns, first, later = turns_of(trace)
+    order, turns, first, later = traffic.turns_of(trace)
     inputs, outputs = trace.input_tokens[order], trace.output_tokens[order]
     said = inputs[later] - inputs[later - 1] - outputs[later - 1]
     gaps_ms = np.rint(np.diff(trace.arrival_s[order])[later - 1] * 1e3).astype(np.int64)

@@ -8,17 +8,11 @@ from typing import Any, Self
 import numpy as np
 
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.lengths.distributions import (
-    MAX_TOKENS,
-    Floats,
-    Lengths,
-    check_weights,
-    check_whole,
-)
+from ampacity.workloads.lengths import distributions
 
 
 @dataclass(frozen=True)
-class Empirical(Lengths):
+class Empirical(distributions.Lengths):
     """A quantile table: ``tokens[i]`` at level ``levels[i]``, linear in between.
 
     ``levels`` rise from 0 to 1, ``tokens`` never fall.
@@ -35,8 +29,10 @@ class Empirical(Lengths):
                 "a quantile table needs at least the levels 0 and 1, each with its tokens"
             )
         for value in self.tokens:
-            if not 1 <= value <= MAX_TOKENS:
-                raise WorkloadError(f"{value!r} is no length: give tokens from 1 to {MAX_TOKENS}")
+            if not 1 <= value <= distributions.MAX_TOKENS:
+                raise WorkloadError(
+                    f"{value!r} is no length: give tokens from 1 to {distributions.MAX_TOKENS}"
+                )
         if not all(0 <= level <= 1 for level in self.levels):
             raise WorkloadError("a quantile level is outside 0 to 1: write p99 as 0.99")
         if self.levels[0] != 0 or self.levels[-1] != 1:
@@ -70,10 +66,10 @@ class Empirical(Lengths):
         )
 
     @cached_property
-    def _table(self) -> tuple[Floats, Floats]:
+    def _table(self) -> tuple[distributions.Floats, distributions.Floats]:
         return np.asarray(self.levels, dtype=np.float64), np.asarray(self.tokens, dtype=np.float64)
 
-    def _quantiles(self, u: Floats) -> Floats:
+    def _quantiles(self, u: distributions.Floats) -> distributions.Floats:
         return np.asarray(np.interp(u, *self._table), dtype=np.float64)
 
     def mean(self) -> float:
@@ -91,7 +87,7 @@ class Empirical(Lengths):
 
 
 @dataclass(frozen=True)
-class Points(Lengths):
+class Points(distributions.Lengths):
     """Point masses: ``tokens[i]`` (rising) with the relative weight ``weights[i]``."""
 
     kind = "points"
@@ -100,15 +96,15 @@ class Points(Lengths):
 
     def __post_init__(self) -> None:
         for value in self.tokens:
-            check_whole("tokens", value)
+            distributions.check_whole("tokens", value)
         if list(self.tokens) != sorted(set(self.tokens)):
             raise WorkloadError("the lengths of point masses must rise, each written once")
-        check_weights(self.weights, len(self.tokens))
+        distributions.check_weights(self.weights, len(self.tokens))
 
-    def _quantiles(self, u: Floats) -> Floats:
+    def _quantiles(self, u: distributions.Floats) -> distributions.Floats:
         edges = np.cumsum(self.weights)
         index = np.searchsorted(edges, u * edges[-1], side="left")
-        masses: Floats = np.asarray(self.tokens, dtype=np.float64).take(
+        masses: distributions.Floats = np.asarray(self.tokens, dtype=np.float64).take(
             np.minimum(index, len(edges) - 1)
         )
         return masses

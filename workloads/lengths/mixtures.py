@@ -7,30 +7,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ampacity.workloads.lengths.distributions import (
-    MAX_TOKENS,
-    Floats,
-    Lengths,
-    check_bounds,
-    check_weights,
-    whole_tokens,
-)
+from ampacity.workloads.lengths import distributions
 
 
 @dataclass(frozen=True)
-class Mixture(Lengths):
+class Mixture(distributions.Lengths):
     """A mixture of ``parts`` with the relative ``weights``."""
 
     kind = "mixture"
-    parts: tuple[Lengths, ...]
+    parts: tuple[distributions.Lengths, ...]
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        check_weights(self.weights, len(self.parts))
+        distributions.check_weights(self.weights, len(self.parts))
 
     @cached_property
-    def _shares(self) -> Floats:
-        shares: Floats = np.divide(self.weights, np.sum(self.weights), dtype=np.float64)
+    def _shares(self) -> distributions.Floats:
+        shares: distributions.Floats = np.divide(
+            self.weights, np.sum(self.weights), dtype=np.float64
+        )
         return shares
 
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
@@ -42,10 +37,10 @@ class Mixture(Lengths):
         for i, lengths in enumerate(self.parts):
             mine = part == i
             tokens[mine] = lengths.at(np.clip((u[mine] - edges[i]) / self._shares[i], 0, 1))
-        return whole_tokens(tokens)
+        return distributions.whole_tokens(tokens)
 
     @cached_property
-    def _table(self) -> tuple[Floats, Floats]:
+    def _table(self) -> tuple[distributions.Floats, distributions.Floats]:
         """Return (levels, tokens): the parts' quantiles in 8,000 cells each, merged."""
         from scipy.special import ndtr
 
@@ -60,7 +55,7 @@ class Mixture(Lengths):
             np.concatenate([[ends.min()], tokens[order], [ends.max()]]),
         )
 
-    def _quantiles(self, u: Floats) -> Floats:
+    def _quantiles(self, u: distributions.Floats) -> distributions.Floats:
         return np.interp(u, *self._table)
 
     def mean(self) -> float:
@@ -78,22 +73,22 @@ class Mixture(Lengths):
 
 
 @dataclass(frozen=True)
-class Clipped(Lengths):
+class Clipped(distributions.Lengths):
     """``lengths`` censored at ``minimum`` and ``maximum``: values outside become the bound."""
 
     kind = "clipped"
-    lengths: Lengths
+    lengths: distributions.Lengths
     minimum: int = 1
     maximum: int | None = None
 
     def __post_init__(self) -> None:
-        check_bounds(self.minimum, self.maximum)
+        distributions.check_bounds(self.minimum, self.maximum)
 
     @property
     def _bounds(self) -> tuple[int, int]:
-        return self.minimum, MAX_TOKENS if self.maximum is None else self.maximum
+        return self.minimum, distributions.MAX_TOKENS if self.maximum is None else self.maximum
 
-    def _quantiles(self, u: Floats) -> Floats:
+    def _quantiles(self, u: distributions.Floats) -> distributions.Floats:
         return np.clip(self.lengths.at(u), *self._bounds)
 
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:

@@ -82,10 +82,7 @@ def expanded_records(
 
 
 def _peeked_records(
-    rows: Iterator[Row],
-    place: str,
-    read_share: Callable[[], float],
-    duplicates: Counter[str],
+    rows: Iterator[Row], place: str, read_share: Callable[[], float], duplicates: Counter[str]
 ) -> Records:
     """Return the rows, with the names of the first ones' columns."""
     columns = ColumnCounts()

@@ -8,12 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.traces.columns import (
-    Columns,
-    column_notes,
-    find_columns,
-    missing_notes,
-)
+from ampacity.workloads.traces.columns import Columns, column_notes, find_columns, missing_notes
 from ampacity.workloads.traces.formats import open_records
 from ampacity.workloads.traces.rows import ReadOptions, Rows
 from ampacity.workloads.traces.times import span_notes, time_notes

@@ -11,16 +11,9 @@ from typing import Any, NamedTuple
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.prompts.conversations import FAR, is_far
 from ampacity.workloads.text import mended
+from ampacity.workloads.traces import recorded
 from ampacity.workloads.traces.block_ids import BlockIds
 from ampacity.workloads.traces.columns import WITH_FAILED_REQUESTS, Columns
-from ampacity.workloads.traces.recorded import (
-    CUT_OFF,
-    Recording,
-    read_fields,
-    read_messages,
-    read_system,
-    text_of,
-)
 from ampacity.workloads.traces.spans import STEPS, SpanTree
 from ampacity.workloads.traces.values import (
     MISSING,
@@ -94,7 +87,7 @@ class Rows:
         self.blocks = BlockIds()
         self.block_sizes: Counter[int] = Counter()
         self.spans = SpanTree()
-        self.recording = Recording(options.count)
+        self.recording = recorded.Recording(options.count)
         self.clock = ""  # notation of the times in this file
         self.no_output = 0
         self.bad: Counter[str] = Counter()
@@ -244,12 +237,14 @@ class Rows:
             return _NO_PROMPT
         prefix = name[: name.rfind(".") + 1]
         try:
-            found = read_messages(record[name], listed=name.lower().endswith("messages"))
+            found = recorded.read_messages(record[name], listed=name.lower().endswith("messages"))
             if found is None:
                 return _NO_PROMPT
-            fields = mended(read_fields(record, prefix))
+            fields = mended(recorded.read_fields(record, prefix))
             system = mended(
-                read_system(record.get(f"{prefix}system") or record.get(f"{prefix}instructions"))
+                recorded.read_system(
+                    record.get(f"{prefix}system") or record.get(f"{prefix}instructions")
+                )
             )
         except ValueError as error:
             if needed:
@@ -389,7 +384,7 @@ def _answer_text(value: Any) -> str:
     if is_list and all(isinstance(v, Mapping) and "message" in v for v in value):
         value = [choice["message"] for choice in value]
     try:
-        found = read_messages(value)
+        found = recorded.read_messages(value)
     except ValueError as error:
-        return "" if str(error) == CUT_OFF else json.dumps(value, default=str)
-    return " ".join(map(text_of, found[0])) if found else ""
+        return "" if str(error) == recorded.CUT_OFF else json.dumps(value, default=str)
+    return " ".join(map(recorded.text_of, found[0])) if found else ""

@@ -7,15 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampacity.workloads.errors import WorkloadError
+from ampacity.workloads.traces import values
 from ampacity.workloads.traces.columns import Columns
-from ampacity.workloads.traces.values import (
-    MILLISECONDS,
-    SECONDS,
-    UNIT_WORDS,
-    UNITS,
-    UNKNOWN,
-    span_unit,
-)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -115,8 +108,8 @@ def time_notes(
     times_s = np.sort(arrival_ns - arrival_ns.min()) / 1e9
     yield from _gap_note(name, times_s)
     is_small = float(np.quantile(arrival_ns, 0.1)) < _SINCE_1970_NS
-    if clock in (SECONDS, MILLISECONDS) and is_small and not columns.unit_is_explicit:
-        yield from _unit_note(name, columns["time"], times_s, is_seconds=clock == SECONDS)
+    if clock in (values.SECONDS, values.MILLISECONDS) and is_small and not columns.unit_is_explicit:
+        yield from _unit_note(name, columns["time"], times_s, is_seconds=clock == values.SECONDS)
 
 
 def _gap_note(name: str, arrival_s: Floats) -> Iterator[str]:
@@ -147,13 +140,13 @@ def _unit_note(name: str, column: str, arrival_s: Floats, is_seconds: bool) -> I
     if rps > _FAST_RPS and is_seconds:
         remedy = "minutes, hours or days, write them in seconds"
     elif rps < _SLOW_RPS if is_seconds else rps > _FAST_RPS:
-        finer = (u for u in ("ms", "us") if rps * 10 ** (9 - UNITS[u]) >= _SLOW_RPS / 10)
+        finer = (u for u in ("ms", "us") if rps * 10 ** (9 - values.UNITS[u]) >= _SLOW_RPS / 10)
         meant = next(finer, "ns") if is_seconds else "s"
-        remedy = f"{UNIT_WORDS[meant]}, give --time-unit {meant}"
+        remedy = f"{values.UNIT_WORDS[meant]}, give --time-unit {meant}"
     else:
         return
     yield (
-        f"{name}: column {column} is read as {UNIT_WORDS['s' if is_seconds else 'ms']}, "
+        f"{name}: column {column} is read as {values.UNIT_WORDS['s' if is_seconds else 'ms']}, "
         f"which makes {rps:.3g} requests/s over {length_text(core[-1])}: if it holds {remedy}"
     )
 
@@ -168,23 +161,23 @@ def span_notes(name: str, columns: Columns, session: Ints, **ns: Ints) -> Iterat
     turns = np.flatnonzero(np.diff(session[order]) == 0)
     before, later = order[turns], order[turns + 1]
     gap_ns = ns["start"][later] - ns["start"][before]
-    took_ns = np.where(ns["end"] == UNKNOWN, 0, ns["end"] - ns["start"])
+    took_ns = np.where(ns["end"] == values.UNKNOWN, 0, ns["end"] - ns["start"])
     for role, spans_ns, odd in (
         ("duration", took_ns[before], "answers end after the next turn has begun"),
         ("pause", ns["pause"][later], "pauses are longer than the time between two turns"),
     ):
         column = columns.name(role).strip()
-        unit, named = span_unit(column)
+        unit, named = values.span_unit(column)
         beyond, longest_s = int((spans_ns > gap_ns).sum()), spans_ns.max(initial=0) / 1e9
         in_s = unit == "s" and beyond > 0.5 * len(turns)
         in_ms = unit == "ms" and longest_s > 0
         if not column or named or not (in_s or in_ms):
             continue
         other = "ms" if in_s else "s"
-        doubt = f": if it holds {UNIT_WORDS[other]}, rename it {column}_{other}"
+        doubt = f": if it holds {values.UNIT_WORDS[other]}, rename it {column}_{other}"
         why = f", by which {beyond} of {len(turns)} {odd}" if in_s else ""
         yield (
-            f"{name}: column {column} is read as {UNIT_WORDS[unit]}{why}"
+            f"{name}: column {column} is read as {values.UNIT_WORDS[unit]}{why}"
             f"{doubt if in_s or longest_s < _SHORT_S else ''}"
         )
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ampacity.cli import options as o
 from ampacity.cli.output import write_text, writing
 
 HEADS = "", "value", "tolerance", "finds", "longer", "more runs", "other seed: tolerance", "finds"
@@ -21,18 +22,15 @@ LEGEND = (
 def baseline(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            help="Run directories of the same experiment; several show the noise between runs.",
-            show_default=False,
-        ),
+        o.arg("Run directories of the same experiment; several show the noise between runs."),
     ],
     out: Annotated[
         Path,
-        typer.Option(
+        o.opt(
+            "FILE",
+            "Output: baseline file; only an older baseline is overwritten.",
             "-o",
             "--out",
-            metavar="FILE",
-            help="Output: baseline file; only an older baseline is overwritten.",
             show_default=False,
         ),
     ],

@@ -21,42 +21,29 @@ T = TypeVar("T")
 
 Force = Annotated[
     bool,
-    typer.Option(
-        "--force", help="Compare runs that are not comparable; the result lists what differs."
-    ),
+    o.opt(None, "Compare runs that are not comparable; the result lists what differs.", "--force"),
 ]
 Tp = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="RUN=N",
-        help="GPUs per instance. Of a run, e.g. B=4, or N for all.",
-        show_default="the run's",
-    ),
+    o.opt("RUN=N", "GPUs per instance. Of a run, e.g. B=4, or N for all. Default: the run's."),
 ]
 GpuHour = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="RUN=USD",
-        help="Price of one GPU for one hour. Of a run, e.g. A=2.5, or USD for all.",
-        show_default="the run's",
+    o.opt(
+        "RUN=USD",
+        "Price of one GPU for one hour. Of a run, e.g. A=2.5, or USD for all. Default: the run's.",
     ),
 ]
 Labels = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="RUN=FILE",
-        help="Accepted answers, as JSONL or CSV. Of a run, as 'ampacity report' reads them.",
+    o.opt(
+        "RUN=FILE", "Accepted answers, as JSONL or CSV. Of a run, as 'ampacity report' reads them."
     ),
 ]
 
 
 def compare(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Run directories; they are called A, B, C and so on.", show_default=False
-        ),
-    ],
+    runs: Annotated[list[Path], o.arg("Run directories; they are called A, B, C and so on.")],
     force: Force = False,
     tp: Tp = None,
     gpu_hour: GpuHour = None,

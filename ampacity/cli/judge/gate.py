@@ -20,47 +20,35 @@ EXIT = {"pass": 0, "regression": 1, "cannot_compare": 2, "inconclusive": 3}
 MORE_SAMPLES = 2  # that are recommended where a result is inconclusive
 
 Runs = Annotated[
-    list[Path],
-    typer.Argument(
-        help="Run directory of the candidate, then of further samples of it.", show_default=False
-    ),
+    list[Path], o.arg("Run directory of the candidate, then of further samples of it.")
 ]
-Baseline = Annotated[
-    Path, typer.Option(metavar="FILE", help="File from 'ampacity baseline'.", show_default=False)
-]
+Baseline = Annotated[Path, o.opt("FILE", "File from 'ampacity baseline'.", show_default=False)]
 Tolerance = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="METRIC=N%",
-        help="Allowed change, e.g. ttft_p99=10%, p90=5% or error_rate=0.5%; repeatable.",
-        show_default="from the baseline's noise",
+    o.opt(
+        "METRIC=N%",
+        "Allowed change, e.g. ttft_p99=10%, p90=5% or error_rate=0.5%; repeatable. Default: "
+        "from the baseline's noise.",
     ),
 ]
 MaxSamples = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        help="While inconclusive, repeat the candidate's run, up to N samples in all.",
+    o.opt(
+        "N",
+        "While inconclusive, repeat the candidate's run, up to N samples in all. Default: 1.",
         min=1,
         max=20,
-        show_default="1",
     ),
 ]
 MaxDuration = Annotated[
-    str | None,
-    typer.Option(metavar="T", help="Time limit, e.g. 30m. Of all further samples together."),
+    str | None, o.opt("T", "Time limit, e.g. 30m. Of all further samples together.")
 ]
 MaxTokens = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Limit of tokens, input plus output. Of all further samples.", min=1
-    ),
+    int | None, o.opt("N", "Limit of tokens, input plus output. Of all further samples.", min=1)
 ]
 SelfTest = Annotated[
     bool,
-    typer.Option(
-        "--self-test", help="Make the candidate twice as slow and check that the gate fails."
-    ),
+    o.opt(None, "Make the candidate twice as slow and check that the gate fails.", "--self-test"),
 ]
 
 

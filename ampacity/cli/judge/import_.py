@@ -7,17 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ampacity.cli import options as o
 
 Format = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="vllm, sglang, aiperf, guidellm or genai-bench.",
-        show_default="from the content",
-    ),
+    o.opt("NAME", "vllm, sglang, aiperf, guidellm or genai-bench. Default: from the content."),
 ]
 
 
@@ -26,11 +20,7 @@ def import_(
     raw: dict[str, Any],
     files: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="FILE...",
-            help="Results of one tool; each file has one or more load levels.",
-            show_default=False,
-        ),
+        o.arg("Results of one tool; each file has one or more load levels.", metavar="FILE..."),
     ],
     format: Format = None,
     json: o.Json = False,

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from ampacity.experiments.sizing import Sizing
     from ampacity.reports.render.terminal import Screen
 
-Run = Annotated[
-    Path | None, typer.Argument(help="Run directory; none with --tier.", show_default=False)
-]
+Run = Annotated[Path | None, o.arg("Run directory; none with --tier.")]
 FLEET = [
     *o.options(
         {
@@ -40,27 +38,26 @@ FLEET = [
 ]
 Safety = Annotated[
     float | None,
-    typer.Option(
-        metavar="F",
-        help="Safety factor on the number of instances.",
-        show_default="that of the run, else 1.2 where a profile shows stable peaks, else 1.5",
+    o.opt(
+        "F",
+        "Safety factor on the number of instances. Default: that of the run, else 1.2 where "
+        "a profile shows stable peaks, else 1.5.",
     ),
 ]
 TierOption = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="NAME=RUN,SHARE,GPU,PRICE",
-        help="A tier of the fleet, repeatable. Its run, its share of the requests, its GPU (4xH100: "
-        "four an instance) and the price of a GPU-hour.",
+    o.opt(
+        "NAME=RUN,SHARE,GPU,PRICE",
+        "A tier of the fleet, repeatable. Its run, its share of the requests, its GPU "
+        "(4xH100: four an instance) and the price of a GPU-hour.",
     ),
 ]
 ModeOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="MODE",
-        help="How tiers share the requests. routing (one tier each), cascade (all to the first, "
-        "the rest escalated), pools (every tier each: prefill, decoding).",
-        show_default="routing",
+    o.opt(
+        "MODE",
+        "How tiers share the requests. routing (one tier each), cascade (all to the first, "
+        "the rest escalated), pools (every tier each: prefill, decoding). Default: routing.",
     ),
 ]
 

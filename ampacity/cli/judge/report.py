@@ -17,29 +17,26 @@ if TYPE_CHECKING:
 @o.gathers("engine", ENGINE)
 def report(
     engine: dict[str, Any],
-    run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
+    run: Annotated[Path, o.arg("Run directory.")],
     labels: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Accepted answers (JSONL or CSV: request_id, accepted). Goodput then "
-            "counts these only.",
+        o.opt(
+            "FILE",
+            "Accepted answers (JSONL or CSV: request_id, accepted). Goodput then counts these "
+            "only.",
         ),
     ] = None,
     checker: Annotated[
         str | None,
-        typer.Option(
-            metavar="COMMAND",
-            help="Program that checks the answers kept by --keep-answers. Reads JSON lines "
+        o.opt(
+            "COMMAND",
+            "Program that checks the answers kept by --keep-answers. Reads JSON lines "
             "(request_id, answer), prints JSON lines (request_id, accepted).",
         ),
     ] = None,
-    checker_timeout: Annotated[
-        str, typer.Option(metavar="T", help="Time limit of the checker.")
-    ] = "10m",
+    checker_timeout: Annotated[str, o.opt("T", "Time limit of the checker.")] = "10m",
     svg: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write each chart of the report as an SVG file."),
+        Path | None, o.opt("DIR", "Write each chart of the report as an SVG file.")
     ] = None,
     json: o.Json = False,
 ) -> None:

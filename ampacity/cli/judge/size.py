@@ -19,9 +19,7 @@ from ampacity.cli.output import print_part, write_text
 if TYPE_CHECKING:
     from ampacity.analysis.decision.memory import Adapters
 
-Runs = Annotated[
-    list[Path], typer.Argument(help="Run directories, one for each candidate.", show_default=False)
-]
+Runs = Annotated[list[Path], o.arg("Run directories, one for each candidate.")]
 STATED = o.options(
     {
         "wait_budget": (str, "T", "What a first token may wait in a queue."),

@@ -23,40 +23,29 @@ ENGINE_TIMES = (
 )
 Pages = Annotated[
     list[str],
-    typer.Option(
-        metavar="FILE|URL",
-        help="Metrics page (file or URL) of each replica, repeatable; or one request log.",
+    o.opt(
+        "FILE|URL",
+        "Metrics page (file or URL) of each replica, repeatable; or one request log.",
         show_default=False,
     ),
 ]
 Before = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="FILE",
-        help="The same pages, scraped earlier by the time --over; only the difference counts.",
+    o.opt(
+        "FILE", "The same pages, scraped earlier by the time --over; only the difference counts."
     ),
 ]
 Over = Annotated[
-    str | None,
-    typer.Option(
-        metavar="T", help="Time between the two scrapes. URLs are scraped twice, this far apart."
-    ),
+    str | None, o.opt("T", "Time between the two scrapes. URLs are scraped twice, this far apart.")
 ]
 Replicas = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Number of replicas, behind the pages.",
-        min=1,
-        show_default="one per page",
-    ),
+    int | None, o.opt("N", "Number of replicas, behind the pages. Default: one per page.", min=1)
 ]
 StageNumber = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        help="Stage to compare with.",
-        show_default="the nearest to production's rate, else that at capacity",
+    o.opt(
+        "N",
+        "Stage to compare with. Default: the nearest to production's rate, else that at capacity.",
     ),
 ]
 
@@ -157,11 +146,7 @@ def _screen(run: Path, result: Validation, stage: Stage, observed: Production) -
     more = ["ampacity", "plan", str(run), "--peak-rps", f"{observed.rps or 0:.3g}"]
     following = join(more) if "load" in violated and observed.rps else None
     return Screen(
-        answers,
-        rows.done(),
-        notes=[ENGINE_TIMES, *observed.notes],
-        next_command=following,
-        rows=12,
+        answers, rows.done(), notes=[ENGINE_TIMES, *observed.notes], next_command=following, rows=12
     )
 
 

@@ -10,41 +10,27 @@ import typer
 from ampacity.cli import options as o
 
 Urls = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="URL_A [URL_B]",
-        help="Base URLs of both endpoints; one URL with --aa.",
-        show_default=False,
-    ),
+    list[str], o.arg("Base URLs of both endpoints; one URL with --aa.", metavar="URL_A [URL_B]")
 ]
 Rounds = Annotated[
     int,
-    typer.Option(
-        metavar="N",
-        help="Repetitions of A B B A; each letter is a stage of --duration.",
-        min=2,
-        max=1000,
-    ),
+    o.opt("N", "Repetitions of A B B A; each letter is a stage of --duration.", min=2, max=1000),
 ]
 Aa = Annotated[
     bool,
-    typer.Option(
+    o.opt(
+        None,
+        "Compare one endpoint with itself: the smallest difference this setup can detect.",
         "--aa",
-        help="Compare one endpoint with itself: the smallest difference this setup can detect.",
     ),
 ]
-ModelB = Annotated[str | None, typer.Option(metavar="NAME", help="Model of B.", show_default="A's")]
+ModelB = Annotated[str | None, o.opt("NAME", "Model of B. Default: A's.")]
 ApiKeyEnvB = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Environment variable with B's API key.", show_default="A's"),
+    str | None, o.opt("NAME", "Environment variable with B's API key. Default: A's.")
 ]
-TpB = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="GPUs per instance of B.", show_default="A's"),
-]
+TpB = Annotated[int | None, o.opt("N", "GPUs per instance of B. Default: A's.")]
 GpuHourB = Annotated[
-    float | None,
-    typer.Option(metavar="USD", help="Price of one of B's GPUs for one hour.", show_default="A's"),
+    float | None, o.opt("USD", "Price of one of B's GPUs for one hour. Default: A's.")
 ]
 
 

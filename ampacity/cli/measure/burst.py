@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ampacity.cli import EXIT
 from ampacity.cli import options as o
 
@@ -25,30 +23,18 @@ SET_BY_BURST = (
 )
 
 BaseRps = Annotated[
-    float,
-    typer.Option(
-        metavar="R", help="Load in requests/s before and after the burst.", show_default=False
-    ),
+    float, o.opt("R", "Load in requests/s before and after the burst.", show_default=False)
 ]
-Factor = Annotated[
-    float, typer.Option(metavar="F", help="Load of the burst, as a multiple of the base load.")
-]
-Before = Annotated[str, typer.Option(metavar="T", help="Length of the base load before.")]
-Length = Annotated[str, typer.Option(metavar="T", help="Length of the burst.")]
-After = Annotated[str, typer.Option(metavar="T", help="Length of the base load after.")]
+Factor = Annotated[float, o.opt("F", "Load of the burst, as a multiple of the base load.")]
+Before = Annotated[str, o.opt("T", "Length of the base load before.")]
+Length = Annotated[str, o.opt("T", "Length of the burst.")]
+After = Annotated[str, o.opt("T", "Length of the base load after.")]
 Shape = Annotated[
-    str,
-    typer.Option(
-        metavar="SHAPE",
-        help="step, ramp, or load factors of equal parts of the burst, e.g. 2/3/2.",
-    ),
+    str, o.opt("SHAPE", "step, ramp, or load factors of equal parts of the burst, e.g. 2/3/2.")
 ]
 MaxRecovery = Annotated[
     str | None,
-    typer.Option(
-        metavar="T",
-        help="Limit on recovery for CI. Exit status 1 if it takes longer, 3 if inconclusive.",
-    ),
+    o.opt("T", "Limit on recovery for CI. Exit status 1 if it takes longer, 3 if inconclusive."),
 ]
 
 

@@ -20,7 +20,7 @@ SET_BY_CHECK = (
     *("peak_rps", "tp", "safety", "gpu_hour"),
 )
 MaxDuration = Annotated[
-    str, typer.Option(metavar="T", help="Time limit, e.g. 30m. The check ends as soon as it knows.")
+    str, o.opt("T", "Time limit, e.g. 30m. The check ends as soon as it knows.")
 ]
 
 

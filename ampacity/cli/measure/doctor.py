@@ -43,9 +43,9 @@ NAMES = {
 
 WaitForStart = Annotated[
     str | None,
-    typer.Option(
-        metavar="T",
-        help="Wait up to T for an endpoint that is being started. Times its first answer only.",
+    o.opt(
+        "T",
+        "Wait up to T for an endpoint that is being started. Times its first answer only.",
         show_default=False,
     ),
 ]

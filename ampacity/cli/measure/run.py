@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ampacity.cli import options as o
 from ampacity.settings import SETTINGS
 
@@ -16,19 +14,15 @@ from ampacity.settings import SETTINGS
 def run(
     raw: dict[str, Any],
     url: Annotated[
-        str | None,
-        typer.Argument(
-            help="Base URL of an OpenAI-compatible server. Or 'url' in the run file.",
-            show_default=False,
-        ),
+        str | None, o.arg("Base URL of an OpenAI-compatible server. Or 'url' in the run file.")
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
+        o.opt(
+            "FILE",
+            "YAML run file; its keys are the names of options. Options override it.",
             "-c",
             "--config",
-            metavar="FILE",
-            help="YAML run file; its keys are the names of options. Options override it.",
         ),
     ] = None,
     json: o.Json = False,

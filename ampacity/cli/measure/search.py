@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from ampacity.cli import options as o
 
 Precision = Annotated[
-    str,
-    typer.Option(
-        metavar="P", help="Target half-width of the 95 % CI, relative to the capacity, e.g. 10%."
-    ),
+    str, o.opt("P", "Target half-width of the 95 % CI, relative to the capacity, e.g. 10%.")
 ]
 Closed = Annotated[
-    bool, typer.Option("--closed", help="Finally run closed-loop stages around C_max too.")
+    bool, o.opt(None, "Finally run closed-loop stages around C_max too.", "--closed")
 ]
 SET_BY_SEARCH = ("rates", "concurrency", "lengths", "duration", "think_time")
 
@@ -46,16 +41,15 @@ def search(
     raw: dict[str, Any],
     precision: Precision = "10%",
     max_duration: Annotated[
-        str | None,
-        typer.Option(metavar="T", help="Time limit, e.g. 30m. The result so far is reported."),
+        str | None, o.opt("T", "Time limit, e.g. 30m. The result so far is reported.")
     ] = None,
     repeats: Annotated[
         int,
-        typer.Option(
-            metavar="N",
+        o.opt(
+            "N",
+            "Finally repeat both ends of the interval N times each, in random order.",
             min=0,
             max=20,
-            help="Finally repeat both ends of the interval N times each, in random order.",
         ),
     ] = 0,
     closed: Closed = False,

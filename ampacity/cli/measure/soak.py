@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ampacity.cli import EXIT
 from ampacity.cli import options as o
 
@@ -19,24 +17,20 @@ SET_BY_SOAK = (
 )
 WINDOWS = 48.0  # of a soak whose window is not given ...
 WINDOW_S = (1.0, 600.0)  # ... within these lengths
-Rps = Annotated[float, typer.Option(metavar="R", help="Load in requests/s.", show_default=False)]
+Rps = Annotated[float, o.opt("R", "Load in requests/s.", show_default=False)]
 Window = Annotated[
     str | None,
-    typer.Option(
-        metavar="T",
-        help="Length of a window. Summary and report are written anew after each.",
-        show_default="a 48th of --duration, 10m at most",
+    o.opt(
+        "T",
+        "Length of a window. Summary and report are written anew after each. Default: a 48th "
+        "of --duration, 10m at most.",
     ),
 ]
 
 
 @o.shares(but=SET_BY_SOAK, duration="8h")
 def soak(
-    url: o.Url,
-    raw: dict[str, Any],
-    rps: Rps,
-    window: Window = None,
-    json: o.Json = False,
+    url: o.Url, raw: dict[str, Any], rps: Rps, window: Window = None, json: o.Json = False
 ) -> None:
     """Send one load for hours, and find what changed and since when.
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from ampacity.cli import options as o
 
 MaxDuration = Annotated[
     str | None,
-    typer.Option(
-        metavar="T",
-        help="Time limit, e.g. 30m. Load levels and capacity are found within it.",
-        show_default="10m; none with --rates, --concurrency or --duration",
+    o.opt(
+        "T",
+        "Time limit, e.g. 30m. Load levels and capacity are found within it. Default: 10m; "
+        "none with --rates, --concurrency or --duration.",
     ),
 ]
 

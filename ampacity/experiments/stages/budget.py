@@ -84,11 +84,7 @@ def estimate(settings: Settings, trace: Replayed | None, times: int = 1) -> str:
     else:  # histories grow: what is drawn is counted
         schedules = [
             open_schedule(
-                workload,
-                rate_rps=rate,
-                duration_s=settings.duration_s,
-                seed=settings.seed,
-                stage=k,
+                workload, rate_rps=rate, duration_s=settings.duration_s, seed=settings.seed, stage=k
             )
             for k, rate in enumerate(settings.rates)
         ]

@@ -21,18 +21,8 @@ from ampacity.experiments.stages.budget import account_of, approve
 from ampacity.experiments.stages.context import check_context
 from ampacity.experiments.stages.live import LivePlayer
 from ampacity.experiments.stages.live_export import live_export
-from ampacity.experiments.stages.preflight import (
-    Probe,
-    follow_redirects,
-    prepare_machine,
-    route_to,
-)
-from ampacity.experiments.stages.provenance import (
-    out_path,
-    run_meta,
-    source_notes,
-    utc_now,
-)
+from ampacity.experiments.stages.preflight import Probe, follow_redirects, prepare_machine, route_to
+from ampacity.experiments.stages.provenance import out_path, run_meta, source_notes, utc_now
 from ampacity.experiments.stages.resume import check_resumable, resumed_meta
 from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.stages.rules import answers_in_history

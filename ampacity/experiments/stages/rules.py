@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ampacity.analysis.slo import Slo
+from ampacity.analysis.slo import WAITS, Slo
 from ampacity.reports.render.figures import count, ended_otherwise, failures
 from ampacity.workloads.profile import Workload
 from ampacity.workloads.replay import Replayed
@@ -22,7 +22,7 @@ REPLAY_FINISH_S = 1e6  # a trace's sessions are played to their end, however slo
 
 def drain_s(slos: Sequence[Slo], typical_e2e_s: float) -> float:
     """Return how long to wait for answers, so that what is cut off has missed its SLO."""
-    limits = [slo.limit_s for slo in slos if slo.metric in ("ttft", "e2e", "first_answer")]
+    limits = [slo.limit_s for slo in slos if slo.metric in WAITS]
     if limits:
         return max(DRAIN_MIN_S, 1.5 * max(limits), 2 * typical_e2e_s)
     return max(DRAIN_MIN_S if slos else DRAIN_DEFAULT_S, 3 * typical_e2e_s)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ampacity.analysis.slo import WAITS
 from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.experiments.stages.context import fit_context
 from ampacity.experiments.stages.preflight import typical_lengths
@@ -147,7 +148,7 @@ class VirtualPlayer:
         """Return (how long the stage lasts, why it ends early)."""
         start_ns, slos = self.start_ns, self._settings.slos
         records = _records(played, plan.index, start_ns)
-        waits = [s.limit_s for s in slos if s.metric in ("ttft", "e2e", "first_answer")]
+        waits = [s.limit_s for s in slos if s.metric in WAITS]
         for look, alpha in watch.each():
             now_ns = start_ns + int(look * plan.duration_s * 1e9)
             end_ns = now_ns - int(max(waits, default=0.0) * 1e9)  # later ones may still meet it

@@ -4,6 +4,7 @@ each request.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,8 @@ from ampacity.reports.pages.run_report import render_report
 from tests.support.contract import summarise
 from tests.support.synthetic import Stage, at_ns, cohort, make_run, request
 
-PLAN = {
-    "base_rps": 5.0,
-    "factor": 3.0,
-    "base_s": 30.0,
-    "burst_s": 10.0,
-    "recovery_s": 50.0,
-    "shape": "step",
-}
+PLAN = json.loads("""{"base_rps": 5.0, "factor": 3.0, "base_s": 30.0, "burst_s": 10.0,
+    "recovery_s": 50.0, "shape": "step"}""")
 
 
 def burst_run(

@@ -30,14 +30,7 @@ from tests.support.repeats import often
 from tests.support.synthetic import ORIGIN_NS, Stage, make_run, queue_sweep, request
 
 find_capacity, met_by_all, next_rate, peak_goodput, good_share_at = (
-    on_stages(f)
-    for f in (
-        find_capacity,
-        met_by_all,
-        next_rate,
-        peak_goodput,
-        good_share_at,
-    )
+    on_stages(f) for f in (find_capacity, met_by_all, next_rate, peak_goodput, good_share_at)
 )
 
 SLOS = parse_slos(["ttft_p99=1s"])

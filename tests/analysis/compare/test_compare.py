@@ -48,26 +48,14 @@ from tests.support.synthetic import Stage, make_run, request
         (
             "workload.output_tokens.text",
             "--output-tokens: A not given; B 64",
-            {
-                "workload": {
-                    "name": "synthetic",
-                    "arrivals": "poisson",
-                    "prompts": "unique",
-                    "output_tokens": {"text": "64"},
-                }
-            },
+            json.loads("""{"workload": {"name": "synthetic", "arrivals": "poisson",
+                "prompts": "unique", "output_tokens": {"text": "64"}}}"""),
         ),
         (
             "workload.tokenizer.name",
             "--tokenizer: A not given; B server",
-            {
-                "workload": {
-                    "name": "synthetic",
-                    "arrivals": "poisson",
-                    "prompts": "unique",
-                    "tokenizer": {"name": "server"},
-                }
-            },
+            json.loads("""{"workload": {"name": "synthetic", "arrivals": "poisson",
+                "prompts": "unique", "tokenizer": {"name": "server"}}}"""),
         ),
         ("model", "--model: A M; B N", {"endpoint": {"api": "chat", "model": "N"}}),
         ("api", "--api: A chat; B completions", {"endpoint": {"api": "completions", "model": "M"}}),
@@ -181,12 +169,8 @@ def test_what_was_counted_or_is_the_engines_name_makes_no_other_experiment(
 
 def test_another_tools_definitions_are_listed_beside_ours(tmp_path: Path) -> None:
     """Known fault: two tools give very different TTFT for one server and nobody can say why."""
-    told = {
-        "tool": "X",
-        "definitions": [
-            {"what": "TTFT", "theirs": "first chunk, role or not", "ours": "first token"}
-        ],
-    }
+    told = json.loads("""{"tool": "X", "definitions": [{"what": "TTFT",
+        "theirs": "first chunk, role or not", "ours": "first token"}]}""")
     a = arm(tmp_path / "a", stage(ttfts(1, 200)))
     b = arm(tmp_path / "b", stage(ttfts(1, 200)), imported=told)
     row = Setting("definition of TTFT", ["first token", "first chunk, role or not"])
@@ -220,13 +204,10 @@ def test_fields_of_one_option_are_one_difference_and_values_that_read_alike_are_
         Setting("modelled", [None, True]),
         Setting("workload.images.count", [1, 2.5]),
     ]
-    assert by_option(settings) == {
-        "--extra-body n": ["1", '"1"'],
+    assert by_option(settings) == json.loads(r"""{"--extra-body n": ["1", "\"1\""],
         "--input-tokens": ["fixed at 100", "fixed at 120"],
-        "--slo": ["ttft_p99=1s, itl_p99=50ms", "none"],
-        "modelled": ["not given", "yes"],
-        "workload: images.count": ["1", "2.5"],
-    }
+        "--slo": ["ttft_p99=1s, itl_p99=50ms", "none"], "modelled": ["not given", "yes"],
+        "workload: images.count": ["1", "2.5"]}""")
 
 
 def test_stages_that_the_client_limited_are_left_out_and_said(tmp_path: Path) -> None:

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ampacity.analysis.decision.memory import (
-    Adapters,
-    Needed,
-    does_it_fit,
-    element_bytes,
-    floor_of,
-    gpus_needed,
-    memory_needed,
-    sequences_held,
-    valid_degrees,
-)
+from ampacity.analysis.decision import memory
 from ampacity.analysis.decision.model import DecisionError, plain_model
 from ampacity.simulator.models.catalog import HARDWARE, kv_copies
 
 GB = 1e9
-FP16 = Needed(weights=140 * GB, kv=104 * GB, activations=28 * GB, overhead=15 * GB)
-FP8 = Needed(weights=70 * GB, kv=52 * GB, activations=28 * GB, overhead=15 * GB)
+FP16 = memory.Needed(weights=140 * GB, kv=104 * GB, activations=28 * GB, overhead=15 * GB)
+FP8 = memory.Needed(weights=70 * GB, kv=52 * GB, activations=28 * GB, overhead=15 * GB)
 
 
 @pytest.mark.parametrize(
@@ -34,28 +24,28 @@ FP8 = Needed(weights=70 * GB, kv=52 * GB, activations=28 * GB, overhead=15 * GB)
     ],
 )
 def test_gpus_by_memory(
-    needed: Needed, headroom: float, total: int, gpus: int, degree: int
+    needed: memory.Needed, headroom: float, total: int, gpus: int, degree: int
 ) -> None:
     assert needed.total == total * GB
-    floor = floor_of(needed, 80 * GB, heads=64, headroom=headroom)
+    floor = memory.floor_of(needed, 80 * GB, heads=64, headroom=headroom)
     assert (floor.gpus, floor.tensor_parallel) == (gpus, degree)
 
 
 def test_the_overhead_comes_off_each_gpu_unless_it_is_stated() -> None:
     """150 GB on cards of 80: two hold 160, but 148 with 7.5 % taken; 155 with 5 GB stated."""
-    assert gpus_needed(Needed(150 * GB, 0, 0), 80 * GB, overhead_share=0.075) == 3
-    assert gpus_needed(Needed(150 * GB, 0, 0, overhead=5 * GB), 80 * GB) == 2
+    assert memory.gpus_needed(memory.Needed(150 * GB, 0, 0), 80 * GB, overhead_share=0.075) == 3
+    assert memory.gpus_needed(memory.Needed(150 * GB, 0, 0, overhead=5 * GB), 80 * GB) == 2
 
 
 def test_needed_of_a_model_is_the_sum_of_its_parts() -> None:
     """10 sequences of 1,000 tokens of 131,072 B; 16 G of weights; 20 % of them; 4 x 50 MB."""
     shape = plain_model(8e9, layers=32, kv_heads=8, head_dim=128, heads=32)
-    needed = memory_needed(shape, 10, 1000, adapters=Adapters(4, 50e6))
+    needed = memory.memory_needed(shape, 10, 1000, adapters=memory.Adapters(4, 50e6))
     assert needed.weights == 16e9
     assert needed.kv == 10 * 1000 * 131_072
     assert needed.activations == pytest.approx(3.2e9)
     assert needed.adapters == 200e6
-    quantised = memory_needed(shape, 10, 1000, weights="int4", kv="fp8")
+    quantised = memory.memory_needed(shape, 10, 1000, weights="int4", kv="fp8")
     assert quantised.weights == 4e9
     assert quantised.kv == needed.kv / 2
     assert quantised.activations == needed.activations  # of the weights in 16 bits
@@ -65,7 +55,7 @@ def test_needed_of_a_model_is_the_sum_of_its_parts() -> None:
     ("tokens", "held"), [(2_000, 234), (8_000, 58), (32_000, 14), (128_000, 3)]
 )
 def test_sequences_in_a_pool_of_60_gb(tokens: int, held: int) -> None:
-    assert sequences_held(60 * GB, tokens * 128e3) == held
+    assert memory.sequences_held(60 * GB, tokens * 128e3) == held
 
 
 @pytest.mark.parametrize(
@@ -74,19 +64,19 @@ def test_sequences_in_a_pool_of_60_gb(tokens: int, held: int) -> None:
 )
 def test_bytes_of_a_number(precision: str, size: float) -> None:
     """NVFP4: 4 bits, and one FP8 scale for each 16 numbers: 4 + 8 / 16 = 4.5 bits."""
-    assert element_bytes(precision) == size
+    assert memory.element_bytes(precision) == size
 
 
 def test_a_precision_that_is_none() -> None:
     with pytest.raises(
         DecisionError, match=r"'fp12' \(--weights, --kv\) is none of fp16, bf16, fp8"
     ):
-        element_bytes("fp12")
+        memory.element_bytes("fp12")
 
 
 def test_valid_degrees_are_the_divisors_of_the_heads() -> None:
-    assert valid_degrees(64) == (1, 2, 4, 8, 16, 32, 64)
-    assert valid_degrees(12) == (1, 2, 3, 4, 6, 12)
+    assert memory.valid_degrees(64) == (1, 2, 4, 8, 16, 32, 64)
+    assert memory.valid_degrees(12) == (1, 2, 3, 4, 6, 12)
 
 
 @pytest.mark.parametrize(("kv_heads", "degree", "copies"), [(8, 4, 1), (8, 16, 2), (None, 8, 8)])
@@ -97,8 +87,11 @@ def test_copies_of_the_kv_cache(kv_heads: int | None, degree: int, copies: float
 def test_what_the_pool_of_an_instance_holds() -> None:
     """8B on one A100-80: 80 GiB x 0.925 - 16.06 GB - 3.212 GB = 60.185 GB; 131,072 B a token."""
     shape = plain_model(8.03e9, layers=32, kv_heads=8, head_dim=128, heads=32)
-    fit = does_it_fit(
-        shape, memory_needed(shape, 20, 4096), HARDWARE["a100-80"], {"p50": 2048, "p95": 8192}
+    fit = memory.does_it_fit(
+        shape,
+        memory.memory_needed(shape, 20, 4096),
+        HARDWARE["a100-80"],
+        {"p50": 2048, "p95": 8192},
     )
     pool = 80 * 2**30 * 0.925 - 8.03e9 * 2 * 1.2
     assert fit.gpus == 1
@@ -110,4 +103,4 @@ def test_what_the_pool_of_an_instance_holds() -> None:
 def test_more_gpus_than_the_heads_can_be_split_over() -> None:
     shape = plain_model(700e9, layers=60, kv_heads=2, head_dim=128, heads=2)
     with pytest.raises(DecisionError, match="more than its 2 heads can be split over"):
-        does_it_fit(shape, memory_needed(shape, 1, 1000), HARDWARE["l4"], {})
+        memory.does_it_fit(shape, memory.memory_needed(shape, 1, 1000), HARDWARE["l4"], {})

@@ -8,103 +8,37 @@ from typing import Any
 
 import pytest
 
-from ampacity.analysis.decision.model import (
-    DecisionError,
-    ModelShape,
-    plain_model,
-    read_model,
-    shape_of,
-)
+from ampacity.analysis.decision import model
 
-LLAMA3_8B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "tie_word_embeddings": False,
-}
-LLAMA3_70B = LLAMA3_8B | {
-    "hidden_size": 8192,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "intermediate_size": 28672,
-}
-QWEN25_15B = {
-    "model_type": "qwen2",
-    "hidden_size": 1536,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "intermediate_size": 8960,
-    "vocab_size": 151936,
-    "tie_word_embeddings": True,
-    "use_sliding_window": False,
-    "sliding_window": 32768,
-}
-MIXTRAL_8X7B = {
-    "model_type": "mixtral",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "vocab_size": 32000,
-    "sliding_window": None,
-}
-QWEN3_30B_A3B = {
-    "model_type": "qwen3_moe",
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "vocab_size": 151936,
-}
-DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-}
-GEMMA3_27B = {
-    "model_type": "gemma3",
-    "text_config": {
-        "model_type": "gemma3_text",
-        "hidden_size": 5376,
-        "num_hidden_layers": 62,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 16,
-        "head_dim": 128,
-        "intermediate_size": 21504,
-        "vocab_size": 262208,
-        "sliding_window": 1024,
-        "sliding_window_pattern": 6,
-    },
-}
+LLAMA3_8B = json.loads("""{"model_type": "llama", "hidden_size": 4096,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": false}""")
+LLAMA3_70B = LLAMA3_8B | json.loads("""{"hidden_size": 8192, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "intermediate_size": 28672}""")
+QWEN25_15B = json.loads("""{"model_type": "qwen2", "hidden_size": 1536,
+    "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
+    "intermediate_size": 8960, "vocab_size": 151936, "tie_word_embeddings": true,
+    "use_sliding_window": false, "sliding_window": 32768}""")
+MIXTRAL_8X7B = json.loads("""{"model_type": "mixtral", "hidden_size": 4096,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "intermediate_size": 14336, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "vocab_size": 32000, "sliding_window": null}""")
+QWEN3_30B_A3B = json.loads("""{"model_type": "qwen3_moe", "hidden_size": 2048,
+    "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+    "head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768,
+    "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1,
+    "mlp_only_layers": [], "vocab_size": 151936}""")
+DEEPSEEK_V3 = json.loads("""{"model_type": "deepseek_v3", "hidden_size": 7168,
+    "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128,
+    "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280}""")
+GEMMA3_27B = json.loads("""{"model_type": "gemma3",
+    "text_config": {"model_type": "gemma3_text", "hidden_size": 5376,
+    "num_hidden_layers": 62, "num_attention_heads": 32, "num_key_value_heads": 16,
+    "head_dim": 128, "intermediate_size": 21504, "vocab_size": 262208,
+    "sliding_window": 1024, "sliding_window_pattern": 6}}""")
 GPT_OSS_20B = {
     "model_type": "gpt_oss",
     "hidden_size": 2880,
@@ -140,7 +74,7 @@ GPT_OSS_20B = {
 def test_parameters_are_those_of_the_model_card(
     config: dict[str, Any], total: float, active: float
 ) -> None:
-    shape = shape_of(config)
+    shape = model.shape_of(config)
     assert shape.parameters == pytest.approx(total, rel=0.01)
     assert shape.active_parameters == pytest.approx(active, rel=0.03)
 
@@ -162,15 +96,15 @@ def test_parameters_are_those_of_the_model_card(
     ],
 )
 def test_kv_cache_of_one_sequence(config: dict[str, Any], tokens: int, expected_bytes: int) -> None:
-    assert shape_of(config).kv_bytes(tokens, 2.0) == expected_bytes
+    assert model.shape_of(config).kv_bytes(tokens, 2.0) == expected_bytes
 
 
 def test_the_input_embedding_is_kept_but_not_computed_with() -> None:
     """128,256 x 4,096 numbers of 8.03 G; gpt-oss counts its 3.6 G active without them."""
-    llama = shape_of(LLAMA3_8B)
+    llama = model.shape_of(LLAMA3_8B)
     assert llama.parameters - llama.weights_read(1) == 128_256 * 4096
-    assert shape_of(GPT_OSS_20B).computed_parameters == pytest.approx(3.6e9, rel=0.01)
-    tied = shape_of(QWEN25_15B)
+    assert model.shape_of(GPT_OSS_20B).computed_parameters == pytest.approx(3.6e9, rel=0.01)
+    tied = model.shape_of(QWEN25_15B)
     assert tied.weights_read(1) == tied.parameters
 
 
@@ -185,18 +119,18 @@ def test_the_input_embedding_is_kept_but_not_computed_with() -> None:
     ],
 )
 def test_the_precision_of_a_checkpoint(held: Any, precision: str | None) -> None:
-    assert shape_of(LLAMA3_8B | {"quantization_config": held}).weights == precision
+    assert model.shape_of(LLAMA3_8B | {"quantization_config": held}).weights == precision
 
 
 def test_five_numbers_give_the_same_cache_as_the_config() -> None:
-    given = plain_model(8.03e9, layers=32, kv_heads=8, head_dim=128, heads=32)
+    given = model.plain_model(8.03e9, layers=32, kv_heads=8, head_dim=128, heads=32)
     assert given.kv_bytes(1, 2.0) == 131_072
     assert (given.heads, given.kv_heads) == (32, 8)
 
 
 def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
     """One of four experts a token: 1 token reads 1/4 of them, 2 read 1 - (3/4)^2 = 7/16."""
-    shape = ModelShape("m", 10.0, 4.0, 8, (), expert_parameters=8.0, expert_share=0.25)
+    shape = model.ModelShape("m", 10.0, 4.0, 8, (), expert_parameters=8.0, expert_share=0.25)
     assert shape.weights_read(1) == pytest.approx(2 + 2)
     assert shape.weights_read(2) == pytest.approx(2 + 8 * 7 / 16)
     assert shape.weights_read(10_000) == pytest.approx(10)
@@ -268,18 +202,18 @@ def test_a_config_that_cannot_be_used_is_refused_in_one_line(
     tmp_path: Path, text: str, part: str
 ) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(DecisionError, match=r"config\.json") as refused:
-        read_model(tmp_path)
+    with pytest.raises(model.DecisionError, match=r"config\.json") as refused:
+        model.read_model(tmp_path)
     assert part in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DecisionError, match=r"no\.json: cannot be read: No such file"):
-        read_model(tmp_path / "no.json")
+    with pytest.raises(model.DecisionError, match=r"no\.json: cannot be read: No such file"):
+        model.read_model(tmp_path / "no.json")
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_a_number_that_is_none_names_its_option(value: float) -> None:
-    with pytest.raises(DecisionError, match="--params"):
-        plain_model(value, 32, 8, 128)
+    with pytest.raises(model.DecisionError, match="--params"):
+        model.plain_model(value, 32, 8, 128)

@@ -9,22 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampacity.analysis.change.engine import (
-    Estimate,
-    compare_shares,
-    spent_at_looks,
-)
+from ampacity.analysis.change.engine import Estimate, compare_shares, spent_at_looks
 from ampacity.analysis.change.judged import CompareError, prepare
 from ampacity.analysis.change.results import Check
 from ampacity.analysis.change.samples import Blocks
 from ampacity.analysis.gate.baseline import make_baseline
 from ampacity.analysis.gate.baseline_file import read_baseline, write_baseline
-from ampacity.analysis.gate.checks import (
-    WATCHED,
-    CheckedChange,
-    decide,
-    parse_tolerances,
-)
+from ampacity.analysis.gate.checks import WATCHED, CheckedChange, decide, parse_tolerances
 from ampacity.analysis.gate.gate import _sentence, judge_gate
 from ampacity.loadgen.rundir.files import Run
 from benchmarks.servers.steps import STEP_SERVERS, step_run

@@ -9,18 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ampacity.analysis.change import samples
 from ampacity.analysis.change.judged import Judged, prepare
-from ampacity.analysis.change.samples import (
-    Marks,
-    expected_of,
-    fit_queue,
-    mean_in_flight,
-    moved_by,
-    over_each,
-    pooled_marks,
-    queue_time_s,
-    tables_of,
-)
 from ampacity.analysis.gate.baseline import make_baseline
 from ampacity.analysis.gate.baseline_file import write_baseline
 from ampacity.analysis.gate.gate import judge_gate
@@ -39,23 +29,23 @@ def test_marks_lie_around_the_quantile_and_leave_its_share_above_them() -> None:
     that share below.
     """
     o = observed(np.random.default_rng(1).permutation(np.arange(1, 1001)) * 1e-3)
-    marks = pooled_marks([o], 0.9)
-    assert isinstance(marks, Marks)
+    marks = samples.pooled_marks([o], 0.9)
+    assert isinstance(marks, samples.Marks)
     assert marks.limits_s * 1e3 == pytest.approx([850, 863, 875, 888, 900, 913, 925, 938, 950])
-    assert over_each(o, marks).sum() == pytest.approx(100)
-    median = pooled_marks([o], 0.5)
-    assert isinstance(median, Marks)
+    assert samples.over_each(o, marks).sum() == pytest.approx(100)
+    median = samples.pooled_marks([o], 0.5)
+    assert isinstance(median, samples.Marks)
     assert median.limits_s[[0, 4, 8]] * 1e3 == pytest.approx([400, 500, 600])
 
 
 def test_samples_that_are_all_equal_are_split_so_that_the_share_is_right() -> None:
     o = observed(np.full(200, 0.1))
     for q in (0.5, 0.9, 0.99):
-        marks = pooled_marks([o], q)
-        assert isinstance(marks, Marks)
-        assert over_each(o, marks).sum() == pytest.approx(200 * (1 - q))
-        assert over_each(o, marks.times(1.03)).sum() == 0
-        assert moved_by([o], marks, 1 - q) == pytest.approx(1.0, abs=1e-6)
+        marks = samples.pooled_marks([o], q)
+        assert isinstance(marks, samples.Marks)
+        assert samples.over_each(o, marks).sum() == pytest.approx(200 * (1 - q))
+        assert samples.over_each(o, marks.times(1.03)).sum() == 0
+        assert samples.moved_by([o], marks, 1 - q) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_marks_reach_no_farther_than_what_was_answered() -> None:
@@ -64,22 +54,25 @@ def test_marks_reach_no_farther_than_what_was_answered() -> None:
     failed = [request(94 + i, 9.4 + i * 0.1, ttft_s=None, status="http_error") for i in range(6)]
     o = cohort(*values, *failed).ttft(from_schedule=True)
     assert np.isfinite(o.quantile_bounds(0.9)[1])
-    marks = pooled_marks([o], 0.9)
-    assert isinstance(marks, Marks)
+    marks = samples.pooled_marks([o], 0.9)
+    assert isinstance(marks, samples.Marks)
     assert marks.limits_s * 1e3 == pytest.approx(np.arange(185, 194))
-    assert over_each(o, marks).sum() == pytest.approx(10)
-    assert isinstance(pooled_marks([o], 0.94), Marks)
-    assert pooled_marks([o], 0.95) == "infinite: requests that failed reach into it"
+    assert samples.over_each(o, marks).sum() == pytest.approx(10)
+    assert isinstance(samples.pooled_marks([o], 0.94), samples.Marks)
+    assert samples.pooled_marks([o], 0.95) == "infinite: requests that failed reach into it"
 
 
 def test_how_far_the_marks_have_moved() -> None:
     values = np.random.default_rng(2).lognormal(-2, 0.5, 2000)
-    marks = pooled_marks([observed(values)], 0.9)
-    assert isinstance(marks, Marks)
+    marks = samples.pooled_marks([observed(values)], 0.9)
+    assert isinstance(marks, samples.Marks)
     # samples are 0.1 % apart
-    assert moved_by([observed(values * 1.07)], marks, 0.1) == pytest.approx(1.07, abs=1e-3)
+    assert samples.moved_by([observed(values * 1.07)], marks, 0.1) == pytest.approx(1.07, abs=1e-3)
     # everything is above 0
-    assert moved_by([observed(values)], Marks(np.array([0.0]), np.zeros(1)), 0.5) is None
+    assert (
+        samples.moved_by([observed(values)], samples.Marks(np.array([0.0]), np.zeros(1)), 0.5)
+        is None
+    )
 
 
 @pytest.mark.parametrize("kind", ["ttft", "itl", "itl of known tokens"])
@@ -119,13 +112,13 @@ def test_a_queue_by_hand() -> None:
         request(i, t, input_tokens_planned=n)
         for i, (t, n) in enumerate(zip(due, tokens, strict=True))
     ]
-    assert queue_time_s(cohort(*records).requests, 0.01) == pytest.approx([1.0, 2.0, 2.0])
+    assert samples.queue_time_s(cohort(*records).requests, 0.01) == pytest.approx([1.0, 2.0, 2.0])
 
 
 def test_the_table_is_the_excess_of_each_cell() -> None:
     """Two of four over the threshold in cell 0, one of one in cell 2: 0.5 and 1, less 0.6 of all."""
     over, cells = np.array([1.0, 1, 0, 0, 1]), [np.array([0, 0, 0, 0, 2])]
-    (found,) = tables_of(cells, over, np.ones(5), 0.6)
+    (found,) = samples.tables_of(cells, over, np.ones(5), 0.6)
     assert found[:3] == pytest.approx([-0.1, 0.0, 0.4])
     assert not found[3:].any()
 
@@ -136,10 +129,10 @@ def test_tables_of_two_quantities_add_up() -> None:
     """
     a, b = np.array([0] * 6 + [1] * 6), np.array([0, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 1])
     over = 0.2 * a + 0.4 * b
-    tables = tables_of([a, b], over, np.ones(12), float(over.mean()))
+    tables = samples.tables_of([a, b], over, np.ones(12), float(over.mean()))
     assert tables[0][1] - tables[0][0] == pytest.approx(0.2, abs=0.01)
     assert tables[1][1] - tables[1][0] == pytest.approx(0.4, abs=0.01)
-    assert expected_of(tables, [a, b]) == pytest.approx(over - over.mean(), abs=0.01)
+    assert samples.expected_of(tables, [a, b]) == pytest.approx(over - over.mean(), abs=0.01)
 
 
 def test_mean_in_flight_by_hand() -> None:
@@ -150,7 +143,7 @@ def test_mean_in_flight_by_hand() -> None:
     b = request(1, 2.0, ttft_s=1.0, gaps_s=[1.0])
     c = request(2, 4.5, ttft_s=None, status="http_error")  # at its arrival: A and itself
     requests = cohort(a, b, c).requests
-    assert mean_in_flight(requests, requests, 100e9)[:2] == pytest.approx([1.5, 2.0])
+    assert samples.mean_in_flight(requests, requests, 100e9)[:2] == pytest.approx([1.5, 2.0])
 
 
 S_PER_TOKEN = 1e-4
@@ -169,7 +162,7 @@ def queue_run(path: Path, seed: int, slower: float = 1.0, n: int = 1200) -> Judg
             for i, (t, k) in enumerate(zip(due, tokens, strict=True))
         )
     )
-    ttft = queue_time_s(plan.requests, slower * S_PER_TOKEN) * rng.lognormal(0, 0.1, n)
+    ttft = samples.queue_time_s(plan.requests, slower * S_PER_TOKEN) * rng.lognormal(0, 0.1, n)
     records = [
         request(i, t, ttft_s=float(x), gaps_s=[0.01] * 4, input_tokens_planned=int(k))
         for i, (t, k, x) in enumerate(zip(due, tokens, ttft, strict=True))
@@ -183,8 +176,8 @@ def test_the_queue_that_the_times_come_from_is_found(tmp_path: Path) -> None:
     run = queue_run(tmp_path / "run", 1)
     requests = run.records.requests
     ttft_s = (requests.first_token_ns - requests.scheduled_ns) * 1e-9
-    assert fit_queue([requests], [ttft_s]) == pytest.approx(S_PER_TOKEN, rel=0.3)
-    assert fit_queue(
+    assert samples.fit_queue([requests], [ttft_s]) == pytest.approx(S_PER_TOKEN, rel=0.3)
+    assert samples.fit_queue(
         [requests], [np.where(np.arange(1200) < 100, np.nan, ttft_s)]
     ) == pytest.approx(S_PER_TOKEN, rel=0.3)
 

@@ -127,11 +127,7 @@ ON_RECORDS: dict[str, tuple[Change, set[str]]] = {
 OVERLOAD = {"queueing", "plateau"}  # what any engine shows beyond its throughput
 ILLNESSES: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     # name: (engine, load, rules that hold)
-    "healthy": (
-        "llama3-8b-h100",
-        HEALTHY,
-        set(),
-    ),
+    "healthy": ("llama3-8b-h100", HEALTHY, set()),
     "prompts of 4,000 tokens at 12/s": (
         "llama3-8b-h100",
         {"input_tokens": 4000, "output_tokens": 20, "rates": "0.5,4,12", "slo": ["ttft_p95=500ms"]},

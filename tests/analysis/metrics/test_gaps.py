@@ -7,19 +7,25 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ampacity.analysis.metrics import requests as metrics
+from ampacity.analysis.metrics import chunks as metrics
+from ampacity.analysis.metrics.chunks import Chunks
 from ampacity.analysis.metrics.gaps import GapSeries
 from ampacity.analysis.metrics.observations import GapObservations
-from ampacity.analysis.metrics.requests import Chunks
 
 
 def made_up(rng: np.random.Generator, n: int, *, counted_tokens: bool) -> Chunks:
     count = rng.integers(0, 9, n)
     starts = np.concatenate([[0], np.cumsum(count)])
     length_us = rng.choice([0, 1, 999, 20_000, 20_000, 50_000, 50_001, 5_000_000], starts[-1])
-    at = [np.cumsum(length_us[a:b]) for a, b in pairwise(starts)]
+    at = [np.zeros(0), *(np.cumsum(length_us[a:b]) for a, b in pairwise(starts))]
     tokens = rng.integers(0, 4, starts[-1]).astype(np.int32) if counted_tokens else None
-    return Chunks(starts, np.concatenate(at).astype(np.uint32), tokens, rng.random(n) < 0.9)
+    at_us, known = np.concatenate(at).astype(np.uint32), rng.random(n) < 0.9
+
+    def read(low: int, high: int) -> tuple[np.ndarray, np.ndarray | None]:
+        part = slice(starts[low], starts[high])
+        return at_us[part], None if tokens is None else tokens[part]
+
+    return Chunks(count, known, tokens is None, read)
 
 
 def in_full(series: GapSeries) -> list[list[float]]:
@@ -78,7 +84,7 @@ def test_slices_give_what_all_gaps_at_once_give(
 
 
 def test_no_requests_have_no_gaps() -> None:
-    none = Chunks(np.zeros(1, np.int64), np.zeros(0, np.uint32), None, np.zeros(0, np.bool_))
+    none = made_up(np.random.default_rng(0), 0, counted_tokens=False)
     series = GapSeries(none, np.zeros(0, np.bool_), per_token=False)
     assert len(series.distinct()[0]) == 0
     assert series.over(np.array([0.1])).shape == (1, 0)

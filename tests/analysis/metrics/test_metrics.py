@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ampacity.analysis.metrics.chunks import tpot_s
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.gaps import chunk_gaps, token_gaps
 from ampacity.analysis.metrics.percentiles import percentiles
-from ampacity.analysis.metrics.requests import RecordsError, e2e_s, read_requests, tpot_s, ttft_s
+from ampacity.analysis.metrics.requests import RecordsError, e2e_s, read_requests, ttft_s
 from ampacity.loadgen.rundir.records import SCHEMA, to_batch
 from tests.support.synthetic import ORIGIN_NS, at_ns, cohort, request
 

@@ -74,7 +74,7 @@ def test_the_same_slo_twice_counts_once_and_two_limits_are_refused() -> None:
 
 
 @given(
-    st.sampled_from(METRICS),
+    st.sampled_from(list(METRICS)),
     st.sampled_from(["p0.1", "p5", "p50", "p99", "p99.9", "p99.999", "min", "max"]),
     st.integers(1, 10**7),
     st.sampled_from(["us", "ms", "s", "m"]),

@@ -29,9 +29,9 @@ from tests.support.synthetic import Stage, cohort, make_run, request
 
 
 def route(accepted: int, cost_usd: float) -> Accepted:
-    labels = {i: i < accepted for i in range(100)}
+    labels = [i < accepted for i in range(100)]
     meets, tokens = np.ones(100, dtype=bool), np.full(100, 200.0)
-    return accepted_goodput(np.arange(100), meets, tokens, labels, 10.0, cost_usd)
+    return accepted_goodput(labels, meets, tokens, 10.0, cost_usd)
 
 
 def test_two_routes_the_one_with_more_accepted_results_wins() -> None:
@@ -52,14 +52,12 @@ def test_a_peak_that_is_not_known_says_why() -> None:
 
 def test_accepted_needs_the_slo_too_and_unlabelled_answers_are_counted() -> None:
     meets = np.array([True, True, False, True])
-    found = accepted_goodput(
-        np.arange(4), meets, np.ones(4), {0: True, 1: False, 2: True}, 2.0, None
-    )
+    found = accepted_goodput([True, False, True, None], meets, np.ones(4), 2.0, None)
     assert (found.requests, found.rps, found.share, found.unlabelled) == (1, 0.5, 0.25, 1)
     assert found.cost_per_result_usd is None
-    assert (
-        "nobody judged" in accepted_goodput(np.arange(4), meets, np.ones(4), None, 2.0, None).reason
-    )
+    nobody = accepted_goodput(None, meets, np.ones(4), 2.0, None)
+    assert nobody.reason
+    assert "nobody judged" in nobody.reason
 
 
 def test_labels_are_read_from_json_lines_and_csv() -> None:
@@ -192,12 +190,7 @@ def test_goodput_is_a_share_of_what_was_offered(
 
 @pytest.mark.parametrize(
     ("lasts_s", "think_s", "rps"),
-    [
-        (5.005, 0.0, 1.6),
-        (50.0, 0.0, 0.16),
-        (0.3, 0.0, 26.67),
-        (5.005, 5.0, 0.8),
-    ],
+    [(5.005, 0.0, 1.6), (50.0, 0.0, 0.16), (0.3, 0.0, 26.67), (5.005, 5.0, 0.8)],
 )
 def test_a_closed_loop_is_carried_at_users_per_answer_time(
     tmp_path: Path, lasts_s: float, think_s: float, rps: float

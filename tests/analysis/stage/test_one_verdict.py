@@ -4,6 +4,7 @@ charts and text.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,7 @@ from ampacity.analysis.slo import parse_slo, verdict_word
 from ampacity.analysis.stage.analyse import read_records, stage_records
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.stage.verdicts import Judged, judge_requests
-from ampacity.reports.charts.curves import (
-    charts,
-    latency_by_concurrency,
-    latency_by_rate,
-)
+from ampacity.reports.charts.curves import charts, latency_by_concurrency, latency_by_rate
 from ampacity.reports.charts.marks import STATES, stage_state
 from ampacity.reports.charts.rates import goodput_by_load
 from ampacity.reports.pages.findings import findings
@@ -180,13 +177,8 @@ def test_stages_of_one_load_have_one_name_everywhere(tmp_path: Path) -> None:
 
 def test_an_estimated_goodput_peak_is_called_one_and_drawn_off_the_points() -> None:
     summary = open_sweep()
-    summary["goodput"] = {
-        "peak_rps": 6.3,
-        "peak_rps_ci": [6.0, 6.6],
-        "at_offered_rps": 6.481,
-        "basis": "pooled",
-        "reason": None,
-    }
+    summary["goodput"] = json.loads("""{"peak_rps": 6.3, "peak_rps_ci": [6.0, 6.6],
+        "at_offered_rps": 6.481, "basis": "pooled", "reason": null}""")
     (found,) = [f for f in findings(read_summary(summary)) if f.label == "Goodput peak"]
     assert (found.value, found.interval) == (
         "an estimated 6.30 req/s",

@@ -4,6 +4,7 @@ apart.
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -295,15 +296,8 @@ def test_an_outage_in_a_burst_is_said_before_the_burst(tmp_path: Path) -> None:
     """It dies under the burst, and is back 3 s later: the limit on the recovery is not the only
     thing that is said.
     """
-    plan = {
-        "base_rps": 15.0,
-        "factor": 1.0,
-        "base_s": 15.0,
-        "burst_s": 10.0,
-        "recovery_s": 15.0,
-        "shape": "step",
-        "max_recovery_s": 5.0,
-    }
+    plan = json.loads("""{"base_rps": 15.0, "factor": 1.0, "base_s": 15.0, "burst_s": 10.0,
+        "recovery_s": 15.0, "shape": "step", "max_recovery_s": 5.0}""")
     summary = judged(
         tmp_path, stage(((20.0, 23.0),)), slos=["ttft_p99=2s"], burst=plan, warmup_requests=0
     )

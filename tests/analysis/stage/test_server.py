@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,43 +28,20 @@ def test_gauges_are_means_counters_are_growth_inside_the_window() -> None:
     table = samples(
         [
             {"running": 100, "waiting": 100, "preemptions_total": 0},  # before the window
-            {
-                "running": 2,
-                "waiting": 0,
-                "kv_cache_usage": 0.1,
-                "preemptions_total": 3,
-                "prefix_cache_hits_total": 100,
-                "prefix_cache_queries_total": 400,
-            },
-            {
-                "running": 4,
-                "waiting": 3,
-                "kv_cache_usage": 0.9,
-                "engines": 2,
-                "tensor_active": 0.4,
-                "memory_active": 0.8,
-                "adapter_slots": 4,
-                "adapter_slots_used": 3,
-                "cached_tokens_total": 10,
-                "kv_block_lifetime_s_total": 5.0,
-                "kv_blocks_evicted_total": 10,
-                "preemptions_total": 5,
-                "prefix_cache_hits_total": 150,
-                "prefix_cache_queries_total": 500,
-            },
-            {
-                "running": 6,
-                "waiting": 0,
-                "kv_cache_usage": 0.5,
-                "tensor_active": 0.6,
-                "memory_active": 0.9,
-                "cached_tokens_total": 50,
-                "kv_block_lifetime_s_total": 65.0,
-                "kv_blocks_evicted_total": 30,
-                "preemptions_total": 8,
-                "prefix_cache_hits_total": 190,
-                "prefix_cache_queries_total": 600,
-            },
+            json.loads("""{"running": 2, "waiting": 0, "kv_cache_usage": 0.1,
+                "preemptions_total": 3, "prefix_cache_hits_total": 100,
+                "prefix_cache_queries_total": 400}"""),
+            json.loads("""{"running": 4, "waiting": 3, "kv_cache_usage": 0.9, "engines": 2,
+                "tensor_active": 0.4, "memory_active": 0.8, "adapter_slots": 4,
+                "adapter_slots_used": 3, "cached_tokens_total": 10,
+                "kv_block_lifetime_s_total": 5.0, "kv_blocks_evicted_total": 10,
+                "preemptions_total": 5, "prefix_cache_hits_total": 150,
+                "prefix_cache_queries_total": 500}"""),
+            json.loads("""{"running": 6, "waiting": 0, "kv_cache_usage": 0.5,
+                "tensor_active": 0.6, "memory_active": 0.9, "cached_tokens_total": 50,
+                "kv_block_lifetime_s_total": 65.0, "kv_blocks_evicted_total": 30,
+                "preemptions_total": 8, "prefix_cache_hits_total": 190,
+                "prefix_cache_queries_total": 600}"""),
             {"running": 100, "waiting": 100, "preemptions_total": 100},  # after it
         ]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +103,8 @@ def test_a_warning_of_a_steady_load_names_no_stage_that_has_none(
         "slo_met": None,
     }
     stage["drift"] |= {"drifting": True, "change": 2.0, "p99_first_s": 0.1, "p99_last_s": 0.2}
-    stage["modes"] |= {
-        "two": True,
-        "fast_p50_s": 1.0,
-        "slow_p50_s": 2.0,
-        "slow_share": 0.5,
-        "switches": 6,
-    }
+    stage["modes"] |= json.loads("""{"two": true, "fast_p50_s": 1.0, "slow_p50_s": 2.0,
+        "slow_share": 0.5, "switches": 6}""")
     codes = {w.code for w in find_warnings(Facts(read_summary(summary)))}
     assert codes & {"drift", "two_modes"} == ({"drift", "two_modes"} if said else set())
 

@@ -8,20 +8,7 @@ import pytest
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.stage.attainment import judge_slo
-from ampacity.analysis.stats.intervals import (
-    autocorrelation_time,
-    clustered_at_least,
-    clustered_at_most,
-    deciding_factor,
-    effective_size,
-    few_by_chance,
-    many_by_chance,
-    order_statistic_ranks,
-    prob_at_least,
-    prob_at_most,
-    short_by_chance,
-    smallest_n,
-)
+from ampacity.analysis.stats import intervals
 
 Floats = np.ndarray
 
@@ -51,12 +38,12 @@ def observations(values: Floats) -> Observations:
     ],
 )
 def test_early_stopping_table_at_99_percent(misses: int, quantile: float, n: int) -> None:
-    assert smallest_n(quantile, misses, confidence=0.99) == n
+    assert intervals.smallest_n(quantile, misses, confidence=0.99) == n
 
 
 @pytest.mark.parametrize(("quantile", "n"), [(0.90, 29), (0.95, 59), (0.99, 299), (0.999, 2995)])
 def test_smallest_n_at_95_percent(quantile: float, n: int) -> None:
-    assert smallest_n(quantile) == n
+    assert intervals.smallest_n(quantile) == n
 
 
 @pytest.mark.parametrize(
@@ -72,7 +59,7 @@ def test_smallest_n_at_95_percent(quantile: float, n: int) -> None:
     ],
 )
 def test_order_statistic_ranks(n: int, quantile: float, ranks: tuple[int, int | None]) -> None:
-    assert order_statistic_ranks(n, quantile) == ranks
+    assert intervals.order_statistic_ranks(n, quantile) == ranks
 
 
 def test_clusters_give_wider_intervals() -> None:
@@ -93,9 +80,9 @@ def test_clusters_give_wider_intervals() -> None:
 
 
 def test_binomial_tails_by_hand() -> None:
-    assert prob_at_most(0, 2, 0.5) == pytest.approx(0.25)
-    assert prob_at_least(2, 2, 0.5) == pytest.approx(0.25)
-    assert prob_at_most(1, 3, 0.5) == pytest.approx(0.5)
+    assert intervals.prob_at_most(0, 2, 0.5) == pytest.approx(0.25)
+    assert intervals.prob_at_least(2, 2, 0.5) == pytest.approx(0.25)
+    assert intervals.prob_at_most(1, 3, 0.5) == pytest.approx(0.5)
 
 
 def test_fault_37_one_slow_of_sixty_is_not_enough_evidence() -> None:
@@ -109,43 +96,49 @@ def test_fault_37_one_slow_of_sixty_is_not_enough_evidence() -> None:
 
 def test_verdicts_at_the_edge_of_the_binomial_rule() -> None:
     def met(misses: int, n: int) -> float:
-        return float(few_by_chance(misses, n, 0.01, 1.0, 1.0))
+        return float(intervals.few_by_chance(misses, n, 0.01, 1.0, 1.0))
 
     assert met(0, 299) <= 0.05 < met(0, 298)
-    assert deciding_factor(0.0, 298, 0.01, 1.0, 1.0) == pytest.approx(299 / 298, abs=0.01)
+    assert intervals.deciding_factor(0.0, 298, 0.01, 1.0, 1.0) == pytest.approx(299 / 298, abs=0.01)
     assert met(1, 473) == pytest.approx(0.0498, abs=1e-3)  # P[Bin(473, 1 %) <= 1]
     assert met(1, 472) > 0.05
     # P[Bin(80, 1 %) >= 3]
-    assert float(many_by_chance(3, 80, 0.01, 1.0)) == pytest.approx(0.047, abs=1e-3)
+    assert float(intervals.many_by_chance(3, 80, 0.01, 1.0)) == pytest.approx(0.047, abs=1e-3)
     assert met(4, 299) > 0.05
 
 
 def test_clustered_counts_are_binomial_poisson_and_geometric_in_their_limits() -> None:
     # independent: the binomial
-    assert clustered_at_most(3, 400, 0.5, 1.0) == pytest.approx(prob_at_most(3, 400, 0.5))
+    assert intervals.clustered_at_most(3, 400, 0.5, 1.0) == pytest.approx(
+        intervals.prob_at_most(3, 400, 0.5)
+    )
     # variance = mean: Poisson, P[0] = exp(-3)
-    assert clustered_at_most(0, 300, 0.01, 1 / 0.99) == pytest.approx(np.exp(-3), rel=0.02)
+    assert intervals.clustered_at_most(0, 300, 0.01, 1 / 0.99) == pytest.approx(
+        np.exp(-3), rel=0.02
+    )
     # mean 10, variance 110: negative binomial with r = 1, that is geometric with P[X <= k] = 1 -
     # (10/11)^(k+1)
-    assert clustered_at_most(4, 1000, 0.01, 11 / 0.99) == pytest.approx(1 - (10 / 11) ** 5)
-    assert clustered_at_least(5, 1000, 0.01, 11 / 0.99) == pytest.approx((10 / 11) ** 5)
+    assert intervals.clustered_at_most(4, 1000, 0.01, 11 / 0.99) == pytest.approx(
+        1 - (10 / 11) ** 5
+    )
+    assert intervals.clustered_at_least(5, 1000, 0.01, 11 / 0.99) == pytest.approx((10 / 11) ** 5)
 
 
 def test_what_one_run_may_not_have_shown() -> None:
     """900 samples of which 9 may be slow, clusters of 9: one to expect, so tau - 1 = 8 counts 1 +
     1/sqrt(1) times.
     """
-    assert float(few_by_chance(0, 900, 0.01, 9.0, 1.0)) == pytest.approx(
-        float(clustered_at_most(0, 900, 0.01, 17.0))
+    assert float(intervals.few_by_chance(0, 900, 0.01, 9.0, 1.0)) == pytest.approx(
+        float(intervals.clustered_at_most(0, 900, 0.01, 17.0))
     )
     # nothing was seen, but the queue is remembered over 60 requests: as if clusters of 60 had
     # been seen
-    assert float(few_by_chance(0, 9000, 0.01, 1.0, 60.0)) == pytest.approx(
-        float(few_by_chance(0, 9000, 0.01, 60.0, 1.0))
+    assert float(intervals.few_by_chance(0, 9000, 0.01, 1.0, 60.0)) == pytest.approx(
+        float(intervals.few_by_chance(0, 9000, 0.01, 60.0, 1.0))
     )
     # 108 that came one by one say more than that: (12 x 60 + 108) / (12 + 108) = 6.9
-    assert float(few_by_chance(108, 20_000, 0.01, 1.0, 60.0)) == pytest.approx(
-        float(few_by_chance(108, 20_000, 0.01, 6.9, 1.0))
+    assert float(intervals.few_by_chance(108, 20_000, 0.01, 1.0, 60.0)) == pytest.approx(
+        float(intervals.few_by_chance(108, 20_000, 0.01, 6.9, 1.0))
     )
 
 
@@ -153,25 +146,25 @@ def test_many_slow_ones_of_large_clusters_are_no_proof() -> None:
     """Three of 300 expected, 30 seen: beyond chance for single ones, but one cluster of 100
     explains it.
     """
-    assert float(many_by_chance(30, 300, 0.01, 1.0)) < 1e-6
-    assert float(many_by_chance(30, 300, 0.01, 100.0)) > 0.02
+    assert float(intervals.many_by_chance(30, 300, 0.01, 1.0)) < 1e-6
+    assert float(intervals.many_by_chance(30, 300, 0.01, 100.0)) > 0.02
     # a larger tau makes few clusters likely and none likelier still: what counts is the size that
     # explains most
-    assert float(many_by_chance(5, 300, 0.01, 100.0)) >= float(
-        clustered_at_least(5, 300, 0.01, 10.0)
+    assert float(intervals.many_by_chance(5, 300, 0.01, 100.0)) >= float(
+        intervals.clustered_at_least(5, 300, 0.01, 10.0)
     )
 
 
 def test_dependence_turns_met_into_inconclusive() -> None:
     assert (
-        float(few_by_chance(0, 1000, 0.01, 1.0, 1.0))
+        float(intervals.few_by_chance(0, 1000, 0.01, 1.0, 1.0))
         < 0.05
-        < float(few_by_chance(0, 1000, 0.01, 20.0, 1.0))
+        < float(intervals.few_by_chance(0, 1000, 0.01, 20.0, 1.0))
     )
     assert (
-        float(many_by_chance(30, 1000, 0.01, 1.0))
+        float(intervals.many_by_chance(30, 1000, 0.01, 1.0))
         < 0.05
-        < float(many_by_chance(30, 1000, 0.01, 50.0))
+        < float(intervals.many_by_chance(30, 1000, 0.01, 50.0))
     )
 
 
@@ -181,15 +174,15 @@ def test_autocorrelation_time_of_a_known_process() -> None:
     x[0], noise = 0.0, rng.normal(size=200_000)
     for i in range(1, len(x)):
         x[i] = 0.8 * x[i - 1] + noise[i]
-    assert autocorrelation_time(x) == pytest.approx(9.0, rel=0.1)  # (1 + a)/(1 - a)
-    assert autocorrelation_time(noise) == pytest.approx(1.0, abs=0.1)
+    assert intervals.autocorrelation_time(x) == pytest.approx(9.0, rel=0.1)  # (1 + a)/(1 - a)
+    assert intervals.autocorrelation_time(noise) == pytest.approx(1.0, abs=0.1)
 
 
 def test_effective_size_of_clusters_is_the_number_of_clusters() -> None:
     # gaps: 400 requests of 100 gaps, every gap of one request alike: 400 independent samples, not
     # 40,000
     slow = (np.random.default_rng(5).random(400) < 0.2).astype(float)
-    assert effective_size(slow * 100, np.full(400, 100.0)) == pytest.approx(400, rel=0.15)
+    assert intervals.effective_size(slow * 100, np.full(400, 100.0)) == pytest.approx(400, rel=0.15)
 
 
 def test_interval_covers_at_low_load() -> None:
@@ -240,10 +233,14 @@ def test_a_queue_far_shorter_than_the_limit_needs_is_no_chance() -> None:
     """
     found = np.arange(1.0, 101.0)
     expected = [
-        few_by_chance(seen, 100, 0.5 * 0.1 ** ((count - 50.5) / 99.0), 1.0, 1.0)
+        intervals.few_by_chance(seen, 100, 0.5 * 0.1 ** ((count - 50.5) / 99.0), 1.0, 1.0)
         for seen, count in ((30, 70.3), (20, 80.2), (10, 90.1), (5, 95.05))
     ]
-    assert short_by_chance(found, 149.5, 0.05, 1.0) == pytest.approx(min(map(float, expected)))
-    assert short_by_chance(found, 149.5, 0.05, 20.0) > 0.05  # five counts that tell anything
+    assert intervals.short_by_chance(found, 149.5, 0.05, 1.0) == pytest.approx(
+        min(map(float, expected))
+    )
+    assert (
+        intervals.short_by_chance(found, 149.5, 0.05, 20.0) > 0.05
+    )  # five counts that tell anything
     # no queue beyond what was seen: half of them are at 100 or more, in no sample
-    assert short_by_chance(np.full(50, 3.0), 3.0, 0.05, 1.0) == 1.0
+    assert intervals.short_by_chance(np.full(50, 3.0), 3.0, 0.05, 1.0) == 1.0

@@ -83,13 +83,8 @@ def test_predicted_runs_come_back_whole(
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"killed": True},
-        {"predicted": True},
-        {"status": "interrupted"},
-        {"imported": {"tool": "vllm"}},
-    ],
+    json.loads("""[{}, {"killed": true}, {"predicted": true}, {"status": "interrupted"},
+        {"imported": {"tool": "vllm"}}]"""),
 )
 def test_each_state_of_a_run_comes_back_whole(tmp_path: Path, changes: dict[str, Any]) -> None:
     stages = queue_sweep(np.random.default_rng(1), [2.0], 40.0, service_rps=10.0)

@@ -21,7 +21,7 @@ from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.reports.pages.findings import findings
 from tests.support.args import Cli, args_of
 from tests.support.contract import struct_of
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import on_loop
 
 EACH_WAY_S = 0.04

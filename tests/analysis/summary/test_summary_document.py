@@ -13,19 +13,8 @@ import pytest
 from ampacity.analysis.contract.summary import read_summary, to_json
 from ampacity.analysis.metrics.percentiles import percentiles
 from ampacity.loadgen.rundir.records import KINDS
+from tests.support import synthetic
 from tests.support.contract import summarise
-from tests.support.synthetic import (
-    FLEET,
-    ORIGIN_NS,
-    SLOS,
-    Stage,
-    cohort,
-    fixed,
-    make_run,
-    queue_sweep,
-    request,
-    strict,
-)
 
 CODES = {  # the closed list of docs/summary.md
     "partial",
@@ -65,11 +54,11 @@ CODES = {  # the closed list of docs/summary.md
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    stages = queue_sweep(
+    stages = synthetic.queue_sweep(
         np.random.default_rng(1), [25, 50, 100, 150, 220, 300], 20.0, service_rps=200
     )
     path = tmp_path_factory.mktemp("runs") / "sweep"
-    return summarise(make_run(path, stages, SLOS, fleet_inputs=FLEET))
+    return summarise(synthetic.make_run(path, stages, synthetic.SLOS, fleet_inputs=synthetic.FLEET))
 
 
 def jsonc_block(number: int) -> str:
@@ -105,16 +94,9 @@ def walk(expected: Any, actual: Any, where: str) -> None:
 
 def test_every_name_of_the_contract_is_there(sweep: dict[str, Any]) -> None:
     expected = contract()
-    assert set(expected) >= {
-        "verdict",
-        "stages",
-        "knee",
-        "capacity",
-        "littles_law",
-        "goodput",
-        "fleet",
-        "audit",
-    }
+    assert set(expected) >= set(
+        "verdict stages knee capacity littles_law goodput fleet audit".split()
+    )
     assert "littles_law" in expected["stages"][0]
     expected["workload"]["realised"]["token_source"] = {}
     expected["error_examples"] = {}  # no request failed
@@ -122,21 +104,14 @@ def test_every_name_of_the_contract_is_there(sweep: dict[str, Any]) -> None:
         [],
         {"ttft_s": {}, "itl_s": {}, "e2e_s": {}},
     )
-    walk(expected, strict(sweep), "summary")
+    walk(expected, synthetic.strict(sweep), "summary")
     assert set(sweep["errors"]) == set(KINDS) - {"ok"}
     percentiles = {"p50", "p90", "p95", "p99", "p99_ci", "mean", "n", "infinite"}
     lengths = {"n", "mean", "p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "max"}
     for stage in sweep["stages"]:
         assert set(stage["errors"]) == set(KINDS) - {"ok"}
-        for metric in (
-            "ttft",
-            "ttft_from_schedule",
-            "first_answer",
-            "itl",
-            "icl",
-            "tpot",
-            "e2e",
-            "e2e_from_schedule",
+        for metric in tuple(
+            "ttft ttft_from_schedule first_answer itl icl tpot e2e e2e_from_schedule".split()
         ):
             assert set(stage[f"{metric}_s"]) >= percentiles
         for curve in stage["curves"].values():
@@ -178,20 +153,22 @@ def test_every_key_of_a_real_summary_is_in_the_document(
     sweep: dict[str, Any], tmp_path: Path
 ) -> None:
     cut = [
-        request(i, i * 0.02, ttft_s=None, status="unfinished", ended_ns=ORIGIN_NS + 20 * 10**9)
+        synthetic.request(
+            i, i * 0.02, ttft_s=None, status="unfinished", ended_ns=synthetic.ORIGIN_NS + 20 * 10**9
+        )
         for i in range(400)
     ]
-    failed = [request(i, i * 0.02, ttft_s=None, status="timeout") for i in range(400)]
-    grouped = fixed(400, 0.02, output_tokens=50)
+    failed = [synthetic.request(i, i * 0.02, ttft_s=None, status="timeout") for i in range(400)]
+    grouped = synthetic.fixed(400, 0.02, output_tokens=50)
     runs = [
         sweep,
-        summarise(make_run(tmp_path / "empty", [])),
+        summarise(synthetic.make_run(tmp_path / "empty", [])),
         *(
-            summarise(make_run(tmp_path / name, [Stage(records, 8.0)], slos))
+            summarise(synthetic.make_run(tmp_path / name, [synthetic.Stage(records, 8.0)], slos))
             for name, records, slos in (
-                ("cut", cut, SLOS),
-                ("failed", failed, SLOS),
-                ("grouped", grouped, SLOS),
+                ("cut", cut, synthetic.SLOS),
+                ("failed", failed, synthetic.SLOS),
+                ("grouped", grouped, synthetic.SLOS),
                 ("none", failed, []),
             )
         ),
@@ -211,7 +188,10 @@ def test_every_key_of_a_real_summary_is_in_the_document(
     text = jsonc_block(1) + jsonc_block(2)
     for summary in runs:
         assert (
-            undocumented(to_json(read_summary(strict(summary))), documented, "summary", text) == []
+            undocumented(
+                to_json(read_summary(synthetic.strict(summary))), documented, "summary", text
+            )
+            == []
         )
 
 
@@ -230,20 +210,20 @@ def test_the_reasons_in_the_document_read_as_the_code_writes_them(reason: str) -
     assert f"`{reason}`" in text
     # 490 quick answers, and ten that were cut off: the 495th of 500 is the fifth of these, at
     # 0.74 s
-    quick = [request(i, 0.01 * i, ttft_s=0.5) for i in range(490)]
+    quick = [synthetic.request(i, 0.01 * i, ttft_s=0.5) for i in range(490)]
     cut = [
-        request(
+        synthetic.request(
             900 + i,
             50.0,
             ttft_s=None,
             status="unfinished",
-            ended_ns=ORIGIN_NS + 50_700_000_000 + i * 10_000_000,
+            ended_ns=synthetic.ORIGIN_NS + 50_700_000_000 + i * 10_000_000,
         )
         for i in range(10)
     ]
-    failed = [request(900 + i, 50.0, ttft_s=None, status="timeout") for i in range(10)]
+    failed = [synthetic.request(900 + i, 50.0, ttft_s=None, status="timeout") for i in range(10)]
     cohorts = {"needs": quick[:40], "infinite:": [*quick, *failed], "between": [*quick, *cut]}
-    figures = percentiles(cohort(*cohorts[reason.split()[0]]).ttft(from_schedule=True))
+    figures = percentiles(synthetic.cohort(*cohorts[reason.split()[0]]).ttft(from_schedule=True))
     assert figures.p99_reason == reason
 
 

@@ -26,28 +26,16 @@ from ampacity.loadgen.rundir.meta import fault_of
 from ampacity.loadgen.rundir.records import SCHEMA, STATUSES, RequestRecord, to_batch
 from ampacity.reports.pages.run_report import render_report
 from ampacity.reports.pages.terminal import render_table
+from tests.support import synthetic
 from tests.support.contract import summarise
 from tests.support.repeats import often
-from tests.support.synthetic import (
-    FLEET,
-    ORIGIN_NS,
-    Stage,
-    fixed,
-    make_run,
-    request,
-    run_meta,
-    strict,
-)
 
 _seconds = st.floats(0, 20, allow_nan=False)
-_TIMES = (
-    "scheduled_ns",
-    "dispatched_ns",
-    "started_ns",
-    "first_token_ns",
-    "first_answer_ns",
-    "last_token_ns",
-    "ended_ns",
+_TIMES = tuple(
+    (
+        "scheduled_ns dispatched_ns started_ns first_token_ns first_answer_ns last_token_ns "
+        "ended_ns"
+    ).split()
 )
 _tokens = st.none() | st.integers(0, 50)
 
@@ -56,7 +44,7 @@ _tokens = st.none() | st.integers(0, 50)
 def _record(draw: st.DrawFn) -> RequestRecord:
     chunks = sorted(draw(st.lists(st.integers(0, 10**7), max_size=6)))
     known = draw(st.booleans())
-    at_ns = sorted(ORIGIN_NS + round(draw(_seconds) * 1e9) for _ in _TIMES)
+    at_ns = sorted(synthetic.ORIGIN_NS + round(draw(_seconds) * 1e9) for _ in _TIMES)
     times: dict[str, Any] = {
         n: ns if n == "scheduled_ns" or draw(st.booleans()) else None
         for n, ns in zip(_TIMES, at_ns, strict=True)
@@ -89,14 +77,7 @@ def _record(draw: st.DrawFn) -> RequestRecord:
     st.lists(_record(), max_size=60, unique_by=lambda r: (r.request_id, r.stage, r.attempt)),
     st.lists(
         st.sampled_from(
-            [
-                "ttft_p50=1s",
-                "itl_p99=50ms",
-                "icl_p50=1ms",
-                "tpot_p95=2ms",
-                "e2e_p99=5s",
-                "first_answer_p90=1s",
-            ]
+            "ttft_p50=1s itl_p99=50ms icl_p50=1ms tpot_p95=2ms e2e_p99=5s first_answer_p90=1s".split()
         ),
         max_size=3,
         unique=True,
@@ -108,7 +89,7 @@ def test_any_records_give_a_strict_summary(
     records: list[RequestRecord], slos: list[str], warmup: int | None, complete: bool
 ) -> None:
     stages = [
-        Stage(
+        synthetic.Stage(
             [r for r in records if r.stage == i],
             20.0,
             concurrency=3 if i == 2 else None,
@@ -116,11 +97,11 @@ def test_any_records_give_a_strict_summary(
         )
         for i in range(3)
     ]
-    meta = run_meta(stages, slos, warmup_requests=warmup, fleet_inputs=FLEET)
+    meta = synthetic.run_meta(stages, slos, warmup_requests=warmup, fleet_inputs=synthetic.FLEET)
     table = pa.Table.from_batches([to_batch(records)], schema=SCHEMA)
     run = Run(path=Path("nowhere"), meta=meta, requests=table, server=None, complete=complete)
     summary = summarise(run)
-    strict(summary)
+    synthetic.strict(summary)
     assert summary["verdict"]
     assert sum(summary["errors"].values()) <= summary["requests"]
 
@@ -131,11 +112,11 @@ def test_any_records_give_a_strict_summary(
         (
             7,
             "first_token_ns",
-            ORIGIN_NS - 300_000_000,
-            f"before started_ns, {ORIGIN_NS + 700_000_000}",
+            synthetic.ORIGIN_NS - 300_000_000,
+            f"before started_ns, {synthetic.ORIGIN_NS + 700_000_000}",
         ),
-        (7, "ended_ns", ORIGIN_NS, "before last_token_ns"),
-        (7, "started_ns", ORIGIN_NS, "before scheduled_ns"),
+        (7, "ended_ns", synthetic.ORIGIN_NS, "before last_token_ns"),
+        (7, "started_ns", synthetic.ORIGIN_NS, "before scheduled_ns"),
         (7, "output_tokens", -7, "below zero"),
         (7, "scheduled_ns", None, "which every record has"),
         (7, "stage", 99, "which run.json does not have"),
@@ -147,8 +128,8 @@ def test_any_records_give_a_strict_summary(
     ],
 )
 def test_a_record_that_no_run_writes_is_named(row: int, column: str, value: Any, said: str) -> None:
-    records = fixed(30, 0.1)  # the request of row i started i * 0.1 s after the origin
-    run = _run_of(run_meta([Stage(records, 3.0)]))
+    records = synthetic.fixed(30, 0.1)  # the request of row i started i * 0.1 s after the origin
+    run = _run_of(synthetic.run_meta([synthetic.Stage(records, 3.0)]))
     setattr(records[row], column, value)
     table = pa.Table.from_batches([to_batch(records)], schema=SCHEMA)
     with pytest.raises(RecordsError) as caught:
@@ -160,7 +141,7 @@ def test_a_record_that_no_run_writes_is_named(row: int, column: str, value: Any,
 
 
 def test_records_that_stand_there_twice_are_refused() -> None:
-    run = _run_of(run_meta([Stage(fixed(30, 0.1), 3.0)]))
+    run = _run_of(synthetic.run_meta([synthetic.Stage(synthetic.fixed(30, 0.1), 3.0)]))
     with pytest.raises(
         RecordsError, match="row 30: request_id is 0, with attempt 0 of stage 0 for the second"
     ):
@@ -169,10 +150,10 @@ def test_records_that_stand_there_twice_are_refused() -> None:
 
 def test_chunks_are_looked_at_in_every_part_of_a_table_and_a_list_begins_anew() -> None:
     """Row 40 stands in the second part, behind lists that are null or empty."""
-    records = fixed(60, 0.1)
+    records = synthetic.fixed(60, 0.1)
     records[35].chunk_at_us = records[36].chunk_at_us = []
     records[36].chunk_tokens = []
-    meta = run_meta([Stage(records, 6.0)])
+    meta = synthetic.run_meta([synthetic.Stage(records, 6.0)])
 
     def refused() -> str:
         parts = [to_batch(records[:30]), to_batch(records[30:])]
@@ -203,7 +184,7 @@ def test_chunks_are_looked_at_in_every_part_of_a_table_and_a_list_begins_anew() 
 
 
 def test_a_chunk_whose_count_is_null_is_refused() -> None:
-    run = _run_of(run_meta([Stage(fixed(30, 0.1), 3.0)]))
+    run = _run_of(synthetic.run_meta([synthetic.Stage(synthetic.fixed(30, 0.1), 3.0)]))
     field = SCHEMA.field("chunk_tokens")
     counts = pa.array([[1] * 5] * 29 + [[1, None, 1, 1, 1]], type=field.type)
     with pytest.raises(
@@ -218,9 +199,12 @@ def test_a_chunk_whose_count_is_null_is_refused() -> None:
 
 
 def test_a_bare_run_json_is_enough() -> None:
-    meta = {"stages": [{"index": 0, "kind": "open", "start_ns": ORIGIN_NS}], "status": "running"}
-    table = pa.Table.from_batches([to_batch(fixed(30, 0.1))], schema=SCHEMA)
-    summary = strict(summarise(Run(Path("nowhere"), meta, table, None, complete=False)))
+    meta = {
+        "stages": [{"index": 0, "kind": "open", "start_ns": synthetic.ORIGIN_NS}],
+        "status": "running",
+    }
+    table = pa.Table.from_batches([to_batch(synthetic.fixed(30, 0.1))], schema=SCHEMA)
+    summary = synthetic.strict(summarise(Run(Path("nowhere"), meta, table, None, complete=False)))
     assert summary["requests"] == 30
     assert summary["stages"][0]["window"]["end_s"] > 2.0
 
@@ -262,7 +246,7 @@ def test_a_bare_run_json_is_enough() -> None:
 def test_an_entry_that_no_run_writes_is_named(
     path: tuple[Any, ...], value: Any, said: str, tmp_path: Path
 ) -> None:
-    run = make_run(tmp_path / "run", [Stage(fixed(30, 0.1), 3.0)])
+    run = synthetic.make_run(tmp_path / "run", [synthetic.Stage(synthetic.fixed(30, 0.1), 3.0)])
     (run.path / "run.json").write_text(json.dumps({"schema_version": 1, **_tampered(path, value)}))
     with pytest.raises(RunDirError) as caught:
         load_run(run.path)
@@ -275,29 +259,20 @@ def test_an_entry_that_no_run_writes_is_named(
 def test_samples_of_a_server_that_no_run_writes_are_refused(
     column: dict[str, Any], tmp_path: Path
 ) -> None:
-    run = make_run(tmp_path / "run", [Stage(fixed(30, 0.1), 3.0)])
-    pq.write_table(pa.table({"at_ns": [ORIGIN_NS], **column}), run.path / "server.parquet")
+    run = synthetic.make_run(tmp_path / "run", [synthetic.Stage(synthetic.fixed(30, 0.1), 3.0)])
+    pq.write_table(
+        pa.table({"at_ns": [synthetic.ORIGIN_NS], **column}), run.path / "server.parquet"
+    )
     with pytest.raises(
         RunDirError, match=r"server.parquet: (column running|column at_ns|a sample has no at_ns)"
     ):
         load_run(run.path)
 
 
-SEARCH: dict[str, Any] = {
-    "precision": 0.05,
-    "reached": False,
-    "ended": "x",
-    "more_requests": 9,
-    "path": [{"stage": 0, "offered_rps": 10.0, "why": "start"}],
-}
-BURST: dict[str, Any] = {
-    "base_rps": 10.0,
-    "base_s": 1.0,
-    "burst_s": 1.0,
-    "recovery_s": 1.0,
-    "factor": 2.0,
-    "shape": "step",
-}
+SEARCH: dict[str, Any] = json.loads("""{"precision": 0.05, "reached": false, "ended": "x",
+    "more_requests": 9, "path": [{"stage": 0, "offered_rps": 10.0, "why": "start"}]}""")
+BURST: dict[str, Any] = json.loads("""{"base_rps": 10.0, "base_s": 1.0, "burst_s": 1.0,
+    "recovery_s": 1.0, "factor": 2.0, "shape": "step"}""")
 IMPORTED: dict[str, Any] = {
     "tool": "x",
     "definitions": [{"what": "a", "theirs": "b", "ours": "c"}],
@@ -306,12 +281,12 @@ IMPORTED: dict[str, Any] = {
 
 
 def _tampered(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    stage = Stage(
-        fixed(30, 0.1),
+    stage = synthetic.Stage(
+        synthetic.fixed(30, 0.1),
         3.0,
         extra={"sessions": {"begun": 1, "cut": ["0-1"]}, "cached_share_planned": 0.5},
     )
-    meta = run_meta([stage], ["ttft_p90=1s"], fleet_inputs=FLEET)
+    meta = synthetic.run_meta([stage], ["ttft_p90=1s"], fleet_inputs=synthetic.FLEET)
     extra = {"search": SEARCH, "burst": BURST, "imported": IMPORTED}
     meta |= {name: copy.deepcopy(extra[name]) for name in extra if name == path[0]}
     meta["workload"] |= {
@@ -326,7 +301,7 @@ def _tampered(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
 
 
 def _run_of(meta: dict[str, Any], complete: bool = True) -> Run:
-    table = pa.Table.from_batches([to_batch(fixed(30, 0.1))], schema=SCHEMA)
+    table = pa.Table.from_batches([to_batch(synthetic.fixed(30, 0.1))], schema=SCHEMA)
     return Run(Path("nowhere"), meta, table, None, complete=complete)
 
 
@@ -340,56 +315,18 @@ _json = st.recursive(
 
 
 NAMES: dict[tuple[Any, ...], Any] = {  # what is tampered with, by where it is
-    (): [
-        "status",
-        "status_reason",
-        "predicted",
-        "warmup_requests",
-        "started_utc",
-        "search",
-        "burst",
-        "imported",
-        "workload",
-        "slos",
-        "stages",
-        "notes",
-        "locked",
-        "fleet_inputs",
-        "host",
-    ],
-    ("stages", 0): [
-        "index",
-        "kind",
-        "offered_rps",
-        "concurrency",
-        "start_ns",
-        "end_ns",
-        "sessions",
-        "lengths",
-        "cached_share_planned",
-        "audit",
-        "ramp_s",
-        "scheduled_requests",
-        "drained_ns",
-        "ended_early",
-    ],
-    ("stages", 0, "audit"): [
-        "cpu_fraction",
-        "client_limited",
-        "client_limited_reason",
-        "slip_p99_s",
-    ],
+    (): (
+        "status status_reason predicted warmup_requests started_utc search burst imported "
+        "workload slos stages notes locked fleet_inputs host"
+    ).split(),
+    ("stages", 0): (
+        "index kind offered_rps concurrency start_ns end_ns sessions lengths "
+        "cached_share_planned audit ramp_s scheduled_requests drained_ns ended_early"
+    ).split(),
+    ("stages", 0, "audit"): "cpu_fraction client_limited client_limited_reason slip_p99_s".split(),
     ("stages", 0, "sessions"): ("begun", "cut"),
-    ("fleet_inputs",): FLEET,
-    ("workload",): [
-        "prompts",
-        "trace",
-        "name",
-        "input_tokens",
-        "output_tokens",
-        "classes",
-        "arrivals",
-    ],
+    ("fleet_inputs",): synthetic.FLEET,
+    ("workload",): "prompts trace name input_tokens output_tokens classes arrivals".split(),
     ("slos", 0): ("metric", "quantile", "limit_s", "text"),
     ("search",): SEARCH,
     ("search", "path", 0): SEARCH["path"][0],
@@ -414,7 +351,7 @@ def test_a_tampered_run_json_gives_a_report_or_one_line(
     if line is None:
         try:
             summary = summarise(_run_of(meta, complete))
-            render_table(read_summary(strict(summary)), Console(file=io.StringIO()))
+            render_table(read_summary(synthetic.strict(summary)), Console(file=io.StringIO()))
             if html:
                 render_report(read_summary(summary), meta)
             return
@@ -431,8 +368,8 @@ def test_a_hundred_thousand_requests_take_seconds() -> None:
     n, tokens = 100_000, 100
     rng = np.random.default_rng(6)
     at_us = np.cumsum(rng.integers(5_000, 15_000, (n, tokens)), axis=1).astype(np.uint32)
-    scheduled = ORIGIN_NS + np.arange(n) * 1_000_000
-    template = request(0, 0.0, gaps_s=[0.01])
+    scheduled = synthetic.ORIGIN_NS + np.arange(n) * 1_000_000
+    template = synthetic.request(0, 0.0, gaps_s=[0.01])
     columns = {
         name: pa.array([value] * n, type=SCHEMA.field(name).type)
         for name, value in zip(
@@ -452,8 +389,8 @@ def test_a_hundred_thousand_requests_take_seconds() -> None:
     offsets = pa.array(np.arange(0, n * tokens + 1, tokens, dtype=np.int32))
     columns["chunk_at_us"] = pa.ListArray.from_arrays(offsets, pa.array(at_us.ravel()))
     table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
-    meta = run_meta(
-        [Stage([], n / 1000, offered_rps=1000.0, scheduled_requests=n)],
+    meta = synthetic.run_meta(
+        [synthetic.Stage([], n / 1000, offered_rps=1000.0, scheduled_requests=n)],
         ["ttft_p99=2s", "itl_p99=50ms"],
     )
     began = time.monotonic()

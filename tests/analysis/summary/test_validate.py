@@ -133,12 +133,9 @@ def test_two_scrapes_leave_what_came_in_between() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [
-        '_bucket{le="x"} 3',
-        '_bucket{le="1"} NaN',
-        '_bucket{le="1"} 5\nvllm:time_to_first_token_seconds_bucket{le="+Inf"} 3',
-        '_bucket{le="1"} 5',
-    ],
+    json.loads(r"""["_bucket{le=\"x\"} 3", "_bucket{le=\"1\"} NaN",
+        "_bucket{le=\"1\"} 5\nvllm:time_to_first_token_seconds_bucket{le=\"+Inf\"} 3",
+        "_bucket{le=\"1\"} 5"]"""),
 )
 def test_damaged_page_is_one_line(line: str) -> None:
     with pytest.raises(ValidateError):
@@ -159,14 +156,10 @@ def test_no_page_ends_in_a_traceback(noise: str, cut: int) -> None:
 
 # ---- findings
 
-STAGE: dict[str, Any] = {
-    "index": 0,
-    "achieved_rps": 10.0,
-    "ttft_s": {"p95": 0.2, "p99": 0.5, "n": 1000},
-    "itl_s": {"p95": 0.02, "n": 9000},
-    "icl_s": {"n": 0},
-    "server": {"gpu_utilization": 0.6, "kv_cache_usage_max": None, "prefix_hit_rate": 0.5},
-}
+STAGE: dict[str, Any] = json.loads("""{"index": 0, "achieved_rps": 10.0,
+    "ttft_s": {"p95": 0.2, "p99": 0.5, "n": 1000}, "itl_s": {"p95": 0.02, "n": 9000},
+    "icl_s": {"n": 0}, "server": {"gpu_utilization": 0.6, "kv_cache_usage_max": null,
+    "prefix_hit_rate": 0.5}}""")
 RNG = np.random.default_rng(5)
 BENCH = Benchmark(
     struct_of(contract.Stage, STAGE),

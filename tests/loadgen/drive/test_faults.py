@@ -26,11 +26,11 @@ from ampacity.loadgen.rundir.files import load_run
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.loadgen.send.endpoint import parse_endpoint
-from tests.support.certificates import make_certificate
 from tests.support.contract import summarise
-from tests.support.fault_server import FaultServer
-from tests.support.faults import FAULTS, Call, drop, ok
 from tests.support.repeats import often
+from tests.support.servers.certificates import make_certificate
+from tests.support.servers.fault_server import FaultServer
+from tests.support.servers.faults import FAULTS, Call, drop, ok
 from tests.support.stage_driving import (
     Driven,
     Made,
@@ -233,7 +233,15 @@ def test_requests_that_find_no_descriptor_are_counted_as_the_clients_and_harm_no
     descriptors of its own."""
     import resource
 
-    command = [sys.executable, "-m", "tests.support.fault_server", "--port", "0", "--gap-ms", "100"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.servers.fault_server",
+        "--port",
+        "0",
+        "--gap-ms",
+        "100",
+    ]
     server = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
     )

@@ -17,7 +17,7 @@ from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.loadgen.sleeper import Sleeper
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import (
     Driven,
     Made,

@@ -35,7 +35,7 @@ from ampacity.workloads.prompts.tokenizers import WORDS
 from ampacity.workloads.schedule import Schedule, open_schedule
 from ampacity.workloads.sessions import Sessions
 from tests.streams.playing import json_response
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import Driven, on_loop
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
@@ -405,15 +405,7 @@ def test_any_number_of_workers_says_the_same_and_another_salt_says_all_else() ->
     hashes = [h for stage in [*whole, prompts_of(stages[0], "other")] for h in stage.values()]
     assert len(set(hashes)) == len(hashes) > 500
     again = open_schedule(load, **how, stage=0)
-    for column in [
-        "scheduled_s",
-        "input_tokens",
-        "output_tokens",
-        "session",
-        "turn",
-        "think_s",
-        "after",
-    ]:
+    for column in "scheduled_s input_tokens output_tokens session turn think_s after".split():
         assert getattr(again, column).tobytes() == getattr(stages[0], column).tobytes()
 
 

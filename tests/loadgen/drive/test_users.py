@@ -14,7 +14,7 @@ from ampacity.workloads.lengths.parse import Fixed
 from ampacity.workloads.profile import Workload
 from ampacity.workloads.schedule import Schedule, closed_schedule
 from ampacity.workloads.sessions import Sessions
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import Driven, schedule_at, served_stage
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself

@@ -16,7 +16,7 @@ from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.stage_warnings import resent as resent_rule
 from tests.support.args import Cli, args_of
 from tests.support.contract import struct_of
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 
 LOAD = args_of("--rates 60 --duration 1s --input-tokens 5 --output-tokens 4 --seed 1")
 
@@ -70,8 +70,7 @@ def test_a_server_that_keeps_connections_keeps_them(cli: Cli, tmp_path: Path) ->
 
 
 def test_a_connection_for_each_that_was_asked_for_says_nothing_of_the_server(
-    cli: Cli,
-    tmp_path: Path,
+    cli: Cli, tmp_path: Path
 ) -> None:
     with FaultServer() as server:
         rows, meta, connections = played(cli, server, tmp_path / "run", "--connections", "new")

@@ -17,7 +17,7 @@ from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.kernel_stamps import KernelReader
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.records import RequestRecord
-from tests.support.kernel_wires import Sink, ended, with_runner
+from tests.support.servers.kernel_wires import Sink, ended, with_runner
 from tests.support.stage_driving import on_loop, schedule_at
 
 pytestmark = pytest.mark.skipif(not kernel_stamps.AVAILABLE, reason="kernel time stamps need Linux")

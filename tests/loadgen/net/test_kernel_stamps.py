@@ -21,15 +21,7 @@ from ampacity.loadgen.net.kernel_stamps import LATEST, TURN_NS, KernelReader
 from ampacity.loadgen.plan import Limits, StagePlan, StageResult
 from ampacity.loadgen.receive.hot_path import READ_BYTES
 from ampacity.loadgen.rundir.records import RequestRecord
-from tests.support.kernel_wires import (
-    CLOCKS_NS,
-    Sink,
-    connected,
-    ended,
-    listening,
-    with_runner,
-    written_and_read_late,
-)
+from tests.support.servers import kernel_wires
 from tests.support.stage_driving import on_loop, schedule_at
 from tests.support.waiting import until
 
@@ -48,22 +40,24 @@ def test_what_is_read_5_ms_late_has_the_date_of_its_arrival(
 
     async def main() -> None:
         reader = KernelReader(date_by_kernel=True, on_delay=delays_s.append)
-        with listening() as server:
-            sinks, peers = await connected(reader, server, 30)
+        with kernel_wires.listening() as server:
+            sinks, peers = await kernel_wires.connected(reader, server, 30)
             for peer in peers:
                 peer.send(b"stamps begin with the first packets of a process")
             await until(lambda: all(sink.reads for sink in sinks))
             delays_s.clear()
-            spans = written_and_read_late(peers, reader)
+            spans = kernel_wires.written_and_read_late(peers, reader)
             for sink, (before_ns, after_ns) in zip(sinks, spans, strict=True):
                 at_ns, data = sink.reads[-1]
                 assert data == b"x" * 250
-                assert before_ns - CLOCKS_NS <= at_ns <= after_ns + CLOCKS_NS
-            await ended(reader, sinks, peers)
+                assert (
+                    before_ns - kernel_wires.CLOCKS_NS <= at_ns <= after_ns + kernel_wires.CLOCKS_NS
+                )
+            await kernel_wires.ended(reader, sinks, peers)
 
     on_loop(loop, main())
     assert len(delays_s) == 30
-    assert all(delay_s >= 0.005 - CLOCKS_NS / 1e9 for delay_s in delays_s)
+    assert all(delay_s >= 0.005 - kernel_wires.CLOCKS_NS / 1e9 for delay_s in delays_s)
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
@@ -71,17 +65,17 @@ def test_a_megabyte_and_the_end_behind_it_are_read_whole(loop: str) -> None:
     """More than one read holds, and no news after it: a socket is told of only once."""
     sent = bytes(range(256)) * 4096
 
-    async def main() -> Sink:
+    async def main() -> kernel_wires.Sink:
         reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
-        with listening() as server:
-            sinks, peers = await connected(reader, server, 1)
+        with kernel_wires.listening() as server:
+            sinks, peers = await kernel_wires.connected(reader, server, 1)
             sending = threading.Thread(target=lambda: (peers[0].sendall(sent), peers[0].close()))
             sending.start()
             async with asyncio.timeout(20):
                 while not sinks[0].lost:
                     await asyncio.sleep(0.005)
             sending.join()
-            await ended(reader, sinks, [])
+            await kernel_wires.ended(reader, sinks, [])
         return sinks[0]
 
     sink = on_loop(loop, main())
@@ -95,13 +89,13 @@ def test_a_read_that_cannot_be_used_harms_no_other() -> None:
     others go on."""
     told: list[str] = []
 
-    async def main() -> list[Sink]:
+    async def main() -> list[kernel_wires.Sink]:
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: told.append(str(context["exception"]))
         )
         reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
-        with listening() as server:
-            sinks, peers = await connected(reader, server, 4)
+        with kernel_wires.listening() as server:
+            sinks, peers = await kernel_wires.connected(reader, server, 4)
 
             def broken(at_ns: int, data: bytes) -> bool:
                 raise RuntimeError("broken")
@@ -120,7 +114,7 @@ def test_a_read_that_cannot_be_used_harms_no_other() -> None:
                     sum(len(d) for _, d in sinks[k].reads) <= READ_BYTES for k in (0, 2)
                 ):
                     await asyncio.sleep(0.001)
-            await ended(reader, sinks, peers)
+            await kernel_wires.ended(reader, sinks, peers)
         return sinks
 
     on_loop("uvloop", main())
@@ -136,8 +130,8 @@ def test_reads_wait_for_their_turn_only_while_streams_are_not_read_twice_in_two_
 
     async def main() -> None:
         reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
-        with listening() as server:
-            sinks, peers = await connected(reader, server, 32)
+        with kernel_wires.listening() as server:
+            sinks, peers = await kernel_wires.connected(reader, server, 32)
 
             def play(rounds: int, gap_s: float) -> None:
                 for _ in range(rounds):
@@ -163,7 +157,7 @@ def test_reads_wait_for_their_turn_only_while_streams_are_not_read_twice_in_two_
             ):  # merged, near reads are not to be seen: all are made at once now and then
                 play(rounds, 3 * TURN_NS / 1e9)
                 looked.append(not reader._may_wait())
-            await ended(reader, sinks, peers)
+            await kernel_wires.ended(reader, sinks, peers)
 
     on_loop("uvloop", main())
     assert seen == [True, False, False, True]
@@ -177,13 +171,13 @@ def test_many_streams_are_read_in_turns_and_each_date_is_that_of_its_arrival() -
     spans: list[list[tuple[int, int]]] = [[] for _ in range(streams)]
     turns: list[int] = []
 
-    async def main() -> list[Sink]:
+    async def main() -> list[kernel_wires.Sink]:
         reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
         reader.patient = True
         real = reader.turn
         reader.turn = lambda: turns.append(real()) or turns[-1]  # type: ignore[method-assign,func-returns-value]
-        with listening() as server:
-            sinks, peers = await connected(reader, server, streams)
+        with kernel_wires.listening() as server:
+            sinks, peers = await kernel_wires.connected(reader, server, streams)
 
             def write() -> None:
                 begin_s = time.monotonic()
@@ -196,7 +190,7 @@ def test_many_streams_are_read_in_turns_and_each_date_is_that_of_its_arrival() -
 
             await asyncio.to_thread(write)
             await until(lambda: all(sink.size == tokens for sink in sinks))
-            await ended(reader, sinks, peers)
+            await kernel_wires.ended(reader, sinks, peers)
         return sinks
 
     sinks = on_loop("uvloop", main())
@@ -206,7 +200,9 @@ def test_many_streams_are_read_in_turns_and_each_date_is_that_of_its_arrival() -
         assert sink.size == tokens
         dates = [at_ns for at_ns, data in sink.reads for _ in data]
         for at_ns, (before_ns, after_ns) in zip(dates, written, strict=True):
-            right += before_ns - CLOCKS_NS <= at_ns <= after_ns + CLOCKS_NS
+            right += (
+                before_ns - kernel_wires.CLOCKS_NS <= at_ns <= after_ns + kernel_wires.CLOCKS_NS
+            )
             total += 1
     # dates of the reads would be right in one of twenty; what is not is merged, while this machine
     # did something else
@@ -227,7 +223,7 @@ def test_reads_may_wait_only_where_no_request_follows_from_an_answer(
         runner.prepare(StagePlan(0, kind, schedule_at([0.0, 0.1]), 0.2, **level))
         return client._kernel_reader().patient
 
-    assert with_runner(use, Limits(retries=retries)) is patient
+    assert kernel_wires.with_runner(use, Limits(retries=retries)) is patient
 
 
 def test_kept_connections_of_an_earlier_stage_are_audited_too(
@@ -239,7 +235,7 @@ def test_kept_connections_of_an_earlier_stage_are_audited_too(
         plan = StagePlan(0, "open", schedule_at([0.0] * 20), 0.1, offered_rps=200.0, drain_s=5)
         return [await runner.run(plan), await runner.run(plan)]
 
-    first, second = with_runner(use)
+    first, second = kernel_wires.with_runner(use)
     assert len(first.measures.receive_delays_s) > 0
     assert len(second.measures.receive_delays_s) > 0
 
@@ -262,7 +258,7 @@ def test_an_error_while_answers_are_judged_ends_the_stage_and_says_so(
             StagePlan(0, "open", schedule_at(times_s), 10.0, offered_rps=100.0, drain_s=5)
         )
 
-    meta = with_runner(use, on_record=refuse).meta
+    meta = kernel_wires.with_runner(use, on_record=refuse).meta
     assert meta["ended_early"] == "an answer could not be parsed or a request built: no room"
     assert meta["scheduled_requests"] < 1000
 
@@ -284,7 +280,7 @@ def test_answers_that_wait_to_be_judged_are_few_though_there_is_never_time(
             StagePlan(0, "open", schedule_at(times_s), 0.2, offered_rps=200.0, drain_s=5)
         )
 
-    with_runner(use)
+    kernel_wires.with_runner(use)
     assert waiting == [3] * 37 + [2, 1, 0]
 
 

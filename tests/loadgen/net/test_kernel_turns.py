@@ -15,8 +15,8 @@ from ampacity.loadgen.plan import Limits
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.sleeper import Sleeper
-from tests.support.fault_server import FaultServer
-from tests.support.kernel_wires import Sink, connected, ended, listening
+from tests.support.servers.fault_server import FaultServer
+from tests.support.servers.kernel_wires import Sink, connected, ended, listening
 from tests.support.stage_driving import Driven, on_loop, run_stage, schedule_at
 from tests.support.waiting import until
 

@@ -22,8 +22,8 @@ from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.send.requests import ScheduledRequests
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
-from tests.support.certificates import make_certificate
-from tests.support.fault_server import FaultServer
+from tests.support.servers.certificates import make_certificate
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import on_loop, schedule_at
 
 SECRET = "Basic " + base64.b64encode(b"user:p@ss").decode()
@@ -68,10 +68,7 @@ async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def through(
-    proxy: FakeProxy,
-    endpoint: Endpoint,
-    context: ssl.SSLContext | None,
-    named: Proxy | None = None,
+    proxy: FakeProxy, endpoint: Endpoint, context: ssl.SSLContext | None, named: Proxy | None = None
 ) -> list[RequestRecord]:
     """The records of three requests through the proxy, or through what is ``named`` instead."""
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
@@ -162,12 +159,8 @@ def test_which_proxy(environment: Any) -> None:
     assert proxy_for(http, ["127.0.0.1"]) is None
     environment(http_proxy="http://proxy.example:3128", no_proxy="llm.example")
     assert proxy_for(http, ["10.0.0.1"]) is None
-    for unusable in (
-        "socks5://p:1080",
-        "http://p:abc",
-        "http://p:99999",
-        "http://[::1",
-        "http://:8",
+    for unusable in tuple(
+        "socks5://p:1080 http://p:abc http://p:99999 http://[::1 http://:8".split()
     ):
         environment(http_proxy=unusable)
         with pytest.raises(EndpointError, match="NO_PROXY"):

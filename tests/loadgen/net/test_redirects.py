@@ -10,7 +10,7 @@ from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.net.redirects import final_endpoint, moved
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, parse_endpoint
 from ampacity.loadgen.send.keys import Keys
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import on_loop
 
 KEY = "sk-very-secret-42"

@@ -82,8 +82,7 @@ def test_prompts_beyond_a_context_that_was_not_known_are_left_out_and_named(
 
 
 def test_a_workload_that_does_not_fit_is_refused_before_the_run_and_cut_where_asked(
-    cli: Cli,
-    tmp_path: Path,
+    cli: Cli, tmp_path: Path
 ) -> None:
     """Chat's p50 is 1,020 tokens of input: at 2,048 about one request in seven is too long."""
     with OddTokenizer(tokenize="ids", context=2048) as server:

@@ -22,7 +22,7 @@ from ampacity.loadgen.probe.results import ProbeResult
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, parse_endpoint
 from ampacity.loadgen.send.keys import Keys
 from ampacity.progress import Progress
-from tests.support.faults import Request
+from tests.support.servers.faults import Request
 from tests.support.stage_driving import on_loop
 
 STREAMS = Path(__file__).parents[2] / "streams"

@@ -24,8 +24,8 @@ from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, is_loopback, parse_endpoint
 from ampacity.loadgen.send.keys import Keys
 from ampacity.loadgen.send.protocols import Dialect, RequestShape
-from tests.support.certificates import make_certificate
-from tests.support.fault_server import FaultServer
+from tests.support.servers.certificates import make_certificate
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import on_loop
 
 KEY = "sk-very-secret-42"

@@ -9,14 +9,8 @@ from hypothesis import strategies as st
 from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord, to_batch
+from ampacity.loadgen.send import history
 from ampacity.loadgen.send.endpoint import parse_endpoint
-from ampacity.loadgen.send.history import (
-    AnswerContent,
-    Call,
-    CallPieces,
-    answer_messages,
-    result_messages,
-)
 from ampacity.loadgen.send.keys import Keys
 from ampacity.loadgen.send.protocols import Api, Dialect, RequestShape
 from tests.streams.playing import END, HEAD, MS, http_chunk, json_response, new_exchange
@@ -39,13 +33,9 @@ def play(api: Api, *events: dict[str, object], end: bytes = END) -> RequestRecor
     return exchange.record
 
 
-RESPONSES_USAGE = {
-    "input_tokens": 12,
-    "input_tokens_details": {"cached_tokens": 4},
-    "output_tokens": 5,
-    "output_tokens_details": {"reasoning_tokens": 2},
-    "total_tokens": 17,
-}
+RESPONSES_USAGE = json.loads("""{"input_tokens": 12,
+    "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 5,
+    "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 17}""")
 
 
 def said(delta: str, kind: str = "output_text") -> dict[str, object]:
@@ -287,62 +277,18 @@ def test_the_key_goes_where_the_api_wants_it(monkeypatch: pytest.MonkeyPatch) ->
 
 # -- whatever comes --------------------------------------------------------------------------------
 
-NAMES = [
-    "type",
-    "delta",
-    "choices",
-    "content",
-    "tool_calls",
-    "function",
-    "function_call",
-    "arguments",
-    "name",
-    "index",
-    "id",
-    "text",
-    "thinking",
-    "reasoning",
-    "message",
-    "error",
-    "errors",
-    "detail",
-    "object",
-    "usage",
-    "response",
-    "status",
-    "output",
-    "item",
-    "output_index",
-    "content_block",
-    "finish_reason",
-    "stop_reason",
-    "refusal",
-    "summary",
-    "input",
-    "partial_json",
-    "data",
-]
-WORDS = [
-    "content_block_delta",
-    "content_block_start",
-    "message_delta",
-    "message_start",
-    "text_delta",
-    "input_json_delta",
-    "tool_use",
-    "response.output_text.delta",
-    "response.output_item.added",
-    "response.function_call_arguments.delta",
-    "response.completed",
-    "function_call",
-    "failed",
-    "completed",
-    "error",
-    "stop",
-    "<think>",
-    "</think>",
-    "a",
-]
+NAMES = (
+    "type delta choices content tool_calls function function_call arguments name index id "
+    "text thinking reasoning message error errors detail object usage response status "
+    "output item output_index content_block finish_reason stop_reason refusal summary "
+    "input partial_json data"
+).split()
+WORDS = (
+    "content_block_delta content_block_start message_delta message_start text_delta "
+    "input_json_delta tool_use response.output_text.delta response.output_item.added "
+    "response.function_call_arguments.delta response.completed function_call failed "
+    "completed error stop <think> </think> a"
+).split()
 WORDS += ["\ud83d", "\ude00", ""]
 LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(-1, 3), st.floats(), st.sampled_from(WORDS)
@@ -382,18 +328,21 @@ def test_whatever_a_server_says_ends_as_one_record_and_can_be_told_again(
     to_batch([exchange.record])
     told = exchange.content()
     for other in ("chat", "completions", "messages", "responses"):
-        for message in [*answer_messages(told, other), *result_messages(told.calls, [], other)]:
+        for message in [
+            *history.answer_messages(told, other),
+            *history.result_messages(told.calls, [], other),
+        ]:
             json.loads(message)
 
 
 def test_arguments_and_events_that_are_nested_deep_harm_nothing() -> None:
     deep = "[" * 5000 + "]" * 5000
-    told = AnswerContent("", (Call("a", "f", "{}"),))
-    pieces = CallPieces()
+    told = history.AnswerContent("", (history.Call("a", "f", "{}"),))
+    pieces = history.CallPieces()
     pieces.add(0, "a", "f", f'{{"a": {deep}}}')
-    told = AnswerContent("", pieces.calls())
+    told = history.AnswerContent("", pieces.calls())
     for api in ("chat", "messages", "responses"):
-        assert json.loads(answer_messages(told, api)[0])
+        assert json.loads(history.answer_messages(told, api)[0])
     assert (
         play(
             "chat",

@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 
 from tests.loadgen.receive.test_exchange import FINISH, OK, chunk, ends, event, text
-from tests.streams.playing import (
-    END,
-    HEAD,
-    MS,
-    http_chunk,
-    json_response,
-    new_exchange,
-    play,
-)
+from tests.streams.playing import END, HEAD, MS, http_chunk, json_response, new_exchange, play
 
 UNFRAMED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
@@ -357,12 +349,7 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
         1,
         "without a finish reason: no upstream",
     ),
-    "JSON cut off": (
-        json_response(WHOLE[:40]),
-        "truncated",
-        None,
-        "Input data was truncated",
-    ),
+    "JSON cut off": (json_response(WHOLE[:40]), "truncated", None, "Input data was truncated"),
     "JSON cut off, under another type": (
         UNFRAMED.replace(b"event-stream", b"plain") + WHOLE[:40],
         "truncated",

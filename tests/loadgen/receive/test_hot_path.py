@@ -20,7 +20,7 @@ import pytest
 
 from ampacity.loadgen.net.kernel_stamps import NEAR_NS
 from ampacity.loadgen.receive import hot_path
-from ampacity.loadgen.receive.templates import READ_MAX_BYTES
+from ampacity.loadgen.receive.thinking import MARKS
 
 _SO_TIMESTAMPNS = 35
 CLOCKS_NS = 100_000  # how far apart two readings of different clocks may be, with room
@@ -73,9 +73,6 @@ def test_without_it_every_chunk_is_parsed(instead: str) -> None:
     assert found.stdout.split() == ["False", "read_ready_in_python", "False"]
 
 
-LONG = b"x" * (READ_MAX_BYTES - 43)  # with 37 bytes around it and seven of HTTP
-
-
 def plain(text: bytes = TEXT, size: bytes = b"%x") -> bytes:
     data = BEFORE + text + b'"}\n\n'
     return size % len(data) + b"\r\n" + data + b"\r\n"
@@ -87,87 +84,98 @@ def totals(total: int, text: bytes = TEXT, size: bytes = b"%x") -> bytes:
 
 
 CHUNK = plain()
-READS = [  # bytes, and whether they are the chunk expected next
-    (CHUNK, True),
-    (plain(b"another"), True),
-    (b"", False),
-    (b"\n", False),
-    (b"16\r\n", False),
-    (b"0\r\n\r\n", False),
-    (CHUNK[:-1], False),
-    (CHUNK + b"0\r\n\r\n", False),
-    (CHUNK * 2, False),
-    (CHUNK.replace(b"16", b"17"), False),
-    (CHUNK.replace(b"16", b"016"), False),
-    (CHUNK.replace(b"text", b"TEXT"), False),
-    (CHUNK.replace(b"one", b"two"), False),
-    (CHUNK.replace(b"\r\n", b"\n"), False),
-    (b"\r\n" + CHUNK, False),
-    (CHUNK + bytes(70_000), False),
+TEXTS_TO_MATCH = [
+    *(b"another", b"</", b"think>", "é".encode(), " 中文".encode(), "🙂".encode()),
+    *(rb"\n", rb"a\"b", rb"\\", rb"\t\r\b\f", rb"\u4e2d\u6587", rb"\ud83d\ude42", rb"\u00e9"),
+    b"x" * 5000,
+]
+TEXTS_TO_PARSE = [
+    *(b"", b"a\nb", b"\x00", b"\x1f", b"\\", rb"\u12", rb"\u12G4", rb"\x", b"\\\0"),
+    *(rb"\u0041", rb"\u003cthink\u003e", rb"<\/think>", rb"\u25c1think", rb"\u25B7"),
+    *(rb"\ud83d", rb"\ude42", rb"\ud83dx", rb"\ud83d\u4e2d"),  # halves of a character
+    *(b"\xff", b"\xc3", b"\x80a", b"\xed\xa0\x80"),  # no UTF-8
+    *(b"a<think>", b"</think>", "◁think▷".encode(), b"assistantfinal"),
+]
+READS = [  # bytes, and how many of them are chunks that match
+    *((plain(text), len(plain(text))) for text in TEXTS_TO_MATCH),
+    *((plain(text), 0) for text in TEXTS_TO_PARSE),
+    (plain(b"x" * 200, b"%X"), len(plain(b"x" * 200))),
+    (b"", 0),
+    (b"\n", 0),
+    (b"16\r\n", 0),
+    (b"0\r\n\r\n", 0),
+    (CHUNK[:-1], 0),
+    (CHUNK + b"0\r\n\r\n", len(CHUNK)),
+    (CHUNK * 2, 2 * len(CHUNK)),
+    (CHUNK + CHUNK.replace(b"text", b"TEXT"), len(CHUNK)),
+    (CHUNK.replace(b"16", b"17"), 0),
+    (CHUNK.replace(b"16", b"ffffffffff"), 0),
+    (CHUNK.replace(b"text", b"TEXT"), 0),
+    (CHUNK.replace(b"\r\n", b"\n"), 0),
+    (b"\r\n" + CHUNK, 0),
+    (CHUNK + bytes(70_000), len(CHUNK)),
 ]
 READS_WITH_TOTALS = [  # nine tokens have come
-    (totals(10), True),  # nine was a digit less
-    (totals(10, b"another"), True),
-    (totals(9), False),
-    (totals(11), False),
-    (totals(10, b"new"), False),
-    (totals(10, b""), False),
-    (totals(10)[:-1], False),
-    (totals(10) + b"x", False),
-    (totals(10) + totals(11), False),
-    (b"0" + totals(10), False),
-    (totals(10, b"another", size=b"%X"), False),  # 2C, where 2c was learned
-    (totals(10).replace(b"\r\n", b"\n", 1), False),
-    (totals(10).replace(b"sum", b"Sum"), False),
-    (totals(10, LONG[:-1]), True),
-    (totals(10, LONG), False),
+    (totals(10), 1),
+    (totals(10, b"another"), 1),
+    (totals(12), 1),
+    (totals(10) + totals(12), 2),
+    (totals(10) + totals(10), 1),
+    (totals(9), 0),
+    (totals(10, b""), 0),
+    (totals(10)[:-1], 0),
+    (totals(10) + b"x", 1),
+    (totals(10).replace(b":100,", b":101,"), 0),  # of another total
+    (totals(10).replace(b"1d", b"1e").replace(b":10}", b":010}"), 0),
+    (totals(10).replace(b"sum", b"Sum"), 0),
+    (totals(10**9), 0),
+    (totals(2**64), 0),
 ]
 
 
 def handler(
-    template: Any, add_time: Any, fallback: Any, add_text: Any = None, known: Any = (TEXT,)
+    add_time: Any, fallback: Any, add_text: Any = None, total: int | None = None, add_total: Any = 0
 ) -> Any:
-    fixed, gaps = (b'"}\n\n\r\n',), ()
-    if template.total is not None:
-        fixed, gaps = (b'","sum":', b',"of":', b"}\n\n\r\n"), (90, 0)
+    fixed, gaps = (b'"}\n\n',), ()
+    if total is not None:
+        fixed, gaps = (b'","sum":', b',"of":', b"}\n\n"), (90, 0)
     return hot_path.read_handler(
-        template, False, BEFORE, fixed, gaps, {*known}, add_time, add_text, fallback
+        BEFORE, fixed, gaps, MARKS, add_time, add_total, add_text, fallback, total or 0
     )
 
 
 @compiled
 @pytest.mark.parametrize("keeps_text", [True, False])
-@pytest.mark.parametrize(
-    ("total", "read", "is_next"),
-    [*((None, *case) for case in READS), *((9, *case) for case in READS_WITH_TOTALS)],
-)
-def test_only_the_expected_chunk_with_a_known_text_is_recorded(
-    total: int | None, read: bytes, is_next: bool, keeps_text: bool
+@pytest.mark.parametrize("read", READS, ids=range(len(READS)))
+def test_chunks_that_match_are_recorded_and_the_rest_is_passed_on(
+    read: tuple[bytes, int], keeps_text: bool
 ) -> None:
-    times, texts, others, template = array("q"), [], [], SimpleNamespace(total=total)
+    times, texts, others = array("q"), [], []
 
     def fallback(at_ns: int, data: bytes) -> bool:
         others.append((at_ns, data))
         return True
 
-    known = {TEXT, b"another", LONG, LONG[:-1]}
-    add_text = texts.append if keeps_text else None
-    handle = handler(template, times.append, fallback, add_text, known)
-    assert handle(7, read) is not is_next
-    assert (times.tolist(), others) == (([7], []) if is_next else ([], [(7, read)]))
-    assert [text in read for text in texts] == [True] * (is_next and keeps_text)
-    assert template.total == (total + 1 if is_next and total else total)
+    data, matching = read
+    handle = handler(times.append, fallback, texts.append if keeps_text else None)
+    rest = data[matching:]
+    assert handle(7, data) is (bool(rest) or not data)
+    assert others == ([(7, rest)] if rest or not data else [])
+    assert b"".join(map(plain, texts)).lower() == data[: matching * keeps_text].lower()
+    assert set(times) == ({7} if matching else set())
 
 
 @compiled
-@pytest.mark.parametrize("total", [-1, 2**62, 2**80, "9"])
-def test_an_impossible_total_is_left_to_the_parsers_or_raised(total: Any) -> None:
-    handle = handler(SimpleNamespace(total=total), print, lambda at_ns, data: True)
-    if isinstance(total, str) or total == 2**80:
-        with pytest.raises((TypeError, OverflowError)):
-            handle(7, totals(10))
-    else:
-        assert handle(7, totals(10))
+@pytest.mark.parametrize(("data", "chunks"), READS_WITH_TOTALS, ids=range(len(READS_WITH_TOTALS)))
+def test_running_totals_have_to_rise(data: bytes, chunks: int) -> None:
+    times, found, others = [], [], []
+    handle = handler(
+        times.append, lambda _, rest: others.append(rest) or True, None, 9, found.append
+    )
+    handle(7, data)
+    assert found == [10, 12][:chunks] or found == [12]
+    assert len(times) == len(found) == chunks
+    assert len(others) == (data != b"".join(map(totals, found))) or b"another" in data
 
 
 @compiled
@@ -176,9 +184,10 @@ def test_errors_of_what_is_called_are_raised() -> None:
         raise LookupError(at_ns)
 
     for handle, read in (
-        (handler(SimpleNamespace(total=None), wrong, wrong), CHUNK),
-        (handler(SimpleNamespace(total=None), wrong, wrong), b"x"),
-        (handler(SimpleNamespace(total=None), len, wrong, wrong), b"x"),
+        (handler(wrong, wrong), CHUNK),
+        (handler(wrong, wrong), b"x"),
+        (handler(print, wrong, wrong), CHUNK),
+        (handler(print, wrong, None, 9, wrong), totals(10)),
     ):
         with pytest.raises(LookupError):
             handle(1, read)
@@ -187,13 +196,13 @@ def test_errors_of_what_is_called_are_raised() -> None:
 @compiled
 def test_a_handler_that_holds_itself_is_garbage() -> None:
     class Holder:
-        total, handle = None, None
+        handle = None
 
         def fallback(self, at_ns: int, data: bytes) -> bool:
             return False
 
     holder = Holder()
-    holder.handle = handler(holder, print, holder.fallback, holder.fallback)
+    holder.handle = handler(print, holder.fallback, holder.fallback)
     gone = weakref.ref(holder)
     del holder
     gc.collect()
@@ -224,7 +233,11 @@ class Wire:
 
 
 def ready(
-    epoll: select.epoll, *wires: Wire, most: int = 64, audit: tuple[int, int] = (0, 1)
+    epoll: select.epoll,
+    *wires: Wire,
+    most: int = 64,
+    audit: tuple[int, int] = (0, 1),
+    by_kernel: bool = True,
 ) -> Any:
     """The reads in the order of the wires, chunks that repeat noted by whoever reads."""
     by_fd: list[Wire | None] = [None] * (max(w.fd for w in wires) + 1)
@@ -232,7 +245,9 @@ def ready(
         by_fd[wire.fd] = wire
     # until the first of them has come; sent on this machine, so have the others
     select.select([epoll], [], [], 1.0)
-    count, near, reads, again, delays_ns = hot_path.read_ready(epoll, by_fd, most, NEAR_NS, *audit)
+    count, near, reads, again, delays_ns = hot_path.read_ready(
+        epoll, by_fd, most, NEAR_NS, *audit, by_kernel
+    )
     left = []
     for wire, at_ns, data in reads:
         feed = None if wire.receiver.exchange is None else wire.receiver.exchange.feed
@@ -253,7 +268,7 @@ def test_a_turn_notes_what_repeats_and_hands_on_the_rest() -> None:
             return data != CHUNK or bool(noted.append(at_ns))
 
         if hot_path.COMPILED:
-            take = handler(SimpleNamespace(total=None), noted.append, lambda at_ns, data: True)
+            take = handler(noted.append, lambda at_ns, data: True)
         wires = [Wire(epoll, None if i == 2 else take) for i in range(6)]
         for wire, sent in zip(wires[:3], (CHUNK, CHUNK[:-1], b"what?"), strict=True):
             wire.peer.send(sent)
@@ -317,7 +332,7 @@ def test_no_more_than_asked_for_are_read_and_what_is_gone_is_passed_by() -> None
         assert len(got) == 9
         wires[0].peer.send(b"y")
         select.select([epoll], [], [], 1.0)
-        assert hot_path.read_ready(epoll, [], 8, NEAR_NS, 0, 1)[:3] == (1, 0, [])
+        assert hot_path.read_ready(epoll, [], 8, NEAR_NS, 0, 1, True)[:3] == (1, 0, [])
         for wire in wires:
             wire.close()
 

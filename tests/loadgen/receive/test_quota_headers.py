@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
@@ -32,14 +33,11 @@ def read(headers: dict[str, str]) -> dict[str, float]:
     ("headers", "expected"),
     [
         (
-            {
-                "x-ratelimit-limit-requests": "500",
+            json.loads("""{"x-ratelimit-limit-requests": "500",
                 "x-ratelimit-remaining-requests": "499",
-                "x-ratelimit-reset-requests": "120ms",
-                "x-ratelimit-limit-tokens": "150000",
+                "x-ratelimit-reset-requests": "120ms", "x-ratelimit-limit-tokens": "150000",
                 "x-ratelimit-remaining-tokens": "149984",
-                "x-ratelimit-reset-tokens": "6m0s",
-            },
+                "x-ratelimit-reset-tokens": "6m0s"}"""),
             {R: 500, f"{R}_left": 499, f"{R}_reset_s": 0.12}
             | {T: 150000, f"{T}_left": 149984, f"{T}_reset_s": 360},
         ),

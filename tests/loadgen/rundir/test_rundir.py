@@ -18,13 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ampacity.loadgen.rundir.files import (
-    STREAM_NAME,
-    RunDirError,
-    load_run,
-    read_stream,
-    write_json,
-)
+from ampacity.loadgen.rundir import files
 from ampacity.loadgen.rundir.records import (
     CHUNK_AT_MAX_US,
     FAILED_STATUSES,
@@ -53,16 +47,9 @@ def test_a_row_keeps_every_value_and_every_null() -> None:
         for number, f in enumerate(dataclasses.fields(RequestRecord))
         if "int | None" in str(f.type) or f.type == "int"
     }
-    texts = [
-        "class_",
-        "session_id",
-        "target",
-        "error",
-        "finish_reason",
-        "token_source",
-        "server_request_id",
-        "answered_by",
-    ]
+    texts = (
+        "class_ session_id target error finish_reason token_source server_request_id answered_by"
+    ).split()
     values |= {name: f"{name} é\n" for name in texts}
     values |= {f.name: 0.25 for f in dataclasses.fields(RequestRecord) if "float" in str(f.type)}
     values |= {"request_id": 2**40, "scheduled_ns": 2**60, "status": "timeout"}
@@ -93,7 +80,7 @@ def test_finish_turns_the_stream_into_parquet_by_request_and_attempt(tmp_path: P
         writer.append(record(7, attempt=1))
         writer.meta["status"] = "complete"
         writer.finish(pa.table({"at_ns": pa.array([1], pa.int64()), "running": [2.0]}))
-    run = load_run(tmp_path / "run")
+    run = files.load_run(tmp_path / "run")
     assert run.complete
     assert run.meta["status"] == "complete"
     assert run.meta["schema_version"] == SCHEMA_VERSION
@@ -110,7 +97,7 @@ def test_finish_turns_the_stream_into_parquet_by_request_and_attempt(tmp_path: P
 def test_a_run_without_a_request_or_telemetry_is_a_run(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run", META) as writer:
         writer.finish()
-    run = load_run(tmp_path / "run")
+    run = files.load_run(tmp_path / "run")
     assert (run.requests.num_rows, run.server, run.complete) == (0, None, True)
 
 
@@ -122,7 +109,7 @@ def test_an_error_in_the_run_keeps_what_was_measured(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="boom"):
         broken()
-    run = load_run(tmp_path / "run")
+    run = files.load_run(tmp_path / "run")
     assert not run.complete
     assert run.requests["request_id"].to_pylist() == [1]
 
@@ -132,7 +119,7 @@ def test_an_existing_run_is_never_written_over(tmp_path: Path) -> None:
     (tmp_path / "run" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for name in ("run", "file"):
-        with pytest.raises(RunDirError, match="choose another --out"):
+        with pytest.raises(files.RunDirError, match="choose another --out"):
             RunWriter(tmp_path / name, META)
     (tmp_path / "empty").mkdir()
     with RunWriter(tmp_path / "empty", META) as writer:
@@ -164,7 +151,7 @@ def test_after_kill_9_every_flushed_batch_is_read(tmp_path: Path, appended: int,
         [sys.executable, "-c", _CHILD, str(path), str(appended)], timeout=60, check=False
     )
     assert done.returncode == -9
-    run = load_run(path)
+    run = files.load_run(path)
     assert (run.complete, run.going_s) == (False, None)
     assert run.requests["request_id"].to_pylist() == list(range(kept))
     assert run.requests["chunk_at_us"].to_pylist() == [list(range(i % 50)) for i in range(kept)]
@@ -176,13 +163,13 @@ def test_a_running_run_differs_from_a_killed_one(tmp_path: Path) -> None:
     with RunWriter(path, META) as writer:
         for file in path.iterdir():
             os.utime(file, (time.time() - 90, time.time() - 90))
-        assert load_run(path).going_s == pytest.approx(90, abs=30)
-        assert load_run(path).going_s is not None  # the reader took nothing from the writer
+        assert files.load_run(path).going_s == pytest.approx(90, abs=30)
+        assert files.load_run(path).going_s is not None  # the reader took nothing from the writer
         writer.finish()
-        assert load_run(path).going_s is None
+        assert files.load_run(path).going_s is None
     with RunWriter(tmp_path / "other", META) as writer:
         writer.append(record(1))
-    other = load_run(tmp_path / "other")
+    other = files.load_run(tmp_path / "other")
     assert (other.going_s, other.complete) == (None, False)
 
 
@@ -193,18 +180,18 @@ def test_a_stream_torn_at_any_byte_gives_whole_batches_only(tmp_path: Path) -> N
             for row in range(2):
                 writer.append(record(2 * batch + row))
             writer.flush()
-    stream = tmp_path / "run" / STREAM_NAME
+    stream = tmp_path / "run" / files.STREAM_NAME
     data = stream.read_bytes()
     seen = set()
     for length in range(0, len(data), 7):
         stream.write_bytes(data[:length])
-        ids = load_run(tmp_path / "run").requests["request_id"].to_pylist()
+        ids = files.load_run(tmp_path / "run").requests["request_id"].to_pylist()
         assert ids == list(range(len(ids)))
         assert len(ids) % 2 == 0
         seen.add(len(ids))
     assert seen == {0, 2, 4, 6}
     stream.write_bytes(data)
-    assert load_run(tmp_path / "run").requests.num_rows == 6
+    assert files.load_run(tmp_path / "run").requests.num_rows == 6
 
 
 def test_a_torn_tail_of_garbage_is_left_out(tmp_path: Path) -> None:
@@ -212,10 +199,10 @@ def test_a_torn_tail_of_garbage_is_left_out(tmp_path: Path) -> None:
         writer.append(record(1))
         writer.flush()
         writer.wait()
-        stream = tmp_path / "run" / STREAM_NAME
+        stream = tmp_path / "run" / files.STREAM_NAME
         with stream.open("ab") as file:
             file.write(b"\xff\xff\xff\xff\x10\x00\x00\x00garbage!garbage!")
-        assert read_stream(stream)["request_id"].to_pylist() == [1]
+        assert files.read_stream(stream)["request_id"].to_pylist() == [1]
 
 
 # -- what cannot be read ---------------------------------------------------------------------
@@ -229,8 +216,8 @@ def _good(path: Path) -> Path:
 
 
 def _fails(path: Path, *words: str) -> None:
-    with pytest.raises(RunDirError) as caught:
-        load_run(path)
+    with pytest.raises(files.RunDirError) as caught:
+        files.load_run(path)
     message = str(caught.value)
     assert "\n" not in message, message
     for word in (str(path), *words):
@@ -305,7 +292,7 @@ def test_a_column_of_another_type_is_an_error_of_one_line(tmp_path: Path) -> Non
 
 def test_further_columns_are_ignored(tmp_path: Path) -> None:
     path = _changed(tmp_path / "run", lambda table: table.append_column("new", pa.array([1])))
-    assert load_run(path).requests.schema.equals(SCHEMA)
+    assert files.load_run(path).requests.schema.equals(SCHEMA)
 
 
 # -- JSON -----------------------------------------------------------------------------------
@@ -314,15 +301,15 @@ def test_further_columns_are_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_json_never_holds_nan_and_the_old_file_stays(tmp_path: Path, value: float) -> None:
     path = tmp_path / "run.json"
-    write_json(path, {"a": 1})
+    files.write_json(path, {"a": 1})
     with pytest.raises(ValueError, match="JSON"):
-        write_json(path, {"a": [{"b": value}]})
+        files.write_json(path, {"a": [{"b": value}]})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_json_is_utf_8_and_ends_with_a_line_end(tmp_path: Path) -> None:
-    write_json(tmp_path / "x.json", {"name": "é→\N{CRAB}"})
+    files.write_json(tmp_path / "x.json", {"name": "é→\N{CRAB}"})
     text = (tmp_path / "x.json").read_bytes()
     assert text.endswith(b"}\n")
     assert "é→\N{CRAB}".encode() in text

@@ -26,8 +26,8 @@ from ampacity.loadgen.send.requests import RequestMaker, ScheduledRequests
 from ampacity.values import ConfigError
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
-from tests.support.fault_server import FaultServer
-from tests.support.hosted import Provider
+from tests.support.servers.fault_server import FaultServer
+from tests.support.servers.hosted import Provider
 from tests.support.stage_driving import schedule_at
 
 KEY = "sk-PLANTED-4711-abcdef"

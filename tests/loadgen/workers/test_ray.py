@@ -1,7 +1,5 @@
 """Workers on a Ray cluster of several nodes: the same requests, and what is lost with what dies."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -19,7 +17,7 @@ import pytest
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.simulator.server.launch import Started
 from tests.support.args import COMMAND_ONCE, args_of
-from tests.support.http_server import http_server, reply
+from tests.support.servers.http_server import http_server, reply
 from tests.support.kills import by_id, finished, start, wait_for_stage
 from tests.support.ray_cluster import actors, add_node, ray_cluster
 from tests.support.waiting import wait_until

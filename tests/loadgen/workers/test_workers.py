@@ -124,16 +124,10 @@ def open_plan(stage: int, rate_rps: float, duration_s: float, first: int) -> Sta
 
 def content(run: Any, results: list[Any]) -> list[tuple[Any, ...]]:
     """What does not depend on the clock: the schedule and what came of it."""
-    columns = [
-        "request_id",
-        "stage",
-        "attempt",
-        "input_tokens_planned",
-        "output_tokens_planned",
-        "status",
-        "output_tokens",
-        "input_tokens",
-    ]
+    columns = (
+        "request_id stage attempt input_tokens_planned output_tokens_planned status "
+        "output_tokens input_tokens"
+    ).split()
     starts = {r.meta["index"]: r.meta["start_ns"] for r in results}
     rows = run.requests.select([*columns, "scheduled_ns"]).to_pylist()
     return [
@@ -182,14 +176,8 @@ def test_sessions_over_workers_are_the_same_and_stay_with_one(
         plan = StagePlan(0, "open", schedule, 1.5, offered_rps=60.0)
         run, results, _ = run_stages(server, tmp_path / f"sessions{workers}", [plan], workers)
         rows = run.requests.to_pylist()
-        names = (
-            "request_id",
-            "session_id",
-            "turn",
-            "status",
-            "input_tokens_planned",
-            "input_tokens",
-            "output_tokens",
+        names = tuple(
+            "request_id session_id turn status input_tokens_planned input_tokens output_tokens".split()
         )
         found[workers] = [tuple(row[name] for name in names) for row in rows]
         assert len(rows) == results[0].meta["scheduled_requests"] == len(schedule)

@@ -131,22 +131,13 @@ def test_find_config() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            "no-such",
-            "linear",
-            "linear:1",
-            "linear:a,b",
-            "linear:1,2,3,4",
-            "linear:-1,2",
-            "linear:0,0",
-        ),
+        *tuple("no-such linear linear:1 linear:a,b linear:1,2,3,4 linear:-1,2 linear:0,0".split()),
         *("gpt@h100", "llama3-8b@", "llama3-8b@h99", "llama3-8b@0xh100", "llama3-70b@h100"),
-        *(
-            "demo,weights=fp8",
-            "demo,policy=best",
-            "demo,speculation=4",
-            "demo,prefix_caching=yes",
-            "nope,policy=fcfs",
+        *tuple(
+            (
+                "demo,weights=fp8 demo,policy=best demo,speculation=4 demo,prefix_caching=yes "
+                "nope,policy=fcfs"
+            ).split()
         ),
         *(
             "llama3-8b@h100,overhead_s=-1",

@@ -1,5 +1,6 @@
 """The fault plan without a server: shares, limits and longer steps."""
 
+import json
 import math
 from collections import Counter
 
@@ -127,14 +128,10 @@ def test_a_bucket_gives_its_rate() -> None:
 def test_limits_say_what_is_left_and_when_to_come_back() -> None:
     faults = Faults(Plan(limits=Limits(requests_per_minute=2, tokens_per_minute=600)), 0.0)
     headers = faults.admit(100, 0.0)
-    assert headers == {
-        "x-ratelimit-limit-requests": "2",
-        "x-ratelimit-remaining-requests": "1",
-        "x-ratelimit-reset-requests": "30.000s",
-        "x-ratelimit-limit-tokens": "600",
-        "x-ratelimit-remaining-tokens": "500",
-        "x-ratelimit-reset-tokens": "10.000s",
-    }
+    assert headers == json.loads("""{"x-ratelimit-limit-requests": "2",
+        "x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "30.000s",
+        "x-ratelimit-limit-tokens": "600", "x-ratelimit-remaining-tokens": "500",
+        "x-ratelimit-reset-tokens": "10.000s"}""")
     with pytest.raises(ApiError) as caught:  # 510 - 500 left: 1 s at 10 tokens a second
         faults.admit(510, 0.0)
     assert (caught.value.status, caught.value.headers["Retry-After"]) == (429, "1")

@@ -146,30 +146,12 @@ def test_what_is_missing_is_refused_and_a_key_may_be_anthropics() -> None:
                         f"{url}/v1/{api}", json=body, headers=header
                     ) as response:
                         assert (response.status, said in await response.text()) == (400, True)
-            body = {
-                "max_tokens": 2,
-                "system": "be brief",
-                "stop_sequences": ["never said"],
-                "messages": [
-                    {"role": "user", "content": [{"type": "text", "text": "two words"}]},
-                    {
-                        "role": "assistant",
-                        "content": [
-                            {"type": "tool_use", "id": "a", "name": "f", "input": {"q": "x"}}
-                        ],
-                    },
-                    {
-                        "role": "user",
-                        "content": [
-                            {
-                                "type": "tool_result",
-                                "tool_use_id": "a",
-                                "content": "three words here",
-                            }
-                        ],
-                    },
-                ],
-            }
+            body = json.loads("""{"max_tokens": 2, "system": "be brief",
+                "stop_sequences": ["never said"], "messages": [{"role": "user",
+                "content": [{"type": "text", "text": "two words"}]}, {"role": "assistant",
+                "content": [{"type": "tool_use", "id": "a", "name": "f",
+                "input": {"q": "x"}}]}, {"role": "user", "content": [{"type": "tool_result",
+                "tool_use_id": "a", "content": "three words here"}]}]}""")
             async with session.post(
                 f"{url}/v1/messages", json=body, headers={"X-Api-Key": "k"}
             ) as response:

@@ -10,15 +10,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.lengths.parse import (
-    MAX_TOKENS,
-    Clipped,
-    Empirical,
-    Fixed,
-    Lengths,
-    LogNormal,
-    parse_lengths,
-)
+from ampacity.workloads.lengths import parse
 
 Z_90, Z_99 = 1.2815515655446004, 2.3263478740408408  # tables of the normal distribution
 
@@ -38,7 +30,7 @@ def assert_quantile(sample: np.ndarray, q: float, value: float) -> None:
 
 
 def test_log_normal_quantiles_are_the_formula() -> None:
-    lengths = LogNormal(p50=1020, p99=4142)
+    lengths = parse.LogNormal(p50=1020, p99=4142)
     assert lengths.quantile(0.5) == 1020
     assert lengths.quantile(0.99) == 4142
     sigma = math.log(4142 / 1020) / Z_99  # 0.60238
@@ -48,7 +40,7 @@ def test_log_normal_quantiles_are_the_formula() -> None:
 
 
 def test_log_normal_mean_is_the_closed_form() -> None:
-    lengths = LogNormal(p50=200, p99=800)
+    lengths = parse.LogNormal(p50=200, p99=800)
     sigma = math.log(4) / Z_99
     assert lengths.mean() == pytest.approx(200 * math.exp(sigma**2 / 2), rel=1e-6)
 
@@ -57,13 +49,13 @@ def test_log_normal_mean_is_the_closed_form() -> None:
 def test_censored_log_normal_mean_agrees_with_the_integral_of_its_quantiles(
     bounds: tuple[int, int | None],
 ) -> None:
-    lengths = Clipped(LogNormal(200, 800), minimum=bounds[0], maximum=bounds[1])
+    lengths = parse.Clipped(parse.LogNormal(200, 800), minimum=bounds[0], maximum=bounds[1])
     integral, _ = integrate.quad(lengths.quantile, 0, 1, limit=500)
     assert lengths.mean() == pytest.approx(integral, rel=2e-4)
 
 
 def test_log_normal_samples_follow_the_distribution() -> None:
-    lengths = LogNormal(p50=1020, p99=4142)
+    lengths = parse.LogNormal(p50=1020, p99=4142)
     sample = lengths.sample(rng(), 100_000)
     assert sample.dtype == np.int64
     for q in (0.01, 0.1, 0.5, 0.9, 0.99, 0.999):
@@ -76,7 +68,7 @@ def test_log_normal_samples_follow_the_distribution() -> None:
 
 
 def test_maximum_censors_so_that_the_bound_carries_the_tail() -> None:
-    lengths = Clipped(LogNormal(p50=200, p99=800), maximum=400, minimum=50)
+    lengths = parse.Clipped(parse.LogNormal(p50=200, p99=800), maximum=400, minimum=50)
     sample = lengths.sample(rng(), 100_000)
     assert sample.min() == 50
     assert sample.max() == 400
@@ -89,28 +81,28 @@ def test_maximum_censors_so_that_the_bound_carries_the_tail() -> None:
 
 
 def test_log_normal_without_spread_is_its_median() -> None:
-    lengths = LogNormal(p50=300, p99=300)
+    lengths = parse.LogNormal(p50=300, p99=300)
     assert set(lengths.sample(rng(), 50).tolist()) == {300}
     assert [lengths.quantile(q) for q in (0, 0.5, 1)] == [300, 300, 300]
     assert lengths.mean() == pytest.approx(300)
 
 
 def test_extreme_tails_stay_within_what_a_record_holds() -> None:
-    lengths = LogNormal(p50=1, p99=MAX_TOKENS)
+    lengths = parse.LogNormal(p50=1, p99=parse.MAX_TOKENS)
     sample = lengths.sample(rng(), 10_000)
     assert sample.min() == 1
-    assert sample.max() == MAX_TOKENS
-    assert (lengths.quantile(0), lengths.quantile(1)) == (1, MAX_TOKENS)
+    assert sample.max() == parse.MAX_TOKENS
+    assert (lengths.quantile(0), lengths.quantile(1)) == (1, parse.MAX_TOKENS)
 
 
 def test_fixed() -> None:
-    lengths = Fixed(512)
+    lengths = parse.Fixed(512)
     assert lengths.sample(rng(), 3).tolist() == [512, 512, 512]
     assert (lengths.quantile(0.01), lengths.mean()) == (512, 512)
 
 
 def test_quantile_table_interpolates() -> None:
-    lengths = Empirical.from_quantiles({1: 4000, 0: 1, 0.5: 101})
+    lengths = parse.Empirical.from_quantiles({1: 4000, 0: 1, 0.5: 101})
     assert lengths.quantile(0.25) == 51  # half way from 1 to 101
     assert lengths.quantile(0.75) == 2050.5  # half way from 101 to 4000
     assert lengths.mean() == 0.5 * (1 + 101) / 2 + 0.5 * (101 + 4000) / 2
@@ -124,44 +116,39 @@ def test_quantile_table_interpolates() -> None:
 
 def test_samples_keep_their_quantiles_and_their_spikes() -> None:
     data = [181] * 20 + list(range(300, 380)) + [5000]
-    lengths = Empirical.from_samples(reversed(data))
+    lengths = parse.Empirical.from_samples(reversed(data))
     for q in (0, 0.1, 0.5, 0.99, 1):
         assert lengths.quantile(q) == pytest.approx(np.quantile(data, q))
     sample = lengths.sample(rng(), 50_000)
     assert np.mean(sample == 181) == pytest.approx(0.19, abs=0.01)  # 19 of 100 steps are flat
-    assert Empirical.from_samples([7]).sample(rng(), 4).tolist() == [7, 7, 7, 7]
+    assert parse.Empirical.from_samples([7]).sample(rng(), 4).tolist() == [7, 7, 7, 7]
 
 
 @pytest.mark.parametrize(
     "lengths",
     [
-        Fixed(9),
-        LogNormal(100, 400),
-        Empirical.from_samples([3, 90, 4000]),
-        Empirical.from_quantiles({0: 1, 1: 9}),
+        parse.Fixed(9),
+        parse.LogNormal(100, 400),
+        parse.Empirical.from_samples([3, 90, 4000]),
+        parse.Empirical.from_quantiles({0: 1, 1: 9}),
     ],
 )
-def test_first_lengths_do_not_depend_on_how_many_are_drawn(lengths: Lengths) -> None:
+def test_first_lengths_do_not_depend_on_how_many_are_drawn(lengths: parse.Lengths) -> None:
     assert lengths.sample(rng(5), 10).tolist() == lengths.sample(rng(5), 1000)[:10].tolist()
 
 
 def test_describe_is_json_and_reads_as_a_sentence() -> None:
-    described = json.loads(json.dumps(LogNormal(1020, 4142).describe(), allow_nan=False))
+    described = json.loads(json.dumps(parse.LogNormal(1020, 4142).describe(), allow_nan=False))
     assert (described["kind"], described["p50"], described["p99"]) == ("lognormal", 1020, 4142)
     assert described["text"] == "log-normal, p50 1020, p99 4142"
     assert (
-        Clipped(LogNormal(200, 800), 5, 4096).describe()["text"]
+        parse.Clipped(parse.LogNormal(200, 800), 5, 4096).describe()["text"]
         == "log-normal, p50 200, p99 800, at least 5, at most 4096"
     )
-    assert Fixed(512).describe() == {
-        "kind": "fixed",
-        "p50": 512,
-        "p99": 512,
-        "mean": 512,
-        "text": "fixed at 512",
-    }
+    assert parse.Fixed(512).describe() == json.loads("""{"kind": "fixed", "p50": 512, "p99": 512,
+        "mean": 512, "text": "fixed at 512"}""")
     assert (
-        Empirical.from_samples([1, 3, 5]).describe()["text"]
+        parse.Empirical.from_samples([1, 3, 5]).describe()["text"]
         == "empirical (3 samples), p50 3, p99 4.96"
     )
 
@@ -169,24 +156,27 @@ def test_describe_is_json_and_reads_as_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("spec", "lengths"),
     [
-        (512, Fixed(512)),
-        ("512", Fixed(512)),
-        (512.0, Fixed(512)),
-        ("fixed:512", Fixed(512)),
-        ({"fixed": 512}, Fixed(512)),
-        ("lognormal:p50=1020,p99=4142", LogNormal(1020, 4142)),
-        ("lognormal: p50=200, p99=800, max=4096", Clipped(LogNormal(200, 800), maximum=4096)),
-        ("lognormal:p50=1e2,p99=4e2,min=10", Clipped(LogNormal(100, 400), minimum=10)),
+        (512, parse.Fixed(512)),
+        ("512", parse.Fixed(512)),
+        (512.0, parse.Fixed(512)),
+        ("fixed:512", parse.Fixed(512)),
+        ({"fixed": 512}, parse.Fixed(512)),
+        ("lognormal:p50=1020,p99=4142", parse.LogNormal(1020, 4142)),
+        (
+            "lognormal: p50=200, p99=800, max=4096",
+            parse.Clipped(parse.LogNormal(200, 800), maximum=4096),
+        ),
+        ("lognormal:p50=1e2,p99=4e2,min=10", parse.Clipped(parse.LogNormal(100, 400), minimum=10)),
         (
             {"lognormal": {"p50": 200, "p99": "800", "max": 4096, "min": 2}},
-            Clipped(LogNormal(200, 800), 2, 4096),
+            parse.Clipped(parse.LogNormal(200, 800), 2, 4096),
         ),
-        ({"empirical": [100, 1, 10]}, Empirical((0, 0.5, 1), (1, 10, 100), "3 samples")),
-        ({"quantiles": {"1": 4000, 0: 1, 0.5: 100}}, Empirical((0, 0.5, 1), (1, 100, 4000))),
+        ({"empirical": [100, 1, 10]}, parse.Empirical((0, 0.5, 1), (1, 10, 100), "3 samples")),
+        ({"quantiles": {"1": 4000, 0: 1, 0.5: 100}}, parse.Empirical((0, 0.5, 1), (1, 100, 4000))),
     ],
 )
-def test_forms_of_a_length(spec: object, lengths: Lengths) -> None:
-    assert parse_lengths(spec, "--input-tokens") == lengths
+def test_forms_of_a_length(spec: object, lengths: parse.Lengths) -> None:
+    assert parse.parse_lengths(spec, "--input-tokens") == lengths
 
 
 @pytest.mark.parametrize(
@@ -225,7 +215,7 @@ def test_forms_of_a_length(spec: object, lengths: Lengths) -> None:
 )
 def test_a_bad_length_is_one_line_that_names_place_and_culprit(spec: object, culprit: str) -> None:
     with pytest.raises(WorkloadError, match=culprit) as caught:
-        parse_lengths(spec, "chat.yaml: input_tokens")
+        parse.parse_lengths(spec, "chat.yaml: input_tokens")
     assert str(caught.value).startswith("chat.yaml: input_tokens: ")
     assert "\n" not in str(caught.value)
 
@@ -253,13 +243,13 @@ yaml_values = st.recursive(
 @given(yaml_values | st.text().map(lambda text: f"lognormal:{text}"))
 def test_any_value_gives_lengths_or_one_plain_line(spec: object) -> None:
     try:
-        lengths = parse_lengths(spec, "here")
+        lengths = parse.parse_lengths(spec, "here")
     except WorkloadError as error:
         assert len(str(error).splitlines()) == 1  # noqa: PT017 - whether it raises is up to the input
     else:
         sample = lengths.sample(rng(), 20)
         assert (sample >= 1).all()
-        assert (sample <= MAX_TOKENS).all()
+        assert (sample <= parse.MAX_TOKENS).all()
         json.dumps(lengths.describe(), allow_nan=False)
 
 
@@ -274,6 +264,6 @@ def test_any_value_gives_lengths_or_one_plain_line(spec: object) -> None:
 def test_log_normal_quantiles_rise_and_stay_in_bounds(
     p50: float, ratio: float, low: int, high: int | None, q: float
 ) -> None:
-    lengths = Clipped(LogNormal(p50, p50 * ratio), low, high)
-    assert low <= lengths.quantile(q / 2) <= lengths.quantile(q) <= (high or MAX_TOKENS)
-    assert low * (1 - 1e-9) <= lengths.mean() <= (high or MAX_TOKENS) * (1 + 1e-9)
+    lengths = parse.Clipped(parse.LogNormal(p50, p50 * ratio), low, high)
+    assert low <= lengths.quantile(q / 2) <= lengths.quantile(q) <= (high or parse.MAX_TOKENS)
+    assert low * (1 - 1e-9) <= lengths.mean() <= (high or parse.MAX_TOKENS) * (1 + 1e-9)

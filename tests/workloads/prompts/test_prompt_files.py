@@ -24,30 +24,15 @@ from ampacity.workloads.prompts.tokenizers import WORDS
 from ampacity.workloads.schedule import open_schedule
 from tests.support.repeats import often
 
-SHAREGPT = {
-    "id": "1",
-    "conversations": [
-        {"from": "gpt", "value": "an answer that nobody asked for"},
-        {"from": "human", "value": "one two three"},
-        {"from": "gpt", "value": "four five"},
-        {"from": "human", "value": "six"},
-        {"from": "gpt", "value": "seven eight nine"},
-        {"from": "human", "value": "ten eleven"},
-    ],
-}
-BATCH = {
-    "custom_id": "a",
-    "method": "POST",
-    "url": "/v1/chat/completions",
-    "body": {
-        "model": "m",
-        "max_tokens": 77,
-        "messages": [
-            {"role": "system", "content": "be brief"},
-            {"role": "user", "content": [{"type": "text", "text": "hello there"}]},
-        ],
-    },
-}
+SHAREGPT = json.loads("""{"id": "1", "conversations": [{"from": "gpt",
+    "value": "an answer that nobody asked for"}, {"from": "human",
+    "value": "one two three"}, {"from": "gpt", "value": "four five"}, {"from": "human",
+    "value": "six"}, {"from": "gpt", "value": "seven eight nine"}, {"from": "human",
+    "value": "ten eleven"}]}""")
+BATCH = json.loads("""{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+    "body": {"model": "m", "max_tokens": 77, "messages": [{"role": "system",
+    "content": "be brief"}, {"role": "user", "content": [{"type": "text",
+    "text": "hello there"}]}]}}""")
 
 
 class Words:
@@ -259,16 +244,11 @@ def test_parts_of_a_conversation_that_are_not_sent_are_counted(tmp_path: Path) -
                 gpt("six"),
             ],
         },
-        {
-            "messages": [
-                {"role": "user", "content": "what is it worth?", "name": "Ann"},
-                {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
-                {"role": "tool", "tool_call_id": "1", "content": "42"},
-                {"role": "assistant", "content": "forty-two"},
-            ],
-            "temperature": 0.5,
-            "max_tokens": 9,
-        },
+        json.loads("""{"messages": [{"role": "user", "content": "what is it worth?",
+            "name": "Ann"}, {"role": "assistant", "content": null,
+            "tool_calls": [{"id": "1"}]}, {"role": "tool", "tool_call_id": "1",
+            "content": "42"}, {"role": "assistant", "content": "forty-two"}],
+            "temperature": 0.5, "max_tokens": 9}"""),
     ]
     file = read_prompts(write(tmp_path / "p.jsonl", *rows))
     texts = [[[m["content"] for m in turn] for turn in entry.turns] for entry in file.entries]
@@ -402,18 +382,7 @@ rows_of_any_shape = st.recursive(
         st.lists(v, max_size=4)
         | st.dictionaries(
             st.sampled_from(
-                [
-                    "messages",
-                    "role",
-                    "content",
-                    "body",
-                    "from",
-                    "value",
-                    "prompt",
-                    "text",
-                    "type",
-                    "max_tokens",
-                ]
+                "messages role content body from value prompt text type max_tokens".split()
             ),
             v,
         )

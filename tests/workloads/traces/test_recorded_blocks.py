@@ -155,12 +155,8 @@ def test_where_no_size_fits_nothing_is_shared_and_that_is_said(tmp_path: Path) -
 
 
 def test_rows_without_ids_and_ids_as_text_are_read(tmp_path: Path) -> None:
-    rows = [
-        "timestamp,input_tokens,output_tokens,hash_ids",
-        '0,32,5,"[1, 2]"',
-        "1,32,5,",
-        '2,48,5,"[1,2,3]"',
-    ]
+    rows = json.loads(r"""["timestamp,input_tokens,output_tokens,hash_ids",
+        "0,32,5,\"[1, 2]\"", "1,32,5,", "2,48,5,\"[1,2,3]\""]""")
     path = tmp_path / "t.csv"
     path.write_text("\n".join(rows))
     found = played(path)

@@ -19,7 +19,7 @@ from ampacity.workloads.prompts.tokenizers import WORDS
 from ampacity.workloads.replay import Replayed, replayed
 from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.read import read_trace
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.workloads.traces.test_recorded_sessions import drive, played, turns, written
 
 
@@ -103,28 +103,12 @@ def test_of_two_accounts_of_what_is_shared_the_one_taken_is_named(tmp_path: Path
     assert said not in " ".join(played(written(tmp_path, [row])).notes)
 
 
-MESSAGES = [
-    {"role": "system", "content": "Be brief."},
-    {
-        "role": "user",
-        "content": [
-            {"type": "text", "text": "What is this?"},
-            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
-        ],
-    },
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {
-                "id": "c1",
-                "type": "function",
-                "function": {"name": "look", "arguments": '{"n": 1.5}'},
-            }
-        ],
-    },
-    {"role": "tool", "tool_call_id": "c1", "content": "a cat"},
-]
+MESSAGES = json.loads(r"""[{"role": "system", "content": "Be brief."}, {"role": "user",
+    "content": [{"type": "text", "text": "What is this?"}, {"type": "image_url",
+    "image_url": {"url": "data:image/png;base64,AAAA"}}]}, {"role": "assistant",
+    "content": null, "tool_calls": [{"id": "c1", "type": "function",
+    "function": {"name": "look", "arguments": "{\"n\": 1.5}"}}]}, {"role": "tool",
+    "tool_call_id": "c1", "content": "a cat"}]""")
 
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
@@ -213,13 +197,8 @@ def test_a_langfuse_export_plays_its_generations_alone(tmp_path: Path) -> None:
         "endTime": "2025-03-01T10:00:02Z",
         "input": MESSAGES,
     }
-    span = {
-        "id": "x",
-        "traceId": "t",
-        "type": "SPAN",
-        "name": "tool",
-        "startTime": "2025-03-01T10:00:01.000Z",
-    }
+    span = json.loads("""{"id": "x", "traceId": "t", "type": "SPAN", "name": "tool",
+        "startTime": "2025-03-01T10:00:01.000Z"}""")
     for path in (
         written(
             tmp_path,
@@ -237,33 +216,15 @@ def test_a_langfuse_export_plays_its_generations_alone(tmp_path: Path) -> None:
 
 def test_spans_in_each_convention_are_sent_as_openai_messages(tmp_path: Path) -> None:
     """OpenTelemetry's parts, and the numbered attributes of OpenLLMetry."""
-    parts = [
-        {"role": "user", "parts": [{"type": "text", "content": "What is this?"}]},
-        {
-            "role": "assistant",
-            "parts": [{"type": "tool_call", "id": "c1", "name": "look", "arguments": {"n": 1}}],
-        },
-        {
-            "role": "tool",
-            "parts": [{"type": "tool_call_response", "id": "c1", "response": "a cat"}],
-        },
-    ]
-    wanted = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "What is this?"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {
-                    "id": "c1",
-                    "type": "function",
-                    "function": {"name": "look", "arguments": '{"n":1}'},
-                }
-            ],
-        },
-        {"role": "tool", "tool_call_id": "c1", "content": "a cat"},
-    ]
+    parts = json.loads("""[{"role": "user", "parts": [{"type": "text",
+        "content": "What is this?"}]}, {"role": "assistant", "parts": [{"type": "tool_call",
+        "id": "c1", "name": "look", "arguments": {"n": 1}}]}, {"role": "tool",
+        "parts": [{"type": "tool_call_response", "id": "c1", "response": "a cat"}]}]""")
+    wanted = json.loads(r"""[{"role": "system", "content": "Be brief."}, {"role": "user",
+        "content": "What is this?"}, {"role": "assistant", "content": null,
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "look",
+        "arguments": "{\"n\":1}"}}]}, {"role": "tool", "tool_call_id": "c1",
+        "content": "a cat"}]""")
     held = {
         "gen_ai.operation.name": "chat",
         "gen_ai.usage.input_tokens": 9,
@@ -274,14 +235,10 @@ def test_spans_in_each_convention_are_sent_as_openai_messages(tmp_path: Path) ->
             [{"type": "function", "name": "look", "parameters": {}}]
         ),
     }
-    numbered = {
-        "gen_ai.usage.prompt_tokens": 9,
-        "gen_ai.usage.completion_tokens": 3,
-        "gen_ai.prompt.0.role": "system",
-        "gen_ai.prompt.0.content": "Be brief.",
-        "gen_ai.prompt.1.role": "user",
-        "gen_ai.prompt.1.content": "What is this?",
-    }
+    numbered = json.loads("""{"gen_ai.usage.prompt_tokens": 9,
+        "gen_ai.usage.completion_tokens": 3, "gen_ai.prompt.0.role": "system",
+        "gen_ai.prompt.0.content": "Be brief.", "gen_ai.prompt.1.role": "user",
+        "gen_ai.prompt.1.content": "What is this?"}""")
     spans = [
         {
             "trace_id": f"t{k}",
@@ -313,12 +270,8 @@ def test_texts_of_turns_go_on_with_the_answers_of_this_run(tmp_path: Path) -> No
     ]
     found, bodies = sent(written(tmp_path, rows), rate=50.0)
     said = sorted([m["content"] for m in b["messages"]] for b in bodies)
-    assert said == [
-        ["Name a city."],
-        ["Name a city.", "t0 t1 t2 ", "And another?"],
-        ["One."],
-        ["One. Two."],
-    ]
+    assert said == json.loads("""[["Name a city."], ["Name a city.", "t0 t1 t2 ",
+        "And another?"], ["One."], ["One. Two."]]""")
     s = found.schedule
     # 12 characters are 3 tokens; the second prompt has 3 + 3 of the answer + 3
     by_turn = {(int(e)): int(n) for e, n in zip(s.entry, s.input_tokens, strict=True)}  # type: ignore[arg-type]
@@ -344,13 +297,8 @@ def test_texts_that_go_on_with_an_answer_wait_for_it_even_where_calls_overlapped
     ]
     found, bodies = sent(written(tmp_path, rows), think_scale=0.1)
     assert [t[2] for t in turns(found)] == [[], [0], [1]]
-    assert [m["content"] for m in bodies[2]["messages"]] == [
-        "One.",
-        "t0 t1 t2 ",
-        "Two.",
-        "t0 t1 t2 ",
-        "Three.",
-    ]
+    assert [m["content"] for m in bodies[2]["messages"]] == json.loads("""["One.", "t0 t1 t2 ",
+        "Two.", "t0 t1 t2 ", "Three."]""")
 
 
 def test_rows_whose_messages_cannot_be_read_are_made_up_and_counted(tmp_path: Path) -> None:

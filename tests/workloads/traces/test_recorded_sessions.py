@@ -28,18 +28,15 @@ from ampacity.workloads.replay import Replayed, replayed
 from ampacity.workloads.schedule import AFTER_END, AFTER_START, WITH_START, Schedule
 from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.read import read_trace
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import Driven, on_loop
+from tests.support.traces import lines
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
 
 
 def written(folder: Path, rows: list[Any], name: str = "t.jsonl") -> Path:
-    path = folder / name
-    path.write_text(
-        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n"
-    )
-    return path
+    return lines(folder / name, *rows)
 
 
 def played(path: Path, rate: float | None = None, **how: Any) -> Replayed:
@@ -81,13 +78,11 @@ def drive(url: str, found: Replayed, api: Any = "chat", **plan: Any) -> Driven:
             records.append,
             RunnerOptions(targets=["t"], answer=ANSWERS[shape.api]),
         )
-        known = {
-            "kind": "open",
-            "duration_s": 0.05,
-            "drain_s": 20.0,
-            "finish_s": 20.0,
-            "whole": True,
-        } | plan
+        known = (
+            json.loads("""{"kind": "open", "duration_s": 0.05, "drain_s": 20.0,
+            "finish_s": 20.0, "whole": true}""")
+            | plan
+        )
         result = await runner.run(StagePlan(index=0, schedule=found.schedule, **known))
         await client.close()
         return Driven(result.meta, sorted(records, key=lambda r: r.request_id))
@@ -383,40 +378,13 @@ def test_what_looks_like_no_id_may_be_one(tmp_path: Path, name: object) -> None:
 
 def test_a_chat_whose_requests_name_the_one_before(tmp_path: Path) -> None:
     """Qwen-Bailian: every request has a chat_id of its own, and the parent's."""
-    rows = [
-        {
-            "chat_id": 7,
-            "parent_chat_id": -1,
-            "timestamp": 0.0,
-            "input_length": 20,
-            "output_length": 5,
-            "turn": 1,
-        },
-        {
-            "chat_id": 8,
-            "parent_chat_id": -1,
-            "timestamp": 1.0,
-            "input_length": 20,
-            "output_length": 5,
-            "turn": 1,
-        },
-        {
-            "chat_id": 9,
-            "parent_chat_id": 7,
-            "timestamp": 9.0,
-            "input_length": 40,
-            "output_length": 5,
-            "turn": 2,
-        },
-        {
-            "chat_id": 11,
-            "parent_chat_id": 9,
-            "timestamp": 12.0,
-            "input_length": 60,
-            "output_length": 5,
-            "turn": 3,
-        },
-    ]
+    rows = json.loads("""[{"chat_id": 7, "parent_chat_id": -1, "timestamp": 0.0,
+        "input_length": 20, "output_length": 5, "turn": 1}, {"chat_id": 8,
+        "parent_chat_id": -1, "timestamp": 1.0, "input_length": 20, "output_length": 5,
+        "turn": 1}, {"chat_id": 9, "parent_chat_id": 7, "timestamp": 9.0,
+        "input_length": 40, "output_length": 5, "turn": 2}, {"chat_id": 11,
+        "parent_chat_id": 9, "timestamp": 12.0, "input_length": 60, "output_length": 5,
+        "turn": 3}]""")
     assert [(t[1], t[2]) for t in turns(played(written(tmp_path, rows)))] == [
         (0, []),
         (1, []),
@@ -426,14 +394,10 @@ def test_a_chat_whose_requests_name_the_one_before(tmp_path: Path) -> None:
 
 
 def test_sessions_with_a_list_of_their_calls(tmp_path: Path) -> None:
-    session = {
-        "session_id": "a",
-        "user": "u",
-        "timing_events": [
-            {"timestamp": 5.0, "duration_ms": 1500, "input_tokens": 20, "output_tokens": 5},
-            {"timestamp": 8.0, "duration_ms": 500, "input_tokens": 40, "output_tokens": 5},
-        ],
-    }
+    session = json.loads("""{"session_id": "a", "user": "u",
+        "timing_events": [{"timestamp": 5.0, "duration_ms": 1500, "input_tokens": 20,
+        "output_tokens": 5}, {"timestamp": 8.0, "duration_ms": 500, "input_tokens": 40,
+        "output_tokens": 5}]}""")
     later = {
         **session,
         "session_id": "b",

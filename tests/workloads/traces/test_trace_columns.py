@@ -21,23 +21,10 @@ from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.traces.columns import parse_columns, reach
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.records import ColumnCounts
-from ampacity.workloads.traces.trace import Trace
 from ampacity.workloads.traces.values import tokens
 from tests.support.args import args_of
 from tests.support.repeats import often
-
-
-def rows(trace: Trace) -> list[tuple[float, int, int]]:
-    held = (trace.arrival_s, trace.input_tokens, trace.output_tokens)
-    return list(zip(*(column.tolist() for column in held), strict=True))
-
-
-def lines(path: Path, *items: Any) -> Path:
-    path.write_text(
-        "".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in items)
-    )
-    return path
-
+from tests.support.traces import HEADER, lines, refusal, rows
 
 # --- two that could serve ---
 
@@ -46,12 +33,8 @@ def lines(path: Path, *items: Any) -> Path:
     ("row", "taken", "note"),
     [
         (
-            {
-                "timestamp": 1,
-                "prompt_tokens": 5,
-                "completion_tokens": 7,
-                "usage": {"prompt_tokens": 50, "completion_tokens": 70},
-            },
+            json.loads("""{"timestamp": 1, "prompt_tokens": 5, "completion_tokens": 7,
+                "usage": {"prompt_tokens": 50, "completion_tokens": 70}}"""),
             (5, 7),
             "column prompt_tokens is taken for the input, not usage.prompt_tokens",
         ),
@@ -66,14 +49,8 @@ def lines(path: Path, *items: Any) -> Path:
             "column output_length is taken for the output, not output_tokens",
         ),
         (
-            {
-                "timestamp": 1,
-                "input_tokens": 5,
-                "output_tokens": 7,
-                "session_id": "a",
-                "chat_id": "b",
-                "session": "c",
-            },
+            json.loads("""{"timestamp": 1, "input_tokens": 5, "output_tokens": 7,
+                "session_id": "a", "chat_id": "b", "session": "c"}"""),
             (5, 7),
             "column session_id is taken for the session, not session or chat_id",
         ),
@@ -102,8 +79,9 @@ def test_a_row_without_the_column_taken_is_counted_by_another(tmp_path: Path, la
     assert "t.jsonl: 1 rows have no usageDetails.input: usage.input is taken" in found.notes
     assert not [note for note in found.notes if "not used" in note]
     given = {"input": "usageDetails.input"}
-    with pytest.raises(WorkloadError, match=r"column usageDetails\.input: the value is missing"):
-        read_trace(tmp_path / "t.jsonl", columns=given)
+    assert "column usageDetails.input: the value is missing" in refusal(
+        tmp_path / "t.jsonl", columns=given
+    )
 
 
 @pytest.mark.parametrize("prefix", ["usage", None])
@@ -133,12 +111,8 @@ def test_anthropics_cached_tokens_are_a_part_of_the_prompt(
 
 
 def test_a_column_that_is_given_has_no_rival(tmp_path: Path) -> None:
-    row = {
-        "timestamp": 1,
-        "prompt_tokens": 5,
-        "usage": {"prompt_tokens": 50},
-        "completion_tokens": 7,
-    }
+    row = json.loads("""{"timestamp": 1, "prompt_tokens": 5, "usage": {"prompt_tokens": 50},
+        "completion_tokens": 7}""")
     trace = read_trace(lines(tmp_path / "t.jsonl", row), columns={"input": "usage.prompt_tokens"})
     assert rows(trace) == [(0.0, 50, 7)]
     assert trace.notes == (
@@ -164,21 +138,10 @@ def test_a_key_that_stands_twice_is_said(tmp_path: Path) -> None:
 
 
 def test_columns_that_are_not_used_and_values_that_are_missing_are_counted(tmp_path: Path) -> None:
-    first = {
-        "timestamp": 1,
-        "input_tokens": 5,
-        "output_tokens": 7,
-        "session_id": "a",
-        "model": "m",
-        "meta": {"region": "eu"},
-    }
-    second = {
-        "timestamp": 2,
-        "input_tokens": 5,
-        "output_tokens": 7,
-        "session_id": None,
-        "model": "m",
-    }
+    first = json.loads("""{"timestamp": 1, "input_tokens": 5, "output_tokens": 7,
+        "session_id": "a", "model": "m", "meta": {"region": "eu"}}""")
+    second = json.loads("""{"timestamp": 2, "input_tokens": 5, "output_tokens": 7,
+        "session_id": null, "model": "m"}""")
     trace = read_trace(lines(tmp_path / "t.jsonl", first, second, second))
     assert "t.jsonl: columns that are not used: model, meta.region (of 1 rows)" in trace.notes
     assert "t.jsonl: column session_id has no value in 2 of 3 rows" in trace.notes
@@ -196,18 +159,10 @@ def test_rows_of_ever_other_columns_take_no_memory_and_are_counted() -> None:
 
 # --- paths ---
 
-EVENTS = [
-    {
-        "id": 1,
-        "timing_events": [{"timestamp": 10.5}, {"timestamp": 11.0}],
-        "usage": {"in": 5, "all": [7, 9]},
-    },
-    {
-        "id": 2,
-        "timing_events": [{"timestamp": 12.5}, {"timestamp": 13.5}],
-        "usage": {"in": 6, "all": [8, 3]},
-    },
-]
+EVENTS = json.loads("""[{"id": 1, "timing_events": [{"timestamp": 10.5},
+    {"timestamp": 11.0}], "usage": {"in": 5, "all": [7, 9]}}, {"id": 2,
+    "timing_events": [{"timestamp": 12.5}, {"timestamp": 13.5}], "usage": {"in": 6,
+    "all": [8, 3]}}]""")
 
 
 def test_a_path_reaches_into_lists_and_objects(tmp_path: Path) -> None:
@@ -224,20 +179,18 @@ def test_a_path_reaches_into_lists_and_objects(tmp_path: Path) -> None:
     last = {**given, "time": "Timing_Events.-1.timestamp"}  # from the end, in any case
     assert rows(read_trace(tmp_path / "e.jsonl", columns=last)) == [(0.0, 5, 9), (2.5, 6, 3)]
     for name in ("e.jsonl", "e.parquet"):
-        with pytest.raises(
-            WorkloadError, match=r"no column 'timing_events\.7\.timestamp' for time"
-        ):
-            read_trace(tmp_path / name, columns={**given, "time": "timing_events.7.timestamp"})
+        assert "no column 'timing_events.7.timestamp' for time" in refusal(
+            tmp_path / name, columns={**given, "time": "timing_events.7.timestamp"}
+        )
 
 
 def test_a_row_whose_path_ends_nowhere_is_a_bad_row(tmp_path: Path) -> None:
     short = {"id": 3, "timing_events": [], "usage": {"in": 5, "all": [7]}}
     given = {"time": "timing_events.0.timestamp", "input": "usage.in", "output": "usage.all.0"}
     path = lines(tmp_path / "e.jsonl", EVENTS[0], short, EVENTS[1])
-    with pytest.raises(
-        WorkloadError, match=r"e\.jsonl:2: column timing_events\.0\.timestamp: the value is missing"
-    ):
-        read_trace(path, columns=given)
+    assert "e.jsonl:2: column timing_events.0.timestamp: the value is missing" in refusal(
+        path, columns=given
+    )
     trace = read_trace(path, columns=given, skip_bad_rows=True)
     assert len(trace) == 2
     assert (
@@ -312,10 +265,9 @@ def test_structs_of_parquet_are_objects(tmp_path: Path) -> None:
     pq.write_table(
         pa.Table.from_pylist([*items, {"created_at": 2, "usage": None}]), tmp_path / "n.parquet"
     )
-    with pytest.raises(
-        WorkloadError, match=r"n\.parquet row 3: column usage\.prompt_tokens: the value is missing"
-    ):
-        read_trace(tmp_path / "n.parquet")
+    assert "n.parquet row 3: column usage.prompt_tokens: the value is missing" in refusal(
+        tmp_path / "n.parquet"
+    )
 
 
 @pytest.mark.parametrize("nested", ["turns", "calls"])
@@ -349,8 +301,7 @@ def test_lists_of_structs_are_the_requests_of_a_session(tmp_path: Path, nested: 
     pq.write_table(
         table.rename_columns([*table.column_names[:3], "TIMESTAMP"]), tmp_path / "x.parquet"
     )
-    with pytest.raises(WorkloadError, match=r"x\.parquet: the column timestamp stands there twice"):
-        read_trace(tmp_path / "x.parquet")
+    assert "x.parquet: the column timestamp stands there twice" in refusal(tmp_path / "x.parquet")
 
 
 # --- other CSV, other encodings ---
@@ -371,10 +322,7 @@ def test_other_delimiters_and_encodings_are_read(
     path.write_bytes(f"sep={delimiter}\r\n{TABLE.replace(',', delimiter)}".encode(encoding))
     assert rows(read_trace(path)) == PLAN
     path.write_bytes(f"sep={delimiter}\r\n{TABLE.replace(',', delimiter)}x\n".encode(encoding))
-    with pytest.raises(
-        WorkloadError, match=r"t\.csv:5: the row has 1 fields"
-    ):  # the line, the first one counted
-        read_trace(path)
+    assert "t.csv:5: the row has 1 fields" in refusal(path)
 
 
 @pytest.mark.parametrize("cell", ["nan", "NaN", "None", "NULL", "-", "<NA>", " ", r"\N"])
@@ -475,26 +423,19 @@ def test_separators_of_thousands_are_never_half_read(tmp_path: Path, cell: str) 
 
 
 def test_counts_as_programs_write_them_are_read() -> None:
-    assert [tokens(value) for value in ("1234", "6.0", "6.00", " 7 ", "1234.000", 5, "+5")] == [
-        1234,
-        6,
-        6,
-        7,
-        1234,
-        5,
-        5,
-    ]
+    assert [
+        tokens(value) for value in ("1234", "6.0", "6.00", " 7 ", "1234.000", 5, "+5")
+    ] == json.loads("""[1234, 6, 6, 7, 1234,
+        5, 5]""")
 
 
 def test_a_byte_that_is_no_text_names_its_row_and_can_be_skipped(tmp_path: Path) -> None:
     good = b"timestamp,input_tokens,output_tokens,user\n0,5,7,a\n"
     path = tmp_path / "t.csv"
     path.write_bytes(good + b'1,6,8,"caf\xe9\nsecond line"\n2,7,9,b\n')
-    with pytest.raises(
-        WorkloadError,
-        match=r"t\.csv:4: a byte that is no UTF-8; mend or remove the row, or give --skip",
-    ):
-        read_trace(path)
+    assert "t.csv:4: a byte that is no UTF-8; mend or remove the row, or give --skip" in refusal(
+        path
+    )
     trace = read_trace(path, skip_bad_rows=True)
     assert rows(trace) == [(0.0, 5, 7), (2.0, 7, 9)]
     assert "t.csv: 1 bad rows of 3 are left out: 1 for not readable" in trace.notes
@@ -503,15 +444,13 @@ def test_a_byte_that_is_no_text_names_its_row_and_can_be_skipped(tmp_path: Path)
     path.write_bytes(
         line.format(0, "é").encode() + b"\n" + line.format(1, "é").encode("latin-1") + b"\n"
     )
-    with pytest.raises(WorkloadError, match=r"t\.jsonl:2: a byte that is no UTF-8"):
-        read_trace(path)
+    assert "t.jsonl:2: a byte that is no UTF-8" in refusal(path)
     assert len(read_trace(path, skip_bad_rows=True)) == 1
     path = tmp_path / "t.json"
     path.write_bytes(
         b"[" + line.format(0, "é").encode() + b",\n" + line.format(1, "é").encode("latin-1") + b"]"
     )
-    with pytest.raises(WorkloadError, match=r"t\.json entry 2: a byte that is no UTF-8"):
-        read_trace(path)
+    assert "t.json entry 2: a byte that is no UTF-8" in refusal(path)
     assert len(read_trace(path, skip_bad_rows=True)) == 1
 
 
@@ -568,7 +507,7 @@ def test_run_takes_the_columns_that_fit_takes(
             main()
         assert ended.value.code == 2
         assert complaint in capsys.readouterr().err
-    (tmp_path / "long.csv").write_text("timestamp,input_tokens,output_tokens\n0,5,7\n1728956,5,7\n")
+    (tmp_path / "long.csv").write_text(HEADER + "0,5,7\n1728956,5,7\n")
     monkeypatch.setattr(
         sys, "argv", ["ampacity", "run", url, "--trace", str(tmp_path / "long.csv")]
     )

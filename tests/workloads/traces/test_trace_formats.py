@@ -15,33 +15,10 @@ from hypothesis import strategies as st
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.traces.formats import open_records
 from ampacity.workloads.traces.read import read_trace
-from ampacity.workloads.traces.trace import Trace
 from tests.support.repeats import often
+from tests.support.traces import HEADER, lines, refusal, rows
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
-
-
-def rows(trace: Trace) -> list[tuple[float, int, int]]:
-    return list(
-        zip(
-            trace.arrival_s.tolist(),
-            trace.input_tokens.tolist(),
-            trace.output_tokens.tolist(),
-            strict=True,
-        )
-    )
-
-
-def lines(path: Path, items: list[object]) -> Path:
-    path.write_text("\n".join(map(json.dumps, items)))
-    return path
-
-
-def refusal(path: Path, **options: object) -> str:
-    with pytest.raises(WorkloadError) as caught:
-        read_trace(path, **options)  # type: ignore[arg-type]
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
 
 
 def test_openai_usage_log(tmp_path: Path) -> None:
@@ -59,7 +36,7 @@ def test_openai_usage_log(tmp_path: Path) -> None:
         },
         {"created": 1_700_000_003, "model": "m", "user": "bob", "usage": usage},
     ]
-    trace = read_trace(lines(tmp_path / "u.jsonl", items))
+    trace = read_trace(lines(tmp_path / "u.jsonl", *items))
     assert rows(trace) == [(0.0, 100, 20), (3.0, 100, 20)]
     assert trace.cached_tokens is not None
     assert trace.cached_tokens.tolist() == [-1, 64]
@@ -68,30 +45,12 @@ def test_openai_usage_log(tmp_path: Path) -> None:
 
 
 def test_litellm_spend_log_as_csv_and_as_a_json_list(tmp_path: Path) -> None:
-    items = [
-        {
-            "request_id": "a",
-            "startTime": "2025-03-01T10:00:00.250000Z",
-            "endTime": "2025-03-01T10:00:02Z",
-            "model": "m",
-            "prompt_tokens": 12,
-            "completion_tokens": 5,
-            "api_key": "hash1",
-            "session_id": "s",
-            "spend": 0.1,
-        },
-        {
-            "request_id": "b",
-            "startTime": "2025-03-01 10:00:01.750",
-            "endTime": "",
-            "model": "m",
-            "prompt_tokens": 13,
-            "completion_tokens": 6,
-            "api_key": "hash2",
-            "session_id": "s",
-            "spend": 0.1,
-        },
-    ]
+    items = json.loads("""[{"request_id": "a", "startTime": "2025-03-01T10:00:00.250000Z",
+        "endTime": "2025-03-01T10:00:02Z", "model": "m", "prompt_tokens": 12,
+        "completion_tokens": 5, "api_key": "hash1", "session_id": "s", "spend": 0.1},
+        {"request_id": "b", "startTime": "2025-03-01 10:00:01.750", "endTime": "",
+        "model": "m", "prompt_tokens": 13, "completion_tokens": 6, "api_key": "hash2",
+        "session_id": "s", "spend": 0.1}]""")
     items[1]["startTime"] = "2025-03-01 10:00:01.750Z"
     path = tmp_path / "spend.json"
     path.write_text(json.dumps(items, indent=2))
@@ -122,12 +81,9 @@ def test_opentelemetry_spans_in_three_layouts(tmp_path: Path) -> None:
         "start_time": "2026-02-25T10:00:00.5Z",
         "attributes": held,
     }
-    tool = {
-        "trace_id": "t1",
-        "name": "tool",
+    tool = json.loads("""{"trace_id": "t1", "name": "tool",
         "start_time": "2026-02-25T10:00:01Z",
-        "attributes": {"gen_ai.operation.name": "execute_tool"},
-    }
+        "attributes": {"gen_ai.operation.name": "execute_tool"}}""")
     later = {**span, "start_time": "2026-02-25T10:00:02Z"}
     (tmp_path / "t.json").write_text(
         json.dumps({"trace_id": "t1", "spans": [span, tool, later]}, indent=1)
@@ -137,7 +93,7 @@ def test_opentelemetry_spans_in_three_layouts(tmp_path: Path) -> None:
     assert rows(trace) == expected
     assert trace.session is not None
     assert trace.session.tolist() == [0, 0]
-    assert rows(read_trace(lines(tmp_path / "t.jsonl", [span, tool, later]))) == expected
+    assert rows(read_trace(lines(tmp_path / "t.jsonl", span, tool, later))) == expected
 
     def otlp(start_ns: int) -> dict[str, object]:
         values = [
@@ -150,7 +106,7 @@ def test_opentelemetry_spans_in_three_layouts(tmp_path: Path) -> None:
     document = {
         "resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [{"spans": spans}]}]
     }
-    assert rows(read_trace(lines(tmp_path / "o.jsonl", [document]))) == expected
+    assert rows(read_trace(lines(tmp_path / "o.jsonl", document))) == expected
     (tmp_path / "n.json").write_text(
         json.dumps({"spans": [{**span, "attributes": {"gen_ai.operation.name": "chat"}}]})
     )
@@ -166,7 +122,7 @@ def test_an_agents_run_with_blocks_of_its_own(tmp_path: Path) -> None:
         "hash_id_scope": "local",
         "requests": [turn, {**turn, "t": 9.5}, inner],
     }
-    trace = read_trace(lines(tmp_path / "a.jsonl", [run, {**run, "id": "r2"}]))
+    trace = read_trace(lines(tmp_path / "a.jsonl", run, {**run, "id": "r2"}))
     assert trace.session is not None
     assert sorted(trace.session.tolist()) == [0, 0, 1, 2, 2, 3]
     assert trace.blocks is not None
@@ -253,7 +209,7 @@ def test_the_unit_of_an_epoch_is_told_by_its_size_and_said(
 ) -> None:
     path = tmp_path / "t.csv"
     start, unit = 1_700_000_000 * 10**digits, 10**digits
-    path.write_text(f"timestamp,input_tokens,output_tokens\n{start},1,1\n{start + 2 * unit},1,1\n")
+    path.write_text(HEADER + f"{start},1,1\n{start + 2 * unit},1,1\n")
     trace = read_trace(path)
     assert rows(trace) == [(0.0, 1, 1), (2.0, 1, 1)]
     assert trace.clock == f"a number of {words}"
@@ -262,14 +218,14 @@ def test_the_unit_of_an_epoch_is_told_by_its_size_and_said(
 
 def test_small_numbers_are_seconds_unless_it_is_said(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("timestamp,input_tokens,output_tokens\n0,1,1\n1500,1,1\n")
+    path.write_text(HEADER + "0,1,1\n1500,1,1\n")
     assert read_trace(path).arrival_s.tolist() == [0.0, 1500.0]
     assert read_trace(path, time_unit="ms").arrival_s.tolist() == [0.0, 1.5]
 
 
 def test_mixed_units_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("timestamp,input_tokens,output_tokens\n1700000000,1,1\n1700000001000,1,1\n")
+    path.write_text(HEADER + "1700000000,1,1\n1700000001000,1,1\n")
     message = refusal(path)
     assert (
         "t.csv:3: column timestamp: this time is a number of milliseconds, those before it are a number of seconds"
@@ -279,7 +235,7 @@ def test_mixed_units_are_refused(tmp_path: Path) -> None:
 
 def test_tokens_above_the_context_are_an_error_of_their_row(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("timestamp,input_tokens,output_tokens\n1,4000,96\n2,4000,97\n")
+    path.write_text(HEADER + "1,4000,96\n2,4000,97\n")
     assert len(read_trace(path, context=4097)) == 2
     assert (
         "t.csv:3: column input_tokens: 4000 tokens and 97 of output are more than the context of 4096"
@@ -304,7 +260,7 @@ def test_bad_rows_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
         '{"timestamp": 1, "input_tokens": 1, "output_tokens": 1}\nnot json\n'
     )
     assert len(read_trace(tmp_path / "j.jsonl", skip_bad_rows=True)) == 1
-    path.write_text("timestamp,input_tokens,output_tokens\n,5,1\n")
+    path.write_text(HEADER + ",5,1\n")
     assert "all 1 rows are bad" in refusal(path, skip_bad_rows=True)
 
 
@@ -322,7 +278,7 @@ def test_progress_is_told_while_a_large_file_is_streamed(
 ) -> None:
     monkeypatch.setattr("ampacity.workloads.traces.read._REPORT_EVERY", 20_000)
     path = tmp_path / "t.csv.gz"
-    path.write_bytes(gzip.compress(b"timestamp,input_tokens,output_tokens\n" + b"1,5,1\n" * 45_000))
+    path.write_bytes(gzip.compress(HEADER.encode() + b"1,5,1\n" * 45_000))
     told: list[tuple[int, float]] = []
     assert len(read_trace(path, progress=lambda n, share: told.append((n, share)))) == 45_000
     assert [n for n, _ in told] == [20_000, 40_000]
@@ -346,7 +302,7 @@ def test_csv_jsonl_json_and_parquet_say_the_same(
     (folder / "p.csv").write_text(
         "\r\n".join([",".join(names), *(",".join(map(str, row)) for row in plan)])
     )
-    lines(folder / "p.jsonl", items)  # type: ignore[arg-type]
+    lines(folder / "p.jsonl", *items)
     (folder / "p.json").write_text(json.dumps(items))
     pq.write_table(pa.Table.from_pylist(items), folder / "p.parquet")
     found = [
@@ -363,23 +319,10 @@ values = st.recursive(
         st.lists(v, max_size=2)
         | st.dictionaries(
             st.sampled_from(
-                [
-                    "spans",
-                    "requests",
-                    "resourceSpans",
-                    "attributes",
-                    "id",
-                    "usage",
-                    "start_time",
-                    "timestamp",
-                    "prompt_tokens",
-                    "completion_tokens",
-                    "scopeSpans",
-                    "resource",
-                    "key",
-                    "value",
-                    "hash_ids",
-                ]
+                (
+                    "spans requests resourceSpans attributes id usage start_time timestamp prompt_tokens "
+                    "completion_tokens scopeSpans resource key value hash_ids"
+                ).split()
             ),
             v,
             max_size=4,
@@ -404,26 +347,21 @@ def test_any_json_is_read_or_refused_in_one_line(
 
 @pytest.mark.parametrize(
     "document",
-    [
-        {"resourceSpans": [{"resource": [], "scopeSpans": 5}]},
+    json.loads("""[{"resourceSpans": [{"resource": [], "scopeSpans": 5}]},
         {"resourceSpans": [{"scopeSpans": [{"spans": 5}, 7]}, 3]},
-        {
-            "resourceSpans": [
-                {"scopeSpans": [{"spans": [{"attributes": 5, "startTimeUnixNano": 1}, 4]}]}
-            ]
-        },
-        {"spans": [{"attributes": [{"key": 1, "value": 2}, 3], "start_time": {}}]},
-        {"id": 1, "requests": [1, {"requests": [2]}]},
-        {"timestamp": {"a": {"b": {"c": {"d": {"e": 1}}}}}, "input_tokens": 1, "output_tokens": 1},
-    ],
+        {"resourceSpans": [{"scopeSpans": [{"spans": [{"attributes": 5,
+        "startTimeUnixNano": 1}, 4]}]}]}, {"spans": [{"attributes": [{"key": 1, "value": 2},
+        3], "start_time": {}}]}, {"id": 1, "requests": [1, {"requests": [2]}]},
+        {"timestamp": {"a": {"b": {"c": {"d": {"e": 1}}}}}, "input_tokens": 1,
+        "output_tokens": 1}]"""),
 )
 def test_spans_that_are_no_spans_are_one_line(tmp_path: Path, document: object) -> None:
-    refusal(lines(tmp_path / "x.jsonl", [document]))
+    refusal(lines(tmp_path / "x.jsonl", document))
 
 
 def test_numbers_too_large_for_their_unit_are_one_line(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("timestamp,input_tokens,output_tokens\n999999999999,1,1\n")
+    path.write_text(HEADER + "999999999999,1,1\n")
     for unit in ("s", "ms", "us", "ns"):
         try:
             read_trace(path, time_unit=unit)

@@ -18,16 +18,13 @@ from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces import formats, json_rows
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.trace import Trace
+from tests.support.traces import HEADER, lines
 
 Row = dict[str, Any]
 
 
 def written(folder: Path, *rows: Any, name: str = "t.jsonl") -> Path:
-    path = folder / name
-    path.write_text(
-        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n"
-    )
-    return path
+    return lines(folder / name, *rows)
 
 
 def traced(path: Path, **options: Any) -> Trace:
@@ -87,12 +84,9 @@ def span(
             "gen_ai.system_instructions": '[{"type": "text", "content": "Be br',
         },
         {"gen_ai.input.messages": WHOLE, "gen_ai.tool.definitions": '[{"type": "function", "na'},
-        {
-            "gen_ai.prompt.0.role": "assistant",
-            "gen_ai.prompt.0.content": "",
+        json.loads(r"""{"gen_ai.prompt.0.role": "assistant", "gen_ai.prompt.0.content": "",
             "gen_ai.prompt.0.tool_calls.0.name": "f",
-            "gen_ai.prompt.0.tool_calls.0.arguments": '{"city": "Par',
-        },
+            "gen_ai.prompt.0.tool_calls.0.arguments": "{\"city\": \"Par"}"""),
     ],
 )
 def test_messages_that_are_cut_off_are_none_and_counts_are_used(tmp_path: Path, held: Row) -> None:
@@ -197,16 +191,9 @@ def test_what_the_system_says_is_sent_before_a_text(tmp_path: Path, name: str) -
 
 
 def test_a_text_that_begins_with_a_bracket_is_a_prompt(tmp_path: Path) -> None:
-    texts = [
-        "[INST] Hi [/INST]",
-        "{name} is who?",
-        '{"a": 1,} is this JSON?',
-        "[1] See the first note",
-        '{"city": "Paris"}',
-        "[1, 2, 3]",
-        "{'a': 5}",
-        "12345",
-    ]
+    texts = json.loads(r"""["[INST] Hi [/INST]", "{name} is who?",
+        "{\"a\": 1,} is this JSON?", "[1] See the first note", "{\"city\": \"Paris\"}",
+        "[1, 2, 3]", "{'a': 5}", "12345"]""")
     rows = [{"timestamp": k, "output_tokens": 3, "prompt": text} for k, text in enumerate(texts)]
     found = played(written(tmp_path, *rows))
     assert found.prompts == "messages as recorded (8 of 8 requests)"
@@ -444,7 +431,7 @@ def test_what_does_not_fit_into_memory_is_one_line(
 @pytest.mark.parametrize("row", ['1,"5,7', '1,"5"x,7'])
 def test_a_quote_without_an_end_is_refused(tmp_path: Path, row: str) -> None:
     path = tmp_path / "t.csv"
-    path.write_text(f"timestamp,input_tokens,output_tokens\n1,5,7\n{row}\n2,5,7\n")
+    path.write_text(HEADER + f"1,5,7\n{row}\n2,5,7\n")
     with pytest.raises(WorkloadError, match=r"t\.csv:3: this is no CSV"):
         traced(path, skip_bad_rows=True)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.trace_cuts import Replay, prepare
 from ampacity.workloads.traces.read import read_trace
-from ampacity.workloads.traces.trace import Trace
+from tests.support.traces import HEADER, lines, refusal, rows, written
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
 
@@ -27,35 +27,8 @@ AZURE = (
 )
 
 
-def written(folder: Path, name: str, content: str | bytes) -> Path:
-    path = folder / name
-    data = content.encode() if isinstance(content, str) else content
-    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    return path
-
-
-def rows(trace: Trace) -> list[tuple[float, int, int]]:
-    return list(
-        zip(
-            trace.arrival_s.tolist(),
-            trace.input_tokens.tolist(),
-            trace.output_tokens.tolist(),
-            strict=True,
-        )
-    )
-
-
-def refusal(path: Path, **options: int) -> str:
-    with pytest.raises(WorkloadError) as caught:
-        read_trace(path, **options)
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1
-    assert str(path) in message
-    return message
-
-
 def test_azure_csv_keeps_all_digits(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path, "trace.csv", AZURE))
+    trace = read_trace(written(tmp_path / "trace.csv", AZURE))
     assert rows(trace) == [(0.0, 374, 44), (0.003, 396, 109), (19.31941, 879, 55)]
     assert trace.arrival_s.dtype == np.float64
     assert trace.input_tokens.dtype == trace.output_tokens.dtype == np.int64
@@ -63,18 +36,16 @@ def test_azure_csv_keeps_all_digits(tmp_path: Path) -> None:
 
 
 def test_mooncake_counts_milliseconds(tmp_path: Path) -> None:
-    lines = [
+    items = [
         {"timestamp": ms, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
         for ms in (0, 3, 27482)
     ]
-    trace = read_trace(written(tmp_path, "m.jsonl", "\n".join(map(json.dumps, lines))))
+    trace = read_trace(lines(tmp_path / "m.jsonl", *items))
     assert rows(trace) == [(0.0, 6758, 500), (0.003, 6758, 500), (27.482, 6758, 500)]
     assert trace.notes == ("m.jsonl: column timestamp is read as milliseconds",)
     # Qwen-Bailian
-    lines = [line | {"chat_id": 1, "timestamp": line["timestamp"] / 1000} for line in lines]
-    assert rows(
-        read_trace(written(tmp_path, "q.jsonl", "\n".join(map(json.dumps, lines))))
-    ) == rows(trace)
+    items = [item | {"chat_id": 1, "timestamp": item["timestamp"] / 1000} for item in items]
+    assert rows(read_trace(lines(tmp_path / "q.jsonl", *items))) == rows(trace)
 
 
 def test_burstgpt_counts_seconds_and_its_failed_requests_are_left_out(tmp_path: Path) -> None:
@@ -85,7 +56,7 @@ def test_burstgpt_counts_seconds_and_its_failed_requests_are_left_out(tmp_path: 
         "19440113.0,,2,ChatGPT,0,0,0,API log\n"
         "19440192.0,b,8,GPT-4,1779,123,1902,Conversation log\n"
     )
-    trace = read_trace(written(tmp_path, "b.csv", content))
+    trace = read_trace(written(tmp_path / "b.csv", content))
     assert rows(trace) == [(0.0, 906, 446), (82.0, 1779, 123)]
     assert trace.notes == (
         "b.csv: 2 rows with 0 output tokens are left out (failed requests)",
@@ -106,7 +77,7 @@ def test_burstgpt_counts_seconds_and_its_failed_requests_are_left_out(tmp_path: 
 )
 def test_generic_names(tmp_path: Path, time: str, input_: str, output: str) -> None:
     content = f"id,{output},{time},{input_}\n1,5,0.5,10\n2,6.0,0.75,11\n"
-    assert rows(read_trace(written(tmp_path, "g.csv", content))) == [(0.0, 10, 5), (0.25, 11, 6)]
+    assert rows(read_trace(written(tmp_path / "g.csv", content))) == [(0.0, 10, 5), (0.25, 11, 6)]
 
 
 def test_epoch_zero_based_stamps_and_milliseconds_are_one_schedule(tmp_path: Path) -> None:
@@ -117,7 +88,7 @@ def test_epoch_zero_based_stamps_and_milliseconds_are_one_schedule(tmp_path: Pat
         lines = [f"{header},input_tokens,output_tokens"] + [
             f"{at},{i + 1},7" for i, at in enumerate(times)
         ]
-        return rows(read_trace(written(tmp_path, "t.csv", "\n".join(lines))))
+        return rows(read_trace(written(tmp_path / "t.csv", "\n".join(lines))))
 
     expected = [(us / 1e6, i + 1, 7) for i, us in enumerate(offsets_us)]
     epoch_us = int((start - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(microseconds=1))
@@ -152,7 +123,7 @@ def test_zones_are_respected_row_by_row(tmp_path: Path) -> None:
         "timestamp,input_tokens,output_tokens\n"
         "2024-01-01T01:00:00+01:00,1,1\n2024-01-01 00:00:01+00:00,2,1\n2023-12-31 19:00:02-05:00,3,1\n"
     )
-    assert rows(read_trace(written(tmp_path, "z.csv", content))) == [
+    assert rows(read_trace(written(tmp_path / "z.csv", content))) == [
         (0.0, 1, 1),
         (1.0, 2, 1),
         (2.0, 3, 1),
@@ -160,8 +131,8 @@ def test_zones_are_respected_row_by_row(tmp_path: Path) -> None:
 
 
 def test_unsorted_rows_are_sorted_and_noted(tmp_path: Path) -> None:
-    content = "timestamp,input_tokens,output_tokens\n12,3,1\n10,1,1\n10,2,1\n13,4,1\n"
-    trace = read_trace(written(tmp_path, "u.csv", content))
+    content = HEADER + "12,3,1\n10,1,1\n10,2,1\n13,4,1\n"
+    trace = read_trace(written(tmp_path / "u.csv", content))
     assert rows(trace) == [(0.0, 1, 1), (0.0, 2, 1), (2.0, 3, 1), (3.0, 4, 1)]
     assert trace.notes == (
         "u.csv: the rows are not in the order of time (1 come before the row above them); they are sorted",
@@ -169,22 +140,10 @@ def test_unsorted_rows_are_sorted_and_noted(tmp_path: Path) -> None:
     )
 
 
-def test_duplicate_times_are_kept_and_noted(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    path.write_text("timestamp,input_tokens,output_tokens\n1,5,5\n1,6,6\n3,7,7\n1,8,8\n")
-    trace = read_trace(path)
-    assert trace.arrival_s.tolist() == [0, 0, 0, 2]
-    assert trace.input_tokens.tolist() == [5, 6, 8, 7]
-    assert trace.notes == (
-        "log.csv: the rows are not in the order of time (1 come before the row above them); they are sorted",
-        "log.csv: 2 rows have the very time of another row; they are kept and arrive together",
-    )
-
-
 def test_a_coarse_clock_is_noted(tmp_path: Path) -> None:
     times = [step * 3 for step in range(4) for _ in range(5)]
-    content = "timestamp,input_tokens,output_tokens\n" + "".join(f"{at},1,1\n" for at in times)
-    trace = read_trace(written(tmp_path, "c.csv", content))
+    content = HEADER + "".join(f"{at},1,1\n" for at in times)
+    trace = read_trace(written(tmp_path / "c.csv", content))
     assert trace.clock_step_s == 3
     (note,) = prepare(trace, Replay(as_written=True), seed=1).notes
     assert note == (
@@ -198,11 +157,11 @@ def test_gzip_byte_order_mark_blank_lines_and_quotes(tmp_path: Path) -> None:
         '\ufefftimestamp,"note",input_tokens,output_tokens\n\n1,"a, ""b""\nc",10,2\n\n2.5,,20,3\n'
     )
     for name in ("t.csv", "t.csv.gz"):
-        assert rows(read_trace(written(tmp_path, name, content))) == [(0.0, 10, 2), (1.5, 20, 3)]
+        assert rows(read_trace(written(tmp_path / name, content))) == [(0.0, 10, 2), (1.5, 20, 3)]
     lines = '\n{"timestamp": 1, "input_tokens": 10, "output_tokens": 2}\r\n \n' * 2
-    assert rows(read_trace(written(tmp_path, "t.jsonl.gz", lines))) == [(0.0, 10, 2), (0.0, 10, 2)]
+    assert rows(read_trace(written(tmp_path / "t.jsonl.gz", lines))) == [(0.0, 10, 2), (0.0, 10, 2)]
     # zipped without saying so
-    plain = written(tmp_path, "named.jsonl", gzip.compress(lines.encode()))
+    plain = written(tmp_path / "named.jsonl", gzip.compress(lines.encode()))
     assert len(read_trace(plain)) == 2
 
 
@@ -247,7 +206,7 @@ def test_gzip_byte_order_mark_blank_lines_and_quotes(tmp_path: Path) -> None:
 def test_a_broken_row_is_named_by_file_line_and_column(
     tmp_path: Path, row: str, column: str, complaint: str
 ) -> None:
-    message = refusal(written(tmp_path, "trace.csv", f"{AZURE}\r\n{row}\r\n"))
+    message = refusal(written(tmp_path / "trace.csv", f"{AZURE}\r\n{row}\r\n"))
     assert f"trace.csv:5: column {column}: " in message
     assert complaint in message
     assert message.endswith("; mend or remove the row, or give --skip-bad-rows")
@@ -289,7 +248,7 @@ def test_a_broken_row_is_named_by_file_line_and_column(
 )
 def test_a_broken_json_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
     good = '{"timestamp": 0, "input_tokens": 5, "output_tokens": 2}\n'
-    message = refusal(written(tmp_path, "t.jsonl", good + line + "\n"))
+    message = refusal(written(tmp_path / "t.jsonl", good + line + "\n"))
     assert "t.jsonl:2: " in message
     assert complaint in message
 
@@ -298,7 +257,7 @@ def test_a_broken_json_line_is_named(tmp_path: Path, line: str, complaint: str) 
     ("name", "content", "complaint"),
     [
         ("t.csv", "", "holds no rows"),
-        ("t.csv", "timestamp,input_tokens,output_tokens\n", "holds no rows"),
+        ("t.csv", HEADER, "holds no rows"),
         ("t.jsonl", "\n\n", "holds no rows"),
         (
             "t.csv",
@@ -315,7 +274,7 @@ def test_a_broken_json_line_is_named(tmp_path: Path, line: str, complaint: str) 
         ),
         (
             "t.csv",
-            "timestamp,input_tokens,output_tokens\n",
+            HEADER,
             "the file holds no rows: a trace needs at least one request",
         ),
         ("t.csv", "timestamp,input_tokens\n", "no column with the output tokens"),
@@ -348,14 +307,14 @@ def test_a_broken_json_line_is_named(tmp_path: Path, line: str, complaint: str) 
 def test_a_file_that_is_no_trace_is_one_line(
     tmp_path: Path, name: str, content: str | bytes, complaint: str
 ) -> None:
-    assert complaint in refusal(written(tmp_path, name, content))
+    assert complaint in refusal(written(tmp_path / name, content))
 
 
 def test_a_path_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
     assert "No such file" in refusal(tmp_path / "none.csv")
     (tmp_path / "folder.csv").mkdir()
     assert "Is a directory" in refusal(tmp_path / "folder.csv")
-    locked = written(tmp_path, "locked.csv", AZURE)
+    locked = written(tmp_path / "locked.csv", AZURE)
     locked.chmod(0)
     if os.access(locked, os.R_OK):
         pytest.skip("this user may read everything")
@@ -388,7 +347,7 @@ def test_what_is_written_is_read_back(
             f'{{"arrived_at": {at}, "input_tokens": {i}, "output_tokens": {o}}}'
             for at, (_, i, o) in zip(seconds, plan, strict=True)
         ]
-    path = written(tmp_path_factory.getbasetemp(), f"round.{kind}", end.join(lines))
+    path = written(tmp_path_factory.getbasetemp() / f"round.{kind}", end.join(lines))
     first = min(ns for ns, _, _ in plan)
     expected = [((ns - first) / 1e9, i, o) for ns, i, o in sorted(plan, key=lambda row: row[0])]
     assert rows(read_trace(path)) == expected
@@ -406,9 +365,7 @@ def _assert_plain(path: Path) -> None:
         assert (trace.output_tokens >= 1).all()
 
 
-header = st.sampled_from(
-    ["", "timestamp,input_tokens,output_tokens\n", "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"]
-)
+header = st.sampled_from(["", HEADER, "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"])
 cells = st.one_of(
     st.text(max_size=12),
     st.integers().map(str),
@@ -416,13 +373,13 @@ cells = st.one_of(
     st.datetimes().map(str),
     st.just("5"),
 )
-lines = st.lists(st.lists(cells, min_size=3, max_size=3).map(",".join), max_size=3).map("\n".join)
+bodies = st.lists(st.lists(cells, min_size=3, max_size=3).map(",".join), max_size=3).map("\n".join)
 
 
 @settings(deadline=None)
 @given(
     st.one_of(
-        st.binary(max_size=60), st.builds(lambda h, body: (h + body).encode(), header, lines)
+        st.binary(max_size=60), st.builds(lambda h, body: (h + body).encode(), header, bodies)
     ),
     st.booleans(),
 )
@@ -430,7 +387,7 @@ def test_garbage_csv_is_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, zipped: bool
 ) -> None:
     _assert_plain(
-        written(tmp_path_factory.getbasetemp(), "g.csv.gz" if zipped else "g.csv", content)
+        written(tmp_path_factory.getbasetemp() / ("g.csv.gz" if zipped else "g.csv"), content)
     )
 
 
@@ -455,7 +412,7 @@ objects = st.fixed_dictionaries(
 def test_garbage_json_is_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
-    _assert_plain(written(tmp_path_factory.getbasetemp(), "g.jsonl", content))
+    _assert_plain(written(tmp_path_factory.getbasetemp() / "g.jsonl", content))
 
 
 def test_a_real_file_with_one_byte_changed_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
@@ -463,7 +420,7 @@ def test_a_real_file_with_one_byte_changed_is_read_or_refused_in_one_line(tmp_pa
     for _ in range(200):
         data = bytearray(AZURE.encode())
         data[generator.randrange(len(data))] = generator.randrange(256)
-        _assert_plain(written(tmp_path, "t.csv", bytes(data)))
+        _assert_plain(written(tmp_path / "t.csv", bytes(data)))
 
 
 # --- the public traces, where they are at hand ---

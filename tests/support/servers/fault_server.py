@@ -5,7 +5,7 @@ its body, or a model called ``fault:NAME``; without one it is answered well. ``F
 with the status that a client must give each. Use it as ``with FaultServer() as server`` (a thread
 of its own), ``async with FaultServer() as server`` (this event loop), or by hand:
 
-    python -m tests.support.fault_server --port 8000
+    python -m tests.support.servers.fault_server --port 8000
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from tests.support.faults import FAULTS, Call, Request
+from tests.support.servers.faults import FAULTS, Call, Request
 
 Refusals = Mapping[str, tuple[str, str]]
 

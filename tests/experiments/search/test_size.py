@@ -427,7 +427,7 @@ def test_a_capacity_in_the_knee_region_is_named(
 
 
 def test_the_page_lists_the_fields_of_plan_and_size() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "decision-json.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "decision-json.md").read_text(encoding="utf-8")
     listed = page.partition("## Fields\n\n")[2]
     assert listed.strip() == describe_fields(Plan, TierPlan, Decision).strip(), "it is stale"
 

@@ -35,20 +35,12 @@ from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from tests.support.contract import on_stages, struct_of
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import Made, request_bytes, schedule_at
 
 level_of, open_levels, find_capacity, cut_short, is_decided, next_step, so_far = (
     on_stages(f)
-    for f in (
-        level_of,
-        open_levels,
-        find_capacity,
-        cut_short,
-        is_decided,
-        next_step,
-        so_far,
-    )
+    for f in (level_of, open_levels, find_capacity, cut_short, is_decided, next_step, so_far)
 )
 
 SLOS = parse_slos(["ttft_p95=1s"])
@@ -142,13 +134,8 @@ def test_one_late_request_of_few_does_not_end_the_search() -> None:
 
 def test_an_slo_that_no_stage_measures_ends_the_search_and_names_no_capacity() -> None:
     slos = tuple(parse_slos(["ttft_p95=1s", "itl_p95=50ms"]))
-    blank = {
-        "slo": "itl_p95=50ms",
-        "value_s": None,
-        "attainment": None,
-        "requests_effective": 0,
-        "reason": "chunks hold several tokens",
-    }
+    blank = json.loads("""{"slo": "itl_p95=50ms", "value_s": null, "attainment": null,
+        "requests_effective": 0, "reason": "chunks hold several tokens"}""")
     short, met, broken = (
         s | {"slo_verdicts": [*s["slo_verdicts"], blank]}
         for s in (stage(4, 1.0, n=59), stage(4, 1.0, n=60), stage(16, 0.5))
@@ -424,13 +411,8 @@ def test_a_search_that_was_cut_short_says_so_in_its_verdict(
 
 
 def test_what_is_lacking_is_said_with_its_reason() -> None:
-    lacking = {
-        "reached": False,
-        "precision": 0.05,
-        "reason": "60 stages are enough",
-        "more_requests": 12345,
-        "requests": 20000,
-    }
+    lacking = json.loads("""{"reached": false, "precision": 0.05,
+        "reason": "60 stages are enough", "more_requests": 12345, "requests": 20000}""")
     assert shortfall(struct_of(SearchFound, lacking), "One instance carries 9.8.") == (
         "The precision asked for, 5 %, was not reached: 60 stages are enough; about 32,000 "
         "requests in all would reach it."

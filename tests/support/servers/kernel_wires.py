@@ -17,7 +17,7 @@ from ampacity.loadgen.net.kernel_stamps import KernelReader, KernelWire
 from ampacity.loadgen.plan import Limits
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import Made, on_loop, request_bytes
 
 CLOCKS_NS = 100_000  # how far apart two readings of different clocks may be, with room

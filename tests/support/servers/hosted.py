@@ -17,8 +17,8 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
 
-from tests.support.fault_server import FaultServer
-from tests.support.faults import Call, delta, ending, event, role
+from tests.support.servers.fault_server import FaultServer
+from tests.support.servers.faults import Call, delta, ending, event, role
 
 OVERLOADED = "overloaded"
 """A script's entry: a good stream in which an overload event follows two tokens."""

@@ -1,4 +1,4 @@
-"""Run one stage against hostile endings: ``python -m tests.support.hostile_stage NAME...``.
+"""Run one stage against hostile endings: ``python -m tests.support.servers.hostile_stage NAME...``.
 
 Printed is JSON: [{name: status}, growth of the peak memory in MiB, seconds].
 """

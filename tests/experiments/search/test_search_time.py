@@ -23,7 +23,7 @@ from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import load_workload
-from tests.experiments.test_search import (
+from tests.experiments.search.test_search import (
     GOAL,
     SLOS,
     estimated,
@@ -32,7 +32,7 @@ from tests.experiments.test_search import (
     true_share,
 )
 from tests.support.contract import struct_of
-from tests.support.fault_server import FaultServer
+from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import schedule_at
 from tests.support.synthetic import ORIGIN_NS, request, run_meta
 
@@ -137,10 +137,7 @@ def test_a_long_answer_in_flight_is_no_miss_of_the_first_token(
     if judged_requests is None:
         assert judged.slo_verdicts == []
     else:
-        assert (judged.requests, judged.slo_verdicts[0].attainment) == (
-            judged_requests,
-            1.0,
-        )
+        assert (judged.requests, judged.slo_verdicts[0].attainment) == (judged_requests, 1.0)
 
 
 class ScriptedRig:

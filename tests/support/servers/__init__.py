@@ -1,0 +1,1 @@
+"""Servers that tests send load to, and their certificates."""
