@@ -169,7 +169,7 @@ def test_a_count_that_cannot_be_spoils_the_verdicts_that_rest_on_it(tmp_path: Pa
     assert "20 tokens for 32 chunks" in text
     assert summary["diagnosis"][0]["name"] == "stream"
     meta = {"diagnosis": summary["diagnosis"]}
-    assert set(spoilt_by(meta)) == {"itl", "fluidity", "tpot", "tokens"}
+    assert set(spoilt_by(meta)) == {"itl", "fluidity", "tpot"}
 
 
 def test_a_run_of_before_there_was_a_diagnosis_is_judged_and_says_so(tmp_path: Path) -> None:
