@@ -25,9 +25,10 @@ from ampacity.reports.pages.findings import TRUST, error_bound, evidence_text, f
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.pages.screen import judged_table
 from ampacity.reports.pages.soak import soak_table
-from ampacity.reports.pages.trust import by_severity, steady
+from ampacity.reports.pages.trust import by_severity, origin, steady
 from ampacity.reports.pages.what_if import what_if
 from ampacity.reports.render import tables
+from ampacity.reports.render.events import events_table
 from ampacity.reports.render.figures import (
     by_load,
     count,
@@ -92,6 +93,7 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
         partial=partial_reason(summary, meta),
         decision=[finding for finding in found if finding.label not in TRUST],
         trust=[
+            *origin(summary),
             *([] if summary.burst else [steady(summary)]),
             *(finding for finding in found if finding.label in TRUST),
         ],
@@ -117,6 +119,7 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
         lengths=tables.lengths_table(summary),
         traffic=traffic_table(summary),
         windows=tables.windows_table(summary, meta),
+        events=events_table(summary, meta),
         server=tables.server_table(summary),
         sessions=session_tables(summary),
         itl_reason=_itl_reason(summary),

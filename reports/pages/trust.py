@@ -49,6 +49,19 @@ def by_severity(summary: Summary, meta: Mapping[str, Any]) -> list[Shown]:
     return sorted(found, key=lambda warning: not warning.grave)
 
 
+def origin(summary: Summary) -> list[Finding]:
+    """Return what answered and what was sent, where either is no measurement of its own."""
+    found = []
+    if summary.predicted or summary.simulated:
+        note = "the figures are those of no engine, no model and no GPU"
+        found.append(Finding("Server", "simulated", None, note, "unsure"))
+    source = str(summary.workload.get("source") or "")
+    if source.startswith("an assumption"):
+        note = f"{source}; replay a log of your own with --trace, or fit one with ampacity workload fit"
+        found.append(Finding("Workload", str(summary.workload["name"]), None, note, "unsure"))
+    return found
+
+
 def steady(summary: Summary) -> Finding:
     """Return in how many stages the requests in flight were shown not to grow."""
     states = [(s.name, steady_state(s)[0]) for s in by_load(summary.stages)]

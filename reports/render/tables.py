@@ -334,8 +334,8 @@ def accepted_table(summary: Summary) -> Table | None:
 def windows_table(summary: Summary, meta: Mapping[str, Any]) -> Table:
     """Return the window of each stage, Little's Law in it, and the load generator's lateness."""
     rows = rows_of_stages("Windows and load generator", by_load(summary.stages))
-    began_s = _began_s(meta)
-    rows.column(Column("window", "s of the run"), lambda _, s: _span(s, began_s.get(s.index, 0.0)))
+    starts_s = began_s(meta)
+    rows.column(Column("window", "s of the run"), lambda _, s: span(s, starts_s.get(s.index, 0.0)))
     rows.figure("warm-up", "requests", lambda s: s.window.warmup_requests, count)
     rows.column(Column("method", text=True), _method)
 
@@ -370,7 +370,7 @@ def _of_audit(meta: Mapping[str, Any], name: str) -> Callable[[Stage], Any]:
     return lambda stage: audits.get(stage.index, {}).get(name)
 
 
-def _began_s(meta: Mapping[str, Any]) -> dict[int, float]:
+def began_s(meta: Mapping[str, Any]) -> dict[int, float]:
     """Return when each stage began, in s since the first: the time axis of the timeline."""
     starts = {s.get("index"): s.get("start_ns") for s in meta.get("stages") or []}
     known = {index: ns for index, ns in starts.items() if isinstance(ns, int)}
@@ -378,7 +378,7 @@ def _began_s(meta: Mapping[str, Any]) -> dict[int, float]:
     return {index: (ns - first) * 1e-9 for index, ns in known.items() if isinstance(index, int)}
 
 
-def _span(stage: Stage, began_s: float) -> Cell:
+def span(stage: Stage, began_s: float) -> Cell:
     ends = (began_s + stage.window.start_s, began_s + stage.window.end_s)
     return Cell(" to ".join(f"{end_s:.1f}" for end_s in ends))
 
