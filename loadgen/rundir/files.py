@@ -154,7 +154,8 @@ def read_stream(path: Path) -> pa.Table:
     """Return every complete batch of a crash-safe stream; a torn last batch is left out."""
     batches = _batches(path)
     table = pa.Table.from_batches(batches, schema=batches[0].schema if batches else SCHEMA)
-    return complete(table).select(SCHEMA.names).cast(SCHEMA)
+    with explained(f"{path} cannot be read"):
+        return complete(table).select(SCHEMA.names).cast(SCHEMA)
 
 
 def _batches(path: Path) -> list[pa.RecordBatch]:

@@ -146,7 +146,11 @@ SCHEMA: pa.Schema = pa.schema(
 
 
 def complete(table: pa.Table, names: Sequence[str] = _NAMES) -> pa.Table:
-    """Return a table with the columns of ``names`` that older runs lack, as nulls."""
+    """Return a table with the columns of ``names`` that older runs lack, as nulls.
+
+    Raises ArrowInvalid where a damaged file left texts or lists that are none.
+    """
+    table.validate(full=True)
     for name in names:
         if name.startswith(("quota_", "answered_")) and name not in table.column_names:
             nulls = pa.nulls(table.num_rows, SCHEMA.field(name).type)

@@ -239,3 +239,21 @@ def test_a_bomb_is_refused_in_one_line_within_the_memory_and_time(
     assert BOMBS[name][2] in ended.err
     assert ended.peak_mib < PEAK_MIB
     assert ended.took_s < 20
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_that_is_no_utf8_is_refused(good_run: Path, tmp_path: Path, stream: bool) -> None:
+    table = pq.read_table(good_run / "requests.parquet")
+    texts = pa.array([b"a\xe3"] * table.num_rows, pa.binary()).view(pa.string())
+    table = table.set_column(table.column_names.index("class"), "class", texts)
+    (tmp_path / "run.json").write_bytes((good_run / "run.json").read_bytes())
+    if stream:
+        with (
+            pa.OSFile(str(tmp_path / "requests.arrows"), "wb") as file,
+            pa.ipc.new_stream(file, table.schema) as to,
+        ):
+            to.write_table(table)
+    else:
+        pq.write_table(table, tmp_path / "requests.parquet")
+    with pytest.raises(RunDirError, match=r"cannot be read: .*Invalid UTF8 sequence"):
+        load_run(tmp_path)
