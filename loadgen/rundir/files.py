@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import pyarrow as pa
 
 from ampacity.files import MOST_BYTES, open_file, read_text
@@ -49,7 +50,9 @@ class Run:
 
 def json_text(value: Any) -> str:
     """Return JSON as files have it. Raises ValueError on NaN."""
-    return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    # json's own indenting is in Python, and leaves cycles behind, which a soak would collect
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
+    return msgspec.json.format(text, indent=2).decode() + "\n"
 
 
 def write_json(path: Path, value: Any) -> None:
