@@ -4,8 +4,6 @@ All gaps of a large run at once would take many times the memory of its chunk ti
 whole microseconds, so a count of each length that occurs holds every percentile exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

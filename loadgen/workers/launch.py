@@ -1,7 +1,5 @@
 """Start workers: the seam between the pool and where they run, and processes of this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -4,8 +4,6 @@ Messages are pickled by Ray. All but the texts of prompts and long results are s
 sends them inline: they enter neither its object store nor what that spills to disk.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import io

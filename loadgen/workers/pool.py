@@ -6,8 +6,6 @@ worker dies, the others go on, the records it flushed are kept, and all its othe
 stage become ``unfinished``; the caller reads ``lost``. The next stage starts another in its place.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """A Ray cluster of several nodes on this machine, each with processes of its own."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterator

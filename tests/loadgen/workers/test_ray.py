@@ -1,7 +1,5 @@
 """Workers on a Ray cluster of several nodes: the same requests, and what is lost with what dies."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
