@@ -1,7 +1,5 @@
 """Records that no run writes: refused before anything is computed from them."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Collection, Iterator
 from itertools import chain

@@ -3,8 +3,6 @@
 After a kill at any moment ``load_run`` reads every complete batch of the streams.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

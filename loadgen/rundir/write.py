@@ -4,8 +4,6 @@ Finished requests are appended to ``requests.arrows`` (an Arrow IPC stream, batc
 ``finish`` turns the streams into ``requests.parquet``. A run that is resumed adds streams.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
