@@ -127,6 +127,7 @@ class StoredRecords:
 
     def select(self, names: Sequence[str]) -> pa.Table:
         """Return some columns of all rows."""
+        self._kept.clear()  # whoever looks at all rows is done with the lists of a stage
         found = self._read(names, 0, int(self._first_rows[-1]))
         return found if self._rows is None else found.take(pa.array(self._rows))
 
