@@ -165,7 +165,7 @@ def _batches(path: Path) -> list[pa.RecordBatch]:
         explained(f"{path} cannot be read"),
         open_file(path),  # refuses what is no file
         contextlib.suppress(pa.ArrowInvalid, OSError),
-        pa.OSFile(str(path), "rb") as file,
+        pa.memory_map(str(path)) as file,  # what is read of it can be given back
         pa.ipc.open_stream(file) as reader,
     ):
         for batch in reader:

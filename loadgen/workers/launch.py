@@ -69,6 +69,9 @@ class Launcher(Protocol):
     def lead_s(self) -> float:
         """Return the time between the last "prepared" and the first deadline."""
 
+    async def room(self) -> int:
+        """Return how many can be started now."""
+
     async def start(self) -> Launched:
         """Start one. Raises WorkerError."""
 
@@ -105,6 +108,9 @@ class Processes:
     """Starts workers as processes of this machine."""
 
     lead_s = 0.1
+
+    async def room(self) -> int:
+        return sys.maxsize
 
     async def start(self) -> Process:
         ours, theirs = Pipe()

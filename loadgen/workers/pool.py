@@ -106,8 +106,14 @@ class Workers:
 
         Raises WorkerError if there is none.
         """
-        first, lacking = self._started, max(count - len(self._workers), 0)
-        self._started += lacking
+        if (lacking := count - len(self._workers)) <= 0:
+            return
+        first, room = self._started, await self._launcher.room()
+        if room < lacking:
+            self.notes.append(
+                f"{room} CPUs of the cluster are free, and {lacking} workers lack one"
+            )
+        self._started += min(lacking, room)
         starting = map(self._start, range(first, self._started))
         for begun in await asyncio.gather(*starting, return_exceptions=True):
             if isinstance(begun, _Worker):
