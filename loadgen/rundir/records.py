@@ -4,7 +4,7 @@ Times are integers, ns of CLOCK_MONOTONIC (``time.monotonic_ns``). What did not 
 never 0. Every scheduled request ends as exactly one record with attempt 0.
 """
 
-from __future__ import annotations  # the columns are made from the texts of the annotations
+from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
