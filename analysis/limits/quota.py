@@ -130,12 +130,9 @@ def _together(spans: Sequence[_Span]) -> tuple[float | None, str | None]:
 def _text(per_min: float | None, unit: str, stated: float | None, window_s: float | None) -> str:
     within = f" in {window_s:g} s" if window_s and window_s != 60 else ""
     header = f" (header says {stated:,.0f}{within})" if stated is not None else ""
-    known = "of unknown size" if per_min is None else f"{_grouped(per_min)} {unit}/min"
-    return f"quota {known}{header}"
-
-
-def _grouped(value: float) -> str:
-    return f"{float(f'{value:.3g}'):,.10g}"
+    if per_min is None:
+        return f"quota of unknown size{header}"
+    return f"quota {float(f'{per_min:.3g}'):,.10g} {unit}/min{header}"
 
 
 def _column(table: pa.Table, name: str) -> Floats:

@@ -5,8 +5,6 @@
 CPU is the kernel's, of the processes that send the load; README.md says how it is measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

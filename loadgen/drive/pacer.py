@@ -3,8 +3,6 @@
 ``due_count`` is a pure function of the elapsed time; ``pace`` releases what is due.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from bisect import bisect_right

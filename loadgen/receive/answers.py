@@ -1,7 +1,5 @@
 """Answers by API: the class that reads each, and the APIs whose events name their type."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from typing import Any

@@ -5,8 +5,6 @@ empty first chunk bears none, and the tokens that a server counts in a chunk wit
 the next chunk that has some.
 """
 
-from __future__ import annotations
-
 import re
 from array import array
 from collections.abc import Callable

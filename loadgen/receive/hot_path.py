@@ -4,8 +4,6 @@
 a template. Everything that happens less often is left to the callers.
 """
 
-from __future__ import annotations
-
 import select
 import struct
 import time

@@ -8,8 +8,6 @@ A template is proved when it is learned: the chunk with another text and a large
 has to decode to just these. Texts with an escape that may hide a thinking tag are parsed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 After a kill at any moment ``load_run`` reads every complete batch of the streams.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -167,7 +165,7 @@ def _batches(path: Path) -> list[pa.RecordBatch]:
         explained(f"{path} cannot be read"),
         open_file(path),  # refuses what is no file
         contextlib.suppress(pa.ArrowInvalid, OSError),
-        pa.OSFile(str(path), "rb") as file,
+        pa.memory_map(str(path)) as file,  # what is read of it can be given back
         pa.ipc.open_stream(file) as reader,
     ):
         for batch in reader:

@@ -4,8 +4,6 @@ They are pickled by the link: both ends are this program, and the rows of a trac
 any precision (``Decimal``), which msgspec would turn into texts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

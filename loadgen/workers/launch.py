@@ -1,7 +1,5 @@
 """Start workers: the seam between the pool and where they run, and processes of this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -71,6 +69,9 @@ class Launcher(Protocol):
     def lead_s(self) -> float:
         """Return the time between the last "prepared" and the first deadline."""
 
+    async def room(self) -> int:
+        """Return how many can be started now."""
+
     async def start(self) -> Launched:
         """Start one. Raises WorkerError."""
 
@@ -107,6 +108,9 @@ class Processes:
     """Starts workers as processes of this machine."""
 
     lead_s = 0.1
+
+    async def room(self) -> int:
+        return sys.maxsize
 
     async def start(self) -> Process:
         ours, theirs = Pipe()

@@ -4,11 +4,11 @@ Messages are pickled by Ray. All but the texts of prompts and long results are s
 sends them inline: they enter neither its object store nor what that spills to disk.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import io
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ from ampacity.loadgen.workers.setup import Route
 from ampacity.loadgen.workers.worker import run
 
 START_TIMEOUT_S = 60.0  # the first actor of a node unpacks the package
-CLOCK_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = CLOCK_TIMEOUT_S = 5.0
 PIECE_BYTES = 64 << 10  # Ray sends up to 100 KiB inline
 PIECES_MAX = 64  # of records that wait for the parent; then they wait in the stream's writer
 
@@ -182,6 +182,9 @@ class RayCluster:
             num_cpus=1, scheduling_strategy="SPREAD", concurrency_groups=groups
         )(Actor)
 
+    async def room(self) -> int:
+        return await asyncio.to_thread(_free_cpus, self._ray)
+
     async def start(self) -> RayWorker:
         return await asyncio.to_thread(self._start)
 
@@ -216,9 +219,12 @@ def _join(address: str, workers: int, routes: Sequence[Route]) -> RayCluster:
         import ray
     except ImportError:
         raise WorkerError("--ray needs Ray: pip install 'ampacity[ray]'") from None
-    if "://" in address:
+    host, _, port = address.rpartition(":")
+    if address != "auto" and not (host and port.isdigit() and "/" not in host):
         raise WorkerError(f"--ray {address}: give auto or HOST:PORT, on a machine of the cluster")
     try:
+        if host:  # Ray itself tries for minutes
+            socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
         ray.init(
             address=address,
             log_to_driver=False,
@@ -227,7 +233,9 @@ def _join(address: str, workers: int, routes: Sequence[Route]) -> RayCluster:
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise WorkerError(f"--ray {address}: {_reason(error)}") from None
-    cpus = int(ray.available_resources().get("CPU", 0))
+    # Ray prints errors of its own to stdout, which is the report's
+    ray._private.worker.print_to_stdstream = lambda *_, **__: None
+    cpus = _free_cpus(ray)
     nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     if cpus < workers:
         raise WorkerError(
@@ -242,7 +250,13 @@ def _join(address: str, workers: int, routes: Sequence[Route]) -> RayCluster:
     return RayCluster(ray)
 
 
+def _free_cpus(ray: Any) -> int:
+    return int(ray.available_resources().get("CPU", 0))
+
+
 def _reason(error: Exception) -> str:
     """Return why a worker is gone, or none can be had, in one line."""
-    text = str(getattr(error, "cause", None) or error).strip() or type(error).__name__
-    return "its node is gone" if "node has died" in text else " ".join(text.split())[:300]
+    text = " ".join(str(getattr(error, "cause", None) or error).split()) or type(error).__name__
+    if dead := re.search(r"because (its [\w ]+ has died)", text):
+        return dead[1]
+    return "it cannot be reached" if "temporarily unavailable" in text else text[:300]

@@ -6,8 +6,6 @@ worker dies, the others go on, the records it flushed are kept, and all its othe
 stage become ``unfinished``; the caller reads ``lost``. The next stage starts another in its place.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -108,8 +106,14 @@ class Workers:
 
         Raises WorkerError if there is none.
         """
-        first, lacking = self._started, max(count - len(self._workers), 0)
-        self._started += lacking
+        if (lacking := count - len(self._workers)) <= 0:
+            return
+        first, room = self._started, await self._launcher.room()
+        if room < lacking:
+            self.notes.append(
+                f"{room} CPUs of the cluster are free, and {lacking} workers lack one"
+            )
+        self._started += min(lacking, room)
         starting = map(self._start, range(first, self._started))
         for begun in await asyncio.gather(*starting, return_exceptions=True):
             if isinstance(begun, _Worker):

@@ -1,7 +1,5 @@
 """A worker: run its share of each stage and write the records to its own stream file."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -251,13 +251,15 @@ def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
     host_facts = _facts(host)
     if isinstance(memory, int | float):
         host_facts.append(("Memory", f"{memory / 2**30:.1f} GiB"))
+    # an input that was not given has a default, named where it is used
+    given = {k: v for k, v in (meta.get("fleet_inputs") or {}).items() if v is not None}
     return [
         ("Run", run),
         ("Locked variables", _facts(meta.get("locked"))),
         ("Endpoint", _facts(meta.get("endpoint"))),
         ("Seen of the endpoint before the load", _diagnosis(meta.get("diagnosis"))),
         ("Load generator's host", host_facts),
-        ("Inputs of the fleet size", _facts(_given(meta.get("fleet_inputs")))),
+        ("Inputs of the fleet size", _facts(given)),
     ]
 
 
@@ -268,11 +270,6 @@ def _diagnosis(findings: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, 
     return [
         (_words(str(f["name"])), f"{f['verdict']}: {f['found']} → {f['means']}") for f in findings
     ]
-
-
-def _given(held: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the inputs that were given: what is not has a default, named where it is used."""
-    return {name: value for name, value in (held or {}).items() if value is not None}
 
 
 def _facts(held: Mapping[str, Any] | None) -> list[tuple[str, str]]:

@@ -204,7 +204,10 @@ def slo_table(summary: Summary) -> Table:
 
     rows.figure("attainment", "of requests", lambda row: row[1].attainment, share, why=why)
     rows.figure("effective", "requests", lambda row: row[1].requests_effective, count, why=why)
-    rows.column(Column("to decide", "more requests"), lambda _, row: _more(row[1].more_requests))
+    rows.column(
+        Column("to decide", "more requests"),
+        lambda _, row: Cell("" if (more := row[1].more_requests) is None else count(more)),
+    )
     return rows.done()
 
 
@@ -233,10 +236,6 @@ def _verdict(table: Table, verdict: SloVerdict) -> Cell:
     word, reason = verdict_word(verdict.verdict), verdict.reason
     state = {"met": "good", "violated": "bad"}.get(word, "unsure")
     return Cell(word, table.footnote(reason) if reason else None, state)
-
-
-def _more(requests: int | None) -> Cell:
-    return Cell("" if requests is None else count(requests))
 
 
 SERVER: tuple[tuple[str, str, Callable[[Server], float | None], Callable[[float], str]], ...] = (
@@ -318,7 +317,8 @@ def accepted_table(summary: Summary) -> Table | None:
     rows.figure("goodput", "accepted/s", lambda s: s.accepted.rps, significant, why=why)
     rows.figure("output", "tokens/s", lambda s: s.accepted.output_tokens_per_s, significant, 2, why)
     rows.column(
-        Column("unlabelled", "not accepted", 1), lambda _, s: _unlabelled(s.accepted.unlabelled)
+        Column("unlabelled", "not accepted", 1),
+        lambda _, s: Cell(count(n := s.accepted.unlabelled or 0), state="unsure" if n else ""),
     )
     rows.figure(
         "a result",
@@ -329,10 +329,6 @@ def accepted_table(summary: Summary) -> Table | None:
         lambda s: s.accepted.reason or free,
     )
     return rows.done() if stages else None
-
-
-def _unlabelled(requests: int | None) -> Cell:
-    return Cell(count(requests or 0), state="unsure" if requests else "")
 
 
 def windows_table(summary: Summary, meta: Mapping[str, Any]) -> Table:

@@ -43,7 +43,6 @@ READERS = {  # command lines that read FILE; RUN is a good run directory
     "tokenizer": f"run {URL} --rates 1 --tokenizer hf:FILE.json",
     "run.json": "report FOLDER/run.json",
     "records": "report FOLDER/requests.parquet",
-    "stream": "report FOLDER/requests.arrows",
     "server": "report FOLDER/server.parquet",
 }
 
@@ -65,8 +64,7 @@ def words_for(line: str, run: Path, tmp_path: Path, make: Callable[[Path], objec
             folder.mkdir()
             name = word.removeprefix("FOLDER/")
             for path in run.iterdir():
-                skipped = name == "requests.arrows" and path.name == "requests.parquet"
-                if path.is_file() and path.name != name and not skipped:
+                if path.is_file() and path.name != name:
                     (folder / path.name).write_bytes(path.read_bytes())
             make(folder / name)
             words[i] = str(folder)
@@ -142,12 +140,6 @@ def repeated_text(path: Path) -> None:
     pq.write_table(pa.table(columns), path)
 
 
-def lying_stream(path: Path) -> None:
-    """An Arrow stream whose first message says that it has 1 TiB."""
-    body = pa.schema([("request_id", pa.int64())]).serialize().to_pybytes()
-    path.write_bytes(body + b"\xff\xff\xff\xff" + (2**31 - 1).to_bytes(4, "little") + b"x" * 100)
-
-
 BOMBS = {  # name: (reader, content, a part of the line)
     **{f"{r} of gzip": (r, packed, "MiB") for r in ("prompts", "prices", "run.json", "import")},
     **{
@@ -164,7 +156,6 @@ BOMBS = {  # name: (reader, content, a part of the line)
     "merged anchors": ("run file", merged_anchors, "unfolds into more than 1,000,000 values"),
     "long number": ("run file", long_number, "a number of more than 100 characters"),
     "repeated text": ("records", repeated_text, ""),
-    "lying stream": ("stream", lying_stream, ""),
     "sparse trace": ("trace", sparse, "more than 134,217,728 characters"),
     "sparse production": ("production", sparse, ""),
 }

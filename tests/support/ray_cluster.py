@@ -1,7 +1,5 @@
 """A Ray cluster of several nodes on this machine, each with processes of its own."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterator
@@ -9,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-MEMORY = {"object_store_memory": 100 << 20, "include_dashboard": False}
+NODE = {"object_store_memory": 100 << 20}
 
 
 @contextmanager
@@ -23,7 +21,8 @@ def ray_cluster(nodes: int, cpus: int) -> Iterator[Any]:
     ours = os.environ.pop("PYTHONPATH", None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **MEMORY})
+        head = {"num_cpus": 0, "include_dashboard": False, **NODE}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(nodes):
             add_node(cluster, cpus)
     if ours is not None:
@@ -36,8 +35,7 @@ def ray_cluster(nodes: int, cpus: int) -> Iterator[Any]:
 
 def add_node(cluster: Any, cpus: int) -> Any:
     """Add a node and return it."""
-    node = cluster.add_node(num_cpus=cpus, wait=True, **MEMORY)
-    return node
+    return cluster.add_node(num_cpus=cpus, wait=True, **NODE)
 
 
 def actors() -> dict[int, int]:

@@ -1,7 +1,5 @@
 """Pacing: what is due when, in order, whatever the server does."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

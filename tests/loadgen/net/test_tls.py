@@ -1,7 +1,5 @@
 """TLS over the sockets of the load: what each fault of a peer comes to, and the times of tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 """What the probe sees of an endpoint is kept in run.json, and neither run nor comparison claims
 more than it allows."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

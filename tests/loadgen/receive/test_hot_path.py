@@ -1,7 +1,5 @@
 """The compiled hot path: built where possible, and it reads as the Python version does."""
 
-from __future__ import annotations
-
 import gc
 import select
 import shutil

@@ -1,7 +1,5 @@
 """Chunks that match a template are recorded as the parsers record them; no end is overlooked."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The run directory: what is written survives a kill, and faults are reported in one line."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import json
