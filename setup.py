@@ -5,7 +5,10 @@ import sys
 from setuptools import Extension, setup
 
 HOT_PATH = Extension(
-    "ampacity.loadgen.receive._hot_path", ["loadgen/receive/_hot_path.c"], optional=True
+    "ampacity.loadgen.receive._hot_path",
+    ["loadgen/receive/_hot_path.c"],
+    depends=["loadgen/receive/_read_handler.h"],
+    optional=True,
 )
 
 setup(ext_modules=[HOT_PATH] if sys.platform == "linux" else [])

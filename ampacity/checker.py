@@ -1,7 +1,5 @@
 """Run the user's own command that checks the kept answers of a run (``report --checker``)."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

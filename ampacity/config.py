@@ -1,7 +1,5 @@
 """Build the validated description of an experiment from its settings, wherever they come from."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import re

@@ -1,7 +1,5 @@
 """Read and write durations with their unit: ``500ms``, ``30s``, ``2m``, ``1.5h``, ``2d``."""
 
-from __future__ import annotations
-
 import math
 import re
 from decimal import Decimal

@@ -1,8 +1,6 @@
 """Read files that someone else may have made: regular ones only, up to a size. The one place
 that opens them."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gzip

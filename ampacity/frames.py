@@ -23,11 +23,7 @@ from ampacity.analysis.metrics.chunks import read_chunks, tpot_s
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import LEVELS
-from ampacity.analysis.metrics.requests import (
-    e2e_s,
-    first_answer_s,
-    ttft_s,
-)
+from ampacity.analysis.metrics.requests import e2e_s, first_answer_s, ttft_s
 from ampacity.analysis.stage.analyse import RunRecords, stage_records
 from ampacity.analysis.stage.client import figure_without_client, without_client
 from ampacity.analysis.summary import read_stages, summarise, warmup_of

@@ -4,8 +4,6 @@ A load is sent by a process of its own, as from the command line: a notebook's t
 would disturb its timing.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Protect the process itself: no core file, no secret in its command line, a limit of memory."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 A thread paints, so that a terminal that was stopped (Ctrl-S) stops no request.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """Read a YAML run file, and locate in it the setting that a message is about."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from pathlib import Path

@@ -86,9 +86,7 @@ _text, _list = partial(Kind, str), partial(Kind, list[str])
 _number = partial(Kind, float, read=v.positive)
 DURATION, COUNT, NAME = _text("T", v.parse_duration), _whole(), _text("NAME")
 FILE, FLAG = Kind(Path, "FILE", v.path), Kind(bool, None, v.flag)
-_endpoint, _load, _workload, _slo, _output, _limit, _trace = (
-    partial(_setting, group) for group in GROUPS
-)
+_endpoint, _load, _workload, _slo, _output, _limit, _trace = (partial(_setting, g) for g in GROUPS)
 _TRACE = "--trace"
 _of_trace = partial(_trace, needs=_TRACE)
 

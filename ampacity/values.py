@@ -4,8 +4,6 @@ A reader takes ``(value, name)``; ``name`` is the option that a message names. H
 imported where they are needed, because ``--help`` imports this one.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ Whether it streams is decided by all answers of the run (ampacity.analysis.metri
 the probe's one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One name for a stage in every output: its load, and its number where another shares it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The network's round trip as a share of TTFT: shown, never subtracted."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command that would settle what a run leaves open, made of the run's own."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

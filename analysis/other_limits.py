@@ -1,7 +1,5 @@
 """The capacity at other limits of an SLO: what a laxer or stricter one would allow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -63,7 +61,10 @@ def capacity_at_limits(run: Run, summary: Summary) -> list[AtLimit]:
         return []
     run, _ = split_lengths(run)
     metas, records = read_stages(run)
-    tried = [_scaled(own, times) for times in TIMES]
+    tried = [
+        own if times == 1 else replace(own, limit_s=float(f"{own.limit_s * times:.2g}"))
+        for times in TIMES
+    ]
     found = [_judge(records, m, run, tried) for m in metas]  # one stage after the other in memory
     capacities = []
     for i, slo in enumerate(tried):
@@ -74,10 +75,6 @@ def capacity_at_limits(run: Run, summary: Summary) -> list[AtLimit]:
         ]
         capacities.append(at_limit(slo.text, find_capacity(stages, instead), slo == own))
     return capacities
-
-
-def _scaled(slo: Slo, times: float) -> Slo:
-    return slo if times == 1 else replace(slo, limit_s=float(f"{slo.limit_s * times:.2g}"))
 
 
 def _judge(

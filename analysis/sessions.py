@@ -5,8 +5,6 @@ its later turns count whenever they came. It is *failed* when a request of it fa
 run ended before it did.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Service level objectives as text: ``ttft_p99=2s``, ``chat:itl_p99=50ms``, ``error_rate=1%``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Rules for the warnings about single stages: the client, outages, steady state, drift, chunks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

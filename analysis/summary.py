@@ -1,7 +1,5 @@
 """The whole summary of a run: docs/summary.md."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -207,7 +205,8 @@ def _without_verdict(stage: Stage) -> Stage:
 def read_stages(run: Run) -> tuple[list[dict[str, Any]], RunRecords]:
     """Return (entries of run.json's stages, the run's records)."""
     metas = [_plain_stage(index, s) for index, s in enumerate(run.meta.get("stages") or [])]
-    records = read_records(run.requests, _origin_ns(metas), run.meta)
+    origin_ns = min((int(m["start_ns"]) for m in metas if m.get("start_ns")), default=0)
+    records = read_records(run.requests, origin_ns, run.meta)
     if not run.complete:
         metas = [_as_far_as_it_came(m, run.requests) for m in metas]
     return metas, records
@@ -284,10 +283,6 @@ def _as_far_as_it_came(stage: dict[str, Any], table: pa.Table) -> dict[str, Any]
         # later turns are due when the earlier ones end: no number tells
         return {**stage, "scheduled_requests": len(ids)}
     return {**stage, "scheduled_requests": due if planned is None else min(due, planned)}
-
-
-def _origin_ns(metas: list[dict[str, Any]]) -> int:
-    return min((int(m["start_ns"]) for m in metas if m.get("start_ns")), default=0)
 
 
 def _counts(requests: Any, metas: list[dict[str, Any]]) -> dict[str, Any]:

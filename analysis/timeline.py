@@ -1,7 +1,5 @@
 """A run over time: arrivals, requests in flight, first tokens, failures and the server's gauges."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The traffic that was sent, by stage and class: arrivals, lengths, sharing, outcome."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ assumption is violated (or met) only if every value in that bucket, and in the 9
 percentile's rank, violates (or meets) it; else it is inconclusive.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

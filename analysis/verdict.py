@@ -1,7 +1,5 @@
 """The one sentence at the top of the report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ampacity.analysis.capacity.fleet import instances_text

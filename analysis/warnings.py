@@ -1,7 +1,5 @@
 """The warnings of summary.json: a closed list of codes, each with its meaning and advice."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

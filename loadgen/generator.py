@@ -1,7 +1,5 @@
 """The load generator: one runner in this process, or several workers, here or on Ray."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path

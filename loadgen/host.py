@@ -1,7 +1,5 @@
 """Collect facts and limits of the machine that generates the load."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -4,8 +4,6 @@ The timers of an event loop are coarse (libuv: milliseconds), so on Linux the sl
 timerfd, which is exact to some tens of microseconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -4,8 +4,6 @@ The pages of engines have thousands of lines, mostly histogram buckets. Only the
 parsed, so that a scrape costs the event loop well under a millisecond.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

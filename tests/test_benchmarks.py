@@ -2,8 +2,6 @@
 command line.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -15,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-from benchmarks.load.bench import carried_share  # noqa: E402
+from benchmarks.load.bench import cpu_ratio  # noqa: E402
 from benchmarks.load.clients import Load, ampacity, read_run  # noqa: E402
 from benchmarks.load.matching import DoctorResult, compare, load_seen_by_server  # noqa: E402
 from benchmarks.load.mock import Served, mock_server, read_truth, unavailable  # noqa: E402
@@ -85,7 +83,8 @@ def test_two_workers_carry_what_their_cpu_leaves_of_the_core() -> None:
         result("ampacity", 17),
     ]
     results += [result("2 workers", 22), result("2 workers", 99, "pacing")]
-    assert carried_share(results, "190") == pytest.approx((15 + 17) / (18 + 22))
+    found = cpu_ratio(results, ("190", "ampacity"), ("190", "2 workers"))
+    assert found == pytest.approx((15 + 17) / (18 + 22))
 
 
 @needs_mock

@@ -1,7 +1,5 @@
 """The study of start skew, against what theory says of its arrivals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Replay recorded sessions: dependencies, pauses, and the prefix of each prompt."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass

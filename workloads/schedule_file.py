@@ -156,7 +156,7 @@ class _Rows:
         return found
 
 
-def read_schedule(path: Path, *, time_scale: float = 1.0, first_request_id: int = 0) -> Replayed:
+def read_schedule(path: Path, *, time_scale: float = 1.0) -> Replayed:
     """Read the schedule that ``write_schedule`` wrote. Raises WorkloadError with one line."""
     trace, workload, rows = read_trace(path), workload_of(path), _Rows(path)
     with open_records(path) as records:
@@ -172,7 +172,7 @@ def read_schedule(path: Path, *, time_scale: float = 1.0, first_request_id: int 
     columns = rows.columns(workload, trace.input_tokens)
     lengths = trace.input_tokens, trace.output_tokens
     try:
-        schedule = Schedule(trace.arrival_s / time_scale, *lengths, first_request_id, **columns)
+        schedule = Schedule(trace.arrival_s / time_scale, *lengths, 0, **columns)
     except ValueError as error:
         raise WorkloadError(f"{path}: {error}") from None
     if schedule.shared is not None and (schedule.shared.totals() > trace.input_tokens).any():

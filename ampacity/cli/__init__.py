@@ -1,7 +1,5 @@
 """The command line: one module per command; heavy modules are imported when a command runs."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

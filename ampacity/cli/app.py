@@ -1,7 +1,5 @@
 """The typer application and its list of commands."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

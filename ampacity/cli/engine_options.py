@@ -1,7 +1,5 @@
 """Options of simulated engines, generated from the simulator's own settings."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, get_args
 
 import msgspec

@@ -1,7 +1,5 @@
 """The help of commands: the options used most, in one screen; all of them with ``--help-all``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any

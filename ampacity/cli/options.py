@@ -3,8 +3,6 @@
 ``@shares(...)`` gives a command settings of an experiment; it gets them as one dict ``raw``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
 from functools import partial, wraps

@@ -1,7 +1,5 @@
 """``ampacity predict``: a sweep of a simulated engine in virtual time."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated, Any
 

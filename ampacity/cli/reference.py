@@ -3,8 +3,6 @@
 ``python -m ampacity.cli.reference > docs/cli.md``
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

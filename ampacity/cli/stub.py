@@ -1,7 +1,5 @@
 """The run directory of a command that is refused before its first stage, or left at once."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shlex

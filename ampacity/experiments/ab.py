@@ -1,7 +1,5 @@
 """A/B: load two endpoints (or one twice) alternately, so that drift affects both equally."""
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import replace
 from functools import partial

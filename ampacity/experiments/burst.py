@@ -1,7 +1,5 @@
 """The burst: base load, a step or another shape, base load again, in one open-loop stage."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 

@@ -1,7 +1,5 @@
 """The check: one load, until every SLO is decided or the time is used up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ampacity.analysis.change.engine import spent_at

@@ -1,7 +1,5 @@
 """Derive from an endpoint's examination what can be trusted in a benchmark of it. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import median
 

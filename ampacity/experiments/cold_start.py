@@ -1,7 +1,5 @@
 """Time the start of an endpoint: from this command to its first answer."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import secrets

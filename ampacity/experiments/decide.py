@@ -1,7 +1,5 @@
 """Gather what is known of runs, a model, a GPU and prices, and walk the thirteen steps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Examine an endpoint before a benchmark: the probe of every run, and a few requests more."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import time

@@ -1,7 +1,5 @@
 """Repeat a run: execute the command that run.json recorded."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Judge samples of a candidate against a baseline; while inconclusive, take further samples."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from dataclasses import dataclass

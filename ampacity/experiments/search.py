@@ -1,7 +1,5 @@
 """The search: bracket the highest load that meets the SLOs, then narrow it to a given precision."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Plan fleets from run directories, and from what is stated beside them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

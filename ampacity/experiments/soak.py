@@ -5,8 +5,6 @@ that are in flight at its end go on beside the next one's. After each window ano
 gives way to the load, writes summary and report anew.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sys

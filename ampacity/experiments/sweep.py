@@ -1,7 +1,5 @@
 """The sweep: one stage per load level, given or found, from low load to saturation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The summary of a soak's run directory: each window is judged once, and the result kept."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 from pathlib import Path

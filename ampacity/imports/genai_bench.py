@@ -1,7 +1,5 @@
 """Read genai-bench's JSON of one run: totals, and the durations of each request without starts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Convert result files of other tools to a run directory with one clock for all stages."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Read production figures: Prometheus pages of engines (one or two scrapes), or a request log."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import math

@@ -1,7 +1,5 @@
 """The common form of an imported file."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Advice on a burst: the harm done, the headroom that would have carried it, a circuit breaker."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

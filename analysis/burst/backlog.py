@@ -1,7 +1,5 @@
 """The queue that a burst left: its size, the rate at which it was served, when it drains."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

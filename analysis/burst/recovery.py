@@ -1,7 +1,5 @@
 """Find when the endpoint has recovered: no queue, and TTFT is that of the base load."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The ``burst`` object of summary.json: each phase, the queue, the recovery, what to do."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise

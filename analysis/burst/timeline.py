@@ -1,7 +1,5 @@
 """The requests of a burst run as vectors, and how many of them are in the system at a time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ run.json, in which every request had the lengths of one quantile of its class, a
 own and touch nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations

@@ -1,7 +1,5 @@
 """The highest goodput of a run, from all of its stages together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Beside it the corner of the asymptotic bounds of throughput. The capacity within
 (``ampacity.analysis.capacity.limit``) is the number to publish.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

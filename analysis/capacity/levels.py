@@ -1,7 +1,5 @@
 """The stages of a run as levels of load, each with its verdicts. Rates in requests/s."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

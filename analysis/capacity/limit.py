@@ -8,8 +8,6 @@ rate that was asked for, less the share that was not answered; how many arrived 
 capacity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,7 +167,8 @@ def _shown(stages: Sequence[Stage], slos: Sequence[Slo]) -> LoopCapacity:
         of_kind = [level_of(s) for s in stages if s.kind == kind]
         hopeless = why_unmeetable(of_kind) if violated is levels[0] else None
         if violated is None:
-            return replace(result, reason=f"no stage is decided ({_undecided(levels[-1])})")
+            why = str(levels[-1].figures.slo_met_reason).removeprefix("inconclusive: ")
+            return replace(result, reason=f"no stage is decided ({why})")
         top, lower = upper or violated, [] if hopeless else _lower_loads(levels[0])
         return replace(
             result,
@@ -210,10 +209,6 @@ def _furthest_over(level: Level, slos: Sequence[Slo]) -> Slo:
         return missed if value_s is None else max(value_s / slo.limit_s, missed)
 
     return max(slos, key=times)
-
-
-def _undecided(level: Level) -> str:
-    return str(level.figures.slo_met_reason).removeprefix("inconclusive: ")
 
 
 def _no_level(stages: Sequence[Stage]) -> str:

@@ -1,7 +1,5 @@
 """The search's decision: which load to run next, and for how long, from the judged stages. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

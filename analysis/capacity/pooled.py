@@ -3,8 +3,6 @@
 Of several SLOs the lowest limit of ``ampacity.analysis.capacity.posterior`` counts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

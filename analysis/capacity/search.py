@@ -1,7 +1,5 @@
 """The summary of a search: the path that it took, and what it lacks to its precision."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Decide if any load at all can meet an SLO, from the stages that were run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

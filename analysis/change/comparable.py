@@ -1,7 +1,5 @@
 """Refuse runs that are another experiment, and list how runs differ."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """A run that is fit to be compared, and its load levels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

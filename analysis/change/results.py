@@ -1,7 +1,5 @@
 """The results of compare and gate, as they are in the JSON (docs/compare.md, docs/ci.md)."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import msgspec

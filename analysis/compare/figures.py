@@ -1,7 +1,5 @@
 """The figures of a scorecard: what a run delivers and costs, made of what was measured."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

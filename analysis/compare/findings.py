@@ -1,7 +1,5 @@
 """The sentence of a comparison, and the notes below it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ampacity.analysis.change.engine import ASSUMED_NOISE

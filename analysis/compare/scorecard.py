@@ -1,7 +1,5 @@
 """The scorecard of two or more runs: what each delivers and costs, which differences are real."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from itertools import product

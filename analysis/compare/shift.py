@@ -6,8 +6,6 @@ amplifies it. Interleaved stages (ampacity ab): the log ratio of each pair of st
 observation; the effect of the order is removed by regression, so that a drift over the run cancels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

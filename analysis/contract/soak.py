@@ -1,7 +1,5 @@
 """The soak of summary.json: the verdict over all windows, and what changed over the hours."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from ampacity.analysis.contract.part import Part

@@ -1,7 +1,5 @@
 """A stage of summary.json."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

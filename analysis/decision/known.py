@@ -1,7 +1,5 @@
 """Facts that the steps of a decision read, and what the hardware allows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The memory floor: how many GPUs a model and its load need before any speed is asked for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -89,26 +87,23 @@ def memory_needed(
     weights: str = "fp16",
     kv: str = "fp16",
     adapters: Adapters = NO_ADAPTERS,
-    activation_share: float = ACTIVATION_SHARE,
 ) -> Needed:
     """Return the bytes of an instance that holds ``sequences`` of ``tokens`` tokens each."""
     return Needed(
         weights=shape.parameters * element_bytes(weights),
         kv=sequences * shape.kv_bytes(tokens, element_bytes(kv)),
-        activations=activation_share * shape.parameters * element_bytes("fp16"),
+        activations=ACTIVATION_SHARE * shape.parameters * element_bytes("fp16"),
         adapters=adapters.bytes,
     )
 
 
-def gpus_needed(
-    needed: Needed, gpu_bytes: float, headroom: float = 0.0, overhead_share: float = OVERHEAD_SHARE
-) -> int:
+def gpus_needed(needed: Needed, gpu_bytes: float, headroom: float = 0.0) -> int:
     """Return the fewest GPUs whose memory holds what is needed with a headroom.
 
     ceil(total x (1 + headroom) / usable memory of a GPU); the framework's share comes off each GPU
     unless ``needed.overhead`` states it in bytes.
     """
-    usable = gpu_bytes * (1 - (overhead_share if needed.overhead is None else 0.0))
+    usable = gpu_bytes * (1 - (OVERHEAD_SHARE if needed.overhead is None else 0.0))
     return max(1, math.ceil(needed.total * (1 + headroom) / usable - 1e-9))
 
 
@@ -117,24 +112,16 @@ def valid_degrees(heads: int) -> tuple[int, ...]:
     return tuple(n for n in range(1, heads + 1) if heads % n == 0)
 
 
-def floor_of(
-    needed: Needed,
-    gpu_bytes: float,
-    heads: int,
-    headroom: float = 0.0,
-    overhead_share: float = OVERHEAD_SHARE,
-) -> Floor:
+def floor_of(needed: Needed, gpu_bytes: float, heads: int, headroom: float = 0.0) -> Floor:
     """Return the GPUs by memory, and the lowest valid tensor-parallel degree that has as many."""
-    gpus = gpus_needed(needed, gpu_bytes, headroom, overhead_share)
+    gpus = gpus_needed(needed, gpu_bytes, headroom)
     degree = next((n for n in valid_degrees(heads) if n >= gpus), None)
     return Floor(headroom, gpus, degree)
 
 
-def kv_pool_bytes(
-    needed: Needed, gpu_bytes: float, gpus: int, overhead_share: float = OVERHEAD_SHARE
-) -> float:
+def kv_pool_bytes(needed: Needed, gpu_bytes: float, gpus: int) -> float:
     """Return what is left for the KV cache on ``gpus`` GPUs; 0 where the model does not fit."""
-    share = overhead_share if needed.overhead is None else 0.0
+    share = OVERHEAD_SHARE if needed.overhead is None else 0.0
     return max(0.0, gpus * gpu_bytes * (1 - share) - (needed.total - needed.kv))
 
 
@@ -151,7 +138,6 @@ def does_it_fit(
     *,
     kv: str = "fp16",
     gpus: int | None = None,
-    overhead_share: float = OVERHEAD_SHARE,
 ) -> Fit:
     """Return the floors without and with headroom, and the sequences that the KV pool holds.
 
@@ -159,7 +145,7 @@ def does_it_fit(
     of the lowest degree that fits. Raises DecisionError where no degree has enough memory.
     """
     floors = tuple(
-        floor_of(needed, hardware.memory_bytes, shape.heads, headroom, overhead_share)
+        floor_of(needed, hardware.memory_bytes, shape.heads, headroom)
         for headroom in (0.0, *HEADROOMS)
     )
     count = gpus or floors[0].tensor_parallel
@@ -168,7 +154,7 @@ def does_it_fit(
             f"{shape.name} needs {floors[0].gpus} GPUs {hardware.name} by memory: more than its "
             f"{shape.heads} heads can be split over; take a larger GPU or a lower precision"
         )
-    pool = kv_pool_bytes(needed, hardware.memory_bytes, count, overhead_share)
+    pool = kv_pool_bytes(needed, hardware.memory_bytes, count)
     copies = kv_copies(shape.kv_heads, count)
     held = {
         name: sequences_held(pool, copies * shape.kv_bytes(tokens, element_bytes(kv)))

@@ -1,7 +1,5 @@
 """The shape of a model, from its config.json: parameters, KV cache and operations per token."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

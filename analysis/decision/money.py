@@ -233,8 +233,8 @@ class Moved(Part, frozen=True, kw_only=True):
     cost_per_thousand: tuple[float, float] | None
 
 
-def sensitivities(given: FleetInputs, by: float = 0.2) -> list[Moved]:
-    """Return what each input moves: first what moves the yearly cost (or the instances) most.
+def sensitivities(given: FleetInputs) -> list[Moved]:
+    """Return what each input moves by 20 % either way: first what moves the yearly cost (or the instances) most.
 
     Shares stay at most 1, a safety factor at least 1, the mean load at most the peak.
     """
@@ -250,7 +250,7 @@ def sensitivities(given: FleetInputs, by: float = 0.2) -> list[Moved]:
     found = []
     for label, name in names.items():
         if getattr(given, name) is not None or name == "mean_rps":
-            low, high = (fleet_figures(_scaled(given, name, times)) for times in (1 - by, 1 + by))
+            low, high = (fleet_figures(_scaled(given, name, times)) for times in (0.8, 1.2))
             found.append(
                 Moved(
                     input=label,

@@ -1,7 +1,5 @@
 """The thirteen steps from a workload to a validated fleet: known, decided, missing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ampacity.analysis.capacity.levels import usd
@@ -64,7 +62,8 @@ def _hardware(known: Known, physics: Physics) -> Step:
     instance = known.instance
     if instance is None:
         gap = physics.missing
-        return Step(title="Hardware", gap=gap, command=_with(known, _lacks(gap)))
+        lacks = "--gpu h100" if "--gpu" in gap else "--model-config FILE"
+        return Step(title="Hardware", gap=gap, command=_with(known, lacks))
     card, shape = instance.hardware, instance.shape
     inputs = (
         _stated("parameters", shape.parameters / 1e9, "billion", shape.name),
@@ -362,10 +361,6 @@ def _validation(known: Known, _: Physics) -> Step:
         decision="after the launch, hold production against these assumptions",
         command=f"ampacity validate {known.run} --production METRICS_URL --over 5m",
     )
-
-
-def _lacks(missing: str) -> str:
-    return "--gpu h100" if "--gpu" in missing else "--model-config FILE"
 
 
 def _with(known: Known, option: str) -> str:

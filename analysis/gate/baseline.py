@@ -1,7 +1,5 @@
 """Collect the facts of earlier runs that a gate needs, small enough to commit (baseline_file.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The baseline file: a line per field, sorted keys, a checksum over the content (docs/ci.md)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

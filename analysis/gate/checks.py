@@ -3,8 +3,6 @@
 The changes are those of latency quantiles, of the error rate and of tokens per second.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Pass, regression or inconclusive: a candidate's runs against a baseline and against SLOs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Check each rule of what limits an endpoint: the figures that it reads, against its thresholds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from ampacity.analysis.capacity.levels import QUOTA_SHARE

@@ -6,8 +6,6 @@ first and the last of them, over the time, is the quota, to about one request. T
 bucket that refills evenly and for windows that begin anew or slide.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -132,12 +130,9 @@ def _together(spans: Sequence[_Span]) -> tuple[float | None, str | None]:
 def _text(per_min: float | None, unit: str, stated: float | None, window_s: float | None) -> str:
     within = f" in {window_s:g} s" if window_s and window_s != 60 else ""
     header = f" (header says {stated:,.0f}{within})" if stated is not None else ""
-    known = "of unknown size" if per_min is None else f"{_grouped(per_min)} {unit}/min"
-    return f"quota {known}{header}"
-
-
-def _grouped(value: float) -> str:
-    return f"{float(f'{value:.3g}'):,.10g}"
+    if per_min is None:
+        return f"quota of unknown size{header}"
+    return f"quota {float(f'{per_min:.3g}'):,.10g} {unit}/min{header}"
 
 
 def _column(table: pa.Table, name: str) -> Floats:

@@ -5,8 +5,6 @@ measured". Several may hold: causes come before symptoms, and what shows at a lo
 shows at a higher one, as it ends the range in which the SLOs hold.
 """
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from ampacity.analysis.contract.limits import Limit

@@ -210,7 +210,7 @@ class Cohort:
         unknown = self._coalesced[0] or self._in_one_piece or self._chunks_unknown()
         if unknown:
             return _unknown("gaps", unknown)
-        if self.chunks.one_each and self.chunks.known.all():
+        if self.chunks.one_each and np.all(self.chunks.known | (self.chunks.count == 0)):
             return self.icl  # every chunk is one token: the same gaps, which are many
         return self._of_gaps(per_token=True)
 

@@ -4,8 +4,6 @@ The first token is due ``first_s`` after the schedule, every further one ``each_
 time gained early may be spent later (a buffer), which no percentile of gaps shows.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ampacity.analysis.metrics.chunks import Chunks

@@ -6,9 +6,10 @@ whole microseconds, so a count of each length that occurs holds every percentile
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,12 +38,6 @@ class Gaps:
         """Return where the gaps of each request that has chunks begin."""
         return self.starts[:-1][np.diff(self.starts) > 0]
 
-    @property
-    def value_s(self) -> Floats:
-        """Return the length of the samples of every gap, without those before a first chunk."""
-        each = 1.0 if self.tokens is None else np.maximum(self.tokens, 1)
-        return np.asarray(np.delete(self.gap_us * _US / each, self.firsts), dtype=np.float64)
-
     def sizes(self) -> Floats:
         """Return the samples of each request, shape (n,)."""
         count = np.diff(self.starts)
@@ -54,15 +49,23 @@ class Gaps:
             found[count > 0] = np.add.reduceat(self.tokens, self.firsts, dtype=np.int64)
         return found
 
-    def over(self, limit_s: float) -> Floats:
-        """Return the samples of each request that are longer than a limit, shape (n,)."""
-        if limit_s < 0:
-            return self.sizes()
-        over = np.flatnonzero(self._longer(limit_s))
-        at = np.searchsorted(over, self.starts)
-        if self.tokens is None:
-            return np.diff(at).astype(np.float64)
-        return np.diff(np.concatenate([[0], np.cumsum(self.tokens[over])])[at]).astype(np.float64)
+    def over(self, limits_s: Sequence[float]) -> list[Floats]:
+        """Return the samples of each request, shape (n,), over each of some ascending limits."""
+        found, longest = [], self
+        at: npt.NDArray[Any] = np.zeros(0)
+        for limit_s in limits_s:
+            if limit_s < 0:
+                found.append(self.sizes())
+                continue
+            over = np.flatnonzero(longest._longer(limit_s))
+            at = over if longest is self else at[over]
+            tokens = None if longest.tokens is None else longest.tokens[over]
+            longest = Gaps(longest.gap_us[over], tokens, self.starts)
+            ends = np.searchsorted(at, self.starts)
+            if tokens is not None:
+                ends = np.concatenate([[0], np.cumsum(tokens)])[ends]
+            found.append(np.diff(ends).astype(np.float64))
+        return found
 
     def _longer(self, limit_s: float) -> Bools:
         """Return which gaps have longer samples than a limit, of one sample each in whole µs."""
@@ -98,8 +101,7 @@ def token_gaps(chunks: Chunks) -> Gaps:
 def _gaps(
     at_us: npt.NDArray[np.uint32], tokens: npt.NDArray[np.int32] | None, starts: Ints
 ) -> Gaps:
-    gap_us = np.zeros_like(at_us)
-    np.subtract(at_us[1:], at_us[:-1], out=gap_us[1:])
+    gap_us = np.diff(at_us, prepend=at_us[:1])
     found = Gaps(gap_us, tokens, starts)
     gap_us[found.firsts] = 0
     if tokens is not None:
@@ -149,9 +151,7 @@ class GapSeries:
     def over(self, limits_s: Floats) -> Floats:
         """Return gaps of each request that are longer than each of k limits, shape (k, n)."""
         new = sorted({*limits_s.tolist()} - self._over.keys())
-        parts = (
-            [[gaps.over(limit_s) for limit_s in new] for _, gaps in self._parts()] if new else []
-        )
+        parts = [gaps.over(new) for _, gaps in self._parts()] if new else []
         for k, limit_s in enumerate(new):
             each = np.concatenate([np.zeros(0), *(part[k] for part in parts)])
             self._over[limit_s] = self._of_all(each)

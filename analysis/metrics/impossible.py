@@ -1,7 +1,5 @@
 """Records that no run writes: refused before anything is computed from them."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Collection, Iterator
 from itertools import chain
@@ -13,7 +11,7 @@ import pyarrow.compute as pc
 
 from ampacity.analysis.metrics.requests import Bools, RecordsError
 from ampacity.loadgen.rundir.files import Run
-from ampacity.loadgen.rundir.lists import LISTS
+from ampacity.loadgen.rundir.lists import LISTS, ListScan
 from ampacity.loadgen.rundir.parquet import scan_of
 from ampacity.loadgen.rundir.records import SCHEMA
 
@@ -25,23 +23,26 @@ _ORDER = (
     ("last_token_ns", "ended_ns"),
     ("started_ns", "ended_ns"),
 )
+_TOKENS = [name for name in SCHEMA.names if "_tokens" in name and name not in LISTS]
+_CHECKED = list(dict.fromkeys((*_NEVER_NULL, *chain(*_ORDER), *_TOKENS)))
 _CLOCKS_APART_NS = 1_000_000  # one of two times may be the kernel's
 _Fault = tuple[str, Any, str]  # column, mask of the rows, what is wrong with its value
 
 
 def check_records(run: Run) -> None:
     """Raise RecordsError on the first record that no run writes, with row, column and value."""
-    table, entries = run.requests, enumerate(run.meta.get("stages") or [])
+    table, entries = run.requests.select(_CHECKED), enumerate(run.meta.get("stages") or [])
     stages = {i if (index := s.get("index")) is None else index for i, s in entries}
     known = stages if run.complete else set()  # a kill may come before a stage is written
     # other tools end their clocks in their own ways
     times = () if run.meta.get("imported") else _times(table)
-    for column, mask, why in chain(_values(table, known), times, _chunks(table), _twice(table)):
+    chunks = _chunks(scan_of(run.requests))
+    for column, mask, why in chain(_values(table, known), times, chunks, _twice(table)):
         nullable = isinstance(mask, pa.ChunkedArray)
         rows: Bools = np.asarray(pc.fill_null(mask, False)) if nullable else mask
         if rows.any():
             row = int(np.argmax(rows))
-            held = table.slice(row, 1).to_pylist()[0]
+            held = run.requests.slice(row, 1).to_pylist()[0]
             said = f"{column} is {reprlib.repr(held[column])}, {why.format_map(held)}"
             raise RecordsError(
                 f"{run.path / 'requests.parquet'}: row {row}: {said}; no run writes that: the "
@@ -56,8 +57,7 @@ def _values(table: pa.Table, stages: Collection[int]) -> Iterator[_Fault]:
         known = pa.array(sorted(stages), type=table["stage"].type)
         unknown = pc.invert(pc.is_in(table["stage"], value_set=known))
         yield "stage", unknown, "which run.json does not have"
-    tokens = [name for name in SCHEMA.names if "_tokens" in name and name not in LISTS]
-    for name in ("request_id", "attempt", *tokens):
+    for name in ("request_id", "attempt", *_TOKENS):
         yield name, pc.less(table[name], 0), "below zero"
 
 
@@ -67,8 +67,7 @@ def _times(table: pa.Table) -> Iterator[_Fault]:
         yield later, pc.less(by, table[earlier]), f"before {earlier}, {{{earlier}}}"
 
 
-def _chunks(table: pa.Table) -> Iterator[_Fault]:
-    scan = scan_of(table)
+def _chunks(scan: ListScan) -> Iterator[_Fault]:
     yield "chunk_tokens", scan.apart, "of another length than chunk_at_us"
     yield "chunk_tokens", scan.negative, "a count below zero or none"
     yield "chunk_at_us", scan.falling, "a time before the one ahead of it"

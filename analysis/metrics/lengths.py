@@ -1,7 +1,5 @@
 """The lengths that a run was measured at: planned, sent and received tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Failed requests are infinitely slow; unfinished ones are censored: slower than t
 were cut off; cancelled ones are left out.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

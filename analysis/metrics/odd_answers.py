@@ -1,7 +1,5 @@
 """Good answers that are not what they seem: cut off, with impossible counts, of another model."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field

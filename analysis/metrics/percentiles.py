@@ -1,7 +1,5 @@
 """The percentiles of summary.json from observations: figures, or the reason why there is none."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

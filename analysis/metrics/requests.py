@@ -7,6 +7,7 @@ requests or gaps.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -68,9 +69,19 @@ class Requests:
 
     def take(self, which: npt.NDArray[Any] | slice) -> Requests:
         """Return the entries at an index array, mask or slice, in that order."""
-        if not isinstance(which, slice) and which.dtype == np.bool_ and which.all():
+        if isinstance(which, slice) or which.dtype != np.bool_:
+            return _Selected(self, which)
+        at = np.flatnonzero(which)
+        if len(at) == len(which):
             return self
-        return Requests(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
+        together = len(at) and len(at) == at[-1] - at[0] + 1
+        return _Selected(self, slice(int(at[0]), int(at[-1]) + 1) if together else at)
+
+    def changed(self, **columns: Floats) -> Requests:
+        """Return the same requests with other columns."""
+        found = copy(self)
+        found.__dict__.update(columns)
+        return found
 
     def has_status(self, kind: str) -> Bools:
         return np.asarray(self.status == _CODE[kind])
@@ -95,6 +106,18 @@ class Requests:
     def status_counts(self) -> dict[str, int]:
         counts = np.bincount(self.status, minlength=len(KINDS))
         return {kind: int(n) for kind, n in zip(KINDS, counts, strict=True)}
+
+
+class _Selected(Requests):
+    """Some entries of other requests; a column is selected when it is first asked for."""
+
+    def __init__(self, of: Requests, which: npt.NDArray[Any] | slice) -> None:
+        self.__dict__.update(_of=of, _which=which)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.__dict__.setdefault(name, getattr(self._of, name)[self._which])
 
 
 def read_requests(table: pa.Table, origin_ns: int) -> Requests:

@@ -5,8 +5,6 @@ same of random orders of the series, so no distribution is assumed. Windows that
 before count as fewer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

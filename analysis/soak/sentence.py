@@ -1,7 +1,5 @@
 """A soak in one sentence, and the command that goes on from it."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Each window is judged once, so a summary costs the same after hours as after minutes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

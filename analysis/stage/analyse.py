@@ -1,7 +1,5 @@
 """One stage: from its records to the stage object of docs/summary.md."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -17,14 +15,7 @@ from ampacity.analysis.metrics.chunks import Chunks, read_chunks
 from ampacity.analysis.metrics.cohort import Cohort
 from ampacity.analysis.metrics.observations import quantile_rank
 from ampacity.analysis.metrics.percentiles import WITH_INTERVAL, curve, percentiles
-from ampacity.analysis.metrics.requests import (
-    Bools,
-    Floats,
-    Requests,
-    e2e_s,
-    read_requests,
-    ttft_s,
-)
+from ampacity.analysis.metrics.requests import Bools, Floats, Requests, e2e_s, read_requests, ttft_s
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage import outage
 from ampacity.analysis.stage.client import Moved, what_moved, without_client

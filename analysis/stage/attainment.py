@@ -1,7 +1,5 @@
 """Judge which requests, and which stage, meet the SLOs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -155,16 +153,14 @@ def _why_inconclusive(
     more = None
     if factor is None and unfinished:
         reason += ": how they would have ended decides it"
-    elif factor is None or _on_the_edge(factor, n_effective, slo.quantile):
+    elif factor is None or (
+        factor > EDGE_FACTOR and factor * n_effective > EDGE_FACTOR * smallest_n(slo.quantile)
+    ):
         cause = "the share of misses is on the edge of the SLO: no length is likely to decide"
         reason += f"; {cause}"
     else:
         more = max(1, math.ceil(o.n_owners * (factor - 1)))
     return {"reason": reason, "cause": cause, "more_requests": more}
-
-
-def _on_the_edge(factor: float, n_effective: float, quantile: float) -> bool:
-    return factor > EDGE_FACTOR and factor * n_effective > EDGE_FACTOR * smallest_n(quantile)
 
 
 def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]]) -> Bools:

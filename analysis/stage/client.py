@@ -6,8 +6,6 @@ have the time of the last; without them each has the time of its read. Requests 
 Each figure is computed a second time with all of that as early, and as evenly, as it may have been.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,8 +44,8 @@ def without_client(cohort: Cohort, audit: Mapping[str, Any], origin_ns: int) -> 
     requests, chunks, n = cohort.requests, cohort.chunks, len(cohort.requests)
     late = requests.dispatched_ns - requests.scheduled_ns > LATE_NS
     if np.count_nonzero(late) > SHARE_MIN * n:
-        requests = replace(
-            requests, scheduled_ns=np.where(late, requests.dispatched_ns, requests.scheduled_ns)
+        requests = requests.changed(
+            scheduled_ns=np.where(late, requests.dispatched_ns, requests.scheduled_ns)
         )
     if stalls := audit.get("stalls"):
         by_kernel = bool(audit.get("dated_by_kernel"))
@@ -60,8 +58,7 @@ def without_client(cohort: Cohort, audit: Mapping[str, Any], origin_ns: int) -> 
             moved += int(np.count_nonzero(part.at_us != was_us))
         if np.count_nonzero(first_ns) > SHARE_MIN * n:
             of_first = requests.first_answer_ns == requests.first_token_ns
-            requests = replace(
-                requests,
+            requests = requests.changed(
                 first_token_ns=requests.first_token_ns - first_ns,
                 first_answer_ns=requests.first_answer_ns - np.where(of_first, first_ns, 0.0),
             )

@@ -4,8 +4,6 @@ Each works on consecutive blocks of the stage, in scheduled order. Times in seco
 second.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ampacity.analysis.contract.stage import Drift, Modes

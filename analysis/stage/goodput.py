@@ -1,7 +1,5 @@
 """Goodput: requests/s that met every SLO, and those of them whose answer was accepted."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Little's Law: a check of the measurement, and the gap between a ceiling and the capacity."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Outages: times in which an endpoint gave no sign of life while requests failed or waited."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The server's own metrics during a stage: samples of its /metrics inside the window."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Everything here is in seconds after some common zero, per stage, in scheduled order.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 

@@ -11,8 +11,6 @@ where the limit is far beyond all samples, how long the queue would have to be (
 study behind the constants.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -146,14 +144,12 @@ def many_by_chance(misses: npt.ArrayLike, n: float, p: float, tau: float) -> Flo
     return np.asarray(np.max([clustered_at_least(misses, n, p, size) for size in sizes], axis=0))
 
 
-def order_statistic_ranks(
-    n: int, quantile: float, confidence: float = CONFIDENCE
-) -> tuple[int | None, int | None]:
+def order_statistic_ranks(n: int, quantile: float) -> tuple[int | None, int | None]:
     """Return 1-based ranks (l, u): [x_(l), x_(u)] covers the quantile of independent samples.
 
     None where n is too small. Conover's: l = ppf((1-c)/2), u = ppf((1+c)/2) + 1 of Bin(n, q).
     """
-    p, alpha = 1 - quantile, (1 - confidence) / 2
+    p, alpha = 1 - quantile, (1 - CONFIDENCE) / 2
     low = n + 1 - _first(lambda c: prob_at_least(c, n, p) <= alpha, n + 1)
     high = n + 1 - _first(lambda c: prob_at_most(c, n, p) > alpha, n + 1)
     return (low if low > 0 else None), (high if high <= n else None)

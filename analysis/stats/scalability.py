@@ -1,7 +1,5 @@
 """The asymptotic bounds of throughput against concurrency."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ampacity.analysis.stats.intervals import Floats

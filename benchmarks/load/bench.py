@@ -178,24 +178,19 @@ def broken_bars(scenario: Scenario, result: dict[str, Any]) -> list[str]:
     return found
 
 
-def tls_over_plain(results: list[dict[str, Any]], scenario: str, client: str) -> float:
-    """Return the CPU under load over TLS, over that of the same load without."""
-
-    def cpu(name: str) -> float:
-        found = [r for r in results if (r["scenario"], r["client"]) == (name, client)]
-        return sum(r.get("cpu_ms_per_1000_load", math.nan) for r in found)
-
-    return cpu(f"{scenario} TLS") / cpu(scenario)
-
-
-def carried_share(results: list[dict[str, Any]], scenario: str) -> float:
-    """Return the load of two workers on one core over that of one: the inverse of their CPU."""
-
-    def cpu(client: str) -> float:
-        of_client = [r for r in results if (r["scenario"], r["client"]) == (scenario, client)]
-        return sum(r.get("cpu_ms_per_1000_load", math.nan) for r in of_client)
-
-    return cpu("ampacity") / cpu("2 workers")
+def cpu_ratio(
+    results: list[dict[str, Any]], above: tuple[str, str], below: tuple[str, str]
+) -> float:
+    """Return the CPU under load of one (scenario, client) over that of another."""
+    cpu = [
+        sum(
+            r.get("cpu_ms_per_1000_load", math.nan)
+            for r in results
+            if (r["scenario"], r["client"]) == which
+        )
+        for which in (above, below)
+    ]
+    return cpu[0] / cpu[1]
 
 
 COLUMNS = (
@@ -266,13 +261,13 @@ def main() -> int:
                     broken += _tell(client, scenario, result)
     print_table(results)
     for scenario in chosen if options.tls else ():
-        ratios = (f"{c.name} {tls_over_plain(results, scenario.name, c.name):.2f}" for c in clients)
-        print(f"{scenario.name}: CPU over TLS / plain (bar 1.6): {', '.join(ratios)}")
+        for client in clients:
+            over = (f"{scenario.name} TLS", client.name), (scenario.name, client.name)
+            ratio = cpu_ratio(results, *over)
+            print(f"{scenario.name}, {client.name}: CPU over TLS / plain {ratio:.2f} (bar 1.6)")
     for scenario in chosen if options.two_workers else ():
-        print(
-            f"{scenario.name}: two workers carry {carried_share(results, scenario.name):.0%} "
-            "of what one does (bar 90%)"
-        )
+        share = cpu_ratio(results, (scenario.name, "ampacity"), (scenario.name, "2 workers"))
+        print(f"{scenario.name}: two workers carry {share:.0%} of what one does (bar 90%)")
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 1 if options.check and broken else 0

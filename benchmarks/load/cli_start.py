@@ -7,8 +7,6 @@ CPU is given beside the time: on a machine that others use it is the figure to c
 cached, as it is for a user: PYTHONDONTWRITEBYTECODE in the environment would cost 0.2 s.
 """
 
-from __future__ import annotations
-
 import argparse
 import bisect
 import contextlib

@@ -5,8 +5,6 @@ tool is a command template; what it costs and what reaches the server is measure
 not interpreted.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -8,8 +8,6 @@ Prints tokens per second, the share of a core that the server used (Linux, with 
 lateness.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

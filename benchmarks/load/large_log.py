@@ -2,8 +2,6 @@
 benchmarks.load.large_log [ROWS].
 """
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

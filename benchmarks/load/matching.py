@@ -1,7 +1,5 @@
 """The client's account of each request against the server's, matched one to one by X-Request-Id."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

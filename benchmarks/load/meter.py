@@ -2,8 +2,6 @@
 memory by samples.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

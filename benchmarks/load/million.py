@@ -7,8 +7,6 @@ For each size: writes a sweep into a temporary folder, reads it back and summari
 of its own; prints seconds and the peak of that process's resident memory.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

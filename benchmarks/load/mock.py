@@ -2,8 +2,6 @@
 back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -9,8 +9,6 @@ than ``--below``. Printed: cached tokens on the wire beside those that the trace
 shared with the turn before, planned and realised pauses, and the order within every session.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import csv

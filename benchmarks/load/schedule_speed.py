@@ -2,8 +2,6 @@
 benchmarks.load.schedule_speed``.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 import tempfile

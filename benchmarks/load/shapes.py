@@ -6,8 +6,6 @@
 The texts do not repeat: each token of each request is another one.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -7,8 +7,6 @@ The mock server (see README.md) sends a token every 100 ms, so that an answer of
 and a rate of R requests/s has 12.85 R of them in flight. Prompts have 16 tokens.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs of the studies' servers, as ``load_run`` returns them, without a disk."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

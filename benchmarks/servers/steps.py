@@ -5,8 +5,6 @@ up to ``chunk`` tokens of prompts are processed in order. A step takes (alpha + 
 prompt tokens) s, times a log-normal factor of its own, times the speed of the run.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from dataclasses import dataclass, replace

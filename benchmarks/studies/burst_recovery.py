@@ -14,8 +14,6 @@ the lower end of the interval lies after the truth by more than a bin, which wou
 bins more than, the truth.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from dataclasses import dataclass

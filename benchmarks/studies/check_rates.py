@@ -8,8 +8,6 @@ share of misses over what the SLO allows, the verdicts in % and the mean share o
 was sent.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 

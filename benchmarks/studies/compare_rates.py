@@ -10,8 +10,6 @@ requests at the same times; ``other``: nothing but the workload is the same. A s
 loads, the last of which violates the SLO.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections import Counter

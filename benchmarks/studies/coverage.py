@@ -7,8 +7,6 @@ The truth is that of a run fifty times as long and more. Nothing is written to d
 straight into ``analysis``, warm-up cut included. Figures: docs/methods.md.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from functools import cache

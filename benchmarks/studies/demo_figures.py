@@ -8,8 +8,6 @@ over runs of 200,000 requests (``ampacity.simulator.engine.truth``). A line miss
 interval does not hold the truth: capacity, C_max, and the fleet for 1,000 requests/s.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import math

@@ -13,8 +13,6 @@ as a whole by --run-noise, each step by --jitter. ``--server``: those of
 benchmarks/servers/steps.py, which are not our simulator, or "preset", which is.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -7,8 +7,6 @@ seed: a baseline and a candidate. The noise is that of this machine. The last --
 candidates on an engine whose steps are 10 % longer.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ A capacity is found first by a long search; each run then has stages at 0.3, 0.6
 Near the knee `queueing` may hold; any other rule is a false alarm.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import collections

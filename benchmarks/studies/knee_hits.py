@@ -8,8 +8,6 @@ which p99/p50 (p95/p50, where the sweep goes by p95) of TTFT of a long run excee
 0.1; of M/M/1, M/G/1 and M/M/8 it never does.
 """
 
-from __future__ import annotations
-
 import argparse
 from functools import cache
 

@@ -4,8 +4,6 @@ something drifts?
 python -m benchmarks.studies.littles_law [--runs 600] [--seed 100000]
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 

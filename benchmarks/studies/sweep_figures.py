@@ -12,8 +12,6 @@ interval holds the truth, its median half width; the same of C_max; the highest 
 the truth; the goodput peak against the highest of long runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import math

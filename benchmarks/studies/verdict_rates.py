@@ -10,8 +10,6 @@ an oracle could do: the rule "met where at most c miss" with the c that is wrong
 at the limit, which nobody who measures once can know.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from functools import cache

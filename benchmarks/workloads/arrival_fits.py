@@ -7,8 +7,6 @@ held-out likelihood, and how far the fitted process's index of dispersion over t
 long draw) is from the true one.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 

@@ -12,8 +12,6 @@ largest mean of the rate of requests over an hour. ``largest`` is the bias of wh
 the busiest of all windows of an hour.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 

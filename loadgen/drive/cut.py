@@ -1,7 +1,5 @@
 """What a stage leaves that was cut off without its own account: by a kill, or a dead worker."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Track which requests depend on which, and when an answer makes another one due. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

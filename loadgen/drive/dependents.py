@@ -1,7 +1,5 @@
 """Send the requests that answers made due."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import math

@@ -1,7 +1,5 @@
 """Options of a stage runner for sending and reading; the same for all stages of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

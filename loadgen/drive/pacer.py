@@ -3,8 +3,6 @@
 ``due_count`` is a pure function of the elapsed time; ``pace`` releases what is due.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from bisect import bisect_right
@@ -55,8 +53,11 @@ async def pace(
         except Exception as error:
             ended.set_exception(error)
             return
-        sleeper.call_at(min(deadlines_ns[released], now_ns + 200_000_000), turn)
+        sleeper.call_at(min(deadlines_ns[released], now_ns + 200_000_000), turn)  # noqa: F821
 
     turn()
-    await ended
+    try:
+        await ended
+    finally:
+        del turn  # which refers to itself: with it the deadlines would wait for the collector
     return released

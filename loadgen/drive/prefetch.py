@@ -1,7 +1,5 @@
 """Build requests before their deadline, within a bounded window."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 In batches, as the first step costs as much as five that follow it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Every released request ends as exactly one record. A request that depends on oth
 the end of the last of them, plus its think time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Time out requests that exceed the client's own limits."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Sequence
 

@@ -3,8 +3,6 @@
 The first request of a session is scheduled at that moment plus think time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

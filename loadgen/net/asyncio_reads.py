@@ -1,7 +1,5 @@
 """Read by asyncio where the kernel dates no reads: off Linux."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import cast

@@ -1,7 +1,5 @@
 """The interfaces between a request, its connection and the connection's socket."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 

@@ -3,8 +3,6 @@
 A task for each connection would delay its request by three turns.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

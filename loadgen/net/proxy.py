@@ -1,7 +1,5 @@
 """Use the proxy of the environment (HTTP_PROXY, HTTPS_PROXY, NO_PROXY), as other tools do."""
 
-from __future__ import annotations
-
 import base64
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass

@@ -4,8 +4,6 @@ A redirect costs an extra request each time, and a POST may lose its body, so th
 final URL directly. A redirect during the load is an ``http_error``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from urllib.parse import urljoin
 

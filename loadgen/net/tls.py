@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 from ampacity.loadgen.net.interfaces import Receiver, Wire
+from ampacity.loadgen.receive import hot_path
 
 PROXY_ANSWER_MAX_BYTES = 16_384
 CLOSED_EARLY = "connection closed during the TLS handshake"
@@ -21,24 +24,6 @@ UNSAID = "connection closed without TLS's close_notify"  # which a cut connectio
 
 class TlsWire:
     """The receiver of a socket's reads, and the wire of the ``receiver`` above it."""
-
-    __slots__ = (
-        "_closed",
-        "_error",
-        "_incoming",
-        "_on_session",
-        "_outgoing",
-        "_proxy_answer",
-        "_read",
-        "_ready",
-        "_receiver",
-        "_secured",
-        "_tls",
-        "_tunnel",
-        "_unsent",
-        "_wire",
-        "exchange",
-    )
 
     def __init__(
         self,
@@ -69,6 +54,8 @@ class TlsWire:
         self._error: OSError | None = None
         self._unsent = b""  # plain text
         self.exchange: TlsWire | None = None
+        self.feed: Callable[[int, Any], bool] = _after_the_end
+        self._compiled: Callable[[int, Any], bool] = self.feed  # for reads that are one record
 
     async def secured(self) -> None:
         """Wait for the end of the handshake. Raises OSError."""
@@ -82,48 +69,64 @@ class TlsWire:
 
     def attach(self, wire: Wire) -> None:
         """Start to use a connected socket."""
-        self._wire = wire
-        self.exchange = self  # every read comes here
+        self._wire, self.exchange = wire, self  # every read comes here
+        self.feed = self._compiled = self._feed
+        if hot_path.COMPILED:
+            self._compiled = hot_path.tls_handler(
+                self._incoming.write, self._read, self._receiver, self._feed
+            )
         if self._tunnel:
             wire.write(self._tunnel)
         else:
             self._shake_hands()
 
-    def feed(self, at_ns: int, data: bytes) -> bool:
-        """Decrypt a read and hand on what it completes; the exchanges above end by themselves."""
+    def _feed(self, at_ns: int, data: bytes | tuple[bytes | Exception]) -> bool:
+        """Decrypt a read and hand on what it completes; the exchanges above end by themselves.
+
+        A tuple holds the plain text, or exception, of a record that compiled code has decrypted.
+        """
         if self._tunnel:
-            data = self._after_tunnel(data)
+            data = self._after_tunnel(cast("bytes", data))
             if self._tunnel:
                 return False
-        incoming, receiver, most = self._incoming, self._receiver, len(data)
-        incoming.write(data)
-        if not (self._secured or self._shake_hands()):
-            return False
-        plain = b""
+        read, most, whole = self._read, len(data), False
+        if isinstance(data, tuple):
+            read, most = partial(_result, data[0]), -1
+        else:
+            self._incoming.write(data)
+            if not (self._secured or self._shake_hands()):
+                return False
         try:
-            while incoming.pending or len(plain) == most:
-                plain = self._read(most)
-                exchange = receiver.exchange
-                if not plain:
-                    self._closed = True
-                    self.abort()
+            while not whole:
+                plain = read(most)
+                if not self._hand_on(at_ns, plain):
                     break
-                if exchange is None:
-                    receiver.close()  # unsolicited
-                    break
-                if exchange.feed(at_ns, plain):
-                    receiver.over(exchange)
+                whole = len(plain) != most and not self._incoming.pending
         except ssl.SSLWantReadError:  # half a record, or one without data
             pass
         except ssl.SSLError as error:
             self._fail(error)
         if self._on_session is not None:
-            self._note_session(self._on_session, last=bool(plain))
+            self._note_session(self._on_session, last=whole)
         if self._outgoing.pending or self._unsent:
             self._send()
             if not self.get_write_buffer_size():
-                receiver.resume_writing()
+                self._receiver.resume_writing()
+        self.feed = self._compiled if whole else self._feed
         return False
+
+    def _hand_on(self, at_ns: int, plain: bytes) -> bool:
+        """Feed the exchange above; return False where the connection was closed instead."""
+        receiver = self._receiver
+        exchange = receiver.exchange
+        if not plain:
+            self._closed = True
+            self.abort()
+        elif exchange is None:
+            receiver.close()  # unsolicited
+        elif exchange.feed(at_ns, plain):
+            receiver.over(exchange)
+        return bool(plain) and exchange is not None
 
     def over(self, exchange: TlsWire) -> None:
         """Do nothing: ``feed`` always returns False."""
@@ -136,6 +139,7 @@ class TlsWire:
     def connection_lost(self, exc: Exception | None) -> None:
         """Hand on the end of the connection; without close_notify it may be an early one."""
         self.exchange = self._wire = None
+        self.feed = self._compiled = _after_the_end  # breaks reference cycles
         early = CLOSED_BY_PROXY if self._tunnel else CLOSED_EARLY
         if self._secured:
             error = self._error or exc or (None if self._closed else OSError(UNSAID))
@@ -222,3 +226,13 @@ class TlsWire:
             if self._outgoing.pending:
                 self._wire.write(self._outgoing.read())
             self._wire.abort()
+
+
+def _result(found: bytes | Exception, _: int) -> bytes:
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _after_the_end(at_ns: int, data: object) -> bool:
+    return False

@@ -1,7 +1,5 @@
 """Send single requests outside of any stage."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

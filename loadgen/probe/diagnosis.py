@@ -4,8 +4,6 @@ The probe of every run and ``doctor`` use it. run.json keeps it as ``diagnosis``
 the verdicts of the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise

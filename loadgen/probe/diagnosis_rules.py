@@ -1,8 +1,6 @@
 """Rules of the diagnosis: what an answer's facts mean for the metrics. In each list the first
 case that holds applies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

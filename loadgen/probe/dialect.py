@@ -1,7 +1,5 @@
 """Find the request fields that a server accepts, by a first small request."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import re

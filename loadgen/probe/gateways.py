@@ -1,7 +1,5 @@
 """Recognise the gateway in front of the engine by the headers of an answer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ Every refusal is one line that names the culprit. The probe sends at most eight 
 they are not part of the run's records.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any

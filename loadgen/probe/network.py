@@ -1,7 +1,5 @@
 """Measure the network's part of latencies: a TCP connect, and a minimal request."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

@@ -6,8 +6,6 @@ to three tokens, a line through two points is off by dozens of tokens. Then the 
 is read. The prompts are the same in every run, so the same server gives the same calibration.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

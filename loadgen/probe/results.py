@@ -1,7 +1,5 @@
 """The findings of the probe."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal

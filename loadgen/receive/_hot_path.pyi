@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from select import epoll
+from typing import Any
 
 from ampacity.loadgen.receive.hot_path import ReadHandler, Reads, W
 
@@ -11,7 +12,7 @@ def read_handler(
     gaps: tuple[int, ...],
     marks: tuple[bytes, ...],
     add_time: Callable[[int], None],
-    add_total: Callable[[int], None],
+    add_total: Callable[[int], None] | None,
     add_text: Callable[[bytes], None] | None,
     fallback: ReadHandler,
     total: int,
@@ -22,6 +23,16 @@ def read_handler(
     ``before`` lies between the size line and the text, as JSON writes it, without any of
     ``marks``. After it comes ``fixed``, and between its pieces the running total + each of
     ``gaps``, more than ``total``. What does not match goes to ``fallback``.
+    """
+
+def tls_handler(
+    write: Callable[[bytes], int], read: Callable[[int], bytes], receiver: object, fallback: Any, /
+) -> ReadHandler:
+    """Return a handler of a socket's reads, to be read by ``read_ready``.
+
+    A read that is one whole record goes through ``write`` and ``read`` to the handler of the
+    receiver's exchange. ``fallback`` gets the time and all other bytes, or (plain text,) or
+    (exception,) of a record.
     """
 
 def read_ready(

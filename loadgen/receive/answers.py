@@ -1,15 +1,14 @@
 """Answers by API: the class that reads each, and the APIs whose events name their type."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from typing import Any
 
 import msgspec
 
-from ampacity.loadgen.receive.chunks import token_count, token_detail
+from ampacity.loadgen.receive.chunks import BAD_JSON, token_count, token_detail
 from ampacity.loadgen.receive.completions import Answer
+from ampacity.loadgen.receive.templates import ChunkContent
 from ampacity.loadgen.receive.thinking import Kind
 from ampacity.loadgen.send.protocols import Api, decoded, error_text, stream_error
 
@@ -21,6 +20,7 @@ class _Event(msgspec.Struct, gc=False):
     response: Any = None  # Responses API
     item: Any = None
     output_index: Any = None
+    sequence_number: Any = None
     message: Any = None  # Messages API
     content_block: Any = None
     usage: Any = None
@@ -40,10 +40,38 @@ _INPUT_PARTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input
 _ENDED = ("completed", "incomplete", "failed", "cancelled")  # statuses of a response
 
 
+def _messages_content(data: bytes) -> ChunkContent | None:
+    """Return the content of an event of the Messages API that is only text."""
+    event = _without_error(data)
+    if event is None or event.type != "content_block_delta":
+        return None
+    delta = event.delta if isinstance(event.delta, dict) else {}
+    name, kind = _MESSAGES_DELTAS.get(str(delta.get("type")), ("", "answer"))
+    text = delta.get(name)
+    return (kind, text, None) if isinstance(text, str) and name != "partial_json" else None
+
+
+def _responses_content(data: bytes) -> ChunkContent | None:
+    """Return the content of an event of the Responses API that is only text."""
+    event = _without_error(data)
+    if event is None or not isinstance(event.delta, str):
+        return None
+    if not str(event.type).endswith(_RESPONSES_TEXTS):
+        return None
+    kind: Kind = "reasoning" if ".reasoning" in str(event.type) else "answer"
+    return kind, event.delta, token_count(event.sequence_number) or None
+
+
+def _without_error(data: bytes) -> _Event | None:
+    try:
+        event = _decode_event(data)
+    except BAD_JSON:
+        return None
+    return None if event is None or event.error else event
+
+
 class _TypedAnswer(Answer, ABC):
     """An API whose events name their type. None of them reports the tokens of a chunk."""
-
-    has_templates = False
 
     def __init__(self, thinks_until: str | None = None) -> None:
         super().__init__(thinks_until)
@@ -117,6 +145,8 @@ class _TypedAnswer(Answer, ABC):
 class ResponsesAnswer(_TypedAnswer):
     """OpenAI's Responses API: ``response.*`` events; ``response.completed`` carries usage."""
 
+    content_of = staticmethod(_responses_content)
+
     def _on_typed(self, at_ns: int, event: _Event) -> None:
         name = event.type if isinstance(event.type, str) else ""
         if name.endswith(".delta"):
@@ -163,6 +193,8 @@ class ResponsesAnswer(_TypedAnswer):
 
 class MessagesAnswer(_TypedAnswer):
     """Anthropic's Messages API; usage comes in message_start and message_delta."""
+
+    content_of = staticmethod(_messages_content)
 
     def _on_typed(self, at_ns: int, event: _Event) -> None:
         delta = event.delta if isinstance(event.delta, dict) else {}
@@ -213,7 +245,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 class EmbeddingsAnswer(Answer):
     """A vector: the whole body is the answer, and no token is generated."""
 
-    has_templates = False
+    content_of = None
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
         body: Any = self._decoded(msgspec.json.decode, object, data)

@@ -1,7 +1,5 @@
 """The body of one response: pieces without HTTP framing in, events or one whole text out."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 

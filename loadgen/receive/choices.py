@@ -1,7 +1,5 @@
 """Tell one choice, as requested, from several in one stream."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

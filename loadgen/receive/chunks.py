@@ -1,7 +1,5 @@
 """Decode chunks of chat completions and completions: their text, kind and token counts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -5,8 +5,6 @@ empty first chunk bears none, and the tokens that a server counts in a chunk wit
 the next chunk that has some.
 """
 
-from __future__ import annotations
-
 import re
 from array import array
 from collections.abc import Callable
@@ -28,6 +26,7 @@ from ampacity.loadgen.receive.chunks import (
     tokens_in,
 )
 from ampacity.loadgen.receive.templates import (
+    ChunkContent,
     ChunkTemplate,
     decoded_text,
     last_chunk,
@@ -61,7 +60,8 @@ LEARN_MISSES_MAX = 4  # reads in a row that match no template: then learning sto
 class Answer:
     """The content of one response, read event by event. Times are ns of the reads."""
 
-    has_templates = True  # whether this API's chunks can be matched by a template
+    # the content of an event that is only text, or None; None: such events match no template
+    content_of: Callable[[bytes], ChunkContent | None] | None = staticmethod(text_chunk_content)
 
     def __init__(self, thinks_until: str | None = None) -> None:
         """Begin an answer. ``thinks_until``: see ``Thinking``."""
@@ -95,13 +95,13 @@ class Answer:
     def read_handler(self, fallback: hot_path.ReadHandler) -> hot_path.ReadHandler | None:
         """Return a handler of reads that match the template; None where there is none."""
         template = self._template
-        if template is None or (self._scans_text and template.kind == "answer"):
+        if template is None or self.error or (self._scans_text and template.kind == "answer"):
             return None
         add_text = None if self.texts is None else self._matched.append
         counts = self.tally.chunk_counts
         return template.read_handler(
             self.chunk_at_ns.append,
-            self._matched_totals.append,
+            None if self._template_usage is None else self._matched_totals.append,
             add_text,
             fallback,
             (counts[-1] if counts else 0) or 0,
@@ -126,14 +126,14 @@ class Answer:
 
     def learn(self, read: bytes, new: int) -> None:
         """Learn a template from a parsed read that had ``new`` token-bearing chunks."""
-        if not (self.has_templates and hot_path.COMPILED):
+        if self.content_of is None or not hot_path.COMPILED:
             return
         chunks = len(self.chunk_at_ns)
         self._misses = self._misses + 1 if chunks - new == self._missed_at else 1
         self._missed_at = chunks
         if self._misses > LEARN_MISSES_MAX:
             return
-        if (found := learn(last_chunk(read), text_chunk_content)) is not None:
+        if (found := learn(last_chunk(read), self.content_of)) is not None:
             self._template, self._template_usage = found, self._usage_beside_text
 
     def on_event(self, at_ns: int, data: bytes) -> None:

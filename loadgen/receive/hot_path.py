@@ -4,15 +4,13 @@
 a template. Everything that happens less often is left to the callers.
 """
 
-from __future__ import annotations
-
 import select
 import struct
 import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-VERSION = 3  # of the compiled module's interface
+VERSION = 4  # of the compiled module's interface
 READ_BYTES = 65_536
 DELAY_MAX_NS = 60_000_000_000  # a time stamp further off does not belong to this read
 CLOCKS_APART_MAX_NS = 20_000  # between two clocks read one after the other
@@ -34,7 +32,7 @@ class Wire(Protocol):
 
 
 W = TypeVar("W", bound=Wire)
-Reads = tuple[int, int, list[tuple[W, int, bytes | OSError]], list[W], list[int]]
+Reads = tuple[int, int, list[tuple[W, int, Any]], list[W], list[int]]
 """Result of ``read_ready``: number of ready sockets, number of reads soon after the previous one
 of their stream, (wire, time, bytes or error) of every read that is still to be handled, wires to
 read again, and the delays of the audited reads, ns."""
@@ -134,3 +132,4 @@ except (ImportError, AttributeError):  # no compiler at installation, or no Linu
 else:
     COMPILED = True
     read_ready, read_handler = _hot_path.read_ready, _hot_path.read_handler
+    tls_handler = _hot_path.tls_handler

@@ -1,7 +1,5 @@
 """Keep the texts of good answers for a quality checker: ``answers-N.jsonl``, N the process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

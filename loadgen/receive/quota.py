@@ -5,8 +5,6 @@ x-ratelimit-limit-requests (OpenAI, Azure, Groq, Together, Fireworks, LiteLLM), 
 and RateLimit with RateLimit-Policy.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ Lines end with LF, CR or CRLF and nothing else (Unicode line separators are text
 with a blank line; its time is that of the read that brought that blank line.
 """
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 

@@ -8,8 +8,6 @@ A template is proved when it is learned: the chunk with another text and a large
 has to decode to just these. Texts with an escape that may hide a thinking tag are parsed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,18 +24,20 @@ EVENT_MAX_BYTES = 16_384  # longer ones teach nothing
 PLACES_MAX = 4  # occurrences of the text in a chunk that are tried
 _HEADERS_END = b"\r\n\r\n"
 _STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)  # of JSON
-_TOTALS = re.compile(rb'"(?:completion|total)_tokens": ?([1-9][0-9]{0,8})')
+_BEGIN = re.compile(rb"(?:event: ?(?:content_block_delta|response\.[\w.]+\.delta)\n)?data: ?")
+_RUNNING = rb'"(?:completion_tokens|total_tokens|sequence_number)": ?([1-9][0-9]{0,8})'
+_TOTALS = re.compile(_RUNNING)
 
 ChunkContent = tuple[Kind, str, int | None]
-"""One chunk: kind of its text, the text, and the running total of tokens or None."""
+"""One chunk: kind of its text, the text, and the running total (of tokens, of events) or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkTemplate:
     """An event of text, without its HTTP framing.
 
-    ``fixed`` are the bytes after the text, cut at the totals, which are the number of tokens so
-    far + ``gaps``.
+    ``fixed`` are the bytes after the text, cut at the totals, which are the running total +
+    ``gaps``.
     """
 
     before: bytes
@@ -49,12 +49,12 @@ class ChunkTemplate:
         """Return the event data with this text and running total."""
         numbers = [b"%d" % ((total or 0) + gap) for gap in self.gaps]
         behind = b"".join(chain(*zip_longest(self.fixed, numbers, fillvalue=b"")))
-        return self.before.partition(b":")[2] + text + behind[:-2]
+        return self.before.partition(b"data:")[2] + text + behind[:-2]
 
     def read_handler(
         self,
         add_time: Callable[[int], None],
-        add_total: Callable[[int], None],
+        add_total: Callable[[int], None] | None,
         add_text: Callable[[bytes], None] | None,
         fallback: ReadHandler,
         total: int,
@@ -81,14 +81,14 @@ def learn(read: bytes, decode: Callable[[bytes], ChunkContent | None]) -> ChunkT
     ``decode`` decodes an event's data: None where that is anything but text.
     """
     line, _, event = read.partition(b"\r\n")
-    begin = 6 if event[5:6] == b" " else 5
+    found = _BEGIN.match(event)
+    if len(event) > EVENT_MAX_BYTES or line.lower() != b"%x" % (len(event) - 2) or found is None:
+        return None
+    begin = found.end()
     data = event[begin : -len(EVENT_END)]
-    if len(event) > EVENT_MAX_BYTES or line.lower() != b"%x" % (len(event) - 2):
+    if not event.endswith(EVENT_END) or b"\n" in data or b"\r" in data:
         return None
-    if not (event.startswith(b"data:") and event.endswith(EVENT_END)) or b"\n" in data:
-        return None
-    content = None if b"\r" in data else decode(data)
-    if content is None or not content[1]:
+    if (content := decode(data)) is None or not content[1]:
         return None
     kind, text, total = content
     other, more = "~~" if text == "~" else "~", None if total is None else total + 2

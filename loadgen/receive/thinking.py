@@ -5,8 +5,6 @@ Harmony without a parser (gpt-oss) has ``<|channel|>analysis<|message|>`` and
 the closing one arrives: all text before it was thinking.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

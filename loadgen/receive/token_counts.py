@@ -1,7 +1,5 @@
 """Count the tokens of each chunk locally where the server does not report them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from ampacity.loadgen.receive.exchange import Exchange

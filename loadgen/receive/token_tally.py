@@ -1,7 +1,5 @@
 """Token counts of one answer as the server reports them: by usage, by chunk, or not at all."""
 
-from __future__ import annotations
-
 from operator import sub
 from typing import cast
 

@@ -3,8 +3,6 @@
 After a kill at any moment ``load_run`` reads every complete batch of the streams.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import pyarrow as pa
 
 from ampacity.files import MOST_BYTES, open_file, read_text
@@ -49,7 +48,9 @@ class Run:
 
 def json_text(value: Any) -> str:
     """Return JSON as files have it. Raises ValueError on NaN."""
-    return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    # json's own indenting is in Python, and leaves cycles behind, which a soak would collect
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
+    return msgspec.json.format(text, indent=2).decode() + "\n"
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -154,7 +155,8 @@ def read_stream(path: Path) -> pa.Table:
     """Return every complete batch of a crash-safe stream; a torn last batch is left out."""
     batches = _batches(path)
     table = pa.Table.from_batches(batches, schema=batches[0].schema if batches else SCHEMA)
-    return complete(table).select(SCHEMA.names).cast(SCHEMA)
+    with explained(f"{path} cannot be read"):
+        return complete(table).select(SCHEMA.names).cast(SCHEMA)
 
 
 def _batches(path: Path) -> list[pa.RecordBatch]:
@@ -163,7 +165,7 @@ def _batches(path: Path) -> list[pa.RecordBatch]:
         explained(f"{path} cannot be read"),
         open_file(path),  # refuses what is no file
         contextlib.suppress(pa.ArrowInvalid, OSError),
-        pa.OSFile(str(path), "rb") as file,
+        pa.memory_map(str(path)) as file,  # what is read of it can be given back
         pa.ipc.open_stream(file) as reader,
     ):
         for batch in reader:

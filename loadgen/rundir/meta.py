@@ -1,7 +1,5 @@
 """The shape of run.json, as far as anything reads it; unnamed entries may hold anything."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ class StoredRecords:
         """Look at a file, or at some of its rows. Raises RunDirError."""
         self.path, self._rows = path, rows
         self._kept: dict[str, tuple[int, pa.ChunkedArray]] = {}
-        with _opened(path) as file:
+        with _opened(path, memory_map=True) as file:
             footer, self._names = file.metadata, file.schema_arrow.names
             groups = [footer.row_group(k).num_rows for k in range(footer.num_row_groups)]
             bytes_of = _unfolded_bytes(file)
@@ -191,7 +192,11 @@ class StoredRecords:
         # no memory map: what is mapped counts as memory
         with _opened(self.path, buffer_size=MIB) as file:
             at = int(first[groups[0]]) if groups else high
-            for batch in file.iter_batches(BATCH_ROWS, groups, held, use_threads=False):
+            # each group by itself: a reader keeps the levels of all lists that it has read
+            of_groups = (
+                file.iter_batches(BATCH_ROWS, [k], held, use_threads=False) for k in groups
+            )
+            for batch in chain.from_iterable(of_groups):
                 part = batch.slice(max(low - at, 0), max(high - max(low, at), 0))
                 at += batch.num_rows
                 if not part.num_rows:

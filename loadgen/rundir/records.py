@@ -4,8 +4,6 @@ Times are integers, ns of CLOCK_MONOTONIC (``time.monotonic_ns``). What did not 
 never 0. Every scheduled request ends as exactly one record with attempt 0.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -146,7 +144,11 @@ SCHEMA: pa.Schema = pa.schema(
 
 
 def complete(table: pa.Table, names: Sequence[str] = _NAMES) -> pa.Table:
-    """Return a table with the columns of ``names`` that older runs lack, as nulls."""
+    """Return a table with the columns of ``names`` that older runs lack, as nulls.
+
+    Raises ArrowInvalid where a damaged file left texts or lists that are none.
+    """
+    table.validate(full=True)
     for name in names:
         if name.startswith(("quota_", "answered_")) and name not in table.column_names:
             nulls = pa.nulls(table.num_rows, SCHEMA.field(name).type)

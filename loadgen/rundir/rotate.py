@@ -1,7 +1,5 @@
 """Records that rotate: a file for each stage, so that a run of hours needs no more memory."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from functools import partial

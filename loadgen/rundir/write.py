@@ -4,20 +4,19 @@ Finished requests are appended to ``requests.arrows`` (an Arrow IPC stream, batc
 ``finish`` turns the streams into ``requests.parquet``. A run that is resumed adds streams.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 
 from ampacity.loadgen.rundir.files import (
@@ -30,6 +29,7 @@ from ampacity.loadgen.rundir.files import (
     load_run,
     lock,
     read_meta,
+    read_stream,
     read_streams,
     replacing,
     streams_of,
@@ -244,12 +244,7 @@ class RunWriter(StreamWriter):
         """Write requests.parquet, sorted, and server.parquet; delete the streams."""
         super().close()
         self.raise_failed()
-        import pyarrow.compute as pc  # slow to import
-
-        table = read_streams(self.path)
-        order = [("request_id", "ascending"), ("attempt", "ascending")]
-        table = table.take(pc.sort_indices(table, sort_keys=order))
-        write_parquet(table, self.path / PARQUETS[0])
+        write_sorted([read_stream(stream) for stream in streams_of(self.path)], self.path)
         parts = [part for part in (self._server, server) if part is not None and part.num_rows]
         if parts:
             whole = pa.concat_tables(parts, promote_options="default")
@@ -263,6 +258,32 @@ class RunWriter(StreamWriter):
         if self.failed:
             kept = f"what had been written is kept: ampacity report {self.path}"
             raise RunDirError(f"{self.failed}; {kept}")
+
+
+def write_sorted(tables: Sequence[pa.Table], path: Path) -> None:
+    """Write requests.parquet in the order of the requests, of some rows at a time.
+
+    Raises RunDirError. Each table is nearly in that order: only neighbours are copied.
+    """
+    import pyarrow.parquet as pq
+
+    keys = (np.concatenate([t[n].to_numpy() for t in tables]) for n in ("attempt", "request_id"))
+    order = np.lexsort(tuple(keys))
+    starts = np.cumsum([0, *(table.num_rows for table in tables)])
+    with (
+        replacing(path / PARQUETS[0]) as temporary,
+        pq.ParquetWriter(temporary, SCHEMA, **PARQUET) as file,
+    ):
+        for low in range(0, len(order), GROUP_ROWS):
+            rows, parts, places = order[low : low + GROUP_ROWS], [], []
+            for table, start in zip(tables, starts, strict=False):
+                mine = np.flatnonzero((rows >= start) & (rows < start + table.num_rows))
+                if len(mine):
+                    own = rows[mine] - start
+                    near = table.slice(own.min(), own.max() - own.min() + 1)
+                    parts.append(near.take(own - own.min()))
+                    places.append(mine)
+            file.write_table(pa.concat_tables(parts).take(np.argsort(np.concatenate(places))))
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:

@@ -3,8 +3,6 @@
 A history is kept as JSON, so that a long one costs a copy and no encoding.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """The endpoint: its base URL, and the fixed part of every request."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import socket

@@ -1,7 +1,5 @@
 """Recorded messages that an API cannot take as they are recorded, in the form of chat."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The content of an answer, and the messages that put it into the next turn's history, by API."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """API keys: read from a variable, a file or a command, used in turn, renewed during a run."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Request bodies by API, and the errors that servers report. Answers are read in ``receive``."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -105,9 +103,9 @@ def printable(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def excerpt(data: bytes, limit: int = 200) -> str:
+def excerpt(data: bytes) -> str:
     """Return the beginning of a body as one printable line."""
-    return printable(data[: limit * 2].decode("utf-8", "replace"), limit)
+    return printable(data[:400].decode("utf-8", "replace"))
 
 
 def with_lone_surrogates(data: bytes, kind: type[T]) -> T | None:

@@ -1,7 +1,5 @@
 """The bytes of whole requests: prompt, JSON body, head."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Redact secrets in everything that is written to disk or shown."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """Join surrogate pairs: a character above U+FFFF may be two JSON escapes, cut by a gateway."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The settings that each process of a run needs to send its requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

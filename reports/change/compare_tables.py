@@ -1,7 +1,5 @@
 """The tables of a comparison, and the texts of its figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

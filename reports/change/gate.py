@@ -1,7 +1,5 @@
 """Results of gate and check: on a terminal, as Markdown, JUnit XML, annotations of a CI."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A gate's result as one HTML file: its screen's parts, and each change against what is allowed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A burst: its key figures, its phases as a table, and TTFT and queue over time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

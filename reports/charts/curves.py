@@ -3,8 +3,6 @@
 Each function returns None where there is nothing to draw: a curve needs two stages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any

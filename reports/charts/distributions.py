@@ -1,7 +1,5 @@
 """Distributions as charts: latency by percentile, token lengths, failures."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar

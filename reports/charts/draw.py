@@ -4,8 +4,6 @@
 with which a page draws such specs itself (window.vegaEmbed).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """Several curves of one run, in a chart and a table: of classes, or of length combinations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Charts carry no legend and no title of their own: the page sets both as text, wh
 legible in every theme. Every figure a mark shows is in its tooltip.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

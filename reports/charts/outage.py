@@ -1,7 +1,5 @@
 """An outage: when the endpoint was down, as a figure and as answers over time."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from ampacity.analysis.contract.stage import Outage, Stage

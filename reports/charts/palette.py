@@ -5,8 +5,6 @@ selector, so every light hex must be unique. Hues follow Okabe and Ito, which co
 can tell apart.
 """
 
-from __future__ import annotations
-
 COLOURS: dict[str, tuple[str, str]] = {
     "ink": ("#1b1f24", "#e6e9ed"),
     "muted": ("#586170", "#a3adb9"),

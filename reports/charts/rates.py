@@ -1,7 +1,5 @@
 """Rates over the load as Vega-Lite specs: what was achieved, and what was good."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """TTFT over the windows of a soak."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ampacity.analysis.contract.summary import Summary

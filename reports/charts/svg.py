@@ -1,7 +1,5 @@
 """Vega-Lite specs as inline SVG, for paper and for pages without scripts, and their runtime."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

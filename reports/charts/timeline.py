@@ -4,8 +4,6 @@ A page with scripts draws it live: dragging over the first panel, or the sliders
 ``to_s``. ``BESIDE`` is the room beside a panel that its axis and the margins take, in pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,17 +43,10 @@ def timeline_chart(timeline: Timeline, summary: Summary) -> Chart:
         "usermeta": {"beside": BESIDE},
     }
     spec = with_look(spec, data)
-    title = f"{seconds(end_s)} of load: {count(sum(_per_step(timeline)))} requests over time"
-    alt = f"{title}, in {len(panels)} panels: {', '.join(_title(p) for p in panels)}."
+    requests = sum(round(rps * timeline.step_s) for rps in timeline.arrivals_rps)
+    title = f"{seconds(end_s)} of load: {count(requests)} requests over time"
+    alt = f"{title}, in {len(panels)} panels: {', '.join(p['name'].lower() for p in panels)}."
     return Chart("timeline", title, alt, spec, _keys(timeline, summary), _caption(timeline))
-
-
-def _per_step(timeline: Timeline) -> list[int]:
-    return [round(rps * timeline.step_s) for rps in timeline.arrivals_rps]
-
-
-def _title(panel: dict[str, Any]) -> str:
-    return str(panel["name"]).lower()
 
 
 def _caption(timeline: Timeline) -> str:

@@ -1,7 +1,5 @@
 """The key figures of a summary: value, interval, and what each rests on."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from math import ceil

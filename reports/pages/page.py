@@ -3,8 +3,6 @@
 The page's policy names its two scripts by their hashes, so that nothing else can run in it.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

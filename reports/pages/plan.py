@@ -1,7 +1,5 @@
 """A plan in words, with its arithmetic, for a terminal."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import textwrap

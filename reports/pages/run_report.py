@@ -4,8 +4,6 @@ Charts are Vega-Lite with their runtime (0.9 MB) in the page; until it runs, wit
 paper there is the same picture as SVG.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +25,10 @@ from ampacity.reports.pages.findings import TRUST, error_bound, evidence_text, f
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.pages.screen import judged_table
 from ampacity.reports.pages.soak import soak_table
-from ampacity.reports.pages.trust import by_severity, steady
+from ampacity.reports.pages.trust import by_severity, origin, steady
 from ampacity.reports.pages.what_if import what_if
 from ampacity.reports.render import tables
+from ampacity.reports.render.events import events_table
 from ampacity.reports.render.figures import (
     by_load,
     count,
@@ -94,6 +93,7 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
         partial=partial_reason(summary, meta),
         decision=[finding for finding in found if finding.label not in TRUST],
         trust=[
+            *origin(summary),
             *([] if summary.burst else [steady(summary)]),
             *(finding for finding in found if finding.label in TRUST),
         ],
@@ -119,6 +119,7 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
         lengths=tables.lengths_table(summary),
         traffic=traffic_table(summary),
         windows=tables.windows_table(summary, meta),
+        events=events_table(summary, meta),
         server=tables.server_table(summary),
         sessions=session_tables(summary),
         itl_reason=_itl_reason(summary),
@@ -250,13 +251,15 @@ def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
     host_facts = _facts(host)
     if isinstance(memory, int | float):
         host_facts.append(("Memory", f"{memory / 2**30:.1f} GiB"))
+    # an input that was not given has a default, named where it is used
+    given = {k: v for k, v in (meta.get("fleet_inputs") or {}).items() if v is not None}
     return [
         ("Run", run),
         ("Locked variables", _facts(meta.get("locked"))),
         ("Endpoint", _facts(meta.get("endpoint"))),
         ("Seen of the endpoint before the load", _diagnosis(meta.get("diagnosis"))),
         ("Load generator's host", host_facts),
-        ("Inputs of the fleet size", _facts(_given(meta.get("fleet_inputs")))),
+        ("Inputs of the fleet size", _facts(given)),
     ]
 
 
@@ -267,11 +270,6 @@ def _diagnosis(findings: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, 
     return [
         (_words(str(f["name"])), f"{f['verdict']}: {f['found']} → {f['means']}") for f in findings
     ]
-
-
-def _given(held: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the inputs that were given: what is not has a default, named where it is used."""
-    return {name: value for name, value in (held or {}).items() if value is not None}
 
 
 def _facts(held: Mapping[str, Any] | None) -> list[tuple[str, str]]:

@@ -231,7 +231,7 @@ def judged_table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
     kinds = {s.kind for s in stages}
     rows = Rows("", stages)
     head = {"open": "req/s", "closed": "users"}[stages[0].kind] if len(kinds) == 1 else "load"
-    rows.column(Column(head), lambda _, s: Cell(_load(s, head)))
+    rows.column(Column(head), lambda _, s: Cell(s.name.removesuffix(f" {head}")))
     if not summary.slos:
         rows.percentile("TTFT p50", "", lambda s: s.ttft_from_schedule_s, "p50")
         rows.percentile("TTFT p95", "", lambda s: s.ttft_from_schedule_s, "p95", 2)
@@ -248,11 +248,6 @@ def judged_table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
     last = Column("SLO" if summary.slos else "state", "", text=True)
     rows.column(last, lambda _, s: _words(summary, s))
     return rows.done()
-
-
-def _load(stage: Stage, head: str) -> str:
-    """Return the number of a load, or its name where the head has no unit for it."""
-    return stage.name if head == "load" else stage.name.removesuffix(f" {head}")
 
 
 class _Judged:

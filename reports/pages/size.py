@@ -1,7 +1,5 @@
 """A decision in thirteen steps: as text for a terminal, and as one HTML page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A soak on the screen and in the report: its verdict, and what changed over the hours."""
 
-from __future__ import annotations
-
 from ampacity.analysis.contract.soak import Soak, SoakChange
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.soak.sentence import change_text, changes, size_text
@@ -40,17 +38,13 @@ def soak_findings(summary: Summary) -> list[Finding]:
 def _changed(soak: Soak) -> Entry:
     found, judged = changes(soak), [c for c in soak.changes if c.verdict != "inconclusive"]
     if found:
-        first = found[0]
-        return Entry("CHANGED", f"{len(found)} of {len(judged)} figures", _text(first), "unsure")
+        first = f"{found[0].name} {change_text(found[0])}"
+        return Entry("CHANGED", f"{len(found)} of {len(judged)} figures", first, "unsure")
     if judged:
         return Entry("CHANGED", "nothing", f"none of {len(judged)} figures", "good")
     nothing = soak.reason or "nothing was measured"
     why = next((c.reason for c in soak.changes if c.reason), nothing)
     return Entry("CHANGED", "not known", why, "unsure")
-
-
-def _text(change: SoakChange) -> str:
-    return f"{change.name} {change_text(change)}"
 
 
 def soak_table(soak: Soak) -> Table:

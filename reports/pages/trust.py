@@ -1,7 +1,5 @@
 """Show if a run can be trusted: steady state, and warnings with the command that mends each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +47,19 @@ def by_severity(summary: Summary, meta: Mapping[str, Any]) -> list[Shown]:
         for w in summary.warnings
     ]
     return sorted(found, key=lambda warning: not warning.grave)
+
+
+def origin(summary: Summary) -> list[Finding]:
+    """Return what answered and what was sent, where either is no measurement of its own."""
+    found = []
+    if summary.predicted or summary.simulated:
+        note = "the figures are those of no engine, no model and no GPU"
+        found.append(Finding("Server", "simulated", None, note, "unsure"))
+    source = str(summary.workload.get("source") or "")
+    if source.startswith("an assumption"):
+        note = f"{source}; replay a log of your own with --trace, or fit one with ampacity workload fit"
+        found.append(Finding("Workload", str(summary.workload["name"]), None, note, "unsure"))
+    return found
 
 
 def steady(summary: Summary) -> Finding:

@@ -3,8 +3,6 @@
 ``page.js`` does the arithmetic of ``ampacity.analysis.capacity.fleet_figures`` on these numbers.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A search drawn on a line: the loads that were tried, and the interval that they leave."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Numbers as people read them: three significant digits, and a unit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

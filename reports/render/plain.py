@@ -1,7 +1,5 @@
 """Text for any terminal: no control characters, and substitutes for what its encoding lacks."""
 
-from __future__ import annotations
-
 import codecs
 
 IN_ASCII = {

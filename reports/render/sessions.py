@@ -1,7 +1,5 @@
 """Sessions and prefix sharing as tables and key figures."""
 
-from __future__ import annotations
-
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.contract.traffic import Sharing, Turns

@@ -1,7 +1,5 @@
 """The tables of a summary's stages and lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
@@ -206,7 +204,10 @@ def slo_table(summary: Summary) -> Table:
 
     rows.figure("attainment", "of requests", lambda row: row[1].attainment, share, why=why)
     rows.figure("effective", "requests", lambda row: row[1].requests_effective, count, why=why)
-    rows.column(Column("to decide", "more requests"), lambda _, row: _more(row[1].more_requests))
+    rows.column(
+        Column("to decide", "more requests"),
+        lambda _, row: Cell("" if (more := row[1].more_requests) is None else count(more)),
+    )
     return rows.done()
 
 
@@ -235,10 +236,6 @@ def _verdict(table: Table, verdict: SloVerdict) -> Cell:
     word, reason = verdict_word(verdict.verdict), verdict.reason
     state = {"met": "good", "violated": "bad"}.get(word, "unsure")
     return Cell(word, table.footnote(reason) if reason else None, state)
-
-
-def _more(requests: int | None) -> Cell:
-    return Cell("" if requests is None else count(requests))
 
 
 SERVER: tuple[tuple[str, str, Callable[[Server], float | None], Callable[[float], str]], ...] = (
@@ -320,7 +317,8 @@ def accepted_table(summary: Summary) -> Table | None:
     rows.figure("goodput", "accepted/s", lambda s: s.accepted.rps, significant, why=why)
     rows.figure("output", "tokens/s", lambda s: s.accepted.output_tokens_per_s, significant, 2, why)
     rows.column(
-        Column("unlabelled", "not accepted", 1), lambda _, s: _unlabelled(s.accepted.unlabelled)
+        Column("unlabelled", "not accepted", 1),
+        lambda _, s: Cell(count(n := s.accepted.unlabelled or 0), state="unsure" if n else ""),
     )
     rows.figure(
         "a result",
@@ -333,15 +331,11 @@ def accepted_table(summary: Summary) -> Table | None:
     return rows.done() if stages else None
 
 
-def _unlabelled(requests: int | None) -> Cell:
-    return Cell(count(requests or 0), state="unsure" if requests else "")
-
-
 def windows_table(summary: Summary, meta: Mapping[str, Any]) -> Table:
     """Return the window of each stage, Little's Law in it, and the load generator's lateness."""
     rows = rows_of_stages("Windows and load generator", by_load(summary.stages))
-    began_s = _began_s(meta)
-    rows.column(Column("window", "s of the run"), lambda _, s: _span(s, began_s.get(s.index, 0.0)))
+    starts_s = began_s(meta)
+    rows.column(Column("window", "s of the run"), lambda _, s: span(s, starts_s.get(s.index, 0.0)))
     rows.figure("warm-up", "requests", lambda s: s.window.warmup_requests, count)
     rows.column(Column("method", text=True), _method)
 
@@ -376,7 +370,7 @@ def _of_audit(meta: Mapping[str, Any], name: str) -> Callable[[Stage], Any]:
     return lambda stage: audits.get(stage.index, {}).get(name)
 
 
-def _began_s(meta: Mapping[str, Any]) -> dict[int, float]:
+def began_s(meta: Mapping[str, Any]) -> dict[int, float]:
     """Return when each stage began, in s since the first: the time axis of the timeline."""
     starts = {s.get("index"): s.get("start_ns") for s in meta.get("stages") or []}
     known = {index: ns for index, ns in starts.items() if isinstance(ns, int)}
@@ -384,7 +378,7 @@ def _began_s(meta: Mapping[str, Any]) -> dict[int, float]:
     return {index: (ns - first) * 1e-9 for index, ns in known.items() if isinstance(index, int)}
 
 
-def _span(stage: Stage, began_s: float) -> Cell:
+def span(stage: Stage, began_s: float) -> Cell:
     ends = (began_s + stage.window.start_s, began_s + stage.window.end_s)
     return Cell(" to ".join(f"{end_s:.1f}" for end_s in ends))
 

@@ -1,7 +1,5 @@
 """A workload beyond its lengths and arrivals in words, and what was sent of it as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

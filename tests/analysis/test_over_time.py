@@ -1,7 +1,5 @@
 """The series of a report's timeline, and the capacity at other limits of the SLO."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

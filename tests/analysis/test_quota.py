@@ -1,7 +1,5 @@
 """The quota of an endpoint, found from what limiters of each kind let through."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A soak: its verdict over all windows, and what changed over the hours."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

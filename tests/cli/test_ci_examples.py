@@ -1,7 +1,5 @@
 """The examples of docs/ci.md, the action and the image: they parse, and their scripts run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -40,12 +38,9 @@ exec {python} -m ampacity "$@"
 PLACE = "OWNER/REPOSITORY@REF"  # the one placeholder of the repository
 
 
-def _block(language: str, number: int = 0) -> str:
-    return str(
-        re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "docs/ci.md").read_text(), re.S | re.M)[
-            number
-        ]
-    )
+def _block(language: str, number: int = 0, page: str = "docs/ci.md") -> str:
+    text = (ROOT / page).read_text()
+    return str(re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M)[number])
 
 
 def _job(text: str, name: str) -> Any:
@@ -174,6 +169,15 @@ def test_every_example_of_a_check_parses() -> None:
     for arguments in (container["args"], words, gitlab):
         assert arguments[0] == "check"
         command.make_context("check", arguments[1:])
+
+
+def test_every_example_of_many_machines_parses() -> None:
+    ray, job = (yaml.safe_load(_block("yaml", k, "docs/scale.md")) for k in (0, 1))
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, *arguments in (shlex.split(ray["spec"]["entrypoint"])[1:], container["args"]):
+        given = [word.replace("$(POD_NUMBER)", "3") for word in arguments]
+        commands[name].make_context(name, given)
 
 
 def test_the_image_has_what_the_wheel_needs_and_runs_as_nobody() -> None:

@@ -6,46 +6,25 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
-from ampacity.cli import main
 from ampacity.cli.app import app
 from ampacity.cli.synonyms import _TABLE
 from ampacity.simulator.server.launch import Started, start_in_process
+from tests.support.args import Cli, Result
 
 RIGHT_KEY, WRONG_KEY = "sk-right-4711", "sk-wrong-0815"
 
 
-@dataclass(frozen=True)
-class Result:
-    returncode: object
-    stdout: str
-    stderr: str
-
-
-Ampacity = Callable[..., Result]
-
-
-@pytest.fixture
-def ampacity(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ampacity:
-    """The command line in this process: what it prints and its exit status."""
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMPACITY_TEST_KEY", RIGHT_KEY)
     monkeypatch.setenv("AMPACITY_WRONG_KEY", WRONG_KEY)
-
-    def call(*arguments: str | Path) -> Result:
-        monkeypatch.setattr(sys, "argv", ["ampacity", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return Result(ended.value.code, out, err)
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +79,10 @@ BAD_TRACE = b"""TIMESTAMP,ContextTokens,GeneratedTokens\r
     ],
 )
 def test_bad_option(
-    ampacity: Ampacity, server: Started, arguments: str, named: list[str], tmp_path: Path
+    cli: Cli, server: Started, arguments: str, named: list[str], tmp_path: Path
 ) -> None:
     words = shlex.split(arguments.replace("{key}", KEY))
-    result = ampacity("sweep", server.url, "--out", tmp_path / "run", *words)
+    result = cli("sweep", server.url, "--out", tmp_path / "run", *words)
     check_refusal(result, named)
     assert not (tmp_path / "run" / "run.json").exists()
 
@@ -139,10 +118,8 @@ def test_bad_option(
         ),
     ],
 )
-def test_options_of_other_tools_are_answered_by_ours(
-    ampacity: Ampacity, command: str, said: str
-) -> None:
-    result = ampacity(*command.split())
+def test_options_of_other_tools_are_answered_by_ours(cli: Cli, command: str, said: str) -> None:
+    result = cli(*command.split())
     check_refusal(result, [])
     name = command.split()[0]
     assert result.stderr == f"ampacity: no such option {said}; see ampacity {name} --help\n"
@@ -173,10 +150,8 @@ TWICE = "it stands 2 times: keep one"
         ),
     ],
 )
-def test_other_wrong_options_are_answered_by_typer(
-    ampacity: Ampacity, command: str, said: str
-) -> None:
-    result = ampacity(*command.split())
+def test_other_wrong_options_are_answered_by_typer(cli: Cli, command: str, said: str) -> None:
+    result = cli(*command.split())
     check_refusal(result, [])
     assert result.stderr == f"ampacity: {said}\n"
 
@@ -220,7 +195,7 @@ def check_refusal(result: Result, named: list[str]) -> None:
     ],
 )
 def test_a_command_that_cannot_be_run(
-    ampacity: Ampacity,
+    cli: Cli,
     server: Started,
     arguments: str,
     named: list[str],
@@ -230,31 +205,29 @@ def test_a_command_that_cannot_be_run(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.csv").write_bytes(BAD_TRACE)
     words = arguments.replace("URL", server.url).replace("{key}", KEY)
-    check_refusal(ampacity(*words.split()), named)
+    check_refusal(cli(*words.split()), named)
     assert [path.name for path in tmp_path.iterdir()] == ["bad.csv"]
 
 
-def test_trace_with_rates(ampacity: Ampacity, server: Started, tmp_path: Path) -> None:
+def test_trace_with_rates(cli: Cli, server: Started, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("timestamp,input_tokens,output_tokens\n1,5,5\n2,5,5\n")
-    result = ampacity(
-        "run", server.url, *KEY.split(), "--trace", tmp_path / "t.csv", "--rates", "3"
-    )
+    result = cli("run", server.url, *KEY.split(), "--trace", tmp_path / "t.csv", "--rates", "3")
     check_refusal(result, ["--trace", "--rates"])
     # whether a file says when its requests arrive is known when it has been read
     (tmp_path / "t.csv").write_text("session_id,input_tokens,output_tokens\na,5,5\na,9,5\n")
     for more in ([], ["--rates", "3,4"]):
-        result = ampacity("run", server.url, *KEY.split(), "--trace", tmp_path / "t.csv", *more)
+        result = cli("run", server.url, *KEY.split(), "--trace", tmp_path / "t.csv", *more)
         check_refusal(result, ["does not say when", "--rates R", "--concurrency N"])
 
 
-def test_run_file(ampacity: Ampacity, tmp_path: Path) -> None:
+def test_run_file(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "bench.yaml"
     file.write_text("url: http://127.0.0.1:9/v1\nworklod: chat\n")
-    check_refusal(ampacity("run", "-c", file), ["worklod", "workload"])
+    check_refusal(cli("run", "-c", file), ["worklod", "workload"])
     file.write_text("- a\n- b\n")
-    check_refusal(ampacity("run", "-c", file), [str(file), "mapping"])
+    check_refusal(cli("run", "-c", file), [str(file), "mapping"])
     file.write_text("a: [\n")
-    check_refusal(ampacity("run", "-c", file), [str(file), "YAML"])
+    check_refusal(cli("run", "-c", file), [str(file), "YAML"])
 
 
 def test_the_installed_command(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """``ampacity baseline`` and ``ampacity gate``: exit states, CI outputs."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The help of every command: one screen, examples that parse, one name for one thing."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

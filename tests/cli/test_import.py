@@ -1,7 +1,5 @@
 """``ampacity import``: files of the real tools, files made by hand, and damaged files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -2,8 +2,6 @@
 (docs/known-faults.md).
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

@@ -1,7 +1,5 @@
 """The live panel on real terminals: it holds nothing up, and it leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Every command that the product prints to be pasted: the CLI's own parser takes it."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """docs/cli.md is what the commands' own help says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ampacity.cli.reference import reference

@@ -2,8 +2,6 @@
 endpoint or the engine does.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The command line, driven as a user drives it, and what it leaves behind."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

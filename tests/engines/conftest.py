@@ -1,7 +1,5 @@
 """One engine for all tests of this folder, and the trace that is replayed against it."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterator
 from pathlib import Path

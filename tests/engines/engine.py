@@ -1,7 +1,5 @@
 """Engines that no one here wrote, each in a process of its own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

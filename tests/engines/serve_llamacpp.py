@@ -5,8 +5,6 @@ tests: ``serve_llamacpp.py MODEL ALIAS SLOTS`` serves a GGUF file on a free port
 "listening URL", and ends when its standard input is closed, which happens when its parent ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

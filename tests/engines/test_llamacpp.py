@@ -2,8 +2,6 @@
 server itself said.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

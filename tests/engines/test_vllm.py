@@ -4,8 +4,6 @@ vLLM needs minutes to start and, beside other work on a small machine, a second 
 tests ask for few tokens, set no tight limits, and judge counts and order, not speed.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """``ampacity ab``: turns against drift, in virtual time and against a simulator."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

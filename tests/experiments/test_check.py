@@ -1,7 +1,5 @@
 """``ampacity check``: one load against absolute limits, ended as soon as they are decided."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``ampacity doctor``: the judgement of what was seen, by hand."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

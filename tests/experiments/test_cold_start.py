@@ -1,7 +1,5 @@
 """``doctor --cold-start``: the time from the command to the first answer of an endpoint."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

@@ -1,7 +1,5 @@
 """``ampacity doctor``: the right verdict for servers whose truth is known."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -61,13 +61,13 @@ def test_json_alone_on_stdout_with_the_designed_names(
     found = json.loads(result.stdout)
     assert found == summary(tmp_path / "run")
     assert found["schema_version"] == 2
-    for name in tuple(
-        "verdict workload slos stages knee capacity littles_law goodput fleet audit".split()
-    ):
+    for (
+        name
+    ) in "verdict workload slos stages knee capacity littles_law goodput fleet audit".split():
         assert name in found
-    for name in tuple(
-        "ttft_s ttft_from_schedule_s itl_s icl_s tpot_s e2e_s goodput_rps slip_s errors".split()
-    ):
+    for (
+        name
+    ) in "ttft_s ttft_from_schedule_s itl_s icl_s tpot_s e2e_s goodput_rps slip_s errors".split():
         assert name in found["stages"][0]
     assert "NaN" not in result.stdout
 

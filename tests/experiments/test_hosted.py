@@ -1,7 +1,5 @@
 """Runs against a scripted hosted provider: its quota, its errors, its price, its keys."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

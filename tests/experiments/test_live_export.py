@@ -1,7 +1,5 @@
 """--prometheus and --otlp: the counters of a running load, and the dashboard that draws them."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
@@ -17,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ampacity.analysis.metrics.gaps import token_gaps
+from ampacity.analysis.metrics.gaps import GapSeries
 from ampacity.experiments.stages.live_export import PrometheusPage, otlp_body
 from ampacity.loadgen.plan import LIVE_BOUNDS_S, LIVE_TIMES, Live, LiveTimes
 from ampacity.loadgen.rundir.records import KINDS, RequestRecord
@@ -97,9 +95,9 @@ def test_gaps_are_those_of_the_analysis() -> None:
         )
         for i in range(50)
     ]
-    gaps = token_gaps(cohort(*records).chunks)
-    buckets = np.searchsorted(LIVE_BOUNDS_S, gaps.value_s)
-    wanted = np.bincount(buckets, gaps.tokens, len(LIVE_BOUNDS_S) + 1)
+    gaps = GapSeries(cohort(*records).chunks, np.ones(50, bool), per_token=True)
+    gaps_s, times = gaps.distinct()
+    wanted = np.bincount(np.searchsorted(LIVE_BOUNDS_S, gaps_s), times, len(LIVE_BOUNDS_S) + 1)
     live = counted(*records)
     assert live.times is not None
     assert live.times.counts[LIVE_TIMES.index("itl")].tolist() == wanted.tolist()

@@ -1,7 +1,5 @@
 """The lines that are printed while a run goes on."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run that is cut off: what is kept of it, and how it goes on (docs/crash-safety.md)."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """``ampacity soak``: windows that follow each other without a gap, in flat memory."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import re

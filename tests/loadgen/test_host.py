@@ -1,7 +1,5 @@
 """What the generator does about the limits of its machine."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

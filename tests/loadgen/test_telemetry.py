@@ -1,7 +1,5 @@
 """Prometheus pages of engines and exporters under one set of names."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -6,8 +6,6 @@ of each kind: the commands see nothing of a request but its record. The endpoint
 well, and every request of the load with the ending.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from pathlib import Path

@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 TESTS = Path(__file__).parents[1]
 MOST_S = 20.0  # of one input; the machine may be busy
 MEMORY_BYTES = 4 << 30
@@ -230,28 +232,34 @@ def run_directories() -> tuple[Target, Corpus]:
     from ampacity.analysis.metrics.requests import RecordsError
     from ampacity.analysis.summary import summarise
     from ampacity.loadgen.rundir.files import RunDirError, load_run
+    from ampacity.loadgen.rundir.records import SCHEMA
 
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         _predicted(run, "5s")
         kept = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    names = ("run.json", "requests.parquet")
+        table = load_run(run).requests
+        with pa.OSFile(f"{folder}/stream", "wb") as file, pa.ipc.new_stream(file, SCHEMA) as stream:
+            stream.write_table(table.slice().cast(SCHEMA))
+        kept["requests.arrows"] = (Path(folder) / "stream").read_bytes()
+    parquet, stream = "requests.parquet", "requests.arrows"
 
     def analyse(path: Path) -> None:
         summarise(load_run(path))
 
     def damage(data: bytes, draw: random.Random) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            name = names[data[:1] != b"{"]
+            name = parquet if data[:2] == b"PA" else "run.json" if data[:1] == b"{" else stream
             for other, content in kept.items():
-                (Path(folder) / other).write_bytes(data if other == name else content)
+                if other != (parquet if name == stream else stream):
+                    (Path(folder) / other).write_bytes(data if other == name else content)
             try:
                 analyse(Path(folder))
             except (RunDirError, RecordsError) as error:
                 if "\n" in str(error).strip():
                     raise AssertionError(f"no one clear line: {error}") from error
 
-    return damage, [kept[name] for name in names]
+    return damage, [kept[name] for name in ("run.json", parquet, stream)]
 
 
 def metrics() -> tuple[Target, Corpus]:

@@ -1,12 +1,11 @@
 """Kill runs at random moments and resume them: ``python -m tests.long.kills``.
 
-Prints for each kill the time of which no record is left, and how the resumed run's requests compare
-with those of a run that was not interrupted. The exit status is 1 if a bar is missed.
+Prints for each kill the time of which no record is left, and how the resumed run's requests and
+verdicts compare with those of a run that was not interrupted. The exit status is 1 if a bar is missed.
 """
 
-from __future__ import annotations
-
 import argparse
+import json
 import random
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.simulator.server.launch import start_in_process
 from tests.support import kills
@@ -80,6 +80,25 @@ def _faults(case: Case, whole: Path, out: Path, kept: list[dict[int, tuple[int, 
             )
         if case.same == "begun" and found.items() - kills.planned(expected).items():
             return "ids that an uninterrupted run has not"
+        if told := _contradiction(*(read_summary_of(path) for path in (expected, run))):
+            return told
+    return ""
+
+
+def read_summary_of(run: Path) -> Summary:
+    return read_summary(json.loads((run / "summary.json").read_text()))
+
+
+def _contradiction(whole: Summary, resumed: Summary) -> str:
+    """Return which verdict or interval of a resumed run contradicts the uninterrupted one's."""
+    met = {stage.name: stage.slo_met for stage in whole.stages}
+    for stage in resumed.stages:
+        if {stage.slo_met, met.get(stage.name)} == {True, False}:
+            return f"{stage.name} is met in one run and violated in the other"
+    ends = [summary.capacity.capacity_rps_ci for summary in (whole, resumed)]
+    lows, highs = [[e[k] for e in ends if e and e[k] is not None] for k in (0, 1)]
+    if lows and highs and max(lows) > min(highs):
+        return f"the intervals of the capacity have nothing in common: {ends}"
     return ""
 
 
@@ -152,7 +171,7 @@ def main() -> int:
             bad += bool(fault or late)
             lost += [gone_s] if gone_s is not None else []
             shown = "no stage going on" if gone_s is None else f"{gone_s:.2f} s lost"
-            told = fault or "requests as uninterrupted"
+            told = fault or "requests and verdicts as uninterrupted"
             print(f"{number:3} {name:12} after {delay_s:5.2f} s: {shown:18} {told}", flush=True)
     most = max(lost, default=0.0)
     print(f"{options.kills} kills, {bad} bad; most lost {most:.2f} s of {len(lost)} in a stage")

@@ -5,8 +5,6 @@
 Exit status 1 where a check fails; each is printed with its figure.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """docs/reliability.md lists every ending, and a sample of its cells is what comes of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

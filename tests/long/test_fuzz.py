@@ -1,7 +1,5 @@
 """A first minute of fuzzing in every test run; ``make test-long`` goes on for hours."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

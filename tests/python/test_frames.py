@@ -1,7 +1,5 @@
 """``ampacity.load``: tables and percentiles of a run, and ``ampacity export``."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

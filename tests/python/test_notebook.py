@@ -1,7 +1,5 @@
 """``ampacity.predict``, ``sweep`` and ``compare`` from a running event loop; the notebook of the docs."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import inspect

@@ -1,7 +1,5 @@
 """The pages in a real browser: alone, quiet, legible, and right when their controls are moved."""
 
-from __future__ import annotations
-
 import json
 import random
 import shlex

@@ -1,7 +1,5 @@
 """Worked cases of what users misread: coordinated omission, users, lengths of stages."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The final screen of every command: it fits 80 x 24, and its answer is first."""
 
-from __future__ import annotations
-
 import io
 import math
 import shlex

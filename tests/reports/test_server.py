@@ -1,7 +1,5 @@
 """The table of the server's own metrics."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,15 +1,14 @@
 """Warnings by severity, each with the command that mends it; the numbers behind the sliders."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 from ampacity.analysis.contract.summary import Summary, read_summary
-from ampacity.reports.pages.trust import by_severity, steady
+from ampacity.reports.pages.trust import by_severity, origin, steady
 from ampacity.reports.pages.what_if import what_if
-from tests.support.sample_summary import all_failed, open_sweep
+from ampacity.reports.render.events import events_table
+from tests.support.sample_summary import all_failed, errors, open_sweep
 
 STAGES = [{"start_ns": 1, "end_ns": 40_000_000_001}, {"start_ns": 5, "end_ns": 30_000_000_005}]
 SWEEP = ["ampacity", "sweep", "http://a/v1", "--duration", "40s", "--rates=1,2"]
@@ -66,3 +65,37 @@ def test_the_sliders_begin_with_the_run_and_exist_only_with_a_capacity() -> None
     assert shown["command"] == "ampacity plan 'runs/a b'"
     assert shown["data"]["limits"][0]["capacity_rps"] == 6.4
     assert what_if(read_summary(all_failed()), (), "RUN") is None
+
+
+def test_what_is_no_measurement_of_its_own_is_named() -> None:
+    measured = {"name": "chat", "source": "fitted to a.csv"}
+    assumed = {"name": "chat", "source": "an assumption, not a measurement"}
+    kinds = [
+        [f.value for f in origin(read_summary(open_sweep() | {**how, "workload": workload}))]
+        for how in ({"simulated": False}, {"simulated": True})
+        for workload in (measured, assumed)
+    ]
+    assert kinds == [[], ["chat"], ["simulated"], ["simulated", "chat"]]
+
+
+def test_what_happened_stands_in_the_order_of_time() -> None:
+    summary = open_sweep()
+    first, second = summary["stages"][7], summary["stages"][1]
+    first |= {"index": 0, "name": "9 req/s", "stable": False, "concurrency_max": 919}
+    first |= {"errors": errors(reset=2, unfinished=3), "server": None, "outage": None}
+    second |= {"index": 1, "name": "2 req/s", "stable": True, "concurrency": 2.5}
+    second |= {"concurrency_max": 6, "errors": errors(), "server": None, "outage": None}
+    windows = ({"start_s": 1.0, "end_s": 9.0}, {"start_s": 0.5, "end_s": 8.0})
+    for stage, window in zip((first, second), windows, strict=True):
+        stage["window"] |= window
+    starts = [{"index": 0, "start_ns": 10**9}, {"index": 1, "start_ns": 31 * 10**9}]
+    table = events_table(read_summary(summary | {"stages": [second, first]}), {"stages": starts})
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        [
+            "9 req/s",
+            "1.0 to 9.0",
+            "requests in flight kept growing, to 919; 2 failed; "
+            "3 not answered when the stage had ended, cut off",
+        ],
+        ["2 req/s", "30.5 to 38.0", "2.50 in flight on average, 6 at most"],
+    ]

@@ -1,7 +1,5 @@
 """SECURITY.md names files that exist, and the limits that hold."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

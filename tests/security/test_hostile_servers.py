@@ -1,7 +1,5 @@
 """Servers that send without end, or what unfolds without end: bounded in memory and time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

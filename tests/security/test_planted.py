@@ -1,7 +1,5 @@
 """Keys and HTML that are planted wherever a user or a server can put them are in no artefact."""
 
-from __future__ import annotations
-
 import asyncio
 import html
 import json
@@ -27,7 +25,7 @@ from tests.support.servers.faults import Call, delta, ending, event, role
 
 PLACES = (
     *("file", "env", "command", "header", "workload", "body", "environment"),
-    *("user info", "query", "metrics query", "refused body"),
+    *("user info", "query", "metrics query", "refused body", "otlp query", "proxy user info"),
 )
 SECRETS = {  # characters that JSON, URLs, HTML and Base64 write differently; two are in URLs
     place: f'sk-{i}PLANTED{i}/x"y\\z+w={i}' if "q" not in place and " " not in place
@@ -171,7 +169,8 @@ def lines_of_run(url: str, folder: Path) -> dict[str, list[str]]:
             *("--api-key-file", str(key), "--header", f"X-Tenant: {SECRETS['header']}"),
             *("--extra-body", json.dumps({"api_token": SECRETS["body"]}), "--model", MARKUP),
             *("--metrics-url", f"{root}/metrics?t={SECRETS['metrics query']}", "--workers", "2"),
-            *("--keep-answers", "1", "--lock", f"fact={MARKUP}", "--otlp", f"{root}/otlp"),
+            *("--keep-answers", "1", "--lock", f"fact={MARKUP}", "--otlp"),
+            f"{root}/otlp?t={SECRETS['otlp query']}",
         ],
         "check": [
             *("check", url, *SHORT, *tokens, "--api-key-env", "PLANTED"),
@@ -214,7 +213,9 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return every artefact as text, by name: files, streams, pages, posts, command lines."""
     folder = tmp_path_factory.mktemp("planted")
     found: dict[str, str] = {}
+    proxy = f"http://u:{SECRETS['proxy user info']}@127.0.0.1:9"
     planted = {"PLANTED": SECRETS["env"], "OPENAI_API_KEY": SECRETS["environment"]}
+    planted |= {"HTTPS_PROXY": proxy, "https_proxy": proxy}
     with Echo() as server:
         for name, words in lines_of_run(server.url, folder).items():
             server.port_of_page = free_port()

@@ -1,7 +1,5 @@
 """The process itself: core files, tracebacks, commands that print keys, TLS, who may read a run."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Plays recorded bytes of a response into an Exchange, as a socket would, without a socket."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path

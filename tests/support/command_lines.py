@@ -4,8 +4,6 @@ The argument is a JSON file, {name: words}. Printed is JSON: {name: [exit status
 peak of the process in MiB, seconds]}.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Runs made up for the tests of a comparison, and its rows and quantiles by name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,11 +70,9 @@ def later(made: Stage, start_s: float, first_id: int) -> Stage:
     made.start_s = start_s
     for r in made.records:
         r.request_id += first_id
-        for field in tuple(
-            (
-                "scheduled_ns dispatched_ns connected_ns started_ns sent_ns first_token_ns "
-                "first_answer_ns last_token_ns ended_ns"
-            ).split()
-        ):
+        for field in (
+            "scheduled_ns dispatched_ns connected_ns started_ns sent_ns first_token_ns "
+            "first_answer_ns last_token_ns ended_ns"
+        ).split():
             setattr(r, field, getattr(r, field) + round(start_s * 1e9))
     return made

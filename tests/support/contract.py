@@ -1,7 +1,5 @@
 """Summaries as the structs of the contract and as JSON, for tests."""
 
-from __future__ import annotations
-
 import json
 import types
 import typing

@@ -1,7 +1,5 @@
 """Start runs, kill them at a moment, and see what they left."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

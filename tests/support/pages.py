@@ -1,7 +1,5 @@
 """HTML pages in a real browser."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

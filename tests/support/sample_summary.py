@@ -4,11 +4,10 @@ Latencies follow simple formulas (log-normal around a queueing-like rise), so th
 like those of a real sweep.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 from scipy.special import ndtri
@@ -20,6 +19,7 @@ from ampacity.analysis.contract.summary import Audit, Summary
 from ampacity.loadgen.rundir.records import KINDS
 from tests.support.contract import blank
 
+DATA = Path(__file__).parents[1] / "data" / "reports"
 CURVE_Q = [0.0, *[i / 100 for i in range(1, 100)], 0.995, 0.999]
 LENGTH_Q = json.loads("""{"p1": 0.01, "p5": 0.05, "p10": 0.1, "p25": 0.25, "p50": 0.5,
     "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 0.9995}""")
@@ -158,72 +158,15 @@ def _verdicts(ttft_verdict: str, value_s: float | None, **more: Any) -> list[dic
     ]
 
 
-SLOS = [
-    {"metric": "ttft", "quantile": 0.99, "limit_s": 2.0, "text": "ttft_p99=2s"},
-    {"metric": "itl", "quantile": 0.99, "limit_s": 0.1, "text": "itl_p99=100ms"},
-]
-
-WORKLOAD: dict[str, Any] = json.loads("""{"name": "chat", "source": "archetype",
-    "arrivals": "poisson", "trace": null, "input_tokens": {"kind": "lognormal", "p50": 1020,
-    "p99": 4142, "mean": 1226.0, "text": "log-normal, p50 1020, p99 4142"},
-    "output_tokens": {"kind": "lognormal", "p50": 160, "p99": 610, "mean": 188.0,
-    "text": "log-normal, p50 160, p99 610"}, "tokenizer": {"name": "words",
-    "tokens_per_word": 1.0, "overhead_tokens": 11}, "prompts": "unique"}""")
-
-
-WARNINGS = [
-    {
-        "code": "undecided_stage",
-        "text": "The stage at 7 req/s is inconclusive: 900 more requests would "
-        "decide it. Run it again with --duration 190s.",
-    },
-    {
-        "code": "few_requests",
-        "text": "The stage at 1 req/s has 120 requests: its p99 is not reported. "
-        "Use a longer --duration.",
-    },
-]
-
+GIVEN: dict[str, Any] = json.loads((DATA / "sweep.json").read_text(encoding="utf-8"))
+SLOS, WORKLOAD, WARNINGS, META = (GIVEN[name] for name in ("slos", "workload", "warnings", "meta"))
 OVER_STAGES: dict[str, Any] = {
-    "knee": {
-        "concurrency": 31.0,
-        "rps": 6.1,
-        "region": [24.0, 40.0],
-        "region_rps": [5.4, 6.7],
-        "reason": None,
-        "methods": {
-            "p99_p50_divergence": blank(capacity.KneeMethod) | {"concurrency": 28.4, "rps": 5.98},
-            "bounds": blank(capacity.KneeMethod) | {"concurrency": 33.0, "rps": 6.2},
-        },
-    },
-    "capacity": blank(capacity.Capacity)
-    | {
-        "c_max": 34.2,
-        "c_max_ci": [28.0, 44.0],
-        "c_max_basis": "open",
-        "capacity_rps": 6.4,
-        "capacity_rps_ci": [6.0, 7.0],
-        "binding_slo": "ttft_p99=2s",
-        "crossing": "interpolated",
-        "assumption": "p99 rises steadily between the stages at 6 and 7 req/s; interval from "
-        "batches of 20 s",
-        "reason": None,
-    },
-    "littles_law": blank(capacity.LittlesLawGap)
-    | {
-        "limit_s": 2.0,
-        "limit_metric": "ttft",
-        "consistency": 0.99,
-        "reason": "not applicable: ttft_p99=2s does not limit how long every request is in the system",
-    },
-    "fleet": blank(capacity.Fleet)
-    | json.loads("""{"peak_rps": 120.0, "instances": 25, "instances_ci": [24, 26],
-        "instances_before_safety": 19, "gpus": 100, "tensor_parallel": 4,
-        "safety_factor": 1.3, "one_replica_down": 25, "gpu_hour_usd": 2.5,
-        "cost_per_million_output_tokens": 2.31}"""),
-    "audit": blank(Audit)
-    | json.loads("""{"slip_p99_s": 0.0007, "loop_lag_p99_s": 0.0004, "cpu_fraction": 0.31,
-        "client_limited": false, "client_limited_stages": []}"""),
+    "knee": GIVEN["knee"]
+    | {"methods": {k: blank(capacity.KneeMethod) | v for k, v in GIVEN["knee"]["methods"].items()}},
+    "capacity": blank(capacity.Capacity) | GIVEN["capacity"],
+    "littles_law": blank(capacity.LittlesLawGap) | GIVEN["littles_law"],
+    "fleet": blank(capacity.Fleet) | GIVEN["fleet"],
+    "audit": blank(Audit) | GIVEN["audit"],
 }
 
 FEW = "p99 needs 299 requests"
@@ -447,48 +390,6 @@ def no_slos() -> dict[str, Any]:
     return summary
 
 
-AUDIT = json.loads("""{"slip_p50_s": 8e-05, "slip_p99_s": 0.0007, "slip_max_s": 0.0021,
-    "loop_lag_p99_s": 0.0004, "cpu_fraction": 0.31, "client_limited": false,
-    "client_limited_reason": null}""")
-META: dict[str, Any] = {
-    "schema_version": 1,
-    "run_id": "k3f9a2",
-    "name": "sweep-chat",
-    "experiment": "sweep",
-    "status": "complete",
-    "status_reason": None,
-    "tool": {"name": "ampacity", "version": "0.1.0"},
-    "command_line": (
-        "ampacity sweep http://127.0.0.1:8000/v1 --model example/chat-8b --workload chat "
-        "--slo ttft_p99=2s --slo itl_p99=100ms"
-    ).split(),
-    "started_utc": "2026-11-27T22:00:00Z",
-    "ended_utc": "2026-11-27T22:09:31Z",
-    "clock": {"monotonic_ns": 1234, "utc": "2026-11-27T22:00:00Z"},
-    "endpoint": json.loads("""{"url": "http://127.0.0.1:8000/v1", "api": "chat",
-        "model": "example/chat-8b", "server": "uvicorn"}"""),
-    "locked": json.loads("""{"engine": "vllm", "engine_version": "0.32.0",
-        "quantization": null, "hardware": null, "tensor_parallel": null,
-        "max_model_len": 8192, "prefix_caching": null, "extra_body": {"temperature": 0}}"""),
-    "workload": WORKLOAD,
-    "slos": SLOS,
-    "seed": 1,
-    "salt": "7f3a",
-    "workers": 1,
-    "warmup_requests": None,
-    "host": {
-        "python": "3.11.7",
-        "platform": "Linux-6.1-x86_64",
-        "cpus": 2,
-        "cpu_model": "Example CPU",
-        "memory_bytes": 8 * 2**30,
-        "uvloop": True,
-    },
-    "fleet_inputs": json.loads("""{"peak_rps": 120, "tensor_parallel": 4,
-        "safety_factor": 1.3, "gpu_hour_usd": 2.5}"""),
-}
-
-
 def meta(summary: dict[str, Any]) -> dict[str, Any]:
     """Return a run.json that belongs to ``summary``."""
     stages = [
@@ -502,11 +403,12 @@ def meta(summary: dict[str, Any]) -> dict[str, Any]:
             "scheduled_requests": s["requests"] + 12,
             "drained_ns": (70 * i + 68) * 10**9,
             "ended_early": None,
-            "audit": AUDIT,
+            "audit": GIVEN["audit_of_stage"],
         }
         for i, s in enumerate(summary["stages"])
     ]
-    return copy.deepcopy(META) | {"stages": copy.deepcopy(stages)}
+    given = {"workload": WORKLOAD, "slos": SLOS, "stages": stages}
+    return copy.deepcopy(META | given)
 
 
 ALL = {f.__name__: f for f in (open_sweep, closed_sweep, one_stage, all_failed, no_slos)}

@@ -1,7 +1,5 @@
 """Runs one stage over real sockets, with a request maker that the test chooses."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Runs made by hand or by a small queue, written as real run directories."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterable, Sequence

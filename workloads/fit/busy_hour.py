@@ -1,7 +1,5 @@
 """Estimate the rate of a log's busiest hour, which a fleet has to carry, and its interval."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -59,11 +59,11 @@ class Tally:
     def notes(self, name: str, sent: int) -> tuple[str, ...]:
         """Return one line for each kind of note."""
         total = sent + self.rows.total() + self.bad_rows.total()
-        found = [
-            f"{name}: {held.total()} {what} of {total} are left out: {_listed(held)}"
-            for what, held in (("rows without a prompt", self.rows), ("bad rows", self.bad_rows))
-            if held
-        ]
+        found = []
+        for what, held in (("rows without a prompt", self.rows), ("bad rows", self.bad_rows)):
+            why = ", ".join(f"{count} with {reason}" for reason, count in held.most_common())
+            if held:
+                found.append(f"{name}: {held.total()} {what} of {total} are left out: {why}")
         found += [f"{name}: {count} {what}" for what, count in self.parts.most_common()]
         if self.fields:
             shown = ", ".join(
@@ -75,10 +75,6 @@ class Tally:
                 + (f" and {more} more" if more > 0 else "")
             )
         return tuple(found)
-
-
-def _listed(held: Counter[str]) -> str:
-    return ", ".join(f"{count} with {reason}" for reason, count in held.most_common())
 
 
 def parse_entry(value: object, tally: Tally) -> Entry:

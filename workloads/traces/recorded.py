@@ -1,7 +1,5 @@
 """Parse recorded messages in many forms, keep each once, and send them unchanged."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """``ampacity baseline``: the facts about earlier runs that a gate needs, as a file to commit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any

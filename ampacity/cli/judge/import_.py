@@ -1,7 +1,5 @@
 """``ampacity import``: a run directory from another tool's results."""
 
-from __future__ import annotations
-
 import sys
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``ampacity ab``: load two endpoints alternately, and compare them."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """``ampacity demo``: a sweep of the embedded simulator, with a report."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``--resume RUN``: the command line with which a run began, once more."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """``ampacity run``: one load level, a trace, or the experiment of a run file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """``ampacity search``: the capacity and C_max of an endpoint, to a given precision."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from ampacity.cli import options as o

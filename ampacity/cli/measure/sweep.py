@@ -1,7 +1,5 @@
 """``ampacity sweep``: the latency-throughput curve of an endpoint."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from ampacity.cli import options as o

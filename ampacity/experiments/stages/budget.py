@@ -1,7 +1,5 @@
 """Estimate what a run will send and cost; print it, and ask, before the first request."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 An experiment is a function that asks the rig for stages.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import secrets

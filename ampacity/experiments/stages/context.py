@@ -1,7 +1,5 @@
 """Fit requests to the model's context: shorten or drop what does not fit, and report it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -93,13 +91,14 @@ def check_context(settings: Settings, probe: ProbeResult, trace: Replayed | None
         not settings.fit_context and not (lengths + spare <= context).any()
     )
     if trace is not None and nothing:
+        begins = slice(None) if sample.turn is None else sample.turn == 0
         offer = (
             "" if not len(fitting) else ", or give --fit-context, which shortens every one of them"
         )
         raise ConfigError(
             f"the trace: not one of its {len(sample):,} requests can be sent as it is, within the "
             f"model's context of {context:,} tokens: they begin with "
-            f"{int(lengths[_begins(sample)].min()):,} and more, with their answers. "
+            f"{int(lengths[begins].min()):,} and more, with their answers. "
             f"Serve the model with a longer context, take another trace{offer}"
         )
     share = sum(counts.values()) / max(len(sample), 1)
@@ -118,11 +117,6 @@ def check_context(settings: Settings, probe: ProbeResult, trace: Replayed | None
         f"{longest:,} at p99. Serve the model with a longer context, take another workload, or give "
         f"--fit-context: {offer}"
     )
-
-
-def _begins(schedule: Schedule) -> NDArray[np.bool_]:
-    """Return bool[n]: single requests, and the first of each session."""
-    return np.ones(len(schedule), dtype=bool) if schedule.turn is None else schedule.turn == 0
 
 
 def _changes(counts: dict[str, int], of: int) -> str:

@@ -1,7 +1,5 @@
 """Play stages on an endpoint, in real time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

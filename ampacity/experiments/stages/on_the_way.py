@@ -1,7 +1,5 @@
 """Judge a stage while it runs, from the records flushed so far."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any

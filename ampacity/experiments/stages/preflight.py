@@ -1,7 +1,5 @@
 """Before the load: resolve and probe the endpoint, and check this machine's limits."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

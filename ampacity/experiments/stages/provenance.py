@@ -1,7 +1,5 @@
 """Describe a run: the facts of run.json."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Read the trace, or the schedule, that a run replays."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ The experiment begins anew, and each stage that it asks for and that is recorded
 records. So it decides as it did, and plays on where the records end.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A ``Player`` plays it: ``live.LivePlayer`` on an endpoint, ``virtual.player.Virt
 simulated engine in virtual time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

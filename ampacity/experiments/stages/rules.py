@@ -1,7 +1,5 @@
 """Rules of a stage: how long it waits, how it plays sessions, when it is the last one."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

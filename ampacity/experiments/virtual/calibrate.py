@@ -1,7 +1,5 @@
 """Fit a simulated engine to a measured run: ``ampacity simulate --calibrate RUN``."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Play a schedule on a simulated engine: sessions, shared prefixes, virtual users."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Play stages on a simulated engine, in virtual time: no clock, no socket."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from bisect import bisect_right

@@ -1,7 +1,5 @@
 """Predict a run: the simulated engine alone in virtual time, with the same run directory."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import signal

@@ -1,7 +1,5 @@
 """A burst: its limit on recovery, backlogs that do not drain, runs that were cut or killed."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path

@@ -2,8 +2,6 @@
 benchmarks/workloads/busy_hour.py.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Capacity, C_max, fleet: hand-made stages with a known answer, queues with a known capacity."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

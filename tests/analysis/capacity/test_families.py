@@ -1,7 +1,5 @@
 """Several curves of one run: classes, and length combinations that leave the headline alone."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The arithmetic of fleets and costs: worked values, by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From a capacity to instances and cost: worked values."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -2,8 +2,6 @@
 example of the docs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """The scorecard: capacities, closed loops, and costs at a capacity."""
 
-from __future__ import annotations
-
 import csv
 import heapq
 import io

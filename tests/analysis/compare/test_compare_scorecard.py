@@ -1,7 +1,5 @@
 """The scorecard of a comparison, by hand: rates, costs, what the capacity gives, who wins."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

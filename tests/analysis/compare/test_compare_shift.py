@@ -1,7 +1,5 @@
 """Differences by quantile: real ones are found, noise and failures are told apart from them."""
 
-from __future__ import annotations
-
 import html
 import io
 import json

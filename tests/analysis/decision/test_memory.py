@@ -1,7 +1,5 @@
 """The memory floor: the worked values of a 70B model, and the arithmetic around them."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampacity.analysis.decision import memory
@@ -33,7 +31,7 @@ def test_gpus_by_memory(
 
 def test_the_overhead_comes_off_each_gpu_unless_it_is_stated() -> None:
     """150 GB on cards of 80: two hold 160, but 148 with 7.5 % taken; 155 with 5 GB stated."""
-    assert memory.gpus_needed(memory.Needed(150 * GB, 0, 0), 80 * GB, overhead_share=0.075) == 3
+    assert memory.gpus_needed(memory.Needed(150 * GB, 0, 0), 80 * GB) == 3
     assert memory.gpus_needed(memory.Needed(150 * GB, 0, 0, overhead=5 * GB), 80 * GB) == 2
 
 

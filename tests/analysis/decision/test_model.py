@@ -1,7 +1,5 @@
 """The shape of models from their config.json, against published sizes and hand arithmetic."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Prices, prompt caches and the cost of a fleet: worked values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The roofline: worked values, and what an operating point uses of its hardware."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampacity.analysis.decision.inputs import Range

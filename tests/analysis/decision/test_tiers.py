@@ -1,7 +1,5 @@
 """Tiers, pools and guardrails: worked values, and ``plan --tier``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Baselines: which runs make one, which files are read, tolerances, and a sequence of looks."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the gate compares of a quantile, and what it takes for the draw of the schedule."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

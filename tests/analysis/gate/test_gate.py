@@ -1,28 +1,21 @@
 """Baseline and gate: pass, regression or inconclusive, on runs made by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hdrh.histogram import HdrHistogram
 
-from ampacity.analysis.change import engine
 from ampacity.analysis.change.comparable import lengths_apart
 from ampacity.analysis.change.judged import CompareError, Judged, _per_planned, prepare
 from ampacity.analysis.change.results import Check, GateResult
-from ampacity.analysis.change.samples import Blocks
 from ampacity.analysis.gate.baseline import make_baseline
 from ampacity.analysis.gate.baseline_file import write_baseline
 from ampacity.analysis.gate.checks import parse_tolerances, slos_of
 from ampacity.analysis.gate.gate import judge_gate, twice_as_slow
-from ampacity.analysis.metrics.hdr import encode_seconds
 from ampacity.analysis.metrics.requests import RecordsError
 from ampacity.reports.change.gate import gate_markdown, gate_screen, junit_xml, lines
 from tests.support.compared_runs import RATE, stage, ttfts
@@ -36,106 +29,28 @@ def run(path: Path, stages: Stage | list[Stage], slos: Sequence[str] = (), **met
     return prepare(make_run(path, listed, slos, **({"run_id": path.name} | meta)))
 
 
-def reread(base: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(write_baseline(base))
+def baseline(*runs: Judged) -> dict[str, Any]:
+    """Return a baseline as it is read again."""
+    found: dict[str, Any] = json.loads(write_baseline(make_baseline(list(runs))))
     return found
+
+
+def gated(
+    folder: Path, before: Stage, after: Stage, tolerances: dict[str, Any] | None = None, **meta: Any
+) -> GateResult:
+    base = baseline(run(folder / "base", before))
+    return judge_gate(base, [run(folder / "after", after, **meta)], tolerances or {})
 
 
 def checks(found: GateResult) -> dict[str, Check]:
     return {c.name: c for c in found.checks}
 
 
-# --- the pieces -------------------------------------------------------------------------------
-
-
-def test_holm_rejects_step_by_step() -> None:
-    """Of four at 5 %: 0.01 ≤ 0.05/4, 0.016 ≤ 0.05/3, 0.03 > 0.05/2 stops, though 0.04 ≤ 0.05."""
-    assert engine.holm([0.04, 0.01, 0.03, 0.016], 0.05) == [False, True, False, True]
-
-
-def test_holm_holds_the_family_wise_error_of_correlated_tests() -> None:
-    from scipy.special import ndtr
-
-    rng = np.random.default_rng(7)
-    z = 0.7 * rng.standard_normal((4000, 1)) + np.sqrt(1 - 0.49) * rng.standard_normal((4000, 14))
-    false = np.mean([any(engine.holm(p.tolist(), 0.05)) for p in 1 - ndtr(z)])
-    assert 0.005 < false < 0.06
-
-
-def test_share_test_is_exact_under_no_change() -> None:
-    """Independent samples, 10 % over in both: p-values are uniform; the 5 % test errs in about 5 %
-    of cases.
-    """
-    rng = np.random.default_rng(3)
-    size = np.full(20, 100.0)
-
-    def draw() -> Blocks:
-        return Blocks(rng.binomial(100, 0.1, 20).astype(float), size, 2000.0)
-
-    p = []
-    for _ in range(1500):
-        base, candidate = draw(), draw()
-        p.append(
-            engine.compare_shares(
-                [base], [candidate], base.share, paired=False, noise=0.0
-            ).p_regression
-        )
-    assert 0.025 < np.mean(np.array(p) < 0.05) < 0.06
-    assert 0.4 < np.mean(p) < 0.6
-
-
-def test_pairing_takes_away_what_the_blocks_have_in_common() -> None:
-    """Blocks differ by ±10 in both runs alike; only the shift of 1 in 100 is left, without
-    variance.
-    """
-    over = np.array([10.0, 30.0] * 10)
-    size = np.full(20, 100.0)
-    e = engine.compare_shares(
-        [Blocks(over, size, 2000)], [Blocks(over + 1, size, 2000)], 0.2, paired=True, noise=0.0
-    )
-    assert e.worse == pytest.approx(0.01)
-    assert e.within == pytest.approx(0.0, abs=1e-18)
-    apart = engine.compare_shares(
-        [Blocks(over, size, 2000)], [Blocks(over + 1, size, 2000)], 0.2, paired=False, noise=0.0
-    )
-    # per side var((10, 30) x 10, ddof 1)/100²/20 = 2000/19/10⁴/20
-    assert apart.within == pytest.approx(2 * 2000 / 19 / 1e4 / 20, rel=1e-6)
-
-
-def test_noise_between_runs_is_moderated() -> None:
-    """var(1, 2, 3) = 1, less 0.25 inside a run, with two degrees of freedom, beside 0.5² with four:
-    (4 x 0.25 + 2 x 0.75)/6.
-    """
-    variance, df = engine.between_runs(np.array([1.0, 2.0, 3.0]), 0.25, 0.5)
-    assert variance == pytest.approx(2.5 / 6)
-    assert df == 6
-    assert engine.between_runs(np.array([1.0]), 0.25, 0.5) == (0.25, float("inf"))
-
-
-def test_further_requests_are_those_that_decide() -> None:
-    """At t = 0.82 standard errors; z(0.95) = 1.645 needs (1.645/0.8225)² = 4 times the length."""
-    e = engine.Estimate(-0.8224, 1.0, 0.0, float("inf"))
-    assert engine.times_longer(e, 0.05, 0.01) == pytest.approx(4.0, rel=1e-3)
-    # noise between runs: no length helps
-    assert engine.times_longer(replace(e, between=1.0), 0.05, 0.01) is None
-
-
-def test_histogram_equals_that_of_another_implementation_of_the_format() -> None:
-    """Theirs has 1, 5 (301 times), 1000, 2047, 2048, 2049, 5·10⁶ and 4·10⁹ µs."""
-    theirs = "HISTFAAAADJ4nJNpmSzMwMAgwgABzFCaEUT8BwL7D1ABJtZbLIf5mVYLMLG0bmZkuj2LkQkAHEgLuA=="
-    values = np.array([1, 5, 1000, 2047, 2048, 2049, 5_000_000, 4_000_000_000]) * 1e-6
-    ours = encode_seconds(values, np.array([1.0, 301, 1, 1, 1, 1, 1, 1]))
-    assert ours.startswith("HISTF")
-    ours_read, theirs_read = (HdrHistogram.decode(text) for text in (ours, theirs))
-    assert ours_read.equals(theirs_read)
-    assert ours_read.get_total_count() == 308
-
-
 # --- verdicts ---------------------------------------------------------------------------------
 
 
 def test_same_figures_pass_and_ten_percent_more_is_a_regression(tmp_path: Path) -> None:
-    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
+    base = baseline(run(tmp_path / "base", stage(ttfts(1, 1500))))
     same = judge_gate(base, [run(tmp_path / "same", stage(ttfts(1, 1500)))], {})
     assert same.verdict == "pass", same.sentence
     slower = judge_gate(base, [run(tmp_path / "slow", stage(ttfts(1, 1500, 1.1)))], {})
@@ -148,7 +63,7 @@ def test_same_figures_pass_and_ten_percent_more_is_a_regression(tmp_path: Path) 
 
 
 def test_a_change_inside_its_tolerance_passes_and_one_beyond_does_not(tmp_path: Path) -> None:
-    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
+    base = baseline(run(tmp_path / "base", stage(ttfts(1, 1500))))
     slower = run(tmp_path / "slow", stage(ttfts(1, 1500, 1.1)))
     wide = parse_tolerances(["ttft=20%", "e2e=20%"])
     assert judge_gate(base, [slower], wide).verdict == "pass"
@@ -159,7 +74,7 @@ def test_tokens_per_second_are_those_measured_and_the_test_is_by_the_plan(tmp_pa
     """6 tokens planned and received where the baseline had 5: 20 % more tokens/s, none more or less
     per token planned.
     """
-    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
+    base = baseline(run(tmp_path / "base", stage(ttfts(1, 1500))))
     longer = stage(ttfts(1, 1500))
     longer.records = [request(i, i / RATE, ttft_s=0.1, gaps_s=[0.01] * 5) for i in range(1500)]
     other = run(tmp_path / "other", longer, seed=2)
@@ -178,8 +93,7 @@ def test_tokens_per_second_are_those_measured_and_the_test_is_by_the_plan(tmp_pa
 
 
 def test_few_requests_are_inconclusive_and_say_how_many_are_missing(tmp_path: Path) -> None:
-    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 300)))]))
-    found = judge_gate(base, [run(tmp_path / "other", stage(ttfts(2, 300)), seed=2)], TIGHT)
+    found = gated(tmp_path, stage(ttfts(1, 300)), stage(ttfts(2, 300)), TIGHT, seed=2)
     assert found.verdict == "inconclusive"
     assert found.same_schedule is False
     assert any("--seed" in note for note in found.notes)
@@ -190,7 +104,7 @@ def test_few_requests_are_inconclusive_and_say_how_many_are_missing(tmp_path: Pa
 
 
 def test_a_shape_turned_bimodal_is_found_although_the_median_stays(tmp_path: Path) -> None:
-    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
+    base = baseline(run(tmp_path / "base", stage(ttfts(1, 1500))))
     values = ttfts(1, 1500)
     values[values > np.quantile(values, 0.8)] *= 3  # the median and all below it are untouched
     found = judge_gate(base, [run(tmp_path / "two", stage(values))], {})
@@ -201,7 +115,7 @@ def test_a_shape_turned_bimodal_is_found_although_the_median_stays(tmp_path: Pat
 
 def test_equal_values_everywhere_are_no_change(tmp_path: Path) -> None:
     """A plateau: every TTFT and every gap is the same; 4 % more of one of them is found."""
-    base = reread(make_baseline([run(tmp_path / "base", stage(np.full(600, 0.1)))]))
+    base = baseline(run(tmp_path / "base", stage(np.full(600, 0.1))))
     assert (
         judge_gate(base, [run(tmp_path / "same", stage(np.full(600, 0.1)))], {}).verdict == "pass"
     )
@@ -217,8 +131,8 @@ def test_noise_is_learned_from_several_baseline_runs(tmp_path: Path) -> None:
     scales = (0.96, 1.0, 1.04, 0.98, 1.03, 0.97)
     several = [run(tmp_path / f"b{i}", stage(ttfts(1, 1500, s))) for i, s in enumerate(scales)]
     slower = run(tmp_path / "slow", stage(ttfts(1, 1500, 1.06)))
-    assert judge_gate(reread(make_baseline(several[1:2])), [slower], TIGHT).verdict == "regression"
-    found = judge_gate(reread(make_baseline(several)), [slower], TIGHT)
+    assert judge_gate(baseline(*several[1:2]), [slower], TIGHT).verdict == "regression"
+    found = judge_gate(baseline(*several), [slower], TIGHT)
     assert found.verdict == "inconclusive"
     assert "more runs" in checks(found)["ttft_p50"].reason
 
@@ -231,7 +145,7 @@ def test_false_alarms_over_all_metrics_together(tmp_path: Path) -> None:
             run(tmp_path / f"{seed}-{arm}", stage(ttfts(10 * seed + arm, 300)), seed=2 * seed + arm)
             for arm in (0, 1)
         ]
-        verdicts.append(judge_gate(reread(make_baseline(pair[:1])), pair[1:], {}).verdict)
+        verdicts.append(judge_gate(baseline(*pair[:1]), pair[1:], {}).verdict)
     assert verdicts.count("regression") <= 3
 
 
@@ -239,18 +153,14 @@ def test_false_alarms_over_all_metrics_together(tmp_path: Path) -> None:
 
 
 def test_half_of_the_requests_failed_is_a_regression(tmp_path: Path) -> None:
-    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
-    found = judge_gate(base, [run(tmp_path / "bad", stage(ttfts(1), failed=range(500)))], {})
+    found = gated(tmp_path, stage(ttfts(1)), stage(ttfts(1), failed=range(500)))
     assert found.verdict == "regression"
     assert checks(found)["error_rate"].verdict == "regression"
 
 
 def test_more_errors_than_one_percent_never_pass(tmp_path: Path) -> None:
     """Not even when they all lie in the warm-up, which is cut."""
-    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
-    found = judge_gate(
-        base, [run(tmp_path / "bad", stage(ttfts(1), failed=range(15)))], {"error_rate": 0.5}
-    )
+    found = gated(tmp_path, stage(ttfts(1)), stage(ttfts(1), failed=range(15)), {"error_rate": 0.5})
     assert found.verdict != "pass"
     assert "nothing passes" in checks(found)["errors"].reason
 
@@ -286,7 +196,7 @@ def test_a_run_that_is_no_evidence_cannot_be_compared(tmp_path: Path, how: str, 
 
 
 def test_other_experiments_are_refused_and_what_differs_is_listed(tmp_path: Path) -> None:
-    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
+    base = baseline(run(tmp_path / "base", stage(ttfts(1))))
     workload = {"name": "synthetic", "arrivals": "constant", "prompts": "unique"}
     with pytest.raises(CompareError, match=r"--arrivals is constant, in the baseline poisson$"):
         judge_gate(base, [run(tmp_path / "a", stage(ttfts(1)), workload=workload)], {})
@@ -388,7 +298,7 @@ def test_a_predicted_engine_is_under_test_and_no_other_experiment(tmp_path: Path
             workload=workload,
         )
 
-    base = reread(make_baseline([predicted("base", "linear:0.020,0", 1.0, 10)]))
+    base = baseline(predicted("base", "linear:0.020,0", 1.0, 10))
     assert "workload.clipped_to_context" not in base["identity"]
     base["identity"]["workload.clipped_to_context"] = 10
     slower = predicted("slower", "linear:0.022,0", 1.1, 50)
@@ -416,7 +326,7 @@ def test_equal_records_are_one_run_whatever_their_names(tmp_path: Path) -> None:
     with pytest.raises(CompareError, match="at 20/s"):
         make_baseline([run(tmp_path / "two", [stage(ttfts(1)), higher], **again), one])
     other = run(tmp_path / "other", stage(ttfts(2)), seed=2, **again)
-    base = reread(make_baseline([one, other]))
+    base = baseline(one, other)
     with pytest.raises(CompareError, match=r"runs 1 and 3 .* they are one run"):
         judge_gate(base, [copy, other, one], {}, look=3, looks=3)
     with pytest.raises(CompareError, match="its own run directory"):
@@ -427,7 +337,7 @@ def test_equal_records_are_one_run_whatever_their_names(tmp_path: Path) -> None:
 
 
 def test_an_absolute_slo_is_judged_beside_the_changes(tmp_path: Path) -> None:
-    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)), ["ttft_p90=1s"])]))
+    base = baseline(run(tmp_path / "base", stage(ttfts(1, 1500)), ["ttft_p90=1s"]))
     same = make_run(tmp_path / "same", [stage(ttfts(1, 1500))])
     assert judge_gate(base, [prepare(same, slos_of(base, []))], {}).verdict == "pass"
     found = judge_gate(base, [prepare(same, slos_of(base, ["ttft_p90=120ms"]))], {})
@@ -444,7 +354,7 @@ def test_every_metric_that_no_tolerance_can_be_held_to_is_skipped_with_its_reaso
     """
     values = ttfts(1)
     values[500:560] *= 8
-    base = reread(make_baseline([run(tmp_path / "base", stage(values), ["ttft_p95=2s"])]))
+    base = baseline(run(tmp_path / "base", stage(values), ["ttft_p95=2s"]))
     assert base["levels"]["20/s"]["quantiles"]["ttft_p99"]["tolerance"]["same_schedule"] is None
     same = run(tmp_path / "same", stage(values))
     found = judge_gate(base, [prepare(same.run, slos_of(base, ["e2e_p95=9s"]))], {})
@@ -479,7 +389,7 @@ def test_a_limit_on_p95_is_judged_in_a_sweep_where_the_baseline_kept_it(tmp_path
         start_s=60.0,
     )
     both = run(tmp_path / "both", [stage(ttfts(1)), later], ["ttft_p95=1s"])
-    base = reread(make_baseline([both]))
+    base = baseline(both)
     found = [c for c in judge_gate(base, [both], {}).checks if c.kind == "slo"]
     assert len(base["levels"]) == 2
     assert [(c.name, c.level, c.verdict) for c in found] == [("ttft_p95=1s", "20/s", "pass")]
@@ -505,7 +415,7 @@ def test_a_limit_on_p95_is_judged_in_a_sweep_where_the_baseline_kept_it(tmp_path
 
 def test_twice_as_slow_is_found(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run", [stage(ttfts(1))])
-    base = reread(make_baseline([prepare(made)]))
+    base = baseline(prepare(made))
     found = checks(judge_gate(base, [prepare(twice_as_slow(made))], {}))
     for metric in ("ttft_p50", "itl_p50", "tpot_p50", "e2e_p90"):
         assert found[metric].verdict == "regression"
@@ -519,7 +429,7 @@ def test_closed_loop_throughput_is_tracked(tmp_path: Path) -> None:
         records = [request(i, i * pace_s, ttft_s=0.1, gaps_s=[0.01] * 4) for i in range(400)]
         return Stage(records, 400 * pace_s, concurrency=4)
 
-    base = reread(make_baseline([run(tmp_path / "base", loop(0.05))]))
+    base = baseline(run(tmp_path / "base", loop(0.05)))
     assert list(base["levels"]) == ["4 in flight"]
     found = checks(judge_gate(base, [run(tmp_path / "half", loop(0.1))], {}))["output_tokens_per_s"]
     assert found.verdict == "regression"
@@ -542,7 +452,7 @@ def in_step(users: int, rounds: int, pause_s: float) -> Stage:
 
 @pytest.mark.parametrize(("users", "rounds"), [(64, 30), (128, 10), (4, 400)])
 def test_users_in_step_have_a_rate_all_the_same(tmp_path: Path, users: int, rounds: int) -> None:
-    base = reread(make_baseline([run(tmp_path / "base", in_step(users, rounds, 0.0))]))
+    base = baseline(run(tmp_path / "base", in_step(users, rounds, 0.0)))
     same = checks(judge_gate(base, [run(tmp_path / "same", in_step(users, rounds, 0.0))], {}))
     # the file has six digits
     assert same["output_tokens_per_s"].change == pytest.approx(0.0, abs=1e-5)
@@ -557,7 +467,7 @@ def test_an_outage_takes_the_tokens_that_it_took(tmp_path: Path) -> None:
     """110 of 1,000 requests in a row fail: 11 % fewer tokens per planned one, though two blocks
     have none at all.
     """
-    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
+    base = baseline(run(tmp_path / "base", stage(ttfts(1))))
     found = judge_gate(base, [run(tmp_path / "out", stage(ttfts(1), failed=range(500, 610)))], {})
     assert found.verdict != "pass"
     n = base["levels"]["20/s"]["requests"][0]
@@ -570,9 +480,7 @@ def test_a_tail_ten_times_as_slow_is_found_however_steady_the_rest(
 ) -> None:
     """2.5 % of 2,000 requests: p50 and p90 do not move, p99 is 1 s where it was 0.1."""
     rng = np.random.default_rng(5)
-    base = reread(
-        make_baseline([run(tmp_path / "base", stage(0.1 * rng.lognormal(0, scatter, 2000)))])
-    )
+    base = baseline(run(tmp_path / "base", stage(0.1 * rng.lognormal(0, scatter, 2000))))
     slow = 0.1 * rng.lognormal(0, scatter, 2000)
     slow[::40] *= 10
     found = judge_gate(base, [run(tmp_path / "slow", stage(slow))], {})
@@ -589,19 +497,19 @@ def test_tokens_that_come_two_at_a_time_have_no_median_gap(tmp_path: Path) -> No
         ]
         return Stage(records, len(records) / RATE, offered_rps=RATE)
 
-    base = reread(make_baseline([run(tmp_path / "base", pairs())]))
+    base = baseline(run(tmp_path / "base", pairs()))
     level = base["levels"]["20/s"]
     assert "came together" in level["untracked"]["itl_p50"]
     assert level["quantiles"]["itl_p90"]["value_s"] == pytest.approx(0.02)
     assert judge_gate(base, [run(tmp_path / "same", pairs())], {}).verdict == "pass"
-    steady = reread(make_baseline([run(tmp_path / "steady", stage(ttfts(1)))]))  # 10 ms each
+    steady = baseline(run(tmp_path / "steady", stage(ttfts(1))))  # 10 ms each
     row = checks(judge_gate(steady, [run(tmp_path / "other", pairs())], {}))["itl_p50"]
     assert (row.candidate, row.change) == (0.0, -1.0)
 
 
 def test_imported_runs_have_no_start_and_make_a_baseline(tmp_path: Path) -> None:
     made = run(tmp_path / "base", stage(ttfts(1)), started_utc=None)
-    assert reread(make_baseline([made]))["runs"][0]["started_utc"] is None
+    assert baseline(made)["runs"][0]["started_utc"] is None
     with pytest.raises(CompareError, match="they are one run"):
         make_baseline([made, made])
 
@@ -610,7 +518,7 @@ def test_a_change_that_the_client_may_have_made_is_no_regression(tmp_path: Path)
     """Median 100 ms, 10 % slower: 10 ms. The candidate's client was 15 ms later at p99 than the
     baseline's: it may be that.
     """
-    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
+    base = baseline(run(tmp_path / "base", stage(ttfts(1, 1500))))
     late = stage(ttfts(1, 1500, 1.1))
     audit = late.meta(0)["audit"]
     late.extra = {"audit": audit | {"slip_p99_s": audit["slip_p99_s"] + 0.015}}
@@ -623,6 +531,3 @@ def test_a_change_that_the_client_may_have_made_is_no_regression(tmp_path: Path)
         checks(judge_gate(base, [run(tmp_path / "slow", slower)], {}))["ttft_p50"].verdict
         == "regression"
     )
-
-
-# --- gates that answer ------------------------------------------------------------------------

@@ -5,8 +5,6 @@ setting of it can do is done to the records of a healthy run. Rows of ILLNESSES 
 docs/diagnosis.md.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import dataclasses

@@ -1,7 +1,5 @@
 """Token deadlines: worked by hand after Etalon's definition."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

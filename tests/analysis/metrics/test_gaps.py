@@ -1,7 +1,5 @@
 """Gaps worked out slice by slice, against every gap written out in plain Python."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

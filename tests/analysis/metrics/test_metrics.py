@@ -1,7 +1,5 @@
 """TTFT, ITL, ICL, TPOT and E2E of hand-made streams, to the microsecond."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 
 from ampacity.analysis.metrics.chunks import tpot_s
 from ampacity.analysis.metrics.cohort import Cohort
-from ampacity.analysis.metrics.gaps import chunk_gaps, token_gaps
+from ampacity.analysis.metrics.gaps import GapSeries
 from ampacity.analysis.metrics.percentiles import percentiles
 from ampacity.analysis.metrics.requests import RecordsError, e2e_s, read_requests, ttft_s
 from ampacity.loadgen.rundir.records import SCHEMA, to_batch
@@ -19,10 +17,14 @@ from tests.support.synthetic import ORIGIN_NS, at_ns, cohort, request
 US = 1e-6
 
 
+def gaps_s(c: Cohort, *, per_token: bool) -> list[float]:
+    values, times = GapSeries(c.chunks, np.ones(len(c.requests), bool), per_token).distinct()
+    return np.repeat(values, times.astype(int)).tolist()
+
+
 def itl(c: Cohort) -> list[float]:
     """ITL samples, each as often as its weight says."""
-    gaps = token_gaps(c.chunks)
-    return np.repeat(gaps.value_s, 1 if gaps.tokens is None else gaps.tokens).tolist()
+    return gaps_s(c, per_token=True)
 
 
 def test_known_gaps_one_token_a_chunk() -> None:
@@ -35,7 +37,7 @@ def test_known_gaps_one_token_a_chunk() -> None:
     assert e2e_s(r, from_schedule=False) == pytest.approx([0.3105], abs=US)
     assert e2e_s(r, from_schedule=True) == pytest.approx([0.3125], abs=US)
     assert itl(c) == pytest.approx([0.010, 0.020, 0.0305], abs=US)
-    assert chunk_gaps(c.chunks).value_s == pytest.approx([0.010, 0.020, 0.0305], abs=US)
+    assert gaps_s(c, per_token=False) == pytest.approx([0.010, 0.020, 0.0305], abs=US)
     assert tpot_s(r, c.chunks)[0] == pytest.approx([0.0605 / 3], abs=US)
 
 
@@ -71,7 +73,7 @@ def test_fault_26_itl_and_tpot_equal_the_hand_calculation() -> None:
 
 def test_fault_27_three_tokens_a_chunk() -> None:
     c = cohort(request(0, 0.0, ttft_s=0.1, gaps_s=[0.03] * 4, chunk_tokens=[3] * 5))
-    assert chunk_gaps(c.chunks).value_s == pytest.approx([0.03] * 4, abs=US)
+    assert gaps_s(c, per_token=False) == pytest.approx([0.03] * 4, abs=US)
     assert itl(c) == pytest.approx([0.01] * 12, abs=US)
     assert tpot_s(c.requests, c.chunks)[0] == pytest.approx([0.01], abs=US)
 

@@ -1,7 +1,5 @@
 """SLO texts: what is read, what is refused and with which advice."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The status table: what each status counts as in percentiles, verdicts and goodput."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

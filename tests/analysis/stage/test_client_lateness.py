@@ -2,8 +2,6 @@
 metric.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -1,7 +1,5 @@
 """Tails that move, rounds of two kinds, and intervals of rates."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

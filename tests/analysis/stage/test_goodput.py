@@ -1,7 +1,5 @@
 """Goodput of classes, error rates, accepted answers, offline throughput; worked values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

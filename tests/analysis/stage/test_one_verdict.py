@@ -2,8 +2,6 @@
 charts and text.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Samples of the server's metrics, hand-worked."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stage figures by hand: windows, rates by the time of the event, concurrency, Little's law."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

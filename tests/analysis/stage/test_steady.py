@@ -1,7 +1,5 @@
 """Warm-up and stability on series with a known answer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -2,8 +2,6 @@
 against its truth.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

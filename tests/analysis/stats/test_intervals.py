@@ -1,7 +1,5 @@
 """Binomial rules, ranks and effective sample size against tables and theory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The structs of analysis/contract/ hold every summary without a difference."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run that is too large to hold is read column by column and stage by stage: the same figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -2,8 +2,6 @@
 capacity, curves at other lengths.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The summary of odd runs, its verdict in words, and its warnings."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

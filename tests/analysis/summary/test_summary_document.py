@@ -1,7 +1,5 @@
 """The summary and docs/summary.md: every name of the one is in the other."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -110,9 +108,9 @@ def test_every_name_of_the_contract_is_there(sweep: dict[str, Any]) -> None:
     lengths = {"n", "mean", "p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "max"}
     for stage in sweep["stages"]:
         assert set(stage["errors"]) == set(KINDS) - {"ok"}
-        for metric in tuple(
-            "ttft ttft_from_schedule first_answer itl icl tpot e2e e2e_from_schedule".split()
-        ):
+        for (
+            metric
+        ) in "ttft ttft_from_schedule first_answer itl icl tpot e2e e2e_from_schedule".split():
             assert set(stage[f"{metric}_s"]) >= percentiles
         for curve in stage["curves"].values():
             assert len(curve["q"]) == len(curve["value"]) > 0

@@ -1,7 +1,5 @@
 """Any records and any run.json: a strict summary, or one line."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

@@ -2,8 +2,6 @@
 stages ended early.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

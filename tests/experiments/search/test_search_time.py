@@ -1,7 +1,5 @@
 """A search: stages that are judged on their way, repeats, and the time that it may take."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

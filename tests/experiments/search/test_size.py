@@ -1,7 +1,5 @@
 """``ampacity size``: thirteen steps from a run, against the engine that the run came from."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """Every fault of a server is one status in the records, and harms no other request."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

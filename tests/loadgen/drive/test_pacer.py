@@ -1,9 +1,10 @@
 """Pacing: what is due when, in order, whatever the server does."""
 
-from __future__ import annotations
-
 import asyncio
+import gc
 import time
+import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,6 +111,24 @@ def test_the_whole_schedule_takes_as_long_as_it_says(loop: str) -> None:
     """Absolute deadlines: 200 gaps of 5 ms end after 1 s, not after 200 small errors more."""
     _, _, lasted = _paced(loop, [i * 5.0 for i in range(201)])
     assert 1000 * MS <= lasted < 1300 * MS
+
+
+@LOOPS
+def test_the_deadlines_are_forgotten_at_once(loop: str) -> None:
+    """A soak has many windows: none of them waits for the garbage collector."""
+
+    async def main() -> weakref.ref[Any]:
+        deadlines = time.monotonic_ns() + np.arange(3, dtype=np.int64)
+        sleeper = Sleeper()
+        await pace(deadlines, lambda *_: None, lambda: False, sleeper)
+        sleeper.close()
+        return weakref.ref(deadlines)
+
+    gc.disable()
+    try:
+        assert on_loop(loop, main())() is None
+    finally:
+        gc.enable()
 
 
 @LOOPS

@@ -1,7 +1,5 @@
 """Work that can wait gives way to reads, and is done all the same."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Virtual users of a closed loop: when each begins, alone and dealt over workers, and what the
 stage says of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a run does about a server's connections: found out by the probe, written down, acted upon."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """Connections whose reads the kernel dates: there at once on one machine, waited for elsewhere,
 and none is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import socket

@@ -1,8 +1,6 @@
 """Sockets that are dated by the kernel: the dates are right however late they are read, and reads
 wait only where that harms nobody."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

@@ -1,8 +1,6 @@
 """What goes first where there is more to do than time: requests, then reads, and nobody is called
 silent for our own delay."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,8 +1,6 @@
 """The small client for pages beside the load: every way in which HTTP ends a body, and what goes
 wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 

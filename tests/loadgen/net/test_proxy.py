@@ -111,6 +111,8 @@ def test_https_goes_through_a_tunnel_and_checks_the_endpoints_name(
 ) -> None:
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     theirs.load_cert_chain(certificate)
+    names: set[str | None] = set()
+    theirs.sni_callback = lambda _, name, __: names.add(name)
     ours = ssl.create_default_context(cafile=str(certificate))
     with FaultServer(tls=theirs) as server:
         port = int(server.url.rsplit(":", 1)[1].split("/")[0])
@@ -123,6 +125,7 @@ def test_https_goes_through_a_tunnel_and_checks_the_endpoints_name(
     assert proxy.heads[0].startswith(b"CONNECT llm.example:443 HTTP/1.1\r\n")
     assert SECRET.encode() in proxy.heads[0]
     assert {r.status for r in other} == {"connect_error"}
+    assert names == {"llm.example", "other.example"}
 
 
 def test_a_proxy_that_refuses_is_a_connect_error(certificate: Path) -> None:
@@ -159,9 +162,7 @@ def test_which_proxy(environment: Any) -> None:
     assert proxy_for(http, ["127.0.0.1"]) is None
     environment(http_proxy="http://proxy.example:3128", no_proxy="llm.example")
     assert proxy_for(http, ["10.0.0.1"]) is None
-    for unusable in tuple(
-        "socks5://p:1080 http://p:abc http://p:99999 http://[::1 http://:8".split()
-    ):
+    for unusable in "socks5://p:1080 http://p:abc http://p:99999 http://[::1 http://:8".split():
         environment(http_proxy=unusable)
         with pytest.raises(EndpointError, match="NO_PROXY"):
             proxy_for(http, ["10.0.0.1"])

@@ -1,7 +1,5 @@
 """Where a base URL that redirects leads to, and what is not sent there."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """TLS over the sockets of the load: what each fault of a peer comes to, and the times of tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import subprocess
@@ -11,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.certificates import make_certificate
-from tests.support.kernel_wires import CLOCKS_NS
 
 from ampacity.loadgen.net import kernel_stamps
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.tls import CLOSED_EARLY, UNSAID
+from ampacity.loadgen.receive import hot_path
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Tls, parse_endpoint
 from tests.streams.playing import END, HEAD, http_chunk
+from tests.support.servers.certificates import make_certificate
+from tests.support.servers.kernel_wires import CLOCKS_NS
+from tests.support.servers.tls_peer import Peer, Script, TlsServer
 from tests.support.stage_driving import on_loop
-from tests.support.tls_peer import Peer, Script, TlsServer
 from tests.support.waiting import until
 
 TOKENS = 5
@@ -45,14 +44,17 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_certificate(tmp_path_factory.mktemp("tls"), "IP:127.0.0.1")
 
 
-@pytest.fixture(params=["kernel", "read", "asyncio"])
+@pytest.fixture(params=["kernel", "read", "parsers", "asyncio"])
 def stamps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How reads are dated; "asyncio" as off Linux."""
+    """How reads are dated; "parsers": without compiled code, "asyncio": as off Linux."""
     if request.param == "asyncio":
         monkeypatch.setattr(kernel_stamps, "AVAILABLE", False)
     elif not kernel_stamps.AVAILABLE:
         pytest.skip("kernel time stamps need Linux")
-    return "read" if request.param == "asyncio" else request.param
+    if request.param == "parsers":
+        monkeypatch.setattr(hot_path, "read_ready", hot_path.read_ready_in_python)
+        monkeypatch.setattr(hot_path, "COMPILED", False)
+    return "read" if request.param in ("asyncio", "read") else "kernel"
 
 
 class Load:
@@ -228,6 +230,8 @@ def test_a_token_has_the_time_of_the_segment_that_completed_its_record(certifica
 
     def script(peer: Peer) -> None:
         peer.request()
+        peer.send(peer.encrypt(ANSWER))  # stamps begin with the first packets of a process
+        peer.request()
         peer.send(peer.encrypt(HEAD))
         for chunk in CHUNKS[1 : TOKENS + 1]:
             record = peer.encrypt(chunk)
@@ -241,6 +245,7 @@ def test_a_token_has_the_time_of_the_segment_that_completed_its_record(certifica
 
     async def main(url: str) -> Exchange:
         load = Load(url, certificate)
+        await load.answered()
         exchange = load.send()
         while not exchange.ended:
             await asyncio.sleep(0)

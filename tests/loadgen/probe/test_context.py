@@ -1,8 +1,6 @@
 """Prompts that do not fit the model's context: said before the run, cut where that is asked for,
 and nobody's failure."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -1,8 +1,6 @@
 """Endpoints that are odd and legal, on real sockets: query strings, localhost by IPv6 alone,
 gateways, a missing key."""
 
-from __future__ import annotations
-
 import json
 import socket
 import socketserver

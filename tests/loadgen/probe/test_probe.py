@@ -1,7 +1,5 @@
 """What the probe finds out about a server, and what it says where nothing can follow."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

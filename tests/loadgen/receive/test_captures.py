@@ -5,8 +5,6 @@ counted with a regular expression; never from the parser under test. Captures th
 middle or closed by the client are left out.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How a response can end, from bytes: statuses, errors, several choices, compressed bodies."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

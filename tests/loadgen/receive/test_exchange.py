@@ -1,7 +1,5 @@
 """One exchange fed by hand: (time, bytes) in, the record out, to the nanosecond."""
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_left
 from datetime import UTC, datetime, timedelta

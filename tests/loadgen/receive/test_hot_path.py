@@ -1,7 +1,5 @@
 """The compiled hot path: built where possible, and it reads as the Python version does."""
 
-from __future__ import annotations
-
 import gc
 import select
 import shutil
@@ -317,6 +315,24 @@ def test_reads_are_dated_when_they_came_counted_as_near_and_audited_as_asked() -
     assert all(before_ns - CLOCKS_NS <= at_ns <= after_ns + CLOCKS_NS for at_ns in dates[10:])
     assert sorted(dates[10:])[3:] == [after_ns + CLOCKS_NS] * 7
     assert [wire.last_ns for wire in wires].count(after_ns + CLOCKS_NS) == 7
+
+
+@linux
+@either_way
+def test_without_kernel_dates_a_read_has_its_own_time_and_its_delay_is_audited() -> None:
+    dates: list[int] = []
+    with select.epoll() as epoll:
+        wire = Wire(epoll, lambda at_ns, data: bool(dates.append(at_ns)))
+        wire.peer.send(b"stamps begin with the first packets of a process")
+        time.sleep(0.05)
+        ready(epoll, wire, by_kernel=False)
+        wire.peer.send(b"x")
+        time.sleep(0.005)
+        before_ns = time.monotonic_ns()
+        *_, audited = ready(epoll, wire, by_kernel=False)
+        wire.close()
+    assert before_ns <= dates[-1] <= time.monotonic_ns()
+    assert audited == 1
 
 
 @linux

@@ -1,7 +1,5 @@
 """Rate-limit headers of each family, by the names and forms that providers document."""
 
-from __future__ import annotations
-
 import json
 import time
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Chunks that match a template are recorded as the parsers record them; no end is overlooked."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -13,6 +11,7 @@ from ampacity.loadgen.receive import hot_path
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.receive.templates import ChunkTemplate, learn
 from ampacity.loadgen.receive.thinking import Kind
+from ampacity.loadgen.send.protocols import Api
 from tests.streams.playing import HEAD, NAMES, http_chunk, in_pieces, new_exchange, raw
 from tests.support.repeats import often
 
@@ -39,11 +38,13 @@ def event(data: bytes) -> bytes:
     return http_chunk(b"data: " + data + b"\n\n")
 
 
-def played(reads: list[bytes], *, compiled: bool = True, keep: bool = True) -> Exchange:
+def played(
+    reads: list[bytes], *, compiled: bool = True, keep: bool = True, api: Api = "chat"
+) -> Exchange:
     """Return the exchange after ``reads``, one a millisecond."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hot_path, "COMPILED", compiled)
-        exchange = new_exchange(keep=keep)
+        exchange = new_exchange(api, keep=keep)
         for ms, data in enumerate(reads, 1):
             if not exchange.ended:
                 exchange.feed(ms * 1_000_000, data)
@@ -51,10 +52,10 @@ def played(reads: list[bytes], *, compiled: bool = True, keep: bool = True) -> E
     return exchange
 
 
-def alike(reads: list[bytes]) -> Exchange:
+def alike(reads: list[bytes], api: Api = "chat") -> Exchange:
     """Return the exchange after ``reads``, which must be the same both ways, with text or not."""
-    fast, slow = played(reads), played(reads, compiled=False)
-    assert fast.record == slow.record == played(reads, keep=False).record
+    fast, slow = played(reads, api=api), played(reads, compiled=False, api=api)
+    assert fast.record == slow.record == played(reads, keep=False, api=api).record
     assert (fast.pieces(), fast.content()) == (slow.pieces(), slow.content())
     return fast
 
@@ -266,6 +267,47 @@ STREAMS = {  # the reads, and how many of them are no repetition
 def test_only_what_is_no_repetition_is_parsed(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reads, expected = STREAMS[stream]
     assert parsed(reads, monkeypatch) == expected
+
+
+def messages(number: int) -> tuple[str, dict[str, Any]]:
+    kind = "thinking" if number < 20 else "text"
+    delta = {"type": f"{kind}_delta", kind: f" {number}"}
+    return "content_block_delta", {"type": "content_block_delta", "index": 0, "delta": delta}
+
+
+def responses(number: int) -> tuple[str, dict[str, Any]]:
+    name = f"response.{'reasoning' if number < 20 else 'output'}_text.delta"
+    return name, {"delta": f"{number}\n", "sequence_number": number + 5, "type": name}
+
+
+def error(number: int) -> tuple[str, dict[str, Any]]:
+    name = "content_block_delta"
+    return name, {"type": name, "delta": {"type": "text_delta", "text": "x"}, "error": "no"}
+
+
+@pytest.mark.parametrize(
+    ("api", "write", "expected"), [("messages", messages, 2), ("responses", responses, 2)]
+)
+def test_events_that_name_their_type_have_templates_too(
+    api: Api, write: Any, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named(number: int, write: Any = write) -> bytes:
+        name, data = write(number)
+        return http_chunk(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode())
+
+    reads = [named(number) for number in range(60)]
+    exchange = alike([HEAD, *reads], api)
+    assert len(exchange.record.chunk_at_us) == 60
+    assert [kind for kind, _ in exchange.pieces()] == ["reasoning"] * 20 + ["answer"] * 40
+    found: list[bytes] = []
+    parse = Exchange._parse
+    monkeypatch.setattr(
+        Exchange, "_parse", lambda self, at, data: found.append(data) or parse(self, at, data)
+    )
+    played([HEAD, *reads], api=api)
+    assert len(found) == 1 + expected
+    monkeypatch.undo()
+    assert alike([HEAD, *reads, named(0, error), *reads], api).record.status == "stream_error"
 
 
 def matched(template: ChunkTemplate, data: bytes, total: int = 0) -> bytes | None:

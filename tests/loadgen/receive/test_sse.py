@@ -1,7 +1,5 @@
 """The event splitter against a slow reference implementation of the HTML standard."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

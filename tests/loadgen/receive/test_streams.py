@@ -5,8 +5,6 @@ expected values were worked out by reading each stream: text-bearing events coun
 from its usage where it has one.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

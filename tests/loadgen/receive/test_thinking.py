@@ -1,7 +1,5 @@
 """Inline thinking: the first answer token is the first one after it, however the text is cut."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

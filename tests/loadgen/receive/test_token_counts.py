@@ -1,7 +1,5 @@
 """Tokens of each chunk counted locally where the server does not report them."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """The run directory: what is written survives a kill, and faults are reported in one line."""
 
-from __future__ import annotations
-
 import dataclasses
+import gc
 import json
 import math
 import os
@@ -313,3 +312,13 @@ def test_json_is_utf_8_and_ends_with_a_line_end(tmp_path: Path) -> None:
     text = (tmp_path / "x.json").read_bytes()
     assert text.endswith(b"}\n")
     assert "é→\N{CRAB}".encode() in text
+
+
+def test_json_is_as_pythons_own_and_leaves_nothing_to_collect() -> None:
+    value = {"a": [[], {}, 1e-5, 10**25, -0.0, True, None, 'é\n\u2028"', 7.483200170099735e-05]}
+    gc.collect()
+    text = files.json_text(value)
+    assert gc.collect() == 0
+    assert text == json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        files.json_text([math.nan])

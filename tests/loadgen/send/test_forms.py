@@ -1,7 +1,5 @@
 """What an API cannot carry of recorded messages is named, and is not claimed to be sent."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

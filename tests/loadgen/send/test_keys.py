@@ -1,7 +1,5 @@
 """Keys and the shapes of providers, on real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle

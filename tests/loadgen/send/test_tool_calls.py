@@ -1,7 +1,5 @@
 """Answers with tool calls: the next prompt repeats them with results of the planned length."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler

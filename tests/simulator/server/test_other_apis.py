@@ -1,7 +1,5 @@
 """Responses, Messages and embeddings over a real socket, with the load generator as client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -244,14 +244,12 @@ async def test_histograms_of_a_finished_request() -> None:
     async with served(linear_config(0.02, 0.0)) as (_, url, session):
         await ask(session, url + CHAT, {"messages": HELLO, "max_tokens": 5})
         text = await metrics(session, url)
-        for name in tuple(
-            (
-                "request_prompt_tokens request_generation_tokens "
-                "request_time_per_output_token_seconds request_queue_time_seconds "
-                "request_prefill_time_seconds request_decode_time_seconds "
-                "request_inference_time_seconds request_num_preemptions request_params_max_tokens"
-            ).split()
-        ):
+        for name in (
+            "request_prompt_tokens request_generation_tokens "
+            "request_time_per_output_token_seconds request_queue_time_seconds "
+            "request_prefill_time_seconds request_decode_time_seconds "
+            "request_inference_time_seconds request_num_preemptions request_params_max_tokens"
+        ).split():
             assert metric(text, f"vllm:{name}_count") == 1, name
         assert metric(text, "vllm:request_prompt_tokens_sum") == PROMPT_TOKENS
         assert metric(text, "vllm:request_generation_tokens_sum") == 5

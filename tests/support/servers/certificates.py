@@ -1,7 +1,5 @@
 """A certificate that nobody signed, for the servers of the tests."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

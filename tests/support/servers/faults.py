@@ -1,7 +1,5 @@
 """The ways in which ``fault_server`` answers a request, down to the bytes on the socket."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

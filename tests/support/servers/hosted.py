@@ -5,8 +5,6 @@ It keeps its own books, which tests compare with what the client reports: ``spen
 refused one that came before the time that the refusal named).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

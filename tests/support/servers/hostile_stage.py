@@ -3,8 +3,6 @@
 Printed is JSON: [{name: status}, growth of the peak memory in MiB, seconds].
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """Sockets that the kernel dates, with what notes their reads, and a stage over them."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

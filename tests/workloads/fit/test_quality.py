@@ -1,7 +1,5 @@
 """The quality gate: answers kept on request, judged by a command, and goodput per accepted answer."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

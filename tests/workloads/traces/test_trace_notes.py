@@ -153,8 +153,7 @@ def test_ids_of_hashes_and_numbers_in_texts_are_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "column",
-    "cached_tokens duration_s latency_ms end_time think_time_s max_tokens delay".split(),
+    "column", "cached_tokens duration_s latency_ms end_time think_time_s max_tokens delay".split()
 )
 def test_a_bad_value_names_its_column(tmp_path: Path, column: str) -> None:
     row = {"session_id": "a", "timestamp": 1, "input_tokens": 9, "output_tokens": 3, column: "soon"}

@@ -272,11 +272,7 @@ def test_a_broken_json_line_is_named(tmp_path: Path, line: str, complaint: str) 
             "say which it is (--column time=NAME --column input=NAME --column output=NAME); the file has 'when', "
             "'ins', 'outs'",
         ),
-        (
-            "t.csv",
-            HEADER,
-            "the file holds no rows: a trace needs at least one request",
-        ),
+        ("t.csv", HEADER, "the file holds no rows: a trace needs at least one request"),
         ("t.csv", "timestamp,input_tokens\n", "no column with the output tokens"),
         (
             "t.csv",
