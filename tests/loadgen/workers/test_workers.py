@@ -280,7 +280,7 @@ def test_records_of_a_clock_that_is_ahead_are_on_the_parents(
     assert 0 <= time.monotonic_ns() - end_ns < 60e9
     for name in ("dispatched_ns", "started_ns", "first_token_ns", "ended_ns"):
         assert all(start_ns - 1e6 <= ns <= end_ns + 1e6 for ns in run.requests[name].to_pylist())
-    assert all(start_ns < due < end_ns for _, due, _ in results[0].measures.stalls)
+    assert all(abs(due - start_ns) < 60e9 for _, due, _ in results[0].measures.stalls)
 
 
 @pytest.mark.parametrize(
