@@ -1,11 +1,11 @@
 """What does the skew of the workers' starts do to the arrivals that an endpoint sees?
 
-    python -m benchmarks.studies.start_skew [--workers 1000] [--rate 5000] [--duration 61] [--runs 20]
+    python -m benchmarks.studies.start_skew [--workers 1000] [--rate 5000] [--runs 20]
 
 Virtual time. Each worker starts late by its own skew, uniform on [0, s]. ``dealt``: one schedule,
 whose requests go to the workers in turn, as ampacity does. ``own``: each worker draws a schedule of
-its own at its share of the rate. Prints the index of dispersion of counts (variance over mean; 1 for
-Poisson) by length of window.
+its own at its share of the rate. Prints the index of dispersion of counts (variance over mean; 1
+for Poisson) by length of window.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def of_constant(window_s: float, skew_s: float) -> float:
     """Return the dispersion of a dense constant schedule of which each request has its own skew.
 
     A request due x before a window's end falls in it with a probability p that rises from 0 to 1
-    over ``skew_s``; the variance is the sum of p (1 - p). For windows and skews that are shorter than
-    a worker's own gap.
+    over ``skew_s``; the variance is the sum of p (1 - p). For windows and skews that are shorter
+    than a worker's own gap.
     """
     if skew_s <= window_s:
         return skew_s / (3 * window_s)
