@@ -25,8 +25,8 @@ docs: $(INSTALLED_DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/site
 
 # Fuzzes every reader, and the compiled receive path under the address and undefined-behaviour
-# sanitizers, LONG_S seconds for each target; then the tests, with more repetitions of random ones,
-# and a soak of SOAK_MINUTES.
+# sanitizers, LONG_S seconds for each target; then the tests, those of Ray too, with more
+# repetitions of random ones, and a soak of SOAK_MINUTES.
 LONG_S ?= 1800
 SOAK_MINUTES ?= 20
 ASAN := build/asan
@@ -37,6 +37,7 @@ test-long: $(INSTALLED_DEV)
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc $(BIN)/python -m tests.long.fuzz receive \
 	  --seconds $(LONG_S) --hot-path "$$(ls $(ASAN)/ampacity/loadgen/receive/_hot_path*.so)"
 	$(BIN)/python -m tests.long.fuzz --seconds $(LONG_S)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ray]' -c constraints.txt
 	LONG_S=$(LONG_S) $(MAKE) test
 	$(BIN)/python -m tests.long.soak --minutes $(SOAK_MINUTES)
 	$(BIN)/python -m tests.long.kills --kills 50

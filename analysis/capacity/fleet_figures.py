@@ -5,6 +5,8 @@ Only two lines round (``math.ceil``), both up and exactly: a float counts as the
 its shortest text shows. In JavaScript: ``String(x)`` as a fraction of two ``BigInt``.
 """
 
+from __future__ import annotations
+
 import math
 from decimal import Decimal
 from fractions import Fraction

@@ -1,5 +1,7 @@
 """The ``burst`` object of summary.json."""
 
+from __future__ import annotations
+
 from ampacity.analysis.contract.part import Interval, Part
 from ampacity.analysis.contract.stage import Verdict
 

@@ -1,5 +1,7 @@
 """Findings from all stages: knee, capacity, goodput, fleet, search."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 from ampacity.analysis.contract.part import Interval, Part

@@ -1,5 +1,7 @@
 """Percentiles, curves and spreads: the figures of a sample."""
 
+from __future__ import annotations
+
 import msgspec
 
 from ampacity.analysis.contract.part import Interval, Part

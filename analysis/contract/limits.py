@@ -1,5 +1,7 @@
 """Limits of the endpoint, and what to try: the ``limits`` of summary.json."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 from ampacity.analysis.contract.part import Part

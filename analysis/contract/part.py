@@ -1,5 +1,7 @@
 """The base of every struct of summary.json, and the error of a file that does not fit."""
 
+from __future__ import annotations
+
 from typing import Any, TypeVar
 
 import msgspec

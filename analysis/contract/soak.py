@@ -1,5 +1,7 @@
 """The soak of summary.json: the verdict over all windows, and what changed over the hours."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 from ampacity.analysis.contract.part import Part

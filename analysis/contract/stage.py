@@ -1,5 +1,7 @@
 """A stage of summary.json."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 import msgspec

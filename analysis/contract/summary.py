@@ -1,5 +1,7 @@
 """The whole of summary.json: read and written here."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal

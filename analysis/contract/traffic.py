@@ -1,5 +1,7 @@
 """The traffic that was sent: prefix sharing, classes and sessions of each stage."""
 
+from __future__ import annotations
+
 from ampacity.analysis.contract.figures import Percentiles, Spread
 from ampacity.analysis.contract.part import Part
 

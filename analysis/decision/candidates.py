@@ -1,5 +1,7 @@
 """The answer of ``size``: candidates with their thirteen steps, ranked where there are several."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from ampacity.analysis.contract.limits import Limit

@@ -1,5 +1,7 @@
 """Prefill apart from decoding: six conditions, each with its evidence, and the two pools."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from ampacity.analysis.capacity.fleet_figures import FleetInputs, fleet_figures

@@ -1,5 +1,7 @@
 """Choose the operating point of an instance, and the limits to set in front of it."""
 
+from __future__ import annotations
+
 import math
 
 from ampacity.analysis.capacity.fleet import queue_depth

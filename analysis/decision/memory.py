@@ -1,5 +1,7 @@
 """The memory floor: how many GPUs a model and its load need before any speed is asked for."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,5 +1,7 @@
 """From the capacity of an instance, its traffic and prices to a plan, each input with its basis."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 

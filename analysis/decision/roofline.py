@@ -5,6 +5,8 @@ A step of decoding reads all weights once and the KV cache of every sequence in 
 is at least these bytes over the bandwidth, and at least its operations over the peak compute.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,5 +1,7 @@
 """The thirteen steps from a workload to a validated fleet: known, decided, missing."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 from ampacity.analysis.capacity.levels import usd

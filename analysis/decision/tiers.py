@@ -1,5 +1,7 @@
 """Fleets of more than one kind of instance: tiers of models, and prefill apart from decoding."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 

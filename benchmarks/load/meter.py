@@ -69,7 +69,7 @@ def run_metered(
             start_new_session=ahead,
         )
         if ahead:
-            _put_ahead(process.pid)
+            put_ahead(process.pid)
         samples: list[tuple[float, float, float]] = []
         ended = threading.Event()
         watch = threading.Thread(target=_sample, args=(process.pid, samples, ended), daemon=True)
@@ -97,7 +97,7 @@ def run_metered(
         )
 
 
-def _put_ahead(pid: int) -> None:
+def put_ahead(pid: int) -> None:
     """Give a process group of its own, and all that it starts, the weight of nice -20 (needs root).
 
     Not SCHED_FIFO: on one core a thread that spins for another would never end.

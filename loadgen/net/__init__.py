@@ -1,1 +1,1 @@
-"""Sockets: connections, time stamps of the kernel, proxies, and pages beside the load."""
+"""Sockets: connections, TLS, time stamps of the kernel, proxies, and pages beside the load."""

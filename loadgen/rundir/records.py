@@ -4,6 +4,8 @@ Times are integers, ns of CLOCK_MONOTONIC (``time.monotonic_ns``). What did not 
 never 0. Every scheduled request ends as exactly one record with attempt 0.
 """
 
+from __future__ import annotations
+
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields

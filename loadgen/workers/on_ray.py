@@ -215,13 +215,13 @@ async def join_cluster(address: str, workers: int, routes: Sequence[Route]) -> R
 
 
 def _join(address: str, workers: int, routes: Sequence[Route]) -> RayCluster:
+    host, _, port = address.rpartition(":")
+    if address != "auto" and not (host and port.isdigit() and "/" not in host):
+        raise WorkerError(f"--ray {address}: give auto or HOST:PORT, on a machine of the cluster")
     try:
         import ray
     except ImportError:
         raise WorkerError("--ray needs Ray: pip install 'ampacity[ray]'") from None
-    host, _, port = address.rpartition(":")
-    if address != "auto" and not (host and port.isdigit() and "/" not in host):
-        raise WorkerError(f"--ray {address}: give auto or HOST:PORT, on a machine of the cluster")
     try:
         if host:  # Ray itself tries for minutes
             socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()

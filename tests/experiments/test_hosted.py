@@ -269,6 +269,8 @@ def test_without_a_terminal_the_command_ends_with_2(
     [
         ({"max_cost": 5}, "--max-cost goes with --prices"),
         ({"max_cost": 5, "workers": 2, "prices": "P"}, "drop --workers"),
+        ({"ray": "auto"}, "--ray goes with --workers"),
+        ({"ray": "auto", "workers": 2, "cpus": "0"}, "of this machine: drop them, or --ray"),
         ({"max_errors": "105%"}, "share below 1"),
         ({"max_errors": "few"}, "share below 1"),
         ({"model": "other", "prices": "P"}, "no price of other; it has m, n"),

@@ -18,7 +18,7 @@ from ampacity.analysis.gate.gate import _sentence, judge_gate
 from ampacity.loadgen.rundir.files import Run
 from benchmarks.servers.steps import STEP_SERVERS, step_run
 from benchmarks.studies.gate_rates import later_first_token, study
-from tests.analysis.gate.test_gate import checks, reread, run
+from tests.analysis.gate.test_gate import baseline, checks, run
 from tests.support.compared_runs import RATE, stage, ttfts
 from tests.support.synthetic import request
 
@@ -168,7 +168,7 @@ def test_why_a_run_is_no_baseline(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_was_repeated_sent_the_same_and_is_paired(tmp_path: Path) -> None:
-    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
+    base = baseline(run(tmp_path / "base", stage(ttfts(1, 1500))))
     disturbed = stage(ttfts(3, 1500))
     disturbed.client_limited = True
     again = stage(ttfts(1, 1500), start_s=100.0)
@@ -356,7 +356,7 @@ def test_a_tolerance_that_is_given_is_no_matter_of_noise(tmp_path: Path) -> None
     """12 % slower, which by default is a regression; not surely more than the 10 % that are
     allowed, and not less.
     """
-    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
+    base = baseline(run(tmp_path / "base", stage(ttfts(1, 1500))))
     slower = run(tmp_path / "slow", stage(ttfts(2, 1500, 1.12)), seed=2)
     assert checks(judge_gate(base, [slower], {}))["ttft_p50"].verdict == "regression"
     given = checks(judge_gate(base, [slower], parse_tolerances(["ttft=10%"])))["ttft_p50"]

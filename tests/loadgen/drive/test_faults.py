@@ -173,7 +173,7 @@ def test_each_fault_is_a_count_of_the_summary(quick: Driven, tmp_path: Path) -> 
 UNREACHABLE = {  # and what the error says
     "nobody listens": ("refused", "connect call failed"),  # of uvloop, of asyncio
     "the name has no address": ("not known", "no address", "name resolution"),
-    "TLS to a plain port": ("ssl", "while connecting"),
+    "TLS to a plain port": ("ssl", "tls handshake"),
     "a certificate that nobody signed": ("certificate",),
 }
 
