@@ -119,7 +119,7 @@ RULES = (
         "Throughput no longer follows the load",
         checks.plateau,
         "quantise the KV cache or the weights before buying hardware",
-        "twice the load achieves more than 10 % more",
+        "twice that load achieves more than 10 % more",
     ),
     Rule(
         "both_slos",

@@ -67,7 +67,7 @@ def findings(summary: Summary) -> list[Finding]:
     else:
         found += [
             usable_rate(summary),
-            _fleet(summary.fleet),
+            _fleet(summary.fleet, summary.capacity.verified_rps),
             _goodput(summary),
             _c_max(summary),
             _knee(summary.knee),
@@ -194,7 +194,7 @@ def _gaps_counted(slo: SloLimit) -> str:
     )
 
 
-def _fleet(fleet: Fleet) -> Finding:
+def _fleet(fleet: Fleet, verified_rps: float | None) -> Finding:
     cost = None
     if fleet.cost_per_million_output_tokens is not None and fleet.gpu_hour_usd is not None:
         each = usd(fleet.cost_per_million_output_tokens)
@@ -206,7 +206,8 @@ def _fleet(fleet: Fleet) -> Finding:
     sized = [
         f"for a peak of {exact(fleet.peak_rps)} req/s",
         f"{counted(fleet.instances_before_safety, 'instance')} at the capacity × "
-        f"safety {exact(fleet.safety_factor)}",
+        f"safety {exact(fleet.safety_factor)}, each rounded up",
+        _at_verified(fleet, verified_rps),
         f"{counted(fleet.tensor_parallel, 'GPU')} an instance",
         _one_down(fleet),
     ]
@@ -214,6 +215,15 @@ def _fleet(fleet: Fleet) -> Finding:
     if (fleet.tensor_parallel or 1) > 1:
         value += f", {counted(fleet.gpus, 'GPU')}"
     return Finding("Fleet", value, None, _sentence(*sized, cost))
+
+
+def _at_verified(fleet: Fleet, verified_rps: float | None) -> str | None:
+    """Return the instances at the verified load, where they are more than the interval's."""
+    if not verified_rps or not fleet.peak_rps or not fleet.safety_factor:
+        return None
+    needed = ceil(ceil(fleet.peak_rps / verified_rps) * fleet.safety_factor)
+    known = [n for n in (fleet.instances, *(fleet.instances_ci or ())) if n]
+    return f"{needed:,} at the verified {rate(verified_rps)}" if needed > max(known) else None
 
 
 def _one_down(fleet: Fleet) -> str:
@@ -347,10 +357,14 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         found.append(Rail("circuit breaker", at, "80 to 90 % of the queue"))
     if rails.max_input_tokens is not None:
         value = f"at most {_ends(rails.max_input_tokens)} tokens"
-        found.append(Rail("prompt", value, "2 to 3 times the P95 of this run's prompts"))
+        found.append(
+            Rail(
+                "prompt", value, "2 to 3 times the prompts' P95 in the stage with the most requests"
+            )
+        )
     if rails.max_input_tokens is not None and rails.max_output_tokens is not None:
         value = f"at most {rails.max_output_tokens:,} tokens"
-        found.append(Rail("answer", value, "the P99 of this run's answers: one in 100 is cut"))
+        found.append(Rail("answer", value, "the answers' P99 in that stage: one in 100 is cut"))
     if rails.concurrency_limit is not None:
         value = f"at most {rails.concurrency_limit}"
         why = "at any moment: three standard deviations above C_max, which is a mean"

@@ -261,6 +261,8 @@ class _Judged:
         class_ = f"{slo.class_}: " if slo.class_ else ""
         self.head, self._text = f"{class_}{metric}{percentile}", slo.text
         self._limit, self._is_goodput = named.limit_for_people, slo.metric == GOODPUT
+        latency = METRICS.get(slo.metric) if not slo.class_ else None
+        self._field, self._percentile = latency and latency.stage_field, named.percentile
 
     def cell(self, table: Table, stage: Stage) -> Cell:
         verdict = next((v for v in stage.slo_verdicts if v.slo == self._text), None)
@@ -272,7 +274,17 @@ class _Judged:
             return Cell(figures.share(verdict.attainment))
         if verdict.value is not None:
             return Cell(figures.share(verdict.value))
+        if known := self._known(stage):
+            return Cell(known)
         return Cell(f"> {self._limit}" if verdict.verdict == "violated" else figures.DASH)
+
+    def _known(self, stage: Stage) -> str | None:
+        """Return the bounds of a percentile whose value is not known."""
+        held = getattr(stage, self._field) if self._field else None
+        low, high = getattr(held, f"{self._percentile}_bounds", None) or (None, None)
+        if low is None:
+            return None
+        return f"≥ {figures.seconds(low)}" if high is None else f"≤ {figures.seconds(high)}"
 
 
 def _judged(summary: Summary) -> list[_Judged]:

@@ -151,7 +151,7 @@ def test_key_figures_of_an_open_sweep() -> None:
     assert got["Little's Law gap"].note.startswith("not applicable: ttft_p99=2s does not")
     assert got["Goodput peak"].value == "6.56 req/s"
     assert got["Fleet"].value == "25 instances (24 to 26), 100 GPUs"
-    assert "19 instances at the capacity × safety 1.3" in got["Fleet"].note
+    assert "19 instances at the capacity × safety 1.3, each rounded up" in got["Fleet"].note
     priced = "$2.31 per million output tokens at full load (one instance at its capacity), at 4 GPUs × $2.50/h"
     assert got["Fleet"].note.endswith(priced)
     assert got["Load generator"].value == "kept up"
@@ -305,7 +305,7 @@ def test_one_instance_and_one_gpu_are_singular() -> None:
     got = found(summary)
     assert got["Fleet"].value == "1 instance (1 to 2)"
     assert (
-        "1 instance at the capacity × safety 1; 1 GPU an instance; 1 instance more to carry the "
+        "1 instance at the capacity × safety 1, each rounded up; 1 GPU an instance; 1 instance more to carry the "
         "peak with one down" in got["Fleet"].note
     )
     assert got["Load generator"].note.startswith("nothing measured at 9 req/s is a finding")
