@@ -97,6 +97,20 @@ SCENARIOS = (
         "400", Load(400, 20), {**_EVERY, "client_limited": False, "ttft_error_ms_p99": 0.5}, {}
     ),
     Scenario("beyond", Load(900, 10), {"client_limited": True}, {}),
+    # 10,000 streams of 2 tokens/s: reached after 25 s, then 20,000 tokens/s
+    Scenario(
+        "10000",
+        Load(400, 60, output_tokens=50),
+        {**_EVERY, "client_limited": False, "itl_error_ms_p99": 1.0},
+        {"itl_ms": 500},
+    ),
+    # the same number opened within 5 s, and closed within 5 s
+    Scenario(
+        "10000-at-once",
+        Load(2000, 5, output_tokens=50),
+        {**_EVERY, "client_limited": False, "itl_error_ms_p99": 1.0},
+        {"itl_ms": 500},
+    ),
     Scenario(
         "pacing", Load(500, 10), {**_EVERY, "slip_p99_ms": 1.0, "arrival_late_ms_p99": 2.0}, {}
     ),
@@ -135,7 +149,8 @@ def measure(
     ours = (
         everything if account is None else [s for n in account.seen for s in mock.served.get(n, [])]
     )
-    at_server = load_seen_by_server(ours, TTFT_S + load.output_tokens * ITL_S)
+    itl_s = float(scenario.server.get("itl_ms", ITL_S * 1e3)) / 1e3
+    at_server = load_seen_by_server(ours, TTFT_S + load.output_tokens * itl_s)
     if not ours:
         return {**result, "failed": "no request of the load arrived"}
     first_ns, last_ns = at_server.pop("first_arrival_ns"), at_server.pop("last_token_ns")
