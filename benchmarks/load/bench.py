@@ -129,6 +129,7 @@ def measure(
     """Run one client on one scenario; every figure that could be had."""
     server_core, client_core = cores or (None, None)
     load = scenario.load
+    itl_s = float(scenario.server.get("itl_ms", ITL_S * 1e3)) / 1e3
     with tempfile.TemporaryDirectory(prefix="ampacity-bench-") as directory:
         out = Path(directory) / "run"
         options = {"ttft_ms": TTFT_S * 1e3, "itl_ms": ITL_S * 1e3, **scenario.server}
@@ -138,7 +139,7 @@ def measure(
                 core=client_core,
                 ahead=ahead,
                 cwd=ROOT,
-                timeout_s=load.duration_s + 180,
+                timeout_s=2 * (load.duration_s + load.output_tokens * itl_s) + 180,  # repeated once
             )
         result: dict[str, Any] = {"client": client.name, "scenario": scenario.name}
         if metered.returncode:
@@ -149,7 +150,6 @@ def measure(
     ours = (
         everything if account is None else [s for n in account.seen for s in mock.served.get(n, [])]
     )
-    itl_s = float(scenario.server.get("itl_ms", ITL_S * 1e3)) / 1e3
     at_server = load_seen_by_server(ours, TTFT_S + load.output_tokens * itl_s)
     if not ours:
         return {**result, "failed": "no request of the load arrived"}
