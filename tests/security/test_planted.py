@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.command_lines import run_all
+from tests.support.repeats import LONG
 from tests.support.servers.fault_server import FaultServer
 from tests.support.servers.faults import Call, delta, ending, event, role
 
@@ -181,14 +182,26 @@ def lines_of_run(url: str, folder: Path) -> dict[str, list[str]]:
             *("--api-key-command", f"cat {folder / 'printed'} # {SECRETS['command']}"),
         ],
     }
+    if LONG:
+        keyed = [*tokens, "--api-key-file", str(key), "--yes"]
+        rest = {
+            "search": f"search {url} --max-duration 10s --slo ttft_p50=20s",
+            "burst": f"burst {url} --base-rps 20 --base-duration 2s --burst-duration 1s "
+            "--recovery-duration 2s --slo ttft_p50=20s",
+            "soak": f"soak {url} --rps 20 --duration 4s --window 2s --slo ttft_p50=20s",
+            "ab": f"ab {url} {url} --rates 20 --duration 1s --rounds 2",
+        }
+        lines |= {name: [*line.split(), *keyed] for name, line in rest.items()}
     return {name: [*words, "--out", str(folder / name)] for name, words in lines.items()}
 
 
-def lines_after(folder: Path) -> dict[str, list[str]]:
+def lines_after(folder: Path, url: str) -> dict[str, list[str]]:
     """Return command lines that read the runs and write something."""
     run, sweep = folder / "run", folder / "sweep"
     lines = {
         "report": f"report {run} --json",
+        "doctor": f"doctor {url} --api-key-file {folder / 'key'} --model m",
+        "validate": f"validate {run}",
         "plan": f"plan {run} --peak-rps 5 --json",
         "compare": f"compare {run} {sweep} --force --html c.html --markdown c.md --csv c.csv",
         "baseline": f"baseline {run} -o base.json",
@@ -218,10 +231,10 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     planted |= {"HTTPS_PROXY": proxy, "https_proxy": proxy}
     with Echo() as server:
         for name, words in lines_of_run(server.url, folder).items():
-            server.port_of_page = free_port()
-            command = [sys.executable, "-m", "ampacity", *words]
+            server.port_of_page = 0 if name == "ab" else free_port()
+            page = ["--prometheus", str(server.port_of_page)] if name != "ab" else []
             with subprocess.Popen(
-                [*command, "--prometheus", str(server.port_of_page)],
+                [sys.executable, "-m", "ampacity", *words, *page],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -231,13 +244,14 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
                 server.pid, server.looks = running.pid, 0
                 out, err = running.communicate(timeout=60)
             assert "Traceback" not in err
-            assert (folder / name / "report.html").is_file(), err
+            assert [*(folder / name).rglob("report.html")], err
             found[f"streams of {name}"] = out + err
             server.pid = server.port_of_page = 0
         found["command lines, Prometheus page, OTLP"] = server.seen
     for name in ("run", "check", "sweep"):
         found[f"mode of {name}"] = f"{(folder / name).stat().st_mode & 0o777:04o}"
-    for name, ended in run_all(lines_after(folder), folder / "lines").items():
+        after = run_all(lines_after(folder, server.url), folder / "lines")
+    for name, ended in after.items():
         found[f"streams of {name}"] = ended.out + ended.err
     for path in folder.rglob("*"):
         if path.suffix == ".parquet":
