@@ -97,8 +97,8 @@ class Echo(FaultServer):
             said.encode().hex(),
             html.escape(said),
         ]
-        text = MARKUP + texts[number // 2 % len(texts)]
-        if number % 4 == 0:
+        text = MARKUP + texts[number // 9 % len(texts)]
+        if number % 36 == 9:
             body = json.dumps({"error": {"message": text}}).encode()
             await call.send(b"HTTP/1.1 500 No\r\nContent-Length: %d\r\n\r\n" % len(body))
             for half in (body[: len(body) // 2], body[len(body) // 2 :]):
@@ -109,9 +109,9 @@ class Echo(FaultServer):
         await call.chunk(role())
         for half in (text[: len(text) // 2], text[len(text) // 2 :]):
             await call.chunk(event(delta(half)))
-        if number % 4 == 2:
+        if number % 36 == 18:
             await call.chunk(event({"error": {"message": text}}))
-        elif number % 4 == 3:
+        elif number % 36 == 27:
             await call.chunk(event(delta(finish=text)))
         await call.chunk(ending(2))
         await call.send(b"0\r\n\r\n")
@@ -166,7 +166,7 @@ def lines_of_run(url: str, folder: Path) -> dict[str, list[str]]:
     tokens = ["--input-tokens", "5", "--output-tokens", "2", "--model", MARKUP]
     lines = {
         "run": [
-            *("run", url, *SHORT, "--duration", "1s", "--workload", str(workload)),
+            *("run", url, *SHORT, "--duration", "6s", "--workload", str(workload)),
             *("--api-key-file", str(key), "--header", f"X-Tenant: {SECRETS['header']}"),
             *("--extra-body", json.dumps({"api_token": SECRETS["body"]}), "--model", MARKUP),
             *("--metrics-url", f"{root}/metrics?t={SECRETS['metrics query']}", "--workers", "2"),
@@ -201,13 +201,12 @@ def lines_after(folder: Path, url: str) -> dict[str, list[str]]:
     lines = {
         "report": f"report {run} --json",
         "doctor": f"doctor {url} --api-key-file {folder / 'key'} --model m",
-        "validate": f"validate {run}",
         "plan": f"plan {run} --peak-rps 5 --json",
         "compare": f"compare {run} {sweep} --force --html c.html --markdown c.md --csv c.csv",
         "baseline": f"baseline {run} -o base.json",
         "gate": f"gate {run} --baseline base.json --html g.html --junit g.xml --markdown g.md",
         "export": f"export {run} --csv -o exported",
-        "size": f"size {sweep} --gpu h100 --peak-rps 5 --params 8b --html s.html",
+        "size": f"size {run} --gpu h100 --peak-rps 5 --model-config llama3-8b --html s.html",
         "user info": f"run http://u:{SECRETS['user info']}@127.0.0.1:9/v1 --rates 1",
         "query": f"run http://127.0.0.1:9/v1?x={SECRETS['query']} --rates 1",
         "refused body": f"run http://127.0.0.1:9/v1 --rates 1 --extra-body {SECRETS['refused body']}",
@@ -247,11 +246,12 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             assert [*(folder / name).rglob("report.html")], err
             found[f"streams of {name}"] = out + err
             server.pid = server.port_of_page = 0
+        after = run_all(lines_after(folder, server.url), folder / "lines")
         found["command lines, Prometheus page, OTLP"] = server.seen
     for name in ("run", "check", "sweep"):
         found[f"mode of {name}"] = f"{(folder / name).stat().st_mode & 0o777:04o}"
-        after = run_all(lines_after(folder, server.url), folder / "lines")
     for name, ended in after.items():
+        found[f"status of {name}"] = str(ended.status)
         found[f"streams of {name}"] = ended.out + ended.err
     for path in folder.rglob("*"):
         if path.suffix == ".parquet":
@@ -265,9 +265,16 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_the_server_sent_everything_back(artefacts: dict[str, str]) -> None:
     """Else the absence of a key says nothing: what was hidden is shown as ***."""
-    written = next(text for name, text in artefacts.items() if name.endswith("requests.parquet"))
+    written = next(
+        text for name, text in artefacts.items() if name.endswith("run/requests.parquet")
+    )
     assert len(re.findall(r"'error': '[^']*\*\*\*", written)) >= 3
     assert len(artefacts) > 30
+    read = ("report", "plan", "doctor", "compare", "export", "size")  # a baseline refuses failures
+    ended = {name: artefacts[f"status of {name}"] for name in read}
+    assert ended == dict.fromkeys(read, "0"), [
+        artefacts[f"streams of {name}"][-300:] for name in read if ended[name] != "0"
+    ]
     for part in ("ampacity_requests_sent", "ampacity\0run", "resourceMetrics", "worker"):
         assert part in artefacts["command lines, Prometheus page, OTLP"]
 
