@@ -12,6 +12,7 @@ from ampacity.analysis.soak.change_point import WINDOWS_MIN
 from ampacity.durations import duration_text, rounded_up
 
 NAMED = 2
+SPARE = 3  # windows that a busy client may spoil
 
 
 def clock(seconds: float) -> str:
@@ -83,8 +84,9 @@ def soak_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
         return shlex.join([*words[:2], "--resume", path])
     few = all(change.verdict == "inconclusive" for change in soak.changes)
     if few or (summary.slos and soak.verdict == "inconclusive"):
-        window_s = soak.planned_s // WINDOWS_MIN if few else soak.window_s
-        length_s = max(soak.planned_s, WINDOWS_MIN * (window_s := max(window_s, 1.0)))
+        wanted = WINDOWS_MIN + SPARE
+        window_s = soak.planned_s // wanted if few else soak.window_s
+        length_s = max(soak.planned_s, wanted * (window_s := max(window_s, 1.0)))
         length_s = rounded_up(length_s if few else 2 * length_s)
         return again(
             words, {"--duration": duration_text(length_s), "--window": duration_text(window_s)}
