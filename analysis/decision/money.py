@@ -234,7 +234,7 @@ class Moved(Part, frozen=True, kw_only=True):
 
 
 def sensitivities(given: FleetInputs) -> list[Moved]:
-    """Return what each input moves by 20 % either way: first what moves the yearly cost (or the instances) most.
+    """Return what each input moves by 20 % either way, the largest effect first.
 
     Shares stay at most 1, a safety factor at least 1, the mean load at most the peak.
     """

@@ -1,4 +1,4 @@
-"""What a stage leaves that was cut off without its own account: by a kill, or a dead worker."""
+"""Account for a stage that was cut off without its own account: by a kill, or a dead worker."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

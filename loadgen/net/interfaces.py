@@ -7,7 +7,7 @@ from ampacity.loadgen.rundir.records import RequestRecord
 
 
 class Reads(Protocol):
-    """What takes the reads of a connection."""
+    """Takes the reads of a connection."""
 
     @property
     def feed(self) -> Callable[[int, bytes], bool]:
@@ -57,7 +57,7 @@ class Wire(Protocol):
 
 
 class Receiver(Protocol):
-    """What a socket is read for: a connection, or the TLS below one."""
+    """The user of a socket's reads: a connection, or the TLS below one."""
 
     @property
     def exchange(self) -> Reads | None:

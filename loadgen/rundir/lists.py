@@ -1,4 +1,4 @@
-"""What is known of the lists of tokens in the records without holding them."""
+"""Scan the lists of tokens in the records without holding them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened in a run, in the order of time."""
+"""Tell what happened in a run, in the order of time."""
 
 from collections.abc import Mapping
 from typing import Any

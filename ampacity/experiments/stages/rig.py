@@ -200,7 +200,8 @@ class Rig:
     def _disturbed(self, judged: Stage) -> bool:
         """Return whether a repetition may help: the client was limited, but not by the load.
 
-        It lost a worker, or other work on its machine held it up. Of a burst that was interrupted too, as nothing else is played of it.
+        It lost a worker, or other work on its machine held it up. An interrupted burst is played
+        again too, as a whole.
         """
         meta = self._writer.meta["stages"][judged.index]
         audit = meta["audit"]
