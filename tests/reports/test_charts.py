@@ -1,6 +1,10 @@
 """Chart specs: what is drawn, from the summary alone; every spec passes Altair's own schema."""
 
-from functools import cache
+import json
+import os
+import subprocess
+import sys
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +17,7 @@ from ampacity.analysis.contract.capacity import Search
 from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.analysis.load_names import name_stages
 from ampacity.analysis.timeline import Timeline
-from ampacity.reports.charts import distributions
+from ampacity.reports.charts import distributions, draw
 from ampacity.reports.charts.curves import (
     charts,
     errors_by_stage,
@@ -483,3 +487,25 @@ def test_a_sweep_of_short_stages_keeps_its_curve() -> None:
     assert len(curve_of(summary)) == 8
     summary["stages"][0]["stable"] = None  # too short to tell
     assert len(curve_of(summary)) == 7
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="no scheduling policies here")
+def test_the_drawing_process_leaves_the_policy_of_a_client_under_chrt(tmp_path: Path) -> None:
+    """Under a real-time policy on one core the engine's threads would spin until the time limit.
+
+    SCHED_BATCH stands for it: it is inherited alike, and anyone may set it.
+    """
+    stub = "def vegalite_to_svg(spec): import os; return os.sched_getscheduler(0)\n"
+    (tmp_path / "vl_convert.py").write_text(stub.replace(": ", ":\n    ", 1))
+    batch = partial(os.sched_setscheduler, 0, os.SCHED_BATCH, os.sched_param(0))
+    done = subprocess.run(
+        [sys.executable, "-P", draw.__file__],
+        input=json.dumps({"specs": [{}], "runtime": False}),
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        preexec_fn=batch,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert json.loads(done.stdout)["svg"] == [os.SCHED_OTHER]
