@@ -79,7 +79,8 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
         last = stages[-1]
         cut = not last.get("drained_ns") if killed else bool(last.get("ended_early"))
         last["interrupted"] = bool(cut or last.get("interrupted"))
-    written_s = max(file.stat().st_mtime for file in run.path.iterdir())
+    written = (run.path / "run.json", *run.path.glob("requests*"))  # a report may be newer
+    written_s = max(file.stat().st_mtime for file in written)
     seam = {
         "after_stage": len(stages) - 1,
         "reason": KILLED if killed else old["status_reason"],
