@@ -9,7 +9,7 @@ from ampacity import values as v
 from ampacity.analysis.slo import parse_slos
 from ampacity.loadgen.send.endpoint import Endpoint, Tls, parse_endpoint, secrets_in
 from ampacity.loadgen.send.keys import Keys
-from ampacity.settings import FIELDS, SETTINGS, Settings, read_settings
+from ampacity.settings import FIELDS, SETTINGS, TLS_OPTIONS, Settings, read_settings
 from ampacity.values import ConfigError
 from ampacity.workloads.arrivals.processes import arrivals_text, check_stage, shaped
 from ampacity.workloads.profile import Workload, load_workload
@@ -18,7 +18,6 @@ from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from ampacity.workloads.schedule_file import workload_of
 
 DEFAULT_WORKLOAD = "chat"
-TLS_OPTIONS = ("cacert", "cert", "insecure")
 KEY_SOURCES = ("api_key_env", "api_key_file", "api_key_command")
 GPU_FACTS = ("tensor_parallel", "hardware")  # facts of --lock that state the GPUs of an instance
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 CONCURRENCY_MAX = 100_000
 BLOCK_MAX = 1 << 20
 WORKERS_MAX = 256
+TLS_OPTIONS = ("cacert", "cert", "insecure")
 OUTPUT = "Output"
 GROUPS = ("Endpoint", "Load", "Workload", "SLO and fleet", OUTPUT, "Limits and client", "Trace")
 """Groups of options, in the order of use."""

@@ -154,6 +154,29 @@ def test_tls(trusts: str, cert: bool, tls_server: ssl.SSLContext, certificate: P
                 asyncio.run(get(f"{server.url}/models"))
 
 
+@pytest.mark.parametrize("command_name", ["doctor", "run --rates 9 --duration 1s"])
+def test_a_certificate_that_is_trusted_is_for_one_name(
+    command_name: str,
+    tls_server: ssl.SSLContext,
+    certificate: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Callable[..., None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Doctor, the first command of a newcomer, knows the options of TLS too."""
+    monkeypatch.chdir(tmp_path)
+    name, _, rest = command_name.partition(" ")
+    lengths = "--model m --input-tokens 4 --output-tokens 2"
+    with FaultServer(tls=tls_server) as server:
+        words = f"{server.url} --cacert {certificate} --cert {certificate} {lengths} {rest}"
+        command(f"{name} {words}")
+        command(f"{name} {words.replace('127.0.0.1', 'localhost')}", status=2)
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert "Hostname mismatch" in said
+    assert said.endswith("use the name that its certificate was issued for in the URL")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
