@@ -24,6 +24,7 @@ BUDGETS = ("--max-cost", "--max-tokens", "--max-requests")
 OF_OUTPUT, FLAGS_OF_OUTPUT = ("--out", "-o", "--summary"), ("--json", "--quiet", "-q")
 FLAGS_OF_SEARCH = ("--closed", "--search")
 OF_LOAD = ("run", "sweep", "search", "burst")  # commands that a client can limit
+LONGER = ("never_settled", "drift", "too_short")  # warnings that ask for a longer --duration
 FEW_CORES = 4  # of fewer none is left to be the client's own
 ENOUGH_APART = 1.1  # violated over verified rate: a search would not find more
 
@@ -70,7 +71,10 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
         return _after_burst(summary.burst, words)
     if not summary.slos:
         limits = " ".join(f"--slo {slo}" for slo in SLO_SETS["interactive"][0])
-        return f"{again(words, {'--slo': None})} {limits}"
+        short = any(warned.code in LONGER for warned in summary.warnings)
+        longer = short and _value(words, "--duration")
+        length = {"--duration": duration_text(2 * longer)} if longer else {}
+        return f"{again(words, {'--slo': None, **length})} {limits}"
     if words[1] not in ("run", "sweep", "search", "predict") or not summary.stages:
         return None
     if summary.workload.get("trace"):

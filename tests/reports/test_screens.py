@@ -227,7 +227,7 @@ def test_every_warning_has_a_short_note() -> None:
     from ampacity.analysis.warnings import RULES
 
     assert set(NOTES) | {"imported"} == set(RULES)
-    assert all(len(note) <= 140 for note in NOTES.values())
+    assert all(len(note or "") <= 140 for note in NOTES.values())
 
 
 LEAST = {"capacity": open_sweep()["capacity"] | {"crossing": "lower_bound"}}
@@ -257,6 +257,13 @@ def test_the_next_command(changed: dict[str, Any], expected: str | None) -> None
         assert found.startswith("ampacity sweep http://h/v1 --model M ")
         assert found.endswith(expected), found
         assert "--out" not in found
+
+
+def test_a_run_without_slo_whose_stages_were_too_short_is_repeated_twice_as_long() -> None:
+    summary = open_sweep() | {"slos": [], "warnings": [{"code": "drift", "text": "it drifts"}]}
+    line = [*COMMAND, "--duration", "5s"]
+    found = next_command(struct_of(Summary, summary), {"command_line": line}, "runs/x")
+    assert found == f"{' '.join(COMMAND[:5])} --duration 10s --slo ttft_p99=2s --slo tpot_p99=100ms"
 
 
 def test_a_used_up_budget_is_doubled() -> None:
