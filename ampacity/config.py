@@ -45,9 +45,9 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         **{FIELDS[name]: value for name, value in {**defaults, **given}.items()},
     )
     _check_together(settings, raw)
-    for rate in settings.rates or ():  # before a server is loaded
+    for rate, length_s in settings.loads if settings.rates else ():  # before a server is loaded
         for clock in settings.workload.clocks:
-            check_stage(clock, rate, settings.duration_s)
+            check_stage(clock, rate, length_s)
     return settings
 
 
@@ -135,7 +135,10 @@ def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
 
 def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]:
     endpoint, workload = settings.endpoint, settings.workload
-    most_users = max(settings.concurrency or (0,))
+    most_users, loads = (
+        max(settings.concurrency or (0,)),
+        settings.concurrency or settings.rates or (),
+    )
     of_trace = {"workload", "input_tokens", "output_tokens", "arrivals", "duration"}
     return [
         (
@@ -146,6 +149,11 @@ def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]
             settings.trace and of_trace & raw.keys(),
             "--trace brings its own lengths and times: drop --workload, --input-tokens, "
             "--output-tokens, --arrivals and --duration",
+        ),
+        (
+            len(settings.durations_s) not in (1, len(loads)),
+            f"--duration names {len(settings.durations_s)} lengths for {len(loads)} loads "
+            "(--rates or --concurrency): give one length, or one for each load",
         ),
         *(
             (

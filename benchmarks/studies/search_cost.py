@@ -93,11 +93,13 @@ class ServerRig:
             slos=(slo,),
             rates=None,
             concurrency=None,
+            loads=[],
             trace=None,
             lengths=(),
             workload=WORKLOAD,
             seed=seed,
             duration_s=duration_s,
+            durations_s=(duration_s,),
             max_requests=None,
             max_tokens=None,
         )

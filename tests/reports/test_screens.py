@@ -17,7 +17,7 @@ from rich.console import Console
 from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.contract.stage import StageClass
 from ampacity.analysis.contract.summary import SloLimit, Summary, read_summary
-from ampacity.analysis.next_run import again, next_command
+from ampacity.analysis.next_run import again, next_command, same_stages
 from ampacity.analysis.summary import summarise
 from ampacity.analysis.validate import Finding as Assumption
 from ampacity.analysis.validate import Validation
@@ -337,6 +337,45 @@ def test_a_command_is_made_again() -> None:
     text = "ampacity sweep u --model 'a b' --rates 3 --slo ttft_p95=1s"
     assert again(words, changes, ["--closed"]) == text
     assert again(["ampacity", "demo", "-o", "x"], {"--max-duration": "10m"}) == "ampacity demo"
+
+
+def played(*stages: dict[str, Any], experiment: str = "search") -> dict[str, Any]:
+    """run.json of stages that begin at 7 s, each 12.5 s long."""
+    times = {"start_ns": 7_000_000_000, "end_ns": 19_500_000_000}
+    return {
+        "experiment": experiment,
+        "stages": [{"index": i, **times, **s} for i, s in enumerate(stages)],
+    }
+
+
+def test_the_stages_that_a_run_chose_are_named_in_their_order() -> None:
+    """A stage that was repeated counts once; a closed loop's ramp comes on top of its length."""
+    words = "ampacity search u --precision 5% --closed --max-duration 9m --seed 7 -o x".split()
+    fast, slow = ({"kind": "open", "offered_rps": rate} for rate in (200.0, 12.345))
+    meta = played(fast | {"schedule": 0}, slow | {"schedule": 1}, slow | {"schedule": 1})
+    loads = "--rates 200,12.345 --duration 12.5s,12.5s"
+    assert same_stages(words, meta) == f"ampacity sweep u --seed 7 {loads}"
+    demo = same_stages(["ampacity", "demo"], played(fast, slow, experiment="demo"))
+    assert demo == f"ampacity demo {loads}"
+    ramped = played({"kind": "closed", "concurrency": 8, "ramp_s": 2.0}, experiment="sweep")
+    users = same_stages(["ampacity", "sweep", "u"], ramped)
+    assert users == "ampacity sweep u --concurrency 8 --duration 10.5s"
+
+
+@pytest.mark.parametrize(
+    ("words", "stages", "experiment"),
+    [
+        ("sweep u --rates 3", [{"kind": "open", "offered_rps": 3.0}], "sweep"),
+        ("burst u", [{"kind": "open", "offered_rps": 3.0}], "burst"),
+        ("sweep u", [{"kind": "open", "offered_rps": 3.0, "lengths": "p99"}], "sweep"),
+        ("search u", [{"kind": kind} for kind in ("open", "closed")], "search"),
+        ("sweep u", [], "sweep"),
+    ],
+)
+def test_loads_that_were_given_or_fit_in_no_option_are_not_named(
+    words: str, stages: list[dict[str, Any]], experiment: str
+) -> None:
+    assert same_stages(["ampacity", *words.split()], played(*stages, experiment=experiment)) is None
 
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J\x1b]0;x\x07\r\n[bold]"

@@ -10,7 +10,7 @@ PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "12s", 50.0
 SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
 
 
-@o.shares(("out",))
+@o.shares(("rates", "duration", "seed", "out"))
 def demo(raw: dict[str, Any], json: o.Json = False) -> None:
     """Sweep an embedded simulated server and write a report. Takes about 110 s.
 
