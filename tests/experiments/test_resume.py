@@ -35,8 +35,8 @@ from ampacity.simulator.server.launch import Started
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import Schedule, open_schedule
-from tests.support import kills
 from tests.support.args import COMMAND, args_of
+from tests.support.processes import kills
 from tests.support.synthetic import run_meta, summary_of, warned
 
 S = 1_000_000_000

@@ -1,7 +1,7 @@
 """Replays recorded agent sessions against the simulator with a prefix cache, and compares turn for
 turn.
 
-python -m benchmarks.load.replay_sessions [--sessions 200] [--below 100000] [--users 20] [--virtual]
+python -m benchmarks.workloads.replay_sessions [--sessions 200] [--below 100000] [--users 20] [--virtual]
 
 The sessions are those of tests/data/traces/agentic_coding_requests.csv.gz (kv-cache-tester, 710
 recorded sessions of a coding agent and 63 of its helpers) whose largest prompt has fewer tokens
