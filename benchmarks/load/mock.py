@@ -10,10 +10,10 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,15 @@ _NAME = "subjectAltName=IP:127.0.0.1"
 
 class MockError(ValueError):
     """The mock server cannot be built or run here; one line that says why."""
+
+
+def exit_with(main: Callable[[], int]) -> NoReturn:
+    """Exit with the status of ``main``; a MockError is one line, and status 2."""
+    try:
+        sys.exit(main())
+    except MockError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ over runs of 200,000 requests (``ampacity.simulator.engine.truth``). A line miss
 interval does not hold the truth: capacity, C_max, and the fleet for 1,000 requests/s.
 """
 
-import argparse
 import asyncio
 import math
 import tempfile
@@ -31,6 +30,7 @@ from ampacity.progress import Progress
 from ampacity.simulator.engine.truth import true_capacity
 from ampacity.simulator.models.hardware import find_deployment
 from ampacity.workloads.schedule import open_schedule
+from benchmarks.options import parser
 
 PEAK_RPS, SAFETY = 1000, 1.5
 TRUTH_REQUESTS, TRUTH_RUNS = 200_000, 4
@@ -87,13 +87,9 @@ def one_demo(seed: int, duration: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--runs", type=int, default=30)
-    parser.add_argument("--first-seed", type=int, default=100_000)
-    parser.add_argument("--duration", default=DURATION)
-    args = parser.parse_args()
+    given = parser(__doc__, runs=30, first_seed=100_000)
+    given.add_argument("--duration", default=DURATION)
+    args = given.parse_args()
     rate, in_flight = truth()
     instances = math.ceil(math.ceil(PEAK_RPS / rate) * SAFETY)
     rows, missed = [], {"capacity": 0, "C_max": 0, "fleet": 0}

@@ -10,7 +10,6 @@ for Poisson) by length of window.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.workloads.arrivals.processes import arrival_times
+from benchmarks.options import parser
 
 PROCESSES = ("poisson", "constant", "gamma:cv=3", "mmpp:rates=1/8,stay=10s/1s")
 SKEWS_S = (0.0, 0.001, 0.01, 0.1, 1.0)
@@ -94,10 +94,10 @@ class Plan:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    given = parser(__doc__)
     for field in fields(Plan):
-        parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
-    plan = Plan(**vars(parser.parse_args()))
+        given.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
+    plan = Plan(**vars(given.parse_args()))
     windows = " | ".join(f"{1e3 * w:g} ms" if w < 1 else f"{w:g} s" for w in WINDOWS_S)
     print(f"| arrivals | schedule | skew up to | {windows} |")
     print("|---" * (3 + len(WINDOWS_S)) + "|")

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -21,6 +20,7 @@ import pytest
 from tests.engines.command import ampacity, answered
 from tests.engines.engine import MEAN_LENGTH_TOKENS, Engine, need
 from tests.engines.relay import Relay
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -100,13 +100,14 @@ def serve_vllm(venv: Path, model: Path, log: Path) -> Iterator[Engine]:
 
 
 def _wait_until_healthy(process: subprocess.Popen[str], root: str, log: Path) -> None:
-    give_up_s = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < give_up_s and process.poll() is None:
+    def healthy() -> bool:
+        assert process.poll() is None, f"vLLM ended: {log.read_text()[-3000:]}"
         with suppress(urllib.error.URLError, ConnectionError, TimeoutError):
             urllib.request.urlopen(f"{root}/health", timeout=5).close()
-            return
-        time.sleep(0.5)
-    pytest.fail(f"vLLM did not start: {log.read_text()[-3000:]}")
+            return True
+        return False
+
+    wait_until(healthy, START_LIMIT_S, lambda: log.read_text()[-3000:])
 
 
 def test_counts_chunks_and_telemetry_are_the_servers(vllm: Engine, tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
 """``ampacity doctor``: the judgement of what was seen, by hand."""
 
+import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
 
 from ampacity.config import make_settings
 from ampacity.experiments.checkup import checkup, trusted
-from ampacity.experiments.doctor import DoctorResult, _busy_with
+from ampacity.experiments.doctor import DoctorResult, _Answers, _busy_with
 from ampacity.loadgen.probe.diagnosis import Finding
 from ampacity.loadgen.probe.network import RoundTrip
 from ampacity.loadgen.probe.results import Calibration, ProbeResult, Served
@@ -262,6 +264,19 @@ def test_a_busy_machine_is_named_before_a_proxy(busy: tuple[str, ...]) -> None:
         assert (stream.verdict != "ok") is bad
         assert ("make 1.9 cores" in stream.means) is (bad and bool(busy))
         assert stream.means.startswith("this machine was busy") is (bad and bool(busy))
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "alike"), [(0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 3, 3), (4, 3, 3)]
+)
+def test_an_odd_stream_is_asked_for_again_twice_at_most(held: int, asked: int, alike: int) -> None:
+    """The first ``held`` answers come in four bunches. The last one counts, and how many were so."""
+    given = seen(record())
+    answers = _Answers(given.settings, given.probe, Mock(), Mock())
+    odd, good = record(0.1, FOUR_BUNCHES), record()
+    with patch.object(answers, "ask", AsyncMock(side_effect=[odd] * held + [good])):
+        last = good if held < asked else odd
+        assert asyncio.run(answers.long_answer(0.1)) == (last, asked, alike)
 
 
 def test_what_takes_most_of_the_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from ampacity.simulator.server.launch import start_in_process
 from ampacity.workloads.schedule import endless_schedule
 from tests.support.args import Command
 from tests.support.servers.fault_server import FaultServer
+from tests.support.waiting import wait_until
 
 LOAD = "--rps 40 --input-tokens 20 --output-tokens 40 --slo ttft_p95=500ms"
 
@@ -154,7 +154,7 @@ def test_a_soak_that_is_ended_is_reported_and_goes_on(
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        _wait_for(run / "requests-w00001.arrows")
+        wait_until((run / "requests-w00001.arrows").exists)
         process.send_signal(end)
         out = process.communicate(timeout=20)[0]
         assert process.returncode == (130 if end == signal.SIGTERM else -9)
@@ -187,13 +187,6 @@ def test_a_soak_that_is_ended_is_reported_and_goes_on(
     summary = read_summary(run / "summary.json")
     assert (summary.requests, summary.partial) == (len(whole), None)
     assert len(summary.seams) == 1
-
-
-def _wait_for(path: Path) -> None:
-    for _ in range(400):
-        if path.exists():
-            break
-        time.sleep(0.05)
 
 
 def test_a_server_that_answers_nothing_ends_the_soak(tmp_path: Path, command: Command) -> None:

@@ -123,7 +123,9 @@ def test_a_rate_that_changes_within_the_stage_is_refused_where_one_is_looked_for
 
 def test_processes_of_one_steady_rate_are_swept() -> None:
     for arrivals in ("poisson", "gamma:cv=3", "onoff:on=1s,off=2s", "mmpp:rates=1/8,stay=60s/5s"):
-        check_steady(load_workload("chat").with_arrivals(arrivals), "sweep")
+        steady = load_workload("chat").with_arrivals(arrivals)
+        check_steady(steady, "sweep")
+        assert list(steady.clocks) == [arrivals]
 
 
 def test_the_clock_of_a_class_counts_too(tmp_path: Path) -> None:

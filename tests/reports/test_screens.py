@@ -296,7 +296,8 @@ def test_a_client_that_was_the_limit_has_a_note_with_the_remedy(
     warned = bool(metrics or not repeated)
     summary["warnings"] = [{"code": "client_limited", "text": "long"}] * warned
     text = " ".join(rendered(summary).split())
-    note = "NOTE Stop other work on this machine (backup 0.97 cores) or pin the client with --cpus"
+    other = "other work on this machine (backup 0.97 cores)"
+    note = f"NOTE Stop (or nice) {other}, or pin the client with --cpus"
     assert (note in text) is warned
     assert "stages marked so" not in text
 

@@ -3,14 +3,22 @@
 import asyncio
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def wait_until(holds: Callable[[], object], within_s: float = 30.0) -> None:
-    """Look every 20 ms. Fails when ``within_s`` are over."""
+def wait_until(
+    holds: Callable[[], T],
+    within_s: float = 30.0,
+    why: Callable[[], str] = lambda: "it did not come",
+) -> T:
+    """Look every 20 ms and return what holds. Fails with ``why`` when ``within_s`` are over."""
     end_s = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < end_s, "it did not come"
+    while not (found := holds()):
+        assert time.monotonic() < end_s, why()
         time.sleep(0.02)
+    return found
 
 
 async def until(holds: Callable[[], object], within_s: float = 30.0) -> None:

@@ -171,17 +171,32 @@ def test_an_older_run_has_the_account_that_its_client_gave(tmp_path: Path) -> No
     assert held["client_limited"] is False
 
 
-def test_the_warning_names_what_else_ran_and_what_helps(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("used", "named"),
+    [
+        ([], ""),
+        ([("backup", 0.97), ("cc1", 0.5)], " (backup 0.97 cores, cc1 0.5 cores)"),
+        # the three with the most, whatever the order
+        (
+            [("a", 0.2), ("b", 0.9), ("c", 0.3), ("d", 0.1), ("e", 0.5)],
+            " (b 0.9 cores, e 0.5 cores, c 0.3 cores)",
+        ),
+    ],
+)
+def test_the_warning_names_what_else_ran_and_what_helps(
+    used: list[tuple[str, float]], named: str, tmp_path: Path
+) -> None:
     stage = stalled_stage()
     stage.extra["audit"] |= {
         "cpu_fraction": 0.03,
-        "busiest": [{"name": "backup", "cores": 0.97}, {"name": "cc1plus", "cores": 0.5}],
+        "busiest": [{"name": name, "cores": cores} for name, cores in used],
     }
     summary, _ = judged(tmp_path / "run", stage)
     found = find_warnings(Facts(read_summary(summary)))
     (said,) = [w.text for w in found if w.code == "client_limited"]
-    assert "Stop other work on this machine (backup 0.97 cores, cc1plus 0.5 cores)" in said
-    assert "pin the client with --cpus" in said
+    assert (
+        f"Stop (or nice) other work on this machine{named}, or pin the client with --cpus" in said
+    )
 
 
 def test_the_loop_notes_when_it_was_held_up() -> None:

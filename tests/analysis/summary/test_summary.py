@@ -506,7 +506,7 @@ def test_advice_names_no_setting_that_the_experiment_lacks(
         (
             0.1,
             "slip p99 80 ms",
-            "Stop other work on this machine or pin the client with --cpus: its CPU was idle "
+            "Stop (or nice) other work on this machine, or pin the client with --cpus: its CPU was idle "
             "(10% of a core), so others held it up.",
         ),
         (0.97, "the generator used 97% of its core", "Use more --workers or a faster client."),

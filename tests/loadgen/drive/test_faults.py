@@ -127,6 +127,7 @@ def test_time_limits_are_those_of_the_client_and_harm_nobody_else(slow: Driven) 
 def test_an_event_of_ten_megabytes_is_one_token_and_harms_nobody_else() -> None:
     faults = ["big_event", "ok", "ok", "ok", "big_event", "ok", "ok", "ok"]
     result, _ = served_stage([i * 0.02 for i in range(len(faults))], faults)
+    assert len(result.records) == 8
     for record in result.records:
         check_fault(faults[record.request_id], record)
 
@@ -438,7 +439,7 @@ def _mixed(count: int, rate_rps: float) -> None:
     began = time.monotonic()
     result, _ = served_stage(times, faults, limits=Limits(total_s=4.0, idle_s=3.0), drain_s=60.0)
     assert time.monotonic() - began < times[-1] + 60
-    assert result.meta["scheduled_requests"] == count
+    assert result.meta["scheduled_requests"] == len(result.records) == count
     for record in result.records:
         check_fault(faults[record.request_id], record)
 

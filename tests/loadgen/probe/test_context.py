@@ -16,7 +16,7 @@ from ampacity.loadgen.send.protocols import exceeds_context
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import Schedule, open_schedule
 from tests.support.args import Cli, args_of
-from tests.support.odd_tokenizer import OddTokenizer
+from tests.support.servers.odd_tokenizer import OddTokenizer
 
 # refusals of fifteen servers, with the HTTP status
 SAID = """

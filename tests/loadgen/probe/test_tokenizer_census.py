@@ -27,8 +27,8 @@ from ampacity.simulator.server.protocol import CHAT_OVERHEAD_TOKENS
 from ampacity.workloads.prompts.synthetic import PromptMaker, built_in_words
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from tests.support.args import Cli, args_of
-from tests.support.odd_tokenizer import TEMPLATE_TOKENS, OddTokenizer, tokens_of
 from tests.support.servers.fault_server import FaultServer
+from tests.support.servers.odd_tokenizer import TEMPLATE_TOKENS, OddTokenizer, tokens_of
 from tests.support.stage_driving import on_loop
 
 

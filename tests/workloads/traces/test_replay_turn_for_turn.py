@@ -1,12 +1,12 @@
 """Recorded agent sessions against the simulator with a prefix cache: six over a real socket, 200 in
-virtual time (benchmarks.load.replay_sessions has 200 over a real socket).
+virtual time (benchmarks.workloads.replay_sessions has 200 over a real socket).
 """
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.load.replay_sessions import chosen, replay, replay_virtually
+from benchmarks.workloads.replay_sessions import chosen, replay, replay_virtually
 
 
 def test_two_hundred_sessions_are_replayed_turn_for_turn(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Replays recorded agent sessions against the simulator with a prefix cache, and compares turn for
 turn.
 
-python -m benchmarks.load.replay_sessions [--sessions 200] [--below 100000] [--users 20] [--virtual]
+python -m benchmarks.workloads.replay_sessions [--sessions 200] [--below 100000] [--users 20] [--virtual]
 
 The sessions are those of tests/data/traces/agentic_coding_requests.csv.gz (kv-cache-tester, 710
 recorded sessions of a coding agent and 63 of its helpers) whose largest prompt has fewer tokens
@@ -9,7 +9,6 @@ than ``--below``. Printed: cached tokens on the wire beside those that the trace
 shared with the turn before, planned and realised pauses, and the order within every session.
 """
 
-import argparse
 import contextlib
 import csv
 import gzip
@@ -26,6 +25,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+
+from benchmarks.options import parser
 
 TRACE = Path(__file__).parents[2] / "tests" / "data" / "traces" / "agentic_coding_requests.csv.gz"
 FACE = {"prompt_tokens_details": True, "chunk_tokens": 32}
@@ -206,15 +207,9 @@ def compared(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sessions", type=int, default=200)
-    parser.add_argument("--below", type=int, default=100_000)
-    parser.add_argument("--users", type=int, default=20)
-    parser.add_argument("--max-think", type=float, default=0.5)
-    parser.add_argument("--virtual", action="store_true", help="in virtual time, all pauses whole")
-    given = parser.parse_args()
+    made = parser(__doc__, sessions=200, below=100_000, users=20, max_think=0.5)
+    made.add_argument("--virtual", action="store_true", help="in virtual time, all pauses whole")
+    given = made.parse_args()
     held = chosen(given.sessions, given.below)
     with tempfile.TemporaryDirectory() as folder:
         if given.virtual:
