@@ -119,16 +119,19 @@ def _with_twice_the_budget(words: Sequence[str]) -> str | None:
     return again(words, twice) if twice else None
 
 
-def relieved(words: Sequence[str], meta: Mapping[str, Any], cpu_fraction: float | None) -> str:
+def relieved(
+    words: Sequence[str], meta: Mapping[str, Any], cpu_fraction: float | None
+) -> str | None:
     """Return the run's command with what helps a client that was the limit.
 
     That is twice the workers, or, for one whose CPU was idle, the upper half of the machine's
-    cores: which of them are free is not recorded.
+    cores: which of them are free is not recorded. None where only a quieter machine helps.
     """
     if cpu_fraction is None or cpu_fraction >= IDLE_CPU_FRACTION:
         return again(words, {"--workers": str(2 * int(meta.get("workers") or 1))})
     cores = int((meta.get("host") or {}).get("cpus") or 1)
-    return again(words, {"--cpus": f"{cores // 2}-{cores - 1}"} if cores >= FEW_CORES else {})
+    few = cores < FEW_CORES
+    return None if few else again(words, {"--cpus": f"{cores // 2}-{cores - 1}"})
 
 
 def _bounded(summary: Summary) -> bool:

@@ -124,8 +124,13 @@ def _notes(summary: Summary) -> list[str]:
         late = [s for s in held if s.client_limited or s.client_limited_metrics]
         client = [client_relief(summary.audit, late)]
     notes = ((NOTES.get(w.code), w.text) for w in summary.warnings)
-    short = (text if note is None else note for note, text in notes)
+    short = (text if note is None else note and note + _windows(text) for note, text in notes)
     return [*_counts(summary), *client, *filter(None, short)]
+
+
+def _windows(text: str) -> str:
+    """Return in how many windows of a soak a warning holds, as its text says at its end."""
+    return " " + text[text.rindex("(In ") :] if text.endswith(" windows.)") else ""
 
 
 def _near(summary: Summary, stages: Sequence[Stage]) -> int:

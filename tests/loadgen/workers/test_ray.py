@@ -31,7 +31,7 @@ PLANNED += ["input_tokens_planned", "output_tokens_planned"]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'ampacity[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     with ray_cluster(nodes=2, cpus=2) as found:
         yield found
 
