@@ -64,17 +64,9 @@ class _Chunk(msgspec.Struct, Generic[L], gc=False):
 
 Choice = _Choice[Any]
 Chunk = _Chunk[Any]
-Decode = Callable[[bytes], Chunk | None]
-_decode_usual: Decode = msgspec.json.Decoder(_Chunk[Logprobs] | None).decode
-_decode_any: Decode = msgspec.json.Decoder(Chunk | None).decode
-
-
-def decode_chunk(data: bytes) -> Chunk | None:
-    """Return a chunk; without the entries of its log-probabilities, which take half of the time."""
-    try:
-        return _decode_usual(data)
-    except msgspec.ValidationError:  # log-probabilities of another form
-        return _decode_any(data)
+# entries of log-probabilities are not decoded, which would take half of the time
+decode_chunk: Callable[[bytes], Chunk | None]
+decode_chunk = msgspec.json.Decoder(_Chunk[Logprobs] | None).decode
 
 
 def kind_and_text(choice: Choice) -> tuple[Kind, str] | None:
@@ -94,10 +86,8 @@ def kind_and_text(choice: Choice) -> tuple[Kind, str] | None:
         kind: Kind = "answer"
     elif delta.reasoning_content or delta.reasoning:
         kind = "reasoning"
-    elif delta.tool_calls or delta.function_call:
-        kind = "answer"
     else:
-        return None
+        return ("answer", "") if delta.tool_calls or delta.function_call else None
     reasoning = delta.reasoning_content, delta.reasoning
     return kind, _first_text(content, delta.refusal, *reasoning, choice.text)
 

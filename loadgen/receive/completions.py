@@ -8,6 +8,7 @@ the next chunk that has some.
 import re
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -172,6 +173,8 @@ class Answer:
         try:
             return decode(data) if data else None
         except BAD_JSON as error:
+            with suppress(*BAD_JSON):  # log-probabilities of another form
+                return msgspec.json.decode(data, type=kind)
             if (value := with_lone_surrogates(data, kind)) is not None:
                 return value
             if data.lstrip()[:1] == b"[" and (message := stream_error(data)) is not None:
