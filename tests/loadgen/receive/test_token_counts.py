@@ -103,6 +103,21 @@ COUNTS: dict[str, tuple[list[dict[str, Any]], tuple[int | None, str | None], lis
         (2, "logprobs"),
         [2],
     ),
+    "logprobs": (
+        [text("ab", logprobs={"content": [{"token": "a", "bytes": [97]}, {"token": "b"}]})],
+        (2, "logprobs"),
+        [2],
+    ),
+    "logprobs of words alone": (
+        [text("ab", logprobs={"content": ["a", "b"]})],
+        (2, "logprobs"),
+        [2],
+    ),
+    "logprobs that list nothing": (
+        [text("a", logprobs=-0.5), text("b", logprobs={"content": 7}), text("c", logprobs=[])],
+        (3, "chunks"),
+        None,
+    ),
     "two choices in one chunk": (
         [choices({"text": "a", "token_ids": [1, 2]}, {"index": 1, "text": "c", "token_ids": [3]})],
         (3, "logprobs"),
