@@ -49,6 +49,6 @@ class Limit(Part, frozen=True, kw_only=True):
     lever: str
     refuted_by: str
     evidence: tuple[Evidence, ...]
+    tested: tuple[Evidence, ...]
     strength: float
     reason: str | None = None
-    tested: tuple[Evidence, ...] = ()
