@@ -374,10 +374,7 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         found.append(Rail("answer", value, "the answers' P99 in that stage: one in 100 is cut"))
     if rails.concurrency_limit is not None:
         value = f"at most {rails.concurrency_limit}"
-        why = (
-            "at any moment: C_max, which is a mean, and a full queue or three standard deviations, "
-            "whichever is more"
-        )
+        why = "at any moment: C_max, a mean, and the queue (or 3 standard deviations)"
         found.append(Rail("requests in flight", value, why))
         value = f"above {rails.scale_in_flight} in flight"
         found.append(Rail("add an instance", value, "on average: C_max ÷ 1.2"))

@@ -6,7 +6,7 @@ from typing import Any
 from ampacity.cli import options as o
 
 # three short stages up to saturation leave most of the time for loads near the limit
-PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "8s", 70.0
+PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "8s", 60.0
 MAX_DURATION_S = 103.0  # with the waits for answers after each stage
 SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
 
@@ -35,5 +35,6 @@ def demo(raw: dict[str, Any], json: o.Json = False) -> None:
             "peak_rps": 1000,
             "gpu_hour": 0.8,
         }
-        drive = partial(sweep, start_rps=START_RPS, max_duration_s=MAX_DURATION_S)
+        limit_s = None if "rates" in raw else MAX_DURATION_S
+        drive = partial(sweep, start_rps=START_RPS, max_duration_s=limit_s)
         run_experiment(raw, experiment="demo", drive=drive, as_json=json)
