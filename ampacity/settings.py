@@ -180,7 +180,7 @@ class Settings:
     )
 
     rates: tuple[float, ...] | None = _load(_text("R,R,...", v.each(v.positive)))(
-        "Offered load in requests/s, open loop, in this order.", "found automatically"
+        "Offered load in requests/s, open loop.", "found automatically"
     )
     concurrency: tuple[int, ...] | None = _load(
         _text("N,N,...", v.each(v.whole_number(at_most=CONCURRENCY_MAX)))
@@ -191,7 +191,7 @@ class Settings:
     )
     durations_s: tuple[float, ...] = _load(
         _text("T,T,...", v.each(v.parse_duration)), (30.0,), name="duration"
-    )("Length of a stage, or of a soak, as 2m; or one for each load, as 12s,20s,12s.", "30s")
+    )("Length of a stage, or of each: 2m,5m.", "30s")
     arrivals: str | None = _load(_text("SPEC"))(
         "Arrival process: poisson, constant, gamma:cv=3, weibull:cv=2, onoff:on=10s,off=50s, "
         "ramp:from=0.2,to=1.8, steps:rates=1/2/4, diurnal or burst:factor=5,length=10s.",

@@ -37,6 +37,7 @@ SLOPE_SD = 0.4  # of ln b around that of a queue
 ANY_SLOPE = 0.1  # chance that b is no queue's
 UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
 MISTAKEN = 0.02  # chance that a stage below x* is taken for unstable; up to half where it is short
+RARELY = 2.58  # s.d. above its estimate at which a saturation ends: the posterior errs as well
 LONE = 0.9  # share of the allowed misses above which they are those of a lone request
 MAY_BE_LONE = 0.3  # chance of that above which no load is named
 _GRID = 41
@@ -125,7 +126,7 @@ class Saturation:
 
     x: float
     sd: float
-    most: float  # its upper end (97.5 %), by the stages' own intervals; inf: they may only fill up
+    most: float  # its upper end (99.5 %), by the stages' own intervals; inf: they may only fill up
 
 
 def saturation_of(levels: Sequence[Level]) -> Saturation | None:
@@ -139,10 +140,10 @@ def saturation_of(levels: Sequence[Level]) -> Saturation | None:
     total = float(ended.sum())
     x, sd = float(ended @ np.log(rates) / total), math.hypot(0.02, 1.2 / total**0.5)
     ends = [ci[1] for level in beyond if (ci := level.figures.achieved_rps_ci)]
-    most = x + 1.96 * sd
+    most = x + RARELY * sd
     if len(ends) == len(beyond):
         up = np.array(ends, float) - rates
-        most = x + float(np.linalg.norm(up * length_s)) / total
+        most = x + RARELY / 1.96 * float(np.linalg.norm(up * length_s)) / total
     idle_s = min(level.concurrency / level.load for level in levels)
     return Saturation(x, sd, most if idle_s <= FILLING * float(length_s.min()) else math.inf)
 

@@ -20,7 +20,14 @@ import numpy as np
 from ampacity.analysis.contract.summary import to_json
 from ampacity.analysis.slo import parse_slos
 from ampacity.analysis.summary import summarise
-from ampacity.cli.measure.demo import DURATION, PRESET, SLOS, START_RPS, WORKLOAD
+from ampacity.cli.measure.demo import (
+    DURATION,
+    MAX_DURATION_S,
+    PRESET,
+    SLOS,
+    START_RPS,
+    WORKLOAD,
+)
 from ampacity.config import make_settings
 from ampacity.experiments.sweep import sweep
 from ampacity.experiments.virtual import player
@@ -34,6 +41,7 @@ from benchmarks.options import parser
 
 PEAK_RPS, SAFETY = 1000, 1.5
 TRUTH_REQUESTS, TRUTH_RUNS = 200_000, 4
+WAITS_S = 13.0  # for answers after the stages, which count in real time only
 
 
 def settings_of(seed: int, duration: str, out: Path | None = None) -> Any:
@@ -77,7 +85,7 @@ def one_demo(seed: int, duration: str) -> dict[str, Any]:
     player.REQUESTS_MIN = 1
     with tempfile.TemporaryDirectory() as folder:
         settings = settings_of(seed, duration, Path(folder) / "run")
-        drive = partial(sweep, start_rps=START_RPS)
+        drive = partial(sweep, start_rps=START_RPS, max_duration_s=MAX_DURATION_S - WAITS_S)
         progress = Progress(quiet=True)
         path = asyncio.run(
             virtual.predict(settings, find_deployment(PRESET), [], progress, drive, "demo")

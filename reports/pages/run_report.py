@@ -21,7 +21,13 @@ from ampacity.reports.charts.curves import charts
 from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.charts.marks import Chart
 from ampacity.reports.charts.timeline import timeline_chart
-from ampacity.reports.pages.findings import TRUST, error_bound, evidence_text, findings, rails_of
+from ampacity.reports.pages.findings import (
+    TRUST,
+    error_bound,
+    findings,
+    limits_with_figures,
+    rails_of,
+)
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.pages.screen import judged_table
 from ampacity.reports.pages.soak import soak_table
@@ -86,7 +92,7 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
         predicted=summary.predicted,
         simulated=summary.simulated,
         warnings=by_severity(summary, meta),
-        limits=[(limit, evidence_text(limit)) for limit in summary.limits if limit.holds],
+        limits=limits_with_figures(summary.limits),
         hardware=beyond.hardware,
         untold=[limit for limit in summary.limits if limit.holds is None],
         subject=_subject(summary, meta),

@@ -196,9 +196,7 @@ def test_what_goodput_counts_is_said_where_it_may_differ() -> None:
     summary = sample_summary.open_sweep()
     summary["stages"][0]["accepted"] |= {"requests": 3}
     note = found(summary)["Goodput peak"].note
-    assert (
-        "goodput applies itl_p99=100ms to the gaps of each request, the SLO verdict to all" in note
-    )
+    assert "itl_p99=100ms is applied to the gaps of each request here, and to all gaps of a" in note
     assert note.endswith("whether their answers were right stands under Accepted answers")
     summary["slos"] = [slo for slo in summary["slos"] if slo["metric"] != "itl"]
     assert "gaps" not in found(summary)["Goodput peak"].note
@@ -342,6 +340,16 @@ def test_the_table_of_stages_word_for_word() -> None:
     assert table.notes == json.loads("""["needs 299 requests, has 120",
         "ttft_p99=2s: p99 needs 299 requests", "infinite: 27 of 600 requests failed",
         "requests in flight grow by 2.0 a second"]""")
+
+
+def test_what_arrived_is_shown_where_it_is_not_the_rate_that_names_the_stage() -> None:
+    summary = sample_summary.open_sweep()
+    summary["stages"][3]["arrived_rps"] = 3.998  # 4.00, as the name says
+    assert "arrived" not in [c.head for c in stages_table(read_summary(summary)).columns]
+    summary["stages"][4]["arrived_rps"] = 5.13
+    table = stages_table(read_summary(summary))
+    assert [c.head for c in table.columns][:3] == ["load", "arrived", "achieved"]
+    assert [c.text for c in table.rows[4][:3]] == ["5 req/s", "5.13", "5.00"]
 
 
 def test_why_a_stage_is_undecided_names_every_slo_that_is() -> None:

@@ -102,7 +102,7 @@ def test_the_page_is_one_well_formed_file(name: str, tmp_path: Path) -> None:
         "queue at most 10 waiting what arrives in the 1.90 s that TTFT may wait "
         "circuit breaker opens at 8 to 9 waiting 80 to 90 % of the queue "
         "requests in flight at most 52 "
-        "at any moment: three standard deviations above C_max, which is a mean "
+        "at any moment: C_max, a mean, and the queue (or 3 standard deviations) "
         "add an instance above 28 in flight on average: C_max ÷ 1.2"
     )
     shown = page.text.get("rails", "")

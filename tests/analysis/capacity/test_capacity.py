@@ -255,8 +255,8 @@ def overloaded(index: int, up: float, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("ups", "idle_s", "most"),
     [
-        ([1], 2.0, 101.005),  # e^0.01
-        ([1.2, 1.6], 2.0, 101.005),  # a mean of two: half of the root of 1.2^2 + 1.6^2
+        ([1], 2.0, 101.325),  # 1 % are 1.96 standard deviations: e^(0.01 * 2.58 / 1.96)
+        ([1.2, 1.6], 2.0, 101.325),  # a mean of two: half of the root of 1.2^2 + 1.6^2
         ([1], 3.1, math.inf),  # a tenth of the stage is what a lone request takes: it may fill up
     ],
 )
