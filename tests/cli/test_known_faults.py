@@ -102,8 +102,7 @@ def test_dates_of_the_kernel_never_fall(monkeypatch: pytest.MonkeyPatch) -> None
 
     So the stamps at 100 and 104 ms are dated 5 and 7 ms, that at 103 6: it stays 7. A fourth, at 21
     ms, has a stamp of before the request that was written at 20: it cannot be its answer's date. A
-    fifth has none.
-    """
+    fifth has none."""
     if not kernel_stamps.AVAILABLE:
         pytest.skip("kernel time stamps need Linux")
     now_ms, ahead_ms, stamps_ms = 0, 95, 0
@@ -172,8 +171,7 @@ def test_by_default_an_answer_may_last_as_long_as_its_tokens_come() -> None:
 )
 def test_requests_are_made_ahead_in_a_bounded_window(size: int, window: int) -> None:
     """Fault 64: of 50,000 prompts only the first 512, or 16 MiB of them, are made before the
-    start.
-    """
+    start."""
     made: list[int] = []
 
     def make(number: int, tokens: int) -> bytes:
@@ -277,8 +275,7 @@ def test_a_finished_stage_keeps_no_request() -> None:
 
 def test_connecting_is_no_part_of_ttft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault 23: a connection that takes 150 ms is seen as such; the request counts from when it has
-    one.
-    """
+    one."""
     finish = kernel_connect.connect
 
     def begin(address: tuple[str, int]) -> tuple[socket.socket, bool]:
@@ -313,8 +310,7 @@ CUTS = {
 @pytest.mark.parametrize("usage", [True, False])
 def test_how_a_text_is_cut_does_not_change_its_tokens(cut: str, usage: bool) -> None:
     """Faults 52, 53: fifty are fifty in whatever pieces; where the server does not count, chunks
-    are counted, by name.
-    """
+    are counted, by name."""
     answer = Answer()
     for at_ns, piece in enumerate(CUTS[cut]):
         answer.on_event(at_ns, json.dumps({"choices": [{"delta": {"content": piece}}]}).encode())
@@ -350,8 +346,7 @@ for words in (["--help"], ["predict", *LOAD, "--out", RUN]):
 
 def test_the_core_is_all_that_is_needed_and_all_of_it_is_used(tmp_path: Path) -> None:
     """Fault 83: help, a run in virtual time and its report, where nothing but the core's
-    dependencies can be imported.
-    """
+    dependencies can be imported."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     modules: dict[str, set[str]] = {}  # of each distribution
     for module, names in metadata.packages_distributions().items():

@@ -210,8 +210,7 @@ def test_each_column_is_used_or_named(tmp_path: Path, name: str, ending: str) ->
 @pytest.mark.parametrize(("name", "ending"), CASES)
 def test_each_column_in_turn_is_taken_from_all_rows(tmp_path: Path, name: str, ending: str) -> None:
     """What a trace needs is asked for by name; any other property is gone, and no note claims
-    it.
-    """
+    it."""
     rows = [MAKERS[name](i) for i in range(N)]
     for leaf in leaves(rows[0]):
         path, role = save(tmp_path, ending, [without(row, leaf) for row in rows]), ROLE_OF.get(leaf)

@@ -130,8 +130,7 @@ def test_a_request_that_fails_is_sent_once_more(
     doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer of 33 tokens breaks off the first time, or always; the probe asks for none that is
-    as long.
-    """
+    as long."""
     broken: list[float] = []
 
     async def play(call: Call) -> bool:
@@ -201,8 +200,7 @@ def test_a_probe_request_that_fails_later_is_counted_too(
 
 def test_the_simulator_with_a_face_of_which_everything_is_known(doctor: Doctor) -> None:
     """Chunks of 4 tokens but for the first, 1 + 31/4 = 9 of them; a role chunk before the prefill
-    of 400 tokens.
-    """
+    of 400 tokens."""
     face = Face(chunk_tokens=4, usage="end", early_role=True, prompt_tokens_details=True)
     with start_in_process("demo,prefix_caching=on", face=face) as server:
         found, spoiled, facts = examined(
@@ -268,8 +266,7 @@ def test_a_stream_that_is_not_as_it_should_be_is_asked_for_again(
 ) -> None:
     """The first ``held`` answers of 33 tokens come in one write; the probe asks for none that is as
     long. What kept this machine busy is named before the endpoint is blamed, and not where the
-    stream was good in the end.
-    """
+    stream was good in the end."""
     left = [held]
     monkeypatch.setattr("ampacity.experiments.doctor._busy_with", lambda *_: busy)
 

@@ -113,8 +113,7 @@ def served_stage(
 ) -> tuple[Driven, FaultServer]:
     """Run a stage against a fault server, check its records, and return it with the server.
 
-    ``schedule`` may be times in s; ``faults``: of all requests, of each, or by request id.
-    """
+    ``schedule`` may be times in s; ``faults``: of all requests, of each, or by request id."""
     fault_of = (lambda _: faults) if isinstance(faults, str) else faults
     of_each = fault_of if callable(fault_of) else fault_of.__getitem__
     plan = schedule if isinstance(schedule, Schedule) else schedule_at(schedule)

@@ -199,8 +199,7 @@ def test_what_the_kth_request_is_does_not_depend_on_the_rate(write: Any, text: s
 
 def test_the_classes_streams_are_apart(write: Any) -> None:
     """Another length, model or cancellation of one class leaves times, classes and the other
-    classes as they were.
-    """
+    classes as they were."""
     plan = stage(load_workload(write(TENANTS)))
     changed = TENANTS.replace("gamma:mean=400,cv=0.5", "77").replace("share: 0.05", "share: 0.5")
     other = stage(load_workload(write(changed)))
@@ -391,8 +390,7 @@ def test_conflicting_options_are_refused_with_one_line(
 
 def test_a_million_requests_are_planned_in_a_gigabyte() -> None:
     """The bar is 15 s and 1 GB; measured in benchmarks/README.md. Time is left to the run's own
-    limit.
-    """
+    limit."""
     tracemalloc.start()
     try:
         plan = stage(load_workload("chat"), 1000, 1000)

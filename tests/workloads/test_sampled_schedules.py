@@ -115,8 +115,7 @@ def test_the_rules_of_classes_and_sessions_come_along(tmp_path: Path) -> None:
 
 def test_the_same_bytes_go_over_the_wire(tmp_path: Path) -> None:
     """The schedule from the file and the one that is drawn, with one salt: every request is the
-    same.
-    """
+    same."""
     for text in (MIX, AGENT):
         workload, path = sampled(tmp_path, text)
         loaded = load_workload(str(workload))

@@ -41,8 +41,7 @@ def burst_run(
     arrival.
 
     ``cut_s``: Ctrl-C, then; ``kill_s``: what is not answered by then has no record. ``stuck``:
-    nothing is begun then.
-    """
+    nothing is begun then."""
     end = 40 + recovery_s
     times = np.concatenate(
         [np.arange(0, 30, 0.2), np.arange(30, 40, 1 / 15), np.arange(40, end, 0.2)]
@@ -158,8 +157,7 @@ def test_with_no_request_in_its_base_a_burst_is_not_compared_with_it(
     tmp_path: Path, in_base: int
 ) -> None:
     """15/s in front of a server of 10/s; before that nothing, or one request in the first fifth,
-    which is left out.
-    """
+    which is left out."""
     free, records = 0.0, []
     for i, t in enumerate([0.0, *even((5, 15, 0.5))[150:]][1 - in_base :]):
         free = max(free, t) + 0.1
@@ -218,8 +216,7 @@ def test_more_in_flight_at_a_higher_rate_is_no_queue(tmp_path: Path) -> None:
 def test_requests_pile_up_in_flight_without_a_queue(tmp_path: Path) -> None:
     """An answer takes 1 s, but one in three of the burst ends at 52 s.
 
-    One of 15 has its first token after 3 s, the others after 0.1 s.
-    """
+    One of 15 has its first token after 3 s, the others after 0.1 s."""
     records = []
     for i, t in enumerate(even((5, 15, 5))):
         long = 30 <= t < 40 and i % 3 == 0

@@ -353,8 +353,7 @@ def test_a_departure_at_the_very_end_of_the_burst_is_zero_seconds_after_it() -> 
 
 def test_a_base_that_is_too_short_is_said_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 10 s at 2/s the last 8 s count: 16 requests, and 30 are needed, which take 15 s; half as
-    many again in all 80 %.
-    """
+    many again in all 80 %."""
     short = BurstPlan(base_rps=2, base_s=10)
     said = short.too_short()
     assert said is not None

@@ -65,8 +65,7 @@ def test_a_hosted_api_against_a_fleet() -> None:
 
     All that the fleet carries is 561,600 requests an hour, hosted $460.51 against $104. 62.4/s cost
     $184.20 hosted: as much as 52 GPUs at $3.54. 400 tokens, 5,391,360 calls a day: $1,078.27, or
-    one write ($0.625 a million) and the rest read.
-    """
+    one write ($0.625 a million) and the rest read."""
     prices = {"small": money.Prices(0.5, 2, 0.05, 0.625), "free": money.Prices(0, 0)}
     small, free = money.against_hosted(FLEET, fleet_figures(FLEET), prices)
     assert small.cost_per_thousand_requests == pytest.approx(0.82)

@@ -79,8 +79,7 @@ def test_fixed_warm_up_and_its_cap() -> None:
 
 def test_a_ramp_is_cut_first_and_the_warm_up_is_what_comes_after_it() -> None:
     """Two requests a second for 60 s, each in flight for 8 s; a ramp of 10 s has the first 20 of
-    them.
-    """
+    them."""
     s, ttft = np.arange(120) / 2, np.full(120, 0.1)
     window = find_window(0.0, 60.0, s, s + 8, ttft, None, ramp_s=10.0)
     # those of the ramp are still in flight: the level stands at 16 from the ramp's end on,
@@ -127,8 +126,7 @@ def test_an_outage_at_the_beginning_is_no_warm_up(outage_s: float, share: float)
 
 def queue(name: str, load: float, seconds: float, seed: int) -> tuple[Floats, Floats, Floats]:
     """Arrivals, departures and waits of a steady server without any warm-up but the fill from
-    empty.
-    """
+    empty."""
     from benchmarks.servers import SERVERS, stage_of
 
     server = SERVERS[name]()
@@ -139,8 +137,7 @@ def queue(name: str, load: float, seconds: float, seed: int) -> tuple[Floats, Fl
 @pytest.mark.parametrize("name", ["mm1", "mg1", "mm8", "batch"])
 def test_a_jam_of_a_steady_server_is_never_cut_as_warm_up(name: str) -> None:
     """MSER-5 alone cut a fifth and more of 57 in 200 such stages; a start-up is a few request
-    times.
-    """
+    times."""
     cut = []
     for seed in range(40):
         arrival, departure, ttft = queue(name, 0.85, 100.0, seed)
@@ -204,8 +201,7 @@ def test_too_few_requests_to_tell() -> None:
 
 def cut_off(arrival: Floats, departure: Floats, seconds: float) -> bool | None:
     """A stage that ended with Ctrl-C: what was still running has its age, the last requests hardly
-    any.
-    """
+    any."""
     ended = np.where(departure <= seconds, departure, np.nan)
     return judge_stability(
         0.0, seconds, arrival, ended, np.minimum(departure, seconds) - arrival
@@ -248,8 +244,7 @@ def test_completions_that_stand_still_below_the_arrivals_are_overload_however_lo
     5 s after the stage.
 
     Nine of ten of the first 100 lasted up to 5.1 s, half of the stage; ages of 8 to 8.7 s are not
-    twice the first 5.3 s.
-    """
+    twice the first 5.3 s."""
     i = np.arange(1000.0)
     arrival, departure = i / 100, 3 + i / 30
     ended = np.where(departure <= 15, departure, np.nan)
@@ -263,16 +258,14 @@ def test_completions_that_stand_still_below_the_arrivals_are_overload_however_lo
 
 def test_completions_that_still_rise_towards_the_arrivals_are_no_overload() -> None:
     """Request x lasts 5 + 2(1 - e^(-x/2)) s: 100/(1 + e^(-x/2)) end a second, 50 at first and 84
-    when the stage ends.
-    """
+    when the stage ends."""
     arrival = np.arange(1000.0) / 100
     assert stable(arrival, arrival + 5 + 2 * (1 - np.exp(-arrival / 2)), 10.0) is None
 
 
 def test_pairs_of_which_it_is_not_known_which_lasted_longer_are_not_counted() -> None:
     """Ten of 2 s, then 20 at an age of 3 s (200 pairs up), ``quick`` of 1 s (10 pairs down each),
-    the rest 1 s old.
-    """
+    the rest 1 s old."""
     e2e = np.concatenate([np.full(10, 2.0), np.full(20, 3.0), np.full(20, 1.0)])
     for quick, rises in ((6, True), (7, False)):  # 200 of 260 are 77 %, of 270 74 %
         ended = np.full(50, np.nan)
@@ -296,8 +289,7 @@ def test_answers_that_last_most_of_a_stage_hide_no_overload(load: float, overloa
 
 def test_turns_due_after_the_stage_are_no_warm_up() -> None:
     """A stage of 10 s of steady load, whose sessions are played on for 100 s: their turns cut
-    nothing of it.
-    """
+    nothing of it."""
     scheduled = np.concatenate([np.arange(0, 10, 0.05), np.arange(10, 110, 0.2)])
     window = find_window(0.0, 10.0, scheduled, scheduled + 0.1, np.full(len(scheduled), 0.05), None)
     assert window.start_s <= 5.0  # at most half of the 200 that were due in it

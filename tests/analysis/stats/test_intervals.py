@@ -62,8 +62,7 @@ def test_order_statistic_ranks(n: int, quantile: float, ranks: tuple[int, int | 
 
 def test_clusters_give_wider_intervals() -> None:
     """10,000 samples, every value ten times in a row: the count over p99 has s.d. sqrt(10000 x 0.01
-    x 0.99 x 10) = 31.
-    """
+    x 0.99 x 10) = 31."""
     rng = np.random.default_rng(6)
     values = np.sort(np.repeat(rng.random(1000), 10))  # only their ranks count
     o = observations(np.repeat(rng.permutation(values[::10]), 10))
@@ -124,8 +123,7 @@ def test_clustered_counts_are_binomial_poisson_and_geometric_in_their_limits() -
 
 def test_what_one_run_may_not_have_shown() -> None:
     """900 samples of which 9 may be slow, clusters of 9: one to expect, so tau - 1 = 8 counts 1 +
-    1/sqrt(1) times.
-    """
+    1/sqrt(1) times."""
     assert float(intervals.few_by_chance(0, 900, 0.01, 9.0, 1.0)) == pytest.approx(
         float(intervals.clustered_at_most(0, 900, 0.01, 17.0))
     )
@@ -142,8 +140,7 @@ def test_what_one_run_may_not_have_shown() -> None:
 
 def test_many_slow_ones_of_large_clusters_are_no_proof() -> None:
     """Three of 300 expected, 30 seen: beyond chance for single ones, but one cluster of 100
-    explains it.
-    """
+    explains it."""
     assert float(intervals.many_by_chance(30, 300, 0.01, 1.0)) < 1e-6
     assert float(intervals.many_by_chance(30, 300, 0.01, 100.0)) > 0.02
     # a larger tau makes few clusters likely and none likelier still: what counts is the size that

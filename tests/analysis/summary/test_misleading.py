@@ -51,8 +51,7 @@ def test_few_failures_and_those_of_a_slow_server_are_no_headline(
 )
 def test_given_texts_miss_no_plan(tmp_path: Path, plan: str, deviation: float | None) -> None:
     """One word of a prompt file is 9 tokens with the chat template: that is the load that was asked
-    for.
-    """
+    for."""
     rows = [request(i, i / 8, input_tokens_planned=1, input_tokens=9) for i in range(100)]
     workload = {"name": "x", "input_plan": plan}
     summary = summarise(

@@ -215,8 +215,7 @@ def test_pools_by_the_rates_of_the_two_phases(
 ) -> None:
     """20 ms a prompt: at most 50/s. At 20/s that is 40 % of the time: 20 / 0.6 = 33/s decoded.
 
-    A peak of 100/s, safety 1: 2 and 3 instances; the mean TTFT also has some waiting in it.
-    """
+    A peak of 100/s, safety 1: 2 and 3 instances; the mean TTFT also has some waiting in it."""
     assert ampacity("plan", linear, "--peak-rps", 100, "--safety", 1, "--json") == 0
     pools = json.loads(capsys.readouterr().out)["pools"]
     assert pools["prefill_rps"] == pytest.approx(50, rel=0.08)
@@ -305,8 +304,7 @@ def test_candidates_are_ranked_at_one_slo_and_the_broken_one_is_left_out(
 ) -> None:
     """The same run twice cannot be told apart; an engine with half the batch is dearer.
 
-    All are judged at the limit that is stated, though each run had its own.
-    """
+    All are judged at the limit that is stated, though each run had its own."""
     small = tmp_path / "small"
     load = {"input_tokens": 500, "output_tokens": 100, "slo": ["ttft_p95=1s"]}
     predicted("llama3-8b-l4", load | {"rates": "0.5,1,2,3,4"}, small)
@@ -480,8 +478,7 @@ def test_speculation_and_pipelines(
     """K = 4 at an acceptance of 0.8: 3.36 tokens a step, K = 8: (1 - 0.8^9) / 0.2 = 4.33.
 
     The server reports the share of the drafts, (3.36 - 1) / 4 = 0.59. 810 GB need more than eight H100: two
-    machines, a pipeline of two batches idles (2 - 1) / (2 + 2 - 1) = 33 %.
-    """
+    machines, a pipeline of two batches idles (2 - 1) / (2 + 2 - 1) = 33 %."""
     load = {"input_tokens": 100, "output_tokens": 100, "slo": ["tpot_p95=50ms"], "rates": "1,4"}
     predicted("llama3-8b-h100,speculation=4:0.8", load, tmp_path / "run")
     known = ["--params", "405e9", "--layers", "126", "--kv-heads", "8", "--head-dim", "128"]

@@ -50,8 +50,7 @@ prefixes: {cached_share: 0.5, pool: 20, zipf: 1}
 
 def tree(sessions: int) -> Schedule:
     """In each session 0 ← 1 (pause 2 s) and 0, 1 ← 2 (pause 0.5 s); answers of 5, 3 and 1
-    tokens.
-    """
+    tokens."""
     n = 3 * sessions
     after = [k for s in range(sessions) for k in (3 * s, 3 * s, 3 * s + 1)]
     starts = np.cumsum([0, *[0, 1, 2] * sessions])
@@ -84,8 +83,7 @@ def test_what_is_due_too_late_is_not_sent_and_its_session_is_cut() -> None:
 
 def test_a_user_begins_a_session_when_his_last_is_over() -> None:
     """A session takes 0.05 + 2 + 0.03 + 0.5 + 0.01 = 2.59 s; one user, pause 1 s: they begin at 0,
-    3.59, 7.18 s.
-    """
+    3.59, 7.18 s."""
     played = play(
         STEP_10_MS, tree(5), seed=0, users=1, users_until_s=8.0, until_s=60.0, think_s=1.0
     )
@@ -101,8 +99,7 @@ def test_a_user_begins_a_session_when_his_last_is_over() -> None:
 @pytest.mark.parametrize("history", ["answers", "planned"])
 def test_the_engine_finds_what_an_infinite_cache_would(history: str, tmp_path: Path) -> None:
     """Of every single prompt, when answers take no time: conversations, branches, compaction,
-    pools.
-    """
+    pools."""
     for name, text in (("sessions", SESSIONS.format(history=history)), ("sharing", SHARING)):
         file = tmp_path / f"{name}.yaml"
         file.write_text(text)
@@ -158,8 +155,7 @@ def test_who_waits_for_more_than_71_minutes_gives_up(tmp_path: Path, command: Co
     """1,000 answers of 10 s one after the other: request k ends 10 + 9.9 k s after it was sent.
 
     The rows have room for 4,294.967 s: 433 of them end in that time, of the next one there are 8
-    tokens then.
-    """
+    tokens then."""
     run = tmp_path / "run"
     command(
         "predict --preset linear:1.0,0 --max-num-seqs 1 --input-tokens 10 --output-tokens "
@@ -233,8 +229,7 @@ def test_a_stage_longer_than_a_year_is_refused_before_anything_is_written(
 
 def test_what_the_context_cuts_is_counted(tmp_path: Path, command: Command) -> None:
     """Prompts of 9,000 tokens do not fit the 8,192 of Llama-3 beside answers of 10: all 20 are
-    shortened to 8,182.
-    """
+    shortened to 8,182."""
     run = tmp_path / "run"
     command(
         "predict --preset llama3-8b-h100 --input-tokens 9000 --output-tokens 10 --rates 1 "

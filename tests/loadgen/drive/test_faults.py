@@ -418,8 +418,7 @@ def test_a_closed_loop_survives_every_fault() -> None:
     """Eight virtual users over all faults: rows as released, ids in one piece, and it ends in time.
 
     Without two_responses: what arrives unasked after the next request has left is taken for its
-    answer.
-    """
+    answer."""
     faults = [name for name in QUICK if name != "two_responses"]
     began = time.monotonic()
     of_each = [faults[i % len(faults)] for i in range(300)]

@@ -19,8 +19,7 @@ def reference(body: bytes) -> list[bytes]:
     """Events of a whole body by the HTML standard, 9.2.6, on bytes, slowly.
 
     Two intended differences: an event with empty data is kept (the standard dispatches none), and
-    so is a last one without its blank line. Errors outside of data are left out here.
-    """
+    so is a last one without its blank line. Errors outside of data are left out here."""
     body = body.removeprefix(b"\xef\xbb\xbf")
     events: list[bytes] = []
     data: list[bytes] | None = None

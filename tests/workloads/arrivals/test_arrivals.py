@@ -127,8 +127,7 @@ def test_renewal_gaps_follow_their_law_and_are_independent(spec: str) -> None:
 @pytest.mark.parametrize("spec", RENEWAL)
 def test_a_bursty_stage_is_stationary_from_its_first_second_on(spec: str) -> None:
     """Began it with a whole gap, a stage of CV 3 would have (CV^2 - 1) / 2 = 4 requests more than
-    rate x duration.
-    """
+    rate x duration."""
     cv = float(spec.partition("=")[2])
     stages = [arrival_times(spec, 4, 25, rng(seed)) for seed in range(4000)]
     counts = np.array([len(times) for times in stages])
@@ -162,8 +161,7 @@ def test_switching_arrivals_have_the_dispersion_of_the_law(
     spec: str, rates: tuple[float, float], stay: tuple[float, float]
 ) -> None:
     """Cox process with a two-state rate: IDC(t) = 1 + 2 C0 / (m r) (1 - (1 - e^(-rt)) / (rt)), C0
-    the rate's variance.
-    """
+    the rate's variance."""
     duration_s, m = 60_000, 4.0
     times = arrival_times(spec, m, duration_s, rng(5))
     share = stay[0] / sum(stay)
@@ -186,8 +184,7 @@ def test_switching_arrivals_have_the_dispersion_of_the_law(
 
 def lag_1_of_mmpp(rates: Any, stay: Any) -> float:
     """Autocorrelation of neighbouring gaps, from the MMPP's matrices (Fischer and Meier-Hellstern,
-    1993).
-    """
+    1993)."""
     d1 = np.diag(rates)
     q = np.array([[-1, 1], [1, -1]]) / stay[:, None]
     u = np.linalg.inv(d1 - q)

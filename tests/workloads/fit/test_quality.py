@@ -83,8 +83,7 @@ def test_the_documented_checker_judges_a_run(
     asked: Path, tmp_path: Path, ampacity: Any, capsys: Any
 ) -> None:
     """check.py of docs/quality.md accepts answers with a digit; what is counted is worked out here
-    anew.
-    """
+    anew."""
     text = DOCUMENT.read_text()
     script = tmp_path / "check.py"
     script.write_text(text.split("```python\n")[1].split("```")[0])

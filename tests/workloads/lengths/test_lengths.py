@@ -21,8 +21,7 @@ def rng(seed: int = 1) -> np.random.Generator:
 
 def assert_quantile(sample: np.ndarray, q: float, value: float) -> None:
     """The share at or below ``value`` is q within 4.5 standard errors (ties: value lies within the
-    jump).
-    """
+    jump)."""
     n = len(sample)
     margin = 4.5 * math.sqrt(q * (1 - q) / n)
     assert np.mean(sample <= math.ceil(value)) >= q - margin

@@ -215,8 +215,7 @@ def test_a_row_without_a_prompt_is_left_out_and_counted(
     tmp_path: Path, row: object, reason: str
 ) -> None:
     """What a set of a hundred thousand conversations holds a few of: never an empty prompt, never
-    in silence.
-    """
+    in silence."""
     file = read_prompts(write(tmp_path / "p.jsonl", GOOD, row, GOOD, row))
     assert len(file.entries) == 2
     assert file.notes == (f"p.jsonl: 2 rows without a prompt of 4 are left out: 2 with {reason}",)

@@ -52,8 +52,7 @@ def test_counts_alone_make_prompts_that_begin_with_the_one_before(tmp_path: Path
 
 def test_reported_cached_tokens_are_what_is_shared(tmp_path: Path) -> None:
     """64 of the first prompt's tokens are known from elsewhere, 96 of the second's 160 are the
-    first's.
-    """
+    first's."""
     rows = [
         {
             "session_id": s,
@@ -364,8 +363,7 @@ def test_recorded_messages_are_text_for_an_api_without_messages(tmp_path: Path) 
 
 def test_what_the_system_says_stands_apart_where_the_api_has_it_so(tmp_path: Path) -> None:
     """Anthropic's bodies have ``system`` beside the messages; each is sent in the form of the run's
-    API.
-    """
+    API."""
     anthropic = {"system": "Be brief.", "messages": [{"role": "user", "content": "Hi"}]}
     openai = {
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
@@ -475,8 +473,7 @@ FIELDS: dict[str, list[Any]] = {
 
 def test_whatever_stands_in_a_file_is_played_or_refused_in_one_line(tmp_path: Path) -> None:
     """Four hundred files with up to five further fields, a third of whose values are odd, and
-    columns that lack.
-    """
+    columns that lack."""
     refused = 0
     for seed in range(400):
         rng = random.Random(seed)

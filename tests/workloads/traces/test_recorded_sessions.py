@@ -210,8 +210,7 @@ def test_burstgpt_counts_whole_seconds_and_how_long_answers_took(tmp_path: Path)
 
 def test_calls_that_ran_side_by_side_stay_side_by_side() -> None:
     """Spans 2 and 3 overlap (2.5-5 s, 3-5.5 s) behind the first (0-2 s); the fourth, at 6 s, waits
-    for both.
-    """
+    for both."""
     found = played(DATA / "otel_agent_traces" / "parallel_requests.json")
     assert turns(found)[:4] == [
         (0.0, 0, [], 0.0, AFTER_END),
@@ -223,8 +222,7 @@ def test_calls_that_ran_side_by_side_stay_side_by_side() -> None:
 
 def test_a_call_beside_the_first_one_goes_with_its_start(tmp_path: Path) -> None:
     """A title is asked for 0.1 s after the first call, which runs for 2 s; the next turn waits for
-    both.
-    """
+    both."""
     rows = [
         {
             "session_id": "a",
@@ -301,8 +299,7 @@ def test_the_public_agent_runs_are_sessions_with_their_helpers() -> None:
 
 def test_turns_counts_pauses_from_ends_or_starts() -> None:
     """By hand, in ns: 1 goes with the start of 0; 2 waits for 0 and 1; 3 comes 5 s after the start
-    of 2 at least.
-    """
+    of 2 at least."""
     n = 4
     schedule = Schedule(
         np.zeros(n),
@@ -414,8 +411,7 @@ def test_sessions_with_a_list_of_their_calls(tmp_path: Path) -> None:
 
 def test_a_list_of_events_says_when_a_call_began_and_ended(tmp_path: Path) -> None:
     """A call with a list of timed events; the calls may be rows, or nested in their session under
-    any name.
-    """
+    any name."""
     calls = [
         {
             "usage": {"prompt_tokens": n, "completion_tokens": 5},

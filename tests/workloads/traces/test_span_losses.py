@@ -72,8 +72,7 @@ def test_spans_that_go_round_in_a_circle_are_played(tmp_path: Path, parents: lis
 
 def test_a_call_beside_a_call_is_played(tmp_path: Path) -> None:
     """A call that has another below it, and counts of its own; an agent of which nothing else is
-    there.
-    """
+    there."""
     found = traced(
         written(
             tmp_path,
@@ -235,8 +234,7 @@ RECEIVED = "INFO 05-10 00:00:{:02d} x: Received request {}: params: SamplingPara
 
 def test_requests_of_a_vllm_log_are_played_or_counted(tmp_path: Path) -> None:
     """An id that comes again, as after a restart; a line of another form; an answer from before the
-    log began.
-    """
+    log began."""
     path = tmp_path / "t.log"
     path.write_text(
         RECEIVED.format(0, "a", 5)

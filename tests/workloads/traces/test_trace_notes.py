@@ -217,8 +217,7 @@ COUNTED = re.compile(
 
 def entry(rng: random.Random, k: int) -> tuple[Row, int]:
     """(a row, a span, or a session with its calls; how many requests, or what is no request, stand
-    in it).
-    """
+    in it)."""
     kind = rng.choice(["row", "row", "span", "agent", "other", "session"])
     if kind in ("span", "agent", "other"):
         op, usage = (
@@ -251,8 +250,7 @@ def entry(rng: random.Random, k: int) -> tuple[Row, int]:
 
 def test_whatever_stands_in_a_file_each_entry_is_played_or_counted(tmp_path: Path) -> None:
     """Three hundred files of rows, spans and sessions, with fields that lack or are odd: the sums
-    agree.
-    """
+    agree."""
     read = 0
     for seed in range(300):
         rng = random.Random(seed)
