@@ -213,9 +213,8 @@ def test_ports_that_are_used_up_are_this_machines_shortage(monkeypatch: pytest.M
             0, "open", schedule_at([0.0, 0.001, 0.002]), 0.1, offered_rps=30.0, drain_s=2
         )
         result, records = played(server, plan, stamps="kernel")
-    assert {(record.status, record.error) for record in records} == {
-        ("connect_error", "Cannot assign requested address")
-    }
+    expected = {("connect_error", "Cannot assign requested address")}
+    assert {(record.status, record.error) for record in records} == expected
     assert result.measures.shortages == 3
 
 

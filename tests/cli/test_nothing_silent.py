@@ -298,10 +298,8 @@ def test_a_row_of_csv_with_another_number_of_fields_is_named_and_counted(tmp_pat
             WorkloadError, match=r"t\.csv:3: the row has \d fields, the header has 3"
         ):
             read_trace(path)
-        assert (
-            "t.csv: 1 bad rows of 3 are left out: 1 for not readable"
-            in read_trace(path, skip_bad_rows=True).notes
-        )
+        expected = "t.csv: 1 bad rows of 3 are left out: 1 for not readable"
+        assert expected in read_trace(path, skip_bad_rows=True).notes
 
 
 # --- to the run directory and the report ---

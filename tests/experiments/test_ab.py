@@ -147,9 +147,8 @@ def test_a_quantile_needs_in_each_stage_what_it_needs_in_a_stage() -> None:
         return Observations("requests", values, np.arange(n), None, np.zeros(n), np.full(n, np.nan))
 
     assert shift._value([stage(40)] * 10, 0.99) == "needs 299 requests in each stage, has 40"
-    assert (
-        shift._value([stage(400), stage(298)], 0.99) == "needs 299 requests in each stage, has 298"
-    )
+    expected = "needs 299 requests in each stage, has 298"
+    assert shift._value([stage(400), stage(298)], 0.99) == expected
     assert shift._value([stage(58)], 0.95) == "needs 59 requests, has 58"
     # ranks of p99
     assert shift._value([stage(299), stage(400)], 0.99) == pytest.approx((297 * 396) ** 0.5)
@@ -256,10 +255,8 @@ def test_pairs_in_one_order_only_are_said_to_hold_the_drift(measured: Path, tmp_
     """A B B A: pairs 0, 2 and 4 ran A first, the others B first, and those are lost."""
     result = compare(limited_in(measured, tmp_path / "x", (1, 3, 5), ()))
     assert result.interleaved_pairs == 3
-    assert (
-        "the client was the limit in 3 stages (3 of A). All of them ran in one order"
-        in result.notes[0]
-    )
+    said = result.notes[0]
+    assert "the client was the limit in 3 stages (3 of A). All of them ran in one order" in said
 
 
 def test_the_pairs_that_are_left_are_compared(measured: Path, tmp_path: Path) -> None:

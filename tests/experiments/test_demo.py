@@ -37,9 +37,8 @@ def test_the_demo_finds_the_simulators_own_capacity(tmp_path: Path) -> None:
     assert lines[-1] == str(run)
     assert str(run / "report.html") in lines[-2]
     assert result.stdout.startswith("CAPACITY  ")
-    assert {"run.json", "requests.parquet", "server.parquet", "summary.json", "report.html"} == {
-        p.name for p in run.iterdir()
-    }
+    expected = {"run.json", "requests.parquet", "server.parquet", "summary.json", "report.html"}
+    assert expected == {p.name for p in run.iterdir()}
     if found["audit"]["client_limited"]:
         pytest.skip(f"other work held the load generator up: {found['warnings']}")
     slos = [("ttft", 0.95, 0.25), ("itl", 0.99, 0.1)]

@@ -101,9 +101,8 @@ def test_classes_get_their_shares_within_two_percent(write: Any) -> None:
         assert plan.input_tokens[mine].mean() == pytest.approx(kind.input_tokens.mean(), rel=0.03)
         assert plan.output_tokens[mine].mean() == pytest.approx(kind.output_tokens.mean(), rel=0.04)
     code = plan.class_index == 1
-    assert stats.spearmanr(
-        plan.input_tokens[code], plan.output_tokens[code]
-    ).statistic == pytest.approx(0.3, abs=0.05)
+    expected = pytest.approx(0.3, abs=0.05)
+    assert stats.spearmanr(plan.input_tokens[code], plan.output_tokens[code]).statistic == expected
 
 
 def test_models_and_adapters_are_drawn_by_their_popularity(write: Any) -> None:

@@ -99,16 +99,13 @@ def test_the_rules_of_classes_and_sessions_come_along(tmp_path: Path) -> None:
         k.body() for k in direct.workload.classes
     ]
     assert "gold-key-1" not in path.read_text()  # a header's value may be a secret
-    assert read_replay(path, settings).notes == (
-        "s.jsonl: the values of X-Tenant are not in a schedule: give --header",
-    )
+    expected = ("s.jsonl: the values of X-Tenant are not in a schedule: give --header",)
+    assert read_replay(path, settings).notes == expected
     workload, path = sampled(tmp_path, AGENT)
     settings = make_settings({**url, "trace": str(path)})
     assert settings.workload.sessions == load_workload(str(workload)).sessions
-    assert (
-        read_replay(path, settings).prompts
-        == "conversations that grow, shared prefixes as in the schedule"
-    )
+    expected = "conversations that grow, shared prefixes as in the schedule"
+    assert read_replay(path, settings).prompts == expected
     with pytest.raises(WorkloadError, match="a schedule is played as it is"):
         read_replay(path, dataclasses.replace(settings, trace_keep=0.5))
 

@@ -134,19 +134,16 @@ def test_a_backlog_that_grows_at_the_base_load_does_not_drain(tmp_path: Path) ->
     )
     finding = burst_findings(msgspec.convert(b, Burst))[2]
     assert finding.value in ("140 requests", "141 requests")
-    assert (
-        "190 still did; at the base load it does not drain; 4.00 req/s were served" in finding.note
-    )
+    said = finding.note
+    assert "190 still did; at the base load it does not drain; 4.00 req/s were served" in said
 
 
 def test_a_base_load_that_is_not_carried_is_told_in_the_verdict(tmp_path: Path) -> None:
     # 4/s of 5 are served: request i waits i x 0.05 s, 1.75 s at most within 2 s less its 0.25: 36
     # of 150
     summary = summarise(burst_run(tmp_path / "run", service_s=0.25))
-    assert (
-        "the base load alone was not carried: 114 of 150 requests missed ttft_p99=2s"
-        in summary["verdict"]
-    )
+    expected = summary["verdict"]
+    assert "the base load alone was not carried: 114 of 150 requests missed ttft_p99=2s" in expected
 
 
 def test_a_server_that_was_stuck_and_then_caught_up_has_drained(tmp_path: Path) -> None:
@@ -371,9 +368,8 @@ def test_a_base_that_is_too_short_is_said_before_the_run(monkeypatch: pytest.Mon
         "burst http://127.0.0.1:1/v1 --base-rps 2 --base-duration 10s --max-recovery 30s"
     )
     refused = CliRunner().invoke(app, args)
-    assert "--max-recovery 30s could not be judged: --base-duration 10s is too short" in str(
-        refused.exception
-    )
+    expected = "--max-recovery 30s could not be judged: --base-duration 10s is too short"
+    assert expected in str(refused.exception)
 
     told: list[str] = []
 

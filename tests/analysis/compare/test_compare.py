@@ -427,10 +427,8 @@ def test_a_difference_between_runs_is_not_claimed_as_one_between_systems(tmp_pat
     there is none to see."""
     a, slow = arm(tmp_path / "a", stage(ttfts(1))), arm(tmp_path / "b", stage(ttfts(1, scale=1.2)))
     found = compare([a, slow])
-    assert (
-        found.sentence
-        == "A is faster than B in TTFT, E2E at 20/s (one run of each: 0.5% of noise from run to run is assumed)."
-    )
+    expected = "A is faster than B in TTFT, E2E at 20/s (one run of each: 0.5% of noise from run to run is assumed)."
+    assert found.sentence == expected
     assert found.notes == [RUNS_NOT_SYSTEMS]
     assert found.assumed_run_noise == 0.005
     assert "ampacity ab takes turns and measures it" in comparison_markdown(found)

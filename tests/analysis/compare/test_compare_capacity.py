@@ -284,10 +284,8 @@ def test_a_warm_up_that_leaves_the_other_run_nothing_makes_no_common_load(tmp_pa
     result = compare([a, b])
     assert result.level is None
     # A misses nothing for certain and is steady: requests are lacking, not a lower load
-    assert (
-        "run each again with the same --rates, for longer (--duration): A is not shown"
-        in result.notes[0]
-    )
+    expected = "run each again with the same --rates, for longer (--duration): A is not shown"
+    assert expected in result.notes[0]
     assert compare([a, c]).level == "20/s"
 
 

@@ -158,9 +158,8 @@ def test_figures_per_gpu_and_per_dollar(tmp_path: Path) -> None:
         for n, g in (("a", 1), ("b", 2))
     ]
     found = rows(compare(made))
-    assert found["goodput_rps_per_gpu"].values[0] == pytest.approx(
-        2 * found["goodput_rps_per_gpu"].values[1]
-    )
+    expected = pytest.approx(2 * found["goodput_rps_per_gpu"].values[1])
+    assert found["goodput_rps_per_gpu"].values[0] == expected
     assert found["goodput_rps_per_gpu"].winner is None
     assert found["goodput_rps"].verdict == "equal"
     per_dollar = found["ttft_p99_s_x_usd_per_hour"]

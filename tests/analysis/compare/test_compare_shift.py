@@ -161,9 +161,8 @@ def test_ten_failures_of_a_thousand_are_a_difference_and_two_are_not(tmp_path: P
     assert errors.winner == "A"
     found = errors.changes[1]
     assert found.change == pytest.approx(0.01)
-    assert found.change_ci == pytest.approx(
-        [0.01 - 1.96 * 0.003306, 0.01 + 1.96 * 0.003306], abs=2e-5
-    )
+    expected = pytest.approx([0.01 - 1.96 * 0.003306, 0.01 + 1.96 * 0.003306], abs=2e-5)
+    assert found.change_ci == expected
     assert found.p == pytest.approx(0.00249, rel=0.01)
     few = rows(compare([a, failing(tmp_path / "c", 500, seed=2)]))["error_rate"]
     # 0.2 points at most 0.55: within one point

@@ -55,9 +55,8 @@ def test_a_prefix_of_4000_tokens_called_10_000_times_a_day() -> None:
 
 def test_the_share_of_the_output_in_a_request_with_retrieval() -> None:
     """3,000 + 5,500 x 0.1 + 250 x 5 = 4,800 input prices: 1,250 of them are 26 %."""
-    assert money.output_share(
-        money.Prices(1, 5, 0.1), money.Request(8500, 250, 5500)
-    ) == pytest.approx(0.26, abs=0.001)
+    expected = pytest.approx(0.26, abs=0.001)
+    assert money.output_share(money.Prices(1, 5, 0.1), money.Request(8500, 250, 5500)) == expected
 
 
 def test_a_hosted_api_against_a_fleet() -> None:
@@ -110,13 +109,11 @@ def test_shares_and_loads_stay_possible() -> None:
     priced = structs.replace(given, gpu_hour_usd=2.0)
     moved = {one.input: one for one in money.sensitivities(priced)}
     hourly = 104 / 3.6
-    assert moved["accepted share"].cost_per_thousand == pytest.approx(
-        (hourly / (115 * 0.72), hourly / 115)
-    )
+    expected = pytest.approx((hourly / (115 * 0.72), hourly / 115))
+    assert moved["accepted share"].cost_per_thousand == expected
     # 138/s would be above the peak of 120; and of a peak of 96 the mean is at most 96
-    assert moved["mean load"].cost_per_thousand == pytest.approx(
-        (hourly / (92 * 0.9), hourly / (120 * 0.9))
-    )
+    expected = pytest.approx((hourly / (92 * 0.9), hourly / (120 * 0.9)))
+    assert moved["mean load"].cost_per_thousand == expected
 
 
 @pytest.mark.parametrize(

@@ -154,9 +154,8 @@ def test_requests_that_left_late_move_ttft_and_not_the_gaps(tmp_path: Path) -> N
     stage = stalled_stage(0.0001, slip_s=0.15)
     _, held = judged(tmp_path / "run", stage, ["ttft_p95=200ms", "itl_p99=25ms"])
     assert held["ttft_from_schedule_s"]["p99"] is None
-    assert (
-        held["ttft_from_schedule_s"]["p99_reason"] == "between 100ms and 250ms: the client was late"
-    )
+    expected = "between 100ms and 250ms: the client was late"
+    assert held["ttft_from_schedule_s"]["p99_reason"] == expected
     assert held["client_limited"] is True
     assert set(held["client_limited_metrics"]) == {"ttft", "e2e"}  # of 1.1 s it is a tenth, too
 
@@ -191,9 +190,8 @@ def test_the_warning_names_what_else_ran_and_what_helps(
     summary, _ = judged(tmp_path / "run", stage)
     found = find_warnings(Facts(read_summary(summary)))
     (said,) = [w.text for w in found if w.code == "client_limited"]
-    assert (
-        f"Stop (or nice) other work on this machine{named}, or pin the client with --cpus" in said
-    )
+    expected = f"Stop (or nice) other work on this machine{named}, or pin the client with --cpus"
+    assert expected in said
 
 
 def test_the_loop_notes_when_it_was_held_up() -> None:

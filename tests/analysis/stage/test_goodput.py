@@ -43,9 +43,8 @@ def test_two_routes_the_one_with_more_accepted_results_wins() -> None:
 def test_a_peak_that_is_not_known_says_why() -> None:
     assert peak_goodput([], []).reason == "no stage was measured"
     unknown = {"goodput_rps": None, "goodput_rps_reason": "no answer had two tokens"}
-    assert (
-        peak_goodput([struct_of(contract.Stage, unknown)], []).reason == "no answer had two tokens"
-    )
+    expected = "no answer had two tokens"
+    assert peak_goodput([struct_of(contract.Stage, unknown)], []).reason == expected
 
 
 def test_accepted_needs_the_slo_too_and_unlabelled_answers_are_counted() -> None:
@@ -218,9 +217,8 @@ def test_a_closed_loop_is_carried_at_users_per_answer_time(
     assert low - 1e-9 <= found["stages"][0]["achieved_rps"] <= high + 1e-9
     assert found["capacity"]["capacity_rps"] == found["stages"][0]["achieved_rps"]
     # two tokens an answer at $0.001/s
-    assert found["fleet"]["cost_per_million_output_tokens"] == pytest.approx(
-        0.001 / (2 * rps) * 1e6, rel=2e-3
-    )
+    expected = pytest.approx(0.001 / (2 * rps) * 1e6, rel=2e-3)
+    assert found["fleet"]["cost_per_million_output_tokens"] == expected
 
 
 @pytest.mark.parametrize("lasts_s", [5.0, 9.0])

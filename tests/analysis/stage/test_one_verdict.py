@@ -185,9 +185,8 @@ def test_an_estimated_goodput_peak_is_called_one_and_drawn_off_the_points() -> N
     chart = goodput_by_load(read_summary(summary))
     assert chart is not None
     assert chart.title == "Goodput peaks at an estimated 6.30 requests/s, at 6.48 offered"
-    assert "estimated peak 6.30 req/s (95 % interval 6.00 to 6.60)" in [
-        key.label for key in chart.keys
-    ]
+    expected = "estimated peak 6.30 req/s (95 % interval 6.00 to 6.60)"
+    assert expected in [key.label for key in chart.keys]
     drawn = [r for rows in chart.spec["datasets"].values() for r in rows if r.get("y") == 6.3]
     assert [row["x"] for row in drawn] == [6.481]
     bars = [r for rows in chart.spec["datasets"].values() for r in rows if r.get("y2") == 6.6]

@@ -346,10 +346,8 @@ def test_a_server_that_froze_for_four_seconds_was_silent(tmp_path: Path) -> None
     chart = outage_chart(read_summary(summary))
     assert chart is not None
     assert said in chart.title
-    assert (
-        f" s, {waited} of {len(records)} requests waited"
-        in findings(read_summary(summary))[0].value
-    )
+    expected = f" s, {waited} of {len(records)} requests waited"
+    assert expected in findings(read_summary(summary))[0].value
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,8 @@ def test_in_flight_and_its_time_average_by_hand() -> None:
     begin, end = np.array([0.0, 1.0, 2.0, np.nan]), np.array([4.0, 3.0, np.nan, 1.0])
     assert in_flight_at(np.array([0.5, 1.0, 2.5, 3.0, 9.0]), begin, end).tolist() == [1, 2, 3, 2, 1]
     # over [1, 5]: 3 s of the first, 2 of the second; the third lasts to 5
-    assert time_average_in_flight(1.0, 5.0, begin[:3], np.array([4.0, 3.0, 9.0])) == pytest.approx(
-        8 / 4
-    )
+    expected = pytest.approx(8 / 4)
+    assert time_average_in_flight(1.0, 5.0, begin[:3], np.array([4.0, 3.0, 9.0])) == expected
 
 
 def test_fixed_warm_up_and_its_cap() -> None:
@@ -190,9 +189,8 @@ def test_hardly_anything_ends() -> None:
     arrival = np.linspace(0, 10, 500, endpoint=False)
     departure, e2e = np.full(500, np.nan), 40.0 - arrival
     assert judge_stability(0.0, 10.0, arrival, departure, e2e).stable is None
-    assert "filling up and overload look the same" in str(
-        judge_stability(0.0, 10.0, arrival, departure, e2e).reason
-    )
+    expected = "filling up and overload look the same"
+    assert expected in str(judge_stability(0.0, 10.0, arrival, departure, e2e).reason)
 
 
 def test_too_few_requests_to_tell() -> None:
@@ -250,10 +248,8 @@ def test_completions_that_stand_still_below_the_arrivals_are_overload_however_lo
     ended = np.where(departure <= 15, departure, np.nan)
     found = judge_stability(0.0, 10.0, arrival, ended, np.minimum(departure, 15.0) - arrival)
     assert found.stable is False
-    assert (
-        found.reason
-        == "the queue kept growing by 70 requests/s: 500 arrived and 150 ended in the last 5 s"
-    )
+    expected = "the queue kept growing by 70 requests/s: 500 arrived and 150 ended in the last 5 s"
+    assert found.reason == expected
 
 
 def test_completions_that_still_rise_towards_the_arrivals_are_no_overload() -> None:

@@ -115,9 +115,8 @@ def test_clustered_counts_are_binomial_poisson_and_geometric_in_their_limits() -
     )
     # mean 10, variance 110: negative binomial with r = 1, that is geometric with P[X <= k] = 1 -
     # (10/11)^(k+1)
-    assert intervals.clustered_at_most(4, 1000, 0.01, 11 / 0.99) == pytest.approx(
-        1 - (10 / 11) ** 5
-    )
+    expected = pytest.approx(1 - (10 / 11) ** 5)
+    assert intervals.clustered_at_most(4, 1000, 0.01, 11 / 0.99) == expected
     assert intervals.clustered_at_least(5, 1000, 0.01, 11 / 0.99) == pytest.approx((10 / 11) ** 5)
 
 

@@ -65,9 +65,8 @@ def test_given_texts_miss_no_plan(tmp_path: Path, plan: str, deviation: float | 
 def test_a_proposed_command_writes_to_a_new_directory() -> None:
     words: list[Any] = args_of("ampacity sweep URL --out runs/a --max-duration 1m --seed 3")
     book: Any = SimpleNamespace(_writer=SimpleNamespace(meta={"command_line": words}))
-    assert (
-        Rig.again(book, "--max-duration", "10m") == "ampacity sweep URL --seed 3 --max-duration 10m"
-    )
+    expected = "ampacity sweep URL --seed 3 --max-duration 10m"
+    assert Rig.again(book, "--max-duration", "10m") == expected
 
 
 @pytest.mark.parametrize(

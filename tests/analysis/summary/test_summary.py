@@ -138,14 +138,11 @@ def test_what_was_answered_is_counted_over_the_whole_run(sweep: dict[str, Any]) 
         "3900 of 4962 were cut off unfinished. Start at a much lower load."
     )
     killed_early = summary | {"errors": dict.fromkeys(summary["errors"], 0), "stages": []}
-    assert write_verdict(read_summary(killed_early)) == (
-        "Nothing is judged: of 4962 requests there are records, and of no stage to which they belong."
-    )
+    expected = "Nothing is judged: of 4962 requests there are records, and of no stage to which they belong."
+    assert write_verdict(read_summary(killed_early)) == expected
     summary["errors"]["unfinished"] = 4962
-    assert (
-        write_verdict(read_summary(summary))
-        == "No request was answered: 4962 of 4962 were cut off unfinished."
-    )
+    expected = "No request was answered: 4962 of 4962 were cut off unfinished."
+    assert write_verdict(read_summary(summary)) == expected
     summary["stages"][0]["missing"] = 4900  # records lost in a kill may have been answers
     assert write_verdict(read_summary(summary)) == (
         "No record of an answer was left: 4900 of 4962 requests have no record (62 of 4962 were cut off "
@@ -192,9 +189,8 @@ def test_the_verdict_rounds_no_c_max_to_nothing_and_names_lower_rates(
     assert "C_max at least 1 in flight" in write_verdict(read_summary(summary))
     summary["capacity"] |= {"capacity_rps": None, "capacity_rps_ci": [0.0, 40.0]}
     summary["capacity"]["reason"] = "REASON"
-    assert write_verdict(read_summary(summary)) == (
-        "No stage alone was shown to meet ttft_p99 ≤ 200 ms and itl_p99 ≤ 50 ms; the capacity is below 40 requests/s: REASON."
-    )
+    expected = "No stage alone was shown to meet ttft_p99 ≤ 200 ms and itl_p99 ≤ 50 ms; the capacity is below 40 requests/s: REASON."
+    assert write_verdict(read_summary(summary)) == expected
 
 
 def test_no_slos(tmp_path: Path) -> None:
@@ -216,9 +212,8 @@ def test_a_stage_shorter_than_its_answers_names_no_rate(tmp_path: Path) -> None:
     records = [request(i, i * 0.2, gaps_s=[0.1 if i < 3 else 7.9]) for i in range(25)]
     short = summary_of(tmp_path, Stage(records, 5.0))
     assert short["stages"][0]["achieved_rps"] == 0
-    assert short["verdict"] == (
-        "Too short to tell: an answer takes 8 s and no stage is twice as long, so no rate is known. Use a longer --duration."
-    )
+    expected = "Too short to tell: an answer takes 8 s and no stage is twice as long, so no rate is known. Use a longer --duration."
+    assert short["verdict"] == expected
     other = Stage(fixed(400, 0.02, first=25, start_s=20.0), 8.0, start_s=20.0)
     both = summary_of(tmp_path, Stage(records, 5.0), other)
     assert both["verdict"].startswith("Up to 50 requests/s")

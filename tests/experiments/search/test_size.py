@@ -161,9 +161,8 @@ def test_the_model_and_gpu_of_a_prediction_need_not_be_stated(
     shares = [one["hardware"]["mbu"]["value"] for one in found]
     assert shares[0] == pytest.approx(shares[2], rel=0.1)
     assert ampacity("report", run) == 0
-    assert f"Distance to the hardware: {found[0]['hardware_text']}." in (
-        (run / "report.html").read_text(encoding="utf-8")
-    )
+    expected = f"Distance to the hardware: {found[0]['hardware_text']}."
+    assert expected in (run / "report.html").read_text(encoding="utf-8")
     three = summarise(
         predicted("llama3-8b-h100", {**LOAD, "rates": "1", "tp": 3}, tmp_path / "three")
     )
@@ -369,9 +368,8 @@ def test_step_7_names_every_slo_that_may_limit(run: Path) -> None:
     )
     summary = msgspec.structs.replace(summary, capacity=held)
     known = Known(summary, "run", guardrails(summary))
-    assert "bound by ttft_p95=300ms or itl_p99=50ms" in str(
-        thirteen_steps(known, Physics())[6].decision
-    )
+    expected = "bound by ttft_p95=300ms or itl_p99=50ms"
+    assert expected in str(thirteen_steps(known, Physics())[6].decision)
     assert "bound by ttft_p95=300ms or itl_p99=50ms" in usable_rate(summary).note
 
 

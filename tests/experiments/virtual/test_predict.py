@@ -83,9 +83,8 @@ def test_closed_loop_is_the_closed_form(tmp_path: Path, command: Command) -> Non
     found: dict[str, Any] = json.loads((run / "summary.json").read_text())
     for stage, users in zip(found["stages"], (1, 4, 16), strict=True):
         assert stage["concurrency_set"] == users
-        assert stage["achieved_rps"] == pytest.approx(
-            users / (100 * (0.01 + 0.001 * users)), rel=0.02
-        )
+        expected = pytest.approx(users / (100 * (0.01 + 0.001 * users)), rel=0.02)
+        assert stage["achieved_rps"] == expected
         assert stage["tpot_s"]["p50"] == pytest.approx(0.01 + 0.001 * users, rel=0.01)
 
 

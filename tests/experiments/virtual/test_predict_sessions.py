@@ -168,9 +168,8 @@ def test_who_waits_for_more_than_71_minutes_gives_up(tmp_path: Path, command: Co
     assert [row["status"] for row in rows] == ["ok"] * 433 + ["unfinished"] * 567
     assert len(rows[433]["chunk_at_us"]) == 8
     assert rows[-1]["chunk_at_us"] == []
-    assert (rows[-1]["ended_ns"] - rows[-1]["scheduled_ns"]) / 1e9 == pytest.approx(
-        4294.967, abs=1e-3
-    )
+    expected = pytest.approx(4294.967, abs=1e-3)
+    assert (rows[-1]["ended_ns"] - rows[-1]["scheduled_ns"]) / 1e9 == expected
 
 
 def test_pools_that_do_not_fit_are_told_once_by_show_and_by_a_run(
@@ -187,9 +186,8 @@ def test_pools_that_do_not_fit_are_told_once_by_show_and_by_a_run(
     )
     command("predict --preset demo --workload", file, "--rates 1,2 --max-requests 4000 --out", run)
     meta = json.loads((run / "run.json").read_text())
-    assert meta["notes"] == [
-        f"stage 0: prefixes: {told}: lengthen input_tokens or shorten the pools"
-    ]
+    expected = [f"stage 0: prefixes: {told}: lengthen input_tokens or shorten the pools"]
+    assert meta["notes"] == expected
     assert len(meta["stages"]) == 2
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["ampacity", "workload", "show", str(file)])

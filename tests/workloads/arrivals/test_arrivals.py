@@ -169,9 +169,8 @@ def test_switching_arrivals_have_the_dispersion_of_the_law(
     c0 = share * (1 - share) * (scale * (rates[0] - rates[1])) ** 2
     r = 1 / stay[0] + 1 / stay[1]
     idc_end = 1 + 2 * c0 / (m * r)
-    assert len(times) == pytest.approx(
-        m * duration_s, abs=4.5 * math.sqrt(m * duration_s * idc_end)
-    )
+    expected = len(times)
+    assert expected == pytest.approx(m * duration_s, abs=4.5 * math.sqrt(m * duration_s * idc_end))
     for window_s in (0.25, 2.0, 20.0):
         counts = np.histogram(times, np.arange(0, duration_s + window_s / 2, window_s))[0]
         law = 1 + 2 * c0 / (m * r) * (1 - (1 - math.exp(-r * window_s)) / (r * window_s))

@@ -199,9 +199,8 @@ def test_processes_by_their_formulas() -> None:
     poisson = fit_arrivals(np.cumsum(rng.exponential(0.1, 60_000)))
     assert poisson is not None
     assert poisson["gap_cv"] == pytest.approx(1, abs=0.02)
-    assert [poisson["dispersion"][w] for w in ("1s", "10s", "60s")] == pytest.approx(
-        [1, 1, 1], abs=0.3
-    )
+    expected = pytest.approx([1, 1, 1], abs=0.3)
+    assert [poisson["dispersion"][w] for w in ("1s", "10s", "60s")] == expected
     assert poisson["rps_p99"] == pytest.approx(18, abs=1)  # the Poisson(10) quantile
     bursty = fit_arrivals(np.cumsum(rng.gamma(1 / 9, 0.9, 60_000)))  # CV 3
     assert bursty is not None
@@ -277,9 +276,8 @@ def test_sessions_by_hand() -> None:
 def test_cached_tokens_as_reported() -> None:
     held = trace([0, 1, 2], [100, 100, 50], [1, 1, 1], cached_tokens=np.array([-1, 64, 0]))
     profile = fit(held, "p")
-    assert profile["measured"]["sharing"] == {
-        "cached_share_reported": pytest.approx(64 / 150, rel=1e-4)
-    }
+    expected = {"cached_share_reported": pytest.approx(64 / 150, rel=1e-4)}
+    assert profile["measured"]["sharing"] == expected
     assert profile["prefixes"]["cached_share"] == pytest.approx(64 / 150, rel=1e-3)
 
 
@@ -330,9 +328,8 @@ def test_servegen_client_by_hand(tmp_path: Path) -> None:
     profile = fit_servegen(tmp_path / "c-dataset.json")
     measured = profile["measured"]
     assert measured["requests"] == 1800
-    assert measured["input_tokens"]["mean"] == pytest.approx(
-        (1200 * 10 + 600 * 30) / 1800, rel=1e-4
-    )
+    expected = pytest.approx((1200 * 10 + 600 * 30) / 1800, rel=1e-4)
+    assert measured["input_tokens"]["mean"] == expected
     assert measured["arrivals"]["mean_rps"] == 1
     assert measured["arrivals"]["gap_cv"] == 1  # 1,200 of 1,800 requests are in the window of CV 1
     (tmp_path / "c-trace.csv").write_text("0,1.0,2.0\n600,-1,0\n")

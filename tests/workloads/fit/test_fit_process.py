@@ -256,9 +256,8 @@ def test_a_log_of_bursts_is_fitted_with_its_bursts_and_shown_beside_a_draw(tmp_p
     assert np.mean(over_time["rps"]) == pytest.approx(len(times) / (times[-1] - times[0]), rel=0.02)
     assert len(over_time["rps"]) == len(over_time["fitted_rps"]) == 48
     # a draw is as uneven over ten seconds as the log; independent gaps of its CV would not be
-    assert over_time["fitted_dispersion"]["10s"] == pytest.approx(
-        arrivals["dispersion"]["10s"], rel=0.5
-    )
+    expected = pytest.approx(arrivals["dispersion"]["10s"], rel=0.5)
+    assert over_time["fitted_dispersion"]["10s"] == expected
     notes = " ".join(profile["measured"]["notes"])
     assert (
         "arrivals: onoff describes parts of the log that it was not fitted to better than gamma:cv="
@@ -330,9 +329,8 @@ def test_sessions_are_drawn_like_recorded_ones(tmp_path: Path) -> None:
     schedule = open_schedule(workload, rate_rps=20, duration_s=200, seed=1, stage=0)
     assert schedule.session is not None
     first = schedule.input_tokens[schedule.turn == 0]
-    assert dict(zip(*np.unique(first, return_counts=True), strict=True)) == pytest.approx(
-        {9: len(first) / 2, 100: len(first) / 2}, rel=0.02
-    )
+    expected = pytest.approx({9: len(first) / 2, 100: len(first) / 2}, rel=0.02)
+    assert dict(zip(*np.unique(first, return_counts=True), strict=True)) == expected
     assert schedule.new_tokens is not None
     assert set(schedule.new_tokens[schedule.turn == 1].tolist()) == {25}
     third = schedule.new_tokens[schedule.turn == 2]

@@ -275,9 +275,8 @@ def test_rows_of_json_in_a_text_file_are_named(tmp_path: Path) -> None:
     path = tmp_path / "p.txt"
     path.write_text('{"prompt": "a"}\n{"messages": []}\n{"a": "prompt"}\nplain: {"prompt": "a"}\n')
     notes = read_prompts(path).notes
-    assert notes == (
-        "p.txt: 2 texts are JSON objects, sent as they stand: are they rows of a .jsonl?",
-    )
+    expected = ("p.txt: 2 texts are JSON objects, sent as they stand: are they rows of a .jsonl?",)
+    assert notes == expected
 
 
 def test_messages_behind_the_last_of_a_user_are_counted(tmp_path: Path) -> None:

@@ -249,9 +249,8 @@ def test_spans_in_each_convention_are_sent_as_openai_messages(tmp_path: Path) ->
     ]
     _, bodies = sent(written(tmp_path, spans), time_scale=20.0)
     assert bodies[0]["messages"] == wanted
-    assert bodies[0]["tools"] == [
-        {"type": "function", "function": {"name": "look", "parameters": {}}}
-    ]
+    expected = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    assert bodies[0]["tools"] == expected
     assert bodies[1]["messages"] == wanted[:2]
     assert "tools" not in bodies[1]
 
@@ -275,10 +274,8 @@ def test_texts_of_turns_go_on_with_the_answers_of_this_run(tmp_path: Path) -> No
     # 12 characters are 3 tokens; the second prompt has 3 + 3 of the answer + 3
     by_turn = {(int(e)): int(n) for e, n in zip(s.entry, s.input_tokens, strict=True)}  # type: ignore[arg-type]
     assert by_turn == {0: 3, 1: 9, 2: 1, 3: 3}
-    assert (
-        found.prompts
-        == "messages as recorded (4 of 4 requests); histories with the answers of this run"
-    )
+    expected = "messages as recorded (4 of 4 requests); histories with the answers of this run"
+    assert found.prompts == expected
 
 
 def test_texts_that_go_on_with_an_answer_wait_for_it_even_where_calls_overlapped(
@@ -315,10 +312,8 @@ def test_rows_whose_messages_cannot_be_read_are_made_up_and_counted(tmp_path: Pa
     found, bodies = sent(written(tmp_path, rows), time_scale=100.0)
     assert [len(b["messages"]) for b in bodies] == [2, 1, 1, 1]
     assert all(len(b["messages"][0]["content"].split()) == 12 for b in bodies[1:])
-    assert (
-        found.prompts
-        == "messages as recorded (1 of 4 requests); made-up text of the recorded lengths"
-    )
+    expected = "messages as recorded (1 of 4 requests); made-up text of the recorded lengths"
+    assert found.prompts == expected
     told = [note for note in found.notes if "cannot be read" in note]
     assert len(told) == 2
     assert all(note.startswith("t.jsonl: 1 rows have prompts that cannot be read") for note in told)

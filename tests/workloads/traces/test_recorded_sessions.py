@@ -116,10 +116,8 @@ def test_delays_without_any_timestamp_count_from_the_answer(tmp_path: Path) -> N
         (0.2, 0, [0], 0.2, AFTER_END),
         (0.3, 0, [2], 0.1, AFTER_END),
     ]
-    assert (
-        "1 pauses within sessions are cut to 0.2 s"
-        in played(path, think_scale=2.0, max_think_s=0.2).notes[-1]
-    )
+    expected = "1 pauses within sessions are cut to 0.2 s"
+    assert expected in played(path, think_scale=2.0, max_think_s=0.2).notes[-1]
     at_random = played(path, rate=2.0).schedule
     assert at_random.turn is not None
     begun = at_random.scheduled_s[at_random.turn == 0]
@@ -151,9 +149,8 @@ def test_a_first_timestamp_and_delays_behind_it(tmp_path: Path) -> None:
         (0.25, 0, [0], 0.25, AFTER_END),
         (2.0, 1, [], 0.0, AFTER_END),
     ]
-    assert "t.jsonl: 1 rows have no timestamp: they come a pause after the row above" in " ".join(
-        found.notes
-    )
+    expected = "t.jsonl: 1 rows have no timestamp: they come a pause after the row above"
+    assert expected in " ".join(found.notes)
     # every gap, pauses too
     assert [t[0] for t in turns(played(path, time_scale=2.0))] == [0.0, 0.125, 1.0]
     assert [t[0] for t in turns(played(path, time_scale=2.0, think_scale=1.0))] == [0.0, 0.25, 1.0]
