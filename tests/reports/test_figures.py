@@ -247,8 +247,8 @@ def test_a_closed_capacity_is_an_upper_limit_with_its_users() -> None:
         22.2], "capacity_rps": 22.2, "c_max": 9.78, "users": 32}""")
     got = found(summary)
     assert (got["Capacity"].value, got["Capacity"].interval) == ("at most 22.2 req/s", None)
-    expected = got["Capacity"].note
-    assert "users wait for the server: open arrivals violate the SLO at a lower rate" in expected
+    note = got["Capacity"].note
+    assert "users wait for the server: open arrivals violate the SLO at a lower rate" in note
     assert got["C_max"].value == "9.78 in flight"
     assert "mean concurrency of 32 users, who pause" in got["C_max"].note
 

@@ -142,8 +142,8 @@ def test_a_base_load_that_is_not_carried_is_told_in_the_verdict(tmp_path: Path) 
     # 4/s of 5 are served: request i waits i x 0.05 s, 1.75 s at most within 2 s less its 0.25: 36
     # of 150
     summary = summarise(burst_run(tmp_path / "run", service_s=0.25))
-    expected = summary["verdict"]
-    assert "the base load alone was not carried: 114 of 150 requests missed ttft_p99=2s" in expected
+    verdict = summary["verdict"]
+    assert "the base load alone was not carried: 114 of 150 requests missed ttft_p99=2s" in verdict
 
 
 def test_a_server_that_was_stuck_and_then_caught_up_has_drained(tmp_path: Path) -> None:

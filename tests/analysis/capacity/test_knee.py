@@ -68,8 +68,8 @@ def test_the_knee_lies_between_the_loads_where_p99_parts_whatever_lies_beyond(us
     assert knee.region == (192 * scale, 256 * scale)
     assert knee.region_rps == ((192, 200) if users else (192, 256))
     assert knee.reason is None
-    expected = knee.methods["p99_p50_divergence"].definition
-    assert "p99/p50 of ttft_from_schedule_s, 2 times its low-load level of 3.00" in expected
+    definition = knee.methods["p99_p50_divergence"].definition
+    assert "p99/p50 of ttft_from_schedule_s, 2 times its low-load level of 3.00" in definition
     # 3.2 -> 99 passes 6 at ln(6/3.2)/ln(99/3.2) = 0.183 of the step, on a log scale
     assert knee.concurrency == pytest.approx(192 * scale * (256 / 192) ** 0.1832, rel=1e-3)
     for beyond in (

@@ -34,7 +34,7 @@ from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from tests.support.contract import on_stages, struct_of
 from tests.support.servers.fault_server import FaultServer
-from tests.support.stage_driving import Made, request_bytes, schedule_at
+from tests.support.stage_driving import plain, schedule_at
 
 level_of, open_levels, find_capacity, cut_short, is_decided, next_step, so_far = (
     on_stages(f)
@@ -326,7 +326,7 @@ async def _finished_early(url: str) -> tuple[dict[str, Any], list[Any]]:
     endpoint = parse_endpoint(url)
     client = Client(endpoint, endpoint.addresses(), endpoint.ssl_context())
     records: list[Any] = []
-    runner = StageRunner([client], Made(lambda _, n: request_bytes(endpoint, n)), records.append)
+    runner = StageRunner([client], plain(endpoint), records.append)
     times = np.arange(0, 30, 0.05)
     plan = StagePlan(
         0, "open", schedule_at(times.tolist()), duration_s=30.0, offered_rps=20.0, drain_s=10.0

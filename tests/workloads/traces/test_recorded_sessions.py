@@ -13,11 +13,9 @@ import pytest
 
 from ampacity.loadgen.drive.dependencies import SessionDependencies
 from ampacity.loadgen.drive.options import RunnerOptions
-from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.receive.answers import ANSWERS
-from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.send.requests import ScheduledRequests
@@ -28,6 +26,7 @@ from ampacity.workloads.replay import Replayed, replayed
 from ampacity.workloads.schedule import AFTER_END, AFTER_START, WITH_START, Schedule
 from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.read import read_trace
+from tests.support import stage_driving
 from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import Driven, on_loop
 from tests.support.traces import lines
@@ -71,21 +70,11 @@ def drive(url: str, found: Replayed, api: Any = "chat", **plan: Any) -> Driven:
         requests = ScheduledRequests(
             [(endpoint, None)], shape, PromptMaker(WORDS, "s"), "run", file=found.recorded
         )
-        records: list[RequestRecord] = []
-        runner = StageRunner(
-            [client],
-            requests,
-            records.append,
-            RunnerOptions(targets=["t"], answer=ANSWERS[shape.api]),
-        )
-        known = (
-            json.loads("""{"kind": "open", "duration_s": 0.05, "drain_s": 20.0,
-            "finish_s": 20.0, "whole": true}""")
-            | plan
-        )
-        result = await runner.run(StagePlan(index=0, schedule=found.schedule, **known))
-        await client.close()
-        return Driven(result.meta, sorted(records, key=lambda r: r.request_id))
+        options = RunnerOptions(targets=["t"], answer=ANSWERS[shape.api])
+        known = {"kind": "open", "duration_s": 0.05, "drain_s": 20.0, "finish_s": 20.0}
+        known |= {"index": 0, "schedule": found.schedule, "whole": True} | plan
+        result = await stage_driving.played(client, requests, StagePlan(**known), options)
+        return Driven(result.meta, sorted(result.records, key=lambda r: r.request_id))
 
     return on_loop("uvloop", main())
 
