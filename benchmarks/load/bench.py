@@ -33,8 +33,7 @@ SERVER_LATE_MAX_MS = 1.0  # beyond it the server's core was not its own, and tim
 @dataclass(frozen=True)
 class Scenario:
     """One load, options of the server, and the bars: metric -> largest value allowed (a bool:
-    exactly that).
-    """
+    exactly that)."""
 
     name: str
     load: Load

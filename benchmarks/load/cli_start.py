@@ -29,8 +29,7 @@ Waited = tuple[float, float]  # wall time and CPU, seconds from the launch
 
 def watched(command: list[str]) -> tuple[int, list[int], list[float]]:
     """Run a command to its end: its launch, and samples of its CPU seconds so far. Times monotonic
-    ns.
-    """
+    ns."""
     began_ns = time.monotonic_ns()
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -43,8 +43,7 @@ def write_run(
     """Write a run: Poisson arrivals at 100, 200, ... requests/s; log-normal lengths, TTFT and gaps.
 
     ``tokens``: the mean of an answer. ``counted``: the server says of every chunk how many tokens
-    it holds, one.
-    """
+    it holds, one."""
     from ampacity.analysis.slo import parse_slos
 
     rng, each, start_s, metas = np.random.default_rng(1), requests // stages, 0.0, []

@@ -87,8 +87,7 @@ def _run(command: list[str]) -> None:
 def write_streams(path: Path, streams: Sequence[Sequence[tuple[int, bytes]]]) -> None:
     """Write streams that the server plays: pieces of (tokens, bytes), each sent at once.
 
-    The first and the last piece of a stream have no tokens, all others have some.
-    """
+    The first and the last piece of a stream have no tokens, all others have some."""
     with path.open("wb") as file:
         file.write(struct.pack("=I", len(streams)))
         for pieces in streams:
@@ -105,8 +104,7 @@ def mock_server(
     MockError.
 
     ``core`` pins it, ``ahead`` puts it before other work there, ``tls`` makes a certificate. When the context has ended,
-    ``served`` and ``stats`` hold the truth.
-    """
+    ``served`` and ``stats`` hold the truth."""
     with tempfile.TemporaryDirectory(prefix="ampacity-mock-") as directory:
         truth = Path(directory) / "truth.tsv"
         command = [str(build(Path(directory), tls)), "--truth", str(truth)]

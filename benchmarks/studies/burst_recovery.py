@@ -38,8 +38,7 @@ BASES_S = (5.0, 15.0, 30.0, 60.0, 120.0)
 
 class Kept:
     """Draws for all requests, of which those in ``mask`` are given: the same service times with and
-    without the burst.
-    """
+    without the burst."""
 
     def __init__(self, seed: list[int], mask: npt.NDArray[np.bool_]) -> None:
         self._rng, self._mask = np.random.default_rng(seed), mask
@@ -97,8 +96,7 @@ def play(case: Case, seed: int, more_s: float = 0.0) -> Played:
 
 def true_recovery_s(case: Case, run: Played) -> float:
     """See the module; the coupling is exact, since the server is a function of arrivals and service
-    times.
-    """
+    times."""
     over_s = case.plan.base_s + case.plan.burst_s
     begun = run.at[~run.extra]
     left, left_without = np.sort(run.at + run.e2e), np.sort(begun + run.e2e_without)

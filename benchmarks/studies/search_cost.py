@@ -85,8 +85,7 @@ def only_ttft(cohort: Cohort) -> dict[str, Any]:
 
 class ServerRig:
     """A rig whose endpoint is a server of the study; its stages are judged as those of a run
-    are.
-    """
+    are."""
 
     def __init__(self, server: Server, slo: Slo, seed: int, duration_s: float = 30.0) -> None:
         self.settings: Any = SimpleNamespace(
@@ -322,8 +321,7 @@ def study(
     first_seed: int = 0,
 ) -> float:
     """Print the figures of ``seeds`` searches; gives the 95th percentile of the relative error of
-    those that got there.
-    """
+    those that got there."""
     rows = []
     said: list[float | None] = []
     for seed in range(first_seed, first_seed + seeds):

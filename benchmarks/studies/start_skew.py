@@ -55,8 +55,7 @@ def of_constant(window_s: float, skew_s: float) -> float:
 
     A request due x before a window's end falls in it with a probability p that rises from 0 to 1
     over ``skew_s``; the variance is the sum of p (1 - p). For windows and skews that are shorter
-    than a worker's own gap.
-    """
+    than a worker's own gap."""
     if skew_s <= window_s:
         return skew_s / (3 * window_s)
     return 1 - window_s / skew_s + window_s**2 / (3 * skew_s**2)
@@ -67,8 +66,7 @@ def dispersions(
 ) -> list[float]:
     """Return the index of dispersion at each length of window, over all runs together.
 
-    The first second is left out: not all workers have started.
-    """
+    The first second is left out: not all workers have started."""
     counts: list[list[npt.NDArray[np.int64]]] = [[] for _ in windows_s]
     for seed in range(plan.runs):
         rng = np.random.default_rng([plan.seed, seed])

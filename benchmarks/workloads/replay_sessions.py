@@ -38,8 +38,7 @@ ENGINE = (
 
 def chosen(sessions: int, below: int) -> dict[str, list[dict[str, str]]]:
     """The first ``sessions`` sessions of the trace whose prompts all have fewer than ``below``
-    tokens; the rows that a replay plays: those with an answer.
-    """
+    tokens; the rows that a replay plays: those with an answer."""
     held: dict[str, list[dict[str, str]]] = defaultdict(list)
     with gzip.open(TRACE, "rt", newline="") as file:
         for row in csv.DictReader(file):
@@ -103,8 +102,7 @@ def replay(
 ) -> dict[str, Any]:
     """Play the sessions with ``ampacity run``; what came of it beside what the trace says.
 
-    The trace and the run directory stay in ``folder``.
-    """
+    The trace and the run directory stay in ``folder``."""
     from typer.main import get_command
 
     from ampacity.cli.app import app
@@ -139,8 +137,7 @@ def replay(
 def apart(server_pid: int) -> Iterator[None]:
     """Give the server one core and this process the others for a while, where there are two.
 
-    Else the two take the same core from each other, and a turn waits for it.
-    """
+    Else the two take the same core from each other, and a turn waits for it."""
     mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(mine) < 2:
         yield
@@ -158,8 +155,7 @@ def compared(
     held: list[list[dict[str, str]]], rows: list[dict[str, Any]], max_think_s: float
 ) -> dict[str, Any]:
     """The records of a replay beside the recorded sessions, turn for turn; sessions that were not
-    answered as a whole are left out and show in ``played_whole``.
-    """
+    answered as a whole are left out and show in ``played_whole``."""
     played: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         played[row["session_id"] or f"lone {row['request_id']}"].append(row)

@@ -59,8 +59,7 @@ def changed(found: Soak) -> dict[str, SoakChange]:
 
 def test_a_change_is_found_where_it_is() -> None:
     """12 values below 12 others: the rank sum is as far from its mean as it can be, and of 9,999
-    random orders none is as far.
-    """
+    random orders none is as far."""
     ups_and_downs = [0.0, 0.2, 0.1] * 4
     found = find_change([*ups_and_downs, *(5 + v for v in ups_and_downs)])
     assert (found.first, found.p, found.ends) == (12, 1e-4, None)

@@ -44,8 +44,7 @@ def of_two_workers(ttfts_s: list[float], gaps_s: list[float]) -> Live:
 def panel(**changes: Any) -> LivePanel:
     """Of the second of four stages, 30 of its 60 s over: 40 requests/s, TTFT 1, 2 ... 100 ms.
 
-    One in fifty gaps of each answer is 20 ms, the others are 10 ms.
-    """
+    One in fifty gaps of each answer is 20 ms, the others are 10 ms."""
     live = of_two_workers([0.001 * i for i in range(1, 101)], [*[0.01] * 49, 0.02])
     began_s = time.monotonic() - 30
     live.stage, live.level, live.began_s, live.duration_s = 1, 40.0, began_s, 60.0

@@ -191,9 +191,8 @@ def test_a_run_is_exported_while_it_runs(
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     final = otlp_values(posted[-1])
     assert final["requests_sent_total"] == summary["requests"]
-    assert final["requests_ended_total{ok}"] == summary["requests"] - sum(
-        summary["errors"].values()
-    )
+    expected = final["requests_ended_total{ok}"]
+    assert expected == (summary["requests"] - sum(summary["errors"].values()))
     assert final["ttft_seconds_count"] == final["client_lag_seconds_count"] == summary["requests"]
     assert final["stage"] == len(summary["stages"]) - 1
     sent = [samples(text)["requests_sent_total"] for text in pages]

@@ -96,10 +96,8 @@ def test_sessions_and_prefixes_are_told_in_words(tmp_path: Path) -> None:
         "compacted above 8,000 tokens; history of the real answers; a failed turn ends its session"
         in facts["Sessions"]
     )
-    assert (
-        facts["Shared prefixes"]
-        == "tools: fixed at 300 tokens, 4 texts (Zipf 1), in 50.0% of the prompts"
-    )
+    expected = "tools: fixed at 300 tokens, 4 texts (Zipf 1), in 50.0% of the prompts"
+    assert facts["Shared prefixes"] == expected
     assert side_title(described, "input") == "First message, tokens"
     assert side_title(described, "output", ", planned") == "Output tokens, planned"
     cut = workload_facts({"clipped_to_context": 7, "turns_beyond_context": 2})

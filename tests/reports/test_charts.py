@@ -316,9 +316,8 @@ def test_quantile_curves_use_one_over_one_minus_q() -> None:
     # null and q = 1 are left out
     assert [row["x"] for row in rows] == pytest.approx([1, 2, 10, 100])
     assert [row["y"] for row in rows] == [0.1, 0.2, 0.3, 0.4]
-    assert "SLO ttft_p99=2s: at most 2.00 s at p99" in texts(
-        distributions.ttft_percentiles(read_summary(summary)), "point"
-    )
+    expected = "SLO ttft_p99=2s: at most 2.00 s at p99"
+    assert expected in texts(distributions.ttft_percentiles(read_summary(summary)), "point")
 
 
 def test_itl_names_each_stage_and_dashes_the_unsteady_one() -> None:
@@ -329,9 +328,8 @@ def test_itl_names_each_stage_and_dashes_the_unsteady_one() -> None:
         *(f"{n} req/s" for n in range(1, 8)),
         "9 req/s, no steady state",
     ]
-    assert [bool(mark.get("strokeDash")) for mark, _ in layers(chart, "line")] == [False] * 7 + [
-        True
-    ]
+    expected = [False] * 7 + [True]
+    assert [bool(mark.get("strokeDash")) for mark, _ in layers(chart, "line")] == expected
 
 
 def test_at_most_eight_curves_with_the_first_and_the_last() -> None:
@@ -466,9 +464,8 @@ def test_the_curves_of_a_search_leave_the_stages_out_that_only_bracket() -> None
     ]
     assert [(mark["filled"], xs) for mark, xs in hollow] == [(False, left_out)]
     assert chart is not None
-    assert "no steady state, or too short to show one: no part of the curve" in [
-        key.label for key in chart.keys
-    ]
+    expected = "no steady state, or too short to show one: no part of the curve"
+    assert expected in [key.label for key in chart.keys]
     summary["stages"] = [s for s in summary["stages"] if s["stable"]]
     shorter = achieved_by_offered(read_summary(summary))
     assert shorter is not None

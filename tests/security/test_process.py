@@ -19,7 +19,7 @@ from ampacity.loadgen.send.endpoint import EndpointError, Tls
 from tests.support.args import args_of
 from tests.support.servers.certificates import make_certificate
 from tests.support.servers.fault_server import FaultServer
-from tests.support.waiting import wait_until
+from tests.support.waiting import gone, wait_until
 
 KEY = "sk-planted-4711-abcdef"
 
@@ -64,14 +64,6 @@ def test_a_refused_key_is_reported_with_one_status(
     line = capfd.readouterr().err
     assert "refuses the API key (HTTP 401: wrong key: Bearer ***); check --api-key-env" in line
     assert line.count("401") == 1
-
-
-def gone(pid: int) -> bool:
-    """Return whether a process has ended; a zombie that nobody reaps has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def test_a_command_that_hangs_ends_with_the_process(tmp_path: Path) -> None:

@@ -68,8 +68,7 @@ def play(
     reads: Iterable[tuple[int, bytes]], *, started_ns: int = 0, closed: bool = True
 ) -> RequestRecord:
     """The record after ``reads`` of (ns, bytes); then the peer closes, at the time of the last
-    read.
-    """
+    read."""
     record = RequestRecord(
         request_id=0, stage=0, scheduled_ns=started_ns, status="unfinished", started_ns=started_ns
     )

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -27,3 +28,11 @@ async def until(holds: Callable[[], object], within_s: float = 30.0) -> None:
     while not holds():
         assert time.monotonic() < end_s, "it did not come"
         await asyncio.sleep(0.005)
+
+
+def gone(pid: int) -> bool:
+    """Return whether a process has ended; a zombie that nobody reaps has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

@@ -221,9 +221,8 @@ def test_the_slo_that_breaks_first_is_the_binding_one() -> None:
 
 
 def test_an_in_flight_count_without_a_level_is_no_end_of_an_interval() -> None:
-    """Between a steady stage with 8 in flight and an unstable one with 600 nothing is
-    interpolated: no more than 20 were served, with the chance error of 600 answers.
-    """
+    """Between a steady stage with 8 in flight and an unstable one with 600 nothing is interpolated:
+    no more than 20 were served, with the chance error of 600 answers."""
     jammed = {"stable": False, "achieved": 20, "concurrency": 600, "carried_rps": 40.0}
 
     def both(effective: float) -> Capacity:
@@ -534,8 +533,7 @@ def test_an_inconclusive_stage_is_judged_by_all_stages_together(
 
 def test_a_miss_in_a_short_low_stage_is_no_limit(tmp_path: Path) -> None:
     """One of 60 requests at 1/s fails, none at 10, 20 and 40/s: at least 40/s are carried, and no
-    estimate lies above.
-    """
+    estimate lies above."""
 
     def stage(rate: float, n: int, bad: int | None, start_s: float, first: int) -> Stage:
         records = [
@@ -563,8 +561,7 @@ def test_a_miss_in_a_short_low_stage_is_no_limit(tmp_path: Path) -> None:
 
 def test_loads_that_contradict_each_other_name_no_capacity(tmp_path: Path) -> None:
     """Every request at 10 and 40/s waits 1 s, at 20, 60 and 80/s none does: no figure, and the
-    warning.
-    """
+    warning."""
     stages = queue_sweep(np.random.default_rng(1), (10, 20, 40, 60, 80, 110), 60, service_rps=100)
     for i in (0, 2):
         stages[i].records = [

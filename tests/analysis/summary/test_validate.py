@@ -332,8 +332,7 @@ def test_figures_have_units_and_a_broken_line_says_what_was_assumed(
     run: Path, tmp_path: Path, ampacity: Any, capsys: Any
 ) -> None:
     """The benchmark's TTFT is log-normal, 100 ms and sigma 0.3; production's p95 in (0.5 s, 1 s],
-    95 of 100 at 0.5 + 0.5 x 94/99.
-    """
+    95 of 100 at 0.5 + 0.5 x 94/99."""
     slow = tmp_path / "slow.prom"
     slow.write_text(page(NAME, {"0.5": 100, "1.0": 10_000, "+Inf": 10_000}))
     assert ampacity("validate", run, "--production", slow) == 1

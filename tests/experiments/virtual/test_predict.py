@@ -28,8 +28,7 @@ from tests.support.contract import summarise
 
 def test_finds_the_capacity_of_the_batching_server(tmp_path: Path, command: Command) -> None:
     """Step time 10 ms + 1 ms × b, 16 slots, 100 tokens: saturates at 1/(100 (0.01/16 + 0.001)) =
-    6.154 requests/s.
-    """
+    6.154 requests/s."""
     run = tmp_path / "run"
     command(
         "predict --preset linear:0.01,0.001 --max-num-seqs 16 --input-tokens 10 "
@@ -116,9 +115,8 @@ def test_closed_loop_is_the_closed_form(tmp_path: Path, command: Command) -> Non
     found: dict[str, Any] = json.loads((run / "summary.json").read_text())
     for stage, users in zip(found["stages"], (1, 4, 16), strict=True):
         assert stage["concurrency_set"] == users
-        assert stage["achieved_rps"] == pytest.approx(
-            users / (100 * (0.01 + 0.001 * users)), rel=0.02
-        )
+        expected = pytest.approx(users / (100 * (0.01 + 0.001 * users)), rel=0.02)
+        assert stage["achieved_rps"] == expected
         assert stage["tpot_s"]["p50"] == pytest.approx(0.01 + 0.001 * users, rel=0.01)
 
 
@@ -126,8 +124,7 @@ def test_a_ramp_comes_before_the_duration_and_does_not_count(
     tmp_path: Path, command: Command
 ) -> None:
     """Five steps of 20 ms a request and 0.4 s of thought: 2 requests/s and user. Four begin at 0,
-    2.5, 5 and 7.5 s.
-    """
+    2.5, 5 and 7.5 s."""
     run = tmp_path / "run"
     command(
         "predict --preset linear:0.02,0 --max-num-seqs 16 --input-tokens 10 "
@@ -267,8 +264,7 @@ def test_predictions_have_ids_of_their_own_and_the_same_one_twice_is_no_evidence
     tmp_path: Path, command: Command, capsys: Any
 ) -> None:
     """Two that begin in the same second are two runs; of one seed they are equal to the last
-    digit.
-    """
+    digit."""
     ids = []
     for name, seed in (("a", 1), ("again", 1), ("other", 2)):
         words = tuple(

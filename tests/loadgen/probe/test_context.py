@@ -194,10 +194,8 @@ def test_a_trace_of_which_nothing_fits_is_refused(
         refused = cli("run", server.url, "--trace", path, "--out", tmp_path / "run")
     assert refused.returncode == 2
     assert not (tmp_path / "run").exists()
-    assert (
-        "not one of its 4 requests can be sent as it is, within the model's context of 600"
-        in refused.stderr
-    )
+    expected = "not one of its 4 requests can be sent as it is, within the model's context of 600"
+    assert expected in refused.stderr
     assert "they begin with 705 and more" in refused.stderr
     assert ("--fit-context" in refused.stderr) is (not columns)
 
@@ -227,14 +225,10 @@ def test_recorded_prompts_that_do_not_fit_are_left_out_and_counted(
     meta = json.loads((tmp_path / "run" / "run.json").read_text())
     assert meta["workload"]["clipped_to_context"] == meta["workload"]["turns_beyond_context"] == 1
     notes = " ".join(meta["notes"])
-    assert (
-        "the trace: 20.0% of the requests are shortened and 20.0% of the turns are left out"
-        in notes
-    )
-    assert (
-        "t.jsonl: arrivals are played 2 times as fast as recorded (--time-scale): arrivals over 0.4 s come within 0.2 s"
-        in notes
-    )
+    expected = "the trace: 20.0% of the requests are shortened and 20.0% of the turns are left out"
+    assert expected in notes
+    expected = "t.jsonl: arrivals are played 2 times as fast as recorded (--time-scale): arrivals over 0.4 s come within 0.2 s"
+    assert expected in notes
     statuses = pq.read_table(tmp_path / "run" / "requests.parquet")["status"].to_pylist()
     assert statuses == ["ok"] * 4
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -263,10 +257,8 @@ def test_whatever_is_left_out_of_a_trace_is_said(cli: Cli, tmp_path: Path) -> No
         )
     assert done.returncode == 0, done.stderr
     notes = json.loads((tmp_path / "run" / "run.json").read_text())["notes"]
-    assert (
-        "the trace: 0.5% of the turns are left out, to fit the model's context of 600 tokens"
-        in notes
-    )
+    expected = "the trace: 0.5% of the turns are left out, to fit the model's context of 600 tokens"
+    assert expected in notes
     assert any(
         note.startswith("t.jsonl: the limit of 50 requests leaves 50 of 199 requests")
         for note in notes

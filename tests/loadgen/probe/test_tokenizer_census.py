@@ -265,9 +265,8 @@ def test_the_carried_vocabulary_needs_no_network(tmp_path: Path) -> None:
         command, capture_output=True, text=True, timeout=60, check=False, env=environment
     )
     assert done.stdout.strip() == "2", done.stderr
-    assert [p.name for p in (tmp_path / "new").iterdir()] == [
-        "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
-    ]
+    expected = ["9b5ad71b2ce5302211f9c61530b329a4922fc6a4"]
+    assert [p.name for p in (tmp_path / "new").iterdir()] == expected
 
 
 def test_none_and_server_count_words() -> None:

@@ -7,14 +7,7 @@ import pytest
 
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord
-from tests.streams.playing import (
-    END,
-    HEAD,
-    MS,
-    OK,
-    chunk,
-    new_exchange,
-)
+from tests.streams.playing import END, HEAD, MS, OK, chunk, new_exchange
 
 
 def _exchange() -> tuple[Exchange, list[Exchange]]:

@@ -6,16 +6,7 @@ from typing import Any
 import pytest
 
 from ampacity.loadgen.receive.exchange import Exchange
-from tests.streams.playing import (
-    END,
-    FINISH,
-    HEAD,
-    MS,
-    chunk,
-    new_exchange,
-    play,
-    text,
-)
+from tests.streams.playing import END, FINISH, HEAD, MS, chunk, new_exchange, play, text
 
 
 def _delta(**said: Any) -> str:

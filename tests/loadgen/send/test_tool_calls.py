@@ -338,8 +338,7 @@ def test_prompts_grow_as_planned_and_a_run_says_where_they_do_not(
     only: str, words: int, tmp_path: Path, ampacity: Any
 ) -> None:
     """Planned are 50 tokens, and each turn 198 of an answer and 30 new ones. Answers of 6 words
-    make it 36 more a turn, which is far less, and is said.
-    """
+    make it 36 more a turn, which is far less, and is said."""
     profile = tmp_path / "agent.yaml"
     profile.write_text(
         "name: agent\nsource: test\ninput_tokens: 50\noutput_tokens: 198\n"
