@@ -26,7 +26,7 @@ from ampacity.analysis.limits.quota import find_quota
 from ampacity.analysis.limits.table import find_limits
 from ampacity.analysis.load_names import name_stages, planned_name
 from ampacity.analysis.metrics.impossible import check_records
-from ampacity.analysis.metrics.lengths import mean_tokens, output_deviation, realised
+from ampacity.analysis.metrics.lengths import deviations, mean_tokens, realised
 from ampacity.analysis.metrics.odd_answers import odd_answers
 from ampacity.analysis.metrics.requests import Requests
 from ampacity.analysis.network import network_share
@@ -113,7 +113,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
     found = read_summary(_plain(summary))
     r = records.requests
     odd = odd_answers(run.requests, r, _models_asked(meta))
-    found = structs.replace(found, warnings=find_warnings(Facts(found, output_deviation(r), odd)))
+    found = structs.replace(found, warnings=find_warnings(Facts(found, deviations(r), odd)))
     found = structs.replace(found, verdict=write_verdict(found))
     command = found.next_command or next_command(found, meta, str(run.path))
     return structs.replace(found, next_command=command, limits=find_limits(found))
