@@ -112,14 +112,14 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
     _add_optional_parts(summary, run, metas, records, slos)
     found = read_summary(_plain(summary))
     r = records.requests
-    odd = odd_answers(run.requests, r, _models_asked(meta))
+    odd = odd_answers(run.requests, r, models_asked(meta))
     found = structs.replace(found, warnings=find_warnings(Facts(found, deviations(r), odd)))
     found = structs.replace(found, verdict=write_verdict(found))
     command = found.next_command or next_command(found, meta, str(run.path))
     return structs.replace(found, next_command=command, limits=find_limits(found))
 
 
-def _models_asked(meta: Mapping[str, Any]) -> set[str]:
+def models_asked(meta: Mapping[str, Any]) -> set[str]:
     classes = (meta.get("workload") or {}).get("classes") or []
     models = [name for kind in classes for name in kind.get("models") or []]
     return {*models, str((meta.get("endpoint") or {}).get("model"))}

@@ -10,10 +10,12 @@ import pyarrow.compute as pc
 from ampacity.analysis.contract.figures import Spread
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.metrics.observations import quantile_rank
+from ampacity.analysis.metrics.odd_answers import text_counts
 from ampacity.analysis.metrics.requests import Floats, Requests, visible_tokens
 
 _LEVELS = {f"p{percent}": percent / 100 for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
 
+NAMES_MAX = 20  # of models that answered
 SLACK_TOKENS = 2  # of a request, by which a prompt may miss its plan
 
 
@@ -47,6 +49,7 @@ def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:
     ok = first.has_status("ok")
     answers = first.take(ok)
     sources = table["token_source"].take(pa.array(first.row))
+    names = text_counts(table["answered_by"].take(pa.array(answers.row)))
     return {
         "input_tokens": {
             "planned": describe(first.input_tokens_planned),
@@ -65,6 +68,7 @@ def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:
             for c in pc.value_counts(sources).to_pylist()
             if c["values"] is not None
         },
+        "answered_by": dict([*names.items()][:NAMES_MAX]),
     }
 
 
