@@ -55,10 +55,10 @@ def odd_answers(table: pa.Table, requests: Requests, asked: Collection[str]) -> 
         cut_short(table, requests),
         int(np.count_nonzero(unseen(requests))),
         {what: n for what, n in impossible.items() if n},
-        _strangers(_counts(table["answered_by"].take(rows)), asked),
+        strangers_of(text_counts(table["answered_by"].take(rows)), asked),
         {
             reason: n
-            for reason, n in _counts(table["finish_reason"].take(rows)).items()
+            for reason, n in text_counts(table["finish_reason"].take(rows)).items()
             if reason.lower() not in ENDINGS
         },
         _whole(good),
@@ -72,13 +72,13 @@ def _whole(good: Requests) -> int:
     return int(np.count_nonzero(is_whole & (good.output_tokens >= LONG) & (lasts_s > FAST_S)))
 
 
-def _counts(column: pa.ChunkedArray) -> dict[str, int]:
+def text_counts(column: pa.ChunkedArray) -> dict[str, int]:
     """Return the number of each text, the most frequent first."""
     found = Counter({v["values"]: v["counts"] for v in pc.value_counts(column).to_pylist()})
     return {text: n for text, n in found.most_common() if text is not None}
 
 
-def _strangers(answered_by: dict[str, int], asked: Collection[str]) -> dict[str, int]:
+def strangers_of(answered_by: dict[str, int], asked: Collection[str]) -> dict[str, int]:
     """Return the answers by others than the models that were asked for.
 
     One other name for each model is an alias, unless some answers have the model's own.

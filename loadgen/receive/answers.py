@@ -180,6 +180,7 @@ class ResponsesAnswer(_TypedAnswer):
         status = whole.get("status")
         if status not in _ENDED:
             return
+        self.done = True
         self._on_usage(whole.get("usage"))
         if status in ("failed", "cancelled"):
             error = whole.get("error") or {"message": f"the response is {status}"}

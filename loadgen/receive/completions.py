@@ -91,6 +91,11 @@ class Answer:
         self._misses = self._missed_at = 0  # in a row, and the number of chunks at the last
         self.may_match = hot_path.COMPILED and self.content_of is not None  # else all is parsed
 
+    @property
+    def whole(self) -> bool:
+        """Tell whether [DONE] has come, or both the finish reason and the last usage."""
+        return self.done or bool(self.finish_reason is not None and self.tally.totals)
+
     def keep_text(self) -> None:
         self.texts, self.calls = [], CallPieces()
 

@@ -216,6 +216,33 @@ def test_answers_of_other_lengths_claim_no_clean_capacity(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("columns", "share"),
+    [
+        # 10 asked for: 18 and 2 in turn, |8| / 10; 12 and 8, which may be a count's tolerance; a
+        # tenth of the answers 100 longer, the others 11 shorter
+        ([{"output_tokens": n, "output_tokens_planned": 10} for n in (18, 2)], "Answers were 80%"),
+        ([{"output_tokens": n, "output_tokens_planned": 10} for n in (12, 8)], ""),
+        (
+            [{"output_tokens": n, "output_tokens_planned": 50} for n in (149, *[39] * 9)],
+            "Answers were 40%",
+        ),
+        ([{"input_tokens": n, "input_tokens_planned": 100} for n in (150, 50)], "Prompts were 50%"),
+    ],
+)
+def test_lengths_that_are_right_on_average_alone_are_said(
+    columns: list[dict[str, Any]], share: str, tmp_path: Path
+) -> None:
+    rows = [request(i, i / 8, **columns[i % len(columns)]) for i in range(100)]
+    run = make_run(tmp_path / "run", [Stage(rows, 12.5, 0.0, 8.0)], [], warmup_requests=0)
+    summary = summarise(run)
+    found = [*texts(summary, "lengths_off"), *texts(summary, "inputs_off")]
+    assert [t.startswith(f"{share} off one by one, though not on average") for t in found] == (
+        [True] if share else []
+    )
+    assert summary["verdict"].startswith("Not the load that was planned") == bool(share)
+
+
 @pytest.mark.parametrize(("n", "tokens", "said"), [(20, 30, 1), (2, 30, 1), (1, 30, 0), (20, 4, 0)])
 def test_some_answers_in_one_piece_are_said(tmp_path: Path, n: int, tokens: int, said: int) -> None:
     """``n`` of 100 answers come whole, after as long as the others take."""

@@ -1,6 +1,7 @@
 """The Responses API, Anthropic's Messages API and embeddings: same records, same words."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -204,6 +205,42 @@ def test_half_a_character_is_a_token_in_every_api(api: Api) -> None:
     assert (record.status, record.error) == ("ok", None)
     assert (record.first_token_ns, record.first_answer_ns) == (10 * MS, 20 * MS)
     assert list(record.chunk_at_us) == [10_000, 20_000, 30_000]
+
+
+PING = http_chunk(b": ping\n\n")
+TEXT: dict[str, object] = {"choices": [{"delta": {"content": "a"}, "finish_reason": "length"}]}
+COUNTED: dict[str, object] = {"choices": [], "usage": {"completion_tokens": 1}}
+STOPPED = {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}}
+
+
+@pytest.mark.parametrize(
+    ("api", "events", "heartbeat", "status"),
+    [
+        ("chat", [TEXT, COUNTED, "[DONE]"], True, "ok"),
+        ("completions", [{"choices": [{"text": "a"}]}, "[DONE]"], True, "ok"),
+        ("messages", [block("text", "a"), STOPPED, {"type": "message_stop"}], True, "ok"),
+        ("responses", [said("a"), ended("completed", usage=RESPONSES_USAGE)], True, "ok"),
+        ("chat", [TEXT, COUNTED], False, "ok"),  # a usage may still come, so it is waited for
+        ("messages", [block("text", "a"), STOPPED | {"usage": {"output_tokens": 1}}], False, "ok"),
+        ("chat", [TEXT], False, "timeout"),
+        ("messages", [block("text", "a")], False, "timeout"),
+    ],
+)
+def test_a_whole_answer_needs_no_end_of_its_body(
+    api: Api, events: list[Any], heartbeat: bool, status: str
+) -> None:
+    """Some servers go on with heartbeats for ever: at 100 ms, when the user gives up at 500 ms."""
+    exchange = new_exchange(api)
+    exchange.feed(MS, HEAD)
+    for i, value in enumerate(events):
+        data = value if isinstance(value, str) else json.dumps(value)
+        exchange.feed((i + 1) * 10 * MS, http_chunk(f"data: {data}\n\n".encode()))
+    assert not exchange.ended
+    assert exchange.feed(100 * MS, PING) == heartbeat
+    exchange.fail("timeout", "no end", 500 * MS)
+    record = exchange.record
+    assert (record.status, record.last_token_ns) == (status, 10 * MS)
+    assert (record.ended_ns, exchange.close_after) == (100 * MS if heartbeat else 500 * MS, True)
 
 
 ONE_PIECE: dict[Api, dict[str, object]] = {"responses": said("x"), "messages": block("text", "x")}
