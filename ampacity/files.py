@@ -4,9 +4,11 @@ that opens them."""
 import contextlib
 import errno
 import gzip
+import hashlib
 import io
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,6 +66,16 @@ def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
     UnicodeDecodeError where it is no UTF-8.
     """
     return read_bytes(path, most_bytes).decode("utf-8-sig")
+
+
+def digest(*paths: str | Path) -> str:
+    """Return 16 hexadecimal digits that tell the contents of files from others. Raises OSError."""
+    whole = hashlib.sha256()
+    for path in paths:
+        with open_file(path) as file:
+            for part in iter(partial(file.read, MIB), b""):
+                whole.update(part)
+    return whole.hexdigest()[:16]
 
 
 def why(error: Exception) -> str:

@@ -193,6 +193,17 @@ def resent(facts: Facts) -> str | None:
     )
 
 
+def unsolicited(facts: Facts) -> str | None:
+    n = sum(s.unsolicited for s in facts.stages)
+    if not n:
+        return None
+    return (
+        f"On idle connections something came {n:,} times that no request had asked for; each was "
+        "closed. A server that answers twice, or sends an error of its own as it closes, gives some "
+        "requests an answer that is not theirs: look for such a proxy or duplicate."
+    )
+
+
 def drift(facts: Facts) -> str | None:
     moved = [s for s in facts.counted if s.drift.drifting]
     if not moved:

@@ -360,6 +360,7 @@ RULES: Mapping[str, Rule] = {
     "unstable_lowest": of_stages.unstable_lowest,
     "never_settled": of_stages.never_settled,
     "resent": of_stages.resent,
+    "unsolicited": of_stages.unsolicited,
     "drift": of_stages.drift,
     "two_modes": of_stages.two_modes,
     "too_few_requests": _too_few_requests,

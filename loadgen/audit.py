@@ -17,6 +17,8 @@ import numpy as np
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.sleeper import Sleeper
 
+TROUBLES = ("shortages", "resent", "unsolicited")
+"""Counts of a client that are those of an Audit."""
 _HEARTBEAT_NS = 20_000_000
 STALL_NS = 2_000_000  # event loop delays above this are kept with their time ...
 STALLS_MAX = 4000  # ... the longest of a stage
@@ -69,6 +71,7 @@ class Audit:
     stalls: list[tuple[int, int, int]]  # worker, due and actual time of its heartbeat, ns
     shortages: int  # connections that failed for lack of descriptors or ports on this machine
     resent: int  # requests sent twice: their reused connection was closed without an answer
+    unsolicited: int  # times that bytes came on an idle connection
     client_limited: bool
     client_limited_reason: str | None
     workers: list[WorkerAudit] = field(default_factory=list)  # where there are several
@@ -91,6 +94,7 @@ class Measures:
     rss_bytes: int = 0
     shortages: int = 0  # as in an Audit
     resent: int = 0  # as in an Audit
+    unsolicited: int = 0  # as in an Audit
     events: int = 0  # token events after the first of their request ...
     merged: int = 0  # ... and those that shared a read with the previous one
 
@@ -109,7 +113,7 @@ class Measures:
             getattr(self, name).extend(getattr(other, name))
         for name in ("cpu_fraction", "gc_pause_max_s", "rss_bytes"):
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
-        for name in ("shortages", "resent", "events", "merged"):
+        for name in (*TROUBLES, "events", "merged"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.dated_by_kernel = self.dated_by_kernel and other.dated_by_kernel
 
@@ -172,6 +176,7 @@ def judge(measures: Measures, tolerance: Tolerance) -> Audit:
         rss_bytes=measures.rss_bytes,
         shortages=measures.shortages,
         resent=measures.resent,
+        unsolicited=measures.unsolicited,
         client_limited=False,
         client_limited_reason=None,
         workers=measures.each,

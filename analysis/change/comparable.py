@@ -115,7 +115,9 @@ def by_option(settings: Sequence[Setting]) -> dict[str, list[str]]:
         name = setting.variable
         known = (o for start, o in _OPTIONS.items() if f"{name}.".startswith(f"{start}."))
         option = next(known, name)
-        option = option.replace("extra_body.", "--extra-body ").replace("workload.", "workload: ")
+        option = option.replace("extra_body.", "--extra-body ")
+        option = option.replace("workload.contents.", "contents of --")
+        option = option.replace("workload.", "workload: ")
         texts = [format_value(value) for value in setting.values]
         if len(set(texts)) == 1:
             texts = [json.dumps(value) for value in setting.values]

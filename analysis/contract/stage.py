@@ -219,6 +219,7 @@ class Stage(Part, frozen=True, kw_only=True):
     slo_verdicts: list[SloVerdict]
     outage: Outage | None
     resent: int
+    unsolicited: int
     slip_s: Slip
     client_limited: bool | None
     client_limited_reason: str | None

@@ -21,7 +21,7 @@ ENDINGS = frozenset((*_BY_ITSELF, *_BY_CALL, *_BY_LIMIT))
 """Finish reasons of whole answers."""
 LONG = 10  # fewer tokens may share a read by chance
 FAST_S = 0.01  # answers that take no longer may too
-CONTRADICTED = "other tokens than were asked for, of which as many chunks came"
+CONTRADICTED = "fewer tokens than chunks came, or others than asked for where as many chunks came"
 
 
 @dataclass(frozen=True)

@@ -158,14 +158,15 @@ def read_requests(table: pa.Table, origin_ns: int) -> Requests:
 
 
 def contradicted(requests: Requests) -> Bools:
-    """Return which good answers came in as many chunks as tokens were asked for, and have another
-    count of tokens: it is wrong, shape (n,).
+    """Return which good answers came in more chunks than they have tokens, or in as many as tokens
+    were asked for and have another count: it is wrong, shape (n,).
     """
     r, chunks = requests, requests.chunks
-    as_asked = ~r.listed & r.has_status("ok") & (chunks > 0) & (chunks == r.output_tokens_planned)
     counted = visible_tokens(r)
-    as_asked &= ~np.isnan(counted) & (counted != chunks) & (r.output_tokens != chunks)
-    return np.asarray(as_asked & ~(r.stopped & (counted == chunks + 1)), dtype=np.bool_)
+    more = ~np.isnan(counted) & (counted != chunks) & (r.output_tokens > chunks)
+    more &= (chunks == r.output_tokens_planned) & ~(r.stopped & (counted == chunks + 1))
+    wrong = ~r.listed & r.has_status("ok") & (chunks > 0) & ((r.output_tokens < chunks) | more)
+    return np.asarray(wrong, dtype=np.bool_)
 
 
 def _equals(column: pa.ChunkedArray, value: str) -> Bools:

@@ -363,7 +363,7 @@ def _client(meta: Mapping[str, Any], scheduled: Requests) -> dict[str, Any]:
         )
     return {
         "slip_s": contract.Slip(p50=p50, p99=p99),
-        "resent": int(audit.get("resent") or 0),
+        **{name: int(audit.get(name) or 0) for name in ("resent", "unsolicited")},
         "client_limited": reason is not None or bool(audit.get("client_limited", False)),
         "client_limited_reason": reason,
         "client_limited_metrics": {},

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from ampacity.loadgen.audit import Measures, StageWatch
+from ampacity.loadgen.audit import TROUBLES, Measures, StageWatch
 from ampacity.loadgen.drive.dependencies import SessionDependencies
 from ampacity.loadgen.drive.dependents import DependentSender
 from ampacity.loadgen.drive.options import RunnerOptions
@@ -160,13 +160,12 @@ class StageRunner:
     def _reads_wait(self) -> bool:
         return any(client.behind for client in self._clients)
 
-    def _troubles(self) -> tuple[int, int]:
-        clients = self._clients
-        return sum(c.shortages for c in clients), sum(c.resent for c in clients)
+    def _troubles(self) -> dict[str, int]:
+        return {name: sum(getattr(c, name) for c in self._clients) for name in TROUBLES}
 
-    def _count_troubles(self, before: tuple[int, int]) -> None:
-        shortages, resent = self._troubles()
-        self._measures.shortages, self._measures.resent = shortages - before[0], resent - before[1]
+    def _count_troubles(self, before: dict[str, int]) -> None:
+        for name, count in self._troubles().items():
+            setattr(self._measures, name, count - before[name])
 
     async def _drive_open(self, start_ns: int, sleeper: Sleeper) -> str | None:
         first, scheduled_s = self._first, self._plan.schedule.scheduled_s

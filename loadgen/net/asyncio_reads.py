@@ -12,6 +12,15 @@ async def connect(address: tuple[str, int], receiver: Receiver) -> None:
     await asyncio.get_running_loop().create_connection(lambda: _Reads(receiver), *address)
 
 
+class _Wire:
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.write, self.abort = transport.write, transport.abort
+        self.get_write_buffer_size = transport.get_write_buffer_size
+
+    def read_waiting(self) -> None:
+        """Do nothing: asyncio reads in turns of its own."""
+
+
 class _Reads(asyncio.Protocol):
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
@@ -19,13 +28,13 @@ class _Reads(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop has its own class
         transport.set_write_buffer_limits(high=0)  # so that resume_writing means: all handed over
-        self._receiver.attach(transport)
+        self._receiver.attach(_Wire(transport))
 
     def data_received(self, data: bytes) -> None:
         at_ns = time.monotonic_ns()
         exchange = self._receiver.exchange
         if exchange is None:
-            self._receiver.close()  # unsolicited
+            self._receiver.unsolicited()
         elif exchange.feed(at_ns, data):
             self._receiver.over(exchange)
 

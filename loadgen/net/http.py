@@ -111,6 +111,19 @@ class Connection:
         self.waited, self.idle_since_ns = True, time.monotonic_ns()
         self._client.idle.append(self)
 
+    def usable(self, oldest_ns: int) -> bool:
+        """Tell whether it has been idle since ``oldest_ns`` at most, with nothing to read."""
+        if self._wire is not None and not self.lost:
+            self._wire.read_waiting()
+        return not self.lost and self.idle_since_ns >= oldest_ns
+
+    def unsolicited(self) -> None:
+        """Close after bytes that answer no request: the next would get an answer to another."""
+        self._client.unsolicited += 1
+        self.lost = True
+        if self._wire is not None:
+            self._wire.abort()
+
     def close(self) -> None:
         """Close the socket at once."""
         self.exchange, self._left = None, True
@@ -156,6 +169,7 @@ class Client:
         self.connections_opened = 0
         self.shortages = 0  # connections that failed for lack of local resources
         self.resent = 0  # requests whose reused connection was closed
+        self.unsolicited = 0  # reads of idle connections that answer no request
         self.answers = 0  # complete answers
         self.closed_said = self.closed_unsaid = 0  # connections that the server closed after one
         # read time − kernel time of a sample
@@ -264,7 +278,7 @@ class Client:
         oldest_ns = time.monotonic_ns() - int(IDLE_MAX_S * 1e9)
         while self.idle:
             connection = self.idle.pop()  # the one used last is the least likely to be closed
-            if not connection.lost and connection.idle_since_ns >= oldest_ns:
+            if connection.usable(oldest_ns):
                 return connection
             connection.close()
         return None

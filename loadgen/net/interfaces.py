@@ -55,6 +55,9 @@ class Wire(Protocol):
     def abort(self) -> None:
         """Close at once."""
 
+    def read_waiting(self) -> None:
+        """Hand on what lies in the socket before a request is written: it answers no such one."""
+
 
 class Receiver(Protocol):
     """The user of a socket's reads: a connection, or the TLS below one."""
@@ -69,8 +72,8 @@ class Receiver(Protocol):
     def over(self, exchange: Any) -> None:
         """Handle the end of the exchange by what was read."""
 
-    def close(self) -> None:
-        """Close the socket."""
+    def unsolicited(self) -> None:
+        """Close the socket after bytes that answer no request."""
 
     def resume_writing(self) -> None:
         """Note that all buffered data is written."""

@@ -123,7 +123,7 @@ class KernelReader:
         for wire, at_ns, data in reads:
             if wires[wire.fd] is wire:  # not closed by a read of this turn
                 try:
-                    self._hand_on(wire, at_ns, data)
+                    self.hand_on(wire, at_ns, data)
                 except Exception as error:  # affects one stream only
                     self._tell(error)
         for wire in again:  # there may be more, or the end, and no new edge
@@ -135,15 +135,16 @@ class KernelReader:
             self._read_ns += (min(took_ns, READ_NS_MAX) - self._read_ns) // 8
         return ready
 
-    def _hand_on(self, wire: KernelWire, at_ns: int, data: bytes | OSError) -> None:
+    def hand_on(self, wire: KernelWire, at_ns: int, data: bytes | OSError) -> None:
+        """Give a read to the exchange of its connection."""
         receiver = wire.receiver
         exchange = receiver.exchange
         if isinstance(data, OSError):
             wire.lose(data)
         elif not data:
             wire.lose(None)
-        elif exchange is None:
-            receiver.close()  # unsolicited
+        elif exchange is None or at_ns < wire.last_ns:  # read before its request was written
+            receiver.unsolicited()
         elif exchange.feed(at_ns, data):
             receiver.over(exchange)
 
@@ -181,7 +182,10 @@ class KernelReader:
 class KernelWire:
     """A connected non-blocking socket of a KernelReader."""
 
-    __slots__ = ("_buffer", "_loop", "_reader", "_socket", "fd", "last_ns", "receiver", "recvmsg")
+    __slots__ = (
+        *("_buffer", "_loop", "_poll", "_reader", "_socket"),
+        *("fd", "last_ns", "receiver", "recvmsg"),
+    )
 
     def __init__(self, reader: KernelReader, connected: socket.socket, receiver: Receiver) -> None:
         self._loop = asyncio.get_running_loop()
@@ -191,6 +195,8 @@ class KernelWire:
         self.recvmsg = connected.recvmsg
         self.fd = connected.fileno()
         self.receiver = receiver
+        self._poll = select.poll()
+        self._poll.register(self.fd, select.POLLIN)
         self.last_ns = 0  # latest read or write: the lower bound of the next time stamp
         reader.add(self)
 
@@ -214,6 +220,15 @@ class KernelWire:
     def get_write_buffer_size(self) -> int:
         """Return the number of buffered bytes."""
         return len(self._buffer)
+
+    def read_waiting(self) -> None:
+        """Read once, if there is anything."""
+        if self._poll.poll(0):
+            try:
+                data: bytes | OSError = self._socket.recv(hot_path.READ_BYTES)
+            except OSError as error:
+                data = error.with_traceback(None)  # it would hold this frame
+            self._reader.hand_on(self, time.monotonic_ns(), data)
 
     def abort(self) -> None:
         """Close at once; connection_lost follows in a later turn of the loop, as in asyncio."""

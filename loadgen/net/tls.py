@@ -123,7 +123,7 @@ class TlsWire:
             self._closed = True
             self.abort()
         elif exchange is None:
-            receiver.close()  # unsolicited
+            receiver.unsolicited()
         elif exchange.feed(at_ns, plain):
             receiver.over(exchange)
         return bool(plain) and exchange is not None
@@ -164,7 +164,12 @@ class TlsWire:
         if self._wire is not None:
             self._wire.abort()
 
-    close = abort
+    unsolicited = abort
+
+    def read_waiting(self) -> None:
+        """Read once, if there is anything, as a session ticket."""
+        if self._wire is not None:
+            self._wire.read_waiting()
 
     # -- TLS -----------------------------------------------------------------------------------
 

@@ -242,6 +242,16 @@ def _objects(value: Any) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
+def _is_vector(value: Any) -> bool:
+    """Tell whether an embedding is numbers, base64, or several of them (a list, or by type)."""
+    if isinstance(value, str):
+        return bool(value)
+    parts = [*value.values()] if isinstance(value, dict) else value
+    if not isinstance(parts, list) or not parts:
+        return False
+    return {*map(type, parts)} <= {int, float} or all(map(_is_vector, parts))
+
+
 class EmbeddingsAnswer(Answer):
     """A vector: the whole body is the answer, and no token is generated."""
 
@@ -257,7 +267,11 @@ class EmbeddingsAnswer(Answer):
         self._on_model(body)
         usage = body.get("usage")
         self.tally.input_tokens = token_detail(usage, "prompt_tokens", None)
-        if isinstance(body.get("data"), list) and body["data"]:
+        items = body["data"] if isinstance(body.get("data"), list) else []
+        found = [isinstance(item, dict) and _is_vector(item.get("embedding")) for item in items]
+        if False in found:
+            self.error = stream_error(json.dumps(items[found.index(False)]).encode())
+        elif found:
             self.finish_reason = "stop"
             self.whole_ns = at_ns
 

@@ -38,6 +38,7 @@ _AUDIT = _object(
     cpu_fraction=_AMOUNT,
     rss_bytes=_AMOUNT,
     resent=_COUNT,
+    unsolicited=_COUNT,
     client_limited=bool,
     client_limited_reason=str,
     workers=_list(_object(("worker",), worker=_COUNT, node=str, cpu_fraction=_AMOUNT)),

@@ -35,6 +35,7 @@ NOTES = {
     "never_settled": "Some stages never settled: use a longer --duration.",
     "resumed": "The run was interrupted and resumed: the parts of that stage stand apart.",
     "resent": "Idle connections broke, and requests were sent again.",
+    "unsolicited": "Answers came that no request had asked for: some may be those of others.",
     "drift": "Latency drifted during a stage: use a longer --duration.",
     "two_modes": "Latency switched between two levels: look for other work on the server.",
     "too_few_requests": "",  # the table's last column

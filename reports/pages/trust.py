@@ -23,6 +23,7 @@ GRAVE = frozenset(
         "lengths_off",
         "cut_short",
         "strangers",
+        "unsolicited",
         "not_streamed",
         "imported",
     ]

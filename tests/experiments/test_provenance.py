@@ -2,6 +2,7 @@
 who never came.
 """
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ampacity.analysis.change.judged import prepare
 from ampacity.analysis.contract.summary import read_summary
 from ampacity.analysis.gate.baseline import make_baseline
 from ampacity.config import make_settings
+from ampacity.experiments.stages.provenance import contents_of
 from ampacity.reports.pages.run_report import render_report
 from ampacity.values import ConfigError
 from tests.support.contract import summarise
@@ -162,3 +164,26 @@ def test_users_that_were_set_and_never_in_flight_are_no_c_max(tmp_path: Path) ->
     assert summary["capacity"]["c_max"] == pytest.approx(9.5, abs=0.5)
     assert "64 users were set" in codes(summary)["users_missing"]
     assert "never more than 10 in flight" in codes(summary)["users_missing"]
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "text"),
+    [
+        ("trace", "t.jsonl", '{"timestamp": 0, "input_length": 9, "output_length": 9}'),
+        ("prompts", "p.txt", "apple"),
+        ("workload", "w.yaml", "{input_tokens: 9, output_tokens: 9}"),
+    ],
+)
+def test_other_contents_of_a_file_of_the_same_name_are_another_load(
+    option: str, name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chat").write_text("not the built-in workload of this name")
+    found = []
+    for content in (text, text + " "):
+        (tmp_path / name).write_text(content)
+        settings = make_settings({"url": "http://127.0.0.1/v1", option: str(tmp_path / name)})
+        found.append(contents_of(settings))
+        assert found[-1] == {option: sha256(content.encode()).hexdigest()[:16]}
+    assert found[0] != found[1]
+    assert not contents_of(make_settings({"url": "http://127.0.0.1/v1", "workload": "chat"}))

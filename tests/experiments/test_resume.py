@@ -210,7 +210,8 @@ def test_only_what_was_cut_off_here_and_by_this_version_goes_on(
     ("change", "expected"),
     [
         ({"seed": 2}, "seed would not be"),
-        ({"workload": {"name": "v"}}, "workload would not be"),
+        ({"workload": {"name": "v"}}, "workload.name would not be"),
+        ({"workload": {"name": "w", "contents": {"trace": "0"}}}, "workload.contents would not"),
         ({"endpoint": {"url": "u", "api": "chat", "model": "N"}}, "endpoint.model would not be"),
     ],
 )

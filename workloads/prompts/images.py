@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ampacity.files import read_bytes
+from ampacity.files import digest, read_bytes
 from ampacity.workloads.errors import WorkloadError, check_keys, whole_between
 
 _KINDS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}
@@ -37,7 +37,8 @@ class Images:
     def describe(self) -> dict[str, Any]:
         """Return a JSON-able description."""
         sizes = [f"{width}x{height}" for width, height in self.sizes]
-        return {"count": self.count, "sizes": sizes, "files": len(self.files)}
+        files = {"files": len(self.files), "contents": digest(*self.files)} if self.files else {}
+        return {"count": self.count, "sizes": sizes, **files}
 
     def _url(self, number: int) -> str:
         if self.files:

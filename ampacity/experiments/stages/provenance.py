@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import ampacity
+from ampacity.files import digest
 from ampacity.loadgen.host import host_facts
 from ampacity.loadgen.probe.diagnosis import as_dicts
 from ampacity.loadgen.probe.results import Calibration, ProbeResult
@@ -18,6 +19,7 @@ from ampacity.loadgen.send.forms import form_notes
 from ampacity.loadgen.send.secrets import redact
 from ampacity.loadgen.send.surrogates import map_texts
 from ampacity.settings import Settings, fleet_inputs
+from ampacity.workloads.archetypes import ARCHETYPES
 from ampacity.workloads.arrivals.processes import arrivals_notes
 from ampacity.workloads.replay import Replayed
 
@@ -138,11 +140,24 @@ def _workload_meta(
         )
     else:
         found["trace"] = None
+    found["contents"] = contents_of(settings)
     found["tokenizer"] = {"name": settings.tokenizer, **calibration.as_dict()}
     found["prompts"] = _prompts_text(settings) if trace is None else trace.prompts
     own_texts = settings.workload.prompts if trace is None else trace.recorded
     found["input_plan"] = "requested" if own_texts is None else "estimated from the texts"
     return found
+
+
+def contents_of(settings: Settings) -> dict[str, str]:
+    """Return the digest of each file that the load is made of, by its option."""
+    vocabulary = Path(settings.tokenizer.removeprefix("hf:"))
+    given = {
+        "trace": settings.trace,
+        "prompts": settings.prompts,
+        "workload": None if settings.workload_name in ARCHETYPES else settings.workload_name,
+        "tokenizer": vocabulary / "tokenizer.json" if vocabulary.is_dir() else vocabulary,
+    }
+    return {option: digest(path) for option, path in given.items() if path and Path(path).is_file()}
 
 
 def _prompts_text(settings: Settings) -> str:

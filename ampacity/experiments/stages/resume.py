@@ -64,8 +64,8 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
     """Return run.json of a run that goes on. Raises RunDirError if it would be another run."""
     old, now = run.meta, json.loads(json_text(new))
     changed = [name for name in SAME if now[name] != old.get(name)]
-    if _described(now["workload"]) != _described(old["workload"]):
-        changed.append("workload")
+    load, before = _described(now["workload"]), _described(old["workload"])
+    changed += [f"workload.{k}" for k in {**before, **load} if load.get(k) != before.get(k)]
     for name in ("url", "api", "model"):
         if now["endpoint"][name] != old["endpoint"].get(name):
             changed.append(f"endpoint.{name}")

@@ -73,6 +73,16 @@ from tests.support.synthetic import Stage, make_run, request
             "--extra-body max_tokens: A not given; B 64",
             {"locked": {"extra_body": {"max_tokens": 64}}},
         ),
+        (
+            "workload.contents.trace",
+            "contents of --trace: A not given; B 3f2a",
+            {
+                "workload": {
+                    **{"name": "synthetic", "arrivals": "poisson", "prompts": "unique"},
+                    "contents": {"trace": "3f2a"},
+                }
+            },
+        ),
         ("predicted", "predicted: A no; B yes", {"predicted": True}),
     ],
 )

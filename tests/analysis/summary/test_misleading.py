@@ -152,8 +152,12 @@ def texts(summary: dict[str, Any], code: str) -> list[str]:
     [
         ({"cached_tokens": 101}, "10 count more cached tokens than input tokens"),
         ({"reasoning_tokens": 9}, "10 count more reasoning tokens than output tokens"),
-        ({"output_tokens": 16}, "10 count other tokens than were asked for, of which as many"),
-        ({"output_tokens": 4}, "10 count other tokens than were asked for, of which as many"),
+        ({"output_tokens": 16}, "10 count fewer tokens than chunks came, or others than asked for"),
+        ({"output_tokens": 4}, "10 count fewer tokens than chunks came"),
+        ({"output_tokens": 4, "output_tokens_planned": 4}, "10 count fewer tokens than chunks"),
+        ({"output_tokens": 7, "output_tokens_planned": 20}, "10 count fewer tokens than chunks"),
+        ({"output_tokens": 7, "finish_reason": "stop"}, "10 count fewer tokens than chunks"),
+        ({"output_tokens": 7, "output_tokens_planned": None}, "10 count fewer tokens than chunks"),
         ({"cached_tokens": 100, "reasoning_tokens": 8}, ""),
         ({"output_tokens": 9, "finish_reason": "stop"}, ""),  # the end token has no text
         ({"output_tokens": 16, "output_tokens_planned": 16}, ""),  # two tokens a chunk

@@ -26,6 +26,7 @@ CODES = {  # the closed list of docs/summary.md
     "unstable_lowest",
     "never_settled",
     "resent",
+    "unsolicited",
     "drift",
     "two_modes",
     "too_few_requests",

@@ -12,6 +12,7 @@ import pytest
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.stage_warnings import resent as resent_rule
+from ampacity.analysis.stage_warnings import unsolicited as unsolicited_rule
 from tests.support.args import Cli, args_of
 from tests.support.contract import struct_of
 from tests.support.servers.fault_server import FaultServer
@@ -92,3 +93,11 @@ def test_many_dropped_connections_are_the_servers_doing_and_few_are_a_race(
     assert said in text
     assert f"{resent} of 100 requests ({resent / 100:.1%}) were sent a second time" in text
     assert told((0, 60)) is None
+
+
+@pytest.mark.parametrize("n", [0, 3])
+def test_answers_that_nobody_asked_for_are_said(n: int) -> None:
+    listed = [{"unsolicited": n, "requests": 60}, {"unsolicited": 0, "requests": 40}]
+    text = unsolicited_rule(Facts(struct_of(Summary, {"stages": listed})))
+    assert (text is None) == (n == 0)
+    assert text is None or "something came 3 times that no request had asked for" in text

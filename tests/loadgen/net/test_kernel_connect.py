@@ -5,6 +5,7 @@ import asyncio
 import errno
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,9 +15,13 @@ from ampacity.loadgen.net import kernel_connect, kernel_stamps
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.kernel_stamps import KernelReader
 from ampacity.loadgen.plan import StagePlan
+from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord
-from tests.support.servers.kernel_wires import Sink, ended, with_runner
+from ampacity.loadgen.send.endpoint import parse_endpoint
+from tests.streams.playing import END, HEAD, http_chunk, json_response
+from tests.support.servers.kernel_wires import Sink, ended, listening, with_runner
 from tests.support.stage_driving import on_loop, schedule_at
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(not kernel_stamps.AVAILABLE, reason="kernel time stamps need Linux")
 
@@ -130,3 +135,48 @@ def test_a_request_given_up_before_its_connection_leaves_no_socket_behind(
     with_runner(use, on_record=records.append)
     assert [record.status for record in records] == ["cancelled"] * 4
     assert [each.fileno() for each in begun] == [-1] * 4
+
+
+def answer(text: str) -> bytes:
+    event = b'data: {"choices":[{"delta":{"content":"%b"},"finish_reason":"stop"}]}\n\n'
+    return HEAD + http_chunk(event % text.encode()) + END
+
+
+@pytest.mark.parametrize("stamps", ["read", "kernel"])
+@pytest.mark.parametrize(
+    ("waiting", "unsolicited"),
+    [
+        (answer("stale"), 1),
+        (json_response(b"{}").replace(b"200 OK", b"408 Request Timeout"), 1),
+        (b"H", 1),
+        (b"", 0),  # closed and nothing else
+    ],
+)
+def test_what_lies_in_an_idle_connection_is_no_answer_to_the_next_request(
+    waiting: bytes, unsolicited: int, stamps: Any
+) -> None:
+    """It came before that request left, which takes another connection and its own answer."""
+
+    async def answered(client: Client, text: str, peer_of: Callable[[], socket.socket]) -> str:
+        record = RequestRecord(0, 0, time.monotonic_ns(), "unfinished")
+        exchange = Exchange(record, b"GET / HTTP/1.1\r\n\r\n", lambda _: None)
+        exchange.keep_text()
+        client.dispatch(exchange)
+        with peer_of() as peer:
+            assert peer.recv(100)
+            peer.sendall(answer(text))
+            await until(lambda: exchange.ended, 5)
+            peer.sendall(waiting)  # it is there when this returns, and nobody reads it yet
+            return f"{record.status} {exchange.text()}"
+
+    async def main(server: socket.socket) -> tuple[list[str], int, int]:
+        host, port = server.getsockname()[:2]
+        client = Client(parse_endpoint(f"http://{host}:{port}/v1"), [host], None, stamps=stamps)
+        texts = [await answered(client, text, lambda: server.accept()[0]) for text in ("a", "b")]
+        await client.close()
+        return texts, client.unsolicited, client.resent
+
+    with listening() as server:
+        server.settimeout(5)
+        found = on_loop("uvloop", main(server))
+    assert found == (["ok a", "ok b"], unsolicited, 0)

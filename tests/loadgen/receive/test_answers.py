@@ -239,10 +239,34 @@ def test_embeddings() -> None:
     assert record.last_token_ns == 30 * MS  # E2E: the vector is there
 
 
-def test_embeddings_without_a_vector_are_empty() -> None:
+VECTOR = '{"embedding": [0.1, 2]}'
+
+
+@pytest.mark.parametrize(
+    ("items", "status"),
+    [
+        ("", "empty"),
+        ("null", "empty"),
+        ("{}", "empty"),
+        ('{"embedding": null}', "empty"),
+        ('{"embedding": []}', "empty"),
+        ('{"embedding": ""}', "empty"),
+        ('{"embedding": [null, null]}', "empty"),
+        ('{"embedding": [[0.1], []]}', "empty"),
+        (f'{VECTOR}, {{"embedding": [0.1, null]}}', "empty"),
+        (f'{VECTOR}, {{"object": "error", "message": "out of memory"}}', "stream_error"),
+        (f"{VECTOR}, {VECTOR}", "ok"),
+        ('{"embedding": "zczMPQ=="}', "ok"),  # base64
+        ('{"embedding": [[0.1, 0.2], [0.3, 0.4]]}', "ok"),  # a vector for each token
+        ('{"embedding": {"int8": [1, 2]}}', "ok"),  # by type
+    ],
+)
+def test_an_embedding_without_a_vector_is_no_answer(items: str, status: str) -> None:
     exchange = new_exchange("embeddings")
-    exchange.feed(MS, json_response(b'{"data":[]}'))
-    assert exchange.record.status == "empty"
+    exchange.feed(MS, json_response(b'{"data":[%b]}' % items.encode()))
+    record = exchange.record
+    assert (record.status, record.last_token_ns) == (status, MS if status == "ok" else None)
+    assert status != "stream_error" or record.error == "out of memory"
 
 
 STREAMED = {"model": "m", "stream": True, "ignore_eos": True}

@@ -43,7 +43,7 @@ class Sink:
     def over(self, exchange: Any) -> None:
         raise AssertionError("feed never says so")
 
-    def close(self) -> None:
+    def unsolicited(self) -> None:
         self.wire.abort()
 
     def resume_writing(self) -> None: ...
