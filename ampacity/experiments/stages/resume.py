@@ -82,19 +82,24 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
     names = [run.path / name for name in (*PARQUETS, "run.json")]  # a report may be newer
     written = [*streams_of(run.path), *(path for path in names if path.exists())]
     written_s = max(file.stat().st_mtime for file in written)
+    last, now_ns, seams = last_ns(run), time.monotonic_ns(), list(old.get("seams", ()))
+    # a resume with nothing behind it was refused, and only wrote run.json
+    again = seams.pop() if last < old.get("resumed_ns", 0) else {}
     seam = {
         "after_stage": len(stages) - 1,
-        "reason": KILLED if killed else old["status_reason"],
+        "reason": again.get("reason") or (KILLED if killed else old["status_reason"]),
         "resumed_utc": utc_now(),
-        "gap_s": (time.monotonic_ns() - last_ns(run)) / 1e9,
-        "wall_gap_s": time.time() - written_s,  # differs where a clock was set, or in suspend
-        "in_flight": 0,
+        "gap_s": (now_ns - last) / 1e9,
+        # differs where a clock was set, or in suspend
+        "wall_gap_s": time.time() - written_s + again.get("wall_gap_s", 0.0),
+        "in_flight": again.get("in_flight", 0),
     }
     return {
         **new,
         **{name: old[name] for name in KEPT if name in old},
         "notes": list(dict.fromkeys([*old["notes"], *new["notes"]])),
-        "seams": [*old.get("seams", ()), seam],
+        "seams": [*seams, seam],
+        "resumed_ns": now_ns,
     }
 
 
