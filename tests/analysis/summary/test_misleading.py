@@ -187,6 +187,7 @@ def test_counts_that_cannot_be_true_are_left_out_and_said(
         ({"answered_by": "m-small"}, 10, "10 of 100 answers"),  # a fallback
         ({"answered_by": "a cache"}, 100, "100 of 100 answers"),
         ({"answered_by": "a cache"}, 1, "1 of 100 answers"),
+        ({"answered_by": "M, then m-small"}, 100, "100 of 100 answers"),  # a fallback halfway
         ({"answered_by": "M-2024-08-06"}, 100, ""),  # an alias; the probe names it
         ({"answered_by": None}, 10, ""),
     ],
