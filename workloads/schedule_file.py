@@ -255,8 +255,8 @@ def _lists(held: list[list[Any]], width: int) -> tuple[NDArray[np.int64], ...]:
 
 
 def _segments(held: object, where: str) -> list[tuple[int, int]]:
-    pairs = [] if held is None else held
-    for pair in pairs if isinstance(pairs, list) else [pairs]:
+    pairs: list[Any] = held if isinstance(held, list) else [] if held is None else [held]
+    for pair in pairs:
         is_pair = isinstance(pair, list) and len(pair) == 2
         if not is_pair or not all(isinstance(n, int) and 0 <= n < 2**63 for n in pair):
             raise WorkloadError(f"{where}: column shared: write it as [[id, tokens], ...]")
