@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampacity.analysis.metrics.requests import PARTS, Requests, unseen
-from ampacity.loadgen.rundir.records import CACHE, came_together
+from ampacity.loadgen.rundir.records import CACHE, THEN, came_together
 
 # of the usual length: a shorter answer without a finish reason may have been cut off
 CUT_SHARE = 0.5
@@ -83,11 +83,11 @@ def strangers_of(answered_by: dict[str, int], asked: Collection[str]) -> dict[st
 
     One other name for each model is an alias, unless some answers have the model's own.
     """
-    names = answered_by.keys() - {CACHE}
+    names = {name for name in answered_by if name != CACHE and THEN not in name}
     others = names - set(asked)
     if not (others and names & set(asked)) and len(others) <= len(asked):
         others = set()
-    return {name: n for name, n in answered_by.items() if name in {*others, CACHE}}
+    return {name: n for name, n in answered_by.items() if name in {*others, CACHE} or THEN in name}
 
 
 def cut_short(table: pa.Table, requests: Requests) -> tuple[int, int]:

@@ -152,8 +152,11 @@ def _match_roles(
                     f"the file has {_listed(names)}"
                 )
             continue
-        if sum(name.strip().lower() == hit for name in names) > 1:
-            raise WorkloadError(f"{where}: the column {hit} stands there twice: keep one")
+        spelled = [name.strip() for name in names if name.strip().lower() == hit]
+        if len(spelled) > 1:
+            several = f"is spelled {' and '.join(spelled)}: use one spelling"
+            wrong = several if len({*spelled}) > 1 else "stands there twice: keep one"
+            raise WorkloadError(f"{where}: the column {hit} {wrong}")
         found[role] = hit
         also = [by_name[name] for name in known if name in by_name and name != hit]
         if wanted is None and also:

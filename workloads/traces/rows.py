@@ -24,6 +24,7 @@ from ampacity.workloads.traces.values import (
     NoCall,
     cell,
     has,
+    id_text,
     is_placeholder,
     span_ns,
     time_ns,
@@ -227,8 +228,12 @@ class Rows:
         self.bad[f"column {column}" if column else "not readable"] += 1
 
     def _is_step(self, record: Record | BadRow) -> bool:
-        """Return whether a row is an agent's step without a count of tokens."""
-        if isinstance(record, BadRow) or record.get("type") not in STEPS or self.columns is None:
+        """Return whether a row is an agent's step without a count of tokens, or an embedding."""
+        if isinstance(record, BadRow) or self.columns is None:
+            return False
+        if "embedding" in str(record.get("call_type") or ""):  # LiteLLM
+            return True
+        if record.get("type") not in STEPS:
             return False
         return record["type"] == "EMBEDDING" or not has(record, self.columns.name("input"))
 
@@ -356,7 +361,7 @@ class Rows:
             else:
                 found[role] = cell(record, columns[role], tokens, -1)
         if self._chats and found.get("parent", -1) >= 0:  # continue the named chat's conversation
-            name = str(record.get(columns["session"]))
+            name = id_text(record.get(columns["session"]))
             found["session"] = self._numbers["session"][name] = found["parent"]
             found["parent"] = -1
         return found
@@ -367,17 +372,20 @@ class Rows:
             if value not in (None, "") and role == "session":
                 self._row_notes.append(f"rows have the {column} {value!s:.20}, which is none")
             return -1
+        name = id_text(value)
+        if name != str(value).strip():
+            self._row_notes.append(f"rows have a {column} with a point: 5.0 is taken for the id 5")
         if role == "parent":
-            found = self._numbers["session"].get(str(value), -1)
+            found = self._numbers["session"].get(name, -1)
             if found < 0:
                 self._row_notes.append(f"rows name a {column} that no row before them has")
             return found
         numbers = self._numbers[role]
-        if role == "session" and self._chats and str(value) in numbers:
+        if role == "session" and self._chats and name in numbers:
             self._row_notes.append(
                 "rows have the id of an earlier chat: they are taken for one conversation with it"
             )
-        return numbers.setdefault(str(value), len(numbers))
+        return numbers.setdefault(name, len(numbers))
 
 
 def _answer_text(value: Any) -> str:

@@ -103,6 +103,13 @@ def is_placeholder(value: object) -> bool:
     return core in _NO_ID or (len(core) >= _LEAST_ZEROS and not core.strip("0"))
 
 
+def id_text(value: object) -> str:
+    """Return an id as text; a whole number with a point, as pandas writes it, without the point."""
+    text = str(value).strip()
+    whole, point, zeros = text.partition(".")
+    return whole if point and whole.isdecimal() and not zeros.strip("0") else text
+
+
 def tokens(value: object) -> int:
     """Parse a whole number of tokens from a CSV cell or a JSON value. Raises ValueError."""
     if type(value) is str and value.isdecimal() and value.isascii() and len(value) < 10:

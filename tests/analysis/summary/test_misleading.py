@@ -185,6 +185,7 @@ def test_counts_that_cannot_be_true_are_left_out_and_said(
         ({"answered_by": "m-small"}, 10, "10 of 100 answers"),  # a fallback
         ({"answered_by": "a cache"}, 100, "100 of 100 answers"),
         ({"answered_by": "a cache"}, 1, "1 of 100 answers"),
+        ({"answered_by": "M, then m-small"}, 100, "100 of 100 answers"),  # a fallback halfway
         ({"answered_by": "M-2024-08-06"}, 100, ""),  # an alias; the probe names it
         ({"answered_by": None}, 10, ""),
     ],
@@ -257,6 +258,32 @@ def test_some_answers_in_one_piece_are_said(tmp_path: Path, n: int, tokens: int,
     found = texts(summarise(run), "not_streamed")
     assert len(found) == said
     assert all(text.startswith(f"{n} of 100 answers came in one piece") for text in found)
+
+
+@pytest.mark.parametrize(
+    ("refused", "context", "kind"),
+    [
+        ((30, 10), 8192, "bad_request"),  # as long as those that are answered
+        ((20, 10), 8192, "bad_request"),
+        ((20, 21), 8192, "too_long"),  # longer than each of them
+        ((30, 10), 42, "too_long"),  # near the listed context, as the plan has an error
+        ((30, 10), None, "too_long"),  # no context is listed
+    ],
+)
+def test_what_fits_and_is_called_too_long_is_a_failure(
+    refused: tuple[int, int], context: int | None, kind: str, tmp_path: Path
+) -> None:
+    lengths = {"input_tokens_planned": 30, "output_tokens_planned": 10}
+    no: dict[str, Any] = {"ttft_s": None, "status": "too_long", "http_status": 400}
+    odd = no | dict(zip(lengths, refused, strict=True))
+    rows = [request(i, i / 8, **(odd if i % 2 else lengths)) for i in range(200)]
+    stage, locked = Stage(rows, 25.0, 0.0, 8.0), {"max_model_len": context}
+    slos = ["error_rate=1%"]
+    run = make_run(tmp_path / "run", [stage], slos, warmup_requests=0, locked=locked)
+    summary = summarise(run)
+    assert {k: n for k, n in summary["errors"].items() if n} == {kind: 100}
+    (verdict,) = summary["stages"][0]["slo_verdicts"]
+    assert verdict["attainment"] == (0.5 if kind == "bad_request" else 1.0)
 
 
 def test_silent_answers_leave_ttft_open(tmp_path: Path) -> None:

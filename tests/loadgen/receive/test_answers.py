@@ -53,6 +53,14 @@ def block(kind: str, text: str, index: int = 0) -> dict[str, object]:
     return {"type": "content_block_delta", "index": index, "delta": delta}
 
 
+def begun(content: dict[str, object]) -> dict[str, object]:
+    return {"type": "content_block_start", "index": 0, "content_block": content}
+
+
+def part(kind: str, **whole: object) -> dict[str, object]:
+    return {"type": f"response.{kind}.done", "output_index": 0, **whole}
+
+
 def test_responses_stream() -> None:
     record = play(
         "responses",
@@ -142,6 +150,32 @@ def test_messages_stream() -> None:
             ],
             "m-2",
         ),
+        (
+            "chat",
+            [
+                {"type": "x", "model": "m", "choices": [{"delta": {"content": "a"}}]},
+                {"type": "x", "model": "m-2", "choices": [{"delta": {"content": "b"}}]},
+                {"type": "x", "model": "m-2", "choices": [{"delta": {}, "finish_reason": "stop"}]},
+                {"type": "x", "model": "m-3", "choices": [], "usage": {"completion_tokens": 2}},
+            ],
+            "m, then m-2",
+        ),
+        (
+            "responses",
+            [
+                {"type": "response.created", "response": {"model": "m"}},
+                {"type": "response.completed", "response": {"model": "m-2"}},
+            ],
+            "m, then m-2",
+        ),
+        (
+            "messages",
+            [
+                {"type": "message_start", "message": {"model": "m"}},
+                {"type": "message_start", "message": {"model": "m"}},
+            ],
+            "m",
+        ),
         ("completions", [{"type": "x", "model": 5, "choices": [{"text": "a"}]}], None),
         ("responses", [{"type": "response.created", "response": {"model": "m-2"}}], "m-2"),
         ("messages", [{"type": "message_start", "message": {"model": "m-2"}}], "m-2"),
@@ -152,6 +186,61 @@ def test_the_model_that_an_answer_names(
     api: Api, events: list[dict[str, object]], named: str | None
 ) -> None:
     assert play(api, *events).answered_by == named
+
+
+CALL = {"type": "tool_use", "id": "c", "name": "f", "input": {"x": 1}}
+
+
+@pytest.mark.parametrize(
+    ("api", "events", "at_ms", "text"),
+    [
+        # in the event that begins a block
+        ("messages", [begun({"type": "text", "text": "a"}), block("text", "b")], [10, 20], "ab"),
+        ("messages", [begun({"type": "text", "text": ""}), block("text", "b")], [20], "b"),
+        (
+            "messages",
+            [begun({"type": "thinking", "thinking": "a"}), block("text", "b")],
+            [10, 20],
+            "b",
+        ),
+        ("messages", [begun(CALL)], [10], ""),
+        ("messages", [begun({**CALL, "input": {}}), block("input_json", "{")], [20], ""),
+        # in those that end a part, or the answer
+        (
+            "responses",
+            [part("output_text", text="a"), part("function_call_arguments", arguments="{}")],
+            [10, 20],
+            "a",
+        ),
+        ("responses", [said("a"), part("output_text", text="a")], [10], "a"),
+        (
+            "responses",
+            [ended("completed", output=[{"type": "message", "content": [{"text": "a"}]}])],
+            [10],
+            "a",
+        ),
+    ],
+)
+def test_text_counts_once_wherever_it_comes(
+    api: Api, events: list[dict[str, object]], at_ms: list[int], text: str
+) -> None:
+    exchange = new_exchange(api, keep=True)
+    exchange.feed(MS, HEAD)
+    for i, value in enumerate(events):
+        exchange.feed((i + 1) * 10 * MS, event(value))
+    exchange.feed(100 * MS, END)
+    assert [at / 1000 for at in exchange.record.chunk_at_us] == at_ms
+    assert exchange.text() == text
+
+
+def test_no_count_of_the_prompt_at_the_end_takes_none_away() -> None:
+    record = play(
+        "messages",
+        {"type": "message_start", "message": {"usage": {"input_tokens": 25, "output_tokens": 1}}},
+        block("text", "a"),
+        STOPPED | {"usage": {"input_tokens": 0, "output_tokens": 1}},
+    )
+    assert record.input_tokens == 25
 
 
 @pytest.mark.parametrize(

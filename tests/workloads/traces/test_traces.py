@@ -282,7 +282,7 @@ def test_a_broken_json_line_is_named(tmp_path: Path, line: str, complaint: str) 
         (
             "t.csv",
             "timestamp,input_tokens,Timestamp,output_tokens\n",
-            "timestamp stands there twice",
+            "timestamp is spelled timestamp and Timestamp: use one spelling",
         ),
         (
             "t.csv",
