@@ -265,6 +265,38 @@ def test_a_server_that_dies_after_the_burst_had_no_known_head_room(tmp_path: Pat
     assert (held["enough"], held["reason"]) == (None, "the burst was not seen to end")
 
 
+@pytest.mark.parametrize(
+    ("tokens", "in_base", "expected"),
+    [
+        (1, 10, "had 10% of the planned tokens, those to the base 100%"),
+        (20, 10, "had 200% of the planned tokens, those to the base 100%"),
+        (5, 10, "had 50% of the planned tokens, those to the base 100%"),
+        (5, 5, None),  # as short in the base: the same work, which the warning on lengths names
+        (9, 10, None),  # a tenth less is within what a plan may be missed by
+    ],
+)
+def test_a_burst_whose_answers_are_of_other_lengths_shows_no_headroom(
+    tmp_path: Path, tokens: int, in_base: int, expected: str | None
+) -> None:
+    """Ten tokens are planned for each; nobody waits."""
+
+    def how(_: int, t: float) -> dict[str, Any]:
+        counted = tokens if 30 <= t < 40 else in_base
+        return {"output_tokens_planned": 10, "output_tokens": counted, "chunk_tokens": [counted]}
+
+    b = burst_with(tmp_path / "run", how)["burst"]
+    if expected is None:
+        assert (b["headroom"]["enough"], b["recovery_reason"]) == (True, None)
+        return
+    assert (b["headroom"]["enough"], b["recovery_s"], b["recovery_ci_s"]) == (
+        None,
+        None,
+        [None, None],
+    )
+    assert b["headroom"]["reason"] == b["recovery_reason"]
+    assert b["recovery_reason"].startswith(f"answers to the burst {expected}: it was not the work")
+
+
 def test_a_delay_is_neither_a_queue_nor_enough(tmp_path: Path) -> None:
     # each of the burst takes 3 s, however many there are: 45 wait, 15/s are answered
     slow = lambda i, t: {"ttft_s": 3.0 if 30 <= t < 40 else 0.1}  # noqa: E731
