@@ -61,7 +61,12 @@ def same_stages(words: Sequence[str], meta: Mapping[str, Any]) -> str | None:
     }  # repeats: the last
     kinds = {(s["kind"], s.get("lengths")) for s in stages.values()}
     chosen = meta.get("experiment") in ("demo", "sweep", "search", "predict")
-    if not chosen or len(kinds) != 1 or any(_text(words, option) for option in OF_LOADS[:2]):
+    if (
+        not chosen
+        or len(kinds) != 1
+        or len(words) < 2
+        or any(_text(words, option) for option in OF_LOADS[:2])
+    ):
         return None
     ((kind, lengths),) = kinds
     if lengths is not None:

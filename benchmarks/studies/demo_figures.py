@@ -1,7 +1,7 @@
 """Are the three lines of `ampacity demo` true? Its sweep in virtual time, over seeds, against long
 runs.
 
-    python -m benchmarks.studies.demo_figures --runs 30 --first-seed 100000 [--duration 12s]
+    python -m benchmarks.studies.demo_figures --runs 30 --first-seed 100000 [--duration 8s]
 
 The truth is the capacity of the demo's engine and SLOs and the mean in flight at it, by bisection
 over runs of 200,000 requests (``ampacity.simulator.engine.truth``). A line misses where its

@@ -297,7 +297,7 @@ def _commands(meta: Mapping[str, Any]) -> dict[str, str | None]:
     words = [str(word) for word in held] if isinstance(held, list) else []
     return {
         "command_line": again(words, {}) if words else _plain(held),
-        "same_stages": same_stages(words, meta) if words else None,
+        "same_stages": same_stages(words, meta),
     }
 
 

@@ -371,6 +371,7 @@ def test_the_stages_that_a_run_chose_are_named_in_their_order() -> None:
         ("sweep u", [{"kind": "open", "offered_rps": 3.0, "lengths": "p99"}], "sweep"),
         ("search u", [{"kind": kind} for kind in ("open", "closed")], "search"),
         ("sweep u", [], "sweep"),
+        ("", [{"kind": "open", "offered_rps": 3.0}], "sweep"),
     ],
 )
 def test_loads_that_were_given_or_fit_in_no_option_are_not_named(

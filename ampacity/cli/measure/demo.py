@@ -6,14 +6,14 @@ from typing import Any
 from ampacity.cli import options as o
 
 # three short stages up to saturation leave most of the time for loads near the limit
-PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "8s", 60.0
-MAX_DURATION_S = 103.0  # with the waits for answers after each stage
+PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "8s", 70.0
+MAX_DURATION_S = 102.0  # with the waits for answers after each stage
 SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
 
 
 @o.shares(("rates", "duration", "seed", "out"))
 def demo(raw: dict[str, Any], json: o.Json = False) -> None:
-    """Sweep an embedded simulated server and write a report. Takes about 105 s.
+    """Sweep an embedded simulated server and write a report. Takes about 110 s.
 
     ampacity demo
 

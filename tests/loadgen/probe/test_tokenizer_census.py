@@ -183,15 +183,12 @@ def test_a_named_vocabulary_that_is_not_the_servers_is_corrected_and_named(
 ) -> None:
     """cl100k_base has one token for each of our words, this server two on average."""
     with OddTokenizer(tokenize=None) as server:
-        planned, realised, meta = played(
-            cli, server.url, tmp_path / "run", *SHORT_RUN, "--tokenizer", "cl100k_base"
-        )
+        how = (*SHORT_RUN, "--tokenizer", "cl100k_base")
+        planned, realised, meta = played(cli, server.url, tmp_path / "run", *how)
     assert meta["workload"]["tokenizer"]["tokens_per_word"] == pytest.approx(true_mean(), rel=0.01)
     assert realised.sum() / planned.sum() == pytest.approx(1, abs=0.02)  # 60 requests
-    assert any(
-        "tokens for each of cl100k_base: that is not its vocabulary" in note
-        for note in meta["notes"]
-    )
+    said = "tokens for each of cl100k_base: that is not its vocabulary"
+    assert any(said in note for note in meta["notes"])
 
 
 def test_a_slow_server_is_asked_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
