@@ -285,7 +285,7 @@ def _carries(summary: Summary) -> str:
     if verified:
         known.append(f"verified to {number_text(verified)}")
     elif crossing == "pooled" and not summary.predicted:
-        known.append("no load is verified yet")
+        known.append("no stage alone verifies a load")
     texts = [capacity.binding_slo, *capacity.binding_or]
     binding = [next(s for s in summary.slos if s.text == text) for text in texts]
     others = [slo for slo in summary.slos if slo not in binding]

@@ -192,7 +192,7 @@ def _capacity(summary: Summary) -> Entry:
         estimate = f"estimate {figures.significant(held.estimate_rps)}, {ends}"
         return Entry("CAPACITY", f"{figures.rate(held.verified_rps)} verified", estimate, "good")
     if held.crossing == "pooled":
-        return Entry("CAPACITY", f"{value} estimated", f"{ends}, no load is verified yet", "unsure")
+        return Entry("CAPACITY", f"{value} estimated", f"{ends}, no stage alone verifies a load", "unsure")
     word = "verified" if held.crossing in ("verified", "measured") else "interpolated"
     return Entry("CAPACITY", f"{value} {word}", ends, "good")
 

@@ -62,7 +62,7 @@ def test_verdict_in_words_for_given_figures(sweep: dict[str, Any]) -> None:
     # 120 / 7 = 17.1 and 120 / 6 = 20, x 1.3
     summary["fleet"] |= {"instances": 25, "instances_ci": [24, 26], "gpus": 100, "peak_rps": 120}
     assert write_verdict(read_summary(summary)) == (
-        "One instance carries an estimated 6.43 req/s (95 % interval 6 to 7; no load is verified yet) with ttft_p99 ≤ 2 s; C_max 14.2 (11 to 19.6) in flight; "
+        "One instance carries an estimated 6.43 req/s (95 % interval 6 to 7; no stage alone verifies a load) with ttft_p99 ≤ 2 s; C_max 14.2 (11 to 19.6) in flight; "
         "120 req/s need 25 instances (24 to 26), 100 GPUs, with a safety factor of 1.3."
     )
     summary["capacity"] |= {"crossing": "pooled", "verified_rps": 6.2}
