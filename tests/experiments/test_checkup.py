@@ -13,9 +13,10 @@ from ampacity.config import make_settings
 from ampacity.experiments.checkup import checkup, trusted
 from ampacity.experiments.doctor import DoctorResult, _Answers, _busy_with
 from ampacity.loadgen.probe.diagnosis import Finding
+from ampacity.loadgen.probe.diagnosis_rules import METRICS
 from ampacity.loadgen.probe.network import RoundTrip
 from ampacity.loadgen.probe.results import Calibration, ProbeResult, Served
-from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.rundir.records import CACHE, RequestRecord
 from ampacity.loadgen.send.protocols import RequestShape
 
 
@@ -61,6 +62,26 @@ def seen(answer: RequestRecord, short_ttft_s: float = 0.1) -> DoctorResult:
     asked, gauges = (24, True, False, None), ("running",)
     rest = (*asked, (2e-5,), gauges, 2000)
     return DoctorResult(settings, probe, answer, short, short, (), *rest, compiled=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "verdict", "text", "spoils"),
+    [
+        (("m", "m", "m"), "ok", "m is served", ()),
+        ((None, None, None), "ok", "m is served", ()),  # Responses without a name
+        (("tiny", "tiny", "tiny"), "note", "m was asked for, tiny answers by its own", ()),
+        (("m", "m", "m, then tiny"), "note", "m was asked for, m, then tiny answers", ()),
+        (("m", CACHE, CACHE), "bad", "2 of 3 answers come from a cache", METRICS),
+    ],
+)
+def test_who_answers_by_the_answers_own_account(
+    names: tuple[str | None, ...], verdict: str, text: str, spoils: tuple[str, ...]
+) -> None:
+    given = seen(replace(record(), answered_by=names[2]))
+    short, again = (replace(small(), answered_by=name) for name in names[:2])
+    check = found("model", replace(given, short=short, again=again))
+    assert (check.verdict, check.spoils) == (verdict, spoils)
+    assert check.found.startswith(text)
 
 
 def found(name: str, given: DoctorResult) -> Finding:

@@ -219,6 +219,13 @@ def test_a_stage_shorter_than_its_answers_names_no_rate(tmp_path: Path) -> None:
     assert both["verdict"].startswith("Up to 50 requests/s")
 
 
+def test_a_stage_in_which_nothing_ended_names_no_rate_of_zero(tmp_path: Path) -> None:
+    """Two of its requests are answered, after it: too few for a median, none within 1 s."""
+    records = [request(i, i * 0.5, ttft_s=0.1, gaps_s=[1.5]) for i in range(2)]
+    verdict = summary_of(tmp_path, Stage(records, 1.0))["verdict"]
+    assert verdict.startswith("Too short to tell: no answer ended in the part of the load that")
+
+
 def test_each_undecided_stage_is_named_with_its_own_reason(tmp_path: Path) -> None:
     """15 and 19 requests are too few to tell, and 400 that never end are too long for 8 s."""
     endless = [
