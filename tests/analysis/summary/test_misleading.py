@@ -263,6 +263,28 @@ def test_some_answers_in_one_piece_are_said(tmp_path: Path, n: int, tokens: int,
 
 
 @pytest.mark.parametrize(
+    ("tokens", "after_s", "gap_s", "streamed"),
+    [
+        (10, 0.0006, 0.0, False),
+        (30, 0.005, 0.0, False),
+        (4, 0.0006, 0.0, True),  # so few may share a read by chance
+        (10, 0.0006, 0.001, True),  # token by token
+    ],
+)
+def test_answers_in_one_piece_have_no_first_token_however_fast(
+    tokens: int, after_s: float, gap_s: float, streamed: bool, tmp_path: Path
+) -> None:
+    rows = [request(i, i / 8, ttft_s=after_s, gaps_s=[gap_s] * (tokens - 1)) for i in range(200)]
+    stage = Stage(rows, 25.0, 0.0, 8.0)
+    summary = summarise(make_run(tmp_path / "run", [stage], ["ttft_p50=1s"], warmup_requests=0))
+    assert summary["stages"][0]["slo_verdicts"][0]["verdict"] == (
+        "met" if streamed else "inconclusive"
+    )
+    assert len(texts(summary, "not_streamed")) == (not streamed)
+    assert "held_back" not in {limit["rule"] for limit in summary["limits"] if limit["holds"]}
+
+
+@pytest.mark.parametrize(
     ("refused", "context", "kind"),
     [
         ((30, 10), 8192, "bad_request"),  # as long as those that are answered
