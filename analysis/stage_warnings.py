@@ -108,7 +108,7 @@ def client_relief(audit: Audit, limited: Stages) -> str:
         return "Find out what ended that process or node (memory?)."
     if cpu_fraction is not None and cpu_fraction < IDLE_CPU_FRACTION:
         return (
-            f"Stop other work on this machine{_busiest(limited)} or pin the client with --cpus: "
+            f"Stop (or nice) other work on this machine{_busiest(limited)}, or pin the client with --cpus: "
             f"its CPU was idle ({cpu_fraction:.0%} of a core), so others held it up."
         )
     return "Use more --workers or a faster client."

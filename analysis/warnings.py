@@ -8,7 +8,7 @@ from ampacity.analysis.capacity.families import class_below, lengths_out_of_orde
 from ampacity.analysis.capacity.levels import number_text, stage_rate
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import Summary, Warned
-from ampacity.analysis.metrics.lengths import Deviation
+from ampacity.analysis.metrics.lengths import LENGTHS_OFF_SHARE, Deviation
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.stage.server import NO_SHARE
 from ampacity.analysis.stage_warnings import Facts, Rule, at_loads, is_replay, longer
@@ -17,7 +17,6 @@ from ampacity.loadgen.rundir.records import FAILED_KINDS
 # shares of the requests, lengths or input tokens above which a code is reported
 ERROR_SHARE = 0.01
 TOO_LONG_SHARE = 0.01  # the verdict names them as well
-LENGTHS_OFF_SHARE = 0.1
 BEYOND_CONTEXT_SHARE = 0.01
 CACHED_SHARE = 0.05
 WIDE_BRACKET = 1.25  # upper over lower end of the capacity's interval

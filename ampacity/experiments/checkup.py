@@ -3,7 +3,7 @@
 from dataclasses import replace
 from statistics import median
 
-from ampacity.analysis.warnings import LENGTHS_OFF_SHARE
+from ampacity.analysis.metrics.lengths import LENGTHS_OFF_SHARE
 from ampacity.experiments.doctor import DoctorResult
 from ampacity.experiments.stages.preflight import typical_lengths
 from ampacity.loadgen.probe.diagnosis import Finding, answer_facts, choose, seconds_between

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from ampacity.analysis.capacity.levels import QUOTA_SHARE
+from ampacity.analysis.capacity.levels import QUOTA_SHARE, refused_share
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.limits import Evidence
 from ampacity.analysis.contract.stage import Stage
@@ -56,7 +56,7 @@ def quota(curve: Curve) -> Found | None:
     if found is None:
         return None
     stages = curve.summary.stages
-    shares = [(s.errors.get("rate_limited", 0) / max(s.requests, 1), s) for s in stages]
+    shares = [(refused_share(s), s) for s in stages]
     share, stage = max(shares, key=lambda pair: pair[0])
     evidence = (
         _seen("refused with 429 or 529", share, stage, "share"),
@@ -64,7 +64,8 @@ def quota(curve: Curve) -> Found | None:
         _seen("let through a minute", found.per_min or found.reason),
     )
     title = f"The endpoint refuses what exceeds a {found.text}: a limiter, not the engine"
-    return Found(share / QUOTA_SHARE, evidence, title)
+    tested = curve.halved(stage, "refused", refused_share, "share")
+    return Found(share / QUOTA_SHARE, evidence, title, tested)
 
 
 def queueing(curve: Curve) -> Found | None:
@@ -72,12 +73,14 @@ def queueing(curve: Curve) -> Found | None:
         tail = _growth(stage.ttft_s, curve.low.ttft_s, "p99")
         step = _growth(stage.itl_s, curve.low.itl_s, "p50") or 1.0
         if tail is not None and tail >= TAIL_GROWTH and tail >= QUEUE_OVER_STEP * step:
+            evidence = (
+                _seen("TTFT p99 / its level at low load", tail, stage),
+                _seen("ITL p50 / its level at low load", step, stage),
+            )
             return Found(
                 tail / TAIL_GROWTH,
-                (
-                    _seen("TTFT p99 / its level at low load", tail, stage),
-                    _seen("ITL p50 / its level at low load", step, stage),
-                ),
+                evidence,
+                tested=curve.halved(stage, "TTFT p99", lambda s: s.ttft_s.p99, "s"),
             )
     return None
 

@@ -261,7 +261,7 @@ class Exchange:
             answer = self._answer
             if self.cancel_after_tokens or answer.finish_reason is not None:
                 return False  # each token has to be seen, or none is left
-            if self._between_chunks and self._body.between_events:
+            if answer.may_match and self._between_chunks and self._body.between_events:
                 if new := len(answer.chunk_at_ns) - tokens:
                     answer.learn(data, new)
                 self.feed = answer.read_handler(self._parse) or self._parse

@@ -64,10 +64,12 @@ class RotatingWriter(RunWriter):
 
     def _add_samples(self, server: pa.Table) -> None:
         if self._samples is None:
-            self._samples_file = pa.OSFile(str(self.path / SAMPLES), "wb")
+            part = self.path / f".{SAMPLES}"
+            self._samples_file = pa.OSFile(str(part), "wb")
             self._samples = pa.ipc.new_stream(self._samples_file, server.schema)
-            if self._server is not None:  # of a run that goes on
+            if self._server is not None:  # of a run that goes on: mapped from the file replaced
                 self._samples.write_table(self._server.select(server.column_names))
+            part.replace(self.path / SAMPLES)
         self._samples.write_table(server)
         self._samples_file.flush()
 

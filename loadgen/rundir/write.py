@@ -98,7 +98,7 @@ class StreamWriter:
             self.wait()
 
     def later(self, job: Callable[[], object]) -> None:
-        """Run a job in the writing thread; an OSError or RunDirError sets ``failed``."""
+        """Run a job in the writing thread; an error sets ``failed``."""
         self._jobs.put(job)
 
     def wait(self) -> None:
@@ -136,7 +136,7 @@ class StreamWriter:
                 job()
             except RunDirError as error:
                 self.failed = self.failed or str(error)
-            except OSError as error:
+            except Exception as error:  # else the thread ends, and all wait for the disk
                 why = " ".join(str(error).split())
                 self.failed = self.failed or f"{self._stream_path} cannot be written: {why}"
 

@@ -35,8 +35,8 @@ from ampacity.simulator.server.launch import Started
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import Schedule, open_schedule
-from tests.support import kills
 from tests.support.args import COMMAND, args_of
+from tests.support.processes import kills
 from tests.support.synthetic import run_meta, summary_of, warned
 
 S = 1_000_000_000
@@ -244,6 +244,28 @@ def test_a_wall_clock_that_was_set_is_told_from_a_pause(
     assert (f"wall clock off by {stepped_s:+,.0f} s" in text) == bool(stepped_s)
 
 
+def test_a_resume_that_was_refused_is_no_seam(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off at 100 s, refused at 103 s and 108 s, resumed at 110 s, cut off and resumed again."""
+    (tmp_path / "run.json").write_text("{}")
+    clock = SimpleNamespace(s=103.0)
+    monkeypatch.setattr(resume.time, "time", lambda: clock.s)
+    monkeypatch.setattr(resume.time, "monotonic_ns", lambda: int(clock.s * S))
+    run = state(tmp_path, status="aborted", status_reason="Ctrl-C", ended_ns=100 * S)
+    written_s = 100.0
+    for clock.s in (103.0, 108.0, 110.0):
+        os.utime(tmp_path / "run.json", (written_s, written_s))
+        meta = resumed_meta(run, run.meta | {"status": "running"})
+        run = state(tmp_path, **meta, ended_ns=100 * S)
+        written_s = clock.s
+    (seam,) = meta["seams"]
+    assert (seam["reason"], seam["gap_s"], seam["wall_gap_s"]) == ("Ctrl-C", 10.0, 10.0)
+    clock.s = 130.0
+    again = resumed_meta(state(tmp_path, **meta, ended_ns=120 * S), meta)["seams"]
+    assert [(s["reason"], s["gap_s"]) for s in again] == [("Ctrl-C", 10.0), ("killed", 10.0)]
+
+
 # -- the directory --------------------------------------------------------------------------
 
 
@@ -429,7 +451,7 @@ def test_a_client_that_is_suspended_is_no_finding(server: Started, tmp_path: Pat
     process = kills.start("run", server.url, *LOAD, "--out", run)
     kills.wait_for_stage(run, 1.0)
     process.send_signal(signal.SIGSTOP)
-    time.sleep(1.5)
+    time.sleep(1.5)  # the subject: a pause longer than any lateness that is passed over
     process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err

@@ -81,9 +81,10 @@ def _to_trace(rows: Rows, column_notes: list[str]) -> Trace:
         column = optional.get(role)
         return column if column is not None and column.max(initial=-1) >= 0 else None
 
-    arrival_ns, end_ns, entry = values["arrival_ns"], values["end_ns"], values["entry"]
+    arrival_ns, end_ns, entry = (values[name] for name in ("arrival_ns", "end_ns", "entry"))
     as_schedule = columns.format == "schedule"
     zero_ns = 0 if as_schedule else int(arrival_ns.min())
+    resolution_s = _resolution_s(arrival_ns, end_ns)
     from_start = _from_session_start(arrival_ns, known("session"))
     step_s = None if as_schedule or from_start else _clock_step_s(np.sort(arrival_ns))
     notes = [*_row_notes(rows, arrival_ns, known("session"), columns), *column_notes]
@@ -92,8 +93,7 @@ def _to_trace(rows: Rows, column_notes: list[str]) -> Trace:
     if rows.clock and not (as_schedule or from_start):
         notes += _clock_notes(rows, columns, arrival_ns, is_coarse=step_s is not None)
     if (session := known("session")) is not None:
-        spans = {"start": arrival_ns, "end": end_ns, "pause": values["pause_ns"]}
-        notes += span_notes(rows.path.name, columns, session, **spans)
+        notes += span_notes(rows.path.name, columns, session, resolution_s, values)
     shared, of = known("shared_blocks"), known("blocks")
     unsorted = Trace(
         arrival_s=(arrival_ns - zero_ns) / 1e9,
@@ -114,7 +114,7 @@ def _to_trace(rows: Rows, column_notes: list[str]) -> Trace:
         recorded=rows.recording.done(),
         clock=rows.clock,
         clock_step_s=step_s,
-        resolution_s=_resolution_s(arrival_ns, end_ns),
+        resolution_s=resolution_s,
         place=values["place"],
         place_word=rows.place.strip(" :") or "line",
         as_schedule=as_schedule,

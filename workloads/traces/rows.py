@@ -69,6 +69,7 @@ class _Row(NamedTuple):
 
     arrival_ns: int
     end_ns: int
+    took_ns: int
     pause_ns: int
     entry: int
     place: int
@@ -142,7 +143,9 @@ class Rows:
         if output_tokens:
             at_ns = self._arrival_ns(at_ns, pause_ns, optional.get("session", -1), columns)
         block_size = cell(record, columns.name("block_size"), tokens, 0)
-        end_ns = self._end_ns(record, columns, at_ns, clock)
+        took = columns.name("duration")
+        took_ns = cell(record, took, lambda value: span_ns(value, took), UNKNOWN)
+        end_ns = self._end_ns(record, columns, at_ns, took_ns, clock)
         if optional.get("span", -1) in self.spans.read:
             self.note_counts[_SAME_SPAN] += 1
             return
@@ -159,7 +162,7 @@ class Rows:
         if output_tokens == 0:
             self.no_output += 1
             return
-        row = _Row(at_ns, end_ns, pause_ns, entry, place, input_tokens, output_tokens)
+        row = _Row(at_ns, end_ns, took_ns, pause_ns, entry, place, input_tokens, output_tokens)
         self._store(row, optional)
         if optional.get("span", -1) >= 0:
             is_agent = record.get("is_agent") or record.get("type") in STEPS
@@ -330,8 +333,10 @@ class Rows:
         self._untimed += 1
         return 0
 
-    def _end_ns(self, record: Record, columns: Columns, at_ns: int, clock: str) -> int:
-        """Return when the row's answer ended, from its end time or its duration."""
+    def _end_ns(
+        self, record: Record, columns: Columns, at_ns: int, took_ns: int, clock: str
+    ) -> int:
+        """Return when the row's answer ended, from its end time, else from its duration."""
         name = columns.name("end")
         if has(record, name) and "time" in columns.by_role:
             end_ns, form = cell(record, name, lambda value: time_ns(value, columns.unit))
@@ -340,9 +345,6 @@ class Rows:
             self._row_notes.append(
                 f"rows have a {name.strip()} in another form or before their start: it is not used"
             )
-            return UNKNOWN
-        took = columns.name("duration")
-        took_ns = cell(record, took, lambda value: span_ns(value, took), UNKNOWN)
         return UNKNOWN if took_ns == UNKNOWN else at_ns + int(took_ns)
 
     def _optional(self, record: Record, columns: Columns) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Detect odd times in a log: outliers, breaks, implausible units, overlong replays."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from ampacity.workloads.traces.columns import Columns
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 OUT_OF_PROPORTION = 100.0  # a gap this many times the next largest is no part of the traffic
 _LEAST_GAP_S = 60.0  # a shorter pause is part of the traffic
 _FEW = 20  # maximum number of such gaps: more are a pattern
@@ -20,6 +21,7 @@ _DAY_S = 86_400.0
 LONGEST_REPLAY_S = _DAY_S  # longer replays must be asked for
 _SLOW_RPS, _FAST_RPS = 0.02, 1000.0  # rates beyond these raise doubts about a default unit
 _LEAST_ROWS = 10
+_APART_S, _APART_SHARE = 0.05, 0.1  # two clocks of one program differ by less
 _SHORT_S = 0.1  # milliseconds whose longest pause is shorter raise doubts
 _SINCE_1970_NS = 10**17  # numbers this large (from 1973 on) imply their unit
 
@@ -151,20 +153,22 @@ def _unit_note(name: str, column: str, arrival_s: Floats, is_seconds: bool) -> I
     )
 
 
-def span_notes(name: str, columns: Columns, session: Ints, **ns: Ints) -> Iterator[str]:
-    """Yield one line for each column of durations whose unit is a guess: ms, or doubtful s.
+def span_notes(
+    name: str, columns: Columns, session: Ints, resolution_s: float, held: Mapping[str, Ints]
+) -> Iterator[str]:
+    """Yield one line for each column of durations that is doubtful: its unit, or by the times.
 
-    ``ns``: start, end and pause of each request in ns, int64[n] with UNKNOWN.
+    ``held``: arrival_ns, end_ns, took_ns and pause_ns of each request, int64[n] with UNKNOWN.
     """
-    order = np.lexsort((ns["start"], session))
+    order = np.lexsort((held["arrival_ns"], session))
     order = order[session[order] >= 0]
     turns = np.flatnonzero(np.diff(session[order]) == 0)
     before, later = order[turns], order[turns + 1]
-    gap_ns = ns["start"][later] - ns["start"][before]
-    took_ns = np.where(ns["end"] == values.UNKNOWN, 0, ns["end"] - ns["start"])
+    gap_ns = held["arrival_ns"][later] - held["arrival_ns"][before]
+    took_ns = np.where(held["end_ns"] == values.UNKNOWN, 0, held["end_ns"] - held["arrival_ns"])
     for role, spans_ns, odd in (
-        ("duration", took_ns[before], "answers end after the next turn has begun"),
-        ("pause", ns["pause"][later], "pauses are longer than the time between two turns"),
+        ("duration", held["took_ns"][before], "answers end after the next turn has begun"),
+        ("pause", held["pause_ns"][later], "pauses are longer than the time between two turns"),
     ):
         column = columns.name(role).strip()
         unit, named = values.span_unit(column)
@@ -180,6 +184,30 @@ def span_notes(name: str, columns: Columns, session: Ints, **ns: Ints) -> Iterat
             f"{name}: column {column} is read as {values.UNIT_WORDS[unit]}{why}"
             f"{doubt if in_s or longest_s < _SHORT_S else ''}"
         )
+    far, apart_s = _apart(took_ns, held["took_ns"], resolution_s)
+    if far.any():
+        yield (
+            f"{name}: columns {columns['end'].strip()} and {columns['duration'].strip()} are up to "
+            f"{length_text(apart_s[far].max())} apart in {far.sum()} rows: the first is taken"
+        )
+    by_times_ns, told_ns = np.maximum(gap_ns - took_ns[before], 0), held["pause_ns"][later]
+    far, _ = _apart(by_times_ns, told_ns, resolution_s)
+    if far.any():
+        sums = (length_text(float(each[far].sum()) / 1e9) for each in (told_ns, by_times_ns))
+        since = "answers" if (took_ns[before][far] > 0).all() else "starts"
+        yield (
+            f"{name}: column {columns['pause'].strip()} is not what {columns.name('time').strip()} "
+            f"says in {far.sum()} later turns: the pauses are played ({next(sums)} in all), not the "
+            f"times ({next(sums)} in all behind the {since} of the turns before)"
+        )
+
+
+def _apart(by_times_ns: Ints, told_ns: Ints, resolution_s: float) -> tuple[Bools, Floats]:
+    """Return (whether the times and a column of lengths contradict each other, by how many s)."""
+    known = told_ns != values.UNKNOWN
+    longer_s = np.where(known, np.maximum(by_times_ns, told_ns), 0) / 1e9
+    apart_s = np.where(known, np.abs(by_times_ns - told_ns), 0) / 1e9
+    return apart_s > resolution_s + _APART_S + _APART_SHARE * longer_s, apart_s
 
 
 def check_replay_length(

@@ -51,8 +51,7 @@ def test_few_failures_and_those_of_a_slow_server_are_no_headline(
 )
 def test_given_texts_miss_no_plan(tmp_path: Path, plan: str, deviation: float | None) -> None:
     """One word of a prompt file is 9 tokens with the chat template: that is the load that was asked
-    for.
-    """
+    for."""
     rows = [request(i, i / 8, input_tokens_planned=1, input_tokens=9) for i in range(100)]
     workload = {"name": "x", "input_plan": plan}
     summary = summarise(
@@ -66,9 +65,8 @@ def test_given_texts_miss_no_plan(tmp_path: Path, plan: str, deviation: float | 
 def test_a_proposed_command_writes_to_a_new_directory() -> None:
     words: list[Any] = args_of("ampacity sweep URL --out runs/a --max-duration 1m --seed 3")
     book: Any = SimpleNamespace(_writer=SimpleNamespace(meta={"command_line": words}))
-    assert (
-        Rig.again(book, "--max-duration", "10m") == "ampacity sweep URL --seed 3 --max-duration 10m"
-    )
+    expected = "ampacity sweep URL --seed 3 --max-duration 10m"
+    assert Rig.again(book, "--max-duration", "10m") == expected
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,20 @@ from typing import Any
 
 import pytest
 
-from tests.loadgen.receive.test_exchange import FINISH, OK, chunk, ends, event, text
-from tests.streams.playing import END, HEAD, MS, http_chunk, json_response, new_exchange, play
+from tests.streams.playing import (
+    END,
+    FINISH,
+    HEAD,
+    MS,
+    OK,
+    chunk,
+    event,
+    http_chunk,
+    json_response,
+    new_exchange,
+    play,
+    text,
+)
 
 UNFRAMED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
@@ -31,6 +43,11 @@ WHOLE = json.dumps(
 def stream(*values: dict[str, Any] | str) -> bytes:
     """A whole chunked response with these events."""
     return HEAD + chunk(*values) + END
+
+
+def ends(*indices: int | None, text: str = "") -> list[dict[str, Any]]:
+    end = {"delta": {"content": text}, "finish_reason": "stop"}
+    return [{"choices": [end | ({} if i is None else {"index": i})]} for i in indices]
 
 
 def error_end(reason: str, **more: Any) -> dict[str, Any]:

@@ -74,6 +74,32 @@ def test_turns_that_cannot_hold_the_one_before_are_counted(
     assert ("too short to hold" in notes) == bool(said)
 
 
+TURNS = [{"input_tokens": 9, "output_tokens": 5, "session_id": "a", "timestamp": i} for i in (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "said"),
+    [
+        # ended at 0.5 s, so the pause was 1.5 s
+        ({"end_time": 0.5}, {"delay_s": 1.5}, None),
+        ({"latency_s": 0.5}, {"delay_s": 1.4}, None),  # within 50 ms and a tenth of 1.5 s
+        ({"end_time": 0.5}, {"delay_s": 1.2}, "(1.2 s in all), not the times (1.5 s"),
+        ({"latency_s": 0.5}, {"think_time_s": 9}, "(9 s in all), not the times (1.5 s"),
+        ({}, {"delay_s": 0.01}, "(0.01 s in all), not the times (2 s in all behind the starts"),
+        ({"end_time": 0.5}, {"delay_s": 1.5, "timestamp": None}, None),  # nothing contradicts it
+        # whole seconds: an answer of 0.6 s that began at 0.9 s ends at 1
+        ({"end_time": 1, "latency_s": 0.1}, {}, None),
+        ({"end_time": 0.5, "latency_s": 0.1}, {}, "0.4 s apart in 1 rows: the first is taken"),
+        ({"end_time": 0.5, "latency_s": 9}, {}, "8.5 s apart in 1 rows: the first is taken"),
+    ],
+)
+def test_times_that_contradict_each_other_are_said(
+    tmp_path: Path, first: dict[str, Any], later: dict[str, Any], said: str | None
+) -> None:
+    notes = said_of(tmp_path, TURNS[0] | first, TURNS[1] | later)
+    assert said in notes if said else " is taken" not in notes and "not the times" not in notes
+
+
 @pytest.mark.parametrize("unit", ["CHARACTERS", "SECONDS", "IMAGES"])
 def test_counts_in_another_unit_than_tokens_are_bad_rows(tmp_path: Path, unit: str) -> None:
     row = {"timestamp": 1, "usage": {"input": 500, "output": 70, "unit": "TOKENS"}}
