@@ -291,7 +291,7 @@ def _impossible(facts: Facts) -> str | None:
     said = "; ".join(s.server.reason or "" for s in facts.stages if s.server).split("; ")
     if no_shares := [text for text in dict.fromkeys(said) if NO_SHARE in text]:
         found.append(f"The server's metrics say what cannot be: {'; '.join(no_shares[:NAMED])}.")
-    return " ".join(found)
+    return " ".join(filter(None, [*found, of_stages.uncounted(facts)]))
 
 
 def _strangers(facts: Facts) -> str | None:

@@ -145,6 +145,37 @@ def texts(summary: dict[str, Any], code: str) -> list[str]:
     return [w["text"] for w in summary["warnings"] if w["code"] == code]
 
 
+def test_counts_that_the_probe_had_and_the_load_lacks_are_said(tmp_path: Path) -> None:
+    """Every fourth answer has none, or one below 0, which no record holds."""
+    for method, n in (("usage", 25), ("usage", 0), ("tokenize", 25)):
+        rows = [
+            request(i, i / 8, **EIGHT, token_source="chunks" if i % 4 == 0 and n else "usage")
+            for i in range(100)
+        ]
+        workload = {"name": "x", "tokenizer": {"method": method}}
+        stage = Stage(rows, 12.5, 0.0, 8.0)
+        run = make_run(tmp_path / f"{method}{n}", [stage], [], warmup_requests=0, workload=workload)
+        found = "".join(texts(summarise(run), "impossible_counts"))
+        said = "25 of 100 answers have no count of tokens, or none that can be true"
+        assert (said in found) == (method == "usage" and n > 0)
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_chunk", "said"), [(1, "Chunks are not tokens and"), (3, "(3 tokens per chunk)")]
+)
+def test_the_ratio_of_tokens_to_chunks_is_given_where_it_is_one(
+    tokens_per_chunk: int, said: str, tmp_path: Path
+) -> None:
+    counted: dict[str, Any] = {**EIGHT, "output_tokens": 8 * tokens_per_chunk}
+    counted["output_tokens_planned"] = 8 * tokens_per_chunk
+    unknown: dict[str, Any] = {"gaps_s": [0.01] * 2, "output_tokens": 3, "token_source": "chunks"}
+    unknown["output_tokens_planned"] = 8
+    rows = [request(i, i / 8, **(unknown if i % 2 else counted)) for i in range(100)]
+    run = make_run(tmp_path / "run", [Stage(rows, 12.5, 0.0, 8.0)], [], warmup_requests=0)
+    (text,) = texts(summarise(run), "tokens_per_chunk")
+    assert said in text
+
+
 @pytest.mark.parametrize(
     ("odd", "said"),
     [
