@@ -302,11 +302,15 @@ def _short_prompts(stage: Stage) -> bool:
     )
 
 
+HELD_S = 0.01  # who is answered sooner is held back by nothing
+
+
 def held_back(curve: Curve) -> Found | None:
     """Tokens that come in groups, although the engine makes one a step."""
     checks = curve.summary.diagnosis or ()
     probed = [_seen("stream", c.found) for c in checks if c.name == "stream" and c.verdict == "bad"]
-    reasons = [(s, s.icl_s.reason or "") for s in curve.kept_up]
+    slow = [s for s in curve.kept_up if (s.e2e_s.p50 or HELD_S) >= HELD_S]
+    reasons = [(s, s.icl_s.reason or "") for s in slow]
     seen = [_seen("chunks", r, s) for s, r in reasons if HELD_BACK in r or IN_ONE_PIECE in r]
     return Found(5.0, (*probed, *seen[:1])) if probed or seen else None
 

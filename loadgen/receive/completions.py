@@ -187,8 +187,10 @@ class Answer:
             elif data[:1] not in b'{"' and FAILED_REASON.search(words := excerpt(data)):
                 self.error = self.error or words
             else:
-                several = SEVERAL_TEXTS in str(error)
-                why = "JSON lines, no event stream" if several else f"not JSON: {error}"
+                is_json = isinstance(error, msgspec.ValidationError)
+                why = f"{'JSON, but no event of this API' if is_json else 'not JSON'}: {error}"
+                if SEVERAL_TEXTS in str(error):
+                    why = "JSON lines, no event stream"
                 self.bad_json = self.bad_json or f"{why}: {excerpt(data)}"
             return None
 

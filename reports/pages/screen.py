@@ -39,7 +39,7 @@ NOTES: dict[str, str | None] = {
     "drift": "Latency drifted during a stage: use a longer --duration.",
     "two_modes": "Latency switched between two levels: look for other work on the server.",
     "too_few_requests": "",  # the table's last column
-    "too_short": "Stages are too short to tell whether they were steady: use a longer --duration.",
+    "too_short": "Stages are too short to show a steady state: use a longer --duration.",
     "non_monotone": "An SLO was violated below a load that met it: repeat with longer stages.",
     "beyond_context": "Part of the workload did not fit the model's context and was cut.",
     "inputs_off": "Prompts were not as long as planned: check --tokenizer.",
