@@ -152,8 +152,11 @@ def _match_roles(
                     f"the file has {_listed(names)}"
                 )
             continue
-        if sum(name.strip().lower() == hit for name in names) > 1:
-            raise WorkloadError(f"{where}: the column {hit} stands there twice: keep one")
+        if len(same := [name.strip() for name in names if name.strip().lower() == hit]) > 1:
+            twice = "stands there twice: keep one"
+            spelled = f"is spelled {' and '.join(dict.fromkeys(same))}: use one spelling"
+            what = twice if len(set(same)) == 1 else spelled
+            raise WorkloadError(f"{where}: the column {hit} {what}")
         found[role] = hit
         also = [by_name[name] for name in known if name in by_name and name != hit]
         if wanted is None and also:

@@ -282,7 +282,18 @@ def test_a_broken_json_line_is_named(tmp_path: Path, line: str, complaint: str) 
         (
             "t.csv",
             "timestamp,input_tokens,Timestamp,output_tokens\n",
-            "timestamp stands there twice",
+            "timestamp is spelled timestamp and Timestamp: use one spelling",
+        ),
+        (
+            "t.csv",
+            "timestamp,input_tokens,timestamp,output_tokens\n",
+            "timestamp stands there twice: keep one",
+        ),
+        (
+            "t.jsonl",
+            '{"timestamp": 1, "input_tokens": 9, "output_tokens": 9, "session_id": 1}\n'
+            '{"timestamp": 1, "input_tokens": 9, "output_tokens": 9, "Session_Id": 1}\n',
+            "session_id is spelled session_id and Session_Id: use one spelling",
         ),
         (
             "t.csv",
