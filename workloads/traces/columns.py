@@ -237,7 +237,8 @@ def column_notes(name: str, columns: Columns | None, records: Records) -> Iterat
             + ("" if rows[field] == total else f" (of {rows[field]} rows)")
             for field in unused[:_SHOWN]
         )
-        more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
+        least = "at least " if records.columns.is_full else ""
+        more = f" and {least}{len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
         yield f"{name}: columns that are not used: {', '.join(shown)}{more}"
 
 

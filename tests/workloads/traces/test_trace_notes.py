@@ -211,7 +211,7 @@ ODD = [None, "", -1, 0, 1.5, "x", True, [], [5], {}, {"a": 1}, "nan", 10**12, WH
 
 
 COUNTED = re.compile(
-    r"^t\.jsonl: (\d+) (?:bad rows of|rows with 0 output tokens|entries are no calls|rows have the id of a span|rows \(spans)"
+    r"^t\.jsonl: (\d+) (?:bad rows of|rows with 0 output tokens|entries are no calls|entries are calls that|rows have the id of a span|rows \(spans)"
 )
 
 
@@ -219,10 +219,12 @@ def entry(rng: random.Random, k: int) -> tuple[Row, int]:
     """(a row, a span, or a session with its calls; how many requests, or what is no request, stand
     in it).
     """
-    kind = rng.choice(["row", "row", "span", "agent", "other", "session"])
-    if kind in ("span", "agent", "other"):
+    kind = rng.choice(["row", "row", "span", "agent", "other", "vectors", "session"])
+    if kind in ("span", "agent", "other", "vectors"):
         op, usage = (
-            {"span": "chat", "agent": "invoke_agent", "other": "execute_tool"}[kind],
+            {"span": "chat", "agent": "invoke_agent"}.get(
+                kind, "embeddings" if kind == "vectors" else "execute_tool"
+            ),
             (rng.choice([5, 9]), 3),
         )
         return span(
