@@ -9,6 +9,7 @@ from operator import attrgetter
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Audit, Summary
 from ampacity.analysis.metrics.cohort import IN_ONE_PIECE
+from ampacity.analysis.metrics.lengths import Deviation
 from ampacity.analysis.metrics.odd_answers import CONTRADICTED, OddAnswers
 from ampacity.analysis.stage.throughput import is_figure, steady_state
 
@@ -25,7 +26,7 @@ class Facts:
     """A summary with all figures, and results of ``analysis.metrics`` that it does not hold."""
 
     summary: Summary
-    output_deviation: float | None = None
+    deviations: tuple[Deviation, Deviation] = Deviation(), Deviation()  # inputs, outputs
     odd: OddAnswers = field(default_factory=OddAnswers)
 
     @property

@@ -26,7 +26,7 @@ from ampacity.analysis.limits.quota import find_quota
 from ampacity.analysis.limits.table import find_limits
 from ampacity.analysis.load_names import name_stages, planned_name
 from ampacity.analysis.metrics.impossible import check_records
-from ampacity.analysis.metrics.lengths import mean_tokens, output_deviation, realised
+from ampacity.analysis.metrics.lengths import deviations, mean_tokens, realised
 from ampacity.analysis.metrics.odd_answers import odd_answers
 from ampacity.analysis.metrics.requests import Requests
 from ampacity.analysis.network import network_share
@@ -112,14 +112,14 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
     _add_optional_parts(summary, run, metas, records, slos)
     found = read_summary(_plain(summary))
     r = records.requests
-    odd = odd_answers(run.requests, r, _models_asked(meta))
-    found = structs.replace(found, warnings=find_warnings(Facts(found, output_deviation(r), odd)))
+    odd = odd_answers(run.requests, r, models_asked(meta))
+    found = structs.replace(found, warnings=find_warnings(Facts(found, deviations(r), odd)))
     found = structs.replace(found, verdict=write_verdict(found))
     command = found.next_command or next_command(found, meta, str(run.path))
     return structs.replace(found, next_command=command, limits=find_limits(found))
 
 
-def _models_asked(meta: Mapping[str, Any]) -> set[str]:
+def models_asked(meta: Mapping[str, Any]) -> set[str]:
     classes = (meta.get("workload") or {}).get("classes") or []
     models = [name for kind in classes for name in kind.get("models") or []]
     return {*models, str((meta.get("endpoint") or {}).get("model"))}

@@ -40,7 +40,7 @@ def timeline_of(run: Run) -> Timeline | None:
     if not run.requests.num_rows or not stages:
         return None
     origin_ns = min(int(s["start_ns"]) for s in stages)
-    every = read_requests(run.requests, origin_ns)
+    every = read_requests(run.requests, origin_ns, run.meta)
     first = every.take(every.attempt == 0)
     due_s, ended_s = first.scheduled_ns * 1e-9, first.ended_ns * 1e-9
     over_s = np.where(np.isnan(ended_s), due_s, ended_s)

@@ -48,13 +48,13 @@ def _too_long(summary: Summary) -> str | None:
 
 
 def _finding(summary: Summary) -> str:
-    outages, other = _outages(summary), _other_load(summary) or _failures(summary)
+    outages, other = _outages(summary), other_load(summary) or _failures(summary)
     if outages and summary.capacity.reason == DOWN_IN_EACH:
         return outages
     return " ".join(filter(None, [outages, other, _of_the_load(summary)]))
 
 
-def _other_load(summary: Summary) -> str:
+def other_load(summary: Summary) -> str:
     """Warn that the load was not as planned, so that no capacity of the workload follows."""
     given = summary.workload.get("input_plan", "requested") != "requested"  # texts, and no lengths
     codes = ("inputs_off", "strangers", *([] if given else ["lengths_off"]))

@@ -8,6 +8,7 @@ from ampacity.analysis.capacity.families import class_below, lengths_out_of_orde
 from ampacity.analysis.capacity.levels import number_text, stage_rate
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import Summary, Warned
+from ampacity.analysis.metrics.lengths import Deviation
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.stage_warnings import Facts, Rule, at_loads, is_replay, longer
 from ampacity.loadgen.rundir.records import FAILED_KINDS
@@ -204,37 +205,41 @@ def _beyond_context(facts: Facts) -> str | None:
     )
 
 
-def _off_text(deviation: float) -> str:
-    """Return a deviation in words: ``74% shorter than planned``."""
-    return f"{abs(deviation):.0%} {'longer' if deviation > 0 else 'shorter'} than planned"
+def _off_text(deviation: Deviation) -> str:
+    """Return a deviation in words: ``74% shorter than planned``; "" where there is hardly one."""
+    mean, each = deviation
+    if mean is not None and abs(mean) > LENGTHS_OFF_SHARE:
+        return f"{abs(mean):.0%} {'longer' if mean > 0 else 'shorter'} than planned"
+    off = each > LENGTHS_OFF_SHARE
+    return f"{each:.0%} off one by one, though not on average," if off else ""
 
 
 def _inputs_off(facts: Facts) -> str | None:
-    deviation = facts.summary.workload["realised"]["input_deviation"]
-    if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
+    planned = facts.summary.workload["realised"]["input_deviation"]  # None: of given texts, too
+    off = "" if planned is None else _off_text(facts.deviations[0])
+    if not off:
         return None
     histories = ""
-    if facts.summary.sessions and deviation < 0:
+    if facts.summary.sessions and planned < 0:
         histories = (
             " Histories hold the actual answers: shorter answers, and turns without text, make "
             "shorter prompts."
         )
     return (
-        f"Prompts were {_off_text(deviation)} in input tokens, by the server's count: the load is "
+        f"Prompts were {off} in input tokens, by the server's count: the load is "
         f"another one than asked for, and no capacity of it.{histories} Check whether the server "
         "cuts prompts, and give its own vocabulary to --tokenizer."
     )
 
 
 def _lengths_off(facts: Facts) -> str | None:
-    deviation = facts.output_deviation
-    if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
+    if not (off := _off_text(facts.deviations[1])):
         return None
     by_tokenizer = "tokenizer" in facts.summary.workload["realised"]["token_source"]
     own = ", or give the server's own vocabulary to --tokenizer: it counted"
     counted = own if by_tokenizer else ""
     return (
-        f"Answers were {_off_text(deviation)} in output tokens: the load is another one than asked "
+        f"Answers were {off} in output tokens: the load is another one than asked "
         f"for. Make the server ignore the end-of-sequence token or fix lengths{counted}."
     )
 

@@ -124,13 +124,14 @@ class _Rows:
         where = f"{self.path}:{line}"
         if isinstance(row, BadRow):
             raise WorkloadError(f"{where}: {row.reason}")
+        row = {name.strip().lower(): value for name, value in row.items()}
         for name, (kind, missing) in _PER_REQUEST.items():
             self.held[name].append(_number(row.get(name), kind, missing, f"{where}: column {name}"))
         self.shared.append(_segments(row.get("shared"), where))
         self.after.append(_waited_for(row.get("after"), len(self.after), where))
         self.classes.append(str(row.get("class", "default")))
         self.models.append(str(row.get("model") or ""))
-        self.unused.update(name for name in row if name.strip().lower() not in _KNOWN)
+        self.unused.update(row.keys() - _KNOWN)
 
     def columns(self, workload: Workload | None, input_tokens: NDArray[np.int64]) -> dict[str, Any]:
         """Return the columns of the schedule. Raises WorkloadError."""
@@ -206,16 +207,21 @@ def _notes(path: Path, trace: Trace, unused: Counter[str], time_scale: float) ->
 
 
 def _number(value: object, kind: Any, missing: Any, where: str) -> Any:
-    """Return a finite number, whole where the column is, or ``missing`` for None."""
+    """Return a finite number of at least 0 (-1 where that means none), or ``missing`` for None.
+
+    Whole where the column is.
+    """
     if value is None:
         return missing
+    least = -1 if missing == -1 else 0
     try:
         found = int(str(value)) if kind is not np.float64 else float(str(value))
-        if abs(found) < (2**31 if kind is np.int32 else 2**63):
+        if least <= found < (2**31 if kind is np.int32 else 2**63):
             return found
     except ValueError:
         pass
-    raise WorkloadError(f"{where}: give {'numbers' if kind is np.float64 else 'whole numbers'}")
+    numbers = "numbers" if kind is np.float64 else "whole numbers"
+    raise WorkloadError(f"{where}: give {numbers} of at least {least}")
 
 
 def _waited_for(value: object, here: int, where: str) -> list[int]:
@@ -249,9 +255,9 @@ def _lists(held: list[list[Any]], width: int) -> tuple[NDArray[np.int64], ...]:
 
 
 def _segments(held: object, where: str) -> list[tuple[int, int]]:
-    pairs = held if isinstance(held, list) else []
+    pairs: list[Any] = held if isinstance(held, list) else [] if held is None else [held]
     for pair in pairs:
         is_pair = isinstance(pair, list) and len(pair) == 2
-        if not is_pair or not all(isinstance(n, int) and n >= 0 for n in pair):
+        if not is_pair or not all(isinstance(n, int) and 0 <= n < 2**63 for n in pair):
             raise WorkloadError(f"{where}: column shared: write it as [[id, tokens], ...]")
     return [(p[0], p[1]) for p in pairs]

@@ -8,6 +8,7 @@ from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.stage import Stage as JudgedStage
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.slo import EXTREMES, GOODPUT, SHARES, parse_slo, verdict_word
+from ampacity.analysis.verdict import other_load
 from ampacity.durations import duration_text, rounded_up
 from ampacity.experiments.stages.rig import Rig, Watch
 from ampacity.experiments.sweep import too_few
@@ -69,7 +70,7 @@ def result_of(summary: Summary, run: str) -> CheckResult:
         "looks": len(ALPHAS),
         "run": run,
         "notes": [summary.partial] if summary.partial else [],
-        "untracked": {},
+        "untracked": {"load": other} if (other := other_load(summary)) else {},
         "checks": checks,
     }
     if stage is not None:

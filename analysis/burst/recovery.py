@@ -125,6 +125,11 @@ def _base_load_too_high(
     if not most_rps:
         return "nothing of the burst was answered: what is served is not known"
     chance = 1 + 2 / math.sqrt(max(1.0, most_rps * (t.over_s - t.burst_s)))
+    if (carried_rps := phases[0].achieved_rps or 0.0) > most_rps * chance:
+        return (
+            f"{carried_rps:.3g} req/s were answered in the base, and {most_rps:.3g} from the burst "
+            "on: the endpoint broke down, which is no queue"
+        )
     if base_rps <= BASE_SHARE_MAX * most_rps * chance:
         return None
     served = "is served" if backlog.served_rps else "was seen to be served"

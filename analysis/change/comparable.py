@@ -11,6 +11,7 @@ import numpy as np
 from ampacity.analysis.change.judged import CompareError, Judged
 from ampacity.analysis.change.results import Setting
 from ampacity.analysis.metrics.requests import Floats
+from ampacity.loadgen.rundir.records import CACHE
 
 LENGTHS_SHARE = 0.1  # token counts that differ by more, and significantly, are another workload
 LENGTHS_SURE = 3.5  # standard errors: exceeded by two equal runs in one of a thousand cases
@@ -25,6 +26,7 @@ _VARYING = tuple(  # fields that vary between runs of one experiment
         "turns_beyond_context",  # counts grow with the requests sent: see ``realised``
     )
 )
+_IF_KNOWN = ("answered_by", "workload.contents.")  # older runs do not have these
 _OPTIONS = {  # the option that sets the fields whose name starts so
     "workload.input_tokens": "--input-tokens",
     "workload.output_tokens": "--output-tokens",
@@ -33,6 +35,7 @@ _OPTIONS = {  # the option that sets the fields whose name starts so
     "workload.trace": "--trace",
     "workload.tokenizer": "--tokenizer",
     "model": "--model",
+    "answered_by": "model by the answers' own account",
     "api": "--api",
     "client.connections": "--connections",
     "client.timestamps": "--timestamps",
@@ -60,6 +63,7 @@ def identity(judged: Judged) -> dict[str, Any]:
     found = _flat(meta.get("workload") or {}, "workload") | {
         "model": endpoint.get("model"),
         "api": endpoint.get("api"),
+        "answered_by": _mostly(judged.summary.workload["realised"].get("answered_by") or {}),
         "predicted": bool(meta.get("predicted")),
         # Another tool defines its figures otherwise
         "imported": (meta.get("imported") or {}).get("tool"),
@@ -68,6 +72,11 @@ def identity(judged: Judged) -> dict[str, Any]:
     found |= {f"client.{name}": locked.get(name) for name in client}
     found |= _flat(locked.get("extra_body") or {}, "extra_body")
     return {k: v for k, v in found.items() if not k.startswith(_VARYING)}
+
+
+def _mostly(answered_by: Mapping[str, int]) -> str | None:
+    """Return the model that most answers name; None where they name none."""
+    return next((name for name in answered_by if name != CACHE), None)
 
 
 def _flat(value: Any, name: str) -> dict[str, Any]:
@@ -84,7 +93,12 @@ def _unequal(found: Sequence[Mapping[str, Any]]) -> list[Setting]:
     free = (*_VARYING, "model") if all(f.get("predicted") for f in found) else _VARYING
     names = sorted(k for k in set().union(*found) if not k.startswith(free))
     listed = (Setting(variable=name, values=[f.get(name) for f in found]) for name in names)
-    return [s for s in listed if any(v != s.values[0] for v in s.values)]
+    return [
+        s
+        for s in listed
+        if any(v != s.values[0] for v in s.values)
+        and not (s.variable.startswith(_IF_KNOWN) and None in s.values)
+    ]
 
 
 def differences(runs: Sequence[Judged]) -> list[Setting]:
@@ -103,6 +117,18 @@ def differences(runs: Sequence[Judged]) -> list[Setting]:
         if max(values) - min(values) > allowed:
             settings.append(Setting(f"realised.{name}", [x[name] for x in lengths]))
     return settings
+
+
+def other_work(settings: Sequence[Setting], names: Sequence[str]) -> str:
+    """Return in words how what was sent or came differs; "" where it does not."""
+    asked_alike = all(s.variable != "model" for s in settings)
+    came = ("realised.", "answered_by") if asked_alike else ("realised.",)
+    differing = by_option([s for s in settings if s.variable.startswith(came)])
+    each = [
+        f"{what}: {', '.join(map(' '.join, zip(names, values, strict=True)))}"
+        for what, values in differing.items()
+    ]
+    return f"Not the same work ({'; '.join(each)})" if each else ""
 
 
 def by_option(settings: Sequence[Setting]) -> dict[str, list[str]]:

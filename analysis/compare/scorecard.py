@@ -9,7 +9,7 @@ from msgspec import structs
 from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, AT_USABLE, cost_per_million_output_tokens
 from ampacity.analysis.capacity.fleet_figures import FleetInputs, fleet_figures
 from ampacity.analysis.change import engine
-from ampacity.analysis.change.comparable import differences
+from ampacity.analysis.change.comparable import differences, other_work
 from ampacity.analysis.change.judged import CompareError, level_name
 from ampacity.analysis.change.results import (
     Comparison,
@@ -71,6 +71,9 @@ def compare(runs: Runs) -> Comparison:
     first, shift, lines = made[0, 1], _shift(runs, made), _scorecard(runs, made)
     level = level_name(first.stages[0][0]) if first.stages else None
     compared, sentence, notes = findings(runs, first, lines, shift, level)
+    unlike = differences([r.judged for r in runs])
+    if other := other_work(unlike, [r.name for r in runs]):
+        sentence = f"{other}: {sentence}"
     against = [pair for j in range(1, len(runs)) for pair in made[0, j].pairs]
     return Comparison(
         schema_version=COMPARE_SCHEMA_VERSION,
@@ -85,7 +88,7 @@ def compare(runs: Runs) -> Comparison:
         same_schedule=bool(against) and all(pair.same_schedule for pair in against),
         slos=[s.text for s in runs[0].summary.slos],
         runs=[_summary(r) for r in runs],
-        differences=differences([r.judged for r in runs]),
+        differences=unlike,
         scorecard=lines,
         shift=shift,
         curves=[Curve(r.name, _curve(r)) for r in runs],

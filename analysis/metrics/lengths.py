@@ -1,7 +1,7 @@
 """The lengths that a run was measured at: planned, sent and received tokens."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +10,20 @@ import pyarrow.compute as pc
 from ampacity.analysis.contract.figures import Spread
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.metrics.observations import quantile_rank
+from ampacity.analysis.metrics.odd_answers import text_counts
 from ampacity.analysis.metrics.requests import Floats, Requests, visible_tokens
 
 _LEVELS = {f"p{percent}": percent / 100 for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
+
+NAMES_MAX = 20  # of models that answered
+SLACK_TOKENS = 2  # of a request, by which a prompt may miss its plan
+
+
+class Deviation(NamedTuple):
+    """Tokens that came beside planned ones, over the requests of which both are known."""
+
+    mean: float | None = None  # sum of differences / sum planned
+    each: float = 0.0  # the same of absolute differences, those of SLACK_TOKENS left out
 
 
 def describe(lengths: Floats) -> dict[str, Any]:
@@ -38,6 +49,7 @@ def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:
     ok = first.has_status("ok")
     answers = first.take(ok)
     sources = table["token_source"].take(pa.array(first.row))
+    names = text_counts(table["answered_by"].take(pa.array(answers.row)))
     return {
         "input_tokens": {
             "planned": describe(first.input_tokens_planned),
@@ -48,7 +60,7 @@ def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:
             "received": describe(answers.output_tokens),
         },
         "sequence_tokens": describe(answers.input_tokens + answers.output_tokens),
-        "input_deviation": _deviation(answers.input_tokens, answers.input_tokens_planned),
+        "input_deviation": deviations(answers)[0].mean,
         "cached_token_share": answers.cached_share(),
         "tokens_per_chunk": _tokens_per_chunk(answers),
         "token_source": {
@@ -56,6 +68,7 @@ def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:
             for c in pc.value_counts(sources).to_pylist()
             if c["values"] is not None
         },
+        "answered_by": dict([*names.items()][:NAMES_MAX]),
     }
 
 
@@ -79,13 +92,18 @@ def mean_tokens(requests: Requests, stages: Sequence[Stage]) -> tuple[float | No
     return describe(sent)["mean"], describe(answers.output_tokens)["mean"]
 
 
-def output_deviation(requests: Requests) -> float | None:
-    """Return received over planned output tokens of the good answers, minus 1, if known."""
-    ok = requests.has_status("ok")
-    return _deviation(requests.output_tokens[ok], requests.output_tokens_planned[ok])
+def deviations(requests: Requests) -> tuple[Deviation, Deviation]:
+    """Return how input and output tokens of the good answers miss their plan."""
+    r = requests.take(requests.has_status("ok"))
+    inputs = _deviation(r.input_tokens, r.input_tokens_planned)
+    return inputs, _deviation(r.output_tokens, r.output_tokens_planned)
 
 
-def _deviation(counted: Floats, planned: Floats) -> float | None:
-    """Return sum(counted) / sum(planned) - 1 over the requests of which both are known."""
+def _deviation(counted: Floats, planned: Floats) -> Deviation:
     both = ~np.isnan(counted) & (planned > 0)
-    return float(counted[both].sum() / planned[both].sum() - 1) if both.any() else None
+    if not both.any():
+        return Deviation()
+    gaps, total = counted[both] - planned[both], planned[both].sum()
+    apart = np.abs(gaps)
+    each = apart[apart > SLACK_TOKENS].sum()
+    return Deviation(float(gaps.sum() / total), float(each / total))

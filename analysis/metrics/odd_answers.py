@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampacity.analysis.metrics.requests import PARTS, Requests, unseen
-from ampacity.loadgen.rundir.records import CACHE, came_together
+from ampacity.loadgen.rundir.records import CACHE, THEN, came_together
 
 # of the usual length: a shorter answer without a finish reason may have been cut off
 CUT_SHARE = 0.5
@@ -55,10 +55,10 @@ def odd_answers(table: pa.Table, requests: Requests, asked: Collection[str]) -> 
         cut_short(table, requests),
         int(np.count_nonzero(unseen(requests))),
         {what: n for what, n in impossible.items() if n},
-        _strangers(_counts(table["answered_by"].take(rows)), asked),
+        strangers_of(text_counts(table["answered_by"].take(rows)), asked),
         {
             reason: n
-            for reason, n in _counts(table["finish_reason"].take(rows)).items()
+            for reason, n in text_counts(table["finish_reason"].take(rows)).items()
             if reason.lower() not in ENDINGS
         },
         _whole(good),
@@ -72,22 +72,22 @@ def _whole(good: Requests) -> int:
     return int(np.count_nonzero(is_whole & (good.output_tokens >= LONG) & (lasts_s > FAST_S)))
 
 
-def _counts(column: pa.ChunkedArray) -> dict[str, int]:
+def text_counts(column: pa.ChunkedArray) -> dict[str, int]:
     """Return the number of each text, the most frequent first."""
     found = Counter({v["values"]: v["counts"] for v in pc.value_counts(column).to_pylist()})
     return {text: n for text, n in found.most_common() if text is not None}
 
 
-def _strangers(answered_by: dict[str, int], asked: Collection[str]) -> dict[str, int]:
+def strangers_of(answered_by: dict[str, int], asked: Collection[str]) -> dict[str, int]:
     """Return the answers by others than the models that were asked for.
 
     One other name for each model is an alias, unless some answers have the model's own.
     """
-    names = answered_by.keys() - {CACHE}
+    names = {name for name in answered_by if name != CACHE and THEN not in name}
     others = names - set(asked)
     if not (others and names & set(asked)) and len(others) <= len(asked):
         others = set()
-    return {name: n for name, n in answered_by.items() if name in {*others, CACHE}}
+    return {name: n for name, n in answered_by.items() if name in {*others, CACHE} or THEN in name}
 
 
 def cut_short(table: pa.Table, requests: Requests) -> tuple[int, int]:

@@ -7,6 +7,7 @@ requests or gaps.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, fields
 from typing import Any
@@ -26,6 +27,7 @@ Bools = npt.NDArray[np.bool_]
 _CODE = {kind: code for code, kind in enumerate(KINDS)}
 _FAILED = np.array([kind in FAILED_KINDS for kind in KINDS])
 _NS = 1e-9
+FITS_SHARE = 0.9  # of the listed context, as prompts are planned with an error
 CHUNKS_ARE_TOKENS = 0.99  # of the answers whose length is known by the plan
 PARTS = {"cached_tokens": "input_tokens", "reasoning_tokens": "output_tokens"}
 """Counts that are part of another: a larger one is wrong."""
@@ -120,10 +122,12 @@ class _Selected(Requests):
         return self.__dict__.setdefault(name, getattr(self._of, name)[self._which])
 
 
-def read_requests(table: pa.Table, origin_ns: int) -> Requests:
+def read_requests(
+    table: pa.Table, origin_ns: int, meta: Mapping[str, Any] | None = None
+) -> Requests:
     """Return vectors of a table with the columns of ``ampacity.loadgen.rundir.records.SCHEMA``.
 
-    Raises RecordsError.
+    ``meta`` (run.json) has the context that the server lists. Raises RecordsError.
     """
     scan = scan_of(table)
     columns: dict[str, npt.NDArray[Any]] = {
@@ -152,6 +156,8 @@ def read_requests(table: pa.Table, origin_ns: int) -> Requests:
     wrong = contradicted(found)
     found.output_tokens[wrong] = np.nan
     found.uncounted[wrong] = True
+    listed = ((meta or {}).get("locked") or {}).get("max_model_len")
+    found.status[_refused_though_fitting(found, listed)] = _CODE["bad_request"]
     if np.all(np.diff(found.scheduled_ns) >= 0):  # as a run mostly writes them
         return found
     return found.take(np.argsort(found.scheduled_ns, kind="stable"))
@@ -167,6 +173,16 @@ def contradicted(requests: Requests) -> Bools:
     more &= (chunks == r.output_tokens_planned) & ~(r.stopped & (counted == chunks + 1))
     wrong = ~r.listed & r.has_status("ok") & (chunks > 0) & ((r.output_tokens < chunks) | more)
     return np.asarray(wrong, dtype=np.bool_)
+
+
+def _refused_though_fitting(requests: Requests, context: int | None) -> Bools:
+    """Return which requests the server called too long although the context that it lists holds
+    them and it answered as long ones, by plan, shape (n,).
+    """
+    r, ok = requests, requests.has_status("ok")
+    planned = r.input_tokens_planned + r.output_tokens_planned
+    longest = min(float(planned[ok].max(initial=0.0)), FITS_SHARE * (context or 0))
+    return np.asarray(r.has_status("too_long") & (planned <= longest), dtype=np.bool_)
 
 
 def _equals(column: pa.ChunkedArray, value: str) -> Bools:

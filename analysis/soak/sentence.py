@@ -9,6 +9,7 @@ from ampacity.analysis.contract.soak import Soak, SoakChange
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.next_run import again, sweep_instead
 from ampacity.analysis.soak.change_point import WINDOWS_MIN
+from ampacity.analysis.verdict import other_load
 from ampacity.durations import duration_text, rounded_up
 
 NAMED = 2
@@ -63,7 +64,7 @@ def soak_sentence(summary: Summary) -> str:
         parts.append("Nothing changed over the windows.")
     else:
         parts.append("Too few windows to tell what changed.")
-    sentence = " ".join(parts)
+    sentence = " ".join(filter(None, [other_load(summary), *parts]))
     if summary.partial:
         sentence = f"Partial run ({summary.partial}): {sentence[0].lower()}{sentence[1:]}"
     return sentence

@@ -4,7 +4,7 @@ Each window is judged once, so a summary costs the same after hours as after min
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
@@ -18,12 +18,13 @@ from ampacity.analysis.contract.soak import Soak, SoakChange
 from ampacity.analysis.contract.stage import SloVerdict, Stage, Verdict
 from ampacity.analysis.contract.summary import Audit, Seam, Summary, Warned
 from ampacity.analysis.limits.table import find_limits
+from ampacity.analysis.metrics.odd_answers import OddAnswers, strangers_of
 from ampacity.analysis.slo import EXTREMES, Slo, parse_slo
 from ampacity.analysis.soak.change_point import WINDOWS_MIN, ChangePoint, find_change
 from ampacity.analysis.soak.sentence import soak_command, soak_sentence
 from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.stats.intervals import CONFIDENCE, MEMORIES, few_by_chance, many_by_chance
-from ampacity.analysis.summary import audit_of, partial_of
+from ampacity.analysis.summary import audit_of, models_asked, partial_of
 from ampacity.analysis.warnings import OF_A_RUN, OF_A_SWEEP, RULES
 from ampacity.loadgen.rundir.files import Run
 
@@ -115,7 +116,7 @@ def join_windows(parts: Sequence[Summary], run: Run) -> Summary:
         soak=soak_of(run.meta, stages, slos),
         limits=(),
     )
-    found = structs.replace(found, warnings=_warnings(found, parts))
+    found = structs.replace(found, warnings=_warnings(found, parts, models_asked(run.meta)))
     found = structs.replace(found, limits=find_limits(found), verdict=soak_sentence(found))
     return structs.replace(found, next_command=soak_command(found, run.meta, str(run.path)))
 
@@ -127,14 +128,17 @@ def _audit(metas: Sequence[dict[str, Any]], stages: Sequence[Stage]) -> Audit:
     return structs.replace(found, repeated_stages=[], client_limited=limited)
 
 
-def _warnings(whole: Summary, parts: Sequence[Summary]) -> list[Warned]:
-    """Return those of the whole run, and the first of each kind of the windows with their number."""
-    facts, first = Facts(whole), dict[str, Warned]()
-    found = [(code, RULES[code](facts)) for code in OF_A_RUN]
-    of_windows = [
-        {w.code: w for w in part.warnings if w.code not in (*OF_A_RUN, *OF_A_SWEEP)}
-        for part in parts
-    ]
+def _warnings(whole: Summary, parts: Sequence[Summary], asked: Collection[str]) -> list[Warned]:
+    """Return those of the whole run, and the first of each kind of the windows with their number.
+
+    ``asked``: the models that were asked for.
+    """
+    names = sum((Counter(p.workload["realised"]["answered_by"]) for p in parts), Counter[str]())
+    odd = OddAnswers(names.total(), strangers=strangers_of(names, asked))
+    facts, first = Facts(whole, odd=odd), dict[str, Warned]()
+    found = [(code, RULES[code](facts)) for code in (*OF_A_RUN, "strangers")]
+    left = (*OF_A_RUN, *OF_A_SWEEP, "strangers")
+    of_windows = [{w.code: w for w in part.warnings if w.code not in left} for part in parts]
     counts = Counter(code for of in of_windows for code in of)
     for of in reversed(of_windows):
         first |= of

@@ -53,9 +53,11 @@ def read_records(
 ) -> RunRecords:
     """Return vectors of the records; times count from ``origin_ns``.
 
-    ``meta`` has the endpoint's diagnosis. Raises RecordsError.
+    ``meta`` is run.json. Raises RecordsError.
     """
-    return RunRecords(table, read_requests(table, origin_ns), origin_ns, spoilt_by(meta or {}))
+    return RunRecords(
+        table, read_requests(table, origin_ns, meta), origin_ns, spoilt_by(meta or {})
+    )
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def analyse_stage(
     """Return a stage, with every field that a lone stage can have; the rest is for the summary.
 
     ``table`` holds at least the rows of the stage, ``meta`` is the stage's entry in run.json (of a
-    table that is no ``RunRecords`` with the run's ``diagnosis``). Where the stage ended early, or
+    table that is no ``RunRecords`` with the run's ``diagnosis`` and ``locked``). Where the stage ended early, or
     the run was killed before its end, the window ends with the last thing that happened.
     ``labels``: request_id -> accepted, for ``accepted``.
     """

@@ -152,7 +152,9 @@ def _silences(
     the median time to a first token of the others: requests that come in step wait together, and
     always as long.
     """
-    ok, first_s = r.has_status("ok"), r.first_token_ns * _NS
+    ok = r.has_status("ok")
+    first_s = r.first_token_ns * _NS
+    first_s[np.isnan(first_s) & np.isinf(ended_s)] = np.inf  # cut off by the end of the stage
     # a good answer waits for no token after its last
     answered_s = np.where(ok & ~np.isnan(r.last_token_ns), r.last_token_ns * _NS, ended_s)
     usual_gap_s = None  # of fifty million gaps only where it decides

@@ -21,6 +21,9 @@ class _Event(msgspec.Struct, gc=False):
     item: Any = None
     output_index: Any = None
     sequence_number: Any = None
+    text: Any = None
+    refusal: Any = None
+    arguments: Any = None
     message: Any = None  # Messages API
     content_block: Any = None
     usage: Any = None
@@ -93,8 +96,7 @@ class _TypedAnswer(Answer, ABC):
         if self.error is None and event.type is None:
             self._on_foreign(data)
         elif self.error is None:
-            if not self.model:
-                self._on_model(event.message or event.response)
+            self._on_model(event.message or event.response)
             self._on_typed(at_ns, event)
 
     @abstractmethod
@@ -132,7 +134,8 @@ class _TypedAnswer(Answer, ABC):
         if total is not None:
             tally.totals[:] = [total]
         for name in _INPUT_PARTS:
-            if (tokens := token_count(usage.get(name))) is not None:
+            tokens = token_count(usage.get(name))
+            if tokens is not None and (tokens or name not in self._inputs):  # no 0 at the end
                 self._inputs[name] = tokens
         tally.input_tokens = sum(self._inputs.values()) or None
         details = usage.get("input_tokens_details")
@@ -146,6 +149,7 @@ class ResponsesAnswer(_TypedAnswer):
     """OpenAI's Responses API: ``response.*`` events; ``response.completed`` carries usage."""
 
     content_of = staticmethod(_responses_content)
+    _by_done = False  # the text comes in the events that end its parts
 
     def _on_typed(self, at_ns: int, event: _Event) -> None:
         name = event.type if isinstance(event.type, str) else ""
@@ -158,9 +162,18 @@ class ResponsesAnswer(_TypedAnswer):
             else:
                 self._on_piece(at_ns, "answer")
                 self._on_call(event.output_index, arguments=event.delta)
+        elif name.endswith(".done") and (self._by_done or not self.chunk_at_ns):
+            text, arguments = event.text or event.refusal, event.arguments
+            if text or arguments:
+                self._by_done = True  # nothing comes in pieces
+                self._on_piece(at_ns, "reasoning" if ".reasoning" in name else "answer", text)
+            if arguments:
+                self._on_call(event.output_index, arguments=arguments)
         elif name == "response.output_item.added" and isinstance(event.item, dict):
             if event.item.get("type") in _CALLS:
                 self._on_call(event.output_index, *_call_of(event.item))
+        elif isinstance(event.response, dict) and not self.chunk_at_ns:
+            self._on_body(at_ns, event.response)
         elif isinstance(event.response, dict):
             self._on_end(event.response)
 
@@ -180,6 +193,7 @@ class ResponsesAnswer(_TypedAnswer):
         status = whole.get("status")
         if status not in _ENDED:
             return
+        self.done = True
         self._on_usage(whole.get("usage"))
         if status in ("failed", "cancelled"):
             error = whole.get("error") or {"message": f"the response is {status}"}
@@ -206,9 +220,7 @@ class MessagesAnswer(_TypedAnswer):
                 if is_call:
                     self._on_call(event.index, arguments=delta[name])
         elif event.type == "content_block_start" and isinstance(event.content_block, dict):
-            if event.content_block.get("type") == "tool_use":
-                block = event.content_block
-                self._on_call(event.index, block.get("id"), block.get("name"))
+            self._on_block(at_ns, event.index, event.content_block)
         elif event.type == "message_start" and isinstance(event.message, dict):
             self._on_usage(event.message.get("usage"))
             self.tally.totals.clear()  # output_tokens are not final here
@@ -220,14 +232,21 @@ class MessagesAnswer(_TypedAnswer):
 
     def _on_body(self, at_ns: int, body: dict[str, Any]) -> None:
         for number, block in enumerate(_objects(body.get("content"))):
-            if block.get("type") == "tool_use":
-                self._on_piece(at_ns, "answer")
-                self._on_call(number, block.get("id"), block.get("name"), block.get("input"))
-            elif text := block.get("text") or block.get("thinking"):
-                kind: Kind = "reasoning" if block.get("type") == "thinking" else "answer"
-                self._on_piece(at_ns, kind, text)
+            self._on_block(at_ns, number, block, whole=True)
         self._on_usage(body.get("usage"))
         self._on_stop(body)
+
+    def _on_block(
+        self, at_ns: int, number: Any, block: dict[str, Any], *, whole: bool = False
+    ) -> None:
+        """Read a block of content: a whole one, or the beginning of one, mostly empty."""
+        is_call = block.get("type") == "tool_use"
+        given = block.get("input") if whole else block.get("input") or None
+        if is_call:
+            self._on_call(number, block.get("id"), block.get("name"), given)
+        if text := block.get("text") or block.get("thinking") or given or (whole and is_call):
+            kind: Kind = "reasoning" if block.get("type") == "thinking" else "answer"
+            self._on_piece(at_ns, kind, text)
 
     def _on_stop(self, holder: dict[str, Any]) -> None:
         if holder.get("stop_reason"):

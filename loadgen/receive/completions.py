@@ -34,7 +34,7 @@ from ampacity.loadgen.receive.templates import (
 )
 from ampacity.loadgen.receive.thinking import Kind, Thinking
 from ampacity.loadgen.receive.token_tally import TokenTally
-from ampacity.loadgen.rundir.records import CHUNK_AT_MAX_US, RequestRecord
+from ampacity.loadgen.rundir.records import CHUNK_AT_MAX_US, THEN, RequestRecord
 from ampacity.loadgen.send.history import CallPieces
 from ampacity.loadgen.send.protocols import (
     decoded,
@@ -88,6 +88,11 @@ class Answer:
         self._template_usage: Usage | None = None
         self._usage_beside_text: Usage | None = None  # in the latest chunk
         self._misses = self._missed_at = 0  # in a row, and the number of chunks at the last
+
+    @property
+    def whole(self) -> bool:
+        """Tell whether [DONE] has come, or both the finish reason and the last usage."""
+        return self.done or bool(self.finish_reason is not None and self.tally.totals)
 
     def keep_text(self) -> None:
         self.texts, self.calls = [], CallPieces()
@@ -210,6 +215,9 @@ class Answer:
             if kind is not None:  # a second choice with text in one chunk
                 tokens = None if counted is None or tokens is None else counted + tokens
             kind, counted = choice_kind, tokens
+        looks = self.model and (kind is None or self.finish_reason)
+        if looks and f'"{self.model}"'.encode() not in data:  # a fallback changes it halfway
+            self._on_model(decoded(data))
         usage = chunk.usage
         if usage is not None:
             counted = self.tally.add_usage(usage, has_text=kind is not None) or counted
@@ -221,10 +229,15 @@ class Answer:
             self.tally.chunk_counts.append(counted)
 
     def _on_model(self, holder: object) -> None:
-        """Take the model that an object of the answer names; "" where it names none."""
-        if isinstance(holder, dict):
-            name = holder.get("model")
-            self.model = printable(name) if isinstance(name, str) else ""
+        """Take the model that an object of the answer names, and the first other one later."""
+        if not isinstance(holder, dict):
+            return
+        name, before = holder.get("model"), self.model or ""
+        name = printable(name) if isinstance(name, str) else ""
+        if not before:
+            self.model = name
+        elif name not in ("", before) and THEN not in before:
+            self.model = f"{before}{THEN}{name}"
 
     def _on_choice_end(self, choice: Choice, chunks: int) -> None:
         """Take the error or the finish reason of a choice, after this many chunks with text."""

@@ -153,8 +153,12 @@ class Exchange:
             self._give_up("truncated", error, at_ns)
 
     def fail(self, status: str, error: str, at_ns: int) -> None:
-        """End with ``status``, unless a complete response or an error has arrived."""
-        if not self.ended and self._complete_at is None:
+        """End with ``status``, unless a complete answer or an error has arrived."""
+        if self.ended or self._complete_at is not None:
+            return
+        if self._answer.whole:  # only the end of the body is missing
+            self._conclude(at_ns)
+        else:
             self._give_up(status, error, at_ns)
 
     def restart(self) -> None:
@@ -241,6 +245,7 @@ class Exchange:
             self.feed = _after_the_end
             self._on_whole(self)
             return True
+        late = self._answer.done and bool(self._body.pieces)
         self._decode(at_ns)
         if self.ended:
             return True
@@ -248,6 +253,8 @@ class Exchange:
             self._conclude(at_ns)
         elif broken is not None:
             self._give_up("protocol_error", broken, at_ns)
+        elif late and self._body.between_events:  # heartbeats for ever: nobody waits for those
+            self._conclude(at_ns)
         elif self._chunked:
             self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
             self.feed = self._parse

@@ -60,6 +60,7 @@ TOKEN_SOURCES: tuple[str, ...] = ("usage", "usage_per_chunk", "logprobs", "token
 
 CACHE = "a cache"
 """``answered_by`` where a header of the answer reports a hit in a cache of whole answers."""
+THEN = ", then "  # in ``answered_by`` where the model changed within the answer
 
 CHUNK_AT_MAX_US = 2**32 - 1
 """``chunk_at_us`` is a uint32: times over 71 minutes after the start saturate."""

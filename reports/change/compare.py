@@ -69,7 +69,8 @@ def comparison_screen(result: Comparison) -> Screen:
     winners = dict.fromkeys(won)
     if winners:
         text = next(iter(winners)) if len(winners) == 1 else f"mixed: {' and '.join(winners)}"
-        answer = Entry("WINNER", text, result.sentence, "good")
+        state = "unsure" if result.sentence.startswith("Not the same") else "good"
+        answer = Entry("WINNER", text, result.sentence, state)
     elif result.compared:
         text = re.sub(
             r"^No difference (.*?) is shown", r"no significant difference \1", result.sentence

@@ -145,7 +145,7 @@ def check_screen(result: GateResult, next_command: str | None, path: object) -> 
     rows.words("check", lambda c: c.title)
     rows.column(Column("measured"), lambda _, c: Cell(figure(c, c.candidate)))
     rows.column(Column("", text=True, cut=True), lambda _, c: Cell(c.reason or ""))
-    notes = list(result.notes)
+    notes = [*result.untracked.values(), *result.notes]
     return Screen(answers, rows.done(), notes=notes, next_command=next_command, path=path)
 
 

@@ -1,5 +1,6 @@
 """A soak: its verdict over all windows, and what changed over the hours."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,8 +12,9 @@ from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.soak.change_point import find_change
 from ampacity.analysis.soak.sentence import change_text, clock
-from ampacity.analysis.soak.summarise import soak_of
-from tests.support import sample_summary
+from ampacity.analysis.soak.summarise import join_windows, soak_of
+from ampacity.analysis.summary import summarise
+from tests.support import sample_summary, synthetic
 
 SLO = "ttft_p99=2s"
 WINDOW_S = 600.0
@@ -142,3 +144,30 @@ def test_an_slo_is_judged_over_all_windows(missed: list[float], word: str) -> No
     found = soak(stages)
     assert found.verdict == word
     assert found.slo_verdicts[0].attainment == pytest.approx(1 - np.mean(missed))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("M", "M-v2"), "3 of 6 answers are, by their own account, not from the model"),
+        (("M-v1", "M-v2"), "6 of 6 answers"),  # neither is the model that was asked for
+        (("M-v1", "M-v1"), ""),  # an alias
+        (("M", "a cache"), "3 of 6 answers"),
+        ((None, "M"), ""),
+    ],
+)
+def test_another_model_from_some_window_on_is_said(
+    names: tuple[str | None, str | None], said: str, tmp_path: Path
+) -> None:
+    """Within a window it would be an alias."""
+    runs = []
+    for i, name in enumerate(names):
+        rows = [synthetic.request(k, k / 2, answered_by=name) for k in range(3)]
+        runs.append(synthetic.make_run(tmp_path / str(i), [synthetic.Stage(rows, 2.0)]))
+    parts = [summarise(run) for run in runs]
+    runs[0].meta["soak"] = {"rate_rps": 2.0, "duration_s": 4.0, "window_s": 2.0}
+    runs[0].meta["stages"] *= 2
+    whole = join_windows(parts, runs[0])
+    found = [w.text for w in whole.warnings if w.code == "strangers"]
+    assert [text.startswith(said) for text in found] == ([True] if said else [])
+    assert whole.verdict.startswith("Not the load that was planned") == bool(said)

@@ -23,6 +23,7 @@ from benchmarks.servers import limit_at
 from benchmarks.studies.check_rates import checked
 from tests.support.args import Command, args_of
 from tests.support.servers.fault_server import FaultServer
+from tests.support.synthetic import Stage, make_run, request
 
 LOAD = {"url": "http://predicted.invalid/v1", "input_tokens": "10", "output_tokens": "20"}
 
@@ -62,6 +63,29 @@ def test_far_from_the_limit_it_ends_early_on_either_side(tmp_path: Path) -> None
     stage = json.loads((tmp_path / "violated" / "run" / "run.json").read_text())["stages"][0]
     assert stage["decided_early"] == "violated: ttft_p95=8ms"
     assert "alpha" not in stage
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"output_tokens": 2, "output_tokens_planned": 4}, "Answers were 50% shorter"),
+        ({"input_tokens": 30}, "Prompts were 70% shorter"),
+        ({"answered_by": "a cache"}, "100 of 100 answers"),
+        ({}, ""),
+    ],
+)
+def test_a_check_of_another_load_than_the_planned_one_says_so(
+    columns: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    rows = [request(i, i / 8, gaps_s=[0.01], **columns) for i in range(100)]
+    run = make_run(tmp_path / "run", [Stage(rows, 12.5, offered_rps=8.0)], ["ttft_p50=1s"])
+    found = result_of(summarise(run), str(run.path))
+    assert found.verdict == "met"
+    assert (f"Not the load that was planned. {said}" in "".join(found.untracked.values())) == bool(
+        said
+    )
+    assert len(check_screen(found, None, "report.html").notes) == bool(said)
+    assert ElementTree.fromstring(junit_xml(found)).get("skipped") == str(int(bool(said)))
 
 
 def test_too_short_to_tell_is_inconclusive_and_says_how_long_it_takes(tmp_path: Path) -> None:

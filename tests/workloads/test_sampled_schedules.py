@@ -180,6 +180,14 @@ def test_a_schedule_may_be_gzipped_and_what_is_broken_in_it_is_said(tmp_path: Pa
     for line, wrong, said in (
         (2, {"after": [99]}, "column after"),
         (2, {"turn": "second"}, "column turn: give whole numbers"),
+        (2, {"think_s": -5}, r":2: column think_s: give numbers of at least 0"),
+        (2, {"Think_S ": -5}, r":2: column think_s: give numbers of at least 0"),
+        (2, {"cancel_after_s": -1}, "column cancel_after_s: give numbers of at least 0"),
+        (2, {"cancel_after_tokens": -3}, "column cancel_after_tokens: give whole numbers of at"),
+        (2, {"session": -2}, "column session: give whole numbers of at least -1"),
+        (2, {"shared": "x"}, "column shared: write it as"),
+        (2, {"shared": [[2**70, 5]]}, "column shared: write it as"),
+        (3, {"schedule_of": "a: 1"}, ":3: a second schedule begins here"),
         (2, {"class": "gold"}, "class 'gold' is not described"),
         (1, {"schedule_of": "a: ["}, "is no YAML text"),
     ):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ampacity.workloads.lengths.distributions import MAX_TOKENS
 from ampacity.workloads.text import mended
 
 Message = dict[str, Any]
@@ -115,6 +116,8 @@ def _limit(body: Mapping[str, Any], tally: Tally) -> int | None:
     given = [body[name] for name in _LIMITS if body.get(name) is not None]
     if not all(isinstance(tokens, int) and not isinstance(tokens, bool) for tokens in given):
         raise ValueError("a limit on the answer that is no whole number")
+    if any(tokens > MAX_TOKENS for tokens in given):
+        raise ValueError(f"a limit on the answer of more than {MAX_TOKENS} tokens")
     useful = [tokens for tokens in given if tokens > 0]
     if len(useful) < len(given):
         tally.parts["limits on the answer are below 1: they are not used"] += 1

@@ -152,8 +152,12 @@ class _Expander:
         self._paths = [name.strip() for name in keep if "." in name]
         self._sessions: set[str] = set()  # ids seen so far
         self._duplicates = duplicates
+        self._begun = False
 
     def __call__(self, item: Any) -> Iterator[Item | BadRow]:
+        if self._begun and isinstance(item, dict) and "schedule_of" in item:
+            item = BadRow("a second schedule begins here: give each a file of its own")
+        self._begun = True
         if self._paths and isinstance(item, dict):
             row = _flat(item)
             held = {path: reach(row, path) for path in self._paths}

@@ -23,6 +23,9 @@ from ampacity.workloads.archetypes import ARCHETYPES
 from ampacity.workloads.arrivals.processes import arrivals_notes
 from ampacity.workloads.replay import Replayed
 
+OF_THE_RUN = ("diagnosis", "locked")
+"""Entries of run.json that a stage alone is judged with."""
+
 
 def utc_now() -> str:
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -75,7 +75,7 @@ from tests.support.synthetic import Stage, make_run, request
         ),
         (
             "workload.contents.trace",
-            "contents of --trace: A not given; B 3f2a",
+            "contents of --trace: A 9c56; B 3f2a",
             {
                 "workload": {
                     **{"name": "synthetic", "arrivals": "poisson", "prompts": "unique"},
@@ -89,7 +89,9 @@ from tests.support.synthetic import Stage, make_run, request
 def test_what_differs_is_named_and_nothing_is_compared(
     tmp_path: Path, ampacity: Any, capsys: Any, variable: str, said: str, change: dict[str, Any]
 ) -> None:
-    make_run(tmp_path / "a", [stage(ttfts(1, 200))], run_id="a")
+    trace = {"contents": {"trace": "9c56"}} if variable == "workload.contents.trace" else {}
+    load = {"name": "synthetic", "arrivals": "poisson", "prompts": "unique", **trace}
+    make_run(tmp_path / "a", [stage(ttfts(1, 200))], run_id="a", workload=load)
     make_run(tmp_path / "b", [stage(ttfts(1, 200))], run_id="b", **change)
     assert ampacity("compare", tmp_path / "a", tmp_path / "b") == 2
     printed = capsys.readouterr()
@@ -127,6 +129,38 @@ def test_slos_lengths_and_cache_that_differ_are_named(tmp_path: Path) -> None:
     # 5 % longer, 2 points of cache
     close = changed(tmp_path / "f", input_tokens=105, cached_tokens=2)
     assert unlike(a, close) == []
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        (
+            {"gaps_s": [0.01], "output_tokens_planned": 5},
+            "output tokens a request as they came: A 5, B 2",
+        ),
+        ({"input_tokens": 30}, "input tokens a request as they came: A 100, B 30"),
+        ({"answered_by": "tiny"}, "model by the answers' own account: A m, B tiny"),
+        ({"answered_by": None}, ""),  # not known
+        ({}, ""),
+    ],
+)
+def test_a_winner_that_did_less_work_is_said_to_have(
+    odd: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """A/B pairs are compared whatever they sent; B is three times as fast."""
+    usual: dict[str, Any] = {"gaps_s": [0.01] * 4, "answered_by": "m"}
+    made = []
+    for name, more, scale in (("A", {}, 1.0), ("B", odd, 0.3)):
+        records = [
+            request(i, i / RATE, ttft_s=float(t), **usual | more)
+            for i, t in enumerate(ttfts(1, 400, scale))
+        ]
+        made.append(arm(tmp_path / name, Stage(records, 20.0, offered_rps=RATE)))
+    result = compare(made)
+    assert result.sentence.startswith(f"Not the same work ({said}): ") == bool(said)
+    assert "B is faster than A" in result.sentence
+    state = comparison_screen(result).answers[0].state
+    assert state == ("unsure" if said else "good")
 
 
 def test_what_was_counted_or_is_the_engines_name_makes_no_other_experiment(

@@ -329,6 +329,19 @@ def test_two_that_are_down_by_turns_are_no_outage_of_the_endpoint(tmp_path: Path
 SLO = ("ttft_p95=1s", "itl_p99=100ms")
 
 
+def test_a_server_that_hangs_from_the_burst_on_is_down_and_its_base_no_queue(
+    tmp_path: Path,
+) -> None:
+    """15/s are answered for 15 s; nothing from 20 s on, in the middle of the burst."""
+    plan = json.loads("""{"base_rps": 15.0, "factor": 1.0, "base_s": 15.0, "burst_s": 20.0,
+        "recovery_s": 5.0, "shape": "step"}""")
+    hangs = frozen(((20.0, 99.0),), tokens=1, status="unfinished")
+    summary = judged(tmp_path, hangs, slos=["ttft_p99=2s"], burst=plan, warmup_requests=0)
+    assert summary["verdict"].startswith("Endpoint silent, no token from 20 s on")
+    assert "the endpoint broke down" in summary["burst"]["recovery_reason"]
+    assert "queues of its own" not in summary["verdict"]
+
+
 def test_a_server_that_froze_for_four_seconds_was_silent(tmp_path: Path) -> None:
     """Nobody fails; who was in flight at 14.2 s or came until 18.3 s waited."""
     summary = judged(tmp_path, frozen(tokens=8), slos=SLO)
@@ -375,6 +388,17 @@ def test_silences_of_several_kinds(tmp_path: Path, silent: Any, status: Any, spa
     for period, (start_s, end_s) in zip(periods, spans, strict=True):
         assert period["start_s"] == pytest.approx(start_s, abs=0.1)
         assert period["end_s"] == (None if end_s is None else pytest.approx(end_s, abs=0.1))
+
+
+def test_a_server_that_hangs_with_nobody_in_the_middle_of_an_answer_is_silent(
+    tmp_path: Path,
+) -> None:
+    """None of those who wait has had a token, and none ever gets one."""
+    stage = frozen(((30.0, 99.0),), tokens=1, status="unfinished")
+    outage = judged(tmp_path, stage, slos=SLO)["stages"][0]["outage"]
+    (period,) = outage["periods"]
+    assert period["start_s"] == pytest.approx(30.0, abs=0.3)
+    assert period["end_s"] is None
 
 
 def test_silences_in_which_nobody_or_one_alone_waits_are_none(tmp_path: Path) -> None:

@@ -187,6 +187,7 @@ def test_counts_that_cannot_be_true_are_left_out_and_said(
         ({"answered_by": "m-small"}, 10, "10 of 100 answers"),  # a fallback
         ({"answered_by": "a cache"}, 100, "100 of 100 answers"),
         ({"answered_by": "a cache"}, 1, "1 of 100 answers"),
+        ({"answered_by": "M, then m-small"}, 100, "100 of 100 answers"),  # a fallback halfway
         ({"answered_by": "M-2024-08-06"}, 100, ""),  # an alias; the probe names it
         ({"answered_by": None}, 10, ""),
     ],
@@ -218,6 +219,33 @@ def test_answers_of_other_lengths_claim_no_clean_capacity(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("columns", "share"),
+    [
+        # 10 asked for: 18 and 2 in turn, |8| / 10; 12 and 8, which may be a count's tolerance; a
+        # tenth of the answers 100 longer, the others 11 shorter
+        ([{"output_tokens": n, "output_tokens_planned": 10} for n in (18, 2)], "Answers were 80%"),
+        ([{"output_tokens": n, "output_tokens_planned": 10} for n in (12, 8)], ""),
+        (
+            [{"output_tokens": n, "output_tokens_planned": 50} for n in (149, *[39] * 9)],
+            "Answers were 40%",
+        ),
+        ([{"input_tokens": n, "input_tokens_planned": 100} for n in (150, 50)], "Prompts were 50%"),
+    ],
+)
+def test_lengths_that_are_right_on_average_alone_are_said(
+    columns: list[dict[str, Any]], share: str, tmp_path: Path
+) -> None:
+    rows = [request(i, i / 8, **columns[i % len(columns)]) for i in range(100)]
+    run = make_run(tmp_path / "run", [Stage(rows, 12.5, 0.0, 8.0)], [], warmup_requests=0)
+    summary = summarise(run)
+    found = [*texts(summary, "lengths_off"), *texts(summary, "inputs_off")]
+    assert [t.startswith(f"{share} off one by one, though not on average") for t in found] == (
+        [True] if share else []
+    )
+    assert summary["verdict"].startswith("Not the load that was planned") == bool(share)
+
+
 @pytest.mark.parametrize(("n", "tokens", "said"), [(20, 30, 1), (2, 30, 1), (1, 30, 0), (20, 4, 0)])
 def test_some_answers_in_one_piece_are_said(tmp_path: Path, n: int, tokens: int, said: int) -> None:
     """``n`` of 100 answers come whole, after as long as the others take."""
@@ -232,6 +260,32 @@ def test_some_answers_in_one_piece_are_said(tmp_path: Path, n: int, tokens: int,
     found = texts(summarise(run), "not_streamed")
     assert len(found) == said
     assert all(text.startswith(f"{n} of 100 answers came in one piece") for text in found)
+
+
+@pytest.mark.parametrize(
+    ("refused", "context", "kind"),
+    [
+        ((30, 10), 8192, "bad_request"),  # as long as those that are answered
+        ((20, 10), 8192, "bad_request"),
+        ((20, 21), 8192, "too_long"),  # longer than each of them
+        ((30, 10), 42, "too_long"),  # near the listed context, as the plan has an error
+        ((30, 10), None, "too_long"),  # no context is listed
+    ],
+)
+def test_what_fits_and_is_called_too_long_is_a_failure(
+    refused: tuple[int, int], context: int | None, kind: str, tmp_path: Path
+) -> None:
+    lengths = {"input_tokens_planned": 30, "output_tokens_planned": 10}
+    no: dict[str, Any] = {"ttft_s": None, "status": "too_long", "http_status": 400}
+    odd = no | dict(zip(lengths, refused, strict=True))
+    rows = [request(i, i / 8, **(odd if i % 2 else lengths)) for i in range(200)]
+    stage, locked = Stage(rows, 25.0, 0.0, 8.0), {"max_model_len": context}
+    slos = ["error_rate=1%"]
+    run = make_run(tmp_path / "run", [stage], slos, warmup_requests=0, locked=locked)
+    summary = summarise(run)
+    assert {k: n for k, n in summary["errors"].items() if n} == {kind: 100}
+    (verdict,) = summary["stages"][0]["slo_verdicts"]
+    assert verdict["attainment"] == (0.5 if kind == "bad_request" else 1.0)
 
 
 def test_silent_answers_leave_ttft_open(tmp_path: Path) -> None:

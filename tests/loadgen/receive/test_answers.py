@@ -1,6 +1,7 @@
 """The Responses API, Anthropic's Messages API and embeddings: same records, same words."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -50,6 +51,14 @@ def block(kind: str, text: str, index: int = 0) -> dict[str, object]:
     name = {"text": "text", "thinking": "thinking", "input_json": "partial_json"}.get(kind, kind)
     delta = {"type": f"{kind}_delta", name: text}
     return {"type": "content_block_delta", "index": index, "delta": delta}
+
+
+def begun(content: dict[str, object]) -> dict[str, object]:
+    return {"type": "content_block_start", "index": 0, "content_block": content}
+
+
+def part(kind: str, **whole: object) -> dict[str, object]:
+    return {"type": f"response.{kind}.done", "output_index": 0, **whole}
 
 
 def test_responses_stream() -> None:
@@ -141,6 +150,32 @@ def test_messages_stream() -> None:
             ],
             "m-2",
         ),
+        (
+            "chat",
+            [
+                {"type": "x", "model": "m", "choices": [{"delta": {"content": "a"}}]},
+                {"type": "x", "model": "m-2", "choices": [{"delta": {"content": "b"}}]},
+                {"type": "x", "model": "m-2", "choices": [{"delta": {}, "finish_reason": "stop"}]},
+                {"type": "x", "model": "m-3", "choices": [], "usage": {"completion_tokens": 2}},
+            ],
+            "m, then m-2",
+        ),
+        (
+            "responses",
+            [
+                {"type": "response.created", "response": {"model": "m"}},
+                {"type": "response.completed", "response": {"model": "m-2"}},
+            ],
+            "m, then m-2",
+        ),
+        (
+            "messages",
+            [
+                {"type": "message_start", "message": {"model": "m"}},
+                {"type": "message_start", "message": {"model": "m"}},
+            ],
+            "m",
+        ),
         ("completions", [{"type": "x", "model": 5, "choices": [{"text": "a"}]}], None),
         ("responses", [{"type": "response.created", "response": {"model": "m-2"}}], "m-2"),
         ("messages", [{"type": "message_start", "message": {"model": "m-2"}}], "m-2"),
@@ -151,6 +186,61 @@ def test_the_model_that_an_answer_names(
     api: Api, events: list[dict[str, object]], named: str | None
 ) -> None:
     assert play(api, *events).answered_by == named
+
+
+CALL = {"type": "tool_use", "id": "c", "name": "f", "input": {"x": 1}}
+
+
+@pytest.mark.parametrize(
+    ("api", "events", "at_ms", "text"),
+    [
+        # in the event that begins a block
+        ("messages", [begun({"type": "text", "text": "a"}), block("text", "b")], [10, 20], "ab"),
+        ("messages", [begun({"type": "text", "text": ""}), block("text", "b")], [20], "b"),
+        (
+            "messages",
+            [begun({"type": "thinking", "thinking": "a"}), block("text", "b")],
+            [10, 20],
+            "b",
+        ),
+        ("messages", [begun(CALL)], [10], ""),
+        ("messages", [begun({**CALL, "input": {}}), block("input_json", "{")], [20], ""),
+        # in those that end a part, or the answer
+        (
+            "responses",
+            [part("output_text", text="a"), part("function_call_arguments", arguments="{}")],
+            [10, 20],
+            "a",
+        ),
+        ("responses", [said("a"), part("output_text", text="a")], [10], "a"),
+        (
+            "responses",
+            [ended("completed", output=[{"type": "message", "content": [{"text": "a"}]}])],
+            [10],
+            "a",
+        ),
+    ],
+)
+def test_text_counts_once_wherever_it_comes(
+    api: Api, events: list[dict[str, object]], at_ms: list[int], text: str
+) -> None:
+    exchange = new_exchange(api, keep=True)
+    exchange.feed(MS, HEAD)
+    for i, value in enumerate(events):
+        exchange.feed((i + 1) * 10 * MS, event(value))
+    exchange.feed(100 * MS, END)
+    assert [at / 1000 for at in exchange.record.chunk_at_us] == at_ms
+    assert exchange.text() == text
+
+
+def test_no_count_of_the_prompt_at_the_end_takes_none_away() -> None:
+    record = play(
+        "messages",
+        {"type": "message_start", "message": {"usage": {"input_tokens": 25, "output_tokens": 1}}},
+        block("text", "a"),
+        STOPPED | {"usage": {"input_tokens": 0, "output_tokens": 1}},
+    )
+    assert record.input_tokens == 25
 
 
 @pytest.mark.parametrize(
@@ -204,6 +294,42 @@ def test_half_a_character_is_a_token_in_every_api(api: Api) -> None:
     assert (record.status, record.error) == ("ok", None)
     assert (record.first_token_ns, record.first_answer_ns) == (10 * MS, 20 * MS)
     assert list(record.chunk_at_us) == [10_000, 20_000, 30_000]
+
+
+PING = http_chunk(b": ping\n\n")
+TEXT: dict[str, object] = {"choices": [{"delta": {"content": "a"}, "finish_reason": "length"}]}
+COUNTED: dict[str, object] = {"choices": [], "usage": {"completion_tokens": 1}}
+STOPPED = {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}}
+
+
+@pytest.mark.parametrize(
+    ("api", "events", "heartbeat", "status"),
+    [
+        ("chat", [TEXT, COUNTED, "[DONE]"], True, "ok"),
+        ("completions", [{"choices": [{"text": "a"}]}, "[DONE]"], True, "ok"),
+        ("messages", [block("text", "a"), STOPPED, {"type": "message_stop"}], True, "ok"),
+        ("responses", [said("a"), ended("completed", usage=RESPONSES_USAGE)], True, "ok"),
+        ("chat", [TEXT, COUNTED], False, "ok"),  # a usage may still come, so it is waited for
+        ("messages", [block("text", "a"), STOPPED | {"usage": {"output_tokens": 1}}], False, "ok"),
+        ("chat", [TEXT], False, "timeout"),
+        ("messages", [block("text", "a")], False, "timeout"),
+    ],
+)
+def test_a_whole_answer_needs_no_end_of_its_body(
+    api: Api, events: list[Any], heartbeat: bool, status: str
+) -> None:
+    """Some servers go on with heartbeats for ever: at 100 ms, when the user gives up at 500 ms."""
+    exchange = new_exchange(api)
+    exchange.feed(MS, HEAD)
+    for i, value in enumerate(events):
+        data = value if isinstance(value, str) else json.dumps(value)
+        exchange.feed((i + 1) * 10 * MS, http_chunk(f"data: {data}\n\n".encode()))
+    assert not exchange.ended
+    assert exchange.feed(100 * MS, PING) == heartbeat
+    exchange.fail("timeout", "no end", 500 * MS)
+    record = exchange.record
+    assert (record.status, record.last_token_ns) == (status, 10 * MS)
+    assert (record.ended_ns, exchange.close_after) == (100 * MS if heartbeat else 500 * MS, True)
 
 
 ONE_PIECE: dict[Api, dict[str, object]] = {"responses": said("x"), "messages": block("text", "x")}

@@ -151,6 +151,13 @@ def test_plain_text_and_a_json_array(tmp_path: Path) -> None:
             '{"prompt": "y", "max_tokens": 9.5}',
             "p.jsonl:1: a limit on the answer that is no whole number",
         ),
+        *(
+            (
+                f'{{"prompt": "y", "max_tokens": {tokens}}}',
+                "p.jsonl:1: a limit on the answer of more than 2147483647 tokens",
+            )
+            for tokens in (2**31, 10**12, 10**19)
+        ),
         ('{"messages": [5]}', "p.jsonl:1: a message that is no object"),
         ("17", "p.jsonl:1: a value that is neither an object nor a text"),
         (b'{"prompt": "x"}\n{"prompt": "caf\xe9"}', "p.jsonl:2: a byte that is no UTF-8"),
