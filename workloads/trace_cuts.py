@@ -183,7 +183,7 @@ def thin(trace: Trace, keep: float, rng: np.random.Generator) -> Trace:
 
 
 def loop(trace: Trace, times: int) -> Trace:
-    """Repeat the trace, one mean gap between two rounds; each round has sessions of its own."""
+    """Repeat the trace, one mean gap apart; each round has its own sessions and blocks."""
     if times == 1:
         return trace
     n = len(trace)
@@ -193,9 +193,14 @@ def loop(trace: Trace, times: int) -> Trace:
     rounds = np.repeat(np.arange(times), n)
     arrival_s = np.tile(trace.arrival_s, times) + rounds * period_s
     looped = trace.take(np.tile(np.arange(n), times), arrival_s)
+    which = rounds[np.argsort(arrival_s, kind="stable")]
+    if looped.blocks is not None:
+        ids, number = np.unique(looped.blocks.ids, return_inverse=True)
+        of_round = np.repeat(which, np.diff(looped.blocks.start))
+        blocks = replace(looped.blocks, ids=number + of_round * len(ids))
+        looped = replace(looped, blocks=blocks)
     if looped.session is not None:
         count = int(looped.session.max()) + 1
-        which = rounds[np.argsort(arrival_s, kind="stable")]
         numbers: dict[str, Any] = {
             name: np.where(column < 0, -1, column + which * count)
             for name in ("session", "parent")
@@ -203,7 +208,9 @@ def loop(trace: Trace, times: int) -> Trace:
         }
         looped = replace(looped, **numbers)
     each = f", {period_s:.6g} s each" if trace.says_arrivals else ""
-    return _noted(looped, f"played {times} times{each}")
+    again = 0 if trace.entry is None else int(np.count_nonzero(trace.entry >= 0))
+    cached = f"; from the second on a prefix cache holds the {again} recorded prompts"
+    return _noted(looped, f"played {times} times{each}{cached if again else ''}")
 
 
 def _noted(trace: Trace, note: str) -> Trace:

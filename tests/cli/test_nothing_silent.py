@@ -98,7 +98,7 @@ def agent(i: int) -> Row:
         "input_blocks64": i + 1,
         "blocks_shared_with_prev_turn": i,
         "api_time_s": 0.5,
-        "think_time_s": 0.25,
+        "think_time_s": 0.5,
         "stop_reason": "tool_use",
     }
 

@@ -152,11 +152,11 @@ def _match_roles(
                     f"the file has {_listed(names)}"
                 )
             continue
-        spelled = [name.strip() for name in names if name.strip().lower() == hit]
-        if len(spelled) > 1:
-            several = f"is spelled {' and '.join(spelled)}: use one spelling"
-            wrong = several if len({*spelled}) > 1 else "stands there twice: keep one"
-            raise WorkloadError(f"{where}: the column {hit} {wrong}")
+        if len(same := [name.strip() for name in names if name.strip().lower() == hit]) > 1:
+            twice = "stands there twice: keep one"
+            spelled = f"is spelled {' and '.join(dict.fromkeys(same))}: use one spelling"
+            what = twice if len(set(same)) == 1 else spelled
+            raise WorkloadError(f"{where}: the column {hit} {what}")
         found[role] = hit
         also = [by_name[name] for name in known if name in by_name and name != hit]
         if wanted is None and also:
@@ -237,7 +237,8 @@ def column_notes(name: str, columns: Columns | None, records: Records) -> Iterat
             + ("" if rows[field] == total else f" (of {rows[field]} rows)")
             for field in unused[:_SHOWN]
         )
-        more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
+        least = "at least " if records.columns.is_full else ""
+        more = f" and {least}{len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
         yield f"{name}: columns that are not used: {', '.join(shown)}{more}"
 
 

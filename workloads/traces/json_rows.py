@@ -16,7 +16,7 @@ from ampacity.workloads.traces.columns import ROLES, reach
 from ampacity.workloads.traces.recorded import SENT_FIELDS
 from ampacity.workloads.traces.records import ColumnCounts, Records, Row
 from ampacity.workloads.traces.spans import as_list, read_otlp, read_span
-from ampacity.workloads.traces.values import BadRow, NoCall, is_placeholder
+from ampacity.workloads.traces.values import BadRow, NoCall, id_text, is_placeholder
 
 _PEEKED = 20  # rows whose names are merged: a field may be missing in the first ones
 _PEEKED_MAX = 10_000  # rows searched for these: many other spans may precede the first call
@@ -64,7 +64,8 @@ def json_records(
         items = ((n, BadRow(BROKEN_BYTES) if is_broken(s) else parse(s)) for n, s in numbered)
         return expanded_records(items, ":", read_share, keep, duplicates)
     values = document if isinstance(document, list) else [document]
-    entries = enumerate(itertools.chain.from_iterable(map(_Expander(keep), values)), start=1)
+    expand = _Expander(keep, duplicates)
+    entries = enumerate(itertools.chain.from_iterable(map(expand, values)), start=1)
     return _peeked_records(entries, " entry ", read_share, duplicates)
 
 
@@ -76,7 +77,7 @@ def expanded_records(
     duplicates: Counter[str],
 ) -> Records:
     """Return the requests of objects, each of which is one or holds some, with its number."""
-    expand = _Expander(keep)
+    expand = _Expander(keep, duplicates)
     rows = ((n, row) for n, item in items for row in expand(item))
     return _peeked_records(rows, place, read_share, duplicates)
 
@@ -143,12 +144,14 @@ def _parser(duplicates: Counter[str]) -> Callable[[str], Any]:
 class _Expander:
     """Expands a JSON value to its requests: itself, spans, or the requests of a session.
 
-    ``keep``: wanted paths into lists, each of which selects one value of a whole item.
+    ``keep``: wanted paths into lists, each of which selects one value of a whole item;
+    ``duplicates`` counts attributes that a span has twice.
     """
 
-    def __init__(self, keep: frozenset[str]) -> None:
+    def __init__(self, keep: frozenset[str], duplicates: Counter[str]) -> None:
         self._paths = [name.strip() for name in keep if "." in name]
         self._sessions: set[str] = set()  # ids seen so far
+        self._duplicates = duplicates
         self._begun = False
 
     def __call__(self, item: Any) -> Iterator[Item | BadRow]:
@@ -172,13 +175,14 @@ class _Expander:
         elif "schedule_of" in item:  # the first line of a schedule
             return
         elif isinstance(item.get("spans"), list):
-            yield from itertools.chain.from_iterable(map(read_span, item["spans"]))
+            for span in item["spans"]:
+                yield from read_span(span, self._duplicates)
             yield _unused(item, "spans", ("spans", "trace_id", "traceId"))
         elif isinstance(item.get("resourceSpans"), list):
-            yield from read_otlp(item["resourceSpans"])
+            yield from read_otlp(item["resourceSpans"], self._duplicates)
             yield _unused(item, "resourceSpans", ("resourceSpans",))
         elif _is_span(item):
-            yield from read_span(item)
+            yield from read_span(item, self._duplicates)
         elif nested := _nested(item):
             yield from self._expand_nested(item, nested[0])
         elif any(item.get(n) == [] for n in _TURNS) and not _counts(item) and _session_id(item):
@@ -248,7 +252,7 @@ def _timed(row: dict[str, Any]) -> dict[str, Any]:
 def _session_id(item: Item) -> str | None:
     about = item["trace"] if isinstance(item.get("trace"), dict) else item
     ids = (about[name] for name in _SESSION_IDS if not is_placeholder(about.get(name)))
-    return next(map(str, ids), None)
+    return next(map(id_text, ids), None)
 
 
 def _session(

@@ -165,7 +165,8 @@ def _kept_rows(rows: Rows) -> Ints:
 def _why_empty(rows: Rows) -> str:
     if rows.columns is not None and rows.bad:
         return f"all {rows.bad.total()} rows are bad: nothing is left of the trace"
-    some = "every row has 0 output tokens" if rows.no_output else "the file holds no rows"
+    noted = "; ".join(f"{count} {text}" for text, count in rows.note_counts.items())
+    some = "every row has 0 output tokens" if rows.no_output else noted or "the file holds no rows"
     return f"{some}: a trace needs at least one request"
 
 

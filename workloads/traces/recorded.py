@@ -221,6 +221,18 @@ def read_messages(value: Any, *, listed: bool = False) -> tuple[list[Message], b
     return messages, False
 
 
+def answer_text(value: Any) -> str:
+    """Return the text of a recorded answer: a text, a message, or a list of messages or choices."""
+    is_list = isinstance(value, list) and bool(value)
+    if is_list and all(isinstance(v, Mapping) and "message" in v for v in value):
+        value = [choice["message"] for choice in value]
+    try:
+        found = read_messages(value)
+    except ValueError as error:
+        return "" if str(error) == CUT_OFF else json.dumps(value, default=str)
+    return " ".join(map(text_of, found[0])) if found else ""
+
+
 def _is_conversation(value: Any) -> bool:
     """Return whether a JSON value is a request, a message, or a list of messages."""
     if isinstance(value, Mapping):

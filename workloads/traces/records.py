@@ -17,6 +17,7 @@ class ColumnCounts:
 
     def __init__(self) -> None:
         self.rows = 0
+        self.is_full = False  # there are more names than are counted
         self._shapes: Counter[tuple[str, ...]] = Counter()
         self._names: Counter[str] = Counter()
 
@@ -42,6 +43,8 @@ class ColumnCounts:
         for name in names:
             if name in self._names or len(self._names) < self._NAMES_MAX:
                 self._names[name] += rows
+            else:
+                self.is_full = True
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Parse the rows of a trace one by one, and count what has to be noted about them."""
 
-import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from ampacity.workloads.traces.spans import STEPS, SpanTree
 from ampacity.workloads.traces.values import (
     MISSING,
     NO_CALL,
+    NO_TEXT,
     UNKNOWN,
     BadRow,
     CellError,
@@ -29,9 +29,11 @@ from ampacity.workloads.traces.values import (
     span_ns,
     time_ns,
     tokens,
+    writes_no_text,
 )
 
 _SAME_SPAN = "rows have the id of a span that came before: they are left out (the same span)"
+_LOST_PAUSE = "rows that are left out have a pause before them, which is not played either"
 _OPTIONAL = ("session", "parent", "client", "cached", "blocks", "shared_blocks", "span")
 Record = Mapping[str, Any]
 
@@ -112,7 +114,7 @@ class Rows:
         """Add one row. Raises WorkloadError for a bad row, unless these are skipped."""
         self._row_notes.clear()
         try:
-            if isinstance(record, NoCall) or self._is_step(record):
+            if isinstance(record, NoCall) or self._why_no_call(record):
                 self._add_no_call(record)
             elif isinstance(record, BadRow):
                 raise ValueError(record.reason)
@@ -123,6 +125,7 @@ class Rows:
         except ValueError as error:
             column = error.column.strip() if isinstance(error, CellError) else ""
             self._add_bad(place, column, str(error))
+            self._count_lost_pause(record)
 
     def _add_request(self, place: int, record: Record, columns: Columns) -> None:
         input_tokens = self._count(record, columns, "input")
@@ -161,6 +164,7 @@ class Rows:
         self.clock = clock
         if output_tokens == 0:
             self.no_output += 1
+            self._count_lost_pause(record)
             return
         row = _Row(at_ns, end_ns, took_ns, pause_ns, entry, place, input_tokens, output_tokens)
         self._store(row, optional)
@@ -215,8 +219,12 @@ class Rows:
             assert not isinstance(record, BadRow)
             span, parent = (self.columns.name(role) for role in ("span", "parent_span"))
             ids = record.get(span), record.get(parent)
-            self.note_counts[NO_CALL] += 1
+            self.note_counts[self._why_no_call(record)] += 1
         self.spans.number(*ids)
+
+    def _count_lost_pause(self, record: Record | BadRow) -> None:
+        if not isinstance(record, BadRow) and self.columns is not None:
+            self.note_counts[_LOST_PAUSE] += has(record, self.columns.name("pause"))
 
     def _add_bad(self, place: int, column: str, reason: str) -> None:
         if not self.options.skip_bad_rows:
@@ -227,15 +235,14 @@ class Rows:
             )
         self.bad[f"column {column}" if column else "not readable"] += 1
 
-    def _is_step(self, record: Record | BadRow) -> bool:
-        """Return whether a row is an agent's step without a count of tokens, or an embedding."""
+    def _why_no_call(self, record: Record | BadRow) -> str:
+        """Return why a row is not to be played: it writes no text, or is an agent's step; or ""."""
         if isinstance(record, BadRow) or self.columns is None:
-            return False
-        if "embedding" in str(record.get("call_type") or ""):  # LiteLLM
-            return True
-        if record.get("type") not in STEPS:
-            return False
-        return record["type"] == "EMBEDDING" or not has(record, self.columns.name("input"))
+            return ""
+        kind, call = record.get("type"), self.columns.name("call")
+        if kind == "EMBEDDING" or (call and writes_no_text(record.get(call))):
+            return NO_TEXT
+        return NO_CALL if kind in STEPS and not has(record, self.columns.name("input")) else ""
 
     def _prompt(self, record: Record, columns: Columns, needed: bool) -> Prompt:
         """Return the recorded prompt, where it is ``needed`` or texts are kept."""
@@ -274,7 +281,7 @@ class Rows:
         if counted is not None:
             return counted
         answer, limit = columns.held(record, "answer"), columns.held(record, "limit")
-        if answer and (text := _answer_text(record[answer])):
+        if answer and (text := recorded.answer_text(record[answer])):
             self._row_notes.append(
                 "rows have no count of output tokens: "
                 f"of the recorded answer {self.recording.counted_by}"
@@ -374,7 +381,9 @@ class Rows:
             return -1
         name = id_text(value)
         if name != str(value).strip():
-            self._row_notes.append(f"rows have a {column} with a point: 5.0 is taken for the id 5")
+            self._row_notes.append(
+                f"rows have a {column} as a number with a point: 5.0 is taken for 5"
+            )
         if role == "parent":
             found = self._numbers["session"].get(name, -1)
             if found < 0:
@@ -386,15 +395,3 @@ class Rows:
                 "rows have the id of an earlier chat: they are taken for one conversation with it"
             )
         return numbers.setdefault(name, len(numbers))
-
-
-def _answer_text(value: Any) -> str:
-    """Return the text of a recorded answer: a text, a message, or a list of messages or choices."""
-    is_list = isinstance(value, list) and bool(value)
-    if is_list and all(isinstance(v, Mapping) and "message" in v for v in value):
-        value = [choice["message"] for choice in value]
-    try:
-        found = recorded.read_messages(value)
-    except ValueError as error:
-        return "" if str(error) == recorded.CUT_OFF else json.dumps(value, default=str)
-    return " ".join(map(recorded.text_of, found[0])) if found else ""

@@ -9,8 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ampacity.workloads.text import counting_pairs
 from ampacity.workloads.traces.recorded import Unreadable, span_messages, span_tools
-from ampacity.workloads.traces.values import NO_CALL, BadRow, NoCall, is_placeholder
+from ampacity.workloads.traces.values import (
+    NO_CALL,
+    NO_TEXT,
+    BadRow,
+    NoCall,
+    id_text,
+    is_placeholder,
+    writes_no_text,
+)
 
 _NAMES: dict[str, tuple[str, ...]] = {
     key: tuple(names)
@@ -32,15 +41,17 @@ _BY_TRACE = NoCall("spans have no conversation id: their trace is taken for thei
 _ALONE = "rows of agents have counts, and no call below them: each is played as one request"
 
 
-def read_otlp(resources: list[Any]) -> Iterator[Mapping[str, Any] | BadRow]:
-    """Yield the rows of OTLP's ``resourceSpans``."""
+def read_otlp(resources: list[Any], twice: Counter[str]) -> Iterator[Mapping[str, Any] | BadRow]:
+    """Yield the rows of OTLP's ``resourceSpans``; ``twice`` counts repeated attributes."""
     for resource in resources:
         held = resource if isinstance(resource, dict) else {}
         described = held.get("resource")
-        about = _attributes(described.get("attributes") if isinstance(described, dict) else None)
+        about = _attributes(
+            described.get("attributes") if isinstance(described, dict) else None, twice
+        )
         for scope in as_list(held.get("scopeSpans")):
             for span in as_list(scope.get("spans") if isinstance(scope, dict) else None):
-                yield from read_span(span, about)
+                yield from read_span(span, twice, about)
 
 
 def as_list(value: Any) -> list[Any]:
@@ -49,22 +60,23 @@ def as_list(value: Any) -> list[Any]:
 
 
 def read_span(
-    span: Any, resource: Mapping[str, Any] | None = None
+    span: Any, twice: Counter[str], resource: Mapping[str, Any] | None = None
 ) -> Iterator[Mapping[str, Any] | BadRow]:
     """Yield one row for a span that is a model call, and NoCall for any other."""
     if not isinstance(span, dict):
         yield BadRow("this is no JSON object with one span")
         return
-    held = _attributes(span.get("attributes"))
+    held = _attributes(span.get("attributes"), twice)
     counts = [next((held[name] for name in names if name in held), None) for names in _USAGE]
     ids = _span_ids(span)
     operation = held.get("gen_ai.operation.name")
     kind = held.get("openinference.span.kind", held.get("traceloop.span.kind"))
     is_call = operation in _CALLS or str(kind).upper() == "LLM"
-    if (counts == [None, None] and not is_call) or "embedding" in f"{operation} {kind}".lower():
-        yield NoCall(NO_CALL, (), *ids.values())
+    no_text = writes_no_text(operation) or writes_no_text(kind)
+    if no_text or (counts == [None, None] and not is_call):
+        yield NoCall(NO_TEXT if no_text else NO_CALL, (), *ids.values())
         return
-    about = {**_attributes(span.get("resource_attributes")), **(resource or {})}
+    about = {**_attributes(span.get("resource_attributes"), twice), **(resource or {})}
     time = "start_time" if "start_time" in span else "startTimeUnixNano"
     end = "end_time" if time == "start_time" else "endTimeUnixNano"
     named = (held.get(name) for name in ("gen_ai.conversation.id", "session.id"))
@@ -131,25 +143,28 @@ def _span_prompt(held: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _attributes(held: Any) -> dict[str, Any]:
+def _attributes(held: Any, twice: Counter[str]) -> dict[str, Any]:
     """Return attributes as a mapping, from one or from OTLP's list of keys and typed values."""
     if isinstance(held, dict):
         return held
     pairs = (a for a in as_list(held) if isinstance(a, dict))
-    return {
-        str(pair.get("key")): _plain(pair["value"])
+    named = [
+        (str(pair.get("key")), _plain(pair["value"], twice))
         for pair in pairs
         if isinstance(pair.get("value"), dict) and pair["value"]
-    }
+    ]
+    return counting_pairs(twice)(named)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, twice: Counter[str]) -> Any:
     """Return an OTLP typed value as a plain one; arrays and lists of pairs are converted too."""
     kind, held = next(iter(value.items())) if isinstance(value, dict) and value else ("", None)
     if kind not in ("arrayValue", "kvlistValue"):
         return held
     values = held.get("values") if isinstance(held, dict) else None
-    return [_plain(v) for v in as_list(values)] if kind == "arrayValue" else _attributes(values)
+    if kind == "arrayValue":
+        return [_plain(v, twice) for v in as_list(values)]
+    return _attributes(values, twice)
 
 
 class SpanTree:
@@ -166,9 +181,9 @@ class SpanTree:
         if is_placeholder(span):
             return -1
         numbers = self._numbers
-        found = numbers.setdefault(str(span), len(numbers))
+        found = numbers.setdefault(id_text(span), len(numbers))
         if not is_placeholder(parent):
-            self._parent[found] = numbers.setdefault(str(parent), len(numbers))
+            self._parent[found] = numbers.setdefault(id_text(parent), len(numbers))
         return found
 
     def add_row(self, span: int, is_agent: bool) -> None:

@@ -23,6 +23,7 @@ _STAMP = re.compile(
 )
 _PLAIN_SECONDS = re.compile(r"([0-3]?\d{1,9})(?:\.(\d{1,30}))?", re.ASCII)  # up to 3,999,999,999
 _WHOLE = re.compile(r"[+-]?\d{1,18}(?:\.0*)?", re.ASCII)
+_POINT_ZERO = re.compile(r"(-?\d+)\.0+", re.ASCII)  # as pandas writes ids once one is missing
 _THOUSANDS = re.compile(
     r"[+-]?\d{1,3}(?:(?:[,'_ \u00a0\u2009\u202f]\d{3})+|(?:\.\d{3}){2,}|\.000)", re.ASCII
 )
@@ -56,11 +57,20 @@ class NoCall(BadRow):
 
 
 NO_CALL = "entries are no calls of a model (spans, steps of an agent): they are not played"
+NO_TEXT = "entries are calls that write no text (embeddings and the like): they are not played"
+_NO_TEXT = re.compile(
+    r".*embeddings?|(?:.*/|a)?(?:rerank|moderations?|image_\w+|images/\w+|speech|transcriptions?)"
+)
 
 
 def has(record: Mapping[str, Any], column: str) -> bool:
     """Return whether the row has a value in the column ("": no such column)."""
     return bool(column) and not is_missing(record.get(column))
+
+
+def writes_no_text(call: object) -> bool:
+    """Return whether a kind of call, or the path of one, is that of embeddings and the like."""
+    return _NO_TEXT.fullmatch(str(call).lower().partition("?")[0].strip(" /")) is not None
 
 
 class CellError(ValueError):
@@ -104,10 +114,10 @@ def is_placeholder(value: object) -> bool:
 
 
 def id_text(value: object) -> str:
-    """Return an id as text; a whole number with a point, as pandas writes it, without the point."""
+    """Return the text of an id, without spaces; a whole number written as 5.0 is that number."""
     text = str(value).strip()
-    whole, point, zeros = text.partition(".")
-    return whole if point and whole.isdecimal() and not zeros.strip("0") else text
+    whole = _POINT_ZERO.fullmatch(text)
+    return whole[1] if whole else text
 
 
 def tokens(value: object) -> int:

@@ -102,6 +102,17 @@ def test_looping_repeats_the_trace_one_mean_gap_apart() -> None:
     assert played.session.tolist() == [0, 0, 1, 2, 2, 3]
 
 
+def test_each_round_of_a_loop_has_blocks_of_its_own() -> None:
+    """Two prompts share their first block, and so do those two of the next round."""
+    blocks = Blocks(np.array([5, -1, 5, 2**40]), np.array([0, 2, 4]))
+    played = loop(trace([0.0, 1.0], blocks=blocks), 3)
+    assert played.blocks is not None
+    ids = played.blocks.ids.tolist()
+    assert played.blocks.start.tolist() == [0, 2, 4, 6, 8, 10, 12]
+    assert [ids[i] == ids[i + 2] for i in (0, 4, 8)] == [True] * 3
+    assert len(set(ids)) == 9  # three in each round
+
+
 def test_blocks_go_along() -> None:
     blocks = Blocks(np.array([5, 6, 7, 8, 9, 10]), np.array([0, 2, 3, 6]))
     played = cut(trace([0.0, 1.0, 2.0], blocks=blocks), 1.0, None)

@@ -142,7 +142,63 @@ def test_embeddings_are_no_calls_and_openinferences_counts_are_read(tmp_path: Pa
         written(tmp_path, span(0, op="embeddings"), span(1, op=None, usage=None, **held))
     )
     assert counts(found) == [(11, 4)]
-    assert said(found, "no calls of a model").startswith("1 entries")
+    assert said(found, "write no text").startswith("1 entries")
+
+
+@pytest.mark.parametrize(
+    ("more", "no_text"),
+    [
+        ({"call_type": "aembedding"}, True),
+        ({"call_type": "arerank"}, True),
+        ({"call_type": "acompletion"}, False),
+        ({"url": "/v1/embeddings"}, True),
+        ({"url": "https://h/v1/audio/transcriptions?x=1"}, True),
+        ({"url": "https://speech.example/v1/chat/completions"}, False),
+    ],
+)
+@pytest.mark.parametrize("tokens", [0, 7])
+def test_what_writes_no_text_is_no_failed_request(
+    tmp_path: Path, more: Row, tokens: int, no_text: bool
+) -> None:
+    row = {"startTime": "2026-01-01T00:00:00Z", "prompt_tokens": 20, "completion_tokens": 7}
+    found = traced(written(tmp_path, row, row | more | {"completion_tokens": tokens}))
+    assert counts(found) == [(20, 7)] * (2 if tokens and not no_text else 1)
+    assert any("1 entries are calls that write no text" in n for n in found.notes) == no_text
+    failed = not tokens and not no_text
+    assert any("1 rows with 0 output tokens" in note for note in found.notes) == failed
+
+
+def test_a_file_without_a_call_that_writes_text_is_refused_with_what_it_holds(
+    tmp_path: Path,
+) -> None:
+    row = {"startTime": "2026-01-01T00:00:00Z", "prompt_tokens": 20, "completion_tokens": 0}
+    path = written(tmp_path, row | {"call_type": "aembedding"})
+    with pytest.raises(WorkloadError, match="1 entries are calls that write no text"):
+        traced(path)
+
+
+def test_an_attribute_that_a_span_has_twice_is_said(tmp_path: Path) -> None:
+    """In the span, in its resource, and in a list of pairs within an attribute."""
+
+    def pairs(**held: Any) -> list[Row]:
+        return [{"key": k, "value": v} for k, values in held.items() for v in values]
+
+    tokens = {f"gen_ai.usage.{side}_tokens": [{"intValue": 20}] for side in ("input", "output")}
+    for key, place in (("gen_ai.usage.input_tokens", "span"), ("x", "resource"), ("x", "list")):
+        more: dict[str, Any] = {"span": {}, "resource": {}, "list": {}}
+        value: Row = {"intValue": 5}
+        more[place] = {key: [*tokens.get(key, [value]), value]}
+        attributes = {**tokens, **more["span"]}
+        if more["list"]:
+            attributes["y"] = [{"kvlistValue": {"values": pairs(**more["list"])}}]
+        span = {"startTimeUnixNano": "1767225600000000000", "attributes": pairs(**attributes)}
+        resource = {"attributes": pairs(**more["resource"])}
+        spans = [{"resource": resource, "scopeSpans": [{"spans": [span]}]}]
+        found = traced(written(tmp_path, {"resourceSpans": spans}))
+        assert said(found, "stands twice") == (
+            f"the key {key} stands twice in an object, 1 times: the last one is taken"
+        )
+        assert counts(found) == [(5 if place == "span" else 20, 20)]
 
 
 def test_many_other_spans_before_the_first_call(tmp_path: Path) -> None:

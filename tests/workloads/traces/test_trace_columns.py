@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -293,7 +294,13 @@ def test_lists_of_structs_are_the_requests_of_a_session(tmp_path: Path, nested: 
     pq.write_table(
         table.rename_columns([*table.column_names[:3], "TIMESTAMP"]), tmp_path / "x.parquet"
     )
-    assert "x.parquet: the column timestamp stands there twice" in refusal(tmp_path / "x.parquet")
+    assert "the column timestamp is spelled timestamp and TIMESTAMP" in refusal(
+        tmp_path / "x.parquet"
+    )
+    pq.write_table(
+        table.rename_columns([*table.column_names[:3], "timestamp"]), tmp_path / "y.parquet"
+    )
+    assert "y.parquet: the column timestamp stands there twice" in refusal(tmp_path / "y.parquet")
 
 
 # --- other CSV, other encodings ---
@@ -345,6 +352,37 @@ def test_numbers_that_are_none_spoil_no_row_of_json(tmp_path: Path) -> None:
         assert read_trace(path).cached_tokens is None
         expected = (f"{path.name}: column cached_tokens has no value in 2 of 2 rows",)
         assert read_trace(path).notes == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "resolution", "value", "seconds"),
+    [
+        ("latency", "us", 500_000, 0.5),
+        ("latency_ms", "ns", 500_000_000, 0.5),
+        ("elapsed time", "s", 1, 1.0),
+    ],
+)
+def test_durations_of_parquet_say_their_own_unit(
+    tmp_path: Path, name: str, resolution: str, value: int, seconds: float
+) -> None:
+    items = {"timestamp": [0, 2], "session_id": ["a", "a"]}
+    items |= {"input_tokens": [5, 9], "output_tokens": [3, 3]}
+    took = pa.array([value, None], pa.duration(resolution))
+    pq.write_table(pa.table(items | {name: took}), tmp_path / "t.parquet")
+    ends = read_trace(tmp_path / "t.parquet").end_s
+    assert ends is not None
+    assert ends.tolist() == pytest.approx([seconds, np.nan], nan_ok=True)
+
+
+def test_more_names_than_are_counted_are_at_least_so_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ColumnCounts, "_NAMES_MAX", 20)
+    known = {"timestamp": 0, "input_tokens": 5, "output_tokens": 3}
+    for names, said in ((17, "x11 and 5 more"), (18, "x11 and at least 5 more")):
+        rest = {f"x{i:02}": 1 for i in range(names)}
+        (note,) = read_trace(lines(tmp_path / "t.jsonl", known | rest)).notes
+        assert note.endswith(said)
 
 
 def test_decimal_commas_are_named(tmp_path: Path) -> None:

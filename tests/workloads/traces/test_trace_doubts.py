@@ -100,6 +100,45 @@ def test_times_that_contradict_each_other_are_said(
     assert said in notes if said else " is taken" not in notes and "not the times" not in notes
 
 
+@pytest.mark.parametrize(
+    ("ids", "sessions", "points"),
+    [
+        ([5, 5.0, "5", " 5", "5.0", 5], 1, 2),  # pandas writes 5.0 once an id is missing
+        (["a", "a ", "A"], 2, 0),
+        ([1.5, "1.50", 1], 3, 0),
+        (["007", 7, "7.00"], 2, 1),
+    ],
+)
+def test_an_id_is_the_same_as_a_number_with_a_point(
+    tmp_path: Path, ids: list[Any], sessions: int, points: int
+) -> None:
+    path = tmp_path / "t.jsonl"
+    rows = ({**TURNS[0], "timestamp": i, "session_id": held} for i, held in enumerate(ids))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trace = read_trace(path)
+    assert trace.session is not None
+    assert len(set(trace.session.tolist())) == sessions
+    told = f"{points} rows have a session_id as a number with a point: 5.0 is taken for 5"
+    assert any(told in note for note in trace.notes) == bool(points)
+
+
+@pytest.mark.parametrize(
+    ("bad", "lost"),
+    [
+        ({"input_tokens": -1, "delay": 5000}, True),
+        ({"output_tokens": "x", "think_time": 5}, True),
+        ({"input_tokens": -1}, False),
+    ],
+)
+def test_the_pause_of_a_row_that_is_left_out_is_said(
+    tmp_path: Path, bad: dict[str, Any], lost: bool
+) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (TURNS[0], TURNS[1] | bad)))
+    notes = " ".join(read_trace(path, skip_bad_rows=True).notes)
+    assert ("1 rows that are left out have a pause before them" in notes) == lost
+
+
 @pytest.mark.parametrize("unit", ["CHARACTERS", "SECONDS", "IMAGES"])
 def test_counts_in_another_unit_than_tokens_are_bad_rows(tmp_path: Path, unit: str) -> None:
     row = {"timestamp": 1, "usage": {"input": 500, "output": 70, "unit": "TOKENS"}}

@@ -356,6 +356,17 @@ def test_one_turn_without_a_text_leaves_the_others_their_history(
     )
 
 
+def test_recorded_prompts_that_are_sent_again_are_said(tmp_path: Path) -> None:
+    """Made-up text is new in each round; a recorded one is not."""
+    made_up = {"timestamp": 0, "input_tokens": 9, "output_tokens": 3}
+    path = written(tmp_path, made_up, made_up | {"messages": [{"role": "user", "content": "hi"}]})
+    assert said(played(path, loops=2, as_written=True), "played 2 times") == (
+        "played 2 times, 0 s each; from the second on a prefix cache holds the 1 recorded prompts"
+    )
+    path = written(tmp_path, made_up)
+    assert said(played(path, loops=2), "played 2 times") == "played 2 times, 1 s each"
+
+
 def test_a_turn_with_neither_text_nor_count_is_named_and_can_be_left_out(tmp_path: Path) -> None:
     rows = [
         {"session_id": "a", "text_input": text, "output_length": 3}

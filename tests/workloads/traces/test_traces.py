@@ -286,6 +286,17 @@ def test_a_broken_json_line_is_named(tmp_path: Path, line: str, complaint: str) 
         ),
         (
             "t.csv",
+            "timestamp,input_tokens,timestamp,output_tokens\n",
+            "timestamp stands there twice: keep one",
+        ),
+        (
+            "t.jsonl",
+            '{"timestamp": 1, "input_tokens": 9, "output_tokens": 9, "session_id": 1}\n'
+            '{"timestamp": 1, "input_tokens": 9, "output_tokens": 9, "Session_Id": 1}\n',
+            "session_id is spelled session_id and Session_Id: use one spelling",
+        ),
+        (
+            "t.csv",
             "timestamp,input_tokens,output_tokens\n1,2\n",
             "t.csv:2: the row has 2 fields, the header has 3",
         ),
