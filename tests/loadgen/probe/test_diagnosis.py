@@ -80,7 +80,9 @@ def test_what_was_not_streamed_has_no_ttft_and_no_slo_on_one_is_met(
 
 STREAMED: dict[str, Callable[[int], RequestRecord]] = {
     "one token was asked for, and came": lambda i: request(i, i * 0.05, ttft_s=0.08),
-    "an answer takes 1 ms": lambda i: in_one_piece(i, 0.001),
+    "nine tokens take 1 ms": lambda i: in_one_piece(
+        i, 0.001, output_tokens=9, output_tokens_planned=9
+    ),
     "four of ten in one piece": lambda i: (
         in_one_piece(i) if i % 10 < 4 else request(i, i * 0.05, gaps_s=[0.01] * 31)
     ),
