@@ -57,6 +57,7 @@ class Exchange:
         self.close_after = True  # the connection must not be reused
         self.cancel_after_tokens = 0  # the user leaves after this many; 0: never
         self._parsed_ns: int | None = None  # time of the latest parsed read
+        self._whole_ns: int | None = None  # ... that left nothing to come but the body's end
         self._between_chunks = False  # where the parser is
         # The seam. While chunks match the template it is the template's own handler: one call per
         # token on the hot path.
@@ -157,9 +158,13 @@ class Exchange:
         if self.ended or self._complete_at is not None:
             return
         if self._answer.whole:  # only the end of the body is missing
-            self._conclude(at_ns)
+            self._conclude(self._answered_ns(at_ns))
         else:
             self._give_up(status, error, at_ns)
+
+    def _answered_ns(self, at_ns: int) -> int:
+        """Return when a whole answer was there: heartbeats for ever are no part of it."""
+        return max(self._whole_ns or at_ns, *self._answer.chunk_at_ns[-1:])
 
     def restart(self) -> None:
         """Forget an attempt that received nothing on a dead kept-alive connection."""
@@ -252,12 +257,14 @@ class Exchange:
         self._decode(at_ns)
         if self.ended:
             return True
+        if self._whole_ns is None and self._answer.whole:
+            self._whole_ns = at_ns
         if self._complete_at is not None:
             self._conclude(at_ns)
         elif broken is not None:
             self._give_up("protocol_error", broken, at_ns)
         elif late and self._body.between_events:  # heartbeats for ever: nobody waits for those
-            self._conclude(at_ns)
+            self._conclude(self._answered_ns(at_ns))
         elif self._chunked:
             self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
             self.feed = self._parse

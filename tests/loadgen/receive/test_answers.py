@@ -298,25 +298,32 @@ def test_half_a_character_is_a_token_in_every_api(api: Api) -> None:
 
 PING = http_chunk(b": ping\n\n")
 TEXT: dict[str, object] = {"choices": [{"delta": {"content": "a"}, "finish_reason": "length"}]}
+MORE: dict[str, object] = {"choices": [{"delta": {"content": "b"}}]}
 COUNTED: dict[str, object] = {"choices": [], "usage": {"completion_tokens": 1}}
 STOPPED = {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}}
 
 
 @pytest.mark.parametrize(
-    ("api", "events", "heartbeat", "status"),
+    ("api", "events", "heartbeat", "end"),
     [
-        ("chat", [TEXT, COUNTED, "[DONE]"], True, "ok"),
-        ("completions", [{"choices": [{"text": "a"}]}, "[DONE]"], True, "ok"),
-        ("messages", [block("text", "a"), STOPPED, {"type": "message_stop"}], True, "ok"),
-        ("responses", [said("a"), ended("completed", usage=RESPONSES_USAGE)], True, "ok"),
-        ("chat", [TEXT, COUNTED], False, "ok"),  # a usage may still come, so it is waited for
-        ("messages", [block("text", "a"), STOPPED | {"usage": {"output_tokens": 1}}], False, "ok"),
-        ("chat", [TEXT], False, "timeout"),
-        ("messages", [block("text", "a")], False, "timeout"),
+        ("chat", [TEXT, COUNTED, "[DONE]"], True, ("ok", 20)),
+        ("completions", [{"choices": [{"text": "a"}]}, "[DONE]"], True, ("ok", 20)),
+        ("messages", [block("text", "a"), STOPPED, {"type": "message_stop"}], True, ("ok", 30)),
+        ("responses", [said("a"), ended("completed", usage=RESPONSES_USAGE)], True, ("ok", 20)),
+        ("chat", [TEXT, COUNTED], False, ("ok", 20)),  # a usage may still come, so it is waited for
+        (
+            "messages",
+            [block("text", "a"), STOPPED | {"usage": {"output_tokens": 1}}],
+            False,
+            ("ok", 20),
+        ),
+        ("chat", [TEXT, COUNTED, MORE], False, ("ok", 30)),  # and text after its end
+        ("chat", [TEXT], False, ("timeout", 500)),
+        ("messages", [block("text", "a")], False, ("timeout", 500)),
     ],
 )
 def test_a_whole_answer_needs_no_end_of_its_body(
-    api: Api, events: list[Any], heartbeat: bool, status: str
+    api: Api, events: list[Any], heartbeat: bool, end: tuple[str, int]
 ) -> None:
     """Some servers go on with heartbeats for ever: at 100 ms, when the user gives up at 500 ms."""
     exchange = new_exchange(api)
@@ -328,8 +335,10 @@ def test_a_whole_answer_needs_no_end_of_its_body(
     assert exchange.feed(100 * MS, PING) == heartbeat
     exchange.fail("timeout", "no end", 500 * MS)
     record = exchange.record
-    assert (record.status, record.last_token_ns) == (status, 10 * MS)
-    assert (record.ended_ns, exchange.close_after) == (100 * MS if heartbeat else 500 * MS, True)
+    status, ended_ms = end  # nobody is in flight while only heartbeats come
+    assert (record.status, record.ended_ns) == (status, ended_ms * MS)
+    assert record.last_token_ns == (30 if MORE in events else 10) * MS
+    assert exchange.close_after
 
 
 ONE_PIECE: dict[Api, dict[str, object]] = {"responses": said("x"), "messages": block("text", "x")}
