@@ -164,7 +164,7 @@ class Exchange:
 
     def _answered_ns(self, at_ns: int) -> int:
         """Return when a whole answer was there: heartbeats for ever are no part of it."""
-        return max(self._whole_ns or at_ns, *self._answer.chunk_at_ns[-1:])
+        return max([self._whole_ns or at_ns, *self._answer.chunk_at_ns[-1:]])
 
     def restart(self) -> None:
         """Forget an attempt that received nothing on a dead kept-alive connection."""
