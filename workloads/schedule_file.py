@@ -131,7 +131,7 @@ class _Rows:
         self.after.append(_waited_for(row.get("after"), len(self.after), where))
         self.classes.append(str(row.get("class", "default")))
         self.models.append(str(row.get("model") or ""))
-        self.unused.update(row.keys() - _KNOWN)
+        self.unused.update(name for name in row if name not in _KNOWN)
 
     def columns(self, workload: Workload | None, input_tokens: NDArray[np.int64]) -> dict[str, Any]:
         """Return the columns of the schedule. Raises WorkloadError."""
