@@ -9,7 +9,7 @@ from ampacity import values as v
 from ampacity.analysis.slo import parse_slos
 from ampacity.loadgen.send.endpoint import Endpoint, Tls, parse_endpoint, secrets_in
 from ampacity.loadgen.send.keys import Keys
-from ampacity.settings import FIELDS, SETTINGS, Settings, read_settings
+from ampacity.settings import FIELDS, SETTINGS, TLS_OPTIONS, Settings, read_settings
 from ampacity.values import ConfigError
 from ampacity.workloads.arrivals.processes import arrivals_text, check_stage, shaped
 from ampacity.workloads.profile import Workload, load_workload
@@ -18,7 +18,6 @@ from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from ampacity.workloads.schedule_file import workload_of
 
 DEFAULT_WORKLOAD = "chat"
-TLS_OPTIONS = ("cacert", "cert", "insecure")
 KEY_SOURCES = ("api_key_env", "api_key_file", "api_key_command")
 GPU_FACTS = ("tensor_parallel", "hardware")  # facts of --lock that state the GPUs of an instance
 
@@ -46,9 +45,9 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         **{FIELDS[name]: value for name, value in {**defaults, **given}.items()},
     )
     _check_together(settings, raw)
-    for rate in settings.rates or ():  # before a server is loaded
+    for rate, length_s in settings.loads if settings.rates else ():  # before a server is loaded
         for clock in settings.workload.clocks:
-            check_stage(clock, rate, settings.duration_s)
+            check_stage(clock, rate, length_s)
     return settings
 
 
@@ -136,7 +135,10 @@ def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
 
 def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]:
     endpoint, workload = settings.endpoint, settings.workload
-    most_users = max(settings.concurrency or (0,))
+    most_users, loads = (
+        max(settings.concurrency or (0,)),
+        settings.concurrency or settings.rates or (),
+    )
     of_trace = {"workload", "input_tokens", "output_tokens", "arrivals", "duration"}
     return [
         (
@@ -147,6 +149,11 @@ def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]
             settings.trace and of_trace & raw.keys(),
             "--trace brings its own lengths and times: drop --workload, --input-tokens, "
             "--output-tokens, --arrivals and --duration",
+        ),
+        (
+            len(settings.durations_s) not in (1, len(loads)),
+            f"--duration names {len(settings.durations_s)} lengths for {len(loads)} loads "
+            "(--rates or --concurrency): give one length, or one for each load",
         ),
         *(
             (

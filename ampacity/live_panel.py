@@ -79,7 +79,7 @@ class LivePanel:
         seen = self._look()
         if seen is None:
             return None
-        text = live_line(*seen, phase=self._phase(seen[1][0]))
+        text = live_line(*seen, phase=self._phase(seen[1][0]), outlook=self._outlook)
         return ", ".join([text, *self._spent(seen[0])])
 
     def _spent(self, live: Live) -> list[str]:
@@ -137,10 +137,7 @@ class LivePanel:
         return rows
 
     def _title(self, live: Live, elapsed_s: float) -> str:
-        number, stages = live.stage + 1, self._outlook.stages
-        about = "~" if self._outlook.about else ""
-        of = f" ({number} of {about}{max(stages, number)})" if stages else ""
-        parts = [f"stage {live.stage}{of}", self._phase(elapsed_s) or _level(live)]
+        parts = [_number(live, self._outlook), self._phase(elapsed_s) or _level(live)]
         return " · ".join(parts)
 
     def _of_run(self, elapsed_s: float, live: Live, bars: int) -> list[tuple[str, str]]:
@@ -153,6 +150,14 @@ class LivePanel:
         if length_s is None:
             return [(f"{_clock(passed_s)} so far", "")]
         return _bar(passed_s, length_s, bars, about="about ")
+
+
+def _number(live: Live, outlook: Outlook | None) -> str:
+    """Return which stage it is: ``stage 3 (4 of ~9)``."""
+    number, stages = live.stage + 1, outlook and outlook.stages
+    if not (outlook and stages):
+        return f"stage {live.stage}"
+    return f"stage {live.stage} ({number} of {'~' if outlook.about else ''}{max(stages, number)})"
 
 
 def _shown(value_s: float | None) -> str:
@@ -246,6 +251,7 @@ def live_line(
     now: tuple[float, int, int],
     before: tuple[float, int, int],
     phase: str | None = None,
+    outlook: Outlook | None = None,
 ) -> str:
     """Return the live line. ``now``, ``before``: s since the start, requests sent, ended."""
     sent, done = _rates(now, before)
@@ -254,7 +260,7 @@ def live_line(
     p50, p99 = (_shown(percentile(live, "ttft", q)) for q in (0.5, 0.99))
     left = f"{left_s:.0f} s left" if left_s else "draining"
     return (
-        f"stage {live.stage}: {f'{phase}, ' if phase else ''}{level}, {sent:.1f} sent/s, "
+        f"{_number(live, outlook)}: {f'{phase}, ' if phase else ''}{level}, {sent:.1f} sent/s, "
         f"{done:.1f} done/s, {live.in_flight} in flight, TTFT p50 {p50} p99 {p99}, "
         f"{counted(live.failed, 'error')}, {left}"
     )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 CONCURRENCY_MAX = 100_000
 BLOCK_MAX = 1 << 20
 WORKERS_MAX = 256
+TLS_OPTIONS = ("cacert", "cert", "insecure")
 OUTPUT = "Output"
 GROUPS = ("Endpoint", "Load", "Workload", "SLO and fleet", OUTPUT, "Limits and client", "Trace")
 """Groups of options, in the order of use."""
@@ -178,19 +179,19 @@ class Settings:
         "new texts in each run, so that no cache knows them",
     )
 
-    rates: tuple[float, ...] | None = _load(_text("R,R,...", v.rates))(
+    rates: tuple[float, ...] | None = _load(_text("R,R,...", v.each(v.positive)))(
         "Offered load in requests/s, open loop.", "found automatically"
     )
     concurrency: tuple[int, ...] | None = _load(
-        _text("N,N,...", v.levels(v.whole_number(at_most=CONCURRENCY_MAX)))
+        _text("N,N,...", v.each(v.whole_number(at_most=CONCURRENCY_MAX)))
     )("Number of requests in flight, closed loop.")
     lengths: tuple[str, ...] = _load(_text("P,P,...", v.quantile_names), ())(
         "Sweep again with every request at these quantiles of the workload's lengths, e.g. "
         "p50,p99: one more curve for each."
     )
-    duration_s: float = _load(DURATION, 30.0, name="duration")(
-        "Length of a stage, or of a soak, as 2m."
-    )
+    durations_s: tuple[float, ...] = _load(
+        _text("T,T,...", v.each(v.parse_duration)), (30.0,), name="duration"
+    )("Length of a stage, or of each: 2m,5m.", "30s")
     arrivals: str | None = _load(_text("SPEC"))(
         "Arrival process: poisson, constant, gamma:cv=3, weibull:cv=2, onoff:on=10s,off=50s, "
         "ramp:from=0.2,to=1.8, steps:rates=1/2/4, diurnal or burst:factor=5,length=10s.",
@@ -324,6 +325,18 @@ class Settings:
     time_unit: str | None = _of_trace(_choice("s", "ms", "us", "ns"))(
         "Unit of the trace's times.", "from the column's name or the size of the numbers"
     )
+
+    @property
+    def duration_s(self) -> float:
+        """Return the length of a stage, the longest of several."""
+        return max(self.durations_s)
+
+    @property
+    def loads(self) -> list[tuple[float, float]]:
+        """Return (rate or users, length of its stage in s) of each load that was given."""
+        loads = self.concurrency or self.rates or ()
+        lengths = self.durations_s * (1 if len(self.durations_s) > 1 else len(loads))
+        return list(zip(loads, lengths, strict=True))
 
     @property
     def limits(self) -> Limits:

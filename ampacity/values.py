@@ -165,19 +165,9 @@ def _split(value: Any) -> list[Any]:
     return [part.strip() if isinstance(part, str) else part for part in parts]
 
 
-def levels(read: Reader) -> Reader:
-    """Return a reader of load levels, which returns them sorted."""
-
-    def read_levels(value: Any, name: str) -> tuple[Any, ...]:
-        found = tuple(read(item, name) for item in _split(value))
-        if len(set(found)) != len(found):
-            raise ConfigError(f"{name} {value}: a level is repeated")
-        return tuple(sorted(found))
-
-    return read_levels
-
-
-rates = levels(positive)
+def each(read: Reader) -> Reader:
+    """Return a reader of a list, one entry for each stage, in the order of the stages."""
+    return lambda value, name: tuple(read(item, name) for item in _split(value))
 
 
 def quantile_names(value: Any, name: str = "--lengths") -> tuple[str, ...]:

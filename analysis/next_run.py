@@ -10,20 +10,23 @@ from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.slo import SLO_SETS
 from ampacity.analysis.stage_warnings import IDLE_CPU_FRACTION
-from ampacity.durations import duration_text, read_duration, rounded_up
+from ampacity.durations import duration_text, exact_text, read_duration, rounded_up
 
 ROOM = 1.1  # over the requests that decide: arrivals are random
+LOADS_OF = {"open": ("--rates", "offered_rps"), "closed": ("--concurrency", "concurrency")}
 OF_LOADS = ("--rates", "--concurrency", "--duration", "--max-duration")
 OF_SEARCH = ("--precision", "--max-duration", "--repeats", "--ramp")
 OF_BURST = (
     *("--base-rps", "--factor", "--shape", "--max-recovery"),
     *("--base-duration", "--burst-duration", "--recovery-duration"),
 )
+OF_DEMO = ("--rates", "--duration", "--seed")
 OF_SOAK = ("--rps", "--window", "--duration")
 BUDGETS = ("--max-cost", "--max-tokens", "--max-requests")
 OF_OUTPUT, FLAGS_OF_OUTPUT = ("--out", "-o", "--summary"), ("--json", "--quiet", "-q")
 FLAGS_OF_SEARCH = ("--closed", "--search")
 OF_LOAD = ("run", "sweep", "search", "burst")  # commands that a client can limit
+LONGER = ("never_settled", "drift", "too_short")  # warnings that ask for a longer --duration
 FEW_CORES = 4  # of fewer none is left to be the client's own
 ENOUGH_APART = 1.1  # violated over verified rate: a search would not find more
 
@@ -31,10 +34,10 @@ ENOUGH_APART = 1.1  # violated over verified rate: a search would not find more
 def again(words: Sequence[str], changes: Mapping[str, str | None], drop: Sequence[str] = ()) -> str:
     """Return a command line with other values of some options, without what is about its output.
 
-    A change to None, and ``drop`` (flags without a value), remove an option. A demo has no options
-    of its load.
+    A change to None, and ``drop`` (flags without a value), remove an option. A demo has few.
     """
-    changes = {} if words[1:2] == ["demo"] else changes
+    if words[1:2] == ["demo"]:
+        changes = {name: changes[name] for name in OF_DEMO if name in changes}
     gone, kept, rest = {*changes, *OF_OUTPUT}, [], iter(words)
     drop = (*drop, *FLAGS_OF_OUTPUT)
     for word in rest:
@@ -44,6 +47,39 @@ def again(words: Sequence[str], changes: Mapping[str, str | None], drop: Sequenc
             kept.append(word)
     given = [part for name, value in changes.items() if value for part in (name, value)]
     return shlex.join([*kept, *given])
+
+
+def same_stages(words: Sequence[str], meta: Mapping[str, Any]) -> str | None:
+    """Return the command that plays the stages of a run again whose loads it chose itself.
+
+    The same loads in the same order, each as long as it was, by the same seed: requests, their
+    lengths and times are the same. None where the loads were given, or one option cannot name them.
+    ``meta``: run.json.
+    """
+    stages = {
+        s.get("schedule", s["index"]): s for s in meta.get("stages") or []
+    }  # repeats: the last
+    kinds = {(s["kind"], s.get("lengths")) for s in stages.values()}
+    chosen = meta.get("experiment") in ("demo", "sweep", "search", "predict")
+    if (
+        not chosen
+        or len(kinds) != 1
+        or len(words) < 2
+        or any(_text(words, option) for option in OF_LOADS[:2])
+    ):
+        return None
+    ((kind, lengths),) = kinds
+    if lengths is not None:
+        return None
+    option, load = LOADS_OF[kind]
+    ramps = [float(s.get("ramp_s") or 0.0) for s in stages.values()]
+    lengths_s = [(s["end_ns"] - s["start_ns"]) / 1e9 for s in stages.values()]
+    given = {
+        option: ",".join(f"{s[load]:.15g}" for s in stages.values()),
+        "--duration": ",".join(exact_text(s - r) for s, r in zip(lengths_s, ramps, strict=True)),
+    }
+    words = [words[0], "sweep" if words[1] == "search" else words[1], *words[2:]]
+    return again(words, {**dict.fromkeys((*OF_LOADS, *OF_SEARCH)), **given}, FLAGS_OF_SEARCH)
 
 
 def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | None:
@@ -70,7 +106,10 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
         return _after_burst(summary.burst, words)
     if not summary.slos:
         limits = " ".join(f"--slo {slo}" for slo in SLO_SETS["interactive"][0])
-        return f"{again(words, {'--slo': None})} {limits}"
+        short = any(warned.code in LONGER for warned in summary.warnings)
+        longer = short and _value(words, "--duration")
+        length = {"--duration": duration_text(2 * longer)} if longer else {}
+        return f"{again(words, {'--slo': None, **length})} {limits}"
     if words[1] not in ("run", "sweep", "search", "predict") or not summary.stages:
         return None
     if summary.workload.get("trace"):
@@ -85,16 +124,19 @@ def _with_twice_the_budget(words: Sequence[str]) -> str | None:
     return again(words, twice) if twice else None
 
 
-def relieved(words: Sequence[str], meta: Mapping[str, Any], cpu_fraction: float | None) -> str:
+def relieved(
+    words: Sequence[str], meta: Mapping[str, Any], cpu_fraction: float | None
+) -> str | None:
     """Return the run's command with what helps a client that was the limit.
 
     That is twice the workers, or, for one whose CPU was idle, the upper half of the machine's
-    cores: which of them are free is not recorded.
+    cores: which of them are free is not recorded. None where only a quieter machine helps.
     """
     if cpu_fraction is None or cpu_fraction >= IDLE_CPU_FRACTION:
         return again(words, {"--workers": str(2 * int(meta.get("workers") or 1))})
     cores = int((meta.get("host") or {}).get("cpus") or 1)
-    return again(words, {"--cpus": f"{cores // 2}-{cores - 1}"} if cores >= FEW_CORES else {})
+    few = cores < FEW_CORES
+    return None if few else again(words, {"--cpus": f"{cores // 2}-{cores - 1}"})
 
 
 def _bounded(summary: Summary) -> bool:

@@ -16,6 +16,8 @@ from ampacity.analysis.stage.throughput import is_figure, steady_state
 RESENT_SHARE = 0.01  # of the requests; above it, a race with idle timeouts is no explanation
 USERS_SHARE = 0.9  # of the users set: fewer at most in flight means that some never started
 SOME_WHOLE = 0.01  # of the answers; above it, those that came in one piece are named
+MORE_THAN_ONE = 1.05  # tokens per chunk
+UNCOUNTED_SHARE = 0.01  # of the answers, above which it is said
 IDLE_CPU_FRACTION = 0.5  # of a core: below it the client's own work did not hold it up
 
 Stages = Sequence[Stage]
@@ -108,7 +110,7 @@ def client_relief(audit: Audit, limited: Stages) -> str:
         return "Find out what ended that process or node (memory?)."
     if cpu_fraction is not None and cpu_fraction < IDLE_CPU_FRACTION:
         return (
-            f"Stop other work on this machine{_busiest(limited)} or pin the client with --cpus: "
+            f"Stop (or nice) other work on this machine{_busiest(limited)}, or pin the client with --cpus: "
             f"its CPU was idle ({cpu_fraction:.0%} of a core), so others held it up."
         )
     return "Use more --workers or a faster client."
@@ -292,6 +294,19 @@ def speculation(facts: Facts) -> str | None:
     )
 
 
+def uncounted(facts: Facts) -> str | None:
+    """Warn where answers of the load have no count of tokens, and the probe's had one."""
+    workload = facts.summary.workload
+    sources = workload["realised"]["token_source"]
+    n, of = sources.get("chunks", 0), sum(sources.values())
+    if (workload.get("tokenizer") or {}).get("method") != "usage" or n <= UNCOUNTED_SHARE * of:
+        return None
+    return (
+        f"{n:,} of {of:,} answers have no count of tokens, or none that can be true, although the "
+        "probe's had one: whether their lengths are as planned is not known."
+    )
+
+
 def tokens_per_chunk(facts: Facts) -> str | None:
     ratio = facts.summary.workload["realised"]["tokens_per_chunk"]
     unknown = [s for s in facts.stages if "unknown" in (s.itl_s.reason or "")]
@@ -303,7 +318,7 @@ def tokens_per_chunk(facts: Facts) -> str | None:
     missing += ["TPOT"] if "TPOT" not in given else []
     missing += ["tokens/s"] if any(s.output_tokens_per_s is None for s in unknown) else []
     verbs = ["is" if len(listed) == 1 else "are" for listed in (missing, given)]
-    ratio_text = f" ({ratio:.3g} tokens per chunk)" if ratio else ""
+    ratio_text = f" ({ratio:.3g} tokens per chunk)" if ratio and ratio > MORE_THAN_ONE else ""
     given_text = f"; {' and '.join(given)} {verbs[1]}" if given else ""
     return (
         f"Chunks are not tokens{ratio_text} and the server does not report how many each holds: "

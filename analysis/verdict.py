@@ -142,6 +142,11 @@ def _without_slo(summary: Summary) -> str:
             f"twice as long, so no rate is known. {longer(summary)}."
         )
     best = max(counted, key=lambda s: s.achieved_rps)
+    if not best.achieved_rps:
+        return (
+            "Too short to tell: no answer ended in the part of the load that is judged, so no rate "
+            f"is known. {longer(summary)}."
+        )
     tokens = best.output_tokens_per_s
     and_tokens = "" if tokens is None else f" and {number_text(tokens)} output tokens/s"
     return (
@@ -285,7 +290,7 @@ def _carries(summary: Summary) -> str:
     if verified:
         known.append(f"verified to {number_text(verified)}")
     elif crossing == "pooled" and not summary.predicted:
-        known.append("no load is verified yet")
+        known.append("no stage alone verifies a load")
     texts = [capacity.binding_slo, *capacity.binding_or]
     binding = [next(s for s in summary.slos if s.text == text) for text in texts]
     others = [slo for slo in summary.slos if slo not in binding]

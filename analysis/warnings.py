@@ -8,15 +8,15 @@ from ampacity.analysis.capacity.families import class_below, lengths_out_of_orde
 from ampacity.analysis.capacity.levels import number_text, stage_rate
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import Summary, Warned
-from ampacity.analysis.metrics.lengths import Deviation
+from ampacity.analysis.metrics.lengths import LENGTHS_OFF_SHARE, Deviation
 from ampacity.analysis.slo import parse_slo
+from ampacity.analysis.stage.server import NO_SHARE
 from ampacity.analysis.stage_warnings import Facts, Rule, at_loads, is_replay, longer
 from ampacity.loadgen.rundir.records import FAILED_KINDS
 
 # shares of the requests, lengths or input tokens above which a code is reported
 ERROR_SHARE = 0.01
 TOO_LONG_SHARE = 0.01  # the verdict names them as well
-LENGTHS_OFF_SHARE = 0.1
 BEYOND_CONTEXT_SHARE = 0.01
 CACHED_SHARE = 0.05
 WIDE_BRACKET = 1.25  # upper over lower end of the capacity's interval
@@ -284,10 +284,14 @@ def _each(counts: Mapping[str, int]) -> str:
 
 def _impossible(facts: Facts) -> str | None:
     each = " and ".join(f"{n:,} count {what}" for what, n in facts.odd.impossible.items())
-    return each and (
+    found = [
         f"Of {facts.odd.good:,} answers {each}: the server's count is wrong, and left out as if it "
         "had not been reported."
-    )
+    ] * bool(each)
+    said = "; ".join(s.server.reason or "" for s in facts.stages if s.server).split("; ")
+    if no_shares := [text for text in dict.fromkeys(said) if NO_SHARE in text]:
+        found.append(f"The server's metrics say what cannot be: {'; '.join(no_shares[:NAMED])}.")
+    return " ".join(filter(None, [*found, of_stages.uncounted(facts)]))
 
 
 def _strangers(facts: Facts) -> str | None:

@@ -78,8 +78,7 @@ def cli(ampacity: Callable[..., object], capfd: pytest.CaptureFixture[str]) -> C
 @pytest.fixture(autouse=True)
 def quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw empty pictures, which saves 1.5 s a report, where a test is not about them; repeat no
-    stage because this machine was busy, where a test is not about time.
-    """
+    stage because this machine was busy, where a test is not about time."""
     marked = request.node.get_closest_marker
     if marked("draws") is None:
         monkeypatch.setattr("ampacity.reports.charts.svg._DRAW", QUICK_DRAW)

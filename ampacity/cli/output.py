@@ -19,7 +19,7 @@ UNCUT = 100_000  # columns of what is no terminal: nothing is wrapped or left ou
 
 @dataclass
 class Shown:
-    """What every command has been asked; ``options.prints`` sets it."""
+    """The way every command shows its results; ``options.prints`` sets it."""
 
     full: bool = False
     quiet: bool = False

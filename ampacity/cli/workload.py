@@ -162,15 +162,15 @@ def sample(
     from ampacity.workloads.schedule_file import write_schedule
 
     given = read_settings(raw)
-    duration_s = given.get("duration")
+    duration_s, *further = given.get("duration") or [None]
     if (requests is None) == (duration_s is None):
         raise WorkloadError("give -n N requests, or --duration T (one of them)")
     if requests is not None and requests < 1:
         raise WorkloadError(f"-n {requests}: give 1 or more")
     workload = load_workload(name)
     rate, *others = given.get("rates") or [_measured_rate(name)]
-    if others:
-        raise WorkloadError(f"--rates {raw['rates']}: a schedule has one rate")
+    if others or further:
+        raise WorkloadError("a schedule has one rate (--rates R) and one length (--duration T)")
     seed = given.get("seed", Settings.seed)
     schedule = _schedule(workload, rate, duration_s, requests or 0, seed)
     if schedule.shared is not None and schedule.shared.note:

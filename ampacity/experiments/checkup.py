@@ -3,7 +3,7 @@
 from dataclasses import replace
 from statistics import median
 
-from ampacity.analysis.warnings import LENGTHS_OFF_SHARE
+from ampacity.analysis.metrics.lengths import LENGTHS_OFF_SHARE
 from ampacity.experiments.doctor import DoctorResult
 from ampacity.experiments.stages.preflight import typical_lengths
 from ampacity.loadgen.probe.diagnosis import Finding, answer_facts, choose, seconds_between
@@ -14,6 +14,7 @@ from ampacity.loadgen.probe.diagnosis_rules import (
     stream_cases,
     text_cases,
 )
+from ampacity.loadgen.rundir.records import CACHE
 from ampacity.workloads.prompts.tokenizers import WORD_TOKENIZERS
 
 SPEEDUP = 2.0  # of a repeated prompt's TTFT, which only a cache explains
@@ -86,6 +87,7 @@ def _facts(seen: DoctorResult) -> Facts:
         "round_trip_s": seen.probe.network.request_s,
         "tcp_connect_s": seen.probe.network.connect_s,
         "model": seen.probe.shape.model,
+        "answered_by": [r.answered_by for r in (short, again, answer) if r.answered_by],
         "models": list(served.models),
         "max_model_len": served.max_model_len,
         "ttft_grew_s": shown["ttft_s"] - max(new_s, again_s),
@@ -161,6 +163,23 @@ def network(f: Facts) -> Finding:
 
 
 def _model(f: Facts) -> Finding:
+    return _answered_by(f) or _listed(f)
+
+
+def _answered_by(f: Facts) -> Finding | None:
+    """Return the finding on who answered by the answers' own account; None if it is the model."""
+    model, names = f["model"], f["answered_by"]
+    if CACHE in names:
+        found = f"{names.count(CACHE)} of {len(names)} answers come from a cache of whole answers"
+        return Finding("model", "bad", found, "the figures are the cache's", METRICS)
+    if others := sorted({name for name in names if name != model}):
+        found = f"{model} was asked for, {', '.join(others)} answers by its own account"
+        means = "the figures are those of who answers: is it another name of the one you mean?"
+        return Finding("model", "note", found, means, ())
+    return None
+
+
+def _listed(f: Facts) -> Finding:
     model, others, longest = f["model"], len(f["models"]) - 1, f["max_model_len"]
     if others < 0:
         found = f"{model} is answered; there is no list of models"

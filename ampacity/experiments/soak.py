@@ -101,25 +101,35 @@ class _Soak:
 
     def _take_up(self) -> tuple[float, int]:
         """Return where in its load the soak begins or goes on, and the number of its next window."""
-        stages = self._player.stages
-        if not stages:
+        stages, found = self._player.stages, None
+        while stages and not found:
+            at_s, plan = self._recorded(len(stages) - 1)
+            part_summary(self._player.path, plan.index).unlink(missing_ok=True)
+            found = self._rig.recorded.recall(plan)
+            if not found and (not stages or stages[-1]["drained_ns"] is not None):
+                self._ids = plan.schedule.first_request_id
+                return at_s, plan.index
+        if not found:
             return 0.0, 0
-        last, index = stages[-1], len(stages) - 1
-        at_s = float(last["from_s"])
+        for stage in stages[:-1]:
+            if stage["drained_ns"] is None:  # killed while the next window was played
+                self._rig.recorded.recall(self._recorded(stage["index"])[1])
+        (meta, table), (at_s, plan) = found, self._recorded(plan.index)
+        if not meta.get("interrupted"):
+            return self._end_of(at_s), plan.index + 1
+        self._ids = int(table["request_id"].to_numpy().max()) + 1
+        cut_s = at_s + (meta["cut_ns"] + 1 - meta["start_ns"]) / 1e9  # its drain may have begun
+        return min(cut_s, self._end_of(at_s)), plan.index + 1
+
+    def _recorded(self, index: int) -> tuple[float, StagePlan]:
+        """Return where a recorded window begins, and its plan."""
+        stages = self._player.stages
+        at_s = float(stages[index]["from_s"])
         if self._rig.settings.max_tokens and at_s:
             self._tokens = self._load(0.0, at_s).planned_tokens()
-        self._ids = sum(stage["scheduled_requests"] for stage in stages[:-1])
+        self._ids = sum(stage["scheduled_requests"] for stage in stages[:index])
         schedule, _ = self._draw(at_s)
-        plan = self._stage(index, schedule, self._end_of(at_s) - at_s, last=False)
-        part_summary(self._player.path, index).unlink(missing_ok=True)
-        if (found := self._rig.recorded.recall(plan)) is None:
-            self._ids = plan.schedule.first_request_id
-            return at_s, index
-        meta, table = found
-        if not meta.get("interrupted"):
-            return self._end_of(at_s), index + 1
-        self._ids = int(table["request_id"].to_numpy().max()) + 1
-        return at_s + (meta["cut_ns"] + 1 - meta["start_ns"]) / 1e9, index + 1
+        return at_s, self._stage(index, schedule, self._end_of(at_s) - at_s, last=False)
 
     def _end_of(self, at_s: float) -> float:
         """Return the end of the window at ``at_s``; the first after a seam may be another length."""

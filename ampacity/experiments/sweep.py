@@ -71,10 +71,10 @@ async def sweep(
     limit_s = max_duration_s and max_duration_s / (1 + len(settings.lengths))
     if limit_s is not None:
         rig.tell(
-            f"at most {duration_text(limit_s)} of load (--max-duration), stages of "
+            f"at most {duration_text(limit_s)} of load, stages of "
             f"{duration_text(settings.duration_s)}, longer near the limit"
         )
-    curves, loads = 1 + len(settings.lengths), settings.concurrency or settings.rates or ()
+    curves, loads = 1 + len(settings.lengths), settings.loads
     rig.expect(curves * (len(loads) or TYPICAL_STAGES), max_duration_s, about=not loads)
     await _curve(rig, start_rps, limit_s)
     for name in settings.lengths:
@@ -90,10 +90,13 @@ async def sweep(
 async def _curve(rig: Rig, start_rps: float | None, limit_s: float | None) -> None:
     settings = rig.settings
     run: Any = rig.closed_stage if settings.concurrency else rig.open_stage
-    for load in settings.concurrency or settings.rates or ():
-        if await run(load) is None or rig.ended or _is_the_last(rig):
-            return
-    if settings.concurrency or settings.rates:
+    several, highest = len(settings.durations_s) > 1, float("inf")
+    for load, length_s in settings.loads:
+        if load < highest:
+            if await run(load, length_s if several else None) is None or rig.ended:
+                return
+            highest = load if _is_the_last(rig) else highest
+    if settings.loads:
         return
     clock = _Clock(rig, limit_s)
     rate_rps: float | None = start_rps or begin_rate(rig, _least(rig)[0])
@@ -200,16 +203,14 @@ def too_few(rig: Rig) -> str | None:
     unit, rps = "req/s", 1.0  # requests/s of one unit of load
     if settings.concurrency:
         unit, rps = "users", 1 / (rig.typical_e2e_s + settings.think_s)
-    loads = settings.concurrency or settings.rates or ()
-    few = [load for load in loads if load * rps * settings.duration_s < least]
+    few = sorted((load, s) for load, s in settings.loads if load * rps * s < least)
     if not few:
         return None
-    named = ", ".join(f"{load * rps * settings.duration_s:,.0f} at {load:g} {unit}" for load in few)
-    enough = duration_text(rounded_up(ROOM * least / few[0] / rps))
+    named = ", ".join(f"{load * rps * s:,.0f} at {load:g} {unit}" for load, s in few)
+    enough = duration_text(rounded_up(ROOM * least / few[0][0] / rps))
     return (
-        f"stages are too short for {slo} below {least / settings.duration_s / rps:.4g} {unit} "
-        f"(--duration {settings.duration_s:g} s): it takes {least:,} requests at least to be met, "
-        f"and they have about {named}; --duration {enough} is enough from {few[0]:g} {unit} on"
+        f"stages are too short for {slo}: it takes {least:,} requests at least to be met, "
+        f"and they have about {named}; --duration {enough} is enough from {few[0][0]:g} {unit} on"
     )
 
 

@@ -50,12 +50,18 @@ def _wait_limit_s(slos: Sequence[Slo], base: Phase) -> tuple[float | None, Slo |
 
 
 def headroom(
-    slos: Sequence[Slo], phases: Phases, backlog: Backlog, harm: HarmByPhase, *, over: bool
+    slos: Sequence[Slo],
+    phases: Phases,
+    backlog: Backlog,
+    harm: HarmByPhase,
+    *,
+    over: bool,
+    other: str | None = None,
 ) -> Headroom:
     """Return the rate that would have kept the burst's last request within its limit.
 
     Never enough where the burst was harmed, not known where it was not seen to be ``over`` or the
-    base is harmed itself.
+    base is harmed itself, or where the burst was ``other`` work than the base.
     """
     base, burst, after = phases
     offered, served = burst.offered_rps or 0.0, backlog.served_rps
@@ -78,6 +84,8 @@ def headroom(
         return replace(result, enough=False, reason=f"in the burst {harm.burst.reason}")
     if harm.base:
         return replace(result, reason=f"the base load alone is too much: {harm.base.reason}")
+    if other:
+        return replace(result, reason=other)
     if not over or not burst.ok:
         why = "was not seen to end" if burst.ok else "was not answered at all"
         return replace(result, reason=f"the burst {why}")

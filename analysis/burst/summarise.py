@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from ampacity.analysis.burst.timeline import Phases, Timeline
 from ampacity.analysis.contract.burst import Burst, BurstSeries, HarmByPhase, Phase, PhaseLatency
 from ampacity.analysis.metrics.chunks import read_chunks
 from ampacity.analysis.metrics.cohort import Cohort
+from ampacity.analysis.metrics.lengths import LENGTHS_OFF_SHARE, deviations
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.requests import Bools, Floats, Ints, ttft_s
 from ampacity.analysis.slo import Slo
@@ -45,7 +47,9 @@ def summarise_burst(
     base_rps = float(plan["base_rps"])
     edges = _edges(t, base_rps)
     backlog = find_backlog(t, phases, base_rps)
-    recovery = find_recovery(t, backlog, phases)
+    recovery, other = find_recovery(t, backlog, phases), _other_work(t, cohort)
+    if other:
+        recovery = replace(recovery, recovery_s=None, ci_s=(None, None), reason=other)
     over_s = math.inf if recovery.recovery_s is None else t.over_s + recovery.recovery_s
     harm = _harm(t, cohort, slos, over_s)
     over = over_s < math.inf and not harm.after
@@ -66,7 +70,7 @@ def summarise_burst(
         known_until_s=t.end_s if t.end_s < _planned_s(plan) else None,
         harm=harm,
         backlog=backlog,
-        headroom=headroom(slos, phases, backlog, harm, over=over),
+        headroom=headroom(slos, phases, backlog, harm, over=over, other=other),
         breaker=breaker(slos, phases, backlog, harm.burst),
         series=_series(t, edges, server, meta),
         **_peaks(t, over_s),
@@ -108,6 +112,18 @@ def _meeting(cohort: Cohort, slos: Sequence[Slo]) -> Bools | None:
     if not slos or any(o.reason and not o.n for _, o in observed):
         return None
     return requests_meeting(cohort, observed)
+
+
+def _other_work(t: Timeline, cohort: Cohort) -> str | None:
+    """Return why the burst was other work: its answers miss their plan as the base's do not."""
+    spans = (t.at < t.burst_s, (t.at >= t.burst_s) & (t.at < t.over_s))
+    base, burst = (deviations(cohort.part(span).requests)[1].mean for span in spans)
+    if base is None or burst is None or abs(burst - base) <= LENGTHS_OFF_SHARE:
+        return None
+    return (
+        f"answers to the burst had {1 + burst:.0%} of the planned tokens, those to the base "
+        f"{1 + base:.0%}: it was not the work that was planned"
+    )
 
 
 def _losses(t: Timeline, cohort: Cohort, met: Bools | None, phases: Phases) -> dict[str, Any]:

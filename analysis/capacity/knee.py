@@ -113,10 +113,10 @@ def _divergence(stages: Sequence[Stage]) -> KneeMethod:
     if not above:
         top = max(points, key=lambda p: p.ratio if math.isfinite(p.ratio) else p.least)
         return _null(
-            f"no load is shown to lie beyond it: {tail}/p50 of {metric} would have to exceed "
-            f"{DIVERGENCE_FACTOR:g} times its low-load level of {level:.2f} beyond doubt "
-            f"({NOISE_FACTOR * threshold:.2f} with the noise); it is {top.ratio:.2f}, "
-            f"{top.least:.2f} at least, at {top.concurrency:.3g} in flight"
+            f"not reached beyond doubt: {tail}/p50 of {metric} is {level:.2f} at low load, the knee "
+            f"is where it passes {threshold:.2f}, and no load has {NOISE_FACTOR * threshold:.2f} for "
+            f"sure; most is {top.ratio:.2f} ({top.least:.2f} or more) at {top.concurrency:.3g} in "
+            "flight"
         )
     what = f"{tail}/p50 of {metric}, {DIVERGENCE_FACTOR:g} times its low-load level of {level:.2f}"
     between = points[below : above + 1]

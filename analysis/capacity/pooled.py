@@ -82,11 +82,13 @@ def estimate(levels: Sequence[Level], slos: Sequence[Slo]) -> Estimate | None:
     if (most := surely_violated(levels)) is not None:
         contradicted = lowest.at(0.025) > most  # by the other stages: no lower end is known
         lowest = lowest.below(most)
+    c_max = _concurrency(levels, lowest)
+    if (full := saturation_of(levels)) is not None and full.most > lowest.at(0.5):
+        lowest = lowest.up_to(full.most)  # nothing is carried that was not served
     low, middle, high = (math.exp(x) for x in _as_wide_as_the_gap(levels, lowest))
     lone = next(
         (slo for slo, p in found.items() if p.by_any_load and p.at(0.025) < lowest.at(0.5)), None
     )
-    c_max = _concurrency(levels, lowest)
     figures = [level for level in levels if level.is_figure]
     nearest = min(figures, key=lambda level: abs(math.log(level.load / middle)), default=None)
     return Estimate(
@@ -112,7 +114,7 @@ def _as_wide_as_the_gap(levels: Sequence[Level], found: Posterior) -> tuple[floa
     below = x[x <= middle].max(initial=-np.inf)
     above = x[x >= middle].min(initial=np.inf)
     if (saturation := saturation_of(levels)) is not None and saturation.x > below:
-        above = min(above, max(saturation.x + 2 * saturation.sd, high))
+        above = min(above, max(saturation.most, high))
     if not COARSE < above - below < math.inf:
         return low, middle, high
     return min(low, float(below)), middle, max(high, float(above))

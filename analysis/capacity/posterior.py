@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from ampacity.analysis.capacity.levels import Level
+from ampacity.analysis.capacity.levels import FILLING, Level
 from ampacity.analysis.metrics.requests import Bools, Floats
 from ampacity.analysis.slo import GAP_METRICS, WAITS, Slo
 
@@ -37,6 +37,7 @@ SLOPE_SD = 0.4  # of ln b around that of a queue
 ANY_SLOPE = 0.1  # chance that b is no queue's
 UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
 MISTAKEN = 0.02  # chance that a stage below x* is taken for unstable; up to half where it is short
+RARELY = 2.58  # s.d. above its estimate at which a saturation ends: the posterior errs as well
 LONE = 0.9  # share of the allowed misses above which they are those of a lone request
 MAY_BE_LONE = 0.3  # chance of that above which no load is named
 _GRID = 41
@@ -65,6 +66,10 @@ class Posterior:
         return Posterior(
             np.append(self.x[kept], most), np.append(self.cumulative[kept] / total, 1.0)
         )
+
+    def up_to(self, most: float) -> Posterior:
+        """Return the posterior with what lies above ``most`` put there."""
+        return replace(self, x=np.minimum(self.x, most))
 
     @property
     def by_any_load(self) -> bool:
@@ -117,12 +122,11 @@ def looks_of(levels: Sequence[Level], slo: Slo) -> Looks:
 
 @dataclass(frozen=True)
 class Saturation:
-    """ln of what the server ends per second while more arrives than it can do, and its standard
-    deviation.
-    """
+    """ln of what the server ends per second while more arrives than it can do."""
 
     x: float
     sd: float
+    most: float  # its upper end (99.5 %), by the stages' own intervals; inf: they may only fill up
 
 
 def saturation_of(levels: Sequence[Level]) -> Saturation | None:
@@ -131,9 +135,17 @@ def saturation_of(levels: Sequence[Level]) -> Saturation | None:
     if not beyond:
         return None
     rates = np.array([level.achieved_rps for level in beyond])
-    ended = rates * np.array([level.window_s for level in beyond])
+    length_s = np.array([level.window_s for level in beyond])
+    ended = rates * length_s
     total = float(ended.sum())
-    return Saturation(float(ended @ np.log(rates) / total), math.hypot(0.02, 1.2 / total**0.5))
+    x, sd = float(ended @ np.log(rates) / total), math.hypot(0.02, 1.2 / total**0.5)
+    ends = [ci[1] for level in beyond if (ci := level.figures.achieved_rps_ci)]
+    most = x + RARELY * sd
+    if len(ends) == len(beyond):
+        up = np.array(ends, float) - rates
+        most = x + RARELY / 1.96 * float(np.linalg.norm(up * length_s)) / total
+    idle_s = min(level.concurrency / level.load for level in levels)
+    return Saturation(x, sd, most if idle_s <= FILLING * float(length_s.min()) else math.inf)
 
 
 def posterior_of(levels: Sequence[Level], slo: Slo, of_limit: bool = True) -> Posterior | None:

@@ -84,7 +84,7 @@ class ComparedRun:
 
     @cached_property
     def best(self) -> Stage | None:
-        """The stage with the highest goodput; without SLOs the one with most output tokens/s."""
+        """Return the stage of highest goodput; without SLOs that of most output tokens/s."""
         figures = [s for s in self.stages if is_figure(s)]
         good = [s for s in figures if s.goodput_rps is not None]
         most = max(figures, key=lambda s: s.output_tokens_per_s or 0.0, default=None)

@@ -39,7 +39,8 @@ class Evidence(Part, frozen=True, kw_only=True):
 class Limit(Part, frozen=True, kw_only=True):
     """The answer of one rule. ``holds`` None: it cannot tell, ``reason`` names what is missing.
 
-    ``strength``: figure / threshold of a rule that holds, for ranking; 0 otherwise.
+    ``strength``: figure / threshold of a rule that holds, for ranking; 0 otherwise. ``tested``: what
+    this run shows of what would refute it.
     """
 
     rule: str
@@ -48,5 +49,6 @@ class Limit(Part, frozen=True, kw_only=True):
     lever: str
     refuted_by: str
     evidence: tuple[Evidence, ...]
+    tested: tuple[Evidence, ...]
     strength: float
     reason: str | None = None

@@ -90,7 +90,7 @@ class Audit(Part, frozen=True, kw_only=True):
 
 
 class Seam(Part, frozen=True, kw_only=True):
-    """Where a run was cut off and resumed."""
+    """The place where a run was cut off and resumed."""
 
     after_stage: int
     reason: str

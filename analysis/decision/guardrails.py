@@ -95,9 +95,11 @@ def guardrails(
         missing["max_input_tokens"] = "the run counted no input tokens"
     if cold_start_s is None:
         missing["prewarm_s"] = "no cold start was measured: give --cold-start"
-    c_max = summary.capacity.c_max
+    c_max, c_max_limit = summary.capacity.c_max, None
     if c_max is None:
         missing["concurrency_limit"] = "no C_max was found"
+    else:  # ups and downs at the capacity are not cut, nor is a queue that is allowed
+        c_max_limit = math.ceil(c_max + max(3 * math.sqrt(c_max), depth or 0))
     return Guardrails(
         operate_rps=rate,
         operate_reason=why,
@@ -107,7 +109,7 @@ def guardrails(
         breaker=None if depth is None else breaker_of(depth),
         max_input_tokens=None if inputs is None else _longest(inputs, outputs, max_tokens),
         max_output_tokens=None if outputs is None or outputs.p99 is None else int(outputs.p99),
-        concurrency_limit=None if c_max is None else math.ceil(c_max + 3 * math.sqrt(c_max)),
+        concurrency_limit=c_max_limit,
         scale_in_flight=None if c_max is None else max(math.floor(c_max / safety), 1),
         prewarm_s=cold_start_s,
         missing=missing,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from ampacity.analysis.capacity.levels import QUOTA_SHARE
+from ampacity.analysis.capacity.levels import QUOTA_SHARE, refused_share
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.limits import Evidence
 from ampacity.analysis.contract.stage import Stage
@@ -56,7 +56,7 @@ def quota(curve: Curve) -> Found | None:
     if found is None:
         return None
     stages = curve.summary.stages
-    shares = [(s.errors.get("rate_limited", 0) / max(s.requests, 1), s) for s in stages]
+    shares = [(refused_share(s), s) for s in stages]
     share, stage = max(shares, key=lambda pair: pair[0])
     evidence = (
         _seen("refused with 429 or 529", share, stage, "share"),
@@ -64,7 +64,8 @@ def quota(curve: Curve) -> Found | None:
         _seen("let through a minute", found.per_min or found.reason),
     )
     title = f"The endpoint refuses what exceeds a {found.text}: a limiter, not the engine"
-    return Found(share / QUOTA_SHARE, evidence, title)
+    tested = curve.halved(stage, "refused", refused_share, "share")
+    return Found(share / QUOTA_SHARE, evidence, title, tested)
 
 
 def queueing(curve: Curve) -> Found | None:
@@ -72,12 +73,14 @@ def queueing(curve: Curve) -> Found | None:
         tail = _growth(stage.ttft_s, curve.low.ttft_s, "p99")
         step = _growth(stage.itl_s, curve.low.itl_s, "p50") or 1.0
         if tail is not None and tail >= TAIL_GROWTH and tail >= QUEUE_OVER_STEP * step:
+            evidence = (
+                _seen("TTFT p99 / its level at low load", tail, stage),
+                _seen("ITL p50 / its level at low load", step, stage),
+            )
             return Found(
                 tail / TAIL_GROWTH,
-                (
-                    _seen("TTFT p99 / its level at low load", tail, stage),
-                    _seen("ITL p50 / its level at low load", step, stage),
-                ),
+                evidence,
+                tested=curve.halved(stage, "TTFT p99", lambda s: s.ttft_s.p99, "s"),
             )
     return None
 
@@ -299,11 +302,15 @@ def _short_prompts(stage: Stage) -> bool:
     )
 
 
+HELD_S = 0.01  # who is answered sooner is held back by nothing
+
+
 def held_back(curve: Curve) -> Found | None:
     """Tokens that come in groups, although the engine makes one a step."""
     checks = curve.summary.diagnosis or ()
     probed = [_seen("stream", c.found) for c in checks if c.name == "stream" and c.verdict == "bad"]
-    reasons = [(s, s.icl_s.reason or "") for s in curve.kept_up]
+    slow = [s for s in curve.kept_up if (s.e2e_s.p50 or HELD_S) >= HELD_S]
+    reasons = [(s, s.icl_s.reason or "") for s in slow]
     seen = [_seen("chunks", r, s) for s, r in reasons if HELD_BACK in r or IN_ONE_PIECE in r]
     return Found(5.0, (*probed, *seen[:1])) if probed or seen else None
 

@@ -15,6 +15,7 @@ from ampacity.loadgen.rundir.records import FAILED_KINDS
 LOW_LOAD_IN_FLIGHT = 4.0  # a load at which requests hardly meet each other
 SEEN_BY_SERVER = 0.8  # of the requests in flight: below it some engines are not among its metrics
 BEYOND = 1.25  # a load this far above the capacity shows another state than the one at its limit
+ABOUT_HALF = 0.6
 SATURATED = 0.9  # achieved / offered below this: the throughput is at its limit
 
 
@@ -29,6 +30,7 @@ class Found:
     strength: float
     evidence: tuple[Evidence, ...]
     title: str | None = None  # None: the rule's
+    tested: tuple[Evidence, ...] = ()  # what the run itself shows of the rule's refutation
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,15 @@ class Curve:
         if not top.achieved_rps or not top.offered_rps or top.stable is not False:
             return None
         return top if top.achieved_rps < SATURATED * top.offered_rps else None
+
+    def halved(
+        self, stage: Stage, figure: str, of: Callable[[Stage], float | None], unit: str
+    ) -> tuple[Evidence, ...]:
+        """Return a figure at the highest load of about half of a stage's, and at the stage."""
+        most = ABOUT_HALF * (stage.offered_rps or 0.0)
+        half = [s for s in self.kept_up if s.ok and 0 < (s.offered_rps or 0.0) <= most]
+        pair = [max(half, key=lambda s: s.offered_rps or 0.0), stage] if half else []
+        return tuple(Evidence(figure=figure, value=of(s), stage=s.name, unit=unit) for s in pair)
 
     @property
     def limited(self) -> Stage | None:

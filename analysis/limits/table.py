@@ -54,6 +54,7 @@ def _answer(rule: Rule, curve: Curve) -> Limit:
         evidence=found.evidence if found else (),
         strength=found.strength if found else 0.0,
         reason=reason,
+        tested=found.tested if found else (),
     )
 
 

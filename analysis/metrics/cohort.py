@@ -31,6 +31,7 @@ from ampacity.loadgen.rundir.records import came_together
 # ITL is given when the tokens of each chunk are known for at least this share of the answers
 MIN_KNOWN_SHARE = 0.99
 BUNCHED_SHARE = 0.9  # of chunks coalesced with the previous one: above it there are no gaps
+LONG = 10  # fewer tokens of a fast answer may share a read by chance
 READS_APART_US = 2000  # most reads nearer than this: a fast engine, nothing holds tokens back
 READS_FEW = 3.0  # an answer in so few reads has no TPOT
 IN_ONE_PIECE = "answers came in one piece"
@@ -276,7 +277,9 @@ class Cohort:
         n = len(lasted_s)
         whole = came_together(span_s, lasted_s, np.fmax(tokens[several], 2.0))
         together = int(np.count_nonzero(whole))
-        if together <= ONE_PIECE_SHARE * n or np.median(lasted_s) < READS_APART_US * 1e-6:
+        if together <= ONE_PIECE_SHARE * n:
+            return None
+        if np.median(lasted_s) < READS_APART_US * 1e-6 and np.median(tokens[several]) < LONG:
             return None
         return (
             f"{together} of {n} {IN_ONE_PIECE}: they were not streamed, or something on the way "

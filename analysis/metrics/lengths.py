@@ -16,6 +16,7 @@ from ampacity.analysis.metrics.requests import Floats, Requests, visible_tokens
 _LEVELS = {f"p{percent}": percent / 100 for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
 
 NAMES_MAX = 20  # of models that answered
+LENGTHS_OFF_SHARE = 0.1  # of the plan: above it the work was another
 SLACK_TOKENS = 2  # of a request, by which a prompt may miss its plan
 
 

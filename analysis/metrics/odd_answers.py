@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ampacity.analysis.metrics.cohort import LONG
 from ampacity.analysis.metrics.requests import PARTS, Requests, unseen
 from ampacity.loadgen.rundir.records import CACHE, THEN, came_together
 
@@ -19,8 +20,7 @@ _BY_CALL = ("tool_calls", "tool_use", "function_call")
 _BY_LIMIT = ("length", "max_tokens", "max_output_tokens", "model_length")
 ENDINGS = frozenset((*_BY_ITSELF, *_BY_CALL, *_BY_LIMIT))
 """Finish reasons of whole answers."""
-LONG = 10  # fewer tokens may share a read by chance
-FAST_S = 0.01  # answers that take no longer may too
+
 CONTRADICTED = "fewer tokens than chunks came, or others than asked for where as many chunks came"
 
 
@@ -69,7 +69,7 @@ def _whole(good: Requests) -> int:
     lasts_s = (good.last_token_ns - good.started_ns) * 1e-9
     span_s = (good.last_token_ns - good.first_token_ns) * 1e-9
     is_whole = came_together(span_s, lasts_s, good.output_tokens)
-    return int(np.count_nonzero(is_whole & (good.output_tokens >= LONG) & (lasts_s > FAST_S)))
+    return int(np.count_nonzero(is_whole & (good.output_tokens >= LONG)))
 
 
 def text_counts(column: pa.ChunkedArray) -> dict[str, int]:

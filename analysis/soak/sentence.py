@@ -1,7 +1,7 @@
 """A soak in one sentence, and the command that goes on from it."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ampacity.analysis.capacity.levels import number_text
@@ -14,6 +14,7 @@ from ampacity.durations import duration_text, rounded_up
 
 NAMED = 2
 SPARE = 3  # windows that a busy client may spoil
+LEAST_COUNTING = 0.2  # share of the windows: below it a longer soak is no remedy
 
 
 def clock(seconds: float) -> str:
@@ -59,7 +60,8 @@ def soak_sentence(summary: Summary) -> str:
     if changed:
         more = f", and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
         texts = ", ".join(f"{c.name} {change_text(c)}" for c in changed[:NAMED])
-        parts.append(f"Changed: {texts}{more}.")
+        at_client = "" if of_server(changed) else "nothing of the server; "
+        parts.append(f"Changed: {at_client}{texts}{more}.")
     elif any(c.verdict == "no change" for c in soak.changes):
         parts.append("Nothing changed over the windows.")
     else:
@@ -71,8 +73,14 @@ def soak_sentence(summary: Summary) -> str:
 
 
 def changes(soak: Soak) -> list[SoakChange]:
-    """Return the figures that changed."""
-    return [c for c in soak.changes if c.after is not None]
+    """Return the figures that changed, those of the client last."""
+    found = [c for c in soak.changes if c.after is not None]
+    return sorted(found, key=lambda c: not of_server([c]))
+
+
+def of_server(changed: Sequence[SoakChange]) -> bool:
+    """Return whether any of the figures is not the client's own."""
+    return any(not change.name.startswith("client ") for change in changed)
 
 
 def soak_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | None:
@@ -85,8 +93,9 @@ def soak_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
         return shlex.join([*words[:2], "--resume", path])
     few = all(change.verdict == "inconclusive" for change in soak.changes)
     if few or (summary.slos and soak.verdict == "inconclusive"):
-        wanted = WINDOWS_MIN + SPARE
-        window_s = soak.planned_s // wanted if few else soak.window_s
+        count = 1 - len(soak.client_limited_windows) / max(soak.windows, 1)
+        wanted = (WINDOWS_MIN + SPARE) / max(count, LEAST_COUNTING)
+        window_s = soak.planned_s // wanted if few and count == 1 else soak.window_s
         length_s = max(soak.planned_s, wanted * (window_s := max(window_s, 1.0)))
         length_s = rounded_up(length_s if few else 2 * length_s)
         return again(

@@ -269,6 +269,7 @@ def _changes(
     whole: Sequence[int],
 ) -> list[SoakChange]:
     """Return the change of each figure that was measured; 5 % false ones over all (Holm)."""
+    n = len(begin_s)
     known = {f: [i for i in whole if series[f.name][i] is not None] for f in figures}
     tested = {
         figure: find_change([series[figure.name][i] or 0.0 for i in windows])
@@ -287,7 +288,7 @@ def _changes(
             verdict="no change" if point else "inconclusive",
             before=median(values),
             p=point.p if point else None,
-            reason=None if point else f"needs {WINDOWS_MIN} windows, has {len(windows)}",
+            reason=None if point else f"needs {WINDOWS_MIN} windows, {len(windows)} of {n} count",
         )
         if point and real[figure] and figure.matters(point):
             first = 0 if point.ends else point.first

@@ -26,6 +26,12 @@ _RATES = {  # the first counter's growth over the second's
     "spec_acceptance_rate": ("spec_accepted_tokens_total", "spec_draft_tokens_total"),
     "kv_block_lifetime_s": ("kv_block_lifetime_s_total", "kv_blocks_evicted_total"),
 }
+SHARES = (
+    *("kv_cache_usage_max", "prefix_hit_rate", "spec_acceptance_rate", "gpu_utilization"),
+    *("tensor_active", "memory_active"),
+)
+SHARE_MAX = 1.001  # with rounding
+NO_SHARE = "not between 0 and 1, and left out"
 ABSENT = "not on the server's /metrics, or a counter that went back"
 
 
@@ -58,7 +64,10 @@ def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> Serv
         grown, of = _growth(column(part)), _growth(column(whole))
         if grown is not None and of:
             found[name] = grown / of
-    reason = ABSENT if None in found.values() else None
+    wrong = [n for n in SHARES if (share := found[n]) is not None and not 0 <= share <= SHARE_MAX]
+    lacks = [ABSENT] if None in found.values() else []
+    reason = "; ".join(lacks + [f"{n} of {found[n]:.4g}: {NO_SHARE}" for n in wrong]) or None
+    found |= dict.fromkeys(wrong)
     return Server(samples=int(inside.sum()), reason=reason, **found)
 
 

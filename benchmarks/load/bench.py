@@ -23,7 +23,8 @@ from typing import Any
 from benchmarks.load.clients import ROOT, Client, Load, ampacity, peer, raw
 from benchmarks.load.matching import compare, load_seen_by_server
 from benchmarks.load.meter import run_metered
-from benchmarks.load.mock import MockError, mock_server
+from benchmarks.load.mock import exit_with, mock_server
+from benchmarks.options import parser
 
 TTFT_S, ITL_S = 0.050, 0.010
 SERVER_LATE_MAX_MS = 1.0  # beyond it the server's core was not its own, and timing says little
@@ -32,8 +33,7 @@ SERVER_LATE_MAX_MS = 1.0  # beyond it the server's core was not its own, and tim
 @dataclass(frozen=True)
 class Scenario:
     """One load, options of the server, and the bars: metric -> largest value allowed (a bool:
-    exactly that).
-    """
+    exactly that)."""
 
     name: str
     load: Load
@@ -308,46 +308,37 @@ def _tell(client: Client, scenario: Scenario, result: dict[str, Any]) -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    given = parser(__doc__, repeat=1, server_core=1, client_core=0)
     names = [s.name for s in SCENARIOS]
-    parser.add_argument(
+    given.add_argument(
         "scenarios", nargs="*", choices=[*names, []], help=f"of {', '.join(names)}; default: all"
     )
-    parser.add_argument("--duration", type=float, help="seconds, instead of each scenario's own")
-    parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument(
+    given.add_argument("--duration", type=float, help="seconds, instead of each scenario's own")
+    given.add_argument(
         "--peer",
         action="append",
         default=[],
         metavar="NAME=COMMAND",
         help="another tool; repeatable",
     )
-    parser.add_argument("--tls", action="store_true", help="each load also over TLS 1.3")
-    parser.add_argument("--no-raw", action="store_true", help="leave the raw limit out")
-    parser.add_argument(
+    given.add_argument("--tls", action="store_true", help="each load also over TLS 1.3")
+    given.add_argument("--no-raw", action="store_true", help="leave the raw limit out")
+    given.add_argument(
         "--two-workers", action="store_true", help="also with --workers 2, on the core of one"
     )
-    parser.add_argument(
+    given.add_argument(
         "--ampacity", metavar="COMMAND", help="how to start the tool; default: this environment's"
     )
-    parser.add_argument("--server-core", type=int, default=1)
-    parser.add_argument("--client-core", type=int, default=0)
-    parser.add_argument("--no-pin", action="store_true", help="let the kernel choose the cores")
-    parser.add_argument(
+    given.add_argument("--no-pin", action="store_true", help="let the kernel choose the cores")
+    given.add_argument(
         "--ahead",
         action="store_true",
         help="raise the priority of server and client, where other work shares the cores (root)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every figure")
-    parser.add_argument("--check", action="store_true", help="exit 1 when a bar is broken")
-    return parser.parse_args()
+    given.add_argument("--json", type=Path, metavar="FILE", help="every figure")
+    given.add_argument("--check", action="store_true", help="exit 1 when a bar is broken")
+    return given.parse_args()
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except MockError as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        sys.exit(2)
+    exit_with(main)

@@ -7,7 +7,6 @@ CPU is given beside the time: on a machine that others use it is the figure to c
 cached, as it is for a user: PYTHONDONTWRITEBYTECODE in the environment would cost 0.2 s.
 """
 
-import argparse
 import bisect
 import contextlib
 import os
@@ -19,7 +18,8 @@ import time
 from pathlib import Path
 
 from benchmarks.load.clients import ROOT, Load, ampacity
-from benchmarks.load.mock import MockError, mock_server
+from benchmarks.load.mock import MockError, exit_with, mock_server
+from benchmarks.options import parser
 
 FIRST_REQUEST_MAX_S = 0.7
 SAMPLE_EVERY_S = 0.004
@@ -29,8 +29,7 @@ Waited = tuple[float, float]  # wall time and CPU, seconds from the launch
 
 def watched(command: list[str]) -> tuple[int, list[int], list[float]]:
     """Run a command to its end: its launch, and samples of its CPU seconds so far. Times monotonic
-    ns.
-    """
+    ns."""
     began_ns = time.monotonic_ns()
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -75,14 +74,11 @@ def first_request_s(start: list[str]) -> tuple[Waited, Waited]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument(
+    given = parser(__doc__, repeat=5)
+    given.add_argument(
         "--check", action="store_true", help=f"exit 1 beyond {FIRST_REQUEST_MAX_S} s"
     )
-    options = parser.parse_args()
+    options = given.parse_args()
     start = [str(Path(sys.executable).with_name("ampacity"))]
     with tempfile.TemporaryDirectory(prefix="ampacity-byte-code-") as byte_code:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -106,8 +102,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except MockError as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        sys.exit(2)
+    exit_with(main)

@@ -48,8 +48,7 @@ class Account:
 @dataclass(frozen=True)
 class Client:
     """``command(url, load, out)`` starts it; ``read(out)`` gives its account, where it keeps one
-    that we read.
-    """
+    that we read."""
 
     name: str
     command: Callable[[str, Load, Path], list[str]]

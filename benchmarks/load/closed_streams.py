@@ -18,6 +18,8 @@ import urllib.request
 from pathlib import Path
 from typing import cast
 
+from benchmarks.options import parser
+
 TOKEN = b'"content":" '
 END = b"0\r\n\r\n"
 
@@ -87,18 +89,15 @@ async def measure(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--streams", type=int, required=True)
-    parser.add_argument("--output-tokens", type=int, default=128)
-    parser.add_argument("--duration", type=float, default=10.0, help="seconds")
-    parser.add_argument("--pid", type=int, help="of the server")
+    given = parser(__doc__, output_tokens=128)
+    given.add_argument("--port", type=int, required=True)
+    given.add_argument("--streams", type=int, required=True)
+    given.add_argument("--duration", type=float, default=10.0, help="seconds")
+    given.add_argument("--pid", type=int, help="of the server")
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(measure(parser.parse_args()))
+        runner.run(measure(given.parse_args()))
 
 
 if __name__ == "__main__":

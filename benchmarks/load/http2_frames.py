@@ -9,7 +9,6 @@ as HTTP/1.1 through this client's receive path, compiled and by its parsers.
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord
 from benchmarks.load.shapes import SHAPES, TOKENS
+from benchmarks.options import parser
 
 STREAMS_AT_ONCE = 50
 WINDOW_BYTES = 2**31 - 1
@@ -98,11 +98,9 @@ def answers_of(draw: random.Random) -> Iterator[list[bytes]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeat", type=int, default=9, help="the median of so many")
-    repeat = parser.parse_args().repeat
+    given = parser(__doc__)
+    given.add_argument("--repeat", type=int, default=9, help="the median of so many")
+    repeat = given.parse_args().repeat
     ways: dict[str, Callable[[list[list[bytes]]], float]] = {
         "HTTP/1.1, compiled, decoded": read_http1,
         "HTTP/1.1, parsers, decoded": parsed,

@@ -27,8 +27,7 @@ def compare(seen: Mapping[str, DoctorResult], served: Mapping[str, list[Served]]
 
     TTFT: (first token read − started) against (first token sent − arrival). ITL: each gap between
     tokens against the same gap at the server. Lag: a token's read − its send. Lateness: arrival −
-    schedule.
-    """
+    schedule."""
     ttft, itl, lag, late = [], [], [], []
     differ = 0
     for name, mine in seen.items():
@@ -61,8 +60,7 @@ def load_seen_by_server(served: Iterable[Served], settle_s: float) -> dict[str, 
     """Rates of one load from the server's side alone, so for any client.
 
     Tokens per second leave out the first ``settle_s`` (streams are still adding up) and what comes
-    after the last arrival (they only end), where the load is long enough for that.
-    """
+    after the last arrival (they only end), where the load is long enough for that."""
     served = list(served)
     if not served:
         return {"arrivals": 0, "tokens": 0}

@@ -22,8 +22,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 @dataclass(frozen=True)
 class Metered:
     """One finished command. ``samples`` float64[n, 3]: monotonic s, CPU s so far, resident MB; of
-    the whole tree.
-    """
+    the whole tree."""
 
     launched_ns: int
     exited_ns: int
@@ -54,8 +53,7 @@ def run_metered(
     """Run ``command`` to its end on ``core`` (None: anywhere). Raises TimeoutError when it takes
     too long.
 
-    ``ahead`` puts it before whatever else uses the core, where that is allowed.
-    """
+    ``ahead`` puts it before whatever else uses the core, where that is allowed."""
     if core is not None and shutil.which("taskset"):
         command = ["taskset", "-c", str(core), *command]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
@@ -100,8 +98,7 @@ def run_metered(
 def put_ahead(pid: int) -> None:
     """Give a process group of its own, and all that it starts, the weight of nice -20 (needs root).
 
-    Not SCHED_FIFO: on one core a thread that spins for another would never end.
-    """
+    Not SCHED_FIFO: on one core a thread that spins for another would never end."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PGRP, pid, -20)
     with contextlib.suppress(

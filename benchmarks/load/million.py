@@ -7,7 +7,6 @@ For each size: writes a sweep into a temporary folder, reads it back and summari
 of its own; prints seconds and the peak of that process's resident memory.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 
 from ampacity.loadgen.rundir.records import SCHEMA
 from ampacity.loadgen.rundir.write import GROUP_ROWS, PARQUET
+from benchmarks.options import parser
 from benchmarks.servers.laws import Floats
 from benchmarks.servers.runs import META, requests_table, stage_meta
 
@@ -43,8 +43,7 @@ def write_run(
     """Write a run: Poisson arrivals at 100, 200, ... requests/s; log-normal lengths, TTFT and gaps.
 
     ``tokens``: the mean of an answer. ``counted``: the server says of every chunk how many tokens
-    it holds, one.
-    """
+    it holds, one."""
     from ampacity.analysis.slo import parse_slos
 
     rng, each, start_s, metas = np.random.default_rng(1), requests // stages, 0.0, []
@@ -146,17 +145,16 @@ def analyse(path: Path, *, report: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--requests", type=int, nargs="+", default=[1_000_000])
-    parser.add_argument("--tokens", type=int, default=200, help="mean of an answer")
-    parser.add_argument("--stages", type=int, default=10)
-    parser.add_argument("--slo", nargs="+", default=SLOS)
-    parser.add_argument(
+    given = parser(__doc__, stages=10)
+    given.add_argument("--requests", type=int, nargs="+", default=[1_000_000])
+    given.add_argument("--tokens", type=int, default=200, help="mean of an answer")
+    given.add_argument("--slo", nargs="+", default=SLOS)
+    given.add_argument(
         "--counted", action="store_true", help="tokens of every chunk are in the records"
     )
-    parser.add_argument("--report", action="store_true", help="also write the report")
-    parser.add_argument("--analyse", type=Path, help="only summarise this run directory")
-    args = parser.parse_args()
+    given.add_argument("--report", action="store_true", help="also write the report")
+    given.add_argument("--analyse", type=Path, help="only summarise this run directory")
+    args = given.parse_args()
     if args.analyse:
         analyse(args.analyse, report=args.report)
         return

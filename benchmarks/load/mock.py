@@ -10,10 +10,10 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,15 @@ _NAME = "subjectAltName=IP:127.0.0.1"
 
 class MockError(ValueError):
     """The mock server cannot be built or run here; one line that says why."""
+
+
+def exit_with(main: Callable[[], int]) -> NoReturn:
+    """Exit with the status of ``main``; a MockError is one line, and status 2."""
+    try:
+        sys.exit(main())
+    except MockError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 @dataclass(frozen=True)
@@ -78,8 +87,7 @@ def _run(command: list[str]) -> None:
 def write_streams(path: Path, streams: Sequence[Sequence[tuple[int, bytes]]]) -> None:
     """Write streams that the server plays: pieces of (tokens, bytes), each sent at once.
 
-    The first and the last piece of a stream have no tokens, all others have some.
-    """
+    The first and the last piece of a stream have no tokens, all others have some."""
     with path.open("wb") as file:
         file.write(struct.pack("=I", len(streams)))
         for pieces in streams:
@@ -96,8 +104,7 @@ def mock_server(
     MockError.
 
     ``core`` pins it, ``ahead`` puts it before other work there, ``tls`` makes a certificate. When the context has ended,
-    ``served`` and ``stats`` hold the truth.
-    """
+    ``served`` and ``stats`` hold the truth."""
     with tempfile.TemporaryDirectory(prefix="ampacity-mock-") as directory:
         truth = Path(directory) / "truth.tsv"
         command = [str(build(Path(directory), tls)), "--truth", str(truth)]

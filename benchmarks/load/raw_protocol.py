@@ -9,7 +9,6 @@ comes on top.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import json
@@ -20,6 +19,8 @@ from typing import cast
 from urllib.parse import urlsplit
 
 import numpy as np
+
+from benchmarks.options import parser
 
 END = b"\r\n0\r\n\r\n"
 NOT_TOKENS = (
@@ -133,20 +134,16 @@ class Client:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("url")
-    parser.add_argument("--rate", type=float, required=True)
-    parser.add_argument("--duration", type=float, required=True, help="seconds")
-    parser.add_argument("--output-tokens", type=int, default=128)
-    parser.add_argument(
+    given = parser(__doc__, output_tokens=128, seed=1)
+    given.add_argument("url")
+    given.add_argument("--rate", type=float, required=True)
+    given.add_argument("--duration", type=float, required=True, help="seconds")
+    given.add_argument(
         "--running-usage", action="store_true", help="ask for a count of tokens in every chunk"
     )
-    parser.add_argument("--cacert", help="of a server with TLS, PEM")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", required=True, help="stamps, as .npz")
-    options = parser.parse_args()
+    given.add_argument("--cacert", help="of a server with TLS, PEM")
+    given.add_argument("--out", required=True, help="stamps, as .npz")
+    options = given.parse_args()
     import uvloop
 
     client = Client(options.url, options.output_tokens, options.running_usage, options.cacert)

@@ -6,7 +6,6 @@
 The texts do not repeat: each token of each request is another one.
 """
 
-import argparse
 import json
 import random
 import shlex
@@ -19,7 +18,8 @@ from typing import Any
 
 from benchmarks.load.bench import Scenario, measure
 from benchmarks.load.clients import Load, ampacity
-from benchmarks.load.mock import MockError, write_streams
+from benchmarks.load.mock import exit_with, write_streams
+from benchmarks.options import parser
 
 TOKENS = 128
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -225,15 +225,13 @@ def run(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("shapes", nargs="*", choices=[*SHAPES, []])
-    parser.add_argument("--rate", type=float, default=190, help="requests/s")
-    parser.add_argument("--duration", type=float, default=10, help="seconds")
-    parser.add_argument("--ampacity", type=shlex.split, metavar="COMMAND", help="as of bench")
-    parser.add_argument("--ahead", action="store_true", help="as of bench")
-    options = parser.parse_args()
+    given = parser(__doc__)
+    given.add_argument("shapes", nargs="*", choices=[*SHAPES, []])
+    given.add_argument("--rate", type=float, default=190, help="requests/s")
+    given.add_argument("--duration", type=float, default=10, help="seconds")
+    given.add_argument("--ampacity", type=shlex.split, metavar="COMMAND", help="as of bench")
+    given.add_argument("--ahead", action="store_true", help="as of bench")
+    options = given.parse_args()
     results = [
         run(name, options.rate, options.duration, options.ampacity, options.ahead)
         for name in options.shapes or SHAPES
@@ -259,8 +257,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except MockError as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        sys.exit(2)
+    exit_with(main)

@@ -7,13 +7,13 @@ The mock server (see README.md) sends a token every 100 ms, so that an answer of
 and a rate of R requests/s has 12.85 R of them in flight. Prompts have 16 tokens.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
 from benchmarks.load.clients import ROOT, Load, ampacity
 from benchmarks.load.meter import run_metered
 from benchmarks.load.mock import mock_server
+from benchmarks.options import parser
 
 TTFT_S, ITL_S, OUTPUT_TOKENS = 0.05, 0.1, 128
 ANSWER_S = TTFT_S + (OUTPUT_TOKENS - 1) * ITL_S + ITL_S
@@ -43,12 +43,10 @@ def resident_mb(rate_rps: float, duration_s: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rates", type=float, nargs=2, default=[20.0, 140.0], help="requests/s")
-    parser.add_argument("--duration", type=float, default=20.0, help="seconds")
-    options = parser.parse_args()
+    given = parser(__doc__)
+    given.add_argument("--rates", type=float, nargs=2, default=[20.0, 140.0], help="requests/s")
+    given.add_argument("--duration", type=float, default=20.0, help="seconds")
+    options = given.parse_args()
     low, high = sorted(options.rates)
     most = {rate: resident_mb(rate, options.duration) for rate in (low, high)}
     for rate, mb in most.items():

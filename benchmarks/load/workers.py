@@ -8,7 +8,6 @@ shares the cores among sessions, and each node of Ray is one of its own.
 CPU is the kernel's, of the processes that send the load; README.md says how it is measured.
 """
 
-import argparse
 import contextlib
 import json
 import sys
@@ -23,6 +22,7 @@ from benchmarks.load.bench import ITL_S, TTFT_S
 from benchmarks.load.clients import ROOT, Load, ampacity
 from benchmarks.load.meter import put_ahead, run_metered
 from benchmarks.load.mock import mock_server
+from benchmarks.options import parser
 
 
 def raylets() -> list[int]:
@@ -72,12 +72,10 @@ def measure(load: Load, workers: int, ray: str | None, ahead: bool) -> dict[str,
 
 def main() -> None:
     """Print a row for each run."""
-    given = argparse.ArgumentParser(description=__doc__)
+    given = parser(__doc__, workers=2, repeat=3)
     given.add_argument("--rate", type=float, default=190)
     given.add_argument("--duration", type=float, default=20)
-    given.add_argument("--workers", type=int, default=2)
     given.add_argument("--ray", metavar="ADDRESS")
-    given.add_argument("--repeat", type=int, default=3)
     given.add_argument("--ahead", action="store_true")
     options = given.parse_args()
     load = Load(options.rate, options.duration)

@@ -23,8 +23,7 @@ TRUTH_SKIPPED = 50_000
 class Server:
     """A server that is idle before the first request and saturates at ``most_rps``.
 
-    ``serve(arrivals, rng)`` returns the (TTFT, E2E) of requests, in s.
-    """
+    ``serve(arrivals, rng)`` returns the (TTFT, E2E) of requests, in s."""
 
     name: str
     most_rps: float
@@ -73,8 +72,7 @@ def batch_server(name: str, slots: int, heavy: bool) -> Server:
 
     Answers have 100 tokens on average, exponential or (heavy) log-normal with sigma 1. A prefill of
     50 ms, sigma 0.3, is added to every TTFT without delaying others. Saturates at
-    1/(m (alpha/B + beta)).
-    """
+    1/(m (alpha/B + beta))."""
     step_s = [0.010 + 0.001 * b for b in range(slots + 1)]
 
     def serve(arrival: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:

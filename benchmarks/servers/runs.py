@@ -71,8 +71,7 @@ def stage_of(server: Server, rate_rps: float, duration_s: float, rng: np.random.
 def requests_table(n: int, known: Mapping[str, Any]) -> pa.Table:
     """Return requests.parquet of n answered requests; a column that is not ``known`` is null.
 
-    A single value stands for all rows.
-    """
+    A single value stands for all rows."""
     known = {
         "attempt": 0,
         "status": "ok",

@@ -14,7 +14,6 @@ the lower end of the interval lies after the truth by more than a bin, which wou
 bins more than, the truth.
 """
 
-import argparse
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from ampacity.analysis.contract.burst import Burst
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.stage.analyse import read_records
 from ampacity.experiments.burst import BurstPlan
+from benchmarks.options import parser
 from benchmarks.servers import ORIGIN_NS, SERVERS, Floats, Sent, table_of
 
 NAMES = ("mm1", "mg1", "mm8", "batch")
@@ -38,8 +38,7 @@ BASES_S = (5.0, 15.0, 30.0, 60.0, 120.0)
 
 class Kept:
     """Draws for all requests, of which those in ``mask`` are given: the same service times with and
-    without the burst.
-    """
+    without the burst."""
 
     def __init__(self, seed: list[int], mask: npt.NDArray[np.bool_]) -> None:
         self._rng, self._mask = np.random.default_rng(seed), mask
@@ -97,8 +96,7 @@ def play(case: Case, seed: int, more_s: float = 0.0) -> Played:
 
 def true_recovery_s(case: Case, run: Played) -> float:
     """See the module; the coupling is exact, since the server is a function of arrivals and service
-    times.
-    """
+    times."""
     over_s = case.plan.base_s + case.plan.burst_s
     begun = run.at[~run.extra]
     left, left_without = np.sort(run.at + run.e2e), np.sort(begun + run.e2e_without)
@@ -195,13 +193,10 @@ def rest(case: Case, runs: int, seed: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--runs", type=int, default=600)
-    parser.add_argument("--seed", type=int, default=100_000, help="the first")
-    parser.add_argument("--servers", default=",".join(NAMES))
-    options = parser.parse_args()
+    given = parser(__doc__, runs=600)
+    given.add_argument("--seed", type=int, default=100_000, help="the first")
+    given.add_argument("--servers", default=",".join(NAMES))
+    options = given.parse_args()
     for name in options.servers.split(","):
         cases = [Case(name, base, factor) for base, factor in FACTORS.items()]
         cases += [Case(name, 0.5, 3.0, base_s) for base_s in BASES_S if base_s != 60.0]

@@ -8,7 +8,6 @@ share of misses over what the SLO allows, the verdicts in % and the mean share o
 was sent.
 """
 
-import argparse
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +16,7 @@ from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import Slo, verdict_word
 from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.experiments.check import ALPHAS, LOOKS, decided
+from benchmarks.options import parser
 from benchmarks.servers import SERVERS, Sent, limit_at, stage_of, table_of
 from benchmarks.studies.verdict_rates import LIMITS, load_with
 
@@ -55,16 +55,13 @@ def _judged(sent: Sent, slo: Slo, alpha: float | None) -> Stage:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--server", action="append", choices=list(SERVERS))
-    parser.add_argument("--quantile", type=float, action="append")
-    parser.add_argument("--limit", type=float, action="append", help="share of saturation")
-    parser.add_argument("--requests", type=int, action="append")
-    parser.add_argument("--share", type=float, action="append", help="of the misses allowed")
-    parser.add_argument("--runs", type=int, default=400)
-    args = parser.parse_args()
+    given = parser(__doc__, runs=400)
+    given.add_argument("--server", action="append", choices=list(SERVERS))
+    given.add_argument("--quantile", type=float, action="append")
+    given.add_argument("--limit", type=float, action="append", help="share of saturation")
+    given.add_argument("--requests", type=int, action="append")
+    given.add_argument("--share", type=float, action="append", help="of the misses allowed")
+    args = given.parse_args()
     print("server q limit requests | share of allowed misses: met / violated, % (sent, %)")
     for name in args.server or ("mm1", "mg1", "mm8", "batch"):
         for quantile in args.quantile or (0.95, 0.99):

@@ -10,7 +10,6 @@ requests at the same times; ``other``: nothing but the workload is the same. A s
 loads, the last of which violates the SLO.
 """
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from ampacity.analysis.change.results import Comparison
 from ampacity.analysis.compare.pairs import ComparedRun
 from ampacity.analysis.compare.scorecard import compare
 from ampacity.analysis.slo import Slo, parse_slo
+from benchmarks.options import parser
 from benchmarks.servers import SERVERS, Sent, Server, run_of, truth_at
 
 JITTER = 0.03
@@ -113,20 +113,17 @@ def differing(result: Comparison) -> set[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    given = parser(
+        __doc__, servers="mm1,mg1,mm8,batch,preset", kinds="single,sweep", first_seed=100_000
     )
-    parser.add_argument("--servers", default="mm1,mg1,mm8,batch,preset")
-    parser.add_argument("--loads", default="0.4,0.6,0.85", help="of saturation")
-    parser.add_argument("--runs", type=int, default=100, help="comparisons per cell")
-    parser.add_argument("--requests", type=int, default=2000, help="in each stage")
-    parser.add_argument("--noise", type=float, default=0.005, help="of a run's speed")
-    parser.add_argument(
+    given.add_argument("--loads", default="0.4,0.6,0.85", help="of saturation")
+    given.add_argument("--runs", type=int, default=100, help="comparisons per cell")
+    given.add_argument("--requests", type=int, default=2000, help="in each stage")
+    given.add_argument("--noise", type=float, default=0.005, help="of a run's speed")
+    given.add_argument(
         "--slower", type=float, default=0.0, help="B's times are longer by this share"
     )
-    parser.add_argument("--kinds", default="single,sweep")
-    parser.add_argument("--first-seed", type=int, default=100_000)
-    options = parser.parse_args()
+    options = given.parse_args()
     for name in options.servers.split(","):
         server = SERVERS[name]()
         for load in map(float, options.loads.split(",")):

@@ -7,7 +7,6 @@ The truth is that of a run fifty times as long and more. Nothing is written to d
 straight into ``analysis``, warm-up cut included. Figures: docs/methods.md.
 """
 
-import argparse
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,6 +17,7 @@ from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.analyse import read_records, stage_records
 from ampacity.analysis.stage.attainment import judge_slo
+from benchmarks.options import parser
 from benchmarks.servers import ORIGIN_NS, SERVERS, Server, stage_of, table_of
 
 Floats = npt.NDArray[np.float64]
@@ -101,17 +101,17 @@ def verdicts(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--server", choices=SERVERS, default="batch")
-    parser.add_argument("--runs", type=int, default=125, help="at each load")
-    parser.add_argument("--requests", type=int, default=20_000, help="of a run")
-    parser.add_argument(
+    given = parser(__doc__)
+    given.add_argument("--server", choices=SERVERS, default="batch")
+    given.add_argument("--runs", type=int, default=125, help="at each load")
+    given.add_argument("--requests", type=int, default=20_000, help="of a run")
+    given.add_argument(
         "--capacity",
         type=float,
         default=0.8,
         help="share of saturation at which the SLO's limit is put",
     )
-    args = parser.parse_args()
+    args = given.parse_args()
     server = SERVERS[args.server]()
     size = TRUE_REQUESTS if args.server != "preset" else 500_000
     known = cache(lambda load: truth(server, load, size))

@@ -1,14 +1,13 @@
 """Are the three lines of `ampacity demo` true? Its sweep in virtual time, over seeds, against long
 runs.
 
-    python -m benchmarks.studies.demo_figures --runs 30 --first-seed 100000 [--duration 12s]
+    python -m benchmarks.studies.demo_figures --runs 30 --first-seed 100000 [--duration 8s]
 
 The truth is the capacity of the demo's engine and SLOs and the mean in flight at it, by bisection
 over runs of 200,000 requests (``ampacity.simulator.engine.truth``). A line misses where its
 interval does not hold the truth: capacity, C_max, and the fleet for 1,000 requests/s.
 """
 
-import argparse
 import asyncio
 import math
 import tempfile
@@ -21,7 +20,14 @@ import numpy as np
 from ampacity.analysis.contract.summary import to_json
 from ampacity.analysis.slo import parse_slos
 from ampacity.analysis.summary import summarise
-from ampacity.cli.measure.demo import DURATION, PRESET, SLOS, START_RPS, WORKLOAD
+from ampacity.cli.measure.demo import (
+    DURATION,
+    MAX_DURATION_S,
+    PRESET,
+    SLOS,
+    START_RPS,
+    WORKLOAD,
+)
 from ampacity.config import make_settings
 from ampacity.experiments.sweep import sweep
 from ampacity.experiments.virtual import player
@@ -31,9 +37,11 @@ from ampacity.progress import Progress
 from ampacity.simulator.engine.truth import true_capacity
 from ampacity.simulator.models.hardware import find_deployment
 from ampacity.workloads.schedule import open_schedule
+from benchmarks.options import parser
 
 PEAK_RPS, SAFETY = 1000, 1.5
 TRUTH_REQUESTS, TRUTH_RUNS = 200_000, 4
+WAITS_S = 13.0  # for answers after the stages, which count in real time only
 
 
 def settings_of(seed: int, duration: str, out: Path | None = None) -> Any:
@@ -77,7 +85,7 @@ def one_demo(seed: int, duration: str) -> dict[str, Any]:
     player.REQUESTS_MIN = 1
     with tempfile.TemporaryDirectory() as folder:
         settings = settings_of(seed, duration, Path(folder) / "run")
-        drive = partial(sweep, start_rps=START_RPS)
+        drive = partial(sweep, start_rps=START_RPS, max_duration_s=MAX_DURATION_S - WAITS_S)
         progress = Progress(quiet=True)
         path = asyncio.run(
             virtual.predict(settings, find_deployment(PRESET), [], progress, drive, "demo")
@@ -87,13 +95,9 @@ def one_demo(seed: int, duration: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--runs", type=int, default=30)
-    parser.add_argument("--first-seed", type=int, default=100_000)
-    parser.add_argument("--duration", default=DURATION)
-    args = parser.parse_args()
+    given = parser(__doc__, runs=30, first_seed=100_000)
+    given.add_argument("--duration", default=DURATION)
+    args = given.parse_args()
     rate, in_flight = truth()
     instances = math.ceil(math.ceil(PEAK_RPS / rate) * SAFETY)
     rows, missed = [], {"capacity": 0, "C_max": 0, "fleet": 0}

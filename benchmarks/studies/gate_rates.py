@@ -38,6 +38,7 @@ from ampacity.simulator.engine.steptime import Roofline, StepTime
 from ampacity.simulator.models.hardware import find_config
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import open_schedule
+from benchmarks.options import parser
 from benchmarks.servers.steps import STEP_SERVERS, step_run
 
 KINDS = ("equal", "steps", "ttft")
@@ -286,30 +287,30 @@ def study(options: argparse.Namespace) -> dict[str, Cell]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    given = parser(
+        __doc__,
+        pairs=600,
+        requests=2000,
+        baseline_runs=1,
+        jitter=0.03,
+        run_noise=0.005,
+        change=0.1,
+        ttft_change=0.25,
+        first_seed=1,
     )
-    parser.add_argument("--server", default="pieces", choices=(*STEP_SERVERS, "preset"))
-    parser.add_argument("--pairs", type=int, default=600)
-    parser.add_argument("--load", type=float, default=0.6, help="share of the saturation rate")
-    parser.add_argument(
+    given.add_argument("--server", default="pieces", choices=(*STEP_SERVERS, "preset"))
+    given.add_argument("--load", type=float, default=0.6, help="share of the saturation rate")
+    given.add_argument(
         "--rate", type=float, default=3.16, help="requests/s of the preset, in place of --load"
     )
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--looks", type=int, default=3, help="samples of a candidate at most")
-    parser.add_argument(
+    given.add_argument("--looks", type=int, default=3, help="samples of a candidate at most")
+    given.add_argument(
         "--changed-every",
         type=int,
         default=1,
         help="pairs for each that has a changed candidate too",
     )
-    parser.add_argument("--baseline-runs", type=int, default=1)
-    parser.add_argument("--jitter", type=float, default=0.03)
-    parser.add_argument("--run-noise", type=float, default=0.005)
-    parser.add_argument("--change", type=float, default=0.1)
-    parser.add_argument("--ttft-change", type=float, default=0.25)
-    parser.add_argument("--first-seed", type=int, default=1)
-    options = parser.parse_args()
+    options = given.parse_args()
     options.preset, options.workload = "llama3-8b-a100", "chat"
     found = {kind: cell.as_dict() for kind, cell in study(options).items()}
     print(json.dumps({"options": vars(options), "cells": found}, indent=1))

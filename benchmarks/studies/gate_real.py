@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.options import parser
+
 AMPACITY = str(Path(sys.executable).with_name("ampacity"))
 WORKLOAD = [
     "--input-tokens",
@@ -85,18 +87,14 @@ def verdict(folder: Path, pair: int, options: argparse.Namespace, candidate: str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument(
+    given = parser(__doc__, pairs=20, duration_s=60.0)
+    given.add_argument(
         "--changed", type=int, default=0, help="so many pairs more with a slower candidate"
     )
-    parser.add_argument(
+    given.add_argument(
         "--rate", type=float, default=34.0, help="requests/s; 60 %% of what the engine carries"
     )
-    parser.add_argument("--duration-s", type=float, default=60.0)
-    options = parser.parse_args()
+    options = given.parse_args()
     with tempfile.TemporaryDirectory() as name:
         for kind, preset, first, pairs in (
             ("equal", EQUAL, 0, options.pairs),

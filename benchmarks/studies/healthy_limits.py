@@ -7,7 +7,6 @@ A capacity is found first by a long search; each run then has stages at 0.3, 0.6
 Near the knee `queueing` may hold; any other rule is a false alarm.
 """
 
-import argparse
 import asyncio
 import collections
 import io
@@ -24,6 +23,7 @@ from ampacity.experiments.virtual.predict import predict
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
 from ampacity.simulator.models.hardware import find_deployment
+from benchmarks.options import parser
 
 HEALTHY: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("llama3-8b-h100", {"workload": "chat", "slo": ["ttft_p95=1s", "tpot_p95=50ms"]}),
@@ -48,10 +48,8 @@ def run(engine: str, load: dict[str, Any], rates: str | None, seed: int) -> Summ
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=25)
-    parser.add_argument("--first-seed", type=int, default=1)
-    given = parser.parse_args()
+    made = parser(__doc__, runs=25, first_seed=1)
+    given = made.parse_args()
     for name, (engine, load) in HEALTHY.items():
         capacity = run(engine, load | {"duration": "3m"}, None, 1).capacity.capacity_rps
         assert capacity is not None

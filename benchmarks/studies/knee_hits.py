@@ -8,7 +8,6 @@ which p99/p50 (p95/p50, where the sweep goes by p95) of TTFT of a long run excee
 0.1; of M/M/1, M/G/1 and M/M/8 it never does.
 """
 
-import argparse
 from functools import cache
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from ampacity.analysis.capacity.knee import DIVERGENCE_FACTOR, find_knee
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.stage.analyse import analyse_stage, read_records
+from benchmarks.options import parser
 from benchmarks.servers import ORIGIN_NS, SERVERS, stage_of, table_of, truth_at
 
 LOADS = np.arange(0.5, 0.99, 0.02)
@@ -85,12 +85,9 @@ def judge(name: str, sweeps: int, seed: int, longer: float = 1.0) -> dict[str, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--sweeps", type=int, default=600)
-    parser.add_argument("--seed", type=int, default=100_000)
-    parser.add_argument("--servers", default="mm1,mg1,mm8,batch")
-    parser.add_argument("--longer", type=float, default=1.0, help="times, of every stage")
-    args = parser.parse_args()
+    given = parser(__doc__, sweeps=600, seed=100_000, servers="mm1,mg1,mm8,batch")
+    given.add_argument("--longer", type=float, default=1.0, help="times, of every stage")
+    args = given.parse_args()
     for name in args.servers.split(","):
         found = judge(name, args.sweeps, args.seed, args.longer)
         print(

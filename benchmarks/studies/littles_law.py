@@ -4,7 +4,6 @@ something drifts?
 python -m benchmarks.studies.littles_law [--runs 600] [--seed 100000]
 """
 
-import argparse
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.stage.littles_law import consistency
 from ampacity.analysis.stage.steady import find_window, time_average_in_flight
+from benchmarks.options import parser
 from benchmarks.servers import SERVERS
 
 NAMES = ("mm1", "mg1", "mm8", "batch")
@@ -63,10 +63,8 @@ WRONG_TIMES: dict[str, Callable[..., Floats]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--runs", type=int, default=600)
-    parser.add_argument("--seed", type=int, default=100_000)
-    args = parser.parse_args()
+    given = parser(__doc__, runs=600, seed=100_000)
+    args = given.parse_args()
 
     def share(one: Callable[[np.random.Generator], bool]) -> str:
         return (

@@ -16,7 +16,6 @@ be as accurate; both are judged by the same estimator.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 import tempfile
@@ -48,6 +47,7 @@ from ampacity.experiments.search import Search, SearchPlan
 from ampacity.experiments.stages.rig import Watch
 from ampacity.experiments.sweep import sweep
 from ampacity.workloads.profile import load_workload
+from benchmarks.options import parser
 from benchmarks.servers import ORIGIN_NS, SERVERS, Sent, Server, stage_of, table_of
 
 MU = 10.0  # requests/s that the queue serves
@@ -85,19 +85,20 @@ def only_ttft(cohort: Cohort) -> dict[str, Any]:
 
 class ServerRig:
     """A rig whose endpoint is a server of the study; its stages are judged as those of a run
-    are.
-    """
+    are."""
 
     def __init__(self, server: Server, slo: Slo, seed: int, duration_s: float = 30.0) -> None:
         self.settings: Any = SimpleNamespace(
             slos=(slo,),
             rates=None,
             concurrency=None,
+            loads=[],
             trace=None,
             lengths=(),
             workload=WORKLOAD,
             seed=seed,
             duration_s=duration_s,
+            durations_s=(duration_s,),
             max_requests=None,
             max_tokens=None,
         )
@@ -320,8 +321,7 @@ def study(
     first_seed: int = 0,
 ) -> float:
     """Print the figures of ``seeds`` searches; gives the 95th percentile of the relative error of
-    those that got there.
-    """
+    those that got there."""
     rows = []
     said: list[float | None] = []
     for seed in range(first_seed, first_seed + seeds):
@@ -432,22 +432,17 @@ def brackets(quantile: float, seeds: int, sweeps: int = 100) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--slo", default=None)
-    parser.add_argument("--precision", type=float, default=0.05)
-    parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--engine", action="store_true")
-    parser.add_argument("--output-tokens", default=OUTPUT_TOKENS, help="of the engine's answers")
-    parser.add_argument("--grid", type=int, default=40, metavar="SEEDS")
-    parser.add_argument("--server", choices=[*SERVERS], default="mm1")
-    parser.add_argument(
+    made = parser(__doc__, precision=0.05, seeds=100, first_seed=0)
+    made.add_argument("--slo", default=None)
+    made.add_argument("--engine", action="store_true")
+    made.add_argument("--output-tokens", default=OUTPUT_TOKENS, help="of the engine's answers")
+    made.add_argument("--grid", type=int, default=40, metavar="SEEDS")
+    made.add_argument("--server", choices=[*SERVERS], default="mm1")
+    made.add_argument(
         "--load", type=float, help="share of saturation at which the limit of --slo is put instead"
     )
-    parser.add_argument("--brackets", action="store_true")
-    given = parser.parse_args()
+    made.add_argument("--brackets", action="store_true")
+    given = made.parse_args()
     slo = parse_slo(given.slo or ("ttft_p95=100ms" if given.engine else "ttft_p95=1s"))
     if given.engine:
         engine = partial(search_engine, output_tokens=given.output_tokens)

@@ -10,7 +10,6 @@ for Poisson) by length of window.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.workloads.arrivals.processes import arrival_times
+from benchmarks.options import parser
 
 PROCESSES = ("poisson", "constant", "gamma:cv=3", "mmpp:rates=1/8,stay=10s/1s")
 SKEWS_S = (0.0, 0.001, 0.01, 0.1, 1.0)
@@ -55,8 +55,7 @@ def of_constant(window_s: float, skew_s: float) -> float:
 
     A request due x before a window's end falls in it with a probability p that rises from 0 to 1
     over ``skew_s``; the variance is the sum of p (1 - p). For windows and skews that are shorter
-    than a worker's own gap.
-    """
+    than a worker's own gap."""
     if skew_s <= window_s:
         return skew_s / (3 * window_s)
     return 1 - window_s / skew_s + window_s**2 / (3 * skew_s**2)
@@ -67,8 +66,7 @@ def dispersions(
 ) -> list[float]:
     """Return the index of dispersion at each length of window, over all runs together.
 
-    The first second is left out: not all workers have started.
-    """
+    The first second is left out: not all workers have started."""
     counts: list[list[npt.NDArray[np.int64]]] = [[] for _ in windows_s]
     for seed in range(plan.runs):
         rng = np.random.default_rng([plan.seed, seed])
@@ -94,10 +92,10 @@ class Plan:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    given = parser(__doc__)
     for field in fields(Plan):
-        parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
-    plan = Plan(**vars(parser.parse_args()))
+        given.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
+    plan = Plan(**vars(given.parse_args()))
     windows = " | ".join(f"{1e3 * w:g} ms" if w < 1 else f"{w:g} s" for w in WINDOWS_S)
     print(f"| arrivals | schedule | skew up to | {windows} |")
     print("|---" * (3 + len(WINDOWS_S)) + "|")

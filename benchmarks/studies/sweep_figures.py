@@ -12,7 +12,6 @@ interval holds the truth, its median half width; the same of C_max; the highest 
 the truth; the goodput peak against the highest of long runs.
 """
 
-import argparse
 import asyncio
 import math
 from functools import cache
@@ -26,6 +25,7 @@ from ampacity.analysis.capacity.limit import find_capacity
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import Slo
 from ampacity.experiments.sweep import MAX_DURATION_S, STAGE_SHARE, sweep
+from benchmarks.options import parser
 from benchmarks.servers import SERVERS, Floats, limit_at, truth_at
 from benchmarks.studies.search_cost import ServerRig
 
@@ -110,16 +110,12 @@ def line(rows: list[dict[str, float]], usable: float, in_flight: float, peak: fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    made = parser(
+        __doc__, runs=100, first_seed=0, servers="mm1,mg1,mm8,batch", quantiles="0.95,0.99"
     )
-    parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--servers", default="mm1,mg1,mm8,batch")
-    parser.add_argument("--loads", default=",".join(map(str, LOADS)))
-    parser.add_argument("--quantiles", default="0.95,0.99")
-    parser.add_argument("--duration", type=float, help="of a stage, s; no limit in time then")
-    given = parser.parse_args()
+    made.add_argument("--loads", default=",".join(map(str, LOADS)))
+    made.add_argument("--duration", type=float, help="of a stage, s; no limit in time then")
+    given = made.parse_args()
     for name in given.servers.split(","):
         for load in map(float, given.loads.split(",")):
             for quantile in map(float, given.quantiles.split(",")):

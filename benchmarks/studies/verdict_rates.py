@@ -10,7 +10,6 @@ an oracle could do: the rule "met where at most c miss" with the c that is wrong
 at the limit, which nobody who measures once can know.
 """
 
-import argparse
 from dataclasses import dataclass
 from functools import cache
 
@@ -20,6 +19,7 @@ from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.analyse import read_records, stage_records
 from ampacity.analysis.stage.verdicts import Judge
 from ampacity.analysis.stage.verdicts import Judged as Requests
+from benchmarks.options import parser
 from benchmarks.servers import ORIGIN_NS, SERVERS, limit_at, stage_of, table_of, truth_at
 
 LIMITS = (0.5, 0.7, 0.85)
@@ -74,19 +74,15 @@ def judge(name: str, load: float, slo: Slo, requests: int, seed: int) -> Judged:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--server", action="append", choices=list(SERVERS))
-    parser.add_argument("--quantile", type=float, action="append")
-    parser.add_argument("--limit", type=float, action="append", help="share of saturation")
-    parser.add_argument("--requests", type=int, action="append")
-    parser.add_argument(
+    given = parser(__doc__, runs=600, first_seed=100_000)
+    given.add_argument("--server", action="append", choices=list(SERVERS))
+    given.add_argument("--quantile", type=float, action="append")
+    given.add_argument("--limit", type=float, action="append", help="share of saturation")
+    given.add_argument("--requests", type=int, action="append")
+    given.add_argument(
         "--share", type=float, action="append", help="of misses, over what is allowed"
     )
-    parser.add_argument("--runs", type=int, default=600)
-    parser.add_argument("--first-seed", type=int, default=100_000)
-    args = parser.parse_args()
+    args = given.parse_args()
     print("server q limit requests | share of allowed misses: met / violated, %")
     for name in args.server or ("mm1", "mg1", "mm8", "batch"):
         for quantile in args.quantile or (0.95, 0.99):

@@ -7,7 +7,6 @@ held-out likelihood, and how far the fitted process's index of dispersion over t
 long draw) is from the true one.
 """
 
-import argparse
 from collections import Counter
 
 import numpy as np
@@ -16,6 +15,7 @@ from ampacity.workloads.arrivals.processes import arrival_times
 from ampacity.workloads.fit.process import choose_process
 from ampacity.workloads.fit.profile import FEWEST
 from ampacity.workloads.fit.traffic import count_windows
+from benchmarks.options import parser
 
 RATE_RPS = 2.0
 WINDOWS_S = (1, 10, 60)
@@ -52,14 +52,11 @@ def dispersion(times: np.ndarray) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=int, default=600)
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=100_000)
-    parser.add_argument(
+    given = parser(__doc__, runs=600, requests=2000, seed=100_000)
+    given.add_argument(
         "--laws", default=",".join(map(str, range(len(LAWS)))), help="numbers of the laws"
     )
-    args = parser.parse_args()
+    args = given.parse_args()
     print(
         "law | kinds chosen | dispersion over 10 s, fitted / true, p10 p50 p90 | same of "
         "independent gaps"

@@ -12,13 +12,13 @@ largest mean of the rate of requests over an hour. ``largest`` is the bias of wh
 the busiest of all windows of an hour.
 """
 
-import argparse
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from ampacity.workloads.fit.busy_hour import CELLS, busy_rate
+from benchmarks.options import parser
 
 Floats = npt.NDArray[np.float64]
 CELL_S = 60.0
@@ -94,10 +94,8 @@ def windows(per_minute: Floats) -> Floats:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=600)
-    parser.add_argument("--seed", type=int, default=100_000)
-    given = parser.parse_args()
+    made = parser(__doc__, runs=600, seed=100_000)
+    given = made.parse_args()
     print("shape  arrivals  mean/s   peak/s   bias    s.d.   interval  covers   largest")
     for shape, (law, days, means) in SHAPES.items():
         per_minute = law(np.arange(days * DAY) + 0.5)

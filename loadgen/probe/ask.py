@@ -1,6 +1,7 @@
 """Send single requests outside of any stage."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.protocols import PROTOCOLS, Api, RequestShape
 from ampacity.loadgen.send.secrets import redact_record
 
+WHOLE_FOR_S = 1.0  # after which an answer that lacks nothing but its end is over
 REFUSED = (400, 422)  # statuses of a request with a field that the server does not accept
 
 
@@ -30,6 +32,16 @@ class Asked(Exchange):
         """Keep a header; called by the parser."""
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
         super().on_header(name, value)
+
+    @property
+    def whole(self) -> bool:
+        """Tell whether only the end of the body may be missing."""
+        return self._answer.whole
+
+
+def refuses_field(record: RequestRecord) -> bool:
+    """Return whether a request may have been refused for one of its fields."""
+    return record.http_status in REFUSED and record.status != "too_long"
 
 
 async def ask(
@@ -53,15 +65,18 @@ async def ask(
     if heard is not None:
         exchange.watch()
     client.dispatch(exchange)
-    try:
-        async with asyncio.timeout(client.patience_s):
-            await ended.wait()
-    except TimeoutError:
-        why = f"no complete answer within {client.patience_s:g} s"
-        exchange.fail("timeout", why, time.monotonic_ns())
+    give_up_s = time.monotonic() + client.patience_s
+    while not ended.is_set():
+        left_s = give_up_s - time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(left_s, WHOLE_FOR_S)):
+                await ended.wait()
+        if not ended.is_set() and (exchange.whole or left_s <= WHOLE_FOR_S):
+            why = f"no complete answer within {client.patience_s:g} s"
+            exchange.fail("timeout", why, time.monotonic_ns())
     redact_record(record, client.secrets)
     client.asked.append(record)
-    if record.status != "ok" and record.http_status not in REFUSED:
+    if record.status != "ok" and not refuses_field(record):
         client.asked_failed.append(f"{record.status}: {record.error}")
     if heard is not None:
         heard(exchange)

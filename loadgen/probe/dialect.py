@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import RETRY_PAUSE_MAX_S
-from ampacity.loadgen.probe.ask import REFUSED, ask
+from ampacity.loadgen.probe.ask import REFUSED, ask, refuses_field
 from ampacity.loadgen.probe.results import Served
 from ampacity.loadgen.receive.exchange import SEVERAL
 from ampacity.loadgen.rundir.records import RequestRecord
@@ -43,7 +43,8 @@ async def _ask_repeatedly(client: Client, api: Api, request: bytes) -> RequestRe
     """Send a request, and again if it fails for a reason that may pass."""
     record = await ask(client, api, request)
     for _ in range(FIRST_REPEATS):
-        if record.status in ("ok", "timeout") or 400 <= (record.http_status or 0) < 429:
+        for_good = 400 <= (record.http_status or 0) < 429 and record.status != "too_long"
+        if record.status in ("ok", "timeout") or for_good:
             break
         if (pause_s := max(record.retry_after_s or 0.0, REPEAT_PAUSE_S)) > RETRY_PAUSE_MAX_S:
             break
@@ -91,7 +92,7 @@ async def find_dialect(
                     f"{shape.model!r} too: is that the model you mean?"
                 )
             return tried, record, notes
-        if record.http_status not in REFUSED:
+        if not refuses_field(record):
             break
     raise EndpointError(_refusal(endpoint, shape, served, first or record))
 

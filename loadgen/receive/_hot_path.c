@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#define VERSION 4                       /* as in hot_path.py: raise both with the interface */
+#define VERSION 5                       /* as in hot_path.py: raise both with the interface */
 #define READ_BYTES 65536
 #define READS_MAX 256                   /* per call */
 #define DELAY_MAX_NS 60000000000LL      /* a time stamp further off does not belong to this read */
@@ -104,45 +104,61 @@ static PyObject *raised(void)
     return value;
 }
 
-/* Decrypt and record a read that is one whole record of data. Return 0 if it is none; else ``*rest``
-   is NULL, or (plain text or exception,) for the fallback. */
-static int decrypted(ReadHandler *tls, long long at_ns, const unsigned char *data,
-                     Py_ssize_t length, PyObject **rest)
+/* Return the number of records of data that the read consists of; 0 if it is anything else. */
+static int records_in(const unsigned char *data, Py_ssize_t length)
 {
-    if (length < 5 || data[0] != 23 || (data[3] << 8 | data[4]) + 5 != length)
-        return 0;
-    ReadHandler *handler = handler_of(tls->receiver);
+    int records = 0;
+    Py_ssize_t at = 0;
+    for (; length - at >= 5 && data[at] == 23; at += 5 + (data[at + 3] << 8 | data[at + 4]))
+        records++;
+    return at == length ? records : 0;
+}
+
+/* Decrypt, in place, and record a read of whole records. Return 0 if it is none; else ``*rest`` is
+   NULL, or (plain text, its last piece or an exception) for the fallback. */
+static int decrypted(ReadHandler *tls, long long at_ns, char *data, Py_ssize_t length,
+                     PyObject **rest)
+{
+    int records = records_in((const unsigned char *)data, length);
+    ReadHandler *handler = records ? handler_of(tls->receiver) : NULL;
     if (handler == NULL)
         return 0;
-    PyObject *plain = NULL;
-    Py_ssize_t size = 0, done = 0;
-    if (call(tls->write, PyBytes_FromStringAndSize((const char *)data, length)) == 0
-        && (plain = PyObject_CallFunction(tls->read, "n", length)) != NULL) {
-        size = PyBytes_GET_SIZE(plain);
-        done = handle(handler, at_ns, PyBytes_AS_STRING(plain), size);
-        if (done < 0) {
-            PyErr_Clear();
-            done = 0;
-        }
+    PyObject *piece = NULL;
+    Py_ssize_t size = 0, done, left = 0;
+    int ok = call(tls->write, PyBytes_FromStringAndSize(data, length)) == 0;
+    for (; ok && records; records--) {
+        PyObject *most = PyLong_FromSsize_t(length - size);
+        Py_XSETREF(piece, most == NULL ? NULL : PyObject_CallOneArg(tls->read, most));
+        Py_XDECREF(most);
+        left = piece == NULL ? 0 : PyBytes_GET_SIZE(piece);
+        ok = left > 0;
+        if (ok)
+            memcpy(data + size, PyBytes_AS_STRING(piece), left);
+        size += left;
     }
-    if (plain == NULL)
-        *rest = Py_BuildValue("(N)", raised());
-    else if (done == 0 || done < size)
-        *rest = Py_BuildValue("(y#)", PyBytes_AS_STRING(plain) + done, size - done);
-    Py_XDECREF(plain);
+    if (!ok && piece == NULL)
+        piece = raised();
+    done = handle(handler, at_ns, data, size);
+    if (done < 0) {
+        PyErr_Clear();
+        done = 0;
+    }
+    if (!ok || done < size)
+        *rest = Py_BuildValue("(y#O)", data + done, size - done, piece);
+    Py_XDECREF(piece);
     Py_DECREF(handler);
     return 1;
 }
 
 /* Record what the read begins with; return the rest, a new reference: bytes, or as decrypted().
    NULL: nothing is left. After an error the caller handles the read again and reports it. */
-static PyObject *recorded(PyObject *wire, long long at_ns, const char *data, Py_ssize_t length)
+static PyObject *recorded(PyObject *wire, long long at_ns, char *data, Py_ssize_t length)
 {
     PyObject *receiver = PyObject_GetAttr(wire, s_receiver), *rest = NULL;
     ReadHandler *handler = handler_of(receiver);
     Py_ssize_t done = 0;
     int is_tls = handler != NULL && handler->write != NULL;
-    if (is_tls && decrypted(handler, at_ns, (const unsigned char *)data, length, &rest))
+    if (is_tls && decrypted(handler, at_ns, data, length, &rest))
         done = length;
     else if (handler != NULL && !is_tls)
         done = handle(handler, at_ns, data, length);

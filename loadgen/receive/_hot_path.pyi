@@ -30,9 +30,9 @@ def tls_handler(
 ) -> ReadHandler:
     """Return a handler of a socket's reads, to be read by ``read_ready``.
 
-    A read that is one whole record goes through ``write`` and ``read`` to the handler of the
-    receiver's exchange. ``fallback`` gets the time and all other bytes, or (plain text,) or
-    (exception,) of a record.
+    A read of whole records goes through ``write`` and ``read`` to the handler of the receiver's
+    exchange. ``fallback`` gets the time and all other bytes, or the rest of the plain text and its
+    last piece: empty if TLS is closed, or an exception.
     """
 
 def read_ready(

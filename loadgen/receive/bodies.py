@@ -113,8 +113,10 @@ class Body:
         if self._inflate is not None:
             pieces, wrong = self._inflate.all(pieces)
         if self.splitter is not None:
-            events = [event for piece in pieces for event in self.splitter.feed(piece)]
-            if self.splitter.waiting_bytes > WHOLE_BODY_BYTES:
+            events: list[bytes] = []
+            for piece in pieces:  # a comprehension would be a frame more
+                events += self.splitter.feed(piece)
+            if len(self.splitter.waiting) > WHOLE_BODY_BYTES:
                 self.splitter = EventSplitter()  # drop what waits
                 wrong = f"an event of more than {WHOLE_BODY_BYTES >> 20} MiB"
             return events, wrong

@@ -1,6 +1,7 @@
 """Decode chunks of chat completions and completions: their text, kind and token counts."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -29,25 +30,43 @@ class Delta(msgspec.Struct, gc=False):
     error: Any = None  # of gateways that wrap an upstream's error
 
 
-class Choice(msgspec.Struct, gc=False):  # fields in the servers' order decode fastest
+class _Entry(msgspec.Struct, gc=False):
+    """A token's log-probabilities, which nobody reads."""
+
+
+class Logprobs(msgspec.Struct, gc=False):
+    """The log-probabilities of a choice: one entry for each token."""
+
+    content: list[_Entry] | None = None
+    tokens: list[Any] | None = None
+
+
+L = TypeVar("L")
+
+
+class _Choice(msgspec.Struct, Generic[L], gc=False):  # fields in the servers' order decode fastest
     index: Any = None
     delta: Delta | None = None
     message: Delta | None = None
     text: Any = None
-    logprobs: Any = None
+    logprobs: L | None = None
     finish_reason: Any = None
     token_ids: Any = None
     error: Any = None  # OpenRouter
 
 
-class Chunk(msgspec.Struct, gc=False):
-    choices: list[Choice] | None = None
+class _Chunk(msgspec.Struct, Generic[L], gc=False):
+    choices: list[_Choice[L]] | None = None
     usage: Usage | None = None
     error: Any = None
     detail: Any = None
 
 
-decode_chunk = msgspec.json.Decoder(Chunk | None).decode
+Choice = _Choice[Any]
+Chunk = _Chunk[Any]
+# entries of log-probabilities are not decoded, which would take half of the time
+decode_chunk: Callable[[bytes], Chunk | None]
+decode_chunk = msgspec.json.Decoder(_Chunk[Logprobs] | None).decode
 
 
 def kind_and_text(choice: Choice) -> tuple[Kind, str] | None:
@@ -67,10 +86,8 @@ def kind_and_text(choice: Choice) -> tuple[Kind, str] | None:
         kind: Kind = "answer"
     elif delta.reasoning_content or delta.reasoning:
         kind = "reasoning"
-    elif delta.tool_calls or delta.function_call:
-        kind = "answer"
     else:
-        return None
+        return ("answer", "") if delta.tool_calls or delta.function_call else None
     reasoning = delta.reasoning_content, delta.reasoning
     return kind, _first_text(content, delta.refusal, *reasoning, choice.text)
 
@@ -101,9 +118,13 @@ def error_of(choice: Choice) -> Any:
 
 def tokens_in(choice: Choice) -> int | None:
     """Return the number of tokens that ``token_ids`` or logprobs list, or None."""
-    tokens = choice.token_ids
-    if not (isinstance(tokens, list) and tokens) and isinstance(choice.logprobs, dict):
-        tokens = choice.logprobs.get("content") or choice.logprobs.get("tokens")
+    tokens, listed = choice.token_ids, choice.logprobs
+    if isinstance(tokens, list) and tokens:
+        return len(tokens)
+    if isinstance(listed, Logprobs):
+        tokens = listed.content or listed.tokens
+    elif isinstance(listed, dict):
+        tokens = listed.get("content") or listed.get("tokens")
     return len(tokens) if isinstance(tokens, list) and tokens else None
 
 

@@ -8,6 +8,7 @@ the next chunk that has some.
 import re
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -88,6 +89,7 @@ class Answer:
         self._template_usage: Usage | None = None
         self._usage_beside_text: Usage | None = None  # in the latest chunk
         self._misses = self._missed_at = 0  # in a row, and the number of chunks at the last
+        self.may_match = hot_path.COMPILED and self.content_of is not None  # else all is parsed
 
     @property
     def whole(self) -> bool:
@@ -131,12 +133,12 @@ class Answer:
 
     def learn(self, read: bytes, new: int) -> None:
         """Learn a template from a parsed read that had ``new`` token-bearing chunks."""
-        if self.content_of is None or not hot_path.COMPILED:
-            return
+        assert self.content_of is not None
         chunks = len(self.chunk_at_ns)
         self._misses = self._misses + 1 if chunks - new == self._missed_at else 1
         self._missed_at = chunks
         if self._misses > LEARN_MISSES_MAX:
+            self.may_match = self._template is not None
             return
         if (found := learn(last_chunk(read), self.content_of)) is not None:
             self._template, self._template_usage = found, self._usage_beside_text
@@ -176,6 +178,8 @@ class Answer:
         try:
             return decode(data) if data else None
         except BAD_JSON as error:
+            with suppress(*BAD_JSON):  # log-probabilities of another form
+                return msgspec.json.decode(data, type=kind)
             if (value := with_lone_surrogates(data, kind)) is not None:
                 return value
             if data.lstrip()[:1] == b"[" and (message := stream_error(data)) is not None:
@@ -183,8 +187,10 @@ class Answer:
             elif data[:1] not in b'{"' and FAILED_REASON.search(words := excerpt(data)):
                 self.error = self.error or words
             else:
-                several = SEVERAL_TEXTS in str(error)
-                why = "JSON lines, no event stream" if several else f"not JSON: {error}"
+                is_json = isinstance(error, msgspec.ValidationError)
+                why = f"{'JSON, but no event of this API' if is_json else 'not JSON'}: {error}"
+                if SEVERAL_TEXTS in str(error):
+                    why = "JSON lines, no event stream"
                 self.bad_json = self.bad_json or f"{why}: {excerpt(data)}"
             return None
 

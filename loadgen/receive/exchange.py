@@ -183,8 +183,11 @@ class Exchange:
             self._body.encoded(value)
         elif name == b"content-length":
             self._length_known = True
-        elif name == b"transfer-encoding" and b"chunked" in value.lower():
-            self._chunked = True
+        elif name == b"transfer-encoding":
+            codings = {coding.strip() for coding in value.lower().split(b",")}
+            self._chunked = self._chunked or b"chunked" in codings
+            for coding in codings - {b"chunked"}:
+                self._body.encoded(coding)
         elif b"cache" in name and b"hit" in value.lower() and not _OF_PROMPTS.search(name):
             self.record.answered_by = CACHE
         elif b"ratelimit" in name or name.startswith(b"retry-after"):
@@ -261,7 +264,7 @@ class Exchange:
             answer = self._answer
             if self.cancel_after_tokens or answer.finish_reason is not None:
                 return False  # each token has to be seen, or none is left
-            if self._between_chunks and self._body.between_events:
+            if answer.may_match and self._between_chunks and self._body.between_events:
                 if new := len(answer.chunk_at_ns) - tokens:
                     answer.learn(data, new)
                 self.feed = answer.read_handler(self._parse) or self._parse

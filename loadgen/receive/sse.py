@@ -16,7 +16,7 @@ class EventSplitter:
     """Turns pieces of a body into whole events."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self.waiting = bytearray()  # the incomplete event so far
         self._searched = 0  # no blank line ends before this offset of the buffer
         self._swallow_lf = False  # the last byte was CR, which may begin a CRLF
         self._began = False
@@ -33,14 +33,14 @@ class EventSplitter:
             data.startswith(b"data: ")
             and data.find(b"\n") == len(data) - 2
             and data.endswith(b"\n")
-            and not self._buffer
+            and not self.waiting
             and not self._swallow_lf
             and data.find(b"\r") < 0
         ):
             return [data[6:-2]]
         if self._swallow_lf or b"\r" in data:
             data = self._only_line_feeds(data)
-        if not self._buffer and data.endswith(b"\n\n"):  # whole events
+        if not self.waiting and data.endswith(b"\n\n"):  # whole events
             blocks = data[:-2].split(b"\n\n")
         else:
             blocks = self._cut(data)
@@ -49,25 +49,20 @@ class EventSplitter:
     @property
     def between_events(self) -> bool:
         """Tell whether the next byte begins an event."""
-        return self._began and not self._buffer and not self._swallow_lf
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Return the length of the incomplete event so far."""
-        return len(self._buffer)
+        return self._began and not self.waiting and not self._swallow_lf
 
     def finish(self) -> list[bytes]:
         """Return the event that lacks only its blank line at the end of the body."""
-        rest, self._buffer = bytes(self._buffer), bytearray()
+        rest, self.waiting = bytes(self.waiting), bytearray()
         event = self._data_of(rest)
         return [] if event is None else [event]
 
     def _without_bom(self, data: bytes) -> bytes:
         """Drop a byte order mark, which may come in pieces."""
-        data = bytes(self._buffer) + data
-        self._buffer.clear()
+        data = bytes(self.waiting) + data
+        self.waiting.clear()
         if len(data) < len(_BOM) and _BOM.startswith(data):
-            self._buffer += data
+            self.waiting += data
             return b""
         self._began = True
         return data.removeprefix(_BOM)
@@ -81,7 +76,7 @@ class EventSplitter:
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _cut(self, data: bytes) -> list[bytes]:
-        buffer = self._buffer
+        buffer = self.waiting
         buffer += data
         blocks: list[bytes] = []
         start = 0

@@ -19,7 +19,7 @@ BEARER = "Authorization: Bearer"
 
 @dataclass(frozen=True)
 class Protocol:
-    """What sets an API apart, beside its bodies (below), its answers and its tool calls.
+    """The traits that set an API apart, beside its bodies (below), its answers and its tool calls.
 
     ``conversation``: it takes a list of messages; ``system_apart``: the system prompt is a field of
     the body, no message; ``key_headers``: name, colon and scheme of the headers with the key.

@@ -63,7 +63,7 @@ class Launched(Protocol):
 
 
 class Launcher(Protocol):
-    """Where workers run."""
+    """The place where workers run."""
 
     @property
     def lead_s(self) -> float:

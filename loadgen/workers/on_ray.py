@@ -221,7 +221,7 @@ def _join(address: str, workers: int, routes: Sequence[Route]) -> RayCluster:
     try:
         import ray
     except ImportError:
-        raise WorkerError("--ray needs Ray: pip install 'ampacity[ray]'") from None
+        raise WorkerError("--ray needs Ray: pip install '.[ray]' in ampacity's folder") from None
     try:
         if host:  # Ray itself tries for minutes
             socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()

@@ -171,7 +171,7 @@ class Workers:
         if clocks and self._plan is None:  # the first stage
             worst_ms = max(clock.bound_ns for clock in clocks.values()) / 1e6
             self.notes.append(
-                f"{len(dealt)} workers on {len(clocks)} nodes of Ray, whose clocks are known to "
+                f"{len(dealt)} workers on Ray (nodes: {len(clocks)}), whose clocks are known to "
                 f"{worst_ms:.2g} ms: arrivals of different nodes may be skewed by that, latencies "
                 "do not depend on it"
             )

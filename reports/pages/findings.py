@@ -1,6 +1,7 @@
 """The key figures of a summary: value, interval, and what each rests on."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -172,14 +173,14 @@ def _goodput(summary: Summary) -> Finding:
     goodput = summary.goodput
     if goodput.peak_rps is None:
         return Finding("Goodput peak", DASH, None, goodput.reason or NO_REASON)
-    pooled = "from all open stages together; no stage need have been run there"
+    pooled = "from all open stages together"
     at = offered_at(goodput)
     gaps = next((slo for slo in summary.slos if slo.metric in GAP_METRICS), None)
     judged = any(s.accepted.requests is not None for s in summary.stages)
     note = _sentence(
         pooled if goodput.basis == "pooled" else "of the best stage, which chance favours",
         at and f"at {at} req/s offered",
-        "requests that met every SLO",
+        "counts requests that met every SLO",
         _gaps_counted(gaps) if gaps else None,
         "whether their answers were right stands under Accepted answers" if judged else None,
     )
@@ -189,8 +190,8 @@ def _goodput(summary: Summary) -> Finding:
 
 def _gaps_counted(slo: SloLimit) -> str:
     return (
-        f"goodput applies {slo.text} to the gaps of each request, the SLO verdict to all gaps of "
-        "the stage"
+        f"{slo.text} is applied to the gaps of each request here, and to all gaps of a stage in the "
+        "verdict"
     )
 
 
@@ -312,12 +313,18 @@ def _audit_facts(audit: Audit, worst: str) -> list[str]:
     return facts
 
 
-def evidence_text(limit: Limit) -> str:
-    """Return the figures that a limit follows from: ``requests waiting, mean 486 at 200 req/s``."""
+def limits_with_figures(limits: Sequence[Limit]) -> list[tuple[Limit, str, str]]:
+    """Return each limit that holds with the figures that it follows from, and what was tested."""
+    held = [limit for limit in limits if limit.holds]
+    return [(limit, evidence_text(limit.evidence), evidence_text(limit.tested)) for limit in held]
+
+
+def evidence_text(evidence: Sequence[Evidence]) -> str:
+    """Return figures as text: ``requests waiting, mean 486 at 200 req/s``."""
     return ", ".join(
         f"{e.figure}{':' * isinstance(e.value, str)} {_evidence(e)}"
         + (f" at {e.stage}" if e.stage else "")
-        for e in limit.evidence
+        for e in evidence
     )
 
 
@@ -367,7 +374,7 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         found.append(Rail("answer", value, "the answers' P99 in that stage: one in 100 is cut"))
     if rails.concurrency_limit is not None:
         value = f"at most {rails.concurrency_limit}"
-        why = "at any moment: three standard deviations above C_max, which is a mean"
+        why = "at any moment: C_max, a mean, and the queue (or 3 standard deviations)"
         found.append(Rail("requests in flight", value, why))
         value = f"above {rails.scale_in_flight} in flight"
         found.append(Rail("add an instance", value, "on average: C_max ÷ 1.2"))

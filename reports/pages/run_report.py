@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ampacity.analysis.contract.summary import Summary, to_json
 from ampacity.analysis.decision.guardrails import guardrails
-from ampacity.analysis.next_run import again, sweep_instead
+from ampacity.analysis.next_run import again, same_stages, sweep_instead
 from ampacity.analysis.other_limits import AtLimit
 from ampacity.analysis.timeline import Timeline
 from ampacity.reports.charts.burst import phases_table
@@ -21,7 +21,13 @@ from ampacity.reports.charts.curves import charts
 from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.charts.marks import Chart
 from ampacity.reports.charts.timeline import timeline_chart
-from ampacity.reports.pages.findings import TRUST, error_bound, evidence_text, findings, rails_of
+from ampacity.reports.pages.findings import (
+    TRUST,
+    error_bound,
+    findings,
+    limits_with_figures,
+    rails_of,
+)
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.pages.screen import judged_table
 from ampacity.reports.pages.soak import soak_table
@@ -86,7 +92,7 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
         predicted=summary.predicted,
         simulated=summary.simulated,
         warnings=by_severity(summary, meta),
-        limits=[(limit, evidence_text(limit)) for limit in summary.limits if limit.holds],
+        limits=limits_with_figures(summary.limits),
         hardware=beyond.hardware,
         untold=[limit for limit in summary.limits if limit.holds is None],
         subject=_subject(summary, meta),
@@ -125,8 +131,7 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
         itl_reason=_itl_reason(summary),
         errors=_errors_sentence(summary),
         workload=_workload_facts(summary.workload),
-        command_line=_command(meta.get("command_line")),
-        chose=_chosen(summary, meta),
+        **_commands(meta),
         seed=meta.get("seed"),
         provenance=_provenance(meta),
         imported=tables.imported_tables(summary.imported),
@@ -286,18 +291,14 @@ def _rails(summary: Summary) -> Table:
     return rows.done()
 
 
-def _chosen(summary: Summary, meta: Mapping[str, Any]) -> str | None:
-    """Return the loads in their order, where the run chose them; None: they were given."""
+def _commands(meta: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the run's own command, and the one that plays the loads again that it chose."""
     held = meta.get("command_line")
     words = [str(word) for word in held] if isinstance(held, list) else []
-    given = any(word.startswith(("--rate", "--concurrency")) for word in words)
-    chooses = meta.get("experiment") in ("demo", "sweep", "search") and len(summary.stages) > 1
-    return ", ".join(s.name for s in summary.stages) if chooses and not given else None
-
-
-def _command(parts: Any) -> str:
-    """Return the command that runs it again, into a new folder."""
-    return again([str(p) for p in parts], {}) if isinstance(parts, list) else _plain(parts)
+    return {
+        "command_line": again(words, {}) if words else _plain(held),
+        "same_stages": same_stages(words, meta),
+    }
 
 
 def _words(name: str) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 JUDGED = 6  # SLOs that have a column
 NAMED = 2  # SLOs that a line names; of more it counts the rest
-NOTES = {
+NOTES: dict[str, str | None] = {
     "partial": "",  # an answer of its own
     "no_requests": "No request was recorded.",
     "client_limited": "",  # its remedy: _notes
@@ -32,14 +32,14 @@ NOTES = {
     "errors": "",  # counted on every screen
     "too_long": "Some requests exceeded the model's context: use shorter lengths or --fit-context.",
     "unstable_lowest": "Even the lowest load was too high: start lower.",
+    "resumed": None,  # its own text is short
     "never_settled": "Some stages never settled: use a longer --duration.",
-    "resumed": "The run was interrupted and resumed: the parts of that stage stand apart.",
     "resent": "Idle connections broke, and requests were sent again.",
     "unsolicited": "Answers came that no request had asked for: some may be those of others.",
     "drift": "Latency drifted during a stage: use a longer --duration.",
     "two_modes": "Latency switched between two levels: look for other work on the server.",
     "too_few_requests": "",  # the table's last column
-    "too_short": "Stages are too short for answers that long: use a longer --duration.",
+    "too_short": "Stages are too short to show a steady state: use a longer --duration.",
     "non_monotone": "An SLO was violated below a load that met it: repeat with longer stages.",
     "beyond_context": "Part of the workload did not fit the model's context and was cut.",
     "inputs_off": "Prompts were not as long as planned: check --tokenizer.",
@@ -123,8 +123,14 @@ def _notes(summary: Summary) -> list[str]:
         held = [s for s in summary.stages if s.index not in summary.audit.repeated_stages]
         late = [s for s in held if s.client_limited or s.client_limited_metrics]
         client = [client_relief(summary.audit, late)]
-    short = (NOTES.get(w.code, w.text) for w in summary.warnings)
+    notes = ((NOTES.get(w.code), w.text) for w in summary.warnings)
+    short = (text if note is None else note and note + _windows(text) for note, text in notes)
     return [*_counts(summary), *client, *filter(None, short)]
+
+
+def _windows(text: str) -> str:
+    """Return in how many windows of a soak a warning holds, as its text says at its end."""
+    return " " + text[text.rindex("(In ") :] if text.endswith(" windows.)") else ""
 
 
 def _near(summary: Summary, stages: Sequence[Stage]) -> int:
@@ -186,7 +192,9 @@ def _capacity(summary: Summary) -> Entry:
         estimate = f"estimate {figures.significant(held.estimate_rps)}, {ends}"
         return Entry("CAPACITY", f"{figures.rate(held.verified_rps)} verified", estimate, "good")
     if held.crossing == "pooled":
-        return Entry("CAPACITY", f"{value} estimated", f"{ends}, no load is verified yet", "unsure")
+        return Entry(
+            "CAPACITY", f"{value} estimated", f"{ends}, no stage alone verifies a load", "unsure"
+        )
     word = "verified" if held.crossing in ("verified", "measured") else "interpolated"
     return Entry("CAPACITY", f"{value} {word}", ends, "good")
 

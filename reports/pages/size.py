@@ -9,7 +9,7 @@ from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input
 from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.roofline import Use
-from ampacity.reports.pages.findings import evidence_text, rails_of
+from ampacity.reports.pages.findings import limits_with_figures, rails_of
 from ampacity.reports.pages.page import render_page
 from ampacity.reports.pages.plan import (
     columns,
@@ -90,7 +90,7 @@ def _shown(one: Candidate) -> dict[str, Any]:
         "hosted": [line.strip() for h in plan.hosted for line in hosted_lines(h, plan)]
         if plan
         else [],
-        "limits": [(limit, evidence_text(limit)) for limit in one.limits if limit.holds],
+        "limits": limits_with_figures(one.limits),
         "untold": [limit for limit in one.limits if limit.holds is None],
         "rails": _rails(one.guardrails, one.plan),
         "pools": pools_text(plan) if plan else None,

@@ -2,7 +2,7 @@
 
 from ampacity.analysis.contract.soak import Soak, SoakChange
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.soak.sentence import change_text, changes, size_text
+from ampacity.analysis.soak.sentence import change_text, changes, of_server, size_text
 from ampacity.durations import duration_text
 from ampacity.reports.render.figures import DASH, Finding, count, rate
 from ampacity.reports.render.table import Cell, Column, Rows, Table
@@ -10,6 +10,7 @@ from ampacity.reports.render.terminal import Entry
 
 STATES = {"met": "good", "violated": "bad", "inconclusive": "unsure"}
 FIRST = ("TTFT p99", "ITL p99", "E2E p99", "answered", "KV cache used, most", "client memory")
+NOT_SERVER = "nothing of the server"
 _LAST = len(FIRST)
 
 
@@ -39,7 +40,8 @@ def _changed(soak: Soak) -> Entry:
     found, judged = changes(soak), [c for c in soak.changes if c.verdict != "inconclusive"]
     if found:
         first = f"{found[0].name} {change_text(found[0])}"
-        return Entry("CHANGED", f"{len(found)} of {len(judged)} figures", first, "unsure")
+        many = f"{len(found)} of {len(judged)} figures"
+        return Entry("CHANGED", many if of_server(found) else NOT_SERVER, first, "unsure")
     if judged:
         return Entry("CHANGED", "nothing", f"none of {len(judged)} figures", "good")
     nothing = soak.reason or "nothing was measured"

@@ -65,6 +65,8 @@ def stages_table(summary: Summary) -> Table:
     stages = by_load(summary.stages)
     urgent = any(failures(s.errors) for s in stages)
     rows = rows_of_stages("Stages", stages)
+    if any(_by_chance(s) for s in stages):
+        rows.figure("arrived", "req/s", lambda s: s.arrived_rps, significant, 1)
     rows.figure("achieved", "req/s", lambda s: s.achieved_rps, significant, 1)
     rows.figure("in flight", "mean", lambda s: s.concurrency, significant, 5)
     rows.figure("at most", "in flight", lambda s: s.concurrency_max, count, 8)
@@ -80,6 +82,12 @@ def stages_table(summary: Summary) -> Table:
     judged = bool(summary.slos)
     rows.column(Column("SLO", text=True), lambda table, s: _slo(table, s, judged))
     return rows.done()
+
+
+def _by_chance(stage: Stage) -> bool:
+    """Return whether another rate arrived than the one that names the stage, as both are shown."""
+    offered = stage.offered_rps
+    return bool(offered) and significant(stage.arrived_rps) != significant(offered)
 
 
 def _goodput(table: Table, stage: Stage) -> Cell:

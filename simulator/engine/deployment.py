@@ -60,7 +60,7 @@ class Deployment:
 
     @property
     def engines(self) -> int:
-        """The number of engines, with those for prompts."""
+        """Return the number of engines, with those for prompts."""
         return self.replicas + (self.prefill_replicas if self.prefill is not None else 0)
 
 

@@ -58,7 +58,7 @@ class Model:
 
     @property
     def width(self) -> int:
-        """The elements of a token's activation between layers."""
+        """Return the elements of a token's activation between layers."""
         return self.heads * self.head_size if self.hidden_size is None else self.hidden_size
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:

@@ -124,9 +124,8 @@ def test_what_the_headers_say_stands_beside_it(tmp_path: Path) -> None:
     says = {"quota_requests": 500.0, "quota_requests_left": 0.0}
     records = played(bucket(500, 60.0), 16.0, 240.0, columns=says)
     found = summarise(make_run(tmp_path / "run", [Stage(records, 240.0)], []))
-    assert found["quota"]["text"] in (
-        f"quota {n} requests/min (header says 500)" for n in range(485, 516)
-    )
+    expected = found["quota"]["text"]
+    assert expected in (f"quota {n} requests/min (header says 500)" for n in range(485, 516))
     cause = next(c for c in found["limits"] if c["rule"] == "quota")
     assert found["quota"]["text"] in cause["title"]
     assert cause["holds"]

@@ -9,11 +9,13 @@ import pytest
 
 from ampacity.analysis.contract.soak import Soak, SoakChange
 from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.contract.summary import read_summary
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.soak.change_point import find_change
-from ampacity.analysis.soak.sentence import change_text, clock
+from ampacity.analysis.soak.sentence import change_text, changes, clock, soak_command
 from ampacity.analysis.soak.summarise import join_windows, soak_of
 from ampacity.analysis.summary import summarise
+from ampacity.reports.pages.soak import _changed
 from tests.support import sample_summary, synthetic
 
 SLO = "ttft_p99=2s"
@@ -59,8 +61,7 @@ def changed(found: Soak) -> dict[str, SoakChange]:
 
 def test_a_change_is_found_where_it_is() -> None:
     """12 values below 12 others: the rank sum is as far from its mean as it can be, and of 9,999
-    random orders none is as far.
-    """
+    random orders none is as far."""
     ups_and_downs = [0.0, 0.2, 0.1] * 4
     found = find_change([*ups_and_downs, *(5 + v for v in ups_and_downs)])
     assert (found.first, found.p, found.ends) == (12, 1e-4, None)
@@ -116,9 +117,45 @@ def test_too_few_windows_and_windows_of_a_busy_client_show_nothing() -> None:
     rng = np.random.default_rng(7)
     few = soak([window(i, rng, 1 + i) for i in range(29)])
     assert {c.verdict for c in few.changes} == {"inconclusive"}
-    assert few.changes[0].reason == "needs 30 windows, has 29"
+    assert few.changes[0].reason == "needs 30 windows, 29 of 29 count"
     busy = [window(i, rng, client_limited=True) for i in range(3)]
     assert (soak(busy).verdict, soak(busy).client_limited_windows) == ("inconclusive", [0, 1, 2])
+
+
+def test_what_changed_at_the_server_comes_before_the_clients_own_figures() -> None:
+    rng = np.random.default_rng(10)
+    growing = [1e8 + 1e6 * i for i in range(48)]
+    healthy = soak([window(i, rng) for i in range(48)], rss_bytes=growing)
+    assert [c.name for c in changes(healthy)] == ["client memory"]
+    assert _changed(healthy).text == "nothing of the server"
+    failing = sample_summary.errors(timeout=60)
+    ill = soak([window(i, rng, errors=failing if i > 19 else {}) for i in range(48)])
+    both = msgspec.structs.replace(ill, changes=[*healthy.changes, *ill.changes])
+    assert [c.name for c in changes(both)] == ["errors: timeout", "client memory"]
+    assert _changed(both).aside.startswith("errors: timeout since 03:20 (window 20)")
+
+
+@pytest.mark.parametrize(
+    ("busy", "expected"),
+    [
+        (0, "--duration 3m --window 5s"),  # 33 windows: 5.45 s each, whole seconds
+        (35, "--duration 8m --window 3.75s"),  # 33 of 13/48 of them: 122 windows, 457 s
+        (47, "--duration 11m --window 3.75s"),  # at most five times as many: 165, 619 s
+    ],
+)
+def test_a_soak_with_too_few_windows_is_repeated_as_long_as_it_takes(
+    busy: int, expected: str
+) -> None:
+    """A longer soak, not shorter windows, where this machine was the limit in many of them."""
+    rng = np.random.default_rng(11)
+    few = soak([window(i, rng, client_limited=i < busy) for i in range(48 if busy else 29)])
+    few = msgspec.structs.replace(few, planned_s=180.0, window_s=3.75)
+    whole = read_summary(sample_summary.open_sweep() | {"partial": None})
+    summary = msgspec.structs.replace(whole, soak=few)
+    command = "ampacity soak http://h/v1 --rps 20".split()
+    assert (
+        soak_command(summary, {"command_line": command}, "x") == f"{' '.join(command)} {expected}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -175,9 +175,15 @@ def test_every_example_of_many_machines_parses() -> None:
     ray, job = (yaml.safe_load(_block("yaml", k, "docs/scale.md")) for k in (0, 1))
     (container,) = job["spec"]["template"]["spec"]["containers"]
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    parsed = []
     for name, *arguments in (shlex.split(ray["spec"]["entrypoint"])[1:], container["args"]):
         given = [word.replace("$(POD_NUMBER)", "3") for word in arguments]
-        commands[name].make_context(name, given)
+        params = commands[name].make_context(name, given).params
+        parsed.append(tuple(params[k] for k in ("rates", "workers", "ray", "seed", "out", "yes")))
+    assert parsed == [
+        ("20000,40000,60000,80000,95000", 288, "auto", None, Path("/runs/sweep"), True),
+        ("5300", 16, None, 3, Path("/runs/load-3"), True),
+    ]
 
 
 def test_the_image_has_what_the_wheel_needs_and_runs_as_nobody() -> None:

@@ -60,6 +60,7 @@ BAD_TRACE = b"""TIMESTAMP,ContextTokens,GeneratedTokens\r
         ("{key} --ramp 5s", ["--ramp goes with --concurrency"]),
         ("{key} --concurrency 2 --ramp 5", ["--ramp 5", "unit"]),
         ("{key} --duration 30", ["--duration 30", "unit"]),
+        ("{key} --rates 1,2 --duration 2s,3s,4s", ["3 lengths for 2 loads", "one for each load"]),
         ("{key} --input-tokens 30", ["--output-tokens"]),
         ("{key} --extra-body {a}", ["--extra-body", "JSON"]),
         ("{key} --extra-body '{\"messages\": []}'", ["messages"]),

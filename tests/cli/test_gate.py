@@ -147,8 +147,7 @@ def test_a_fault_of_our_own_is_no_regression(
     tmp_path: Path, base: Path, command: Command, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit 1 is a regression; anything unexpected is 2, with its traceback, and stands in the CI's
-    file.
-    """
+    file."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise KeyError("edges_s")
@@ -291,8 +290,7 @@ def test_markdown_keeps_its_table_whatever_the_text() -> None:
 
 def test_a_far_tolerance_does_not_squeeze_the_chart() -> None:
     """Three times the largest change, 10 %, is the edge: 40 characters for 60 points, so 3 % are 2
-    of them, and 75 % are outside.
-    """
+    of them, and 75 % are outside."""
     checks = [
         replace(CHECK, name=name, change=change, change_ci=ci, tolerance=tolerance)
         for name, change, ci, tolerance in (

@@ -38,17 +38,17 @@ def imported(tmp_path: Path, *paths: Path) -> dict[str, Any]:
 # ---- what the real tools wrote
 
 
+def beside(path: Path, tool: str) -> tuple[dict[str, Any], list[dict[str, Any]], list[float], Any]:
+    """What the tool says itself; rows, TTFTs in ms and notes of the run that is made of it."""
+    imported(path, FILES[tool])
+    run = load_run(path / "run")
+    rows = run.requests.to_pylist()
+    ttfts_ms = [(r["first_token_ns"] - r["started_ns"]) / 1e6 for r in rows]
+    return json.loads(FILES[tool].read_text()), rows, ttfts_ms, run.meta["notes"]
+
+
 def test_vllm_percentiles_are_those_of_vllm(tmp_path: Path) -> None:
-    theirs = json.loads(FILES["vllm bench serve"].read_text())
-    write_run(
-        tmp_path / "run",
-        [FILES["vllm bench serve"]],
-        [read_file(FILES["vllm bench serve"])],
-        [],
-        {},
-    )
-    rows = load_run(tmp_path / "run").requests.to_pylist()
-    ttfts = [(r["first_token_ns"] - r["started_ns"]) / 1e6 for r in rows]
+    theirs, rows, ttfts, notes = beside(tmp_path, "vllm bench serve")
     assert np.median(ttfts) == pytest.approx(theirs["median_ttft_ms"], abs=1e-4)
     icl = [g / 1e3 for r in rows for g in np.diff(r["chunk_at_us"])]
     # our chunk times are in microseconds
@@ -57,10 +57,7 @@ def test_vllm_percentiles_are_those_of_vllm(tmp_path: Path) -> None:
     assert sorted(waits) == pytest.approx(sorted(theirs["queue_times"]), abs=1e-8)
     assert sum(r["output_tokens"] for r in rows) == theirs["total_output_tokens"]
     # in a chat its first "token" is the message that names the role: eight tokens in nine messages
-    assert any(
-        "24 of 24 answers have one message more than tokens" in n
-        for n in load_run(tmp_path / "run").meta["notes"]
-    )
+    assert any("24 of 24 answers have one message more than tokens" in note for note in notes)
 
 
 def test_known_fault_73_the_report_lists_what_is_defined_otherwise(
@@ -138,11 +135,7 @@ def sglang(tmp_path: Path, *rows: dict[str, Any]) -> Path:
 
 
 def test_sglang_percentiles_are_those_of_sglang(tmp_path: Path) -> None:
-    theirs = json.loads(FILES["SGLang bench_serving"].read_text())
-    path = FILES["SGLang bench_serving"]
-    write_run(tmp_path / "run", [path], [read_file(path)], [], {})
-    rows = load_run(tmp_path / "run").requests.to_pylist()
-    ttfts = [(r["first_token_ns"] - r["started_ns"]) / 1e6 for r in rows]
+    theirs, rows, ttfts, (note,) = beside(tmp_path, "SGLang bench_serving")
     assert np.median(ttfts) == pytest.approx(theirs["median_ttft_ms"], abs=1e-3)
     assert np.percentile(ttfts, 99) == pytest.approx(theirs["p99_ttft_ms"], abs=1e-3)
     icl = [g / 1e3 for r in rows for g in np.diff(r["chunk_at_us"])]
@@ -151,7 +144,6 @@ def test_sglang_percentiles_are_those_of_sglang(tmp_path: Path) -> None:
     assert sum(r["output_tokens"] for r in rows) == theirs["total_output_tokens"]
     lasts = [r["ended_ns"] for r in rows]
     assert (max(lasts) - rows[0]["started_ns"]) / 1e9 == pytest.approx(theirs["duration"], abs=1e-3)
-    (note,) = load_run(tmp_path / "run").meta["notes"]
     assert "laid out in its order, at equal distances" in note
     assert "15.86 requests/s in 1.513 s" in note
 

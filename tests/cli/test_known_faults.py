@@ -27,36 +27,29 @@ from ampacity.loadgen.drive.slices import in_slices
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net import kernel_connect, kernel_stamps
 from ampacity.loadgen.net.http import Client
-from ampacity.loadgen.plan import Limits, StagePlan, StageResult
+from ampacity.loadgen.plan import Limits, StagePlan
 from ampacity.loadgen.receive import hot_path
 from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
+from tests.support import stage_driving
 from tests.support.args import args_of
 from tests.support.servers.fault_server import FaultServer
-from tests.support.stage_driving import Made, on_loop, request_bytes, schedule_at
+from tests.support.stage_driving import Driven, Made, on_loop, plain, schedule_at
 
 S = 1_000_000_000
 
 
-def played(
-    server: FaultServer, plan: StagePlan, **how: Any
-) -> tuple[StageResult, list[RequestRecord]]:
+def played(server: FaultServer, plan: StagePlan, **how: Any) -> Driven:
     endpoint = parse_endpoint(server.url)
-    records: list[RequestRecord] = []
 
-    async def main() -> StageResult:
+    async def main() -> Driven:
         client = Client(endpoint, endpoint.addresses(), None, **how)
-        runner = StageRunner(
-            [client], Made(lambda number, tokens: request_bytes(endpoint, tokens)), records.append
-        )
-        try:
-            return await runner.run(plan)
-        finally:
-            await client.close()
+        return await stage_driving.played(client, plain(endpoint), plan)
 
-    return on_loop("uvloop", main()), records
+    result: Driven = on_loop("uvloop", main())
+    return result
 
 
 @pytest.mark.parametrize("stamps", ["read", "kernel"])
@@ -79,7 +72,7 @@ def test_a_step_of_the_wall_clock_moves_no_latency(
         )
         # a connection each, or all would use the first one, whose reads are audited and take a way
         # of their own
-        _, records = played(server, plan, stamps=stamps, reuse="new")
+        records = played(server, plan, stamps=stamps, reuse="new").records
     assert [record.status for record in records] == ["ok"] * 20
     for record in records:
         times = [
@@ -102,8 +95,7 @@ def test_dates_of_the_kernel_never_fall(monkeypatch: pytest.MonkeyPatch) -> None
 
     So the stamps at 100 and 104 ms are dated 5 and 7 ms, that at 103 6: it stays 7. A fourth, at 21
     ms, has a stamp of before the request that was written at 20: it cannot be its answer's date. A
-    fifth has none.
-    """
+    fifth has none."""
     if not kernel_stamps.AVAILABLE:
         pytest.skip("kernel time stamps need Linux")
     now_ms, ahead_ms, stamps_ms = 0, 95, 0
@@ -172,8 +164,7 @@ def test_by_default_an_answer_may_last_as_long_as_its_tokens_come() -> None:
 )
 def test_requests_are_made_ahead_in_a_bounded_window(size: int, window: int) -> None:
     """Fault 64: of 50,000 prompts only the first 512, or 16 MiB of them, are made before the
-    start.
-    """
+    start."""
     made: list[int] = []
 
     def make(number: int, tokens: int) -> bytes:
@@ -214,10 +205,9 @@ def test_ports_that_are_used_up_are_this_machines_shortage(monkeypatch: pytest.M
         plan = StagePlan(
             0, "open", schedule_at([0.0, 0.001, 0.002]), 0.1, offered_rps=30.0, drain_s=2
         )
-        result, records = played(server, plan, stamps="kernel")
-    assert {(record.status, record.error) for record in records} == {
-        ("connect_error", "Cannot assign requested address")
-    }
+        result = played(server, plan, stamps="kernel")
+    expected = {("connect_error", "Cannot assign requested address")}
+    assert {(record.status, record.error) for record in result.records} == expected
     assert result.measures.shortages == 3
 
 
@@ -238,15 +228,10 @@ def test_a_shortage_on_the_first_address_is_not_hidden_by_a_refusal_of_the_secon
 
         async def main() -> list[RequestRecord]:
             client = Client(endpoint, ["127.0.0.1", "127.0.0.2"], None, stamps="kernel")
-            records: list[RequestRecord] = []
-            made = Made(lambda number, tokens: request_bytes(endpoint, tokens))
-            runner = StageRunner([client], made, records.append)
-            await runner.run(
-                StagePlan(0, "open", schedule_at([0.0] * 3), 0.1, offered_rps=30.0, drain_s=2)
-            )
-            await client.close()
+            plan = StagePlan(0, "open", schedule_at([0.0] * 3), 0.1, offered_rps=30.0, drain_s=2)
+            result = await stage_driving.played(client, plain(endpoint), plan)
             assert client.shortages == 3
-            return records
+            return result.records
 
         records = on_loop("uvloop", main())
     assert {record.error for record in records} == {"Cannot assign requested address"}
@@ -259,11 +244,7 @@ def test_a_finished_stage_keeps_no_request() -> None:
 
         async def main() -> tuple[StageRunner, Client]:
             client = Client(endpoint, endpoint.addresses(), None)
-            runner = StageRunner(
-                [client],
-                Made(lambda number, tokens: request_bytes(endpoint, tokens)),
-                lambda _: None,
-            )
+            runner = StageRunner([client], plain(endpoint), lambda _: None)
             await runner.run(
                 StagePlan(0, "open", schedule_at([0.0] * 50), 0.2, offered_rps=250.0, drain_s=5)
             )
@@ -277,8 +258,7 @@ def test_a_finished_stage_keeps_no_request() -> None:
 
 def test_connecting_is_no_part_of_ttft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault 23: a connection that takes 150 ms is seen as such; the request counts from when it has
-    one.
-    """
+    one."""
     finish = kernel_connect.connect
 
     def begin(address: tuple[str, int]) -> tuple[socket.socket, bool]:
@@ -294,7 +274,7 @@ def test_connecting_is_no_part_of_ttft(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_connect, "connect", slowly)
     with FaultServer() as server:
         plan = StagePlan(0, "open", schedule_at([0.0] * 3), 0.1, offered_rps=30.0, drain_s=5)
-        _, records = played(server, plan, stamps="kernel")
+        records = played(server, plan, stamps="kernel").records
     for record in records:
         assert (record.connected_ns or 0) - (record.dispatched_ns or 0) >= 0.149 * S
         assert (record.started_ns or 0) >= (record.connected_ns or S)
@@ -313,8 +293,7 @@ CUTS = {
 @pytest.mark.parametrize("usage", [True, False])
 def test_how_a_text_is_cut_does_not_change_its_tokens(cut: str, usage: bool) -> None:
     """Faults 52, 53: fifty are fifty in whatever pieces; where the server does not count, chunks
-    are counted, by name.
-    """
+    are counted, by name."""
     answer = Answer()
     for at_ns, piece in enumerate(CUTS[cut]):
         answer.on_event(at_ns, json.dumps({"choices": [{"delta": {"content": piece}}]}).encode())
@@ -350,8 +329,7 @@ for words in (["--help"], ["predict", *LOAD, "--out", RUN]):
 
 def test_the_core_is_all_that_is_needed_and_all_of_it_is_used(tmp_path: Path) -> None:
     """Fault 83: help, a run in virtual time and its report, where nothing but the core's
-    dependencies can be imported.
-    """
+    dependencies can be imported."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     modules: dict[str, set[str]] = {}  # of each distribution
     for module, names in metadata.packages_distributions().items():

@@ -27,6 +27,7 @@ from ampacity.progress import Progress
 from ampacity.simulator.server.launch import Started
 from tests.support.args import args_of
 from tests.support.synthetic import request
+from tests.support.waiting import wait_until
 
 
 def of_two_workers(ttfts_s: list[float], gaps_s: list[float]) -> Live:
@@ -43,8 +44,7 @@ def of_two_workers(ttfts_s: list[float], gaps_s: list[float]) -> Live:
 def panel(**changes: Any) -> LivePanel:
     """Of the second of four stages, 30 of its 60 s over: 40 requests/s, TTFT 1, 2 ... 100 ms.
 
-    One in fifty gaps of each answer is 20 ms, the others are 10 ms.
-    """
+    One in fifty gaps of each answer is 20 ms, the others are 10 ms."""
     live = of_two_workers([0.001 * i for i in range(1, 101)], [*[0.01] * 49, 0.02])
     began_s = time.monotonic() - 30
     live.stage, live.level, live.began_s, live.duration_s = 1, 40.0, began_s, 60.0
@@ -148,12 +148,11 @@ def test_a_resize_leaves_no_debris_and_ctrl_c_ends_with_the_report(
         command = ["tmux", "-S", str(tmp_path / "socket"), "-f", "/dev/null", *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
+    def shown() -> str:
+        return tmux("capture-pane", "-p", "-S", "-")
+
     def until(seen: Callable[[str], bool], within_s: float) -> str:
-        end_s = time.monotonic() + within_s
-        while not seen(text := tmux("capture-pane", "-p", "-S", "-")):
-            assert time.monotonic() < end_s, text
-            time.sleep(0.1)
-        return text
+        return wait_until(lambda: text if seen(text := shown()) else "", within_s, shown)
 
     root = Path(__file__).parents[2]
     line = shlex.join(["env", f"PYTHONPATH={root}", *of_run(server, tmp_path / "run", "60s")])
@@ -162,7 +161,9 @@ def test_a_resize_leaves_no_debris_and_ctrl_c_ends_with_the_report(
         until(lambda text: "stage 0 (1 of 1)" in text, 30)
         for width in (size[0] - 7, 200, 61, *size[:1]):
             tmux("resize-window", "-x", width, "-y", size[1])
-            time.sleep(0.7)
+            for _ in range(2):  # drawn anew, and once more with all of the new width
+                before = shown()
+                until(lambda text: text != before, 5)  # noqa: B023 - awaited here
         text = until(lambda text: "TTFT" in text, 5)
         assert (text.count("╭"), text.count("╰"), text.count("in flight")) == (1, 1, 1)
         began_s = time.monotonic()
@@ -170,9 +171,7 @@ def test_a_resize_leaves_no_debris_and_ctrl_c_ends_with_the_report(
         text = until(lambda text: "REPORT" in text, 20)
         took_s = time.monotonic() - began_s
         report = tmp_path / "run" / "report.html"  # written after the screen, with its charts
-        while not report.is_file():
-            assert time.monotonic() - began_s < 30
-            time.sleep(0.1)
+        wait_until(report.is_file)
         lines = text.rstrip().splitlines()
         first = next(i for i, line in enumerate(lines) if line.startswith("CAPACITY"))
         assert len(lines) - first <= 23

@@ -5,7 +5,7 @@ by name, or counted.
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -210,8 +210,7 @@ def test_each_column_is_used_or_named(tmp_path: Path, name: str, ending: str) ->
 @pytest.mark.parametrize(("name", "ending"), CASES)
 def test_each_column_in_turn_is_taken_from_all_rows(tmp_path: Path, name: str, ending: str) -> None:
     """What a trace needs is asked for by name; any other property is gone, and no note claims
-    it.
-    """
+    it."""
     rows = [MAKERS[name](i) for i in range(N)]
     for leaf in leaves(rows[0]):
         path, role = save(tmp_path, ending, [without(row, leaf) for row in rows]), ROLE_OF.get(leaf)
@@ -299,10 +298,8 @@ def test_a_row_of_csv_with_another_number_of_fields_is_named_and_counted(tmp_pat
             WorkloadError, match=r"t\.csv:3: the row has \d fields, the header has 3"
         ):
             read_trace(path)
-        assert (
-            "t.csv: 1 bad rows of 3 are left out: 1 for not readable"
-            in read_trace(path, skip_bad_rows=True).notes
-        )
+        expected = "t.csv: 1 bad rows of 3 are left out: 1 for not readable"
+        assert expected in read_trace(path, skip_bad_rows=True).notes
 
 
 # --- to the run directory and the report ---
@@ -325,31 +322,24 @@ def words_of(page: Path) -> str:
     return " ".join(" ".join(text.found).split())
 
 
-def test_what_is_said_of_a_trace_stands_in_run_json_and_in_the_report(
-    tmp_path: Path, command: Command, server: Started
-) -> None:
-    rows = [
-        {
-            "timestamp_s": i / 10,
-            "input_tokens": 5,
-            "output_tokens": 3,
-            "session_id": "",
-            "model": "m",
-        }
-        for i in range(8)
-    ]
-    path = save(
-        tmp_path, "jsonl", [*rows, {"timestamp_s": 1, "input_tokens": -1, "output_tokens": 3}]
-    )
-    out = tmp_path / "run"
-    command("run", server.url, "--trace", path, "--skip-bad-rows --out", out)
-    notes = json.loads((out / "run.json").read_text())["notes"]
-    expected = read_trace(path, skip_bad_rows=True).notes
-    assert len(expected) == 3
-    page = words_of(out / "report.html")
+def noted(run: Path, expected: Sequence[str]) -> None:
+    notes, page = json.loads((run / "run.json").read_text())["notes"], words_of(run / "report.html")
     for note in expected:
         assert note in notes
         assert note in page
+
+
+def test_what_is_said_of_a_trace_stands_in_run_json_and_in_the_report(
+    tmp_path: Path, command: Command, server: Started
+) -> None:
+    row = {"input_tokens": 5, "output_tokens": 3, "session_id": "", "model": "m"}
+    rows = [{"timestamp_s": i / 10} | row for i in range(8)]
+    bad = {"timestamp_s": 1, "input_tokens": -1, "output_tokens": 3}
+    path, out = save(tmp_path, "jsonl", [*rows, bad]), tmp_path / "run"
+    command("run", server.url, "--trace", path, "--skip-bad-rows --out", out)
+    expected = read_trace(path, skip_bad_rows=True).notes
+    assert len(expected) == 3
+    noted(out, expected)
 
 
 def test_what_is_said_of_prompts_stands_in_run_json_and_in_the_report(
@@ -357,21 +347,15 @@ def test_what_is_said_of_prompts_stands_in_run_json_and_in_the_report(
 ) -> None:
     path = tmp_path / "p.jsonl"
     rows: list[Any] = [{"prompt": f"prompt {i}", "id": i} for i in range(3)]
-    path.write_text(
-        "".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": ""}, {"conversations": []}])
-        + "oops\n"
-    )
+    rows += [{"prompt": ""}, {"conversations": []}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "oops\n")
     out = tmp_path / "run"
     options = (*args_of("--rates 20 --duration 500ms --prompts"), path, "--output-tokens", "3")
     command("run", server.url, *options, "--out", tmp_path / "refused", status=2)
     command("run", server.url, *options, "--skip-bad-rows --out", out)
-    notes = json.loads((out / "run.json").read_text())["notes"]
     expected = read_prompts(path, skip_bad_rows=True).notes
     assert [note.partition(":")[0] for note in expected] == ["p.jsonl"] * 3
-    page = words_of(out / "report.html")
-    for note in expected:
-        assert note in notes
-        assert note in page
+    noted(out, expected)
 
 
 def test_what_is_said_of_a_file_of_arrivals_stands_in_run_json_and_in_the_report(
@@ -384,11 +368,7 @@ def test_what_is_said_of_a_file_of_arrivals_stands_in_run_json_and_in_the_report
     lengths = tuple(args_of("--input-tokens 5 --output-tokens 3"))
     options = (*args_of("--rates 20 --duration 500ms --arrivals"), f"diurnal:trace={path},step=5s")
     command("run", server.url, *lengths, *options, "--out", out)
-    notes, page = json.loads((out / "run.json").read_text())["notes"], words_of(out / "report.html")
-    for note in (
-        "log.csv: the rows are not in the order of time (1 come before the row above them); they "
-        "are sorted",
-        "log.csv: columns that are not used: other",
-    ):
-        assert note in notes
-        assert note in page
+    unsorted = "the rows are not in the order of time (1 come before the row above them)"
+    noted(
+        out, [f"log.csv: {unsorted}; they are sorted", "log.csv: columns that are not used: other"]
+    )

@@ -83,8 +83,7 @@ def test_an_arm_that_cannot_be_reached_takes_the_other_ones_directory_with_it(
 
 def test_what_was_measured_or_is_not_ours_stays(tmp_path: Path) -> None:
     """With a stage a run directory is kept; without one a file of the user is, and what was there
-    before is not touched.
-    """
+    before is not touched."""
 
     def made(name: str, stages: list[int], *files: str) -> Path:
         (tmp_path / name).mkdir()
@@ -132,8 +131,7 @@ def test_what_was_measured_or_is_not_ours_stays(tmp_path: Path) -> None:
 )
 def test_several_choices_are_refused(body: dict[str, object], asked: str) -> None:
     """Three choices every 10 ms in one stream: merged, their ITL would be 0 and 10 ms, and their
-    TPOT 3.3 ms.
-    """
+    TPOT 3.3 ms."""
     with pytest.raises(
         ValueError, match=re.escape(f"--extra-body asks for several choices ({asked}): ")
     ) as found:

@@ -23,8 +23,7 @@ def leave(
     reader: int, writer: int, streams: str, arguments: list[str | Path], read: int, other: Path
 ) -> tuple[int, str]:
     """Exit status, and what the other stream holds, when the reader goes away after ``read`` times
-    some bytes.
-    """
+    some bytes."""
     if not read:
         os.close(reader)
     with other.open("wb") as kept:

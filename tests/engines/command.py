@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tests.engines.relay import Relay, WireRequest
+from tests.support.args import args_of
 
 RUN_LIMIT_S = 100.0
 
@@ -18,8 +19,7 @@ RUN_LIMIT_S = 100.0
 @dataclass(frozen=True)
 class Run:
     """What one call of the command line left behind; times of ``requests`` as in
-    docs/run-directory.md.
-    """
+    docs/run-directory.md."""
 
     path: Path
     exit_status: int
@@ -55,15 +55,14 @@ def _object(path: Path) -> dict[str, Any]:
 
 def ampacity_command(*args: object) -> list[str]:
     """The console script beside this interpreter, as a user calls it."""
-    return [str(Path(sys.executable).with_name("ampacity")), *map(str, args)]
+    return [str(Path(sys.executable).with_name("ampacity")), *args_of(*args)]
 
 
 def ampacity(
     out: Path, command: str, *args: object, check: bool = True, limit_s: float = RUN_LIMIT_S
 ) -> Run:
     """Run ``ampacity COMMAND ARGS --out OUT`` for at most ``limit_s``; with ``check`` it must
-    succeed.
-    """
+    succeed."""
     done = subprocess.run(
         ampacity_command(command, *args, "--out", out),
         capture_output=True,

@@ -31,8 +31,7 @@ def llamacpp(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture(scope="session")
 def azure_rows() -> list[tuple[str, int, int]]:
     """The first 300 rows of the Azure LLM inference trace 2023, conversation: (time, input, output
-    tokens).
-    """
+    tokens)."""
     path = Path(__file__).parents[1] / "data" / "traces" / "azure_llm_2023_conv.csv.gz"
     lines = gzip.decompress(path.read_bytes()).decode().splitlines()[1:301]
     rows = [line.strip().split(",") for line in lines]

@@ -18,8 +18,7 @@ MEAN_LENGTH_TOKENS = 32  # of natural answers
 
 def need(*packages: str) -> None:
     """Skip where a package of the dev extra is missing, as on platforms without a wheel of
-    xllamacpp.
-    """
+    xllamacpp."""
     for package in packages:
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed: no engine to test against")

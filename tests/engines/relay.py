@@ -130,8 +130,7 @@ def _pump(source: socket.socket, sink: socket.socket, kept: list[bytes]) -> None
 
 class _Bytes(io.BytesIO):
     """Stands for a socket whose peer has said everything; one response after the other is read from
-    it.
-    """
+    it."""
 
     def makefile(self, _mode: str) -> _Bytes:
         return self
@@ -160,7 +159,6 @@ def _read_connection(number: int, sent: bytes, received: bytes) -> Iterator[Wire
 
 def _read_events(content: bytes) -> tuple[list[dict[str, Any]], bool]:
     """(JSON of the events, whether [DONE] came). Both engines end lines with LF and use one data
-    line each.
-    """
+    line each."""
     data = [line[6:] for line in content.split(b"\n") if line.startswith(b"data: ")]
     return [json.loads(text) for text in data if text != b"[DONE]"], b"[DONE]" in data

@@ -115,8 +115,7 @@ def test_trace_replay_keeps_the_times_and_counts_of_every_row(
             trace,
             "--time-scale",
             time_scale,
-            "--slo",
-            "ttft_p99=30s",
+            "--slo ttft_p99=30s",
         )
         rows = run.requests
         assert Counter(row["status"] for row in rows) == {"ok": len(trace_rows)}
@@ -154,16 +153,8 @@ def test_other_code_gets_the_same_usage_under_any_name_of_the_model(
             tmp_path / "run",
             "run",
             relay.url,
-            "--model",
-            "no-such-model",
-            "--concurrency",
-            2,
-            "--max-requests",
-            6,
-            "--input-tokens",
-            80,
-            "--output-tokens",
-            9,
+            "--model no-such-model --concurrency 2 --max-requests 6 --input-tokens 80",
+            "--output-tokens 9",
         )
         wires = answered(run, relay)
     assert Counter(row["status"] for row in run.requests) == {"ok": 6}
@@ -191,23 +182,13 @@ def test_nothing_is_lost_where_the_server_closes_connections_unannounced(
     llamacpp: Engine, tmp_path: Path
 ) -> None:
     """This llama.cpp promises "Keep-Alive: max=100" and closes after each stream: the next request
-    may be too late.
-    """
+    may be too late."""
     with Relay(llamacpp.url) as relay:
         run = ampacity(
             tmp_path / "run",
             "run",
             relay.url,
-            "--concurrency",
-            1,
-            "--max-requests",
-            250,
-            "--duration",
-            "60s",
-            "--input-tokens",
-            20,
-            "--output-tokens",
-            2,
+            "--concurrency 1 --max-requests 250 --duration 60s --input-tokens 20 --output-tokens 2",
         )
         assert Counter(row["status"] for row in run.requests) == {"ok": 250}
         assert_counts_are_the_servers(run, relay)
@@ -230,18 +211,10 @@ def test_natural_ends_are_counted_as_the_server_counts_them(
             tmp_path / "run",
             "run",
             relay.url,
-            "--concurrency",
-            8,
-            "--max-requests",
+            "--concurrency 8 --max-requests",
             requests,
-            "--duration",
-            "60s",
-            "--input-tokens",
-            30,
-            "--output-tokens",
-            1000,
-            "--extra-body",
-            '{"ignore_eos": false}',
+            "--duration 60s --input-tokens 30 --output-tokens 1000 --extra-body",
+            '{"ignore_eos":false}',
         )
         rows = run.requests
         assert len(rows) == requests
@@ -264,17 +237,8 @@ def test_closed_loop_sweep_prints_json_alone(llamacpp: Engine, tmp_path: Path) -
         tmp_path / "run",
         "sweep",
         llamacpp.url,
-        "--concurrency",
-        "1,4",
-        "--duration",
-        "1500ms",
-        "--input-tokens",
-        60,
-        "--output-tokens",
-        12,
-        "--slo",
-        "ttft_p99=5s",
-        "--json",
+        "--concurrency 1,4 --duration 1500ms --input-tokens 60 --output-tokens 12",
+        "--slo ttft_p99=5s --json",
     )
     summary = json.loads(run.stdout)
     assert summary == run.summary
@@ -301,18 +265,7 @@ def test_a_server_that_dies_in_mid_run_leaves_a_row_for_every_request(
 ) -> None:
     out = tmp_path / "run"
     command = ampacity_command(
-        "run",
-        "URL",
-        "--rates",
-        30,
-        "--duration",
-        "3s",
-        "--input-tokens",
-        40,
-        "--output-tokens",
-        400,
-        "--out",
-        out,
+        "run", "URL --rates 30 --duration 3s --input-tokens 40 --output-tokens 400 --out", out
     )
     with serve_llamacpp(tiny_model, tmp_path / "log") as engine:
         command[2] = engine.url

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -21,6 +20,8 @@ import pytest
 from tests.engines.command import ampacity, answered
 from tests.engines.engine import MEAN_LENGTH_TOKENS, Engine, need
 from tests.engines.relay import Relay
+from tests.support.args import args_of
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -47,28 +48,14 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 @contextmanager
 def serve_vllm(venv: Path, model: Path, log: Path) -> Iterator[Engine]:
     """vLLM on ``model``. Its processes are one group, which is ended as a whole: a killed parent
-    leaves them alive.
-    """
+    leaves them alive."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [
-        str(venv / "bin" / "vllm"),
-        "serve",
-        str(model),
-        "--served-model-name",
-        "tiny",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--dtype",
-        "bfloat16",
-        "--max-model-len",
-        "2048",
-        "--max-num-seqs",
-        "32",
-        "--enforce-eager",
-    ]
+    command = args_of(
+        venv / "bin" / "vllm", "serve", model, "--served-model-name tiny --port", port
+    )
+    command += args_of("--host 127.0.0.1 --dtype bfloat16 --max-model-len 2048 --max-num-seqs 32")
+    command += ["--enforce-eager"]
     settings = {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         "OMP_NUM_THREADS": "1",  # more threads spin against whatever else runs on a small machine
@@ -100,13 +87,14 @@ def serve_vllm(venv: Path, model: Path, log: Path) -> Iterator[Engine]:
 
 
 def _wait_until_healthy(process: subprocess.Popen[str], root: str, log: Path) -> None:
-    give_up_s = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < give_up_s and process.poll() is None:
+    def healthy() -> bool:
+        assert process.poll() is None, f"vLLM ended: {log.read_text()[-3000:]}"
         with suppress(urllib.error.URLError, ConnectionError, TimeoutError):
             urllib.request.urlopen(f"{root}/health", timeout=5).close()
-            return
-        time.sleep(0.5)
-    pytest.fail(f"vLLM did not start: {log.read_text()[-3000:]}")
+            return True
+        return False
+
+    wait_until(healthy, START_LIMIT_S, lambda: log.read_text()[-3000:])
 
 
 def test_counts_chunks_and_telemetry_are_the_servers(vllm: Engine, tmp_path: Path) -> None:
@@ -115,16 +103,8 @@ def test_counts_chunks_and_telemetry_are_the_servers(vllm: Engine, tmp_path: Pat
             tmp_path / "run",
             "run",
             relay.url,
-            "--rates",
-            3,
-            "--duration",
-            "10s",
-            "--input-tokens",
-            "lognormal:p50=60,p99=300",
-            "--output-tokens",
-            "lognormal:p50=12,p99=40",
-            "--slo",
-            "e2e_p99=200s",
+            "--rates 3 --duration 10s --input-tokens lognormal:p50=60,p99=300",
+            "--output-tokens lognormal:p50=12,p99=40 --slo e2e_p99=200s",
             limit_s=RUN_LIMIT_S,
         )
         wires = answered(run, relay)
@@ -169,20 +149,10 @@ def test_natural_ends_are_counted_as_the_server_counts_them(vllm: Engine, tmp_pa
             tmp_path / "run",
             "run",
             relay.url,
-            "--concurrency",
-            8,
-            "--max-requests",
-            24,
-            "--duration",
-            "300s",
-            "--input-tokens",
-            30,
-            "--output-tokens",
-            500,
-            "--extra-body",
-            '{"ignore_eos": false}',
-            "--slo",
-            "e2e_p99=200s",
+            "--concurrency 8 --max-requests 24 --duration 300s --input-tokens 30",
+            "--output-tokens 500 --extra-body",
+            '{"ignore_eos":false}',
+            "--slo e2e_p99=200s",
             limit_s=RUN_LIMIT_S,
         )
         wires = answered(run, relay)
@@ -201,12 +171,7 @@ def test_a_wrong_name_of_the_model_is_refused_before_the_load(vllm: Engine, tmp_
         tmp_path / "run",
         "run",
         vllm.url,
-        "--model",
-        "no-such-model",
-        "--rates",
-        1,
-        "--duration",
-        "1s",
+        "--model no-such-model --rates 1 --duration 1s",
         check=False,
     )
     assert run.exit_status == 2

@@ -138,8 +138,7 @@ def write_gguf(model: TinyModel, path: Path) -> None:
 
     llama.cpp orders the rows of q and k for its rotary embedding otherwise than Hugging Face does;
     rows of chance need no reordering, so the two formats hold equally distributed but not equal
-    models.
-    """
+    models."""
     import gguf
 
     writer = gguf.GGUFWriter(str(path), "llama")

@@ -46,8 +46,7 @@ SPAN_S = 4 * ROUNDS * (STAGE_S + IDLE_NS * 1e-9)
 
 class Clock:
     """One clock for both rigs: what runs later runs on a slower engine, by 10 % from the first to
-    the last stage.
-    """
+    the last stage."""
 
     def __init__(self, drift: float) -> None:
         self.drift, self.now_ns = drift, ORIGIN_NS
@@ -58,8 +57,7 @@ class Clock:
 
 class Drifting:
     """A virtual rig whose engine gets slower with the time of the clock; ``slower`` times its pace
-    from the start.
-    """
+    from the start."""
 
     def __init__(self, rig: Rig, clock: Clock, slower: float) -> None:
         self._rig, self._clock, self._slower = rig, clock, slower
@@ -130,8 +128,7 @@ def test_an_endpoint_that_drifts_does_not_differ_from_itself(
     tmp_path: Path, turns: Comparison
 ) -> None:
     """10 % slower over the run: A B B A finds nothing; A A B B, every A before its B, would cry
-    wolf.
-    """
+    wolf."""
     assert turns.interleaved_pairs == 2 * ROUNDS
     assert turns.same_schedule is True
     assert differing(turns) == set()
@@ -143,17 +140,15 @@ def test_an_endpoint_that_drifts_does_not_differ_from_itself(
 
 def test_a_quantile_needs_in_each_stage_what_it_needs_in_a_stage() -> None:
     """299 for a p99, however many rounds there are: of 40 requests the largest would stand for it,
-    which is a p97.6.
-    """
+    which is a p97.6."""
 
     def stage(n: int) -> Observations:
         values = np.arange(1.0, n + 1)
         return Observations("requests", values, np.arange(n), None, np.zeros(n), np.full(n, np.nan))
 
     assert shift._value([stage(40)] * 10, 0.99) == "needs 299 requests in each stage, has 40"
-    assert (
-        shift._value([stage(400), stage(298)], 0.99) == "needs 299 requests in each stage, has 298"
-    )
+    expected = "needs 299 requests in each stage, has 298"
+    assert shift._value([stage(400), stage(298)], 0.99) == expected
     assert shift._value([stage(58)], 0.95) == "needs 59 requests, has 58"
     # ranks of p99
     assert shift._value([stage(299), stage(400)], 0.99) == pytest.approx((297 * 396) ** 0.5)
@@ -235,8 +230,7 @@ def test_where_no_pair_is_left_nothing_is_compared(
 
 def test_lost_pairs_are_said_with_their_reason_everywhere(measured: Path, tmp_path: Path) -> None:
     """A lost stages 0 and 1, B 2 and 3: two pairs, one in each order, which leave nothing to see
-    their noise by.
-    """
+    their noise by."""
     result = compare(limited_in(measured, tmp_path / "x", (0, 1), (2, 3)))
     lost = "2 of 6 pairs of stages are left: the client was the limit in 4 stages (2 of A, 2 of B)"
     few = "too few pairs of stages: use more --rounds"
@@ -261,10 +255,8 @@ def test_pairs_in_one_order_only_are_said_to_hold_the_drift(measured: Path, tmp_
     """A B B A: pairs 0, 2 and 4 ran A first, the others B first, and those are lost."""
     result = compare(limited_in(measured, tmp_path / "x", (1, 3, 5), ()))
     assert result.interleaved_pairs == 3
-    assert (
-        "the client was the limit in 3 stages (3 of A). All of them ran in one order"
-        in result.notes[0]
-    )
+    said = result.notes[0]
+    assert "the client was the limit in 3 stages (3 of A). All of them ran in one order" in said
 
 
 def test_the_pairs_that_are_left_are_compared(measured: Path, tmp_path: Path) -> None:
@@ -279,8 +271,7 @@ def test_the_pairs_that_are_left_are_compared(measured: Path, tmp_path: Path) ->
 
 def test_the_cheaper_of_two_that_carried_the_same_load_is_no_winner(measured: Path) -> None:
     """Half the price at the same load is half the cost of that load: what each could carry is not
-    known.
-    """
+    known."""
     judged = [prepare(load_run(measured / n)) for n in "ab"]
     result = compare([ComparedRun("A", judged[0], 1, 2.0), ComparedRun("B", judged[1], 1, 1.0)])
     costs = [r for r in result.scorecard if r.question == "cost" and None not in r.values]
@@ -318,8 +309,7 @@ def test_one_endpoint_against_itself_over_the_wire(
     tmp_path: Path, ampacity: Any, capsys: Any, server: Started
 ) -> None:
     """Two run directories, stage k of both with the same lengths and arrivals, in the order A B B
-    A, other texts.
-    """
+    A, other texts."""
     code = ampacity(
         "ab",
         "--aa",

@@ -29,9 +29,8 @@ LOAD = {"url": "http://predicted.invalid/v1", "input_tokens": "10", "output_toke
 
 
 def checked_in_virtual_time(tmp_path: Path, slos: list[str], **raw: Any) -> CheckResult:
-    """A step takes 10 ms + 1 ms for each of b in the batch: TTFT is 11 ms at least, at 10 req/s
-    3 are in flight, and no queue forms.
-    """
+    """A step takes 10 ms + 1 ms for each of b in the batch: TTFT is 11 ms at least, at 10 req/s 3
+    are in flight, and no queue forms."""
     given = {**LOAD, "rates": "10", "duration": "10m", "out": str(tmp_path / "run"), "slo": slos}
     settings = make_settings({**given, **raw})
     engine = find_deployment("linear:0.01,0.001")
@@ -106,8 +105,7 @@ def test_too_short_to_tell_is_inconclusive_and_says_how_long_it_takes(tmp_path: 
 
 def test_over_all_looks_a_verdict_at_the_limit_is_rarely_wrong() -> None:
     """An M/M/1 queue that just keeps its p95 at this load: either verdict is wrong in at most 5 %
-    of the checks, so more than 4 of 30 have a chance of 2 %. Far below it few requests decide.
-    """
+    of the checks, so more than 4 of 30 have a chance of 2 %. Far below it few requests decide."""
     slo = limit_at("mm1", 0.7, 0.95)
     words = [checked("mm1", 0.7, slo, 1000, seed)[0] for seed in range(30)]
     assert words.count("met") <= 4
@@ -170,8 +168,7 @@ def test_in_real_time(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A client that other work on this machine disturbed is inconclusive, and tries again. A
-    quarter of the answers are errors; the limit on TTFT makes a late client harmless.
-    """
+    quarter of the answers are errors; the limit on TTFT makes a late client harmless."""
     load = args_of("--input-tokens 10 --output-tokens 10 --rates 60 --max-duration 20s --json")
     with start_in_process("demo", faults={"errors": {"503": 0.25}}) as server:
         for attempt in range(4):

@@ -1,19 +1,22 @@
 """``ampacity doctor``: the judgement of what was seen, by hand."""
 
+import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
 
 from ampacity.config import make_settings
 from ampacity.experiments.checkup import checkup, trusted
-from ampacity.experiments.doctor import DoctorResult, _busy_with
+from ampacity.experiments.doctor import DoctorResult, _Answers, _busy_with
 from ampacity.loadgen.probe.diagnosis import Finding
+from ampacity.loadgen.probe.diagnosis_rules import METRICS
 from ampacity.loadgen.probe.network import RoundTrip
 from ampacity.loadgen.probe.results import Calibration, ProbeResult, Served
-from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.rundir.records import CACHE, RequestRecord
 from ampacity.loadgen.send.protocols import RequestShape
 
 
@@ -59,6 +62,26 @@ def seen(answer: RequestRecord, short_ttft_s: float = 0.1) -> DoctorResult:
     asked, gauges = (24, True, False, None), ("running",)
     rest = (*asked, (2e-5,), gauges, 2000)
     return DoctorResult(settings, probe, answer, short, short, (), *rest, compiled=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "verdict", "text", "spoils"),
+    [
+        (("m", "m", "m"), "ok", "m is served", ()),
+        ((None, None, None), "ok", "m is served", ()),  # Responses without a name
+        (("tiny", "tiny", "tiny"), "note", "m was asked for, tiny answers by its own", ()),
+        (("m", "m", "m, then tiny"), "note", "m was asked for, m, then tiny answers", ()),
+        (("m", CACHE, CACHE), "bad", "2 of 3 answers come from a cache", METRICS),
+    ],
+)
+def test_who_answers_by_the_answers_own_account(
+    names: tuple[str | None, ...], verdict: str, text: str, spoils: tuple[str, ...]
+) -> None:
+    given = seen(replace(record(), answered_by=names[2]))
+    short, again = (replace(small(), answered_by=name) for name in names[:2])
+    check = found("model", replace(given, short=short, again=again))
+    assert (check.verdict, check.spoils) == (verdict, spoils)
+    assert check.found.startswith(text)
 
 
 def found(name: str, given: DoctorResult) -> Finding:
@@ -152,8 +175,7 @@ def test_what_the_answer_says_of_its_tokens(
 
 def test_an_answer_that_ends_by_itself_counts_an_end_token_that_no_chunk_has() -> None:
     """33 tokens in 32 chunks, ended by "stop": one token in each; by "length" nobody knows which
-    chunk had two.
-    """
+    chunk had two."""
     for finish_reason, known, ratio in (("stop", True, 1.0), ("length", False, 33 / 32)):
         given = seen(record(asked=64, tokens=33, finish_reason=finish_reason))
         _, facts = checkup(given)
@@ -255,8 +277,7 @@ def test_failures_are_counted_and_each_kind_is_said_once() -> None:
 @pytest.mark.parametrize("busy", [(), ("make 1.9 cores",)])
 def test_a_busy_machine_is_named_before_a_proxy(busy: tuple[str, ...]) -> None:
     """32 chunks in 4 reads, 80 ms apart: coalesced. A good stream is good however busy the machine
-    was.
-    """
+    was."""
     for gaps_s, bad in ((FOUR_BUNCHES, True), (EVERY_10_MS, False)):
         stream = found("stream", replace(seen(record(0.1, gaps_s)), busy_with=busy))
         assert (stream.verdict != "ok") is bad
@@ -264,10 +285,22 @@ def test_a_busy_machine_is_named_before_a_proxy(busy: tuple[str, ...]) -> None:
         assert stream.means.startswith("this machine was busy") is (bad and bool(busy))
 
 
+@pytest.mark.parametrize(
+    ("held", "asked", "alike"), [(0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 3, 3), (4, 3, 3)]
+)
+def test_an_odd_stream_is_asked_for_again_twice_at_most(held: int, asked: int, alike: int) -> None:
+    """The first ``held`` answers come in four bunches. The last one counts, and how many were so."""
+    given = seen(record())
+    answers = _Answers(given.settings, given.probe, Mock(), Mock())
+    odd, good = record(0.1, FOUR_BUNCHES), record()
+    with patch.object(answers, "ask", AsyncMock(side_effect=[odd] * held + [good])):
+        last = good if held < asked else odd
+        assert asyncio.run(answers.long_answer(0.1)) == (last, asked, alike)
+
+
 def test_what_takes_most_of_the_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two cores, in 10 s: 19 s of make are 1.9 cores, and 12 s are no more than 1.2, which is
-    not most.
-    """
+    not most."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     for used_s, said in ((19.0, ("make 1.9 cores", "sh 0.1 cores")), (12.0, ())):
         after = {7: ("make", 100 + used_s), 8: ("sh", 1.0)}

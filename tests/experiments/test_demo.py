@@ -25,8 +25,7 @@ def test_the_demo_finds_the_simulators_own_capacity(tmp_path: Path) -> None:
     One run in twenty may lie outside a 95 % interval: how often it holds the truth is what
     `benchmarks.studies.demo_figures` counts over many runs.  Here half its width is added at each
     end, and the truth has a standard error of its own.  Little's law may warn of one steady stage
-    in 20.
-    """
+    in 20."""
     run = tmp_path / "run"
     began = time.monotonic()
     command = [sys.executable, "-m", "ampacity", "demo", "--out", str(run)]
@@ -38,9 +37,8 @@ def test_the_demo_finds_the_simulators_own_capacity(tmp_path: Path) -> None:
     assert lines[-1] == str(run)
     assert str(run / "report.html") in lines[-2]
     assert result.stdout.startswith("CAPACITY  ")
-    assert {"run.json", "requests.parquet", "server.parquet", "summary.json", "report.html"} == {
-        p.name for p in run.iterdir()
-    }
+    expected = {"run.json", "requests.parquet", "server.parquet", "summary.json", "report.html"}
+    assert expected == {p.name for p in run.iterdir()}
     if found["audit"]["client_limited"]:
         pytest.skip(f"other work held the load generator up: {found['warnings']}")
     slos = [("ttft", 0.95, 0.25), ("itl", 0.99, 0.1)]

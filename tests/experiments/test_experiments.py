@@ -27,7 +27,7 @@ from ampacity.run_file import read_run_file
 from ampacity.simulator.server.launch import Started, start_in_process
 from tests.support.args import Cli, args_of
 from tests.support.contract import summarise
-from tests.support.kills import start, wait_for_stage, workers_of
+from tests.support.processes.kills import start, wait_for_stage, workers_of
 from tests.support.waiting import wait_until
 
 KEY = "sk-never-to-be-written-4711"

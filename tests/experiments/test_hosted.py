@@ -18,7 +18,6 @@ from ampacity.config import make_settings
 from ampacity.experiments.stages.budget import approve, estimate
 from ampacity.loadgen.drive.account import Account
 from ampacity.loadgen.drive.options import RunnerOptions
-from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import Limits, StagePlan
 from ampacity.loadgen.rundir.files import load_run
@@ -34,7 +33,7 @@ from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from tests.support.args import Command
 from tests.support.repeats import often
 from tests.support.servers.hosted import OVERLOADED, Provider
-from tests.support.stage_driving import schedule_at
+from tests.support.stage_driving import played, schedule_at
 
 SHORT = "--model m --input-tokens 8 --output-tokens 2 --arrivals constant"
 PRICES = "# made up for this test, 2026-11-29\nmodel,input,output,cached\nm,1000,4000,100\n"
@@ -58,11 +57,7 @@ def drive(
         made = ScheduledRequests([(endpoint, None)], RequestShape("chat", "m"), maker, "run")
         client = Client(endpoint, endpoint.addresses(), None)
         options = RunnerOptions(limits=Limits(retries=retries), account=account or Account())
-        records: list[RequestRecord] = []
-        runner = StageRunner([client], made, records.append, options)
-        await runner.run(StagePlan(0, **plan))
-        await client.close()
-        return records
+        return (await played(client, made, StagePlan(0, **plan), options)).records
 
     return asyncio.run(main())
 

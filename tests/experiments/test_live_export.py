@@ -1,10 +1,10 @@
 """--prometheus and --otlp: the counters of a running load, and the dashboard that draws them."""
 
+import contextlib
 import json
 import re
 import socket
 import threading
-import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -168,11 +168,9 @@ def test_a_run_is_exported_while_it_runs(
 
     def scrape(port: int) -> None:
         while not ended.wait(0.2):
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as got:
-                    pages.append(got.read().decode())
-            except OSError:
-                time.sleep(0.1)
+            url = f"http://127.0.0.1:{port}/metrics"
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as got:
+                pages.append(got.read().decode())
 
     with (
         http_server(lambda handler: reply(handler, status=404), post) as collector,
@@ -193,9 +191,8 @@ def test_a_run_is_exported_while_it_runs(
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     final = otlp_values(posted[-1])
     assert final["requests_sent_total"] == summary["requests"]
-    assert final["requests_ended_total{ok}"] == summary["requests"] - sum(
-        summary["errors"].values()
-    )
+    expected = final["requests_ended_total{ok}"]
+    assert expected == (summary["requests"] - sum(summary["errors"].values()))
     assert final["ttft_seconds_count"] == final["client_lag_seconds_count"] == summary["requests"]
     assert final["stage"] == len(summary["stages"]) - 1
     sent = [samples(text)["requests_sent_total"] for text in pages]

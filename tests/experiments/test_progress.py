@@ -36,9 +36,8 @@ def live(ttfts: int) -> Live:
 def test_a_percentile_of_the_live_line_needs_as_many_requests_as_a_stages(
     ttfts: int, said: str
 ) -> None:
-    assert f", {said}, 2 errors, 80 s left" in live_line(
-        live(ttfts), (20.0, 90, 70), (10.0, 60, 60)
-    )
+    expected = f", {said}, 2 errors, 80 s left"
+    assert expected in live_line(live(ttfts), (20.0, 90, 70), (10.0, 60, 60))
 
 
 def test_the_live_line_says_what_is_sent_now_beside_the_mean() -> None:

@@ -29,8 +29,7 @@ def answers(
     **columns: Any,
 ) -> list[Any]:
     """20 requests/s, each answered in ``chunks`` chunks 20 ms apart where ``planned`` tokens were
-    asked for.
-    """
+    asked for."""
     counted = chunks if source == "chunks" else planned
     return [
         request(
@@ -155,8 +154,7 @@ def test_users_that_can_never_be_in_flight_are_refused(option: str) -> None:
 
 def test_users_that_were_set_and_never_in_flight_are_no_c_max(tmp_path: Path) -> None:
     """64 users, of whom an endpoint with room for 10 lets no more than 10 in: C_max is what was in
-    flight, and it is said.
-    """
+    flight, and it is said."""
     records = [request(i, 0.1 * (i // 10), ttft_s=0.02, gaps_s=[0.075]) for i in range(2000)]
     stage = Stage(records, 200 * 0.1, concurrency=64)
     summary = summarise(make_run(tmp_path / "run", [stage], ["ttft_p50=2s"], warmup_requests=0))

@@ -35,8 +35,8 @@ from ampacity.simulator.server.launch import Started
 from ampacity.values import ConfigError
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import Schedule, open_schedule
-from tests.support import kills
 from tests.support.args import COMMAND, args_of
+from tests.support.processes import kills
 from tests.support.synthetic import run_meta, summary_of, warned
 
 S = 1_000_000_000
@@ -451,7 +451,7 @@ def test_a_client_that_is_suspended_is_no_finding(server: Started, tmp_path: Pat
     process = kills.start("run", server.url, *LOAD, "--out", run)
     kills.wait_for_stage(run, 1.0)
     process.send_signal(signal.SIGSTOP)
-    time.sleep(1.5)
+    time.sleep(1.5)  # the subject: a pause longer than any lateness that is passed over
     process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err

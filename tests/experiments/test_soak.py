@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 import re
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.virtual.player import VirtualPlayer
 from ampacity.experiments.virtual.predict import predict
 from ampacity.experiments.windows import summarise_soak
-from ampacity.loadgen.rundir.files import load_run, part_of, read_meta
+from ampacity.loadgen.rundir.files import load_run, part_of, read_meta, read_part
 from ampacity.loadgen.rundir.records import SCHEMA
 from ampacity.progress import Progress
 from ampacity.reports.pages.run_report import Beyond, render_report
@@ -33,6 +34,7 @@ from ampacity.simulator.server.launch import start_in_process
 from ampacity.workloads.schedule import endless_schedule
 from tests.support.args import Command
 from tests.support.servers.fault_server import FaultServer
+from tests.support.waiting import wait_until
 
 LOAD = "--rps 40 --input-tokens 20 --output-tokens 40 --slo ttft_p95=500ms"
 
@@ -154,7 +156,7 @@ def test_a_soak_that_is_ended_is_reported_and_goes_on(
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        _wait_for(run / "requests-w00001.arrows")
+        wait_until((run / "requests-w00001.arrows").exists)
         process.send_signal(end)
         out = process.communicate(timeout=20)[0]
         assert process.returncode == (130 if end == signal.SIGTERM else -9)
@@ -189,11 +191,47 @@ def test_a_soak_that_is_ended_is_reported_and_goes_on(
     assert len(summary.seams) == 1
 
 
-def _wait_for(path: Path) -> None:
-    for _ in range(400):
-        if path.exists():
-            break
-        time.sleep(0.05)
+def open_windows(run: Path) -> list[int]:
+    """Return the windows that are not over, and of which something is recorded."""
+    going = [s["index"] for s in read_meta(run)["stages"] if s["drained_ns"] is None]
+    return [index for index in going if read_part(run, index).num_rows]
+
+
+def test_a_kill_while_two_windows_are_in_flight_loses_no_request(
+    tmp_path: Path, command: Command
+) -> None:
+    """Answers take up to two windows, so the one before is not over when a kill comes."""
+    run, lengths = tmp_path / "run", "--output-tokens uniform:min=1,max=6"
+    with FaultServer(gap_s=0.4) as server:
+        load = f"--rps 30 --duration 4s --window 1s --input-tokens 9 {lengths} --seed 2"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ampacity", *f"soak {server.url} {load} --out".split(), run],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        wait_until((run / "requests-w00001.arrows").exists)
+        wait_until(lambda: len(open_windows(run)) > 1)
+        process.kill()
+        process.wait()
+        killed = open_windows(run)
+        command("report", run)
+        for path in (run / "run.json", *run.glob("requests*")):
+            os.utime(path, (time.time() - 500, time.time() - 500))
+        command("soak --resume", run)
+    rows = load_run(run).requests.to_pydict()
+    assert sorted(rows["request_id"]) == list(range(len(rows["request_id"])))
+    settings = make_settings(
+        {"url": "http://x", "input_tokens": "9", "output_tokens": lengths.split()[1]}
+    )
+    whole = endless_schedule(settings.workload, rate_rps=30.0, begin_s=0.0, end_s=4.0, seed=2)
+    assert len(rows["request_id"]) == len(whole)
+    cut = [stage for stage, s in zip(rows["stage"], rows["status"], strict=True) if s != "ok"]
+    assert set(cut) == set(killed)
+    assert len(killed) > 1
+    (seam,) = read_meta(run)["seams"]
+    assert seam["in_flight"] == len(cut) >= 20
+    assert seam["gap_s"] < 100 < 500 <= seam["wall_gap_s"]  # a newer report is not the run's
+    assert not [*run.glob("*.arrows")]
 
 
 def test_a_server_that_answers_nothing_ends_the_soak(tmp_path: Path, command: Command) -> None:

@@ -96,10 +96,8 @@ def test_sessions_and_prefixes_are_told_in_words(tmp_path: Path) -> None:
         "compacted above 8,000 tokens; history of the real answers; a failed turn ends its session"
         in facts["Sessions"]
     )
-    assert (
-        facts["Shared prefixes"]
-        == "tools: fixed at 300 tokens, 4 texts (Zipf 1), in 50.0% of the prompts"
-    )
+    expected = "tools: fixed at 300 tokens, 4 texts (Zipf 1), in 50.0% of the prompts"
+    assert facts["Shared prefixes"] == expected
     assert side_title(described, "input") == "First message, tokens"
     assert side_title(described, "output", ", planned") == "Output tokens, planned"
     cut = workload_facts({"clipped_to_context": 7, "turns_beyond_context": 2})
@@ -123,7 +121,9 @@ def test_a_rate_that_changes_within_the_stage_is_refused_where_one_is_looked_for
 
 def test_processes_of_one_steady_rate_are_swept() -> None:
     for arrivals in ("poisson", "gamma:cv=3", "onoff:on=1s,off=2s", "mmpp:rates=1/8,stay=60s/5s"):
-        check_steady(load_workload("chat").with_arrivals(arrivals), "sweep")
+        steady = load_workload("chat").with_arrivals(arrivals)
+        check_steady(steady, "sweep")
+        assert list(steady.clocks) == [arrivals]
 
 
 def test_the_clock_of_a_class_counts_too(tmp_path: Path) -> None:

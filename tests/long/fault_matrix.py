@@ -14,7 +14,7 @@ from ampacity.analysis.summary import summarise
 from ampacity.loadgen.plan import Limits
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.loadgen.rundir.records import RequestRecord, kind_of
-from tests.support.command_lines import run_here
+from tests.support.processes.command_lines import run_here
 from tests.support.servers.fault_server import FaultServer
 from tests.support.servers.faults import FAULTS, Call
 from tests.support.stage_driving import served_stage

@@ -209,7 +209,7 @@ def baselines() -> tuple[Target, Corpus]:
     """Damage a baseline, with a checksum that is right, and gate its own run by it."""
     from ampacity.analysis.change.judged import CompareError
     from ampacity.analysis.gate.baseline_file import _checksum, read_baseline
-    from tests.support.command_lines import run_here
+    from tests.support.processes.command_lines import run_here
 
     with tempfile.TemporaryDirectory() as folder:
         run, path = Path(folder) / "run", Path(folder) / "base.json"

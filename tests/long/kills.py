@@ -17,7 +17,7 @@ from pathlib import Path
 from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.simulator.server.launch import start_in_process
-from tests.support import kills
+from tests.support.processes import kills
 
 LOST_MAX_S = 1.0
 SESSIONS = """

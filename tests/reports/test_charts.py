@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,12 @@ EVERY = (
     "latency-rate latency-concurrency achieved ttft-percentiles itl-percentiles goodput "
     "errors input-tokens output-tokens"
 ).split()
+
+
+def chart_of(draw: Callable[[Summary], Chart | None], summary: dict[str, Any]) -> Chart:
+    chart = draw(read_summary(summary))
+    assert chart is not None
+    return chart
 
 
 @cache
@@ -165,11 +172,8 @@ def test_the_curve_marks_knee_usable_rate_limit_and_infinite_p99() -> None:
 
 def test_p99_bars_are_the_interval_of_the_summary() -> None:
     summary = sample_summary.open_sweep()
-    bars = [
-        rows
-        for _, rows in layers(latency_by_rate(read_summary(summary)), "rule")
-        if "text" not in rows[0]
-    ]
+    rules = layers(latency_by_rate(read_summary(summary)), "rule")
+    bars = [rows for _, rows in rules if "text" not in rows[0]]
     low, high = summary["stages"][1]["ttft_from_schedule_s"]["p99_ci"]
     assert bars[0][0] == {"x": 2.0, "y": low, "y2": high}
 
@@ -196,34 +200,27 @@ def test_the_curve_draws_the_percentile_that_is_judged(
 ) -> None:
     summary = sample_summary.open_sweep()
     summary["slos"] = [{"metric": "ttft", "quantile": quantile, "limit_s": 2.0, "text": slo}]
-    chart = latency_by_rate(read_summary(summary))
-    assert chart is not None
+    chart = chart_of(latency_by_rate, summary)
     assert f"TTFT {drawn_tail} (judged)" in [key.label for key in chart.keys]
     assert f"show_{drawn_tail}" not in chart.off
     held = summary["stages"][2]["ttft_from_schedule_s"]
     (wide,) = [rows for mark, rows in layers(chart, "line") if mark["strokeWidth"] > 3]
     assert held[drawn_tail] in [row["y"] for row in wide]
     assert f"TTFT p50 {round(1e3 * 0.101)} ms and {drawn_tail}" in chart.alt
-    summary["slos"].append(
-        {"metric": "ttft", "quantile": 0.99, "limit_s": 3.0, "text": "ttft_p99=3s"}
-    )
-    both = latency_by_rate(read_summary(summary))
-    assert both is not None
+    other = {"metric": "ttft", "quantile": 0.99, "limit_s": 3.0, "text": "ttft_p99=3s"}
+    summary["slos"].append(other)
+    both = chart_of(latency_by_rate, summary)
     assert "TTFT p99 (judged)" in [key.label for key in both.keys]
 
 
 def test_a_stage_without_a_percentile_is_named_in_the_caption() -> None:
-    known = latency_by_rate(read_summary(sample_summary.open_sweep()))
-    assert known is not None
+    known = chart_of(latency_by_rate, sample_summary.open_sweep())
     assert "Not drawn: TTFT p99 at 1 req/s, 9 req/s (reasons in the tables)." in known.caption
     summary = sample_summary.open_sweep()
     summary["stages"] = summary["stages"][1:7]
-    summary["stages"][0]["ttft_from_schedule_s"] |= {
-        "p99": None,
-        "p99_reason": "needs 299 requests, has 40",
-    }
-    chart = latency_by_rate(read_summary(summary))
-    assert chart is not None
+    few = {"p99": None, "p99_reason": "needs 299 requests, has 40"}
+    summary["stages"][0]["ttft_from_schedule_s"] |= few
+    chart = chart_of(latency_by_rate, summary)
     assert chart.caption.endswith("Not drawn: TTFT p99 at 2 req/s (needs 299 requests, has 40).")
 
 
@@ -240,23 +237,20 @@ def test_the_knee_is_a_strip_below_the_band_of_the_usable_rate() -> None:
 
 
 def test_bands_lie_below_the_data() -> None:
-    chart = latency_by_rate(read_summary(sample_summary.open_sweep()))
-    assert chart is not None
+    chart = chart_of(latency_by_rate, sample_summary.open_sweep())
     kinds = [layer["mark"]["type"] for layer in chart.spec["layer"]]
     assert kinds[:2] == ["rect", "rect"]
     assert "rect" not in kinds[2:]
 
 
 def test_c_max_is_marked_over_concurrency() -> None:
-    chart = latency_by_concurrency(read_summary(sample_summary.closed_sweep()))
+    chart = chart_of(latency_by_concurrency, sample_summary.closed_sweep())
     assert "C_max 16.0 in flight (16.0 to 32.0)" in texts(chart, "rule")
-    assert chart is not None
     assert chart.title == "The SLOs hold up to 16.0 requests in flight"
 
 
 def test_titles_without_capacity_claim_nothing() -> None:
-    chart = latency_by_rate(read_summary(sample_summary.no_slos()))
-    assert chart is not None
+    chart = chart_of(latency_by_rate, sample_summary.no_slos())
     assert chart.title == "Latency against the offered rate"
 
 
@@ -264,8 +258,7 @@ def test_titles_say_where_a_bound_is_only_a_bound() -> None:
     summary = sample_summary.open_sweep()
     summary["capacity"]["crossing"] = "lower_bound"
     summary["slos"] = summary["slos"][:1]
-    chart = latency_by_rate(read_summary(summary))
-    assert chart is not None
+    chart = chart_of(latency_by_rate, summary)
     assert chart.title == "The SLO holds up to at least 6.40 requests/s"
 
 
@@ -280,8 +273,7 @@ def test_achieved_says_what_the_endpoint_keeps_up_with() -> None:
     assert dead.title == "Achieved against offered rate"
     summary = sample_summary.open_sweep()
     summary["stages"] = summary["stages"][:4]
-    kept = achieved_by_offered(read_summary(summary))
-    assert kept is not None
+    kept = chart_of(achieved_by_offered, summary)
     assert kept.title == "The achieved rate follows every rate offered"
 
 
@@ -303,8 +295,7 @@ def test_goodput_over_offered_rate_has_the_diagonal_and_the_peak() -> None:
     assert curve[7]["y"] == pytest.approx(0.05 * 7.02)
     assert chart is not None
     assert chart.title == "Goodput peaks at 6.56 requests/s, at 7 offered"
-    closed = goodput_by_load(read_summary(sample_summary.closed_sweep()))
-    assert closed is not None
+    closed = chart_of(goodput_by_load, sample_summary.closed_sweep())
     assert len(layers(closed, "line")) == 1
 
 
@@ -316,9 +307,8 @@ def test_quantile_curves_use_one_over_one_minus_q() -> None:
     # null and q = 1 are left out
     assert [row["x"] for row in rows] == pytest.approx([1, 2, 10, 100])
     assert [row["y"] for row in rows] == [0.1, 0.2, 0.3, 0.4]
-    assert "SLO ttft_p99=2s: at most 2.00 s at p99" in texts(
-        distributions.ttft_percentiles(read_summary(summary)), "point"
-    )
+    expected = "SLO ttft_p99=2s: at most 2.00 s at p99"
+    assert expected in texts(distributions.ttft_percentiles(read_summary(summary)), "point")
 
 
 def test_itl_names_each_stage_and_dashes_the_unsteady_one() -> None:
@@ -329,9 +319,8 @@ def test_itl_names_each_stage_and_dashes_the_unsteady_one() -> None:
         *(f"{n} req/s" for n in range(1, 8)),
         "9 req/s, no steady state",
     ]
-    assert [bool(mark.get("strokeDash")) for mark, _ in layers(chart, "line")] == [False] * 7 + [
-        True
-    ]
+    expected = [False] * 7 + [True]
+    assert [bool(mark.get("strokeDash")) for mark, _ in layers(chart, "line")] == expected
 
 
 def test_at_most_eight_curves_with_the_first_and_the_last() -> None:
@@ -342,8 +331,7 @@ def test_at_most_eight_curves_with_the_first_and_the_last() -> None:
 def test_errors_are_stacked_by_cause() -> None:
     summary = sample_summary.open_sweep()
     summary["stages"][7]["errors"] |= {"http_error": 3, "something_new": 2}
-    chart = errors_by_stage(read_summary(summary))
-    assert chart is not None
+    chart = chart_of(errors_by_stage, summary)
     rows = chart.spec["datasets"]["errors"]
     assert [(r["stage"], r["x"], r["x2"]) for r in rows] == [
         ("9 req/s", 0, 3),
@@ -357,8 +345,7 @@ def test_errors_are_stacked_by_cause() -> None:
 def test_what_was_cut_off_is_no_error() -> None:
     summary = sample_summary.open_sweep()
     summary["stages"][7]["errors"] |= {"unfinished": 12, "cancelled": 1}
-    chart = errors_by_stage(read_summary(summary))
-    assert chart is not None
+    chart = chart_of(errors_by_stage, summary)
     assert chart.title == (
         "27 of 4,320 requests in the windows failed; 12 cut off unfinished; "
         "1 cancelled by the workload"
@@ -369,8 +356,7 @@ def test_what_was_cut_off_is_no_error() -> None:
         "cancelled by the workload",
     ]
     summary["stages"][7]["errors"] = {"unfinished": 12}
-    cut = errors_by_stage(read_summary(summary))
-    assert cut is not None
+    cut = chart_of(errors_by_stage, summary)
     assert cut.title == "No request in the windows failed; of 4,320, 12 cut off unfinished"
 
 
@@ -381,8 +367,7 @@ def test_two_stages_of_the_same_load_keep_a_bar_each() -> None:
     named = name_stages([struct_of(contract.Stage, s) for s in summary["stages"]])
     for stage, renamed in zip(summary["stages"], named, strict=True):
         stage["name"] = renamed.name
-    chart = errors_by_stage(read_summary(summary))
-    assert chart is not None
+    chart = chart_of(errors_by_stage, summary)
     assert [r["stage"] for r in chart.spec["datasets"]["errors"]] == [
         "1 req/s (stage 0)",
         "1 req/s (stage 1)",
@@ -466,12 +451,10 @@ def test_the_curves_of_a_search_leave_the_stages_out_that_only_bracket() -> None
     ]
     assert [(mark["filled"], xs) for mark, xs in hollow] == [(False, left_out)]
     assert chart is not None
-    assert "no steady state, or too short to show one: no part of the curve" in [
-        key.label for key in chart.keys
-    ]
+    expected = "no steady state, or too short to show one: no part of the curve"
+    assert expected in [key.label for key in chart.keys]
     summary["stages"] = [s for s in summary["stages"] if s["stable"]]
-    shorter = achieved_by_offered(read_summary(summary))
-    assert shorter is not None
+    shorter = chart_of(achieved_by_offered, summary)
     assert shorter.title == "The achieved rate follows every rate offered up to 7 requests/s"
 
 

@@ -196,9 +196,7 @@ def test_what_goodput_counts_is_said_where_it_may_differ() -> None:
     summary = sample_summary.open_sweep()
     summary["stages"][0]["accepted"] |= {"requests": 3}
     note = found(summary)["Goodput peak"].note
-    assert (
-        "goodput applies itl_p99=100ms to the gaps of each request, the SLO verdict to all" in note
-    )
+    assert "itl_p99=100ms is applied to the gaps of each request here, and to all gaps of a" in note
     assert note.endswith("whether their answers were right stands under Accepted answers")
     summary["slos"] = [slo for slo in summary["slos"] if slo["metric"] != "itl"]
     assert "gaps" not in found(summary)["Goodput peak"].note
@@ -248,10 +246,8 @@ def test_a_closed_capacity_is_an_upper_limit_with_its_users() -> None:
         22.2], "capacity_rps": 22.2, "c_max": 9.78, "users": 32}""")
     got = found(summary)
     assert (got["Capacity"].value, got["Capacity"].interval) == ("at most 22.2 req/s", None)
-    assert (
-        "users wait for the server: open arrivals violate the SLO at a lower rate"
-        in got["Capacity"].note
-    )
+    note = got["Capacity"].note
+    assert "users wait for the server: open arrivals violate the SLO at a lower rate" in note
     assert got["C_max"].value == "9.78 in flight"
     assert "mean concurrency of 32 users, who pause" in got["C_max"].note
 
@@ -283,9 +279,8 @@ def test_a_load_that_was_repeated_is_a_finding() -> None:
         "stage that counts, "
         "its warm-up included; loop lag p99 at most 400 µs; CPU at most 31.0% of a core"
     )
-    assert "(p99 of its loop's lag, worst stage that counts)" in str(
-        error_bound(read_summary(summary))
-    )
+    expected = "(p99 of its loop's lag, worst stage that counts)"
+    assert expected in str(error_bound(read_summary(summary)))
     summary["audit"] |= {"client_limited_stages": [5], "client_limited": False}
     assert found(summary)["Load generator"].note.startswith(
         "disturbed by other work at 6 req/s, which was repeated; requests"
@@ -313,9 +308,8 @@ def test_one_instance_and_one_gpu_are_singular() -> None:
 
 def test_the_method_is_in_the_definitions_not_in_the_card() -> None:
     note = found(sample_summary.open_sweep())["Capacity"].note
-    assert (
-        note == "bound by ttft_p99=2s; interpolated between the stages on both sides of the limit"
-    )
+    expected = "bound by ttft_p99=2s; interpolated between the stages on both sides of the limit"
+    assert note == expected
 
 
 def test_a_summary_without_stages_gives_dashes() -> None:
@@ -344,6 +338,16 @@ def test_the_table_of_stages_word_for_word() -> None:
         "requests in flight grow by 2.0 a second"]""")
 
 
+def test_what_arrived_is_shown_where_it_is_not_the_rate_that_names_the_stage() -> None:
+    summary = sample_summary.open_sweep()
+    summary["stages"][3]["arrived_rps"] = 3.998  # 4.00, as the name says
+    assert "arrived" not in [c.head for c in stages_table(read_summary(summary)).columns]
+    summary["stages"][4]["arrived_rps"] = 5.13
+    table = stages_table(read_summary(summary))
+    assert [c.head for c in table.columns][:3] == ["load", "arrived", "achieved"]
+    assert [c.text for c in table.rows[4][:3]] == ["5 req/s", "5.13", "5.00"]
+
+
 def test_why_a_stage_is_undecided_names_every_slo_that_is() -> None:
     summary = sample_summary.one_stage()
     inconclusive = [
@@ -360,9 +364,8 @@ def test_why_a_stage_is_undecided_names_every_slo_that_is() -> None:
     met = sample_summary.verdict("e", "met", 0.1, 1.0, 40)
     summary["stages"][0] |= {"slo_met": None, "slo_verdicts": [*inconclusive, met]}
     table = stages_table(read_summary(summary))
-    assert (
-        table.notes[table.rows[0][-1].note - 1] == "a, b: too few; c: on the edge; d: 0 of 4 over"
-    )
+    expected = "a, b: too few; c: on the edge; d: 0 of 4 over"
+    assert table.notes[table.rows[0][-1].note - 1] == expected
 
 
 def test_a_client_limited_stage_is_no_finding() -> None:
@@ -370,10 +373,8 @@ def test_a_client_limited_stage_is_no_finding() -> None:
     summary["stages"][2] |= {"client_limited": True, "client_limited_reason": "slip p99 of 80 ms"}
     table = stages_table(read_summary(summary))
     assert table.rows[2][-1].text == "no finding"
-    assert (
-        table.notes[table.rows[2][-1].note - 1]
-        == "the load generator was the limit: slip p99 of 80 ms"
-    )
+    expected = "the load generator was the limit: slip p99 of 80 ms"
+    assert table.notes[table.rows[2][-1].note - 1] == expected
 
 
 def test_percentiles_with_n_interval_and_infinite() -> None:

@@ -6,10 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ampacity.analysis.contract.summary import read_summary
+from ampacity.analysis.decision.guardrails import guardrails
 from ampacity.analysis.load_names import load_name
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import percentiles
 from ampacity.analysis.stats.intervals import memory_of
+from tests.support import sample_summary
 from tests.support.args import Command
 from tests.support.contract import summarise
 from tests.support.synthetic import Stage, cohort, make_run, request
@@ -92,3 +95,11 @@ def test_what_a_queue_remembers_bounds_what_a_run_has_seen() -> None:
     assert np.isfinite(upper_end(5_000, None))
     assert np.isnan(upper_end(5_000, memory))  # 50 slow ones to expect, in clusters of 600
     assert np.isfinite(upper_end(100_000, memory))
+
+
+def test_the_limit_in_flight_never_cuts_what_the_queue_allows() -> None:
+    """C_max 34.2 at 5.4 req/s: 10 may wait in 1.9 s, fewer than 3 sqrt(34.2) = 17.5; 54 in 10 s."""
+    summary = read_summary(sample_summary.open_sweep())
+    short, long = guardrails(summary), guardrails(summary, wait_budget_s=10.0)
+    assert (short.queue_depth, short.concurrency_limit) == (10, 52)
+    assert (long.queue_depth, long.concurrency_limit) == (54, 89)

@@ -17,7 +17,7 @@ from rich.console import Console
 from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.contract.stage import StageClass
 from ampacity.analysis.contract.summary import SloLimit, Summary, read_summary
-from ampacity.analysis.next_run import again, next_command
+from ampacity.analysis.next_run import again, next_command, same_stages
 from ampacity.analysis.summary import summarise
 from ampacity.analysis.validate import Finding as Assumption
 from ampacity.analysis.validate import Validation
@@ -227,7 +227,7 @@ def test_every_warning_has_a_short_note() -> None:
     from ampacity.analysis.warnings import RULES
 
     assert set(NOTES) | {"imported"} == set(RULES)
-    assert all(len(note) <= 140 for note in NOTES.values())
+    assert all(len(note or "") <= 140 for note in NOTES.values())
 
 
 LEAST = {"capacity": open_sweep()["capacity"] | {"crossing": "lower_bound"}}
@@ -257,6 +257,13 @@ def test_the_next_command(changed: dict[str, Any], expected: str | None) -> None
         assert found.startswith("ampacity sweep http://h/v1 --model M ")
         assert found.endswith(expected), found
         assert "--out" not in found
+
+
+def test_a_run_without_slo_whose_stages_were_too_short_is_repeated_twice_as_long() -> None:
+    summary = open_sweep() | {"slos": [], "warnings": [{"code": "drift", "text": "it drifts"}]}
+    line = [*COMMAND, "--duration", "5s"]
+    found = next_command(struct_of(Summary, summary), {"command_line": line}, "runs/x")
+    assert found == f"{' '.join(COMMAND[:5])} --duration 10s --slo ttft_p99=2s --slo tpot_p99=100ms"
 
 
 def test_a_used_up_budget_is_doubled() -> None:
@@ -289,7 +296,8 @@ def test_a_client_that_was_the_limit_has_a_note_with_the_remedy(
     warned = bool(metrics or not repeated)
     summary["warnings"] = [{"code": "client_limited", "text": "long"}] * warned
     text = " ".join(rendered(summary).split())
-    note = "NOTE Stop other work on this machine (backup 0.97 cores) or pin the client with --cpus"
+    other = "other work on this machine (backup 0.97 cores)"
+    note = f"NOTE Stop (or nice) {other}, or pin the client with --cpus"
     assert (note in text) is warned
     assert "stages marked so" not in text
 
@@ -330,6 +338,46 @@ def test_a_command_is_made_again() -> None:
     text = "ampacity sweep u --model 'a b' --rates 3 --slo ttft_p95=1s"
     assert again(words, changes, ["--closed"]) == text
     assert again(["ampacity", "demo", "-o", "x"], {"--max-duration": "10m"}) == "ampacity demo"
+
+
+def played(*stages: dict[str, Any], experiment: str = "search") -> dict[str, Any]:
+    """run.json of stages that begin at 7 s, each 12.5 s long."""
+    times = {"start_ns": 7_000_000_000, "end_ns": 19_500_000_000}
+    return {
+        "experiment": experiment,
+        "stages": [{"index": i, **times, **s} for i, s in enumerate(stages)],
+    }
+
+
+def test_the_stages_that_a_run_chose_are_named_in_their_order() -> None:
+    """A stage that was repeated counts once; a closed loop's ramp comes on top of its length."""
+    words = "ampacity search u --precision 5% --closed --max-duration 9m --seed 7 -o x".split()
+    fast, slow = ({"kind": "open", "offered_rps": rate} for rate in (200.0, 12.345))
+    meta = played(fast | {"schedule": 0}, slow | {"schedule": 1}, slow | {"schedule": 1})
+    loads = "--rates 200,12.345 --duration 12.5s,12.5s"
+    assert same_stages(words, meta) == f"ampacity sweep u --seed 7 {loads}"
+    demo = same_stages(["ampacity", "demo"], played(fast, slow, experiment="demo"))
+    assert demo == f"ampacity demo {loads}"
+    ramped = played({"kind": "closed", "concurrency": 8, "ramp_s": 2.0}, experiment="sweep")
+    users = same_stages(["ampacity", "sweep", "u"], ramped)
+    assert users == "ampacity sweep u --concurrency 8 --duration 10.5s"
+
+
+@pytest.mark.parametrize(
+    ("words", "stages", "experiment"),
+    [
+        ("sweep u --rates 3", [{"kind": "open", "offered_rps": 3.0}], "sweep"),
+        ("burst u", [{"kind": "open", "offered_rps": 3.0}], "burst"),
+        ("sweep u", [{"kind": "open", "offered_rps": 3.0, "lengths": "p99"}], "sweep"),
+        ("search u", [{"kind": kind} for kind in ("open", "closed")], "search"),
+        ("sweep u", [], "sweep"),
+        ("", [{"kind": "open", "offered_rps": 3.0}], "sweep"),
+    ],
+)
+def test_loads_that_were_given_or_fit_in_no_option_are_not_named(
+    words: str, stages: list[dict[str, Any]], experiment: str
+) -> None:
+    assert same_stages(["ampacity", *words.split()], played(*stages, experiment=experiment)) is None
 
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J\x1b]0;x\x07\r\n[bold]"

@@ -74,14 +74,11 @@ def test_errors_and_cut_off_requests_are_shown_at_80_columns() -> None:
     left_out = next(line for line in text.splitlines() if line.startswith("Left out"))
     assert "errors" not in left_out
     assert "cut off" not in left_out
-    assert (
-        "Errors 27 of 4,320 requests of the whole run; 1,200 cut off unfinished timeout 27"
-        in words(text)
-    )
+    expected = "Errors 27 of 4,320 requests of the whole run; 1,200 cut off unfinished timeout 27"
+    assert expected in words(text)
     summary["errors"] = {"unfinished": 5}
-    assert "Errors 0 of 4,320 requests of the whole run; 5 cut off unfinished" in words(
-        rendered(summary, 160)
-    )
+    expected = "Errors 0 of 4,320 requests of the whole run; 5 cut off unfinished"
+    assert expected in words(rendered(summary, 160))
 
 
 def test_footnotes_of_dropped_columns_are_dropped_and_the_rest_renumbered() -> None:

@@ -19,7 +19,7 @@ from ampacity.loadgen.rundir.records import SCHEMA
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.traces.read import read_trace
 from tests.support.args import args_of
-from tests.support.command_lines import Ended, run_all
+from tests.support.processes.command_lines import Ended, run_all
 
 URL = "http://127.0.0.1:9/v1 --model m"
 PREDICT = "predict --preset linear:0.01,0 --input-tokens 10 --output-tokens 5 --rates 5"

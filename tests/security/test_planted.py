@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.command_lines import run_all
+from tests.support.processes.command_lines import run_all
 from tests.support.repeats import LONG
 from tests.support.servers.fault_server import FaultServer
 from tests.support.servers.faults import Call, delta, ending, event, role

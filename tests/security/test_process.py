@@ -19,6 +19,7 @@ from ampacity.loadgen.send.endpoint import EndpointError, Tls
 from tests.support.args import args_of
 from tests.support.servers.certificates import make_certificate
 from tests.support.servers.fault_server import FaultServer
+from tests.support.waiting import gone, wait_until
 
 KEY = "sk-planted-4711-abcdef"
 
@@ -65,19 +66,6 @@ def test_a_refused_key_is_reported_with_one_status(
     assert line.count("401") == 1
 
 
-def gone(pid: int, within_s: float = 5.0) -> bool:
-    """Return whether a process ends; a zombie that nobody reaps has."""
-    until_s = time.monotonic() + within_s
-    while time.monotonic() < until_s:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def test_a_command_that_hangs_ends_with_the_process(tmp_path: Path) -> None:
     """And so does what it started: the renewal of a key at the end of a run."""
     noted, called = tmp_path / "pid", tmp_path / "called"
@@ -88,7 +76,7 @@ def test_a_command_that_hangs_ends_with_the_process(tmp_path: Path) -> None:
         "threading.Thread(target=keys.renew, daemon=True).start()\n"
         f"while not (p := pathlib.Path({str(noted)!r})).exists() or not p.read_text(): time.sleep(0.01)"
     )
-    assert gone(int(noted.read_text()))
+    wait_until(lambda: gone(int(noted.read_text())), 5)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +140,29 @@ def test_tls(trusts: str, cert: bool, tls_server: ssl.SSLContext, certificate: P
             )
             with pytest.raises(PageError, match=why):
                 asyncio.run(get(f"{server.url}/models"))
+
+
+@pytest.mark.parametrize("command_name", ["doctor", "run --rates 9 --duration 1s"])
+def test_a_certificate_that_is_trusted_is_for_one_name(
+    command_name: str,
+    tls_server: ssl.SSLContext,
+    certificate: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Callable[..., None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Doctor, the first command of a newcomer, knows the options of TLS too."""
+    monkeypatch.chdir(tmp_path)
+    name, _, rest = command_name.partition(" ")
+    lengths = "--model m --input-tokens 4 --output-tokens 2"
+    with FaultServer(tls=tls_server) as server:
+        words = f"{server.url} --cacert {certificate} --cert {certificate} {lengths} {rest}"
+        command(f"{name} {words}")
+        command(f"{name} {words.replace('127.0.0.1', 'localhost')}", status=2)
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert "Hostname mismatch" in said
+    assert said.endswith("use the name that its certificate was issued for in the URL")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Plays recorded bytes of a response into an Exchange, as a socket would, without a socket."""
 
+import json
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.receive.exchange import Exchange
@@ -14,10 +16,31 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.http"))
 MS = 1_000_000
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
+ROLE = {
+    "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
+}
+FINISH = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+USAGE = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
+
+
+def text(content: str, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": content}, **more}]}
 
 
 def http_chunk(body: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+def event(value: dict[str, Any] | str) -> bytes:
+    return b"data: " + (value if isinstance(value, str) else json.dumps(value)).encode() + b"\n\n"
+
+
+def chunk(*values: dict[str, Any] | str) -> bytes:
+    """One HTTP chunk with these events."""
+    return http_chunk(b"".join(event(v) for v in values))
+
+
+OK = (text("a"), text("b"), FINISH)
 
 
 def json_response(body: bytes) -> bytes:
@@ -45,8 +68,7 @@ def play(
     reads: Iterable[tuple[int, bytes]], *, started_ns: int = 0, closed: bool = True
 ) -> RequestRecord:
     """The record after ``reads`` of (ns, bytes); then the peer closes, at the time of the last
-    read.
-    """
+    read."""
     record = RequestRecord(
         request_id=0, stage=0, scheduled_ns=started_ns, status="unfinished", started_ns=started_ns
     )

@@ -90,6 +90,7 @@ def stage(
         "kind": "open",
         "offered_rps": offered,
         "concurrency_set": None,
+        "arrived_rps": offered or achieved,
         "achieved_rps": achieved,
         "window": json.loads("""{"start_s": 3.1, "end_s": 63.1, "warmup_requests": 12,
             "method": "mser5", "settled": true, "reason": null}"""),

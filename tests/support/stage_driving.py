@@ -3,15 +3,16 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ampacity.loadgen.audit import Measures
 from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client, Stamps
-from ampacity.loadgen.plan import Limits, StagePlan
+from ampacity.loadgen.plan import Limits, Requests, StagePlan
 from ampacity.loadgen.rundir.records import STATUSES, RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, parse_endpoint
 from ampacity.loadgen.send.history import AnswerContent
@@ -26,7 +27,11 @@ class Driven:
 
     meta: dict[str, Any]
     records: list[RequestRecord]
-    resent: int = 0
+    measures: Measures = field(default_factory=Measures)
+
+    @property
+    def resent(self) -> int:
+        return self.measures.resent
 
 
 def schedule_at(
@@ -70,6 +75,29 @@ def request_bytes(
     return endpoint.request_prefix("chat") + head.encode() + body
 
 
+def plain(endpoint: Endpoint) -> Made:
+    """Requests without a fault."""
+    return Made(lambda _, output_tokens: request_bytes(endpoint, output_tokens))
+
+
+async def played(
+    clients: Client | Sequence[Client],
+    requests: Requests,
+    plan: StagePlan,
+    options: RunnerOptions | None = None,
+) -> Driven:
+    """Run one stage with ``clients``, which are closed then."""
+    each = [clients] if isinstance(clients, Client) else list(clients)
+    records: list[RequestRecord] = []
+    try:
+        runner = StageRunner(each, requests, records.append, options or RunnerOptions())
+        result = await runner.run(plan)
+    finally:
+        for client in each:
+            await client.close()
+    return Driven(result.meta, records, result.measures)
+
+
 async def run_stage(
     url: str,
     schedule: Schedule,
@@ -87,20 +115,15 @@ async def run_stage(
     client = Client(
         endpoint, endpoint.addresses(), context or endpoint.ssl_context(), stamps=stamps
     )
-    emitted: list[RequestRecord] = []
-    runner = StageRunner(
-        [client],
-        Made(lambda i, output: request_bytes(endpoint, output, faults(i) if faults else "ok")),
-        emitted.append,
-        RunnerOptions(limits=limits or Limits()),
-    )
+    made = Made(lambda i, output: request_bytes(endpoint, output, faults(i) if faults else "ok"))
     if "concurrency" not in plan:
         plan.setdefault("offered_rps", 1.0)
     plan.setdefault("duration_s", float(schedule.scheduled_s[-1]) if len(schedule) else 0.0)
     kind: Any = "closed" if "concurrency" in plan else "open"
-    result = await runner.run(StagePlan(0, kind, schedule, drain_s=drain_s, **plan))
-    await client.close()
-    return Driven(result.meta, emitted, result.measures.resent)
+    options = RunnerOptions(limits=limits or Limits())
+    return await played(
+        client, made, StagePlan(0, kind, schedule, drain_s=drain_s, **plan), options
+    )
 
 
 def served_stage(
@@ -113,8 +136,7 @@ def served_stage(
 ) -> tuple[Driven, FaultServer]:
     """Run a stage against a fault server, check its records, and return it with the server.
 
-    ``schedule`` may be times in s; ``faults``: of all requests, of each, or by request id.
-    """
+    ``schedule`` may be times in s; ``faults``: of all requests, of each, or by request id."""
     fault_of = (lambda _: faults) if isinstance(faults, str) else faults
     of_each = fault_of if callable(fault_of) else fault_of.__getitem__
     plan = schedule if isinstance(schedule, Schedule) else schedule_at(schedule)

@@ -47,8 +47,7 @@ def request(
     """One record: started ``start_delay_s`` after its schedule, first chunk after ``ttft_s``, then
     the gaps.
 
-    ``tail_s`` is the time from the last token to the end of the response. ``columns`` override.
-    """
+    ``tail_s`` is the time from the last token to the end of the response. ``columns`` override."""
     started = scheduled_s + start_delay_s
     at = [] if ttft_s is None else list(ttft_s + np.concatenate([[0.0], np.cumsum(gaps_s)]))
     last = started + (at[-1] if at else 0.0)
@@ -135,8 +134,7 @@ class Stage:
 
 def run_meta(stages: Sequence[Stage], slos: Iterable[str] = (), **changes: Any) -> dict[str, Any]:
     """run.json of a made-up run; ``changes`` override top-level entries. The caller may change it:
-    nothing is shared.
-    """
+    nothing is shared."""
     return copy.deepcopy(
         {
             "run_id": "synthetic",
@@ -174,8 +172,7 @@ def make_run(
     **changes: Any,
 ) -> Run:
     """Write a run directory at ``path`` (new) and read it back; ``killed`` leaves it as a kill in
-    its last stage would.
-    """
+    its last stage would."""
     meta = run_meta(stages, slos, **changes)
     if killed:
         meta["stages"][-1]["drained_ns"] = None
@@ -217,8 +214,7 @@ def queue_stage(
     ``token_s``.
 
     TTFT from schedule is the sojourn time of M/M/1: exponential with rate mu - lambda in steady
-    state, so p99 <= D holds up to lambda = mu - ln(100)/D.
-    """
+    state, so p99 <= D holds up to lambda = mu - ln(100)/D."""
     n = rng.poisson(rate_rps * duration_s)
     arrival = np.sort(rng.uniform(0, duration_s, n))
     service = rng.exponential(1 / service_rps, n)

@@ -101,9 +101,8 @@ def test_classes_get_their_shares_within_two_percent(write: Any) -> None:
         assert plan.input_tokens[mine].mean() == pytest.approx(kind.input_tokens.mean(), rel=0.03)
         assert plan.output_tokens[mine].mean() == pytest.approx(kind.output_tokens.mean(), rel=0.04)
     code = plan.class_index == 1
-    assert stats.spearmanr(
-        plan.input_tokens[code], plan.output_tokens[code]
-    ).statistic == pytest.approx(0.3, abs=0.05)
+    expected = pytest.approx(0.3, abs=0.05)
+    assert stats.spearmanr(plan.input_tokens[code], plan.output_tokens[code]).statistic == expected
 
 
 def test_models_and_adapters_are_drawn_by_their_popularity(write: Any) -> None:
@@ -199,8 +198,7 @@ def test_what_the_kth_request_is_does_not_depend_on_the_rate(write: Any, text: s
 
 def test_the_classes_streams_are_apart(write: Any) -> None:
     """Another length, model or cancellation of one class leaves times, classes and the other
-    classes as they were.
-    """
+    classes as they were."""
     plan = stage(load_workload(write(TENANTS)))
     changed = TENANTS.replace("gamma:mean=400,cv=0.5", "77").replace("share: 0.05", "share: 0.5")
     other = stage(load_workload(write(changed)))
@@ -391,8 +389,7 @@ def test_conflicting_options_are_refused_with_one_line(
 
 def test_a_million_requests_are_planned_in_a_gigabyte() -> None:
     """The bar is 15 s and 1 GB; measured in benchmarks/README.md. Time is left to the run's own
-    limit.
-    """
+    limit."""
     tracemalloc.start()
     try:
         plan = stage(load_workload("chat"), 1000, 1000)

@@ -99,24 +99,20 @@ def test_the_rules_of_classes_and_sessions_come_along(tmp_path: Path) -> None:
         k.body() for k in direct.workload.classes
     ]
     assert "gold-key-1" not in path.read_text()  # a header's value may be a secret
-    assert read_replay(path, settings).notes == (
-        "s.jsonl: the values of X-Tenant are not in a schedule: give --header",
-    )
+    expected = ("s.jsonl: the values of X-Tenant are not in a schedule: give --header",)
+    assert read_replay(path, settings).notes == expected
     workload, path = sampled(tmp_path, AGENT)
     settings = make_settings({**url, "trace": str(path)})
     assert settings.workload.sessions == load_workload(str(workload)).sessions
-    assert (
-        read_replay(path, settings).prompts
-        == "conversations that grow, shared prefixes as in the schedule"
-    )
+    expected = "conversations that grow, shared prefixes as in the schedule"
+    assert read_replay(path, settings).prompts == expected
     with pytest.raises(WorkloadError, match="a schedule is played as it is"):
         read_replay(path, dataclasses.replace(settings, trace_keep=0.5))
 
 
 def test_the_same_bytes_go_over_the_wire(tmp_path: Path) -> None:
     """The schedule from the file and the one that is drawn, with one salt: every request is the
-    same.
-    """
+    same."""
     for text in (MIX, AGENT):
         workload, path = sampled(tmp_path, text)
         loaded = load_workload(str(workload))

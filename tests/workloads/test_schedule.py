@@ -89,9 +89,8 @@ def test_trace_schedule_plays_faster_with_a_larger_scale() -> None:
         [10, 20, 30],
         [1, 2, 3],
     ]
-    assert replayed(trace, Replay(time_scale=2), 1).schedule.scheduled_s == pytest.approx(
-        [0, 0.0015, 3.0], rel=1e-15
-    )
+    expected = pytest.approx([0, 0.0015, 3.0], rel=1e-15)
+    assert replayed(trace, Replay(time_scale=2), 1).schedule.scheduled_s == expected
     for factor in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(WorkloadError, match="time scale"):
             Replay(time_scale=factor)

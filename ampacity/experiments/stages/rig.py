@@ -125,9 +125,9 @@ class Rig:
 
         return await self._undisturbed(once)
 
-    async def closed_stage(self, concurrency: int) -> Stage | None:
+    async def closed_stage(self, concurrency: int, length_s: float | None = None) -> Stage | None:
         """Run a closed-loop stage of ``concurrency`` users; None if the run is over."""
-        duration_s = self.settings.ramp_s + self.settings.duration_s
+        duration_s = self.settings.ramp_s + (length_s or self.settings.duration_s)
 
         async def once() -> Stage | None:
             schedules = (

@@ -3,6 +3,7 @@ each request.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,7 @@ def burst_run(
     arrival.
 
     ``cut_s``: Ctrl-C, then; ``kill_s``: what is not answered by then has no record. ``stuck``:
-    nothing is begun then.
-    """
+    nothing is begun then."""
     end = 40 + recovery_s
     times = np.concatenate(
         [np.arange(0, 30, 0.2), np.arange(30, 40, 1 / 15), np.arange(40, end, 0.2)]
@@ -56,26 +56,15 @@ def burst_run(
         if cut_s and max(free, t) + service_s > cut_s:
             records.append(request(i, t, ttft_s=None, status="unfinished", ended_ns=at_ns(cut_s)))
             continue
-        if (
-            max(free, t) + service_s - t > fail_above_s
-        ):  # the server refuses what would wait too long
+        if max(free, t) + service_s - t > fail_above_s:  # refused: it would wait too long
             records.append(request(i, t, ttft_s=None, status="http_error"))
             continue
         free = max(free, t) + service_s
         records.append(request(i, t, ttft_s=free - t))
-    plan = PLAN | {"recovery_s": recovery_s}
     early = "interrupted by Ctrl-C" if cut_s else None
     stage = Stage(records, cut_s or end, offered_rps=len(records) / end, ended_early=early)
-    killed = kill_s < np.inf
-    return make_run(
-        path,
-        [stage],
-        ["ttft_p99=2s"],
-        killed=killed,
-        burst=plan,
-        warmup_requests=0,
-        experiment="burst",
-    )
+    how = {"burst": PLAN | {"recovery_s": recovery_s}, "warmup_requests": 0, "experiment": "burst"}
+    return make_run(path, [stage], ["ttft_p99=2s"], killed=kill_s < np.inf, **how)
 
 
 def test_the_fluid_model_says_when_it_is_over(tmp_path: Path) -> None:
@@ -119,10 +108,8 @@ def test_the_fluid_model_says_when_it_is_over(tmp_path: Path) -> None:
     assert b["headroom"]["factor"] == pytest.approx(150 / 11.9 / 10, rel=0.03)
     assert b["headroom"]["enough"] is False
     assert b["breaker"]["max_depth"] == pytest.approx(19, abs=1)  # 1.9 s x 10/s
-    assert b["breaker"]["open_at"] == [
-        b["breaker"]["max_depth"] * 8 // 10,
-        b["breaker"]["max_depth"] * 9 // 10,
-    ]
+    depth = b["breaker"]["max_depth"]
+    assert b["breaker"]["open_at"] == [depth * 8 // 10, depth * 9 // 10]
     assert "burst" in summary["verdict"]
     assert "10" in summary["verdict"]
 
@@ -147,10 +134,16 @@ def even(rates: tuple[float, float, float]) -> list[float]:
 
 def burst_of(path: Path, records: list[Any]) -> dict[str, Any]:
     stage = Stage(records, 90, offered_rps=len(records) / 90)
-    run = make_run(
-        path, [stage], ["ttft_p99=2s"], burst=PLAN, warmup_requests=0, experiment="burst"
-    )
-    return summarise(run)
+    how = {"burst": PLAN, "warmup_requests": 0, "experiment": "burst"}
+    return summarise(make_run(path, [stage], ["ttft_p99=2s"], **how))
+
+
+FAILED = {"ttft_s": None, "status": "http_error"}
+
+
+def burst_with(path: Path, how: Callable[[int, float], dict[str, Any]]) -> dict[str, Any]:
+    """5/s, 15/s and 5/s; ``how`` says of request i, due at t, how it differs from the others."""
+    return burst_of(path, [request(i, t, **how(i, t)) for i, t in enumerate(even((5, 15, 5)))])
 
 
 @pytest.mark.parametrize("in_base", [0, 1])
@@ -158,8 +151,7 @@ def test_with_no_request_in_its_base_a_burst_is_not_compared_with_it(
     tmp_path: Path, in_base: int
 ) -> None:
     """15/s in front of a server of 10/s; before that nothing, or one request in the first fifth,
-    which is left out.
-    """
+    which is left out."""
     free, records = 0.0, []
     for i, t in enumerate([0.0, *even((5, 15, 0.5))[150:]][1 - in_base :]):
         free = max(free, t) + 0.1
@@ -177,15 +169,10 @@ def test_with_no_request_in_its_base_a_burst_is_not_compared_with_it(
     found = {f.label: f for f in burst_findings(msgspec.convert(b, Burst))}
     assert "base load" not in " ".join(f.note for f in found.values())
     assert "when the burst ended; none did 5" in found["Backlog"].note
-    titles = [
-        chart.title
-        for chart in (burst_ttft(read_summary(summary)), burst_queue(read_summary(summary)))
-        if chart
-    ]
-    assert titles == [
-        f"{what}: when the endpoint recovered is not known"
-        for what in ("TTFT", "The count in flight")
-    ]
+    for draw, what in ((burst_ttft, "TTFT"), (burst_queue, "The count in flight")):
+        chart = draw(read_summary(summary))
+        assert chart is not None
+        assert chart.title == f"{what}: when the endpoint recovered is not known"
     # what the limit of 2 s leaves for a wait is not known, so neither is what would have been
     # enough
     assert (b["headroom"]["needed_rps"], b["headroom"]["factor"]) == (None, None)
@@ -195,19 +182,14 @@ def test_with_no_request_in_its_base_a_burst_is_not_compared_with_it(
         "ttft_p99=2s"
     )
     ttft = b["phases"][2]["ttft_s"]  # as of a stage: p95 needs 59 (0.95^59 < 5 %)
-    assert ttft == {
-        "n": 25,
-        "p50": pytest.approx(0.1),
-        "p95": None,
-        "max": pytest.approx(5.1, abs=0.1),
-    }
+    most = pytest.approx(5.1, abs=0.1)
+    assert ttft == {"n": 25, "p50": pytest.approx(0.1), "p95": None, "max": most}
 
 
 def test_more_in_flight_at_a_higher_rate_is_no_queue(tmp_path: Path) -> None:
     # 0.1 s to the first token and 2 s in all, at any rate: 10 in flight become 30, and 1.5 of them
     # wait, as Little has it
-    records = [request(i, t, gaps_s=[1.9]) for i, t in enumerate(even((5, 15, 5)))]
-    b = burst_of(tmp_path / "run", records)["burst"]
+    b = burst_with(tmp_path / "run", lambda i, t: {"gaps_s": [1.9]})["burst"]
     assert b["peak_in_flight"] == pytest.approx(30, abs=1)
     assert b["backlog"]["at_end_of_burst"] <= 1.5
     assert (b["backlog"]["served_rps"], b["backlog"]["drained_s"]) == (None, None)
@@ -218,8 +200,7 @@ def test_more_in_flight_at_a_higher_rate_is_no_queue(tmp_path: Path) -> None:
 def test_requests_pile_up_in_flight_without_a_queue(tmp_path: Path) -> None:
     """An answer takes 1 s, but one in three of the burst ends at 52 s.
 
-    One of 15 has its first token after 3 s, the others after 0.1 s.
-    """
+    One of 15 has its first token after 3 s, the others after 0.1 s."""
     records = []
     for i, t in enumerate(even((5, 15, 5))):
         long = 30 <= t < 40 and i % 3 == 0
@@ -247,20 +228,12 @@ def test_requests_pile_up_in_flight_without_a_queue(tmp_path: Path) -> None:
 
 
 def test_what_fails_without_a_queue_is_not_enough_head_room(tmp_path: Path) -> None:
-    at = even((5, 15, 5))
-    records = [
-        request(i, t, ttft_s=None, status="http_error")
-        if 30 <= t < 40 and i % 3 == 0
-        else request(i, t)
-        for i, t in enumerate(at)
-    ]
-    summary = burst_of(tmp_path / "run", records)
+    some = lambda i, t: FAILED if 30 <= t < 40 and i % 3 == 0 else {}  # noqa: E731
+    summary = burst_with(tmp_path / "run", some)
     b = summary["burst"]
     assert b["lost"] == 50
-    assert (b["headroom"]["enough"], b["headroom"]["reason"]) == (
-        False,
-        "in the burst 50 of 150 requests failed",
-    )
+    held = b["headroom"]["enough"], b["headroom"]["reason"]
+    assert held == (False, "in the burst 50 of 150 requests failed")
     assert "was not carried: 50 of 150 requests failed" in summary["verdict"]
     assert burst_findings(msgspec.convert(b, Burst))[4].value == "not enough"
     # of 15/s 10 are answered, and 2 s less the base's 0.1 may be waited: 19
@@ -272,11 +245,7 @@ def test_what_fails_without_a_queue_is_not_enough_head_room(tmp_path: Path) -> N
 def test_a_burst_of_which_nothing_is_answered_was_not_carried(
     tmp_path: Path, until_s: float
 ) -> None:
-    records = [
-        request(i, t, ttft_s=None, status="http_error") if 30 <= t < until_s else request(i, t)
-        for i, t in enumerate(even((5, 15, 5)))
-    ]
-    summary = burst_of(tmp_path / "run", records)
+    summary = burst_with(tmp_path / "run", lambda i, t: FAILED if 30 <= t < until_s else {})
     assert summary["burst"]["headroom"]["enough"] is False
     assert summary["burst"]["breaker"]["open_at"] is None
     assert "was not carried: 150 of 150 requests failed" in summary["verdict"]
@@ -286,29 +255,52 @@ def test_a_burst_of_which_nothing_is_answered_was_not_carried(
 def test_a_burst_after_which_requests_go_on_failing_is_not_got_over(tmp_path: Path) -> None:
     # from 30 s on each third fails, to the end: of the 250 due after the burst numbers 300, 303 ...
     # 549
-    records = [
-        request(i, t, ttft_s=None, status="http_error") if t >= 30 and i % 3 == 0 else request(i, t)
-        for i, t in enumerate(even((5, 15, 5)))
-    ]
-    summary = burst_of(tmp_path / "run", records)
+    summary = burst_with(tmp_path / "run", lambda i, t: FAILED if t >= 30 and i % 3 == 0 else {})
     assert "TTFT of those due since is above the base's: 33% against 0%" in summary["verdict"]
 
 
 def test_a_server_that_dies_after_the_burst_had_no_known_head_room(tmp_path: Path) -> None:
-    records = [
-        request(i, t, ttft_s=None, status="http_error") if t >= 40 else request(i, t)
-        for i, t in enumerate(even((5, 15, 5)))
-    ]
-    held = burst_of(tmp_path / "run", records)["burst"]["headroom"]
+    summary = burst_with(tmp_path / "run", lambda i, t: FAILED if t >= 40 else {})
+    held = summary["burst"]["headroom"]
     assert (held["enough"], held["reason"]) == (None, "the burst was not seen to end")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "in_base", "expected"),
+    [
+        (1, 10, "had 10% of the planned tokens, those to the base 100%"),
+        (20, 10, "had 200% of the planned tokens, those to the base 100%"),
+        (5, 10, "had 50% of the planned tokens, those to the base 100%"),
+        (5, 5, None),  # as short in the base: the same work, which the warning on lengths names
+        (9, 10, None),  # a tenth less is within what a plan may be missed by
+    ],
+)
+def test_a_burst_whose_answers_are_of_other_lengths_shows_no_headroom(
+    tmp_path: Path, tokens: int, in_base: int, expected: str | None
+) -> None:
+    """Ten tokens are planned for each; nobody waits."""
+
+    def how(_: int, t: float) -> dict[str, Any]:
+        counted = tokens if 30 <= t < 40 else in_base
+        return {"output_tokens_planned": 10, "output_tokens": counted, "chunk_tokens": [counted]}
+
+    b = burst_with(tmp_path / "run", how)["burst"]
+    if expected is None:
+        assert (b["headroom"]["enough"], b["recovery_reason"]) == (True, None)
+        return
+    assert (b["headroom"]["enough"], b["recovery_s"], b["recovery_ci_s"]) == (
+        None,
+        None,
+        [None, None],
+    )
+    assert b["headroom"]["reason"] == b["recovery_reason"]
+    assert b["recovery_reason"].startswith(f"answers to the burst {expected}: it was not the work")
 
 
 def test_a_delay_is_neither_a_queue_nor_enough(tmp_path: Path) -> None:
     # each of the burst takes 3 s, however many there are: 45 wait, 15/s are answered
-    records = [
-        request(i, t, ttft_s=3.0 if 30 <= t < 40 else 0.1) for i, t in enumerate(even((5, 15, 5)))
-    ]
-    b = burst_of(tmp_path / "run", records)["burst"]
+    slow = lambda i, t: {"ttft_s": 3.0 if 30 <= t < 40 else 0.1}  # noqa: E731
+    b = burst_with(tmp_path / "run", slow)["burst"]
     assert b["backlog"]["served_rps"] is None
     assert "a delay, no queue" in b["backlog"]["reason"]
     assert b["headroom"]["enough"] is False
@@ -333,11 +325,8 @@ def test_harm_is_more_than_the_base_share_and_chance(failed: int, harmed: bool) 
 
 
 def test_what_the_workload_cancelled_is_left_out(tmp_path: Path) -> None:
-    records = [
-        request(i, t, ttft_s=None, status="cancelled") if i % 3 == 0 else request(i, t)
-        for i, t in enumerate(even((5, 15, 5)))
-    ]
-    b = burst_of(tmp_path / "run", records)["burst"]
+    left = {"ttft_s": None, "status": "cancelled"}
+    b = burst_with(tmp_path / "run", lambda i, t: {} if i % 3 else left)["burst"]
     assert (b["slo_misses"], b["slo_misses_of_base"], b["headroom"]["enough"]) == (0, 0, True)
     assert [(p["slo_misses"], p["slo_attainment"]) for p in b["phases"]] == [(0, 1.0)] * 3
     assert b["phases"][1]["ttft_s"]["n"] == 100
@@ -346,13 +335,9 @@ def test_what_the_workload_cancelled_is_left_out(tmp_path: Path) -> None:
 def test_a_percentile_that_unfinished_requests_reach_into_is_not_known(tmp_path: Path) -> None:
     # 60 of the burst's 150 were cut off at 100 s, as old as 60 s: rank 75 is an answer's, rank 143
     # is not
-    records = [
-        request(i, t, ttft_s=None, status="unfinished", ended_ns=at_ns(100))
-        if 30 <= t < 40 and i % 5 < 2
-        else request(i, t)
-        for i, t in enumerate(even((5, 15, 5)))
-    ]
-    summary = burst_of(tmp_path / "run", records)
+    cut = {"ttft_s": None, "status": "unfinished", "ended_ns": at_ns(100)}
+    some = lambda i, t: cut if 30 <= t < 40 and i % 5 < 2 else {}  # noqa: E731
+    summary = burst_with(tmp_path / "run", some)
     phase = summary["burst"]["phases"][1]
     assert phase["ttft_s"] == {"n": 150, "p50": pytest.approx(0.1), "p95": None, "max": None}
     assert phase["e2e_s"]["p95"] is None
@@ -364,25 +349,19 @@ def test_a_slow_request_long_after_the_burst_is_not_blamed_on_it(tmp_path: Path)
     late = next(i for i, t in enumerate(times) if t >= 80)
     early = next(i for i, t in enumerate(times) if t >= 35)
     slow_s = {10: 0.9, early: 0.5, late: 0.7}  # one of the base's is the slowest of all
-    summary = burst_of(
-        tmp_path / "run", [request(i, t, ttft_s=slow_s.get(i, 0.1)) for i, t in enumerate(times)]
-    )
+    summary = burst_with(tmp_path / "run", lambda i, t: {"ttft_s": slow_s.get(i, 0.1)})
     b = summary["burst"]
     assert (b["peak_ttft_s"], b["later_ttft_s"]) == pytest.approx((0.5, 0.7))
     assert b["later_ttft_at_s"] == pytest.approx(80, abs=0.01)
     assert "TTFT up to 500 ms (the base load up to 900 ms)" in summary["verdict"]
-    assert (
-        "700 ms of one due 80.0 s after the start"
-        in burst_findings(msgspec.convert(b, Burst))[0].note
-    )
+    note = burst_findings(msgspec.convert(b, Burst))[0].note
+    assert "700 ms of one due 80.0 s after the start" in note
 
 
 def test_answers_in_one_piece_wait_until_they_are_there(tmp_path: Path) -> None:
     # 0.2 s each at any rate, and no first token: what is in flight is all that is known
-    records = [
-        request(i, t, first_token_ns=None, gaps_s=[0.1]) for i, t in enumerate(even((5, 15, 5)))
-    ]
-    summary = burst_of(tmp_path / "run", records)
+    whole = {"first_token_ns": None, "gaps_s": [0.1]}
+    summary = burst_with(tmp_path / "run", lambda i, t: whole)
     assert summary["burst"]["recovery_s"] == pytest.approx(0.2, abs=0.2)
     assert "the endpoint recovered" in summary["verdict"]
     assert summary["burst"]["backlog"]["served_rps"] is None
@@ -391,14 +370,9 @@ def test_answers_in_one_piece_wait_until_they_are_there(tmp_path: Path) -> None:
 def test_what_the_base_load_breaks_is_told_beside_what_the_burst_broke(tmp_path: Path) -> None:
     # every tenth request takes 3 s at any rate: 15 of the base's 150, and so 40 of the 400 that
     # follow
-    records = [
-        request(i, t, ttft_s=3.0 if i % 10 == 0 else 0.1) for i, t in enumerate(even((5, 15, 5)))
-    ]
-    summary = burst_of(tmp_path / "run", records)
-    assert (summary["burst"]["slo_misses"], summary["burst"]["slo_misses_of_base"]) == (
-        40,
-        pytest.approx(40),
-    )
+    summary = burst_with(tmp_path / "run", lambda i, t: {"ttft_s": 0.1 if i % 10 else 3.0})
+    b = summary["burst"]
+    assert (b["slo_misses"], b["slo_misses_of_base"]) == (40, pytest.approx(40))
     assert "40 requests violated an SLO (40 would at the base load's share)" in summary["verdict"]
 
 
@@ -428,12 +402,8 @@ def test_slow_requests_are_compared_by_parts() -> None:
 
 def test_slower_after_the_burst_is_not_got_over(tmp_path: Path) -> None:
     # the queue is gone at once, but each request takes 0.15 s to its first token instead of 0.1
-    records = [
-        request(i, t, ttft_s=0.15 if t >= 40 else 0.1) for i, t in enumerate(even((5, 15, 5)))
-    ]
-    b = burst_of(tmp_path / "run", records)["burst"]
+    late = lambda i, t: {"ttft_s": 0.15 if t >= 40 else 0.1}  # noqa: E731
+    b = burst_with(tmp_path / "run", late)["burst"]
     assert b["recovery_s"] is None
-    assert (
-        "TTFT of those due since is above the base's: 100% against 0% take more than 0.11 s"
-        in b["recovery_reason"]
-    )
+    said = "TTFT of those due since is above the base's: 100% against 0% take more than 0.11 s"
+    assert said in b["recovery_reason"]

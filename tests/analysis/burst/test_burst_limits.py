@@ -134,19 +134,16 @@ def test_a_backlog_that_grows_at_the_base_load_does_not_drain(tmp_path: Path) ->
     )
     finding = burst_findings(msgspec.convert(b, Burst))[2]
     assert finding.value in ("140 requests", "141 requests")
-    assert (
-        "190 still did; at the base load it does not drain; 4.00 req/s were served" in finding.note
-    )
+    said = finding.note
+    assert "190 still did; at the base load it does not drain; 4.00 req/s were served" in said
 
 
 def test_a_base_load_that_is_not_carried_is_told_in_the_verdict(tmp_path: Path) -> None:
     # 4/s of 5 are served: request i waits i x 0.05 s, 1.75 s at most within 2 s less its 0.25: 36
     # of 150
     summary = summarise(burst_run(tmp_path / "run", service_s=0.25))
-    assert (
-        "the base load alone was not carried: 114 of 150 requests missed ttft_p99=2s"
-        in summary["verdict"]
-    )
+    verdict = summary["verdict"]
+    assert "the base load alone was not carried: 114 of 150 requests missed ttft_p99=2s" in verdict
 
 
 def test_a_server_that_was_stuck_and_then_caught_up_has_drained(tmp_path: Path) -> None:
@@ -353,8 +350,7 @@ def test_a_departure_at_the_very_end_of_the_burst_is_zero_seconds_after_it() -> 
 
 def test_a_base_that_is_too_short_is_said_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 10 s at 2/s the last 8 s count: 16 requests, and 30 are needed, which take 15 s; half as
-    many again in all 80 %.
-    """
+    many again in all 80 %."""
     short = BurstPlan(base_rps=2, base_s=10)
     said = short.too_short()
     assert said is not None
@@ -372,9 +368,8 @@ def test_a_base_that_is_too_short_is_said_before_the_run(monkeypatch: pytest.Mon
         "burst http://127.0.0.1:1/v1 --base-rps 2 --base-duration 10s --max-recovery 30s"
     )
     refused = CliRunner().invoke(app, args)
-    assert "--max-recovery 30s could not be judged: --base-duration 10s is too short" in str(
-        refused.exception
-    )
+    expected = "--max-recovery 30s could not be judged: --base-duration 10s is too short"
+    assert expected in str(refused.exception)
 
     told: list[str] = []
 

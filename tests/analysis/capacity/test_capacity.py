@@ -16,14 +16,16 @@ from ampacity.analysis.capacity.fleet import (
     queue_depth,
 )
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
-from ampacity.analysis.capacity.levels import good_share_at, number_text, usd
+from ampacity.analysis.capacity.levels import good_share_at, number_text, open_levels, usd
 from ampacity.analysis.capacity.limit import find_capacity, met_by_all
 from ampacity.analysis.capacity.pooled import _two_parts
+from ampacity.analysis.capacity.posterior import saturation_of
 from ampacity.analysis.contract.capacity import Capacity
+from ampacity.analysis.contract.stage import Stage as StageFigures
 from ampacity.analysis.slo import parse_slos
 from ampacity.analysis.stage.goodput import goodput_rps
 from ampacity.experiments.sweep import next_rate
-from tests.support.contract import on_stages, summarise
+from tests.support.contract import on_stages, struct_of, summarise
 from tests.support.repeats import often
 from tests.support.synthetic import ORIGIN_NS, Stage, make_run, queue_sweep, request
 
@@ -219,9 +221,8 @@ def test_the_slo_that_breaks_first_is_the_binding_one() -> None:
 
 
 def test_an_in_flight_count_without_a_level_is_no_end_of_an_interval() -> None:
-    """Between a steady stage with 8 in flight and an unstable one with 600 nothing is
-    interpolated: no more than 20 were served, with the chance error of 600 answers.
-    """
+    """Between a steady stage with 8 in flight and an unstable one with 600 nothing is interpolated:
+    no more than 20 were served, with the chance error of 600 answers."""
     jammed = {"stable": False, "achieved": 20, "concurrency": 600, "carried_rps": 40.0}
 
     def both(effective: float) -> Capacity:
@@ -237,6 +238,46 @@ def test_an_in_flight_count_without_a_level_is_no_end_of_an_interval() -> None:
     assert 8 < c.c_max < 12
     shown = both(0)
     assert (shown.capacity_rps, shown.c_max, shown.c_max_ci) == (16, 8, (8, None))
+
+
+def overloaded(index: int, up: float, **changes: Any) -> dict[str, Any]:
+    """A stage at 200/s of which 100/s were answered in 30 s, at most ``up`` more."""
+    jammed = {
+        "stable": False,
+        "concurrency": 1000,
+        "achieved": 100,
+        "achieved_rps_ci": [100 - up, 100 + up],
+    }
+    return stage(index, 200, 9.0, False, share=0.0, **jammed | changes)
+
+
+@pytest.mark.parametrize(
+    ("ups", "idle_s", "most"),
+    [
+        ([1], 2.0, 101.325),  # 1 % are 1.96 standard deviations: e^(0.01 * 2.58 / 1.96)
+        ([1.2, 1.6], 2.0, 101.325),  # a mean of two: half of the root of 1.2^2 + 1.6^2
+        ([1], 3.1, math.inf),  # a tenth of the stage is what a lone request takes: it may fill up
+    ],
+)
+def test_the_interval_ends_at_what_overloaded_stages_answered(
+    ups: list[float], idle_s: float, most: float
+) -> None:
+    full = [overloaded(2 + i, up) for i, up in enumerate(ups)]
+    few = {"share": 1.0, "effective": 25, "concurrency": 95 * idle_s}
+    given = [stage(0, 80, 0.25, True, **few), stage(1, 95, 0.25, None, **few), *full]
+    stages = [struct_of(StageFigures, one) for one in given]
+    found = saturation_of(open_levels(stages))
+    assert found is not None
+    assert (math.exp(found.x), math.exp(found.most)) == pytest.approx((100, most), rel=1e-4)
+    low, high = find_capacity(stages, SLOS).capacity_rps_ci or (None, None)
+    assert low is not None
+    assert high is not None
+    assert high <= most * (1 + 1e-4)
+    without = [structs.replace(s, achieved_rps_ci=None) for s in stages]
+    free = find_capacity(without, SLOS).capacity_rps_ci
+    assert free is not None
+    assert free[0] == low
+    assert high < free[1] or most == math.inf
 
 
 def test_an_endpoint_that_answers_some_is_evidence() -> None:
@@ -492,8 +533,7 @@ def test_an_inconclusive_stage_is_judged_by_all_stages_together(
 
 def test_a_miss_in_a_short_low_stage_is_no_limit(tmp_path: Path) -> None:
     """One of 60 requests at 1/s fails, none at 10, 20 and 40/s: at least 40/s are carried, and no
-    estimate lies above.
-    """
+    estimate lies above."""
 
     def stage(rate: float, n: int, bad: int | None, start_s: float, first: int) -> Stage:
         records = [
@@ -521,8 +561,7 @@ def test_a_miss_in_a_short_low_stage_is_no_limit(tmp_path: Path) -> None:
 
 def test_loads_that_contradict_each_other_name_no_capacity(tmp_path: Path) -> None:
     """Every request at 10 and 40/s waits 1 s, at 20, 60 and 80/s none does: no figure, and the
-    warning.
-    """
+    warning."""
     stages = queue_sweep(np.random.default_rng(1), (10, 20, 40, 60, 80, 110), 60, service_rps=100)
     for i in (0, 2):
         stages[i].records = [

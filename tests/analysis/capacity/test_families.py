@@ -52,8 +52,7 @@ def slow(count: int, start_s: float, first_id: int) -> list[Any]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
     """A sweep, and the same one with a curve at p99 lengths behind it, client-limited and unstable
-    stages included.
-    """
+    stages included."""
     path = tmp_path_factory.mktemp("families")
 
     def own() -> list[Stage]:
@@ -119,8 +118,7 @@ def test_the_report_draws_the_families_beside_the_own_curve(runs: tuple[Run, Run
 
 def two_classes(rate: float, start_s: float, first_id: int, slow_s: float) -> Stage:
     """Class a has its first token after 0.1 s, class b after ``slow_s``; 800 requests, every second
-    one of b.
-    """
+    one of b."""
     records = [
         request(
             first_id + i,
@@ -176,8 +174,7 @@ def test_each_class_has_the_load_at_which_its_own_slos_break(mixed: Run) -> None
 def test_a_class_that_breaks_an_slo_below_the_usable_rate_of_all_is_named(tmp_path: Path) -> None:
     def stage(rate: float, start_s: float, first_id: int, slow: str) -> Stage:
         """Every twentieth request is of class b; those whose class is in ``slow`` take 1 s, others
-        0.1 s.
-        """
+        0.1 s."""
         names = ["b" if i % 20 == 0 else "a" for i in range(2000)]
         records = [
             request(
@@ -275,8 +272,7 @@ def test_a_predicted_sweep_at_p99_lengths_is_cut_to_the_context(tmp_path: Path) 
 
 class Recording:
     """A rig that answers every stage at once: saturated above 8 requests/s, at longer lengths above
-    2.
-    """
+    2."""
 
     def __init__(self, settings: Any) -> None:
         self.settings, self.lengths, self.typical_e2e_s = settings, None, 1.0

@@ -174,9 +174,8 @@ def test_a_fitted_poisson_log_needs_no_fleet_for_its_chance(seed: int) -> None:
     slow = np.repeat([1.0, 3.0], 3600)  # an hour at 1/s, an hour at 3/s: P99 of the rate is 3
     seconds = np.repeat(np.arange(7200), rng.poisson(slow))
     fitted = fit_arrivals(np.sort(seconds + rng.random(len(seconds))))
-    assert traffic_of_profile({"measured": {"arrivals": fitted}}).peak_rps == pytest.approx(
-        3, abs=0.2
-    )
+    expected = pytest.approx(3, abs=0.2)
+    assert traffic_of_profile({"measured": {"arrivals": fitted}}).peak_rps == expected
 
 
 def test_a_profile_of_three_requests_is_refused() -> None:
@@ -380,9 +379,8 @@ def test_a_plan_takes_what_the_run_was_given_unless_another_is(
         "; 95 req/s need at most 15 instances, 30 GPUs, with a safety factor of 1.5."
     )
     found = json.loads(plan(tmp_path / "run", "--json")[1])
-    assert {i["name"] for i in found["inputs"] if i["source"] == "as given at the run"} == {
-        *("peak", "safety", "GPU-hour")
-    }
+    expected = {*("peak", "safety", "GPU-hour")}
+    assert {i["name"] for i in found["inputs"] if i["source"] == "as given at the run"} == expected
     same = summary["fleet"]
     assert {k: found[k] for k in found.keys() & same.keys()} == {
         k: same[k] for k in found.keys() & same.keys()

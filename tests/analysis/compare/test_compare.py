@@ -167,8 +167,7 @@ def test_what_was_counted_or_is_the_engines_name_makes_no_other_experiment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two presets in virtual time, over other loads: the context cuts more of the longer run, and
-    texts are sent more often.
-    """
+    texts are sent more often."""
     made: list[ComparedRun] = []
     find: dict[str, Any] = {"drive": make_search("50%", None, 0, False).run, "experiment": "search"}
     for name, step, how, rates in (
@@ -293,8 +292,7 @@ def test_where_no_steady_state_can_be_told_nothing_may_show_overload(
 
 def test_latencies_are_compared_at_the_highest_load_that_every_run_carries(tmp_path: Path) -> None:
     """At 40/s each answer of B takes 8 of the 10 s: filling up and overload look the same, and its
-    TTFT of 7.96 s violates the SLO.
-    """
+    TTFT of 7.96 s violates the SLO."""
 
     def made(name: str, at_40: Any, *, both: bool) -> ComparedRun:
         high = later(stage(at_40, 40.0), 100.0, 1000)
@@ -317,8 +315,7 @@ def test_latencies_are_compared_at_the_highest_load_that_every_run_carries(tmp_p
 
 def test_stages_of_other_lengths_take_no_part_and_that_is_said(tmp_path: Path) -> None:
     """B's p99 lengths take ten times as long, at the same load: nothing of it may touch the
-    comparison.
-    """
+    comparison."""
     slow = stage(ttfts(1, 400, 10.0), start_s=100.0, extra={"lengths": "p99"})
     for r in slow.records:
         r.request_id += 1000
@@ -471,14 +468,11 @@ def test_the_screen_names_the_winner_with_the_rows_of_its_claim(tmp_path: Path) 
 
 def test_a_difference_between_runs_is_not_claimed_as_one_between_systems(tmp_path: Path) -> None:
     """One run of each: the sentence and a line say what noise is assumed; of predictions, that
-    there is none to see.
-    """
+    there is none to see."""
     a, slow = arm(tmp_path / "a", stage(ttfts(1))), arm(tmp_path / "b", stage(ttfts(1, scale=1.2)))
     found = compare([a, slow])
-    assert (
-        found.sentence
-        == "A is faster than B in TTFT, E2E at 20/s (one run of each: 0.5% of noise from run to run is assumed)."
-    )
+    expected = "A is faster than B in TTFT, E2E at 20/s (one run of each: 0.5% of noise from run to run is assumed)."
+    assert found.sentence == expected
     assert found.notes == [RUNS_NOT_SYSTEMS]
     assert found.assumed_run_noise == 0.005
     assert "ampacity ab takes turns and measures it" in comparison_markdown(found)

@@ -70,8 +70,7 @@ def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) ->
 
 def closed(path: Path, seed: int, service_s: float) -> ComparedRun:
     """Four servers with gamma service times and a queue, with 4 to 32 users: 4 / ``service_s``
-    answers/s; up to 8 users meet the SLO.
-    """
+    answers/s; up to 8 users meet the SLO."""
     rng, stages, start = np.random.default_rng(seed), [], 0.0
     for k, users in enumerate((4, 8, 16, 32)):
         free, ready, records = [0.0] * 4, [0.0] * users, []
@@ -134,8 +133,7 @@ def test_usable_rates_that_touch_have_no_cheaper_one_whatever_the_lengths_by_cha
     tmp_path: Path,
 ) -> None:
     """A is at 9.9 to 18.2, B at 18 to 34: no dearer at least. Every tenth answer of B has 6 tokens,
-    the others 5.
-    """
+    the others 5."""
     made = (("a", 15, 10.0), ("b", 25, 18.0), ("c", 25, 18.0))
     a, b, c = (sweep(tmp_path / name, at, 2.0, first) for name, at, first in made)
     held = b.judged.summary
@@ -152,8 +150,7 @@ def test_usable_rates_that_touch_have_no_cheaper_one_whatever_the_lengths_by_cha
 
 def test_a_usable_rate_wins_over_a_run_that_met_its_slos_nowhere(tmp_path: Path) -> None:
     """A breaks at its lowest load, 5/s: it carries less. B carries 10/s; C, of which 4.5/s is
-    known, may be no better.
-    """
+    known, may be no better."""
     a, b = sweep(tmp_path / "a", 0, first=5.0), sweep(tmp_path / "b", 15)
     found = rows(compare([a, b]))["capacity_rps"]
     assert (found.winner, found.values[0], found.brackets[0]) == ("B", None, (0.0, 5.0))
@@ -165,8 +162,7 @@ def test_a_cost_wins_where_the_usable_rate_of_each_is_known(tmp_path: Path) -> N
     its cost over 1.7 is no win, over 3 it is.
 
     Of C, which breaks nowhere, nobody knows what it can carry: more would only help it where it is
-    the cheaper one.
-    """
+    the cheaper one."""
     a, b = sweep(tmp_path / "a", 15, 3.0), sweep(tmp_path / "b", 15, 1.0)
     good = rows(compare([a, b]))["usd_per_thousand_good_requests"]
     assert good.winner == "B"
@@ -185,8 +181,7 @@ def test_a_cost_wins_where_the_usable_rate_of_each_is_known(tmp_path: Path) -> N
 
 def test_slos_that_hold_nowhere_show_no_limit_at_unlike_loads(tmp_path: Path) -> None:
     """Every fourth answer is late at 8 as at 9/s: A and B are equal, and more was offered to B. At
-    one load half the price wins.
-    """
+    one load half the price wins."""
     a, b, c = (
         arm(tmp_path / n, stage([0.1, 0.1, 0.1, 1.5] * 150, rate), ["ttft_p90=500ms"], usd=usd)
         for n, rate, usd in (("a", 8.0, 2.0), ("b", 9.0, 2.0), ("c", 8.0, 1.0))
@@ -200,8 +195,7 @@ def test_slos_that_hold_nowhere_show_no_limit_at_unlike_loads(tmp_path: Path) ->
 
 def test_tokens_win_where_the_others_are_shown_to_give_no_more_of_them(tmp_path: Path) -> None:
     """A's SLO breaks at 20/s, but its tokens go on to grow. Of D, which answers 10/s, the queue
-    grows at 20/s: at most half of C's at 40.
-    """
+    grows at 20/s: at most half of C's at 40."""
     a, c = (sweep(tmp_path / n, at, 2.0) for n, at in (("a", 15), ("c", 100)))
     behind = later(stage(ttfts(1, 400) + np.arange(400) * (1 / 10 - 1 / 20), 20.0), 100.0, 400)
     d = arm(tmp_path / "d", [stage(ttfts(1, 400), 10.0), behind], ["ttft_p90=500ms"], usd=2.0)
@@ -217,8 +211,7 @@ def test_runs_without_a_common_load_are_compared_by_what_they_carry(
     is the lower end of A's interval, nearly 10.
 
     For 1.2 x 299 requests 37 s. Good requests: A's 10/s may be 20/s at most, less than B's 24/s;
-    what carries 12/s and breaks at 24 is not shown to be better.
-    """
+    what carries 12/s and breaks at 24 is not shown to be better."""
     a, b = sweep(tmp_path / "a", 15), sweep(tmp_path / "b", 30, first=12.0)
     result = compare([a, b])
     assert result.level is None
@@ -267,8 +260,7 @@ def test_the_load_to_give_to_all_is_one_that_each_carried_inside_its_slos(
     tmp_path: Path, a: list[float], b: list[float], said: str
 ) -> None:
     """Rounded down, without an exponent; 1.2 x 299 requests at 10.4/s take 34.5 s. In the third
-    case B violates the SLO from 5/s on.
-    """
+    case B violates the SLO from 5/s on."""
     late = 1.0 if len(b) == 1 else 10.0
     made = []
     for name, rates, scale in (("a", a, 1.0), ("b", b, late)):
@@ -282,8 +274,7 @@ def test_the_load_to_give_to_all_is_one_that_each_carried_inside_its_slos(
 
 def test_a_warm_up_that_leaves_the_other_run_nothing_makes_no_common_load(tmp_path: Path) -> None:
     """Of A's 600 requests the first 200 are slow; B has 130 in all, of which fewer than 100 are
-    left without so many.
-    """
+    left without so many."""
     slow = ttfts(1, 600) * np.repeat([20.0, 1.0], [200, 400])
     a, b, c = (
         arm(tmp_path / n, stage(x), ["ttft_p90=1s"])
@@ -293,10 +284,8 @@ def test_a_warm_up_that_leaves_the_other_run_nothing_makes_no_common_load(tmp_pa
     result = compare([a, b])
     assert result.level is None
     # A misses nothing for certain and is steady: requests are lacking, not a lower load
-    assert (
-        "run each again with the same --rates, for longer (--duration): A is not shown"
-        in result.notes[0]
-    )
+    expected = "run each again with the same --rates, for longer (--duration): A is not shown"
+    assert expected in result.notes[0]
     assert compare([a, c]).level == "20/s"
 
 
@@ -306,8 +295,7 @@ def test_cost_and_gpus_at_the_usable_rate_have_its_bracket(
     """Five tokens an answer, 2 USD/h: at x/s 2/(0.018 x) USD for a million; of C, at least 40/s, at
     most 2/0.72.
 
-    A peak of 100/s with 1.2: ceil(1.2 ceil(100/x)) GPUs at x/s; C ceil(3 x 1.2) = 4 at most.
-    """
+    A peak of 100/s with 1.2: ceil(1.2 ceil(100/x)) GPUs at x/s; C ceil(3 x 1.2) = 4 at most."""
     fleet = {"peak_rps": 100.0, "tensor_parallel": 1, "safety_factor": 1.2, "gpu_hour_usd": 2.0}
     a, c = (sweep(tmp_path / n, at, 2.0, fleet_inputs=fleet) for n, at in (("a", 15), ("c", 100)))
     result = compare([a, c])

@@ -54,8 +54,7 @@ def route(path: Path, hundreds: int, late: int, failed: int, usd_per_10_s: float
 
 def test_a_cheaper_accepted_result_beats_more_tokens_per_second(tmp_path: Path) -> None:
     """A: 58 good of 100 in 10 s at 1.10 USD, none failed; B: 85 at 1.45, 15 failed. 1.10/58 >
-    1.45/85, and A has more tokens.
-    """
+    1.45/85, and A has more tokens."""
     result = compare([route(tmp_path / "a", 1, 42, 0, 1.10), route(tmp_path / "b", 1, 0, 15, 1.45)])
     found = rows(result)
     assert found["goodput_rps"].values == pytest.approx([5.8, 8.5])
@@ -70,8 +69,7 @@ def test_a_cheaper_accepted_result_beats_more_tokens_per_second(tmp_path: Path) 
 
 def test_a_rate_comes_from_a_stage_that_is_long_enough_to_have_one(tmp_path: Path) -> None:
     """20/s of which all are good; 52 requests at 30/s, all good too, say nothing of what it carries
-    there.
-    """
+    there."""
     short = Stage(
         [request(2000 + i, 100 + i / 30, stage=1, ttft_s=0.1) for i in range(52)],
         52 / 30,
@@ -130,8 +128,7 @@ def test_accepted_answers_are_those_that_a_checker_accepted(
     tmp_path: Path, ampacity: Any, capsys: Any
 ) -> None:
     """Of 100 answers inside the SLO 50 and 80 are accepted; 10 s of a GPU at 360 USD/h cost 1 USD:
-    20 and 12.5 USD for 1,000.
-    """
+    20 and 12.5 USD for 1,000."""
     for name, accepted in (("a", 50), ("b", 80)):
         make_run(
             tmp_path / name,
@@ -155,16 +152,14 @@ def test_figures_per_gpu_and_per_dollar(tmp_path: Path) -> None:
     """B has twice the GPUs at the same price and the same speed: half the goodput per GPU, twice
     the TTFT × USD/h.
 
-    Both carry the load, so neither ratio is more than that of the GPUs: no winner.
-    """
+    Both carry the load, so neither ratio is more than that of the GPUs: no winner."""
     made = [
         arm(tmp_path / n, stage(ttfts(1)), ["ttft_p99=1s"], gpus=g, usd=2.0)
         for n, g in (("a", 1), ("b", 2))
     ]
     found = rows(compare(made))
-    assert found["goodput_rps_per_gpu"].values[0] == pytest.approx(
-        2 * found["goodput_rps_per_gpu"].values[1]
-    )
+    expected = pytest.approx(2 * found["goodput_rps_per_gpu"].values[1])
+    assert found["goodput_rps_per_gpu"].values[0] == expected
     assert found["goodput_rps_per_gpu"].winner is None
     assert found["goodput_rps"].verdict == "equal"
     per_dollar = found["ttft_p99_s_x_usd_per_hour"]
@@ -189,8 +184,7 @@ def test_at_80_columns_the_difference_and_the_winner_are_on_the_page(
     tmp_path: Path, runs: int
 ) -> None:
     """58 and 85 of 100 requests are good, of 10 requests/s: 46.6 % more (85 / 58); a third run like
-    the first changes 0.
-    """
+    the first changes 0."""
     arms = [
         route(tmp_path / "a", 10, 37, 5, 1.0),
         route(tmp_path / "b", 10, 12, 3, 1.0),
@@ -241,8 +235,7 @@ def test_what_was_cut_off_is_counted_apart_from_failures_and_both_tables_say_wha
     tmp_path: Path,
 ) -> None:
     """Of 1000 requests 10 fail and 40 are given up: 10 failed in the whole run, 5 % failed or cut
-    off.
-    """
+    off."""
     made = stage(ttfts(1))
     for r in made.records[::20]:
         r.status = "http_error" if r.request_id % 100 == 0 else "unfinished"
@@ -285,8 +278,7 @@ def test_markdown_and_csv_hold_the_figures(tmp_path: Path) -> None:
 
 def test_longer_answers_that_the_seed_drew_are_no_more_tokens_per_second(tmp_path: Path) -> None:
     """Both carry 20/s and give every token that was planned; B's seed drew 6 where A's drew 5: 20 %
-    more tokens, and no winner.
-    """
+    more tokens, and no winner."""
 
     def drawn(name: str, tokens: int, **meta: Any) -> ComparedRun:
         records = [

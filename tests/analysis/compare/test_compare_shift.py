@@ -51,8 +51,7 @@ def test_equal_runs_are_equal_and_ten_percent_is_found_at_every_quantile(tmp_pat
 
 def test_noise_is_open_not_a_finding(tmp_path: Path) -> None:
     """Known fault: noise hides and invents regressions. 300 requests each, 4 % apart, other seeds:
-    the interval holds 0.
-    """
+    the interval holds 0."""
     a = arm(tmp_path / "a", stage(ttfts(1, 300)), seed=1)
     result = compare([a, arm(tmp_path / "b", stage(ttfts(2, 300, 1.02)), seed=2)])
     found = quantiles(result, "ttft")[0.5]
@@ -64,8 +63,7 @@ def test_noise_is_open_not_a_finding(tmp_path: Path) -> None:
 
 def test_two_modes_with_the_same_median_are_found(tmp_path: Path) -> None:
     """Known fault: the mean stays while the shape turns bimodal. Half at 60 ms, half at 140 ms,
-    around 100 ms.
-    """
+    around 100 ms."""
     rng = np.random.default_rng(4)
     one = rng.normal(0.1, 0.002, 2000)
     two = np.where(rng.random(2000) < 0.5, 0.06, 0.14) + rng.normal(0, 0.002, 2000)
@@ -94,8 +92,7 @@ def test_false_findings_stay_rare_over_all_quantiles_and_metrics_together(tmp_pa
 
 def test_a_run_that_fails_is_not_faster_and_the_other_keeps_its_figures(tmp_path: Path) -> None:
     """B's answers are a fifth faster, and a quarter of its requests fail: its p80 and above are
-    infinite, A's are finite.
-    """
+    infinite, A's are finite."""
     a, b = arm(tmp_path / "a", stage(ttfts(1)), warmup_requests=0), failing(tmp_path / "b", 4, 0.8)
     for arms, sign in (([a, b], 1), ([b, a], -1)):
         result = compare(arms)
@@ -139,8 +136,7 @@ def test_a_run_that_fails_is_not_faster_and_the_other_keeps_its_figures(tmp_path
 
 def test_what_was_cut_off_is_not_called_failed(tmp_path: Path) -> None:
     """Of B's 1000 requests 20 are cut off unfinished: its p99 lies among them, and how long they
-    would have taken nobody knows.
-    """
+    would have taken nobody knows."""
     a, failed = arm(tmp_path / "a", stage(ttfts(1)), warmup_requests=0), failing(tmp_path / "c", 50)
     result = compare([a, failing(tmp_path / "b", 50, status="unfinished")])
     held, why = (
@@ -159,16 +155,14 @@ def test_what_was_cut_off_is_not_called_failed(tmp_path: Path) -> None:
 
 def test_ten_failures_of_a_thousand_are_a_difference_and_two_are_not(tmp_path: Path) -> None:
     """Pooled share 11/2002: s.e. sqrt(11/2002 x 1991/2002 x 2/1000) = 0.331 points, more than the
-    blocks' 0.229; z = 3.02.
-    """
+    blocks' 0.229; z = 3.02."""
     a = arm(tmp_path / "a", stage(ttfts(1)), seed=1, warmup_requests=0)
     errors = rows(compare([a, failing(tmp_path / "b", 100, seed=2)]))["error_rate"]
     assert errors.winner == "A"
     found = errors.changes[1]
     assert found.change == pytest.approx(0.01)
-    assert found.change_ci == pytest.approx(
-        [0.01 - 1.96 * 0.003306, 0.01 + 1.96 * 0.003306], abs=2e-5
-    )
+    expected = pytest.approx([0.01 - 1.96 * 0.003306, 0.01 + 1.96 * 0.003306], abs=2e-5)
+    assert found.change_ci == expected
     assert found.p == pytest.approx(0.00249, rel=0.01)
     few = rows(compare([a, failing(tmp_path / "c", 500, seed=2)]))["error_rate"]
     # 0.2 points at most 0.55: within one point
@@ -186,8 +180,7 @@ def test_failures_below_the_tail_leave_its_figure(tmp_path: Path) -> None:
 
 def test_rounds_take_out_what_the_order_does() -> None:
     """Log ratios 0.02 ± 0.1 by order: mean 0.02 without scatter. In one order only, the 0.12 cannot
-    be told apart.
-    """
+    be told apart."""
     order = np.array([1.0, -1.0, 1.0, -1.0])
     change = engine.between_rounds(0.02 + 0.1 * order, order)
     assert change.log_ratio == pytest.approx(0.02)
@@ -214,8 +207,7 @@ def test_an_end_that_is_not_known_is_a_question_mark_on_either_side() -> None:
 
 def test_a_lower_end_among_all_of_the_other_samples_is_not_known(tmp_path: Path) -> None:
     """Four fifths of 320 requests took 0.1 ms, the others over 0.2 s: the interval of p80 reaches
-    into the gap between.
-    """
+    into the gap between."""
     values = np.where(np.arange(320) % 160 < 128, 1e-4, np.linspace(0.2, 0.4, 320))
     result = compare([arm(tmp_path / n, stage(values), seed=s) for n, s in (("a", 1), ("b", 2))])
     ends = [end for q in quantiles(result, "ttft").values() if q.change_ci for end in q.change_ci]
@@ -241,8 +233,7 @@ def test_a_ttft_of_0_has_no_ratio_and_breaks_nothing(tmp_path: Path) -> None:
 
 def test_student_interval_and_smallest_difference() -> None:
     """Four degrees of freedom: t(0.975) = 2.776, t(0.8) = 0.941; se 0.01: 2.82 % either side, 3.79
-    % seen in 8 of 10 cases.
-    """
+    % seen in 8 of 10 cases."""
     change = engine.log_change(0.0, 0.01, 4.0)
     assert change.ci == pytest.approx((np.expm1(-0.02776), np.expm1(0.02776)), abs=1e-5)
     assert change.p == 1.0
@@ -258,8 +249,7 @@ def test_the_change_is_that_of_the_two_figures_and_no_run_wins_against_them(tmp_
 
     With A's nine marks (185 to 195 ms) moved by 1.79 % a tenth of B is above them in the mean (172
     + 6 x 95 + 85 + 73 = 900 of 9,000). The neighbourhood is slower, the figure itself is not: the
-    change is -0.5 %, its interval holds it and 0, and nothing differs.
-    """
+    change is -0.5 %, its interval holds it and 0, and nothing differs."""
     a = 0.1 + np.arange(1, 1001) * 1e-4
     b = np.where((a >= 0.18345) & (a <= 0.19055), 0.189, 1.03 * a)
     order = np.random.default_rng(2).permutation(1000)
@@ -289,8 +279,7 @@ def rendered(result: Comparison) -> str:
 
 def test_a_p99_whose_interval_has_no_upper_end_is_at_least_that(tmp_path: Path) -> None:
     """Of 320 independent requests the 95 % interval of p99 has no upper end (that takes 368); of
-    2,000 it has one.
-    """
+    2,000 it has one."""
     few, many = (
         compare(
             [
@@ -318,8 +307,7 @@ def test_a_queue_amplifies_the_noise_of_a_runs_speed() -> None:
     (1 - r): 4 at 0.75.
 
     A run that is slower by 0.5 % moves P(N >= 4) = 0.316 by 4 x 0.5 % of itself. In a closed loop N
-    does not vary.
-    """
+    does not vary."""
     n = np.random.default_rng(3).geometric(0.25, 400_000) - 1.0
     over = (n >= 4).astype(float)
     moved = engine.queue_noise(n, over, np.ones(len(n)))
@@ -332,8 +320,7 @@ def test_a_queue_amplifies_the_noise_of_a_runs_speed() -> None:
 
 def queue_run(path: Path, seed: int, speed: float = 1.0, own: int = 0) -> ComparedRun:
     """M/M/1 at 85 %, 2,000 requests, 3 % of noise in each time; the same ``seed`` sent the same
-    work at the same times.
-    """
+    work at the same times."""
     rng, noise = np.random.default_rng(seed), np.random.default_rng([seed, own])
     due, service = np.arange(2000) / RATE, rng.exponential(0.85 / RATE, 2000) * speed
     done = np.cumsum(service)
@@ -345,8 +332,7 @@ def test_half_a_per_cent_of_speed_near_saturation_is_no_difference_and_ten_are_o
     tmp_path: Path,
 ) -> None:
     """Two runs that are 0.7 % apart, which 0.5 % in each gives half of the time: six pairs, of
-    which none may differ.
-    """
+    which none may differ."""
     for seed in range(6):
         a = queue_run(tmp_path / f"a{seed}", seed)
         same = compare([a, queue_run(tmp_path / f"b{seed}", seed, 1.007, 1)])

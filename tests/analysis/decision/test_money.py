@@ -55,9 +55,8 @@ def test_a_prefix_of_4000_tokens_called_10_000_times_a_day() -> None:
 
 def test_the_share_of_the_output_in_a_request_with_retrieval() -> None:
     """3,000 + 5,500 x 0.1 + 250 x 5 = 4,800 input prices: 1,250 of them are 26 %."""
-    assert money.output_share(
-        money.Prices(1, 5, 0.1), money.Request(8500, 250, 5500)
-    ) == pytest.approx(0.26, abs=0.001)
+    expected = pytest.approx(0.26, abs=0.001)
+    assert money.output_share(money.Prices(1, 5, 0.1), money.Request(8500, 250, 5500)) == expected
 
 
 def test_a_hosted_api_against_a_fleet() -> None:
@@ -65,8 +64,7 @@ def test_a_hosted_api_against_a_fleet() -> None:
 
     All that the fleet carries is 561,600 requests an hour, hosted $460.51 against $104. 62.4/s cost
     $184.20 hosted: as much as 52 GPUs at $3.54. 400 tokens, 5,391,360 calls a day: $1,078.27, or
-    one write ($0.625 a million) and the rest read.
-    """
+    one write ($0.625 a million) and the rest read."""
     prices = {"small": money.Prices(0.5, 2, 0.05, 0.625), "free": money.Prices(0, 0)}
     small, free = money.against_hosted(FLEET, fleet_figures(FLEET), prices)
     assert small.cost_per_thousand_requests == pytest.approx(0.82)
@@ -111,13 +109,11 @@ def test_shares_and_loads_stay_possible() -> None:
     priced = structs.replace(given, gpu_hour_usd=2.0)
     moved = {one.input: one for one in money.sensitivities(priced)}
     hourly = 104 / 3.6
-    assert moved["accepted share"].cost_per_thousand == pytest.approx(
-        (hourly / (115 * 0.72), hourly / 115)
-    )
+    expected = pytest.approx((hourly / (115 * 0.72), hourly / 115))
+    assert moved["accepted share"].cost_per_thousand == expected
     # 138/s would be above the peak of 120; and of a peak of 96 the mean is at most 96
-    assert moved["mean load"].cost_per_thousand == pytest.approx(
-        (hourly / (92 * 0.9), hourly / (120 * 0.9))
-    )
+    expected = pytest.approx((hourly / (92 * 0.9), hourly / (120 * 0.9)))
+    assert moved["mean load"].cost_per_thousand == expected
 
 
 @pytest.mark.parametrize(

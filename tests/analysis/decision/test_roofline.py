@@ -57,8 +57,7 @@ def test_use_of_a_measured_point() -> None:
     """8 sequences of 1,000 tokens of context on average, a token each 10 ms: 800 tokens/s.
 
     A step reads 14 GB + 8 x 1,000 x 131,072 B = 15.049 GB in 10 ms: 1.505 TB/s of 2: 75.2 %.
-    Operations: (800 + 4,000) tokens/s x 14 G = 67.2 TFLOP/s of 1,000: 6.72 %.
-    """
+    Operations: (800 + 4,000) tokens/s x 14 G = 67.2 TFLOP/s of 1,000: 6.72 %."""
     point = Point(Range(800.0, 760.0, 840.0), 0.010, 900, 200, input_tokens_per_s=4000.0)
     use = use_of(Instance(MODEL, CARD), point)
     moved = 14e9 + 8 * 1000 * 131_072

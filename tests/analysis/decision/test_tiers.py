@@ -90,8 +90,7 @@ TWO = ("--tier", "small=RUNS/small,80%,l4,1", "--tier", "large=RUNS/large,0.2,4x
 def test_routing_gives_each_tier_its_share(plan: Command) -> None:
     """96/s on 12: 8 x 1.2 = 10 of one GPU at $1; 24/s on 10: 3 x 1.2 = 4 of 4 GPUs at $3.
 
-    $10 + $48 an hour for 120/s all day: 1,000 x 58 / 432,000 of a dollar.
-    """
+    $10 + $48 an hour for 120/s all day: 1,000 x 58 / 432,000 of a dollar."""
     status, out, _ = plan(*TWO, "--peak-rps", 120, "--safety", 1.2, "--json")
     found = json.loads(out)
     small, large = (tier["plan"] for tier in found["tiers"])

@@ -25,8 +25,7 @@ from tests.support.synthetic import request
 
 def test_the_sentence_promises_no_more_than_its_checks() -> None:
     """Of three open checks two become decided with 120 and 377 more requests; the third by no
-    length.
-    """
+    length."""
     three = [
         Check(f"{name}_p50", "change", "5/s", more_requests=n)
         for name, n in (("ttft", 120), ("itl", 377), ("e2e", None))
@@ -195,8 +194,7 @@ def test_what_the_looks_spend_adds_up_and_the_first_spends_most() -> None:
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_sequence_errs_no_more_often_than_one_look(sign: int) -> None:
     """A candidate that is worse by just the tolerance, three samples at most: called worse, or no
-    worse, in 5 % at most.
-    """
+    worse, in 5 % at most."""
     rng = np.random.default_rng(21)
     wrong = 0
     for _ in range(1500):
@@ -215,8 +213,7 @@ def test_a_sequence_errs_no_more_often_than_one_look(sign: int) -> None:
 
 def test_a_batching_server_at_default_tolerances() -> None:
     """Three pairs, of one seed and of two: equal runs pass or nearly, 10 % longer steps and a TTFT
-    25 % longer are found.
-    """
+    25 % longer are found."""
     server = STEP_SERVERS["pieces"]
     rate = 0.6 * server.most_rps
 
@@ -250,8 +247,7 @@ def test_a_batching_server_at_default_tolerances() -> None:
 
 def test_steps_that_are_longer_are_told_apart_from_a_fuller_server() -> None:
     """10 % longer steps: a plain TPOT rises by more, as more requests are in flight; at equal
-    occupancy it is the 10 %.
-    """
+    occupancy it is the 10 %."""
     server = STEP_SERVERS["slots"]
     base, slow = (
         prepare(step_run(server, 0.6 * server.most_rps, 2000, 5, n, jitter=0.0, speed=s))
@@ -267,8 +263,7 @@ def test_steps_that_are_longer_are_told_apart_from_a_fuller_server() -> None:
 
 def test_a_longer_ttft_alone_is_found_near_saturation_with_other_requests() -> None:
     """At 85 % the length of the queue is mostly chance; a TTFT that nearly waits for nobody, p10,
-    still tells 25 % more.
-    """
+    still tells 25 % more."""
     server = STEP_SERVERS["whole"]
     rate = 0.85 * server.most_rps
     base = make_baseline([prepare(step_run(server, rate, 2000, 3, 30, jitter=0.03))])
@@ -282,8 +277,7 @@ def test_a_longer_ttft_alone_is_found_near_saturation_with_other_requests() -> N
 
 def test_a_candidate_is_measured_again_until_the_answer_is_clear() -> None:
     """The study plays what ``gate --max-samples`` does: 300 requests leave one look open, three
-    samples say it.
-    """
+    samples say it."""
     options = argparse.Namespace(
         server="pieces",
         load=0.6,
@@ -337,8 +331,7 @@ def test_what_is_a_regression_and_what_passes(found: CheckedChange, verdict: str
 
 def test_a_baseline_of_before_is_read(tmp_path: Path) -> None:
     """Without TTFT p10, and with tolerances beyond 15 %, which are those of metrics that are only
-    watched.
-    """
+    watched."""
     base = make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))])
     quantiles = base["levels"]["20/s"]["quantiles"]
     del quantiles["ttft_p10"]
@@ -354,8 +347,7 @@ def test_a_baseline_of_before_is_read(tmp_path: Path) -> None:
 
 def test_a_tolerance_that_is_given_is_no_matter_of_noise(tmp_path: Path) -> None:
     """12 % slower, which by default is a regression; not surely more than the 10 % that are
-    allowed, and not less.
-    """
+    allowed, and not less."""
     base = baseline(run(tmp_path / "base", stage(ttfts(1, 1500))))
     slower = run(tmp_path / "slow", stage(ttfts(2, 1500, 1.12)), seed=2)
     assert checks(judge_gate(base, [slower], {}))["ttft_p50"].verdict == "regression"

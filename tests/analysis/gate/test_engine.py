@@ -27,8 +27,7 @@ def test_holm_holds_the_family_wise_error_of_correlated_tests() -> None:
 
 def test_share_test_is_exact_under_no_change() -> None:
     """Independent samples, 10 % over in both: p-values are uniform; the 5 % test errs in about 5 %
-    of cases.
-    """
+    of cases."""
     rng = np.random.default_rng(3)
     size = np.full(20, 100.0)
 
@@ -49,8 +48,7 @@ def test_share_test_is_exact_under_no_change() -> None:
 
 def test_pairing_takes_away_what_the_blocks_have_in_common() -> None:
     """Blocks differ by ±10 in both runs alike; only the shift of 1 in 100 is left, without
-    variance.
-    """
+    variance."""
     over = np.array([10.0, 30.0] * 10)
     size = np.full(20, 100.0)
     e = engine.compare_shares(
@@ -67,8 +65,7 @@ def test_pairing_takes_away_what_the_blocks_have_in_common() -> None:
 
 def test_noise_between_runs_is_moderated() -> None:
     """var(1, 2, 3) = 1, less 0.25 inside a run, with two degrees of freedom, beside 0.5² with four:
-    (4 x 0.25 + 2 x 0.75)/6.
-    """
+    (4 x 0.25 + 2 x 0.75)/6."""
     variance, df = engine.between_runs(np.array([1.0, 2.0, 3.0]), 0.25, 0.5)
     assert variance == pytest.approx(2.5 / 6)
     assert df == 6

@@ -24,8 +24,7 @@ def observed(values: Any) -> Observations:
 
 def test_marks_lie_around_the_quantile_and_leave_its_share_above_them() -> None:
     """1 to 1000 ms: nine ranks from 0.85 to 0.95 in steps of 0.0125, each the smallest value with
-    that share below.
-    """
+    that share below."""
     o = observed(np.random.default_rng(1).permutation(np.arange(1, 1001)) * 1e-3)
     marks = samples.pooled_marks([o], 0.9)
     assert isinstance(marks, samples.Marks)
@@ -123,8 +122,7 @@ def test_the_table_is_the_excess_of_each_cell() -> None:
 
 def test_tables_of_two_quantities_add_up() -> None:
     """0.2 more in the upper half of one quantity and 0.4 more in the other's, unevenly crossed:
-    both are found.
-    """
+    both are found."""
     a, b = np.array([0] * 6 + [1] * 6), np.array([0, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 1])
     over = 0.2 * a + 0.4 * b
     tables = samples.tables_of([a, b], over, np.ones(12), float(over.mean()))
@@ -135,8 +133,7 @@ def test_tables_of_two_quantities_add_up() -> None:
 
 def test_mean_in_flight_by_hand() -> None:
     """A streams from 1 to 5 s; B is in flight from 2 to 4: 1.5 for A; B's tokens come from 3 to 4
-    s, with A there: 2.
-    """
+    s, with A there: 2."""
     a = request(0, 0.0, ttft_s=1.0, gaps_s=[4.0])
     b = request(1, 2.0, ttft_s=1.0, gaps_s=[1.0])
     c = request(2, 4.5, ttft_s=None, status="http_error")  # at its arrival: A and itself
@@ -149,8 +146,7 @@ S_PER_TOKEN = 1e-4
 
 def queue_run(path: Path, seed: int, slower: float = 1.0, n: int = 1200) -> Judged:
     """Poisson arrivals, log-normal prompts, and the TTFT that a single queue would give, with 10 %
-    of noise.
-    """
+    of noise."""
     rng = np.random.default_rng(seed)
     due = np.cumsum(rng.exponential(0.2, n))
     tokens = np.round(rng.lognormal(6.5, 1.0, n))
@@ -185,8 +181,7 @@ def test_what_the_draw_explains_is_no_change_and_a_change_is_found_all_the_same(
 ) -> None:
     """Five pairs of other schedules. Raw medians differ by several percent; the equal ones must not
     be called worse, and 7 % more than the tolerance must be found, which without the table it
-    mostly is not.
-    """
+    mostly is not."""
     equal, found, without = [], [], []
     for seed in range(5):
         base = json.loads(write_baseline(make_baseline([queue_run(tmp_path / f"b{seed}", seed)])))
@@ -211,8 +206,7 @@ def test_what_the_draw_explains_is_no_change_and_a_change_is_found_all_the_same(
 
 def test_a_closed_loop_and_sessions_have_no_table(tmp_path: Path) -> None:
     """Their schedule depends on the server: what it explains may be the very change that is looked
-    for.
-    """
+    for."""
     records = [
         request(i, i * 0.05, ttft_s=0.1 + i % 7 * 0.01, gaps_s=[0.01] * 4) for i in range(400)
     ]

@@ -72,8 +72,7 @@ def test_a_change_inside_its_tolerance_passes_and_one_beyond_does_not(tmp_path: 
 
 def test_tokens_per_second_are_those_measured_and_the_test_is_by_the_plan(tmp_path: Path) -> None:
     """6 tokens planned and received where the baseline had 5: 20 % more tokens/s, none more or less
-    per token planned.
-    """
+    per token planned."""
     base = baseline(run(tmp_path / "base", stage(ttfts(1, 1500))))
     longer = stage(ttfts(1, 1500))
     longer.records = [request(i, i / RATE, ttft_s=0.1, gaps_s=[0.01] * 5) for i in range(1500)]
@@ -126,8 +125,7 @@ def test_equal_values_everywhere_are_no_change(tmp_path: Path) -> None:
 
 def test_noise_is_learned_from_several_baseline_runs(tmp_path: Path) -> None:
     """Runs of one schedule that differ by ±4 %: a candidate 6 % slower is no regression; beside one
-    run it is.
-    """
+    run it is."""
     scales = (0.96, 1.0, 1.04, 0.98, 1.03, 0.97)
     several = [run(tmp_path / f"b{i}", stage(ttfts(1, 1500, s))) for i, s in enumerate(scales)]
     slower = run(tmp_path / "slow", stage(ttfts(1, 1500, 1.06)))
@@ -226,8 +224,7 @@ def lengths(
     rng: np.random.Generator, came_of_planned: float, *, plan: bool
 ) -> dict[str, float | None]:
     """Of 500 answers, log-normal with sigma 0.9, which end by themselves after a share of what was
-    planned (s.d. 0.2).
-    """
+    planned (s.d. 0.2)."""
     planned = np.round(30 * rng.lognormal(0, 0.9, 500)) + 1
     came = planned * np.clip(rng.normal(came_of_planned, 0.2, 500), 0.05, None)
     ratio, se = _per_planned(came, planned if plan else np.full(500, np.nan))
@@ -241,8 +238,7 @@ def lengths(
 @pytest.mark.parametrize("plan", [True, False])
 def test_equal_workloads_are_not_refused_for_the_draw_of_their_lengths(plan: bool) -> None:
     """Means of 500 such answers differ by more than 10 % in a tenth of the pairs; two in a thousand
-    may be refused.
-    """
+    may be refused."""
     rng = np.random.default_rng(11)
     pairs = [[lengths(rng, 0.7, plan=plan) for _ in range(2)] for _ in range(600)]
     means = np.array([[x["output_tokens"] for x in pair] for pair in pairs], dtype=np.float64)
@@ -252,8 +248,7 @@ def test_equal_workloads_are_not_refused_for_the_draw_of_their_lengths(plan: boo
 
 def test_answers_that_became_shorter_are_refused_by_the_plan() -> None:
     """85 % of what the baseline's had for the same plan: found by the plan though only by its means
-    it is not.
-    """
+    it is not."""
     rng = np.random.default_rng(12)
     found = [
         lengths_apart(lengths(rng, 0.7, plan=True), lengths(rng, 0.595, plan=True), "output_tokens")
@@ -271,8 +266,7 @@ def test_answers_that_became_shorter_are_refused_by_the_plan() -> None:
 
 def test_a_block_delta_method_by_hand() -> None:
     """20 answers, planned 10 each; ten came with 10, ten with 20: ratio 1.5, residuals +-1/3, s.e.
-    1/3 sqrt(20/19)/sqrt(20).
-    """
+    1/3 sqrt(20/19)/sqrt(20)."""
     ratio, se = _per_planned(np.array([10.0, 20.0] * 10), np.full(20, 10.0))
     assert ratio == pytest.approx(1.5)
     assert se == pytest.approx(1 / 3 / np.sqrt(19))
@@ -280,8 +274,7 @@ def test_a_block_delta_method_by_hand() -> None:
 
 def test_a_predicted_engine_is_under_test_and_no_other_experiment(tmp_path: Path) -> None:
     """Presets that differ by a tenth: the gate must go red, also by a baseline that still holds a
-    count of the day.
-    """
+    count of the day."""
 
     def predicted(name: str, model: str, scale: float, cut: int) -> Judged:
         workload = {
@@ -311,8 +304,7 @@ def test_a_predicted_engine_is_under_test_and_no_other_experiment(tmp_path: Path
 
 def test_equal_records_are_one_run_whatever_their_names(tmp_path: Path) -> None:
     """A copy, a prediction made again, and one that shares a load level show no noise between runs;
-    nor are they two samples.
-    """
+    nor are they two samples."""
     again = {"predicted": True, "started_utc": "2026-01-02T00:00:00Z"}
     one, copy = (run(tmp_path / n, stage(ttfts(1)), **again) for n in ("one", "copy"))
     with pytest.raises(
@@ -350,8 +342,7 @@ def test_every_metric_that_no_tolerance_can_be_held_to_is_skipped_with_its_reaso
     tmp_path: Path,
 ) -> None:
     """One gust of 60 slow requests: 6 % of a thousand, all in 3 of 20 blocks, so no p99 can be told
-    from noise.
-    """
+    from noise."""
     values = ttfts(1)
     values[500:560] *= 8
     base = baseline(run(tmp_path / "base", stage(values), ["ttft_p95=2s"]))
@@ -441,8 +432,7 @@ def test_closed_loop_throughput_is_tracked(tmp_path: Path) -> None:
 
 def in_step(users: int, rounds: int, pause_s: float) -> Stage:
     """All users begin an answer of 0.5 s and five tokens at the same moment, and wait ``pause_s``
-    after it.
-    """
+    after it."""
     records = [
         request(i, (i // users) * (0.5 + pause_s), ttft_s=0.1, gaps_s=[0.1] * 4)
         for i in range(users * rounds)
@@ -465,8 +455,7 @@ def test_users_in_step_have_a_rate_all_the_same(tmp_path: Path, users: int, roun
 
 def test_an_outage_takes_the_tokens_that_it_took(tmp_path: Path) -> None:
     """110 of 1,000 requests in a row fail: 11 % fewer tokens per planned one, though two blocks
-    have none at all.
-    """
+    have none at all."""
     base = baseline(run(tmp_path / "base", stage(ttfts(1))))
     found = judge_gate(base, [run(tmp_path / "out", stage(ttfts(1), failed=range(500, 610)))], {})
     assert found.verdict != "pass"
@@ -516,8 +505,7 @@ def test_imported_runs_have_no_start_and_make_a_baseline(tmp_path: Path) -> None
 
 def test_a_change_that_the_client_may_have_made_is_no_regression(tmp_path: Path) -> None:
     """Median 100 ms, 10 % slower: 10 ms. The candidate's client was 15 ms later at p99 than the
-    baseline's: it may be that.
-    """
+    baseline's: it may be that."""
     base = baseline(run(tmp_path / "base", stage(ttfts(1, 1500))))
     late = stage(ttfts(1, 1500, 1.1))
     audit = late.meta(0)["audit"]

@@ -21,14 +21,16 @@ from rich.console import Console
 
 from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.stage import Stage
-from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.analysis.limits.table import RULES, find_limits
 from ampacity.analysis.summary import summarise
 from ampacity.config import make_settings
 from ampacity.experiments.virtual.predict import predict
 from ampacity.loadgen.rundir.files import Run, load_run
 from ampacity.progress import Progress
+from ampacity.reports.pages.findings import limits_with_figures
 from ampacity.simulator.models.hardware import find_deployment
+from tests.support import sample_summary
 
 Change = Callable[[Run], Run]
 Row = dict[str, Any]  # of requests.parquet
@@ -316,3 +318,20 @@ def test_every_rule_is_in_the_document() -> None:
         assert f"`{rule.name}`" in text, rule.name
     for illness in (*ILLNESSES, *ON_RECORDS):
         assert f"| {illness} |" in text, illness
+
+
+def test_what_the_run_itself_shows_of_a_refutation_is_given() -> None:
+    """TTFT p99 is 100 ms at 1/s and 752 ms at 5/s, where ITL grew to 1.78 times its low level; 3/s
+    is the highest of its loads that is about half of that.
+    """
+    given = sample_summary.open_sweep()
+    low, half, broken = (given["stages"][i] for i in (0, 2, 4))
+    low["ttft_s"]["p99"] = 0.1
+    (found,) = [f for f in find_limits(read_summary(given)) if f.rule == "queueing"]
+    shown = [(e.figure, e.value, e.stage, e.unit) for e in found.tested]
+    assert shown == [
+        ("TTFT p99", half["ttft_s"]["p99"], "3 req/s", "s"),
+        ("TTFT p99", broken["ttft_s"]["p99"], "5 req/s", "s"),
+    ]
+    ((_, _, text),) = limits_with_figures([found])
+    assert text == "TTFT p99 355 ms at 3 req/s, TTFT p99 752 ms at 5 req/s"

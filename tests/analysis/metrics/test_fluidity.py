@@ -13,8 +13,7 @@ from tests.support.synthetic import cohort, request
 
 def fluidity_index(gaps_s: list[float], first_s: float, each_s: float) -> float:
     """Of one request, token by token: the time to its first one, then the gap before each further
-    one.
-    """
+    one."""
     slack, missed, total = 0.0, 0, 0
     for i, gap in enumerate(gaps_s):
         over = gap - slack - (each_s if i else first_s)

@@ -135,9 +135,8 @@ def test_on_the_edge_no_length_decides_but_too_few_requests_say_how_many() -> No
         cohort(*good(495), *good(5, first=495, ttft_s=3.0)).ttft(from_schedule=True), TTFT
     )
     assert (edge.verdict, edge.more_requests) == ("inconclusive", None)
-    assert (
-        edge.cause == "the share of misses is on the edge of the SLO: no length is likely to decide"
-    )
+    expected = "the share of misses is on the edge of the SLO: no length is likely to decide"
+    assert edge.cause == expected
     assert edge.reason.endswith(edge.cause)
     # none of 9: 299 independent ones without a miss would decide
     few = judge_slo(cohort(*good(9)).ttft(from_schedule=True), TTFT)
@@ -271,9 +270,8 @@ def test_a_largest_sample_that_was_cut_off_or_failed_is_no_figure() -> None:
     assert judge_slo(o, parse_slo("ttft_max=100ms")).verdict == "violated"
     assert percentiles(o).max_bounds == [pytest.approx(0.5), None]
     failed = cohort(*good(99), request(999, 5.0, ttft_s=None, status="timeout"))
-    assert (
-        judge_slo(failed.ttft(from_schedule=True), parse_slo("ttft_max=9s")).verdict == "violated"
-    )
+    expected = "violated"
+    assert judge_slo(failed.ttft(from_schedule=True), parse_slo("ttft_max=9s")).verdict == expected
 
 
 def test_loads_are_bracketed_by_an_extreme_without_an_estimate() -> None:

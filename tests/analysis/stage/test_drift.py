@@ -73,8 +73,7 @@ def test_rate_intervals_cover_bursty_events() -> None:
 
 def test_tokens_count_in_the_batch_in_which_they_came() -> None:
     """Batches of 1 s over [10, 20): counts in the records; six tokens in three chunks; an answer
-    without chunks; one over both edges.
-    """
+    without chunks; one over both edges."""
     c = cohort(
         request(0, 10.0, ttft_s=0.5, gaps_s=[1.0, 0.2], chunk_tokens=[1, 2, 3]),
         request(1, 12.0, ttft_s=0.2, gaps_s=[0.6, 0.3], output_tokens=6),

@@ -43,9 +43,8 @@ def test_two_routes_the_one_with_more_accepted_results_wins() -> None:
 def test_a_peak_that_is_not_known_says_why() -> None:
     assert peak_goodput([], []).reason == "no stage was measured"
     unknown = {"goodput_rps": None, "goodput_rps_reason": "no answer had two tokens"}
-    assert (
-        peak_goodput([struct_of(contract.Stage, unknown)], []).reason == "no answer had two tokens"
-    )
+    expected = "no answer had two tokens"
+    assert peak_goodput([struct_of(contract.Stage, unknown)], []).reason == expected
 
 
 def test_accepted_needs_the_slo_too_and_unlabelled_answers_are_counted() -> None:
@@ -194,8 +193,7 @@ def test_a_closed_loop_is_carried_at_users_per_answer_time(
     tmp_path: Path, lasts_s: float, think_s: float, rps: float
 ) -> None:
     """Issue 18 I: eight users of 5 s answers, 20 s: 1.6 requests/s (24 answers end in them, 1.2
-    requests/s), cost likewise; half of it where each thinks for as long.
-    """
+    requests/s), cost likewise; half of it where each thinks for as long."""
     rounds = int(np.ceil(20.0 / (lasts_s + think_s)))
     records = [
         request(8 * k + u, (lasts_s + think_s) * k, ttft_s=lasts_s - 0.1, gaps_s=[0.1])
@@ -219,9 +217,8 @@ def test_a_closed_loop_is_carried_at_users_per_answer_time(
     assert low - 1e-9 <= found["stages"][0]["achieved_rps"] <= high + 1e-9
     assert found["capacity"]["capacity_rps"] == found["stages"][0]["achieved_rps"]
     # two tokens an answer at $0.001/s
-    assert found["fleet"]["cost_per_million_output_tokens"] == pytest.approx(
-        0.001 / (2 * rps) * 1e6, rel=2e-3
-    )
+    expected = pytest.approx(0.001 / (2 * rps) * 1e6, rel=2e-3)
+    assert found["fleet"]["cost_per_million_output_tokens"] == expected
 
 
 @pytest.mark.parametrize("lasts_s", [5.0, 9.0])
@@ -229,8 +226,7 @@ def test_an_open_stage_has_no_rate_before_an_answer_could_have_ended(
     tmp_path: Path, lasts_s: float
 ) -> None:
     """Two requests/s for 20 s, each answered after 5 s: 30 answers end in the stage, all in its
-    last 15 s.
-    """
+    last 15 s."""
     records = [request(i, 0.1 + i * 0.5, ttft_s=lasts_s - 0.1, gaps_s=[0.1]) for i in range(40)]
     stage = Stage(records, 20.0, offered_rps=2.0)
     found = summarise(make_run(tmp_path / "run", [stage], ["ttft_p50=60s"], warmup_requests=0))[

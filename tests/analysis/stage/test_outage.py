@@ -35,8 +35,7 @@ def stage(
     seed: int = 0,
 ) -> Stage:
     """Poisson arrivals; answers of gamma lengths. Who is answered when the endpoint dies is cut
-    off, who comes then is refused at once, and so is a share ``refused`` at any time.
-    """
+    off, who comes then is refused at once, and so is a share ``refused`` at any time."""
     rng = np.random.default_rng(seed)
     times = np.sort(rng.uniform(0, duration_s, rng.poisson(rate_rps * duration_s)))
     records = []
@@ -174,8 +173,7 @@ def test_whatever_a_silent_endpoint_answers_with(
     tmp_path: Path, status: str, code: int | None, outages: int
 ) -> None:
     """A gateway says 503 while the server behind it restarts, or says nothing until the client
-    gives up.
-    """
+    gives up."""
     held = judged(tmp_path, stage(((14.0, 18.0),), status=status, code=code))["stages"][0]
     assert len((held["outage"] or {"periods": []})["periods"]) == outages
     assert held["slo_met"] is (False if outages else None)
@@ -190,8 +188,7 @@ def test_requests_that_fail_at_random_are_no_outage(tmp_path: Path, share: float
 
 def test_a_server_that_refuses_in_its_peaks_or_is_too_slow_is_not_down(tmp_path: Path) -> None:
     """M/D/2 with room for four refuses who comes then; the same without room answers after the
-    client's time limit.
-    """
+    client's time limit."""
     for seed in range(10):
         rng = np.random.default_rng(seed)
         for room, limit_s in ((4, np.inf), (10**6, 2.0)):
@@ -262,8 +259,7 @@ def test_a_run_with_an_outage_exits_with_one(
 
 def test_users_who_are_refused_again_and_again_are_one_outage(tmp_path: Path) -> None:
     """Eight users of a closed loop, each back 5 ms after it was refused: some 3,100 failures, one
-    outage, though answers that are under way come until 8.2 s.
-    """
+    outage, though answers that are under way come until 8.2 s."""
     records = []
     for user in range(8):
         t = user * 0.01
@@ -292,8 +288,7 @@ def test_users_who_are_refused_again_and_again_are_one_outage(tmp_path: Path) ->
 
 def test_an_outage_in_a_burst_is_said_before_the_burst(tmp_path: Path) -> None:
     """It dies under the burst, and is back 3 s later: the limit on the recovery is not the only
-    thing that is said.
-    """
+    thing that is said."""
     plan = json.loads("""{"base_rps": 15.0, "factor": 1.0, "base_s": 15.0, "burst_s": 10.0,
         "recovery_s": 15.0, "shape": "step", "max_recovery_s": 5.0}""")
     summary = judged(
@@ -306,8 +301,7 @@ def test_an_outage_in_a_burst_is_said_before_the_burst(tmp_path: Path) -> None:
 
 def test_two_that_are_down_by_turns_are_no_outage_of_the_endpoint(tmp_path: Path) -> None:
     """One of two replicas is down for 10 s: half of the requests are answered; that is an error
-    rate, not an outage.
-    """
+    rate, not an outage."""
     whole = stage()
     rng = np.random.default_rng(3)
     for r in whole.records:
@@ -365,10 +359,8 @@ def test_a_server_that_froze_for_four_seconds_was_silent(tmp_path: Path) -> None
     chart = outage_chart(read_summary(summary))
     assert chart is not None
     assert said in chart.title
-    assert (
-        f" s, {waited} of {len(records)} requests waited"
-        in findings(read_summary(summary))[0].value
-    )
+    expected = f" s, {waited} of {len(records)} requests waited"
+    assert expected in findings(read_summary(summary))[0].value
 
 
 @pytest.mark.parametrize(

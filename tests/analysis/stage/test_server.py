@@ -159,3 +159,25 @@ def test_a_server_that_speculates_on_made_up_words_is_said_to(
     if said is not None and found is not None:
         assert said in found
         assert "--prompts FILE" in found
+
+
+@pytest.mark.parametrize(
+    ("odd", "name"),
+    [
+        ({"kv_cache_usage": 7.5}, "kv_cache_usage_max of 7.5"),  # in per cent
+        ({"prefix_hit_rate": -0.5}, "prefix_hit_rate of -0.5"),
+        ({"gpu_utilization": 80.0}, "gpu_utilization of 80"),
+        ({"kv_cache_usage": 1.0, "prefix_hit_rate": 0.0}, ""),
+    ],
+)
+def test_a_share_that_is_none_is_left_out_and_said(
+    odd: dict[str, float], name: str, tmp_path: Path
+) -> None:
+    server = server_figures(samples([{"running": 1, **odd}] * 3), 0, 3 * S)
+    assert server is not None
+    said = f"{name}: not between 0 and 1, and left out"
+    assert (said in (server.reason or "")) == bool(name)
+    if name:
+        assert getattr(server, name.partition(" of ")[0]) is None
+    else:
+        assert (server.kv_cache_usage_max, server.prefix_hit_rate) == (1.0, 0.0)

@@ -30,8 +30,7 @@ def analyse(
 
 def steady(n: int = 100, every_s: float = 0.1, **options: Any) -> list[Any]:
     """A request every ``every_s``: first token after 100 ms, ten tokens 20 ms apart (280 ms in
-    all).
-    """
+    all)."""
     return [request(i, i * every_s, ttft_s=0.1, gaps_s=[0.02] * 9, **options) for i in range(n)]
 
 
@@ -42,8 +41,7 @@ def jam(first: int, last: int) -> list[Any]:
 
 def test_a_verdict_that_rests_on_the_start_up_is_inconclusive(tmp_path: Path) -> None:
     """A cold start of 60 requests: at most 5 % may be slow, 10 % of all are and none of those after
-    it.
-    """
+    it."""
     slos = parse_slos(["ttft_p95=1s"])
     stage = analyse(tmp_path / "cold", Stage(jam(0, 60), 60.0), None, slos)
     (verdict,) = stage["slo_verdicts"]
@@ -61,8 +59,7 @@ def test_a_verdict_that_rests_on_the_start_up_is_inconclusive(tmp_path: Path) ->
 @pytest.mark.parametrize("outage_s", [3.0, 6.0])
 def test_an_outage_at_the_start_is_never_cut_away(tmp_path: Path, outage_s: float) -> None:
     """Half of the requests of the first seconds are refused; whatever of it is cut, the error rate
-    is not met.
-    """
+    is not met."""
     rng = np.random.default_rng(5)
     records = [
         request(i, i / 50, ttft_s=None, status="http_error", tail_s=0.01)
@@ -76,8 +73,7 @@ def test_an_outage_at_the_start_is_never_cut_away(tmp_path: Path, outage_s: floa
 
 def test_a_jam_is_no_warm_up(tmp_path: Path) -> None:
     """The same 60 slow requests, but 15 s after the start: none of them is cut, and the SLO is
-    violated.
-    """
+    violated."""
     stage = analyse(tmp_path, Stage(jam(150, 210), 60.0), None, parse_slos(["ttft_p95=1s"]))
     assert stage["window"]["warmup_requests"] <= 5
     assert stage["slo_verdicts"][0]["attainment"] == pytest.approx(0.9, abs=0.002)
@@ -185,9 +181,8 @@ def test_gaps_of_a_stream_that_is_held_back_are_no_finding(
     # then the first token came with the last, and is no TTFT to judge
     in_one_piece = max(gaps_s) == 0
     assert verdicts["ttft"][0] == ("inconclusive" if in_one_piece else "met")
-    assert (s["ttft_s"]["n"], s["ttft_from_schedule_s"]["n"]) == (
-        (0, 0) if in_one_piece else (300, 300)
-    )
+    expected = (s["ttft_s"]["n"], s["ttft_from_schedule_s"]["n"])
+    assert expected == (0, 0) if in_one_piece else (300, 300)
     if "itl" in known:
         assert verdicts["itl"][0] != "inconclusive"
     else:
@@ -326,8 +321,7 @@ def test_no_goodput_stands_beside_an_achieved_rate_of_nothing(
     tmp_path: Path, lasting_s: float, goodput: float | None
 ) -> None:
     """Five requests in one second, all within the SLO; after 2 s none has ended within the stage,
-    after 0.9 s the first.
-    """
+    after 0.9 s the first."""
     s = analyse(
         tmp_path, Stage([request(i, i * 0.2, tail_s=lasting_s - 0.1) for i in range(5)], 1.0)
     )
@@ -356,8 +350,7 @@ def test_littles_law_is_off_where_the_queue_grows() -> None:
 
 def test_littles_law_holds_at_constant_users_and_in_a_queue_that_only_varies() -> None:
     """Users who ask again at once, equal answers of 1 s, for 10.1 to 30 s: no edge of the window is
-    a drift.
-    """
+    a drift."""
     for users in (1, 16, 256):
         for length_s in (10.1, 20.9, 21.0, 29.97):
             begin = np.repeat(np.arange(0.0, length_s, 1.0), users)
@@ -416,22 +409,15 @@ def test_the_gap_is_void_where_it_rests_on_a_bound_or_another_latency(
     slos = parse_slos([slo])
     held = {"c_max": 60.0, "capacity_rps": 4.0, "binding_slo": slos[0].text, "crossing": crossing}
     found = summarise_gap(struct_of(Capacity, held), slos, [0.99, 1.0])
-    assert (found.gap, found.representative, found.consistency) == (
-        None,
-        None,
-        pytest.approx(0.995),
-    )
+    assert (found.gap, found.representative) == (None, None)
+    assert found.consistency == pytest.approx(0.995)
     assert why in found.reason
 
 
 def test_the_gap_of_a_measured_crossing_on_whole_requests() -> None:
     slos = parse_slos(["ttft_p99=1s", "e2e_p50=5s"])
-    held = {
-        "c_max": 60.0,
-        "capacity_rps": 4.0,
-        "binding_slo": slos[1].text,
-        "crossing": "interpolated",
-    }
+    held = {"c_max": 60.0, "capacity_rps": 4.0, "binding_slo": slos[1].text}
+    held |= {"crossing": "interpolated"}
     found = summarise_gap(struct_of(Capacity, held), slos, [])
     assert (found.ceiling_rps, found.gap, found.representative) == (12.0, 3.0, False)
     assert (found.limit_s, found.limit_metric) == (5.0, "e2e")

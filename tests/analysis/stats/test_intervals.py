@@ -1,5 +1,7 @@
 """Binomial rules, ranks and effective sample size against tables and theory."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -62,8 +64,7 @@ def test_order_statistic_ranks(n: int, quantile: float, ranks: tuple[int, int | 
 
 def test_clusters_give_wider_intervals() -> None:
     """10,000 samples, every value ten times in a row: the count over p99 has s.d. sqrt(10000 x 0.01
-    x 0.99 x 10) = 31.
-    """
+    x 0.99 x 10) = 31."""
     rng = np.random.default_rng(6)
     values = np.sort(np.repeat(rng.random(1000), 10))  # only their ranks count
     o = observations(np.repeat(rng.permutation(values[::10]), 10))
@@ -116,54 +117,42 @@ def test_clustered_counts_are_binomial_poisson_and_geometric_in_their_limits() -
     )
     # mean 10, variance 110: negative binomial with r = 1, that is geometric with P[X <= k] = 1 -
     # (10/11)^(k+1)
-    assert intervals.clustered_at_most(4, 1000, 0.01, 11 / 0.99) == pytest.approx(
-        1 - (10 / 11) ** 5
-    )
+    expected = pytest.approx(1 - (10 / 11) ** 5)
+    assert intervals.clustered_at_most(4, 1000, 0.01, 11 / 0.99) == expected
     assert intervals.clustered_at_least(5, 1000, 0.01, 11 / 0.99) == pytest.approx((10 / 11) ** 5)
 
 
 def test_what_one_run_may_not_have_shown() -> None:
     """900 samples of which 9 may be slow, clusters of 9: one to expect, so tau - 1 = 8 counts 1 +
-    1/sqrt(1) times.
-    """
-    assert float(intervals.few_by_chance(0, 900, 0.01, 9.0, 1.0)) == pytest.approx(
-        float(intervals.clustered_at_most(0, 900, 0.01, 17.0))
-    )
+    1/sqrt(1) times."""
+    few = intervals.few_by_chance
+    expected = float(intervals.clustered_at_most(0, 900, 0.01, 17.0))
+    assert float(few(0, 900, 0.01, 9.0, 1.0)) == pytest.approx(expected)
     # nothing was seen, but the queue is remembered over 60 requests: as if clusters of 60 had
     # been seen
-    assert float(intervals.few_by_chance(0, 9000, 0.01, 1.0, 60.0)) == pytest.approx(
-        float(intervals.few_by_chance(0, 9000, 0.01, 60.0, 1.0))
-    )
+    expected = float(few(0, 9000, 0.01, 60.0, 1.0))
+    assert float(few(0, 9000, 0.01, 1.0, 60.0)) == pytest.approx(expected)
     # 108 that came one by one say more than that: (12 x 60 + 108) / (12 + 108) = 6.9
-    assert float(intervals.few_by_chance(108, 20_000, 0.01, 1.0, 60.0)) == pytest.approx(
-        float(intervals.few_by_chance(108, 20_000, 0.01, 6.9, 1.0))
-    )
+    expected = float(few(108, 20_000, 0.01, 6.9, 1.0))
+    assert float(few(108, 20_000, 0.01, 1.0, 60.0)) == pytest.approx(expected)
 
 
 def test_many_slow_ones_of_large_clusters_are_no_proof() -> None:
     """Three of 300 expected, 30 seen: beyond chance for single ones, but one cluster of 100
-    explains it.
-    """
+    explains it."""
     assert float(intervals.many_by_chance(30, 300, 0.01, 1.0)) < 1e-6
     assert float(intervals.many_by_chance(30, 300, 0.01, 100.0)) > 0.02
     # a larger tau makes few clusters likely and none likelier still: what counts is the size that
     # explains most
-    assert float(intervals.many_by_chance(5, 300, 0.01, 100.0)) >= float(
-        intervals.clustered_at_least(5, 300, 0.01, 10.0)
-    )
+    least = float(intervals.clustered_at_least(5, 300, 0.01, 10.0))
+    assert float(intervals.many_by_chance(5, 300, 0.01, 100.0)) >= least
 
 
 def test_dependence_turns_met_into_inconclusive() -> None:
-    assert (
-        float(intervals.few_by_chance(0, 1000, 0.01, 1.0, 1.0))
-        < 0.05
-        < float(intervals.few_by_chance(0, 1000, 0.01, 20.0, 1.0))
-    )
-    assert (
-        float(intervals.many_by_chance(30, 1000, 0.01, 1.0))
-        < 0.05
-        < float(intervals.many_by_chance(30, 1000, 0.01, 50.0))
-    )
+    few = [float(intervals.few_by_chance(0, 1000, 0.01, size, 1.0)) for size in (1.0, 20.0)]
+    many = [float(intervals.many_by_chance(30, 1000, 0.01, size)) for size in (1.0, 50.0)]
+    assert few[0] < 0.05 < few[1]
+    assert many[0] < 0.05 < many[1]
 
 
 def test_autocorrelation_time_of_a_known_process() -> None:
@@ -202,26 +191,22 @@ def _queue(rng: np.random.Generator, rate: float, seconds: float) -> Floats:
 
 
 @pytest.mark.parametrize(
-    ("rate", "right", "wrong"), [(40, "met", "violated"), (75, "violated", "met")]
+    ("rate", "seconds", "seed", "stages", "right", "wrong", "most"),
+    [
+        # p99 of M/M/1's sojourn time is ln(100)/(100 - rate): 77 ms at 40/s, 184 ms at 75/s
+        (40, 120, 17, 60, ("met", 30), "violated", 0),
+        (75, 120, 17, 60, ("violated", 30), "met", 0),
+        (60, 60, 19, 100, ("met", 0), "met", 8),  # above the 53.9/s at which p99 = 100 ms
+    ],
 )
-def test_verdicts_of_a_queue_are_seldom_wrong(rate: float, right: str, wrong: str) -> None:
-    # p99 of M/M/1's sojourn time is ln(100)/(100 - rate): 77 ms at 40/s, 184 ms at 75/s
-    rng = np.random.default_rng(17)
-    verdicts = [
-        judge_slo(observations(_queue(rng, rate, 120)), parse_slo("ttft_p99=100ms")).verdict
-        for _ in range(60)
-    ]
-    assert verdicts.count(wrong) == 0
-    assert verdicts.count(right) >= 30
-
-
-def test_a_wrong_met_just_above_capacity_is_rare() -> None:
-    rng = np.random.default_rng(19)  # 60/s is above the 53.9/s at which p99 = 100 ms
-    verdicts = [
-        judge_slo(observations(_queue(rng, 60, 60)), parse_slo("ttft_p99=100ms")).verdict
-        for _ in range(100)
-    ]
-    assert verdicts.count("met") <= 8
+def test_verdicts_of_a_queue_are_seldom_wrong(
+    rate: float, seconds: float, seed: int, stages: int, right: Any, wrong: str, most: int
+) -> None:
+    rng, slo = np.random.default_rng(seed), parse_slo("ttft_p99=100ms")
+    found = [observations(_queue(rng, rate, seconds)) for _ in range(stages)]
+    verdicts = [judge_slo(each, slo).verdict for each in found]
+    assert verdicts.count(wrong) <= most
+    assert verdicts.count(right[0]) >= right[1]
 
 
 def test_a_queue_far_shorter_than_the_limit_needs_is_no_chance() -> None:

@@ -21,8 +21,7 @@ SLOS = ("ttft_p95=500ms", "itl_p99=50ms", "icl_p90=50ms", "fluidity_p90=1s+50ms"
 
 def mixed(rng: np.random.Generator, first: int, start_s: float, *, freeze: bool) -> Stage:
     """A stage with what records may have: classes, retries, sessions, chunks of several tokens,
-    failures, answers cut off or without a count, and a server that stands still.
-    """
+    failures, answers cut off or without a count, and a server that stands still."""
     records: list[RequestRecord] = []
     for i in range(300):
         at_s, k = start_s + 0.05 * i, int(rng.integers(1, 9))

@@ -51,8 +51,7 @@ def test_few_failures_and_those_of_a_slow_server_are_no_headline(
 )
 def test_given_texts_miss_no_plan(tmp_path: Path, plan: str, deviation: float | None) -> None:
     """One word of a prompt file is 9 tokens with the chat template: that is the load that was asked
-    for.
-    """
+    for."""
     rows = [request(i, i / 8, input_tokens_planned=1, input_tokens=9) for i in range(100)]
     workload = {"name": "x", "input_plan": plan}
     summary = summarise(
@@ -66,9 +65,8 @@ def test_given_texts_miss_no_plan(tmp_path: Path, plan: str, deviation: float | 
 def test_a_proposed_command_writes_to_a_new_directory() -> None:
     words: list[Any] = args_of("ampacity sweep URL --out runs/a --max-duration 1m --seed 3")
     book: Any = SimpleNamespace(_writer=SimpleNamespace(meta={"command_line": words}))
-    assert (
-        Rig.again(book, "--max-duration", "10m") == "ampacity sweep URL --seed 3 --max-duration 10m"
-    )
+    expected = "ampacity sweep URL --seed 3 --max-duration 10m"
+    assert Rig.again(book, "--max-duration", "10m") == expected
 
 
 @pytest.mark.parametrize(
@@ -145,6 +143,37 @@ def summary_of(tmp_path: Path, odd: dict[str, Any], n: int = 10) -> dict[str, An
 
 def texts(summary: dict[str, Any], code: str) -> list[str]:
     return [w["text"] for w in summary["warnings"] if w["code"] == code]
+
+
+def test_counts_that_the_probe_had_and_the_load_lacks_are_said(tmp_path: Path) -> None:
+    """Every fourth answer has none, or one below 0, which no record holds."""
+    for method, n in (("usage", 25), ("usage", 0), ("tokenize", 25)):
+        rows = [
+            request(i, i / 8, **EIGHT, token_source="chunks" if i % 4 == 0 and n else "usage")
+            for i in range(100)
+        ]
+        workload = {"name": "x", "tokenizer": {"method": method}}
+        stage = Stage(rows, 12.5, 0.0, 8.0)
+        run = make_run(tmp_path / f"{method}{n}", [stage], [], warmup_requests=0, workload=workload)
+        found = "".join(texts(summarise(run), "impossible_counts"))
+        said = "25 of 100 answers have no count of tokens, or none that can be true"
+        assert (said in found) == (method == "usage" and n > 0)
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_chunk", "said"), [(1, "Chunks are not tokens and"), (3, "(3 tokens per chunk)")]
+)
+def test_the_ratio_of_tokens_to_chunks_is_given_where_it_is_one(
+    tokens_per_chunk: int, said: str, tmp_path: Path
+) -> None:
+    counted: dict[str, Any] = {**EIGHT, "output_tokens": 8 * tokens_per_chunk}
+    counted["output_tokens_planned"] = 8 * tokens_per_chunk
+    unknown: dict[str, Any] = {"gaps_s": [0.01] * 2, "output_tokens": 3, "token_source": "chunks"}
+    unknown["output_tokens_planned"] = 8
+    rows = [request(i, i / 8, **(unknown if i % 2 else counted)) for i in range(100)]
+    run = make_run(tmp_path / "run", [Stage(rows, 12.5, 0.0, 8.0)], [], warmup_requests=0)
+    (text,) = texts(summarise(run), "tokens_per_chunk")
+    assert said in text
 
 
 @pytest.mark.parametrize(
@@ -260,6 +289,28 @@ def test_some_answers_in_one_piece_are_said(tmp_path: Path, n: int, tokens: int,
     found = texts(summarise(run), "not_streamed")
     assert len(found) == said
     assert all(text.startswith(f"{n} of 100 answers came in one piece") for text in found)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "after_s", "gap_s", "streamed"),
+    [
+        (10, 0.0006, 0.0, False),
+        (30, 0.005, 0.0, False),
+        (4, 0.0006, 0.0, True),  # so few may share a read by chance
+        (10, 0.0006, 0.001, True),  # token by token
+    ],
+)
+def test_answers_in_one_piece_have_no_first_token_however_fast(
+    tokens: int, after_s: float, gap_s: float, streamed: bool, tmp_path: Path
+) -> None:
+    rows = [request(i, i / 8, ttft_s=after_s, gaps_s=[gap_s] * (tokens - 1)) for i in range(200)]
+    stage = Stage(rows, 25.0, 0.0, 8.0)
+    summary = summarise(make_run(tmp_path / "run", [stage], ["ttft_p50=1s"], warmup_requests=0))
+    assert summary["stages"][0]["slo_verdicts"][0]["verdict"] == (
+        "met" if streamed else "inconclusive"
+    )
+    assert len(texts(summary, "not_streamed")) == (not streamed)
+    assert "held_back" not in {limit["rule"] for limit in summary["limits"] if limit["holds"]}
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,7 @@ EACH_WAY_S = 0.04
 
 class Distant:
     """Relays to a port of this machine, each byte ``EACH_WAY_S`` later in either direction, as a
-    far proxy does.
-    """
+    far proxy does."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -161,8 +160,7 @@ def test_doctor_tells_the_way_from_a_slow_list(
 
 def test_a_run_shows_it_beside_ttft(cli: Cli, tmp_path: Path) -> None:
     """A server that answers at once, 80 ms away: that is nearly all of its TTFT, and nothing is
-    taken off.
-    """
+    taken off."""
     with FaultServer(gap_s=0.005) as server, Distant(server.port) as distant:
         load = args_of("--rates 60 --duration 2s --input-tokens 5 --output-tokens 4")
         done = cli("run", distant.url, *load, "--summary", "full", "--out", tmp_path / "run")

@@ -13,8 +13,7 @@ from tests.support.synthetic import Stage, make_run, request
 
 def turn(number: int, session: int, turn: int, at_s: float, lasts_s: float, **columns: Any) -> Any:
     """A turn of 2 tokens: the first halfway through. ``input_tokens`` 100 for each turn so far, 64
-    of them cached.
-    """
+    of them cached."""
     columns = {"input_tokens": 100 * (turn + 1), "cached_tokens": 64 * turn} | columns
     return request(
         number,

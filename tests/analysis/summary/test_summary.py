@@ -62,7 +62,7 @@ def test_verdict_in_words_for_given_figures(sweep: dict[str, Any]) -> None:
     # 120 / 7 = 17.1 and 120 / 6 = 20, x 1.3
     summary["fleet"] |= {"instances": 25, "instances_ci": [24, 26], "gpus": 100, "peak_rps": 120}
     assert write_verdict(read_summary(summary)) == (
-        "One instance carries an estimated 6.43 req/s (95 % interval 6 to 7; no load is verified yet) with ttft_p99 ≤ 2 s; C_max 14.2 (11 to 19.6) in flight; "
+        "One instance carries an estimated 6.43 req/s (95 % interval 6 to 7; no stage alone verifies a load) with ttft_p99 ≤ 2 s; C_max 14.2 (11 to 19.6) in flight; "
         "120 req/s need 25 instances (24 to 26), 100 GPUs, with a safety factor of 1.3."
     )
     summary["capacity"] |= {"crossing": "pooled", "verified_rps": 6.2}
@@ -88,8 +88,7 @@ def test_an_empty_run(tmp_path: Path) -> None:
 
 def test_a_killed_run_counts_what_was_lost(tmp_path: Path) -> None:
     """Requests 400 to 499 had been due, of which 19 are not recorded: unfinished. Later ones never
-    were due.
-    """
+    were due."""
     recorded = [
         r
         for r in fixed(100, 0.02, first=400, start_s=10.0)
@@ -139,14 +138,11 @@ def test_what_was_answered_is_counted_over_the_whole_run(sweep: dict[str, Any]) 
         "3900 of 4962 were cut off unfinished. Start at a much lower load."
     )
     killed_early = summary | {"errors": dict.fromkeys(summary["errors"], 0), "stages": []}
-    assert write_verdict(read_summary(killed_early)) == (
-        "Nothing is judged: of 4962 requests there are records, and of no stage to which they belong."
-    )
+    expected = "Nothing is judged: of 4962 requests there are records, and of no stage to which they belong."
+    assert write_verdict(read_summary(killed_early)) == expected
     summary["errors"]["unfinished"] = 4962
-    assert (
-        write_verdict(read_summary(summary))
-        == "No request was answered: 4962 of 4962 were cut off unfinished."
-    )
+    expected = "No request was answered: 4962 of 4962 were cut off unfinished."
+    assert write_verdict(read_summary(summary)) == expected
     summary["stages"][0]["missing"] = 4900  # records lost in a kill may have been answers
     assert write_verdict(read_summary(summary)) == (
         "No record of an answer was left: 4900 of 4962 requests have no record (62 of 4962 were cut off "
@@ -193,9 +189,8 @@ def test_the_verdict_rounds_no_c_max_to_nothing_and_names_lower_rates(
     assert "C_max at least 1 in flight" in write_verdict(read_summary(summary))
     summary["capacity"] |= {"capacity_rps": None, "capacity_rps_ci": [0.0, 40.0]}
     summary["capacity"]["reason"] = "REASON"
-    assert write_verdict(read_summary(summary)) == (
-        "No stage alone was shown to meet ttft_p99 ≤ 200 ms and itl_p99 ≤ 50 ms; the capacity is below 40 requests/s: REASON."
-    )
+    expected = "No stage alone was shown to meet ttft_p99 ≤ 200 ms and itl_p99 ≤ 50 ms; the capacity is below 40 requests/s: REASON."
+    assert write_verdict(read_summary(summary)) == expected
 
 
 def test_no_slos(tmp_path: Path) -> None:
@@ -213,17 +208,22 @@ def test_a_stage_shorter_than_its_answers_names_no_rate(tmp_path: Path) -> None:
     rate of anything.
 
     None ends in the second half, from which a rate by completions counts where answers take so
-    long.
-    """
+    long."""
     records = [request(i, i * 0.2, gaps_s=[0.1 if i < 3 else 7.9]) for i in range(25)]
     short = summary_of(tmp_path, Stage(records, 5.0))
     assert short["stages"][0]["achieved_rps"] == 0
-    assert short["verdict"] == (
-        "Too short to tell: an answer takes 8 s and no stage is twice as long, so no rate is known. Use a longer --duration."
-    )
+    expected = "Too short to tell: an answer takes 8 s and no stage is twice as long, so no rate is known. Use a longer --duration."
+    assert short["verdict"] == expected
     other = Stage(fixed(400, 0.02, first=25, start_s=20.0), 8.0, start_s=20.0)
     both = summary_of(tmp_path, Stage(records, 5.0), other)
     assert both["verdict"].startswith("Up to 50 requests/s")
+
+
+def test_a_stage_in_which_nothing_ended_names_no_rate_of_zero(tmp_path: Path) -> None:
+    """Two of its requests are answered, after it: too few for a median, none within 1 s."""
+    records = [request(i, i * 0.5, ttft_s=0.1, gaps_s=[1.5]) for i in range(2)]
+    verdict = summary_of(tmp_path, Stage(records, 1.0))["verdict"]
+    assert verdict.startswith("Too short to tell: no answer ended in the part of the load that")
 
 
 def test_each_undecided_stage_is_named_with_its_own_reason(tmp_path: Path) -> None:
@@ -283,8 +283,7 @@ def test_a_disturbed_stage_that_was_repeated_limits_nothing(tmp_path: Path) -> N
 
 def test_the_audit_is_that_of_the_stages_that_count(tmp_path: Path) -> None:
     """Of four stages the second was disturbed and repeated, the last could not be sent in time:
-    both are no findings.
-    """
+    both are no findings."""
 
     def stage(slip_s: float, limited: bool = False) -> Stage:
         audit = {
@@ -419,8 +418,7 @@ def undecided_at(
     load: float, *verdicts: tuple[float, int | None], met: bool | None = None
 ) -> dict[str, Any]:
     """A stage of the summary with (attainment, more_requests) of ttft_p99=1s and itl_p99=1s, both
-    inconclusive.
-    """
+    inconclusive."""
     rates = dict.fromkeys(("offered_rps", "achieved_rps", "arrived_rps", "carried_rps"), load)
     known = {"verdict": "inconclusive", "reason": "few"}
     each = [
@@ -440,8 +438,7 @@ def hint_about(*stages: dict[str, Any]) -> str:
 
 def test_more_requests_are_asked_for_where_the_slo_may_yet_be_met() -> None:
     """At 3/s 2 % miss a p99 and 40 more requests would show it: no load is found by that, but by
-    250 more at 2/s.
-    """
+    250 more at 2/s."""
     low, middle = undecided_at(1, (1.0, 280), (1.0, 10)), undecided_at(2, (1.0, 250))
     over = undecided_at(3, (1.0, 5), (0.98, 40))
     hint = hint_about(low, middle, over)
@@ -481,8 +478,7 @@ def test_advice_names_no_setting_that_the_experiment_lacks(
     tmp_path: Path, kind: dict[str, Any]
 ) -> None:
     """Stages of 30 and 15 requests: too few to decide p99 and, the latter, to tell stability; one
-    is broken from the start.
-    """
+    is broken from the start."""
     stages = [
         Stage(fixed(30, 0.1), 3.0),
         Stage(fixed(15, 0.1, first=30, start_s=10.0), 1.5, start_s=10.0),
@@ -506,7 +502,7 @@ def test_advice_names_no_setting_that_the_experiment_lacks(
         (
             0.1,
             "slip p99 80 ms",
-            "Stop other work on this machine or pin the client with --cpus: its CPU was idle "
+            "Stop (or nice) other work on this machine, or pin the client with --cpus: its CPU was idle "
             "(10% of a core), so others held it up.",
         ),
         (0.97, "the generator used 97% of its core", "Use more --workers or a faster client."),

@@ -67,8 +67,7 @@ def jsonc_block(number: int) -> str:
 
 def contract() -> dict[str, Any]:
     """The example in docs/summary.md as a dict; {…} and PERCENTILES become {} (their names are
-    checked apart).
-    """
+    checked apart)."""
     block = jsonc_block(1)
     block = re.sub(r"//.*", "", block)
     block = re.sub(r'\{ … [^{}]*"realised"', '{"realised"', block)
@@ -124,8 +123,7 @@ def test_every_name_of_the_contract_is_there(sweep: dict[str, Any]) -> None:
 
 def undocumented(actual: Any, documented: Any, where: str, text: str) -> list[str]:
     """Paths of ``actual`` that the document lacks. A figure's percentiles are in the second block,
-    by name.
-    """
+    by name."""
     if isinstance(actual, list):
         inner = documented[0] if isinstance(documented, list) and documented else documented
         return [p for item in actual for p in undocumented(item, inner, f"{where}[]", text)]

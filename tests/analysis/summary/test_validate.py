@@ -147,9 +147,20 @@ def test_damaged_page_is_one_line(line: str) -> None:
     st.integers(0, 300),
 )
 def test_no_page_ends_in_a_traceback(noise: str, cut: int) -> None:
-    whole = page("vllm:time_to_first_token_seconds", {"0.1": 5, "1.0": 9, "+Inf": 10}, 3.0)
+    """Noise between the lines changes no figure; within one it may damage the page, or a number."""
+    whole = page(NAME, {"0.1": 5, "1.0": 9, "+Inf": 10}, 3.0)
+    lines = whole.splitlines(keepends=True)
+    at = cut % len(lines)
+    between_lines = "".join([*lines[:at], "\n", noise, "\n", *lines[at:]])
+    found = from_pages(["p"], [between_lines], None, None).latencies["ttft"]
+    assert (found.bounds.tolist(), found.counts.tolist()) == ([0.1, 1.0, INF], [5, 4, 1])
+    assert found.total == 3.0
     with contextlib.suppress(ValidateError):  # the one error that it may raise
-        from_pages(["p"], [whole[:cut] + noise + whole[cut:]], None, None)
+        damaged = from_pages(["p"], [whole[:cut] + noise + whole[cut:]], None, None)
+        for held in damaged.latencies.values():
+            assert held.bounds[-1] == INF
+            assert (held.counts >= 0).all()
+            assert held.counts.sum() == held.n > 0
 
 
 # ---- findings
@@ -321,8 +332,7 @@ def test_figures_have_units_and_a_broken_line_says_what_was_assumed(
     run: Path, tmp_path: Path, ampacity: Any, capsys: Any
 ) -> None:
     """The benchmark's TTFT is log-normal, 100 ms and sigma 0.3; production's p95 in (0.5 s, 1 s],
-    95 of 100 at 0.5 + 0.5 x 94/99.
-    """
+    95 of 100 at 0.5 + 0.5 x 94/99."""
     slow = tmp_path / "slow.prom"
     slow.write_text(page(NAME, {"0.5": 100, "1.0": 10_000, "+Inf": 10_000}))
     assert ampacity("validate", run, "--production", slow) == 1

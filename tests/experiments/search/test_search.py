@@ -34,7 +34,7 @@ from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from tests.support.contract import on_stages, struct_of
 from tests.support.servers.fault_server import FaultServer
-from tests.support.stage_driving import Made, request_bytes, schedule_at
+from tests.support.stage_driving import plain, schedule_at
 
 level_of, open_levels, find_capacity, cut_short, is_decided, next_step, so_far = (
     on_stages(f)
@@ -86,8 +86,7 @@ def stage(
 
 def true_share(load: float, x_star: float = 10.0, slope: float = 20.0) -> float:
     """Within the limit when the log-odds of a miss rise by ``slope`` per ln(load) and 95 % hold at
-    ``x_star``.
-    """
+    ``x_star``."""
     return 1 / (1 + math.exp(math.log(0.05 / 0.95) + slope * math.log(load / x_star)))
 
 
@@ -267,8 +266,7 @@ def test_an_answer_that_does_not_fall_with_the_load_is_run_again_and_then_refuse
 
 def test_a_lucky_short_stage_names_no_capacity_where_every_load_misses_the_same() -> None:
     """A fifth of the requests misses at 1, 2 and 8/s: odds of 1/4 at no load too, and 1/19 are
-    allowed. 20 at 4/s had luck.
-    """
+    allowed. 20 at 4/s had luck."""
     same = [stage(load, 0.8, met=False, index=i) for i, load in enumerate((1, 2, 8))]
     lucky = stage(4, 1.0, n=20, effective=20, index=3)
     end = end_of([*same, lucky], GOAL)
@@ -328,7 +326,7 @@ async def _finished_early(url: str) -> tuple[dict[str, Any], list[Any]]:
     endpoint = parse_endpoint(url)
     client = Client(endpoint, endpoint.addresses(), endpoint.ssl_context())
     records: list[Any] = []
-    runner = StageRunner([client], Made(lambda _, n: request_bytes(endpoint, n)), records.append)
+    runner = StageRunner([client], plain(endpoint), records.append)
     times = np.arange(0, 30, 0.05)
     plan = StagePlan(
         0, "open", schedule_at(times.tolist()), duration_s=30.0, offered_rps=20.0, drain_s=10.0
@@ -376,8 +374,7 @@ def test_a_search_in_virtual_time_finds_the_capacity_of_the_batching_server(
     tmp_path: Path, ampacity: Callable[..., object]
 ) -> None:
     """The engine's own bookkeeping (ampacity.simulator.engine.truth) in 4 x 40,000 requests: p90 of
-    TTFT within 100 ms breaks at 103.7 ± 0.7 requests/s; it saturates near 123.
-    """
+    TTFT within 100 ms breaks at 103.7 ± 0.7 requests/s; it saturates near 123."""
     found = predicted(ampacity, tmp_path / "run", "--precision", "25%")
     capacity, search = found["capacity"], found["search"]
     assert capacity["crossing"] == "pooled"
@@ -457,8 +454,7 @@ def test_what_a_search_takes_is_said_once_the_interval_is_twice_the_precision() 
 
 def test_a_short_stage_taken_for_unstable_does_not_hold_the_search_below_it() -> None:
     """The engine's fault: 45 requests at 6/s that only filled up. Later the law of ``true_share``
-    is seen around 10.
-    """
+    is seen around 10."""
     filling = stage(6, 1.0, n=45, effective=7, stable=False)
     seen = [stage(x, true_share(x), n=2000, effective=700) for x in (3, 8.5, 9.6, 10.3, 12, 24)]
     assert not level_of(filling).is_over
@@ -469,8 +465,7 @@ def test_a_short_stage_taken_for_unstable_does_not_hold_the_search_below_it() ->
 
 def test_no_slope_explains_away_a_long_stage_without_a_miss() -> None:
     """Loads at which 20,000 requests never missed lie below the limit, however steep it is and
-    wherever the others are.
-    """
+    wherever the others are."""
     stages = [stage(5, 1.0, n=20_000, effective=5_000), stage(20, 0.3, n=60, effective=5)]
     found = estimated(stages)
     assert found.capacity_rps_ci[0] > 4.9

@@ -65,8 +65,7 @@ def _judged_on_its_way(
     path: Path, length_s: float, times_s: Any, ended: list[Any]
 ) -> dict[str, Any]:
     """What is known ``length_s`` after the start of a stage, when the requests of ``ended`` have
-    their records.
-    """
+    their records."""
     start_ns = time.monotonic_ns() - round(length_s * 1e9)
     with RunWriter(path / "run", run_meta([])) as writer:
         for record in ended:
@@ -100,8 +99,7 @@ def test_a_stage_is_judged_on_its_way_by_what_must_have_ended(
     tmp_path: Path, served_s: float, stable: bool
 ) -> None:
     """10/s for 30 s in front of one server: 0.05 s each is carried, 0.4 s each piles up. Only what
-    has ended is recorded.
-    """
+    has ended is recorded."""
     ended, times, free = [], np.arange(0, 60, 0.1).tolist(), 0.0
     for i, t in enumerate(times):
         free = max(free, t) + served_s
@@ -125,8 +123,7 @@ def test_a_long_answer_in_flight_is_no_miss_of_the_first_token(
 ) -> None:
     """From one on every tenth answer takes minutes, the others 0.1 s. All had their first token in
     time, but no record says so of those in flight: judged is what was due before the first of them,
-    if that is half of the time.
-    """
+    if that is half of the time."""
     times = np.arange(0, 60, 0.1).tolist()
     sent = [i for i in range(298) if i < first_long or i % 10]
     ended = [request(i, times[i], ttft_s=0.02, tail_s=0.08) for i in sent]
@@ -197,8 +194,7 @@ def test_repeats_are_both_ends_in_random_order_and_the_closed_view_is_around_c_m
 
 def test_the_closed_loops_of_a_search_end_with_its_time() -> None:
     """Two more of 30 s fit into what the open stages leave of 70 s more than they take; 12 s of
-    ramp each leave room for one.
-    """
+    ramp each leave room for one."""
     alone = ScriptedRig()
     asyncio.run(Search(SearchPlan(0.3)).run(alone))
     limit_s = sum(s.window.end_s for s in alone.stages) + 70
@@ -234,8 +230,7 @@ def test_the_closed_loops_of_a_search_have_the_ramp() -> None:
 
 def test_little_time_is_not_spent_on_the_first_stage() -> None:
     """60 requests take 60 s at 1 req/s: of 120 s the first stage gets 30, of the 90 left the second
-    22.5, then ten times the 2 s that a request lasts are more than a quarter of what is left.
-    """
+    22.5, then ten times the 2 s that a request lasts are more than a quarter of what is left."""
     rig = ScriptedRig()
     rig.typical_e2e_s = 1.0
     asyncio.run(Search(SearchPlan(0.05, max_duration_s=120.0)).run(rig))
@@ -263,8 +258,7 @@ def test_little_time_is_not_spent_on_the_first_stage() -> None:
 
 def test_time_for_not_one_stage_is_refused_before_anything_is_sent() -> None:
     """At 1 s a request a stage is ten; one second less is refused. With the 15 s that fit there is
-    one, and what is left is said.
-    """
+    one, and what is left is said."""
     rig = ScriptedRig()
     rig.typical_e2e_s = 1.0
     with pytest.raises(
@@ -282,8 +276,7 @@ def test_time_for_not_one_stage_is_refused_before_anything_is_sent() -> None:
 
 def test_time_for_no_ten_requests_ends_it() -> None:
     """Every load is too much. A request lasts 1 s: of 60 s a quarter is for 1 req/s, ten requests
-    at 0.5 take 20 s, at 0.25 40 s, and 25 are left.
-    """
+    at 0.5 take 20 s, at 0.25 40 s, and 25 are left."""
     rig = ScriptedRig(x_star=0.01)
     rig.typical_e2e_s = 1.0
     asyncio.run(Search(SearchPlan(0.05, max_duration_s=60.0)).run(rig))

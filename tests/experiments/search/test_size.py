@@ -161,9 +161,8 @@ def test_the_model_and_gpu_of_a_prediction_need_not_be_stated(
     shares = [one["hardware"]["mbu"]["value"] for one in found]
     assert shares[0] == pytest.approx(shares[2], rel=0.1)
     assert ampacity("report", run) == 0
-    assert f"Distance to the hardware: {found[0]['hardware_text']}." in (
-        (run / "report.html").read_text(encoding="utf-8")
-    )
+    expected = f"Distance to the hardware: {found[0]['hardware_text']}."
+    assert expected in (run / "report.html").read_text(encoding="utf-8")
     three = summarise(
         predicted("llama3-8b-h100", {**LOAD, "rates": "1", "tp": 3}, tmp_path / "three")
     )
@@ -215,8 +214,7 @@ def test_pools_by_the_rates_of_the_two_phases(
 ) -> None:
     """20 ms a prompt: at most 50/s. At 20/s that is 40 % of the time: 20 / 0.6 = 33/s decoded.
 
-    A peak of 100/s, safety 1: 2 and 3 instances; the mean TTFT also has some waiting in it.
-    """
+    A peak of 100/s, safety 1: 2 and 3 instances; the mean TTFT also has some waiting in it."""
     assert ampacity("plan", linear, "--peak-rps", 100, "--safety", 1, "--json") == 0
     pools = json.loads(capsys.readouterr().out)["pools"]
     assert pools["prefill_rps"] == pytest.approx(50, rel=0.08)
@@ -305,8 +303,7 @@ def test_candidates_are_ranked_at_one_slo_and_the_broken_one_is_left_out(
 ) -> None:
     """The same run twice cannot be told apart; an engine with half the batch is dearer.
 
-    All are judged at the limit that is stated, though each run had its own.
-    """
+    All are judged at the limit that is stated, though each run had its own."""
     small = tmp_path / "small"
     load = {"input_tokens": 500, "output_tokens": 100, "slo": ["ttft_p95=1s"]}
     predicted("llama3-8b-l4", load | {"rates": "0.5,1,2,3,4"}, small)
@@ -371,9 +368,8 @@ def test_step_7_names_every_slo_that_may_limit(run: Path) -> None:
     )
     summary = msgspec.structs.replace(summary, capacity=held)
     known = Known(summary, "run", guardrails(summary))
-    assert "bound by ttft_p95=300ms or itl_p99=50ms" in str(
-        thirteen_steps(known, Physics())[6].decision
-    )
+    expected = "bound by ttft_p95=300ms or itl_p99=50ms"
+    assert expected in str(thirteen_steps(known, Physics())[6].decision)
     assert "bound by ttft_p95=300ms or itl_p99=50ms" in usable_rate(summary).note
 
 
@@ -480,8 +476,7 @@ def test_speculation_and_pipelines(
     """K = 4 at an acceptance of 0.8: 3.36 tokens a step, K = 8: (1 - 0.8^9) / 0.2 = 4.33.
 
     The server reports the share of the drafts, (3.36 - 1) / 4 = 0.59. 810 GB need more than eight H100: two
-    machines, a pipeline of two batches idles (2 - 1) / (2 + 2 - 1) = 33 %.
-    """
+    machines, a pipeline of two batches idles (2 - 1) / (2 + 2 - 1) = 33 %."""
     load = {"input_tokens": 100, "output_tokens": 100, "slo": ["tpot_p95=50ms"], "rates": "1,4"}
     predicted("llama3-8b-h100,speculation=4:0.8", load, tmp_path / "run")
     known = ["--params", "405e9", "--layers", "126", "--kv-heads", "8", "--head-dim", "128"]

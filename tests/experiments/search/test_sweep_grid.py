@@ -58,8 +58,7 @@ def run_grid(
     undecided_below: float = 0.0,
 ) -> list[dict[str, Any]]:
     """The whole grid against an ideal endpoint: SLO met below capacity, unstable from saturation
-    on.
-    """
+    on."""
     stages: list[dict[str, Any]] = []
     rate: float | None = start_rps
     while rate is not None:
@@ -138,17 +137,16 @@ def test_rates_whose_stages_cannot_meet_a_percentile_are_named_beforehand_with_w
     None
 ):
     """p99 takes 299 requests (0.99^299 < 0.05): 30 s have them from 9.967 req/s on; 1.2 * 299 s are
-    6 minutes.
-    """
+    6 minutes."""
     told = told_of(slo=["ttft_p99=2s", "e2e_p95=9s"], rates=[1, 2, 20])
     assert told == (
-        "stages are too short for ttft_p99=2s below 9.967 req/s (--duration 30 s): it takes 299 "
-        "requests at least to be "
+        "stages are too short for ttft_p99=2s: it takes 299 requests at least to be "
         "met, and they have about 30 at 1 req/s, 60 at 2 req/s; --duration 6m is enough from 1 "
         "req/s on"
     )
     assert told_of(slo=["ttft_p99=2s"], rates=[1, 2, 20], duration="6m") is None
     assert told_of(slo=["ttft_p99=2s"], rates=[10]) is None
+    assert told_of(slo=["ttft_p99=2s"], rates="20,1", duration="30s,5m") is None
     assert told_of(rates=[1]) is None
     assert told_of(slo=["itl_p99=50ms"], rates=[1]) is None  # hundreds of gaps a request
 
@@ -184,8 +182,7 @@ def test_a_sweep_that_finds_its_rates_does_not_ask_a_stage_to_decide_alone() -> 
 
 def test_users_send_as_often_as_an_idle_endpoint_answers() -> None:
     """Five users with 2 s of waiting and 1 s of thinking: 5/3 req/s, so 50 requests, and 3.6
-    minutes for 1.2 * 299.
-    """
+    minutes for 1.2 * 299."""
     told = told_of(slo=["ttft_p99=2s"], concurrency=[5, 50], think_time="1s")
     assert told is not None
     assert "about 50 at 5 users; --duration 4m is enough from 5 users on" in told
@@ -235,8 +232,7 @@ def test_a_sweep_gives_what_is_left_to_loads_near_the_limit() -> None:
     """M/M/1 with 10 requests/s, p95 of the sojourn time put at 0.85 of that: 8.5 requests/s, C_max
     8.5/1.5 + 8.5/2.
 
-    Of eight intervals that hold the truth in 95 % one may miss it.
-    """
+    Of eight intervals that hold the truth in 95 % one may miss it."""
     slo, (truth, in_flight) = put_at(QUEUE, 0.85, 0.95)
     held = np.zeros(2)
     for seed in range(8):
@@ -283,8 +279,7 @@ def test_a_sweep_that_begins_too_high_goes_down_and_ends_with_an_answer(
 
 def test_a_sweep_without_an_answer_ends_with_the_command_that_gets_one() -> None:
     """In 40 s of ten requests/s nothing is known; the command it names knows it, and has no command
-    any more.
-    """
+    any more."""
     rig = swept(40.0)
     assert find_capacity(rig.stages, rig.settings.slos).capacity_rps is None
     command = rig.noted["next_command"]

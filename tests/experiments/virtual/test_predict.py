@@ -1,6 +1,8 @@
 """``ampacity predict``: the same sweep and the same report, in virtual time."""
 
+import html
 import json
+import shlex
 import signal
 import threading
 from collections.abc import Callable
@@ -13,7 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from ampacity.analysis.next_run import same_stages
 from ampacity.experiments.virtual import playback as virtual
+from ampacity.experiments.virtual import player
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
 from ampacity.simulator.engine.truth import true_capacity
@@ -24,8 +28,7 @@ from tests.support.contract import summarise
 
 def test_finds_the_capacity_of_the_batching_server(tmp_path: Path, command: Command) -> None:
     """Step time 10 ms + 1 ms × b, 16 slots, 100 tokens: saturates at 1/(100 (0.01/16 + 0.001)) =
-    6.154 requests/s.
-    """
+    6.154 requests/s."""
     run = tmp_path / "run"
     command(
         "predict --preset linear:0.01,0.001 --max-num-seqs 16 --input-tokens 10 "
@@ -57,6 +60,34 @@ def test_finds_the_capacity_of_the_batching_server(tmp_path: Path, command: Comm
     assert past["achieved_rps"] == pytest.approx(6.154, rel=0.02)
 
 
+@pytest.mark.parametrize("how", ["--duration 5s --seed 4", "--search --precision 30%"])
+def test_the_loads_that_a_run_chose_are_played_again_request_by_request(
+    how: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(player, "REQUESTS_MIN", 1)
+    load = "--input-tokens 10 --output-tokens lognormal:p50=100,p99=300 --slo ttft_p95=1s"
+    command(
+        f"predict --preset linear:0.01,0.001 --max-num-seqs 16 {load} {how} --out", tmp_path / "a"
+    )
+    meta = json.loads((tmp_path / "a/run.json").read_text())
+    again = same_stages(meta["command_line"], meta)
+    assert again
+    assert again in html.unescape((tmp_path / "a/report.html").read_text())
+    command(*shlex.split(again)[1:], "--out", tmp_path / "b")
+
+    def sent(name: str) -> dict[str, Any]:
+        run = load_run(tmp_path / name)
+        start_ns = np.array([s["start_ns"] for s in run.meta["stages"]])
+        due_ns = (
+            run.requests["scheduled_ns"].to_numpy() - start_ns[run.requests["stage"].to_numpy()]
+        )
+        columns = ["stage", "request_id", "input_tokens_planned", "output_tokens_planned"]
+        return {"due_ns": due_ns.tolist(), **run.requests.select(columns).to_pydict()}
+
+    assert len(meta["stages"]) > 4
+    assert sent("a") == sent("b")
+
+
 def test_token_times_are_whole_steps(tmp_path: Path, command: Command) -> None:
     run = tmp_path / "run"
     command(
@@ -84,9 +115,8 @@ def test_closed_loop_is_the_closed_form(tmp_path: Path, command: Command) -> Non
     found: dict[str, Any] = json.loads((run / "summary.json").read_text())
     for stage, users in zip(found["stages"], (1, 4, 16), strict=True):
         assert stage["concurrency_set"] == users
-        assert stage["achieved_rps"] == pytest.approx(
-            users / (100 * (0.01 + 0.001 * users)), rel=0.02
-        )
+        expected = pytest.approx(users / (100 * (0.01 + 0.001 * users)), rel=0.02)
+        assert stage["achieved_rps"] == expected
         assert stage["tpot_s"]["p50"] == pytest.approx(0.01 + 0.001 * users, rel=0.01)
 
 
@@ -94,8 +124,7 @@ def test_a_ramp_comes_before_the_duration_and_does_not_count(
     tmp_path: Path, command: Command
 ) -> None:
     """Five steps of 20 ms a request and 0.4 s of thought: 2 requests/s and user. Four begin at 0,
-    2.5, 5 and 7.5 s.
-    """
+    2.5, 5 and 7.5 s."""
     run = tmp_path / "run"
     command(
         "predict --preset linear:0.02,0 --max-num-seqs 16 --input-tokens 10 "
@@ -235,8 +264,7 @@ def test_predictions_have_ids_of_their_own_and_the_same_one_twice_is_no_evidence
     tmp_path: Path, command: Command, capsys: Any
 ) -> None:
     """Two that begin in the same second are two runs; of one seed they are equal to the last
-    digit.
-    """
+    digit."""
     ids = []
     for name, seed in (("a", 1), ("again", 1), ("other", 2)):
         words = tuple(

@@ -50,8 +50,7 @@ prefixes: {cached_share: 0.5, pool: 20, zipf: 1}
 
 def tree(sessions: int) -> Schedule:
     """In each session 0 ← 1 (pause 2 s) and 0, 1 ← 2 (pause 0.5 s); answers of 5, 3 and 1
-    tokens.
-    """
+    tokens."""
     n = 3 * sessions
     after = [k for s in range(sessions) for k in (3 * s, 3 * s, 3 * s + 1)]
     starts = np.cumsum([0, *[0, 1, 2] * sessions])
@@ -84,8 +83,7 @@ def test_what_is_due_too_late_is_not_sent_and_its_session_is_cut() -> None:
 
 def test_a_user_begins_a_session_when_his_last_is_over() -> None:
     """A session takes 0.05 + 2 + 0.03 + 0.5 + 0.01 = 2.59 s; one user, pause 1 s: they begin at 0,
-    3.59, 7.18 s.
-    """
+    3.59, 7.18 s."""
     played = play(
         STEP_10_MS, tree(5), seed=0, users=1, users_until_s=8.0, until_s=60.0, think_s=1.0
     )
@@ -101,8 +99,7 @@ def test_a_user_begins_a_session_when_his_last_is_over() -> None:
 @pytest.mark.parametrize("history", ["answers", "planned"])
 def test_the_engine_finds_what_an_infinite_cache_would(history: str, tmp_path: Path) -> None:
     """Of every single prompt, when answers take no time: conversations, branches, compaction,
-    pools.
-    """
+    pools."""
     for name, text in (("sessions", SESSIONS.format(history=history)), ("sharing", SHARING)):
         file = tmp_path / f"{name}.yaml"
         file.write_text(text)
@@ -158,8 +155,7 @@ def test_who_waits_for_more_than_71_minutes_gives_up(tmp_path: Path, command: Co
     """1,000 answers of 10 s one after the other: request k ends 10 + 9.9 k s after it was sent.
 
     The rows have room for 4,294.967 s: 433 of them end in that time, of the next one there are 8
-    tokens then.
-    """
+    tokens then."""
     run = tmp_path / "run"
     command(
         "predict --preset linear:1.0,0 --max-num-seqs 1 --input-tokens 10 --output-tokens "
@@ -172,9 +168,8 @@ def test_who_waits_for_more_than_71_minutes_gives_up(tmp_path: Path, command: Co
     assert [row["status"] for row in rows] == ["ok"] * 433 + ["unfinished"] * 567
     assert len(rows[433]["chunk_at_us"]) == 8
     assert rows[-1]["chunk_at_us"] == []
-    assert (rows[-1]["ended_ns"] - rows[-1]["scheduled_ns"]) / 1e9 == pytest.approx(
-        4294.967, abs=1e-3
-    )
+    expected = pytest.approx(4294.967, abs=1e-3)
+    assert (rows[-1]["ended_ns"] - rows[-1]["scheduled_ns"]) / 1e9 == expected
 
 
 def test_pools_that_do_not_fit_are_told_once_by_show_and_by_a_run(
@@ -191,9 +186,8 @@ def test_pools_that_do_not_fit_are_told_once_by_show_and_by_a_run(
     )
     command("predict --preset demo --workload", file, "--rates 1,2 --max-requests 4000 --out", run)
     meta = json.loads((run / "run.json").read_text())
-    assert meta["notes"] == [
-        f"stage 0: prefixes: {told}: lengthen input_tokens or shorten the pools"
-    ]
+    expected = [f"stage 0: prefixes: {told}: lengthen input_tokens or shorten the pools"]
+    assert meta["notes"] == expected
     assert len(meta["stages"]) == 2
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["ampacity", "workload", "show", str(file)])
@@ -233,8 +227,7 @@ def test_a_stage_longer_than_a_year_is_refused_before_anything_is_written(
 
 def test_what_the_context_cuts_is_counted(tmp_path: Path, command: Command) -> None:
     """Prompts of 9,000 tokens do not fit the 8,192 of Llama-3 beside answers of 10: all 20 are
-    shortened to 8,182.
-    """
+    shortened to 8,182."""
     run = tmp_path / "run"
     command(
         "predict --preset llama3-8b-h100 --input-tokens 9000 --output-tokens 10 --rates 1 "

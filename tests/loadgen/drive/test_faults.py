@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from ampacity.loadgen.drive.options import RunnerOptions
-from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client, Connection, Stamps
 from ampacity.loadgen.plan import Limits, StagePlan
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.loadgen.send.endpoint import parse_endpoint
+from tests.support.args import args_of
 from tests.support.contract import summarise
 from tests.support.repeats import often
 from tests.support.servers.certificates import make_certificate
@@ -34,6 +34,8 @@ from tests.support.stage_driving import (
     Made,
     check_complete,
     on_loop,
+    plain,
+    played,
     request_bytes,
     run_stage,
     schedule_at,
@@ -127,6 +129,7 @@ def test_time_limits_are_those_of_the_client_and_harm_nobody_else(slow: Driven) 
 def test_an_event_of_ten_megabytes_is_one_token_and_harms_nobody_else() -> None:
     faults = ["big_event", "ok", "ok", "ok", "big_event", "ok", "ok", "ok"]
     result, _ = served_stage([i * 0.02 for i in range(len(faults))], faults)
+    assert len(result.records) == 8
     for record in result.records:
         check_fault(faults[record.request_id], record)
 
@@ -200,15 +203,10 @@ def test_endpoints_that_cannot_be_reached_are_connect_errors_and_harm_no_other(
         # before the run
         clients = [Client(end, [end.host], end.ssl_context()) for end in ends]
         made = Made(lambda number, tokens: request_bytes(ends[number % len(ends)], tokens))
-        records: list[RequestRecord] = []
-        runner = StageRunner(clients, made, records.append, RunnerOptions(targets=tuple(urls)))
         schedule = schedule_at([0.01 * i for i in range(50)])
-        result = await runner.run(
-            StagePlan(0, "open", schedule, 0.5, offered_rps=100.0, drain_s=10)
-        )
-        for client in clients:
-            await client.close()
-        return Driven(result.meta, records)
+        plan = StagePlan(0, "open", schedule, 0.5, offered_rps=100.0, drain_s=10)
+        result: Driven = await played(clients, made, plan, RunnerOptions(targets=tuple(urls)))
+        return result
 
     with FaultServer() as server, FaultServer(tls=tls_server) as over_tls:
         result = on_loop(loop, main(server.url, over_tls.url))
@@ -231,40 +229,23 @@ def test_requests_that_find_no_descriptor_are_counted_as_the_clients_and_harm_no
     descriptors of its own."""
     import resource
 
-    command = [
-        sys.executable,
-        "-m",
-        "tests.support.servers.fault_server",
-        "--port",
-        "0",
-        "--gap-ms",
-        "100",
-    ]
-    server = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
-    )
+    faulty = "-m tests.support.servers.fault_server --port 0 --gap-ms 100"
+    command, root = args_of(sys.executable, faulty), Path(__file__).parents[3]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
     assert server.stdout is not None
     url = server.stdout.readline().split()[0]
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    measures: list[int] = []
 
     async def main() -> Driven:
         end = parse_endpoint(url)
         client = Client(end, end.addresses(), None)
-        records: list[RequestRecord] = []
-        runner = StageRunner(
-            [client], Made(lambda _, tokens: request_bytes(end, tokens)), records.append
-        )
         times = [0.0] * 60 + [1.5 + 0.01 * i for i in range(10)]
         plan = StagePlan(0, "open", schedule_at(times), 1.6, offered_rps=40.0, drain_s=10)
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 25, limits[1]))
         try:
-            result = await runner.run(plan)
+            return await played(client, plain(end), plan)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        await client.close()
-        measures.append(result.measures.shortages)
-        return Driven(result.meta, records)
 
     try:
         result = on_loop("uvloop", main())
@@ -276,7 +257,7 @@ def test_requests_that_find_no_descriptor_are_counted_as_the_clients_and_harm_no
     short = [r for r in result.records if r.status != "ok"]
     assert {(r.status, r.error) for r in short} == {("connect_error", "Too many open files")}
     assert 30 <= len(short) <= 55
-    assert measures == [len(short)]
+    assert result.measures.shortages == len(short)
     for record in result.records:
         if record.status == "ok":
             check_fault("ok", record)
@@ -417,8 +398,7 @@ def test_a_closed_loop_survives_every_fault() -> None:
     """Eight virtual users over all faults: rows as released, ids in one piece, and it ends in time.
 
     Without two_responses: what arrives unasked after the next request has left is taken for its
-    answer.
-    """
+    answer."""
     faults = [name for name in QUICK if name != "two_responses"]
     began = time.monotonic()
     of_each = [faults[i % len(faults)] for i in range(300)]
@@ -438,7 +418,7 @@ def _mixed(count: int, rate_rps: float) -> None:
     began = time.monotonic()
     result, _ = served_stage(times, faults, limits=Limits(total_s=4.0, idle_s=3.0), drain_s=60.0)
     assert time.monotonic() - began < times[-1] + 60
-    assert result.meta["scheduled_requests"] == count
+    assert result.meta["scheduled_requests"] == len(result.records) == count
     for record in result.records:
         check_fault(faults[record.request_id], record)
 

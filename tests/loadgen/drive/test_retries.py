@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from ampacity.loadgen.drive.options import RunnerOptions
-from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import Limits, StagePlan
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
-from tests.support.stage_driving import Made, request_bytes, schedule_at
+from tests.support.stage_driving import plain, played, schedule_at
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 
@@ -54,31 +53,18 @@ def drive(
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         endpoint = parse_endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
         client = Client(endpoint, endpoint.addresses(), None)
-        records: list[RequestRecord] = []
-        runner = StageRunner(
-            [client],
-            Made(lambda *_: request_bytes(endpoint, 4)),
-            records.append,
-            RunnerOptions(limits=Limits(**limits)),
-        )
         if concurrency is None:
-            plan = StagePlan(
-                0,
-                "open",
-                schedule_at([0.01 * i for i in range(requests)]),
-                0.2,
-                offered_rps=1.0,
-                drain_s=10,
-            )
+            schedule = schedule_at([0.01 * i for i in range(requests)])
+            plan = StagePlan(0, "open", schedule, 0.2, offered_rps=1.0, drain_s=10)
         else:
-            plan = StagePlan(
-                0, "closed", schedule_at([0.0] * requests), 5.0, concurrency=concurrency, drain_s=10
-            )
-        result = await runner.run(plan)
-        await client.close()
+            schedule = schedule_at([0.0] * requests)
+            plan = StagePlan(0, "closed", schedule, 5.0, concurrency=concurrency, drain_s=10)
+        options = RunnerOptions(limits=Limits(**limits))
+        result = await played(client, plain(endpoint), plan, options)
         server.close()
-        assert result.meta["scheduled_requests"] == requests == sum(r.attempt == 0 for r in records)
-        return records
+        first = sum(r.attempt == 0 for r in result.records)
+        assert result.meta["scheduled_requests"] == requests == first
+        return result.records
 
     return asyncio.run(main())
 

@@ -30,11 +30,8 @@ def played(
     meta = json.loads((out / "run.json").read_text())
     name = meta["run_id"] + "-"
     own = [r for r in server.requests if r.headers.get("x-request-id", "").startswith(name)]
-    return (
-        pq.read_table(out / "requests.parquet").to_pylist(),
-        meta,
-        len({r.connection for r in own}),
-    )
+    rows = pq.read_table(out / "requests.parquet").to_pylist()
+    return rows, meta, len({r.connection for r in own})
 
 
 def statuses(rows: list[dict[str, Any]]) -> Mapping[str, int]:
@@ -60,21 +57,16 @@ def test_a_server_that_closes_after_each_answer_gets_a_connection_for_each_reque
     assert any("each request opens its own" in note for note in meta["notes"])
 
 
-def test_a_server_that_keeps_connections_keeps_them(cli: Cli, tmp_path: Path) -> None:
-    with FaultServer() as server:
-        rows, meta, connections = played(cli, server, tmp_path / "run")
-    assert connections < len(rows)
-    assert meta["endpoint"]["keeps_alive"] is True
-    assert not any("connection" in note for note in meta["notes"])
-
-
-def test_a_connection_for_each_that_was_asked_for_says_nothing_of_the_server(
-    cli: Cli, tmp_path: Path
+@pytest.mark.parametrize("options", [(), ("--connections", "new")])
+def test_a_server_that_keeps_connections_keeps_them_unless_each_is_asked_to_be_new(
+    cli: Cli, options: tuple[str, ...], tmp_path: Path
 ) -> None:
     with FaultServer() as server:
-        rows, meta, connections = played(cli, server, tmp_path / "run", "--connections", "new")
-    assert connections == len(rows)
-    assert meta["endpoint"]["keeps_alive"] is None
+        rows, meta, connections = played(cli, server, tmp_path / "run", *options)
+    assert (connections < len(rows)) is not bool(options)
+    assert connections <= len(rows)
+    assert meta["endpoint"]["keeps_alive"] is (None if options else True)
+    assert options or not any("connection" in note for note in meta["notes"])
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,8 @@ def test_a_server_that_takes_its_time_to_connect_is_waited_for_with_one_socket(
     records: list[RequestRecord] = []
 
     async def use(runner: StageRunner, client: Client) -> int:
-        await runner.run(
-            StagePlan(0, "open", schedule_at([0.0] * 5), 0.2, offered_rps=25.0, drain_s=5)
-        )
+        plan = StagePlan(0, "open", schedule_at([0.0] * 5), 0.2, offered_rps=25.0, drain_s=5)
+        await runner.run(plan)
         return client.connections_opened
 
     assert with_runner(use, on_record=records.append) == len(begun) == 5
@@ -126,9 +125,8 @@ def test_a_request_given_up_before_its_connection_leaves_no_socket_behind(
             exchange.fail("cancelled", "at once", time.monotonic_ns())
 
         client.dispatch = dispatch  # type: ignore[method-assign]
-        await runner.run(
-            StagePlan(0, "open", schedule_at([0.0] * 4), 0.2, offered_rps=20.0, drain_s=5)
-        )
+        plan = StagePlan(0, "open", schedule_at([0.0] * 4), 0.2, offered_rps=20.0, drain_s=5)
+        await runner.run(plan)
         await asyncio.sleep(0)
 
     records: list[RequestRecord] = []

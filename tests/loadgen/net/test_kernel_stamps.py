@@ -136,7 +136,7 @@ def test_reads_wait_for_their_turn_only_while_streams_are_not_read_twice_in_two_
                     for peer in peers:
                         peer.send(b"x")
                     reader.turn()
-                    time.sleep(gap_s)
+                    time.sleep(gap_s)  # the subject: the pace of the reads
 
             rounds = LATEST // 32
             reader.patient = True
@@ -181,7 +181,7 @@ def test_many_streams_are_read_in_turns_and_each_date_is_that_of_its_arrival() -
                 begin_s = time.monotonic()
                 for k in range(tokens * streams):
                     if (wait_s := begin_s + k * gap_s / streams - time.monotonic()) > 0:
-                        time.sleep(wait_s)
+                        time.sleep(wait_s)  # the pace of the tokens
                     before_ns = time.monotonic_ns()
                     peers[k % streams].send(b"x")
                     spans[k % streams].append((before_ns, time.monotonic_ns()))

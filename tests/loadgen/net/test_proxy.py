@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Page, Pages
 from ampacity.loadgen.net.proxy import proxy_for
@@ -24,7 +23,7 @@ from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from tests.support.servers.certificates import make_certificate
 from tests.support.servers.fault_server import FaultServer
-from tests.support.stage_driving import on_loop, schedule_at
+from tests.support.stage_driving import on_loop, played, schedule_at
 
 SECRET = "Basic " + base64.b64encode(b"user:p@ss").decode()
 
@@ -76,14 +75,10 @@ async def through(
     client = Client(endpoint, [], context, proxy=named)
     prompts = PromptMaker(load_tokenizer("words"), "s")
     requests = ScheduledRequests([(endpoint, named)], RequestShape("chat", "m"), prompts, "run")
-    records: list[RequestRecord] = []
-    runner = StageRunner([client], requests, records.append)
-    await runner.run(
-        StagePlan(0, "open", schedule_at([0.0, 0.01, 0.02]), 0.1, offered_rps=1.0, drain_s=5)
-    )
-    await client.close()
+    plan = StagePlan(0, "open", schedule_at([0.0, 0.01, 0.02]), 0.1, offered_rps=1.0, drain_s=5)
+    result = await played(client, requests, plan)
     server.close()
-    return records
+    return result.records
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])

@@ -137,7 +137,7 @@ def half_a_record(then: Callable[[Peer], None]) -> Script:
         peer.send(
             b"".join(map(peer.encrypt, CHUNKS[:4])), peer.encrypt(CHUNKS[4])[:-10], gap_s=0.02
         )
-        time.sleep(0.05)
+        time.sleep(0.05)  # a reset may overtake what was not read yet
         then(peer)
 
     return script
@@ -149,13 +149,38 @@ def lying(change: Callable[[bytes], bytes]) -> Script:
         peer.send(
             b"".join(map(peer.encrypt, CHUNKS[:4])), change(peer.encrypt(CHUNKS[4])), gap_s=0.02
         )
-        time.sleep(0.2)
+        peer.wait_for_close()
 
     return script
 
 
 def goodbye(peer: Peer) -> None:
     peer.send(peer.say_goodbye())
+
+
+def behind_a_record(more: Callable[[Peer], bytes]) -> Script:
+    """Send a record and ``more`` in one segment, where records are decrypted by compiled code."""
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.send(
+            b"".join(map(peer.encrypt, CHUNKS[:2])),
+            peer.encrypt(CHUNKS[2]),
+            peer.encrypt(CHUNKS[3]) + more(peer),
+            gap_s=0.02,
+        )
+        time.sleep(0.2)
+
+    return script
+
+
+def forged(peer: Peer) -> bytes:
+    record = peer.encrypt(CHUNKS[4])
+    return record[:-1] + bytes([record[-1] ^ 1])
+
+
+def the_rest(peer: Peer) -> bytes:
+    return b"".join(map(peer.encrypt, CHUNKS[4:]))
 
 
 NOTHING: Callable[[Peer], None] = lambda peer: None  # noqa: E731 - the socket is closed
@@ -182,6 +207,13 @@ FAULTS: dict[str, tuple[Script, str, str | None]] = {  # script, status, words o
         lying(lambda d: d[:3] + b"\xff\xff" + d[5:]),
         "truncated",
         "too long|length",
+    ),
+    "a record and the rest": (behind_a_record(the_rest), "ok", None),
+    "a record and a forged one": (behind_a_record(forged), "truncated", "bad record mac"),
+    "a record and close_notify": (
+        behind_a_record(Peer.say_goodbye),
+        "truncated",
+        "in the middle of the body",
     ),
     "plain text": (lying(lambda _: http_chunk(EVENTS[3])), "truncated", "(?i)version|record"),
 }
@@ -236,7 +268,7 @@ def test_a_token_has_the_time_of_the_segment_that_completed_its_record(certifica
         for chunk in CHUNKS[1 : TOKENS + 1]:
             record = peer.encrypt(chunk)
             peer.send(record[:50])
-            time.sleep(0.01)
+            time.sleep(0.01)  # the pace of the segments
             before_ns = time.monotonic_ns()
             peer.send(record[50:])
             spans.append((before_ns, time.monotonic_ns()))

@@ -253,9 +253,7 @@ def test_a_gateway_is_named_by_its_headers(
 def test_the_probe_looks_at_the_headers_of_answers_too(lines: str, name: str | None) -> None:
     """LiteLLM's list of models has none of its own."""
 
-    def respond(request: Request) -> tuple[str, bytes, str]:
-        return good(lines if request.method == "POST" else "")(request)
-
+    respond = lambda request: good(lines * (request.method == "POST"))(request)  # noqa: E731
     with serving(respond) as (port, _):
         assert probed(f"http://127.0.0.1:{port}/v1").served.gateway == name
 
@@ -278,9 +276,8 @@ def test_a_500_for_want_of_a_key_asks_for_one(
     monkeypatch.setenv("A_KEY", "sk-hush")
     with serving(respond) as (port, _):
         url = f"http://127.0.0.1:{port}/v1"
-        with pytest.raises(
-            EndpointError, match=r"HTTP 500: Internal Server Error; key[?] .*--api-key-env"
-        ):
+        asked = r"HTTP 500: Internal Server Error; key[?] .*--api-key-env"
+        with pytest.raises(EndpointError, match=asked):
             probed(url)
         with pytest.raises(EndpointError) as with_one:
             probed(url, api_key_env="A_KEY")
@@ -303,22 +300,16 @@ NO_KEY = b'{"error": {"message": "API key not valid. Please pass a valid API key
 def test_other_refusals_for_want_of_a_key_ask_for_one_too(
     status: str, body: bytes, kind: str
 ) -> None:
-    def respond(request: Request) -> tuple[str, bytes, str]:
-        if request.method == "GET":
-            return good()(request)
-        return status, body, f"Content-Type: {kind}\r\n"
-
+    answer = status, body, f"Content-Type: {kind}\r\n"
+    respond = lambda request: good()(request) if request.method == "GET" else answer  # noqa: E731
     with serving(respond) as (port, _), pytest.raises(EndpointError) as refused:
         probed(f"http://127.0.0.1:{port}/v1")
     assert ("--api-key-env" in str(refused.value)) is ("valid" in body.decode())
 
 
 def test_a_list_that_fails_is_no_reason_to_stop_where_a_model_is_named() -> None:
-    def respond(request: Request) -> tuple[str, bytes, str]:
-        if request.method == "GET":
-            return "500 Internal Server Error", b"", ""
-        return good()(request)
-
+    failed = "500 Internal Server Error", b"", ""
+    respond = lambda request: failed if request.method == "GET" else good()(request)  # noqa: E731
     with serving(respond) as (port, _):
         assert probed(f"http://127.0.0.1:{port}/v1", model="m").record.status == "ok"
 

@@ -1,11 +1,13 @@
 """What the probe finds out about a server, and what it says where nothing can follow."""
 
+import asyncio
 import contextlib
 import json
 import socket
 import socketserver
 import ssl
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +26,7 @@ from ampacity.loadgen.send.keys import Keys
 from ampacity.loadgen.send.protocols import Dialect, RequestShape
 from tests.support.servers.certificates import make_certificate
 from tests.support.servers.fault_server import FaultServer
+from tests.support.servers.faults import DONE, Call
 from tests.support.stage_driving import on_loop
 
 KEY = "sk-very-secret-42"
@@ -458,3 +461,49 @@ def test_a_host_without_an_address() -> None:
 def test_loopback() -> None:
     assert is_loopback(["127.0.0.1", "::1", "127.1.2.3"])
     assert not is_loopback(["127.0.0.1", "10.0.0.1"])
+
+
+class _Endless(FaultServer):
+    """Answers with all tokens, finish reason and usage, then with comments for ever."""
+
+    async def _answer(self, call: Call) -> bool:
+        await call.head()
+        await call.chunk(call.whole().removesuffix(DONE))
+        while True:
+            await call.chunk(b": heartbeat\n\n")
+            await asyncio.sleep(0.2)
+
+
+def test_the_probe_takes_an_answer_whose_body_does_not_end() -> None:
+    with _Endless() as server:
+        began_s = time.monotonic()
+        _, record, _ = dialect_of(parse_endpoint(server.url))
+    assert (record.status, record.output_tokens, record.finish_reason) == ("ok", 4, "length")
+    assert time.monotonic() - began_s < 20  # of 120 s that the probe waits for an answer
+
+
+class _TooLong(FaultServer):
+    """Refuses its first requests as too long for the model, whatever their fields."""
+
+    left = 1
+
+    async def _answer(self, call: Call) -> bool:
+        if self.left == 0:
+            return await super()._answer(call)
+        self.left -= 1
+        text = "This model's maximum context length is 16 tokens, you requested 36"
+        await call.answer("400 Bad Request", json.dumps({"error": {"message": text}}).encode())
+        return True
+
+
+@pytest.mark.parametrize("refused", [1, 2, 3])
+def test_a_request_that_is_refused_as_too_long_is_no_refusal_of_a_field(refused: int) -> None:
+    """Sent again twice; ignore_eos stays, which nobody refused."""
+    with _TooLong() as server:
+        server.left = refused
+        endpoint = parse_endpoint(server.url)
+        if refused == 3:
+            message_of(lambda: dialect_of(endpoint), "too_long", "maximum context length is 16")
+            return
+        shape, record, notes = dialect_of(endpoint)
+    assert (record.status, shape.dialect.ignore_eos, notes) == ("ok", True, [])

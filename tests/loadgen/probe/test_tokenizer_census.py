@@ -27,8 +27,8 @@ from ampacity.simulator.server.protocol import CHAT_OVERHEAD_TOKENS
 from ampacity.workloads.prompts.synthetic import PromptMaker, built_in_words
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from tests.support.args import Cli, args_of
-from tests.support.odd_tokenizer import TEMPLATE_TOKENS, OddTokenizer, tokens_of
 from tests.support.servers.fault_server import FaultServer
+from tests.support.servers.odd_tokenizer import TEMPLATE_TOKENS, OddTokenizer, tokens_of
 from tests.support.stage_driving import on_loop
 
 
@@ -183,15 +183,12 @@ def test_a_named_vocabulary_that_is_not_the_servers_is_corrected_and_named(
 ) -> None:
     """cl100k_base has one token for each of our words, this server two on average."""
     with OddTokenizer(tokenize=None) as server:
-        planned, realised, meta = played(
-            cli, server.url, tmp_path / "run", *SHORT_RUN, "--tokenizer", "cl100k_base"
-        )
+        how = (*SHORT_RUN, "--tokenizer", "cl100k_base")
+        planned, realised, meta = played(cli, server.url, tmp_path / "run", *how)
     assert meta["workload"]["tokenizer"]["tokens_per_word"] == pytest.approx(true_mean(), rel=0.01)
     assert realised.sum() / planned.sum() == pytest.approx(1, abs=0.02)  # 60 requests
-    assert any(
-        "tokens for each of cl100k_base: that is not its vocabulary" in note
-        for note in meta["notes"]
-    )
+    said = "tokens for each of cl100k_base: that is not its vocabulary"
+    assert any(said in note for note in meta["notes"])
 
 
 def test_a_slow_server_is_asked_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,9 +262,8 @@ def test_the_carried_vocabulary_needs_no_network(tmp_path: Path) -> None:
         command, capture_output=True, text=True, timeout=60, check=False, env=environment
     )
     assert done.stdout.strip() == "2", done.stderr
-    assert [p.name for p in (tmp_path / "new").iterdir()] == [
-        "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
-    ]
+    expected = ["9b5ad71b2ce5302211f9c61530b329a4922fc6a4"]
+    assert [p.name for p in (tmp_path / "new").iterdir()] == expected
 
 
 def test_none_and_server_count_words() -> None:

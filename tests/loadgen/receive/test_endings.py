@@ -7,8 +7,20 @@ from typing import Any
 
 import pytest
 
-from tests.loadgen.receive.test_exchange import FINISH, OK, chunk, ends, event, text
-from tests.streams.playing import END, HEAD, MS, http_chunk, json_response, new_exchange, play
+from tests.streams.playing import (
+    END,
+    FINISH,
+    HEAD,
+    MS,
+    OK,
+    chunk,
+    event,
+    http_chunk,
+    json_response,
+    new_exchange,
+    play,
+    text,
+)
 
 UNFRAMED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
@@ -31,6 +43,11 @@ WHOLE = json.dumps(
 def stream(*values: dict[str, Any] | str) -> bytes:
     """A whole chunked response with these events."""
     return HEAD + chunk(*values) + END
+
+
+def ends(*indices: int | None, text: str = "") -> list[dict[str, Any]]:
+    end = {"delta": {"content": text}, "finish_reason": "stop"}
+    return [{"choices": [end | ({} if i is None else {"index": i})]} for i in indices]
 
 
 def error_end(reason: str, **more: Any) -> dict[str, Any]:
@@ -184,7 +201,11 @@ PROTOCOL_ERRORS: dict[str, tuple[bytes, int | None, str]] = {
         None,
         "JSON lines, no event",
     ),
-    "an array": (json_response(b'[{"choices":[]}]'), None, "not JSON: Expected `object"),
+    "an array": (
+        json_response(b'[{"choices":[]}]'),
+        None,
+        "JSON, but no event of this API: Expected `object",
+    ),
     "events without a blank line between them": (
         unframed(*OK).replace(b"\n\n", b"\n"),
         None,
@@ -195,7 +216,21 @@ PROTOCOL_ERRORS: dict[str, tuple[bytes, int | None, str]] = {
         None,
         "without a single event",
     ),
-    "JSON of another shape": (stream('{"choices": 5}', "[DONE]"), None, "not JSON"),
+    "JSON of another shape": (
+        stream('{"choices": 5}', "[DONE]"),
+        None,
+        "JSON, but no event of this API: Expected",
+    ),
+    "a delta that is a text": (
+        stream('{"choices": [{"delta": "a"}]}', "[DONE]"),
+        None,
+        "JSON, but no event of this API: Expected",
+    ),
+    "a transfer coding that nobody knows": (
+        HEAD.replace(b": chunked", b": br, chunked") + chunk(*OK) + END,
+        None,
+        "coding br, which was not asked for",
+    ),
     "invalid UTF-8": (
         UNFRAMED + b'data: {"choices":[{"text":"\xff\xfe"}]}\n\n' + event("[DONE]"),
         None,
@@ -275,6 +310,18 @@ GOOD: dict[str, tuple[bytes, int]] = {
     "multi-line data": (
         UNFRAMED + b'data: {"choices":\ndata: [{"text":"a","finish_reason":"stop"}]}\n\n',
         1,
+    ),
+    "compressed on its way": (
+        HEAD.replace(b": chunked", b": gzip, chunked")
+        + http_chunk(gzip.compress(b"".join(map(event, OK))))
+        + END,
+        2,
+    ),
+    "compressed on its way, in two headers": (
+        HEAD.replace(b"Transfer-E", b"Transfer-Encoding: deflate\r\nTransfer-E")
+        + http_chunk(zlib.compress(b"".join(map(event, OK))))
+        + END,
+        2,
     ),
     "another name for the stream type": (
         unframed(*OK).replace(b"text/event-stream", b"text/plain"),

@@ -290,8 +290,7 @@ def test_a_turn_notes_what_repeats_and_hands_on_the_rest() -> None:
 def test_reads_are_dated_when_they_came_counted_as_near_and_audited_as_asked() -> None:
     """Ten sockets, seven with a latest read after this one: near, and no time goes back.
 
-    Of ten reads the third, sixth and ninth are audited.
-    """
+    Of ten reads the third, sixth and ninth are audited."""
     dates: list[int] = []
     with select.epoll() as epoll:
         wires = [Wire(epoll, lambda at_ns, data: bool(dates.append(at_ns))) for _ in range(10)]

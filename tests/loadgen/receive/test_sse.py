@@ -19,8 +19,7 @@ def reference(body: bytes) -> list[bytes]:
     """Events of a whole body by the HTML standard, 9.2.6, on bytes, slowly.
 
     Two intended differences: an event with empty data is kept (the standard dispatches none), and
-    so is a last one without its blank line. Errors outside of data are left out here.
-    """
+    so is a last one without its blank line. Errors outside of data are left out here."""
     body = body.removeprefix(b"\xef\xbb\xbf")
     events: list[bytes] = []
     data: list[bytes] | None = None
@@ -95,20 +94,25 @@ def _content(record: RequestRecord) -> RequestRecord:
     return dataclasses.replace(record, chunk_at_us=[0] * len(record.chunk_at_us), **times)
 
 
-def test_the_time_of_an_event_is_that_of_the_read_with_its_blank_line() -> None:
+@pytest.mark.parametrize(
+    "reads",
+    [
+        [
+            (b"data: a", []),
+            (b"\n", []),
+            (b"\ndata: b\n\ndata: c\n\nda", [b"a", b"b", b"c"]),
+            (b"ta: d\n\n", [b"d"]),
+        ],
+        # CRLF cut between its bytes is one end of a line
+        [(b"data: a\r", []), (b"\ndata: b\r\n\r", [b"a\nb"]), (b"\ndata: c\r\n\r\n", [b"c"])],
+    ],
+)
+def test_an_event_comes_with_the_read_that_has_its_blank_line(
+    reads: list[tuple[bytes, list[bytes]]],
+) -> None:
     splitter = EventSplitter()
-    assert splitter.feed(b"data: a") == []
-    assert splitter.feed(b"\n") == []
-    assert splitter.feed(b"\ndata: b\n\ndata: c\n\nda") == [b"a", b"b", b"c"]
-    assert splitter.feed(b"ta: d\n\n") == [b"d"]
+    assert [splitter.feed(read) for read, _ in reads] == [events for _, events in reads]
     assert splitter.finish() == []
-
-
-def test_crlf_cut_between_its_bytes_is_one_line_end() -> None:
-    splitter = EventSplitter()
-    assert splitter.feed(b"data: a\r") == []
-    assert splitter.feed(b"\ndata: b\r\n\r") == [b"a\nb"]
-    assert splitter.feed(b"\ndata: c\r\n\r\n") == [b"c"]
 
 
 def test_multi_line_data_is_joined_with_line_feeds() -> None:

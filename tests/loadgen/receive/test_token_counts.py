@@ -1,4 +1,4 @@
-"""Tokens of each chunk counted locally where the server does not report them."""
+"""Tokens of each chunk: as the server counts them, or else locally."""
 
 import importlib.resources
 import json
@@ -10,12 +10,140 @@ import pyarrow.parquet as pq
 import pytest
 import tokenizers
 
+from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.token_counts import count_tokens
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.workloads.prompts.tokenizers import Tokenizer, hugging_face, load_tokenizer
-from tests.loadgen.receive.test_exchange import END, FINISH, HEAD, chunk, text
-from tests.streams.playing import MS, new_exchange
+from tests.streams.playing import END, FINISH, HEAD, MS, ROLE, chunk, new_exchange, text
+
+# -- as the server says
+
+
+def answer(*values: dict[str, Any]) -> Answer:
+    found = Answer()
+    for at_ns, value in enumerate(values):
+        found.on_event(at_ns, json.dumps(value).encode())
+    return found
+
+
+def with_usage(value: dict[str, Any], completion_tokens: Any) -> dict[str, Any]:
+    return {**value, "usage": {"completion_tokens": completion_tokens}}
+
+
+def choices(*found: dict[str, Any]) -> dict[str, Any]:
+    return {"choices": list(found)}
+
+
+def totals(*counted: tuple[str | None, int]) -> list[dict[str, Any]]:
+    """Text of one choice, or none, each with a running total."""
+    return [with_usage({} if words is None else text(words), total) for words, total in counted]
+
+
+PIECE = {"tool_calls": [{"function": {"arguments": "{"}}]}
+COUNTS: dict[str, tuple[list[dict[str, Any]], tuple[int | None, str | None], list[int] | None]] = {
+    "chunks only": ([text("a"), text("b")], (2, "chunks"), None),
+    "usage of zero beside text": ([text("a"), text("b"), with_usage({}, 0)], (2, "chunks"), None),
+    "usage of null": ([text("a"), with_usage({}, None)], (1, "chunks"), None),
+    "usage that is no number": ([text("a"), with_usage({}, "12")], (1, "chunks"), None),
+    "zeros in every chunk": (totals(("a", 0), ("b", 0)), (2, "chunks"), None),
+    "usage in the last text chunk": ([text("a"), with_usage(text("b"), 5)], (5, "usage"), None),
+    "the same total twice": (
+        [text("a"), with_usage(FINISH, 7), with_usage({}, 7)],
+        (7, "usage"),
+        None,
+    ),
+    "one usage for each of two choices": (
+        [text("a"), with_usage(FINISH, 3), text("b"), with_usage(FINISH, 4)],
+        (7, "usage"),
+        None,
+    ),
+    "cumulative, some tokens without text": (
+        [with_usage(ROLE, 0), *totals(("a", 1), ("", 2), ("b", 3), ("c", 7))],
+        (7, "usage_per_chunk"),
+        [1, 2, 4],
+    ),
+    "cumulative, hidden tokens at the end": (
+        totals(("a", 1), ("b", 2), ("", 5), (None, 5)),
+        (5, "usage_per_chunk"),
+        [1, 1],
+    ),
+    "cumulative that stands still": (
+        totals(("a", 1), ("b", 1), (None, 2)),
+        (2, "usage_per_chunk"),
+        None,
+    ),
+    "token ids": (
+        [text("ab", token_ids=[5, 6]), text("c", token_ids=[7])],
+        (3, "logprobs"),
+        [2, 1],
+    ),
+    "token ids of more tokens than usage has": (
+        [text("a", token_ids=[5, 6]), text("b", token_ids=[7, 8]), with_usage({}, 2)],
+        (2, "usage"),
+        None,
+    ),
+    "logprobs of more tokens than usage has": (
+        [choices({"text": "a", "logprobs": {"tokens": ["a", "b"]}}), with_usage({}, 1)],
+        (1, "usage"),
+        None,
+    ),
+    "token ids of fewer tokens than usage has": (  # the end token has no text
+        [text("a", token_ids=[5, 6]), text("b", token_ids=[7, 8]), with_usage({}, 5)],
+        (5, "usage"),
+        [2, 2],
+    ),
+    "token ids beside a usage of zero": (
+        [text("a", token_ids=[5, 6]), with_usage({}, 0)],
+        (2, "logprobs"),
+        [2],
+    ),
+    "legacy logprobs": (
+        [choices({"text": "ab", "logprobs": {"tokens": ["a", "b"]}})],
+        (2, "logprobs"),
+        [2],
+    ),
+    "logprobs": (
+        [text("ab", logprobs={"content": [{"token": "a", "bytes": [97]}, {"token": "b"}]})],
+        (2, "logprobs"),
+        [2],
+    ),
+    "logprobs of words alone": (
+        [text("ab", logprobs={"content": ["a", "b"]})],
+        (2, "logprobs"),
+        [2],
+    ),
+    "logprobs that list nothing": (
+        [text("a", logprobs=-0.5), text("b", logprobs={"content": 7}), text("c", logprobs=[])],
+        (3, "chunks"),
+        None,
+    ),
+    "two choices in one chunk": (
+        [choices({"text": "a", "token_ids": [1, 2]}, {"index": 1, "text": "c", "token_ids": [3]})],
+        (3, "logprobs"),
+        [3],
+    ),
+    "reasoning under two names is one chunk": (
+        [choices({"delta": {"reasoning": "x", "reasoning_content": "x"}})],
+        (1, "chunks"),
+        None,
+    ),
+    "tool call arguments": ([choices({"delta": PIECE})], (1, "chunks"), None),
+    "a refusal": ([choices({"delta": {"refusal": "no"}})], (1, "chunks"), None),
+    "nothing": ([ROLE, FINISH], (None, None), None),
+    "hidden only": ([ROLE, FINISH, with_usage({}, 4)], (4, "usage"), None),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_token_counts(name: str) -> None:
+    values, total, per_chunk = COUNTS[name]
+    found = answer(*values)
+    found.finish()
+    assert (found.tally.output, found.tally.per_chunk()) == (total, per_chunk)
+
+
+# -- counted locally
 
 
 def words(pieces: Sequence[str]) -> list[int]:

@@ -12,21 +12,20 @@ import pytest
 from ampacity.config import make_settings
 from ampacity.loadgen.drive.account import Account
 from ampacity.loadgen.drive.options import RunnerOptions
-from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.probe.ask import ask
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, parse_endpoint
 from ampacity.loadgen.send.keys import Keys
-from ampacity.loadgen.send.protocols import Api, RequestShape
+from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.send.requests import RequestMaker, ScheduledRequests
 from ampacity.values import ConfigError
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from tests.support.servers.fault_server import FaultServer
 from tests.support.servers.hosted import Provider
-from tests.support.stage_driving import schedule_at
+from tests.support.stage_driving import played, schedule_at
 
 KEY = "sk-PLANTED-4711-abcdef"
 
@@ -179,16 +178,12 @@ def driven(provider: Provider, keys: Keys, times_s: list[float]) -> list[Request
     """Send requests at these times with the keys, and return their records."""
 
     async def main(endpoint: Endpoint) -> list[RequestRecord]:
-        records: list[RequestRecord] = []
-        api: Api = "chat"
-        made = ScheduledRequests([(endpoint, None)], RequestShape(api, "m"), prompts(), "run")
+        made = ScheduledRequests([(endpoint, None)], RequestShape("chat", "m"), prompts(), "run")
         client = Client(endpoint, endpoint.addresses(), None)
         options = RunnerOptions(account=Account(keys), secrets=lambda: endpoint.secrets)
-        runner = StageRunner([client], made, records.append, options)
-        schedule = schedule_at(times_s)
-        await runner.run(StagePlan(0, "open", schedule, times_s[-1], offered_rps=1.0))
-        await client.close()
-        return sorted(records, key=lambda r: r.request_id)
+        plan = StagePlan(0, "open", schedule_at(times_s), times_s[-1], offered_rps=1.0)
+        found = (await played(client, made, plan, options)).records
+        return sorted(found, key=lambda r: r.request_id)
 
     with provider:
         return asyncio.run(main(parse_endpoint(provider.url, keys=keys)))

@@ -6,12 +6,13 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.send.history import AnswerContent, Call
 from ampacity.loadgen.send.protocols import Api
-from tests.cli.test_hostile import server
+from tests.cli.test_hostile import server, stream
 from tests.loadgen.drive.test_sessions import CHAT, Prepared, session
 from tests.streams.playing import END, HEAD, http_chunk, json_response, new_exchange
 
@@ -300,8 +301,14 @@ def test_a_helper_that_called_a_tool_is_told_as_text() -> None:
 # -- on a socket -----------------------------------------------------------------------------------
 
 
-def calling(words: int) -> Callable[[BaseHTTPRequestHandler, int], None]:
-    """Every answer is a call; prompts are counted in words of all messages."""
+def call(text: str) -> Json:
+    return called(0, id="a", name="search", arguments=json.dumps({"query": text}))
+
+
+def answering(
+    say: Callable[[str], Json], words: int
+) -> Callable[[BaseHTTPRequestHandler, int], None]:
+    """Every answer is an event of so many words; prompts are counted in words of all messages."""
 
     def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
         messages = json.loads(handler.body)["messages"]  # type: ignore[attr-defined]
@@ -310,44 +317,41 @@ def calling(words: int) -> Callable[[BaseHTTPRequestHandler, int], None]:
             + sum(len(c["function"]["arguments"].split()) for c in m.get("tool_calls") or ())
             for m in messages
         )
-        arguments = json.dumps({"query": " ".join(["x"] * (words - 1))})
-        events = [
-            called(0, id=f"id{number}", name="search", arguments=arguments),
-            delta("tool_calls"),
-            {"choices": [], "usage": {"prompt_tokens": counted, "completion_tokens": words}},
-        ]
-        body = (
-            b"".join(b"data: " + json.dumps(e).encode() + b"\n\n" for e in events)
-            + b"data: [DONE]\n\n"
-        )
-        handler.send_response(200)
-        handler.send_header("Content-Type", "text/event-stream")
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
+        usage = {"prompt_tokens": counted, "completion_tokens": words}
+        events = (say(" ".join(["x"] * words)), delta("stop"), {"choices": [], "usage": usage})
+        stream(handler, *(json.dumps(event).encode() for event in events))
 
     return answer
 
 
-@pytest.mark.parametrize(("words", "off"), [(60, False), (6, True)])
-def test_prompts_grow_as_planned_with_calls_and_a_run_says_where_they_do_not(
-    words: int, off: bool, tmp_path: Path, ampacity: Any
+ONLY: dict[str, Callable[[str], Json]] = {
+    # its arguments have a word more, the key
+    "tool call": lambda text: call(text.removeprefix("x ")),
+    "refusal": lambda text: delta(refusal=text),
+    "reasoning": lambda text: delta(reasoning_content=text),
+}
+
+
+@pytest.mark.parametrize("words", [198, 6])
+@pytest.mark.parametrize("only", ONLY)
+def test_prompts_grow_as_planned_and_a_run_says_where_they_do_not(
+    only: str, words: int, tmp_path: Path, ampacity: Any
 ) -> None:
-    """Planned: 40, then 60 of an answer and 40 more each turn; 6 words for 60 are far less."""
+    """Planned are 50 tokens, and each turn 198 of an answer and 30 new ones. Answers of 6 words
+    make it 36 more a turn, which is far less, and is said."""
     profile = tmp_path / "agent.yaml"
     profile.write_text(
-        "name: agent\nsource: test\ninput_tokens: 40\noutput_tokens: 60\n"
-        "sessions: {turns: 4, message_tokens: 0}\n"
+        "name: agent\nsource: test\ninput_tokens: 50\noutput_tokens: 198\n"
+        "sessions: {turns: 4, user_tokens: 30, message_tokens: 0}\n"
     )
-    with server(calling(words)) as url:
+    with server(answering(ONLY[only], words)) as url:
         load = ("--rates", "12", "--duration", "2s", "--out", tmp_path / "run")
         assert ampacity("run", url, "--workload", profile, *load) in (0, 3)
+    rows = pq.read_table(tmp_path / "run" / "requests.parquet").to_pylist()
+    lengths = {(r["turn"], r["input_tokens_planned"], r["input_tokens"]) for r in rows}
+    planned = 50, 278, 506, 734
+    counted = planned if words == 198 else (50, 86, 122, 158)
+    assert sorted(lengths) == list(zip(range(4), planned, counted, strict=True))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    said = next((w["text"] for w in summary["warnings"] if w["code"] == "inputs_off"), "")
-    assert bool(said) is off
-    lengths = summary["workload"]["realised"]["input_tokens"]
-    if off:
-        assert "shorter than planned" in said
-        assert lengths["sent"]["mean"] < 0.9 * lengths["planned"]["mean"]
-    else:
-        assert lengths["sent"]["mean"] == pytest.approx(lengths["planned"]["mean"], rel=0.05)
+    said = " ".join(w["text"] for w in summary["warnings"] if w["code"] == "inputs_off")
+    assert ("shorter than planned" in said, bool(said)) == (words == 6, words == 6)

@@ -17,8 +17,8 @@ import pytest
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.simulator.server.launch import Started
 from tests.support.args import COMMAND_ONCE, args_of
-from tests.support.kills import by_id, finished, start, wait_for_stage
-from tests.support.ray_cluster import actors, add_node, ray_cluster
+from tests.support.processes.kills import by_id, finished, start, wait_for_stage
+from tests.support.processes.ray_cluster import actors, add_node, ray_cluster
 from tests.support.servers.http_server import http_server, reply
 from tests.support.waiting import wait_until
 
@@ -31,7 +31,7 @@ PLANNED += ["input_tokens_planned", "output_tokens_planned"]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'ampacity[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     with ray_cluster(nodes=2, cpus=2) as found:
         yield found
 

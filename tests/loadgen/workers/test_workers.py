@@ -65,8 +65,7 @@ def run_stages(
 ) -> Any:
     """Run the plans over ``workers`` processes; gives (run as read back, results, lost).
 
-    ``hold_s``: worker 1 is stopped until so long after the start of the first stage.
-    """
+    ``hold_s``: worker 1 is stopped until so long after the start of the first stage."""
 
     async def main() -> tuple[list[Any], str | None]:
         setup = dataclasses.replace(setup_for(server), stamps=stamps)

@@ -44,8 +44,7 @@ def test_chunked_prefill_lowers_itl_p99_and_raises_the_long_ttft() -> None:
 def test_prefix_hits_lower_ttft_in_proportion() -> None:
     """Prompts of 6,400 tokens, one at a time: TTFT less a step is proportional to tokens computed.
 
-    This is exact without the attention's square (flops_per_pair 0).
-    """
+    This is exact without the attention's square (flops_per_pair 0)."""
     step = replace(SMALL.step_time, flops_per_pair=0.0)  # type: ignore[type-var]
     config = replace(SMALL, step_time=step, prefix_caching=True)
     for share in (0.25, 0.5, 0.75):
@@ -115,8 +114,7 @@ def throughput(config: EngineConfig, clients: int) -> float:
 def test_speculation_helps_at_low_and_not_at_high_concurrency() -> None:
     """4 drafts, acceptance 0.7: 2.77 tokens a step. A single request stays memory-bound.
 
-    512 requests compute 5 tokens each: 2 x 8.03e9 x 2560 over 495 TFLOP/s, 83 ms against 17 ms.
-    """
+    512 requests compute 5 tokens each: 2 x 8.03e9 x 2560 over 495 TFLOP/s, 83 ms against 17 ms."""
     plain = replace(SMALL, max_num_seqs=512)
     speculative = replace(plain, speculation=Speculation(4, 0.7))
     gain = {n: throughput(speculative, n) / throughput(plain, n) for n in (1, 16, 128, 512)}
@@ -206,8 +204,7 @@ def test_prefix_hits_raise_capacity() -> None:
 
     A prompt's operations: 4,000 x 16.06 G + 8.0 M pairs x 0.52 M = 68.4 T; with hits
     400 x 16.06 G + 1.52 M pairs x 0.52 M = 7.2 T. So saturation is at 9.5 times the rate, and the
-    gain under a TTFT limit is larger.
-    """
+    gain under a TTFT limit is larger."""
 
     def requests(rate: float, seed: int) -> tuple[NDArray[np.float64], list[Request]]:
         rng = np.random.default_rng(seed)

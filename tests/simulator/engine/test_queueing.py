@@ -98,8 +98,7 @@ def test_m_m_c(
 
     An arrival at a busy engine waits half a step more; tolerance: a quarter of a step, and 2 % for
     the smaller second moment. Control variate: the same draws in a queue without steps, in runs
-    sixteen times as long.
-    """
+    sixteen times as long."""
     assert erlang_wait(servers, load) == pytest.approx(formulas, rel=1e-3)
     config = linear_config(step_s, 0.0, max_num_seqs=servers)
     late_s = step_s / 2 if servers > 1 else 0.0  # one slot is free at a step's end or idle

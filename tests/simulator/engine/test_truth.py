@@ -44,9 +44,8 @@ def test_m_d_1_crossing() -> None:
     )
     assert found.capacity_rps == pytest.approx(rate, abs=4 * found.usable_rps_se + 0.005 * rate)
     assert found.usable_rps_se < 0.03 * rate
-    assert found.c_max == pytest.approx(
-        mean_in_flight, abs=4 * found.c_max_se + 0.02 * mean_in_flight
-    )
+    expected = pytest.approx(mean_in_flight, abs=4 * found.c_max_se + 0.02 * mean_in_flight)
+    assert found.c_max == expected
     assert found.saturation_rps == pytest.approx(10.0)
     assert found.binding == ("ttft", 0.9, wait + service)
 

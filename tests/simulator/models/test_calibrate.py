@@ -80,9 +80,8 @@ def test_a_wrong_nominal_does_not_matter() -> None:
     far = calibrate(
         replace(NOMINAL, bandwidth_bytes_s=8e12, compute_flops=50e12), *data, closed_loop=True
     )
-    assert far.step_time.bandwidth_bytes_s == pytest.approx(
-        near.step_time.bandwidth_bytes_s, rel=0.02
-    )
+    expected = pytest.approx(near.step_time.bandwidth_bytes_s, rel=0.02)
+    assert far.step_time.bandwidth_bytes_s == expected
     assert far.step_time.compute_flops == pytest.approx(near.step_time.compute_flops, rel=0.02)
 
 
@@ -108,9 +107,8 @@ def test_latencies_of_one_request_alone() -> None:
     assert expected_latencies_s(step, Level(1, 50, 100, 0.0), 20)[1] == pytest.approx(0.103)
     # Half of the step under way besides: prompts' steps (1 of 100) are met more often, E[s^2]/E[s]
     mean, square = (99 * 0.011 + 0.101) / 100, (99 * 0.011**2 + 0.101**2) / 100
-    assert expected_latencies_s(step, Level(1, 50, 100, 0.5), 8192)[1] == pytest.approx(
-        0.101 + 0.5 * square / mean
-    )
+    expected = pytest.approx(0.101 + 0.5 * square / mean)
+    assert expected_latencies_s(step, Level(1, 50, 100, 0.5), 8192)[1] == expected
 
 
 def test_latencies_of_two_requests() -> None:

@@ -79,9 +79,8 @@ def test_prefill_is_bound_by_compute() -> None:
     step = roofline(ROUND_GPU, DENSE_7B, overhead_s=0.0)
     # 2 x 7e9 operations a token; attention 4 x 32 layers x 4096 for each pair
     pairs = 2048 * 2049 / 2
-    assert step.seconds(1, 2048, 2048, pairs, 1) == pytest.approx(
-        (2048 * 14e9 + pairs * 4 * 32 * 4096) / 1e15, rel=1e-9
-    )
+    expected = pytest.approx((2048 * 14e9 + pairs * 4 * 32 * 4096) / 1e15, rel=1e-9)
+    assert step.seconds(1, 2048, 2048, pairs, 1) == expected
     halved = roofline(ROUND_GPU, DENSE_7B, precision="fp8", overhead_s=0.0)
     assert halved.seconds(1, 2048, 0, 0.0, 1) == pytest.approx(2048 * 14e9 / 2e15)
     assert halved.seconds(1, 1, 0, 0.0, 0) == pytest.approx(7e9 / 1.8e12)
@@ -155,9 +154,8 @@ def test_find_config_refuses_in_one_line(name: str) -> None:
 
 def test_linear_formula() -> None:
     # alpha + beta b + p for each prompt: 10 + 3 x 1 + 2 x 50 ms
-    assert linear_config(0.01, 0.001, 0.05).step_time.seconds(
-        3, 999, 999, 999.0, 2
-    ) == pytest.approx(0.113)
+    expected = pytest.approx(0.113)
+    assert linear_config(0.01, 0.001, 0.05).step_time.seconds(3, 999, 999, 999.0, 2) == expected
 
 
 def test_latent_attention_keeps_one_vector_a_layer() -> None:

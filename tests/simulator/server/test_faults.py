@@ -90,9 +90,8 @@ def test_steps_are_stretched(start_s: float, end_s: float, really: float) -> Non
         Plan,
         "faults",
     )
-    assert Faults(plan, 1000.0).step_end(1000.0 + start_s, 1000.0 + end_s) == pytest.approx(
-        1000.0 + really
-    )
+    expected = pytest.approx(1000.0 + really)
+    assert Faults(plan, 1000.0).step_end(1000.0 + start_s, 1000.0 + end_s) == expected
 
 
 @given(

@@ -155,11 +155,8 @@ async def token_times(session: aiohttp.ClientSession, url: str, tokens: int) -> 
 
 @on_loop
 async def test_spikes_befall_their_share_and_no_other() -> None:
-    async with served(QUICK, faults=Plan(seed=2, spikes=Spikes(0.25, 1.0))) as (
-        server,
-        url,
-        session,
-    ):
+    plan = Plan(seed=2, spikes=Spikes(0.25, 1.0))
+    async with served(QUICK, faults=plan) as (server, url, session):
         runs = await asyncio.gather(*(token_times(session, url, 2) for _ in range(60)))
         ttft_s = np.sort([one[1] - one[0] for one in runs])
         spikes = server.faults.injected["spike"]
@@ -191,11 +188,8 @@ async def test_drift_grows_while_the_rest_stays() -> None:
 @on_loop
 async def test_a_stall_holds_all_streams_once_and_for_its_time() -> None:
     plan = Plan(stalls=(Stall(0.3, 0.5),))
-    async with served(linear_config(0.01, 0.0, max_num_seqs=8), faults=plan) as (
-        server,
-        url,
-        session,
-    ):
+    config = linear_config(0.01, 0.0, max_num_seqs=8)
+    async with served(config, faults=plan) as (server, url, session):
         since_s = server.faults.since_s
         runs = await asyncio.gather(*(token_times(session, url, 60) for _ in range(5)))
         for times in runs:
@@ -209,11 +203,8 @@ async def test_a_stall_holds_all_streams_once_and_for_its_time() -> None:
 @on_loop
 async def test_capacity_is_lost_from_its_time_on() -> None:
     plan = Plan(capacity=(Capacity(0.4, 5.0),))
-    async with served(linear_config(0.01, 0.0, max_num_seqs=8), faults=plan) as (
-        server,
-        url,
-        session,
-    ):
+    config = linear_config(0.01, 0.0, max_num_seqs=8)
+    async with served(config, faults=plan) as (server, url, session):
         since_s = server.faults.since_s
         times = np.array(await token_times(session, url, 55))[1:] - since_s
         gaps, at = np.diff(times), times[1:]

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -19,6 +18,7 @@ from ampacity.simulator import SimulatorError
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.simulator.server.server import main as serve_from_argv
 from tests.support.args import args_of
+from tests.support.waiting import wait_until
 
 
 def alive(pid: int) -> bool:
@@ -110,10 +110,7 @@ def test_child_ends_when_its_parent_is_killed() -> None:
     )
     assert parent.returncode == -signal.SIGKILL
     child = int(parent.stdout)
-    deadline_s = time.monotonic() + 10
-    while alive(child) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    assert not alive(child)
+    wait_until(lambda: not alive(child), 10)
 
 
 def test_the_command_line_sets_face_and_faults(tmp_path: Path) -> None:

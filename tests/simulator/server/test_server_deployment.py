@@ -122,11 +122,8 @@ async def test_what_arrived_before_a_step_began_is_in_it_although_it_was_still_b
 
 @on_loop
 async def test_a_stall_holds_every_engine() -> None:
-    async with served(Deployment(LINE, 2), faults=Plan(stalls=(Stall(0.0, 0.3),))) as (
-        server,
-        url,
-        session,
-    ):
+    plan = Plan(stalls=(Stall(0.0, 0.3),))
+    async with served(Deployment(LINE, 2), faults=plan) as (server, url, session):
         payload = {"messages": HELLO, "max_tokens": 2, "stream": True}
         await asyncio.gather(*(events(session, url + CHAT, payload) for _ in range(2)))
         assert time.monotonic() - server.faults.since_s >= 0.3

@@ -9,8 +9,7 @@ import pytest
 
 def make_certificate(directory: Path, name: str) -> Path:
     """For ``name`` ("IP:127.0.0.1", "DNS:llm.example"), key included. Skips where there is no
-    openssl.
-    """
+    openssl."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("needs the openssl command to make a certificate")

@@ -33,8 +33,7 @@ class FaultServer:
     ``{"ignore_eos": ("422 Unprocessable Entity", '{"detail":"extra field"}')}``. ``pages`` gives
     (status, body) of GET paths; ``api_key`` is wanted from everyone; ``models`` other than these
     are answered 404. ``on_accept`` breaks every connection before it is read: "reset", "close",
-    "silent".
-    """
+    "silent"."""
 
     def __init__(
         self,

@@ -241,8 +241,7 @@ async def slow_good_headers(x: Call) -> bool:
 
 async def heartbeats(x: Call) -> bool:
     """A comment before the answer, while it is made, between its tokens and behind it; retry and id
-    fields.
-    """
+    fields."""
     await x.head()
     for _ in range(3):
         await x.chunk(b": heartbeat\n\n")
@@ -259,8 +258,7 @@ async def heartbeats(x: Call) -> bool:
 def forever(head: str, part: bytes, pause_s: float = 0.0, most: int = 2**30) -> Play:
     """``part`` for as long as the peer takes it, ``most`` bytes at most.
 
-    ``head`` is the rest of the header of a good answer, or of another one from "HTTP/" on.
-    """
+    ``head`` is the rest of the header of a good answer, or of another one from "HTTP/" on."""
 
     async def play(x: Call) -> bool:
         await x.send(head.encode() if head.startswith("HTTP/") else streamed(head))
@@ -354,8 +352,7 @@ WHOLE = {
 
 class Fault(NamedTuple):
     """``status`` the client must record; ``tokens`` received (None: none, -1: as many as asked for,
-    -2: some).
-    """
+    -2: some)."""
 
     play: Callable[[Call], Awaitable[bool]]
     status: str

@@ -52,8 +52,7 @@ class Provider(FaultServer):
     ``named``: how a refusal names its time: seconds, ms, date, or "" (not at all). ``keys``: those
     that are valid, each for ``key_life_s`` after ``issue``. ``prices``: (input, output), USD per
     million tokens. ``script``: answers of the first requests of the load, each a status line or OVERLOADED.
-    ``least_wait_s`` is added to the time that a refusal names.
-    """
+    ``least_wait_s`` is added to the time that a refusal names."""
 
     def __init__(
         self,

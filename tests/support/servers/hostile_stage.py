@@ -8,7 +8,7 @@ import sys
 import time
 
 from ampacity.loadgen.plan import Limits
-from tests.support.command_lines import peak_mib
+from tests.support.processes.command_lines import peak_mib
 from tests.support.stage_driving import served_stage
 
 TIMES = 3  # each ending

@@ -16,7 +16,7 @@ from ampacity.loadgen.plan import Limits
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from tests.support.servers.fault_server import FaultServer
-from tests.support.stage_driving import Made, on_loop, request_bytes
+from tests.support.stage_driving import on_loop, plain
 
 CLOCKS_NS = 100_000  # how far apart two readings of different clocks may be, with room
 
@@ -102,7 +102,7 @@ def with_runner(
 
         async def main() -> Any:
             client = Client(endpoint, endpoint.addresses(), None, stamps="kernel")
-            made = Made(lambda number, tokens: request_bytes(endpoint, tokens))
+            made = plain(endpoint)
             try:
                 options = RunnerOptions(limits=limits or Limits())
                 return await use(StageRunner([client], made, on_record, options), client)

@@ -65,8 +65,12 @@ class Peer:
         """Send each piece as a segment of its own, if there is a gap."""
         for number, piece in enumerate(pieces):
             if number:
-                time.sleep(gap_s)
+                time.sleep(gap_s)  # the pace of the server
             self.socket.sendall(piece)
+
+    def wait_for_close(self) -> None:
+        while self.socket.recv(65536):
+            pass
 
     def reset(self) -> None:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -89,7 +93,7 @@ class TlsServer:
         self.peers: list[Peer] = []
 
     def _serve(self, connection: socket.socket) -> None:
-        time.sleep(self._pause_s)
+        time.sleep(self._pause_s)  # a server whose handshake is slow
         peer = Peer(connection, self._context)
         self.peers.append(peer)
         with contextlib.suppress(OSError), connection:

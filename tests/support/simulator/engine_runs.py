@@ -11,8 +11,7 @@ from ampacity.simulator.engine.outcome import Outcome, outcome_of
 
 def prefix_hashes(prefix: Hashable, tokens: int, block_tokens: int = 16) -> list[Hashable]:
     """Names of the full blocks of a prefix that several requests share; longer ones continue
-    shorter ones.
-    """
+    shorter ones."""
     return [(prefix, number) for number in range(tokens // block_tokens)]
 
 
@@ -29,8 +28,7 @@ def simulate_closed(
     config: EngineConfig, clients: int, requests: Sequence[Request], think_s: float = 0.0
 ) -> Outcome:
     """Each of ``clients`` sends its next request ``think_s`` after the last token of the one
-    before, in the order given.
-    """
+    before, in the order given."""
     coming = iter(requests)
 
     def send(at_s: float) -> None:

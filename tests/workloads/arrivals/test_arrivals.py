@@ -127,8 +127,7 @@ def test_renewal_gaps_follow_their_law_and_are_independent(spec: str) -> None:
 @pytest.mark.parametrize("spec", RENEWAL)
 def test_a_bursty_stage_is_stationary_from_its_first_second_on(spec: str) -> None:
     """Began it with a whole gap, a stage of CV 3 would have (CV^2 - 1) / 2 = 4 requests more than
-    rate x duration.
-    """
+    rate x duration."""
     cv = float(spec.partition("=")[2])
     stages = [arrival_times(spec, 4, 25, rng(seed)) for seed in range(4000)]
     counts = np.array([len(times) for times in stages])
@@ -162,8 +161,7 @@ def test_switching_arrivals_have_the_dispersion_of_the_law(
     spec: str, rates: tuple[float, float], stay: tuple[float, float]
 ) -> None:
     """Cox process with a two-state rate: IDC(t) = 1 + 2 C0 / (m r) (1 - (1 - e^(-rt)) / (rt)), C0
-    the rate's variance.
-    """
+    the rate's variance."""
     duration_s, m = 60_000, 4.0
     times = arrival_times(spec, m, duration_s, rng(5))
     share = stay[0] / sum(stay)
@@ -171,9 +169,8 @@ def test_switching_arrivals_have_the_dispersion_of_the_law(
     c0 = share * (1 - share) * (scale * (rates[0] - rates[1])) ** 2
     r = 1 / stay[0] + 1 / stay[1]
     idc_end = 1 + 2 * c0 / (m * r)
-    assert len(times) == pytest.approx(
-        m * duration_s, abs=4.5 * math.sqrt(m * duration_s * idc_end)
-    )
+    expected = len(times)
+    assert expected == pytest.approx(m * duration_s, abs=4.5 * math.sqrt(m * duration_s * idc_end))
     for window_s in (0.25, 2.0, 20.0):
         counts = np.histogram(times, np.arange(0, duration_s + window_s / 2, window_s))[0]
         law = 1 + 2 * c0 / (m * r) * (1 - (1 - math.exp(-r * window_s)) / (r * window_s))
@@ -186,8 +183,7 @@ def test_switching_arrivals_have_the_dispersion_of_the_law(
 
 def lag_1_of_mmpp(rates: Any, stay: Any) -> float:
     """Autocorrelation of neighbouring gaps, from the MMPP's matrices (Fischer and Meier-Hellstern,
-    1993).
-    """
+    1993)."""
     d1 = np.diag(rates)
     q = np.array([[-1, 1], [1, -1]]) / stay[:, None]
     u = np.linalg.inv(d1 - q)

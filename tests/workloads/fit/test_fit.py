@@ -111,8 +111,7 @@ def families(samples: np.ndarray) -> dict[str, dict[str, object]]:
 
 def test_each_family_is_found_by_its_own_samples() -> None:
     """Parameters come back, and only the right family passes Kolmogorov-Smirnov among the single
-    ones.
-    """
+    ones."""
     rng = np.random.default_rng(5)
     n = 20_000
     own = families(np.rint(rng.lognormal(7, 0.8, n)).astype(int))
@@ -164,8 +163,7 @@ def test_where_none_fits_it_is_said() -> None:
 
 def test_rank_correlation_with_ties() -> None:
     """Ranks 1, 2.5, 2.5, 4 against 1, 3, 2, 4: 1.5 and 0.5 off the mean and so on give 4.5/sqrt(4.5
-    * 5).
-    """
+    * 5)."""
     assert spearman(np.array([1, 5, 5, 9]), np.array([2, 8, 4, 10])) == pytest.approx(
         4.5 / math.sqrt(4.5 * 5)
     )
@@ -178,8 +176,7 @@ def test_rank_correlation_with_ties() -> None:
 
 def test_seconds_are_counted_and_their_percentiles_are_those_of_whole_seconds() -> None:
     """100 s with one request each, but second 50 has 10 and seconds 60 to 64 have 4: P95 is 1 of
-    95, P99 is 4.
-    """
+    95, P99 is 4."""
     extra = [50.5] * 9 + [s + 0.25 for s in range(60, 65) for _ in range(3)]
     times = np.sort(np.array([float(s) for s in range(101)] + extra))
     found = fit_arrivals(times)
@@ -202,9 +199,8 @@ def test_processes_by_their_formulas() -> None:
     poisson = fit_arrivals(np.cumsum(rng.exponential(0.1, 60_000)))
     assert poisson is not None
     assert poisson["gap_cv"] == pytest.approx(1, abs=0.02)
-    assert [poisson["dispersion"][w] for w in ("1s", "10s", "60s")] == pytest.approx(
-        [1, 1, 1], abs=0.3
-    )
+    expected = pytest.approx([1, 1, 1], abs=0.3)
+    assert [poisson["dispersion"][w] for w in ("1s", "10s", "60s")] == expected
     assert poisson["rps_p99"] == pytest.approx(18, abs=1)  # the Poisson(10) quantile
     bursty = fit_arrivals(np.cumsum(rng.gamma(1 / 9, 0.9, 60_000)))  # CV 3
     assert bursty is not None
@@ -239,8 +235,7 @@ def test_clients_without_their_names() -> None:
 
 def test_leading_hits_by_hand() -> None:
     """The second has two leading blocks of the first; the third none, though its later ones are
-    known; the fourth all.
-    """
+    known; the fourth all."""
     chains = [[1, 2, 3], [1, 2, 9], [7, 2, 3], [1, 2, 9]]
     blocks = Blocks(np.concatenate(chains), np.array([0, 3, 6, 9, 12]))
     assert leading_hits(blocks).tolist() == [0, 2, 0, 3]
@@ -281,9 +276,8 @@ def test_sessions_by_hand() -> None:
 def test_cached_tokens_as_reported() -> None:
     held = trace([0, 1, 2], [100, 100, 50], [1, 1, 1], cached_tokens=np.array([-1, 64, 0]))
     profile = fit(held, "p")
-    assert profile["measured"]["sharing"] == {
-        "cached_share_reported": pytest.approx(64 / 150, rel=1e-4)
-    }
+    expected = {"cached_share_reported": pytest.approx(64 / 150, rel=1e-4)}
+    assert profile["measured"]["sharing"] == expected
     assert profile["prefixes"]["cached_share"] == pytest.approx(64 / 150, rel=1e-3)
 
 
@@ -334,9 +328,8 @@ def test_servegen_client_by_hand(tmp_path: Path) -> None:
     profile = fit_servegen(tmp_path / "c-dataset.json")
     measured = profile["measured"]
     assert measured["requests"] == 1800
-    assert measured["input_tokens"]["mean"] == pytest.approx(
-        (1200 * 10 + 600 * 30) / 1800, rel=1e-4
-    )
+    expected = pytest.approx((1200 * 10 + 600 * 30) / 1800, rel=1e-4)
+    assert measured["input_tokens"]["mean"] == expected
     assert measured["arrivals"]["mean_rps"] == 1
     assert measured["arrivals"]["gap_cv"] == 1  # 1,200 of 1,800 requests are in the window of CV 1
     (tmp_path / "c-trace.csv").write_text("0,1.0,2.0\n600,-1,0\n")

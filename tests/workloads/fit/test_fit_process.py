@@ -126,8 +126,7 @@ def test_the_process_that_drew_a_log_is_found(law: str, kind: str) -> None:
 
 def test_rates_and_stays_come_back() -> None:
     """40,000 requests of states with 1 and 8 requests/s for 60 s and 5 s, within the noise of some
-    300 cycles.
-    """
+    300 cycles."""
     rng = np.random.default_rng(1)
     # (60 + 40) / 65 a second
     times = arrival_times("mmpp:rates=1/8,stay=60s/5s", 20 / 13, 26_000, rng)
@@ -159,8 +158,7 @@ def test_a_day_that_repeats_is_found_and_a_flat_one_is_not_made_up() -> None:
 
 def test_the_weights_of_hours_by_hand() -> None:
     """Two days, twelve hours at ten an hour, then twelve at thirty: 0.5 and 1.5, and evenly spaced
-    in between.
-    """
+    in between."""
     times = np.concatenate(
         [h * 3600 + np.arange(n) * 3600 / n for h, n in enumerate(([10] * 12 + [30] * 12) * 2)]
         + [[172_800.0]]
@@ -200,8 +198,7 @@ def test_windows_that_stand_together_become_a_curve_and_scattered_ones_take_turn
 
 def test_a_servegen_client_of_eleven_windows_is_not_a_steady_trickle(tmp_path: Path) -> None:
     """11 of 144 windows at up to 16.8 requests/s, on average 0.7 a second: a day of draws has its
-    requests in them.
-    """
+    requests in them."""
     rates = dict(
         zip(
             range(128, 139),
@@ -259,9 +256,8 @@ def test_a_log_of_bursts_is_fitted_with_its_bursts_and_shown_beside_a_draw(tmp_p
     assert np.mean(over_time["rps"]) == pytest.approx(len(times) / (times[-1] - times[0]), rel=0.02)
     assert len(over_time["rps"]) == len(over_time["fitted_rps"]) == 48
     # a draw is as uneven over ten seconds as the log; independent gaps of its CV would not be
-    assert over_time["fitted_dispersion"]["10s"] == pytest.approx(
-        arrivals["dispersion"]["10s"], rel=0.5
-    )
+    expected = pytest.approx(arrivals["dispersion"]["10s"], rel=0.5)
+    assert over_time["fitted_dispersion"]["10s"] == expected
     notes = " ".join(profile["measured"]["notes"])
     assert (
         "arrivals: onoff describes parts of the log that it was not fitted to better than gamma:cv="
@@ -301,8 +297,7 @@ def test_any_log_is_fitted_to_a_workload_that_can_be_drawn(
     tmp_path_factory: pytest.TempPathFactory, gaps: list[float], n: int, seed: int
 ) -> None:
     """Times of few gaps in any order: ties, steps, strays, breaks; what is written is read, and
-    draws its mean rate.
-    """
+    draws its mean rate."""
     times = np.cumsum(
         np.random.default_rng(seed).choice(
             gaps, n, p=np.arange(1, len(gaps) + 1)[::-1] / sum(range(len(gaps) + 1))
@@ -334,9 +329,8 @@ def test_sessions_are_drawn_like_recorded_ones(tmp_path: Path) -> None:
     schedule = open_schedule(workload, rate_rps=20, duration_s=200, seed=1, stage=0)
     assert schedule.session is not None
     first = schedule.input_tokens[schedule.turn == 0]
-    assert dict(zip(*np.unique(first, return_counts=True), strict=True)) == pytest.approx(
-        {9: len(first) / 2, 100: len(first) / 2}, rel=0.02
-    )
+    expected = pytest.approx({9: len(first) / 2, 100: len(first) / 2}, rel=0.02)
+    assert dict(zip(*np.unique(first, return_counts=True), strict=True)) == expected
     assert schedule.new_tokens is not None
     assert set(schedule.new_tokens[schedule.turn == 1].tolist()) == {25}
     third = schedule.new_tokens[schedule.turn == 2]
@@ -363,8 +357,7 @@ def test_joint_sessions_that_are_none_are_one_line(joint: object, tmp_path: Path
 
 def test_joint_rows_by_hand() -> None:
     """Contexts 100, 160, 220: 50 more and an answer of 10, then again; one that shrinks says a
-    word; a single turn.
-    """
+    word; a single turn."""
     inputs, outputs = np.array([100, 160, 220, 80, 20, 7]), np.full(6, 10)
     turns, first = np.array([3, 2, 1]), np.array([0, 3, 5])
     assert joint_sessions(inputs, outputs, turns, first) == [
@@ -380,8 +373,7 @@ def test_joint_rows_keep_mean_and_spread_of_a_sawtooth(jump: int) -> None:
     and deviation of the drawn ones.
 
     39 evenly spaced contexts with that deviation would go beyond the largest one, which is the end
-    of the drawn ones.
-    """
+    of the drawn ones."""
     contexts = 2000 + jump * (np.arange(40) > 0) + 1000 * np.arange(40)
     contexts[25:] -= 15_000
     turns, first, answer = np.array([40]), np.array([0]), 100
@@ -422,8 +414,7 @@ def test_contexts_of_fitted_agent_sessions_are_those_of_the_log(
 
 def test_a_limit_of_the_context_by_hand() -> None:
     """Twenty sessions of 100, 200, 300 tokens, then 150 (cut), with answers of 50: the usual
-    message is 50, and 100 stay.
-    """
+    message is 50, and 100 stay."""
     inputs, outputs = np.tile([100, 200, 300, 150], 20), np.full(80, 50)
     later = np.delete(np.arange(80), np.arange(0, 80, 4))
     limit = context_limit(inputs, outputs, later)
@@ -443,8 +434,7 @@ def test_a_limit_of_the_context_by_hand() -> None:
 @pytest.mark.parametrize("kind", ["chat", "truncated", "restarted"])
 def test_contexts_of_other_fitted_sessions(kind: str, tmp_path: Path) -> None:
     """Sessions whose first message grows with their turns; cut to 2,048 tokens, or begun anew with
-    500 beyond 3,000.
-    """
+    500 beyond 3,000."""
     rng = np.random.default_rng(1)
     rows: list[tuple[float, int, int, int]] = []
     for session in range(400):

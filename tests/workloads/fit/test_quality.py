@@ -29,6 +29,7 @@ from ampacity.reports.render.tables import accepted_table
 from ampacity.simulator.server.launch import Started
 from tests.support.contract import summarise
 from tests.support.synthetic import Stage, make_run, request
+from tests.support.waiting import gone, wait_until
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "quality.md"
 QUESTIONS = ["6 x 7?", "What is 2 + 2?", "Name a prime."]
@@ -83,8 +84,7 @@ def test_the_documented_checker_judges_a_run(
     asked: Path, tmp_path: Path, ampacity: Any, capsys: Any
 ) -> None:
     """check.py of docs/quality.md accepts answers with a digit; what is counted is worked out here
-    anew.
-    """
+    anew."""
     text = DOCUMENT.read_text()
     script = tmp_path / "check.py"
     script.write_text(text.split("```python\n")[1].split("```")[0])
@@ -234,10 +234,7 @@ def test_a_checker_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
     with pytest.raises(LabelsError, match="took more than 1 s"):
         check_answers(run, shlex.join(["sh", "-c", script]), 1.0)
     assert time.monotonic() - began < 60
-    child = Path("/proc") / mark.read_text().strip()
-    deadline = time.monotonic() + 30
-    while child.exists() and "Z" not in (child / "stat").read_text().rpartition(")")[2][:3]:
-        assert time.monotonic() < deadline
+    wait_until(lambda: gone(int(mark.read_text())))
 
 
 def test_what_a_checker_leaves_behind_is_ended_and_not_waited_for(tmp_path: Path) -> None:
@@ -245,17 +242,10 @@ def test_what_a_checker_leaves_behind_is_ended_and_not_waited_for(tmp_path: Path
     run, mark = judged_run(tmp_path), tmp_path / "child"
     script = f"sh -c 'echo $$ > {mark}; exec sleep 300' & while [ ! -s {mark} ]; do :; done; {YES}"
     began = time.monotonic()
-    assert check_answers(run, shlex.join(["sh", "-c", script]), 250) == {
-        0: True,
-        1: True,
-        2: True,
-        3: False,
-    }
+    found = check_answers(run, shlex.join(["sh", "-c", script]), 250)
+    assert found == dict(enumerate([True, True, True, False]))
     assert time.monotonic() - began < 120
-    child = Path("/proc") / mark.read_text().strip()
-    deadline = time.monotonic() + 30
-    while child.exists() and "Z" not in (child / "stat").read_text().rpartition(")")[2][:3]:
-        assert time.monotonic() < deadline
+    wait_until(lambda: gone(int(mark.read_text())))
 
 
 def test_runs_without_answers_and_damaged_ones_are_refused(

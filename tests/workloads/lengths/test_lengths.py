@@ -21,8 +21,7 @@ def rng(seed: int = 1) -> np.random.Generator:
 
 def assert_quantile(sample: np.ndarray, q: float, value: float) -> None:
     """The share at or below ``value`` is q within 4.5 standard errors (ties: value lies within the
-    jump).
-    """
+    jump)."""
     n = len(sample)
     margin = 4.5 * math.sqrt(q * (1 - q) / n)
     assert np.mean(sample <= math.ceil(value)) >= q - margin
@@ -141,16 +140,12 @@ def test_describe_is_json_and_reads_as_a_sentence() -> None:
     described = json.loads(json.dumps(parse.LogNormal(1020, 4142).describe(), allow_nan=False))
     assert (described["kind"], described["p50"], described["p99"]) == ("lognormal", 1020, 4142)
     assert described["text"] == "log-normal, p50 1020, p99 4142"
-    assert (
-        parse.Clipped(parse.LogNormal(200, 800), 5, 4096).describe()["text"]
-        == "log-normal, p50 200, p99 800, at least 5, at most 4096"
-    )
+    expected = "log-normal, p50 200, p99 800, at least 5, at most 4096"
+    assert parse.Clipped(parse.LogNormal(200, 800), 5, 4096).describe()["text"] == expected
     assert parse.Fixed(512).describe() == json.loads("""{"kind": "fixed", "p50": 512, "p99": 512,
         "mean": 512, "text": "fixed at 512"}""")
-    assert (
-        parse.Empirical.from_samples([1, 3, 5]).describe()["text"]
-        == "empirical (3 samples), p50 3, p99 4.96"
-    )
+    expected = "empirical (3 samples), p50 3, p99 4.96"
+    assert parse.Empirical.from_samples([1, 3, 5]).describe()["text"] == expected
 
 
 @pytest.mark.parametrize(

@@ -222,8 +222,7 @@ def test_a_row_without_a_prompt_is_left_out_and_counted(
     tmp_path: Path, row: object, reason: str
 ) -> None:
     """What a set of a hundred thousand conversations holds a few of: never an empty prompt, never
-    in silence.
-    """
+    in silence."""
     file = read_prompts(write(tmp_path / "p.jsonl", GOOD, row, GOOD, row))
     assert len(file.entries) == 2
     assert file.notes == (f"p.jsonl: 2 rows without a prompt of 4 are left out: 2 with {reason}",)
@@ -283,9 +282,8 @@ def test_rows_of_json_in_a_text_file_are_named(tmp_path: Path) -> None:
     path = tmp_path / "p.txt"
     path.write_text('{"prompt": "a"}\n{"messages": []}\n{"a": "prompt"}\nplain: {"prompt": "a"}\n')
     notes = read_prompts(path).notes
-    assert notes == (
-        "p.txt: 2 texts are JSON objects, sent as they stand: are they rows of a .jsonl?",
-    )
+    expected = ("p.txt: 2 texts are JSON objects, sent as they stand: are they rows of a .jsonl?",)
+    assert notes == expected
 
 
 def test_messages_behind_the_last_of_a_user_are_counted(tmp_path: Path) -> None:

@@ -156,8 +156,7 @@ def test_no_two_requests_share_their_first_four_words(vocabularies: dict[str, To
 
 def test_the_first_word_alone_already_spreads_the_requests() -> None:
     """Random first words: the number of requests per word has the variance of chance, not of a
-    pattern.
-    """
+    pattern."""
     maker = PromptMaker(WORDS, "salt")
     first = [maker.make(i, 100).split()[0] for i in range(20_480)]
     counts = np.unique(first, return_counts=True)[1]
@@ -275,8 +274,7 @@ LOAD = """
 
 def load_behind(proxy: str, cache: Path, timeout_s: float) -> str:
     """What loading a vocabulary says in a process whose only way out is ``proxy``, and whose cache
-    is empty.
-    """
+    is empty."""
     environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
     environment |= {"HTTPS_PROXY": proxy, "https_proxy": proxy, "TIKTOKEN_CACHE_DIR": str(cache)}
     code = textwrap.dedent(LOAD.format(timeout_s=timeout_s))

@@ -96,8 +96,7 @@ def test_one_odd_row_among_thousands_changes_the_share_by_its_own(tmp_path: Path
 @pytest.mark.parametrize("partial", [True, False])
 def test_the_size_is_found_by_the_lengths(size: int, partial: bool) -> None:
     """``partial``: what is left of a prompt has an id too (Mooncake); else it has none
-    (kv-cache-tester).
-    """
+    (kv-cache-tester)."""
     rng = np.random.default_rng(size)
     lengths = rng.integers(3 * size, 40 * size, 400)
     counts = -(-lengths // size) if partial else lengths // size

@@ -52,8 +52,7 @@ def test_counts_alone_make_prompts_that_begin_with_the_one_before(tmp_path: Path
 
 def test_reported_cached_tokens_are_what_is_shared(tmp_path: Path) -> None:
     """64 of the first prompt's tokens are known from elsewhere, 96 of the second's 160 are the
-    first's.
-    """
+    first's."""
     rows = [
         {
             "session_id": s,
@@ -250,9 +249,8 @@ def test_spans_in_each_convention_are_sent_as_openai_messages(tmp_path: Path) ->
     ]
     _, bodies = sent(written(tmp_path, spans), time_scale=20.0)
     assert bodies[0]["messages"] == wanted
-    assert bodies[0]["tools"] == [
-        {"type": "function", "function": {"name": "look", "parameters": {}}}
-    ]
+    expected = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    assert bodies[0]["tools"] == expected
     assert bodies[1]["messages"] == wanted[:2]
     assert "tools" not in bodies[1]
 
@@ -276,10 +274,8 @@ def test_texts_of_turns_go_on_with_the_answers_of_this_run(tmp_path: Path) -> No
     # 12 characters are 3 tokens; the second prompt has 3 + 3 of the answer + 3
     by_turn = {(int(e)): int(n) for e, n in zip(s.entry, s.input_tokens, strict=True)}  # type: ignore[arg-type]
     assert by_turn == {0: 3, 1: 9, 2: 1, 3: 3}
-    assert (
-        found.prompts
-        == "messages as recorded (4 of 4 requests); histories with the answers of this run"
-    )
+    expected = "messages as recorded (4 of 4 requests); histories with the answers of this run"
+    assert found.prompts == expected
 
 
 def test_texts_that_go_on_with_an_answer_wait_for_it_even_where_calls_overlapped(
@@ -316,10 +312,8 @@ def test_rows_whose_messages_cannot_be_read_are_made_up_and_counted(tmp_path: Pa
     found, bodies = sent(written(tmp_path, rows), time_scale=100.0)
     assert [len(b["messages"]) for b in bodies] == [2, 1, 1, 1]
     assert all(len(b["messages"][0]["content"].split()) == 12 for b in bodies[1:])
-    assert (
-        found.prompts
-        == "messages as recorded (1 of 4 requests); made-up text of the recorded lengths"
-    )
+    expected = "messages as recorded (1 of 4 requests); made-up text of the recorded lengths"
+    assert found.prompts == expected
     told = [note for note in found.notes if "cannot be read" in note]
     assert len(told) == 2
     assert all(note.startswith("t.jsonl: 1 rows have prompts that cannot be read") for note in told)
@@ -364,8 +358,7 @@ def test_recorded_messages_are_text_for_an_api_without_messages(tmp_path: Path) 
 
 def test_what_the_system_says_stands_apart_where_the_api_has_it_so(tmp_path: Path) -> None:
     """Anthropic's bodies have ``system`` beside the messages; each is sent in the form of the run's
-    API.
-    """
+    API."""
     anthropic = {"system": "Be brief.", "messages": [{"role": "user", "content": "Hi"}]}
     openai = {
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
@@ -475,8 +468,7 @@ FIELDS: dict[str, list[Any]] = {
 
 def test_whatever_stands_in_a_file_is_played_or_refused_in_one_line(tmp_path: Path) -> None:
     """Four hundred files with up to five further fields, a third of whose values are odd, and
-    columns that lack.
-    """
+    columns that lack."""
     refused = 0
     for seed in range(400):
         rng = random.Random(seed)

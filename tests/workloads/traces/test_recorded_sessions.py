@@ -13,11 +13,9 @@ import pytest
 
 from ampacity.loadgen.drive.dependencies import SessionDependencies
 from ampacity.loadgen.drive.options import RunnerOptions
-from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.receive.answers import ANSWERS
-from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.send.requests import ScheduledRequests
@@ -28,6 +26,7 @@ from ampacity.workloads.replay import Replayed, replayed
 from ampacity.workloads.schedule import AFTER_END, AFTER_START, WITH_START, Schedule
 from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.read import read_trace
+from tests.support import stage_driving
 from tests.support.servers.fault_server import FaultServer
 from tests.support.stage_driving import Driven, on_loop
 from tests.support.traces import lines
@@ -71,21 +70,11 @@ def drive(url: str, found: Replayed, api: Any = "chat", **plan: Any) -> Driven:
         requests = ScheduledRequests(
             [(endpoint, None)], shape, PromptMaker(WORDS, "s"), "run", file=found.recorded
         )
-        records: list[RequestRecord] = []
-        runner = StageRunner(
-            [client],
-            requests,
-            records.append,
-            RunnerOptions(targets=["t"], answer=ANSWERS[shape.api]),
-        )
-        known = (
-            json.loads("""{"kind": "open", "duration_s": 0.05, "drain_s": 20.0,
-            "finish_s": 20.0, "whole": true}""")
-            | plan
-        )
-        result = await runner.run(StagePlan(index=0, schedule=found.schedule, **known))
-        await client.close()
-        return Driven(result.meta, sorted(records, key=lambda r: r.request_id))
+        options = RunnerOptions(targets=["t"], answer=ANSWERS[shape.api])
+        known = {"kind": "open", "duration_s": 0.05, "drain_s": 20.0, "finish_s": 20.0}
+        known |= {"index": 0, "schedule": found.schedule, "whole": True} | plan
+        result = await stage_driving.played(client, requests, StagePlan(**known), options)
+        return Driven(result.meta, sorted(result.records, key=lambda r: r.request_id))
 
     return on_loop("uvloop", main())
 
@@ -116,10 +105,8 @@ def test_delays_without_any_timestamp_count_from_the_answer(tmp_path: Path) -> N
         (0.2, 0, [0], 0.2, AFTER_END),
         (0.3, 0, [2], 0.1, AFTER_END),
     ]
-    assert (
-        "1 pauses within sessions are cut to 0.2 s"
-        in played(path, think_scale=2.0, max_think_s=0.2).notes[-1]
-    )
+    expected = "1 pauses within sessions are cut to 0.2 s"
+    assert expected in played(path, think_scale=2.0, max_think_s=0.2).notes[-1]
     at_random = played(path, rate=2.0).schedule
     assert at_random.turn is not None
     begun = at_random.scheduled_s[at_random.turn == 0]
@@ -151,9 +138,8 @@ def test_a_first_timestamp_and_delays_behind_it(tmp_path: Path) -> None:
         (0.25, 0, [0], 0.25, AFTER_END),
         (2.0, 1, [], 0.0, AFTER_END),
     ]
-    assert "t.jsonl: 1 rows have no timestamp: they come a pause after the row above" in " ".join(
-        found.notes
-    )
+    expected = "t.jsonl: 1 rows have no timestamp: they come a pause after the row above"
+    assert expected in " ".join(found.notes)
     # every gap, pauses too
     assert [t[0] for t in turns(played(path, time_scale=2.0))] == [0.0, 0.125, 1.0]
     assert [t[0] for t in turns(played(path, time_scale=2.0, think_scale=1.0))] == [0.0, 0.25, 1.0]
@@ -210,8 +196,7 @@ def test_burstgpt_counts_whole_seconds_and_how_long_answers_took(tmp_path: Path)
 
 def test_calls_that_ran_side_by_side_stay_side_by_side() -> None:
     """Spans 2 and 3 overlap (2.5-5 s, 3-5.5 s) behind the first (0-2 s); the fourth, at 6 s, waits
-    for both.
-    """
+    for both."""
     found = played(DATA / "otel_agent_traces" / "parallel_requests.json")
     assert turns(found)[:4] == [
         (0.0, 0, [], 0.0, AFTER_END),
@@ -223,8 +208,7 @@ def test_calls_that_ran_side_by_side_stay_side_by_side() -> None:
 
 def test_a_call_beside_the_first_one_goes_with_its_start(tmp_path: Path) -> None:
     """A title is asked for 0.1 s after the first call, which runs for 2 s; the next turn waits for
-    both.
-    """
+    both."""
     rows = [
         {
             "session_id": "a",
@@ -301,8 +285,7 @@ def test_the_public_agent_runs_are_sessions_with_their_helpers() -> None:
 
 def test_turns_counts_pauses_from_ends_or_starts() -> None:
     """By hand, in ns: 1 goes with the start of 0; 2 waits for 0 and 1; 3 comes 5 s after the start
-    of 2 at least.
-    """
+    of 2 at least."""
     n = 4
     schedule = Schedule(
         np.zeros(n),
@@ -414,8 +397,7 @@ def test_sessions_with_a_list_of_their_calls(tmp_path: Path) -> None:
 
 def test_a_list_of_events_says_when_a_call_began_and_ended(tmp_path: Path) -> None:
     """A call with a list of timed events; the calls may be rows, or nested in their session under
-    any name.
-    """
+    any name."""
     calls = [
         {
             "usage": {"prompt_tokens": n, "completion_tokens": 5},

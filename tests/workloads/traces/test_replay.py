@@ -23,8 +23,7 @@ def trace(times: list[float], **more: object) -> Trace:
 
 def test_spreading_fills_the_step_evenly_and_keeps_the_requests() -> None:
     """Mooncake's clock: ticks of 3 s with about ten requests each; spread, the gaps of a Poisson
-    process.
-    """
+    process."""
     rng = np.random.default_rng(1)
     per_tick = rng.poisson(10, 1000)
     times = np.repeat(np.arange(1000) * 3.0, per_tick)

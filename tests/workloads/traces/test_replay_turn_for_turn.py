@@ -1,18 +1,17 @@
 """Recorded agent sessions against the simulator with a prefix cache: six over a real socket, 200 in
-virtual time (benchmarks.load.replay_sessions has 200 over a real socket).
+virtual time (benchmarks.workloads.replay_sessions has 200 over a real socket).
 """
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.load.replay_sessions import chosen, replay, replay_virtually
+from benchmarks.workloads.replay_sessions import chosen, replay, replay_virtually
 
 
 def test_two_hundred_sessions_are_replayed_turn_for_turn(tmp_path: Path) -> None:
     """With every pause as recorded, 16 sessions at once: by the trace's own counts 93.174 % of the
-    tokens are those of the turn before, in blocks of 64.
-    """
+    tokens are those of the turn before, in blocks of 64."""
     held = chosen(200, 100_000)
     found = replay_virtually(held, users=16, folder=tmp_path)
     assert found["played_whole"] == found["sessions"] == 200

@@ -72,8 +72,7 @@ def test_spans_that_go_round_in_a_circle_are_played(tmp_path: Path, parents: lis
 
 def test_a_call_beside_a_call_is_played(tmp_path: Path) -> None:
     """A call that has another below it, and counts of its own; an agent of which nothing else is
-    there.
-    """
+    there."""
     found = traced(
         written(
             tmp_path,
@@ -83,10 +82,8 @@ def test_a_call_beside_a_call_is_played(tmp_path: Path) -> None:
         )
     )
     assert counts(found) == [(500, 9), (900, 20), (7, 8)]
-    assert (
-        said(found, "no call below")
-        == "1 rows of agents have counts, and no call below them: each is played as one request"
-    )
+    expected = "1 rows of agents have counts, and no call below them: each is played as one request"
+    assert said(found, "no call below") == expected
 
 
 @pytest.mark.parametrize("kind", ["AGENT", "CHAIN", "SPAN"])
@@ -214,14 +211,12 @@ def test_spans_without_a_conversation_go_with_their_trace_and_are_counted(tmp_pa
     found = traced(written(tmp_path, *named, span(2)))
     assert found.session is not None
     assert found.session.tolist() == [0, 1, 1]
-    assert said(found, "conversation") == (
-        "2 spans have no conversation id: their trace is taken for their session"
-    )
+    expected = "2 spans have no conversation id: their trace is taken for their session"
+    assert said(found, "conversation") == expected
     lost = [span(k, parent="s9") for k in range(2)]
     lost[0]["span_id"] = "0" * 16
-    assert (
-        "column span_id has no value in 1 of 2 rows" in traced(written(tmp_path, *lost)).notes[-1]
-    )
+    expected = "column span_id has no value in 1 of 2 rows"
+    assert expected in traced(written(tmp_path, *lost)).notes[-1]
 
 
 @pytest.mark.parametrize(
@@ -236,19 +231,16 @@ def test_spans_without_a_conversation_go_with_their_trace_and_are_counted(tmp_pa
 )
 def test_a_column_that_needs_another_one_is_named(tmp_path: Path, column: str, needed: str) -> None:
     row = {"timestamp": 1, "input_tokens": 64, "output_tokens": 3, column: 2}
-    assert said(traced(written(tmp_path, row)), "not used") == (
-        f"columns that are not used: {column}"
-    )
+    expected = f"columns that are not used: {column}"
+    assert said(traced(written(tmp_path, row)), "not used") == expected
     both = traced(written(tmp_path, row | {needed: [1] if needed == "hash_ids" else 2}))
     assert not [note for note in both.notes if "not used" in note]
 
 
 def test_attributes_of_spans_that_are_not_used_are_named(tmp_path: Path) -> None:
     found = traced(written(tmp_path, span(0, **{"gen_ai.request.model": "m"}), span(1)))
-    assert (
-        said(found, "not used")
-        == "columns that are not used: attributes.gen_ai.request.model (of 1 rows)"
-    )
+    expected = "columns that are not used: attributes.gen_ai.request.model (of 1 rows)"
+    assert said(found, "not used") == expected
     found = traced(written(tmp_path, {**span(0), "status": {"code": "ERROR"}, "name": "chat m"}))
     assert said(found, "not used") == "columns that are not used: span.status, span.name"
 
@@ -291,8 +283,7 @@ RECEIVED = "INFO 05-10 00:00:{:02d} x: Received request {}: params: SamplingPara
 
 def test_requests_of_a_vllm_log_are_played_or_counted(tmp_path: Path) -> None:
     """An id that comes again, as after a restart; a line of another form; an answer from before the
-    log began.
-    """
+    log began."""
     path = tmp_path / "t.log"
     path.write_text(
         RECEIVED.format(0, "a", 5)

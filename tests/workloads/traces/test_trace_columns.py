@@ -64,10 +64,8 @@ def test_of_two_columns_the_one_taken_is_named(
     assert rows(trace) == [(0.0, *taken)] * 2
     assert f"t.jsonl: {note}" in trace.notes
     (tmp_path / "t.csv").write_text("created_at,timestamp,input_tokens,output_tokens\n9,1,5,7\n")
-    assert (
-        "t.csv: column timestamp is taken for the time, not created_at"
-        in read_trace(tmp_path / "t.csv").notes
-    )
+    expected = "t.csv: column timestamp is taken for the time, not created_at"
+    assert expected in read_trace(tmp_path / "t.csv").notes
 
 
 @pytest.mark.parametrize("late", [0, 30])
@@ -80,9 +78,8 @@ def test_a_row_without_the_column_taken_is_counted_by_another(tmp_path: Path, la
     assert "t.jsonl: 1 rows have no usageDetails.input: usage.input is taken" in found.notes
     assert not [note for note in found.notes if "not used" in note]
     given = {"input": "usageDetails.input"}
-    assert "column usageDetails.input: the value is missing" in refusal(
-        tmp_path / "t.jsonl", columns=given
-    )
+    expected = "column usageDetails.input: the value is missing"
+    assert expected in refusal(tmp_path / "t.jsonl", columns=given)
 
 
 @pytest.mark.parametrize("prefix", ["usage", None])
@@ -174,9 +171,8 @@ def test_a_path_reaches_into_lists_and_objects(tmp_path: Path) -> None:
     assert rows(read_trace(tmp_path / "e.json", columns=given)) == expected
     pq.write_table(pa.Table.from_pylist(EVENTS), tmp_path / "e.parquet")
     assert rows(read_trace(tmp_path / "e.parquet", columns=given)) == expected
-    assert read_trace(tmp_path / "e.jsonl", columns=given).notes[1:] == (
-        "e.jsonl: columns that are not used: id",
-    )
+    wanted = ("e.jsonl: columns that are not used: id",)
+    assert read_trace(tmp_path / "e.jsonl", columns=given).notes[1:] == wanted
     last = {**given, "time": "Timing_Events.-1.timestamp"}  # from the end, in any case
     assert rows(read_trace(tmp_path / "e.jsonl", columns=last)) == [(0.0, 5, 9), (2.5, 6, 3)]
     for name in ("e.jsonl", "e.parquet"):
@@ -189,15 +185,12 @@ def test_a_row_whose_path_ends_nowhere_is_a_bad_row(tmp_path: Path) -> None:
     short = {"id": 3, "timing_events": [], "usage": {"in": 5, "all": [7]}}
     given = {"time": "timing_events.0.timestamp", "input": "usage.in", "output": "usage.all.0"}
     path = lines(tmp_path / "e.jsonl", EVENTS[0], short, EVENTS[1])
-    assert "e.jsonl:2: column timing_events.0.timestamp: the value is missing" in refusal(
-        path, columns=given
-    )
+    expected = "e.jsonl:2: column timing_events.0.timestamp: the value is missing"
+    assert expected in refusal(path, columns=given)
     trace = read_trace(path, columns=given, skip_bad_rows=True)
     assert len(trace) == 2
-    assert (
-        "e.jsonl: 1 bad rows of 3 are left out: 1 for column timing_events.0.timestamp"
-        in trace.notes
-    )
+    expected = "e.jsonl: 1 bad rows of 3 are left out: 1 for column timing_events.0.timestamp"
+    assert expected in trace.notes
 
 
 @pytest.mark.parametrize(
@@ -266,9 +259,8 @@ def test_structs_of_parquet_are_objects(tmp_path: Path) -> None:
     pq.write_table(
         pa.Table.from_pylist([*items, {"created_at": 2, "usage": None}]), tmp_path / "n.parquet"
     )
-    assert "n.parquet row 3: column usage.prompt_tokens: the value is missing" in refusal(
-        tmp_path / "n.parquet"
-    )
+    expected = "n.parquet row 3: column usage.prompt_tokens: the value is missing"
+    assert expected in refusal(tmp_path / "n.parquet")
 
 
 @pytest.mark.parametrize("nested", ["turns", "calls"])
@@ -358,9 +350,8 @@ def test_numbers_that_are_none_spoil_no_row_of_json(tmp_path: Path) -> None:
     for path in (lines(tmp_path / "t.jsonl", *items), tmp_path / "t.parquet"):
         assert rows(read_trace(path)) == PLAN
         assert read_trace(path).cached_tokens is None
-        assert read_trace(path).notes == (
-            f"{path.name}: column cached_tokens has no value in 2 of 2 rows",
-        )
+        expected = (f"{path.name}: column cached_tokens has no value in 2 of 2 rows",)
+        assert read_trace(path).notes == expected
 
 
 @pytest.mark.parametrize(
@@ -471,9 +462,8 @@ def test_a_byte_that_is_no_text_names_its_row_and_can_be_skipped(tmp_path: Path)
     good = b"timestamp,input_tokens,output_tokens,user\n0,5,7,a\n"
     path = tmp_path / "t.csv"
     path.write_bytes(good + b'1,6,8,"caf\xe9\nsecond line"\n2,7,9,b\n')
-    assert "t.csv:4: a byte that is no UTF-8; mend or remove the row, or give --skip" in refusal(
-        path
-    )
+    expected = "t.csv:4: a byte that is no UTF-8; mend or remove the row, or give --skip"
+    assert expected in refusal(path)
     trace = read_trace(path, skip_bad_rows=True)
     assert rows(trace) == [(0.0, 5, 7), (2.0, 7, 9)]
     assert "t.csv: 1 bad rows of 3 are left out: 1 for not readable" in trace.notes

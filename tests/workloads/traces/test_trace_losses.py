@@ -252,9 +252,8 @@ def test_cut_off_messages_without_a_count_are_a_bad_row_of_their_column(tmp_path
         WorkloadError, match=r"t\.jsonl:2: column messages: JSON that is cut off or damaged"
     ):
         traced(path)
-    assert said(traced(path, skip_bad_rows=True), "bad rows") == (
-        "1 bad rows of 2 are left out: 1 for column messages"
-    )
+    expected = "1 bad rows of 2 are left out: 1 for column messages"
+    assert said(traced(path, skip_bad_rows=True), "bad rows") == expected
 
 
 def test_an_answer_that_is_cut_off_has_no_length(tmp_path: Path) -> None:
@@ -272,9 +271,8 @@ CALLS = [{"t": k, "in": 10 * k, "out": k} for k in (1, 2)]
 def test_an_entrys_own_counts_beside_its_requests_are_counted(tmp_path: Path) -> None:
     found = traced(written(tmp_path, {"id": "a", "in": 30, "out": 3, "requests": CALLS}))
     assert counts(found) == [(10, 1), (20, 2)]
-    assert said(found, "beside a list") == (
-        "1 entries have counts of tokens beside a list of requests: they are taken for their sum, and not played"
-    )
+    expected = "1 entries have counts of tokens beside a list of requests: they are taken for their sum, and not played"
+    assert said(found, "beside a list") == expected
 
 
 def test_a_second_nested_list_is_counted_and_named(tmp_path: Path) -> None:

@@ -31,9 +31,8 @@ def test_sessions_out_of_order_are_sorted_and_that_is_said(tmp_path: Path) -> No
         )
     )
     found = traced(written(tmp_path, *rows))
-    assert said(found, "sorted") == (
-        "the rows of their session are not in the order of time (1 come before the row above them); they are sorted"
-    )
+    expected = "the rows of their session are not in the order of time (1 come before the row above them); they are sorted"
+    assert said(found, "sorted") == expected
     grouped = timed(
         *({"session_id": s, "timestamp": t} for s, t in (("a", 2), ("a", 3), ("b", 1), ("b", 5)))
     )
@@ -111,26 +110,22 @@ def test_block_sizes_that_differ_and_callers_that_lack_are_told(tmp_path: Path) 
             for k, size in enumerate((16, 16, 32))
         )
     )
-    assert said(traced(written(tmp_path, *rows)), "several values") == (
-        "column block_size has several values (16 (2 rows), 32 (1 rows)): the first is taken for all"
-    )
+    expected = "column block_size has several values (16 (2 rows), 32 (1 rows)): the first is taken for all"
+    assert said(traced(written(tmp_path, *rows)), "several values") == expected
     rows = timed(
         *(
             {"timestamp": k, "session_id": s, "parent_session": p}
             for k, (s, p) in enumerate([("a", ""), ("b", "z"), ("c", "a")])
         )
     )
-    assert (
-        said(traced(written(tmp_path, *rows)), "no row before")
-        == "1 rows name a parent_session that no row before them has"
-    )
+    expected = "1 rows name a parent_session that no row before them has"
+    assert said(traced(written(tmp_path, *rows)), "no row before") == expected
 
 
 def test_pauses_of_lone_requests_and_lengths_of_answers_are_told(tmp_path: Path) -> None:
     rows = timed(*({"timestamp": k, "delay": 5} for k in (1, 2)))
-    assert said(played(written(tmp_path, *rows)), "a pause") == (
-        "2 requests without a session have a pause before them, which is not played"
-    )
+    expected = "2 requests without a session have a pause before them, which is not played"
+    assert said(played(written(tmp_path, *rows)), "a pause") == expected
     found = traced(written(tmp_path, {"timestamp": 1, "input_tokens": 5, "response": "a" * 40}))
     assert counts(found) == [(5, 10)]
     assert said(found, "recorded answer").startswith(
@@ -168,9 +163,8 @@ def test_a_column_without_a_name_is_told(tmp_path: Path) -> None:
     path.write_text(",timestamp,input_tokens,output_tokens\n0,1,5,7\n")
     assert said(traced(path), "not used") == "columns that are not used: (without a name)"
     found = traced(written(tmp_path, *timed({"timestamp": 1, "": 3, " ": 4})))
-    assert (
-        said(found, "not used") == "columns that are not used: (without a name), (without a name)"
-    )
+    expected = "columns that are not used: (without a name), (without a name)"
+    assert said(found, "not used") == expected
 
 
 SESSION = timed(*({"session_id": "a", "timestamp": t, "latency_s": 1} for t in (0, 5, 30)))
@@ -184,27 +178,22 @@ def test_a_change_of_speed_is_said_with_its_size(tmp_path: Path) -> None:
     )
     both = played(path, time_scale=4.0, think_scale=0.5, max_think_s=10.0)
     assert said(both, "--time-scale").startswith("arrivals are played 4 times as fast as recorded")
-    assert said(both, "--think-scale") == (
-        "2 pauses within sessions are 0.5 times as long as recorded (--think-scale): 14 s in all, not 28 s"
-    )
-    assert said(both, "--max-think") == (
-        "1 pauses within sessions are cut to 10 s (--max-think): the longest was 12 s, all of them are 2 s shorter"
-    )
+    expected = "2 pauses within sessions are 0.5 times as long as recorded (--think-scale): 14 s in all, not 28 s"
+    assert said(both, "--think-scale") == expected
+    expected = "1 pauses within sessions are cut to 10 s (--max-think): the longest was 12 s, all of them are 2 s shorter"
+    assert said(both, "--max-think") == expected
     assert not [note for note in played(path).notes if "--" in note]
 
 
 def test_columns_block_sizes_and_rates_that_were_given_are_said(tmp_path: Path) -> None:
     path = written(tmp_path, *timed({"timestamp": 1, "hash_ids": [1], "other": 3}))
-    assert (
-        said(played(path, block_tokens=16), "--block-size")
-        == "hash_ids: blocks of 16 tokens are taken (--block-size)"
-    )
+    expected = "hash_ids: blocks of 16 tokens are taken (--block-size)"
+    assert said(played(path, block_tokens=16), "--block-size") == expected
     found = traced(path, columns={"output": "other"})
     assert said(found, "--column") == "columns are taken as given: output=other (--column)"
     rows = [{"session_id": "a", "input_tokens": 9, "output_tokens": 3}]
-    assert said(played(written(tmp_path, *rows), rate=2.0), "Poisson") == (
-        "sessions begin at random (Poisson), at 2 requests/s: the file has no arrivals"
-    )
+    expected = "sessions begin at random (Poisson), at 2 requests/s: the file has no arrivals"
+    assert said(played(written(tmp_path, *rows), rate=2.0), "Poisson") == expected
 
 
 ODD = [None, "", -1, 0, 1.5, "x", True, [], [5], {}, {"a": 1}, "nan", 10**12, WHOLE[:50], "1,234"]
@@ -253,8 +242,7 @@ def entry(rng: random.Random, k: int) -> tuple[Row, int]:
 
 def test_whatever_stands_in_a_file_each_entry_is_played_or_counted(tmp_path: Path) -> None:
     """Three hundred files of rows, spans and sessions, with fields that lack or are odd: the sums
-    agree.
-    """
+    agree."""
     read = 0
     for seed in range(300):
         rng = random.Random(seed)

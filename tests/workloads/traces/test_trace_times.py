@@ -78,8 +78,7 @@ def test_a_break_of_a_year_is_no_gap_of_the_traffic(tmp_path: Path) -> None:
 
 def test_the_hours_of_the_day_stay_over_a_break() -> None:
     """Two days whose first half is busy, a year and 7 h apart: 7 h of the gap are kept, so hour 0
-    of a day is hour 0.
-    """
+    of a day is hour 0."""
     day = np.concatenate([np.arange(0, 43_200, 10.0), np.arange(43_200, 86_400, 100.0)])
     found = recorded(np.concatenate([day, day + YEAR_S + 86_400]))
     assert found.breaks_s == (YEAR_S + 100.0,)

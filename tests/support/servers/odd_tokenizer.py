@@ -23,8 +23,7 @@ def tokens_of(text: str, most: int = 3) -> int:
 
 def ids_of(text: str, most: int) -> list[int]:
     """The same as numbers: 0 for each end of a line, and for a word as many of its own as it has
-    tokens.
-    """
+    tokens."""
     found = []
     for line in text.splitlines(keepends=True):
         for word in line.split():
@@ -42,8 +41,7 @@ class OddTokenizer:
     there is none. Prompts beyond ``context`` are refused, which the list of models names where
     ``listed``. ``first``: tokens more of a prompt whose first word is longer than five letters;
     ``drifts``: up to so many more in turn; ``tokenize_most``: ``most`` of a /tokenize that is
-    another model's. The prompts are kept in ``asked``.
-    """
+    another model's. The prompts are kept in ``asked``."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 """Time and memory of ``ampacity workload fit`` on a log of two million rows: python -m
-benchmarks.load.large_log [ROWS].
+benchmarks.workloads.large_log [ROWS].
 """
 
 import resource

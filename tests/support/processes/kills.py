@@ -72,8 +72,7 @@ def lost_s(run: Path, killed_ns: int, passed_s: float = 0.5) -> float | None:
     """Return the time before a kill of which no record is left, at most over the processes.
 
     Less three mean pauses between two answers. None where no stage had gone on for ``passed_s``, or
-    none was going on.
-    """
+    none was going on."""
     stages = stages_of(run)
     if not stages or stages[-1].get("drained_ns") or killed_ns > stages[-1]["end_ns"]:
         return None
@@ -102,8 +101,7 @@ def planned(run: Path) -> Planned:
     """Return {(schedule, place in it): (input tokens, output tokens, records)} of a run.
 
     Without the stages that were repeated because other work disturbed the client: their requests
-    are the same once more, under other ids.
-    """
+    are the same once more, under other ids."""
     first: dict[int, int] = {}  # the stage with which a schedule began
     for stage in (stages := stages_of(run)):
         first.setdefault(stage["schedule"], stage["index"])

@@ -1,4 +1,4 @@
-"""Run command lines in one process with little memory: ``python -m tests.support.command_lines``.
+"""Run command lines in one process with little memory: ``python -m tests.support.processes.command_lines``.
 
 The argument is a JSON file, {name: words}. Printed is JSON: {name: [exit status, stdout, stderr,
 peak of the process in MiB, seconds]}.
@@ -33,8 +33,8 @@ class Ended(NamedTuple):
 def run_all(lines: Mapping[str, list[str]], table: Path) -> dict[str, Ended]:
     """Run command lines in another process; ``table`` is where it finds them."""
     table.write_text(json.dumps(lines))
-    command = [sys.executable, "-m", "tests.support.command_lines", str(table)]
-    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "tests.support.processes.command_lines", str(table)]
+    root = Path(__file__).parents[3]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
     return {name: Ended(*found) for name, found in json.loads(done.stdout).items()}
 

@@ -14,8 +14,7 @@ NODE = {"object_store_memory": 100 << 20}
 def ray_cluster(nodes: int, cpus: int) -> Iterator[Any]:
     """Start a head without CPUs and ``nodes`` with ``cpus`` each; ``address`` is the cluster's.
 
-    The nodes do not find this tree by PYTHONPATH.
-    """
+    The nodes do not find this tree by PYTHONPATH."""
     from ray.cluster_utils import Cluster
 
     ours = os.environ.pop("PYTHONPATH", None)

@@ -1,5 +1,5 @@
 """How long a schedule of a million requests takes, and how much memory: ``python -m
-benchmarks.load.schedule_speed``.
+benchmarks.workloads.schedule_speed``.
 """
 
 import resource

@@ -1,7 +1,7 @@
 """Replays recorded agent sessions against the simulator with a prefix cache, and compares turn for
 turn.
 
-python -m benchmarks.load.replay_sessions [--sessions 200] [--below 100000] [--users 20] [--virtual]
+python -m benchmarks.workloads.replay_sessions [--sessions 200] [--below 100000] [--users 20] [--virtual]
 
 The sessions are those of tests/data/traces/agentic_coding_requests.csv.gz (kv-cache-tester, 710
 recorded sessions of a coding agent and 63 of its helpers) whose largest prompt has fewer tokens
@@ -9,7 +9,6 @@ than ``--below``. Printed: cached tokens on the wire beside those that the trace
 shared with the turn before, planned and realised pauses, and the order within every session.
 """
 
-import argparse
 import contextlib
 import csv
 import gzip
@@ -27,6 +26,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from benchmarks.options import parser
+
 TRACE = Path(__file__).parents[2] / "tests" / "data" / "traces" / "agentic_coding_requests.csv.gz"
 FACE = {"prompt_tokens_details": True, "chunk_tokens": 32}
 BLOCK = 64  # of the trace's counts
@@ -37,8 +38,7 @@ ENGINE = (
 
 def chosen(sessions: int, below: int) -> dict[str, list[dict[str, str]]]:
     """The first ``sessions`` sessions of the trace whose prompts all have fewer than ``below``
-    tokens; the rows that a replay plays: those with an answer.
-    """
+    tokens; the rows that a replay plays: those with an answer."""
     held: dict[str, list[dict[str, str]]] = defaultdict(list)
     with gzip.open(TRACE, "rt", newline="") as file:
         for row in csv.DictReader(file):
@@ -102,8 +102,7 @@ def replay(
 ) -> dict[str, Any]:
     """Play the sessions with ``ampacity run``; what came of it beside what the trace says.
 
-    The trace and the run directory stay in ``folder``.
-    """
+    The trace and the run directory stay in ``folder``."""
     from typer.main import get_command
 
     from ampacity.cli.app import app
@@ -138,8 +137,7 @@ def replay(
 def apart(server_pid: int) -> Iterator[None]:
     """Give the server one core and this process the others for a while, where there are two.
 
-    Else the two take the same core from each other, and a turn waits for it.
-    """
+    Else the two take the same core from each other, and a turn waits for it."""
     mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(mine) < 2:
         yield
@@ -157,8 +155,7 @@ def compared(
     held: list[list[dict[str, str]]], rows: list[dict[str, Any]], max_think_s: float
 ) -> dict[str, Any]:
     """The records of a replay beside the recorded sessions, turn for turn; sessions that were not
-    answered as a whole are left out and show in ``played_whole``.
-    """
+    answered as a whole are left out and show in ``played_whole``."""
     played: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         played[row["session_id"] or f"lone {row['request_id']}"].append(row)
@@ -206,15 +203,9 @@ def compared(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sessions", type=int, default=200)
-    parser.add_argument("--below", type=int, default=100_000)
-    parser.add_argument("--users", type=int, default=20)
-    parser.add_argument("--max-think", type=float, default=0.5)
-    parser.add_argument("--virtual", action="store_true", help="in virtual time, all pauses whole")
-    given = parser.parse_args()
+    made = parser(__doc__, sessions=200, below=100_000, users=20, max_think=0.5)
+    made.add_argument("--virtual", action="store_true", help="in virtual time, all pauses whole")
+    given = made.parse_args()
     held = chosen(given.sessions, given.below)
     with tempfile.TemporaryDirectory() as folder:
         if given.virtual:

@@ -1,0 +1,1 @@
+"""Processes of the product that tests start, watch and kill."""
