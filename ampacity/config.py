@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import re
+from collections import Counter
 from typing import Any
 
 from ampacity import values as v
@@ -12,6 +13,8 @@ from ampacity.loadgen.send.keys import Keys
 from ampacity.settings import FIELDS, SETTINGS, TLS_OPTIONS, Settings, read_settings
 from ampacity.values import ConfigError
 from ampacity.workloads.arrivals.processes import arrivals_text, check_stage, shaped
+from ampacity.workloads.lengths.empirical import Points
+from ampacity.workloads.lengths.parse import Lengths
 from ampacity.workloads.profile import Workload, load_workload
 from ampacity.workloads.prompts.files import load_prompts
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
@@ -104,14 +107,32 @@ def _workload(given: dict[str, Any]) -> Workload:
 
 
 def _with_prompts(workload: Workload, given: dict[str, Any]) -> Workload:
-    if workload.prefixes or (workload.sessions and workload.sessions.steps):
+    """Return the workload with the texts of the file, and described by them."""
+    if "input_tokens" in given:
+        raise ConfigError("--prompts brings its own texts: drop --input-tokens")
+    sessions, of_clients = workload.sessions, any(kind.clients for kind in workload.classes)
+    has_own = sessions and (sessions.steps or sessions.limit_tokens)
+    if workload.prefixes or has_own or of_clients or len(workload.kinds) > 1:
         raise ConfigError(
-            "--prompts brings its own texts: use a workload without prefixes and steps"
+            "--prompts brings its own texts: use a workload of one class, without clients, "
+            "prefixes, steps and limit_tokens"
         )
     tokenizer = load_tokenizer(given.get("tokenizer", Settings.tokenizer))
     skip_bad_rows = given.get("skip_bad_rows", False)
     prompts = load_prompts(given["prompts"], tokenizer, skip_bad_rows=skip_bad_rows)
-    return dataclasses.replace(workload, prompts=prompts)
+    tokens = prompts.new_tokens
+    workload = workload.with_lengths("input_tokens", _seen([turns[0] for turns in tokens]))
+    if sessions:
+        said = [n for turns in tokens for n in turns[1:]]
+        turns, said_tokens = _seen([len(turns) for turns in tokens]), _seen(said) if said else None
+        sessions = dataclasses.replace(sessions, turns=turns, user_tokens=said_tokens, joint=None)
+    return dataclasses.replace(workload, sessions=sessions, prompts=prompts)
+
+
+def _seen(lengths: list[int]) -> Lengths:
+    """Return how often each length of a prompt file comes."""
+    counts = Counter(lengths)
+    return Points(tuple(sorted(counts)), tuple(float(counts[n]) for n in sorted(counts)))
 
 
 def _check_together(settings: Settings, raw: dict[str, Any]) -> None:

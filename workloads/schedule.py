@@ -19,6 +19,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 _PREFIXES, _PROMPTS = 31, 30  # those of sessions follow
 BLOCK_REQUESTS = 5000  # expected requests of a block of an endless schedule
+WHOLE = "in whole sessions"  # what a limit leaves: there is no room for the next one
 # What the pause of a request counts from.
 AFTER_END = 0  # the last end of its dependencies
 AFTER_START = 1  # their last start; it begins no earlier than their last end
@@ -63,6 +64,7 @@ class Schedule:
     new_tokens: Ints | None = None  # the part of input_tokens after that conversation
     shared: SharedPrefixes | None = None  # prefix that it shares with other prompts
     entry: Ints | None = None  # index into the prompts of a file; -1: none
+    shortened: tuple[int, ...] = ()  # sessions of which a limit left only the first turns
     numbers: Ints | None = None  # request i has the id first_request_id + numbers[i]; None: + i
 
     def __post_init__(self) -> None:
@@ -188,11 +190,17 @@ class Schedule:
                 reason = f"the limit of {max_tokens} planned tokens"
         if reason is None:
             return self, None
-        cut = self.take(self._whole_sessions(max_requests, max_tokens))
-        return (
-            cut,
-            f"{reason} leaves {len(cut)} of {len(self)} requests ({cut.planned_tokens()} tokens)",
-        )
+        kept = self._whole_sessions(max_requests, max_tokens)
+        cut, how = self.take(kept), ""
+        if self.session is not None and len(cut) != max_requests:
+            how = f" {WHOLE}"
+        if self.session is not None:
+            lost = np.delete(self.session, kept)
+            apart = np.intersect1d(lost[lost >= 0], self.session[kept])
+            cut = replace(cut, shortened=tuple(apart.tolist()))
+            how = " of one session, which is cut off" if len(apart) else how
+        left = f"{len(cut)} of {len(self)} requests{how} ({cut.planned_tokens()} tokens)"
+        return cut, f"{reason} leaves {left}"
 
 
 def open_schedule(

@@ -48,7 +48,7 @@ def sessions_of(
     assert schedule.session is not None
     has = np.isin(schedule.ids, list(recorded))
     begun = set(schedule.session[has].tolist())
-    lacking = set(schedule.session[~has].tolist())
+    lacking = {*schedule.session[~has].tolist(), *schedule.shortened}
     begun_ids = {f"{plan.index}-{session}" for session in begun} | {str(r.session_id) for r in owed}
     return {
         "begun": len(begun_ids),

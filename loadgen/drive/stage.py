@@ -153,7 +153,8 @@ class StageRunner:
             "decided_early": self._decided,
         }
         if plan.schedule.session is not None:
-            cut = [f"{plan.index}-{session}" for session in self._sessions.cut()]
+            shortened = {*self._sessions.cut(), *plan.schedule.shortened}
+            cut = [f"{plan.index}-{session}" for session in sorted(shortened)]
             meta["sessions"] = {"begun": self._sessions.begun, "cut": cut}
         return StageResult(meta=meta, measures=self._measures, ids_used=self._ids_used)
 

@@ -290,6 +290,6 @@ def _merge(plan: StagePlan, start_ns: int, metas: list[dict[str, Any]]) -> dict[
     if parts:
         merged["sessions"] = {
             "begun": sum(p["begun"] for p in parts),
-            "cut": sorted(name for p in parts for name in p["cut"]),
+            "cut": sorted({name for p in parts for name in p["cut"]}),
         }
     return merged

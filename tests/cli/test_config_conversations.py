@@ -53,6 +53,17 @@ def test_a_workload_file_may_have_everything(tmp_path: Path) -> None:
         ("sessions: {turns: 2}", {"api": "embeddings"}, "--api embeddings has no conversation"),
         ("images: {sizes: 8x8}", {"api": "responses"}, "images are sent in chat messages"),
         ("prefixes: [{tokens: 9}]", {"prompts": "p.txt"}, "--prompts brings its own texts"),
+        ("", {"prompts": "p.txt", "input_tokens": "50"}, "its own texts: drop --input-tokens"),
+        (
+            "classes: {a: {weight: 1}, b: {weight: 1}}",
+            {"prompts": "p.txt"},
+            "--prompts brings its own texts: use a workload of one class",
+        ),
+        (
+            "sessions: {turns: 2, limit_tokens: 900, summary_tokens: 9}",
+            {"prompts": "p.txt"},
+            "--prompts brings its own texts: use a workload of one class",
+        ),
         ("", {"prompts": "/no/such"}, "prompts /no/such cannot be read"),
         (
             "prefixes: {cached_share: 0.4}\nsessions: {turns: 2}",
@@ -80,3 +91,19 @@ def test_what_does_not_go_together_is_one_line(
         settings(tmp_path, workload, **raw)
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_prompt_file_is_described_by_what_it_holds(tmp_path: Path) -> None:
+    """Four characters a token: messages of 1, 2 and 3 tokens, the last two of one conversation."""
+    path, workload = tmp_path / "p.jsonl", "sessions: {turns: 9, user_tokens: 77, think_ms: 5}"
+    path.write_text(
+        '{"messages": [{"role": "user", "content": "abcd"}]}\n'
+        '{"messages": [{"role": "user", "content": "abcdefgh"},'
+        ' {"role": "assistant", "content": "yes"}, {"role": "user", "content": "abcdefghijkl"}]}\n'
+    )
+    told = settings(tmp_path, workload, prompts=str(path)).workload.describe()
+    assert (told["input_tokens"]["mean"], told["input_tokens"]["p99"]) == (1.5, 2)
+    assert (told["sessions"]["turns"]["mean"], told["sessions"]["user_tokens"]["mean"]) == (1.5, 3)
+    assert told["sessions"]["think_ms"]["mean"] == 5
+    lone = settings(tmp_path, "", prompts=str(path)).workload.describe()
+    assert (lone["input_tokens"]["mean"], "sessions" in lone) == (1.5, False)

@@ -140,12 +140,18 @@ def test_a_limit_keeps_whole_sessions() -> None:
     assert cut.session is not None
     assert np.bincount(cut.session).tolist() == [5, 5, 5, 5]
     assert reason is not None
-    assert "leaves 20 of 50 requests" in reason
-    part, _ = schedule.capped(max_requests=3)  # of the first at least its beginning
+    assert "leaves 20 of 50 requests in whole sessions" in reason
+    assert cut.shortened == ()
+    part, reason = schedule.capped(max_requests=3)  # of the first at least its beginning
     assert part.session is not None
     assert part.session.tolist() == [0, 0, 0]
+    assert part.shortened == (0,)
+    assert "leaves 3 of 50 requests of one session, which is cut off" in str(reason)
+    assert "leaves 5 of 50 requests (" in str(schedule.capped(max_requests=5)[1])  # no room left
     tokens, _ = schedule.capped(max_tokens=int(cut.planned_tokens()) + 1)
     assert np.array_equal(tokens.input_tokens, cut.input_tokens)
+    first = schedule.input_tokens[0] + schedule.output_tokens[0]
+    assert schedule.capped(max_tokens=int(first))[0].shortened == (0,)
 
 
 @settings(max_examples=30)

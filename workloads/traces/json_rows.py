@@ -159,7 +159,7 @@ class _Expander:
             item = BadRow("a second schedule begins here: give each a file of its own")
         self._begun = True
         if self._paths and isinstance(item, dict):
-            row = _flat(item)
+            row = _flat(item, self._duplicates)
             held = {path: reach(row, path) for path in self._paths}
             held = {path: value for path, value in held.items() if value is not None}
             if held:
@@ -188,7 +188,7 @@ class _Expander:
         elif any(item.get(n) == [] for n in _TURNS) and not _counts(item) and _session_id(item):
             yield _EMPTY
         else:
-            yield _timed(_flat(item))
+            yield _timed(_flat(item, self._duplicates))
 
     def _expand_nested(self, item: Item, name: str) -> Iterator[Item | BadRow]:
         session = _session_id(item)
@@ -199,7 +199,7 @@ class _Expander:
         if session in self._sessions:
             yield _JOINED
         self._sessions.add(session)
-        yield from _session(item, session)
+        yield from _session(item, session, self._duplicates)
 
 
 def _is_span(item: Item) -> bool:
@@ -207,13 +207,18 @@ def _is_span(item: Item) -> bool:
     return has_time and isinstance(item.get("attributes"), dict | list)
 
 
-def _flat(item: Item, prefix: str = "", depth: int = 0) -> dict[str, Any]:
+def _flat(
+    item: Item, twice: Counter[str] | None = None, prefix: str = "", depth: int = 0
+) -> dict[str, Any]:
+    """Return the fields of an object by path; ``twice`` counts paths that two of them have."""
     found: dict[str, Any] = {}
     for name, value in item.items():
+        inner = {prefix + name: value}
         if isinstance(value, dict) and depth < 4 and name not in SENT_FIELDS:
-            found.update(_flat(value, f"{prefix}{name}.", depth + 1))
-        else:
-            found[prefix + name] = value
+            inner = _flat(value, twice, f"{prefix}{name}.", depth + 1)
+        if twice is not None and (both := inner.keys() & found.keys()):
+            twice.update(both)
+        found.update(inner)
     return found
 
 
@@ -256,7 +261,12 @@ def _session_id(item: Item) -> str | None:
 
 
 def _session(
-    about: Item, session: str, parent: str | None = None, begun: Any = 0, common: Item | None = None
+    about: Item,
+    session: str,
+    twice: Counter[str],
+    parent: str | None = None,
+    begun: Any = 0,
+    common: Item | None = None,
 ) -> Iterator[Item | BadRow]:
     """Yield the turns of a session and of its helpers, each of which is a session of its own.
 
@@ -269,9 +279,14 @@ def _session(
             yield _NO_REQUEST
         elif _nested(entry):
             name = f"{session}/{entry.get('agent_id', entry.get('id', i))}"
-            yield from _session(entry, name, session, _seconds(entry.get("t")) or 0, common)
+            yield from _session(entry, name, twice, session, _seconds(entry.get("t")) or 0, common)
         else:
-            row = {**common, **_timed(_flat(entry)), "session": session, "parent_session": parent}
+            row = {
+                **common,
+                **_timed(_flat(entry, twice)),
+                "session": session,
+                "parent_session": parent,
+            }
             if begun and (at := _seconds(row.get("t"))) is not None:
                 row["t"] = at + begun
             yield row

@@ -221,16 +221,21 @@ def read_messages(value: Any, *, listed: bool = False) -> tuple[list[Message], b
     return messages, False
 
 
-def answer_text(value: Any) -> str:
-    """Return the text of a recorded answer: a text, a message, or a list of messages or choices."""
-    is_list = isinstance(value, list) and bool(value)
+def answer_text(value: Any) -> tuple[str, int]:
+    """Return (the text of a recorded answer, of several choices the first; how many there are).
+
+    An answer is a text, a message (with or without its role), or a list of messages or choices.
+    """
+    is_list, choices = isinstance(value, list) and bool(value), 1
     if is_list and all(isinstance(v, Mapping) and "message" in v for v in value):
-        value = [choice["message"] for choice in value]
+        value, choices = value[0]["message"], len(value)
+    if isinstance(value, Mapping) and "content" in value:
+        value = {"role": "assistant", **value}
     try:
         found = read_messages(value)
     except ValueError as error:
-        return "" if str(error) == CUT_OFF else json.dumps(value, default=str)
-    return " ".join(map(text_of, found[0])) if found else ""
+        return "" if str(error) == CUT_OFF else json.dumps(value, default=str), choices
+    return " ".join(map(text_of, found[0])) if found else "", choices
 
 
 def _is_conversation(value: Any) -> bool:

@@ -281,7 +281,10 @@ class Rows:
         if counted is not None:
             return counted
         answer, limit = columns.held(record, "answer"), columns.held(record, "limit")
-        if answer and (text := recorded.answer_text(record[answer])):
+        text, choices = recorded.answer_text(record[answer]) if answer else ("", 1)
+        if text:
+            if choices > 1:
+                self._row_notes.append("rows have several choices: the first is the answer")
             self._row_notes.append(
                 "rows have no count of output tokens: "
                 f"of the recorded answer {self.recording.counted_by}"

@@ -22,7 +22,7 @@ from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.progress import Progress
 from ampacity.settings import Settings
 from ampacity.workloads.replay import Replayed
-from ampacity.workloads.schedule import Schedule, closed_schedule, open_schedule
+from ampacity.workloads.schedule import WHOLE, Schedule, closed_schedule, open_schedule
 
 Enough = Callable[[Stage], str | None]
 """Return why a stage, judged so far, can end early; None: it must go on."""
@@ -386,7 +386,8 @@ class Rig:
 
     def budget_text(self, cut: str) -> str:
         """Return the user's own limit, not what was left of it for this stage."""
+        how = "has no room for the next session" if WHOLE in cut else "is used up"
         if "planned tokens" in cut:
-            return f"--max-tokens {self.settings.max_tokens} is used up"
+            return f"--max-tokens {self.settings.max_tokens} {how}"
         limit = self.settings.max_requests
-        return f"--max-requests {limit} is used up" if limit else cut
+        return f"--max-requests {limit} {how}" if limit else cut

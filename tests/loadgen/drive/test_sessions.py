@@ -349,6 +349,17 @@ def test_turns_that_would_come_too_late_after_the_stage_are_not_sent() -> None:
     assert driven.meta["sessions"] == {"begun": 1, "cut": ["2-0"]}
 
 
+@pytest.mark.parametrize("limits", [{"max_requests": 2}, {"max_tokens": 70}])
+def test_a_session_that_a_limit_shortens_is_cut_off(limits: dict[str, int]) -> None:
+    whole = session((-1, [], 0), (0, [0], 0.01), (1, [1], 0.01))
+    part, _ = whole.capped(**limits)
+    assert 0 < len(part) < len(whole)
+    with FaultServer() as server:
+        driven = on_loop("uvloop", drive([server.url], part, duration_s=0.1, finish_s=20.0))
+    assert len(driven.records) == len(part)
+    assert driven.meta["sessions"] == {"begun": 1, "cut": ["2-0"]}
+
+
 def test_a_closed_loop_plays_so_many_sessions_at_once() -> None:
     load = workload(20, 2, turns=3, think=Fixed(20))
     schedule, _ = open_schedule(load, rate_rps=900, duration_s=1, seed=1, stage=0).capped(50)

@@ -139,6 +139,41 @@ def test_the_pause_of_a_row_that_is_left_out_is_said(
     assert ("1 rows that are left out have a pause before them" in notes) == lost
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"usage": {"prompt_tokens": 9, "completion_tokens": 7}, "usage.prompt_tokens": 500},
+        {"usage.prompt_tokens": 500, "usage": {"prompt_tokens": 9, "completion_tokens": 7}},
+        {"a": {"b": {"c": 1}, "b.c": 2}, "input_tokens": 9, "output_tokens": 7},
+    ],
+)
+def test_two_fields_of_one_path_are_said(tmp_path: Path, row: dict[str, Any]) -> None:
+    path = "a.b.c" if "a" in row else "usage.prompt_tokens"
+    said = f"the key {path} stands twice in an object, 1 times: the last one is taken"
+    timed = {"timestamp": 0, **row}
+    assert said in said_of(tmp_path, timed)
+    assert said in said_of(tmp_path, {"session_id": "s", "requests": [timed]})
+
+
+@pytest.mark.parametrize(
+    ("choices", "tokens", "several"),
+    [
+        ([{"message": {"content": "a b c d"}}, {"message": {"content": "b " * 9}}], 2, True),
+        ([{"message": {"role": "assistant", "content": "a b c d e"}}], 3, False),
+        ([{"message": {"content": "a b c d e"}}], 3, False),
+    ],
+)
+def test_of_several_choices_the_first_is_the_answer(
+    tmp_path: Path, choices: Any, tokens: int, several: bool
+) -> None:
+    """Four characters a token: 7 are 2, 9 are 3."""
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"timestamp": 0, "input_tokens": 9, "response": choices}) + "\n")
+    found = read_trace(path)
+    assert found.output_tokens.tolist() == [tokens]
+    assert ("1 rows have several choices" in " ".join(found.notes)) == several
+
+
 @pytest.mark.parametrize("unit", ["CHARACTERS", "SECONDS", "IMAGES"])
 def test_counts_in_another_unit_than_tokens_are_bad_rows(tmp_path: Path, unit: str) -> None:
     row = {"timestamp": 1, "usage": {"input": 500, "output": 70, "unit": "TOKENS"}}
