@@ -197,7 +197,7 @@ class StageRunner:
         record = exchange.record
         failed = record.status in FAILED_STATUSES or record.status == "too_long"
         self._requests.answered(index, exchange.content(self._plan.keep_reasoning))
-        ended_ns = record.ended_ns or time.monotonic_ns()
+        ended_ns = max(record.ended_ns or time.monotonic_ns(), exchange.last_read_ns or 0)
         due, given_up = self._sessions.ended(index, ended_ns, failed)
         if self._closing or record.status == "unfinished":
             return

@@ -58,6 +58,7 @@ class Exchange:
         self.cancel_after_tokens = 0  # the user leaves after this many; 0: never
         self._parsed_ns: int | None = None  # time of the latest parsed read
         self._between_chunks = False  # where the parser is
+        self._done_ns: int | None = None  # [DONE] came, the body goes on
         # The seam. While chunks match the template it is the template's own handler: one call per
         # token on the hot path.
         self.feed: ReadHandler = self._parse
@@ -147,7 +148,7 @@ class Exchange:
         if not self._headers_done:
             self._give_up("reset", error or "connection closed before the response headers", at_ns)
         elif (error is None and not framed) or (self.record.http_status or 0) >= 300:
-            self._conclude(at_ns)  # a close ends an unframed body (RFC 9112, 6.3)
+            self._conclude(self._done_ns or at_ns)  # a close ends an unframed body (RFC 9112, 6.3)
         else:
             error = error or "connection closed in the middle of the body"
             self._give_up("truncated", error, at_ns)
@@ -157,7 +158,7 @@ class Exchange:
         if self.ended or self._complete_at is not None:
             return
         if self._answer.whole:  # only the end of the body is missing
-            self._conclude(at_ns)
+            self._conclude(self._done_ns or at_ns)
         else:
             self._give_up(status, error, at_ns)
 
@@ -256,8 +257,10 @@ class Exchange:
             self._conclude(at_ns)
         elif broken is not None:
             self._give_up("protocol_error", broken, at_ns)
-        elif late and self._body.between_events:  # heartbeats for ever: nobody waits for those
-            self._conclude(at_ns)
+        elif self._answer.done and self._body.between_events:
+            self.feed, self._done_ns = self._parse, self._done_ns or at_ns
+            if late:  # heartbeats for ever: nobody waits for those
+                self._conclude(self._done_ns)
         elif self._chunked:
             self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
             self.feed = self._parse
