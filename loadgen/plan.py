@@ -123,7 +123,7 @@ class Limits:
     def retry_pause_s(self, failed: RequestRecord) -> float | None:
         """Return the pause before the next attempt; None: no further attempt.
 
-        It is never shorter than what the refusal named.
+        It is never shorter than what the refusal named; the error says where that is too long.
         """
         passing = failed.status in ("connect_error", "reset") or failed.http_status in RETRIED_HTTP
         overloaded = failed.status == "stream_error" and OVERLOAD.search(failed.error or "")
@@ -133,6 +133,7 @@ class Limits:
         if pause_s is None:
             pause_s = min(RETRY_PAUSE_S * 2**failed.attempt, RETRY_PAUSE_MAX_S)
         if pause_s > RETRY_PAUSE_MAX_S:
+            failed.error = f"{failed.error} (not sent again: it asks to wait {pause_s:,.0f} s)"
             return None
         return max(pause_s, 0.0) * random.uniform(1.0, 1.0 + JITTER) + TIMER_S
 

@@ -144,11 +144,18 @@ def by_option(settings: Sequence[Setting]) -> dict[str, list[str]]:
         option = option.replace("extra_body.", "--extra-body ")
         option = option.replace("workload.contents.", "contents of --")
         option = option.replace("workload.", "workload: ")
-        texts = [format_value(value) for value in setting.values]
+        texts = [format_value(value) for value in _own_items(setting.values)]
         if len(set(texts)) == 1:
             texts = [json.dumps(value) for value in setting.values]
         found.setdefault(option, texts)
     return dict(sorted(found.items()))
+
+
+def _own_items(values: Sequence[Any]) -> Sequence[Any]:
+    """Return lists without the items that all of them have; other values as they are."""
+    if not all(isinstance(value, list) for value in values):
+        return values
+    return [[item for item in held if any(item not in v for v in values)] for held in values]
 
 
 def format_value(value: Any) -> str:

@@ -198,7 +198,7 @@ class StageRunner:
         record = exchange.record
         failed = record.status in FAILED_STATUSES or record.status == "too_long"
         self._requests.answered(index, exchange.content(self._plan.keep_reasoning))
-        ended_ns = record.ended_ns or time.monotonic_ns()
+        ended_ns = max(record.ended_ns or time.monotonic_ns(), exchange.last_read_ns or 0)
         due, given_up = self._sessions.ended(index, ended_ns, failed)
         if self._closing or record.status == "unfinished":
             return
@@ -331,10 +331,9 @@ class StageRunner:
             after_s, lambda: exchange.fail("cancelled", why, time.monotonic_ns())
         )
 
-    def _retry(self, failed: RequestRecord, request: bytes, index: int) -> bool:
-        """Schedule a further attempt of a request; return False if there is none."""
-        pause_s = self._options.limits.retry_pause_s(failed)
-        if pause_s is None or self._stop_reason:
+    def _retry(self, failed: RequestRecord, request: bytes, index: int, pause_s: float) -> bool:
+        """Schedule a further attempt of a request; return False if nothing is sent any more."""
+        if self._stop_reason:
             return False
         self._retrying += 1
 
@@ -368,12 +367,14 @@ class StageRunner:
         self._measures.add(record, exchange.merged_events)
         if self._options.by_piece is not None:
             count_tokens(exchange, self._options.by_piece)
+        limits = self._options.limits
+        pause_s = limits.retry_pause_s(record) if limits.retries else None
         self._on_record(record)
         if self._options.keep is not None:
             self._options.keep(exchange)
         self._live.count(record)
         self._account.ended(record, self._live)
-        if self._options.limits.retries and self._retry(record, exchange.request, index):
+        if pause_s is not None and self._retry(record, exchange.request, index, pause_s):
             return
         self._answered(index, exchange)
         if self._users is not None and self._sessions.over(index):

@@ -107,6 +107,8 @@ def _hint(endpoint: Endpoint, failed: Exception) -> str:
     """Return what may mend a connection that TLS or HTTP did not get through."""
     if "is not valid for" in str(failed):  # OpenSSL's words for a host name and for an address
         return "use the name that its certificate was issued for in the URL"
+    if "has expired" in str(failed) or "not yet valid" in str(failed):
+        return "renew the server's certificate, or set this machine's clock right"
     if UNTRUSTED in str(failed):
         return (
             "its certificate must be one that this machine trusts "

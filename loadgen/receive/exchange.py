@@ -148,7 +148,9 @@ class Exchange:
         if not self._headers_done:
             self._give_up("reset", error or "connection closed before the response headers", at_ns)
         elif (error is None and not framed) or (self.record.http_status or 0) >= 300:
-            self._conclude(at_ns)  # a close ends an unframed body (RFC 9112, 6.3)
+            self._conclude(
+                self._answered_ns(at_ns)
+            )  # a close ends an unframed body (RFC 9112, 6.3)
         else:
             error = error or "connection closed in the middle of the body"
             self._give_up("truncated", error, at_ns)

@@ -244,11 +244,15 @@ def test_fields_of_one_option_are_one_difference_and_values_that_read_alike_are_
         Setting("extra_body.n", [1, "1"]),
         Setting("modelled", [None, True]),
         Setting("workload.images.count", [1, 2.5]),
+        Setting("workload.trace.notes", [["units", "cut to 5 s"], ["units", "cut from 5 s", "x"]]),
+        Setting("workload.order", [["a", "b"], ["b", "a"]]),  # the same items
     ]
     assert by_option(settings) == json.loads(r"""{"--extra-body n": ["1", "\"1\""],
         "--input-tokens": ["fixed at 100", "fixed at 120"],
         "--slo": ["ttft_p99=1s, itl_p99=50ms", "none"], "modelled": ["not given", "yes"],
-        "workload: images.count": ["1", "2.5"]}""")
+        "workload: images.count": ["1", "2.5"],
+        "--trace": ["cut to 5 s", "cut from 5 s, x"],
+        "workload: order": ["[\"a\", \"b\"]", "[\"b\", \"a\"]"]}""")
 
 
 def test_stages_that_the_client_limited_are_left_out_and_said(tmp_path: Path) -> None:

@@ -121,6 +121,15 @@ def test_retry_after_is_honoured() -> None:
     assert 0.3 <= (second.dispatched_ns - first.ended_ns) / 1e9 < 2.0
 
 
+@pytest.mark.parametrize(("retries", "said"), [(2, True), (0, False)])
+def test_who_is_told_to_wait_too_long_is_not_sent_again_and_says_so(
+    retries: int, said: bool
+) -> None:
+    (record,) = drive([busy("3600")], 1, retries=retries)
+    assert record.status == "http_error"
+    assert ("not sent again: it asks to wait 3,600 s" in (record.error or "")) == said
+
+
 @pytest.mark.parametrize(
     ("failed", "pause_s"),
     [

@@ -56,6 +56,7 @@ ONE_PIECE: dict[str, Callable[[int], RequestRecord]] = {
     "in two pieces at the end": lambda i: request(
         i, i * 0.05, ttft_s=0.08, gaps_s=[0.001], chunk_tokens=[16, 16]
     ),
+    "an answer takes 1 ms": lambda i: in_one_piece(i, 0.001),
     "tokens not told at all": lambda i: in_one_piece(i, output_tokens=None, token_source=None),
 }
 
@@ -80,8 +81,8 @@ def test_what_was_not_streamed_has_no_ttft_and_no_slo_on_one_is_met(
 
 STREAMED: dict[str, Callable[[int], RequestRecord]] = {
     "one token was asked for, and came": lambda i: request(i, i * 0.05, ttft_s=0.08),
-    "nine tokens take 1 ms": lambda i: in_one_piece(
-        i, 0.001, output_tokens=9, output_tokens_planned=9
+    "four tokens of an answer of 1 ms": lambda i: request(
+        i, i * 0.05, ttft_s=0.001, gaps_s=[0.0] * 3
     ),
     "four of ten in one piece": lambda i: (
         in_one_piece(i) if i % 10 < 4 else request(i, i * 0.05, gaps_s=[0.01] * 31)

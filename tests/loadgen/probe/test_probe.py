@@ -18,7 +18,7 @@ from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.ask import ask
 from ampacity.loadgen.probe.dialect import find_dialect
-from ampacity.loadgen.probe.look import choose_model, look
+from ampacity.loadgen.probe.look import _hint, choose_model, look
 from ampacity.loadgen.probe.results import Served
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, is_loopback, parse_endpoint
@@ -507,3 +507,17 @@ def test_a_request_that_is_refused_as_too_long_is_no_refusal_of_a_field(refused:
             return
         shape, record, notes = dialect_of(endpoint)
     assert (record.status, shape.dialect.ignore_eos, notes) == ("ok", True, [])
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("certificate has expired", "renew the server's certificate, or set this machine's clock"),
+        ("certificate is not yet valid", "renew the server's certificate, or set this machine's"),
+        ("unable to get local issuer certificate", "its certificate must be one that this machine"),
+        ("certificate is not valid for 'h'", "use the name that its certificate was issued for"),
+    ],
+)
+def test_the_remedy_is_that_of_the_certificates_fault(reason: str, remedy: str) -> None:
+    failed = OSError(f"[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: {reason}")
+    assert _hint(parse_endpoint("https://h/v1"), failed).startswith(remedy)

@@ -341,6 +341,18 @@ def test_a_whole_answer_needs_no_end_of_its_body(
     assert exchange.close_after
 
 
+@pytest.mark.parametrize("end", ["[DONE]", '{"type": "x", "choices": []}'])
+def test_a_body_that_ends_with_a_close_is_over_with_done(end: str) -> None:
+    exchange = new_exchange("chat")
+    exchange.feed(MS, b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+    exchange.feed(10 * MS, f"data: {json.dumps(TEXT)}\n\n".encode())
+    exchange.feed(20 * MS, f"data: {end}\n\n".encode())
+    exchange.eof(1000 * MS)  # a second later
+    assert exchange.record.status == "ok"
+    assert exchange.record.ended_ns == (20 if end == "[DONE]" else 1000) * MS
+    assert exchange.close_after
+
+
 ONE_PIECE: dict[Api, dict[str, object]] = {"responses": said("x"), "messages": block("text", "x")}
 
 
