@@ -21,6 +21,7 @@ OF_BURST = (
     *("--base-duration", "--burst-duration", "--recovery-duration"),
 )
 OF_DEMO = ("--rates", "--duration", "--seed")
+OF_FLEET = ("--peak-rps", "--tp", "--safety", "--gpu-hour")
 OF_SOAK = ("--rps", "--window", "--duration")
 BUDGETS = ("--max-cost", "--max-tokens", "--max-requests")
 OF_OUTPUT, FLAGS_OF_OUTPUT = ("--out", "-o", "--summary"), ("--json", "--quiet", "-q")
@@ -80,6 +81,25 @@ def same_stages(words: Sequence[str], meta: Mapping[str, Any]) -> str | None:
     }
     words = [words[0], "sweep" if words[1] == "search" else words[1], *words[2:]]
     return again(words, {**dict.fromkeys((*OF_LOADS, *OF_SEARCH)), **given}, FLAGS_OF_SEARCH)
+
+
+def check_command(summary: Summary, meta: Mapping[str, Any]) -> str | None:
+    """Return the command that passes or fails a release: a load that this run shows to hold.
+
+    The highest one verified, else the low end of the capacity. None where no option can name it.
+    """
+    words, capacity = _recorded(meta), summary.capacity
+    held_rps = capacity.verified_rps or (capacity.capacity_rps_ci or (None, None))[0]
+    if not (words and summary.slos and held_rps) or {"-c", "--config", "--trace"} & {*words}:
+        return None
+    if words[1] == "demo":
+        slos = [part for slo in summary.slos for part in ("--slo", slo.text)]
+        words = [words[0], "check", "http://YOUR-SERVER/v1", *slos]
+    elif words[1] not in ("run", "sweep", "search"):
+        return None
+    gone = dict.fromkeys((*OF_LOADS, *OF_SEARCH, *OF_FLEET, "--lengths", "--think-time"))
+    rates = {**gone, "--rates": f"{held_rps:g}"}
+    return again([words[0], "check", *words[2:]], rates, FLAGS_OF_SEARCH)
 
 
 def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | None:

@@ -293,6 +293,17 @@ def usd(value: float) -> str:
     return f"${number_text(value)}"
 
 
+def rounded_down(low: float) -> float:
+    """Return the low end of an interval in three digits, so that it is not printed above itself.
+
+    A fleet that is worked out from the printed end is then the printed fleet.
+    """
+    if low <= 0:
+        return low
+    step = 10.0 ** (math.floor(math.log10(low)) - 2)
+    return float(f"{math.floor(round(low / step, 6)) * step:.3g}")
+
+
 def number_text(value: float | None, digits: int = 3) -> str:
     """Return a number with ``digits`` significant digits and no exponent."""
     if value is None:

@@ -19,6 +19,7 @@ from ampacity.analysis.capacity.levels import (
     levels_of,
     number_text,
     open_levels,
+    rounded_down,
     without_outages,
 )
 from ampacity.analysis.capacity.next_load import non_monotone
@@ -90,7 +91,8 @@ def _pooled(levels: list[Level], slos: Sequence[Slo], shown: LoopCapacity) -> di
     if doubtful := non_monotone(levels):
         known = any(level.met for level in levels)
         return other | {"reason": doubtful.why, "non_monotone": known}
-    ci, verified = found.capacity_rps_ci, shown.verified_rps or 0.0
+    low, high = found.capacity_rps_ci
+    ci, verified = (rounded_down(low), high), shown.verified_rps or 0.0
     ends = {"estimate_rps": found.capacity_rps, "estimate_rps_ci": ci}
     if verified > ci[1]:  # stages that contradict each other name no load
         why = CONTRADICTED.format(number_text(verified), number_text(ci[1]))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ampacity.analysis.contract.summary import Summary, to_json
 from ampacity.analysis.decision.guardrails import guardrails
-from ampacity.analysis.next_run import again, same_stages, sweep_instead
+from ampacity.analysis.next_run import again, check_command, same_stages, sweep_instead
 from ampacity.analysis.other_limits import AtLimit
 from ampacity.analysis.timeline import Timeline
 from ampacity.reports.charts.burst import phases_table
@@ -131,7 +131,7 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
         itl_reason=_itl_reason(summary),
         errors=_errors_sentence(summary),
         workload=_workload_facts(summary.workload),
-        **_commands(meta),
+        **_commands(summary, meta),
         seed=meta.get("seed"),
         provenance=_provenance(meta),
         imported=tables.imported_tables(summary.imported),
@@ -291,13 +291,14 @@ def _rails(summary: Summary) -> Table:
     return rows.done()
 
 
-def _commands(meta: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the run's own command, and the one that plays the loads again that it chose."""
+def _commands(summary: Summary, meta: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the run's own command, the one that plays its loads again, and a release's check."""
     held = meta.get("command_line")
     words = [str(word) for word in held] if isinstance(held, list) else []
     return {
         "command_line": again(words, {}) if words else _plain(held),
         "same_stages": same_stages(words, meta),
+        "check": check_command(summary, meta) if words else None,
     }
 
 

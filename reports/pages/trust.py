@@ -54,7 +54,7 @@ def origin(summary: Summary) -> list[Finding]:
     """Return what answered and what was sent, where either is no measurement of its own."""
     found = []
     if summary.predicted or summary.simulated:
-        note = "the figures are those of no engine, no model and no GPU"
+        note = "the figures are those of no engine, no model and no GPU: do not buy on them"
         found.append(Finding("Server", "simulated", None, note, "unsure"))
     source = str(summary.workload.get("source") or "")
     if source.startswith("an assumption"):

@@ -17,7 +17,7 @@ from rich.console import Console
 from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.contract.stage import StageClass
 from ampacity.analysis.contract.summary import SloLimit, Summary, read_summary
-from ampacity.analysis.next_run import again, next_command, same_stages
+from ampacity.analysis.next_run import again, check_command, next_command, same_stages
 from ampacity.analysis.summary import summarise
 from ampacity.analysis.validate import Finding as Assumption
 from ampacity.analysis.validate import Validation
@@ -264,6 +264,43 @@ def test_a_run_without_slo_whose_stages_were_too_short_is_repeated_twice_as_long
     line = [*COMMAND, "--duration", "5s"]
     found = next_command(struct_of(Summary, summary), {"command_line": line}, "runs/x")
     assert found == f"{' '.join(COMMAND[:5])} --duration 10s --slo ttft_p99=2s --slo tpot_p99=100ms"
+
+
+FLEET = "--peak-rps 9 --safety 2 --rates 1,2 --precision 5% --out x".split()
+
+
+@pytest.mark.parametrize(
+    ("line", "capacity", "expected"),
+    [
+        ([*COMMAND, *FLEET], {"verified_rps": 5.5}, f"{' '.join(COMMAND[2:])} --rates 5.5"),
+        (
+            COMMAND,
+            {"verified_rps": None, "capacity_rps_ci": [6.12, 7.1]},
+            "--slo ttft_p95=1s --rates 6.12",
+        ),
+        (
+            ["ampacity", "demo"],
+            {"verified_rps": 100.0},
+            "http://YOUR-SERVER/v1 --slo ttft_p95=1s --rates 100",
+        ),
+        (COMMAND, {"verified_rps": None, "capacity_rps_ci": None}, None),
+        ([*COMMAND, "-c", "x.yaml"], {"verified_rps": 5.5}, None),
+        (["ampacity", "burst", *COMMAND[2:]], {"verified_rps": 5.5}, None),
+    ],
+)
+def test_a_release_is_checked_at_a_load_that_holds(
+    line: list[str], capacity: dict[str, Any], expected: str | None
+) -> None:
+    summary = open_sweep()
+    summary["capacity"] |= capacity
+    summary["slos"] = [slo | {"text": "ttft_p95=1s"} for slo in summary["slos"][:1]]
+    found = check_command(struct_of(Summary, summary), {"command_line": line})
+    if expected is None:
+        assert found is None
+        return
+    assert found is not None
+    assert found.startswith("ampacity check http")
+    assert found.endswith(expected), found
 
 
 def test_a_used_up_budget_is_doubled() -> None:

@@ -16,7 +16,13 @@ from ampacity.analysis.capacity.fleet import (
     queue_depth,
 )
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
-from ampacity.analysis.capacity.levels import good_share_at, number_text, open_levels, usd
+from ampacity.analysis.capacity.levels import (
+    good_share_at,
+    number_text,
+    open_levels,
+    rounded_down,
+    usd,
+)
 from ampacity.analysis.capacity.limit import find_capacity, met_by_all
 from ampacity.analysis.capacity.pooled import _two_parts
 from ampacity.analysis.capacity.posterior import saturation_of
@@ -238,6 +244,15 @@ def test_an_in_flight_count_without_a_level_is_no_end_of_an_interval() -> None:
     assert 8 < c.c_max < 12
     shown = both(0)
     assert (shown.capacity_rps, shown.c_max, shown.c_max_ci) == (16, 8, (8, None))
+
+
+@pytest.mark.parametrize(
+    ("low", "printed"),
+    [(124.715, 124), (6, 6), (0.8189, 0.818), (1239, 1230), (99.99, 99.9), (100, 100), (0, 0)],
+)
+def test_the_low_end_of_an_interval_is_not_printed_above_itself(low: float, printed: float) -> None:
+    """1,000 requests/s need 9 instances of 124.7, not the 8 of a printed 125."""
+    assert rounded_down(low) == printed
 
 
 def overloaded(index: int, up: float, **changes: Any) -> dict[str, Any]:
