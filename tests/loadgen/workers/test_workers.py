@@ -337,7 +337,7 @@ def test_workers_that_start_after_a_stop_send_nothing(server: Started, tmp_path:
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
-        ("auto", "pip install 'ampacity"),
+        ("auto", r"pip install '\.\[ray\]' in ampacity's folder"),
         ("ray://h:1", "give auto or HOST:PORT"),
         ("h", "HOST:PORT"),
     ],
