@@ -25,7 +25,7 @@ docs: $(INSTALLED_DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/site
 
 # Fuzzes every reader, and the compiled receive path under the address and undefined-behaviour
-# sanitizers, LONG_S seconds for each target; then the tests, those of Ray too, with more
+# sanitizers, LONG_S seconds of CPU for each target; then the tests, those of Ray too, with more
 # repetitions of random ones, and a soak of SOAK_MINUTES.
 LONG_S ?= 1800
 SOAK_MINUTES ?= 20
