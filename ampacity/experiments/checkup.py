@@ -9,6 +9,7 @@ from ampacity.experiments.stages.preflight import typical_lengths
 from ampacity.loadgen.probe.diagnosis import Finding, answer_facts, choose, seconds_between
 from ampacity.loadgen.probe.diagnosis_rules import (
     METRICS,
+    OF_STREAM,
     Facts,
     duration_text,
     stream_cases,
@@ -61,6 +62,12 @@ def _with_repeats(stream: Finding, f: Facts) -> Finding:
             f"this machine was busy with other work ({', '.join(f['busy_with'])}), which may be "
             f"the whole reason: stop that, and repeat doctor. Else {means}"
         )
+    if 0 < f["bodies"] < f["good"]:
+        found += f"; {f['bodies']} of {f['good']} answers came as one body, not streamed"
+        means = (
+            "some replica or gateway does not stream: TTFT and ITL are of those that do, or mixed"
+        )
+        return Finding("stream", "bad", found, means, OF_STREAM)
     return replace(stream, found=found, means=means)
 
 
@@ -84,6 +91,8 @@ def _facts(seen: DoctorResult) -> Facts:
         "connect_s": seconds_between(short, "dispatched_ns", "connected_ns"),
         "failures": list(seen.failures),
         "asked": seen.asked,
+        "bodies": seen.bodies,
+        "good": seen.good,
         "round_trip_s": seen.probe.network.request_s,
         "tcp_connect_s": seen.probe.network.connect_s,
         "model": seen.probe.shape.model,

@@ -43,6 +43,8 @@ class DoctorResult:
     again: RequestRecord  # the same as ``short``
     failures: tuple[str, ...]  # of all requests, but not those refused for a field
     asked: int  # requests in all
+    bodies: int  # good answers that came as one JSON body
+    good: int  # good answers in all
     kept_alive: bool
     closed_unannounced: bool  # the server closes connections without announcing it
     proxy: Proxy | None
@@ -82,6 +84,8 @@ async def examine(settings: Settings, progress: Progress) -> DoctorResult:
             again,
             failures=tuple(client.asked_failed),
             asked=len(client.asked),
+            bodies=client.asked_bodies,
+            good=sum(record.status == "ok" for record in client.asked),
             kept_alive=probe.keeps_alive is not False,
             closed_unannounced=client.closed_unsaid > client.closed_said,
             proxy=route.proxy,

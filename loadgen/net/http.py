@@ -177,6 +177,7 @@ class Client:
         # of the requests outside of a stage
         self.asked: list[RequestRecord] = []
         self.asked_failed: list[str] = []  # "status: error"
+        self.asked_bodies = 0  # good answers in one JSON body, where others may be streams
         self.patience_s = ANSWER_TIMEOUT_S
 
     def dispatch(self, exchange: Exchange) -> None:

@@ -32,7 +32,7 @@ NOTES: dict[str, str | None] = {
     "errors": "",  # counted on every screen
     "too_long": "Some requests exceeded the model's context: use shorter lengths or --fit-context.",
     "unstable_lowest": "Even the lowest load was too high: start lower.",
-    "resumed": None,  # its own text is short
+    "resumed": None,  # its own text is short, as that of others
     "never_settled": "Some stages never settled: use a longer --duration.",
     "resent": "Idle connections broke, and requests were sent again.",
     "unsolicited": "Answers came that no request had asked for: some may be those of others.",
@@ -42,12 +42,13 @@ NOTES: dict[str, str | None] = {
     "too_short": "Stages are too short to show a steady state: use a longer --duration.",
     "non_monotone": "An SLO was violated below a load that met it: repeat with longer stages.",
     "beyond_context": "Part of the workload did not fit the model's context and was cut.",
-    "inputs_off": "Prompts were not as long as planned: check --tokenizer.",
-    "lengths_off": "Answers were not as long as planned: fix lengths or ignore end-of-sequence.",
+    "inputs_off": None,
+    "lengths_off": None,
     "cut_short": "Some answers may have been cut short by something on the way.",
     "unseen": "Some answers hold no visible token: plan longer ones, or switch reasoning off.",
     "endings": "Some answers ended for a reason of their own, as a content filter.",
-    "impossible_counts": "Some token counts of the server are impossible, and left out.",
+    "impossible_counts": None,
+    "foreign_load": None,
     "strangers": "Other models, or a cache, gave some of the answers.",
     "not_streamed": "The endpoint does not stream token by token: TTFT and ITL mean little.",
     "diagnosis": "The endpoint streams oddly: see ampacity doctor.",
