@@ -154,7 +154,7 @@ def summarise_gap(
         found["reason"] = _BOUNDS["none"]
     elif binding.metric != "e2e" or binding.class_:
         found["reason"] = (
-            f"not applicable: {binding.text} does not limit how long every request is in the system"
+            f"no verdict: the gap is that to a limit on all whole requests, which {binding.text} is not"
         )
     else:
         found = gap(capacity.c_max, binding.limit_s, capacity.capacity_rps)
@@ -168,9 +168,9 @@ def summarise_gap(
 
 
 _BOUNDS = {
-    "lower_bound": "not applicable: C_max is a lower bound, as no stage violated an SLO",
+    "lower_bound": "no verdict: C_max is a lower bound, as no stage violated an SLO",
     "saturated": (
-        "not applicable: the closed loop is saturated, so that C_max is the number of users that was set"
+        "no verdict: the closed loop is saturated, so that C_max is the number of users that was set"
     ),
     "none": "no capacity within the SLOs was found",
 }

@@ -16,6 +16,7 @@ _MEANS = (
 )
 _LARGEST = {
     "engines": "engines",
+    "running_max": "running",
     "kv_cache_usage_max": "kv_cache_usage",
     "adapter_slots": "adapter_slots",
     "adapter_slots_used_max": "adapter_slots_used",

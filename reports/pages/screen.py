@@ -10,6 +10,7 @@ from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
 from ampacity.analysis.slo import ERROR_RATE, GOODPUT, METRICS, SHARES, slo_from_dict
+from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.stage_warnings import client_relief
 from ampacity.reports.pages.burst_screen import burst_answers, burst_drawn, burst_table
 from ampacity.reports.pages.soak import soak_answers, soak_table
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 JUDGED = 6  # SLOs that have a column
+STEADY = {
+    "yes": ("✓ steady", None, "good"),
+    "not shown": ("? no level found", None, "unsure"),
+    "no": ("✗ queue grew", None, "bad"),
+    "unknown": ("? too short to tell", None, "unsure"),
+}
 NAMED = 2  # SLOs that a line names; of more it counts the rest
 NOTES: dict[str, str | None] = {
     "partial": "",  # an answer of its own
@@ -309,12 +316,7 @@ def _words(summary: Summary, stage: Stage) -> Cell:
     if stage.client_limited:
         return Cell("– this machine was the limit", state="unsure")
     if not summary.slos:
-        words: dict[bool | None, tuple[str, str]] = {
-            True: ("✓ steady", "good"),
-            False: ("✗ queue grew", "bad"),
-        }
-        text, state = words.get(stage.stable, ("? too short to tell", "unsure"))
-        return Cell(text, state=state)
+        return Cell(*STEADY[steady_state(stage)[0]])
     if stage.slo_met:
         return Cell("✓ met", state="good")
     violated = [v.slo.partition("=")[0] for v in stage.slo_verdicts if v.verdict == "violated"]

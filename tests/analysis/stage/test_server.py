@@ -47,6 +47,7 @@ def test_gauges_are_means_counters_are_growth_inside_the_window() -> None:
         samples=3,
         engines=2,
         running=4,
+        running_max=6,
         waiting=1,
         kv_cache_usage_max=0.9,
         preemptions=5,
