@@ -169,7 +169,7 @@ def behind_a_record(more: Callable[[Peer], bytes]) -> Script:
             peer.encrypt(CHUNKS[3]) + more(peer),
             gap_s=0.02,
         )
-        time.sleep(0.2)
+        peer.wait_for_close()
 
     return script
 
