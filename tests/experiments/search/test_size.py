@@ -28,10 +28,10 @@ from ampacity.loadgen.rundir.files import load_run
 from ampacity.reports.pages.findings import usable_rate
 from ampacity.reports.pages.plan import rate_text
 from ampacity.reports.pages.size import _rails
-from ampacity.simulator.engine.outcome import simulate
 from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.catalog import HARDWARE, LLAMA3_8B
 from ampacity.simulator.models.hardware import find_config
+from benchmarks.servers.truth import simulate
 from tests.analysis.decision.test_model import LLAMA3_8B as CONFIG
 from tests.analysis.limits.test_limits import predicted
 from tests.support.contract import describe_fields

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.engine import Engine, EngineConfig, Request, Speculation
 from ampacity.simulator.engine.options import POLICIES
-from ampacity.simulator.engine.outcome import simulate
 from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.hardware import PRESETS, linear_config
+from benchmarks.servers.truth import simulate
 from tests.support.repeats import often
 from tests.support.simulator.engine_runs import prefix_hashes, run_dry
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.engine import Engine, EngineConfig, Request
 from ampacity.simulator.engine.steptime import Linear, Roofline
-from ampacity.simulator.engine.truth import simulate
 from ampacity.simulator.models.hardware import PRESETS, linear_config
+from benchmarks.servers.truth import simulate
 from tests.support.repeats import often
 from tests.support.simulator.engine_runs import run_dry
 

@@ -9,17 +9,16 @@ from scipy.optimize import brentq
 
 from ampacity.simulator.engine.deployment import Deployment
 from ampacity.simulator.engine.engine import Engine, EngineConfig, Request, Speculation
-from ampacity.simulator.engine.outcome import Outcome, simulate
-from ampacity.simulator.engine.truth import true_capacity
 from ampacity.simulator.models.catalog import H100, LLAMA3_8B
 from ampacity.simulator.models.hardware import PRESETS, engine_config, linear_config
+from benchmarks.servers.truth import Measured, simulate, true_capacity
 from tests.support.simulator.engine_runs import prefix_hashes, simulate_closed
 
 BIG = PRESETS["llama3-70b-4xh100"]
 SMALL = PRESETS["llama3-8b-h100"]
 
 
-def gap_quantile(outcome: Outcome, quantile: float) -> float:
+def gap_quantile(outcome: Measured, quantile: float) -> float:
     lengths, counts = outcome.gaps_s()
     order = np.argsort(lengths)
     cumulated = np.cumsum(counts[order])

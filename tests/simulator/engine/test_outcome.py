@@ -9,14 +9,14 @@ import pytest
 from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.deployment import Deployment
 from ampacity.simulator.engine.engine import EngineConfig, Request, Speculation
-from ampacity.simulator.engine.outcome import Outcome, simulate
 from ampacity.simulator.models.hardware import PRESETS, linear_config
+from benchmarks.servers.truth import Measured, simulate
 from tests.support.simulator.engine_runs import prefix_hashes, simulate_closed
 
 LINE = linear_config(0.010, 0.001)
 
 
-def of(stage: Outcome, request: int) -> list[float]:
+def of(stage: Measured, request: int) -> list[float]:
     return stage.token_times_s(request).tolist()
 
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from ampacity.simulator.engine.engine import EngineConfig
-from ampacity.simulator.engine.truth import Outcome, saturation_rps, simulate
 from ampacity.simulator.models.hardware import linear_config
+from benchmarks.servers.truth import Measured, saturation_rps, simulate
 
 Lengths = Callable[[np.random.Generator, int], NDArray[np.int64]]
 
@@ -32,7 +32,7 @@ def replicate(
     config: EngineConfig,
     rate: float,
     lengths: Lengths,
-    value: Callable[[Outcome], NDArray[np.float64]],
+    value: Callable[[Measured], NDArray[np.float64]],
     requests: int,
     replications: int = 4,
 ) -> tuple[float, float]:
@@ -46,12 +46,12 @@ def replicate(
     return float(np.mean(means)), float(np.std(means, ddof=1) / math.sqrt(replications))
 
 
-def waiting_s(step_s: float) -> Callable[[Outcome], NDArray[np.float64]]:
+def waiting_s(step_s: float) -> Callable[[Measured], NDArray[np.float64]]:
     """Time in the queue: the first token comes one step after admission."""
     return lambda outcome: outcome.ttft_s - step_s
 
 
-def e2e_s(outcome: Outcome) -> NDArray[np.float64]:
+def e2e_s(outcome: Measured) -> NDArray[np.float64]:
     return outcome.e2e_s
 
 

@@ -9,8 +9,8 @@ from scipy.optimize import brentq
 
 from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.engine import EngineConfig
-from ampacity.simulator.engine.truth import Slo, shares_within, simulate, true_capacity
 from ampacity.simulator.models.hardware import PRESETS, linear_config
+from benchmarks.servers.truth import Slo, shares_within, simulate, true_capacity
 
 Arrays = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]
 
@@ -102,7 +102,7 @@ def test_preempted_requests_keep_their_long_gap() -> None:
     base = linear_config(0.01, 0.0)
     config = EngineConfig("tight", base.step_time, 4, 1000, 64, 16, 4)
     outcome = simulate(config, [0.0, 0.0], [4, 4], [44, 44])
-    assert outcome.preemptions == 1
+    assert list(outcome.explicit) == [1]  # preempted
     # the second waits until the first has all its 44 tokens: from step 28 to that after the 44th
     assert np.diff(outcome.token_times_s(1)).max() == pytest.approx((44 - 28) * 0.01)
     gaps, counts = outcome.gaps_s()

@@ -13,9 +13,9 @@ import pytest
 
 from ampacity.simulator.engine.engine import EngineConfig
 from ampacity.simulator.engine.options import Speculation
-from ampacity.simulator.engine.truth import simulate
 from ampacity.simulator.models.hardware import linear_config
 from ampacity.simulator.server.text import WORDS
+from benchmarks.servers.truth import simulate
 from tests.support.simulator.simulated_server import (
     CHAT,
     FAST,

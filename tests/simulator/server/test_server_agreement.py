@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import uvloop
 
-from ampacity.simulator.engine.outcome import simulate
 from ampacity.simulator.models.hardware import find_config
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.simulator.server.protocol import CHAT_OVERHEAD_TOKENS
 from ampacity.simulator.server.realtime import DeadlineTimer
+from benchmarks.servers.truth import simulate
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 
