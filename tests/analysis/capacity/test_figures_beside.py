@@ -10,7 +10,6 @@ from ampacity.analysis.capacity.fleet import (
     Traffic,
     cost_per_million_output_tokens,
     fleet_of,
-    queue_depth,
 )
 from ampacity.analysis.capacity.goodput_peak import peak_goodput
 from ampacity.analysis.capacity.levels import (
@@ -61,10 +60,6 @@ def test_cost_of_tokens() -> None:
     assert fleet.cost_per_million_output_tokens == pytest.approx(10 / 36)
     assert "no peak rate" in str(fleet.reason)
     assert fleet_of(Traffic(120.0), carried, safety=0.5).instances is None
-
-
-def test_queue_depth_of_a_two_second_budget() -> None:
-    assert queue_depth(50, 2) == 100
 
 
 def test_goodput_of_thirty_good_requests_a_minute() -> None:

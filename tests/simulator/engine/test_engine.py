@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.engine import Engine, EngineConfig, Request
 from ampacity.simulator.engine.steptime import Linear, Roofline
-from ampacity.simulator.models.hardware import PRESETS, linear_config
+from ampacity.simulator.models.hardware import linear_config
 from benchmarks.servers.truth import simulate
 from tests.support.repeats import often
 from tests.support.simulator.engine_runs import run_dry
@@ -164,26 +164,6 @@ def test_kv_exhaustion_preempts_the_latest_and_everyone_finishes() -> None:
     assert stop == 28  # step 0 stores the prompt's 4 entries, step n the (4 + n)th: 32 at step 28
 
 
-def test_conservation_under_pressure() -> None:
-    """Every request gets its tokens, whatever is preempted; then all blocks are free."""
-    rng = np.random.default_rng(5)
-    engine = Engine(small(max_num_seqs=8, kv_blocks=20))
-    requests = [Request(int(rng.integers(1, 30)), int(rng.integers(1, 34))) for _ in range(400)]
-    given_tokens = dict.fromkeys(requests, 0)
-    for request in requests:
-        engine.submit(request, 0.0)
-    now_s, order = 0.0, []
-    while (result := engine.step(now_s)) is not None:
-        for request in engine.recipients(result):
-            given_tokens[request] += 1
-        order += result.prompts
-        now_s = result.end_s
-    assert given_tokens == {request: request.output_tokens for request in requests}
-    assert engine.preemptions > 0
-    assert engine.free_blocks == 20
-    assert engine.kv_usage == 0.0
-
-
 def test_first_come_first_served() -> None:
     """A short request behind a long one that does not fit waits: nobody overtakes."""
     engine = Engine(small(max_num_batched_tokens=64))
@@ -273,39 +253,6 @@ def test_abort_after_the_end_is_harmless() -> None:
     run_dry(engine)
     engine.abort(request)
     assert (engine.free_blocks, request.aborted) == (16, False)
-
-
-@pytest.mark.parametrize("clients", [1, 4, 16])
-def test_closed_loop_throughput_is_exact(clients: int) -> None:
-    """X = C / (m (alpha + beta C)) of C clients without think time, m tokens each."""
-    alpha, beta, tokens, rounds = 0.01, 0.001, 100, 20
-    engine = Engine(linear_config(alpha, beta, max_num_seqs=16))
-    for _ in range(clients):
-        engine.submit(Request(1, tokens), 0.0)
-    now_s, completed = 0.0, 0
-    while completed < clients * rounds:
-        result = engine.step(now_s)
-        assert result is not None
-        now_s = result.end_s
-        completed += len(result.finished)
-        for _ in result.finished:
-            engine.submit(Request(1, tokens), now_s)
-    assert completed / now_s == pytest.approx(clients / (tokens * (alpha + beta * clients)))
-
-
-def test_chunked_prefill_lowers_gaps_and_raises_the_long_ttft() -> None:
-    """One long prompt among decoding requests, on the 70B preset."""
-    arrivals = [0.0] * 8 + [1.0]
-    inputs, outputs = [64] * 8 + [8000], [200] * 8 + [4]
-    worst, ttft = [], []
-    for budget in (512, 8192):
-        base = PRESETS["llama3-70b-4xh100"]
-        config = EngineConfig("x", base.step_time, 256, budget, 8192, base.kv_blocks)
-        outcome = simulate(config, arrivals, inputs, outputs)
-        worst.append(float(np.diff(outcome.token_times_s(0)).max()))
-        ttft.append(float(outcome.ttft_s[8]))
-    assert worst[0] < worst[1] / 3
-    assert ttft[0] > ttft[1]
 
 
 def test_what_can_never_be_served_is_refused() -> None:
