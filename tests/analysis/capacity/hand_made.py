@@ -1,7 +1,8 @@
-"""Stages made by hand, with what capacity reads of them."""
+"""A fleet, and stages with what capacity reads of them, made by hand."""
 
 from typing import Any
 
+from ampacity.analysis.capacity.fleet_figures import FleetInputs
 from ampacity.analysis.capacity.limit import find_capacity as of_structs
 from ampacity.analysis.contract.capacity import Capacity
 from ampacity.analysis.slo import parse_slos
@@ -10,6 +11,18 @@ from tests.support.contract import on_stages
 find_capacity = on_stages(of_structs)
 
 SLOS = parse_slos(["ttft_p99=1s"])
+# 52 GPUs at $2 carry 156/s: $104 an hour, at 40 % of use 224,640 requests
+FLEET = FleetInputs(
+    peak_rps=120,
+    capacity_rps=12,
+    safety_factor=1.3,
+    tensor_parallel=4,
+    gpu_hour_usd=2.0,
+    utilisation=0.4,
+    input_tokens=1000,
+    cached_tokens=400,
+    output_tokens=250,
+)
 
 
 def verdict(slo: str, value_s: float | None, share: float, n: float = 1000) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def test_mbu_is_the_share_of_the_bandwidth_that_the_engine_used(
     arrivals = np.cumsum(np.random.default_rng(5).exponential(1 / rate_rps, 3000))
     n = len(arrivals)
     outcome = simulate(
-        replace(config, step_time=counted),  # type: ignore[arg-type]
+        replace(config, step_time=counted),
         arrivals,
         np.full(n, inputs),
         np.full(n, outputs),

@@ -311,7 +311,7 @@ def answering(
     """Every answer is an event of so many words; prompts are counted in words of all messages."""
 
     def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
-        messages = json.loads(handler.body)["messages"]  # type: ignore[attr-defined]
+        messages = json.loads(handler.body)["messages"]
         counted = sum(
             len(str(m["content"] or "").split())
             + sum(len(c["function"]["arguments"].split()) for c in m.get("tool_calls") or ())

@@ -148,7 +148,7 @@ def test_closed_loop(clients: int) -> None:
 def test_capacity_of_two_replicas_is_about_twice_that_of_one() -> None:
     """Least-request over two M/D/1-like servers is better than two apart, and never worse."""
 
-    def requests(rate: float, seed: int):  # type: ignore[no-untyped-def]
+    def requests(rate: float, seed: int):
         rng = np.random.default_rng(seed)
         return np.cumsum(rng.exponential(1.0, 1500)) / rate, np.ones(1500), np.ones(1500)
 
@@ -168,7 +168,7 @@ def test_capacity_of_two_replicas_is_about_twice_that_of_one() -> None:
 )
 def test_bad_deployments(options: dict[str, object]) -> None:
     with pytest.raises(SimulatorError):
-        Deployment(LINE, **options)  # type: ignore[arg-type]
+        Deployment(LINE, **options)
 
 
 def test_speculation_behind_a_router() -> None:

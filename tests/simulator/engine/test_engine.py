@@ -29,7 +29,7 @@ def small(**changes: object) -> EngineConfig:
         "kv_blocks": 16,
         "block_tokens": 4,
     }
-    return EngineConfig(**(values | changes))  # type: ignore[arg-type]
+    return EngineConfig(**(values | changes))
 
 
 class Naive:
@@ -171,7 +171,6 @@ def test_first_come_first_served() -> None:
     for request in (big, huge, tiny):
         engine.submit(request, 0.0)
     result = engine.step(0.0)
-    assert result is not None
     assert result.prompts == [big]
     assert (engine.running, engine.waiting) == (1, 2)  # tiny would fit, but huge is first
     assert run_dry(engine, result.end_s) == [big, tiny, huge]
@@ -196,7 +195,6 @@ def test_chunked_prefill_shares_the_budget_with_decoding() -> None:
     now_s = 0.0
     while long.first_token_s is None:
         result = engine.step(now_s)
-        assert result is not None
         seen.append((result.decoding, result.prefill_tokens))
         now_s = result.end_s
     # 4 of short and 6 of long; then one decode token and 9; the last 10 need two steps
@@ -234,7 +232,6 @@ def test_abort_frees_what_is_held(steps_before: int) -> None:
     now_s = 0.0
     for _ in range(steps_before):
         result = engine.step(now_s)
-        assert result is not None
         now_s = result.end_s
     engine.abort(dropped)
     engine.abort(dropped)

@@ -43,7 +43,7 @@ def test_prefix_hits_lower_ttft_in_proportion() -> None:
     """Prompts of 6,400 tokens, one at a time: TTFT less a step is proportional to tokens computed.
 
     This is exact without the attention's square (flops_per_pair 0)."""
-    step = replace(SMALL.step_time, flops_per_pair=0.0)  # type: ignore[type-var]
+    step = replace(SMALL.step_time, flops_per_pair=0.0)
     config = replace(SMALL, step_time=step, prefix_caching=True)
     for share in (0.25, 0.5, 0.75):
         tokens = int(6400 * share)

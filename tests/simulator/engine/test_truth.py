@@ -15,7 +15,7 @@ from benchmarks.servers.truth import Slo, shares_within, simulate, true_capacity
 Arrays = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]
 
 
-def poisson(count: int, prompt: int, output: int):  # type: ignore[no-untyped-def]
+def poisson(count: int, prompt: int, output: int):
     def requests(rate: float, seed: int) -> Arrays:
         rng = np.random.default_rng(seed)
         arrivals = np.cumsum(rng.exponential(1.0, count)) / rate
@@ -119,7 +119,7 @@ def test_bad_requests(arrivals: list[float], inputs: list[int], outputs: list[in
         simulate(linear_config(0.1, 0.0), arrivals, inputs, outputs)
 
 
-def chat_short(count: int):  # type: ignore[no-untyped-def]
+def chat_short(count: int):
     """Log-normal lengths: input p50 128, p99 512, output p50 32, p99 128 (z of p99: 2.326)."""
 
     def draw(rng: np.random.Generator, median: float) -> NDArray[np.int64]:

@@ -50,11 +50,10 @@ class Connection(asyncio.Protocol):
 
     def send(self, request: bytes, seen: DoctorResult) -> None:
         self.seen = seen
-        self.transport.write(request)  # type: ignore[attr-defined]
+        self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         now_s = time.monotonic()
-        assert self.seen is not None
         self.seen.token_s += [now_s] * data.count(TOKEN)
         if data.endswith(b"0\r\n\r\n"):
             self.idle.append(self)

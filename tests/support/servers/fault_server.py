@@ -180,7 +180,6 @@ class FaultServer:
 
     def stop(self) -> None:
         """Break every connection and end the thread."""
-        assert self._thread is not None
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
 
