@@ -157,7 +157,8 @@ def read_requests(
     found.output_tokens[wrong] = np.nan
     found.uncounted[wrong] = True
     listed = ((meta or {}).get("locked") or {}).get("max_model_len")
-    found.status[_refused_though_fitting(found, listed)] = _CODE["bad_request"]
+    context = listed if isinstance(listed, int) else 0  # --lock may name another, as a text
+    found.status[_refused_though_fitting(found, context)] = _CODE["bad_request"]
     if np.all(np.diff(found.scheduled_ns) >= 0):  # as a run mostly writes them
         return found
     return found.take(np.argsort(found.scheduled_ns, kind="stable"))
@@ -175,13 +176,13 @@ def contradicted(requests: Requests) -> Bools:
     return np.asarray(wrong, dtype=np.bool_)
 
 
-def _refused_though_fitting(requests: Requests, context: int | None) -> Bools:
+def _refused_though_fitting(requests: Requests, context: int) -> Bools:
     """Return which requests the server called too long although the context that it lists holds
     them and it answered as long ones, by plan, shape (n,).
     """
     r, ok = requests, requests.has_status("ok")
     planned = r.input_tokens_planned + r.output_tokens_planned
-    longest = min(float(planned[ok].max(initial=0.0)), FITS_SHARE * (context or 0))
+    longest = min(float(planned[ok].max(initial=0.0)), FITS_SHARE * context)
     return np.asarray(r.has_status("too_long") & (planned <= longest), dtype=np.bool_)
 
 

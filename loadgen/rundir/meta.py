@@ -43,6 +43,7 @@ _AUDIT = _object(
     client_limited_reason=str,
     workers=_list(_object(("worker",), worker=_COUNT, node=str, cpu_fraction=_AMOUNT)),
 )
+_TOKENS: Any = Annotated[int, Meta(ge=0, le=2**31)]
 _STAGE = _object(
     ("start_ns", "end_ns"),
     index=_COUNT,
@@ -63,6 +64,8 @@ _STAGE = _object(
     planned_s=_AMOUNT,
     interrupted=bool,
     cut_ns=_TIME_NS,
+    decided_early=str,
+    alpha=Annotated[float, Meta(gt=0, lt=1)],
     continues=_COUNT,
     audit=_AUDIT,
     from_s=_AMOUNT,
@@ -95,8 +98,10 @@ _RUN_JSON = _object(
     tool=_ANY_OBJECT,
     clock=_ANY_OBJECT,
     endpoint=_ANY_OBJECT,
-    locked=_ANY_OBJECT,
-    host=_ANY_OBJECT,
+    locked=_object(max_model_len=_TOKENS | str, think_s=_AMOUNT),  # str: of --lock
+    host=_object(cpus=_COUNT),
+    workers=_COUNT,
+    seed=Annotated[int, Meta(ge=0)],
     slos=_list(_ANY_OBJECT),
     notes=list[str],
     diagnosis=_list(_FINDING),

@@ -384,7 +384,10 @@ def test_closed_standard_streams_harm_nothing(closed: str, tmp_path: Path) -> No
     "change",
     json.loads("""[{"stages": 5}, {"slos": 5}, {"workload": 5}, {"tool": []},
         {"clock": "x"}, {"endpoint": 1}, {"locked": 2}, {"host": 3}, {"stages": [5]},
-        {"stages": [{"start_ns": "x"}]}, {"stages": [{"audit": 7}]}]"""),
+        {"stages": [{"start_ns": "x"}]}, {"stages": [{"audit": 7}]},
+        {"locked": {"max_model_len": 1e400}}, {"locked": {"max_model_len": 9999999999}},
+        {"locked": {"think_s": "x"}}, {"host": {"cpus": -1}}, {"workers": "x"}, {"seed": 0.5},
+        {"stages": [{"start_ns": 0, "end_ns": 1, "alpha": 7}]}]"""),
 )
 def test_a_tampered_run_json_is_one_line(change: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"schema_version": 1, **change}))

@@ -321,10 +321,11 @@ def test_answers_in_one_piece_have_no_first_token_however_fast(
         ((20, 21), 8192, "too_long"),  # longer than each of them
         ((30, 10), 42, "too_long"),  # near the listed context, as the plan has an error
         ((30, 10), None, "too_long"),  # no context is listed
+        ((30, 10), "8192", "too_long"),  # by --lock: the server lists none
     ],
 )
 def test_what_fits_and_is_called_too_long_is_a_failure(
-    refused: tuple[int, int], context: int | None, kind: str, tmp_path: Path
+    refused: tuple[int, int], context: int | str | None, kind: str, tmp_path: Path
 ) -> None:
     lengths = {"input_tokens_planned": 30, "output_tokens_planned": 10}
     no: dict[str, Any] = {"ttft_s": None, "status": "too_long", "http_status": 400}
