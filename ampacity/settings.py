@@ -385,29 +385,6 @@ FIELDS = {setting.name or f.name: f.name for f, setting in _DECLARED}
 SETTINGS: dict[str, Setting] = {setting.name or f.name: setting for f, setting in _DECLARED}
 REPLAY = [name for name, setting in SETTINGS.items() if name == "trace" or setting.needs == _TRACE]
 SHARED = [name for name in SETTINGS if name not in REPLAY]
-# settings that a run without a network has
-VIRTUAL = [
-    "workload",
-    "input_tokens",
-    "output_tokens",
-    "rates",
-    "concurrency",
-    "lengths",
-    "think_time",
-    "ramp",
-    "duration",
-    "arrivals",
-    "warmup",
-    "seed",
-    "max_requests",
-    "max_tokens",
-    "slo",
-    "peak_rps",
-    "tp",
-    "safety",
-    "gpu_hour",
-    "out",
-]
 
 
 def read_settings(raw: Mapping[str, Any]) -> dict[str, Any]:

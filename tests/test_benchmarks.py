@@ -158,7 +158,6 @@ def test_the_studies_in_virtual_time_drive_what_the_product_drives(
     assert sum("100.0% hold the truth" in line for line in lines) >= 6  # each does in 97 of 100
     slo, (capacity_rps, _) = put_at(QUEUE, 0.7, 0.95)
     found, requests, _, stages = search_server(QUEUE, slo, 0.1, seed=1)
-    assert found is not None
     assert requests > 1_000
     assert len(stages) > 2
     assert found.capacity_rps == pytest.approx(capacity_rps, rel=0.2)

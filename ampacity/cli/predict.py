@@ -9,7 +9,13 @@ from ampacity.cli import EXIT_INTERRUPTED
 from ampacity.cli import options as o
 from ampacity.cli.engine_options import Preset, full_preset, with_engine
 from ampacity.cli.measure.search import Closed, Precision, make_search
-from ampacity.settings import VIRTUAL
+
+# the settings that a run without a network has
+VIRTUAL = (
+    *("workload", "input_tokens", "output_tokens", "rates", "concurrency", "lengths", "think_time"),
+    *("ramp", "duration", "arrivals", "warmup", "seed", "max_requests", "max_tokens", "slo"),
+    *("peak_rps", "tp", "safety", "gpu_hour", "out"),
+)
 
 SearchInstead = Annotated[
     bool,

@@ -142,8 +142,9 @@ def analyse_stage(
     """Return a stage, with every field that a lone stage can have; the rest is for the summary.
 
     ``table`` holds at least the rows of the stage, ``meta`` is the stage's entry in run.json (of a
-    table that is no ``RunRecords`` with the run's ``diagnosis`` and ``locked``). Where the stage ended early, or
-    the run was killed before its end, the window ends with the last thing that happened.
+    table that is no ``RunRecords`` with the run's ``diagnosis`` and ``locked``). Where the stage
+    ended early, or the run was killed before its end, the window ends with the last thing that
+    happened.
     ``labels``: request_id -> accepted, for ``accepted``.
     """
     if isinstance(table, RunRecords):

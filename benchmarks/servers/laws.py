@@ -122,8 +122,9 @@ def _decode(
 
 def preset_server() -> Server:
     """Return the simulator's Llama 3 8B on an A100; p50 of 512 prompt and 128 answer tokens."""
-    from ampacity.simulator.engine.truth import saturation_rps, simulate
+    from ampacity.simulator.engine.outcome import simulate
     from ampacity.simulator.models.hardware import find_config
+    from benchmarks.servers.truth import saturation_rps
 
     config = find_config("llama3-8b-a100")
 

@@ -4,7 +4,7 @@ runs.
     python -m benchmarks.studies.demo_figures --runs 30 --first-seed 100000 [--duration 8s]
 
 The truth is the capacity of the demo's engine and SLOs and the mean in flight at it, by bisection
-over runs of 200,000 requests (``ampacity.simulator.engine.truth``). A line misses where its
+over runs of 200,000 requests (``benchmarks.servers.truth``). A line misses where its
 interval does not hold the truth: capacity, C_max, and the fleet for 1,000 requests/s.
 """
 
@@ -34,10 +34,10 @@ from ampacity.experiments.virtual import player
 from ampacity.experiments.virtual import predict as virtual
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
-from ampacity.simulator.engine.truth import true_capacity
 from ampacity.simulator.models.hardware import find_deployment
 from ampacity.workloads.schedule import open_schedule
 from benchmarks.options import parser
+from benchmarks.servers.truth import true_capacity
 
 PEAK_RPS, SAFETY = 1000, 1.5
 TRUTH_REQUESTS, TRUTH_RUNS = 200_000, 4

@@ -272,8 +272,8 @@ def _engine(slo: Slo, output_tokens: str) -> tuple[Any, Any]:
 def engine_truth(
     slo: Slo, output_tokens: str, requests: int = 60_000, replications: int = 8
 ) -> tuple[float, float]:
-    from ampacity.simulator.engine.truth import true_capacity
     from ampacity.workloads.schedule import open_schedule
+    from benchmarks.servers.truth import true_capacity
 
     settings, config = _engine(slo, output_tokens)
 

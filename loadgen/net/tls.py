@@ -44,7 +44,8 @@ class TlsWire:
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_hostname=host, session=session
         )
-        # without a Python frame for each record
+        # _sslobj is private and holds the same read without a Python frame for each record; an
+        # interpreter without it takes the slower way
         self._read: Callable[[int], bytes] = getattr(self._tls, "_sslobj", self._tls).read
         self._on_session: Callable[[ssl.SSLSession], None] | None = on_session
         self._tunnel, self._proxy_answer = tunnel, b""

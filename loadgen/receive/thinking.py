@@ -34,7 +34,7 @@ _CLOSING_OF = dict((*TAGS, *WORDED))
 _MARKS = [*LONE, *(tag for pair in TAGS for tag in pair)]
 _ANY = re.compile("|".join(map(re.escape, _MARKS)))
 MARKS = tuple(mark.encode() for mark in _MARKS)
-"""What ends or begins thinking, UTF-8."""
+"""The ends and beginnings of thinking, UTF-8."""
 _FIRST = {opening[0] for opening in _CLOSING_OF}
 _LONGEST = max(map(len, (*_MARKS, *_CLOSING_OF.values())))
 

@@ -49,6 +49,7 @@ from ampacity.reports.render.figures import (
 from ampacity.reports.render.sessions import session_findings, session_tables
 from ampacity.reports.render.table import Rows, Table
 from ampacity.reports.render.traffic import side_title, traffic_table, workload_facts
+from ampacity.reports.render.windows import windows_table
 
 NOT_GIVEN = "not given"
 STATUS_WORDS = {
@@ -126,7 +127,7 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
         assumption=summary.interval_assumption,
         lengths=tables.lengths_table(summary),
         traffic=traffic_table(summary),
-        windows=tables.windows_table(summary, meta),
+        windows=windows_table(summary, meta),
         events=events_table(summary, meta),
         server=tables.server_table(summary),
         sessions=session_tables(summary),

@@ -8,7 +8,8 @@ from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.reports.render.figures import count, cut_off, failures, significant
 from ampacity.reports.render.table import Cell, Column, Table
-from ampacity.reports.render.tables import began_s, rows_of_stages, span
+from ampacity.reports.render.tables import rows_of_stages
+from ampacity.reports.render.windows import began_s, span
 
 
 def events_table(summary: Summary, meta: Mapping[str, Any]) -> Table:

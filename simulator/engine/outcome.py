@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.deployment import Deployment, Run, drive_one
-from ampacity.simulator.engine.engine import EngineConfig, Request
+from ampacity.simulator.engine.engine import Request
 from ampacity.simulator.engine.samples import Sample
 
 Floats = NDArray[np.float64]
@@ -34,23 +32,7 @@ class Outcome:
     first_step: Integers
     last_step: Integers
     explicit: dict[int, Floats]
-    preemptions: int
     samples: Sequence[Sample] = ()  # of the engines' own state, once a second
-
-    @property
-    def ttft_s(self) -> Floats:
-        return self.first_token_s - self.arrival_s
-
-    @property
-    def e2e_s(self) -> Floats:
-        return self.finish_s - self.arrival_s
-
-    @property
-    def tpot_s(self) -> Floats:
-        """Time per output token after the first; NaN for requests of one token."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            mean = (self.finish_s - self.first_token_s) / (self.output_tokens - 1)
-        return np.where(self.output_tokens > 1, mean, np.nan)
 
     def token_times_s(self, request: int) -> Floats:
         """Return the time of each output token of one request."""
@@ -65,66 +47,18 @@ class Outcome:
         """Return (times in s, tokens) of the chunks of one request; equal times are one chunk."""
         return np.unique(self.token_times_s(request), return_counts=True)
 
-    def gaps_s(self, chosen: NDArray[np.bool_] | None = None) -> tuple[Floats, Integers]:
-        """Return (lengths in s, counts) of the gaps between tokens of the chosen requests.
 
-        k tokens that come together, g after the token before, are k gaps of g/k.
-        """
-        keep = np.ones(len(self.arrival_s), dtype=bool) if chosen is None else chosen.copy()
-        apart = [_gaps(times) for request, times in self.explicit.items() if keep[request]]
-        keep[list(self.explicit)] = False
-        keep &= self.output_tokens > 1
-        first = self.first_step[keep]
-        apart.append(self.step_end_s[first + 1] - self.first_token_s[keep])
-        # and a gap at the end of each further tick, up to the last
-        counts = np.zeros(len(self.step_end_s) + 2, dtype=np.int64)
-        np.add.at(counts, first + 2, 1)
-        np.add.at(counts, self.last_step[keep] + 1, -1)
-        per_step = np.cumsum(counts)[: len(self.step_end_s)]
-        lengths = np.diff(self.step_end_s, prepend=self.step_end_s[:1])
-        used = per_step > 0
-        more = np.concatenate(apart)
-        return (
-            np.concatenate([lengths[used], more]),
-            np.concatenate([per_step[used], np.ones(len(more), dtype=np.int64)]),
-        )
+def simulate(deployment: Deployment, arrivals_s: Floats, requests: Sequence[Request]) -> Outcome:
+    """Run requests to their end in virtual time; arrivals are sorted.
 
-    def concurrency(self, start_s: float, end_s: float) -> float:
-        """Return the mean number of requests in flight from start_s to end_s."""
-        inside = np.minimum(self.finish_s, end_s) - np.maximum(self.arrival_s, start_s)
-        return float(np.maximum(inside, 0.0).sum() / (end_s - start_s))
-
-
-def _gaps(times: Floats) -> Floats:
-    instants, tokens = np.unique(times, return_counts=True)
-    return np.repeat(np.diff(instants) / tokens[1:], tokens[1:])
-
-
-def simulate(config: EngineConfig | Deployment, arrivals_s: ArrayLike, *load: Any) -> Outcome:
-    """Run requests to their end in virtual time.
-
-    load: new Requests, or their prompt tokens and output tokens. Raises SimulatorError if arrivals
-    are not sorted or a request cannot be served.
+    Raises SimulatorError if a request cannot be served.
     """
-    arrivals = np.asarray(arrivals_s, dtype=np.float64)
-    requests = load[0]
-    if len(load) > 1:
-        inputs, outputs = (np.asarray(tokens, dtype=np.int64).tolist() for tokens in load)
-        if len(inputs) != len(outputs):
-            raise SimulatorError("input_tokens and output_tokens must have the same length")
-        requests = list(map(Request, inputs, outputs))
-    if len(arrivals) == 0 or np.any(np.diff(arrivals) < 0) or len(arrivals) != len(requests):
-        raise SimulatorError(
-            "arrivals_s must hold one time for each request, at least one, and be sorted"
-        )
-    deployment = Deployment(config) if isinstance(config, EngineConfig) else config
     if deployment.engines == 1:
-        run = drive_one(deployment, requests, arrivals.tolist())
-    else:
-        run = Run(deployment, sampled=True)
-        for request, arrival_s in zip(requests, arrivals.tolist(), strict=True):
-            run.arrive(request, arrival_s)
-        run.advance()
+        return outcome_of(drive_one(deployment, requests, arrivals_s.tolist()), requests)
+    run = Run(deployment, sampled=True)
+    for request, arrival_s in zip(requests, arrivals_s.tolist(), strict=True):
+        run.arrive(request, arrival_s)
+    run.advance()
     return outcome_of(run, requests)
 
 
@@ -153,7 +87,6 @@ def outcome_of(run: Run, requests: Sequence[Request]) -> Outcome:
         first_step=shift + np.array([r.first_tick for r in requests], dtype=np.int64),
         last_step=shift + np.array([r.last_tick for r in requests], dtype=np.int64),
         explicit=explicit,
-        preemptions=sum(engine.preemptions for engine in run.engines),
         samples=run.sampler.samples if run.sampler is not None else (),
     )
 

@@ -136,7 +136,6 @@ def test_what_is_left_and_what_is_refused_is_drawn(tmp_path: Path) -> None:
     records = played(bucket(500, 60.0), 16.0, 120.0, columns=says)
     run = make_run(tmp_path / "run", [Stage(records, 120.0)], [])
     timeline = timeline_of(run)
-    assert timeline is not None
     assert timeline.server == {"quota_left": [(3.0, 0.25)]}
     refused = sum(r.http_status == 429 for r in records)
     assert sum(timeline.failed_rps["rate_limited"]) * timeline.step_s == pytest.approx(refused)

@@ -165,7 +165,7 @@ def test_every_example_of_a_check_parses() -> None:
     (container,) = job["spec"]["template"]["spec"]["containers"]
     words = yaml.safe_load(_block("yaml"))["jobs"]["check"]["steps"][0]["with"]["arguments"].split()
     gitlab = shlex.split(yaml.safe_load(_block("yaml", 1))["check"]["script"][0])[1:]
-    command = typer.main.get_command(app).commands["check"]  # type: ignore[attr-defined]
+    command = typer.main.get_command(app).commands["check"]
     for arguments in (container["args"], words, gitlab):
         assert arguments[0] == "check"
         command.make_context("check", arguments[1:])
@@ -174,7 +174,7 @@ def test_every_example_of_a_check_parses() -> None:
 def test_every_example_of_many_machines_parses() -> None:
     ray, job = (yaml.safe_load(_block("yaml", k, "docs/scale.md")) for k in (0, 1))
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app).commands
     parsed = []
     for name, *arguments in (shlex.split(ray["spec"]["entrypoint"])[1:], container["args"]):
         given = [word.replace("$(POD_NUMBER)", "3") for word in arguments]

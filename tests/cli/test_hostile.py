@@ -4,13 +4,10 @@ them.
 
 import asyncio
 import errno
-import itertools
 import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -32,7 +29,7 @@ from ampacity.loadgen.send.secrets import redact
 from ampacity.loadgen.telemetry import Telemetry
 from ampacity.run_file import read_run_file
 from tests.support.args import COMMAND, COMMAND_ONCE, Cli, args_of
-from tests.support.servers.http_server import http_server, reply
+from tests.support.servers.http_server import http_server, model_server, reply, stream
 
 SHORT = "--duration 1s --input-tokens 5 --output-tokens 2"
 NOWHERE = "http://127.0.0.1:9/v1"
@@ -42,35 +39,6 @@ KEY = "sk-right-4711-0815"
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMPACITY_KEY", KEY)
-
-
-@contextmanager
-def server(
-    answer: Callable[[BaseHTTPRequestHandler, int], object],
-    models: bytes = b'{"data":[{"id":"m"}]}',
-) -> Iterator[str]:
-    """Serve /v1/models and streams; ``answer(handler, number)`` writes the n-th, 0 the probe's."""
-    count = itertools.count()
-
-    def get(handler: BaseHTTPRequestHandler) -> None:
-        listed = handler.path.endswith("/models")
-        reply(handler, models if listed else b"{}", 200 if listed else 404)
-
-    def post(handler: BaseHTTPRequestHandler) -> None:
-        body = handler.rfile.read(int(handler.headers["Content-Length"]))
-        setattr(handler, "body", body)  # noqa: B010 - of the request, for answers that read it
-        answer(handler, next(count))
-
-    with http_server(get, post) as url:
-        yield f"{url}/v1"
-
-
-def stream(handler: BaseHTTPRequestHandler, *events: bytes) -> None:
-    handler.send_response(200)
-    handler.send_header("Content-Type", "text/event-stream")
-    handler.end_headers()
-    for event in (*events, b"[DONE]"):
-        handler.wfile.write(b"data: " + event + b"\n\n")
 
 
 TOKEN = b'{"choices":[{"delta":{"content":"x"}}]}'
@@ -110,7 +78,7 @@ def test_a_run_survives_lies_in_any_answer(cli: Cli, tmp_path: Path) -> None:
     def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
         stream(handler, TOKEN, LAST, usage(lies[number % 3] if number > 4 else "2"))
 
-    with server(answer) as url:
+    with model_server(answer) as url:
         result = cli("run", url, *args_of(f"--rates 20 {SHORT} --out"), tmp_path / "r")
     assert result.returncode == 0, result.stderr
     rows = pq.read_table(tmp_path / "r" / "requests.parquet").to_pylist()
@@ -159,7 +127,7 @@ def test_a_body_without_end_is_given_up(kind: str, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_lying_models_list(cli: Cli, models: bytes, tmp_path: Path) -> None:
-    with server(lambda handler, _: stream(handler, TOKEN, LAST), models) as url:
+    with model_server(lambda handler, _: stream(handler, TOKEN, LAST), models) as url:
         load = SHORT.replace("1s", "300ms")
         result = cli("run", url, *args_of(f"--model m --rates 20 {load} --out"), tmp_path / "r")
     assert result.returncode == 0, result.stderr
@@ -169,7 +137,7 @@ def test_a_lying_models_list(cli: Cli, models: bytes, tmp_path: Path) -> None:
 
 def test_what_a_server_says_is_no_command_to_the_terminal(cli: Cli, tmp_path: Path) -> None:
     names = json.dumps({"data": [{"id": "a\x1b[31m\x07\nb" * 1000}, {"id": "c"}]}).encode()
-    with server(lambda handler, _: handler.send_error(404, "x"), names) as url:
+    with model_server(lambda handler, _: handler.send_error(404, "x"), names) as url:
         result = cli("run", url, *args_of("--model nope --rates 5"))
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
@@ -344,7 +312,7 @@ def test_a_flag_beats_the_run_file_even_with_the_default_value(
 @pytest.mark.real_time
 def test_records_reach_the_disk_within_a_second(tmp_path: Path) -> None:
     """A kill takes a second's records at most, also from a slow endpoint."""
-    with server(lambda handler, _: stream(handler, TOKEN, LAST)) as url:
+    with model_server(lambda handler, _: stream(handler, TOKEN, LAST)) as url:
         process = subprocess.Popen(
             [
                 *COMMAND,
@@ -403,7 +371,7 @@ def test_out_of_descriptors_is_the_clients_own_fault() -> None:
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
 def test_closed_standard_streams_harm_nothing(closed: str, tmp_path: Path) -> None:
-    with server(lambda handler, _: stream(handler, TOKEN, LAST)) as url:
+    with model_server(lambda handler, _: stream(handler, TOKEN, LAST)) as url:
         start = ["bash", "-c", f'exec {closed}; exec "$@"', "_", *COMMAND_ONCE]
         load = SHORT.replace("1s", "300ms")
         start += ["run", url, *args_of(f"--rates 20 {load} --out"), str(tmp_path / "r")]
@@ -456,7 +424,7 @@ def test_the_first_answer_is_waited_for_as_long_as_the_timeout_says_and_no_longe
     cli: Cli, tmp_path: Path
 ) -> None:
     silent = threading.Event()
-    with server(lambda *_: silent.wait(30)) as url:
+    with model_server(lambda *_: silent.wait(30)) as url:
         result = cli("run", url, *args_of("--rates 1 --timeout 1s --out"), tmp_path / "run")
         silent.set()
     assert result.returncode == 2

@@ -109,7 +109,7 @@ def test_dates_of_the_kernel_never_fall(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(kernel_stamps, "AUDIT_EVERY", 1)
 
     class Socket(socket.socket):
-        def recvmsg(self, *sizes: int) -> Any:  # type: ignore[override]
+        def recvmsg(self, *sizes: int) -> Any:
             data, _, flags, address = super().recvmsg(*sizes)
             stamp = (socket.SOL_SOCKET, 35, struct.pack("@qq", 0, stamps_ms * 1_000_000))
             return data, [stamp] if stamps_ms else [], flags, address
@@ -126,7 +126,7 @@ def test_dates_of_the_kernel_never_fall(monkeypatch: pytest.MonkeyPatch) -> None
         reader = kernel_stamps.KernelReader(date_by_kernel=True, on_delay=delays_s.append)
         far, near = socket.socketpair()
         near.setblocking(False)
-        wire = kernel_stamps.KernelWire(reader, Socket(fileno=near.detach()), receiver)  # type: ignore[arg-type]
+        wire = kernel_stamps.KernelWire(reader, Socket(fileno=near.detach()), receiver)
         for step in (
             (10, 95, 100),
             (11, 97, 104),
@@ -177,7 +177,7 @@ def test_requests_are_made_ahead_in_a_bounded_window(size: int, window: int) -> 
         async def main() -> None:
             client = Client(endpoint, endpoint.addresses(), None)
             runner = StageRunner([client], Made(make), lambda _: None)
-            schedule = schedule_at(np.arange(50_000) * 1e-3)  # type: ignore[arg-type]
+            schedule = schedule_at(np.arange(50_000) * 1e-3)
             runner.prepare(StagePlan(0, "open", schedule, 50.0, offered_rps=1000.0))
             await client.close()
             assert made == list(range(window))

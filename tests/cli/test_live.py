@@ -189,7 +189,6 @@ def test_a_second_ctrl_c_leaves_at_once_and_names_what_writes_the_report(
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stderr is not None
         assert any("sent/s" in line for line in process.stderr)  # the stage has begun
         process.send_signal(signal.SIGINT)
         assert any("(Ctrl-C again: leave without it)" in line for line in process.stderr)

@@ -4,7 +4,6 @@ endpoint or the engine does.
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from ampacity.values import ConfigError
 from tests.support.args import Command, args_of
 from tests.support.servers.fault_server import FaultServer
 
-Ampacity = Callable[..., object]
 SLO = ("--slo", "ttft_p99=2s")
 
 

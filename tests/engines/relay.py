@@ -145,7 +145,7 @@ def _read_connection(number: int, sent: bytes, received: bytes) -> Iterator[Wire
         method = line.split(b" ", 1)[0].decode()
         headers = http.client.parse_headers(requests)
         body = requests.read(int(headers.get("Content-Length", 0)))
-        response = http.client.HTTPResponse(responses, method=method)  # type: ignore[arg-type]
+        response = http.client.HTTPResponse(responses, method=method)
         try:
             response.begin()
             status, (events, done) = response.status, _read_events(response.read())

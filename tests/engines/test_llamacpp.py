@@ -260,7 +260,7 @@ def test_closed_loop_sweep_prints_json_alone(llamacpp: Engine, tmp_path: Path) -
 def _requests_in_service(engine: Engine) -> float:
     with urllib.request.urlopen(f"{engine.root}/metrics", timeout=10) as page:
         text = page.read().decode()
-    return float(re.search(r"^llamacpp:requests_processing (\S+)", text, re.M)[1])  # type: ignore[index]
+    return float(re.search(r"^llamacpp:requests_processing (\S+)", text, re.M)[1])
 
 
 def test_a_server_that_dies_in_mid_run_leaves_a_row_for_every_request(

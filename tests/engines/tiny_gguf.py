@@ -63,7 +63,7 @@ def make_tiny_model(mean_length: float = 128, seed: int = 0) -> TinyModel:
 
 
 def _train_tokenizer() -> Tokenizer:
-    from pydoc_data.topics import topics  # type: ignore[import-untyped,unused-ignore]
+    from pydoc_data.topics import topics
 
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 

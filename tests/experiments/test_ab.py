@@ -102,7 +102,7 @@ def virtual_ab(
         async def with_first(first: Rig) -> None:
             async def with_both(second: Rig) -> None:
                 rigs = Drifting(first, clock, 1.0), Drifting(second, clock, slower)
-                await interleave(rigs, ROUNDS, aa=slower == 1)  # type: ignore[arg-type]
+                await interleave(rigs, ROUNDS, aa=slower == 1)
 
             await run_virtual(settings[1], engine, [], progress, drive=with_both, experiment="ab")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ampacity.simulator.engine.truth import true_capacity
 from ampacity.simulator.models.hardware import PRESETS
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import open_schedule
+from benchmarks.servers.truth import true_capacity
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 

@@ -88,7 +88,6 @@ def test_verdict_in_the_report_is_that_of_the_summary(
     )
     page = (run / "report.html").read_text()
     shown = re.search(r'id="verdict"[^>]*>(.*?)<', page, re.S)
-    assert shown is not None
     assert " ".join(html.unescape(shown[1]).split()) == summary(run)["verdict"]
     assert {r["stage"] for r in rows(run)} >= {0, 1}  # a disturbed stage is played twice
     assert summary(run)["stages"][1]["kind"] == "closed"

@@ -99,7 +99,6 @@ def test_gaps_are_those_of_the_analysis() -> None:
     gaps_s, times = gaps.distinct()
     wanted = np.bincount(np.searchsorted(LIVE_BOUNDS_S, gaps_s), times, len(LIVE_BOUNDS_S) + 1)
     live = counted(*records)
-    assert live.times is not None
     assert live.times.counts[LIVE_TIMES.index("itl")].tolist() == wanted.tolist()
 
 

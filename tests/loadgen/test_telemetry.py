@@ -210,7 +210,7 @@ def written(
 
 @settings(max_examples=often(15, 60), deadline=None)
 @given(st.lists(SAMPLE, max_size=4), st.sampled_from(["\n", "\r\n"]))
-def test_every_line_that_the_text_format_allows_is_read(lines: list[tuple], end: str) -> None:  # type: ignore[type-arg]
+def test_every_line_that_the_text_format_allows_is_read(lines: list[tuple], end: str) -> None:
     page = end.join(
         part
         for line in lines

@@ -364,13 +364,11 @@ def use_build(path: Path) -> None:
     """Load this build of the compiled hot path in place of the installed one."""
     name = "ampacity.loadgen.receive._hot_path"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     import ampacity.loadgen.receive as package
 
-    package._hot_path = module  # type: ignore[attr-defined]
+    package._hot_path = module
     from ampacity.loadgen.receive import hot_path
 
     assert hot_path.read_handler is module.read_handler

@@ -177,7 +177,7 @@ def test_importing_is_light_and_a_wrong_path_is_one_line(tmp_path: Path) -> None
     for path, why in wrong.items():
         for call in (public.load, public.compare):
             with pytest.raises(RunDirError, match=why):
-                call(path)  # type: ignore[operator]
+                call(path)
     with pytest.raises(CompareError, match="give two run directories or more"):
         public.compare()
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

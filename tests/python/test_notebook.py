@@ -68,7 +68,7 @@ def test_what_the_command_refuses_is_raised(
     with pytest.raises(public.CommandError, match="unknown preset 'nothing'"):
         public.predict("nothing", out=tmp_path / "x")
     with pytest.raises(public.CommandError, match="'None'"):
-        public.predict(None, quiet=True)  # type: ignore[arg-type]
+        public.predict(None, quiet=True)
     assert "unknown preset" in capsys.readouterr().err
     with pytest.raises(public.CommandError, match="cannot connect to"):
         public.sweep("http://127.0.0.1:1/v1", rates=2, out=tmp_path / "y", quiet=True)

@@ -52,7 +52,6 @@ def drawn(name: str) -> list[Chart]:
 
 def layers(chart: Chart | None, mark: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """The layers of a mark type: the mark and its rows."""
-    assert chart is not None
     data = chart.spec["datasets"]
     return [
         (x["mark"], data[x["data"]["name"]])
@@ -131,7 +130,6 @@ def test_the_curve_draws_ttft_and_e2e_where_they_are_known() -> None:
 
 def test_the_curve_emphasises_what_is_judged_and_switches_percentiles() -> None:
     chart = latency_by_rate(read_summary(sample_summary.open_sweep()))  # ttft_p99=2s, itl_p99=100ms
-    assert chart is not None
     widths = [mark["strokeWidth"] for mark, _ in layers(chart, "line")]
     assert widths == [1.3, 1.3, 3.5, 1.3, 1.3, 1.3, 1.3, 1.3, 3.5]
     assert [(p["name"], p["value"]) for p in chart.spec["params"]] == [
@@ -163,7 +161,6 @@ def test_the_curve_marks_knee_usable_rate_limit_and_infinite_p99() -> None:
     ]
     assert (rules[0]["y"], rules[2]["x"]) == (2.0, 6.4)
     assert "9 req/s: TTFT p99 infinite: 27 of 600 requests failed" in texts(chart, "point")
-    assert chart is not None
     assert chart.title == "The SLOs hold up to 6.40 requests/s"
     labels = [key.label for key in chart.keys]
     assert "knee region 5.40 to 6.70 req/s" in labels
@@ -232,7 +229,6 @@ def test_the_knee_is_a_strip_below_the_band_of_the_usable_rate() -> None:
     assert knee["y2"] == pytest.approx(usable["y"] * (usable["y2"] / usable["y"]) ** 0.03)
     assert (knee_look["opacity"], usable_look["opacity"]) == (1, 0.17)
     assert knee_look["color"] != usable_look["color"]
-    assert chart is not None
     assert {key.label.split()[0]: key.shape for key in chart.keys}["knee"] == "strip"
 
 
@@ -267,8 +263,6 @@ def test_achieved_says_what_the_endpoint_keeps_up_with() -> None:
         achieved_by_offered(read_summary(sample_summary.open_sweep())),
         achieved_by_offered(read_summary(sample_summary.all_failed())),
     )
-    assert chart is not None
-    assert dead is not None
     assert chart.title == "Keeps up with 7 requests/s offered, not with 9"
     assert dead.title == "Achieved against offered rate"
     summary = sample_summary.open_sweep()
@@ -296,7 +290,6 @@ def test_goodput_over_offered_rate_has_the_diagonal_and_the_peak() -> None:
     diagonal, curve = (rows for _, rows in layers(chart, "line"))
     assert all(row["x"] == row["y"] for row in diagonal)
     assert curve[7]["y"] == pytest.approx(0.05 * 7.02)
-    assert chart is not None
     assert chart.title == "Goodput peaks at 6.56 requests/s, at 7 offered"
     closed = chart_of(goodput_by_load, sample_summary.closed_sweep())
     assert len(layers(closed, "line")) == 1
@@ -316,7 +309,6 @@ def test_quantile_curves_use_one_over_one_minus_q() -> None:
 
 def test_itl_names_each_stage_and_dashes_the_unsteady_one() -> None:
     chart = distributions.itl_percentiles(read_summary(sample_summary.open_sweep()))
-    assert chart is not None
     assert [k.label for k in chart.keys] == [
         "SLO itl_p99=100ms",
         *(f"{n} req/s" for n in range(1, 8)),
@@ -383,7 +375,6 @@ def test_lengths_planned_and_realised() -> None:
     assert [row["name"] for row in planned] == "p1 p5 p10 p25 p50 p75 p90 p95 p99".split()
     assert (planned[4]["x"], received[4]["x"]) == (160, 151)
     gone = distributions.input_lengths(read_summary(sample_summary.all_failed()))
-    assert gone is not None
     assert gone.title == "Input lengths: planned, none counted by the server"
     assert (
         distributions.input_lengths(read_summary(sample_summary.one_stage() | {"workload": {}}))
@@ -453,7 +444,6 @@ def test_the_curves_of_a_search_leave_the_stages_out_that_only_bracket() -> None
         if mark["shape"] == "square"
     ]
     assert [(mark["filled"], xs) for mark, xs in hollow] == [(False, left_out)]
-    assert chart is not None
     expected = "no steady state, or too short to show one: no part of the curve"
     assert expected in [key.label for key in chart.keys]
     summary["stages"] = [s for s in summary["stages"] if s["stable"]]

@@ -34,8 +34,8 @@ from ampacity.reports.render.tables import (
     percentile_table,
     slo_table,
     stages_table,
-    windows_table,
 )
+from ampacity.reports.render.windows import windows_table
 from tests.support import sample_summary
 from tests.support.contract import blank
 

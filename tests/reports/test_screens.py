@@ -253,7 +253,6 @@ def test_the_next_command(changed: dict[str, Any], expected: str | None) -> None
         line = [*COMMAND, "--out", "x"]
         meta = {"command_line": line, "workers": 2, "host": {"cpus": 8}}
         found = next_command(struct_of(Summary, summary), meta, "runs/x")
-        assert found is not None
         assert found.startswith("ampacity sweep http://h/v1 --model M ")
         assert found.endswith(expected), found
         assert "--out" not in found
@@ -298,7 +297,6 @@ def test_a_release_is_checked_at_a_load_that_holds(
     if expected is None:
         assert found is None
         return
-    assert found is not None
     assert found.startswith("ampacity check http")
     assert found.endswith(expected), found
 

@@ -59,7 +59,6 @@ def test_the_sliders_begin_with_the_run_and_exist_only_with_a_capacity() -> None
     summary = open_sweep()
     summary["fleet"] |= {"peak_rps": None, "gpu_hour_usd": None, "safety_factor": 1.5}
     shown = what_if(read_summary(summary), (), "runs/a b")
-    assert shown is not None
     assert shown["assumed"]
     assert [c.text for c in shown["controls"]] == ["64", "1.5", "0", ""]
     assert shown["command"] == "ampacity plan 'runs/a b'"

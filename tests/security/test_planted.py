@@ -34,7 +34,6 @@ SECRETS = {  # characters that JSON, URLs, HTML and Base64 write differently; tw
     for i, place in enumerate(PLACES)
 }  # fmt: skip
 MARKUP = "</script><img src=x onerror=alert(1)>"
-ECHOED = ("file", "env", "command", "header", "workload", "body")  # those that a server is sent
 
 
 def within(secret: str) -> Iterator[str]:

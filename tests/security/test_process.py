@@ -142,25 +142,38 @@ def test_tls(trusts: str, cert: bool, tls_server: ssl.SSLContext, certificate: P
                 asyncio.run(get(f"{server.url}/models"))
 
 
+@pytest.fixture
+def refusal(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Callable[..., None],
+    capfd: pytest.CaptureFixture[str],
+) -> Callable[[str], str]:
+    """Return what a command that is refused prints, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def of(words: str) -> str:
+        command(words, status=2)
+        return capfd.readouterr().err
+
+    return of
+
+
 @pytest.mark.parametrize("command_name", ["doctor", "run --rates 9 --duration 1s"])
 def test_a_certificate_that_is_trusted_is_for_one_name(
     command_name: str,
     tls_server: ssl.SSLContext,
     certificate: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     command: Callable[..., None],
-    capfd: pytest.CaptureFixture[str],
+    refusal: Callable[[str], str],
 ) -> None:
     """Doctor, the first command of a newcomer, knows the options of TLS too."""
-    monkeypatch.chdir(tmp_path)
     name, _, rest = command_name.partition(" ")
     lengths = "--model m --input-tokens 4 --output-tokens 2"
     with FaultServer(tls=tls_server) as server:
         words = f"{server.url} --cacert {certificate} --cert {certificate} {lengths} {rest}"
         command(f"{name} {words}")
-        command(f"{name} {words.replace('127.0.0.1', 'localhost')}", status=2)
-    said = capfd.readouterr().err.splitlines()[-1]
+        said = refusal(f"{name} {words.replace('127.0.0.1', 'localhost')}").splitlines()[-1]
     assert "Hostname mismatch" in said
     assert said.endswith("use the name that its certificate was issued for in the URL")
 
@@ -176,22 +189,14 @@ def test_a_certificate_that_is_trusted_is_for_one_name(
     ],
 )
 def test_tls_options_that_cannot_be_used(
-    options: str,
-    message: str,
-    certificate: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: Callable[..., None],
-    capfd: pytest.CaptureFixture[str],
+    options: str, message: str, certificate: Path, tmp_path: Path, refusal: Callable[[str], str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "text.pem").write_text("no certificate")
     (tmp_path / "text.pem").chmod(0o600)
     (tmp_path / "shared.pem").write_bytes(certificate.read_bytes())
     (tmp_path / "shared.pem").chmod(0o644)
     scheme = "http" if options == "--insecure" else "https"
-    command(f"run {scheme}://127.0.0.1:9/v1 --rates 1 {options}", status=2)
-    assert message in capfd.readouterr().err
+    assert message in refusal(f"run {scheme}://127.0.0.1:9/v1 --rates 1 {options}")
 
 
 def test_a_run_without_a_check_of_the_certificate_tells_so(

@@ -108,7 +108,6 @@ def test_classes_get_their_shares_within_two_percent(write: Any) -> None:
 def test_models_and_adapters_are_drawn_by_their_popularity(write: Any) -> None:
     plan = stage(load_workload(write(TENANTS)), duration_s=1000)
     assert plan.model_names == (*(f"lora-{k}" for k in range(8)), "big", "small")
-    assert plan.model_index is not None
     assert plan.class_index is not None
     # chat asks for the run's model
     assert set(plan.model_index[plan.class_index == 0].tolist()) == {-1}
@@ -123,7 +122,6 @@ def test_models_and_adapters_are_drawn_by_their_popularity(write: Any) -> None:
 def test_a_share_of_the_requests_is_given_up_as_told(write: Any) -> None:
     plan = stage(load_workload(write(TENANTS)), duration_s=1000)
     assert plan.class_index is not None
-    assert plan.cancel_after_s is not None
     assert plan.cancel_after_tokens is not None
     chat, code, batch = (plan.class_index == k for k in range(3))
     leaves = np.isfinite(plan.cancel_after_s)
@@ -257,8 +255,6 @@ classes:
     a, b = workload.classes
     assert (a.input_tokens, a.output_tokens) == (LogNormal(128, 512), LogNormal(32, 128))
     assert (b.input_tokens.mean(), b.output_tokens) == (9, LogNormal(32, 128))
-    assert a.cancel is not None
-    assert b.cancel is not None
     assert (a.cancel.share, b.cancel.share) == (0.5, 0)
 
 

@@ -82,7 +82,6 @@ def test_reasoning_is_as_published() -> None:
 
 def test_an_agent_codes_in_sessions_as_long_as_those_measured() -> None:
     workload = load_workload("agentic-coding")
-    assert workload.sessions is not None
     assert workload.sessions.mean_requests() == pytest.approx(69, abs=1)
     plan = closed_schedule(workload, requests=10_000, seed=1, stage=0)
     assert plan.input_tokens.mean() == pytest.approx(122_379, rel=0.2)  # the trace's mean prompt

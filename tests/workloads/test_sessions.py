@@ -56,8 +56,6 @@ def first_session(schedule: Schedule) -> Schedule:
 
 
 def waits(schedule: Schedule, i: int) -> list[int]:
-    assert schedule.after is not None
-    assert schedule.after_start is not None
     return schedule.after[schedule.after_start[i] : schedule.after_start[i + 1]].tolist()
 
 
@@ -67,9 +65,7 @@ def test_a_chat_grows_by_answers_and_messages() -> None:
     )
     # 100 asked, 10 answered, 20 asked: 130; another 10 and 20: 160
     assert schedule.input_tokens.tolist() == [100, 130, 160]
-    assert schedule.new_tokens is not None
     assert schedule.new_tokens.tolist() == [100, 20, 20]
-    assert schedule.continues is not None
     assert schedule.continues.tolist() == [-1, 0, 1]
     assert [waits(schedule, i) for i in range(3)] == [[], [0], [1]]
     assert np.diff(schedule.scheduled_s).tolist() == pytest.approx([2.0, 2.0])
@@ -90,7 +86,6 @@ def test_an_agent_fans_out_and_joins() -> None:
     # again
     assert schedule.input_tokens.tolist() == [100, 30, 30, 130, 30, 30, 160]
     assert [waits(schedule, i) for i in range(7)] == [[], [0], [0], [1, 2], [3], [3], [4, 5]]
-    assert schedule.continues is not None
     assert schedule.continues.tolist() == [-1, -1, -1, 0, -1, -1, 3]
     start = float(schedule.scheduled_s[0])
     expected = pytest.approx([0, 0.5, 0.5, 0.5, 1.0, 1.0, 1.0])
@@ -102,7 +97,6 @@ def test_an_agent_fans_out_and_joins() -> None:
 
 def test_the_offered_rate_is_in_requests() -> None:
     schedule = open_schedule(workload(AGENT), rate_rps=70, duration_s=10, seed=1, stage=0)
-    assert schedule.session is not None
     assert schedule.session.max() + 1 == 100  # 7 requests each
     assert len(closed_schedule(workload(CHAT), requests=300, seed=1, stage=0)) == 300
 
@@ -120,10 +114,8 @@ def test_a_conversation_beyond_its_limit_begins_anew() -> None:
     )
     # 40 + 100; 170 is too long: 40 + 15 + 20 = 75; 75 + 10 + 20 = 105; 135
     assert schedule.input_tokens.tolist() == [140, 75, 105, 135]
-    assert schedule.continues is not None
     assert schedule.continues.tolist() == [-1, -1, 1, 2]
     assert waits(schedule, 1) == [0]  # it still waits for the answer
-    assert schedule.shared is not None
     assert schedule.shared.totals().tolist() == [40, 40, 0, 0]
     cached = schedule.planned_cached_tokens()
     # the system prompt's 2 whole blocks of 16; then 75 + 10 = 85 -> 80; 105 + 10 = 115 -> 112
@@ -143,7 +135,6 @@ def test_a_limit_keeps_whole_sessions() -> None:
     assert "leaves 20 of 50 requests in whole sessions" in reason
     assert cut.shortened == ()
     part, reason = schedule.capped(max_requests=3)  # of the first at least its beginning
-    assert part.session is not None
     assert part.session.tolist() == [0, 0, 0]
     assert part.shortened == (0,)
     assert "leaves 3 of 50 requests of one session, which is cut off" in str(reason)
@@ -260,7 +251,6 @@ def test_the_public_conversation_trace_has_its_known_share() -> None:
     cached = infinite_cache(schedule.input_tokens, schedule.shared, block_tokens=1)
     # 37 % by leading runs of block ids that came before, capped at the prompt's length
     assert cached.sum() / schedule.input_tokens.sum() == pytest.approx(0.37, abs=0.01)
-    assert schedule.shared is not None
     assert schedule.shared.totals().tolist() == schedule.input_tokens.tolist()
 
 

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -76,11 +77,7 @@ def _to_trace(rows: Rows, column_notes: list[str]) -> Trace:
         raise WorkloadError(f"{rows.path}: {_why_empty(rows)}")
     kept = _kept_rows(rows)
     values, optional = _take(rows.values, kept), _take(rows.optional, kept)
-
-    def known(role: str) -> Ints | None:
-        column = optional.get(role)
-        return column if column is not None and column.max(initial=-1) >= 0 else None
-
+    known = partial(_known, optional)
     arrival_ns, end_ns, entry = (values[name] for name in ("arrival_ns", "end_ns", "entry"))
     as_schedule = columns.format == "schedule"
     zero_ns = 0 if as_schedule else int(arrival_ns.min())
@@ -121,6 +118,12 @@ def _to_trace(rows: Rows, column_notes: list[str]) -> Trace:
         from_session_start=from_start,
     )
     return unsorted.take(np.arange(len(kept)))
+
+
+def _known(optional: Mapping[str, Ints], role: str) -> Ints | None:
+    """Return the column of this role, if any row has a value in it."""
+    column = optional.get(role)
+    return column if column is not None and column.max(initial=-1) >= 0 else None
 
 
 def _take(columns: dict[str, "array[int]"], kept: Ints) -> dict[str, Ints]:

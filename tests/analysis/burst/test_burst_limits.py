@@ -293,7 +293,6 @@ def test_littles_law_against_the_servers_own_count(
 ) -> None:
     gauges = with_nulls(Server, samples=30, running=running, waiting=waiting)
     found = against_server(client, gauges)
-    assert found is not None
     assert found.ok is ok
     assert found.reason is None if why is None else why in str(found.reason)
     assert against_server(client, None) is None
@@ -353,7 +352,6 @@ def test_a_base_that_is_too_short_is_said_before_the_run(monkeypatch: pytest.Mon
     many again in all 80 %."""
     short = BurstPlan(base_rps=2, base_s=10)
     said = short.too_short()
-    assert said is not None
     assert said.startswith(
         "--base-duration 10s is too short: about 16 requests are due once it has settled; 30 "
         "requests"

@@ -20,14 +20,12 @@ def test_without_chance_the_busy_hour_is_exact() -> None:
     # one request a second, two in the hour from 5:00 to 6:00 of ten hours
     times = np.concatenate([np.arange(36_000.0), np.arange(18_000.5, 21_600.5)])
     found = busy_hour(np.sort(times))
-    assert found is not None
     assert (found["rps"], found["window_s"]) == (pytest.approx(2, rel=0.01), 3600)
 
 
 def test_a_short_log_has_the_windows_that_it_can() -> None:
     assert busy_hour(np.arange(0.0, 239.0)) is None
     found = busy_hour(np.arange(0.0, 3601.0))
-    assert found is not None
     # a quarter of an hour's log
     assert (found["rps"], found["window_s"]) == (pytest.approx(1), 900)
 
@@ -55,7 +53,6 @@ def test_a_profile_carries_the_busy_hour_and_its_interval_to_the_plan(tmp_path: 
     counts = rng.poisson(0.65 * per_minute * CELL_S)
     times = np.sort((np.repeat(np.arange(DAY), counts) + rng.random(counts.sum())) * CELL_S)
     arrivals = fit_arrivals(times - times[0])
-    assert arrivals is not None
     path = tmp_path / "profile.yaml"
     path.write_text(yaml.safe_dump({"measured": {"requests": len(times), "arrivals": arrivals}}))
     traffic = traffic_of_profile(yaml.safe_load(path.read_text()))

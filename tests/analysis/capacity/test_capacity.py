@@ -1,4 +1,4 @@
-"""Capacity, C_max, fleet: hand-made stages with a known answer, queues with a known capacity."""
+"""Capacity and C_max: hand-made stages with a known answer, queues with a known capacity."""
 
 import math
 from pathlib import Path
@@ -8,95 +8,31 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from ampacity.analysis.capacity.fleet import (
-    Carried,
-    Traffic,
-    cost_per_million_output_tokens,
-    fleet_of,
-    queue_depth,
-)
-from ampacity.analysis.capacity.goodput_peak import peak_goodput
-from ampacity.analysis.capacity.levels import (
-    good_share_at,
-    number_text,
-    open_levels,
-    rounded_down,
-    usd,
-)
-from ampacity.analysis.capacity.limit import find_capacity, met_by_all
-from ampacity.analysis.capacity.pooled import _two_parts
+from ampacity.analysis.capacity.levels import open_levels
+from ampacity.analysis.capacity.limit import met_by_all
 from ampacity.analysis.capacity.posterior import saturation_of
 from ampacity.analysis.contract.capacity import Capacity
 from ampacity.analysis.contract.stage import Stage as StageFigures
 from ampacity.analysis.slo import parse_slos
-from ampacity.analysis.stage.goodput import goodput_rps
 from ampacity.experiments.sweep import next_rate
+from tests.analysis.capacity.hand_made import (
+    LIMITED,
+    SLOS,
+    capacity_of,
+    find_capacity,
+    stage,
+    verdict,
+)
 from tests.support.contract import on_stages, struct_of, summarise
 from tests.support.repeats import often
 from tests.support.synthetic import ORIGIN_NS, Stage, make_run, queue_sweep, request
 
-find_capacity, met_by_all, next_rate, peak_goodput, good_share_at = (
-    on_stages(f) for f in (find_capacity, met_by_all, next_rate, peak_goodput, good_share_at)
-)
-
-SLOS = parse_slos(["ttft_p99=1s"])
-
-
-def verdict(slo: str, value_s: float | None, share: float, n: float = 1000) -> dict[str, Any]:
-    return {"slo": slo, "value_s": value_s, "attainment": share, "requests_effective": n}
-
-
-def stage(
-    index: int,
-    load: float,
-    p99: float | None,
-    met: bool | None,
-    *,
-    kind: str = "open",
-    achieved: float | None = None,
-    p50: float = 0.1,
-    share: float | None = None,
-    effective: float = 1000,
-    slo: str = "ttft_p99=1s",
-    **changes: Any,
-) -> dict[str, Any]:
-    """A stage object with what capacity reads; ``share``: within the limit."""
-    rate, is_open = load if achieved is None else achieved, kind == "open"
-    figures = {"p50": p50, "p95": p99, "p99": p99}
-    default = 1.0 if p99 is not None and p99 <= 1 else 0.9
-    return {
-        "index": index,
-        "kind": kind,
-        "offered_rps": load if is_open else None,
-        "concurrency_set": None if is_open else int(load),
-        "requests": 1000,
-        "achieved_rps": rate,
-        "arrived_rps": load if is_open else rate,
-        "carried_rps": rate,
-        "ended_early": None,
-        "concurrency": load * 2,
-        "client_limited": False,
-        "stable": True,
-        "slo_met": met,
-        "slo_met_reason": "inconclusive: ttft_p99=1s: few",
-        "ttft_from_schedule_s": figures,
-        "e2e_from_schedule_s": figures,
-        "slo_verdicts": [verdict(slo, p99, default if share is None else share, effective)],
-        "classes": {},
-        "window": {"start_s": 0.0, "end_s": 30.0, "warmup_requests": 0},
-        "goodput_rps": rate if met else 0.0,
-    } | changes
-
-
-def capacity_of(*stages: dict[str, Any]) -> Capacity:
-    return find_capacity(stages, SLOS)
-
+met_by_all, next_rate = on_stages(met_by_all), on_stages(next_rate)
 
 MET = stage(0, 10, 0.25, True)
 DOWN = stage(1, 20, None, False, achieved=0)
 REFUSED = DOWN | {"errors": {"http_error": 900, "connect_error": 100, "timeout": 0}}
 CUT = stage(1, 40, 0.3, True, achieved=61.5, ended_early="the budget", requests=12)
-LIMITED = stage(1, 20, 9.0, False, client_limited=True)
 # 1000 Poisson arrivals have a standard deviation of 31.6: 4.75 for 5 is 1.66 of them, 4.3 is 5.1
 DRAWN = stage(0, 5, 0.25, True, arrived_rps=4.75, carried_rps=4.75)
 
@@ -192,7 +128,6 @@ def test_the_interval_ends_below_a_load_that_was_surely_violated() -> None:
     """Half of 1,000 requests miss a p99 at 8: whatever 4 and 40 show, the rate is below 8."""
     over = stage(8, 8, 4.0, None, share=0.5)
     c = capacity_of(stage(0, 4, 0.25, True), over, stage(9, 40, 4.0, False))
-    assert c.capacity_rps_ci is not None
     assert c.capacity_rps_ci[1] is not None
     assert c.capacity_rps_ci[1] <= 8
     # against a load at which nearly all stages say that it holds no load is known from below
@@ -208,7 +143,6 @@ def test_no_load_is_named_where_a_lone_request_misses_as_often_as_is_allowed() -
     stages = [stage(i, load, 0.9, None, **many) for i, load in enumerate((2, 4, 6, 8, 9))]
     c = capacity_of(*stages, stage(5, 40, 4.0, False))
     assert c.capacity_rps is None
-    assert c.capacity_rps_ci is not None
     assert c.capacity_rps_ci[0] == 0.0
     assert "at the lowest loads requests miss ttft_p99=1s nearly as often as it allows" in str(
         c.reason
@@ -248,15 +182,6 @@ def test_an_in_flight_count_without_a_level_is_no_end_of_an_interval() -> None:
     assert (shown.capacity_rps, shown.c_max, shown.c_max_ci) == (16, 8, (8, None))
 
 
-@pytest.mark.parametrize(
-    ("low", "printed"),
-    [(124.715, 124), (6, 6), (0.8189, 0.818), (1239, 1230), (99.99, 99.9), (100, 100), (0, 0)],
-)
-def test_the_low_end_of_an_interval_is_not_printed_above_itself(low: float, printed: float) -> None:
-    """1,000 requests/s need 9 instances of 124.7, not the 8 of a printed 125."""
-    assert rounded_down(low) == printed
-
-
 def overloaded(index: int, up: float, **changes: Any) -> dict[str, Any]:
     """A stage at 200/s of which 100/s were answered in 30 s, at most ``up`` more."""
     jammed = {
@@ -284,7 +209,6 @@ def test_the_interval_ends_at_what_overloaded_stages_answered(
     given = [stage(0, 80, 0.25, True, **few), stage(1, 95, 0.25, None, **few), *full]
     stages = [struct_of(StageFigures, one) for one in given]
     found = saturation_of(open_levels(stages))
-    assert found is not None
     assert (math.exp(found.x), math.exp(found.most)) == pytest.approx((100, most), rel=1e-4)
     low, high = find_capacity(stages, SLOS).capacity_rps_ci or (None, None)
     assert low is not None
@@ -292,7 +216,6 @@ def test_the_interval_ends_at_what_overloaded_stages_answered(
     assert high <= most * (1 + 1e-4)
     without = [structs.replace(s, achieved_rps_ci=None) for s in stages]
     free = find_capacity(without, SLOS).capacity_rps_ci
-    assert free is not None
     assert free[0] == low
     assert high < free[1] or most == math.inf
 
@@ -346,23 +269,6 @@ def test_figures_lie_in_their_intervals_whatever_the_stages() -> None:
                 assert low <= value <= (math.inf if high is None else high)
                 seen += 1
     assert seen > number
-
-
-@pytest.mark.parametrize(
-    ("value", "digits", "text"),
-    [
-        (0.0412, 2, "0.041"),
-        (14.2, 2, "14"),
-        (9.97, 2, "10"),
-        (129.6, 3, "130"),
-        (6.0, 3, "6"),
-        (0.00001, 3, "0.00001"),
-        (43210, 3, "43200"),
-        (0, 3, "0"),
-    ],
-)
-def test_numbers_in_words(value: float, digits: int, text: str) -> None:
-    assert number_text(value, digits) == text
 
 
 def test_non_monotone_verdicts_are_taken_conservatively() -> None:
@@ -476,58 +382,6 @@ def test_capacity_of_a_queue_is_inside_the_interval(tmp_path: Path, seed: int) -
     assert summary["knee"]["methods"]["bounds"]["concurrency"] == pytest.approx(9, rel=0.25)
 
 
-def test_cost_of_tokens() -> None:
-    # 4 GPUs at $2.50 an hour give 10,000 tokens/s: 36 M tokens for $10
-    assert cost_per_million_output_tokens(2.5, 4, 10_000) == pytest.approx(10 / 36)
-    carried = Carried(12.0, (11.0, 13.0), None, 10_000 / 12, None)
-    fleet = fleet_of(None, carried, 4, gpu_hour_usd=2.5)
-    assert fleet.cost_per_million_output_tokens == pytest.approx(10 / 36)
-    assert "no peak rate" in str(fleet.reason)
-    assert fleet_of(Traffic(120.0), carried, safety=0.5).instances is None
-
-
-def test_queue_depth_of_a_two_second_budget() -> None:
-    assert queue_depth(50, 2) == 100
-
-
-def test_goodput_of_thirty_good_requests_a_minute() -> None:
-    assert goodput_rps(30, 60.0) == 0.5
-
-
-SHORT = stage(1, 9, 0.2, True, requests=99)
-UNSTABLE = stage(2, 10, 0.2, True, stable=False)
-
-
-@pytest.mark.parametrize(
-    ("stages", "peak_rps"),
-    [
-        ([stage(0, 4, 0.2, True), stage(1, 8, 0.5, True), LIMITED | {"goodput_rps": 50}], 8),
-        ([stage(0, 8, 0.2, True), SHORT, UNSTABLE], 8),
-        ([stage(0, 8, 0.2, True), SHORT | {"requests": 100}], 9),
-        ([SHORT, UNSTABLE], None),
-    ],
-)
-def test_the_best_goodput_is_that_of_a_stage_whose_rates_are_figures(
-    stages: list[dict[str, Any]], peak_rps: float | None
-) -> None:
-    peak = peak_goodput(stages, SLOS)
-    assert (peak.peak_rps, peak.at_offered_rps) == (peak_rps, peak_rps)
-    assert (peak.reason is None) or "100 requests" in peak.reason
-
-
-def test_the_good_share_is_that_at_the_capacity() -> None:
-    """0.871 at 0.433/s, 0.658 at 0.864/s, 0.5 at 1.22/s; a stage of 30 requests says nothing."""
-    rows = [(0.433, 400, 0.871), (0.864, 400, 0.658), (1.22, 400, 0.5), (0.93, 30, 0.1)]
-    stages = [
-        stage(i, rate, 0.1, True, requests=n, slo_attainment=share)
-        for i, (rate, n, share) in enumerate(rows)
-    ]
-    between = 0.658 - 0.158 * (0.931 - 0.864) / (1.22 - 0.864)
-    assert good_share_at(stages, "open", 0.931) == pytest.approx(between)
-    assert good_share_at(stages, "open", 0.2) == 0.871
-    assert good_share_at(stages, "closed", 0.931) is None
-
-
 @pytest.mark.parametrize(
     ("load", "changes", "crossing", "met"),
     [
@@ -591,29 +445,3 @@ def test_loads_that_contradict_each_other_name_no_capacity(tmp_path: Path) -> No
         True,
     )
     assert "non_monotone" in {w["code"] for w in found["warnings"]}
-
-
-def test_two_parts_are_those_of_nnls() -> None:
-    from scipy.optimize import nnls
-
-    rng = np.random.default_rng(1)
-    for n in rng.integers(2, 9, 50):
-        of = np.abs(rng.normal(size=(n, 2)))
-        seen = of @ rng.normal(size=2) + 0.1 * rng.normal(size=n)
-        np.testing.assert_allclose(_two_parts(of, seen), nnls(of, seen)[0], atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (262_800.4, "$262,800"),
-        (99.999, "$100"),
-        (12.0126, "$12.01"),
-        (2.5, "$2.50"),
-        (0.3314, "$0.331"),
-        (0.00044, "$0.00044"),
-        (0, "$0"),
-    ],
-)
-def test_dollars_read_the_same_in_plan_report_and_size(value: float, text: str) -> None:
-    assert usd(value) == text

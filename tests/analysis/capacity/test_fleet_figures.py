@@ -12,20 +12,9 @@ from ampacity.analysis.capacity.fleet_figures import (
     crossover_utilisation,
     fleet_figures,
 )
+from tests.analysis.capacity.hand_made import FLEET
 
-GIVEN = FleetInputs(
-    peak_rps=120,
-    capacity_rps=12,
-    safety_factor=1.3,
-    tensor_parallel=4,
-    gpu_hour_usd=2.0,
-    utilisation=0.4,
-    input_tokens=1000,
-    cached_tokens=500,
-    output_tokens=250,
-    good_share=0.96,
-    accepted=0.9,
-)
+GIVEN = structs.replace(FLEET, cached_tokens=500, good_share=0.96, accepted=0.9)
 
 
 @pytest.mark.parametrize(

@@ -477,7 +477,6 @@ def test_the_screen_names_the_winner_with_the_rows_of_its_claim(tmp_path: Path) 
     shown = comparison_screen(compare(runs))
     assert shown.answers[0].text == "A"
     assert "A is faster than B in TTFT, E2E" in shown.answers[0].aside
-    assert shown.table is not None
     won = [row[1].text for row in shown.table.rows if row[0].text == "A"]
     assert won == ["TTFT p80", "E2E p80"]
     cost = next(row for row in shown.table.rows if row[1].text == "USD per 1,000 good requests")

@@ -4,7 +4,7 @@ import pytest
 
 from ampacity.analysis.decision import memory
 from ampacity.analysis.decision.model import DecisionError, plain_model
-from ampacity.simulator.models.catalog import HARDWARE, kv_copies
+from ampacity.simulator.models.catalog import HARDWARE
 
 GB = 1e9
 FP16 = memory.Needed(weights=140 * GB, kv=104 * GB, activations=28 * GB, overhead=15 * GB)
@@ -75,11 +75,6 @@ def test_a_precision_that_is_none() -> None:
 def test_valid_degrees_are_the_divisors_of_the_heads() -> None:
     assert memory.valid_degrees(64) == (1, 2, 4, 8, 16, 32, 64)
     assert memory.valid_degrees(12) == (1, 2, 3, 4, 6, 12)
-
-
-@pytest.mark.parametrize(("kv_heads", "degree", "copies"), [(8, 4, 1), (8, 16, 2), (None, 8, 8)])
-def test_copies_of_the_kv_cache(kv_heads: int | None, degree: int, copies: float) -> None:
-    assert kv_copies(kv_heads, degree) == copies
 
 
 def test_what_the_pool_of_an_instance_holds() -> None:

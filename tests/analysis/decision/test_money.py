@@ -5,22 +5,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from ampacity.analysis.capacity.fleet_figures import FleetInputs, fleet_figures
+from ampacity.analysis.capacity.fleet_figures import fleet_figures
 from ampacity.analysis.decision import money
 from ampacity.analysis.decision.model import DecisionError
-
-# 52 GPUs at $2 carry 156/s: $104 an hour, at 40 % of use 224,640 requests
-FLEET = FleetInputs(
-    peak_rps=120,
-    capacity_rps=12,
-    safety_factor=1.3,
-    tensor_parallel=4,
-    gpu_hour_usd=2.0,
-    utilisation=0.4,
-    input_tokens=1000,
-    cached_tokens=400,
-    output_tokens=250,
-)
+from tests.analysis.capacity.hand_made import FLEET
 
 
 @pytest.mark.parametrize(
@@ -36,7 +24,6 @@ def test_when_a_prompt_cache_pays(
     prices: money.Prices, exact: float, cautious: float, calls: tuple[int, int]
 ) -> None:
     found = money.cache_break_even(prices)
-    assert found is not None
     assert found.exact == pytest.approx(exact)
     assert found.cautious == pytest.approx(cautious)
     assert (found.exact_calls, found.cautious_calls) == calls
@@ -73,7 +60,6 @@ def test_a_hosted_api_against_a_fleet() -> None:
     assert small.crossover_rps == pytest.approx(156 * 104 / (561_600 * 0.00082))
     assert small.crossover_gpu_hour_usd == pytest.approx(224_640 * 0.00082 / 52)
     assert small.break_even is not None
-    assert small.prefix is not None
     assert small.prefix.usd_per_day_without_cache == pytest.approx(400 * 5_391_360 * 0.5e-6)
     assert small.prefix.usd_per_day_with_cache == pytest.approx(107.827, abs=0.01)
     assert (free.crossover_utilisation, free.output_share, free.prefix) == (None, 0.0, None)

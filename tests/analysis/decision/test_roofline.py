@@ -67,7 +67,6 @@ def test_use_of_a_measured_point() -> None:
     assert use.mbu.value == pytest.approx(0.7524, abs=1e-4)
     # 760 tokens/s in steps of 10 ms: 7.6 sequences
     assert use.mbu.low == pytest.approx((14e9 + 7.6 * 1000 * 131_072) / 0.010 / 2e12)
-    assert use.mfu is not None
     assert use.mfu.value == pytest.approx(0.0672)
     assert use.intensity == pytest.approx(8 * 14e9 / moved)
     assert use.decode_floor_s == pytest.approx(moved / 2e12)
@@ -117,11 +116,9 @@ def test_eight_bit_weights_are_read_in_half_the_time() -> None:
 def test_requests_per_gpu_that_fall_with_the_degree() -> None:
     """10, 24 and 36 req/s on 1, 2 and 4 GPUs: 10, 12 and 9 a GPU."""
     found = tp_crossover({4: Range(36, 33, 40), 1: Range(10, 9, 11), 2: Range(24, 23, 25)})
-    assert found is not None
     assert (found.lower, found.higher) == (2, 4)
     assert found.lower_rps_per_gpu == Range(12, 11.5, 12.5)
     assert found.certain  # 10 is below 11.5
     open_end = tp_crossover({2: Range(24, None, 25), 4: Range(36, 33, 40)})
-    assert open_end is not None
     assert not open_end.certain
     assert tp_crossover({1: Range(10), 2: Range(20)}) is None

@@ -253,7 +253,6 @@ def test_extremes_are_facts_of_the_run_and_a_far_percentile_is_none(
     found = judge_slo(o, parse_slo(slo))
     assert (found.verdict, found.value_s) == (verdict, pytest.approx(value_s))
     if "p99.9" in slo:
-        assert found.value_s_ci is not None
         assert found.value_s_ci[1] is None  # a lower bound, nothing more
         assert percentiles(o).p99_9 is None
         assert percentiles(o).p99_9_reason == "needs 2995 requests, has 200"

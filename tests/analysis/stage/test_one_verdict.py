@@ -184,7 +184,6 @@ def test_an_estimated_goodput_peak_is_called_one_and_drawn_off_the_points() -> N
     )
     assert found.note.startswith("from all open stages together; at 6.48 req/s offered")
     chart = goodput_by_load(read_summary(summary))
-    assert chart is not None
     assert chart.title == "Goodput peaks at an estimated 6.30 requests/s, at 6.48 offered"
     expected = "estimated peak 6.30 req/s (95 % interval 6.00 to 6.60)"
     assert expected in [key.label for key in chart.keys]
@@ -198,7 +197,6 @@ def test_an_estimated_goodput_peak_is_called_one_and_drawn_off_the_points() -> N
     assert (found.value, found.interval) == ("6.30 req/s", None)
     assert "of the best stage" in found.note
     measured = goodput_by_load(read_summary(summary))
-    assert measured is not None
     assert "stimate" not in measured.title + measured.caption + " ".join(
         k.label for k in measured.keys
     )
@@ -268,7 +266,6 @@ def test_what_kind_of_figure_the_usable_rate_is_stands_in_card_and_chart(
         (latency_by_concurrency, "34.0 requests in flight"),
     ):
         made = chart(read_summary(summary))
-        assert made is not None
         assert made.title == f"The SLOs hold up to {drawn}{text}"
 
 

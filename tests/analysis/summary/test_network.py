@@ -7,7 +7,6 @@ import contextlib
 import json
 import threading
 from pathlib import Path
-from types import TracebackType
 
 import pytest
 
@@ -42,12 +41,7 @@ class Distant:
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         async def stop() -> None:
             self._server.close()
             tasks = asyncio.all_tasks() - {asyncio.current_task()}

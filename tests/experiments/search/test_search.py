@@ -373,7 +373,7 @@ def predicted(ampacity: Callable[..., object], run: Path, *more: str) -> dict[st
 def test_a_search_in_virtual_time_finds_the_capacity_of_the_batching_server(
     tmp_path: Path, ampacity: Callable[..., object]
 ) -> None:
-    """The engine's own bookkeeping (ampacity.simulator.engine.truth) in 4 x 40,000 requests: p90 of
+    """The engine's own bookkeeping (benchmarks.servers.truth) in 4 x 40,000 requests: p90 of
     TTFT within 100 ms breaks at 103.7 ± 0.7 requests/s; it saturates near 123."""
     found = predicted(ampacity, tmp_path / "run", "--precision", "25%")
     capacity, search = found["capacity"], found["search"]

@@ -316,7 +316,6 @@ def test_the_time_that_was_allowed_ends_it_with_what_is_lacking() -> None:
         r"next [\d.]+ req/s, at most [\d,.]+ s, about [\d,]+ requests: the capacity is known to .*",
         rig.told[-1],
     )
-    assert line is not None
     assert float(line[1]) == pytest.approx(10.0, rel=0.1)  # the law's own limit
     took = sum(s.requests for s in whole.stages)
     assert took / 2 < int(line[2].replace(",", "")) < 2 * took

@@ -28,10 +28,10 @@ from ampacity.loadgen.rundir.files import load_run
 from ampacity.reports.pages.findings import usable_rate
 from ampacity.reports.pages.plan import rate_text
 from ampacity.reports.pages.size import _rails
-from ampacity.simulator.engine.outcome import simulate
 from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.catalog import HARDWARE, LLAMA3_8B
 from ampacity.simulator.models.hardware import find_config
+from benchmarks.servers.truth import simulate
 from tests.analysis.decision.test_model import LLAMA3_8B as CONFIG
 from tests.analysis.limits.test_limits import predicted
 from tests.support.contract import describe_fields
@@ -75,7 +75,7 @@ def test_mbu_is_the_share_of_the_bandwidth_that_the_engine_used(
     arrivals = np.cumsum(np.random.default_rng(5).exponential(1 / rate_rps, 3000))
     n = len(arrivals)
     outcome = simulate(
-        replace(config, step_time=counted),  # type: ignore[arg-type]
+        replace(config, step_time=counted),
         arrivals,
         np.full(n, inputs),
         np.full(n, outputs),

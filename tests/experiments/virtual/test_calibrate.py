@@ -58,7 +58,7 @@ def truth() -> "object":
 
 def test_the_factors_come_back(measured: Path) -> None:
     fitted, lines = calibrate_to_run(measured, find_config("llama3-8b-a100"))
-    expected = truth().step_time  # type: ignore[attr-defined]
+    expected = truth().step_time
     assert isinstance(fitted.step_time, Roofline)
     assert fitted.step_time.bandwidth_bytes_s == pytest.approx(expected.bandwidth_bytes_s, rel=0.12)
     assert fitted.step_time.compute_flops == pytest.approx(expected.compute_flops, rel=0.08)

@@ -20,8 +20,8 @@ from ampacity.experiments.virtual import playback as virtual
 from ampacity.experiments.virtual import player
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
-from ampacity.simulator.engine.truth import true_capacity
 from ampacity.simulator.models.hardware import find_config
+from benchmarks.servers.truth import true_capacity
 from tests.support.args import Command, args_of
 from tests.support.contract import summarise
 

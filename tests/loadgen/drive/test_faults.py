@@ -232,7 +232,6 @@ def test_requests_that_find_no_descriptor_are_counted_as_the_clients_and_harm_no
     faulty = "-m tests.support.servers.fault_server --port 0 --gap-ms 100"
     command, root = args_of(sys.executable, faulty), Path(__file__).parents[3]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
-    assert server.stdout is not None
     url = server.stdout.readline().split()[0]
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 

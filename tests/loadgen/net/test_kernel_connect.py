@@ -89,7 +89,7 @@ def test_a_connection_on_one_machine_is_there_at_once_and_the_request_has_left()
             real(exchange)
             left.append(exchange.record.sent_ns is not None)
 
-        client.dispatch = dispatch  # type: ignore[method-assign]
+        client.dispatch = dispatch
         await runner.run(plan)
         assert (client.connections_opened, len(client._connecting)) == (3, 0)
         return left
@@ -127,7 +127,7 @@ def test_a_request_given_up_before_its_connection_leaves_no_socket_behind(
             real_dispatch(exchange)
             exchange.fail("cancelled", "at once", time.monotonic_ns())
 
-        client.dispatch = dispatch  # type: ignore[method-assign]
+        client.dispatch = dispatch
         plan = StagePlan(0, "open", schedule_at([0.0] * 4), 0.2, offered_rps=20.0, drain_s=5)
         await runner.run(plan)
         await asyncio.sleep(0)

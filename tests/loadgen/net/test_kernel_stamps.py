@@ -101,8 +101,8 @@ def test_a_read_that_cannot_be_used_harms_no_other() -> None:
             def not_lost(error: Exception | None) -> None:
                 raise RuntimeError("not lost either")
 
-            sinks[1].feed = broken  # type: ignore[method-assign]
-            sinks[3].connection_lost = not_lost  # type: ignore[method-assign]
+            sinks[1].feed = broken
+            sinks[3].connection_lost = not_lost
             peers[3].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             peers[3].close()  # a reset
             for peer in peers[:3]:
@@ -173,7 +173,7 @@ def test_many_streams_are_read_in_turns_and_each_date_is_that_of_its_arrival() -
         reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
         reader.patient = True
         real = reader.turn
-        reader.turn = lambda: turns.append(real()) or turns[-1]  # type: ignore[method-assign,func-returns-value]
+        reader.turn = lambda: turns.append(real()) or turns[-1]
         with kernel_wires.listening() as server:
             sinks, peers = await kernel_wires.connected(reader, server, streams)
 

@@ -74,7 +74,7 @@ def test_catching_up_takes_as_many_reads_as_there_are_sockets() -> None:
             reader.behind = True
             return READS_MAX
 
-        reader.turn = turn  # type: ignore[method-assign]
+        reader.turn = turn
         reader.catch_up()
         reader.close()
         return turns
@@ -104,7 +104,7 @@ def test_what_had_waited_to_be_read_is_not_silence_however_old_it_is(
                 exchange.feed(began_ns + 2_000_000_000, b"6\r\ndata: ")
 
     async def main() -> None:
-        await TimeoutMonitor(Limits(idle_s=1.0), [Late()], [exchange]).check()  # type: ignore[list-item]
+        await TimeoutMonitor(Limits(idle_s=1.0), [Late()], [exchange]).check()
 
     asyncio.run(main())
     assert exchange.record.status == status
@@ -126,7 +126,7 @@ def test_a_turn_that_was_full_and_left_nothing_is_not_behind_for_long(patient: b
             turns.append(reader.behind)
             return count
 
-        reader.turn = turn  # type: ignore[method-assign]
+        reader.turn = turn
         with listening() as server:
             sinks, peers = await connected(reader, server, READS_MAX)
             for peer in peers:

@@ -169,7 +169,7 @@ def behind_a_record(more: Callable[[Peer], bytes]) -> Script:
             peer.encrypt(CHUNKS[3]) + more(peer),
             gap_s=0.02,
         )
-        time.sleep(0.2)
+        peer.wait_for_close()
 
     return script
 
@@ -350,14 +350,13 @@ def s_server(certificate: Path, request: pytest.FixtureRequest) -> Iterator[tupl
         stderr=subprocess.STDOUT,
         bufsize=0,
     )
-    assert process.stdout is not None
     said = b""
     while b"ACCEPT" not in said:
         said += process.stdout.read(4096)
     yield process, f"https://127.0.0.1:{port}/v1"
     process.kill()
     process.wait()
-    process.stdin.close()  # type: ignore[union-attr]
+    process.stdin.close()
     process.stdout.close()
 
 

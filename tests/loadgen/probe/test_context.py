@@ -112,7 +112,6 @@ def test_sessions_that_never_begin_begin_shorter(cli: Cli, tmp_path: Path) -> No
     assert refused.returncode == 2
     said = r"([0-9.]+)% of the requests are shortened and ([0-9.]+)% of the turns"
     shares = re.search(said, refused.stderr)
-    assert shares is not None
     # each first turn is, and all others
     assert sum(map(float, shares.groups())) == pytest.approx(100, abs=0.2)
     assert "--fit-context" in refused.stderr

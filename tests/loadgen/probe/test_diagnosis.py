@@ -17,9 +17,9 @@ from ampacity.loadgen.rundir.files import load_run
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.reports.pages.run_report import render_report
-from tests.cli.test_hostile import server, stream
 from tests.support.args import args_of
 from tests.support.contract import summarise
+from tests.support.servers.http_server import model_server, stream
 from tests.support.synthetic import Stage, make_run, request
 
 SLOS = ["ttft_p90=1s", "itl_p90=1s", "tpot_p90=1s", "e2e_p90=1s", "first_answer_p90=1s"]
@@ -211,7 +211,7 @@ def test_a_server_that_does_not_stream_is_said_before_the_load_and_in_every_answ
     ampacity: Any,
     capsys: Any,
 ) -> None:
-    with server(answer) as url:
+    with model_server(answer) as url:
         load = args_of("--rates 20 --duration 3s --input-tokens 4 --output-tokens 8")
         load += args_of("--slo ttft_p50=1s --slo e2e_p50=1s")
         assert ampacity("run", url, *load, "--out", tmp_path / "run") in (0, 3)
@@ -257,7 +257,7 @@ def test_an_slo_on_the_first_answer_is_judged_behind_the_thinking_or_not_at_all(
 ) -> None:
     """The 11th token is the first of the answer: 50 ms after the first one. Where the thinking
     never ends there is none."""
-    with server(thinking(ends_at)) as url:
+    with model_server(thinking(ends_at)) as url:
         lengths = args_of("--input-tokens 4 --output-tokens 16")
         load = [*lengths, *args_of("--rates 20 --duration 3s --slo first_answer_p50=40ms")]
         assert ampacity("run", url, *load, "--out", tmp_path / "run") in (0, 3)

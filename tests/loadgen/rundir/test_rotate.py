@@ -44,7 +44,6 @@ def test_a_run_that_goes_on_keeps_the_samples_that_it_replaces(tmp_path: Path, c
     with take_up(run) as held:
         play(run, held.run.meta | {"seams": [SEAM]}, held, 1, samples(count, 3))
     kept = read_server(run)
-    assert kept is not None
     assert kept["at_ns"].to_pylist() == list(range(count + 3))
     for stage in range(2):
         keep_part(run, stage)

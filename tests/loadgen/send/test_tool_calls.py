@@ -12,9 +12,9 @@ import pytest
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.send.history import AnswerContent, Call
 from ampacity.loadgen.send.protocols import Api
-from tests.cli.test_hostile import server, stream
 from tests.loadgen.drive.test_sessions import CHAT, Prepared, session
 from tests.streams.playing import END, HEAD, http_chunk, json_response, new_exchange
+from tests.support.servers.http_server import model_server, stream
 
 Json = dict[str, Any]
 
@@ -311,7 +311,7 @@ def answering(
     """Every answer is an event of so many words; prompts are counted in words of all messages."""
 
     def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
-        messages = json.loads(handler.body)["messages"]  # type: ignore[attr-defined]
+        messages = json.loads(handler.body)["messages"]
         counted = sum(
             len(str(m["content"] or "").split())
             + sum(len(c["function"]["arguments"].split()) for c in m.get("tool_calls") or ())
@@ -344,7 +344,7 @@ def test_prompts_grow_as_planned_and_a_run_says_where_they_do_not(
         "name: agent\nsource: test\ninput_tokens: 50\noutput_tokens: 198\n"
         "sessions: {turns: 4, user_tokens: 30, message_tokens: 0}\n"
     )
-    with server(answering(ONLY[only], words)) as url:
+    with model_server(answering(ONLY[only], words)) as url:
         load = ("--rates", "12", "--duration", "2s", "--out", tmp_path / "run")
         assert ampacity("run", url, "--workload", profile, *load) in (0, 3)
     rows = pq.read_table(tmp_path / "run" / "requests.parquet").to_pylist()

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.engine import Engine, EngineConfig, Request, Speculation
 from ampacity.simulator.engine.options import POLICIES
-from ampacity.simulator.engine.outcome import simulate
 from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.hardware import PRESETS, linear_config
+from benchmarks.servers.truth import simulate
 from tests.support.repeats import often
 from tests.support.simulator.engine_runs import prefix_hashes, run_dry
 
@@ -33,7 +33,7 @@ def tiny(**changes: object) -> EngineConfig:
         "kv_blocks": 16,
         "block_tokens": 4,
     }
-    return EngineConfig(**(values | changes))  # type: ignore[arg-type]
+    return EngineConfig(**(values | changes))
 
 
 # Prefix cache
@@ -64,7 +64,6 @@ def test_requests_of_one_step_share_blocks() -> None:
     for _ in range(3):
         engine.submit(Request(18, 4, block_hashes=names), 0.0)
     result = engine.step(0.0)
-    assert result is not None
     # Four shared blocks and one each of their own; 18 + 2 + 2 tokens computed
     assert (16 - engine.free_blocks, result.prefill_tokens) == (4 + 3, 22)
     assert (engine.prefix_queries, engine.prefix_hits) == (54, 32)

@@ -8,18 +8,16 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from ampacity.simulator.engine.deployment import Deployment
-from ampacity.simulator.engine.engine import Engine, EngineConfig, Request, Speculation
-from ampacity.simulator.engine.outcome import Outcome, simulate
-from ampacity.simulator.engine.truth import true_capacity
-from ampacity.simulator.models.catalog import H100, LLAMA3_8B
-from ampacity.simulator.models.hardware import PRESETS, engine_config, linear_config
+from ampacity.simulator.engine.engine import EngineConfig, Request, Speculation
+from ampacity.simulator.models.hardware import PRESETS, linear_config
+from benchmarks.servers.truth import Measured, simulate, true_capacity
 from tests.support.simulator.engine_runs import prefix_hashes, simulate_closed
 
 BIG = PRESETS["llama3-70b-4xh100"]
 SMALL = PRESETS["llama3-8b-h100"]
 
 
-def gap_quantile(outcome: Outcome, quantile: float) -> float:
+def gap_quantile(outcome: Measured, quantile: float) -> float:
     lengths, counts = outcome.gaps_s()
     order = np.argsort(lengths)
     cumulated = np.cumsum(counts[order])
@@ -45,7 +43,7 @@ def test_prefix_hits_lower_ttft_in_proportion() -> None:
     """Prompts of 6,400 tokens, one at a time: TTFT less a step is proportional to tokens computed.
 
     This is exact without the attention's square (flops_per_pair 0)."""
-    step = replace(SMALL.step_time, flops_per_pair=0.0)  # type: ignore[type-var]
+    step = replace(SMALL.step_time, flops_per_pair=0.0)
     config = replace(SMALL, step_time=step, prefix_caching=True)
     for share in (0.25, 0.5, 0.75):
         tokens = int(6400 * share)
@@ -121,35 +119,6 @@ def test_speculation_helps_at_low_and_not_at_high_concurrency() -> None:
     assert gain[1] == pytest.approx((1 - 0.7**5) / (1 - 0.7), rel=0.05)
     assert gain[1] > gain[128] > gain[512]
     assert gain[512] < 0.9
-
-
-def most_running(kv_precision: str) -> tuple[int, int]:
-    """(requests that ran at once, KV blocks): prompts of 4,000 tokens, more of them than fit."""
-    config = engine_config(
-        "x",
-        H100,
-        LLAMA3_8B,
-        kv_precision=kv_precision,
-        max_num_seqs=1024,
-        max_num_batched_tokens=16384,
-    )
-    engine = Engine(config)
-    for _ in range(400):
-        engine.submit(Request(4000, 200), 0.0)
-    most, now_s = 0, 0.0
-    for _ in range(100):
-        result = engine.step(now_s)
-        assert result is not None
-        most, now_s = max(most, engine.running), result.end_s
-    return most, config.kv_blocks or 0
-
-
-def test_fp8_kv_doubles_the_sequences_that_run() -> None:
-    """A request holds 250 blocks of prompt, and up to 263 in the end."""
-    (plain, plain_blocks), (halved, halved_blocks) = most_running("fp16"), most_running("fp8")
-    assert plain_blocks // 263 <= plain <= plain_blocks // 250
-    assert halved_blocks // 263 <= halved <= halved_blocks // 250
-    assert halved == pytest.approx(2 * plain, rel=0.03)
 
 
 def capacity_rps(lengths: str) -> float:

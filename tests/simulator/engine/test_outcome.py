@@ -6,17 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ampacity.simulator import SimulatorError
-from ampacity.simulator.engine.deployment import Deployment
-from ampacity.simulator.engine.engine import EngineConfig, Request, Speculation
-from ampacity.simulator.engine.outcome import Outcome, simulate
+from ampacity.simulator.engine.engine import EngineConfig, Speculation
 from ampacity.simulator.models.hardware import PRESETS, linear_config
-from tests.support.simulator.engine_runs import prefix_hashes, simulate_closed
+from benchmarks.servers.truth import Measured, simulate
 
 LINE = linear_config(0.010, 0.001)
 
 
-def of(stage: Outcome, request: int) -> list[float]:
+def of(stage: Measured, request: int) -> list[float]:
     return stage.token_times_s(request).tolist()
 
 
@@ -47,47 +44,6 @@ def test_speculative_tokens_come_in_chunks_and_the_seed_decides() -> None:
         == [of(stage, n) for n in range(8)]
         != [of(other, n) for n in range(8)]
     )
-
-
-def test_shared_prefixes_are_found_again() -> None:
-    """Two groups of prefixes of 64 tokens; then turn 2 finds 7 blocks of turn 1's 128 tokens."""
-    config = EngineConfig("c", LINE.step_time, 16, 4096, 8192, kv_blocks=1024, prefix_caching=True)
-    requests = [Request(100, 10, block_hashes=prefix_hashes(name, 64)) for name in "abab"]
-    stage = simulate(config, [0.0, 1.0, 2.0, 3.0], requests)
-    assert stage.cached_tokens.tolist() == [0, 0, 64, 64]
-    turns = ((100, "x"), (100, "y"), (150, "x"), (100, "x"))
-    requests = [
-        Request(prompt, 28, block_hashes=prefix_hashes(name, prompt + 28)) for prompt, name in turns
-    ]
-    stage = simulate(config, [0.0, 1.0, 2.0, 3.0], requests)
-    assert stage.cached_tokens.tolist() == [0, 0, 112, 96]
-
-
-def test_closed_loop_keeps_its_concurrency() -> None:
-    stage = simulate_closed(LINE, 4, [Request(1, 10) for _ in range(40)])
-    assert stage.finish_s - stage.arrival_s == pytest.approx(np.full(40, 10 * 0.014))
-    assert stage.finish_s.max() == pytest.approx(10 * 10 * 0.014)
-
-
-def test_replicas_are_run_too() -> None:
-    stage = simulate(Deployment(LINE, 4, "least-request"), np.zeros(40), [1] * 40, [10] * 40)
-    # Ten on each: steps of 20 ms
-    assert stage.finish_s == pytest.approx(np.full(40, 0.2))
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        ([0.0], [1, 1], [1, 1]),
-        ([0.0, 0.0], [1, 1], [1]),
-        ([1.0, 0.0], [1, 1], [1, 1]),
-        ([], [], []),
-        ([0.0], [9000], [1]),
-    ],
-)
-def test_rows_that_do_not_fit(rows: tuple[list[float], list[int], list[int]]) -> None:
-    with pytest.raises(SimulatorError):
-        simulate(PRESETS["demo"], *rows)
 
 
 def test_much_faster_than_real_time() -> None:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from ampacity.simulator.engine.engine import EngineConfig
-from ampacity.simulator.engine.truth import Outcome, saturation_rps, simulate
 from ampacity.simulator.models.hardware import linear_config
+from benchmarks.servers.truth import Measured, saturation_rps, simulate
+from tests.simulator.engine.test_truth import m_d_1_waits_at_most
 
 Lengths = Callable[[np.random.Generator, int], NDArray[np.int64]]
 
@@ -32,7 +33,7 @@ def replicate(
     config: EngineConfig,
     rate: float,
     lengths: Lengths,
-    value: Callable[[Outcome], NDArray[np.float64]],
+    value: Callable[[Measured], NDArray[np.float64]],
     requests: int,
     replications: int = 4,
 ) -> tuple[float, float]:
@@ -46,12 +47,12 @@ def replicate(
     return float(np.mean(means)), float(np.std(means, ddof=1) / math.sqrt(replications))
 
 
-def waiting_s(step_s: float) -> Callable[[Outcome], NDArray[np.float64]]:
+def waiting_s(step_s: float) -> Callable[[Measured], NDArray[np.float64]]:
     """Time in the queue: the first token comes one step after admission."""
     return lambda outcome: outcome.ttft_s - step_s
 
 
-def e2e_s(outcome: Outcome) -> NDArray[np.float64]:
+def e2e_s(outcome: Measured) -> NDArray[np.float64]:
     return outcome.e2e_s
 
 
@@ -63,12 +64,6 @@ def assert_near(
     assert abs(mean - formula) <= 4 * error + extra, (
         f"{mean:.4f} +- {error:.4f} against {formula:.4f}"
     )
-
-
-def test_m_d_1() -> None:
-    """One slot, one token of 0.1 s: W = rho S / (2 (1 - rho)), as an idle engine starts at once."""
-    config = linear_config(0.1, 0.0, max_num_seqs=1)
-    assert_near(replicate(config, 8.0, fixed(1), waiting_s(0.1), 8_000), 0.8 * 0.1 / (2 * 0.2))
 
 
 def test_m_g_1_pollaczek_khinchine() -> None:
@@ -163,17 +158,7 @@ def test_m_d_1_quantiles() -> None:
         )
         waits.append((outcome.ttft_s - service)[1600:])
     for quantile in (0.95, 0.99):
-
-        def at_most(t: float) -> float:
-            terms = [
-                (rate * (k * service - t)) ** k
-                / math.factorial(k)
-                * math.exp(-rate * (k * service - t))
-                for k in range(int(t // service) + 1)
-            ]
-            return (1 - rate * service) * sum(terms)
-
-        formula = brentq(lambda t, q=quantile, f=at_most: f(t) - q, 0.01, 3.0)
+        formula = brentq(lambda t, q=quantile: m_d_1_waits_at_most(t, rate, service) - q, 0.01, 3.0)
         found = [np.quantile(each, quantile) for each in waits]
         assert_near((float(np.mean(found)), float(np.std(found, ddof=1) / 2)), formula)
 

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from ampacity.simulator import SimulatorError
 from ampacity.simulator.engine.engine import EngineConfig, Request
-from ampacity.simulator.engine.outcome import Outcome, simulate
 from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.calibrate import Level, calibrate, expected_latencies_s
 from ampacity.simulator.models.hardware import PRESETS
+from benchmarks.servers.truth import Measured, simulate
 from tests.support.simulator.engine_runs import simulate_closed
 
 BASE = PRESETS["llama3-8b-h100"]
@@ -22,7 +22,7 @@ TRUE = replace(NOMINAL, bandwidth_bytes_s=2.1e12, compute_flops=360e12, overhead
 ENGINE: EngineConfig = replace(BASE, step_time=TRUE)
 
 
-def measured(stage: Outcome) -> tuple[float, float, float]:
+def measured(stage: Measured) -> tuple[float, float, float]:
     """Mean requests in flight, mean ITL and mean TTFT in the middle of a stage."""
     n = len(stage.arrival_s)
     inside = slice(n // 4, n - n // 10)

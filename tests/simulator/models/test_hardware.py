@@ -46,27 +46,6 @@ def test_kv_bytes_per_token(model: Model, kib: int) -> None:
     assert model.kv_bytes_per_token(1.0) == kib * KIB / 2
 
 
-@pytest.mark.parametrize(
-    ("tokens", "sequences"),
-    # Llama-3 8B, FP16: 256 MiB, 1 GiB, 4 GiB and 16 GiB each, of 60e9 bytes
-    [(2048, 223), (8192, 55), (32768, 13), (131072, 3)],
-)
-def test_sequences_that_fit_a_60_gb_pool(tokens: int, sequences: int) -> None:
-    assert 60e9 // (tokens * LLAMA3_8B.kv_bytes_per_token()) == sequences
-    # FP8 entries are half as large
-    assert 60e9 // (tokens * LLAMA3_8B.kv_bytes_per_token(1.0)) == int(60e9 // (tokens * 64 * KIB))
-
-
-@pytest.mark.parametrize(
-    ("tokens", "sequences", "halved"),
-    # Llama-3 70B: 640 MiB, 2.5, 10 and 40 GiB each at FP16, half of that at FP8
-    [(2048, 89, 178), (8192, 22, 44), (32768, 5, 11), (131072, 1, 2)],
-)
-def test_sequences_of_a_70b_that_fit_a_60_gb_pool(tokens: int, sequences: int, halved: int) -> None:
-    assert 60e9 // (tokens * LLAMA3_70B.kv_bytes_per_token()) == sequences
-    assert 60e9 // (tokens * LLAMA3_70B.kv_bytes_per_token(1.0)) == halved
-
-
 def test_dense_7b_has_a_floor_of_7_8_ms() -> None:
     step = roofline(ROUND_GPU, DENSE_7B, overhead_s=0.0)
     # 14 GB / 1,800 GB/s

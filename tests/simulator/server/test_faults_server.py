@@ -83,7 +83,7 @@ def kind_of_whole(received: bytes, ended: str) -> str | None:
     status = int(head.split(b" ", 2)[1])
     if status != 200:
         return str(status)
-    length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])  # type: ignore[index]
+    length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])
     if len(body) < length:
         return "truncated"
     try:

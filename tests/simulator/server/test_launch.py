@@ -122,7 +122,6 @@ def test_the_command_line_sets_face_and_faults(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from ampacity.cli import main; main()", "simulate", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
-            assert process.stdout is not None
             line = process.stdout.readline().decode()
             url = line.split()[2]
             assert line.strip().endswith("model base")

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import uvloop
 
-from ampacity.simulator.engine.outcome import simulate
 from ampacity.simulator.models.hardware import find_config
 from ampacity.simulator.server.launch import start_in_process
 from ampacity.simulator.server.protocol import CHAT_OVERHEAD_TOKENS
 from ampacity.simulator.server.realtime import DeadlineTimer
+from benchmarks.servers.truth import simulate
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 
@@ -50,11 +50,10 @@ class Connection(asyncio.Protocol):
 
     def send(self, request: bytes, seen: DoctorResult) -> None:
         self.seen = seen
-        self.transport.write(request)  # type: ignore[attr-defined]
+        self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         now_s = time.monotonic()
-        assert self.seen is not None
         self.seen.token_s += [now_s] * data.count(TOKEN)
         if data.endswith(b"0\r\n\r\n"):
             self.idle.append(self)

@@ -42,7 +42,6 @@ def read(name: str) -> tuple[str, str, bytes, int, str, list[Any]]:
     text = (SAMPLES / f"{name}.txt").read_text()
     asked, answered = text.split("##### RESPONSE", 1)
     line = re.search(r"^(GET|POST) (\S+) HTTP", asked, re.M)
-    assert line is not None
     method, path = line.groups()
     body = asked.split("\n\n", 1)[1].strip().encode()
     plain = "".join(
@@ -50,7 +49,7 @@ def read(name: str) -> tuple[str, str, bytes, int, str, list[Any]]:
     ).replace("\\r\\n", "\r\n")
     head, _, rest = plain.partition("\r\n\r\n")
     status = int(head.split(" ")[1])
-    kind = re.search(r"content-type: ([^\r]+)", head).group(1)  # type: ignore[union-attr]
+    kind = re.search(r"content-type: ([^\r]+)", head).group(1)
     if "event-stream" in kind:
         events = re.findall(r"data: (\{.*?\}|\[DONE\])\\n\\n\r\n", rest)
         return method, path, body, status, kind, events

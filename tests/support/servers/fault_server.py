@@ -18,7 +18,6 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from tests.support.servers.faults import FAULTS, Call, Request
@@ -156,12 +155,7 @@ class FaultServer:
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._server.close()
         for task in list(self._open):
             task.cancel()
@@ -188,19 +182,13 @@ class FaultServer:
 
     def stop(self) -> None:
         """Break every connection and end the thread."""
-        assert self._thread is not None
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
 
     def __enter__(self) -> FaultServer:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

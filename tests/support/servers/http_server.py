@@ -1,5 +1,6 @@
 """A small HTTP server of which a test writes the answers."""
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +12,18 @@ Answer = Callable[[BaseHTTPRequestHandler], object]
 @contextmanager
 def http_server(get: Answer, post: Answer | None = None) -> Iterator[str]:
     """Serve while the block runs; yield the root URL, without a slash at its end."""
-    methods = {"do_GET": get, "do_POST": post, "log_message": lambda *_: None}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("H", (BaseHTTPRequestHandler,), methods))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            get(self)
+
+        def do_POST(self) -> None:
+            post(self) if post else self.send_error(405)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -31,3 +42,32 @@ def reply(
         handler.send_header(name.replace("_", "-"), value)
     handler.end_headers()
     handler.wfile.write(body)
+
+
+@contextmanager
+def model_server(
+    answer: Callable[[BaseHTTPRequestHandler, int], object],
+    models: bytes = b'{"data":[{"id":"m"}]}',
+) -> Iterator[str]:
+    """Serve /v1/models and streams; ``answer(handler, number)`` writes the n-th, 0 the probe's."""
+    count = itertools.count()
+
+    def get(handler: BaseHTTPRequestHandler) -> None:
+        listed = handler.path.endswith("/models")
+        reply(handler, models if listed else b"{}", 200 if listed else 404)
+
+    def post(handler: BaseHTTPRequestHandler) -> None:
+        body = handler.rfile.read(int(handler.headers["Content-Length"]))
+        setattr(handler, "body", body)  # noqa: B010 - of the request, for answers that read it
+        answer(handler, next(count))
+
+    with http_server(get, post) as url:
+        yield f"{url}/v1"
+
+
+def stream(handler: BaseHTTPRequestHandler, *events: bytes) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/event-stream")
+    handler.end_headers()
+    for event in (*events, b"[DONE]"):
+        handler.wfile.write(b"data: " + event + b"\n\n")

@@ -4,14 +4,13 @@ template adds seventeen.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 import zlib
-from types import TracebackType
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Literal
 
-from aiohttp import web
+from tests.support.servers.http_server import http_server, reply, stream
 
 TEMPLATE_TOKENS = 17
 
@@ -54,86 +53,66 @@ class OddTokenizer:
         drifts: int = 0,
         tokenize_most: int | None = None,
     ) -> None:
-        self._loop = asyncio.new_event_loop()
         self._tokenize, self._most, self._context, self._listed = tokenize, most, context, listed
         self._first, self._drifts = first, drifts
         self._tokenize_most = tokenize_most or most
         self.asked: list[str] = []
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._open = ExitStack()
 
     def __enter__(self) -> OddTokenizer:
-        self._thread.start()
-        port = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(20)
-        self.url = f"http://127.0.0.1:{port}/v1"
+        self.url = self._open.enter_context(http_server(self._models, self._post)) + "/v1"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(20)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(20)
-        self._loop.close()
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
 
-    async def _start(self) -> int:
-        app = web.Application()
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/chat/completions", self._answer)
-        if self._tokenize:
-            app.router.add_post("/tokenize", self._count)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        return int(self._runner.addresses[0][1])
-
-    async def _models(self, request: web.Request) -> web.Response:
+    def _models(self, handler: BaseHTTPRequestHandler) -> None:
+        if handler.path != "/v1/models":
+            handler.send_error(404)
+            return
         length = {"max_model_len": self._context} if self._listed else {}
-        return web.json_response({"data": [{"id": "odd", **length}]})
+        _json(handler, {"data": [{"id": "odd", **length}]})
+
+    def _post(self, handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        if handler.path == "/v1/chat/completions":
+            self._answer(handler, body)
+        elif handler.path == "/tokenize" and self._tokenize:
+            self._count(handler, body)
+        else:
+            handler.send_error(404)
 
     def _chat(self, messages: list[dict[str, Any]]) -> int:
         extra = self._first if len(messages[0]["content"].split()[0]) > 5 else 0
         extra += len(self.asked) % (self._drifts + 1)
         return TEMPLATE_TOKENS + extra + sum(tokens_of(m["content"], self._most) for m in messages)
 
-    async def _count(self, request: web.Request) -> web.Response:
-        body = await request.json()
+    def _count(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         if "messages" in body:
-            count = self._chat(body["messages"])
-            return web.json_response({"count": count, "tokens": [0] * count})
-        ids = ids_of(body["prompt"], self._tokenize_most)
-        if self._tokenize == "zeros":
+            ids = [0] * self._chat(body["messages"])
+        elif self._tokenize == "zeros":
             ids = [0] * tokens_of(body["prompt"], self._tokenize_most)
-        return web.json_response({"count": len(ids), "tokens": ids})
+        else:
+            ids = ids_of(body["prompt"], self._tokenize_most)
+        _json(handler, {"count": len(ids), "tokens": ids})
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
+    def _answer(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         wanted = int(body.get("max_tokens") or body.get("max_completion_tokens") or 1)
         self.asked.append(body["messages"][0]["content"])
         prompt = self._chat(body["messages"])
         if prompt + wanted > self._context:
             message = f"This model's maximum context length is {self._context} tokens, you asked for {prompt + wanted}"
-            return web.json_response({"error": {"message": message, "code": 400}}, status=400)
-        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await answer.prepare(request)
-        for i in range(wanted):
-            usage = {
-                "prompt_tokens": prompt,
-                "completion_tokens": i + 1,
-                "total_tokens": prompt + i + 1,
-            }
-            end = "length" if i + 1 == wanted else None
+            _json(handler, {"error": {"message": message, "code": 400}}, 400)
+            return
+        events = []
+        for i in range(1, wanted + 1):
+            usage = {"prompt_tokens": prompt, "completion_tokens": i, "total_tokens": prompt + i}
+            end = "length" if i == wanted else None
             choice = {"index": 0, "delta": {"content": " a"}, "finish_reason": end}
-            event = {
-                "id": "x",
-                "object": "chat.completion.chunk",
-                "model": "odd",
-                "choices": [choice],
-                "usage": usage,
-            }
-            await answer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-        await answer.write(b"data: [DONE]\n\n")
-        return answer
+            about = {"id": "x", "object": "chat.completion.chunk", "model": "odd"}
+            events.append(json.dumps({**about, "choices": [choice], "usage": usage}).encode())
+        stream(handler, *events)
+
+
+def _json(handler: BaseHTTPRequestHandler, page: dict[str, Any], status: int = 200) -> None:
+    reply(handler, json.dumps(page).encode(), status, Content_Type="application/json")

@@ -6,7 +6,8 @@ from collections.abc import Hashable, Sequence
 
 from ampacity.simulator.engine.deployment import Deployment, Run
 from ampacity.simulator.engine.engine import Engine, EngineConfig, Request
-from ampacity.simulator.engine.outcome import Outcome, outcome_of
+from ampacity.simulator.engine.outcome import outcome_of
+from benchmarks.servers.truth import Measured, measured
 
 
 def prefix_hashes(prefix: Hashable, tokens: int, block_tokens: int = 16) -> list[Hashable]:
@@ -26,7 +27,7 @@ def run_dry(engine: Engine, now_s: float = 0.0) -> list[Request]:
 
 def simulate_closed(
     config: EngineConfig, clients: int, requests: Sequence[Request], think_s: float = 0.0
-) -> Outcome:
+) -> Measured:
     """Each of ``clients`` sends its next request ``think_s`` after the last token of the one
     before, in the order given."""
     coming = iter(requests)
@@ -40,4 +41,4 @@ def simulate_closed(
     for _ in range(clients):
         send(0.0)
     run.advance()
-    return outcome_of(run, requests)
+    return measured(outcome_of(run, requests))

@@ -38,7 +38,7 @@ def counted(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def trace(times: list[float], inputs: list[int], outputs: list[int], **more: object) -> Trace:
     arrays = (np.array(times, dtype=float), np.array(inputs), np.array(outputs))
-    return Trace(*arrays, "t.csv (generic format)", clock="a number of seconds", **more)  # type: ignore[arg-type]
+    return Trace(*arrays, "t.csv (generic format)", clock="a number of seconds", **more)
 
 
 # --- lengths ---
@@ -118,7 +118,7 @@ def test_each_family_is_found_by_its_own_samples() -> None:
     assert own["lognormal"]["fits"]
     assert not own["gamma"]["fits"]
     assert not own["weibull"]["fits"]
-    lognormal = own["lognormal"]["lengths"]["lognormal"]  # type: ignore[index]
+    lognormal = own["lognormal"]["lengths"]["lognormal"]
     assert lognormal["p50"] == pytest.approx(math.exp(7), rel=0.02)
     assert lognormal["p99"] == pytest.approx(math.exp(7 + 2.3263 * 0.8), rel=0.03)
     assert own["two lognormals"]["fits"]  # it holds the single one, which is named as it is simpler
@@ -129,8 +129,8 @@ def test_each_family_is_found_by_its_own_samples() -> None:
     own = families(np.maximum(np.rint(rng.gamma(2.5, 400, n)), 1).astype(int))
     assert own["gamma"]["fits"]
     assert not own["lognormal"]["fits"]
-    assert own["gamma"]["lengths"]["gamma"]["mean"] == pytest.approx(1000, rel=0.02)  # type: ignore[index]
-    assert own["gamma"]["lengths"]["gamma"]["cv"] == pytest.approx(1 / math.sqrt(2.5), rel=0.03)  # type: ignore[index]
+    assert own["gamma"]["lengths"]["gamma"]["mean"] == pytest.approx(1000, rel=0.02)
+    assert own["gamma"]["lengths"]["gamma"]["cv"] == pytest.approx(1 / math.sqrt(2.5), rel=0.03)
     own = families(np.maximum(np.rint(800 * rng.weibull(1.7, n)), 1).astype(int))
     assert own["weibull"]["fits"]
     assert not own["lognormal"]["fits"]
@@ -144,7 +144,7 @@ def test_a_mixture_of_two_lognormals_is_found() -> None:
     own = families(samples)
     assert own["two lognormals"]["fits"]
     assert not any(own[name]["fits"] for name in ("lognormal", "gamma", "weibull"))
-    low, high = own["two lognormals"]["lengths"]["mixture"]  # type: ignore[index]
+    low, high = own["two lognormals"]["lengths"]["mixture"]
     assert low["weight"] == pytest.approx(0.3, abs=0.01)
     assert (low["lognormal"]["p50"], high["lognormal"]["p50"]) == (
         pytest.approx(math.exp(4), rel=0.03),
@@ -180,7 +180,6 @@ def test_seconds_are_counted_and_their_percentiles_are_those_of_whole_seconds() 
     extra = [50.5] * 9 + [s + 0.25 for s in range(60, 65) for _ in range(3)]
     times = np.sort(np.array([float(s) for s in range(101)] + extra))
     found = fit_arrivals(times)
-    assert found is not None
     assert (found["rps_p50"], found["rps_p95"], found["rps_p99"], found["rps_max"]) == (1, 4, 4, 10)
     assert found["mean_rps"] == pytest.approx((len(times) - 1) / 100, rel=1e-4)
     seconds = np.ones(100)
@@ -192,18 +191,15 @@ def test_seconds_are_counted_and_their_percentiles_are_those_of_whole_seconds() 
 
 def test_processes_by_their_formulas() -> None:
     constant = fit_arrivals(np.arange(1000) * 0.1)
-    assert constant is not None
     assert constant["gap_cv"] == pytest.approx(0, abs=1e-9)
     assert constant["dispersion"]["10s"] == pytest.approx(0, abs=0.01)
     rng = np.random.default_rng(3)
     poisson = fit_arrivals(np.cumsum(rng.exponential(0.1, 60_000)))
-    assert poisson is not None
     assert poisson["gap_cv"] == pytest.approx(1, abs=0.02)
     expected = pytest.approx([1, 1, 1], abs=0.3)
     assert [poisson["dispersion"][w] for w in ("1s", "10s", "60s")] == expected
     assert poisson["rps_p99"] == pytest.approx(18, abs=1)  # the Poisson(10) quantile
     bursty = fit_arrivals(np.cumsum(rng.gamma(1 / 9, 0.9, 60_000)))  # CV 3
-    assert bursty is not None
     assert bursty["gap_cv"] == pytest.approx(3, abs=0.15)
     assert fit(
         trace(np.cumsum(rng.gamma(1 / 9, 0.9, 5_000)).tolist(), [5] * 5000, [6] * 5000), "p"
@@ -216,7 +212,6 @@ def test_a_day_has_hourly_weights() -> None:
         [h * 3600 + np.arange(n) * 3600 / n for h, n in enumerate(per_hour)] + [[48 * 3600.0]]
     )
     found = fit_arrivals(times)
-    assert found is not None
     assert found["hourly_weights"] == pytest.approx([0.5] * 12 + [1.5] * 12)
 
 
@@ -253,7 +248,6 @@ def test_sessions_by_hand() -> None:
         [0, 4, 5, 14], [20, 40, 9, 70], [5, 6, 7, 8], blocks=blocks, session=np.array([0, 0, 1, 0])
     )
     found = fit_sessions(held)
-    assert found is not None
     assert found["sessions"] == 2
     assert found["turns"]["mean"] == 2
     assert found["gap_s"]["p50"] == 7  # between 4 and 10
@@ -403,7 +397,6 @@ def test_mooncake_sharing_and_its_clock() -> None:
 
 def test_agentic_coding_turns() -> None:
     found = fit_sessions(read_trace(DATA / "agentic_coding_requests.csv.gz"))
-    assert found is not None
     assert found["turn_to_turn_share"] == pytest.approx(0.973, abs=0.02)
     assert found["sessions"] == 773
 

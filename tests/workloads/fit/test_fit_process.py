@@ -189,7 +189,6 @@ def test_windows_that_stand_together_become_a_curve_and_scattered_ones_take_turn
     assert choose_windows(scattered, 600, 2.0)[0].text.endswith(",cv=2")
     flat = rng.poisson(600, 144).astype(float)
     assert choose_windows(flat, 600, 1.0)[0].text == "poisson"
-    # type: ignore[union-attr]
     assert (
         len(parse_arrivals(choose_windows(np.tile(together, 14), 600, 1.0)[0].text).curve.rates)
         <= 336
@@ -331,7 +330,6 @@ def test_sessions_are_drawn_like_recorded_ones(tmp_path: Path) -> None:
     first = schedule.input_tokens[schedule.turn == 0]
     expected = pytest.approx({9: len(first) / 2, 100: len(first) / 2}, rel=0.02)
     assert dict(zip(*np.unique(first, return_counts=True), strict=True)) == expected
-    assert schedule.new_tokens is not None
     assert set(schedule.new_tokens[schedule.turn == 1].tolist()) == {25}
     third = schedule.new_tokens[schedule.turn == 2]
     assert set(third.tolist()) == {20, 60}  # 10 and 30, scaled from a mean of 20 to 40
@@ -418,7 +416,6 @@ def test_a_limit_of_the_context_by_hand() -> None:
     inputs, outputs = np.tile([100, 200, 300, 150], 20), np.full(80, 50)
     later = np.delete(np.arange(80), np.arange(0, 80, 4))
     limit = context_limit(inputs, outputs, later)
-    assert limit is not None
     assert (limit[0], set(limit[1].tolist())) == (300, {100})
     rows = joint_sessions(inputs, outputs, np.full(20, 4), np.arange(0, 80, 4), matched=False)
     assert rows == [[4, 100, 50, 50]] * 20

@@ -162,7 +162,6 @@ def test_accepted_answers_are_counted_and_shown(tmp_path: Path) -> None:
         6,
     )
     table = accepted_table(read_summary(summary))
-    assert table is not None
     assert [cell.text for cell in table.rows[0]][1:4] == ["3", "30.0%", "0.300"]
     assert table.columns[-1].unit == "USD"
     priced = accepted_table(
@@ -170,7 +169,6 @@ def test_accepted_answers_are_counted_and_shown(tmp_path: Path) -> None:
             summary | {"fleet": summary["fleet"] | {"tensor_parallel": 2, "gpu_hour_usd": 2.5}}
         )
     )
-    assert priced is not None
     assert priced.columns[-1].unit == "USD at that load, 2 GPUs × $2.50/h"
     assert accepted_table(read_summary(summarise(load_run(run)))) is None
 

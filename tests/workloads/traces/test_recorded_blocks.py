@@ -57,7 +57,6 @@ def test_one_odd_row_is_named_and_the_rest_kept(tmp_path: Path) -> None:
         "(5 for 48 tokens); ids behind a prompt's end are left out, tokens without an id are its own"
     ]
     shared = found.schedule.shared
-    assert shared is not None
     assert shared.totals().tolist() == [32, 40, 48, 64, 64]
 
 
@@ -81,7 +80,7 @@ def test_one_odd_row_among_thousands_changes_the_share_by_its_own(tmp_path: Path
         prompts.append((512 * blocks + int(rng.integers(1, 513)), [*ids, 10**6 + k]))
     whole = sum(cached(played(lines(tmp_path / "a.jsonl", prompts))))
     n, ids = prompts[2000]
-    prompts[2000] = (n, [*list(ids), 5])  # type: ignore[call-overload]
+    prompts[2000] = (n, [*list(ids), 5])
     found = played(lines(tmp_path / "b.jsonl", prompts))
     assert sum(cached(found)) == whole
     assert whole / sum(n for n, _ in prompts) > 0.8

@@ -272,7 +272,7 @@ def test_texts_of_turns_go_on_with_the_answers_of_this_run(tmp_path: Path) -> No
         "And another?"], ["One."], ["One. Two."]]""")
     s = found.schedule
     # 12 characters are 3 tokens; the second prompt has 3 + 3 of the answer + 3
-    by_turn = {(int(e)): int(n) for e, n in zip(s.entry, s.input_tokens, strict=True)}  # type: ignore[arg-type]
+    by_turn = {(int(e)): int(n) for e, n in zip(s.entry, s.input_tokens, strict=True)}
     assert by_turn == {0: 3, 1: 9, 2: 1, 3: 3}
     expected = "messages as recorded (4 of 4 requests); histories with the answers of this run"
     assert found.prompts == expected

@@ -271,7 +271,6 @@ def test_helpers_begin_in_their_callers_session_and_are_waited_for(tmp_path: Pat
 
 def test_the_public_agent_runs_are_sessions_with_their_helpers() -> None:
     found = played(DATA / "agentic_coding_sessions_raw.jsonl.gz")
-    assert found.counts is not None
     assert found.counts["sessions"] == 6
     assert len(found.schedule) == 116
     own = [t for t in turns(found) if len(t[2]) > 1]

@@ -11,7 +11,6 @@ from ampacity.workloads.traces.trace import Blocks, Trace
 def trace(times: list[float], **more: object) -> Trace:
     n = len(times)
     held = {"clock": "a number of seconds", **more}
-    # type: ignore[arg-type]
     return Trace(
         np.array(times, dtype=float),
         np.arange(1, n + 1),
@@ -98,7 +97,6 @@ def test_looping_repeats_the_trace_one_mean_gap_apart() -> None:
     played = loop(trace([0.0, 1.0, 4.0], session=np.array([0, 0, 1])), 2)
     assert played.arrival_s.tolist() == [0.0, 1.0, 4.0, 6.0, 7.0, 10.0]  # the mean gap is 2 s
     assert played.input_tokens.tolist() == [1, 2, 3, 1, 2, 3]
-    assert played.session is not None
     assert played.session.tolist() == [0, 0, 1, 2, 2, 3]
 
 
@@ -106,7 +104,6 @@ def test_each_round_of_a_loop_has_blocks_of_its_own() -> None:
     """Two prompts share their first block, and so do those two of the next round."""
     blocks = Blocks(np.array([5, -1, 5, 2**40]), np.array([0, 2, 4]))
     played = loop(trace([0.0, 1.0], blocks=blocks), 3)
-    assert played.blocks is not None
     ids = played.blocks.ids.tolist()
     assert played.blocks.start.tolist() == [0, 2, 4, 6, 8, 10, 12]
     assert [ids[i] == ids[i + 2] for i in (0, 4, 8)] == [True] * 3
@@ -116,7 +113,6 @@ def test_each_round_of_a_loop_has_blocks_of_its_own() -> None:
 def test_blocks_go_along() -> None:
     blocks = Blocks(np.array([5, 6, 7, 8, 9, 10]), np.array([0, 2, 3, 6]))
     played = cut(trace([0.0, 1.0, 2.0], blocks=blocks), 1.0, None)
-    assert played.blocks is not None
     assert played.blocks.ids.tolist() == [7, 8, 9, 10]
     assert played.blocks.start.tolist() == [0, 1, 4]
 

@@ -38,9 +38,7 @@ def test_openai_usage_log(tmp_path: Path) -> None:
     ]
     trace = read_trace(lines(tmp_path / "u.jsonl", *items))
     assert rows(trace) == [(0.0, 100, 20), (3.0, 100, 20)]
-    assert trace.cached_tokens is not None
     assert trace.cached_tokens.tolist() == [-1, 64]
-    assert trace.client is not None
     assert trace.client.tolist() == [0, 1]
 
 
@@ -62,7 +60,6 @@ def test_litellm_spend_log_as_csv_and_as_a_json_list(tmp_path: Path) -> None:
     (tmp_path / "spend.csv").write_text(table)
     again = read_trace(tmp_path / "spend.csv")
     assert rows(again) == rows(trace)
-    assert again.session is not None
     assert again.session.tolist() == [0, 0]
     items[1]["prompt_tokens"] = "many"
     path.write_text(json.dumps(items))
@@ -91,7 +88,6 @@ def test_opentelemetry_spans_in_three_layouts(tmp_path: Path) -> None:
     expected = [(0.0, 40, 8), (1.5, 40, 8)]
     trace = read_trace(tmp_path / "t.json")
     assert rows(trace) == expected
-    assert trace.session is not None
     assert trace.session.tolist() == [0, 0]
     assert rows(read_trace(lines(tmp_path / "t.jsonl", span, tool, later))) == expected
 
@@ -123,9 +119,7 @@ def test_an_agents_run_with_blocks_of_its_own(tmp_path: Path) -> None:
         "requests": [turn, {**turn, "t": 9.5}, inner],
     }
     trace = read_trace(lines(tmp_path / "a.jsonl", run, {**run, "id": "r2"}))
-    assert trace.session is not None
     assert sorted(trace.session.tolist()) == [0, 0, 1, 2, 2, 3]
-    assert trace.blocks is not None
     # the same numbers mean other blocks in another run, and the same ones in its sub-agents
     assert len(set(trace.blocks.ids.tolist())) == 2 * 3
     assert trace.from_session_start

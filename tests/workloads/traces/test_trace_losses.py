@@ -56,7 +56,6 @@ def span(
 ) -> Row:
     attributes = {} if op is None else {"gen_ai.operation.name": op}
     if usage is not None:
-        # type: ignore[dict-item]
         attributes |= {
             "gen_ai.usage.input_tokens": usage[0],
             "gen_ai.usage.output_tokens": usage[1],
@@ -93,7 +92,6 @@ def test_messages_that_are_cut_off_are_none_and_counts_are_used(tmp_path: Path, 
     whole = span(1, **{"gen_ai.input.messages": WHOLE})
     found = played(written(tmp_path, span(0, **held), whole))
     assert counts(found) == [(900, 20)] * 2
-    assert found.schedule.entry is not None
     assert found.schedule.entry.tolist() == [-1, 0]
     assert said(found, "cannot be read").startswith("1 rows have prompts that cannot be read (")
     assert "cut off or damaged" in said(found, "cannot be read")
@@ -108,7 +106,6 @@ def test_columns_whose_json_is_cut_off_are_no_prompt(tmp_path: Path, column: str
     )
     whole = {**row, "timestamp": 1, "messages": [{"role": "user", "content": "hi"}]}
     found = played(written(tmp_path, whole, cut))
-    assert found.schedule.entry is not None
     assert found.schedule.entry.tolist() == [-1, 0]
     assert "cut off" in said(found, "cannot be read")
 
@@ -151,9 +148,7 @@ def test_messages_of_another_shape_are_none(tmp_path: Path, held: Row, reason: s
     whole = {**row, "messages": [{"from": "bard", "value": "hi"}, {"role": "ai", "content": "ho"}]}
     found = played(written(tmp_path, {**row, **held}, whole))
     assert reason in said(found, "cannot be read")
-    assert found.schedule.entry is not None
     assert found.schedule.entry.tolist() == [-1, 0]
-    assert found.recorded is not None
     assert [json.loads(bytes(m))["role"] for m in found.recorded.turn(0)] == [
         "assistant",
         "assistant",
@@ -182,7 +177,6 @@ def test_numbered_messages_of_which_one_is_missing_are_none(tmp_path: Path, miss
 def test_what_the_system_says_is_sent_before_a_text(tmp_path: Path, name: str) -> None:
     row = {"timestamp": 0, "output_tokens": 3, name: "Be brief.", "prompt": "Hi"}
     found = played(written(tmp_path, row))
-    assert found.recorded is not None
     assert [json.loads(bytes(m)) for m in found.recorded.turn(0)] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},
@@ -211,7 +205,6 @@ def test_messages_as_python_prints_them_are_read(tmp_path: Path) -> None:
         out.writerow([0, 9, 3, made[1:]])
         out.writerow([1, 9, 3, str(made[1:])[:20]])
     found = played(path)
-    assert found.recorded is not None
     assert [json.loads(bytes(m)) for m in found.recorded.turn(0)] == made[1:]
     assert "cut off or damaged" in said(found, "cannot be read")
 
@@ -298,13 +291,11 @@ def test_a_sessions_client_is_that_of_its_requests(tmp_path: Path) -> None:
             *({"id": n, "user": u, "requests": CALLS} for n, u in (("a", "x"), ("b", "y"))),
         )
     )
-    assert found.client is not None
     assert sorted(found.client.tolist()) == [0, 0, 1, 1]
 
 
 def test_entries_with_the_same_id_are_joined_and_that_is_said(tmp_path: Path) -> None:
     found = traced(written(tmp_path, *({"id": "a", "requests": CALLS} for _ in range(3))))
-    assert found.session is not None
     assert set(found.session.tolist()) == {0}
     assert said(found, "one session").startswith(
         "2 entries have the session id of an earlier entry"
@@ -324,7 +315,6 @@ def test_a_list_in_an_object_without_an_id_is_read_entry_by_entry(tmp_path: Path
         "meta": {"page": 1},
     }
     found = traced(written(tmp_path, page))
-    assert found.session is not None
     assert sorted(found.session.tolist()) == [0, 0, 1, 1]
     assert "meta.page beside data" in said(found, "not used")
 
@@ -345,8 +335,6 @@ def test_one_turn_without_a_text_leaves_the_others_their_history(
     ]
     found = played(written(tmp_path, *rows))
     s = found.schedule
-    assert s.continues is not None
-    assert s.entry is not None
     third = int(np.flatnonzero(s.entry == 1)[0])
     assert s.entry[s.continues[third]] == 0
     assert s.input_tokens[third] == 5 + 3 + 5  # the first text, its answer, and its own
@@ -376,7 +364,6 @@ def test_a_turn_with_neither_text_nor_count_is_named_and_can_be_left_out(tmp_pat
     with pytest.raises(WorkloadError, match=r"t\.jsonl:2: column text_input: the value is missing"):
         traced(path)
     found = replayed(traced(path, skip_bad_rows=True), Replay(), 1)
-    assert found.schedule.continues is not None
     assert found.schedule.continues.tolist() == [-1, 0]
 
 

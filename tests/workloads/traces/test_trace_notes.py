@@ -61,7 +61,6 @@ def test_odd_members_of_hash_ids_are_told(tmp_path: Path, odd: Any, words: str, 
     note = said(found, words)
     assert note.startswith("2 rows have hash_ids with")
     assert "(first line 1: " in note
-    assert found.blocks is not None
     first, second = found.blocks.ids.reshape(2, 3).tolist()
     assert (first[0], first[2]) == (second[0], second[2]) == (1, 3)
     assert (first[1] == second[1]) is same
@@ -75,7 +74,6 @@ def test_ids_in_a_csv_file_are_read_as_in_json(tmp_path: Path) -> None:
         'timestamp,input_tokens,output_tokens,hash_ids\n1,5,7,"[1, -2]"\n2,5,7,"[1, 2"\n'
     )
     found = traced(path)
-    assert found.blocks is not None
     assert found.blocks.start.tolist() == [0, 2, 2]
     assert said(found, "negative").startswith("1 rows")
     assert said(found, "no list").startswith("1 rows")
@@ -142,7 +140,6 @@ def test_ids_of_hashes_and_numbers_in_texts_are_ids(tmp_path: Path) -> None:
             ),
         )
     )
-    assert found.blocks is not None
     assert found.blocks.ids[:2].tolist() == found.blocks.ids[2:].tolist()
     assert said(found, "texts").startswith("1 rows")
 

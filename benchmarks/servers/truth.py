@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ampacity.simulator import SimulatorError
+from ampacity.simulator.engine import outcome as outcomes
 from ampacity.simulator.engine.deployment import Deployment
 from ampacity.simulator.engine.options import EngineConfig
-from ampacity.simulator.engine.outcome import Outcome, simulate
+from ampacity.simulator.engine.outcome import Floats, Integers, Outcome
 from ampacity.simulator.engine.request import Request
-
-__all__ = ["Capacity", "Outcome", "saturation_rps", "shares_within", "simulate", "true_capacity"]
 
 MakeRequests = Callable[
     [float, int], tuple[ArrayLike, ArrayLike, ArrayLike] | tuple[ArrayLike, Sequence[Request]]
@@ -36,7 +36,84 @@ class Capacity:
     binding: Slo | None  # the first SLO violated; None: saturation comes first
 
 
-def shares_within(outcome: Outcome, slos: Sequence[Slo], chosen: NDArray[np.bool_]) -> list[float]:
+@dataclass(frozen=True, slots=True)
+class Measured(Outcome):
+    """An outcome with its latencies."""
+
+    @property
+    def ttft_s(self) -> Floats:
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def e2e_s(self) -> Floats:
+        return self.finish_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> Floats:
+        """Time per output token after the first; NaN for requests of one token."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = (self.finish_s - self.first_token_s) / (self.output_tokens - 1)
+        return np.where(self.output_tokens > 1, mean, np.nan)
+
+    def gaps_s(self, chosen: NDArray[np.bool_] | None = None) -> tuple[Floats, Integers]:
+        """Return (lengths in s, counts) of the gaps between tokens of the chosen requests.
+
+        k tokens that come together, g after the token before, are k gaps of g/k.
+        """
+        keep = np.ones(len(self.arrival_s), dtype=bool) if chosen is None else chosen.copy()
+        apart = [_gaps(times) for request, times in self.explicit.items() if keep[request]]
+        keep[list(self.explicit)] = False
+        keep &= self.output_tokens > 1
+        first = self.first_step[keep]
+        apart.append(self.step_end_s[first + 1] - self.first_token_s[keep])
+        # and a gap at the end of each further tick, up to the last
+        counts = np.zeros(len(self.step_end_s) + 2, dtype=np.int64)
+        np.add.at(counts, first + 2, 1)
+        np.add.at(counts, self.last_step[keep] + 1, -1)
+        per_step = np.cumsum(counts)[: len(self.step_end_s)]
+        lengths = np.diff(self.step_end_s, prepend=self.step_end_s[:1])
+        used = per_step > 0
+        more = np.concatenate(apart)
+        return (
+            np.concatenate([lengths[used], more]),
+            np.concatenate([per_step[used], np.ones(len(more), dtype=np.int64)]),
+        )
+
+    def concurrency(self, start_s: float, end_s: float) -> float:
+        """Return the mean number of requests in flight from start_s to end_s."""
+        inside = np.minimum(self.finish_s, end_s) - np.maximum(self.arrival_s, start_s)
+        return float(np.maximum(inside, 0.0).sum() / (end_s - start_s))
+
+
+def _gaps(times: Floats) -> Floats:
+    instants, tokens = np.unique(times, return_counts=True)
+    return np.repeat(np.diff(instants) / tokens[1:], tokens[1:])
+
+
+def measured(outcome: Outcome) -> Measured:
+    return Measured(**{field.name: getattr(outcome, field.name) for field in fields(outcome)})
+
+
+def simulate(config: EngineConfig | Deployment, arrivals_s: ArrayLike, *load: Any) -> Measured:
+    """Run requests to their end in virtual time.
+
+    load: new Requests, or their prompt tokens and output tokens. Raises SimulatorError if arrivals
+    are not sorted or a request cannot be served.
+    """
+    arrivals = np.asarray(arrivals_s, dtype=np.float64)
+    requests = load[0]
+    if len(load) > 1:
+        inputs, outputs = (np.asarray(tokens, dtype=np.int64).tolist() for tokens in load)
+        requests = list(map(Request, inputs, outputs))
+        if len(inputs) != len(outputs):
+            raise SimulatorError("input_tokens and output_tokens must have the same length")
+    if len(arrivals) == 0 or np.any(np.diff(arrivals) < 0) or len(arrivals) != len(requests):
+        raise SimulatorError("arrivals_s must hold one sorted time for each request")
+    deployment = Deployment(config) if isinstance(config, EngineConfig) else config
+    return measured(outcomes.simulate(deployment, arrivals, requests))
+
+
+def shares_within(outcome: Measured, slos: Sequence[Slo], chosen: NDArray[np.bool_]) -> list[float]:
     """Return for each SLO the share of chosen requests (`itl`: of their gaps) within its limit."""
     shares = []
     for metric, _, limit_s in slos:
