@@ -184,7 +184,7 @@ def _bounded(summary: Summary) -> bool:
 def _recorded(meta: Mapping[str, Any]) -> list[str]:
     """Return the words of the run's command; none where it cannot be repeated."""
     words = [str(word) for word in meta.get("command_line") or []]
-    hidden = any("***" in word for word in words)  # a header's value is not recorded
+    hidden = any("***" in word for word in words)  # values of some options are not recorded
     return [] if hidden or len(words) < 2 or words[0] != "ampacity" else words
 
 

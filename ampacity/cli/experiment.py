@@ -123,16 +123,20 @@ def read_labels(path: Path) -> dict[int, bool]:
         raise LabelsError(f"--labels {path} cannot be read: {why(error)}") from None
 
 
+HIDDEN = ("--header", "--api-key-command")  # their values are not written down
+
+
 def command_line(argv: list[str]) -> list[str]:
-    """Return argv for run.json: the program's bare name, no header values, no URL queries."""
-    found, hide = ["ampacity"], False
+    """Return argv for run.json: the program's bare name, no values of HIDDEN, no URL queries."""
+    found, hidden = ["ampacity"], ""
     for word in argv[1:]:
-        if hide or word.startswith("--header="):
-            name = word.removeprefix("--header=").partition(":")[0]
-            word = f"--header={name}: ***" if word.startswith("--header=") else f"{name}: ***"
-            hide = False
+        option, equals, value = word.partition("=")
+        if hidden or (equals and option in HIDDEN):
+            name = f"{(word if hidden else value).partition(':')[0]}: "
+            shown = f"{name if '--header' in (hidden, option) else ''}***"
+            word, hidden = shown if hidden else f"{option}={shown}", ""
         else:
-            hide = word == "--header"
+            hidden = word if word in HIDDEN else ""
             word = re.sub(r"(https?://[^?\s]*\?).*", r"\1***", word)
         found.append(word)
     return found

@@ -29,7 +29,7 @@ def command_of(meta: Mapping[str, Any], out: Path, seed: int) -> list[str]:
 
 
 def repeatable(command: list[str]) -> bool:
-    """Return whether the command is complete: the value of a --header is not recorded."""
+    """Return whether the command is complete: the values of some options are not recorded."""
     return not any("***" in word for word in command)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ampacity.files import MIB, open_file
 from ampacity.loadgen.send import protocols
@@ -230,9 +230,13 @@ def parse_endpoint(
     for known in (protocol.path for protocol in protocols.PROTOCOLS.values()):
         path = path.removesuffix(known)  # users paste the whole route
     assert parts.hostname is not None
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+    places = {
+        f"query's {protocols.printable(name)!r}": value
+        for name, value in parse_qsl(parts.query, keep_blank_values=True)
+    } | {f"path's part {i}": unquote(part) for i, part in enumerate(path.split("/")[1:], 1)}
+    for where, value in places.items():
         if any(key in value for key in (keys.known if keys else ())) or _SECRET_VALUES.match(value):
-            raise EndpointError(f"the query's {protocols.printable(name)!r} holds a key: {WRITTEN}")
+            raise EndpointError(f"the {where} holds a key: {WRITTEN}")
     for name, value in headers:
         _check_header("--header", name, value)
     if key_header is not None:

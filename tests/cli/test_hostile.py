@@ -153,6 +153,28 @@ def test_a_secret_that_is_cut_off_is_hidden_too() -> None:
     assert redact("risk", (KEY,)) == "risk"
 
 
+PLANTED = "sk-SECRET/12345+67890=99"
+OTHER_FORMS = {  # by other tools than ours where they are not plain to see
+    "its second half": "ET/12345+67890=99",
+    "its middle": "ECRET/12345+67",
+    "every byte in percents": "%73%6B%2D%53%45%43%52%45%54%2F%31%32%33%34%35%2B%36%37%38%39%30%3D%39%39",
+    "in percents twice": "sk-SECRET%252F12345%252B67890%253D99",
+    "entities": "".join(f"&#{ord(c)};" for c in PLANTED),
+    "hexadecimal entities": "".join(f"&#x{ord(c):X};" for c in PLANTED),
+    "spaced": "s k - S E C R E T / 1 2 3 4 5 + 6 7 8 9 0 = 9 9",
+    "hex": "736B2D5345435245542F31323334352B36373839303D3939",
+    "hex with colons": "73:6b:2d:53:45:43:52:45:54:2f:31:32:33:34:35:2b:36:37:38:39:30:3d:39:39",
+    "Base32": "ONVS2U2FINJEKVBPGEZDGNBVFM3DOOBZGA6TSOI=",
+    "Base64 twice": "YzJzdFUwVkRVa1ZVTHpFeU16UTFLelkzT0Rrd1BUazU=",
+}
+
+
+@pytest.mark.parametrize("form", OTHER_FORMS)
+def test_a_secret_is_hidden_in_forms_of_gateways_and_of_parts(form: str) -> None:
+    found = redact(f"<{OTHER_FORMS[form]}> and ET/1234 is half", (PLANTED,))
+    assert found == "<***> and ET/1234 is half"
+
+
 @pytest.mark.parametrize(
     "written",
     (
@@ -164,6 +186,21 @@ def test_a_secret_that_is_cut_off_is_hidden_too() -> None:
 def test_a_secret_is_hidden_in_every_usual_form(written: str) -> None:
     assert redact(f"key <{written}> is wrong", ("sk-SECRET/12345+67890=99",)).startswith("key <***")
     assert "12345" not in redact(f"key <{written}> is wrong", ("sk-SECRET/12345+67890=99",))
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("--header|X-Key: a b", "--header|X-Key: ***"),
+        ("--header=X-Key: a=b", "--header=X-Key: ***"),
+        ("--api-key-command|vault kv get --token=hvs.1", "--api-key-command|***"),
+        ("--api-key-command=curl -u me:x http://h", "--api-key-command=***"),
+        ("--api-key-env|NAME", "--api-key-env|NAME"),
+    ],
+)
+def test_values_that_may_hold_a_secret_are_not_written_down(given: str, written: str) -> None:
+    argv = ["ampacity", "run", *given.split("|"), "--rates", "1"]
+    assert command_line(argv) == ["ampacity", "run", *written.split("|"), "--rates", "1"]
 
 
 def test_the_query_of_a_url_is_not_written_down() -> None:

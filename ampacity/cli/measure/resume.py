@@ -28,8 +28,8 @@ def resumed(command: str, args: Iterable[str]) -> list[str]:
     words = shlex.split(again(words, dict.fromkeys(gone.difference(FLAGS)), flags))
     if any("***" in word for word in words):
         raise ConfigError(
-            f"{run}: the value of a --header or the query of a URL is not recorded: a --header can "
-            "be given again beside --resume, a query cannot"
+            f"{run}: the value of a --header or --api-key-command and the query of a URL are not "
+            "recorded: the options can be given again beside --resume, a query cannot"
         )
     return [*words[2:], *filter(None, given), "--out", run, "--resume", run]
 

@@ -144,10 +144,20 @@ def test_a_secret_in_a_query_is_refused_and_not_repeated(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["sk-PLANTED-123", "eyJhbGciOi.x", "of-the-variable"])
-def test_a_secret_under_any_name_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("url", "where"),
+    [
+        ("http://h/v1?k={}", "query's 'k'"),
+        ("http://h/{}/v1", "path's part 1"),
+        ("http://h/hook/{}/v1/chat/completions", "path's part 2"),
+    ],
+)
+def test_a_secret_in_a_url_is_refused(
+    url: str, where: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PLANTED", "of-the-variable")
-    with pytest.raises(EndpointError, match="'k' holds a key") as refused:
-        parse_endpoint(f"http://h/v1?k={value}", keys=Keys("api_key_env", "PLANTED"))
+    with pytest.raises(EndpointError, match=f"the {where} holds a key") as refused:
+        parse_endpoint(url.format(value), keys=Keys("api_key_env", "PLANTED"))
     assert value not in str(refused.value)
 
 
