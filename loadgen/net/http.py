@@ -237,7 +237,7 @@ class Client:
             self._reader = None
 
     def be_patient(self, patient: bool) -> None:
-        """Set whether reads may be delayed by 2 ms, as no request depends on them."""
+        """Set whether reads may be delayed by some ms, as no request depends on them."""
         self._patient = patient
         if self._reader is not None:
             self._reader.patient = patient

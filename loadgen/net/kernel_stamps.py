@@ -3,10 +3,10 @@
 The kernel notes when a segment arrived, exact to some 10 µs even while the event loop is busy.
 Asyncio's transports give no ancillary data, hence bare sockets and our own reader.
 
-As the stamps do not depend on the time of reading, many streams can be read in turns, 2 ms apart,
-when no request depends on an answer; that saves most wake-ups of the process. The kernel merges
-segments of one stream that wait together and keeps the newest stamp, so streams whose tokens are
-not well further apart than the turns are read at once.
+As the stamps do not depend on the time of reading, many streams can be read in turns, 2 to 4 ms
+apart, when no request depends on an answer; that saves most wake-ups of the process. The kernel
+merges segments of one stream that wait together and keeps the newest stamp, so streams whose tokens
+are not well further apart than the turns are read at once.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from ampacity.loadgen.net.interfaces import Receiver
 from ampacity.loadgen.receive import hot_path
 from ampacity.loadgen.sleeper import Sleeper
 
-TURN_NS = 2_000_000  # from one turn to the next
+TURN_NS = 2_000_000  # from one turn to the next ...
+TURN_MAX_NS = 4_000_000  # ... or as long as it takes for so many reads, but no longer than this:
+TURN_READS = 48  # a turn costs the same whatever it reads, and workers have turns of their own
 OFTEN_NS = 125_000  # reads closer together than this change to reading in turns ...
 FEW = 4  # ... until a turn has fewer reads
 READS_MAX = 64  # of a turn, before requests may be sent; fewer if one is due soon ...
 READS_MIN = 8  # ... but at least these
 READ_NS = 7_000  # first estimate of one read's time ...
 READ_NS_MAX = 50_000  # ... and its maximum: longer means the process was interrupted
-NEAR_NS = 2 * TURN_NS  # reads of a stream closer than this might be merged by turns
+NEAR_TURNS = 2  # reads of a stream closer than so many turns might be merged by them
 NEAR_SHARE_MAX = 1 / 16  # of near reads among the LATEST; with more, the next are read at once
 LATEST = 256
 LOOK_EVERY = 64  # one in so many batches is read at once: merged reads are not seen to be near
@@ -60,7 +62,10 @@ class KernelReader:
         self._turn_ns = 0  # start of the latest turn
         # the latest reads, by the time since the previous read of their stream
         self._near = self._far = 0
-        self._apart = False  # whether most reads were far apart
+        self._apart = False  # whether most reads were far apart ...
+        self._turn_max_ns = TURN_MAX_NS  # ... for turns of this length
+        self._next_ns = TURN_NS  # from the latest turn to the next
+        self._reads = 0  # of the latest turn, if it is not over
         self._looks = 0
         self._audit_at = 0  # index of the next turn's audited read
         self._loop.add_reader(self._epoll.fileno(), self._on_readable)
@@ -91,18 +96,23 @@ class KernelReader:
         self.turn()
         if self._turn_ns - before_ns < OFTEN_NS and self._may_wait():
             self._loop.remove_reader(self._epoll.fileno())
+            self._next_ns = TURN_NS
             self._sleeper.call_at(self._turn_ns + TURN_NS, self._on_time)
         elif self.behind:  # to see whether anything is left
             self._more = self._loop.call_soon(self._on_readable)
 
     def _on_time(self) -> None:
-        reads = self.turn()
+        self._reads += self.turn()
         if self.behind:
             self._more = self._loop.call_soon(self._on_time)
-        elif reads < FEW or not self._may_wait():
+            return
+        reads, self._reads = self._reads, 0
+        if reads < FEW or not self._may_wait():
             self._loop.add_reader(self._epoll.fileno(), self._on_readable)
         else:
-            self._sleeper.call_at(self._turn_ns + TURN_NS, self._on_time)
+            wanted_ns = self._next_ns * TURN_READS // reads
+            self._next_ns = min(max(wanted_ns, TURN_NS), self._turn_max_ns)
+            self._sleeper.call_at(self._turn_ns + self._next_ns, self._on_time)
 
     def _may_wait(self) -> bool:
         return self.patient and self._by_kernel and self._apart
@@ -113,7 +123,8 @@ class KernelReader:
         self._turn_ns = time.monotonic_ns()
         most = self._reads_now()
         found = hot_path.read_ready(
-            self._epoll, wires, most, NEAR_NS, self._audit_at, AUDIT_EVERY, self._by_kernel
+            *(self._epoll, wires, most, NEAR_TURNS * self._turn_max_ns),
+            *(self._audit_at, AUDIT_EVERY, self._by_kernel),
         )
         ready, near, reads, again, delays_ns = found
         self.behind = ready == most
@@ -175,7 +186,13 @@ class KernelReader:
         self._far += far
         if (latest := self._near + self._far) >= LATEST:
             self._looks += 1
-            self._apart = self._near <= NEAR_SHARE_MAX * latest and self._looks % LOOK_EVERY != 0
+            look = self._looks % LOOK_EVERY == 0
+            far_apart = self._near <= NEAR_SHARE_MAX * latest
+            self._apart = far_apart and not look
+            if look:
+                self._turn_max_ns = TURN_MAX_NS
+            elif not far_apart:  # perhaps for shorter turns, which the next reads tell
+                self._turn_max_ns = TURN_NS
             self._near = self._far = 0
 
 

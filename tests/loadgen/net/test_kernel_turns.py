@@ -59,6 +59,36 @@ def test_reading_makes_way_for_a_request_that_is_due_and_goes_on_behind_it() -> 
     assert [sum(len(data) for _, data in sink.reads) for sink in sinks] == [5] * 64
 
 
+def test_a_turn_is_as_long_as_48_reads_take_from_2_to_4_ms() -> None:
+    """24 reads in 2 ms are 48 in 4 ms, and 64 in 4 ms are 48 in 3 ms; parts of a turn count together."""
+
+    async def main() -> list[int]:
+        reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
+        reader.patient = reader._apart = True
+        due, begun, reads = [], 10_000_000, [0]
+        reader._sleeper.call_at = lambda at_ns, _: due.append(at_ns - begun)  # type: ignore[method-assign]
+
+        def turn() -> int:
+            reader._turn_ns, reader.behind = begun, reads[0] == READS_MAX
+            return reads[0]
+
+        reader.turn = turn  # type: ignore[method-assign]
+        for reads[0] in (48, 24, 48, 63, 16, 16, READS_MAX, 80 - READS_MAX, 4):
+            reader._on_time()
+        reader._turn_max_ns = TURN_NS
+        reader._on_time()
+        reader._more.cancel()
+        reader.close()
+        return due
+
+    ms = 1_000_000
+    assert on_loop("asyncio", main()) == [
+        *(2 * ms, 4 * ms, 4 * ms, 4 * ms * 48 // 63, 4 * ms, 4 * ms),
+        4 * ms * 48 // 80,  # of 64 and 16
+        *(4 * ms, TURN_NS),
+    ]
+
+
 def test_catching_up_takes_as_many_reads_as_there_are_sockets() -> None:
     """Where more is always there, as a turn after each says, that ends: 100 sockets are two turns
     of 64."""

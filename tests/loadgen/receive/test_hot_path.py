@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ampacity.loadgen.net.kernel_stamps import NEAR_NS
+from ampacity.loadgen.net.kernel_stamps import NEAR_TURNS, TURN_NS
 from ampacity.loadgen.receive import hot_path
 from ampacity.loadgen.receive.thinking import MARKS
 
@@ -244,7 +244,7 @@ def ready(
     # until the first of them has come; sent on this machine, so have the others
     select.select([epoll], [], [], 1.0)
     count, near, reads, again, delays_ns = hot_path.read_ready(
-        epoll, by_fd, most, NEAR_NS, *audit, by_kernel
+        epoll, by_fd, most, NEAR_TURNS * TURN_NS, *audit, by_kernel
     )
     left = []
     for wire, at_ns, data in reads:
@@ -347,7 +347,7 @@ def test_no_more_than_asked_for_are_read_and_what_is_gone_is_passed_by() -> None
         assert len(got) == 9
         wires[0].peer.send(b"y")
         select.select([epoll], [], [], 1.0)
-        assert hot_path.read_ready(epoll, [], 8, NEAR_NS, 0, 1, True)[:3] == (1, 0, [])
+        assert hot_path.read_ready(epoll, [], 8, NEAR_TURNS * TURN_NS, 0, 1, True)[:3] == (1, 0, [])
         for wire in wires:
             wire.close()
 
