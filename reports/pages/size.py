@@ -9,7 +9,7 @@ from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input
 from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.roofline import Use
-from ampacity.reports.pages.findings import limits_with_figures, rails_of
+from ampacity.reports.pages.limits import limits_with_figures, rails_of
 from ampacity.reports.pages.page import render_page
 from ampacity.reports.pages.plan import (
     columns,

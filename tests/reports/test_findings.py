@@ -12,7 +12,7 @@ from ampacity.analysis.load_names import load_name
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import groups, percentiles
 from ampacity.analysis.stats.intervals import memory_of
-from ampacity.reports.pages.findings import rails_of
+from ampacity.reports.pages.limits import rails_of
 from tests.support import sample_summary
 from tests.support.args import Command
 from tests.support.contract import summarise
