@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil
 
 from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, AT_USABLE, NO_PEAK, instances_text
 from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.capacity import Fleet, Knee, KneeMethod, LittlesLawGap, LoopCapacity
-from ampacity.analysis.contract.limits import Evidence, Limit
 from ampacity.analysis.contract.summary import Audit, Network, SloLimit, Summary
-from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import is_wide
-from ampacity.analysis.decision.plan import Plan
-from ampacity.analysis.limits.table import NO_CAUSES, SYMPTOMS
 from ampacity.analysis.slo import GAP_METRICS
 from ampacity.reports.charts.burst import burst_findings
 from ampacity.reports.charts.outage import outage_findings
@@ -321,102 +315,3 @@ def _audit_facts(audit: Audit, worst: str) -> list[str]:
     if audit.cpu_fraction is not None:
         facts.append(f"CPU at most {share(audit.cpu_fraction)} of a core")
     return facts
-
-
-@dataclass(frozen=True)
-class ShownLimit:
-    """A limit with the figures that it follows from, the outcome of its test, and its symptoms."""
-
-    limit: Limit
-    evidence: str
-    tested: str
-    symptoms: list[ShownLimit]
-
-
-def limits_with_figures(limits: Sequence[Limit]) -> list[ShownLimit]:
-    """Return each limit that holds; symptoms stand under the first cause in the endpoint."""
-    held = [one for one in limits if one.holds]
-    shown = [ShownLimit(one, evidence_text(one.evidence), _outcome(one), []) for one in held]
-    cause = next((one for one in shown if one.limit.rule not in NO_CAUSES), None)
-    if cause is None:
-        return shown
-    cause.symptoms.extend(one for one in shown if one.limit.rule in SYMPTOMS)
-    return [one for one in shown if one not in cause.symptoms]
-
-
-def _outcome(limit: Limit) -> str:
-    word = {False: "Held", True: "Refuted", None: "Open"}[limit.refuted]
-    return f"{word} here: {evidence_text(limit.tested)}" if limit.tested else ""
-
-
-def evidence_text(evidence: Sequence[Evidence]) -> str:
-    """Return figures as text: ``requests waiting, mean 486 at 200 req/s``."""
-    return ", ".join(
-        f"{e.figure}{':' * isinstance(e.value, str)} {_evidence(e)}"
-        + (f" at {e.stage}" if e.stage else "")
-        for e in evidence
-    )
-
-
-def _evidence(seen: Evidence) -> str:
-    value = seen.value
-    if isinstance(value, float) and seen.unit:
-        return {"share": share, "s": seconds}[seen.unit](value)
-    if isinstance(value, float):
-        return significant(value) if abs(value) >= 1e-6 else "0"
-    return DASH if value is None else str(value)
-
-
-@dataclass(frozen=True)
-class Rail:
-    """A limit to set in front of an instance: its name, its value with the unit, and why."""
-
-    name: str
-    value: str
-    why: str
-
-
-def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
-    """Return the limits for an instance; where the fleet is above the rate, its size."""
-    found = []
-    if rails.operate_rps is not None:
-        takes = ceil(plan.peak_rps / rails.operate_rps) if plan else 0
-        beyond = (
-            f"; the peak then takes {takes} instances" if plan and takes > plan.instances else ""
-        )
-        at = f"at most {significant(rails.operate_rps)} req/s"
-        found.append(Rail("rate", at, f"{rails.operate_reason}{beyond}"))
-    full = rails.concurrency_limit
-    if full is not None:
-        why = "at any moment: C_max, a mean, and 3 standard deviations"
-        found.append(Rail("requests in flight", f"at most {full}", why))
-    if rails.queue_depth is not None:
-        wait = f"for such a place: what arrives in the {seconds(rails.wait_budget_s)} that TTFT may wait"
-        found.append(Rail("queue", f"at most {rails.queue_depth} waiting", wait))
-    if rails.breaker:
-        low, high = rails.breaker
-        at = f"opens at {_ends(rails.breaker)} waiting"
-        total = f", {_ends((full + low, full + high))} with those in flight" if full else ""
-        found.append(Rail("circuit breaker", at, f"80 to 90 % of the queue{total}"))
-    if rails.max_input_tokens is not None:
-        value = f"at most {_ends(rails.max_input_tokens)} tokens"
-        found.append(
-            Rail(
-                "prompt", value, "2 to 3 times the prompts' P95 in the stage with the most requests"
-            )
-        )
-    if rails.max_input_tokens is not None and rails.max_output_tokens is not None:
-        value = f"at most {rails.max_output_tokens:,} tokens"
-        found.append(Rail("answer", value, "the answers' P99 in that stage: one in 100 is cut"))
-    if full is not None:
-        value = f"above {rails.scale_in_flight} in flight"
-        found.append(Rail("add an instance", value, "on average: C_max ÷ 1.2"))
-    if rails.prewarm_s is not None:
-        value = f"{significant(rails.prewarm_s)} s ahead"
-        found.append(Rail("start an instance", value, "--cold-start"))
-    return found
-
-
-def _ends(ends: tuple[int, int]) -> str:
-    low, high = ends
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -22,13 +22,8 @@ from ampacity.reports.charts.curves import charts
 from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.charts.marks import Chart
 from ampacity.reports.charts.timeline import timeline_chart
-from ampacity.reports.pages.findings import (
-    TRUST,
-    error_bound,
-    findings,
-    limits_with_figures,
-    rails_of,
-)
+from ampacity.reports.pages.findings import TRUST, error_bound, findings
+from ampacity.reports.pages.limits import limits_with_figures, rails_of
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.pages.screen import judged_table
 from ampacity.reports.pages.soak import soak_table

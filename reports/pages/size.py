@@ -9,7 +9,7 @@ from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import Input
 from ampacity.analysis.decision.plan import Plan
 from ampacity.analysis.decision.roofline import Use
-from ampacity.reports.pages.findings import limits_with_figures, rails_of
+from ampacity.reports.pages.limits import limits_with_figures, rails_of
 from ampacity.reports.pages.page import render_page
 from ampacity.reports.pages.plan import (
     columns,
@@ -34,15 +34,17 @@ def size_screen(decision: Decision, page: object = None) -> Screen:
     best, plan = decision.candidates[0], decision.candidates[0].plan
     fleet = headline(plan) if plan else f"no fleet: {best.plan_missing}"
     head, _, year = fleet.partition("; ")
+    cost = next((step.decision for step in best.steps if step.title == "TCO"), None) or ""
     held = [shown.limit for shown in limits_with_figures(best.limits)]
+    others = f"+ {len(held) - 1} more with --summary full" if len(held) > 1 else ""
     gaps = {step.gap: [s.title for s in best.steps if s.gap == step.gap] for step in best.steps}
     several = len(decision.candidates) > 1
     rails = [f"{rail.name} {rail.value}" for rail in rails_of(best.guardrails, plan)]
     entries = [
         Entry("FLEET", head, best.run if several else "", "good" if plan else "unsure"),
-        Entry("COST", year),
+        Entry("COST", year, cost.partition("; ")[2]),
         _capacity(best),
-        *(Entry("CAUSE", f"{limit.title}: try {limit.lever}") for limit in held[:1]),
+        *(Entry("CAUSE", f"{limit.title}: try {limit.lever}", others) for limit in held[:1]),
         Entry("HARDWARE", best.hardware_text),
         Entry("SET", "; ".join(rails)),
         *(Entry("OPEN", ", ".join(steps), gap) for gap, steps in gaps.items() if gap),

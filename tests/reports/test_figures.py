@@ -161,6 +161,15 @@ def test_key_figures_of_an_open_sweep() -> None:
     assert got["Load generator"].value == "kept up"
 
 
+@pytest.mark.parametrize(("high", "said"), [(7.02, False), (7.03, True)])
+def test_what_no_stage_answered_is_called_so(high: float, said: bool) -> None:
+    """The stage at 9/s answered the most: 7.02 requests/s."""
+    summary = sample_summary.open_sweep()
+    summary["capacity"] |= {"crossing": "pooled", "capacity_rps_ci": [6.0, high]}
+    note = "no stage answered more than 7.02 req/s: what lies above is only not ruled out"
+    assert (note in found(summary)["Capacity"].note) is said
+
+
 def test_a_cost_stands_beside_its_price_also_where_no_peak_sizes_a_fleet() -> None:
     summary = sample_summary.open_sweep()
     summary["fleet"] |= {

@@ -10,9 +10,9 @@ from ampacity.analysis.contract.summary import read_summary
 from ampacity.analysis.decision.guardrails import guardrails
 from ampacity.analysis.load_names import load_name
 from ampacity.analysis.metrics.observations import Observations
-from ampacity.analysis.metrics.percentiles import percentiles
+from ampacity.analysis.metrics.percentiles import groups, percentiles
 from ampacity.analysis.stats.intervals import memory_of
-from ampacity.reports.pages.findings import rails_of
+from ampacity.reports.pages.limits import rails_of
 from tests.support import sample_summary
 from tests.support.args import Command
 from tests.support.contract import summarise
@@ -96,6 +96,13 @@ def test_what_a_queue_remembers_bounds_what_a_run_has_seen() -> None:
     assert np.isfinite(upper_end(5_000, None))
     assert np.isnan(upper_end(5_000, memory))  # 50 slow ones to expect, in clusters of 600
     assert np.isfinite(upper_end(100_000, memory))
+
+
+def test_groups_that_no_stage_sees_whole_have_no_size() -> None:
+    n = 248
+    o = Observations("requests", np.ones(n), np.arange(n), None, np.zeros(n), np.full(n, np.nan))
+    assert groups(o, 60.4) == "slow requests come in groups of about 60"
+    assert groups(o, 3535.0) == "slow requests come in groups longer than the stage"
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,16 @@ def test_sections_stand_in_the_order_of_the_report() -> None:
     assert [a["id"] for _, a in page.tags if a.get("id") in wanted] == wanted
 
 
+def test_the_latencies_at_the_capacity_are_in_one_line() -> None:
+    """Of 6.4 requests/s: the stage at 6, not that at 7."""
+    _, page = page_of(open_sweep())
+    assert " ".join(page.text["at-capacity"].split()) == (
+        "At 6 req/s, the highest load within the capacity: "
+        "TTFT p50 310 ms, p95 1.06 s, p99 1.77 s; ITL p50 28.0 ms, p95 45.9 ms, p99 56.3 ms; "
+        "E2E p50 5.64 s, p95 12.8 s, p99 18.0 s."
+    )
+
+
 def test_hostile_text_stays_text() -> None:
     summary = short_sweep()
     summary["verdict"] = HOSTILE

@@ -28,7 +28,7 @@ from ampacity.config import make_settings
 from ampacity.experiments.virtual.predict import predict
 from ampacity.loadgen.rundir.files import Run, load_run
 from ampacity.progress import Progress
-from ampacity.reports.pages.findings import limits_with_figures
+from ampacity.reports.pages.limits import limits_with_figures
 from ampacity.simulator.models.hardware import find_deployment
 from tests.support import sample_summary
 
