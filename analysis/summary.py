@@ -258,14 +258,16 @@ def _plain_stage(position: int, stage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _undisturbed(metas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return, of stages that repeat one load, the last with a client that kept up and no cut."""
-    return min(
-        reversed(metas),
-        key=lambda m: (
-            bool((m.get("audit") or {}).get("client_limited")),
-            bool(m.get("ended_early") or not m.get("drained_ns")),
-        ),
-    )
+    """Return, of stages that repeat one load, the last with a client that kept up and no cut.
+
+    A stage that was killed has no audit: where none is left, a whole one is taken.
+    """
+
+    def odd(m: dict[str, Any]) -> tuple[bool, bool]:
+        cut = bool(m.get("ended_early") or not m.get("drained_ns"))
+        return cut or bool((m.get("audit") or {}).get("client_limited")), cut
+
+    return min(reversed(metas), key=odd)
 
 
 def _server(run: Run, stage: Stage, meta: Mapping[str, Any]) -> Server | None:

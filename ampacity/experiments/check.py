@@ -88,7 +88,7 @@ def _checks(stage: JudgedStage, other: str) -> list[Check]:
             v.slo,
             "slo",
             stage.name,
-            v.verdict,
+            "inconclusive" if other else v.verdict,
             candidate=_measured(v),
             more_requests=v.more_requests,
             reason=_reason(v),

@@ -45,14 +45,15 @@ def sessions_of(
 ) -> dict[str, Any]:
     """Return the ``sessions`` of a stage in run.json; incomplete ones were cut.
 
-    ``ended``: the requests that have ended; ``owed``: the sessions of those cut off.
+    ``ended``: the requests that have ended; ``owed``: the sessions of those cut off, None of one
+    without a session.
     """
     schedule = plan.schedule
     assert schedule.session is not None
     has = np.isin(schedule.ids, list(ended))
-    begun = set(schedule.session[has].tolist())
+    begun = set(schedule.session[has].tolist()) - {-1}
     lacking = {*schedule.session[~has].tolist(), *schedule.shortened}
-    begun_ids = {f"{plan.index}-{session}" for session in begun} | set(map(str, owed))
+    begun_ids = {f"{plan.index}-{session}" for session in begun} | set(filter(None, owed))
     return {
         "begun": len(begun_ids),
         "cut": sorted(name for name in begun_ids if int(name.split("-")[1]) in lacking),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self
@@ -218,7 +219,10 @@ class RunWriter(StreamWriter):
                 if private:
                     path.chmod(0o700)
         else:
-            self._name += f"-resumed{len(self.meta['seams'])}"
+            # a resume that ended before any request is no seam, and may have recorded what was cut
+            taken = (path.glob(f"requests*-resumed{k}*.arrows") for k in count(1))
+            number = next(k for k, files in enumerate(taken, 1) if not any(files))
+            self._name += f"-resumed{number}"
             self._server = held.run.server
             write_json(path / "run.json", self.meta)  # before there is a stream of this name
             self._open_again(held)

@@ -313,6 +313,18 @@ def test_a_directory_that_goes_on_holds_every_record_once(finish: bool, tmp_path
     assert not list(path.glob("*.arrows"))
 
 
+def test_a_resume_that_ended_at_once_takes_nothing_with_it(tmp_path: Path) -> None:
+    """It is no seam of its own: what it had recorded of the cut stays."""
+    with RunWriter(tmp_path / "run", run_meta([])) as writer:
+        writer.append(record(1))
+    for number in (2, 3):
+        with take_up(writer.path) as held:
+            meta = {**held.run.meta, "seams": [SEAM]}
+            with RunWriter(writer.path, meta, held) as again:
+                again.append(record(number))
+    assert sorted(load_run(writer.path).requests["request_id"].to_pylist()) == [1, 2, 3]
+
+
 def test_what_was_in_flight_is_recorded_once_and_only_as_long_as_it_is(tmp_path: Path) -> None:
     """Request 11 was answered after the note; 12 has a token, 13 is sent for the second time."""
     plan = plan_of("open", [0, 1, 2, 3], 9.0, session=np.array([-1, -1, 7, -1]))

@@ -394,15 +394,30 @@ def test_a_base_that_is_too_short_is_said_before_the_run(monkeypatch: pytest.Mon
     ]
 
 
-def test_of_repeated_bursts_the_undisturbed_one_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cut", "limited", "taken"),
+    [
+        ((), (0, 2), 1),
+        ((0, 2), (), 1),
+        ((0, 2), (1,), 1),  # a whole one, although the client was late
+        ((0,), (1,), 2),
+        ((2,), (1,), 0),
+    ],
+)
+def test_of_repeated_bursts_the_undisturbed_one_counts(
+    cut: tuple[int, ...], limited: tuple[int, ...], taken: int, tmp_path: Path
+) -> None:
+    """A stage that was killed has no audit, and is not whole."""
     stages = [
         Stage([request(i, i * 0.2, ttft_s=ttft_s) for i in range(450)], 90.0, offered_rps=5.0)
-        for ttft_s in (0.5, 0.1, 0.5)
+        for ttft_s in (0.3, 0.1, 0.5)
     ]
     run = make_run(tmp_path / "run", stages, ["ttft_p99=2s"], burst=PLAN, warmup_requests=0)
-    for index in (0, 2):
+    for index in limited:
         run.meta["stages"][index]["audit"]["client_limited"] = True
-    assert summarise(run)["burst"]["peak_ttft_s"] == pytest.approx(0.1)
+    for index in cut:
+        run.meta["stages"][index] |= {"audit": None, "ended_early": "killed"}
+    assert summarise(run)["burst"]["peak_ttft_s"] == pytest.approx((0.3, 0.1, 0.5)[taken])
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("met", 0), ("violated", 1), ("inconclusive", 3)])

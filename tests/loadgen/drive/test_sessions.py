@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -388,6 +389,9 @@ def test_a_dead_workers_turns_are_owed_when_all_that_they_wait_for_has_a_row() -
     owed = owed_by(share, 0, 10**9, {0: 5 * 10**8})
     assert [(r.request_id, r.scheduled_ns, r.turn) for r in owed] == [(1, 650_000_000, 1)]
     assert sessions_of(share, {0}, [owed[0].session_id]) == {"begun": 1, "cut": ["2-0"]}
+    alone = replace(share, schedule=replace(schedule, session=np.array([-1, 0, 0])))
+    assert sessions_of(alone, {0, 1}, [None, "2-0"]) == {"begun": 1, "cut": ["2-0"]}
+    assert sessions_of(alone, {0}, [None]) == {"begun": 0, "cut": []}
     assert owed_by(share, 0, 6 * 10**8, {0: 5 * 10**8}) == []  # its pause was not over
     assert owed_by(share, 0, 10**9, {0: 1, 1: 2, 2: 3}) == []
     assert sessions_of(share, {0: 1, 1: 2, 2: 3}, []) == {"begun": 1, "cut": []}
