@@ -214,8 +214,9 @@ def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]
             "--max-cost is kept in one process: drop --workers",
         ),
         (
-            settings.ray and (settings.cpus or settings.keep_answers_bytes is not None),
-            "--cpus and --keep-answers are of this machine: drop them, or --ray",
+            settings.ray
+            and (settings.cpus or settings.sources or settings.keep_answers_bytes is not None),
+            "--cpus, --source-address and --keep-answers are of this machine: drop them, or --ray",
         ),
         (
             any(name in raw for name in TLS_OPTIONS)
@@ -256,6 +257,7 @@ def _endpoints(url: Any, given: dict[str, Any]) -> tuple[Endpoint, ...]:
         "headers": given.get("header", ()),
         "hidden": tuple(secrets_in(given.get("extra_body"))),
         "tls": Tls(**{name: given[name] for name in TLS_OPTIONS if name in given}),
+        "sources": given.get("source_address", ()),
     }
     if shared["tls"] != Tls():
         shared["tls"].context()  # a file that cannot be used

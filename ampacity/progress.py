@@ -25,7 +25,13 @@ from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.probe.diagnosis_rules import duration_text as seconds
 from ampacity.loadgen.send.protocols import printable
 from ampacity.reports.render import plain as plain  # registers "in_ascii"
-from ampacity.reports.render.figures import counted, failures, percentile_text, undecided
+from ampacity.reports.render.figures import (
+    counted,
+    ended_otherwise,
+    failures,
+    percentile_text,
+    undecided,
+)
 from ampacity.settings import Settings
 
 PAINT_EVERY_S = 0.5
@@ -194,6 +200,7 @@ def stage_line(stage: Stage, *, burst: bool = False) -> str:
         f"TTFT p50 {seconds(ttft.p50)} p99 {_p99(ttft)}",
         f"ITL p99 {_p99(stage.itl_s)}",
         counted(failures(stage.errors), "error"),
+        *ended_otherwise(stage.errors),
         "unstable" if stage.stable is False else "",
         "CLIENT LIMITED, no finding" if stage.client_limited else verdict,
     ]

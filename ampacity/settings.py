@@ -257,6 +257,11 @@ class Settings:
     cpus: tuple[int, ...] = _limit(_text("N,N,...", v.cores), ())(
         "Cores to pin the client to, e.g. 2,3 or 2-5 (Linux).", "any"
     )
+    sources: tuple[str, ...] = _limit(_text("A,A,...", v.addresses), (), name="source_address")(
+        "Local addresses that connections come from in turn, e.g. 10.0.0.2,10.0.0.3 or "
+        "127.0.0.2-127.0.0.9 (Linux). Each has about 28,000 ports to an endpoint.",
+        "the system's choice",
+    )
     connections: Reuse = _limit(_choice("pool", "new"), "pool")(
         "pool: keep connections alive and reuse them. new: one per request."
     )

@@ -159,6 +159,27 @@ def cores(value: Any, name: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def addresses(value: Any, name: str) -> tuple[str, ...]:
+    """Return IP addresses, from ``10.0.0.2,10.0.0.3`` or ``127.0.0.2-127.0.0.9``."""
+    import ipaddress
+
+    found: dict[Any, None] = {}  # in the order given
+    for part in filter(None, _split(value)):
+        try:
+            ends = [ipaddress.ip_address(end.strip()) for end in str(part).split("-")]
+            span = range(int(ends[0]), int(ends[-1]) + 1)
+            if len(ends) > 2 or len({end.version for end in ends}) > 1 or not 0 < len(span) < 4096:
+                raise ValueError
+        except ValueError:
+            raise ConfigError(
+                f"{name} {part}: give IP addresses, as 10.0.0.2,10.0.0.3 or 127.0.0.2-127.0.0.9"
+            ) from None
+        found.update(dict.fromkeys(map(type(ends[0]), span)))
+    if len({address.version for address in found}) > 1:
+        raise ConfigError(f"{name} {value}: give only IPv4 or only IPv6 addresses")
+    return tuple(map(str, found))
+
+
 def _split(value: Any) -> list[Any]:
     """Return the parts of a list, or of comma-separated text, without surrounding blanks."""
     parts = value if isinstance(value, list | tuple) else str(value).split(",")

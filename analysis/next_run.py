@@ -1,5 +1,6 @@
 """The command that would settle what a run leaves open, made of the run's own."""
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -119,7 +120,7 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
         resume = [*words[:2], "--resume", path]
         return shlex.join(resume) if words[1] in OF_LOAD else again(words, {})
     if str(summary.partial or "").startswith("ended by its budget"):
-        return _with_twice_the_budget(words)
+        return _with_more_budget(words, meta.get("planned") or {})
     if words[1] in OF_LOAD and summary.audit.client_limited and not _bounded(summary):
         return relieved(words, meta, summary.audit.cpu_fraction)
     if summary.burst:
@@ -137,11 +138,23 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
     return _after_stages(summary, words) or _plan(summary, path)
 
 
-def _with_twice_the_budget(words: Sequence[str]) -> str | None:
-    """Return the command with twice each of its budgets; None where it was another's."""
-    given = {name: text for name in BUDGETS if (text := _text(words, name))}
-    twice = {name: f"{2 * float(text):.15g}" for name, text in given.items() if text[0].isdigit()}
-    return again(words, twice) if twice else None
+def _with_more_budget(words: Sequence[str], planned: Mapping[str, float]) -> str | None:
+    """Return the command with budgets for all that was planned, in two digits, rounded up.
+
+    Twice a budget where that is not known, or fitted in. None where it was another's.
+    """
+    more = {}
+    for name in BUDGETS:
+        if (text := _text(words, name)) and text[0].isdigit():
+            needed, given = planned.get(name.removeprefix("--max-")) or 0.0, float(text)
+            fits = needed <= given
+            more[name] = f"{2 * given if fits else _two_digits_up(needed):.15g}"
+    return again(words, more) if more else None
+
+
+def _two_digits_up(value: float) -> float:
+    step = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(round(value / step, 6)) * step
 
 
 def relieved(

@@ -30,6 +30,7 @@ class Facts:
     summary: Summary
     deviations: tuple[Deviation, Deviation] = Deviation(), Deviation()  # inputs, outputs
     odd: OddAnswers = field(default_factory=OddAnswers)
+    began_s: float = 0.0  # of a window of a soak, in the time of the soak
 
     @property
     def stages(self) -> Stages:
@@ -299,7 +300,16 @@ def uncounted(facts: Facts) -> str | None:
     workload = facts.summary.workload
     sources = workload["realised"]["token_source"]
     n, of = sources.get("chunks", 0), sum(sources.values())
-    if (workload.get("tokenizer") or {}).get("method") != "usage" or n <= UNCOUNTED_SHARE * of:
+    had_usage = (workload.get("tokenizer") or {}).get("method") == "usage"
+    if n <= UNCOUNTED_SHARE * of or (n == of and not had_usage):
+        return None
+    since_s = facts.began_s + (facts.odd.usage_lost_ns or 0.0) / 1e9
+    if facts.odd.usage_lost_ns is not None and since_s > 0:
+        return (
+            f"From {since_s:.1f} s on the answers have no usage: tokens are chunks from there "
+            f"on ({n:,} of {of:,} answers), and whether their lengths are as planned is not known."
+        )
+    if not had_usage:
         return None
     return (
         f"{n:,} of {of:,} answers have no count of tokens, or none that can be true, although the "

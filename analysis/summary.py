@@ -35,8 +35,8 @@ from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
 from ampacity.analysis.slo import Slo, slo_from_dict
 from ampacity.analysis.stage.analyse import RunRecords, analyse_stage, read_records
 from ampacity.analysis.stage.goodput import offline_throughput
-from ampacity.analysis.stage.littles_law import against_server, summarise_gap
-from ampacity.analysis.stage.server import server_figures
+from ampacity.analysis.stage.littles_law import against_server, foreign_load, summarise_gap
+from ampacity.analysis.stage.server import server_figures, without_figures
 from ampacity.analysis.stage_warnings import Facts, never_all_users, repeated_undisturbed
 from ampacity.analysis.stats.intervals import ASSUMPTION
 from ampacity.analysis.traffic import compare_sharing, summarise_traffic
@@ -113,7 +113,10 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
     found = read_summary(_plain(summary))
     r = records.requests
     odd = odd_answers(run.requests, r, models_asked(meta))
-    found = structs.replace(found, warnings=find_warnings(Facts(found, deviations(r), odd)))
+    began_s = float(metas[0].get("from_s") or 0.0) if metas else 0.0  # of a window of a soak
+    found = structs.replace(
+        found, warnings=find_warnings(Facts(found, deviations(r), odd, began_s))
+    )
     found = structs.replace(found, verdict=write_verdict(found))
     command = found.next_command or next_command(found, meta, str(run.path))
     return structs.replace(found, next_command=command, limits=find_limits(found))
@@ -237,7 +240,10 @@ def _judge_stages(
             fleet_inputs=prices,
         )
         server = _server(run, stage, of_stage)
-        law = structs.replace(stage.littles_law, server=against_server(stage.concurrency, server))
+        compared = against_server(stage.concurrency, server)
+        law = structs.replace(stage.littles_law, server=compared)
+        if server is not None and (why := foreign_load(law)):
+            server = without_figures(server, why)
         pauses = thinks or "sessions" in of_stage or never_all_users(stage)
         pauses = stage.kind == "closed" and bool(pauses)
         stages.append(structs.replace(stage, server=server, littles_law=law, users_pause=pauses))

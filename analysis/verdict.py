@@ -56,10 +56,15 @@ def _finding(summary: Summary) -> str:
 
 def other_load(summary: Summary) -> str:
     """Warn that the load was not as planned, so that no capacity of the workload follows."""
+    found = [text.partition(":")[0] for text in off_plan(summary).values()]
+    return f"Not the load that was planned. {'. '.join(found)}." if found else ""
+
+
+def off_plan(summary: Summary) -> dict[str, str]:
+    """Return the warnings that the load was not as planned, by code."""
     given = summary.workload.get("input_plan", "requested") != "requested"  # texts, and no lengths
     codes = ("inputs_off", "strangers", *([] if given else ["lengths_off"]))
-    found = [w.text.partition(":")[0] for w in summary.warnings if w.code in codes]
-    return f"Not the load that was planned. {'. '.join(found)}." if found else ""
+    return {w.code: w.text for w in summary.warnings if w.code in codes}
 
 
 def _failures(summary: Summary) -> str:

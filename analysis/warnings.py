@@ -10,6 +10,7 @@ from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import Summary, Warned
 from ampacity.analysis.metrics.lengths import LENGTHS_OFF_SHARE, Deviation
 from ampacity.analysis.slo import parse_slo
+from ampacity.analysis.stage.littles_law import FOREIGN
 from ampacity.analysis.stage.server import NO_SHARE
 from ampacity.analysis.stage_warnings import Facts, Rule, at_loads, is_replay, longer
 from ampacity.loadgen.rundir.records import FAILED_KINDS
@@ -226,9 +227,9 @@ def _inputs_off(facts: Facts) -> str | None:
             "shorter prompts."
         )
     return (
-        f"Prompts were {off} in input tokens, by the server's count: the load is "
-        f"another one than asked for, and no capacity of it.{histories} Check whether the server "
-        "cuts prompts, and give its own vocabulary to --tokenizer."
+        f"Prompts were {off} in input tokens, by the server's count: this is another load than the "
+        "one asked for; check whether the server cuts prompts, and give its own vocabulary to "
+        f"--tokenizer.{histories}"
     )
 
 
@@ -239,8 +240,8 @@ def _lengths_off(facts: Facts) -> str | None:
     own = ", or give the server's own vocabulary to --tokenizer: it counted"
     counted = own if by_tokenizer else ""
     return (
-        f"Answers were {off} in output tokens: the load is another one than asked "
-        f"for. Make the server ignore the end-of-sequence token or fix lengths{counted}."
+        f"Answers were {off} in output tokens: this is another load than the one asked for; make "
+        f"the server take ignore_eos, or plan such lengths (--output-tokens){counted}."
     )
 
 
@@ -292,6 +293,17 @@ def _impossible(facts: Facts) -> str | None:
     if no_shares := [text for text in dict.fromkeys(said) if NO_SHARE in text]:
         found.append(f"The server's metrics say what cannot be: {'; '.join(no_shares[:NAMED])}.")
     return " ".join(filter(None, [*found, of_stages.uncounted(facts)]))
+
+
+def _foreign_load(facts: Facts) -> str | None:
+    found = [(s, s.server.reason) for s in facts.stages if s.server and s.server.samples]
+    said = [(s, why) for s, why in found if why and why.endswith(FOREIGN)]
+    if not said:
+        return None
+    return (
+        f"{at_loads([s for s, _ in said])} {said[0][1]}: other load, or another server's page; its "
+        "figures are left out, and name no cause."
+    )
 
 
 def _strangers(facts: Facts) -> str | None:
@@ -382,6 +394,7 @@ RULES: Mapping[str, Rule] = {
     "endings": _endings,
     "unseen": _unseen,
     "impossible_counts": _impossible,
+    "foreign_load": _foreign_load,
     "strangers": _strangers,
     "not_streamed": of_stages.not_streamed,
     "diagnosis": _diagnosis,

@@ -207,7 +207,7 @@ def limited_reason(audit: Audit, tolerance: Tolerance) -> str | None:
     if audit.shortages:
         return (
             f"{audit.shortages} connections failed for want of file descriptors or ports "
-            "on this machine (see ulimit -n)"
+            "on this machine (see ulimit -n and --source-address)"
         )
     if audit.cpu_fraction >= CPU_FRACTION_MAX:
         return f"the generator used {audit.cpu_fraction:.0%} of its core"

@@ -16,6 +16,7 @@ if sys.platform != "win32":
     import fcntl
     import resource
 
+PROC_SYS = Path("/proc/sys")
 BUSIEST = 3
 BUSY_CORES = 0.02  # less is ignored
 
@@ -90,6 +91,14 @@ def open_files_limit() -> int | None:
     if sys.platform == "win32":
         return None
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def kernel_setting(name: str) -> list[int]:
+    """Return the numbers of a setting by its name for sysctl; [] where there is none (not Linux)."""
+    with contextlib.suppress(OSError, ValueError):
+        text = PROC_SYS.joinpath(*name.split(".")).read_text(encoding="ascii")
+        return [int(word) for word in text.split()]
+    return []
 
 
 def address_space() -> int | None:

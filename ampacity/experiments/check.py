@@ -8,7 +8,7 @@ from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.stage import Stage as JudgedStage
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.slo import EXTREMES, GOODPUT, SHARES, parse_slo, verdict_word
-from ampacity.analysis.verdict import other_load
+from ampacity.analysis.verdict import off_plan
 from ampacity.durations import duration_text, rounded_up
 from ampacity.experiments.stages.rig import Rig, Watch
 from ampacity.experiments.sweep import too_few
@@ -61,16 +61,18 @@ async def check(rig: Rig) -> None:
 def result_of(summary: Summary, run: str) -> CheckResult:
     """Return the result of a check from the summary of its run directory ``run``."""
     stage = summary.stages[-1] if summary.stages else None
-    checks = [] if stage is None else _checks(stage)
-    verdict = verdict_word(stage.slo_met if stage else None)
+    other = off_plan(summary)
+    strangers = other.pop("strangers", None)  # an alias or a cache, by what the answers say
+    checks = [] if stage is None else _checks(stage, " ".join(other.values()))
+    verdict = verdict_word(stage.slo_met if stage and not other else None)
     found: dict[str, Any] = {
         "verdict": verdict,
         "sentence": _sentence(verdict, checks, stage),
         "alpha": ALPHA,
         "looks": len(ALPHAS),
         "run": run,
-        "notes": [summary.partial] if summary.partial else [],
-        "untracked": {"load": other} if (other := other_load(summary)) else {},
+        "notes": [*other.values(), *filter(None, [summary.partial])],
+        "untracked": {"load": strangers} if strangers else {},
         "checks": checks,
     }
     if stage is not None:
@@ -79,8 +81,8 @@ def result_of(summary: Summary, run: str) -> CheckResult:
     return CheckResult(**found)
 
 
-def _checks(stage: JudgedStage) -> list[Check]:
-    """Return each SLO, and what else voids or fails the stage."""
+def _checks(stage: JudgedStage, other: str) -> list[Check]:
+    """Return each SLO, and what else voids or fails the stage, as ``other`` load than planned."""
     checks = [
         Check(
             v.slo,
@@ -95,6 +97,7 @@ def _checks(stage: JudgedStage) -> list[Check]:
     ]
     spoilt = {
         "stability": stage.stable is False and ("violated", f"unstable: {stage.stable_reason}"),
+        "load": other and ("inconclusive", other),
         "client": stage.client_limited and ("inconclusive", stage.client_limited_reason),
     }
     for name, found in spoilt.items():
@@ -125,7 +128,12 @@ def _sentence(verdict: str, checks: list[Check], stage: JudgedStage | None) -> s
     spent = f"after {stage.requests:,} requests in {duration_text(round(stage.window.end_s, 1))}"
     text = f"{verdict.capitalize()} at {stage.name}: {named}, {spent}."
     more = max((c.more_requests or 0 for c in checks if c.verdict == verdict), default=0)
-    if verdict == "inconclusive" and more and stage.offered_rps:
+    if (
+        verdict == "inconclusive"
+        and more
+        and not any(c.name == "load" for c in checks)
+        and stage.offered_rps
+    ):
         longer = duration_text(rounded_up(stage.window.end_s + more / stage.offered_rps))
         text += f" About {more:,} more requests would decide: --max-duration {longer}."
     return text

@@ -1,14 +1,17 @@
 """Derive from an endpoint's examination what can be trusted in a benchmark of it. Pure."""
 
+import math
 from dataclasses import replace
 from statistics import median
 
 from ampacity.analysis.metrics.lengths import LENGTHS_OFF_SHARE
 from ampacity.experiments.doctor import DoctorResult
+from ampacity.experiments.kernel_room import STREAMS, short_settings
 from ampacity.experiments.stages.preflight import typical_lengths
 from ampacity.loadgen.probe.diagnosis import Finding, answer_facts, choose, seconds_between
 from ampacity.loadgen.probe.diagnosis_rules import (
     METRICS,
+    OF_STREAM,
     Facts,
     duration_text,
     stream_cases,
@@ -21,7 +24,6 @@ SPEEDUP = 2.0  # of a repeated prompt's TTFT, which only a cache explains
 SPEEDUP_MIN_S = 0.005  # less may be noise
 SLOW_CLIENT_S = 0.001
 NETWORK_SHARE = 0.25  # of a short answer's TTFT, above which the network matters
-FEW_CONNECTIONS = 1000
 
 
 def checkup(seen: DoctorResult) -> tuple[list[Finding], Facts]:
@@ -38,8 +40,8 @@ def checkup(seen: DoctorResult) -> tuple[list[Finding], Facts]:
         _prompt_cache(f),
         _metrics(f),
         _clock(f),
-        _open_files(f),
         _receive_path(f),
+        *short_settings(f),
     ]
     return checks, f
 
@@ -61,6 +63,12 @@ def _with_repeats(stream: Finding, f: Facts) -> Finding:
             f"this machine was busy with other work ({', '.join(f['busy_with'])}), which may be "
             f"the whole reason: stop that, and repeat doctor. Else {means}"
         )
+    if 0 < f["bodies"] < f["good"]:
+        found += f"; {f['bodies']} of {f['good']} answers came as one body, not streamed"
+        means = (
+            "some replica or gateway does not stream: TTFT and ITL are of those that do, or mixed"
+        )
+        return Finding("stream", "bad", found, means, OF_STREAM)
     return replace(stream, found=found, means=means)
 
 
@@ -84,6 +92,8 @@ def _facts(seen: DoctorResult) -> Facts:
         "connect_s": seconds_between(short, "dispatched_ns", "connected_ns"),
         "failures": list(seen.failures),
         "asked": seen.asked,
+        "bodies": seen.bodies,
+        "good": seen.good,
         "round_trip_s": seen.probe.network.request_s,
         "tcp_connect_s": seen.probe.network.connect_s,
         "model": seen.probe.shape.model,
@@ -105,11 +115,25 @@ def _facts(seen: DoctorResult) -> Facts:
         "ttft_again_s": again_s,
         "gauges": list(seen.gauges),
         "timestamps": settings.timestamps,
+        "streams": _streams(seen),
+        "workers": settings.workers or 1,
+        "source_addresses": list(settings.sources),
+        "here": seen.here,
         "connections_room": seen.room,
+        "kernel": seen.kernel,
         "compiled": seen.compiled,
         "receive_delay_p50_s": median(seen.receive_delays_s) if seen.receive_delays_s else None,
         "receive_delay_max_s": max(seen.receive_delays_s, default=None),
     }
+
+
+def _streams(seen: DoctorResult) -> int:
+    """Return the answers in flight at the largest load that is named (Little's law), or STREAMS."""
+    settings, answer = seen.settings, seen.answer
+    answer_s = seconds_between(answer, "dispatched_ns", "last_token_ns") or 0.0
+    longer = typical_lengths(settings, None)[1] / (answer.output_tokens_planned or 1)
+    by_rate = math.ceil(max(settings.rates or (0.0,)) * answer_s * max(longer, 1.0))
+    return max(settings.concurrency or (0,)) or by_rate or STREAMS
 
 
 def _connection(f: Facts) -> Finding:
@@ -274,16 +298,6 @@ def _clock(f: Facts) -> Finding:
     work = f"busy with other work ({', '.join(f['busy_with'])})" if f["busy_with"] else "idle"
     verdict = "ok" if delay_s <= SLOW_CLIENT_S else "note"
     return Finding("clock", verdict, found, f"what this machine adds while {work}; {remedy}", ())
-
-
-def _open_files(f: Facts) -> Finding:
-    room = f["connections_room"]
-    if room is None:
-        means = "no load is refused for want of connections"
-        return Finding("open files", "ok", "no limit", means, ())
-    found = f"room for {room:,} connections in each process"
-    means = "with more in flight requests fail: raise it with ulimit -n, or use --workers"
-    return Finding("open files", "ok" if room >= FEW_CONNECTIONS else "note", found, means, ())
 
 
 def _receive_path(f: Facts) -> Finding:

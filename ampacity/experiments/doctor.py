@@ -3,11 +3,18 @@
 import os
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ampacity.experiments import kernel_room
 from ampacity.experiments.stages import preflight
 from ampacity.experiments.stages.conduct import metrics_pages
-from ampacity.loadgen.host import busiest, cores_used, cpu_seconds, room_for_connections
+from ampacity.loadgen.host import (
+    busiest,
+    cores_used,
+    cpu_seconds,
+    kernel_setting,
+    room_for_connections,
+)
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.probe.ask import Asked, ask
@@ -16,7 +23,7 @@ from ampacity.loadgen.probe.results import ProbeResult
 from ampacity.loadgen.receive import hot_path
 from ampacity.loadgen.receive.thinking import InlineThinking
 from ampacity.loadgen.rundir.records import RequestRecord
-from ampacity.loadgen.send.endpoint import EndpointError, Proxy
+from ampacity.loadgen.send.endpoint import EndpointError, Proxy, is_loopback
 from ampacity.loadgen.send.protocols import printable
 from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.loadgen.telemetry import Telemetry
@@ -43,6 +50,8 @@ class DoctorResult:
     again: RequestRecord  # the same as ``short``
     failures: tuple[str, ...]  # of all requests, but not those refused for a field
     asked: int  # requests in all
+    bodies: int  # good answers that came as one JSON body
+    good: int  # good answers in all
     kept_alive: bool
     closed_unannounced: bool  # the server closes connections without announcing it
     proxy: Proxy | None
@@ -54,6 +63,8 @@ class DoctorResult:
     alike: int = 1  # how many of them had the same stream verdict as ``answer``
     busy_with: tuple[str, ...] = ()  # other processes, if they used most of this machine
     compiled: bool = hot_path.COMPILED
+    here: bool = False  # the endpoint is on this machine
+    kernel: dict[str, list[int]] = field(default_factory=dict)  # its settings, by their names
 
 
 async def examine(settings: Settings, progress: Progress) -> DoctorResult:
@@ -82,6 +93,8 @@ async def examine(settings: Settings, progress: Progress) -> DoctorResult:
             again,
             failures=tuple(client.asked_failed),
             asked=len(client.asked),
+            bodies=client.asked_bodies,
+            good=sum(record.status == "ok" for record in client.asked),
             kept_alive=probe.keeps_alive is not False,
             closed_unannounced=client.closed_unsaid > client.closed_said,
             proxy=route.proxy,
@@ -92,6 +105,8 @@ async def examine(settings: Settings, progress: Progress) -> DoctorResult:
             answers=count,
             alike=alike,
             busy_with=_busy_with(others, time.monotonic() - began_s),
+            here=bool(route.addresses) and is_loopback(route.addresses),
+            kernel={name: kernel_setting(name) for name in kernel_room.READ},
         )
     finally:
         await client.close()

@@ -25,7 +25,7 @@ QUIET_LOADS = {"p99": 1, "p95": 2}
 """A stage near the knee may by chance hold no queue, the shorter the likelier: so many loads before
 it count as well."""
 BEFORE = {"p99": "p95", "p95": "p90"}
-LOW_STAGES = 3  # so many of the lowest loads give the low-load level
+LOW_STAGES = 3  # so many of the lowest loads give the level
 METRICS = ("ttft_from_schedule_s", "e2e_from_schedule_s")
 
 
@@ -112,13 +112,16 @@ def _divergence(stages: Sequence[Stage]) -> KneeMethod:
     threshold = DIVERGENCE_FACTOR * level
     if not above:
         top = max(points, key=lambda p: p.ratio if math.isfinite(p.ratio) else p.least)
-        return _null(
-            f"not reached beyond doubt: {tail}/p50 of {metric} is {level:.2f} at low load, the knee "
-            f"is where it passes {threshold:.2f}, and no load has {NOISE_FACTOR * threshold:.2f} for "
-            f"sure; most is {top.ratio:.2f} ({top.least:.2f} or more) at {top.concurrency:.3g} in "
-            "flight"
+        seen = (
+            f"{tail} of {metric} is {level:.2f} times its median at the lowest loads, and "
+            f"{top.ratio:.2f} times at {top.concurrency:.3g} in flight"
         )
-    what = f"{tail}/p50 of {metric}, {DIVERGENCE_FACTOR:g} times its low-load level of {level:.2f}"
+        if top.ratio > threshold:
+            return _null(f"in doubt: {seen}; chance alone may have doubled it, longer stages tell")
+        return _null(f"not reached: {seen}, the most of all loads; a knee is where that doubles")
+    what = (
+        f"{tail}/p50 of {metric}, {DIVERGENCE_FACTOR:g} times the {level:.2f} of the lowest loads"
+    )
     between = points[below : above + 1]
     a, b = next((a, b) for a, b in pairwise(between) if b.ratio > threshold)
     share = _share(a.ratio, b.ratio, threshold)
@@ -178,7 +181,7 @@ def _bounds(stages: Sequence[Stage]) -> KneeMethod:
     corner = corner_of_bounds(x, y, any(s.stable is False for s in stages))
     if corner is None:
         return _null("throughput was still growing at the top: no ceiling is known")
-    what = "time in flight at low load x the highest throughput"
+    what = "time in flight at the lowest load x the highest throughput"
     return with_nulls(KneeMethod, concurrency=corner[0], rps=corner[1], definition=what)
 
 

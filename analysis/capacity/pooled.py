@@ -29,7 +29,7 @@ POOLED = (
     "its effective sample size"
 )
 LONE_MISSES = (
-    "at low loads requests miss {} nearly as often as it allows, so that the load hardly decides "
+    "at the lowest loads requests miss {} nearly as often as it allows, so that the load hardly decides "
     "whether it is met: a laxer limit or shorter requests tell more"
 )
 NOT_ALL_MEASURED = "no stage can show whether all SLOs are met ({})"

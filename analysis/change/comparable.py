@@ -27,6 +27,7 @@ _VARYING = tuple(  # fields that vary between runs of one experiment
     )
 )
 _IF_KNOWN = ("answered_by", "workload.contents.")  # older runs do not have these
+_WHOSE = {"realised.input_tokens": "prompts", "realised.output_tokens": "answers"}
 _OPTIONS = {  # the option that sets the fields whose name starts so
     "workload.input_tokens": "--input-tokens",
     "workload.output_tokens": "--output-tokens",
@@ -120,15 +121,22 @@ def differences(runs: Sequence[Judged]) -> list[Setting]:
 
 
 def other_work(settings: Sequence[Setting], names: Sequence[str]) -> str:
-    """Return in words how what was sent or came differs; "" where it does not."""
+    """Return in words how what was sent or came differs from the first; "" where it does not."""
     asked_alike = all(s.variable != "model" for s in settings)
     came = ("realised.", "answered_by") if asked_alike else ("realised.",)
-    differing = by_option([s for s in settings if s.variable.startswith(came)])
-    each = [
-        f"{what}: {', '.join(map(' '.join, zip(names, values, strict=True)))}"
-        for what, values in differing.items()
-    ]
-    return f"Not the same work ({'; '.join(each)})" if each else ""
+    found, left = [], []
+    for setting in [s for s in settings if s.variable.startswith(came)]:
+        what, (base, *others) = _WHOSE.get(setting.variable), setting.values
+        if not what or not base or None in others:
+            left.append(setting)
+            continue
+        for name, value in zip(names[1:], others, strict=True):
+            if abs(change := value / base - 1) > LENGTHS_SHARE / 2:
+                longer = "longer" if change > 0 else "shorter"
+                found.append(f"{name}'s {what} are {abs(change):.0%} {longer}")
+    for what, values in by_option(left).items():
+        found.append(f"{what}: {', '.join(map(' '.join, zip(names, values, strict=True)))}")
+    return "; ".join(found)
 
 
 def by_option(settings: Sequence[Setting]) -> dict[str, list[str]]:

@@ -139,6 +139,7 @@ class Comparison(Result, frozen=True):
     notes: list[str]
     assumed_run_noise: float | None
     compared: bool
+    other_work: str | None
     aa: bool
     level: str | None
     interleaved_pairs: int | None

@@ -73,7 +73,8 @@ def compare(runs: Runs) -> Comparison:
     compared, sentence, notes = findings(runs, first, lines, shift, level)
     unlike = differences([r.judged for r in runs])
     if other := other_work(unlike, [r.name for r in runs]):
-        sentence = f"{other}: {sentence}"
+        sentence = f"Not comparable: {other}."
+        lines = [structs.replace(x, winner=None, verdict="unknown", reason=other) for x in lines]
     against = [pair for j in range(1, len(runs)) for pair in made[0, j].pairs]
     return Comparison(
         schema_version=COMPARE_SCHEMA_VERSION,
@@ -81,6 +82,7 @@ def compare(runs: Runs) -> Comparison:
         notes=notes,
         assumed_run_noise=None if first.rounds else engine.ASSUMED_NOISE,
         compared=compared,
+        other_work=other or None,
         aa=is_aa(first),
         level=level,
         interleaved_pairs=len(first.pairs) if first.rounds else None,

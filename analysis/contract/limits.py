@@ -40,7 +40,7 @@ class Limit(Part, frozen=True, kw_only=True):
     """The answer of one rule. ``holds`` None: it cannot tell, ``reason`` names what is missing.
 
     ``strength``: figure / threshold of a rule that holds, for ranking; 0 otherwise. ``tested``: what
-    this run shows of what would refute it.
+    this run shows of what would refute it, and ``refuted`` whether it did; None: open.
     """
 
     rule: str
@@ -50,5 +50,6 @@ class Limit(Part, frozen=True, kw_only=True):
     refuted_by: str
     evidence: tuple[Evidence, ...]
     tested: tuple[Evidence, ...]
+    refuted: bool | None
     strength: float
     reason: str | None = None

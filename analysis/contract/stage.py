@@ -115,6 +115,7 @@ class Server(Part, frozen=True, kw_only=True):
     samples: int
     engines: float | None
     running: float | None
+    running_max: float | None
     waiting: float | None
     kv_cache_usage_max: float | None
     preemptions: float | None

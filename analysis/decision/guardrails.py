@@ -16,6 +16,9 @@ INPUT_FACTORS = (2, 3)  # a request longer than this times P95 is an accident, n
 class Guardrails(Part, frozen=True, kw_only=True):
     """Limits for one instance. What the run does not show is None, with its reason in ``missing``.
 
+    They act in this order: requests in flight, the queue that waits for a place among them, the
+    breaker where that queue is nearly full.
+
     ``operate_rps``: the rate to run at; ``wait_budget_s``: what a first token may wait in a queue;
     ``concurrency_limit``: three standard deviations of a Poisson number above the mean in flight at
     the capacity (C_max); ``scale_in_flight``: the mean per instance at which to add one.
@@ -98,8 +101,8 @@ def guardrails(
     c_max, c_max_limit = summary.capacity.c_max, None
     if c_max is None:
         missing["concurrency_limit"] = "no C_max was found"
-    else:  # ups and downs at the capacity are not cut, nor is a queue that is allowed
-        c_max_limit = math.ceil(c_max + max(3 * math.sqrt(c_max), depth or 0))
+    else:  # ups and downs at the capacity are not cut
+        c_max_limit = math.ceil(c_max + 3 * math.sqrt(c_max))
     return Guardrails(
         operate_rps=rate,
         operate_reason=why,

@@ -12,7 +12,7 @@ from ampacity.analysis.metrics.cohort import HELD_BACK, IN_ONE_PIECE
 
 # Thresholds. Where no source is named they are this project's own, checked by the matrix of rules
 # and illnesses in the tests (docs/diagnosis.md).
-TAIL_GROWTH = 3.0  # TTFT p99 against its level at low load
+TAIL_GROWTH = 3.0  # TTFT p99 against that of the lowest load
 QUEUE_OVER_STEP = 3.0  # how much more TTFT p99 has grown than the median ITL
 PREFILL_BUSY = 0.5  # share of its time that an engine computes prompts
 DECODE_BUSY = 0.25
@@ -24,6 +24,8 @@ ACCEPTANCE = (0.6, 0.5)  # speculative acceptance: little gain, loss
 SLOW_CLASS = 2.0  # TTFT p50 of a class against the others'
 STEP_BETWEEN_KINDS = 1.2  # of the TPOT of neighbouring percentiles; up to 1.06 on one engine
 RARER_KIND = 0.04  # the least share of either kind
+CAPPED = "Requests wait although the KV cache has room"
+FULL = 0.9  # of the most requests that ran at once, in the mean: a limit, no peak
 POOL_FREE = 0.9  # KV use below this while requests wait: another limit holds them back
 LATENCY_OF_TOKENS = ("itl", "icl", "tpot")
 
@@ -74,8 +76,8 @@ def queueing(curve: Curve) -> Found | None:
         step = _growth(stage.itl_s, curve.low.itl_s, "p50") or 1.0
         if tail is not None and tail >= TAIL_GROWTH and tail >= QUEUE_OVER_STEP * step:
             evidence = (
-                _seen("TTFT p99 / its level at low load", tail, stage),
-                _seen("ITL p50 / its level at low load", step, stage),
+                _seen("TTFT p99 / that of the lowest load", tail, stage),
+                _seen("ITL p50 / that of the lowest load", step, stage),
             )
             return Found(
                 tail / TAIL_GROWTH,
@@ -110,7 +112,7 @@ def decode_bound(curve: Curve) -> Found | None:
         return None
     evidence = (
         _seen("share of time in prefill", busy, stage, "share"),
-        _seen("ITL p50 / its level at low load", step, stage),
+        _seen("ITL p50 / that of the lowest load", step, stage),
         *curve.beyond(stage),
     )
     return Found(DECODE_BUSY / max(busy, 0.01), evidence)
@@ -142,7 +144,9 @@ def slow_alone(metrics: Sequence[str]) -> Callable[[Curve], Found | None]:
         if slo is None:
             return None
         if not curve.idle:
-            raise CannotTell("no stage at low load (in flight at most 4): begin the sweep lower")
+            raise CannotTell(
+                "no stage of a nearly idle endpoint (in flight at most 4): begin lower"
+            )
         verdict = next(v for v in curve.low.slo_verdicts if v.slo == slo.text)
         over = verdict.value_s / slo.limit_s if verdict.value_s and slo.limit_s else 1.0
         return Found(over, (_seen(slo.text, verdict.value_s, curve.low, "s"),))
@@ -262,14 +266,16 @@ def batch_capped(curve: Curve) -> Found | None:
         if waiting < max(1.0, 0.1 * (server.running or 0.0)) or usage >= POOL_FREE:
             continue
         if not (curve.idle and curve.prefill_busy(stage, PREFILL_BUSY) >= PREFILL_BUSY):
-            return Found(
-                POOL_FREE / max(usage, 0.01),
-                (
-                    _seen("requests waiting, mean", waiting, stage),
-                    _seen("requests running, mean", server.running, stage),
-                    _seen("KV cache in use, most", usage, stage, "share"),
-                ),
+            evidence = (
+                _seen("requests waiting, mean", waiting, stage),
+                _seen("requests running, mean", server.running, stage),
+                _seen("requests running, most", server.running_max, stage),
+                _seen("KV cache in use, most", usage, stage, "share"),
             )
+            most, title = server.running_max or 0.0, None
+            if server.engines == 1 and (server.running or 0.0) >= FULL * most > 0:
+                title = f"{CAPPED}: max_num_seqs is probably {most:.0f}"
+            return Found(POOL_FREE / max(usage, 0.01), evidence, title)
     return None
 
 

@@ -12,7 +12,7 @@ from ampacity.analysis.contract.stage import Server, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary
 from ampacity.loadgen.rundir.records import FAILED_KINDS
 
-LOW_LOAD_IN_FLIGHT = 4.0  # a load at which requests hardly meet each other
+NEARLY_IDLE = 4.0  # a load at which requests hardly meet each other
 SEEN_BY_SERVER = 0.8  # of the requests in flight: below it some engines are not among its metrics
 BEYOND = 1.25  # a load this far above the capacity shows another state than the one at its limit
 ABOUT_HALF = 0.6
@@ -70,7 +70,7 @@ class Curve:
     @property
     def idle(self) -> bool:
         """Return whether requests hardly meet each other at the lowest load."""
-        return (self.low.concurrency or 0.0) <= LOW_LOAD_IN_FLIGHT and self.low.stable is not False
+        return (self.low.concurrency or 0.0) <= NEARLY_IDLE and self.low.stable is not False
 
     @cached_property
     def broken(self) -> Stage | None:
@@ -99,11 +99,18 @@ class Curve:
     def halved(
         self, stage: Stage, figure: str, of: Callable[[Stage], float | None], unit: str
     ) -> tuple[Evidence, ...]:
-        """Return a figure at the highest load of about half of a stage's, and at the stage."""
-        most = ABOUT_HALF * (stage.offered_rps or 0.0)
-        half = [s for s in self.kept_up if s.ok and 0 < (s.offered_rps or 0.0) <= most]
-        pair = [max(half, key=lambda s: s.offered_rps or 0.0), stage] if half else []
-        return tuple(Evidence(figure=figure, value=of(s), stage=s.name, unit=unit) for s in pair)
+        """Return a figure at the highest load of about half of a stage's, at the stage, and by how
+        much the rate is lower.
+        """
+        rate = stage.offered_rps or 0.0
+        loads = [(s.offered_rps or 0.0, s) for s in self.kept_up if s.ok]
+        half = [(x, s) for x, s in loads if 0 < x <= ABOUT_HALF * rate]
+        if not half:
+            return ()
+        lower, at = max(half, key=lambda one: one[0])
+        pair = (Evidence(figure=figure, value=of(s), stage=s.name, unit=unit) for s in (at, stage))
+        less = Evidence(figure="a rate lower by", value=1 - lower / rate, stage=None, unit="share")
+        return (*pair, less)
 
     @property
     def limited(self) -> Stage | None:
@@ -160,12 +167,12 @@ class Curve:
         """
         if not self.idle:
             raise CannotTell(
-                "no stage at low load (in flight at most 4) shows the time of a prompt"
+                "no stage of a nearly idle endpoint (in flight at most 4) shows the time of a prompt"
             )
         alone_s = self.low.ttft_s.mean if self.low.ttft_s.mean is not None else self.low.ttft_s.p50
         rate = stage.achieved_rps
         if alone_s is None or rate is None:
-            raise CannotTell("TTFT at low load is not known")
+            raise CannotTell("TTFT of the nearly idle endpoint is not known")
         busy = rate * max(alone_s - (self.low.itl_s.p50 or 0.0), 0.0)
         return busy if busy < least else busy / self.engines(stage)
 

@@ -5,14 +5,18 @@ measured". Several may hold: causes come before symptoms, and what shows at a lo
 shows at a higher one, as it ends the range in which the SLOs hold.
 """
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
-from ampacity.analysis.contract.limits import Limit
+from ampacity.analysis.contract.limits import Evidence, Limit
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.limits import checks
 from ampacity.analysis.limits.curve import CannotTell, Curve, Rule
 
 SYMPTOMS = {"queueing", "plateau"}  # of any engine near or beyond its throughput
+NO_CAUSES = {*SYMPTOMS, "client_limited"}
+FALLS, STAYS = 0.5, 0.9  # of a figure, at a rate of about half
 
 
 def find_limits(summary: Summary) -> tuple[Limit, ...]:
@@ -28,7 +32,8 @@ def find_limits(summary: Summary) -> tuple[Limit, ...]:
         return order[limit.holds], symptom, min(stages, default=0.0), -limit.strength
 
     ranked = sorted(found, key=rank)
-    cause = ranked[0] if ranked[0].holds and ranked[0].rule not in SYMPTOMS else None
+    causes = (one for one in ranked if one.holds and one.rule not in NO_CAUSES)
+    cause = next(causes, None)
     return tuple(_below(cause, limit) if cause else limit for limit in ranked)
 
 
@@ -55,7 +60,16 @@ def _answer(rule: Rule, curve: Curve) -> Limit:
         strength=found.strength if found else 0.0,
         reason=reason,
         tested=found.tested if found else (),
+        refuted=_refuted(found.tested if found else ()),
     )
+
+
+def _refuted(tested: Sequence[Evidence]) -> bool | None:
+    """Return whether a figure that should fall with the rate stays; None: it falls by less."""
+    at = [e.value for e in tested[:2] if isinstance(e.value, float)]
+    if len(at) < 2:
+        return None
+    return False if at[0] <= FALLS * at[1] else True if at[0] >= STAYS * at[1] else None
 
 
 RULES = (
@@ -103,14 +117,14 @@ RULES = (
     ),
     Rule(
         "slow_prefill_alone",
-        "TTFT is too high even at low load",
+        "TTFT is too high even where the endpoint is nearly idle",
         checks.slow_alone(("ttft", "first_answer")),
         "the prefix hit rate first, then a higher TP degree",
         "a request alone on the endpoint meets the limit",
     ),
     Rule(
         "slow_decode_alone",
-        "Time between tokens is too high even at low load",
+        "Time between tokens is too high even where the endpoint is nearly idle",
         checks.slow_alone(checks.LATENCY_OF_TOKENS),
         "speculative decoding, or quantised weights; then a higher TP degree",
         "a request alone on the endpoint meets the limit",
@@ -159,7 +173,7 @@ RULES = (
     ),
     Rule(
         "batch_capped",
-        "Requests wait although the KV cache has room",
+        checks.CAPPED,
         checks.batch_capped,
         "a higher max_num_seqs",
         "the same number runs with a higher max_num_seqs",

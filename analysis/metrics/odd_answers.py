@@ -9,12 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampacity.analysis.metrics.cohort import LONG
-from ampacity.analysis.metrics.requests import PARTS, Requests, unseen
+from ampacity.analysis.metrics.requests import PARTS, Bools, Requests, unseen
 from ampacity.loadgen.rundir.records import CACHE, THEN, came_together
 
 # of the usual length: a shorter answer without a finish reason may have been cut off
 CUT_SHARE = 0.5
 CUT_ALIKE = 0.1
+LOST_SHARE = 0.9  # of the uncounted answers that came behind the last counted one
 _BY_ITSELF = ("stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete")
 _BY_CALL = ("tool_calls", "tool_use", "function_call")
 _BY_LIMIT = ("length", "max_tokens", "max_output_tokens", "model_length")
@@ -35,6 +36,7 @@ class OddAnswers:
     strangers: dict[str, int] = field(default_factory=dict)  # by who answered
     endings: dict[str, int] = field(default_factory=dict)  # by a finish reason not in ENDINGS
     whole: int = 0  # of LONG tokens or more, that came in one piece
+    usage_lost_ns: float | None = None  # when the first was due from which on none has a count
 
 
 def odd_answers(table: pa.Table, requests: Requests, asked: Collection[str]) -> OddAnswers:
@@ -62,7 +64,18 @@ def odd_answers(table: pa.Table, requests: Requests, asked: Collection[str]) -> 
             if reason.lower() not in ENDINGS
         },
         _whole(good),
+        _usage_lost_ns(good, pc.fill_null(pc.equal(sources, "chunks"), False).to_numpy()),
     )
+
+
+def _usage_lost_ns(good: Requests, by_chunks: Bools) -> float | None:
+    """Return from when on nothing is counted, where nearly all that is not counted came then."""
+    order = np.argsort(good.scheduled_ns)
+    lost = by_chunks[order]
+    first = int(np.flatnonzero(~lost)[-1]) + 1 if not lost.all() else 0
+    if not lost[first:].size or lost[first:].size < LOST_SHARE * np.count_nonzero(lost):
+        return None
+    return float(good.scheduled_ns[order][first])
 
 
 def _whole(good: Requests) -> int:

@@ -84,10 +84,13 @@ def _unknown_end(o: Observations, quantile: float) -> str:
     if o.n_infinite > 0.5 * (1 - quantile) * o.n:
         return "the upper end is among the failed requests"
     size = max(o.clustering(quantile)[0], o.likely_cluster)
-    return (
-        f"slow {o.unit} come in groups of about {size:.0f}, so {o.n:,} {o.unit} are too few to have "
-        "seen the worst"
-    )
+    return f"{groups(o, size)}, so {o.n:,} {o.unit} are too few to have seen the worst"
+
+
+def groups(o: Observations, size: float) -> str:
+    """Return in how large groups slow ones come, by a stage that may see no whole one."""
+    how = f"of about {size:,.0f}" if size < o.n else "longer than the stage"
+    return f"slow {o.unit} come in groups {how}"
 
 
 def _supported(

@@ -9,7 +9,7 @@ import numpy as np
 from ampacity.analysis.contract.stage import SloVerdict, Verdict
 from ampacity.analysis.metrics.cohort import Cohort, observations_for_slo
 from ampacity.analysis.metrics.observations import Observations
-from ampacity.analysis.metrics.percentiles import NO_VALUE, between_bounds, finite
+from ampacity.analysis.metrics.percentiles import NO_VALUE, between_bounds, finite, groups
 from ampacity.analysis.metrics.requests import Bools, unseen
 from ampacity.analysis.slo import (
     ERROR_RATE,
@@ -134,7 +134,7 @@ def _why_inconclusive(
     n_effective, needed = o.n / size, smallest_n(slo.quantile, confidence=1 - chances[0])
     reason = f"{misses:.0f} of {o.n} {o.unit} over the limit"
     if size >= 2:
-        reason += f"; slow {o.unit} come in groups of about {size:.0f}"
+        reason += f"; {groups(o, size)}"
     cause = f"so near its limit that more {o.unit} are needed"
     if n_effective < needed:
         cause = f"{slo.percentile} needs {needed} {o.unit}"

@@ -67,8 +67,10 @@ def consistency(
     )
 
 
+FOREIGN = "more requests than this run sends"
 SERVER_TOLERANCE = 0.2  # of the mean in flight: gauges are sampled once a second
 SERVER_FEW = 2.0  # requests by which they may differ in any case
+FOREIGN_SHARE, FOREIGN_FEW = 1.5, 5.0  # beyond so many times ours and so many, it is no error
 
 
 def against_server(concurrency: float, server: Server | None) -> ServerLaw | None:
@@ -94,6 +96,15 @@ def against_server(concurrency: float, server: Server | None) -> ServerLaw | Non
         f"flight: {why}"
     )
     return ServerLaw(server_l=level, ratio=ratio, ok=False, reason=reason)
+
+
+def foreign_load(law: LittlesLaw) -> str | None:
+    """Return how much more the server runs than a stage has in flight, where that is far more."""
+    own = max(law.l or 0.0, law.lambda_w or 0.0)  # which counts what began before the window
+    level = law.server.server_l if law.server and law.server.server_l else 0.0
+    if level <= FOREIGN_SHARE * own + FOREIGN_FEW:
+        return None
+    return f"the server runs {level - own:,.0f} {FOREIGN}"
 
 
 def gap(c_max: float, limit_s: float, capacity_rps: float) -> dict[str, Any]:
@@ -143,7 +154,7 @@ def summarise_gap(
         found["reason"] = _BOUNDS["none"]
     elif binding.metric != "e2e" or binding.class_:
         found["reason"] = (
-            f"not applicable: {binding.text} does not limit how long every request is in the system"
+            f"no verdict: the gap is that to a limit on all whole requests, which {binding.text} is not"
         )
     else:
         found = gap(capacity.c_max, binding.limit_s, capacity.capacity_rps)
@@ -157,9 +168,9 @@ def summarise_gap(
 
 
 _BOUNDS = {
-    "lower_bound": "not applicable: C_max is a lower bound, as no stage violated an SLO",
+    "lower_bound": "no verdict: C_max is a lower bound, as no stage violated an SLO",
     "saturated": (
-        "not applicable: the closed loop is saturated, so that C_max is the number of users that was set"
+        "no verdict: the closed loop is saturated, so that C_max is the number of users that was set"
     ),
     "none": "no capacity within the SLOs was found",
 }

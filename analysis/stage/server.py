@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import structs
 
 from ampacity.analysis.contract.stage import Server
 from ampacity.analysis.metrics.requests import Floats
@@ -15,6 +16,7 @@ _MEANS = (
 )
 _LARGEST = {
     "engines": "engines",
+    "running_max": "running",
     "kv_cache_usage_max": "kv_cache_usage",
     "adapter_slots": "adapter_slots",
     "adapter_slots_used_max": "adapter_slots_used",
@@ -26,10 +28,14 @@ _RATES = {  # the first counter's growth over the second's
     "spec_acceptance_rate": ("spec_accepted_tokens_total", "spec_draft_tokens_total"),
     "kv_block_lifetime_s": ("kv_block_lifetime_s_total", "kv_blocks_evicted_total"),
 }
-SHARES = (
-    *("kv_cache_usage_max", "prefix_hit_rate", "spec_acceptance_rate", "gpu_utilization"),
-    *("tensor_active", "memory_active"),
-)
+SHARES = {
+    "kv_cache_usage_max": "share of the KV cache",
+    "prefix_hit_rate": "share of prefix hits",
+    "spec_acceptance_rate": "share of accepted drafts",
+    "gpu_utilization": "GPU utilization",
+    "tensor_active": "share of the time of the tensor cores",
+    "memory_active": "share of the time of the GPU's memory",
+}
 SHARE_MAX = 1.001  # with rounding
 NO_SHARE = "not between 0 and 1, and left out"
 ABSENT = "not on the server's /metrics, or a counter that went back"
@@ -66,9 +72,17 @@ def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> Serv
             found[name] = grown / of
     wrong = [n for n in SHARES if (share := found[n]) is not None and not 0 <= share <= SHARE_MAX]
     lacks = [ABSENT] if None in found.values() else []
-    reason = "; ".join(lacks + [f"{n} of {found[n]:.4g}: {NO_SHARE}" for n in wrong]) or None
+    reason = (
+        "; ".join(lacks + [f"{SHARES[n]} of {found[n]:.4g}: {NO_SHARE}" for n in wrong]) or None
+    )
     found |= dict.fromkeys(wrong)
     return Server(samples=int(inside.sum()), reason=reason, **found)
+
+
+def without_figures(server: Server, reason: str) -> Server:
+    """Return a server whose figures are left out, as those of other load than this run's."""
+    kept: dict[str, Any] = {"samples": server.samples, "reason": reason}
+    return structs.replace(server, **(dict.fromkeys(Server.__struct_fields__) | kept))
 
 
 def _fold(values: Floats, how: Callable[[Floats], Any]) -> float | None:

@@ -40,8 +40,8 @@ def is_figure(stage: Stage) -> bool:
 def steady_state(stage: Stage) -> tuple[str, str | None]:
     """Return (yes | no | not shown | unknown, why not) for a stage's steady state.
 
-    No: its queue grew to the end. Not shown: it grew no further than chance allows, yet its start-
-    up had no end, or the number in flight kept moving one way. Unknown: too short to tell.
+    No: its queue grew to the end. Not shown: it grew no further than chance allows in a queue, yet
+    its start-up had no end, or the number in flight kept moving one way. Unknown: too short to tell.
     """
     if stage.stable is None:
         return "unknown", str(stage.stable_reason)
@@ -50,12 +50,21 @@ def steady_state(stage: Stage) -> tuple[str, str | None]:
     window, law = stage.window, stage.littles_law
     if window.settled is False:
         return "not shown", str(window.reason)
-    if law.ok is False and is_figure(stage):
+    if (law.ok is False or _filled(stage)) and is_figure(stage):
         return (
             "not shown",
             f"the number in flight kept moving one way (L ÷ λW = {law.consistency:.2f})",
         )
     return "yes", None
+
+
+def _filled(stage: Stage) -> bool:
+    """Return whether more requests stayed than chance leaves where none waits for another.
+
+    Of two numbers in flight, both Poisson, the difference has the variance 2 L.
+    """
+    gained = (stage.growth_rps or 0.0) * (stage.window.end_s - stage.window.start_s)
+    return bool(stage.kind == "open" and gained > CHANCE_SD * (2 * stage.concurrency) ** 0.5)
 
 
 def all_failed(stage: Stage) -> bool:

@@ -1,6 +1,6 @@
 """Account for a stage that was cut off without its own account: by a kill, or a dead worker."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,15 +41,18 @@ def owed_by(
 
 
 def sessions_of(
-    plan: StagePlan, recorded: Mapping[int, int | None], owed: Sequence[RequestRecord]
+    plan: StagePlan, ended: Collection[int], owed: Collection[str | None]
 ) -> dict[str, Any]:
-    """Return the ``sessions`` of a stage in run.json; incomplete ones were cut."""
+    """Return the ``sessions`` of a stage in run.json; incomplete ones were cut.
+
+    ``ended``: the requests that have ended; ``owed``: the sessions of those cut off.
+    """
     schedule = plan.schedule
     assert schedule.session is not None
-    has = np.isin(schedule.ids, list(recorded))
+    has = np.isin(schedule.ids, list(ended))
     begun = set(schedule.session[has].tolist())
     lacking = {*schedule.session[~has].tolist(), *schedule.shortened}
-    begun_ids = {f"{plan.index}-{session}" for session in begun} | {str(r.session_id) for r in owed}
+    begun_ids = {f"{plan.index}-{session}" for session in begun} | set(map(str, owed))
     return {
         "begun": len(begun_ids),
         "cut": sorted(name for name in begun_ids if int(name.split("-")[1]) in lacking),

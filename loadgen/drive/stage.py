@@ -14,6 +14,7 @@ import numpy as np
 from ampacity.loadgen.audit import TROUBLES, Measures, StageWatch
 from ampacity.loadgen.drive.dependencies import SessionDependencies
 from ampacity.loadgen.drive.dependents import DependentSender
+from ampacity.loadgen.drive.in_flight import InFlightNotes
 from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.pacer import pace
 from ampacity.loadgen.drive.prefetch import RequestPrefetcher
@@ -87,6 +88,8 @@ class StageRunner:
         waits_for_answers = plan.schedule.after_start is not None or self._options.limits.retries
         self._patient = plan.kind == "open" and not waits_for_answers
         self._dependents = DependentSender(self._build, self._send)
+        options = self._options
+        self._notes = InFlightNotes(plan, self._in_flight, options.targets, options.worker)
         self._rows = self._ids_used = self._last_due_ns = 0
         self._retrying = 0  # requests that wait for their next attempt
         self._requests.prepare(plan.schedule)
@@ -142,6 +145,7 @@ class StageRunner:
                 await self._drain()
                 watcher.cancel()
                 working.cancel()
+                self._options.flush(self._notes.take())
             self._count_troubles(before)
         finally:
             pacing.close()
@@ -233,7 +237,7 @@ class StageRunner:
             lambda: bool(self._in_flight or self._retrying), ended_s + plan.drain_s
         )
         self._closing = True
-        coming = [exchange for exchange in self._in_flight if exchange.answering]
+        coming = [exchange for exchange in self._in_flight if exchange.first_token_ns]
         if 2 * len(coming) >= len(self._in_flight):
             self._cut_off(plan.drain_s, keep=coming)
             await self._sleep_while(self._comes, ended_s + plan.drain_s + plan.answering_s)
@@ -342,6 +346,7 @@ class StageRunner:
             if not self._stop_reason and not self._closing:
                 record = self._record(index, failed.scheduled_ns)
                 record.attempt = failed.attempt + 1
+                self._notes.forget(index)
                 exchange = self._exchange(record, request, index)
                 self._send(index, failed.scheduled_ns, time.monotonic_ns(), exchange)
 
@@ -381,13 +386,15 @@ class StageRunner:
             self._users.finished(record.status)
 
     async def _watch(self) -> None:
-        flushed_s = time.monotonic()
+        flushed_s, flushes = time.monotonic(), 0
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             if time.monotonic() - flushed_s >= FLUSH_EVERY_S:
                 flushed_s = time.monotonic()
                 self._live.flush()
-                if trouble := self._options.flush():
+                flushes += 1
+                note = self._notes.take() if flushes % 2 else None  # once a second
+                if trouble := self._options.flush(note):
                     self.stop(trouble)
             self._account.look(self._live, self._options.limits.errors)
             if self._live.mostly_failed(self._plan):

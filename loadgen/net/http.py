@@ -149,6 +149,7 @@ class Client:
         self.secrets = endpoint.secrets
         self._addresses = [] if proxy else addresses  # a proxy's are looked up
         self._port = proxy.port if proxy else endpoint.port
+        self._sources = deque(endpoint.sources)
         self._context = context
         self._session: ssl.SSLSession | None = None
         self._tunnel = connect_request(proxy, endpoint) if proxy and context else b""
@@ -177,6 +178,7 @@ class Client:
         # of the requests outside of a stage
         self.asked: list[RequestRecord] = []
         self.asked_failed: list[str] = []  # "status: error"
+        self.asked_bodies = 0  # good answers in one JSON body, where others may be streams
         self.patience_s = ANSWER_TIMEOUT_S
 
     def dispatch(self, exchange: Exchange) -> None:
@@ -196,7 +198,9 @@ class Client:
         if kernel_stamps.AVAILABLE and self._context is None and self._addresses:
             address, connection = (self._addresses[0], self._port), Connection(self)
             try:
-                begun = kernel_connect.connect_at_once(self._kernel_reader(), address, connection)
+                begun = kernel_connect.connect_at_once(
+                    self._kernel_reader(), address, connection, self._sources
+                )
             except OSError:
                 pass  # fails again below, which reports it
             else:
@@ -375,7 +379,9 @@ class Client:
             )
         if kernel_stamps.AVAILABLE:
             where = address, self._port
-            await kernel_connect.connect(self._kernel_reader(), where, receiver, begun)
+            await kernel_connect.connect(
+                self._kernel_reader(), where, receiver, self._sources, begun
+            )
         else:
             await asyncio_reads.connect((address, self._port), receiver)
         if isinstance(receiver, TlsWire):

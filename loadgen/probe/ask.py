@@ -76,6 +76,8 @@ async def ask(
             exchange.fail("timeout", why, time.monotonic_ns())
     redact_record(record, client.secrets)
     client.asked.append(record)
+    if record.status == "ok" and "json" in exchange.headers.get("content-type", ""):
+        client.asked_bodies += 1
     if record.status != "ok" and not refuses_field(record):
         client.asked_failed.append(f"{record.status}: {record.error}")
     if heard is not None:

@@ -29,6 +29,7 @@ from ampacity.loadgen.send.protocols import (
 from ampacity.loadgen.send.surrogates import join_surrogates
 
 SEVERAL = "several choices came, one was asked for"
+GOOD_HTTP = (200, 201)  # some frameworks answer each POST with 201; 202, 203 and 206 say otherwise
 CUT_OFF = "not JSON: Input data was truncated"  # as msgspec says it
 _OF_PROMPTS = re.compile(rb"kv|prefix|prompt")  # in names of caches that hold no answers
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
@@ -126,9 +127,9 @@ class Exchange:
         return len(self._answer.chunk_at_ns)
 
     @property
-    def answering(self) -> bool:
-        """Tell whether a token has arrived."""
-        return bool(self._answer.chunk_at_ns)
+    def first_token_ns(self) -> int | None:
+        """Return when the first token arrived, or None."""
+        return next(iter(self._answer.chunk_at_ns), None)
 
     # -- calls by the connection -------------------------------------------------------------
 
@@ -347,6 +348,11 @@ class Exchange:
         if answer.finish_reason is None and (text or not answer.done):
             end = "without a finish reason" if answer.done else "without a finish reason or [DONE]"
             return "truncated", f"the stream ended {end}{text}"
+        if self.record.http_status not in GOOD_HTTP:
+            return (
+                "protocol_error",
+                f"HTTP {self.record.http_status}: by its status no whole answer",
+            )
         return "ok", None
 
     def _why_empty(self) -> str:

@@ -18,12 +18,19 @@ import pyarrow as pa
 
 from ampacity.files import MOST_BYTES, open_file, read_text
 from ampacity.loadgen.rundir.meta import fault_of
-from ampacity.loadgen.rundir.records import SCHEMA, SCHEMA_VERSION, complete
+from ampacity.loadgen.rundir.records import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    RequestRecord,
+    complete,
+    to_batch,
+)
 
 if sys.platform != "win32":
     import fcntl
 
 STREAM_NAME = "requests.arrows"
+CUT_OFF = "in flight when the run was cut off"
 PARQUETS = ("requests.parquet", "server.parquet")
 
 
@@ -151,6 +158,45 @@ def read_streams(path: Path) -> pa.Table:
     return pa.concat_tables([SCHEMA.empty_table(), *map(read_stream, streams_of(path))])
 
 
+def notes_of(path: Path) -> list[Path]:
+    """Return the files with what was in flight in each process and stage of a run."""
+    return sorted(path.glob("in-flight-*.arrows"))
+
+
+def read_note(path: Path, rows: Any) -> list[RequestRecord]:
+    """Return records of what was in flight at the last note before a kill and is not in ``rows``."""
+    known = set(zip(*(rows[name].to_pylist() for name in ("request_id", "attempt")), strict=True))
+    noted = [_noted(batch) for batch in _batches(path)]
+    return [r for records in noted for r in records if (r.request_id, r.attempt) not in known]
+
+
+def _noted(batch: pa.RecordBatch) -> Iterator[RequestRecord]:
+    facts = json.loads(batch.schema.metadata[b"facts"])
+    for values in batch.to_pylist():
+        row: dict[str, Any] = {name: None if value < 0 else value for name, value in values.items()}
+        session = row["session"]
+        yield RequestRecord(
+            request_id=row["numbers"],
+            **{name: facts[name] for name in ("stage", "worker", "ended_ns")},
+            **{name: row[name] for name in row if name.endswith("_ns")},
+            **{name: row[name] for name in ("attempt", "turn")},
+            status="unfinished",
+            error=CUT_OFF,
+            class_=facts["classes"][row["class_index"] or 0],
+            target=facts["targets"][row["target"]],
+            session_id=None if session is None else f"{facts['stage']}-{session}",
+            input_tokens_planned=row["input_tokens"],
+            output_tokens_planned=row["output_tokens"],
+        )
+
+
+def _with_notes(path: Path, rows: pa.Table, stage: int | None = None) -> pa.Table:
+    """Add what was in flight when a run was cut off to its rows, or to those of one stage."""
+    noted = [record for note in notes_of(path) for record in read_note(note, rows)]
+    kept = [record for record in noted if stage in (None, record.stage)]
+    return pa.concat_tables([rows, pa.Table.from_batches([to_batch(kept)])])
+
+
 def read_stream(path: Path) -> pa.Table:
     """Return every complete batch of a crash-safe stream; a torn last batch is left out."""
     batches = _batches(path)
@@ -225,10 +271,11 @@ def _read_requests(path: Path) -> Any:
 def _read_records(path: Path, meta: dict[str, Any], stage: int | None) -> Any:
     if not (path / PARQUETS[0]).is_file():
         if not meta.get("soak"):
-            return read_streams(path)
+            return _with_notes(path, read_streams(path))
         if stage is not None:
-            return read_part(path, stage)
-        parts = (read_part(path, k).slice() for k in range(len(meta["stages"])))
+            return _with_notes(path, read_part(path, stage).slice(), stage)
+        count = len(meta["stages"])
+        parts = (_with_notes(path, read_part(path, k).slice(), k) for k in range(count))
         return pa.concat_tables([SCHEMA.empty_table(), *parts])
     table = _read_requests(path / PARQUETS[0])
     if stage is None:

@@ -28,7 +28,9 @@ from ampacity.loadgen.rundir.files import (
     json_text,
     load_run,
     lock,
+    notes_of,
     read_meta,
+    read_note,
     read_stream,
     read_streams,
     replacing,
@@ -76,6 +78,7 @@ class StreamWriter:
         # Arrow's first conversion imports for 60 ms: now, not under load
         to_batch([RequestRecord(0, 0, 0, "ok")])
         self._handed_bytes = self._written_bytes = 0
+        self._notes: dict[str, pa.RecordBatch] = {}  # of what is in flight, to be written
         self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._writing = threading.Thread(target=self._work, daemon=True)
         self._writing.start()
@@ -96,6 +99,12 @@ class StreamWriter:
         self.later(partial(self._write, batch))
         if self._handed_bytes - self._written_bytes > WAITING_MAX_BYTES:
             self.wait()
+
+    def note(self, name: str, in_flight: pa.RecordBatch) -> None:
+        """Have what is in flight written to a file of this name, in place of its last note."""
+        if self._locked and not self.failed:  # without a lock the stream is elsewhere
+            self._notes[name] = in_flight
+            self.later(partial(self._write_note, self._stream_path.with_name(name)))
 
     def later(self, job: Callable[[], object]) -> None:
         """Run a job in the writing thread; an error sets ``failed``."""
@@ -139,6 +148,22 @@ class StreamWriter:
             except Exception as error:  # else the thread ends, and all wait for the disk
                 why = " ".join(str(error).split())
                 self.failed = self.failed or f"{self._stream_path} cannot be written: {why}"
+
+    def _write_note(self, path: Path) -> None:
+        """Write a note; a missing descriptor or a full disk ends no run that can go on without."""
+        in_flight = self._notes.pop(
+            path.name, None
+        )  # None: the disk had stalled, and it is written
+        with contextlib.suppress(OSError, RunDirError):
+            if in_flight is not None and not in_flight.num_rows:
+                path.unlink(missing_ok=True)
+            elif in_flight is not None:
+                with (
+                    replacing(path) as temporary,
+                    pa.OSFile(str(temporary), "wb") as file,
+                    pa.ipc.new_stream(file, in_flight.schema) as stream,
+                ):
+                    stream.write_batch(in_flight)
 
     def _write(self, batch: pa.RecordBatch) -> None:
         if not self.failed:
@@ -199,6 +224,7 @@ class RunWriter(StreamWriter):
             self._open_again(held)
         super().__init__(path / f"{self._name}.arrows")
         write_json(path / "run.json", self.meta)
+        self._take_notes()
 
     def _open_again(self, held: Held) -> None:
         """Turn Parquet into a stream again, and cut off what a kill left of a line."""
@@ -218,6 +244,16 @@ class RunWriter(StreamWriter):
                 stream.write_table(run.requests.slice(low, GROUP_ROWS), max_chunksize=FLUSH_ROWS)
         lock(held.files.enter_context((self.path / STREAM_NAME).open("r+b")), shared=False)
         (self.path / PARQUETS[0]).unlink()
+
+    def _take_notes(self) -> None:
+        """Record what was in flight when the run that goes on was cut off."""
+        for note in notes_of(self.path):
+            noted = read_note(note, read_streams(self.path))
+            for record in noted:
+                self.append(record)
+            if noted:
+                self.stage_table(noted[0].stage)  # they are written
+            note.unlink()
 
     def write_meta(self) -> None:
         """Have run.json written as it is now. Raises ValueError on NaN.

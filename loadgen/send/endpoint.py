@@ -89,6 +89,7 @@ class Endpoint:
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     hidden: tuple[str, ...] = field(default=(), repr=False)  # further secrets, of the body
     tls: Tls = Tls()
+    sources: tuple[str, ...] = ()  # local addresses of its connections; empty: the system's choice
 
     @property
     def authority(self) -> str:
@@ -221,6 +222,7 @@ def parse_endpoint(
     headers: tuple[tuple[str, str], ...] = (),
     hidden: tuple[str, ...] = (),
     tls: Tls = Tls(),
+    sources: tuple[str, ...] = (),
 ) -> Endpoint:
     """Parse a base URL. Raises EndpointError."""
     parts, port = _split_url(url)
@@ -250,6 +252,7 @@ def parse_endpoint(
         headers=headers,
         hidden=hidden,
         tls=tls,
+        sources=sources,
     )
     KNOWN.update(found.secrets)
     return found

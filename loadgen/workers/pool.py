@@ -244,7 +244,7 @@ class Workers:
             "decided_early": None,
         }
         if schedule.session is not None:
-            meta["sessions"] = sessions_of(share, recorded, owed)
+            meta["sessions"] = sessions_of(share, recorded, [record.session_id for record in owed])
         last = schedule.request_id(len(schedule) - 1) if len(schedule) else None
         used = 0 if last is None else last - schedule.first_request_id + 1
         return StageResult(meta, Measures(dated_by_kernel=True, worker=worker.number), used)

@@ -6,7 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import pyarrow as pa
+
 from ampacity.loadgen.drive.account import Account
+from ampacity.loadgen.drive.in_flight import Note
 from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client, Reuse, Stamps
@@ -34,6 +37,9 @@ class Sink(Protocol):
 
     def flush(self) -> None:
         """Have the pending records written."""
+
+    def note(self, name: str, in_flight: pa.RecordBatch) -> None:
+        """Have what is in flight written, in place of the note before."""
 
     def later(self, job: Callable[[], object]) -> None:
         """Run a job in the thread that writes."""
@@ -100,8 +106,10 @@ class Setup:
     def runner(self, clients: Sequence[Client], stream: Sink, worker: int = 0) -> StageRunner:
         """Return a stage runner that sends this run's requests."""
 
-        def flush() -> str | None:
+        def flush(in_flight: Note | None) -> str | None:
             stream.flush()
+            if in_flight is not None:
+                stream.note(*in_flight)
             return stream.failed
 
         tokenizer = load_tokenizer(self.tokenizer)

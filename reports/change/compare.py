@@ -67,10 +67,11 @@ def comparison_screen(result: Comparison) -> Screen:
     table = winners_table(result)
     won = [row[0].text for row in table.rows if row[0].state == "good"]
     winners = dict.fromkeys(won)
-    if winners:
+    if result.other_work:
+        answer = Entry("RESULT", f"NOT COMPARABLE: {result.other_work}", state="unsure")
+    elif winners:
         text = next(iter(winners)) if len(winners) == 1 else f"mixed: {' and '.join(winners)}"
-        state = "unsure" if result.sentence.startswith("Not the same") else "good"
-        answer = Entry("WINNER", text, result.sentence, state)
+        answer = Entry("WINNER", text, result.sentence, "good")
     elif result.compared:
         text = re.sub(
             r"^No difference (.*?) is shown", r"no significant difference \1", result.sentence
@@ -91,8 +92,9 @@ def _without_winner(result: Comparison) -> list[str]:
     lines: dict[str, list[str]] = {}
     for line in result.scorecard:
         differs = any(change and change.change for change in line.changes)
-        if line.verdict == "unknown" and line.reason and differs:
-            lines.setdefault(line.reason, []).append(line.label.partition(", ")[0])
+        known = (None, result.other_work)  # which heads the screen
+        if line.verdict == "unknown" and line.reason not in known and differs:
+            lines.setdefault(line.reason or "", []).append(line.label.partition(", ")[0])
     return [f"{', '.join(labels)}: {reason}" for reason, labels in lines.items()]
 
 

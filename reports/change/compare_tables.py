@@ -261,6 +261,7 @@ def winners_table(result: Comparison) -> Table:
             against = any(x.slower != q.slower for x in shift.quantiles if len(x.infinite) == 1)
             state = "" if against else "good"
             won = Cell(*((winner, None, state) if q.verdict == "differs" else (OPEN,)))
+            won = Cell(DASH) if result.other_work else won
             sides = [Cell(figure_text(q, side)) for side in (0, 1)]
             if sides[0].text == sides[1].text == DASH:
                 continue

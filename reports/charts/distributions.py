@@ -199,10 +199,9 @@ def errors_by_stage(summary: Summary) -> Chart | None:
         "height": max(60, 30 * len(labels)),
     }
     judged = count(sum(s.requests for s in stages))
-    failed, others = failures(totals), ended_otherwise(totals)
-    title = "; ".join([f"{count(failed)} of {judged} requests in the windows failed", *others])
-    if not failed:
-        title = f"No request in the windows failed; of {judged}, {' and '.join(others)}"
+    failed = f"{count(failures(totals)) if failures(totals) else 'none'} failed"
+    ends = "; ".join([*ended_otherwise(totals), failed])
+    title = f"Of {judged} requests in the windows {ends}"
     spec = with_look(bars, {"errors": rows})
     keys = [Key(NO_FAILURES.get(cause, cause), error_colour(cause), "band") for cause in causes]
     return Chart("errors", title, f"{title}, by stage and cause: {', '.join(causes)}.", spec, keys)

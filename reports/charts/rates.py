@@ -6,6 +6,7 @@ from typing import Any
 from ampacity.analysis.contract.capacity import Goodput
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.stage.throughput import steady_state
 from ampacity.reports.charts import marks
 from ampacity.reports.render.figures import (
     by_load,
@@ -59,16 +60,15 @@ def achieved_by_offered(summary: Summary) -> marks.Chart | None:
 
 
 def _follows(stages: Sequence[Stage], drawn: Sequence[Stage]) -> str:
-    loads = [(s, s.offered_rps or 0.0, s.achieved_rps or 0.0) for s in drawn]
-    growing = [offered for s, offered, _ in loads if s.stable is False]
-    kept = [offered for s, offered, achieved in loads if s.stable and achieved >= 0.9 * offered]
+    loads = [(steady_state(s)[0], s.offered_rps or 0.0, s.achieved_rps or 0.0) for s in drawn]
+    growing = {offered: state for state, offered, _ in loads if state in ("no", "not shown")}
+    kept = [x for state, x, achieved in loads if state == "yes" and achieved >= 0.9 * x]
     if kept and not growing and len(kept) == len(drawn):
         up_to = "" if len(drawn) == len(stages) else f" up to {exact(max(kept))} requests/s"
         return f"The achieved rate follows every rate offered{up_to}"
     if growing and kept and max(kept) < min(growing):
-        return (
-            f"Keeps up with {exact(max(kept))} requests/s offered, not with {exact(min(growing))}"
-        )
+        word = "not" if growing[min(growing)] == "no" else "not surely"
+        return f"Keeps up with {exact(max(kept))} requests/s offered, {word} with {exact(min(growing))}"
     return "Achieved against offered rate"
 
 

@@ -1,5 +1,7 @@
 """The key figures of a summary: value, interval, and what each rests on."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from ampacity.analysis.contract.summary import Audit, Network, SloLimit, Summary
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.inputs import is_wide
 from ampacity.analysis.decision.plan import Plan
+from ampacity.analysis.limits.table import NO_CAUSES, SYMPTOMS
 from ampacity.analysis.slo import GAP_METRICS
 from ampacity.reports.charts.burst import burst_findings
 from ampacity.reports.charts.outage import outage_findings
@@ -43,7 +46,7 @@ CROSSING = {
     ),
     "interpolated": "interpolated between the stages on both sides of the limit",
     "saturated": "the closed loop saturates there: an upper limit",
-    "pooled": "from all open stages together, weighted by their size",
+    "pooled": "from all open stages together, those near the limit most",
     "lower_bound": "a lower bound: no stage violated the SLO",
     "none": "no stage met the SLO",
 }
@@ -91,6 +94,9 @@ def usable_rate(summary: Summary) -> Finding:
     bounds = bounds and f"{_interval(held)} {bounds}"
     value = BOUNDS.get(held.crossing, "") + rate(held.capacity_rps)
     verified = f"verified to {rate(held.verified_rps)}, the highest load shown to meet every SLO"
+    most = max((s.achieved_rps for s in summary.stages), default=0.0)
+    high = (shown or (None, None))[1]
+    unseen = held.crossing == "pooled" and high and high > most
     wide = held.crossing == "pooled" and held.verified_rps and is_wide(held.capacity_rps, shown)
     if wide:
         value, bounds = f"{rate(held.verified_rps)} verified", f"{value}, {bounds}"
@@ -98,6 +104,9 @@ def usable_rate(summary: Summary) -> Finding:
         held.binding_slo and f"bound by {held.binding_text}",
         CROSSING[held.crossing],
         verified if held.verified_rps and not wide else None,
+        f"no stage answered more than {rate(most)}: what lies above is only not ruled out"
+        if unseen
+        else None,
         CLOSED if held.c_max_basis == "closed" else None,
     )
     return Finding("Capacity", value, bounds, note)
@@ -155,14 +164,15 @@ def _method(name: str, found: KneeMethod) -> str:
 
 def _gap(law: LittlesLawGap) -> Finding:
     label = "Little's Law gap"
+    ratio = law.consistency
+    looked = f"looked at: L ÷ λW is {significant(ratio)} (1: the counts agree)" if ratio else None
     if law.gap is None:
-        return Finding(label, DASH, None, law.reason or NO_REASON)
+        return Finding(label, DASH, None, _sentence(looked, law.reason or NO_REASON))
     ceiling = f"{rate(law.ceiling_rps)} = C_max ÷ {str(law.limit_metric).upper()}"
-    consistent = law.consistency is not None
     note = _sentence(
         law.reason or "representative: 2 or less",
         f"ceiling {ceiling} limit {exact(law.limit_s)} s",
-        f"L ÷ λW is {significant(law.consistency)}" if consistent else None,
+        looked,
         law.server.reason if law.server else None,  # only where its figure is another than ours
     )
     state = {True: "good", False: "bad", None: "unsure"}[law.representative]
@@ -313,10 +323,30 @@ def _audit_facts(audit: Audit, worst: str) -> list[str]:
     return facts
 
 
-def limits_with_figures(limits: Sequence[Limit]) -> list[tuple[Limit, str, str]]:
-    """Return each limit that holds with the figures that it follows from, and what was tested."""
-    held = [limit for limit in limits if limit.holds]
-    return [(limit, evidence_text(limit.evidence), evidence_text(limit.tested)) for limit in held]
+@dataclass(frozen=True)
+class ShownLimit:
+    """A limit with the figures that it follows from, the outcome of its test, and its symptoms."""
+
+    limit: Limit
+    evidence: str
+    tested: str
+    symptoms: list[ShownLimit]
+
+
+def limits_with_figures(limits: Sequence[Limit]) -> list[ShownLimit]:
+    """Return each limit that holds; symptoms stand under the first cause in the endpoint."""
+    held = [one for one in limits if one.holds]
+    shown = [ShownLimit(one, evidence_text(one.evidence), _outcome(one), []) for one in held]
+    cause = next((one for one in shown if one.limit.rule not in NO_CAUSES), None)
+    if cause is None:
+        return shown
+    cause.symptoms.extend(one for one in shown if one.limit.rule in SYMPTOMS)
+    return [one for one in shown if one not in cause.symptoms]
+
+
+def _outcome(limit: Limit) -> str:
+    word = {False: "Held", True: "Refuted", None: "Open"}[limit.refuted]
+    return f"{word} here: {evidence_text(limit.tested)}" if limit.tested else ""
 
 
 def evidence_text(evidence: Sequence[Evidence]) -> str:
@@ -356,12 +386,18 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         )
         at = f"at most {significant(rails.operate_rps)} req/s"
         found.append(Rail("rate", at, f"{rails.operate_reason}{beyond}"))
+    full = rails.concurrency_limit
+    if full is not None:
+        why = "at any moment: C_max, a mean, and 3 standard deviations"
+        found.append(Rail("requests in flight", f"at most {full}", why))
     if rails.queue_depth is not None:
-        wait = f"what arrives in the {seconds(rails.wait_budget_s)} that TTFT may wait"
+        wait = f"for such a place: what arrives in the {seconds(rails.wait_budget_s)} that TTFT may wait"
         found.append(Rail("queue", f"at most {rails.queue_depth} waiting", wait))
     if rails.breaker:
+        low, high = rails.breaker
         at = f"opens at {_ends(rails.breaker)} waiting"
-        found.append(Rail("circuit breaker", at, "80 to 90 % of the queue"))
+        total = f", {_ends((full + low, full + high))} with those in flight" if full else ""
+        found.append(Rail("circuit breaker", at, f"80 to 90 % of the queue{total}"))
     if rails.max_input_tokens is not None:
         value = f"at most {_ends(rails.max_input_tokens)} tokens"
         found.append(
@@ -372,10 +408,7 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
     if rails.max_input_tokens is not None and rails.max_output_tokens is not None:
         value = f"at most {rails.max_output_tokens:,} tokens"
         found.append(Rail("answer", value, "the answers' P99 in that stage: one in 100 is cut"))
-    if rails.concurrency_limit is not None:
-        value = f"at most {rails.concurrency_limit}"
-        why = "at any moment: C_max, a mean, and the queue (or 3 standard deviations)"
-        found.append(Rail("requests in flight", value, why))
+    if full is not None:
         value = f"above {rails.scale_in_flight} in flight"
         found.append(Rail("add an instance", value, "on average: C_max ÷ 1.2"))
     if rails.prewarm_s is not None:

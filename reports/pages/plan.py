@@ -145,7 +145,7 @@ def plan_screen(plan: Plan, summary: Summary) -> Screen:
     following = summary.next_command or ""
     return Screen(
         answers,
-        _table(sensitivity_rows(plan.sensitivity)),
+        table_of(sensitivity_rows(plan.sensitivity)),
         drawn=[Entry("HOSTED", x.partition(", ")[0], x.rpartition("; ")[2]) for x in hosted],
         notes=_notes(plan.warnings),
         next_command=None if following.startswith("ampacity plan") else following,
@@ -166,7 +166,7 @@ def tiers_screen(tiers: TierPlan) -> Screen:
         figures = [f"{plan.instances:,}", f"{plan.gpus:,}", each, f"{plan.peak_rps:.4g}"]
         rows.append([tier.name, tier.gpu, *figures])
     warned = [*(w for tier in tiers.tiers for w in tier.plan.warnings), *tiers.warnings]
-    return Screen(answers, _table(rows), notes=_notes(warned))
+    return Screen(answers, table_of(rows), notes=_notes(warned))
 
 
 def _notes(warnings: Sequence[Warned]) -> list[str]:
@@ -174,7 +174,7 @@ def _notes(warnings: Sequence[Warned]) -> list[str]:
     return list(dict.fromkeys(filter(None, (NOTES.get(w.code, w.text) for w in warnings))))
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Table:
+def table_of(rows: Sequence[Sequence[str]]) -> Table:
     """Return rows of words as a table; the first has the heads."""
     heads = [Column(head, "", i, text=not i) for i, head in enumerate(rows[0])]
     return Table("", heads, [[Cell(text) for text in row] for row in rows[1:]])

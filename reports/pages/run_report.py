@@ -4,6 +4,7 @@ Charts are Vega-Lite with their runtime (0.9 MB) in the page; until it runs, wit
 paper there is the same picture as SVG.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +113,7 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
         soak=soak_table(summary.soak) if summary.soak else None,
         sweep=sweep_instead(meta) if summary.burst else None,
         judged=judged and judged.last_second(),
+        at_capacity=_at_capacity(summary),
         stages=tables.stages_table(summary),
         bound=error_bound(summary),
         slos=tables.slo_table(summary),
@@ -169,6 +171,23 @@ def _subject(summary: Summary, meta: Mapping[str, Any]) -> list[str]:
     return [str(part) for part in (*facts, slos and f"SLO {slos}") if part]
 
 
+def _at_capacity(summary: Summary) -> str | None:
+    """Return the latencies of the highest load within the capacity, in a line."""
+    held = summary.capacity
+    known = [s for s in by_load(summary.stages) if not s.client_limited]
+    below = [s for s in known if (s.offered_rps or math.inf) <= (held.capacity_rps or 0.0)]
+    below = below or [s for s in known if s.index == held.stage]
+    if not below:
+        return None
+    name, parts = below[-1].name, []
+    for metric in ("ttft_from_schedule_s", "itl_s", "e2e_from_schedule_s"):
+        found = tables.percentile_table(summary, metric)
+        row = next(row for row in found.rows if row[0].text == name)
+        p50, _, p95, p99 = (cell.text for cell in row[1:5])
+        parts.append(f"{found.title.split()[0]} p50 {p50}, p95 {p95}, p99 {p99}")
+    return f"At {name}, the highest load within the capacity: {'; '.join(parts)}."
+
+
 def _itl_reason(summary: Summary) -> str:
     held = (stage.itl_s.reason for stage in by_load(summary.stages))
     reasons = dict.fromkeys(reason for reason in held if reason)
@@ -179,11 +198,10 @@ def _errors_sentence(summary: Summary) -> str:
     errors, total = summary.errors, summary.requests
     if not total:
         return "No request was recorded."
-    text = f"None of the {count(total)} requests failed"
-    if failed := failures(errors):
-        causes = failures_by_cause(summary)
-        text = f"{count(failed)} of {count(total)} requests of the whole run failed: {causes}"
-    return "; ".join([text, *ended_otherwise(errors)]) + "."
+    failed = failures(errors)
+    text = f"{count(failed)} failed: {failures_by_cause(summary)}" if failed else "none failed"
+    ends = "; ".join([*ended_otherwise(errors), text])
+    return f"Of {count(total)} requests of the whole run {ends}."
 
 
 def _workload_facts(workload: Mapping[str, Any]) -> list[tuple[str, str]]:

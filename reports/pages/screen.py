@@ -10,6 +10,7 @@ from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
 from ampacity.analysis.slo import ERROR_RATE, GOODPUT, METRICS, SHARES, slo_from_dict
+from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.stage_warnings import client_relief
 from ampacity.reports.pages.burst_screen import burst_answers, burst_drawn, burst_table
 from ampacity.reports.pages.soak import soak_answers, soak_table
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 JUDGED = 6  # SLOs that have a column
+STEADY = {
+    "yes": ("✓ steady", None, "good"),
+    "not shown": ("? no level found", None, "unsure"),
+    "no": ("✗ queue grew", None, "bad"),
+    "unknown": ("? too short to tell", None, "unsure"),
+}
 NAMED = 2  # SLOs that a line names; of more it counts the rest
 NOTES: dict[str, str | None] = {
     "partial": "",  # an answer of its own
@@ -32,7 +39,7 @@ NOTES: dict[str, str | None] = {
     "errors": "",  # counted on every screen
     "too_long": "Some requests exceeded the model's context: use shorter lengths or --fit-context.",
     "unstable_lowest": "Even the lowest load was too high: start lower.",
-    "resumed": None,  # its own text is short
+    "resumed": None,  # its own text is short, as that of others
     "never_settled": "Some stages never settled: use a longer --duration.",
     "resent": "Idle connections broke, and requests were sent again.",
     "unsolicited": "Answers came that no request had asked for: some may be those of others.",
@@ -42,12 +49,13 @@ NOTES: dict[str, str | None] = {
     "too_short": "Stages are too short to show a steady state: use a longer --duration.",
     "non_monotone": "An SLO was violated below a load that met it: repeat with longer stages.",
     "beyond_context": "Part of the workload did not fit the model's context and was cut.",
-    "inputs_off": "Prompts were not as long as planned: check --tokenizer.",
-    "lengths_off": "Answers were not as long as planned: fix lengths or ignore end-of-sequence.",
+    "inputs_off": None,
+    "lengths_off": None,
     "cut_short": "Some answers may have been cut short by something on the way.",
     "unseen": "Some answers hold no visible token: plan longer ones, or switch reasoning off.",
     "endings": "Some answers ended for a reason of their own, as a content filter.",
-    "impossible_counts": "Some token counts of the server are impossible, and left out.",
+    "impossible_counts": None,
+    "foreign_load": None,
     "strangers": "Other models, or a cache, gave some of the answers.",
     "not_streamed": "The endpoint does not stream token by token: TTFT and ITL mean little.",
     "diagnosis": "The endpoint streams oddly: see ampacity doctor.",
@@ -308,12 +316,7 @@ def _words(summary: Summary, stage: Stage) -> Cell:
     if stage.client_limited:
         return Cell("– this machine was the limit", state="unsure")
     if not summary.slos:
-        words: dict[bool | None, tuple[str, str]] = {
-            True: ("✓ steady", "good"),
-            False: ("✗ queue grew", "bad"),
-        }
-        text, state = words.get(stage.stable, ("? too short to tell", "unsure"))
-        return Cell(text, state=state)
+        return Cell(*STEADY[steady_state(stage)[0]])
     if stage.slo_met:
         return Cell("✓ met", state="good")
     violated = [v.slo.partition("=")[0] for v in stage.slo_verdicts if v.verdict == "violated"]

@@ -18,17 +18,62 @@ from ampacity.reports.pages.plan import (
     pools_text,
     rate_text,
     sensitivity_rows,
+    table_of,
     wrapped,
 )
 from ampacity.reports.render.figures import DASH, seconds, significant
+from ampacity.reports.render.terminal import Entry, Screen
 
 SHOWN_LIMITS, SHOWN_INPUTS = 2, 3  # in a terminal: the rest is in the page
 OWN_COMMAND = r"^ampacity size .* (?=--\S+ \S+$)"  # which a step adds an option to
 NAME_WIDTH = 20  # of a run's path in the matrix: its end
 
 
-def size_text(decision: Decision) -> str:
-    """Return a decision for a terminal: the answer, then the steps of the best candidate."""
+def size_screen(decision: Decision, page: object = None) -> Screen:
+    """Return the screen of a decision: the best candidate's answer, the matrix of several."""
+    best, plan = decision.candidates[0], decision.candidates[0].plan
+    fleet = headline(plan) if plan else f"no fleet: {best.plan_missing}"
+    head, _, year = fleet.partition("; ")
+    held = [shown.limit for shown in limits_with_figures(best.limits)]
+    gaps = {step.gap: [s.title for s in best.steps if s.gap == step.gap] for step in best.steps}
+    several = len(decision.candidates) > 1
+    rails = [f"{rail.name} {rail.value}" for rail in rails_of(best.guardrails, plan)]
+    entries = [
+        Entry("FLEET", head, best.run if several else "", "good" if plan else "unsure"),
+        Entry("COST", year),
+        _capacity(best),
+        *(Entry("CAUSE", f"{limit.title}: try {limit.lever}") for limit in held[:1]),
+        Entry("HARDWARE", best.hardware_text),
+        Entry("SET", "; ".join(rails)),
+        *(Entry("OPEN", ", ".join(steps), gap) for gap, steps in gaps.items() if gap),
+        Entry("PREDICTED", "nothing was measured" if best.predicted else "", state="unsure"),
+        Entry("ALL", "the thirteen steps", "--summary full; with their sources: --html FILE"),
+    ]
+    matrix = [row[:-1] for row in _matrix(decision.candidates)]  # 80 columns hold no more
+    left_out = [f"Left out: {one.run}: {one.reason}" for one in decision.left_out]
+    return Screen(
+        [entry for entry in entries if entry.text],
+        table_of(matrix) if several else None,
+        notes=[
+            *filter(None, [best.guardrails.at_knee]),
+            *decision.apart,
+            *decision.notes,
+            *left_out,
+        ],
+        next_command=next((s.command for s in best.steps if s.title == "Benchmark"), None),
+        path=page,
+    )
+
+
+def _capacity(one: Candidate) -> Entry:
+    if one.capacity_rps is None:
+        return Entry("CAPACITY", "not known", one.capacity_reason or "no capacity was found")
+    rate = rate_text(one.capacity_rps, one.capacity_rps_ci, one.verified_rps)
+    return Entry("CAPACITY", rate.rstrip(","), f"an instance, at {', '.join(one.slos)}")
+
+
+def size_text(decision: Decision, page: object = None) -> str:
+    """Return a decision in full: the answer, then the steps of the best candidate."""
     best, *others = decision.candidates
     lines = []
     if others:
@@ -54,6 +99,7 @@ def size_text(decision: Decision) -> str:
     )
     if others:
         lines.append("All steps of every candidate: --html FILE or --json")
+    lines += [f"report: {page}"] if page else []
     return wrapped("\n".join(lines).strip())
 
 
@@ -133,7 +179,7 @@ def _answer(one: Candidate, most: int = SHOWN_LIMITS) -> list[str]:
         carries = "is predicted to carry" if one.predicted else "carries"
         rate = rate_text(one.capacity_rps, one.capacity_rps_ci, one.verified_rps)
         lines.append(f"one instance {carries} {rate} at {slos}")
-    holds = [limit.title for limit in one.limits if limit.holds]
+    holds = [shown.limit.title for shown in limits_with_figures(one.limits)]
     shown, more = holds[:most], len(holds) - most
     further = [f"{more} more in --html"] if more > 0 else []
     lines.append("limit: " + ("; ".join([*shown, *further]) or "none that this run shows"))

@@ -5,6 +5,7 @@ from typing import Any
 
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.stage.throughput import steady_state
 from ampacity.reports.render.figures import count, cut_off, failures, significant
 from ampacity.reports.render.table import Cell, Column, Table
 from ampacity.reports.render.tables import rows_of_stages
@@ -31,13 +32,15 @@ def _troubled(stage: Stage) -> bool:
 
 def _events(stage: Stage) -> list[str]:
     most = count(stage.concurrency_max)
+    level = f"{significant(stage.concurrency)} in flight on average, {most} at most"
     steady = {
-        True: f"{significant(stage.concurrency)} in flight on average, {most} at most",
-        False: f"requests in flight kept growing, to {most}",
-        None: f"{significant(stage.concurrency)} in flight on average, too short to see a trend",
+        "yes": level,
+        "not shown": f"{level}: they found no level",
+        "no": f"requests in flight kept growing, to {most}",
+        "unknown": f"{significant(stage.concurrency)} in flight on average, too short to see a trend",
     }
     found = [stage.outage.text] if stage.outage else []
-    found.append(steady[stage.stable])
+    found.append(steady[steady_state(stage)[0]])
     if stage.server and (waiting := stage.server.waiting) and waiting >= 1:
         found.append(f"{significant(waiting)} waiting at the server")
     if failed := failures(stage.errors):

@@ -217,10 +217,10 @@ def test_a_shortage_on_the_first_address_is_not_hidden_by_a_refusal_of_the_secon
     """Fault 57 again: localhost is ::1 and 127.0.0.1, and only one of them may be listened on."""
     begin = kernel_connect.begin_connect
 
-    def connect(address: tuple[str, int]) -> tuple[socket.socket, bool]:
+    def connect(address: tuple[str, int], *sources: Any) -> tuple[socket.socket, bool]:
         if address[0] == "127.0.0.1":
             raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
-        return begin(address)
+        return begin(address, *sources)
 
     monkeypatch.setattr(kernel_connect, "begin_connect", connect)
     with FaultServer() as server:
@@ -261,7 +261,7 @@ def test_connecting_is_no_part_of_ttft(monkeypatch: pytest.MonkeyPatch) -> None:
     one."""
     finish = kernel_connect.connect
 
-    def begin(address: tuple[str, int]) -> tuple[socket.socket, bool]:
+    def begin(*_: Any) -> tuple[socket.socket, bool]:
         begun = socket.socket()
         begun.setblocking(False)
         return begun, False

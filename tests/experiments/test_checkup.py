@@ -59,9 +59,21 @@ def seen(answer: RequestRecord, short_ttft_s: float = 0.1) -> DoctorResult:
     shape, scale = RequestShape("chat", "m"), Calibration(1.0, 0, True)
     probe = ProbeResult(Served(("m",)), shape, scale, short, network=network)
     settings = make_settings({"url": "http://127.0.0.1:9/v1"})
-    asked, gauges = (24, True, False, None), ("running",)
-    rest = (*asked, (2e-5,), gauges, 2000)
+    asked, gauges = (24, 0, 24, True, False, None), ("running",)
+    rest = (*asked, (2e-5,), gauges, 20_000)
     return DoctorResult(settings, probe, answer, short, short, (), *rest, compiled=True)
+
+
+@pytest.mark.parametrize(
+    ("bodies", "verdict"), [(8, "bad"), (1, "bad"), (23, "bad"), (0, "ok"), (24, "ok")]
+)
+def test_answers_that_come_as_one_body_are_counted(bodies: int, verdict: str) -> None:
+    """All answers that doctor has are looked at; the long one was streamed, or the API has none."""
+    checks, _ = checkup(replace(seen(small()), bodies=bodies))
+    (stream,) = [check for check in checks if check.name == "stream"]
+    said = f"{bodies} of 24 answers came as one body, not streamed"
+    assert (stream.verdict, said in stream.found) == (verdict, verdict == "bad")
+    assert stream.spoils == (("ttft", "itl", "icl", "tpot") if verdict == "bad" else ())
 
 
 @pytest.mark.parametrize(
@@ -194,7 +206,7 @@ def test_tokens_without_text_and_vectors_have_no_latency_of_a_stream() -> None:
     checks, _ = checkup(replace(asked, settings=replace(asked.settings, api="embeddings")))
     assert ", ".join(check.name for check in checks) == (
         "connection, network, model, stream, input length, prompt cache, metrics, clock, "
-        "open files, receive path"
+        "receive path"
     )
     assert [c.name for c in checks if c.verdict != "ok"] == ["prompt cache"]
     assert [metric for metric, fine in trusted(checks).items() if fine] == ["e2e", "tokens"]

@@ -144,6 +144,19 @@ def play_instead(
     return left
 
 
+def test_every_third_answer_in_one_body_is_seen(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three replicas does not stream: the long answer comes from one that does."""
+    count = itertools.count(1)
+    play_instead(monkeypatch, lambda _: next(count) % 3 == 2, FAULTS["not_streamed"].play, times=99)
+    with FaultServer(gap_s=0.002) as server:
+        found, spoiled, facts = examined(doctor, server.url, *LENGTHS)
+    assert found["stream"] == "bad"
+    assert spoiled[:4] == ["ttft", "itl", "icl", "tpot"]
+    assert 0 < facts["bodies"] < facts["good"]
+
+
 def test_a_request_that_fails_is_sent_once_more(
     doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

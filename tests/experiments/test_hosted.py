@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ampacity.analysis.decision.money import read_prices
 from ampacity.config import make_settings
-from ampacity.experiments.stages.budget import approve, estimate
+from ampacity.experiments.stages.budget import approve, estimate, planned
 from ampacity.loadgen.drive.account import Account
 from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.net.http import Client
@@ -278,6 +278,8 @@ def test_limits_that_cannot_be_kept(raw: dict[str, Any], message: str, tmp_path:
 def test_a_load_that_is_looked_for_costs_so_much_a_request(prices: Path) -> None:
     settings = settings_of(rates=None, prices=str(prices), max_requests=900)
     text = estimate(settings, None)
+    assert planned(settings, None) is None
+    assert planned(settings_of(prices=str(prices)), None, times=3)["requests"] == 300
     assert "about 300 requests" in estimate(settings_of(), None, times=3)  # as ab runs them
     assert "about 150 tokens a request, $0.3 (assumed" in text
     assert "at most --max-requests 900" in text

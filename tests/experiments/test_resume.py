@@ -1,5 +1,6 @@
 """A run that is cut off: what is kept of it, and how it goes on (docs/crash-safety.md)."""
 
+import asyncio
 import errno
 import json
 import os
@@ -21,12 +22,16 @@ import pyarrow as pa
 import pytest
 
 import ampacity
+from ampacity.analysis.contract.summary import to_json
+from ampacity.analysis.summary import summarise
 from ampacity.cli.measure.resume import resumed
 from ampacity.config import make_settings
 from ampacity.experiments.stages import preflight, resume
 from ampacity.experiments.stages.resume import check_resumable, resumed_meta
 from ampacity.loadgen.drive.cut import rest_of
-from ampacity.loadgen.plan import StagePlan
+from ampacity.loadgen.drive.in_flight import InFlightNotes
+from ampacity.loadgen.plan import StagePlan, record_of
+from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir import write
 from ampacity.loadgen.rundir.files import Run, RunDirError, load_run, read_answers
 from ampacity.loadgen.rundir.records import SCHEMA, RequestRecord
@@ -37,7 +42,10 @@ from ampacity.workloads.profile import load_workload
 from ampacity.workloads.schedule import Schedule, open_schedule
 from tests.support.args import COMMAND, args_of
 from tests.support.processes import kills
+from tests.support.servers.fault_server import FaultServer
+from tests.support.servers.faults import Call
 from tests.support.synthetic import run_meta, summary_of, warned
+from tests.support.waiting import wait_until
 
 S = 1_000_000_000
 
@@ -55,7 +63,7 @@ def record(number: int, **more: Any) -> RequestRecord:
 
 def plan_of(kind: Any, scheduled_s: list[float], duration_s: float, **more: Any) -> StagePlan:
     lengths = np.full(len(scheduled_s), 5)
-    columns = {name: more.pop(name) for name in ("after_start", "after") if name in more}
+    columns = {name: more.pop(name) for name in ("after_start", "after", "session") if name in more}
     schedule = Schedule(np.array(scheduled_s), lengths, lengths, first_request_id=10, **columns)
     return StagePlan(3, kind, schedule, duration_s, **more)
 
@@ -305,6 +313,50 @@ def test_a_directory_that_goes_on_holds_every_record_once(finish: bool, tmp_path
     assert not list(path.glob("*.arrows"))
 
 
+def test_what_was_in_flight_is_recorded_once_and_only_as_long_as_it_is(tmp_path: Path) -> None:
+    """Request 11 was answered after the note; 12 has a token, 13 is sent for the second time."""
+    plan = plan_of("open", [0, 1, 2, 3], 9.0, session=np.array([-1, -1, 7, -1]))
+    flying = [(1, 0, None), (2, 0, 2_600), (3, 1, None)]
+    in_flight: dict[Exchange, int] = {}
+    for index, attempt, token_ns in flying:
+        sent = record_of(plan, index, 1_000 * index)
+        sent.dispatched_ns, sent.started_ns, sent.attempt = (
+            1_000 * index + 1,
+            1_000 * index + 2,
+            attempt,
+        )
+        sent.target, sent.turn = "b:1", None
+        exchange = Exchange(sent, b"", lambda _: None)
+        exchange._answer.chunk_at_ns.extend([token_ns] if token_ns else [])
+        in_flight[exchange] = index
+    notes = InFlightNotes(plan, in_flight, ["a:1", "b:1"], 4)
+    path = tmp_path / "run"
+    with RunWriter(path, run_meta([])) as writer:
+        writer.append(RequestRecord(13, 3, 3_000, "reset", ended_ns=3_001))
+        writer.note(*notes.take())
+        writer.append(RequestRecord(11, 3, 1_000, "ok", ended_ns=9_000))
+    expected = [
+        (12, 0, "unfinished", "3-7", 2_000, 2_001, 2_002, 2_600),
+        (13, 1, "unfinished", None, 3_000, 3_001, 3_002, None),
+    ]
+    names = ("request_id", "attempt", "status", "session_id", "scheduled_ns", "dispatched_ns")
+    names += ("started_ns", "first_token_ns")
+    rows = load_run(path).requests.to_pylist()[2:]
+    assert [tuple(row[name] for name in names) for row in rows] == expected
+    same = {
+        (r["stage"], r["worker"], r["target"], r["class"], r["input_tokens_planned"]) for r in rows
+    }
+    assert same == {(3, 4, "b:1", "default", 5)}
+    with take_up(path) as held, RunWriter(path, {**held.run.meta, "seams": [SEAM]}, held) as writer:
+        assert len(list(path.glob("in-flight-*"))) == 0
+        writer.note(*notes.take())
+        in_flight.clear()
+        writer.note(*notes.take())  # all have ended
+        writer.finish()
+    assert sorted(path.iterdir()) == [path / "requests.parquet", path / "run.json"]
+    assert load_run(path).requests["request_id"].to_pylist() == [11, 12, 13, 13]
+
+
 def test_a_disk_that_stalls_holds_up_no_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,6 +470,51 @@ def test_a_run_that_is_cut_off_goes_on_with_the_same_requests(
     assert (run / "report.html").is_file()
     status, _, err = kills.finished("run", "--resume", run)
     assert (status, "nothing is left to resume" in err, err.count("\n")) == (2, True, 1)
+
+
+class HangsFrom(FaultServer):
+    """Answers the first ten requests of a load; it hangs with all others."""
+
+    async def _answer(self, call: Call) -> bool:
+        number = call.request.headers.get("x-request-id", "").rpartition("-")[2]
+        if number.isdigit() and int(number) >= 10:
+            await asyncio.sleep(3600)
+        return await super()._answer(call)
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_kill_while_the_server_hangs_keeps_what_was_sent(workers: int, tmp_path: Path) -> None:
+    """What the server let hang is judged as a Ctrl-C's: by its time so far, as a minimum."""
+    run, load = tmp_path / "run", args_of("--rates 20 --duration 30s --slo e2e_p50=500ms")
+    lengths = args_of("--input-tokens 30 --output-tokens 5 --arrivals constant")
+    with HangsFrom(gap_s=0.002) as server:
+        process = kills.start(
+            "run", server.url, *load, *lengths, "--workers", workers, "--out", run
+        )
+        # more than the answered ones hang, and the last record is older than the last note
+        wait_until(lambda: noted(run) >= 25, 60.0)
+        kills.kill(process)
+        process.communicate(timeout=60)
+        ids = [r.headers.get("x-request-id", "") for r in server.requests]
+    arrived = {number.rpartition("-")[2] for number in ids}
+    rows = load_run(run).requests.sort_by("request_id").to_pylist()
+    assert [row["status"] for row in rows[:10]] == ["ok"] * 10
+    assert {row["status"] for row in rows[10:]} == {"unfinished"}
+    assert {str(row["request_id"]) for row in rows[10:]} <= arrived
+    assert len(rows) == len({row["request_id"] for row in rows}) >= 10 + 25
+    assert min(row["ended_ns"] - row["scheduled_ns"] for row in rows[10:20]) > 10**9 * 14 / 20
+    assert {row["worker"] for row in rows} == set(range(workers))
+    summary = to_json(summarise(load_run(run)))
+    assert summary["errors"]["unfinished"] == len(rows) - 10
+    assert summary["stages"][0]["slo_verdicts"][0]["verdict"] != "met"
+
+
+def noted(run: Path) -> int:
+    """Return how many requests in flight are noted in a run that is going on."""
+    if not (run / "run.json").is_file() or not list(run.glob("requests*.arrows")):
+        return 0
+    return load_run(run).requests.num_rows - 10
 
 
 @pytest.mark.real_time

@@ -269,6 +269,9 @@ def test_achieved_says_what_the_endpoint_keeps_up_with() -> None:
     summary["stages"] = summary["stages"][:4]
     kept = chart_of(achieved_by_offered, summary)
     assert kept.title == "The achieved rate follows every rate offered"
+    summary["stages"][3]["window"]["settled"] = False
+    drifting = chart_of(achieved_by_offered, summary)
+    assert drifting.title == "Keeps up with 3 requests/s offered, not surely with 4"
 
 
 def test_client_limited_stages_are_crosses() -> None:
@@ -330,7 +333,7 @@ def test_errors_are_stacked_by_cause() -> None:
         ("9 req/s", 3, 30),
         ("9 req/s", 30, 32),
     ]
-    assert chart.title == "32 of 4,320 requests in the windows failed"
+    assert chart.title == "Of 4,320 requests in the windows 32 failed"
     assert [key.label for key in chart.keys] == ["http_error", "timeout", "something_new"]
 
 
@@ -339,8 +342,8 @@ def test_what_was_cut_off_is_no_error() -> None:
     summary["stages"][7]["errors"] |= {"unfinished": 12, "cancelled": 1}
     chart = chart_of(errors_by_stage, summary)
     assert chart.title == (
-        "27 of 4,320 requests in the windows failed; 12 cut off unfinished; "
-        "1 cancelled by the workload"
+        "Of 4,320 requests in the windows 12 cut off unfinished; 1 cancelled by the workload; "
+        "27 failed"
     )
     assert [key.label for key in chart.keys] == [
         "timeout",
@@ -349,7 +352,7 @@ def test_what_was_cut_off_is_no_error() -> None:
     ]
     summary["stages"][7]["errors"] = {"unfinished": 12}
     cut = chart_of(errors_by_stage, summary)
-    assert cut.title == "No request in the windows failed; of 4,320, 12 cut off unfinished"
+    assert cut.title == "Of 4,320 requests in the windows 12 cut off unfinished; none failed"
 
 
 def test_two_stages_of_the_same_load_keep_a_bar_each() -> None:

@@ -148,7 +148,11 @@ def test_key_figures_of_an_open_sweep() -> None:
     assert got["Knee"].value == "31.0 in flight at 6.10 req/s"
     assert got["Knee"].interval == "region 24.0 to 40.0 in flight, 5.40 to 6.70 req/s"
     assert got["Little's Law gap"].value == "–"
-    assert got["Little's Law gap"].note.startswith("not applicable: ttft_p99=2s does not")
+    law = got["Little's Law gap"].note
+    assert law.startswith("looked at: L ÷ λW is 0.990 (1: the counts agree); ")
+    assert law.endswith(
+        "no verdict: the gap is that to a limit on all whole requests, which ttft_p99=2s is not"
+    )
     assert got["Goodput peak"].value == "6.56 req/s"
     assert got["Fleet"].value == "25 instances (24 to 26), 100 GPUs"
     assert "19 instances at the capacity × safety 1.3, each rounded up" in got["Fleet"].note

@@ -12,6 +12,7 @@ from ampacity.analysis.load_names import load_name
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.percentiles import percentiles
 from ampacity.analysis.stats.intervals import memory_of
+from ampacity.reports.pages.findings import rails_of
 from tests.support import sample_summary
 from tests.support.args import Command
 from tests.support.contract import summarise
@@ -97,9 +98,18 @@ def test_what_a_queue_remembers_bounds_what_a_run_has_seen() -> None:
     assert np.isfinite(upper_end(100_000, memory))
 
 
-def test_the_limit_in_flight_never_cuts_what_the_queue_allows() -> None:
-    """C_max 34.2 at 5.4 req/s: 10 may wait in 1.9 s, fewer than 3 sqrt(34.2) = 17.5; 54 in 10 s."""
-    summary = read_summary(sample_summary.open_sweep())
-    short, long = guardrails(summary), guardrails(summary, wait_budget_s=10.0)
-    assert (short.queue_depth, short.concurrency_limit) == (10, 52)
-    assert (long.queue_depth, long.concurrency_limit) == (54, 89)
+@pytest.mark.parametrize(
+    ("wait_s", "queue", "total"), [(1.9, 10, "60 to 61"), (10, 54, "95 to 100")]
+)
+def test_limits_act_in_flight_first_then_the_queue_then_the_breaker(
+    wait_s: float, queue: int, total: str
+) -> None:
+    """C_max 34.2 at 5.4 req/s: 34.2 + 3 sqrt(34.2) = 51.7 in flight; 10 more may wait in 1.9 s, 54
+    in 10 s, and the breaker opens at 80 to 90 % of them: 52 + 8 or 9, 52 + 43 or 48.
+    """
+    rails = guardrails(read_summary(sample_summary.open_sweep()), wait_budget_s=wait_s)
+    shown = {rail.name: rail for rail in rails_of(rails)}
+    order = [name for name in shown if name in ("requests in flight", "queue", "circuit breaker")]
+    assert order == ["requests in flight", "queue", "circuit breaker"]
+    assert [shown[name].value for name in order[:2]] == ["at most 52", f"at most {queue} waiting"]
+    assert shown["circuit breaker"].why == f"80 to 90 % of the queue, {total} with those in flight"

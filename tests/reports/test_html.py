@@ -98,10 +98,9 @@ def test_the_page_is_one_well_formed_file(name: str, tmp_path: Path) -> None:
     limits = (
         "limit set to why "
         "rate at most 5.40 req/s the low end of the knee region "
-        "queue at most 10 waiting what arrives in the 1.90 s that TTFT may wait "
-        "circuit breaker opens at 8 to 9 waiting 80 to 90 % of the queue "
-        "requests in flight at most 52 "
-        "at any moment: C_max, a mean, and the queue (or 3 standard deviations) "
+        "requests in flight at most 52 at any moment: C_max, a mean, and 3 standard deviations "
+        "queue at most 10 waiting for such a place: what arrives in the 1.90 s that TTFT may wait "
+        "circuit breaker opens at 8 to 9 waiting 80 to 90 % of the queue, 60 to 61 with those in flight "
         "add an instance above 28 in flight on average: C_max ÷ 1.2"
     )
     shown = page.text.get("rails", "")
@@ -212,13 +211,13 @@ def test_null_figures_show_their_reasons() -> None:
     [
         (
             {"timeout": 27, "unfinished": 3},
-            "27 of 4,320 requests of the whole run failed: timeout 27; 3 cut off unfinished.",
+            "Of 4,320 requests of the whole run 3 cut off unfinished; 27 failed: timeout 27.",
         ),
         (
             {"timeout": 0, "unfinished": 3},
-            "None of the 4,320 requests failed; 3 cut off unfinished.",
+            "Of 4,320 requests of the whole run 3 cut off unfinished; none failed.",
         ),
-        ({"timeout": 0}, "None of the 4,320 requests failed."),
+        ({"timeout": 0}, "Of 4,320 requests of the whole run none failed."),
     ],
 )
 def test_cut_off_requests_are_no_failures(errors: dict[str, int], said: str) -> None:

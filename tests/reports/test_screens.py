@@ -301,12 +301,15 @@ def test_a_release_is_checked_at_a_load_that_holds(
     assert found.endswith(expected), found
 
 
-def test_a_used_up_budget_is_doubled() -> None:
+def test_a_used_up_budget_becomes_what_was_planned_or_is_doubled() -> None:
     partial = "ended by its budget at stage 1 (2 req/s): --max-tokens 50000 is used up"
     summary = struct_of(Summary, open_sweep() | {"partial": partial})
     line = [*COMMAND, "--max-tokens", "50000", "--max-cost=0.5"]
     found = next_command(summary, {"command_line": line}, "runs/x")
     assert found == f"{' '.join(COMMAND)} --max-cost 1 --max-tokens 100000"
+    meta = {"command_line": line, "planned": {"requests": 700, "tokens": 141_200, "cost": 0.3}}
+    found = next_command(summary, meta, "runs/x")  # 141,200 in two digits; the cost fitted in
+    assert found == f"{' '.join(COMMAND)} --max-cost 1 --max-tokens 150000"
     assert next_command(summary, {"command_line": COMMAND}, "runs/x") is None
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ampacity.cli import EXIT_USAGE
+from ampacity.cli import EXIT, EXIT_USAGE
 from ampacity.cli import options as o
 from ampacity.cli.output import console, print_json, shown, write_text, writing
 
@@ -142,7 +142,8 @@ def per_run(
 def show(
     result: Comparison, html: Path | None, markdown: Path | None, csv: Path | None, *, as_json: bool
 ) -> None:
-    """Write the requested files and print the comparison; exit 2 if an A/B has nothing to compare.
+    """Write the requested files and print the comparison; exit 2 if an A/B has nothing to compare, 3 if
+    its sides did other work.
 
     Raises RunDirError where a file cannot be written.
     """
@@ -169,3 +170,5 @@ def show(
                 print(f"{what}: {path}")
     if result.interleaved_pairs is not None and not result.compared:
         raise typer.Exit(EXIT_USAGE)
+    if result.interleaved_pairs is not None and result.other_work:
+        raise typer.Exit(EXIT["inconclusive"])

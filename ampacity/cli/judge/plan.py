@@ -91,17 +91,17 @@ def plan(
         if alone := [name for name in ("tp", "gpu_hour") if name in raw]:
             raise ConfigError(f"--{alone[0].replace('_', '-')} is part of --tier: drop it")
         tiers = plan_of_tiers(tier, mode or "routing", sizing)
-        _show(tiers, tiers_text(tiers), tiers_screen(tiers), json)
+        show_part(tiers, tiers_text(tiers), tiers_screen(tiers), json)
         return
     if mode is not None or run is None:
         raise ConfigError("--mode is about tiers: give --tier too")
     loaded, summary = read_judged(run, sizing.slos)
     found = plan_run(run, loaded, summary, sizing)
-    _show(found, plan_text(found, summary), plan_screen(found, summary), json)
+    show_part(found, plan_text(found, summary), plan_screen(found, summary), json)
 
 
-def _show(part: object, text: str, screen: Screen, json: bool) -> None:
-    """Print a plan; the lines of the full one are cut to the terminal, and stay whole in a file."""
+def show_part(part: object, text: str, screen: Screen, json: bool) -> None:
+    """Print an answer; the full one's lines are cut to the terminal, and stay whole in a file."""
     from ampacity.reports.pages.plan import wrapped
     from ampacity.reports.render.terminal import show
 

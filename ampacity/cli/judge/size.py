@@ -13,8 +13,8 @@ import typer
 
 from ampacity.cli import options as o
 from ampacity.cli.judge.engine import ENGINE, engine_of
-from ampacity.cli.judge.plan import FLEET, sizing_of
-from ampacity.cli.output import print_part, write_text
+from ampacity.cli.judge.plan import FLEET, show_part, sizing_of
+from ampacity.cli.output import write_text
 
 if TYPE_CHECKING:
     from ampacity.analysis.decision.memory import Adapters
@@ -60,7 +60,7 @@ def size(
     from ampacity.cli import EXIT_USAGE
     from ampacity.cli.experiment import command_line
     from ampacity.experiments.decide import Stated, decide
-    from ampacity.reports.pages.size import size_page, size_text
+    from ampacity.reports.pages.size import size_page, size_screen, size_text
     from ampacity.values import ConfigError, option, parse_duration
 
     for name in stated.keys() & {"link", "draft_tokens"}:
@@ -84,12 +84,7 @@ def size(
     decision = decide(runs, known)
     if html is not None:
         write_text(html, size_page(decision))
-    if json:
-        print_part(decision)
-    else:
-        typer.echo(size_text(decision))
-        if html is not None:
-            typer.echo(f"report: {html}")
+    show_part(decision, size_text(decision, html), size_screen(decision, html), json)
     if all(one.plan_missing not in (None, NO_PEAK) for one in decision.candidates):
         raise typer.Exit(EXIT_USAGE)  # a fleet was asked for, as plan ends
 

@@ -67,11 +67,9 @@ def estimate(settings: Settings, trace: Replayed | None, times: int = 1) -> str:
     ``times``: how often each load is run.
     """
     workload, prices = settings.workload, prices_of(settings)
-    mean = Request(workload.input_tokens.mean(), workload.output_tokens.mean())
-    limits = ", ".join(_limits(settings))
-    if trace is not None:
-        schedules = [trace.schedule]
-    elif not settings.rates:
+    limits, plan = ", ".join(_limits(settings)), planned(settings, trace, times)
+    if plan is None:
+        mean = Request(workload.input_tokens.mean(), workload.output_tokens.mean())
         each = f"about {mean.input_tokens + mean.output_tokens:.0f} tokens a request"
         if prices:
             each += f", ${prices.request_usd(mean):.2g} ({ASSUMED})"
@@ -79,9 +77,24 @@ def estimate(settings: Settings, trace: Replayed | None, times: int = 1) -> str:
             f"{settings.endpoint.url}: how many requests is not known beforehand; {each}; "
             f"{limits or 'no --max-requests, --max-tokens or --max-cost is set'}"
         )
+    cost = f", about ${plan['cost']:.3g}" if prices else ""
+    return (
+        f"{settings.endpoint.url}: about {plan['requests']:,} requests and {plan['tokens']:,} tokens"
+        f"{cost} are planned ({ASSUMED}){f'; {limits}' if limits else ''}"
+    )
+
+
+def planned(settings: Settings, trace: Replayed | None, times: int = 1) -> dict[str, float] | None:
+    """Return the requests, tokens and, with prices, dollars of a run; None where it finds its loads."""
+    if trace is not None:
+        schedules = [trace.schedule]
+    elif not settings.rates:
+        return None
     else:  # histories grow: what is drawn is counted
         schedules = [
-            open_schedule(workload, rate_rps=rate, duration_s=length_s, seed=settings.seed, stage=k)
+            open_schedule(
+                settings.workload, rate_rps=rate, duration_s=length_s, seed=settings.seed, stage=k
+            )
             for k, (rate, length_s) in enumerate(settings.loads)
         ]
     requests, of_input, of_output = (
@@ -90,11 +103,8 @@ def estimate(settings: Settings, trace: Replayed | None, times: int = 1) -> str:
             *((len(s), s.input_tokens.sum(), s.output_tokens.sum()) for s in schedules), strict=True
         )
     )
-    cost = f", about ${prices.request_usd(Request(of_input, of_output)):.3g}" if prices else ""
-    return (
-        f"{settings.endpoint.url}: about {requests:,} requests and {of_input + of_output:,} tokens"
-        f"{cost} are planned ({ASSUMED}){f'; {limits}' if limits else ''}"
-    )
+    prices, found = prices_of(settings), {"requests": requests, "tokens": of_input + of_output}
+    return found | ({"cost": prices.request_usd(Request(of_input, of_output))} if prices else {})
 
 
 def _limits(settings: Settings) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ampacity.experiments.stages.budget import account_of, approve
+from ampacity.experiments.stages.budget import account_of, approve, planned
 from ampacity.experiments.stages.context import check_context
 from ampacity.experiments.stages.live import LivePlayer
 from ampacity.experiments.stages.live_export import live_export
@@ -89,6 +89,8 @@ async def conduct(
         before = held.run if held else None
         run = await _connect(settings, out, progress, closing, times, before)
         settings, meta = run.settings, _meta_of(run, experiment, command_line)
+        if settings.max_cost or settings.max_tokens or settings.max_requests:
+            meta["planned"] = planned(settings, run.trace, times * (1 + len(settings.lengths)))
         if before is not None:
             meta = resumed_meta(before, meta)
             progress.note(

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import socket
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from ampacity.loadgen.host import (
     room_for_connections,
 )
 from ampacity.loadgen.net.http import Client
+from ampacity.loadgen.net.kernel_stamps import AVAILABLE
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.net.proxy import proxy_for
 from ampacity.loadgen.net.redirects import final_endpoint
@@ -63,8 +65,39 @@ def route_to(endpoint: Endpoint) -> Route:
         proxy = proxy_for(endpoint, [])
         if proxy is None:
             raise
-        return Route(endpoint, [], proxy)
-    return Route(endpoint, addresses, proxy_for(endpoint, addresses))
+        addresses = []
+    else:
+        proxy = proxy_for(endpoint, addresses)
+    for source in endpoint.sources:
+        _check_source(source, [] if proxy else addresses, endpoint)
+    return Route(endpoint, addresses, proxy)
+
+
+def _check_source(source: str, addresses: list[str], endpoint: Endpoint) -> None:
+    """Raise ConfigError unless connections to one of ``addresses`` can come from ``source``."""
+    if not AVAILABLE:
+        raise ConfigError("--source-address: needs 64-bit Linux: drop it")
+    family = socket.AF_INET6 if ":" in source else socket.AF_INET
+    why = None
+    for address in [None, *addresses]:
+        with socket.socket(family, socket.SOCK_DGRAM) as found:
+            try:
+                found.bind((source, 0))
+            except OSError:
+                raise ConfigError(
+                    f"--source-address {source}: no address of this machine: add it "
+                    f"(ip address add {source} dev DEVICE), or leave it out"
+                ) from None
+            try:
+                if address is not None:
+                    found.connect((address, endpoint.port))  # sends nothing
+                    return
+            except OSError as error:  # socket.gaierror: of the other family
+                why = why or error.strerror
+    if why:
+        raise ConfigError(
+            f"--source-address {source}: nothing goes from there to {endpoint.host}: {why}"
+        )
 
 
 def prepare_machine(settings: Settings) -> None:

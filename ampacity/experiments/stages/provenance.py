@@ -76,6 +76,7 @@ def run_meta(
         "seed": settings.seed,
         "salt": salt,
         "workers": settings.workers or 1,
+        "source_addresses": list(settings.sources),
         "warmup_requests": settings.warmup_requests,
         "notes": [*probe.notes, *source_notes(settings, trace)],
         "diagnosis": as_dicts(probe.diagnosis),

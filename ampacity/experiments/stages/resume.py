@@ -18,7 +18,14 @@ from ampacity.experiments.stages.context import BEYOND, CLIPPED
 from ampacity.experiments.stages.provenance import utc_now
 from ampacity.loadgen.drive.cut import owed_by, rest_of, sessions_of
 from ampacity.loadgen.plan import StagePlan
-from ampacity.loadgen.rundir.files import PARQUETS, Run, RunDirError, json_text, streams_of
+from ampacity.loadgen.rundir.files import (
+    CUT_OFF,
+    PARQUETS,
+    Run,
+    RunDirError,
+    json_text,
+    streams_of,
+)
 from ampacity.loadgen.rundir.write import RunWriter
 
 # entries of run.json that stay as they were, and those that must be found again
@@ -187,12 +194,11 @@ class Recorded:
         cut_ns = pc.max(table["scheduled_ns" if drained else "ended_ns"]).as_py() or start_ns
         after = self._stages[plan.index + 1 : plan.index + 2]
         cut_ns = max([cut_ns, *(int(stage["start_ns"]) for stage in after)])
-        recorded = dict(
-            zip(*(table[name].to_pylist() for name in ("request_id", "ended_ns")), strict=True)
-        )
-        owed = owed_by(plan, start_ns, cut_ns, recorded)
-        for record in owed:
-            record.error = "in flight when the run was cut off"
+        columns = (table[name].to_pylist() for name in ("request_id", "ended_ns", "status"))
+        rows = zip(*columns, strict=True)
+        recorded = {n: None if how == "unfinished" else ended for n, ended, how in rows}
+        for record in owed_by(plan, start_ns, cut_ns, recorded):
+            record.error = CUT_OFF
             self._writer.append(record)
         table = self._writer.stage_table(plan.index)
         ids = pc.unique(table["request_id"])
@@ -205,9 +211,11 @@ class Recorded:
             "ended_early": meta["ended_early"] or (None if after else KILLED),
             "interrupted": not after,
         }
+        unfinished = table.filter(pc.equal(table["status"], "unfinished"))
         if plan.schedule.session is not None and not drained:
-            meta["sessions"] = sessions_of(plan, recorded, owed)
-        unfinished = pc.sum(pc.equal(table["status"], "unfinished")).as_py()
-        self._writer.meta["seams"][-1]["in_flight"] += int(unfinished or 0)
+            ended = {number for number, ended_ns in recorded.items() if ended_ns is not None}
+            sessions = unfinished["session_id"].to_pylist()
+            meta["sessions"] = sessions_of(plan, ended, sessions)
+        self._writer.meta["seams"][-1]["in_flight"] += unfinished.num_rows
         self._writer.write_meta()
         return table

@@ -140,7 +140,9 @@ def test_no_load_is_named_where_a_lone_request_misses_as_often_as_is_allowed() -
     c = capacity_of(*stages, stage(5, 40, 4.0, False))
     assert c.capacity_rps is None
     assert c.capacity_rps_ci[0] == 0.0
-    assert "at low loads requests miss ttft_p99=1s nearly as often as it allows" in str(c.reason)
+    assert "at the lowest loads requests miss ttft_p99=1s nearly as often as it allows" in str(
+        c.reason
+    )
 
 
 def test_the_slo_that_breaks_first_is_the_binding_one() -> None:

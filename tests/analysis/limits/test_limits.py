@@ -331,6 +331,46 @@ def test_what_the_run_itself_shows_of_a_refutation_is_given() -> None:
     assert shown == [
         ("TTFT p99", half["ttft_s"]["p99"], "3 req/s", "s"),
         ("TTFT p99", broken["ttft_s"]["p99"], "5 req/s", "s"),
+        ("a rate lower by", pytest.approx(0.4), None, "share"),
     ]
-    ((_, _, text),) = limits_with_figures([found])
-    assert text == "TTFT p99 355 ms at 3 req/s, TTFT p99 752 ms at 5 req/s"
+    (shown_limit,) = limits_with_figures([found])
+    assert shown_limit.tested == (
+        "Held here: TTFT p99 355 ms at 3 req/s, TTFT p99 752 ms at 5 req/s, a rate lower by 40.0%"
+    )
+    broken["ttft_s"]["p99"] = 0.4  # four times as much: 4/s is still below three times
+    given["stages"][3]["ttft_s"]["p99"], broken["itl_s"]["p50"] = 0.1, low["itl_s"]["p50"]
+    for p99, outcome in ((0.299, None), (0.2, False), (None, None)):
+        half["ttft_s"]["p99"] = p99
+        (found,) = [f for f in find_limits(read_summary(given)) if f.rule == "queueing"]
+        assert found.refuted is outcome
+    half["ttft_s"]["p99"], broken["ttft_s"]["p99"] = 0.295, 0.32  # 92 % of it: it stays
+    (found,) = [f for f in find_limits(read_summary(given)) if f.rule == "queueing"]
+    assert found.refuted is True
+
+
+def test_the_most_that_run_while_others_wait_is_the_number_of_sequences(
+    summary_of: Callable[[str], Summary],
+) -> None:
+    found = summary_of("eight sequences at most")
+    (capped,) = [one for one in found.limits if one.rule == "batch_capped"]
+    assert capped.title.endswith(": max_num_seqs is probably 8")
+    two = _with_stages(
+        found, lambda s: {"server": s.server and msgspec.structs.replace(s.server, engines=2.0)}
+    )
+    (capped,) = [one for one in find_limits(two) if one.rule == "batch_capped"]
+    assert "max_num_seqs" not in capped.title  # of each engine nobody knows
+
+
+def _holds(rule: str) -> Limit:
+    texts = dict.fromkeys(("title", "lever", "refuted_by"), rule)
+    return Limit(rule=rule, holds=True, evidence=(), tested=(), refuted=None, strength=1.0, **texts)
+
+
+def test_symptoms_stand_under_the_first_cause_in_the_endpoint() -> None:
+    """A client that was the limit causes no queue in the endpoint."""
+    names = ("client_limited", "batch_capped", "queueing", "plateau")
+    shown = limits_with_figures([_holds(name) for name in names])
+    assert [one.limit.rule for one in shown] == ["client_limited", "batch_capped"]
+    assert [one.limit.rule for one in shown[1].symptoms] == ["queueing", "plateau"]
+    alone = limits_with_figures([_holds("client_limited"), _holds("queueing")])
+    assert [one.limit.rule for one in alone] == ["client_limited", "queueing"]

@@ -48,6 +48,9 @@ def note_of(table: Any, cell: Any) -> str:
             "not shown",
             "unsettled",
         ),
+        # 8 in flight that wait for none: their number changes by sqrt(16) = 4; 3 of that in 60 s
+        ({"concurrency": 8.0, "growth_rps": 0.21}, "not shown", "unsettled"),
+        ({"concurrency": 8.0, "growth_rps": 0.19}, "yes", "steady"),
         # a law that is off says nothing of a stage that is no figure
         (
             {"littles_law": {"ok": False, "consistency": 1.13, "tolerance": 0.05}, "requests": 80},

@@ -11,7 +11,7 @@ from ampacity.analysis.contract.stage import Server
 from ampacity.analysis.stage.server import ABSENT, server_figures
 from ampacity.loadgen.telemetry import SCHEMA
 from tests.support.contract import summarise
-from tests.support.synthetic import ORIGIN_NS, Stage, make_run, request
+from tests.support.synthetic import ORIGIN_NS, Stage, make_run, request, warned
 
 S = 1_000_000_000
 
@@ -47,6 +47,7 @@ def test_gauges_are_means_counters_are_growth_inside_the_window() -> None:
         samples=3,
         engines=2,
         running=4,
+        running_max=6,
         waiting=1,
         kv_cache_usage_max=0.9,
         preemptions=5,
@@ -160,11 +161,32 @@ def test_a_server_that_speculates_on_made_up_words_is_said_to(
 
 
 @pytest.mark.parametrize(
+    ("running", "waiting", "more"),
+    [(15, 4, None), (16, 8, "14"), (500, 900, "1,390"), (9, 1, None)],
+)
+def test_far_more_than_this_run_has_in_flight_is_other_load_and_no_cause(
+    running: int, waiting: int, more: str | None, tmp_path: Path
+) -> None:
+    """20 requests/s of 0.5 s are 10 in flight; 1.5 times that and 5 more are 20."""
+    records = [request(i, i * 0.05, ttft_s=0.43, gaps_s=[0.01] * 7) for i in range(200)]
+    run = make_run(tmp_path / "run", [Stage(records, 10.0)])
+    gauges = {"running": running, "waiting": waiting, "kv_cache_usage": 0.99, "engines": 1}
+    rows = [{"at_ns": ORIGIN_NS + s * S, **gauges} for s in range(1, 10)]
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    summary = summarise(replace(run, server=table))
+    text = warned(summary, "foreign_load") or ""
+    assert (f" the server runs {more} more requests than this run sends: " in text) == bool(more)
+    assert summary["stages"][0]["server"]["running"] == (None if more else running)
+    held = [limit["rule"] for limit in summary["limits"] if limit["holds"]]
+    assert ("kv_pressure" in held) == (more is None)
+
+
+@pytest.mark.parametrize(
     ("odd", "name"),
     [
-        ({"kv_cache_usage": 7.5}, "kv_cache_usage_max of 7.5"),  # in per cent
-        ({"prefix_hit_rate": -0.5}, "prefix_hit_rate of -0.5"),
-        ({"gpu_utilization": 80.0}, "gpu_utilization of 80"),
+        ({"kv_cache_usage": 7.5}, "share of the KV cache of 7.5"),  # in per cent
+        ({"prefix_hit_rate": -0.5}, "share of prefix hits of -0.5"),
+        ({"gpu_utilization": 80.0}, "GPU utilization of 80"),
         ({"kv_cache_usage": 1.0, "prefix_hit_rate": 0.0}, ""),
     ],
 )
@@ -175,6 +197,6 @@ def test_a_share_that_is_none_is_left_out_and_said(
     said = f"{name}: not between 0 and 1, and left out"
     assert (said in (server.reason or "")) == bool(name)
     if name:
-        assert getattr(server, name.partition(" of ")[0]) is None
+        assert getattr(server, next(iter(odd)).replace("usage", "usage_max")) is None
     else:
         assert (server.kv_cache_usage_max, server.prefix_hit_rate) == (1.0, 0.0)

@@ -161,6 +161,34 @@ def test_counts_that_the_probe_had_and_the_load_lacks_are_said(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("lost", "method", "began_s", "said"),
+    [
+        (range(60, 100), "usage", 0.0, "From 7.5 s on"),
+        (range(60, 100), "tokenize", 0.0, "From 7.5 s on"),
+        (range(99, 100), "usage", 0.0, None),  # one alone is 1 % of them
+        (range(100), "usage", 40.0, "From 40.0 s on"),  # a window of a soak
+        (range(100), "tokenize", 40.0, None),  # it never counted
+        (range(0, 100, 2), "usage", 0.0, "50 of 100 answers have no count"),
+        (range(0, 40), "usage", 0.0, "40 of 100 answers have no count"),  # it came back
+    ],
+)
+def test_since_when_the_answers_have_no_usage_is_said(
+    lost: range, method: str, began_s: float, said: str | None, tmp_path: Path
+) -> None:
+    """Answer i was due at i / 8 s; its chunks are as many as its tokens."""
+    rows = [
+        request(i, i / 8, **EIGHT, token_source="chunks" if i in lost else "usage")
+        for i in range(100)
+    ]
+    workload = {"name": "x", "tokenizer": {"method": method}}
+    stage = Stage(rows, 12.5, 0.0, 8.0)
+    run = make_run(tmp_path / "run", [stage], [], warmup_requests=0, workload=workload)
+    run.meta["stages"][0]["from_s"] = began_s
+    found = texts(summarise(run), "impossible_counts")
+    assert [text.startswith(said or "-") for text in found] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
     ("tokens_per_chunk", "said"), [(1, "Chunks are not tokens and"), (3, "(3 tokens per chunk)")]
 )
 def test_the_ratio_of_tokens_to_chunks_is_given_where_it_is_one(

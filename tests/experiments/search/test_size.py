@@ -109,7 +109,8 @@ def config(tmp_path: Path) -> Path:
 def size(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: Any
 ) -> tuple[object, str, str]:
-    monkeypatch.setattr(sys, "argv", ["ampacity", "size", *map(str, arguments)])
+    full = [] if "--json" in arguments else ["--summary", "full"]
+    monkeypatch.setattr(sys, "argv", ["ampacity", "size", *map(str, arguments), *full])
     with pytest.raises(SystemExit) as ended:
         main()
     out, err = capsys.readouterr()
@@ -183,9 +184,26 @@ def test_a_fleet_that_cannot_be_sized_ends_as_plan_does(
     predicted("linear:0.01,0.001", load, tmp_path / "run")
     assert ampacity("plan", tmp_path / "run", "--peak-rps", 9) == 2
     why = capsys.readouterr().err.removeprefix("ampacity: no fleet can be sized from this run: ")
-    assert ampacity("size", tmp_path / "run", "--peak-rps", 9) == 2
+    assert ampacity("size", tmp_path / "run", "--peak-rps", 9, "--summary", "full") == 2
     assert f"no fleet: {why.strip()}" in " ".join(capsys.readouterr().out.split())
     assert ampacity("size", tmp_path / "run") == 0
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_first_screen_is_the_answer_in_24_lines(
+    run: Path,
+    config: Path,
+    columns: int,
+    ampacity: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    known = ["--model-config", config, "--gpu", "h100", "--peak-rps", 120, "--gpu-hour", 2.5]
+    assert ampacity("size", run, run, *map(str, known)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("FLEET     5 instances (5 to 6), 5 GPUs for 120 requests/s")
+    assert sum(max(1, -(-len(line) // columns)) for line in lines) <= 23, lines
 
 
 def test_several_engines_behind_one_endpoint(
@@ -326,7 +344,9 @@ def test_candidates_are_ranked_at_one_slo_and_the_broken_one_is_left_out(
     assert "What moves the answer most" in text
     assert "http://" not in text
     assert "https://" not in text
-    assert ampacity("size", small, run, *map(str, known)) == 0  # the cheapest is read first
+    assert (
+        ampacity("size", small, run, *map(str, known), "--summary", "full") == 0
+    )  # the cheapest is read first
     out = " ".join(capsys.readouterr().out.split())
     heads = (f"{run}: predicted,", f"{small}: predicted,", f"Steps of {run}:")
     order = [out.index(text) for text in heads]
@@ -411,7 +431,7 @@ def test_a_capacity_in_the_knee_region_is_named(
     named = "The capacity of 16 req/s lies above the knee region of 8 to 14 req/s"
     assert ampacity("plan", tmp_path / "run", "--peak-rps", "20", "--summary", "full") == 0
     assert f"Warning: {named}" in capsys.readouterr().out
-    assert ampacity("size", tmp_path / "run", "--peak-rps", "20") == 0
+    assert ampacity("size", tmp_path / "run", "--peak-rps", "20") == 0  # as a note
     assert named in " ".join(capsys.readouterr().out.split())
     assert ampacity("report", tmp_path / "run") == 0
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
@@ -480,7 +500,7 @@ def test_speculation_and_pipelines(
     predicted("llama3-8b-h100,speculation=4:0.8", load, tmp_path / "run")
     known = ["--params", "405e9", "--layers", "126", "--kv-heads", "8", "--head-dim", "128"]
     known += ["--heads", "128", "--gpu", "h100", "--draft-tokens", "4"]
-    assert ampacity("size", tmp_path / "run", *known) == 0
+    assert ampacity("size", tmp_path / "run", *known, "--summary", "full") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "speculation gives 3.36 tokens a step, 8 drafted tokens would give 4.3" in text
     assert "2 machines in a pipeline of 2 batches idle 33 %" in text

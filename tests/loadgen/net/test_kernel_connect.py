@@ -5,6 +5,7 @@ import asyncio
 import errno
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,7 @@ def connecting_slowly(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
     come."""
     begun: list[socket.socket] = []
 
-    def under_way(address: tuple[str, int]) -> tuple[socket.socket, bool]:
+    def under_way(address: tuple[str, int], *_: Any) -> tuple[socket.socket, bool]:
         begun.append(socket.socket())
         begun[-1].setblocking(False)
         assert begun[-1].connect_ex(address) == errno.EINPROGRESS  # and not asked again
@@ -50,7 +51,9 @@ def test_a_server_that_accepts_nobody_is_waited_for() -> None:
         sink, waiting = Sink(), []
         with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
             while True:
-                begun = kernel_connect.connect_at_once(reader, server.getsockname()[:2], sink)
+                begun = kernel_connect.connect_at_once(
+                    reader, server.getsockname()[:2], sink, deque()
+                )
                 if begun is not None:
                     break
                 waiting.append(sink)
@@ -59,7 +62,7 @@ def test_a_server_that_accepts_nobody_is_waited_for() -> None:
             for _ in waiting:
                 server.accept()[0].close()
             async with asyncio.timeout(10):
-                await kernel_connect.connect(reader, server.getsockname()[:2], sink, begun)
+                await kernel_connect.connect(reader, server.getsockname()[:2], sink, deque(), begun)
             took_s = time.monotonic() - began_s
             sink.wire.write(b"here")
             async with asyncio.timeout(10):

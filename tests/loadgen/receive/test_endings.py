@@ -421,6 +421,14 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
 
 
 ENDINGS |= {name: (data, "ok", tokens, None) for name, (data, tokens) in GOOD.items()}
+whole, whole_tokens = next(iter(GOOD.values()))
+for code in (201, 202, 203, 206):  # 201: as some frameworks answer each POST
+    ended = (
+        ("ok", whole_tokens, None)
+        if code == 201
+        else ("protocol_error", whole_tokens, f"HTTP {code}: ")
+    )
+    ENDINGS[str(code)] = (whole.replace(b"200 OK", b"%d Odd" % code, 1), *ended)
 
 
 for status, table in (("stream_error", STREAM_ERRORS), ("protocol_error", PROTOCOL_ERRORS)):

@@ -48,6 +48,7 @@ class FaultServer:
     ) -> None:
         self.requests: list[Request] = []
         self.connections = 0
+        self.came_from: list[str] = []  # address of each connection
         self.port = port
         self._gap_s = gap_s
         self._models = models
@@ -74,6 +75,7 @@ class FaultServer:
         assert task is not None
         self._open.add(task)
         self.connections += 1
+        self.came_from.append(writer.get_extra_info("peername")[0])
         number = self.connections
         # a cancelled task is a stopped server; what the peer breaks is the peer's business
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):

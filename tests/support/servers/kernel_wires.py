@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -63,7 +64,7 @@ async def connected(
 ) -> tuple[list[Sink], list[socket.socket]]:
     sinks, peers = [Sink() for _ in range(n)], []
     for sink in sinks:
-        await kernel_connect.connect(reader, server.getsockname()[:2], sink)
+        await kernel_connect.connect(reader, server.getsockname()[:2], sink, deque())
         peers.append(server.accept()[0])
         peers[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sinks, peers
