@@ -24,6 +24,7 @@ from ampacity.analysis.stats.intervals import smallest_n
 
 MOST_TOLERANCE = 0.15
 LADDER = (0.03, 0.04, 0.05, 0.06, 0.075, 0.09, 0.1, 0.12, 0.15)
+RESOLUTION_S = 1e-4  # what a time of the client is exact to: less is no change of the server
 SURE = 0.999  # chance that an equal run passes one metric; the estimated noise is itself uncertain
 FOUND = 0.95  # chance that the smallest change is found
 SAME, OTHER = "same_schedule", "other_schedule"
@@ -72,6 +73,11 @@ class Tracked(Reference):
     amplified: float
     tables: Floats | None
     tolerance: dict[str, float | None]
+
+    @property
+    def resolved(self) -> float:
+        """Return the least relative change that the client can tell from its own error."""
+        return min(RESOLUTION_S / max(self.marks.middle_s, 1e-9), 10.0)
 
     def expect(self, cells: Sequence[Sequence[Ints]]) -> Explained:
         """Return what the ``cells`` of each run's requests explain; None without a table."""
@@ -195,11 +201,16 @@ class OwnRuns:
         return e.worse + sure * self._se(kind, tolerance) <= 0
 
     def tolerances(self) -> dict[str, float | None]:
-        """Return the least tolerance of each kind at which a run like these passes with SURE."""
+        """Return the least tolerance of each kind at which a run like these passes with SURE.
+
+        It is RESOLUTION_S at least, and beyond MOST_TOLERANCE only for that reason.
+        """
         found: dict[str, float | None] = {}
+        resolved = self._known.resolved
         for kind in (SAME, OTHER):
             step = bisect_left(LADDER, True, key=partial(self._passes, kind))
-            found[kind] = LADDER[step] if step < len(LADDER) else None
+            noise = LADDER[step] if step < len(LADDER) else None
+            found[kind] = resolved if resolved > MOST_TOLERANCE else noise and max(noise, resolved)
         return found
 
     def finds(

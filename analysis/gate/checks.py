@@ -118,7 +118,8 @@ def _quantile_change(at: Level, metric: str, tolerances: Mapping[str, float]) ->
     known = Tracked.from_dict(q, at.base["quantiles"][metric])
     least = known.tolerance[SAME if at.paired else OTHER]
     watched = metric not in tolerances and (least is None or least > MOST_TOLERANCE)
-    tolerance = tolerances.get(metric, MOST_TOLERANCE if watched or least is None else least)
+    default = max(MOST_TOLERANCE, known.resolved) if watched or least is None else least
+    tolerance = tolerances.get(metric, default)
     found, before = [r.metrics[kind] for r in at.records], known.marks.middle_s
     if unknown := samples.no_values(found):
         verdict = WATCHED if watched else "inconclusive"

@@ -62,6 +62,25 @@ def test_same_figures_pass_and_ten_percent_more_is_a_regression(tmp_path: Path) 
     assert found["itl_p50"].verdict == found["tpot_p90"].verdict == "pass"
 
 
+@pytest.mark.parametrize(
+    ("median_s", "slower", "verdict"),
+    [  # the client's times are exact to 0.1 ms
+        (0.4e-3, 1.2, None),  # 0.08 ms, watched
+        (0.4e-3, 1.6, "regression"),  # 0.24 ms
+        (1e-3, 1.08, "pass"),  # 0.08 ms, within 10 %
+        (1e-3, 1.25, "regression"),
+    ],
+)
+def test_a_change_below_what_the_client_resolves_is_no_regression(
+    median_s: float, slower: float, verdict: str | None, tmp_path: Path
+) -> None:
+    values = ttfts(1, 3000, median_s / 0.1)
+    found = gated(tmp_path, stage(values), stage(slower * values))
+    check = checks(found).get("ttft_p50")
+    assert (check and check.verdict) == verdict
+    assert ("ttft_p50 at 20/s" in found.untracked) == (check is None)
+
+
 def test_a_change_inside_its_tolerance_passes_and_one_beyond_does_not(tmp_path: Path) -> None:
     base = baseline(run(tmp_path / "base", stage(ttfts(1, 1500))))
     slower = run(tmp_path / "slow", stage(ttfts(1, 1500, 1.1)))
