@@ -57,7 +57,6 @@ def test_far_from_the_limit_it_ends_early_on_either_side(tmp_path: Path) -> None
     assert violated.verdict == "violated"
     assert violated.duration_s == pytest.approx(0.01 * 600)  # the first look
     assert [c.verdict for c in violated.checks if c.name == "ttft_p95=8ms"] == ["violated"]
-    assert violated.checks[0].candidate is not None
     assert violated.checks[0].candidate >= 0.011
     stage = json.loads((tmp_path / "violated" / "run" / "run.json").read_text())["stages"][0]
     assert stage["decided_early"] == "violated: ttft_p95=8ms"

@@ -43,7 +43,6 @@ def test_an_endpoint_that_comes_up_after_a_while_is_timed_from_the_beginning() -
     found, listening_s = asyncio.run(timed(free_port(), 0.7))
     assert listening_s <= found.models_s <= listening_s + 2
     assert found.models_s <= found.first_token_s <= found.models_s + 2
-    assert found.warm_ttft_s is not None
     assert 0.015 <= found.warm_ttft_s <= 1
     assert found.attempts >= 4  # some refused ones, the list of models, the answer
 

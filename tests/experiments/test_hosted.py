@@ -23,17 +23,13 @@ from ampacity.loadgen.plan import Limits, StagePlan
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import is_private, parse_endpoint
-from ampacity.loadgen.send.protocols import RequestShape
-from ampacity.loadgen.send.requests import ScheduledRequests
 from ampacity.loadgen.workers.setup import Route
 from ampacity.progress import Progress
 from ampacity.values import ConfigError
-from ampacity.workloads.prompts.synthetic import PromptMaker
-from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from tests.support.args import Command
 from tests.support.repeats import often
 from tests.support.servers.hosted import OVERLOADED, Provider
-from tests.support.stage_driving import played, schedule_at
+from tests.support.stage_driving import played, requests_to, schedule_at
 
 SHORT = "--model m --input-tokens 8 --output-tokens 2 --arrivals constant"
 PRICES = "# made up for this test, 2026-11-29\nmodel,input,output,cached\nm,1000,4000,100\n"
@@ -53,8 +49,7 @@ def drive(
 
     async def main() -> list[RequestRecord]:
         endpoint = parse_endpoint(provider.url)
-        maker = PromptMaker(load_tokenizer("words"), "salt")
-        made = ScheduledRequests([(endpoint, None)], RequestShape("chat", "m"), maker, "run")
+        made = requests_to(endpoint)
         client = Client(endpoint, endpoint.addresses(), None)
         options = RunnerOptions(limits=Limits(retries=retries), account=account or Account())
         return (await played(client, made, StagePlan(0, **plan), options)).records

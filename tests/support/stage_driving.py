@@ -16,7 +16,10 @@ from ampacity.loadgen.plan import Limits, Requests, StagePlan
 from ampacity.loadgen.rundir.records import STATUSES, RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, parse_endpoint
 from ampacity.loadgen.send.history import AnswerContent
-from ampacity.loadgen.send.protocols import RequestShape
+from ampacity.loadgen.send.protocols import Api, RequestShape
+from ampacity.loadgen.send.requests import ScheduledRequests
+from ampacity.workloads.prompts.synthetic import PromptMaker
+from ampacity.workloads.prompts.tokenizers import WORDS
 from ampacity.workloads.schedule import Schedule
 from tests.support.servers.fault_server import FaultServer
 
@@ -32,6 +35,17 @@ class Driven:
     @property
     def resent(self) -> int:
         return self.measures.resent
+
+
+NOBODY = parse_endpoint("http://127.0.0.1:1/v1")
+
+
+def requests_to(
+    endpoint: Endpoint = NOBODY, api: Api = "chat", salt: str = "s", **how: Any
+) -> ScheduledRequests:
+    """Requests of made-up words for model m; ``how``: of ScheduledRequests."""
+    prompts = PromptMaker(WORDS, salt)
+    return ScheduledRequests([(endpoint, None)], RequestShape(api, "m"), prompts, "run", **how)
 
 
 def schedule_at(

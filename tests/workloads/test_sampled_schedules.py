@@ -15,16 +15,12 @@ from typer.testing import CliRunner
 from ampacity.cli.app import app
 from ampacity.config import make_settings
 from ampacity.experiments.stages.replay import read_replay
-from ampacity.loadgen.send.endpoint import parse_endpoint
-from ampacity.loadgen.send.protocols import RequestShape
-from ampacity.loadgen.send.requests import ScheduledRequests
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.profile import load_workload
-from ampacity.workloads.prompts.synthetic import PromptMaker
-from ampacity.workloads.prompts.tokenizers import WORDS
 from ampacity.workloads.schedule import Schedule, open_schedule
 from ampacity.workloads.schedule_file import read_schedule
 from tests.support.servers.fault_server import FaultServer
+from tests.support.stage_driving import requests_to
 
 MIX = """
 arrivals: constant
@@ -125,14 +121,7 @@ def test_the_same_bytes_go_over_the_wire(tmp_path: Path) -> None:
         ):
             # of these only the names travel
             plain = [dataclasses.replace(kind, headers=()) for kind in classes]
-            requests = ScheduledRequests(
-                [(parse_endpoint("http://127.0.0.1:1/v1"), None)],
-                RequestShape("chat", "m"),
-                PromptMaker(WORDS, "s"),
-                "run",
-                classes=plain,
-                planned_histories=True,
-            )
+            requests = requests_to(classes=plain, planned_histories=True)
             requests.prepare(schedule)
             bytes_of = []
             for i in range(len(schedule)):

@@ -114,10 +114,7 @@ def test_the_highest_load_that_met_is_given_where_the_estimate_is_too_wide() -> 
     c = capacity_of(stage(0, 4, 0.25, True), stage(1, 16, 4.0, False), stage(2, 2, 0.2, True))
     assert (c.crossing, c.capacity_rps, c.c_max, c.binding_slo) == ("verified", 4, 8, "ttft_p99=1s")
     assert (c.verified_rps, c.violated_rps, c.stage, c.c_max_ci) == (4, 16, 0, (8, 32))
-    assert c.estimate_rps is not None
     low, high = c.estimate_rps_ci or (None, None)
-    assert low is not None
-    assert high is not None
     assert high - low > 2 * 0.25 * c.estimate_rps
     assert 4 < c.estimate_rps < 16
     assert c.capacity_rps_ci == (min(low, 4), high)
@@ -128,7 +125,6 @@ def test_the_interval_ends_below_a_load_that_was_surely_violated() -> None:
     """Half of 1,000 requests miss a p99 at 8: whatever 4 and 40 show, the rate is below 8."""
     over = stage(8, 8, 4.0, None, share=0.5)
     c = capacity_of(stage(0, 4, 0.25, True), over, stage(9, 40, 4.0, False))
-    assert c.capacity_rps_ci[1] is not None
     assert c.capacity_rps_ci[1] <= 8
     # against a load at which nearly all stages say that it holds no load is known from below
     many = [stage(i, load, 0.25, None) for i, load in enumerate((4, 6, 7, 8.5, 9, 9.5, 10))]
@@ -212,7 +208,6 @@ def test_the_interval_ends_at_what_overloaded_stages_answered(
     assert (math.exp(found.x), math.exp(found.most)) == pytest.approx((100, most), rel=1e-4)
     low, high = find_capacity(stages, SLOS).capacity_rps_ci or (None, None)
     assert low is not None
-    assert high is not None
     assert high <= most * (1 + 1e-4)
     without = [structs.replace(s, achieved_rps_ci=None) for s in stages]
     free = find_capacity(without, SLOS).capacity_rps_ci

@@ -357,7 +357,6 @@ def test_bursts_within_a_minute_lower_the_rate_to_run_at(run: Path) -> None:
     """By as much as Poisson arrivals would have to be higher to crowd so; not where they did."""
     summary = summarise(load_run(run))
     rate, why = operating_rate(summary)
-    assert rate is not None
     assert operating_rate(summary, 1.25) == (
         rate / 1.25,
         f"{why}, over 1.25 for bursts within a minute",

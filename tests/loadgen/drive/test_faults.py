@@ -121,8 +121,6 @@ def test_time_limits_are_those_of_the_client_and_harm_nobody_else(slow: Driven) 
         assert len(found) == EACH
         for record in found:
             check_fault(name, record)
-            assert record.ended_ns is not None
-            assert record.dispatched_ns is not None
             assert limit_s <= (record.ended_ns - record.dispatched_ns) / 1e9 < limit_s + 3.0
 
 

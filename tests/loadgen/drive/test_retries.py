@@ -116,8 +116,6 @@ def test_each_attempt_is_a_row() -> None:
 def test_retry_after_is_honoured() -> None:
     first, second = drive([busy("0.3")], 1, retries=1)
     assert first.retry_after_s == 0.3
-    assert first.ended_ns is not None
-    assert second.dispatched_ns is not None
     assert 0.3 <= (second.dispatched_ns - first.ended_ns) / 1e9 < 2.0
 
 

@@ -37,7 +37,7 @@ from ampacity.workloads.schedule import Schedule, open_schedule
 from ampacity.workloads.sessions import Sessions
 from tests.streams.playing import json_response
 from tests.support.servers.fault_server import FaultServer
-from tests.support.stage_driving import Driven, on_loop
+from tests.support.stage_driving import Driven, on_loop, requests_to
 
 pytestmark = pytest.mark.real_time  # needs the machine to itself
 
@@ -82,10 +82,7 @@ class Prepared:
     """Requests of a schedule to an endpoint that nobody calls."""
 
     def __init__(self, schedule: Schedule, api: Api = "chat", salt: str = "s", **how: Any) -> None:
-        endpoint = parse_endpoint("http://127.0.0.1:1/v1")
-        prompts = PromptMaker(WORDS, salt)
-        shape = RequestShape(api, "m")
-        self.requests = ScheduledRequests([(endpoint, None)], shape, prompts, "run", **how)
+        self.requests = requests_to(api=api, salt=salt, **how)
         self.requests.prepare(schedule)
 
     def body(self, index: int) -> dict[str, Any]:
@@ -161,7 +158,6 @@ def test_a_turn_waits_for_the_answer_and_tells_it_again() -> None:
         assert bodies[2][: len(bodies[1])] == bodies[1]  # each is the beginning of the next
         assert bodies[1][: len(bodies[0])] == bodies[0]
     one, two, three = driven.records
-    assert one.ended_ns is not None
     assert two.ended_ns is not None
     assert two.scheduled_ns == one.ended_ns + 150_000_000
     assert three.scheduled_ns == two.ended_ns

@@ -464,7 +464,6 @@ def test_what_follows_the_body_and_is_none_of_it_has_an_end(endless: bytes) -> N
     record = play(enumerate(reads, 1))
     assert (record.status, record.output_tokens) == ("protocol_error", 2)
     assert record.error == "more than 64 KiB of headers"
-    assert record.ended_ns is not None
     assert record.ended_ns <= 3 + 67
 
 

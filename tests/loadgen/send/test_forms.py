@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 
-from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.loadgen.send.forms import form_notes
-from ampacity.loadgen.send.protocols import Api, RequestShape
-from ampacity.loadgen.send.requests import ScheduledRequests
+from ampacity.loadgen.send.protocols import Api
 from ampacity.workloads.prompts.files import read_prompts
-from ampacity.workloads.prompts.synthetic import PromptMaker
-from ampacity.workloads.prompts.tokenizers import WORDS
 from ampacity.workloads.replay import Replayed, replayed
 from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.read import read_trace
+from tests.support.stage_driving import requests_to
 
 USER = {"role": "user", "content": "what is it?"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -69,9 +66,7 @@ def test_what_an_api_does_not_carry_is_counted(tmp_path: Path, api: Api, said: l
 
 def test_a_text_has_no_tools_in_its_body(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, {"messages": TOLD, "tools": TOOLS})
-    route = (parse_endpoint("http://127.0.0.1:1/v1"), None)
-    shape = RequestShape("completions", "m")
-    maker = ScheduledRequests([route], shape, PromptMaker(WORDS, "s"), "r", file=trace.recorded)
+    maker = requests_to(api="completions", file=trace.recorded)
     maker.prepare(trace.schedule)
     body = json.loads(maker.make(0).partition(b"\r\n\r\n")[2])
     assert body["prompt"] == "what is it?\n\nsunny"

@@ -19,13 +19,13 @@ from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, parse_endpoint
 from ampacity.loadgen.send.keys import Keys
 from ampacity.loadgen.send.protocols import RequestShape
-from ampacity.loadgen.send.requests import RequestMaker, ScheduledRequests
+from ampacity.loadgen.send.requests import RequestMaker
 from ampacity.values import ConfigError
 from ampacity.workloads.prompts.synthetic import PromptMaker
-from ampacity.workloads.prompts.tokenizers import load_tokenizer
+from ampacity.workloads.prompts.tokenizers import WORDS
 from tests.support.servers.fault_server import FaultServer
 from tests.support.servers.hosted import Provider
-from tests.support.stage_driving import played, schedule_at
+from tests.support.stage_driving import played, requests_to, schedule_at
 
 KEY = "sk-PLANTED-4711-abcdef"
 
@@ -33,10 +33,6 @@ KEY = "sk-PLANTED-4711-abcdef"
 @pytest.fixture(autouse=True)
 def a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", KEY)
-
-
-def prompts() -> PromptMaker:
-    return PromptMaker(load_tokenizer("words"), "salt")
 
 
 BEARER = {"authorization": f"Bearer {KEY}"}
@@ -81,7 +77,7 @@ def test_the_shape_of_each_provider(
         url = f"http://{host.partition(':')[0]}:{port}/{rest}"
         settings = make_settings({"url": url, "api_key_env": "A_KEY", **options})
         client = Client(settings.endpoint, ["127.0.0.1"], None)
-        maker = RequestMaker(settings.endpoint, prompts(), "probe")
+        maker = RequestMaker(settings.endpoint, PromptMaker(WORDS, "salt"), "probe")
         shape = RequestShape(settings.api, "m")
         record = await ask(client, shape.api, maker.numbered(shape, 8, 2))
         await client.close()
@@ -178,7 +174,7 @@ def driven(provider: Provider, keys: Keys, times_s: list[float]) -> list[Request
     """Send requests at these times with the keys, and return their records."""
 
     async def main(endpoint: Endpoint) -> list[RequestRecord]:
-        made = ScheduledRequests([(endpoint, None)], RequestShape("chat", "m"), prompts(), "run")
+        made = requests_to(endpoint)
         client = Client(endpoint, endpoint.addresses(), None)
         options = RunnerOptions(account=Account(keys), secrets=lambda: endpoint.secrets)
         plan = StagePlan(0, "open", schedule_at(times_s), times_s[-1], offered_rps=1.0)

@@ -11,30 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampacity.simulator import SimulatorError
-from ampacity.simulator.engine.engine import Engine, EngineConfig, Request, Speculation
+from ampacity.simulator.engine.engine import Engine, Request, Speculation
 from ampacity.simulator.engine.options import POLICIES
-from ampacity.simulator.engine.steptime import Roofline
 from ampacity.simulator.models.hardware import PRESETS, linear_config
 from benchmarks.servers.truth import simulate
 from tests.support.repeats import often
-from tests.support.simulator.engine_runs import prefix_hashes, run_dry
-
-# Memory 1 ms a step; a computed token 1 ms: a step of n > 1 tokens takes n ms.
-PER_TOKEN = Roofline(1.0, 0.0, 1.0, 0.0, 1e3, 1e3)
-
-
-def tiny(**changes: object) -> EngineConfig:
-    values: dict[str, object] = {
-        "name": "tiny",
-        "step_time": PER_TOKEN,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
-        "max_model_len": 64,
-        "kv_blocks": 16,
-        "block_tokens": 4,
-    }
-    return EngineConfig(**(values | changes))
-
+from tests.support.simulator.engine_runs import prefix_hashes, run_dry, tiny
 
 # Prefix cache
 
@@ -330,6 +312,9 @@ def test_a_request_whose_adapter_finds_no_slot_is_passed_over() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        ({"max_num_batched_tokens": 3}, "at least max_num_seqs"),
+        ({"kv_blocks": 15}, "KV cache holds 60 tokens"),
         ({"policy": "random"}, "unknown policy 'random'; known: fcfs"),
         ({"max_loras": 0}, "max_loras must be at least 1"),
         (

@@ -72,8 +72,6 @@ def test_an_answer_has_the_tokens_asked_for_each_in_an_event_of_its_own(api: Api
 def test_thinking_comes_first_in_its_own_events(api: Api) -> None:
     record = asked(api, face=Face(reasoning_share=0.5))
     assert (record.status, len(record.chunk_at_us)) == ("ok", TOKENS_OUT)
-    assert record.started_ns is not None
-    assert record.first_answer_ns is not None
     assert (record.first_answer_ns - record.started_ns) // 1000 == record.chunk_at_us[6]
     # Anthropic does not count it apart
     assert record.reasoning_tokens == (6 if api == "responses" else None)

@@ -1,5 +1,5 @@
 """What the tests of the simulated engine run it with: a closed loop, steps without a clock, names
-of shared blocks.
+of shared blocks, a tiny engine.
 """
 
 from collections.abc import Hashable, Sequence
@@ -7,7 +7,24 @@ from collections.abc import Hashable, Sequence
 from ampacity.simulator.engine.deployment import Deployment, Run
 from ampacity.simulator.engine.engine import Engine, EngineConfig, Request
 from ampacity.simulator.engine.outcome import outcome_of
+from ampacity.simulator.engine.steptime import Roofline
 from benchmarks.servers.truth import Measured, measured
+
+# Memory 1 ms a step; a computed token 1 ms: a step of n > 1 tokens takes n ms.
+PER_TOKEN = Roofline(1.0, 0.0, 1.0, 0.0, 1e3, 1e3)
+
+
+def tiny(**changes: object) -> EngineConfig:
+    values: dict[str, object] = {
+        "name": "tiny",
+        "step_time": PER_TOKEN,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 64,
+        "kv_blocks": 16,
+        "block_tokens": 4,
+    }
+    return EngineConfig(**(values | changes))
 
 
 def prefix_hashes(prefix: Hashable, tokens: int, block_tokens: int = 16) -> list[Hashable]:

@@ -9,17 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.loadgen.send.history import AnswerContent
-from ampacity.loadgen.send.protocols import RequestShape
-from ampacity.loadgen.send.requests import ScheduledRequests
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.prompts.synthetic import PromptMaker
-from ampacity.workloads.prompts.tokenizers import WORDS
 from ampacity.workloads.replay import Replayed, replayed
 from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces.read import read_trace
 from tests.support.servers.fault_server import FaultServer
+from tests.support.stage_driving import requests_to
 from tests.workloads.traces.test_recorded_sessions import drive, played, turns, written
 
 
@@ -369,13 +365,7 @@ def test_what_the_system_says_stands_apart_where_the_api_has_it_so(tmp_path: Pat
     ]
     found = played(written(tmp_path, rows))
     for api in ("chat", "messages"):
-        requests = ScheduledRequests(
-            [(parse_endpoint("http://127.0.0.1:1/v1"), None)],
-            RequestShape(api, "m"),
-            PromptMaker(WORDS, "s"),
-            "run",
-            file=found.recorded,
-        )
+        requests = requests_to(api=api, file=found.recorded)
         requests.prepare(found.schedule)
         bodies = [json.loads(requests.make(i).split(b"\r\n\r\n", 1)[1]) for i in range(2)]
         wanted = anthropic if api == "messages" else openai
@@ -501,13 +491,7 @@ def test_whatever_stands_in_a_file_is_played_or_refused_in_one_line(tmp_path: Pa
                     found.schedule.shared is None
                     or (found.schedule.shared.totals() <= found.schedule.input_tokens).all()
                 )
-                requests = ScheduledRequests(
-                    [(parse_endpoint("http://127.0.0.1:1/v1"), None)],
-                    RequestShape("chat", "m"),
-                    PromptMaker(WORDS, "s"),
-                    "run",
-                    file=found.recorded,
-                )
+                requests = requests_to(file=found.recorded)
                 requests.prepare(found.schedule)
                 for i in range(len(found.schedule)):
                     assert json.loads(requests.make(i).split(b"\r\n\r\n", 1)[1])["messages"]

@@ -17,11 +17,7 @@ from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.send.endpoint import parse_endpoint
-from ampacity.loadgen.send.protocols import RequestShape
-from ampacity.loadgen.send.requests import ScheduledRequests
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.prompts.synthetic import PromptMaker
-from ampacity.workloads.prompts.tokenizers import WORDS
 from ampacity.workloads.replay import Replayed, replayed
 from ampacity.workloads.schedule import AFTER_END, AFTER_START, WITH_START, Schedule
 from ampacity.workloads.trace_cuts import Replay
@@ -45,11 +41,6 @@ def played(path: Path, rate: float | None = None, **how: Any) -> Replayed:
 def turns(found: Replayed) -> list[tuple[float, int, list[int], float, int]]:
     """(earliest time, session, what it waits for, pause, what that counts from) of each request."""
     s = found.schedule
-    assert s.after_start is not None
-    assert s.after is not None
-    assert s.session is not None
-    assert s.think_s is not None
-    assert s.counts_from is not None
     return [
         (
             round(float(s.scheduled_s[i]), 6),
@@ -66,11 +57,8 @@ def drive(url: str, found: Replayed, api: Any = "chat", **plan: Any) -> Driven:
     async def main() -> Driven:
         endpoint = parse_endpoint(url)
         client = Client(endpoint, endpoint.addresses(), None)
-        shape = RequestShape(api, "m")
-        requests = ScheduledRequests(
-            [(endpoint, None)], shape, PromptMaker(WORDS, "s"), "run", file=found.recorded
-        )
-        options = RunnerOptions(targets=["t"], answer=ANSWERS[shape.api])
+        requests = stage_driving.requests_to(endpoint, api, file=found.recorded)
+        options = RunnerOptions(targets=["t"], answer=ANSWERS[api])
         known = {"kind": "open", "duration_s": 0.05, "drain_s": 20.0, "finish_s": 20.0}
         known |= {"index": 0, "schedule": found.schedule, "whole": True} | plan
         result = await stage_driving.played(client, requests, StagePlan(**known), options)
