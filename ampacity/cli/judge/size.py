@@ -50,7 +50,7 @@ def size(
 ) -> None:
     """Decide in thirteen steps: does it fit, what limits it, how many, at what cost.
 
-    ampacity size runs/search --model-config Llama-3-8B --gpu h100
+    ampacity size runs/search --model-config Llama-3-8B/config.json --gpu h100
 
     ampacity size runs/search --peak-rps 120 --gpu-hour 2.5
 
