@@ -6,6 +6,7 @@ After a kill at any moment ``load_run`` reads every complete batch of the stream
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -117,7 +118,8 @@ def lock(file: BinaryIO, *, shared: bool) -> bool:
 
 def _going_s(path: Path) -> float | None:
     """Return the seconds since the last write of a run that is still being written, else None."""
-    for stream in (path / STREAM_NAME, *path.glob("requests-resumed?.arrows")):
+    resumed = (p for p in streams_of(path) if re.fullmatch(r"requests-resumed\d+", p.stem))
+    for stream in (path / STREAM_NAME, *resumed):
         # the run may be finishing just now
         with contextlib.suppress(OSError), open_file(stream) as file:
             if not lock(file, shared=True):

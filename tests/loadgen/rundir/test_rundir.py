@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -163,6 +164,10 @@ def test_a_running_run_differs_from_a_killed_one(tmp_path: Path) -> None:
             os.utime(file, (time.time() - 90, time.time() - 90))
         assert files.load_run(path).going_s == pytest.approx(90, abs=30)
         assert files.load_run(path).going_s is not None  # the reader took nothing from the writer
+        stream = path / "requests.arrows"
+        shutil.copy(stream.rename(path / "requests-resumed12.arrows"), stream)  # resumed often
+        assert files.load_run(path).going_s is not None
+        (path / "requests-resumed12.arrows").rename(stream)
         writer.finish()
         assert files.load_run(path).going_s is None
     with RunWriter(tmp_path / "other", META) as writer:
