@@ -33,9 +33,9 @@ from ampacity.analysis.stage.steady import (
 from ampacity.analysis.stage.throughput import input_rate, output_rates, span_s, tokens_per_batch
 from ampacity.analysis.stage.verdicts import Judge, Judged
 from ampacity.analysis.stats.intervals import memory_of
+from ampacity.loadgen.rundir.lateness import FROM_SCHEDULE, lateness_limit_s, left_late
 
 _NS = 1e-9
-SLIP_MAX_S = 0.02  # as ampacity.loadgen.audit has it where no SLO says what matters
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def analyse_stage(
     rates = output_rates(rows, found.tokens, window, found.start_s, meta["kind"] == "closed")
     result = _load(meta, cohort, window, found.start_s, rows, records.requests) | asdict(rates)
     result |= _latencies(cohort) | _over_time(cohort, found.stability)
-    result |= _client(meta, found.scheduled)
+    result |= _client(meta, found.scheduled, slos)
     result["input_tokens_per_s"] = input_rate(rows, window)
     other = without_client(cohort, meta.get("audit") or {}, records.origin_ns)
     if other is not None:
@@ -347,10 +347,10 @@ def _over_time(cohort: Cohort, stability: Stability) -> dict[str, Any]:
     }
 
 
-def _client(meta: Mapping[str, Any], scheduled: Requests) -> dict[str, Any]:
+def _client(meta: Mapping[str, Any], scheduled: Requests, slos: Sequence[Slo]) -> dict[str, Any]:
     """Return how well the client kept up over the whole stage, warm-up included.
 
-    By its own audit, or from the records where it was killed before it wrote one.
+    By its own audit, or from the records of a stage that has none: it was killed before.
     """
     audit = meta.get("audit") or {}
     slip = np.sort((scheduled.dispatched_ns - scheduled.scheduled_ns) * _NS)
@@ -359,11 +359,10 @@ def _client(meta: Mapping[str, Any], scheduled: Requests) -> dict[str, Any]:
     if (p50 is None or p99 is None) and len(slip):
         p50, p99 = (float(slip[quantile_rank(q, len(slip)) - 1]) for q in (0.5, 0.99))
     reason = audit.get("client_limited_reason")
-    if meta.get("drained_ns") is None and not audit and p99 is not None and p99 > SLIP_MAX_S:
-        reason = (
-            f"requests left {p99 * 1e3:.1f} ms late at p99, more than {SLIP_MAX_S * 1e3:.1f} ms; "
-            "it was killed before its own account"
-        )
+    if not audit:
+        most_s = lateness_limit_s(slo.limit_s for slo in slos if slo.metric in FROM_SCHEDULE)
+        late = left_late(p99, most_s)
+        reason = late and f"{late}; by its records, as it has no account of its own"
     return {
         "slip_s": contract.Slip(p50=p50, p99=p99),
         **{name: int(audit.get(name) or 0) for name in ("resent", "unsolicited")},

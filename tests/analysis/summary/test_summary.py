@@ -505,7 +505,11 @@ def test_advice_names_no_setting_that_the_experiment_lacks(
             "Stop (or nice) other work on this machine, or pin the client with --cpus: its CPU was idle "
             "(10% of a core), so others held it up.",
         ),
-        (0.97, "the generator used 97% of its core", "Use more --workers or a faster client."),
+        (
+            0.97,
+            "the generator used 97% of its core",
+            "Use a faster client, or more --workers where the command has them.",
+        ),
         (
             0.03,
             "worker 1 died (exit status -9) in stage 0",
