@@ -46,18 +46,30 @@ class RunRecords:
     requests: Requests  # all rows, all attempts
     origin_ns: int
     spoilt: Mapping[str, str] = field(default_factory=dict)  # by the endpoint's diagnosis
+    before: pa.Table | None = None  # requests of other windows of a soak: only counted in flight
+
+    def in_flight(self) -> tuple[Floats, Floats]:
+        """Return when each request began and ended, in s; NaN where that is not known."""
+        begin, finish = self.requests.started_ns, self.requests.ended_ns
+        if self.before is not None:
+            columns = (self.before[name].to_numpy() for name in ("started_ns", "ended_ns"))
+            began, ended = (np.asarray(of, dtype=np.float64) - self.origin_ns for of in columns)
+            begin, finish = np.concatenate([begin, began]), np.concatenate([finish, ended])
+        return begin * _NS, finish * _NS
 
 
 def read_records(
-    table: pa.Table, origin_ns: int, meta: Mapping[str, Any] | None = None
+    table: pa.Table,
+    origin_ns: int,
+    meta: Mapping[str, Any] | None = None,
+    before: pa.Table | None = None,
 ) -> RunRecords:
     """Return vectors of the records; times count from ``origin_ns``.
 
-    ``meta`` is run.json. Raises RecordsError.
+    ``meta`` is run.json, ``before`` as ``Run`` has it. Raises RecordsError.
     """
-    return RunRecords(
-        table, read_requests(table, origin_ns, meta), origin_ns, spoilt_by(meta or {})
-    )
+    requests = read_requests(table, origin_ns, meta)
+    return RunRecords(table, requests, origin_ns, spoilt_by(meta or {}), before)
 
 
 @dataclass(frozen=True)
@@ -154,7 +166,7 @@ def analyse_stage(
     found = stage_records(records, meta, warmup_requests, run_complete=run_complete)
     cohort, window, rows = found.cohort, found.window, found.rows
     rates = output_rates(rows, found.tokens, window, found.start_s, meta["kind"] == "closed")
-    result = _load(meta, cohort, window, found.start_s, rows, records.requests) | asdict(rates)
+    result = _load(meta, cohort, window, found.start_s, rows, records.in_flight()) | asdict(rates)
     result |= _latencies(cohort) | _over_time(cohort, found.stability)
     result |= _client(meta, found.scheduled, slos)
     result["input_tokens_per_s"] = input_rate(rows, window)
@@ -286,13 +298,13 @@ def _load(
     window: Window,
     start_s: float,
     rows: Requests,
-    everything: Requests,
+    in_flight: tuple[Floats, Floats],
 ) -> dict[str, Any]:
     counts = cohort.requests.status_counts()
     ok = counts.pop("ok")
     counts["unfinished"] += cohort.missing
     requests, length = len(cohort.requests) + cohort.missing, window.length_s
-    begin, finish = everything.started_ns * _NS, everything.ended_ns * _NS
+    begin, finish = in_flight
     finish = np.where(np.isnan(finish), cohort.now_ns * _NS, finish)
     concurrency = time_average_in_flight(window.start_s, window.end_s, begin, finish)
     within = begin[(begin >= window.start_s) & (begin < window.end_s)]

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from ampacity.analysis.contract.capacity import Capacity
 from ampacity.analysis.contract.summary import read_summary, to_json
 from ampacity.analysis.slo import parse_slos
-from ampacity.analysis.stage.analyse import analyse_stage
+from ampacity.analysis.stage.analyse import analyse_stage, read_records
 from ampacity.analysis.stage.littles_law import consistency, gap, summarise_gap
 from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.warnings import find_warnings
@@ -216,6 +217,20 @@ def test_of_a_stage_without_an_audit_the_requests_tell_whether_the_client_kept_u
     assert s["client_limited"] is (limited is not None)
     said = f"requests left {limited} ms; by its records, as it has no account of its own"
     assert s["client_limited_reason"] == (said if limited else None)
+
+
+def test_requests_of_the_window_before_are_in_flight_and_nothing_else(tmp_path: Path) -> None:
+    """5 requests from 5 s before the window to 4 s after its begin: 2 more in flight over 10 s."""
+    run = make_run(tmp_path / "run", [Stage(steady(), 10.0)])
+    before = pa.table({"started_ns": [at_ns(-5.0)] * 5, "ended_ns": [at_ns(4.0)] * 5})
+    meta = run.meta["stages"][0]
+    alone, beside = (
+        analyse_stage(read_records(run.requests, meta["start_ns"], None, b), meta, [], 0)
+        for b in (None, before)
+    )
+    assert beside.concurrency - alone.concurrency == pytest.approx(2.0)
+    assert beside.littles_law.l == beside.concurrency
+    assert (beside.requests, beside.ok) == (alone.requests, alone.ok) == (100, 100)
 
 
 def test_fault_31_tokens_of_requests_that_are_cut_off_count_when_they_came(tmp_path: Path) -> None:

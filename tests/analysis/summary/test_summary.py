@@ -159,6 +159,11 @@ def test_what_was_answered_is_counted_over_the_whole_run(sweep: dict[str, Any]) 
             "--max-requests 12 is used up",
             "ended by its budget at stage 0 (50 req/s): --max-requests 12 is used up",
         ),
+        (
+            "errors",
+            "--max-errors 5%: 2 of 34 requests failed",
+            "ended at stage 0 (50 req/s) by --max-errors 5%: 2 of 34 requests failed",
+        ),
         ("aborted", None, "aborted after stage 0 (50 req/s)"),
         ("running", None, "killed after stage 0 (50 req/s): only what had been recorded is here"),
     ],
