@@ -114,7 +114,8 @@ def client_relief(audit: Audit, limited: Stages) -> str:
             f"Stop (or nice) other work on this machine{_busiest(limited)}, or pin the client with --cpus: "
             f"its CPU was idle ({cpu_fraction:.0%} of a core), so others held it up."
         )
-    return "Use more --workers or a faster client."
+    stop = "Stop (or nice) other work on this machine, or use" if cpu_fraction is None else "Use"
+    return f"{stop} a faster client, or more --workers where the command has them."
 
 
 def _busiest(limited: Stages) -> str:

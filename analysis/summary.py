@@ -209,7 +209,7 @@ def read_stages(run: Run) -> tuple[list[dict[str, Any]], RunRecords]:
     """Return (entries of run.json's stages, the run's records)."""
     metas = [_plain_stage(index, s) for index, s in enumerate(run.meta.get("stages") or [])]
     origin_ns = min((int(m["start_ns"]) for m in metas if m.get("start_ns")), default=0)
-    records = read_records(run.requests, origin_ns, run.meta)
+    records = read_records(run.requests, origin_ns, run.meta, run.before)
     if not run.complete:
         metas = [_as_far_as_it_came(m, run.requests) for m in metas]
     return metas, records
@@ -322,7 +322,8 @@ def partial_of(run: Run) -> str | None:
     stages = run.meta.get("stages") or []
     if stages:  # the last one was going on, or was over
         over = stages[-1].get("drained_ns") and not stages[-1].get("ended_early")
-        at = f" {'after' if over else 'at'} stage {len(stages) - 1} ({planned_name(stages[-1])})"
+        part = "window" if run.meta.get("soak") else "stage"
+        at = f" {'after' if over else 'at'} {part} {len(stages) - 1} ({planned_name(stages[-1])})"
     else:
         at = " before any stage was written"
     if run.going_s is not None:
@@ -332,6 +333,8 @@ def partial_of(run: Run) -> str | None:
         )
     if not run.complete or status == "running":
         return f"killed{at}: only what had been recorded is here"
+    if status == "errors":
+        return f"ended{at} by {reason}"
     word = {"budget": "ended by its budget"}.get(str(status), str(status))
     if reason and str(reason).startswith(f"{word} "):  # "interrupted by Ctrl-C"
         return f"{word}{at}{str(reason).removeprefix(word)}"

@@ -6,7 +6,6 @@ import gc
 import os
 import time
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import TracebackType
@@ -14,6 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from ampacity.loadgen.rundir.lateness import (
+    FROM_SCHEDULE,
+    LATENESS_MAX_S,
+    lateness_limit_s,
+    left_late,
+)
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.sleeper import Sleeper
 
@@ -25,9 +30,6 @@ STALLS_MAX = 4000  # ... the longest of a stage
 CPU_FRACTION_MAX = 0.9  # of one core: beyond it the event loop has no slack left
 BUSY_CPU_FRACTION = 0.75  # above this CPU fraction ...
 COALESCED_SHARE_MAX = 0.05  # ... this share of coalesced tokens means that the client fell behind
-LATENESS_MAX_S = 0.02  # without an SLO
-LATENESS_SHARE_OF_LIMIT = 0.1  # of the tightest SLO limit
-LATENESS_FLOOR_S = 0.002
 
 
 @dataclass(frozen=True)
@@ -130,14 +132,6 @@ class Measures:
         )
 
 
-def lateness_limit_s(limits_s: Iterable[float]) -> float:
-    """Return the largest p99 lateness of the client that still allows a verdict on these limits."""
-    tightest_s = min(limits_s, default=None)
-    if tightest_s is None:
-        return LATENESS_MAX_S
-    return max(LATENESS_FLOOR_S, LATENESS_SHARE_OF_LIMIT * tightest_s)
-
-
 @dataclass(frozen=True)
 class Tolerance:
     """Allowed lateness of sending (adds to TTFT, E2E) and of the loop's reads (to gaps too)."""
@@ -148,7 +142,7 @@ class Tolerance:
     @classmethod
     def for_limits(cls, limits_s: dict[str, list[float]]) -> Tolerance:
         """Derive it from the SLO limits by metric: a slip affects TTFT and E2E, a lag all."""
-        from_schedule = [limit for metric in ("ttft", "e2e") for limit in limits_s.get(metric, [])]
+        from_schedule = [limit for metric in FROM_SCHEDULE for limit in limits_s.get(metric, [])]
         return cls(
             lateness_limit_s(from_schedule),
             lateness_limit_s(chain.from_iterable(limits_s.values())),
@@ -211,9 +205,8 @@ def limited_reason(audit: Audit, tolerance: Tolerance) -> str | None:
         )
     if audit.cpu_fraction >= CPU_FRACTION_MAX:
         return f"the generator used {audit.cpu_fraction:.0%} of its core"
-    if audit.slip_p99_s is not None and audit.slip_p99_s > tolerance.slip_s:
-        late_ms, most_ms = audit.slip_p99_s * 1e3, tolerance.slip_s * 1e3
-        return f"requests left {late_ms:.1f} ms late at p99, more than {most_ms:.1f} ms"
+    if late := left_late(audit.slip_p99_s, tolerance.slip_s):
+        return late
     # with kernel time stamps a late loop only delays requests
     lag_max_s = tolerance.slip_s if audit.dated_by_kernel else tolerance.lag_s
     if lag_s > lag_max_s:

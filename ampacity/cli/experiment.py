@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ampacity.cli import EXIT_INTERRUPTED, EXIT_OUTAGE, EXIT_USAGE
+from ampacity.cli import EXIT, EXIT_INTERRUPTED, EXIT_OUTAGE, EXIT_USAGE
 from ampacity.cli.output import console, print_folder, print_json, shown, writing
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def run_experiment(
 ) -> None:
     """Run ``drive``, write summary and report, and print them unless ``quiet``.
 
-    Exits 130 if interrupted; else with what ``judge`` returns, or 1 after an outage; 2 if aborted.
+    Exits 130 if interrupted; else with what ``judge`` returns, or 1 after an outage; where that
+    would be 0 with 2 if aborted, and with 3 if ended by --max-errors before it was decided.
     ``located`` adds the position in a run file to a message about a setting; ``check`` can refuse
     Settings before the first request.
     """
@@ -64,8 +65,7 @@ def run_experiment(
     else:
         down = any(stage.outage and not stage.client_limited for stage in summary.stages)
         answer = EXIT_OUTAGE if down else 0
-    if status == "aborted" and not answer:
-        answer = EXIT_USAGE
+    answer = answer or {"aborted": EXIT_USAGE, "errors": EXIT["inconclusive"]}.get(status, 0)
     raise typer.Exit(EXIT_INTERRUPTED if status == "interrupted" else answer)
 
 

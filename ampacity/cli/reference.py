@@ -16,8 +16,8 @@ HEAD = """# Commands
 
 Written by `python -m ampacity.cli.reference`. Every option is also a key of a run file
 (`ampacity run -c bench.yaml`); options on the command line win. Exit statuses: 0 done, 2 bad input
-or aborted (one line names the mistake and the fix), 130 interrupted. Ctrl-C still writes the report
-of what was measured.
+or aborted (one line names the mistake and the fix), 3 ended by --max-errors with nothing violated,
+130 interrupted. Ctrl-C still writes the report of what was measured.
 """
 
 

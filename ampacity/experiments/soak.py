@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from ampacity.durations import duration_text
 from ampacity.experiments.stages.live import LivePlayer
 from ampacity.experiments.stages.rig import Rig
-from ampacity.experiments.stages.rules import drain_s
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.rotate import part_summary
 from ampacity.values import ConfigError
@@ -83,7 +82,7 @@ class _Soak:
             if cut:  # it ends with the last request that may be sent
                 end_s = at_s + float(schedule.scheduled_s.max(initial=0.0)) + 1e-6
             last = bool(cut) or end_s >= self._plan.duration_s
-            plan = self._stage(index, schedule, end_s - at_s, last=last)
+            plan = self._stage(index, schedule, end_s - at_s)
             task = asyncio.create_task(self._window(plan, origin_ns + round(at_s * 1e9), at_s))
             self._playing = [t for t in self._playing if not t.done() or t.exception()] + [task]
             at_s, index = end_s, index + 1
@@ -129,7 +128,7 @@ class _Soak:
             self._tokens = self._load(0.0, at_s).planned_tokens()
         self._ids = sum(stage["scheduled_requests"] for stage in stages[:index])
         schedule, _ = self._draw(at_s)
-        return at_s, self._stage(index, schedule, self._end_of(at_s) - at_s, last=False)
+        return at_s, self._stage(index, schedule, self._end_of(at_s) - at_s)
 
     def _end_of(self, at_s: float) -> float:
         """Return the end of the window at ``at_s``; the first after a seam may be another length."""
@@ -173,15 +172,14 @@ class _Soak:
             first_request_id=self._ids,
         )
 
-    def _stage(self, index: int, schedule: Schedule, length_s: float, *, last: bool) -> StagePlan:
-        at_last_s = drain_s(self._rig.settings.slos, self._rig.typical_e2e_s)
+    def _stage(self, index: int, schedule: Schedule, length_s: float) -> StagePlan:
         return StagePlan(
             index=index,
             kind="open",
             schedule=schedule,
             duration_s=length_s,
             offered_rps=self._plan.rate_rps,
-            drain_s=at_last_s if last else ENDS_WITHIN_S,
+            drain_s=ENDS_WITHIN_S,
             sticky=self._rig.settings.sticky,
         )
 

@@ -2,8 +2,11 @@
 
 import contextlib
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from ampacity.analysis.contract.part import ContractError
 from ampacity.analysis.contract.summary import Summary, read_summary, to_json
@@ -24,7 +27,7 @@ def summarise_soak(path: Path, meta: dict[str, Any]) -> tuple[Run, Summary]:
         kept = part_summary(path, stage["index"])
         over = bool(stage.get("drained_ns"))
         if (part := _read(kept)) is None:
-            part = summarise(_window(path, stage))
+            part = summarise(_window(path, meta["stages"], stage))
             if over:
                 write_json(kept, to_json(part))
         if over:
@@ -41,12 +44,19 @@ def _read(path: Path) -> Summary | None:
     return None
 
 
-def _window(path: Path, stage: dict[str, Any]) -> Run:
+def _window(path: Path, stages: list[dict[str, Any]], stage: dict[str, Any]) -> Run:
     """Return a run of this window alone; only the first one has a start-up."""
     run = load_run(path, stage["index"])
+    going = [s for s in stages[: stage["index"]] if _ends_ns(s) > stage["start_ns"]]
+    rows = [load_run(path, s["index"]).requests.select(["started_ns", "ended_ns"]) for s in going]
     own = {**run.meta, "stages": [stage], "seams": []}
     if stage["index"] and own.get("warmup_requests") is None:
         own["warmup_requests"] = 0
     over = bool(stage.get("drained_ns"))
     status = {"status": "complete", "status_reason": None} if over else {}
-    return replace(run, meta=own | status, complete=over)
+    before = pa.concat_tables(rows) if rows else None
+    return replace(run, meta=own | status, complete=over, before=before)
+
+
+def _ends_ns(stage: dict[str, Any]) -> float:
+    return float(stage.get("drained_ns") or inf)

@@ -17,7 +17,7 @@ from ampacity.analysis.summary import summarise
 from ampacity.analysis.warnings import ERROR_SHARE
 from ampacity.loadgen.rundir.files import Run
 
-_DONE = ("complete", "budget")  # a user's own limit ends a run cleanly
+_DONE = ("complete", "budget", "errors")  # a user's own limit ends a run cleanly
 
 
 class CompareError(ValueError):

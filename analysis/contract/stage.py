@@ -63,6 +63,7 @@ class SloVerdict(Part, frozen=True, kw_only=True):
     value_s_ci: Interval | None = None
     value: float | None = None
     attainment: float | None
+    undecided: float = 0.0
     requests_effective: int | None
     more_requests: int | None
     reason: str | None

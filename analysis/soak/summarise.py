@@ -211,27 +211,41 @@ def _over_windows(slo: Slo, stages: Sequence[Stage]) -> SloVerdict:
     if not held:
         why = "no window measured it"
         return _verdict(slo, "inconclusive", None, None, why)
-    missed = sum(n * (1 - (v.attainment or 0.0)) for n, v in held) / requests
+    missed, apart = _pooled([(n, 1 - (v.attainment or 0.0) - v.undecided) for n, v in held])
+    # with what was cut off before the limit
+    at_most, at_most_apart = _pooled([(n, 1 - (v.attainment or 0.0)) for n, v in held])
     words = {v.verdict for _, v in held}
     if slo.quantile in EXTREMES:
         worst = next(w for w in ("violated", "inconclusive", "met") if w in words)
-        return _verdict(slo, worst, 1 - missed, effective, "by its worst window")
+        return _verdict(slo, worst, (missed, at_most), effective, "by its worst window")
     allowed, chance = 1 - slo.quantile, 1 - CONFIDENCE
-    shares = [(n, 1 - (v.attainment or 0.0)) for n, v in held]
-    apart = sum(n * (share - missed) ** 2 for n, share in shares) / max(len(held) - 1, 1)
-    spread = apart / (missed * (1 - missed)) if 0 < missed < 1 else 1.0
-    tau = max(1.0, requests / effective, spread)
-    n = max(requests, effective)
+    n, within = max(requests, effective), max(1.0, requests / effective)
+    tau = max(within, at_most_apart)
     cluster = max(tau, _likely_cluster(stages))
-    few = float(few_by_chance(missed * n, n, allowed, tau, cluster))
-    many = float(many_by_chance(missed * n, n, allowed, tau))
+    few = float(few_by_chance(at_most * n, n, allowed, tau, cluster))
+    many = float(many_by_chance(missed * n, n, allowed, max(within, apart)))
     word: Verdict = "violated" if many <= chance else "inconclusive"
     if few <= chance or words == {"met"}:
         word = "met"
     why = f"{100 * missed:.3g} % missed it, {100 * allowed:.3g} % may"
+    if at_most > missed:
+        why += (
+            f"; {100 * (at_most - missed):.3g} % were cut off, or gave no token, before the limit"
+        )
     if word == "inconclusive":
         why += f"; as slow ones come in groups, all count as {n / cluster:,.0f} requests"
-    return _verdict(slo, word, 1 - missed, effective, why)
+    return _verdict(slo, word, (missed, at_most), effective, why)
+
+
+def _pooled(shares: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Return the share over (requests, share) of each window, and how the windows differ.
+
+    That is their variance over the one of independent requests.
+    """
+    requests = sum(n for n, _ in shares)
+    pooled = max(0.0, round(sum(n * share for n, share in shares) / requests, 12))
+    apart = sum(n * (share - pooled) ** 2 for n, share in shares) / max(len(shares) - 1, 1)
+    return pooled, apart / (pooled * (1 - pooled)) if 0 < pooled < 1 else 1.0
 
 
 def _likely_cluster(stages: Sequence[Stage]) -> float:
@@ -248,13 +262,15 @@ def _likely_cluster(stages: Sequence[Stage]) -> float:
 
 
 def _verdict(
-    slo: Slo, word: Verdict, attainment: float | None, effective: int | None, why: str
+    slo: Slo, word: Verdict, missed: tuple[float, float] | None, effective: int | None, why: str
 ) -> SloVerdict:
+    """Return an entry of ``slo_verdicts``; ``missed``: the share that did, and that may have."""
     return SloVerdict(
         slo=slo.text,
         verdict=word,
         value_s=None,
-        attainment=attainment,
+        attainment=None if missed is None else 1 - missed[1],
+        undecided=0.0 if missed is None else missed[1] - missed[0],
         requests_effective=effective,
         more_requests=None,
         reason=why,

@@ -33,9 +33,9 @@ from ampacity.analysis.stage.steady import (
 from ampacity.analysis.stage.throughput import input_rate, output_rates, span_s, tokens_per_batch
 from ampacity.analysis.stage.verdicts import Judge, Judged
 from ampacity.analysis.stats.intervals import memory_of
+from ampacity.loadgen.rundir.lateness import FROM_SCHEDULE, lateness_limit_s, left_late
 
 _NS = 1e-9
-SLIP_MAX_S = 0.02  # as ampacity.loadgen.audit has it where no SLO says what matters
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,30 @@ class RunRecords:
     requests: Requests  # all rows, all attempts
     origin_ns: int
     spoilt: Mapping[str, str] = field(default_factory=dict)  # by the endpoint's diagnosis
+    before: pa.Table | None = None  # requests of other windows of a soak: only counted in flight
+
+    def in_flight(self) -> tuple[Floats, Floats]:
+        """Return when each request began and ended, in s; NaN where that is not known."""
+        begin, finish = self.requests.started_ns, self.requests.ended_ns
+        if self.before is not None:
+            columns = (self.before[name].to_numpy() for name in ("started_ns", "ended_ns"))
+            began, ended = (np.asarray(of, dtype=np.float64) - self.origin_ns for of in columns)
+            begin, finish = np.concatenate([begin, began]), np.concatenate([finish, ended])
+        return begin * _NS, finish * _NS
 
 
 def read_records(
-    table: pa.Table, origin_ns: int, meta: Mapping[str, Any] | None = None
+    table: pa.Table,
+    origin_ns: int,
+    meta: Mapping[str, Any] | None = None,
+    before: pa.Table | None = None,
 ) -> RunRecords:
     """Return vectors of the records; times count from ``origin_ns``.
 
-    ``meta`` is run.json. Raises RecordsError.
+    ``meta`` is run.json, ``before`` as ``Run`` has it. Raises RecordsError.
     """
-    return RunRecords(
-        table, read_requests(table, origin_ns, meta), origin_ns, spoilt_by(meta or {})
-    )
+    requests = read_requests(table, origin_ns, meta)
+    return RunRecords(table, requests, origin_ns, spoilt_by(meta or {}), before)
 
 
 @dataclass(frozen=True)
@@ -154,9 +166,9 @@ def analyse_stage(
     found = stage_records(records, meta, warmup_requests, run_complete=run_complete)
     cohort, window, rows = found.cohort, found.window, found.rows
     rates = output_rates(rows, found.tokens, window, found.start_s, meta["kind"] == "closed")
-    result = _load(meta, cohort, window, found.start_s, rows, records.requests) | asdict(rates)
+    result = _load(meta, cohort, window, found.start_s, rows, records.in_flight()) | asdict(rates)
     result |= _latencies(cohort) | _over_time(cohort, found.stability)
-    result |= _client(meta, found.scheduled)
+    result |= _client(meta, found.scheduled, slos)
     result["input_tokens_per_s"] = input_rate(rows, window)
     other = without_client(cohort, meta.get("audit") or {}, records.origin_ns)
     if other is not None:
@@ -286,13 +298,13 @@ def _load(
     window: Window,
     start_s: float,
     rows: Requests,
-    everything: Requests,
+    in_flight: tuple[Floats, Floats],
 ) -> dict[str, Any]:
     counts = cohort.requests.status_counts()
     ok = counts.pop("ok")
     counts["unfinished"] += cohort.missing
     requests, length = len(cohort.requests) + cohort.missing, window.length_s
-    begin, finish = everything.started_ns * _NS, everything.ended_ns * _NS
+    begin, finish = in_flight
     finish = np.where(np.isnan(finish), cohort.now_ns * _NS, finish)
     concurrency = time_average_in_flight(window.start_s, window.end_s, begin, finish)
     within = begin[(begin >= window.start_s) & (begin < window.end_s)]
@@ -347,10 +359,10 @@ def _over_time(cohort: Cohort, stability: Stability) -> dict[str, Any]:
     }
 
 
-def _client(meta: Mapping[str, Any], scheduled: Requests) -> dict[str, Any]:
+def _client(meta: Mapping[str, Any], scheduled: Requests, slos: Sequence[Slo]) -> dict[str, Any]:
     """Return how well the client kept up over the whole stage, warm-up included.
 
-    By its own audit, or from the records where it was killed before it wrote one.
+    By its own audit, or from the records of a stage that has none: it was killed before.
     """
     audit = meta.get("audit") or {}
     slip = np.sort((scheduled.dispatched_ns - scheduled.scheduled_ns) * _NS)
@@ -359,11 +371,10 @@ def _client(meta: Mapping[str, Any], scheduled: Requests) -> dict[str, Any]:
     if (p50 is None or p99 is None) and len(slip):
         p50, p99 = (float(slip[quantile_rank(q, len(slip)) - 1]) for q in (0.5, 0.99))
     reason = audit.get("client_limited_reason")
-    if meta.get("drained_ns") is None and not audit and p99 is not None and p99 > SLIP_MAX_S:
-        reason = (
-            f"requests left {p99 * 1e3:.1f} ms late at p99, more than {SLIP_MAX_S * 1e3:.1f} ms; "
-            "it was killed before its own account"
-        )
+    if not audit:
+        most_s = lateness_limit_s(slo.limit_s for slo in slos if slo.metric in FROM_SCHEDULE)
+        late = left_late(p99, most_s)
+        reason = late and f"{late}; by its records, as it has no account of its own"
     return {
         "slip_s": contract.Slip(p50=p50, p99=p99),
         **{name: int(audit.get(name) or 0) for name in ("resent", "unsolicited")},

@@ -88,6 +88,7 @@ def judge_slo(
         value_s_ci=ends,
         value_s_reason=between_bounds(o, low, high) if low < high and not is_rate else None,
         attainment=1 - (misses + unfinished) / o.n,
+        undecided=unfinished / o.n,
         requests_effective=math.floor(o.n / tau),
         **why,
     )
@@ -114,6 +115,7 @@ def _judge_extreme(o: Observations, slo: Slo) -> SloVerdict:
         value_s=finite(low) if low == high else None,
         value_s_reason=between_bounds(o, low, high) if low < high else None,
         attainment=1 - (misses + unfinished) / o.n,
+        undecided=unfinished / o.n,
         requests_effective=o.n,
         more_requests=None,
         reason=reason,

@@ -52,6 +52,7 @@ class Run:
     server: pa.Table | None
     complete: bool  # False: killed or still running; requests are what was recorded so far
     going_s: float | None = None  # of a running run: seconds since its last write
+    before: Any = None  # of a window of a soak: rows of the windows before, still in flight in it
 
 
 def json_text(value: Any) -> str:

@@ -51,6 +51,7 @@ STATUS_WORDS = {
     "running": "The run was still going, or was killed, when this report was written.",
     "interrupted": "The run was interrupted.",
     "budget": "The run ended at its budget.",
+    "errors": "The run ended at its limit of errors.",
     "aborted": "The run was aborted.",
 }
 

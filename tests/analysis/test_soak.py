@@ -184,6 +184,26 @@ def test_an_slo_is_judged_over_all_windows(missed: list[float], word: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("undecided", "word", "why"),
+    [
+        (0.0, "violated", "3 % missed it, 1 % may"),  # 2,160 of 72,000
+        (0.03, "inconclusive", "0 % missed it, 1 % may; 3 % were cut off, or gave no token"),
+        (0.01, "violated", "2 % missed it, 1 % may; 1 % were cut off, or gave no token"),
+    ],
+)
+def test_requests_cut_off_before_the_limit_are_no_misses(
+    undecided: float, word: str, why: str
+) -> None:
+    """Of 24 windows 97 % of the requests met the limit, and ``undecided`` were cut off before it."""
+    rng = np.random.default_rng(8)
+    known = {**sample_summary.verdict(SLO, "inconclusive", 1.0, 0.97, 3000), "undecided": undecided}
+    verdict = msgspec.convert(known, type(WINDOW.slo_verdicts[0]))
+    (found,) = soak([window(i, rng, slo_verdicts=[verdict]) for i in range(24)]).slo_verdicts
+    assert (found.verdict, found.undecided) == (word, pytest.approx(undecided))
+    assert str(found.reason).startswith(why)
+
+
+@pytest.mark.parametrize(
     ("names", "said"),
     [
         (("M", "M-v2"), "3 of 6 answers are, by their own account, not from the model"),

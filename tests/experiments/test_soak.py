@@ -20,10 +20,12 @@ from rich.console import Console
 
 from ampacity.analysis.contract.summary import read_summary
 from ampacity.config import make_settings
+from ampacity.experiments.stages.live import LivePlayer
 from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.virtual.player import VirtualPlayer
 from ampacity.experiments.virtual.predict import predict
 from ampacity.experiments.windows import summarise_soak
+from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.files import load_run, part_of, read_meta, read_part
 from ampacity.loadgen.rundir.records import SCHEMA
 from ampacity.progress import Progress
@@ -72,6 +74,13 @@ def test_windows_follow_each_other_without_a_gap(
     ]  # fmt: skip
     assert len(over_the_seam) > 20
     assert capsys.readouterr().out.startswith("VERDICT   ")
+    # what is in flight in a window is all that is, whichever window it was due in
+    spans_s = [(np.array(rows[name]) - begin_ns) / 1e9 for name in ("started_ns", "ended_ns")]
+    for judged in read_summary(tmp_path / "run" / "summary.json").stages:
+        within_s = [2 * judged.index + at for at in (judged.window.start_s, judged.window.end_s)]
+        began, ended = (np.clip(at_s, *within_s) for at_s in spans_s)
+        mean = (ended - began).sum() / (within_s[1] - within_s[0])
+        assert judged.concurrency == pytest.approx(mean, rel=1e-3)
     assert run.complete
     assert sorted(p.name for p in (tmp_path / "run").glob("requests*")) == [
         f"requests-w0000{k}.parquet" for k in range(3)
@@ -158,7 +167,7 @@ def test_a_soak_that_is_ended_is_reported_and_goes_on(
         out = process.communicate(timeout=20)[0]
         assert process.returncode == (130 if end == signal.SIGTERM else -9)
         if end == signal.SIGTERM:
-            assert "PARTIAL   interrupted at stage 1" in out
+            assert "PARTIAL   interrupted at window 1" in out
             assert load_run(run).complete
             known = read_summary(run / "summary.json")
             assert known.requests == load_run(run).requests.num_rows
@@ -235,7 +244,8 @@ def test_a_server_that_answers_nothing_ends_the_soak(tmp_path: Path, command: Co
     refuses = {"nothing": ("", "")}
     with FaultServer(gap_s=0.01, refuses=refuses) as server:
         down = {"messages": ("503 Service Unavailable", "{}")}
-        threading.Timer(1.5, refuses.update, [down]).start()
+        played = (tmp_path / "run" / "requests-w00000.arrows").exists
+        threading.Thread(target=lambda: wait_until(played) and refuses.update(down)).start()
         words = f"soak {server.url} --rps 30 --duration 1h --window 1s --input-tokens 9 --output-tokens 4 --out"
         command(words, tmp_path / "run", status=2)
     meta = read_meta(tmp_path / "run")
@@ -253,6 +263,23 @@ def test_a_budget_ends_the_soak_within_a_window(tmp_path: Path, command: Command
     assert run.requests.num_rows == 40
     assert run.meta["status_reason"] == "--max-requests 40 is used up"
     assert run.meta["status"] == "budget"
+
+
+def test_every_window_has_ten_minutes_for_its_answers(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one too."""
+    drains_s, follow = [], LivePlayer.follow
+
+    async def noted(self: LivePlayer, plan: StagePlan, *rest: Any) -> int:
+        drains_s.append(plan.drain_s)
+        return await follow(self, plan, *rest)
+
+    monkeypatch.setattr(LivePlayer, "follow", noted)
+    words = "--rps 30 --duration 2s --window 1s --input-tokens 9 --output-tokens 4"
+    with FaultServer(gap_s=0.01) as server:
+        command(f"soak {server.url} {words} --out", tmp_path / "run")
+    assert drains_s == [600.0, 600.0]
 
 
 @pytest.mark.parametrize(

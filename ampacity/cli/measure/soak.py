@@ -61,7 +61,8 @@ def soak(
 
     def judge(_: Path, summary: Summary) -> int:
         verdict = summary.soak.verdict if summary.soak else "inconclusive"
-        return 0 if not summary.slos else EXIT[verdict]
+        aborted = str(summary.partial or "").startswith("aborted")  # inconclusive: exits 2
+        return 0 if not summary.slos or (aborted and verdict != "violated") else EXIT[verdict]
 
     how: dict[str, Any] = {"drive": plan.run, "check": check, "judge": judge}
     run_experiment(raw, experiment="soak", as_json=json, **how)

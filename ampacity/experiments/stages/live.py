@@ -132,7 +132,7 @@ class LivePlayer:
             return "interrupted" if stopped.startswith("interrupted") else "aborted", stopped
         of_a_worker = early if early and early.startswith("--max-errors") else None
         if used_up := self._generator.used_up or of_a_worker:
-            return "budget", used_up
+            return "errors" if used_up.startswith("--max-errors") else "budget", used_up
         if early and early not in by_budget:  # a worker could not go on, e.g. the disk is full
             return "aborted", early
         return None

@@ -36,6 +36,7 @@ KEPT = (
 SAME = ("experiment", "seed", "slos", "warmup_requests", "locked", "fleet_inputs")
 MEASURED = ("tokenizer", CLIPPED, BEYOND)  # of the workload's entry: known once it is played
 KILLED = "killed"
+DONE = ("complete", "budget", "errors")  # a user's own limit ends a run cleanly
 
 
 def check_resumable(run: Run) -> None:
@@ -43,8 +44,7 @@ def check_resumable(run: Run) -> None:
     meta, path = run.meta, run.path
     status, stages = str(meta.get("status")), meta.get("stages") or []
     if run.complete and (
-        status in ("complete", "budget")
-        or (status == "aborted" and not (stages and stages[-1].get("ended_early")))
+        status in DONE or (status == "aborted" and not (stages and stages[-1].get("ended_early")))
     ):
         why = f" ({meta['status_reason']})" if meta.get("status_reason") else ""
         raise RunDirError(f"{path} is over{why}, nothing is left to resume: ampacity report {path}")

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from ampacity.analysis.contract.capacity import Capacity
 from ampacity.analysis.contract.summary import read_summary, to_json
 from ampacity.analysis.slo import parse_slos
-from ampacity.analysis.stage.analyse import analyse_stage
+from ampacity.analysis.stage.analyse import analyse_stage, read_records
 from ampacity.analysis.stage.littles_law import consistency, gap, summarise_gap
 from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.warnings import find_warnings
@@ -191,21 +192,45 @@ def test_gaps_of_a_stream_that_is_held_back_are_no_finding(
         assert s["slo_met"] is None
 
 
-@pytest.mark.parametrize(("late_s", "limited"), [(0.0201, True), (0.0199, False)])
-def test_of_a_killed_run_the_requests_tell_whether_the_client_kept_up(
-    late_s: float, limited: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("late_s", "slo", "limited"),
+    [
+        (0.0201, "", "20.1 ms late at p99, more than 20.0"),
+        (0.0199, "", None),
+        (0.199, "ttft_p99=2s", None),  # a tenth of the limit is 200 ms, as of an audit
+        (0.201, "ttft_p99=2s", "201.0 ms late at p99, more than 200.0"),
+        (0.0201, "itl_p99=2s", "20.1 ms late at p99, more than 20.0"),  # which no slip moves
+    ],
+)
+@pytest.mark.parametrize("resumed", [False, True])
+def test_of_a_stage_without_an_audit_the_requests_tell_whether_the_client_kept_up(
+    late_s: float, slo: str, limited: str | None, resumed: bool, tmp_path: Path
 ) -> None:
-    """Two of 100 left late; there is no audit of a stage that was killed."""
+    """Two of 100 left late in a stage that was killed, whether the run went on or not."""
     late = [
-        request(i, i * 0.1, ttft_s=0.1, dispatched_ns=at_ns(i * 0.1 + (late_s if i > 97 else 0.0)))
+        request(i, i * 0.1, ttft_s=0.3, dispatched_ns=at_ns(i * 0.1 + (late_s if i > 97 else 0.0)))
         for i in range(100)
     ]
-    s = analyse(tmp_path, Stage(late, 10.0, extra={"audit": None, "drained_ns": None}))
-    assert s["client_limited"] is limited
-    said = (
-        "requests left 20.1 ms late at p99, more than 20.0 ms; it was killed before its own account"
-    )
+    cut = {"cut_ns": at_ns(9.9), "drained_ns": at_ns(9.9), "ended_early": "killed"}
+    extra = {"audit": None, "drained_ns": None, **(cut if resumed else {})}
+    s = analyse(tmp_path, Stage(late, 10.0, extra=extra), slos=parse_slos([slo] if slo else []))
+    assert s["client_limited"] is (limited is not None)
+    said = f"requests left {limited} ms; by its records, as it has no account of its own"
     assert s["client_limited_reason"] == (said if limited else None)
+
+
+def test_requests_of_the_window_before_are_in_flight_and_nothing_else(tmp_path: Path) -> None:
+    """5 requests from 5 s before the window to 4 s after its begin: 2 more in flight over 10 s."""
+    run = make_run(tmp_path / "run", [Stage(steady(), 10.0)])
+    before = pa.table({"started_ns": [at_ns(-5.0)] * 5, "ended_ns": [at_ns(4.0)] * 5})
+    meta = run.meta["stages"][0]
+    alone, beside = (
+        analyse_stage(read_records(run.requests, meta["start_ns"], None, b), meta, [], 0)
+        for b in (None, before)
+    )
+    assert beside.concurrency - alone.concurrency == pytest.approx(2.0)
+    assert beside.littles_law.l == beside.concurrency
+    assert (beside.requests, beside.ok) == (alone.requests, alone.ok) == (100, 100)
 
 
 def test_fault_31_tokens_of_requests_that_are_cut_off_count_when_they_came(tmp_path: Path) -> None:

@@ -159,6 +159,11 @@ def test_what_was_answered_is_counted_over_the_whole_run(sweep: dict[str, Any]) 
             "--max-requests 12 is used up",
             "ended by its budget at stage 0 (50 req/s): --max-requests 12 is used up",
         ),
+        (
+            "errors",
+            "--max-errors 5%: 2 of 34 requests failed",
+            "ended at stage 0 (50 req/s) by --max-errors 5%: 2 of 34 requests failed",
+        ),
         ("aborted", None, "aborted after stage 0 (50 req/s)"),
         ("running", None, "killed after stage 0 (50 req/s): only what had been recorded is here"),
     ],
@@ -505,7 +510,11 @@ def test_advice_names_no_setting_that_the_experiment_lacks(
             "Stop (or nice) other work on this machine, or pin the client with --cpus: its CPU was idle "
             "(10% of a core), so others held it up.",
         ),
-        (0.97, "the generator used 97% of its core", "Use more --workers or a faster client."),
+        (
+            0.97,
+            "the generator used 97% of its core",
+            "Use a faster client, or more --workers where the command has them.",
+        ),
         (
             0.03,
             "worker 1 died (exit status -9) in stage 0",
