@@ -331,7 +331,8 @@ def partial_of(run: Run) -> str | None:
             "recorded by then is here"
         )
     if not run.complete or status == "running":
-        return f"killed{at}: only what had been recorded is here"
+        damage = f"; {run.damage}" if run.damage else ""
+        return f"killed{at}: only what had been recorded is here{damage}"
     word = {"budget": "ended by its budget"}.get(str(status), str(status))
     if reason and str(reason).startswith(f"{word} "):  # "interrupted by Ctrl-C"
         return f"{word}{at}{str(reason).removeprefix(word)}"
