@@ -210,8 +210,8 @@ def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]
             "answer before it",
         ),
         (
-            settings.max_cost and ((settings.workers or 1) > 1 or settings.ray),
-            "--max-cost is kept in one process: drop --workers",
+            settings.in_one_process and ((settings.workers or 1) > 1 or settings.ray),
+            f"{settings.in_one_process} is kept in one process: drop --workers",
         ),
         (
             settings.ray

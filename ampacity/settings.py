@@ -352,6 +352,13 @@ class Settings:
         )
 
     @property
+    def in_one_process(self) -> str:
+        """Return the limit that only one process can keep; "" if there is none."""
+        counted = [name for name in ("requests", "tokens") if getattr(self, f"max_{name}")]
+        of_retries = f"--max-{counted[0]} with --retries" if counted and self.retries else ""
+        return "--max-cost" if self.max_cost else of_retries
+
+    @property
     def replay(self) -> Replay:
         """Return the options of a replay. Raises WorkloadError."""
         from ampacity.workloads.trace_cuts import Replay

@@ -332,7 +332,8 @@ def partial_of(run: Run) -> str | None:
             "recorded by then is here"
         )
     if not run.complete or status == "running":
-        return f"killed{at}: only what had been recorded is here"
+        damage = f"; {run.damage}" if run.damage else ""
+        return f"killed{at}: only what had been recorded is here{damage}"
     if status == "errors":
         return f"ended{at} by {reason}"
     word = {"budget": "ended by its budget"}.get(str(status), str(status))

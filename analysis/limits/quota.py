@@ -59,7 +59,7 @@ def find_quota(table: pa.Table, stages: Sequence[Stage]) -> Quota | None:
     per_min, reason = _together(known)
     stated, window_s = (_last(answered, name) for name in (f"quota_{unit}", "quota_window_s"))
     return Quota(
-        text=_text(per_min, unit, stated, window_s),
+        text=_text(per_min, unit, stated, window_s, _most_within(answered, window_s or 0.0)),
         unit=unit,
         per_min=per_min,
         reason=reason,
@@ -127,9 +127,22 @@ def _together(spans: Sequence[_Span]) -> tuple[float | None, str | None]:
     return 60 * sum(s.amount for s in spans) / sum(s.lasts_s for s in spans), None
 
 
-def _text(per_min: float | None, unit: str, stated: float | None, window_s: float | None) -> str:
+def _most_within(answered: pa.Table, window_s: float) -> int:
+    """Return the most requests that were let through within a window; 0 if it has no length."""
+    through = answered.filter(pc.not_equal(answered["http_status"], 429))["started_ns"]
+    at_s = np.sort(through.to_numpy() * 1e-9)
+    before = np.searchsorted(at_s, at_s - window_s, "right")  # what is no longer within it
+    return int(np.max(np.arange(1, len(at_s) + 1) - before, initial=0))
+
+
+def _text(
+    per_min: float | None, unit: str, stated: float | None, window_s: float | None, most: int
+) -> str:
     within = f" in {window_s:g} s" if window_s and window_s != 60 else ""
     header = f" (header says {stated:,.0f}{within})" if stated is not None else ""
+    # twice the quota comes through where two windows meet, or with a bucket that was full
+    if stated is not None and unit == "requests" and most > 2 * stated:
+        header = f"{header[:-1]}, which is wrong: {most} got through in that time)"
     if per_min is None:
         return f"quota of unknown size{header}"
     return f"quota {float(f'{per_min:.3g}'):,.10g} {unit}/min{header}"

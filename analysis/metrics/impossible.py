@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampacity.analysis.metrics.requests import Bools, RecordsError
-from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.files import PARQUETS, Run, streams_of
 from ampacity.loadgen.rundir.lists import LISTS, ListScan
 from ampacity.loadgen.rundir.parquet import scan_of
 from ampacity.loadgen.rundir.records import SCHEMA
@@ -44,8 +44,9 @@ def check_records(run: Run) -> None:
             row = int(np.argmax(rows))
             held = run.requests.slice(row, 1).to_pylist()[0]
             said = f"{column} is {reprlib.repr(held[column])}, {why.format_map(held)}"
+            files = [run.path / PARQUETS[0]] if run.complete else streams_of(run.path)
             raise RecordsError(
-                f"{run.path / 'requests.parquet'}: row {row}: {said}; no run writes that: the "
+                f"{', '.join(map(str, files))}: row {row}: {said}; no run writes that: the "
                 "file was changed or is damaged"
             )
 

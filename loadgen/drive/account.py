@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 import pyarrow as pa
 
@@ -28,21 +29,28 @@ class Account:
         keys: Keys | None = None,
         prices: tuple[float, float, float] | None = None,
         limit_usd: float | None = None,
+        limits: Mapping[str, int | None] | None = None,
     ) -> None:
-        """``prices``: of input, cached input and output, dollars per million tokens."""
+        """``prices``: of input, cached input and output, dollars per million tokens.
+
+        ``limits``: of what is sent, every attempt, and planned: requests and tokens.
+        """
         self._keys, self._prices, self.limit_usd = keys, prices, limit_usd
+        self._limits = {name: most for name, most in (limits or {}).items() if most}
+        self._sent = dict.fromkeys(self._limits, 0)
         self.used_up: str | None = None
         self._spent_usd = self._planned_usd = self._in_flight_usd = 0.0
         self._ended = 0
 
     def unspent(self) -> Account:
         """Return an account with the same keys, prices and limit of which nothing is spent."""
-        return Account(self._keys, self._prices, self.limit_usd)
+        return Account(self._keys, self._prices, self.limit_usd, self._limits)
 
     def sending(self, exchange: Exchange) -> None:
         """Put the present key into a request that is about to be sent, and count it."""
         if self._keys is not None:
             exchange.request = self._keys.put_into(exchange.request)
+        self._count(exchange.record)
         if self._prices is not None:
             self._in_flight_usd += self._plan(exchange.record)
             self._check()
@@ -66,10 +74,14 @@ class Account:
 
     def spent_before(self, requests: pa.Table) -> None:
         """Count what the requests of a run have cost that now goes on."""
-        if self._prices is not None:
-            for row in requests.drop_columns(["class"]).to_pylist():
-                self._spent_usd += self._cost(RequestRecord(**row))
-            self._check()
+        if self._prices is None and not self._limits:
+            return
+        for row in requests.drop_columns(["class"]).to_pylist():
+            record = RequestRecord(**row)
+            self._count(record)
+            if self._prices is not None:
+                self._spent_usd += self._cost(record)
+        self._check()
 
     def look(self, live: Live, max_errors: float | None) -> None:
         """Renew the keys in a thread if they are due; end the run if too many requests fail."""
@@ -81,6 +93,14 @@ class Account:
         if live.failed > max_errors * live.ended:
             failed = f"{live.failed} of {live.ended} requests failed"
             self.used_up = f"--max-errors {100 * max_errors:g}%: {failed}"
+
+    def _count(self, record: RequestRecord) -> None:
+        """Count an attempt as sent."""
+        planned = (record.input_tokens_planned or 0) + (record.output_tokens_planned or 0)
+        for name, most in self._limits.items():
+            self._sent[name] += planned if name == "tokens" else 1
+            if self._sent[name] >= most:
+                self.used_up = self.used_up or f"--max-{name} {most} is used up"
 
     def _check(self) -> None:
         usual = self._spent_usd / self._planned_usd if self._ended >= KNOWN_MIN else 1.0
@@ -95,13 +115,13 @@ class Account:
         """Return the cost of a request; of one that broke off, of its prompt and what came of it."""
         if record.status in UNBILLED or record.started_ns is None:
             return 0.0
-        prompt = record.input_tokens
-        if prompt is None:
-            prompt = record.input_tokens_planned
-        output = record.output_tokens
-        if output is None:
-            output = len(record.chunk_at_us)
-        return self._usd(prompt, record.cached_tokens, output)
+        prompt, output = record.input_tokens, record.output_tokens
+        cached, chunks = record.cached_tokens, len(record.chunk_at_us)
+        if output is None or (output < chunks and record.chunk_tokens is None):
+            output = chunks
+            if record.output_tokens is not None:  # which cannot be true: nor need the others be
+                prompt = cached = None
+        return self._usd(record.input_tokens_planned if prompt is None else prompt, cached, output)
 
     def _usd(self, prompt: int | None, cached: int | None, output: int | None) -> float:
         assert self._prices is not None

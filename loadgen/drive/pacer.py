@@ -7,6 +7,7 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections.abc import Callable
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -41,12 +42,12 @@ async def pace(
         nonlocal released
         now_ns = time.monotonic_ns()
         try:
-            if not (ended.done() or stop()):
-                for _ in range(min(due_count(deadlines_ns, released, now_ns), YIELD_EVERY)):
-                    release(released, time.monotonic_ns())
-                    released += 1
             if ended.done():
                 return
+            due = min(due_count(deadlines_ns, released, now_ns), YIELD_EVERY)
+            for _ in takewhile(lambda _: not stop(), range(due)):  # a limit holds among them too
+                release(released, time.monotonic_ns())
+                released += 1
             if released >= total or stop():
                 ended.set_result(None)
                 return

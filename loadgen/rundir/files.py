@@ -26,6 +26,7 @@ from ampacity.loadgen.rundir.records import (
     complete,
     to_batch,
 )
+from ampacity.loadgen.rundir.streams import read_batches
 
 if sys.platform != "win32":
     import fcntl
@@ -53,6 +54,7 @@ class Run:
     complete: bool  # False: killed or still running; requests are what was recorded so far
     going_s: float | None = None  # of a running run: seconds since its last write
     before: Any = None  # of a window of a soak: rows of the windows before, still in flight in it
+    damage: str | None = None  # of its streams: what could not be read
 
 
 def json_text(value: Any) -> str:
@@ -209,17 +211,16 @@ def read_stream(path: Path) -> pa.Table:
 
 
 def _batches(path: Path) -> list[pa.RecordBatch]:
-    batches: list[pa.RecordBatch] = []
-    with (
-        explained(f"{path} cannot be read"),
-        open_file(path),  # refuses what is no file
-        contextlib.suppress(pa.ArrowInvalid, OSError),
-        pa.memory_map(str(path)) as file,  # what is read of it can be given back
-        pa.ipc.open_stream(file) as reader,
-    ):
-        for batch in reader:
-            batches.append(batch)
-    return batches
+    with explained(f"{path} cannot be read"):
+        return read_batches(path)[0]
+
+
+def damage_of(path: Path) -> str | None:
+    """Return which streams of a run have damaged blocks; what stood there is lost."""
+    with explained(f"a stream in {path} cannot be read"):
+        found = [(stream, read_batches(stream)[1]) for stream in streams_of(path)]
+    damaged = [f"{n:,} bytes of {stream} cannot be read" for stream, n in found if n]
+    return "; ".join([*damaged, "the requests in them are lost"]) if damaged else None
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -262,6 +263,7 @@ def load_run(path: Path, stage: int | None = None) -> Run:
         read_server(path),
         complete,
         None if complete else _going_s(path),
+        None if complete else damage_of(path),
     )
 
 

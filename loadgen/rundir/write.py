@@ -40,6 +40,7 @@ from ampacity.loadgen.rundir.files import (
     write_whole,
 )
 from ampacity.loadgen.rundir.records import SCHEMA, SCHEMA_VERSION, RequestRecord, earlier, to_batch
+from ampacity.loadgen.rundir.streams import write_batch
 
 PARQUET: dict[str, Any] = {"compression": "zstd"}
 GROUP_ROWS = 1 << 16  # of a group of rows, which is read at a time
@@ -168,7 +169,7 @@ class StreamWriter:
 
     def _write(self, batch: pa.RecordBatch) -> None:
         if not self.failed:
-            self._stream.write_batch(batch)
+            write_batch(self._stream, batch)
             self._file.flush()
             self._written_bytes += batch.nbytes
 
@@ -245,7 +246,9 @@ class RunWriter(StreamWriter):
             pa.ipc.new_stream(file, SCHEMA) as stream,
         ):
             for low in range(0, run.requests.num_rows, GROUP_ROWS):
-                stream.write_table(run.requests.slice(low, GROUP_ROWS), max_chunksize=FLUSH_ROWS)
+                rows = run.requests.slice(low, GROUP_ROWS)
+                for batch in rows.to_batches(max_chunksize=FLUSH_ROWS):
+                    write_batch(stream, batch)
         lock(held.files.enter_context((self.path / STREAM_NAME).open("r+b")), shared=False)
         (self.path / PARQUETS[0]).unlink()
 

@@ -102,7 +102,9 @@ def _conditions(summary: Summary) -> list[Entry]:
     if summary.partial:
         found.append(Entry("PARTIAL", summary.partial, state="unsure"))
     if summary.spent_usd is not None:
-        found.append(Entry("SPENT", f"${summary.spent_usd:.4g}", "at the prices given"))
+        wrong = any(w.code == "impossible_counts" for w in summary.warnings)
+        at_least = "; at least, chunks and planned prompts where the count is wrong" * wrong
+        found.append(Entry("SPENT", f"${summary.spent_usd:.4g}", f"at the prices given{at_least}"))
     if summary.simulated:
         text = "results: they describe no real engine or GPU"
         found.append(Entry("SIMULATED", text, "", "unsure"))

@@ -131,6 +131,19 @@ def test_what_the_headers_say_stands_beside_it(tmp_path: Path) -> None:
     assert cause["holds"]
 
 
+@pytest.mark.parametrize(
+    ("stated", "wrong"), [(1.0, ", which is wrong: 3 got through in that time"), (2.0, "")]
+)
+def test_a_header_that_the_answers_refute_is_said_to_be_wrong(
+    stated: float, wrong: str, tmp_path: Path
+) -> None:
+    """Three requests get through at once: more than twice 1, not more than twice 2."""
+    says = {"quota_requests": stated, "quota_window_s": 3600.0}
+    records = played(fixed(3, 3600.0), 16.0, 20.0, columns=says)
+    found = summarise(make_run(tmp_path / "run", [Stage(records, 20.0)], []))["quota"]["text"]
+    assert found == f"quota of unknown size (header says {stated:.0f} in 3600 s{wrong})"
+
+
 def test_what_is_left_and_what_is_refused_is_drawn(tmp_path: Path) -> None:
     says = {"quota_requests": 500.0, "quota_requests_left": 125.0, "headers_ns": at_ns(3.0)}
     records = played(bucket(500, 60.0), 16.0, 120.0, columns=says)

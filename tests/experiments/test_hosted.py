@@ -11,6 +11,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from rich.console import Console
 
@@ -22,7 +23,7 @@ from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import Limits, StagePlan
 from ampacity.loadgen.rundir.files import load_run
-from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.rundir.records import RequestRecord, to_batch
 from ampacity.loadgen.send.endpoint import is_private, parse_endpoint
 from ampacity.loadgen.workers.setup import Route
 from ampacity.progress import Progress
@@ -134,6 +135,21 @@ def test_no_retry_comes_before_the_time_that_a_refusal_named(named: str) -> None
     )
     refused = {r.request_id for r in records if r.http_status == 429}
     assert {r.request_id for r in records if r.attempt and r.status == "ok"} <= refused
+
+
+@pytest.mark.parametrize(
+    ("limits", "sent"), [({"requests": 4}, 4), ({"tokens": 50}, 5), ({"requests": None}, 10)]
+)
+def test_what_is_sent_again_counts_too(limits: dict[str, int | None], sent: int) -> None:
+    """Of five requests of 8 + 4 tokens each fails and is sent again: the fifth uses 50 up."""
+    schedule = schedule_at([0.05 * i for i in range(5)])
+    with Provider(script=[OVERLOADED] * 99) as provider:
+        plan = {"kind": "open", "schedule": schedule, "duration_s": 0.3}
+        records = drive(provider, plan, Account(limits=limits), retries=1)
+    assert len(records) == sent
+    before = Account(limits=limits)
+    before.spent_before(pa.Table.from_batches([to_batch(records)]))
+    assert bool(before.used_up) == (sent < 10)
 
 
 def test_an_overload_event_in_a_stream_is_tried_again() -> None:
@@ -263,6 +279,7 @@ def test_without_a_terminal_the_command_ends_with_2(
     [
         ({"max_cost": 5}, "--max-cost goes with --prices"),
         ({"max_cost": 5, "workers": 2, "prices": "P"}, "drop --workers"),
+        ({"max_requests": 5, "workers": 2, "retries": 1}, "--max-requests with --retries is kept"),
         ({"ray": "auto"}, "--ray goes with --workers"),
         ({"ray": "auto", "workers": 2, "cpus": "0"}, "of this machine: drop them, or --ray"),
         ({"max_errors": "105%"}, "share below 1"),
@@ -297,6 +314,8 @@ def test_what_is_not_billed() -> None:
         ("connect_error", {}, 0.0),
         ("ok", {"input_tokens": 1000, "cached_tokens": 600, "output_tokens": 10}, 0.5),
         ("timeout", {"chunk_at_us": [1, 2, 3]}, 1.012),
+        # a count below the chunks cannot be true: 1,000 planned and 3 chunks are taken
+        ("ok", {"input_tokens": 1, "output_tokens": 1, "chunk_at_us": [1, 2, 3]}, 1.012),
     ):
         before = account._spent_usd
         account.ended(RequestRecord(0, 0, 0, status, **planned, **columns))

@@ -23,6 +23,7 @@ import pytest
 
 import ampacity
 from ampacity.analysis.contract.summary import to_json
+from ampacity.analysis.metrics.requests import RecordsError
 from ampacity.analysis.summary import summarise
 from ampacity.cli.measure.resume import resumed
 from ampacity.config import make_settings
@@ -178,7 +179,8 @@ def state(tmp_path: Path, *, complete: bool = True, ended_ns: int = 1, **meta: A
         **meta,
     }
     table = SCHEMA.empty_table().to_pylist()
-    table.append(dict.fromkeys(SCHEMA.names) | {"ended_ns": ended_ns})
+    row = dict.fromkeys(("request_id", "stage", "attempt", "scheduled_ns"), 0)
+    table.append(dict.fromkeys(SCHEMA.names) | row | {"ended_ns": ended_ns})
     return Run(tmp_path, known, pa.Table.from_pylist(table, schema=SCHEMA), None, complete)
 
 
@@ -211,6 +213,17 @@ def test_only_what_was_cut_off_here_and_by_this_version_goes_on(
         return
     with pytest.raises(RunDirError, match=expected):
         check_resumable(run)
+
+
+def test_streams_of_two_runs_in_one_directory_are_refused_before_the_load(tmp_path: Path) -> None:
+    """Request 1 is in both: a resume that played the rest first would mix them for good."""
+    for name in ("run", "other"):
+        with RunWriter(tmp_path / name, state(tmp_path).meta | {"stages": []}) as writer:
+            writer.append(record(1))
+    foreign = (tmp_path / "other/requests.arrows").rename(tmp_path / "run/requests-0.arrows")
+    with pytest.raises(RecordsError, match=r"arrows: row 1: .* second time") as e:
+        check_resumable(load_run(tmp_path / "run"))
+    assert str(foreign) in str(e.value)
 
 
 @pytest.mark.parametrize(

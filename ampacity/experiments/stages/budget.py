@@ -20,7 +20,9 @@ def account_of(settings: Settings) -> Account:
     """Return the account that requests are charged to. Raises ConfigError, DecisionError."""
     prices = prices_of(settings)
     dollars = (prices.input, prices.read, prices.output) if prices else None
-    return Account(settings.endpoint.keys, dollars, settings.max_cost)
+    sent = {"requests": settings.max_requests, "tokens": settings.max_tokens}
+    kept = sent if settings.retries else {}  # without, the schedules are cut to them
+    return Account(settings.endpoint.keys, dollars, settings.max_cost, kept)
 
 
 def prices_of(settings: Settings) -> Prices | None:

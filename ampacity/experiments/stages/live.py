@@ -51,7 +51,7 @@ class LivePlayer:
         self._telemetry = telemetry
         self._progress = progress
         self._workers_wanted = settings.workers or writer.meta["workers"]
-        self._may_grow = not (settings.workers or settings.max_cost)
+        self._may_grow = not (settings.workers or settings.in_one_process)
         self._tolerance = Tolerance.for_limits(_limits_by_metric(settings))
         self.typical_e2e_s = writer.meta["endpoint"]["answer_s"]
 

@@ -41,6 +41,9 @@ DONE = ("complete", "budget", "errors")  # a user's own limit ends a run cleanly
 
 def check_resumable(run: Run) -> None:
     """Raise RunDirError if there is nothing to resume, or if it cannot be resumed."""
+    from ampacity.analysis.metrics.impossible import check_records
+
+    check_records(run)  # before the load: what is added to it cannot be taken apart again
     meta, path = run.meta, run.path
     status, stages = str(meta.get("status")), meta.get("stages") or []
     if run.complete and (
@@ -104,7 +107,7 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **new,
         **{name: old[name] for name in KEPT if name in old},
-        "notes": list(dict.fromkeys([*old["notes"], *new["notes"]])),
+        "notes": list(dict.fromkeys([*old["notes"], *new["notes"], *filter(None, [run.damage])])),
         "seams": [*seams, seam],
         "resumed_ns": now_ns,
     }

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ampacity.analysis.summary import partial_of
 from ampacity.loadgen.rundir import files
 from ampacity.loadgen.rundir.records import (
     CHUNK_AT_MAX_US,
@@ -188,13 +189,44 @@ def test_a_stream_torn_at_any_byte_gives_whole_batches_only(tmp_path: Path) -> N
     seen = set()
     for length in range(0, len(data), 7):
         stream.write_bytes(data[:length])
-        ids = files.load_run(tmp_path / "run").requests["request_id"].to_pylist()
-        assert ids == list(range(len(ids)))
+        run = files.load_run(tmp_path / "run")
+        ids = run.requests["request_id"].to_pylist()
+        assert (ids, run.damage) == (list(range(len(ids))), None)
         assert len(ids) % 2 == 0
         seen.add(len(ids))
     assert seen == {0, 2, 4, 6}
     stream.write_bytes(data)
     assert files.load_run(tmp_path / "run").requests.num_rows == 6
+
+
+@pytest.mark.parametrize("zeros", [(0, 100), (-8, -4), (0, -1)], ids=["head", "values", "all"])
+@pytest.mark.parametrize("batch", [1, 2], ids=["inside", "last"])
+def test_a_damaged_block_of_a_stream_is_said_and_what_follows_is_read(
+    tmp_path: Path, batch: int, zeros: tuple[int, int]
+) -> None:
+    """Of three batches of a row one is zero in part: its bytes are named, its row is lost."""
+    ends = []
+    with RunWriter(tmp_path / "run", META) as writer:
+        stream = tmp_path / "run" / files.STREAM_NAME
+        for i in range(3):
+            ends.append(stream.stat().st_size)
+            writer.append(record(i, answered_by="m"))
+            writer.flush()
+            writer.wait()
+        ends.append(stream.stat().st_size)
+    data = bytearray(stream.read_bytes()[: ends[3]])  # as after a kill
+    begin, end = ends[batch : batch + 2]
+    size = end - begin
+    low, high = (begin + at % size for at in zeros)
+    data[low:high] = bytes(high - low)
+    if zeros == (-8, -4):
+        data[low:high] = b"!!!!"  # there is padding
+    stream.write_bytes(data)
+    run = files.load_run(tmp_path / "run")
+    assert run.requests["request_id"].to_pylist() == [i for i in range(3) if i != batch]
+    lost = f"{size:,} bytes of {stream} cannot be read; the requests in them are lost"
+    assert run.damage == lost
+    assert str(partial_of(run)).endswith(f"only what had been recorded is here; {lost}")
 
 
 def test_a_torn_tail_of_garbage_is_left_out(tmp_path: Path) -> None:
