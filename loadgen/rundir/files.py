@@ -263,7 +263,7 @@ def load_run(path: Path, stage: int | None = None) -> Run:
         read_server(path),
         complete,
         None if complete else _going_s(path),
-        None if complete else damage_of(path),
+        damage=None if complete else damage_of(path),
     )
 
 
