@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +39,7 @@ def run_experiment(
 
     from ampacity.cli.stub import left_at_once, no_stub
     from ampacity.config import check_steady, make_settings
+    from ampacity.experiments.rerun import command_line
     from ampacity.experiments.stages.conduct import conduct, run_event_loop
     from ampacity.experiments.stages.provenance import out_path
     from ampacity.progress import Progress
@@ -121,22 +121,3 @@ def read_labels(path: Path) -> dict[int, bool]:
         return parse_labels(read_text(path).splitlines(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise LabelsError(f"--labels {path} cannot be read: {why(error)}") from None
-
-
-HIDDEN = ("--header", "--api-key-command")  # their values are not written down
-
-
-def command_line(argv: list[str]) -> list[str]:
-    """Return argv for run.json: the program's bare name, no values of HIDDEN, no URL queries."""
-    found, hidden = ["ampacity"], ""
-    for word in argv[1:]:
-        option, equals, value = word.partition("=")
-        if hidden or (equals and option in HIDDEN):
-            name = f"{(word if hidden else value).partition(':')[0]}: "
-            shown = f"{name if '--header' in (hidden, option) else ''}***"
-            word, hidden = shown if hidden else f"{option}={shown}", ""
-        else:
-            hidden = word if word in HIDDEN else ""
-            word = re.sub(r"(https?://[^?\s]*\?).*", r"\1***", word)
-        found.append(word)
-    return found

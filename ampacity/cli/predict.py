@@ -47,10 +47,11 @@ def predict(
     import asyncio
     from dataclasses import replace
 
-    from ampacity.cli.experiment import command_line, finish
+    from ampacity.cli.experiment import finish
     from ampacity.cli.output import shown
     from ampacity.cli.stub import left_at_once, no_stub
     from ampacity.config import check_steady, gpus_named, make_settings
+    from ampacity.experiments.rerun import command_line
     from ampacity.experiments.stages.provenance import out_path
     from ampacity.experiments.virtual.predict import predict as experiment
     from ampacity.progress import Progress

@@ -1,5 +1,6 @@
 """Repeat a run: execute the command that run.json recorded."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -10,10 +11,30 @@ from typing import Any
 from ampacity.analysis.next_run import again
 
 _COMMANDS = ("run", "sweep", "predict")
+HIDDEN = (
+    "--header",
+    "--api-key-command",
+)  # their values are neither written down nor taken from run.json
 
 
 class RerunError(ValueError):
     """A run that cannot be repeated from what it recorded."""
+
+
+def command_line(argv: list[str]) -> list[str]:
+    """Return argv for run.json: the program's bare name, no values of HIDDEN, no URL queries."""
+    found, hidden = ["ampacity"], ""
+    for word in argv[1:]:
+        option, equals, value = word.partition("=")
+        if hidden or (equals and option in HIDDEN):
+            name = f"{(word if hidden else value).partition(':')[0]}: "
+            shown = f"{name if '--header' in (hidden, option) else ''}***"
+            word, hidden = shown if hidden else f"{option}={shown}", ""
+        else:
+            hidden = word if word in HIDDEN else ""
+            word = re.sub(r"(https?://[^?\s]*\?).*", r"\1***", word)
+        found.append(word)
+    return found
 
 
 def command_of(meta: Mapping[str, Any], out: Path, seed: int) -> list[str]:
@@ -25,7 +46,7 @@ def command_of(meta: Mapping[str, Any], out: Path, seed: int) -> list[str]:
             f"run.json names no command that can be repeated ({known}): take another sample as "
             "the first was taken"
         )
-    return shlex.split(again(words, {"--seed": str(seed), "--out": str(out)}))
+    return shlex.split(again(command_line(words), {"--seed": str(seed), "--out": str(out)}))
 
 
 def repeatable(command: list[str]) -> bool:

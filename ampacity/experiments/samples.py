@@ -66,8 +66,8 @@ def judge_samples(
         if not repeatable(command):
             again = shlex.join([*map(str, paths), str(out)])
             result.notes.append(
-                f"Up to {looks} samples may be taken, but the value of --header is not written "
-                f"down. Put it in and run: {shlex.join(command)} && ampacity gate {again} "
+                f"Up to {looks} samples may be taken, but the value of --header or --api-key-command "
+                f"is not written down. Put it in and run: {shlex.join(command)} && ampacity gate {again} "
                 f"--baseline FILE --max-samples {looks}"
             )
             break

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from ampacity.cli.experiment import command_line
 from ampacity.config import make_settings
+from ampacity.experiments.rerun import command_line, command_of, repeatable
 from ampacity.loadgen.audit import Measures, Tolerance, judge
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.receive.completions import Answer
@@ -201,6 +201,13 @@ def test_a_secret_is_hidden_in_every_usual_form(written: str) -> None:
 def test_values_that_may_hold_a_secret_are_not_written_down(given: str, written: str) -> None:
     argv = ["ampacity", "run", *given.split("|"), "--rates", "1"]
     assert command_line(argv) == ["ampacity", "run", *written.split("|"), "--rates", "1"]
+
+
+def test_a_command_that_stands_in_run_json_is_not_executed() -> None:
+    words = ["ampacity", "run", "http://h/v1", "--api-key-command", "touch HERE", "--rates", "1"]
+    again = command_of({"command_line": words}, Path("out"), 7)
+    assert "touch HERE" not in again
+    assert not repeatable(again)
 
 
 def test_the_query_of_a_url_is_not_written_down() -> None:

@@ -85,7 +85,7 @@ def _refuse(unlike: Sequence[Setting], names: Sequence[str]) -> None:
     """Print to stderr what differs and what helps, and exit with EXIT_USAGE."""
     from ampacity.analysis.change.comparable import by_option
     from ampacity.analysis.next_run import again
-    from ampacity.cli.experiment import command_line
+    from ampacity.experiments.rerun import command_line
     from ampacity.reports.render.plain import printable
 
     differing = by_option(unlike)

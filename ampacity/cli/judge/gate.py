@@ -120,7 +120,7 @@ def gate(
 def _next_command(result: GateResult, samples: int) -> str | None:
     """Return the command that was given, with further samples or with every check printed."""
     from ampacity.analysis.next_run import again
-    from ampacity.cli.experiment import command_line
+    from ampacity.experiments.rerun import command_line
 
     more = {
         "inconclusive": {"--max-samples": str(samples + MORE_SAMPLES)},

@@ -32,7 +32,8 @@ def import_(
     ampacity import profile_export.jsonl --format aiperf --warmup 50
     """
     from ampacity.analysis.slo import parse_slos
-    from ampacity.cli.experiment import command_line, finish
+    from ampacity.cli.experiment import finish
+    from ampacity.experiments.rerun import command_line
     from ampacity.imports.into_run import read_file, write_run
 
     slos = [s.as_dict() for s in parse_slos(raw.get("slo", []))]

@@ -58,8 +58,8 @@ def size(
     """
     from ampacity.analysis.capacity.fleet import NO_PEAK
     from ampacity.cli import EXIT_USAGE
-    from ampacity.cli.experiment import command_line
     from ampacity.experiments.decide import Stated, decide
+    from ampacity.experiments.rerun import command_line
     from ampacity.reports.pages.size import size_page, size_screen, size_text
     from ampacity.values import ConfigError, option, parse_duration
 

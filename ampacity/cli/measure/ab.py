@@ -56,12 +56,13 @@ def ab(
     from ampacity.analysis.compare.pairs import compared_run
     from ampacity.analysis.compare.scorecard import compare
     from ampacity.cli import EXIT_INTERRUPTED
-    from ampacity.cli.experiment import command_line, finish
+    from ampacity.cli.experiment import finish
     from ampacity.cli.judge.compare import show
     from ampacity.cli.output import shown
     from ampacity.cli.stub import left_at_once, no_stub
     from ampacity.config import KEY_SOURCES, make_settings
     from ampacity.experiments.ab import NAMES, arms, run_ab
+    from ampacity.experiments.rerun import command_line
     from ampacity.experiments.stages.conduct import run_event_loop
     from ampacity.loadgen.rundir.files import write_json
     from ampacity.progress import Progress

@@ -43,11 +43,12 @@ def check(
     """
     from ampacity.analysis.change.results import CheckResult
     from ampacity.analysis.next_run import again
-    from ampacity.cli.experiment import command_line, run_experiment
+    from ampacity.cli.experiment import run_experiment
     from ampacity.cli.judge.ci import hand_over
     from ampacity.cli.output import console, print_folder
     from ampacity.experiments.check import check as experiment
     from ampacity.experiments.check import refuse, result_of
+    from ampacity.experiments.rerun import command_line
     from ampacity.reports.change.gate import check_screen
     from ampacity.reports.render.terminal import show
 

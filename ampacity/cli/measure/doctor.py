@@ -65,11 +65,11 @@ def doctor(
     """
     from dataclasses import asdict
 
-    from ampacity.cli.experiment import command_line
     from ampacity.cli.output import console, print_json, shown
     from ampacity.config import make_settings
     from ampacity.experiments.checkup import checkup, trusted
     from ampacity.experiments.doctor import REQUESTS_MAX, examine
+    from ampacity.experiments.rerun import command_line
     from ampacity.experiments.stages.conduct import run_event_loop
     from ampacity.progress import Progress
     from ampacity.reports.render.terminal import show

@@ -59,6 +59,7 @@ def _split(args: Iterable[str]) -> tuple[str, list[str]]:
 
 
 def _began(command: str, run: str) -> list[str]:
+    from ampacity.experiments.rerun import command_line
     from ampacity.files import read_text
     from ampacity.loadgen.rundir.files import RunDirError
     from ampacity.values import ConfigError
@@ -75,4 +76,4 @@ def _began(command: str, run: str) -> list[str]:
         known = began in COMMANDS
         advice = f"ampacity {began} --resume {run}" if known else "start a new run"
         raise ConfigError(f"--resume {run}: that run is of 'ampacity {began}': {advice}")
-    return words
+    return command_line(words)  # nothing that someone else wrote there is executed
