@@ -213,6 +213,15 @@ def test_only_what_was_cut_off_here_and_by_this_version_goes_on(
         check_resumable(run)
 
 
+def test_a_window_that_was_about_to_begin_is_no_restart_of_the_machine(tmp_path: Path) -> None:
+    """It is written down half a second before."""
+    begins = {"index": 0, "start_ns": time.monotonic_ns() + S // 2, "drained_ns": None}
+    run = state(tmp_path, complete=False, stages=[begins])
+    (tmp_path / "run.json").write_text("{}")
+    check_resumable(run)
+    assert resumed_meta(run, run.meta)["seams"][0]["gap_s"] == 0
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
