@@ -40,6 +40,7 @@ class Outlook:
     length_s: float | None = None
     about: bool = False  # the number of stages is what is usual
     began_s: float = field(default_factory=time.monotonic)
+    part: str = "stage"  # what a stage is called
 
 
 class LivePanel:
@@ -68,7 +69,8 @@ class LivePanel:
         live = self._generator.live
         if live.stage != self._plan.index or not live.began_s or live.began_s > time.monotonic():
             return None
-        now = time.monotonic() - live.began_s, live.released, live.ended
+        done = live.ended - live.kinds["unfinished"]  # which were given up
+        now = time.monotonic() - live.began_s, live.released, done
         self._seen.append(now)
         while len(self._seen) > 2 and self._seen[1][0] < now[0] - RATE_OVER_S:
             self._seen.popleft()
@@ -102,7 +104,7 @@ class LivePanel:
         sent, done = _rates(now, before)
         bars = max(width - 34, 8)
         return self._title(live, now[0]), [
-            [("stage     ", "dim"), *_bar(now[0], live.duration_s, bars - 4, live)],
+            [(f"{self._outlook.part:<10}", "dim"), *_bar(now[0], live.duration_s, bars - 4, live)],
             [("run       ", "dim"), *self._of_run(now[0], live, bars - 4)],
             *self._judged(live, bars),
             [
@@ -154,10 +156,11 @@ class LivePanel:
 
 def _number(live: Live, outlook: Outlook | None) -> str:
     """Return which stage it is: ``stage 3 (4 of ~9)``."""
-    number, stages = live.stage + 1, outlook and outlook.stages
-    if not (outlook and stages):
-        return f"stage {live.stage}"
-    return f"stage {live.stage} ({number} of {'~' if outlook.about else ''}{max(stages, number)})"
+    outlook = outlook or Outlook()
+    number, name = live.stage + 1, f"{outlook.part} {live.stage}"
+    if not outlook.stages:
+        return name
+    return f"{name} ({number} of {'~' if outlook.about else ''}{max(outlook.stages, number)})"
 
 
 def _shown(value_s: float | None) -> str:

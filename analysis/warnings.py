@@ -70,7 +70,10 @@ def _resumed(facts: Facts) -> str | None:
     for seam in facts.summary.seams:
         moved_s = seam.wall_gap_s - seam.gap_s
         clock = f", wall clock off by {moved_s:+,.0f} s" if abs(moved_s) > CLOCK_OFF_S else ""
-        where = f"after stage {seam.after_stage}" if seam.after_stage >= 0 else "before any stage"
+        part = "window" if facts.summary.soak else "stage"
+        where = (
+            f"after {part} {seam.after_stage}" if seam.after_stage >= 0 else f"before any {part}"
+        )
         parts.append(
             f"{where} ({seam.reason}; {seam.gap_s:,.0f} s later{clock}; {seam.in_flight} requests "
             "were in flight)"

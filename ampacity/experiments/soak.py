@@ -49,7 +49,6 @@ class SoakPlan:
         assert isinstance(rig.player, LivePlayer)
         rig.note_down("soak", asdict(self))
         windows = -int(-self.duration_s // self.window_s)
-        rig.expect(windows, self.duration_s)
         rig.tell(
             f"a soak of {duration_text(self.duration_s)} in {windows} windows of "
             f"{duration_text(self.window_s)}; summary and report are written after each"
@@ -73,6 +72,7 @@ class _Soak:
         at_s, index = self._take_up()
         if at_s >= self._plan.duration_s:
             return
+        self._expect(at_s, index)
         origin_ns = time.monotonic_ns() + round((LEAD_S - at_s) * 1e9)
         writing = asyncio.create_task(self._checkpoints())
         schedule, cut = self._draw(at_s)
@@ -97,6 +97,13 @@ class _Soak:
         writing.cancel()
         await asyncio.wait([writing])  # so that what follows is newer
         self._rig.ended = self._ended() or (("budget", cut) if cut else None)
+
+    def _expect(self, at_s: float, index: int) -> None:
+        """Set how many windows there are, with the pieces that seams made of some."""
+        left_s = self._plan.duration_s - at_s
+        while at_s < self._plan.duration_s:
+            at_s, index = self._end_of(at_s), index + 1
+        self._rig.expect(index, left_s, part="window")
 
     def _take_up(self) -> tuple[float, int]:
         """Return where in its load the soak begins or goes on, and the number of its next window."""

@@ -176,7 +176,7 @@ def soak_of(meta: Mapping[str, Any], stages: Sequence[Stage], slos: Sequence[Slo
         rate_rps=planned["rate_rps"],
         window_s=planned["window_s"],
         planned_s=planned["duration_s"],
-        duration_s=begin_s[-1] + (metas[-1]["end_ns"] - metas[-1]["start_ns"]) / 1e9,
+        duration_s=begin_s[-1] + stages[-1].window.end_s,
         windows=len(stages),
         verdict=verdict,
         reason=reason,
@@ -284,9 +284,18 @@ def _changes(
     begin_s: Sequence[float],
     whole: Sequence[int],
 ) -> list[SoakChange]:
-    """Return the change of each figure that was measured; 5 % false ones over all (Holm)."""
+    """Return the change of each figure that was measured; 5 % false ones over all (Holm).
+
+    The level of a percentile is that of windows which have all percentiles of its metric, if any.
+    """
     n = len(begin_s)
     known = {f: [i for i in whole if series[f.name][i] is not None] for f in figures}
+
+    def level(figure: Figure) -> Collection[int]:
+        metric = figure.name.partition(" p")[0]
+        held = [set(i) for f, i in known.items() if i and f.name.startswith(f"{metric} p")]
+        return set.intersection(*held) or known[figure] if held else known[figure]
+
     tested = {
         figure: find_change([series[figure.name][i] or 0.0 for i in windows])
         for figure, windows in known.items()
@@ -297,12 +306,12 @@ def _changes(
     for figure, windows in known.items():
         if not windows:
             continue
-        point, values = tested.get(figure), [series[figure.name][i] or 0.0 for i in windows]
+        point = tested.get(figure)
         change = SoakChange(
             name=figure.name,
             unit=figure.unit,
             verdict="no change" if point else "inconclusive",
-            before=median(values),
+            before=median([series[figure.name][i] or 0.0 for i in level(figure)]),
             p=point.p if point else None,
             reason=None if point else f"needs {WINDOWS_MIN} windows, {len(windows)} of {n} count",
         )

@@ -21,7 +21,11 @@ def soak_answers(summary: Summary) -> list[Entry]:
     reasons = "; ".join(f"{v.slo}: {v.reason}" for v in soak.slo_verdicts)
     verdict = (soak.verdict, STATES[soak.verdict]) if summary.slos else ("no SLO given", "unsure")
     length = f"{duration_text(round(soak.duration_s, 1))} at {rate(soak.rate_rps)}"
-    windows = f"{soak.windows} windows of {duration_text(soak.window_s)}"
+    rests = sum(
+        abs(at_s / soak.window_s - round(at_s / soak.window_s)) > 1e-6 for at_s in soak.begin_s
+    )
+    up_to, cut = ("up to ", f" ({rests} cut in two)") if rests else ("", "")
+    windows = f"{soak.windows} windows of {up_to}{duration_text(soak.window_s)}{cut}"
     return [
         Entry("VERDICT", verdict[0], soak.reason or reasons, verdict[1]),
         _changed(soak),

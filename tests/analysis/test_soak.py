@@ -15,7 +15,7 @@ from ampacity.analysis.soak.change_point import find_change
 from ampacity.analysis.soak.sentence import change_text, changes, clock, soak_command
 from ampacity.analysis.soak.summarise import join_windows, soak_of
 from ampacity.analysis.summary import summarise
-from ampacity.reports.pages.soak import _changed
+from ampacity.reports.pages.soak import _changed, soak_answers
 from tests.support import sample_summary, synthetic
 
 SLO = "ttft_p99=2s"
@@ -201,6 +201,36 @@ def test_requests_cut_off_before_the_limit_are_no_misses(
     (found,) = soak([window(i, rng, slo_verdicts=[verdict]) for i in range(24)]).slo_verdicts
     assert (found.verdict, found.undecided) == (word, pytest.approx(undecided))
     assert str(found.reason).startswith(why)
+
+
+def test_the_percentiles_of_a_metric_are_those_of_the_same_windows() -> None:
+    """Five slow windows have no p95: the median over all ten, 300 ms, would be above the p95."""
+    rng = np.random.default_rng(8)
+    held = [(0.5, None)] * 5 + [(0.1, 0.2)] * 5
+    ttft = [
+        msgspec.structs.replace(WINDOW.ttft_from_schedule_s, p50=p50, p95=p95, p99=None)
+        for p50, p95 in held
+    ]
+    stages = [
+        msgspec.structs.replace(window(i, rng), ttft_from_schedule_s=of)
+        for i, of in enumerate(ttft)
+    ]
+    found = {c.name: c.before for c in soak(stages).changes}
+    assert (found["TTFT p50"], found["TTFT p95"]) == (0.1, 0.2)
+    assert "TTFT p99" not in found
+
+
+def test_a_soak_says_how_long_it_was_and_which_windows_were_cut() -> None:
+    """Killed 9.4 s into its third window of 20 s, resumed, and killed 2.5 s into the fifth piece."""
+    rng = np.random.default_rng(8)
+    ended = msgspec.structs.replace(WINDOW.window, end_s=2.5)
+    stages = [*(window(i, rng) for i in range(4)), window(4, rng, window=ended)]
+    played = soak(stages)
+    assert played.duration_s == 4 * WINDOW_S + 2.5
+    cut = msgspec.structs.replace(played, window_s=20.0, begin_s=[0, 20, 40, 49.4, 60])
+    whole = read_summary(sample_summary.open_sweep() | {"partial": None})
+    shown = soak_answers(msgspec.structs.replace(whole, soak=cut))[2]
+    assert str(shown.aside).endswith("5 windows of up to 20s (1 cut in two)")
 
 
 @pytest.mark.parametrize(

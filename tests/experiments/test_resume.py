@@ -229,6 +229,15 @@ def test_streams_of_two_runs_in_one_directory_are_refused_before_the_load(tmp_pa
     assert str(foreign) in str(e.value)
 
 
+def test_a_window_that_was_about_to_begin_is_no_restart_of_the_machine(tmp_path: Path) -> None:
+    """It is written down half a second before."""
+    begins = {"index": 0, "start_ns": time.monotonic_ns() + S // 2, "drained_ns": None}
+    run = state(tmp_path, complete=False, stages=[begins])
+    (tmp_path / "run.json").write_text("{}")
+    check_resumable(run)
+    assert resumed_meta(run, run.meta)["seams"][0]["gap_s"] == 0
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

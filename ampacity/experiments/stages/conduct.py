@@ -93,9 +93,9 @@ async def conduct(
             meta["planned"] = planned(settings, run.trace, times * (1 + len(settings.lengths)))
         if before is not None:
             meta = resumed_meta(before, meta)
-            progress.note(
-                f"{out} goes on: what is recorded is kept, {counted(len(meta['stages']), 'stage')}"
-            )
+            part = "window" if experiment == "soak" else "stage"
+            kept = counted(len(meta["stages"]), part)
+            progress.note(f"{out} goes on: what is recorded is kept, {kept}")
         private = settings.keep_answers_bytes is not None
         kind = RotatingWriter if experiment == "soak" else RunWriter
         with kind(out, meta, held, private=private) as writer:

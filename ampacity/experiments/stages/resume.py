@@ -36,6 +36,7 @@ KEPT = (
 SAME = ("experiment", "seed", "slos", "warmup_requests", "locked", "fleet_inputs")
 MEASURED = ("tokenizer", CLIPPED, BEYOND)  # of the workload's entry: known once it is played
 KILLED = "killed"
+AHEAD_NS = 10**9  # so long before its start, at most, a stage is written down
 DONE = ("complete", "budget", "errors")  # a user's own limit ends a run cleanly
 
 
@@ -57,7 +58,7 @@ def check_resumable(run: Run) -> None:
             f"{path} was made by ampacity {version} and this is {ampacity.__version__}, or an "
             "earlier state of it: only the version that began a run can resume it"
         )
-    if last_ns(run) > time.monotonic_ns():
+    if last_ns(run) - AHEAD_NS > time.monotonic_ns():
         raise RunDirError(
             f"{path} cannot be resumed: this machine was started again since, and its clock counts "
             "from there; start a new run"
@@ -92,7 +93,8 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
     names = [run.path / name for name in (*PARQUETS, "run.json")]  # a report may be newer
     written = [*streams_of(run.path), *(path for path in names if path.exists())]
     written_s = max(file.stat().st_mtime for file in written)
-    last, now_ns, seams = last_ns(run), time.monotonic_ns(), list(old.get("seams", ()))
+    now_ns, seams = time.monotonic_ns(), list(old.get("seams", ()))
+    last = min(last_ns(run), now_ns)
     # a resume with nothing behind it was refused, and only wrote run.json
     again = seams.pop() if last < old.get("resumed_ns", 0) else {}
     seam = {

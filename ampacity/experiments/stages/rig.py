@@ -169,9 +169,16 @@ class Rig:
         """Print a line of progress."""
         self._progress.note(text)
 
-    def expect(self, stages: int, length_s: float | None = None, *, about: bool = False) -> None:
+    def expect(
+        self,
+        stages: int,
+        length_s: float | None = None,
+        *,
+        about: bool = False,
+        part: str = "stage",
+    ) -> None:
         """Set how many stages the run has, ``about`` or exactly, and its seconds at most."""
-        self._progress.expect(Outlook(stages, length_s, about))
+        self._progress.expect(Outlook(stages, length_s, about, part=part))
 
     def again(self, option: str, value: str) -> str:
         """Return the command of this run with another value of ``option``."""
