@@ -148,11 +148,12 @@ def test_a_run_goes_on_as_it_began_but_for_its_key(given: str, first: str, tmp_p
 @pytest.mark.parametrize(
     ("command", "given", "words", "expected"),
     [
-        ("sweep", "--rates 5", BEGAN, "drop --rates"),
+        ("sweep", "--rates 5", BEGAN, "drop --rates; what .* --api-key-command, --api-key-header"),
+        ("ab", "--rates 5", BEGAN, "drop --rates; what .* --api-key-env-b, --api-key-header"),
         ("sweep", "http://y/v1", BEGAN, "drop the other arguments"),
         ("run", "", BEGAN, "ampacity sweep --resume"),
         ("sweep", "", ["ampacity", "predict"], "start a new run"),
-        ("sweep", "", [*BEGAN, "--header", "X-Key: ***"], "a --header can be given again"),
+        ("sweep", "", [*BEGAN, "--header", "X-Key: ***"], "a --header or .* can be given again"),
         ("sweep", "", [], "does not say how the run began"),
     ],
 )
