@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 MIB, GIB = 1 << 20, 1 << 30
 MOST_BYTES = 64 * MIB  # of a file that is read as a whole
+_LIMITS = {errno.EFBIG: "ulimit -f", errno.EMFILE: "ulimit -n"}
 _KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
 
@@ -79,8 +80,13 @@ def digest(*paths: str | Path) -> str:
 
 
 def why(error: Exception) -> str:
-    """Return the reason of an error of this module in words."""
-    return getattr(error, "strerror", None) or str(error)
+    """Return the reason of an error in words, with the limit to raise."""
+    number = getattr(error, "errno", None)
+    text = getattr(error, "strerror", None) or " ".join(str(error).split())
+    if number and "[errno" in text:  # of Arrow, which says it twice
+        text = os.strerror(number)
+    limit = _LIMITS.get(number) if number and text == os.strerror(number) else None
+    return f"{text} (raise the limit: {limit})" if limit else text
 
 
 def memory_bytes() -> int | None:

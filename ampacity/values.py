@@ -170,12 +170,14 @@ def addresses(value: Any, name: str) -> tuple[str, ...]:
             span = range(int(ends[0]), int(ends[-1]) + 1)
             if len(ends) > 2 or len({end.version for end in ends}) > 1 or not 0 < len(span) < 4096:
                 raise ValueError
+            if any(e.is_multicast or e.is_unspecified or int(e) == 2**32 - 1 for e in ends):
+                raise ValueError  # a socket takes them, and connects from another
         except ValueError:
             raise ConfigError(
                 f"{name} {part}: give IP addresses, as 10.0.0.2,10.0.0.3 or 127.0.0.2-127.0.0.9"
             ) from None
         found.update(dict.fromkeys(map(type(ends[0]), span)))
-    if len({address.version for address in found}) > 1:
+    if not found or len({address.version for address in found}) > 1:
         raise ConfigError(f"{name} {value}: give only IPv4 or only IPv6 addresses")
     return tuple(map(str, found))
 

@@ -123,9 +123,10 @@ def _of_the_load(summary: Summary) -> str:
     if summary.quota and summary.quota.binds and not summary.burst:
         return f"No capacity is named: {capacity.reason}."
     if all(s.client_limited for s in stages):
+        down = next((f"the endpoint was {s.outage.text}; " for s in stages if s.outage), "")
         return (
-            "No finding: the client could not keep up at any load, so the server's limit was not "
-            "measured."
+            f"No finding: {down}the client could not keep up at any load, so the server's limit was "
+            "not measured."
         )
     if summary.burst:
         return _burst(summary.burst)

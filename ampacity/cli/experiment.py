@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +86,7 @@ def finish(
     from ampacity.analysis.timeline import timeline_of
     from ampacity.experiments.decide import Engine, hardware_text
     from ampacity.experiments.windows import summarise_soak
-    from ampacity.loadgen.rundir.files import load_run, read_meta, write_json
+    from ampacity.loadgen.rundir.files import RunDirError, load_run, read_meta, write_json
     from ampacity.reports.pages.run_report import Beyond, write_report
     from ampacity.reports.pages.screen import render_screen
     from ampacity.reports.pages.terminal import render_table
@@ -95,21 +97,42 @@ def finish(
     else:
         run = load_run(path)
         summary = summarise(run, labels)
-    report = path / "report.html"
-    if as_json:  # what was found is printed first: a full disk must not hide it
-        print_json(to_json(summary))
-    elif not quiet:
-        (render_table if shown.full else render_screen)(summary, console(), report)
-    write_json(path / "summary.json", to_json(summary))
-    with writing(report):
+    report, unwritten = path / "report.html", None
+    try:
         hardware = hardware_text(run, summary, engine or Engine())
         limits = () if by_window else capacity_at_limits(run, summary)
         timeline = None if by_window else timeline_of(run)
         beyond = Beyond(timeline, limits, str(path), hardware)
-        write_report(report, summary, run.meta, beyond)
-    if not as_json and not quiet:
-        print_folder(path)
+        write_json(path / "summary.json", to_json(summary))
+        with writing(report):
+            write_report(report, summary, run.meta, beyond)
+    except RunDirError as error:  # a full disk must not hide what was found
+        unwritten = error
+        with suppress(OSError):  # an old one must not stand beside a new summary
+            report.unlink()
+    with _printing(path):
+        if as_json:
+            print_json(to_json(summary))
+        elif not quiet:
+            shows = render_table if shown.full else render_screen
+            shows(summary, console(), None if unwritten else report)
+            print_folder(path)
+    if unwritten:
+        raise unwritten
     return str(run.meta.get("status")), summary
+
+
+@contextmanager
+def _printing(path: Path) -> Iterator[None]:
+    """Raise RunDirError with the command that prints a run again, where stdout cannot be written."""
+    from ampacity.loadgen.rundir.files import RunDirError
+
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        left = f"'ampacity report {shlex.quote(str(path))}' prints it"
+        raise RunDirError(f"the output cannot be written: {error.strerror}; {left}") from error
 
 
 def read_labels(path: Path) -> dict[int, bool]:

@@ -61,10 +61,10 @@ def export(
         raise RunDirError(
             f"{out / taken[0]} exists: --overwrite replaces it, or name another folder"
         )
-    with writing(out):
+    with writing(out, own=True):
         out.mkdir(parents=True, exist_ok=True)
     for name, write in files.items():
-        with writing(out / name):
+        with writing(out / name, own=True):
             write(out / name)
         typer.echo(out / name)
 

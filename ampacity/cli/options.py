@@ -152,8 +152,8 @@ def prints(command: Command) -> Command:
                 Path | None,
                 None,
                 metavar="RUN",
-                help="Go on with a run that was cut off, in its directory. Nothing else is given "
-                "but options of the API key, --yes and --json.",
+                help="Go on with a run that was cut off, in its directory. Only options of "
+                "the API key, --header, --yes, --json, --quiet and --summary can be given beside it.",
                 rich_help_panel=OUTPUT,
             )
         )

@@ -55,17 +55,23 @@ def print_part(part: Any) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raise RunDirError if the block cannot write ``path``."""
+def writing(path: Path, *, own: bool = False) -> Iterator[None]:
+    """Raise RunDirError if the block cannot write ``path``.
+
+    ``own``: it may be a file that is like those of runs and baselines.
+    """
+    from ampacity.files import why
     from ampacity.loadgen.rundir.files import RunDirError
 
+    if not own and path.suffix in (".json", ".parquet", ".arrows") and path.is_file():
+        raise RunDirError(f"{path} may be of a run or a baseline: not overwritten; name another")
     try:
         yield
     except OSError as error:
-        raise RunDirError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise RunDirError(f"{path} cannot be written: {why(error)}") from error
 
 
-def write_text(path: Path, text: str, *, append: bool = False) -> None:
-    """Write or append to a file. Raises RunDirError if that fails."""
-    with writing(path), path.open("a" if append else "w", encoding="utf-8") as file:
+def write_text(path: Path, text: str, *, append: bool = False, own: bool = False) -> None:
+    """Write or append to a file, see ``writing``. Raises RunDirError if that fails."""
+    with writing(path, own=own), path.open("a" if append else "w", encoding="utf-8") as file:
         file.write(text)

@@ -22,6 +22,8 @@ def secure_streams() -> None:
             os.fstat(number)
         except OSError:  # else a socket would get the closed descriptor
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+    if not os.environ.get("COLUMNS", "").strip("0 "):  # of no width nothing can be drawn
+        os.environ.pop("COLUMNS", None)
     sys.stdout = _outliving(sys.stdout, sys.__stdout__)
     sys.stderr = _outliving(sys.stderr, sys.__stderr__)
 

@@ -184,7 +184,7 @@ def sample(
     if out is None:
         write_schedule(sys.stdout, schedule, described)
         return
-    with writing(out), out.open("w", encoding="utf-8") as file:
+    with writing(out, own=True), out.open("w", encoding="utf-8") as file:
         write_schedule(file, schedule, described)
     typer.echo(f"{len(schedule)} requests at {rate:g} req/s, {schedule.planned_tokens():,} tokens")
     typer.echo(out)

@@ -265,6 +265,9 @@ def batch_capped(curve: Curve) -> Found | None:
             raise CannotTell("the server reports no KV use or no waiting requests")
         if waiting < max(1.0, 0.1 * (server.running or 0.0)) or usage >= POOL_FREE:
             continue
+        most = server.running_max
+        if most is not None and (server.running or 0.0) < FULL * most:
+            continue  # fewer ran, mostly: no number of sequences holds the others back
         if not (curve.idle and curve.prefill_busy(stage, PREFILL_BUSY) >= PREFILL_BUSY):
             evidence = (
                 _seen("requests waiting, mean", waiting, stage),
@@ -272,9 +275,8 @@ def batch_capped(curve: Curve) -> Found | None:
                 _seen("requests running, most", server.running_max, stage),
                 _seen("KV cache in use, most", usage, stage, "share"),
             )
-            most, title = server.running_max or 0.0, None
-            if server.engines == 1 and (server.running or 0.0) >= FULL * most > 0:
-                title = f"{CAPPED}: max_num_seqs is probably {most:.0f}"
+            probable = f"{CAPPED}: max_num_seqs is probably {most:.0f}" if most else None
+            title = probable if server.engines == 1 else None
             return Found(POOL_FREE / max(usage, 0.01), evidence, title)
     return None
 

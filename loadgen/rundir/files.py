@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import msgspec
 import pyarrow as pa
 
-from ampacity.files import MOST_BYTES, open_file, read_text
+from ampacity.files import MOST_BYTES, open_file, read_text, why
 from ampacity.loadgen.rundir.meta import fault_of
 from ampacity.loadgen.rundir.records import (
     SCHEMA,
@@ -89,8 +89,7 @@ def explained(problem: str, remedy: str = "") -> Iterator[None]:
     except RunDirError:
         raise
     except (OSError, ValueError, RecursionError, MemoryError, pa.ArrowException) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise RunDirError(f"{problem}: {reason}{remedy}") from error
+        raise RunDirError(f"{problem}: {why(error)}{remedy}") from error
 
 
 @contextlib.contextmanager
@@ -101,7 +100,7 @@ def replacing(path: Path) -> Iterator[Path]:
         try:
             yield temporary
             temporary.replace(path)
-        except OSError:
+        except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise

@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from ampacity.files import why
 from ampacity.loadgen.rundir.files import (
     PARQUETS,
     STREAM_NAME,
@@ -148,8 +149,8 @@ class StreamWriter:
             except RunDirError as error:
                 self.failed = self.failed or str(error)
             except Exception as error:  # else the thread ends, and all wait for the disk
-                why = " ".join(str(error).split())
-                self.failed = self.failed or f"{self._stream_path} cannot be written: {why}"
+                reason = f"{self._stream_path} cannot be written: {why(error)}"
+                self.failed = self.failed or reason
 
     def _write_note(self, path: Path) -> None:
         """Write a note; a missing descriptor or a full disk ends no run that can go on without."""

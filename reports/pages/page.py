@@ -54,8 +54,12 @@ def _hash(script: str) -> str:
 def write_page(path: Path, page: str) -> None:
     """Write ``page``; a reader sees the old file or the whole new one. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        temporary.replace(path)
+    except BaseException:  # e.g. a full disk, on which it would stay
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def embedded_json(value: Any) -> str:

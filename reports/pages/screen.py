@@ -135,6 +135,8 @@ def _notes(summary: Summary) -> list[str]:
         client = [client_relief(summary.audit, late)]
     notes = ((NOTES.get(w.code), w.text) for w in summary.warnings)
     short = (text if note is None else note and note + _windows(text) for note, text in notes)
+    if any(stage.outage for stage in summary.stages):  # which comes first
+        return [*_counts(summary), *filter(None, short), *client]
     return [*_counts(summary), *client, *filter(None, short)]
 
 

@@ -49,6 +49,18 @@ def test_exit_status_says_the_answer(
     command("gate", made(tmp_path / "slo"), "--baseline", base, "--slo ttft_p50=50ms", status=1)
 
 
+@pytest.mark.parametrize("option", ["--html", "--junit", "--markdown"])
+def test_no_file_of_a_run_or_a_baseline_is_overwritten(
+    option: str, tmp_path: Path, base: Path, command: Command, capsys: Any
+) -> None:
+    run = made(tmp_path / "new")
+    for kept in (base, run / "run.json", run / "requests.parquet"):
+        before = kept.read_bytes()
+        command("gate", run, "--baseline", base, option, kept, status=2)
+        assert f"{kept} may be of a run or a baseline: not overwritten" in capsys.readouterr().err
+        assert kept.read_bytes() == before
+
+
 @pytest.mark.parametrize("file", ["--junit /dev/full", "--markdown /no/such/folder/x.md"])
 @pytest.mark.parametrize("json", ["", "--json"])
 def test_a_file_that_cannot_be_written_hides_no_verdict(

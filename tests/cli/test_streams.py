@@ -2,6 +2,7 @@
 status is the run's.
 """
 
+import errno
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from ampacity.simulator.server.launch import Started
-from tests.support.args import COMMAND_ONCE, args_of
+from tests.support.args import COMMAND_ONCE, Cli, args_of
 from tests.support.synthetic import Stage, make_run, request
 
 # lines and flushes while the stage goes on
@@ -128,11 +129,35 @@ def test_a_disk_that_is_full_is_an_error(made: Path) -> None:
     """What was asked for is not there: not to be mistaken for a reader that has seen enough."""
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [*COMMAND_ONCE, "report", made, "--json"],
+            [*COMMAND_ONCE, "report", made],
             stdout=full,
             stderr=subprocess.PIPE,
+            env=os.environ | {"COLUMNS": "0"},  # as some editors set it: no width is told
             timeout=60,
             check=False,
         )
     assert done.returncode != 0
-    assert b"No space left" in done.stderr
+    expected = f"No space left on device; 'ampacity report {made}' prints it\n"
+    assert done.stderr.decode() == f"ampacity: the output cannot be written: {expected}"
+    assert (made / "report.html").is_file()
+
+
+def test_a_report_that_cannot_be_written_is_not_named(
+    made: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is one of an earlier state left beside the new summary, nor a part of the new one."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (made / "report.html").write_text("old")
+    monkeypatch.setattr(Path, "replace", full)  # the last step of writing a page
+    monkeypatch.setattr("ampacity.loadgen.rundir.files.write_json", lambda *_: None)
+    told = cli("report", made)
+    assert (told.returncode, told.stderr.strip()) == (
+        2,
+        f"ampacity: {made / 'report.html'} cannot be written: No space left on device",
+    )
+    assert "Up to 10 requests/s" in told.stdout
+    assert "REPORT" not in told.stdout
+    assert {path.name for path in made.iterdir()} == {"requests.parquet", "run.json"}

@@ -196,6 +196,45 @@ def limited_in(measured: Path, path: Path, a: Sequence[int], b: Sequence[int]) -
     return [ComparedRun(n.upper(), prepare(load_run(path / n), limited_too=True)) for n in "ab"]
 
 
+@pytest.mark.parametrize(
+    ("status", "reason", "exits", "says"),
+    [
+        ("budget", "--max-requests 30 is used up", 0, "ended by its budget at stage 5"),
+        ("interrupted", "interrupted by SIGTERM", 130, "interrupted at stage 5"),
+    ],
+)
+def test_an_ab_that_ended_early_says_so(
+    *,
+    status: str,
+    reason: str,
+    exits: int,
+    says: str,
+    measured: Path,
+    tmp_path: Path,
+    ampacity: Any,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "x"
+    shutil.copytree(measured, out)
+    for name in "ab":
+        meta = json.loads((out / name / "run.json").read_text())
+        meta |= {"status": status, "status_reason": reason}
+        meta["stages"][-1]["ended_early"] = reason
+        (out / name / "run.json").write_text(json.dumps(meta))
+
+    async def run_before(*_: Any) -> Path:
+        return out
+
+    monkeypatch.setattr(experiment, "run_ab", run_before)
+    words = f"ab --aa http://127.0.0.1:1/v1 --rates 6 --rounds 3 --out {out}".split()
+    assert ampacity(*words) == exits
+    told = capsys.readouterr().err
+    assert f"PARTIAL   {says}" in told
+    assert ("limits hold for each endpoint" in told) == (status == "budget")
+    assert (f"nothing is compared: 'ampacity ab --resume {out}' goes on" in told) == (exits == 130)
+
+
 def test_where_no_pair_is_left_nothing_is_compared(
     measured: Path, tmp_path: Path, command: Command, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,6 +249,9 @@ def test_load_to_a_public_address_is_asked_for(
     plain, yes = settings_of(), settings_of(yes=True, prices=str(prices))
     planned = "about 100 requests and 15,000 tokens"
     assert asked(plain, "127.0.0.1") == ""
+    limited = asked(settings_of(max_requests=70), "127.0.0.1")
+    assert limited.rstrip().endswith("at most --max-requests 70")
+    assert planned in limited
     for address in ("10.1.2.3", "192.168.0.9", "fd00::1"):
         assert planned in asked(plain, address)
     monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
@@ -284,6 +287,7 @@ def test_without_a_terminal_the_command_ends_with_2(
         ({"ray": "auto", "workers": 2, "cpus": "0"}, "of this machine: drop them, or --ray"),
         ({"max_errors": "105%"}, "share below 1"),
         ({"max_errors": "few"}, "share below 1"),
+        ({"model": None, "prices": "P"}, "--model, and add its row where it lacks that; it has m"),
         ({"model": "other", "prices": "P"}, "no price of other; it has m, n"),
     ],
 )

@@ -148,14 +148,15 @@ def test_a_run_goes_on_as_it_began_but_for_its_key(given: str, first: str, tmp_p
 @pytest.mark.parametrize(
     ("command", "given", "words", "expected"),
     [
-        ("sweep", "--rates 5", BEGAN, "drop --rates"),
+        ("sweep", "--rates 5", BEGAN, "drop --rates; what .* --api-key-command, --api-key-header"),
+        ("ab", "--rates 5", BEGAN, "drop --rates; what .* --api-key-env-b, --api-key-header"),
         ("sweep", "http://y/v1", BEGAN, "drop the other arguments"),
         ("run", "", BEGAN, "ampacity sweep --resume"),
         ("sweep", "", ["ampacity", "predict"], "start a new run"),
-        ("sweep", "", [*BEGAN, "--header", "X-Key: ***"], "options can be given again"),
+        ("sweep", "", [*BEGAN, "--header", "X-Key: ***"], "can be given again"),
         # no command that somebody wrote there is executed
-        ("sweep", "", [*BEGAN, "--api-key-command", "echo k > HERE"], "options can be given again"),
-        ("sweep", "", [*BEGAN, "--api-key-command=echo k > HERE"], "options can be given again"),
+        ("sweep", "", [*BEGAN, "--api-key-command", "echo k > HERE"], "can be given again"),
+        ("sweep", "", [*BEGAN, "--api-key-command=echo k > HERE"], "can be given again"),
         ("sweep", "", [], "does not say how the run began"),
     ],
 )

@@ -45,10 +45,10 @@ def baseline(
     from ampacity.loadgen.rundir.files import load_run
     from ampacity.reports.change.gate import aligned
 
-    with writing(out):
+    with writing(out, own=True):
         check_replaceable(out)
     content = make_baseline([prepare(load_run(path)) for path in runs])
-    write_text(out, write_baseline(content))
+    write_text(out, write_baseline(content), own=True)
     for name, level in content["levels"].items():
         held = level["quantiles"]
         typer.echo(f"{name}: {sum(level['requests'])} requests, {len(held)} quantiles")

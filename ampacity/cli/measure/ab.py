@@ -1,5 +1,6 @@
 """``ampacity ab``: load two endpoints alternately, and compare them."""
 
+import shlex
 import sys
 from typing import Annotated, Any
 
@@ -79,8 +80,13 @@ def ab(
         with no_stub(a.out, b.out), Progress(quiet=shown.quiet) as progress:
             words = command_line(sys.argv)
             out = run_event_loop(run_ab(a, b, rounds, aa, words, progress, shown.resume))
-        statuses = {finish(out / name, as_json=False, quiet=True)[0] for name in NAMES}
-    if "interrupted" in statuses:
+        ends = [finish(out / name, as_json=False, quiet=True) for name in NAMES]
+    if partial := next((summary.partial for _, summary in ends if summary.partial), None):
+        each = "; limits hold for each endpoint" * any(status == "budget" for status, _ in ends)
+        print(f"PARTIAL   {partial}{each}", file=sys.stderr)
+    if any(status == "interrupted" for status, _ in ends):
+        left = f"'ampacity ab --resume {shlex.quote(str(out))}' goes on"
+        print(f"ampacity: nothing is compared: {left}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED)
     result = compare([compared_run(name.upper(), out / name) for name in NAMES])
     write_json(out / "compare.json", result.as_dict())

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 COMMANDS = ("sweep", "search", "burst", "soak", "run", "ab")
-KEYS = ("--api-key-env", "--api-key-file", "--api-key-command", "--api-key-env-b")
+KEY_B = "--api-key-env-b"  # of ab alone
+KEYS = ("--api-key-env", "--api-key-file", "--api-key-command", KEY_B)
 WITH_VALUE = (*KEYS, "--api-key-header", "--header", "--summary")
 FLAGS = ("--yes", "--json", "--quiet", "-q")
 
@@ -20,7 +21,7 @@ def resumed(command: str, args: Iterable[str]) -> list[str]:
     from ampacity.analysis.next_run import again
     from ampacity.values import ConfigError
 
-    run, given = _split(args)
+    run, given = _split(command, args)
     words = _began(command, run)
     options = given[::2]
     gone = {*KEYS, *options} if {*KEYS} & {*options} else {*options}
@@ -34,7 +35,7 @@ def resumed(command: str, args: Iterable[str]) -> list[str]:
     return [*words[2:], *filter(None, given), "--out", run, "--resume", run]
 
 
-def _split(args: Iterable[str]) -> tuple[str, list[str]]:
+def _split(command: str, args: Iterable[str]) -> tuple[str, list[str]]:
     """Return the run, and each other option with its value, which is "" for a flag."""
     from ampacity.values import ConfigError
 
@@ -51,7 +52,9 @@ def _split(args: Iterable[str]) -> tuple[str, list[str]]:
             given += [word, ""]
         else:
             what = option if option.startswith("-") else "the other arguments"
-            allowed = ", ".join([*FLAGS[:3], *WITH_VALUE])
+            allowed = ", ".join(
+                o for o in (*FLAGS[:3], *WITH_VALUE) if command == "ab" or o != KEY_B
+            )
             raise ConfigError(
                 f"--resume RUN goes on as RUN began: drop {what}; what may be given is {allowed}"
             )

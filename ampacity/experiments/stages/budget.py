@@ -34,7 +34,9 @@ def prices_of(settings: Settings) -> Prices | None:
         return next(iter(listed.values()))
     if settings.model in listed:
         return listed[settings.model]
-    wrong = f"no price of {settings.model}" if settings.model else "name the model with --model"
+    wrong = "name the model with --model, and add its row where it lacks that"
+    if settings.model:
+        wrong = f"no price of {settings.model}"
     raise ConfigError(f"--prices {settings.prices}: {wrong}; it has {', '.join(listed)}")
 
 
@@ -47,11 +49,11 @@ def approve(
 ) -> None:
     """Print what is about to be sent, and ask where that goes to a public address.
 
-    Nothing is printed of a load without prices that stays on this machine. Raises ConfigError.
+    Nothing is printed of a load without limits that stays on this machine. Raises ConfigError.
     """
     addresses = [address for route in routes for address in route.addresses]
     known = all(route.addresses for route in routes)
-    if not settings.prices and known and is_loopback(addresses):
+    if not (settings.prices or _limits(settings)) and known and is_loopback(addresses):
         return
     text = estimate(settings, trace, times * (1 + len(settings.lengths)))
     progress.note(text)

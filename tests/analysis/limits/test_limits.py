@@ -361,6 +361,18 @@ def test_the_most_that_run_while_others_wait_is_the_number_of_sequences(
     assert "max_num_seqs" not in capped.title  # of each engine nobody knows
 
 
+def test_requests_that_wait_while_fewer_run_than_at_other_times_name_no_limit_of_sequences(
+    summary_of: Callable[[str], Summary],
+) -> None:
+    """6 of the 8 that ran at most: below nine tenths of them."""
+
+    def fewer(s: Stage) -> dict[str, Any]:
+        return {"server": s.server and msgspec.structs.replace(s.server, running=6.0)}
+
+    found = find_limits(_with_stages(summary_of("eight sequences at most"), fewer))
+    assert [one.holds for one in found if one.rule == "batch_capped"] in ([], [False])
+
+
 def _holds(rule: str) -> Limit:
     texts = dict.fromkeys(("title", "lever", "refuted_by"), rule)
     return Limit(rule=rule, holds=True, evidence=(), tested=(), refuted=None, strength=1.0, **texts)

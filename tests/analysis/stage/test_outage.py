@@ -400,3 +400,11 @@ def test_silences_in_which_nobody_or_one_alone_waits_are_none(tmp_path: Path) ->
     for name, records, users in (("alone", alone, 1), ("step", step, 8), ("halves", halves, 25)):
         held = judged(tmp_path / name, Stage(records, 130.0, concurrency=users))["stages"][0]
         assert held["outage"] is None
+
+
+def test_a_server_that_was_down_comes_before_a_client_that_was_late(tmp_path: Path) -> None:
+    made = stage(((10.0, 20.0),))
+    made.client_limited = True
+    summary = summarise(make_run(tmp_path / "run", [made], ["e2e_p95=2s"]))
+    assert summary["verdict"].startswith("No finding: the endpoint was down from 10 s to 20")
+    assert "failed; the client could not keep up at any load" in summary["verdict"]

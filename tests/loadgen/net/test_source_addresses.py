@@ -114,6 +114,10 @@ def test_workers_share_the_addresses_and_run_json_has_them(cli: Cli, tmp_path: P
     [
         ("192.0.2.1", "--source-address 192.0.2.1: no address of this machine: add it (ip address"),
         ("::1", "--source-address ::1: nothing goes from there to 127.0.0.1"),
+        *(
+            (odd, f"--source-address {odd}: give")  # the kernel would take its own choice
+            for odd in ("224.0.0.1", "255.255.255.255", "0.0.0.0", "")
+        ),
         ("127.0.0.2,here", "--source-address here: give IP addresses, as"),
     ],
 )

@@ -1,11 +1,13 @@
 """The run directory: what is written survives a kill, and faults are reported in one line."""
 
 import dataclasses
+import errno
 import gc
 import json
 import math
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -227,6 +229,31 @@ def test_a_damaged_block_of_a_stream_is_said_and_what_follows_is_read(
     lost = f"{size:,} bytes of {stream} cannot be read; the requests in them are lost"
     assert run.damage == lost
     assert str(partial_of(run)).endswith(f"only what had been recorded is here; {lost}")
+
+
+def test_a_limit_is_named_once_with_the_command_that_raises_it() -> None:
+    """Arrow has the number and the words of an error twice in its message."""
+    said = f"Error writing bytes to file. Detail: [errno {errno.EFBIG}] File too large"
+    for error, reason in (
+        (OSError(errno.EFBIG, said), "File too large (raise the limit: ulimit -f)"),
+        (OSError(errno.ENOSPC, said), "No space left on device"),
+    ):
+        with (
+            pytest.raises(files.RunDirError, match=f"x: {re.escape(reason)}$"),
+            files.explained("x"),
+        ):
+            raise error
+
+
+def test_nothing_hidden_stays_of_a_file_whose_writing_was_left(tmp_path: Path) -> None:
+    def left() -> None:
+        with files.replacing(tmp_path / "page") as temporary:
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        left()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_torn_tail_of_garbage_is_left_out(tmp_path: Path) -> None:
