@@ -20,8 +20,9 @@ class Guardrails(Part, frozen=True, kw_only=True):
     breaker where that queue is nearly full.
 
     ``operate_rps``: the rate to run at; ``wait_budget_s``: what a first token may wait in a queue;
-    ``concurrency_limit``: three standard deviations of a Poisson number above the mean in flight at
-    the capacity (C_max); ``scale_in_flight``: the mean per instance at which to add one.
+    ``concurrency_limit``: the mean in flight at the capacity (C_max), rounded up: what comes beyond
+    it would wait in the engine, and that wait belongs to the queue's budget. ``scale_in_flight``:
+    the mean per instance at which to add one.
     """
 
     operate_rps: float | None
@@ -101,8 +102,8 @@ def guardrails(
     c_max, c_max_limit = summary.capacity.c_max, None
     if c_max is None:
         missing["concurrency_limit"] = "no C_max was found"
-    else:  # ups and downs at the capacity are not cut
-        c_max_limit = math.ceil(c_max + 3 * math.sqrt(c_max))
+    else:
+        c_max_limit = math.ceil(c_max)
     return Guardrails(
         operate_rps=rate,
         operate_reason=why,

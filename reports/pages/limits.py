@@ -78,10 +78,12 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         found.append(Rail("rate", at, f"{rails.operate_reason}{beyond}"))
     full = rails.concurrency_limit
     if full is not None:
-        why = "at any moment: C_max, a mean, and 3 standard deviations"
+        why = "at any moment, C_max: what comes beyond waits in your proxy, not in the engine"
         found.append(Rail("requests in flight", f"at most {full}", why))
     if rails.queue_depth is not None:
-        wait = f"for such a place: what arrives in the {seconds(rails.wait_budget_s)} that TTFT may wait"
+        wait = (
+            f"in your proxy: what arrives in the {seconds(rails.wait_budget_s)} that TTFT may wait"
+        )
         found.append(Rail("queue", f"at most {rails.queue_depth} waiting", wait))
     if rails.breaker:
         low, high = rails.breaker
