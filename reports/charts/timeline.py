@@ -44,7 +44,7 @@ def timeline_chart(timeline: Timeline, summary: Summary) -> Chart:
     }
     spec = with_look(spec, data)
     requests = sum(round(rps * timeline.step_s) for rps in timeline.arrivals_rps)
-    title = f"{seconds(end_s)} of load: {count(requests)} requests over time"
+    title = f"{seconds(end_s)}, pauses included: {count(requests)} requests over time"
     alt = f"{title}, in {len(panels)} panels: {', '.join(p['name'].lower() for p in panels)}."
     return Chart("timeline", title, alt, spec, _keys(timeline, summary), _caption(timeline))
 

@@ -68,7 +68,7 @@ def steady(summary: Summary) -> Finding:
     states = [(s.name, steady_state(s)[0]) for s in by_load(summary.stages)]
     others = [f"{name}: {state}" for name, state in states if state != "yes"]
     value = f"{len(states) - len(others)} of {counted(len(states), 'stage')}"
-    cuts = [s.window.warmup_requests for s in summary.stages if s.stable is not False]
+    cuts = [s.window.warmup_requests for s in summary.stages if steady_state(s)[0] == "yes"]
     grew = others or ["requests in flight did not keep growing"]
     note = "; ".join([*grew, *([_cut(min(cuts), max(cuts))] if cuts else [])])
     return Finding("Steady state", value, None, note, "unsure" if others else "good")
