@@ -48,7 +48,7 @@ def ab(
     """Load two endpoints alternately with the same requests, and compare them.
 
     A B B A makes drift affect both equally. Needs one load level, --rates or --concurrency.
-    Exit status 3: not comparable, because both did not do the same work.
+    Exit status 3: they did not do the same work.
 
     ampacity ab http://a:8000/v1 http://b:8000/v1 --rates 4 --slo ttft_p99=2s
 
