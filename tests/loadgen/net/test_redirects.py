@@ -84,7 +84,10 @@ def test_the_key_never_goes_to_another_server(url: str, location: str) -> None:
     [
         (f"http://b.test/x?key={KEY}", "redirects to http://b.test/x: that is no base URL"),
         (f"http://u:{KEY}@a.test/v1/models", "redirects to http://a.test/v1/models: "),
-        (f"/{KEY}/v1/models", r"redirects to http://a.test/\*\*\*/v1/models: the path's part 1 holds"),
+        (
+            f"/{KEY}/v1/models",
+            r"redirects to http://a.test/\*\*\*/v1/models: the path's part 1 holds",
+        ),
         (
             f"ftp://a.test/{KEY}/models",
             r"redirects to ftp://a.test/\*\*\*/models: ftp://a.test/\*\*\*: the URL",
