@@ -308,7 +308,8 @@ def uncounted(facts: Facts) -> str | None:
     if facts.odd.usage_lost_ns is not None and since_s > 0:
         return (
             f"From {since_s:.1f} s on the answers have no usage, or none that can be true: tokens "
-            f"are chunks from there on ({n:,} of {of:,} answers), and whether their lengths are as planned is not known."
+            f"are chunks from there on ({n:,} of {of:,} answers), and whether their lengths are as "
+            "planned is not known."
         )
     if not had_usage:
         return None

@@ -1,4 +1,4 @@
-"""What limits an endpoint, with its evidence, and the limits to set in front of an instance."""
+"""Show the causes that limit an endpoint, and the limits to set in front of an instance."""
 
 from __future__ import annotations
 
