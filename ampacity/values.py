@@ -252,7 +252,9 @@ def extra_body(value: Any, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name} cannot be sent as JSON: {error}") from error
     for field in RESERVED_FIELDS:
         if field in value:
-            lengths = "the workload (--output-tokens)" if field.startswith("max") else "the workload"
+            lengths = (
+                "the workload (--output-tokens)" if field.startswith("max") else "the workload"
+            )
             decides = "--model" if field == "model" else lengths
             raise ConfigError(f"{name} sets {field!r}, which {decides} decides: drop it")
     refuse_several_choices(value, name)
