@@ -144,7 +144,7 @@ def outage(facts: Facts) -> str | None:
 def unstable_lowest(facts: Facts) -> str | None:
     open_stages = [s for s in facts.stages if s.kind == "open" and s.requests]
     lowest = min(open_stages, key=lambda s: s.offered_rps or 0, default=None)
-    if lowest is None or lowest.stable is not False or lowest.client_limited:
+    if lowest is None or lowest.stable is not False or lowest.client_limited or lowest.outage:
         return None
     advice = "Stretch the trace (--time-scale)" if is_replay(facts.summary) else "Offer less"
     return (

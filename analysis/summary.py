@@ -348,15 +348,15 @@ def partial_of(run: Run) -> str | None:
             f"still running{at}, last written {run.going_s:.0f} s ago: only what had been "
             "recorded by then is here"
         )
-    if not run.complete or status == "running":
-        damage = f"; {run.damage}" if run.damage else ""
-        return f"killed{at}: only what had been recorded is here{damage}"
+    words = {"running": "killed", "budget": "ended by its budget"}
+    word, why = words.get(str(status), str(status)), f": {reason}" if reason else ""
     if status == "errors":
-        return f"ended{at} by {reason}"
-    word = {"budget": "ended by its budget"}.get(str(status), str(status))
-    if reason and str(reason).startswith(f"{word} "):  # "interrupted by Ctrl-C"
-        return f"{word}{at}{str(reason).removeprefix(word)}"
-    return f"{word}{at}" + (f": {reason}" if reason else "")
+        word, why = "ended", f" by {reason}"
+    elif reason and str(reason).startswith(f"{word} "):  # "interrupted by Ctrl-C"
+        why = str(reason).removeprefix(word)
+    if not run.complete or status == "running":
+        why += f": only what had been recorded is here{f'; {run.damage}' if run.damage else ''}"
+    return f"{word}{at}{why}"
 
 
 def _worst_server(stages: Sequence[Stage]) -> ServerLaw | None:

@@ -73,7 +73,7 @@ def _resumed(facts: Facts) -> str | None:
         )
         parts.append(
             f"{where} ({seam.reason}; {seam.gap_s:,.0f} s later{clock}; {seam.in_flight} requests "
-            "were in flight)"
+            "were known to be in flight)"
         )
     return f"The run was resumed {', and '.join(parts)}." if parts else None
 
