@@ -157,9 +157,7 @@ def _gap(law: LittlesLawGap) -> Finding:
     looked = f"L ÷ λW = {significant(law.consistency)}" if law.consistency else None
     agree = "1: rate, time and number in flight agree"
     if law.gap is None:
-        reason = law.reason or NO_REASON
-        note = _sentence(agree, reason) if looked else reason
-        return Finding(label, looked or DASH, None, note)
+        return Finding(label, looked or DASH, None, agree if looked else law.reason or NO_REASON)
     ceiling = f"{rate(law.ceiling_rps)} = C_max ÷ {str(law.limit_metric).upper()}"
     note = _sentence(
         law.reason or "representative: 2 or less",
