@@ -79,6 +79,7 @@ def same_stages(words: Sequence[str], meta: Mapping[str, Any]) -> str | None:
     given = {
         option: ",".join(f"{s[load]:.15g}" for s in stages.values()),
         "--duration": ",".join(exact_text(s - r) for s, r in zip(lengths_s, ramps, strict=True)),
+        **({} if (seed := meta.get("seed")) is None else {"--seed": str(seed)}),
     }
     words = [words[0], "sweep" if words[1] == "search" else words[1], *words[2:]]
     return again(words, {**dict.fromkeys((*OF_LOADS, *OF_SEARCH)), **given}, FLAGS_OF_SEARCH)
@@ -87,10 +88,12 @@ def same_stages(words: Sequence[str], meta: Mapping[str, Any]) -> str | None:
 def check_command(summary: Summary, meta: Mapping[str, Any]) -> str | None:
     """Return the command that passes or fails a release: a load that this run shows to hold.
 
-    The highest one verified, else the low end of the capacity. None where no option can name it.
+    The highest that met the SLOs by itself, else by all stages together. None where no option can
+    name it.
     """
     words, capacity = _recorded(meta), summary.capacity
-    held_rps = capacity.verified_rps or (capacity.capacity_rps_ci or (None, None))[0]
+    together = (s.offered_rps or 0.0 for s in summary.stages if s.slo_met_by_all)
+    held_rps = capacity.verified_rps or max(together, default=0.0)
     if not (words and summary.slos and held_rps) or {"-c", "--config", "--trace"} & {*words}:
         return None
     if words[1] == "demo":

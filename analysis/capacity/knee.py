@@ -116,12 +116,13 @@ def _divergence(stages: Sequence[Stage]) -> KneeMethod:
     if not above:
         top = max(points, key=lambda p: p.ratio if math.isfinite(p.ratio) else p.least)
         seen = (
-            f"{tail} of {metric} is {level:.2f} times its median at the lowest loads, and "
-            f"{top.ratio:.2f} times at {top.concurrency:.3g} in flight"
+            f"{tail}/p50 of {metric} is {level:.2f} at the lowest loads and {top.ratio:.2f} at "
+            f"{top.concurrency:.3g} in flight"
         )
         if top.ratio > threshold:
-            return _null(f"in doubt: {seen}; chance alone may have doubled it, longer stages tell")
-        return _null(f"not reached: {seen}, the most of all loads; a knee is where that doubles")
+            why = "a knee is where it doubles, and so may chance: longer stages tell"
+            return _null(f"in doubt: {seen}; {why}")
+        return _null(f"not reached: {seen}, the most of all loads; a knee is where it doubles")
     what = (
         f"{tail}/p50 of {metric}, {DIVERGENCE_FACTOR:g} times the {level:.2f} of the lowest loads"
     )

@@ -153,9 +153,7 @@ def summarise_gap(
     elif capacity.c_max is None or not capacity.capacity_rps or binding is None:
         found["reason"] = _BOUNDS["none"]
     elif binding.metric != "e2e" or binding.class_:
-        found["reason"] = (
-            f"no verdict: the gap is that to a limit on all whole requests, which {binding.text} is not"
-        )
+        found["reason"] = f"no gap: {binding.text} is no limit on all whole requests"
     else:
         found = gap(capacity.c_max, binding.limit_s, capacity.capacity_rps)
     return LittlesLawGap(

@@ -35,7 +35,7 @@ def limits_with_figures(limits: Sequence[Limit]) -> list[ShownLimit]:
 
 
 def _outcome(limit: Limit) -> str:
-    word = {False: "Held", True: "Refuted", None: "Open"}[limit.refuted]
+    word = {False: "Not so", True: "So", None: "Open"}[limit.refuted]
     return f"{word} here: {evidence_text(limit.tested)}" if limit.tested else ""
 
 
@@ -76,6 +76,16 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         )
         at = f"at most {significant(rails.operate_rps)} req/s"
         found.append(Rail("rate", at, f"{rails.operate_reason}{beyond}"))
+    if rails.max_input_tokens is not None:
+        value = f"at most {_ends(rails.max_input_tokens)} tokens"
+        found.append(
+            Rail(
+                "prompt", value, "2 to 3 times the prompts' P95 in the stage with the most requests"
+            )
+        )
+    if rails.max_input_tokens is not None and rails.max_output_tokens is not None:
+        value = f"at most {rails.max_output_tokens:,} tokens"
+        found.append(Rail("answer", value, "the answers' P99 in that stage: one in 100 is cut"))
     full = rails.concurrency_limit
     if full is not None:
         why = "at any moment, C_max: what comes beyond waits in your proxy, not in the engine"
@@ -90,16 +100,6 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         at = f"opens at {_ends(rails.breaker)} waiting"
         total = f", {_ends((full + low, full + high))} with those in flight" if full else ""
         found.append(Rail("circuit breaker", at, f"80 to 90 % of the queue{total}"))
-    if rails.max_input_tokens is not None:
-        value = f"at most {_ends(rails.max_input_tokens)} tokens"
-        found.append(
-            Rail(
-                "prompt", value, "2 to 3 times the prompts' P95 in the stage with the most requests"
-            )
-        )
-    if rails.max_input_tokens is not None and rails.max_output_tokens is not None:
-        value = f"at most {rails.max_output_tokens:,} tokens"
-        found.append(Rail("answer", value, "the answers' P99 in that stage: one in 100 is cut"))
     if full is not None:
         value = f"above {rails.scale_in_flight} in flight"
         found.append(Rail("add an instance", value, "on average: C_max ÷ 1.2"))

@@ -418,12 +418,12 @@ def test_a_ceiling_below_the_measured_rate_is_representative_and_said_to_be_no_b
     [
         ("e2e_p95=2s", "lower_bound", "C_max is a lower bound"),
         ("e2e_p95=2s", "saturated", "the closed loop is saturated"),
-        ("ttft_p99=2s", "interpolated", "a limit on all whole requests, which ttft_p99=2s is not"),
-        ("tpot_p99=50ms", "pooled", "which tpot_p99=50ms is not"),
+        ("ttft_p99=2s", "interpolated", "ttft_p99=2s is no limit on all whole requests"),
+        ("tpot_p99=50ms", "pooled", "tpot_p99=50ms is no limit"),
         (
             "chat:e2e_p95=2s",
             "pooled",
-            "a limit on all whole requests, which chat:e2e_p95=2s is not",
+            "chat:e2e_p95=2s is no limit on all whole requests",
         ),
         ("e2e_p95=2s", "none", "no capacity"),
     ],
