@@ -1,11 +1,12 @@
 """Little's Law: a check of the measurement, and the gap between a ceiling and the capacity."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from ampacity.analysis.contract.capacity import Capacity, LittlesLawGap
+from ampacity.analysis.contract.part import with_nulls
 from ampacity.analysis.contract.stage import LittlesLaw, Server, ServerLaw
 from ampacity.analysis.metrics.percentiles import finite
 from ampacity.analysis.metrics.requests import Floats
@@ -107,7 +108,7 @@ def foreign_load(law: LittlesLaw) -> str | None:
     return f"the server runs {level - own:,.0f} {FOREIGN}"
 
 
-def gap(c_max: float, limit_s: float, capacity_rps: float) -> dict[str, Any]:
+def gap(c_max: float, limit_s: float, capacity_rps: float) -> LittlesLawGap:
     """Return the ceiling C_max / limit in requests/s, and the gap ceiling / capacity.
 
     gap = C_max / (limit capacity) is, in an open loop, the mean time in flight over the limit. Up
@@ -127,12 +128,13 @@ def gap(c_max: float, limit_s: float, capacity_rps: float) -> dict[str, Any]:
             f"representative: requests last {value:.3g} of the limit on average, so the server "
             "carries more than the ceiling"
         )
-    return {
-        "ceiling_rps": ceiling,
-        "gap": value,
-        "representative": representative,
-        "reason": reason,
-    }
+    return with_nulls(
+        LittlesLawGap,
+        ceiling_rps=ceiling,
+        gap=value,
+        representative=representative,
+        reason=reason,
+    )
 
 
 def summarise_gap(
@@ -147,23 +149,21 @@ def summarise_gap(
     or where the binding SLO does not limit every whole request.
     """
     binding = next((s for s in slos if s.text == capacity.binding_slo), None)
-    found: dict[str, Any] = dict.fromkeys(("ceiling_rps", "gap", "representative"))
     if (bound := _BOUNDS.get(capacity.crossing)) is not None:
-        found["reason"] = bound
+        found = with_nulls(LittlesLawGap, reason=bound)
     elif capacity.c_max is None or not capacity.capacity_rps or binding is None:
-        found["reason"] = _BOUNDS["none"]
+        found = with_nulls(LittlesLawGap, reason=_BOUNDS["none"])
     elif binding.metric != "e2e" or binding.class_:
-        found["reason"] = (
-            f"no verdict: the gap is that to a limit on all whole requests, which {binding.text} is not"
-        )
+        why = f"the gap is that to a limit on all whole requests, which {binding.text} is not"
+        found = with_nulls(LittlesLawGap, reason=f"no verdict: {why}")
     else:
         found = gap(capacity.c_max, binding.limit_s, capacity.capacity_rps)
-    return LittlesLawGap(
+    return structs.replace(
+        found,
         limit_s=binding.limit_s if binding else None,
         limit_metric=binding.metric if binding else None,
         consistency=finite(float(np.median(shares))) if shares else None,
         server=server,
-        **found,
     )
 
 
