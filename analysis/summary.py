@@ -27,7 +27,7 @@ from ampacity.analysis.limits.table import find_limits
 from ampacity.analysis.load_names import name_stages, planned_name
 from ampacity.analysis.metrics.impossible import check_records
 from ampacity.analysis.metrics.lengths import deviations, mean_tokens, realised
-from ampacity.analysis.metrics.odd_answers import odd_answers
+from ampacity.analysis.metrics.odd_answers import models_asked, odd_answers
 from ampacity.analysis.metrics.requests import Requests
 from ampacity.analysis.network import network_share
 from ampacity.analysis.next_run import next_command
@@ -101,31 +101,23 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         "littles_law": _littles_law(capacity, stages, slos),
         "fleet": _fleet(meta, capacity, stages, records),
     }
-    if retries := int(np.count_nonzero(records.requests.attempt)):
-        summary["retries"] = retries
-    if meta.get("spent_usd") is not None:
-        summary["spent_usd"] = meta["spent_usd"]
     if quota is not None:
         summary["quota"] = quota
-    if meta.get("seams"):
-        summary["seams"] = meta["seams"]
     _add_optional_parts(summary, run, metas, records, slos)
-    found = read_summary(_plain(summary))
-    r = records.requests
-    odd = odd_answers(run.requests, r, models_asked(meta))
+    return _concluded(read_summary(_plain(summary)), run, metas, records)
+
+
+def _concluded(
+    found: Summary, run: Run, metas: list[dict[str, Any]], records: RunRecords
+) -> Summary:
+    """Return a summary with its warnings, verdict, limits and next command."""
+    odd = odd_answers(run.requests, records.requests, models_asked(run.meta))
     began_s = float(metas[0].get("from_s") or 0.0) if metas else 0.0  # of a window of a soak
-    found = structs.replace(
-        found, warnings=find_warnings(Facts(found, deviations(r), odd, began_s))
-    )
+    facts = Facts(found, deviations(records.requests), odd, began_s)
+    found = structs.replace(found, warnings=find_warnings(facts))
     found = structs.replace(found, verdict=write_verdict(found))
-    command = found.next_command or next_command(found, meta, str(run.path))
+    command = found.next_command or next_command(found, run.meta, str(run.path))
     return structs.replace(found, next_command=command, limits=find_limits(found))
-
-
-def models_asked(meta: Mapping[str, Any]) -> set[str]:
-    classes = (meta.get("workload") or {}).get("classes") or []
-    models = [name for kind in classes for name in kind.get("models") or []]
-    return {*models, str((meta.get("endpoint") or {}).get("model"))}
 
 
 def _littles_law(capacity: Capacity, stages: Sequence[Stage], slos: list[Slo]) -> LittlesLawGap:
@@ -158,6 +150,12 @@ def _add_optional_parts(
 ) -> None:
     """Add the parts that only some kinds of run have, and the reasons of those that are null."""
     meta = run.meta
+    if retries := int(np.count_nonzero(records.requests.attempt)):
+        summary["retries"] = retries
+    if meta.get("spent_usd") is not None:
+        summary["spent_usd"] = meta["spent_usd"]
+    if meta.get("seams"):
+        summary["seams"] = meta["seams"]
     if meta.get("burst") and metas:
         stage = _undisturbed(metas)
         summary["burst"] = summarise_burst(meta["burst"], stage, records, slos, run.server)

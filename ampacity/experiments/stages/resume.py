@@ -37,11 +37,11 @@ SAME = ("experiment", "seed", "slos", "warmup_requests", "locked", "fleet_inputs
 MEASURED = ("tokenizer", CLIPPED, BEYOND)  # of the workload's entry: known once it is played
 KILLED = "killed"
 AHEAD_NS = 10**9  # so long before its start, at most, a stage is written down
-DONE = ("complete", "budget", "errors")  # a user's own limit ends a run cleanly
 
 
 def check_resumable(run: Run) -> None:
     """Raise RunDirError if there is nothing to resume, or if it cannot be resumed."""
+    from ampacity.analysis.change.judged import DONE
     from ampacity.analysis.metrics.impossible import check_records
 
     check_records(run)  # before the load: what is added to it cannot be taken apart again
@@ -94,14 +94,14 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
     written = [*streams_of(run.path), *(path for path in names if path.exists())]
     written_s = max(file.stat().st_mtime for file in written)
     now_ns, seams = time.monotonic_ns(), list(old.get("seams", ()))
-    last = min(last_ns(run), now_ns)
+    ended_ns = min(last_ns(run), now_ns)
     # a resume with nothing behind it was refused, and only wrote run.json
-    again = seams.pop() if last < old.get("resumed_ns", 0) else {}
+    again = seams.pop() if ended_ns < old.get("resumed_ns", 0) else {}
     seam = {
         "after_stage": len(stages) - 1,
         "reason": again.get("reason") or (KILLED if killed else old["status_reason"]),
         "resumed_utc": utc_now(),
-        "gap_s": (now_ns - last) / 1e9,
+        "gap_s": (now_ns - ended_ns) / 1e9,
         # differs where a clock was set, or in suspend
         "wall_gap_s": time.time() - written_s + again.get("wall_gap_s", 0.0),
         "in_flight": again.get("in_flight", 0),

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.next_run import again
-from ampacity.experiments.stages.provenance import OF_THE_RUN
+from ampacity.experiments.stages.provenance import with_run
 from ampacity.experiments.stages.resume import Recorded
 from ampacity.experiments.stages.rules import all_failed, answering_s, drain_s, session_rules
 from ampacity.live_panel import Outlook
@@ -345,10 +345,8 @@ class Rig:
         self._writer.write_meta()  # from here on the stage survives a kill
         from ampacity.analysis.stage.analyse import analyse_stage  # not needed for the first one
 
-        run = self._writer.meta
-        diagnosed = {**meta, **{name: run.get(name) for name in OF_THE_RUN}}
         slos, warmup = self.settings.slos, self.settings.warmup_requests
-        judged: Stage = analyse_stage(table, diagnosed, slos, warmup)
+        judged: Stage = analyse_stage(table, with_run(meta, self._writer.meta), slos, warmup)
         limited = judged.client_limited or judged.client_limited_metrics
         if limited and outcome.busiest is not None:
             meta["audit"]["busiest"] = outcome.busiest
