@@ -142,7 +142,7 @@ class Rig:
         """Replay the trace as one stage, open if it says when its requests arrive."""
         assert self._trace is not None
         schedule, users = self._trace.schedule, self.settings.concurrency
-        self.expect(1)
+        self.expect(Outlook(1))
         from ampacity.analysis.capacity.next_load import fewest_requests
 
         least, slo = fewest_requests(self.settings.slos, {})
@@ -169,16 +169,9 @@ class Rig:
         """Print a line of progress."""
         self._progress.note(text)
 
-    def expect(
-        self,
-        stages: int,
-        length_s: float | None = None,
-        *,
-        about: bool = False,
-        part: str = "stage",
-    ) -> None:
-        """Set how many stages the run has, ``about`` or exactly, and its seconds at most."""
-        self._progress.expect(Outlook(stages, length_s, about, part=part))
+    def expect(self, outlook: Outlook) -> None:
+        """Set how many stages the run has, and its seconds at most."""
+        self._progress.expect(outlook)
 
     def again(self, option: str, value: str) -> str:
         """Return the command of this run with another value of ``option``."""
