@@ -35,7 +35,7 @@ from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
 from ampacity.analysis.slo import Slo, slo_from_dict
 from ampacity.analysis.stage.analyse import RunRecords, analyse_stage, read_records
 from ampacity.analysis.stage.goodput import offline_throughput
-from ampacity.analysis.stage.littles_law import against_server, foreign_load, summarise_gap
+from ampacity.analysis.stage.littles_law import against_server, foreign_requests, summarise_gap
 from ampacity.analysis.stage.server import server_figures, without_figures
 from ampacity.analysis.stage_warnings import Facts, never_all_users, repeated_undisturbed
 from ampacity.analysis.stats.intervals import ASSUMPTION
@@ -240,7 +240,7 @@ def _judge_stages(
         server = _server(run, stage, of_stage)
         compared = against_server(stage.concurrency, server)
         law = structs.replace(stage.littles_law, server=compared)
-        if server is not None and (why := foreign_load(law)):
+        if server is not None and (why := foreign_requests(law)):
             server = without_figures(server, why)
         pauses = thinks or "sessions" in of_stage or never_all_users(stage)
         pauses = stage.kind == "closed" and bool(pauses)

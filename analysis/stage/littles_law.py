@@ -68,7 +68,6 @@ def consistency(
     )
 
 
-FOREIGN = "more requests than this run sends"
 SERVER_TOLERANCE = 0.2  # of the mean in flight: gauges are sampled once a second
 SERVER_FEW = 2.0  # requests by which they may differ in any case
 FOREIGN_SHARE, FOREIGN_FEW = 1.5, 5.0  # beyond so many times ours and so many, it is no error
@@ -99,13 +98,13 @@ def against_server(concurrency: float, server: Server | None) -> ServerLaw | Non
     return ServerLaw(server_l=level, ratio=ratio, ok=False, reason=reason)
 
 
-def foreign_load(law: LittlesLaw) -> str | None:
+def foreign_requests(law: LittlesLaw) -> str | None:
     """Return how much more the server runs than a stage has in flight, where that is far more."""
     own = max(law.l or 0.0, law.lambda_w or 0.0)  # which counts what began before the window
     level = law.server.server_l if law.server and law.server.server_l else 0.0
     if level <= FOREIGN_SHARE * own + FOREIGN_FEW:
         return None
-    return f"the server runs {level - own:,.0f} {FOREIGN}"
+    return f"the server runs {level - own:,.0f} more requests than this run sends"
 
 
 def gap(c_max: float, limit_s: float, capacity_rps: float) -> LittlesLawGap:
