@@ -9,6 +9,7 @@ from typing import Any
 
 from ampacity import values as v
 from ampacity.analysis.slo import parse_slos
+from ampacity.loadgen.net.proxy import proxy_secrets
 from ampacity.loadgen.send.endpoint import Endpoint, Tls, parse_endpoint, secrets_in
 from ampacity.loadgen.send.keys import Keys
 from ampacity.settings import FIELDS, SETTINGS, TLS_OPTIONS, Settings, read_settings
@@ -270,7 +271,7 @@ def _endpoints(url: Any, given: dict[str, Any]) -> tuple[Endpoint, ...]:
         "key_header": given.get("api_key_header"),
         "route": given.get("path"),
         "headers": given.get("header", ()),
-        "hidden": tuple(secrets_in(given.get("extra_body"))),
+        "hidden": (*secrets_in(given.get("extra_body")), *proxy_secrets()),
         "tls": Tls(**{name: given[name] for name in TLS_OPTIONS if name in given}),
         "sources": given.get("source_address", ()),
     }

@@ -16,7 +16,6 @@ from ampacity.durations import read_duration
 
 SECONDS_MAX = 30 * 86_400.0
 SMALLEST, LARGEST = 1e-12, 1e12  # a rate, factor or price beyond them is a typing error
-RESERVED_BODY_FIELDS = ("messages", "prompt", "input", "stream", "model")
 Reader = Callable[[Any, str], Any]
 
 
@@ -237,7 +236,7 @@ def metrics_urls(value: Any, name: str) -> tuple[str, ...]:
 
 
 def extra_body(value: Any, name: str) -> dict[str, Any]:
-    from ampacity.workloads.class_spec import refuse_several_choices
+    from ampacity.workloads.class_spec import RESERVED_FIELDS, refuse_several_choices
 
     if isinstance(value, str):
         try:
@@ -251,9 +250,12 @@ def extra_body(value: Any, name: str) -> dict[str, Any]:
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{name} cannot be sent as JSON: {error}") from error
-    for field in RESERVED_BODY_FIELDS:
+    for field in RESERVED_FIELDS:
         if field in value:
-            decides = "--model" if field == "model" else "the workload"
+            lengths = (
+                "the workload (--output-tokens)" if field.startswith("max") else "the workload"
+            )
+            decides = "--model" if field == "model" else lengths
             raise ConfigError(f"{name} sets {field!r}, which {decides} decides: drop it")
     refuse_several_choices(value, name)
     return value

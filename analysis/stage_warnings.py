@@ -265,8 +265,9 @@ def foreign_load(facts: Facts) -> str | None:
     if not said:
         return None
     return (
-        f"{at_loads([s for s, _ in said])} {said[0][1]}: other load, or another server's page; its "
-        "figures are left out, and name no cause."
+        f"{at_loads([s for s, _ in said])} {said[0][1]}: another client uses it, it goes on with "
+        "requests that this run gave up, or the page is another server's. Its figures are left out, "
+        "and name no cause."
     )
 
 

@@ -16,10 +16,13 @@ CLASS_KEYS = (
     *("like", "input_tokens", "output_tokens", "correlation", "clients", "model", "models"),
     *("adapters", "extra_body", "headers", "priority", "slo", "cancel"),
 )
-RESERVED_FIELDS = ("messages", "prompt", "input", "stream", "model", "max_tokens", "priority")
-RESERVED_HEADERS = frozenset(  # headers that frame a request
+RESERVED_FIELDS = (  # of a request's body: the load generator sets them
+    *("messages", "prompt", "input", "stream", "model"),
+    *("max_tokens", "max_completion_tokens", "max_output_tokens"),
+)
+RESERVED_HEADERS = frozenset(  # headers that frame a request, or tell it from others
     {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"}
-    | {"expect"}
+    | {"expect", "x-request-id"}
 )
 MANY = 10_000  # clients or adapters of a class
 
@@ -199,7 +202,7 @@ def _extra_body(spec: object) -> dict[str, Any]:
     if not isinstance(spec, Mapping) or not all(isinstance(key, str) for key in spec):
         raise WorkloadError("extra_body: give request fields, as {temperature: 0.7}")
     for key in spec:
-        if key in RESERVED_FIELDS:
+        if key in (*RESERVED_FIELDS, "priority"):
             raise WorkloadError(
                 f"extra_body sets {key!r}, which the workload decides by a key of its own: drop it"
             )

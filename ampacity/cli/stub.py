@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,15 +42,33 @@ def no_stub(*outs: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def left_at_once(*outs: Path | None) -> Iterator[None]:
-    """Print the command that writes the report, if a second Ctrl-C ends the block."""
+    """Print the command that writes the report, if a signal ends the block.
+
+    While load runs, the first one ends only that; the second, or one while the report is made,
+    ends the block.
+    """
+    from ampacity.experiments.stages.conduct import end_signals
+
+    before = {
+        number: signal.signal(number, _leave) for number in end_signals().keys() - {signal.SIGINT}
+    }
     try:
         yield
     except KeyboardInterrupt:
-        for out in outs:
-            if out is not None and (out / "run.json").is_file():
-                report = f"'ampacity report {shlex.quote(str(out))}' writes it"
-                print(f"ampacity: left at once, without the report: {report}", file=sys.stderr)
+        kept = [out for out in outs if out is not None and (out / "run.json").is_file()]
+        for out in kept:
+            report = f"'ampacity report {shlex.quote(str(out))}' writes it"
+            print(f"ampacity: left at once, without the report: {report}", file=sys.stderr)
+        if not kept:
+            print("ampacity: interrupted before the first request", file=sys.stderr)
         raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _is_new(out: Path) -> bool:

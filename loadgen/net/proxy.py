@@ -1,6 +1,7 @@
 """Use the proxy of the environment (HTTP_PROXY, HTTPS_PROXY, NO_PROXY), as other tools do."""
 
 import base64
+import re
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -24,11 +25,20 @@ def proxy_for(endpoint: Endpoint, addresses: list[str]) -> Proxy | None:
             f"the proxy for {endpoint.url} from the environment is no http:// proxy: "
             "correct it, or exempt the host in NO_PROXY"
         )
-    authorization = None
-    if parts.username:
-        credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-        authorization = f"Basic {base64.b64encode(credentials).decode()}"
-    return Proxy(usable, port, authorization)
+    return Proxy(usable, port, _authorization(url))
+
+
+def proxy_secrets() -> tuple[str, ...]:
+    """Return the credentials of the proxies of the environment, which may repeat them."""
+    return tuple(found for url in getproxies().values() if (found := _authorization(url)))
+
+
+def _authorization(url: str) -> str | None:
+    given = re.match(r"(?:\w+://)?([^:/?#]+)(?::([^/?#]*))?@", url)
+    if given is None:
+        return None
+    credentials = ":".join(unquote(part or "") for part in given.groups())
+    return f"Basic {base64.b64encode(credentials.encode()).decode()}"
 
 
 def connect_request(proxy: Proxy, endpoint: Endpoint) -> bytes:

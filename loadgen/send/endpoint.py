@@ -15,7 +15,7 @@ from ampacity.files import MIB, open_file
 from ampacity.loadgen.send import protocols
 from ampacity.loadgen.send.keys import EndpointError as EndpointError
 from ampacity.loadgen.send.keys import Keys
-from ampacity.loadgen.send.secrets import KNOWN, SECRET_MIN
+from ampacity.loadgen.send.secrets import KNOWN, told_by
 from ampacity.workloads.class_spec import RESERVED_HEADERS
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class Endpoint:
     key_header: str | None = None  # header of the key and its scheme; None: the provider's
     keys: Keys | None = field(default=None, repr=False, compare=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    hidden: tuple[str, ...] = field(default=(), repr=False)  # further secrets, of the body
+    hidden: tuple[str, ...] = field(default=(), repr=False)  # of the body and of proxies
     tls: Tls = Tls()
     sources: tuple[str, ...] = ()  # local addresses of its connections; empty: the system's choice
 
@@ -113,11 +113,9 @@ class Endpoint:
     @property
     def secrets(self) -> tuple[str, ...]:
         """Return the keys and the header values, never to be written to disk; longest first."""
-        found = {*(self.keys.known if self.keys else ()), *(value for _, value in self.headers)}
-        # of "Bearer x" also x alone
-        found |= {value.split(" ", 1)[1] for _, value in self.headers if " " in value}
-        found |= {*self.hidden}
-        return tuple(sorted((s for s in found if len(s) >= SECRET_MIN), key=len, reverse=True))
+        keys, headers = self.keys.known if self.keys else (), (value for _, value in self.headers)
+        found = frozenset[str]().union(*map(told_by, (*keys, *headers, *self.hidden)))
+        return tuple(sorted(found, key=len, reverse=True))
 
     @property
     def has_key(self) -> bool:

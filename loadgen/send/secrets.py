@@ -3,19 +3,56 @@
 import html
 import json
 import re
-from base64 import b32encode, b64encode, urlsafe_b64encode
+from base64 import b32encode, b64decode, b64encode, urlsafe_b64encode
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import takewhile
 from string import ascii_lowercase, ascii_uppercase
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send import protocols
 
 SECRET_MIN = 4  # characters; shorter header values are no secrets
+TOKEN_MIN = 8  # characters; shorter parts of a value may be ordinary text
+_TOKEN = re.compile(  # between separators, with the padding of Base64; no name before a "="
+    rf"""[^\s;,:=.|&?"']{{{TOKEN_MIN},}}+(?:={{1,2}}(?![^\s;,:.|&?"'])|(?!=))"""
+)
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 KNOWN: set[str] = set()  # of this process, for its own tracebacks
+
+
+@lru_cache
+def told_by(value: str) -> frozenset[str]:
+    """Return what a key or a header's value gives away: itself, its tokens, what Base64 in it says."""
+    found = {value, *re.findall(r"^[\w-]+ (.+)", value)}  # of "Bearer x" also x alone
+    for token in _TOKEN.findall(f"{value} {unquote(value)}"):
+        text = _decoded(token)
+        found |= {t for t in (token, *_TOKEN.findall(text)) if _is_random(t)}
+        password = text.partition(":")[2]  # of Basic credentials: a short word may be ordinary text
+        found |= {t for t in (text, password) if len(t) >= TOKEN_MIN or not t.isalpha()}
+    return frozenset(part for part in found if len(part) >= SECRET_MIN)
+
+
+def _is_random(token: str) -> bool:
+    """Tell a session's id from ordinary text: words, numbers, dates and names of media types."""
+    parts = re.findall("[A-Za-z0-9]+", token)
+    runs = ((part, max(map(len, _RUN.findall(part)))) for part in parts)
+    return sum(len(p) for p, n in runs if n <= len(p) / 2 or len(p) >= 2 * TOKEN_MIN) >= TOKEN_MIN
+
+
+_RUN = re.compile("[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+
+
+def _decoded(token: str) -> str:
+    """Return the text that a token is the Base64 of, or an empty one."""
+    bare = token.rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        text = b64decode(bare + "=" * (-len(bare) % 4), validate=True).decode()
+    except ValueError:
+        return ""
+    return text if text.isprintable() else ""
 
 
 @lru_cache
@@ -49,10 +86,13 @@ def _lower(text: str) -> str:
 
 
 @lru_cache
-def _pieces(secrets: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern that finds a part of any run of more than half of a secret."""
-    pieces = {piece for form in _forms(secrets) for _, piece in _cut(form)}
-    return re.compile("|".join(map(re.escape, sorted(pieces))) or "(?!)")
+def _pieces(secrets: tuple[str, ...]) -> tuple[int, dict[str, list[tuple[str, str]]]]:
+    """Return what is part of any run of more than half of a secret, with its form, by its beginning."""
+    pieces = [(piece, form) for form in _forms(secrets) for _, piece in _cut(form)]
+    size, found = min((len(piece) for piece, _ in pieces), default=1), defaultdict(list)
+    for piece, form in pieces:
+        found[piece[:size]].append((piece, form))
+    return size, dict(found)
 
 
 @lru_cache
@@ -76,13 +116,17 @@ def _revealing(secret: str) -> int:
 
 def redact(text: str, secrets: tuple[str, ...]) -> str:
     """Redact secrets in any case, more than half of one, and the beginning of one at the end."""
-    forms, low = _forms(secrets), _lower(text)
-    if _pieces(secrets).search(low):
+    low, (size, pieces) = _lower(text), _pieces(secrets)
+    at = [i for i in range(len(low) - size + 1) if low[i : i + size] in pieces]
+    if at:
+        near = ((i, *each) for i in at for each in pieces[low[i : i + size]])
+        found = dict.fromkeys(form for i, piece, form in near if low.startswith(piece, i))
+        forms = sorted(found, key=len, reverse=True)
         for least in (len, _revealing):  # whole ones first: forms have parts in common
             for form in forms:
                 text = _without_runs(text, form, least(form))
     if _lower(text.removesuffix("…")[-SECRET_MIN:]) in _ends(secrets):
-        for form in forms:
+        for form in _forms(secrets):
             text = _without_end(text, form)
     return text
 

@@ -21,7 +21,7 @@ from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, Proxy
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.send.requests import ScheduledRequests
-from ampacity.loadgen.send.secrets import SECRET_MIN
+from ampacity.loadgen.send.secrets import told_by
 from ampacity.workloads.classes import RequestClass
 from ampacity.workloads.prompts.files import PromptFile
 from ampacity.workloads.prompts.images import Images
@@ -95,7 +95,7 @@ class Setup:
     def secrets(self) -> tuple[str, ...]:
         """Return the strings to redact, longest first."""
         found = {secret for route in self.routes for secret in route.endpoint.secrets}
-        found |= {value for c in self.classes for _, value in c.headers if len(value) >= SECRET_MIN}
+        found |= {part for c in self.classes for _, value in c.headers for part in told_by(value)}
         return tuple(sorted(found, key=len, reverse=True))
 
     @property

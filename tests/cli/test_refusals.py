@@ -2,14 +2,17 @@
 endpoint or the engine does.
 """
 
+import asyncio
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
-from ampacity.cli.stub import no_stub
+from ampacity.cli.stub import left_at_once, no_stub
 from ampacity.config import make_settings
+from ampacity.experiments.stages.conduct import run_event_loop
 from ampacity.values import ConfigError
 from tests.support.args import Command, args_of
 from tests.support.servers.fault_server import FaultServer
@@ -112,6 +115,41 @@ def test_what_was_measured_or_is_not_ours_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["run.json"], "left at once, without the report: 'ampacity report run' writes it"),
+        ([], "interrupted before the first request"),
+    ],
+)
+def test_a_signal_while_the_report_is_made_names_the_command_that_makes_it(
+    files: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a job's time limit or a closed terminal sends it; the handlers of before are back."""
+    Path("run").mkdir()
+    for name in files:
+        Path("run", name).touch()
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with pytest.raises(KeyboardInterrupt), left_at_once(None, Path("run")):
+            _load_and_report(number)
+        assert capsys.readouterr().err == f"ampacity: {said}\n"
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def _load_and_report(number: signal.Signals) -> None:
+    run_event_loop(_ended_by(number))  # ends the load only
+    signal.raise_signal(number)
+
+
+async def _ended_by(number: signal.Signals) -> None:
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(number, ended.set)
+    signal.raise_signal(number)
+    await ended.wait()
+    loop.remove_signal_handler(number)
+
+
+@pytest.mark.parametrize(
     ("body", "asked"),
     [
         ({"n": 3}, "n = 3"),
@@ -139,12 +177,19 @@ def test_several_choices_are_refused(body: dict[str, object], asked: str) -> Non
 
 @pytest.mark.parametrize(
     ("field", "decides"),
-    [("messages", "the workload"), ("input", "the workload"), ("stream", "the workload"),
-     ("model", "--model")],
-)  # fmt: skip
+    [
+        ("messages", "the workload"),
+        ("input", "the workload"),
+        ("stream", "the workload"),
+        ("model", "--model"),
+        ("max_tokens", "the workload (--output-tokens)"),
+        ("max_completion_tokens", "the workload (--output-tokens)"),
+    ],
+)
 def test_what_is_decided_elsewhere_is_no_extra_field(field: str, decides: str) -> None:
     """``input`` is the prompt of Responses and embeddings; a second model would be in no report."""
-    with pytest.raises(ValueError, match=f"--extra-body sets '{field}', which {decides} decides"):
+    refusal = re.escape(f"--extra-body sets '{field}', which {decides} decides")
+    with pytest.raises(ValueError, match=refusal):
         make_settings({"url": "http://127.0.0.1:9/v1", "extra_body": json.dumps({field: "x"})})
 
 

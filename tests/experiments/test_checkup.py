@@ -227,10 +227,10 @@ FIVE = {"output_tokens": 5, "chunk_at_us": [0, 1, 2, 3, 4]}  # of 32
     [
         # by the user's own option, or else by the server
         (
-            {"extra_body": {"max_tokens": 5}},
+            {"extra_body": {"max_new_tokens": 5}},
             FIVE,
             "output length",
-            "note .*extra-body has max_tokens → your own",
+            "note .*extra-body has max_new_tokens → your own",
         ),
         ({"extra_body": {"top_p": 1}}, FIVE, "output length", "note .*a limit of its own"),
         ({"extra_body": {"ignore_eos": True}}, {}, "output length", "ok .*lengths are kept"),

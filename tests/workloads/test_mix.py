@@ -309,6 +309,10 @@ classes:
             "like: chat\nheaders: {Content-Length: 5}\n",
             "headers: Content-Length is set by the load generator",
         ),
+        (
+            "like: chat\nheaders: {X-Request-ID: 5}\n",
+            "headers: X-Request-ID is set by the load generator",
+        ),
         ("like: chat\npriority: high\n", "priority is 'high'"),
         ("like: chat\nslo: {a: 1}\n", "slo: {'a': 1}: write"),
         ("like: chat\ncancel: {share: 2, after_ms: 5}\n", "cancel: share is 2"),

@@ -7,6 +7,7 @@ records. So it decides as it did, and plays on where the records end.
 import json
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,9 @@ from ampacity.loadgen.drive.cut import owed_by, rest_of, sessions_of
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.files import (
     CUT_OFF,
-    PARQUETS,
     Run,
     RunDirError,
     json_text,
-    streams_of,
 )
 from ampacity.loadgen.rundir.write import RunWriter
 
@@ -53,7 +52,8 @@ def check_resumable(run: Run) -> None:
         why = f" ({meta['status_reason']})" if meta.get("status_reason") else ""
         raise RunDirError(f"{path} is over{why}, nothing is left to resume: ampacity report {path}")
     version = (meta.get("tool") or {}).get("version")
-    if version != ampacity.__version__ or "answer_s" not in (meta.get("endpoint") or {}):
+    known = meta.get("clock") and "answer_s" in (meta.get("endpoint") or {})
+    if version != ampacity.__version__ or not known:
         raise RunDirError(
             f"{path} was made by ampacity {version} and this is {ampacity.__version__}, or an "
             "earlier state of it: only the version that began a run can resume it"
@@ -90,20 +90,20 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
         last = stages[-1]
         cut = not last.get("drained_ns") if killed else bool(last.get("ended_early"))
         last["interrupted"] = bool(cut or last.get("interrupted"))
-    names = [run.path / name for name in (*PARQUETS, "run.json")]  # a report may be newer
-    written = [*streams_of(run.path), *(path for path in names if path.exists())]
-    written_s = max(file.stat().st_mtime for file in written)
     now_ns, seams = time.monotonic_ns(), list(old.get("seams", ()))
     ended_ns = min(last_ns(run), now_ns)
+    gap_s = (now_ns - ended_ns) / 1e9
     # a resume with nothing behind it was refused, and only wrote run.json
     again = seams.pop() if ended_ns < old.get("resumed_ns", 0) else {}
     seam = {
         "after_stage": len(stages) - 1,
         "reason": again.get("reason") or (KILLED if killed else old["status_reason"]),
         "resumed_utc": utc_now(),
-        "gap_s": (now_ns - ended_ns) / 1e9,
-        # differs where a clock was set, or in suspend
-        "wall_gap_s": time.time() - written_s + again.get("wall_gap_s", 0.0),
+        "gap_s": gap_s,
+        # differs where a clock was set, or in suspend; file times would be those of a copy
+        "wall_gap_s": gap_s
+        + _clock_moved_s(old["clock"], now_ns)
+        - sum(s["wall_gap_s"] - s["gap_s"] for s in seams),
         "in_flight": again.get("in_flight", 0),
     }
     return {
@@ -113,6 +113,12 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
         "seams": [*seams, seam],
         "resumed_ns": now_ns,
     }
+
+
+def _clock_moved_s(began: Mapping[str, Any], now_ns: int) -> float:
+    """Return how far the wall clock has left the monotonic one since the run began."""
+    wall_s = time.time() - datetime.fromisoformat(began["utc"]).timestamp()
+    return float(wall_s - (now_ns - began["monotonic_ns"]) / 1e9)
 
 
 def _described(workload: Mapping[str, Any]) -> dict[str, Any]:

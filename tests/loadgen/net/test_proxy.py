@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ampacity.config import make_settings
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Page, Pages
 from ampacity.loadgen.net.proxy import proxy_for
@@ -19,6 +20,7 @@ from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError, Proxy, parse_endpoint
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.send.requests import ScheduledRequests
+from ampacity.loadgen.send.secrets import redact
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
 from tests.support.servers.certificates import make_certificate
@@ -177,6 +179,13 @@ def test_a_proxy_that_is_not_there_is_named(scheme: str) -> None:
 
 def test_the_password_is_not_shown() -> None:
     assert SECRET not in repr(Proxy("proxy.example", 3128, SECRET))
+
+
+def test_the_password_is_hidden_where_a_proxy_repeats_it(environment: Any) -> None:
+    environment(https_proxy="user:p%40ss@proxy.example:8080", http_proxy="http://proxy/a@b")
+    endpoint = make_settings({"url": "http://llm.example/v1"}).endpoint
+    assert redact(f"{SECRET} is user:p@ss", endpoint.secrets) == "*** is ***"
+    assert redact("user p@ss", endpoint.secrets) == "user ***"
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
