@@ -17,25 +17,25 @@ from ampacity.analysis.capacity.knee import find_knee
 from ampacity.analysis.capacity.levels import QUOTA_SHARE, number_text, refused_share
 from ampacity.analysis.capacity.limit import find_capacity, met_by_all
 from ampacity.analysis.capacity.search import summarise_search
-from ampacity.analysis.contract.capacity import Capacity, Fleet, LittlesLawGap
+from ampacity.analysis.contract.capacity import Capacity, Fleet
 from ampacity.analysis.contract.limits import Quota
 from ampacity.analysis.contract.part import Part, plain
-from ampacity.analysis.contract.stage import Server, ServerLaw, Stage
+from ampacity.analysis.contract.stage import Server, Stage
 from ampacity.analysis.contract.summary import Audit, Summary, read_summary
 from ampacity.analysis.limits.quota import find_quota
 from ampacity.analysis.limits.table import find_limits
 from ampacity.analysis.load_names import name_stages, planned_name
-from ampacity.analysis.metrics.impossible import check_records
+from ampacity.analysis.metrics.impossible import check_losses, check_records
 from ampacity.analysis.metrics.lengths import deviations, mean_tokens, realised
 from ampacity.analysis.metrics.odd_answers import models_asked, odd_answers
-from ampacity.analysis.metrics.requests import RecordsError, Requests
+from ampacity.analysis.metrics.requests import Requests
 from ampacity.analysis.network import network_share
 from ampacity.analysis.next_run import next_command
 from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
 from ampacity.analysis.slo import Slo, slo_from_dict
 from ampacity.analysis.stage.analyse import RunRecords, analyse_stage, read_records
 from ampacity.analysis.stage.goodput import offline_throughput
-from ampacity.analysis.stage.littles_law import against_server, foreign_requests, summarise_gap
+from ampacity.analysis.stage.littles_law import against_server, foreign_requests, gap_of_run
 from ampacity.analysis.stage.server import server_figures, without_figures
 from ampacity.analysis.stage_warnings import Facts, never_all_users, repeated_undisturbed
 from ampacity.analysis.stats.intervals import ASSUMPTION
@@ -47,7 +47,6 @@ from ampacity.loadgen.rundir.records import KINDS
 
 SCHEMA_VERSION = 2
 EXAMPLE_CHARS = 200
-LOST_MOST, LOST_FACTOR = 1_000_000, 100  # requests without a record, and of those with one
 NO_CAPACITY = {  # by an entry of run.json
     "burst": "a burst is no steady load, so it names no capacity: a search or a sweep does",
     "soak": "a soak has one load, so it names no capacity: a search or a sweep does",
@@ -99,7 +98,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         "sharing": compare_sharing(records.requests, metas),
         "traffic": summarise_traffic(records, metas, meta.get("workload") or {}),
         "sessions": summarise_sessions(records, metas, stages, slos),
-        "littles_law": _littles_law(capacity, stages, slos),
+        "littles_law": gap_of_run(capacity, stages, slos),
         "fleet": _fleet(meta, capacity, stages, records),
     }
     if quota is not None:
@@ -119,12 +118,6 @@ def _concluded(
     found = structs.replace(found, verdict=write_verdict(found))
     command = found.next_command or next_command(found, run.meta, str(run.path))
     return structs.replace(found, next_command=command, limits=find_limits(found))
-
-
-def _littles_law(capacity: Capacity, stages: Sequence[Stage], slos: list[Slo]) -> LittlesLawGap:
-    steady = [s for s in stages if s.stable and not s.client_limited]
-    shares = [s.littles_law.consistency for s in steady if s.littles_law.consistency]
-    return summarise_gap(capacity, slos, shares, _worst_server(steady))
 
 
 def _fleet(
@@ -211,23 +204,8 @@ def read_stages(run: Run) -> tuple[list[dict[str, Any]], RunRecords]:
     records = read_records(run.requests, origin_ns, run.meta, run.before)
     if not run.complete:
         metas = [_as_far_as_it_came(m, run.requests) for m in metas]
-    _refuse_far_more_than_recorded(run, metas, records)
+    check_losses(run, metas)
     return metas, records
-
-
-def _refuse_far_more_than_recorded(
-    run: Run, metas: list[dict[str, Any]], records: RunRecords
-) -> None:
-    """Raise RecordsError for a stage of far more requests than a loss explains: each takes memory."""
-    for meta in metas:
-        planned = int(meta.get("scheduled_requests") or 0)
-        held = int(np.count_nonzero(records.requests.stage == meta["index"]))
-        if planned > LOST_MOST + LOST_FACTOR * held:
-            raise RecordsError(
-                f"{run.path / 'run.json'}: stage {meta['index']} has {planned:,} scheduled requests, "
-                f"of which {held:,} are recorded; no run loses that many: the file was changed or "
-                "is damaged"
-            )
 
 
 def warmup_of(meta: Mapping[str, Any]) -> int | None:
@@ -355,12 +333,6 @@ def partial_of(run: Run) -> str | None:
     if reason and str(reason).startswith(f"{word} "):  # "interrupted by Ctrl-C"
         return f"{word}{at}{str(reason).removeprefix(word)}"
     return f"{word}{at}" + (f": {reason}" if reason else "")
-
-
-def _worst_server(stages: Sequence[Stage]) -> ServerLaw | None:
-    """Return the count of the server that is furthest from the client's."""
-    held = [law for s in stages if (law := s.littles_law.server) and law.ratio]
-    return max(held, key=lambda law: abs(math.log(max(law.ratio or 0.0, 1e-3))), default=None)
 
 
 def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """Little's Law: a check of the measurement, and the gap between a ceiling and the capacity."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,7 +8,7 @@ from msgspec import structs
 
 from ampacity.analysis.contract.capacity import Capacity, LittlesLawGap
 from ampacity.analysis.contract.part import with_nulls
-from ampacity.analysis.contract.stage import LittlesLaw, Server, ServerLaw
+from ampacity.analysis.contract.stage import LittlesLaw, Server, ServerLaw, Stage
 from ampacity.analysis.metrics.percentiles import finite
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.slo import Slo
@@ -134,6 +135,15 @@ def gap(c_max: float, limit_s: float, capacity_rps: float) -> LittlesLawGap:
         representative=representative,
         reason=reason,
     )
+
+
+def gap_of_run(capacity: Capacity, stages: Sequence[Stage], slos: Sequence[Slo]) -> LittlesLawGap:
+    """Return the gap with the figures of the steady stages, and the server's count furthest off."""
+    laws = [s.littles_law for s in stages if s.stable and not s.client_limited]
+    shares = [law.consistency for law in laws if law.consistency]
+    counts = [law.server for law in laws if law.server and law.server.ratio]
+    worst = max(counts, key=lambda law: abs(math.log(max(law.ratio or 0.0, 1e-3))), default=None)
+    return summarise_gap(capacity, slos, shares, worst)
 
 
 def summarise_gap(
