@@ -167,7 +167,6 @@ def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
 def _of_load(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]:
     """Return (whether it is so, message) of each contradiction in what is sent, and when."""
     workload = settings.workload
-    most_users = max(settings.concurrency or (0,))
     loads = settings.concurrency or settings.rates or ()
     of_trace = {"workload", "input_tokens", "output_tokens", "arrivals", "duration"}
     return [
@@ -184,17 +183,6 @@ def _of_load(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]:
             len(settings.durations_s) not in (1, len(loads)),
             f"--duration names {len(settings.durations_s)} lengths for {len(loads)} loads "
             "(--rates or --concurrency): give one length, or one for each load",
-        ),
-        *(
-            (
-                limit and most_users > limit,
-                f"{option} {limit}: --concurrency {most_users} would never be in flight: raise it, "
-                "or give fewer users",
-            )
-            for option, limit in (
-                ("--max-requests", settings.max_requests),
-                ("--max-in-flight", settings.max_in_flight),
-            )
         ),
         (
             settings.lengths and (workload.sessions or workload.prompts or settings.trace),
@@ -222,9 +210,21 @@ def _of_load(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]:
 
 
 def _of_client(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]:
-    """Return the same of processes and connections."""
+    """Return the same of limits, processes and connections."""
+    most_users = max(settings.concurrency or (0,))
     urls = (settings.endpoint.url, *settings.metrics_urls)
     return [
+        *(
+            (
+                limit and most_users > limit,
+                f"{option} {limit}: --concurrency {most_users} would never be in flight: raise it, "
+                "or give fewer users",
+            )
+            for option, limit in (
+                ("--max-requests", settings.max_requests),
+                ("--max-in-flight", settings.max_in_flight),
+            )
+        ),
         (
             settings.in_one_process and ((settings.workers or 1) > 1 or settings.ray),
             f"{settings.in_one_process} is kept in one process: drop --workers",
