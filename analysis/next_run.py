@@ -58,31 +58,24 @@ def same_stages(words: Sequence[str], meta: Mapping[str, Any]) -> str | None:
     lengths and times are the same. None where the loads were given, or one option cannot name them.
     ``meta``: run.json.
     """
-    stages = {
-        s.get("schedule", s["index"]): s for s in meta.get("stages") or []
-    }  # repeats: the last
-    kinds = {(s["kind"], s.get("lengths")) for s in stages.values()}
-    chosen = meta.get("experiment") in ("demo", "sweep", "search", "predict")
-    if (
-        not chosen
-        or len(kinds) != 1
-        or len(words) < 2
-        or any(_text(words, option) for option in OF_LOADS[:2])
-    ):
+    played = meta.get("stages") or []
+    stages = {s.get("schedule", s["index"]): s for s in played}.values()  # repeats: the last
+    kinds = {s["kind"] for s in stages}
+    given = any(_text(words, option) for option in OF_LOADS[:2])
+    chosen = meta.get("experiment") in ("demo", "sweep", "search", "predict") and not given
+    if not chosen or len(kinds) != 1 or len(words) < 2 or any(s.get("lengths") for s in stages):
         return None
-    ((kind, lengths),) = kinds
-    if lengths is not None:
-        return None
+    (kind,) = kinds
     option, load = LOADS_OF[kind]
-    ramps = [float(s.get("ramp_s") or 0.0) for s in stages.values()]
-    lengths_s = [(s["end_ns"] - s["start_ns"]) / 1e9 for s in stages.values()]
-    given = {
-        option: ",".join(f"{s[load]:.15g}" for s in stages.values()),
+    ramps = [float(s.get("ramp_s") or 0.0) for s in stages]
+    lengths_s = [(s["end_ns"] - s["start_ns"]) / 1e9 for s in stages]
+    loads = {
+        option: ",".join(f"{s[load]:.15g}" for s in stages),
         "--duration": ",".join(exact_text(s - r) for s, r in zip(lengths_s, ramps, strict=True)),
         **({} if (seed := meta.get("seed")) is None else {"--seed": str(seed)}),
     }
     words = [words[0], "sweep" if words[1] == "search" else words[1], *words[2:]]
-    return again(words, {**dict.fromkeys((*OF_LOADS, *OF_SEARCH)), **given}, FLAGS_OF_SEARCH)
+    return again(words, {**dict.fromkeys((*OF_LOADS, *OF_SEARCH)), **loads}, FLAGS_OF_SEARCH)
 
 
 def check_command(summary: Summary, meta: Mapping[str, Any]) -> str | None:

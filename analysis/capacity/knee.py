@@ -114,15 +114,7 @@ def _divergence(stages: Sequence[Stage]) -> KneeMethod:
             below = max(below, k - QUIET_LOADS[tail])
     threshold = DIVERGENCE_FACTOR * level
     if not above:
-        top = max(points, key=lambda p: p.ratio if math.isfinite(p.ratio) else p.least)
-        seen = (
-            f"{tail}/p50 of {metric} is {level:.2f} at the lowest loads and {top.ratio:.2f} at "
-            f"{top.concurrency:.3g} in flight"
-        )
-        if top.ratio > threshold:
-            why = "a knee is where it doubles, and so may chance: longer stages tell"
-            return _null(f"in doubt: {seen}; {why}")
-        return _null(f"not reached: {seen}, the most of all loads; a knee is where it doubles")
+        return _null(_beyond_all(points, f"{tail}/p50 of {metric}", level))
     what = (
         f"{tail}/p50 of {metric}, {DIVERGENCE_FACTOR:g} times the {level:.2f} of the lowest loads"
     )
@@ -139,6 +131,19 @@ def _divergence(stages: Sequence[Stage]) -> KneeMethod:
         reason=None,
         definition=what,
     )
+
+
+def _beyond_all(points: Sequence[_Point], figure: str, level: float) -> str:
+    """Return why no load is shown to lie above the threshold."""
+    top = max(points, key=lambda p: p.ratio if math.isfinite(p.ratio) else p.least)
+    seen = (
+        f"{figure} is {level:.2f} at the lowest loads and {top.ratio:.2f} at {top.concurrency:.3g} "
+        "in flight"
+    )
+    if top.ratio > DIVERGENCE_FACTOR * level:
+        why = "a knee is where it doubles, and so may chance: longer stages tell"
+        return f"in doubt: {seen}; {why}"
+    return f"not reached: {seen}, the most of all loads; a knee is where it doubles"
 
 
 def _share(low: float, high: float, threshold: float) -> float:

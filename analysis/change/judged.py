@@ -17,7 +17,7 @@ from ampacity.analysis.summary import summarise
 from ampacity.analysis.warnings import ERROR_SHARE
 from ampacity.loadgen.rundir.files import Run
 
-_DONE = ("complete", "budget", "errors")  # a user's own limit ends a run cleanly
+DONE = ("complete", "budget", "errors")  # a user's own limit ends a run cleanly
 
 
 class CompareError(ValueError):
@@ -158,7 +158,7 @@ def _no_evidence(run: Run) -> str | None:
         return f"is still running, last written {run.going_s:.0f} s ago: wait for its end"
     if not run.complete:
         return "was killed before it could finish: run it again"
-    if status not in _DONE:
+    if status not in DONE:
         reason = run.meta.get("status_reason") or "it did not come to its end"
         return f"is {status or 'unfinished'}: {reason}: run it again"
     empty = not run.requests.num_rows or not run.meta.get("stages")

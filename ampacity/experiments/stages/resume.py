@@ -36,11 +36,11 @@ SAME = ("experiment", "seed", "slos", "warmup_requests", "locked", "fleet_inputs
 MEASURED = ("tokenizer", CLIPPED, BEYOND)  # of the workload's entry: known once it is played
 KILLED = "killed"
 AHEAD_NS = 10**9  # so long before its start, at most, a stage is written down
-DONE = ("complete", "budget", "errors")  # a user's own limit ends a run cleanly
 
 
 def check_resumable(run: Run) -> None:
     """Raise RunDirError if there is nothing to resume, or if it cannot be resumed."""
+    from ampacity.analysis.change.judged import DONE
     from ampacity.analysis.metrics.impossible import check_records
 
     check_records(run)  # before the load: what is added to it cannot be taken apart again
@@ -91,14 +91,15 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
         cut = not last.get("drained_ns") if killed else bool(last.get("ended_early"))
         last["interrupted"] = bool(cut or last.get("interrupted"))
     now_ns, seams = time.monotonic_ns(), list(old.get("seams", ()))
-    last = min(last_ns(run), now_ns)
+    ended_ns = min(last_ns(run), now_ns)
+    gap_s = (now_ns - ended_ns) / 1e9
     # a resume with nothing behind it was refused, and only wrote run.json
-    again = seams.pop() if last < old.get("resumed_ns", 0) else {}
+    again = seams.pop() if ended_ns < old.get("resumed_ns", 0) else {}
     seam = {
         "after_stage": len(stages) - 1,
         "reason": again.get("reason") or (KILLED if killed else old["status_reason"]),
         "resumed_utc": utc_now(),
-        "gap_s": (gap_s := (now_ns - last) / 1e9),
+        "gap_s": gap_s,
         # differs where a clock was set, or in suspend; file times would be those of a copy
         "wall_gap_s": gap_s
         + _clock_moved_s(old["clock"], now_ns)
