@@ -96,7 +96,7 @@ _RUN_JSON = _object(
     predicted=bool,
     started_utc=str,
     tool=_ANY_OBJECT,
-    clock=_ANY_OBJECT,
+    clock=_object(monotonic_ns=_COUNT_NS),
     endpoint=_ANY_OBJECT,
     locked=_object(max_model_len=_TOKENS | str, think_s=_AMOUNT),  # str: of --lock
     host=_object(cpus=_COUNT),

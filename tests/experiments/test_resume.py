@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,7 @@ from ampacity.loadgen.plan import StagePlan, record_of
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir import write
 from ampacity.loadgen.rundir.files import Run, RunDirError, load_run, read_answers
+from ampacity.loadgen.rundir.meta import fault_of
 from ampacity.loadgen.rundir.records import SCHEMA, RequestRecord
 from ampacity.loadgen.rundir.write import RunWriter, take_up
 from ampacity.simulator.server.launch import Started
@@ -174,7 +176,9 @@ def state(tmp_path: Path, *, complete: bool = True, ended_ns: int = 1, **meta: A
     known = {
         "tool": {"version": ampacity.__version__},
         "endpoint": {"url": "u", "api": "chat", "model": "M", "answer_s": 1.0},
-        "stages": [{"index": 0, "start_ns": 0, "drained_ns": None, "ended_early": None}],
+        "stages": [
+            {"index": 0, "start_ns": 0, "end_ns": 9, "drained_ns": None, "ended_early": None}
+        ],
         "status": "running",
         "status_reason": None,
         "notes": [],
@@ -232,7 +236,8 @@ def test_streams_of_two_runs_in_one_directory_are_refused_before_the_load(tmp_pa
 
 def test_a_window_that_was_about_to_begin_is_no_restart_of_the_machine(tmp_path: Path) -> None:
     """It is written down half a second before."""
-    begins = {"index": 0, "start_ns": time.monotonic_ns() + S // 2, "drained_ns": None}
+    start_ns = time.monotonic_ns() + S // 2
+    begins = {"index": 0, "start_ns": start_ns, "end_ns": start_ns + S, "drained_ns": None}
     run = state(tmp_path, complete=False, stages=[begins])
     (tmp_path / "run.json").write_text("{}")
     check_resumable(run)
@@ -275,6 +280,25 @@ def test_a_wall_clock_that_was_set_is_told_from_a_pause(
     text = str(warned(summary_of(tmp_path, seams=[seam]), "resumed"))
     assert "after stage 0 (killed; 5 s later" in text
     assert (f"wall clock off by {stepped_s:+,.0f} s" in text) == bool(stepped_s)
+
+
+def test_before_the_first_stage_the_clock_of_run_json_says_when(tmp_path: Path) -> None:
+    """Nothing was recorded: the gap is not the time since the machine started."""
+    began = {"clock": {"monotonic_ns": time.monotonic_ns() - 6 * S}, "stages": []}
+    run = replace(state(tmp_path, complete=False, **began), requests=SCHEMA.empty_table())
+    (tmp_path / "run.json").write_text("{}")
+    assert resumed_meta(run, run.meta)["seams"][0]["gap_s"] == pytest.approx(6, abs=1)
+
+
+def test_a_run_that_was_killed_in_its_last_write_can_be_read_once_it_was_resumed(
+    tmp_path: Path,
+) -> None:
+    """Its status is that of a run that is over, which has no reason."""
+    run = state(tmp_path, complete=False, status="complete")
+    (tmp_path / "run.json").write_text("{}")
+    meta = resumed_meta(run, run.meta)
+    assert fault_of(meta) is None
+    assert meta["seams"][0]["reason"] == "killed"
 
 
 def test_a_resume_that_was_refused_is_no_seam(
