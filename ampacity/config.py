@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from ampacity import values as v
@@ -23,6 +24,8 @@ from ampacity.workloads.schedule_file import workload_of
 
 DEFAULT_WORKLOAD = "chat"
 KEY_SOURCES = ("api_key_env", "api_key_file", "api_key_command")
+FLEET_OPTIONS = {"peak_rps": "peak_rps", "safety_factor": "safety", "gpu_hour_usd": "gpu_hour"}
+"""The option of each of the ``fleet_inputs`` of run.json, which is its default later."""
 GPU_FACTS = ("tensor_parallel", "hardware")  # facts of --lock that state the GPUs of an instance
 
 
@@ -77,6 +80,12 @@ def gpus_named(*texts: object) -> int | None:
         for text in texts
     )
     return next((int(match[1] or match[2]) for match in matches if match), None)
+
+
+def fleet_inputs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``fleet_inputs`` of run.json from settings that were read; null: not given."""
+    found = {name: given.get(option) for name, option in FLEET_OPTIONS.items()}
+    return {**found, "tensor_parallel": given.get("tp", 1)}
 
 
 def _workload(given: dict[str, Any]) -> Workload:

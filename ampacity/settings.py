@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ampacity.loadgen.send.endpoint import Endpoint
     from ampacity.loadgen.send.protocols import Api
     from ampacity.workloads.profile import Workload
-    from ampacity.workloads.trace_cuts import Replay
 
 CONCURRENCY_MAX = 100_000
 BLOCK_MAX = 1 << 20
@@ -357,33 +356,6 @@ class Settings:
         counted = [name for name in ("requests", "tokens") if getattr(self, f"max_{name}")]
         of_retries = f"--max-{counted[0]} with --retries" if counted and self.retries else ""
         return "--max-cost" if self.max_cost else of_retries
-
-    @property
-    def replay(self) -> Replay:
-        """Return the options of a replay. Raises WorkloadError."""
-        from ampacity.workloads.trace_cuts import Replay
-
-        return Replay(
-            from_s=self.trace_from,
-            to_s=self.trace_to,
-            keep=self.trace_keep,
-            loops=self.trace_loop,
-            as_written=self.trace_as_written,
-            time_scale=self.time_scale,
-            think_scale=self.think_scale,
-            max_think_s=self.max_think,
-            block_tokens=self.block_size,
-        )
-
-
-def fleet_inputs(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``fleet_inputs`` of run.json from settings that were read; null: not given."""
-    return {
-        "peak_rps": given.get("peak_rps"),
-        "tensor_parallel": given.get("tp", 1),
-        "safety_factor": given.get("safety"),
-        "gpu_hour_usd": given.get("gpu_hour"),
-    }
 
 
 _DECLARED = [(f, f.metadata["setting"]) for f in fields(Settings) if f.metadata]

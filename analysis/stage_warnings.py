@@ -11,6 +11,7 @@ from ampacity.analysis.contract.summary import Audit, Summary
 from ampacity.analysis.metrics.cohort import IN_ONE_PIECE
 from ampacity.analysis.metrics.lengths import Deviation
 from ampacity.analysis.metrics.odd_answers import CONTRADICTED, OddAnswers
+from ampacity.analysis.stage.littles_law import FOREIGN
 from ampacity.analysis.stage.throughput import is_figure, steady_state
 
 RESENT_SHARE = 0.01  # of the requests; above it, a race with idle timeouts is no explanation
@@ -255,6 +256,18 @@ def littles_law(facts: Facts) -> str | None:
         f"(L ÷ λW = {worst.littles_law.consistency:.2f} {at_loads([worst], 'at')}): the "
         "number of requests in flight kept moving one way. Expected near saturation; a longer "
         "stage tells."
+    )
+
+
+def foreign_load(facts: Facts) -> str | None:
+    found = [(s, s.server.reason) for s in facts.stages if s.server and s.server.samples]
+    said = [(s, why) for s, why in found if why and why.endswith(FOREIGN)]
+    if not said:
+        return None
+    return (
+        f"{at_loads([s for s, _ in said])} {said[0][1]}: another client uses it, it goes on with "
+        "requests that this run gave up, or the page is another server's. Its figures are left out, "
+        "and name no cause."
     )
 
 

@@ -28,7 +28,7 @@ from ampacity.analysis.load_names import name_stages, planned_name
 from ampacity.analysis.metrics.impossible import check_records
 from ampacity.analysis.metrics.lengths import deviations, mean_tokens, realised
 from ampacity.analysis.metrics.odd_answers import odd_answers
-from ampacity.analysis.metrics.requests import Requests
+from ampacity.analysis.metrics.requests import RecordsError, Requests
 from ampacity.analysis.network import network_share
 from ampacity.analysis.next_run import next_command
 from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
@@ -47,6 +47,7 @@ from ampacity.loadgen.rundir.records import KINDS
 
 SCHEMA_VERSION = 2
 EXAMPLE_CHARS = 200
+LOST_MOST, LOST_FACTOR = 1_000_000, 100  # requests without a record, and of those with one
 NO_CAPACITY = {  # by an entry of run.json
     "burst": "a burst is no steady load, so it names no capacity: a search or a sweep does",
     "soak": "a soak has one load, so it names no capacity: a search or a sweep does",
@@ -212,7 +213,23 @@ def read_stages(run: Run) -> tuple[list[dict[str, Any]], RunRecords]:
     records = read_records(run.requests, origin_ns, run.meta, run.before)
     if not run.complete:
         metas = [_as_far_as_it_came(m, run.requests) for m in metas]
+    _refuse_far_more_than_recorded(run, metas, records)
     return metas, records
+
+
+def _refuse_far_more_than_recorded(
+    run: Run, metas: list[dict[str, Any]], records: RunRecords
+) -> None:
+    """Raise RecordsError for a stage of far more requests than a loss explains: each takes memory."""
+    for meta in metas:
+        planned = int(meta.get("scheduled_requests") or 0)
+        held = int(np.count_nonzero(records.requests.stage == meta["index"]))
+        if planned > LOST_MOST + LOST_FACTOR * held:
+            raise RecordsError(
+                f"{run.path / 'run.json'}: stage {meta['index']} has {planned:,} scheduled requests, "
+                f"of which {held:,} are recorded; no run loses that many: the file was changed or "
+                "is damaged"
+            )
 
 
 def warmup_of(meta: Mapping[str, Any]) -> int | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ampacity.analysis.capacity.fleet import instances_text
+from ampacity.analysis.capacity.knee import at_knee
 from ampacity.analysis.capacity.levels import number_text
 from ampacity.analysis.capacity.limit import DOWN_IN_EACH
 from ampacity.analysis.capacity.search import shortfall
@@ -12,7 +13,7 @@ from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary
 from ampacity.analysis.slo import parse_slo, verdict_word
 from ampacity.analysis.stage_warnings import longer
-from ampacity.analysis.warnings import TOO_LONG_SHARE, at_knee
+from ampacity.analysis.warnings import TOO_LONG_SHARE
 from ampacity.loadgen.rundir.records import FAILED_KINDS
 
 MANY_FAIL = 0.1  # of the requests of the lowest load

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 
 from ampacity.analysis import stage_warnings as of_stages
 from ampacity.analysis.capacity.families import class_below, lengths_out_of_order
-from ampacity.analysis.capacity.levels import number_text, stage_rate
+from ampacity.analysis.capacity.knee import knee_region
+from ampacity.analysis.capacity.levels import stage_rate
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import Summary, Warned
-from ampacity.analysis.metrics.lengths import LENGTHS_OFF_SHARE, Deviation
 from ampacity.analysis.slo import parse_slo
-from ampacity.analysis.stage.littles_law import FOREIGN
 from ampacity.analysis.stage.server import NO_SHARE
 from ampacity.analysis.stage_warnings import Facts, Rule, at_loads, is_replay, longer
 from ampacity.loadgen.rundir.records import FAILED_KINDS
@@ -22,9 +21,7 @@ BEYOND_CONTEXT_SHARE = 0.01
 CACHED_SHARE = 0.05
 WIDE_BRACKET = 1.25  # upper over lower end of the capacity's interval
 CLOCK_OFF_S = 60.0  # of the gap where a run was resumed, between wall and monotonic clock
-WIDEST_REGION = 2.0  # upper over lower end of a knee region, in requests/s; wider ones say nothing
 NAMED = 4  # of the finish reasons or origins of answers
-REGION_END = 1.05  # rates up to this times the region's upper end count as within it
 
 OF_ENDPOINT = ("not_streamed", "diagnosis", "speculation", "strangers", "impossible_counts")
 """Codes about the endpoint, which also hold for whatever is compared with the run."""
@@ -209,18 +206,9 @@ def _beyond_context(facts: Facts) -> str | None:
     )
 
 
-def _off_text(deviation: Deviation) -> str:
-    """Return a deviation in words: ``74% shorter than planned``; "" where there is hardly one."""
-    mean, each = deviation
-    if mean is not None and abs(mean) > LENGTHS_OFF_SHARE:
-        return f"{abs(mean):.0%} {'longer' if mean > 0 else 'shorter'} than planned"
-    off = each > LENGTHS_OFF_SHARE
-    return f"{each:.0%} off one by one, though not on average," if off else ""
-
-
 def _inputs_off(facts: Facts) -> str | None:
     planned = facts.summary.workload["realised"]["input_deviation"]  # None: of given texts, too
-    off = "" if planned is None else _off_text(facts.deviations[0])
+    off = "" if planned is None else facts.deviations[0].text
     if not off:
         return None
     histories = ""
@@ -237,7 +225,7 @@ def _inputs_off(facts: Facts) -> str | None:
 
 
 def _lengths_off(facts: Facts) -> str | None:
-    if not (off := _off_text(facts.deviations[1])):
+    if not (off := facts.deviations[1].text):
         return None
     by_tokenizer = "tokenizer" in facts.summary.workload["realised"]["token_source"]
     own = ", or give the server's own vocabulary to --tokenizer: it counted"
@@ -298,18 +286,6 @@ def _impossible(facts: Facts) -> str | None:
     return " ".join(filter(None, [*found, of_stages.uncounted(facts)]))
 
 
-def _foreign_load(facts: Facts) -> str | None:
-    found = [(s, s.server.reason) for s in facts.stages if s.server and s.server.samples]
-    said = [(s, why) for s, why in found if why and why.endswith(FOREIGN)]
-    if not said:
-        return None
-    return (
-        f"{at_loads([s for s, _ in said])} {said[0][1]}: another client uses it, it goes on with "
-        "requests that this run gave up, or the page is another server's. Its figures are left out, and name no "
-        "cause."
-    )
-
-
 def _strangers(facts: Facts) -> str | None:
     found, good = facts.odd.strangers, facts.odd.good
     if not found:
@@ -339,24 +315,6 @@ def _cached(facts: Facts) -> str | None:
         f"{share:.0%} of the input tokens came from the server's prefix cache although every "
         "prompt is unique: TTFT is lower than it would be without it. Look for a shared prefix "
         "or a response cache."
-    )
-
-
-def at_knee(summary: Summary) -> str | None:
-    """Return where the capacity lies, where latency bends at or below it."""
-    rate, region = summary.capacity.capacity_rps, summary.knee.region_rps
-    if not rate or not region or rate < region[0] or region[1] > WIDEST_REGION * region[0]:
-        return None
-    where = "within" if rate <= REGION_END * region[1] else "above"
-    return f"{where} the knee region of {number_text(region[0])} to {number_text(region[1])} req/s"
-
-
-def _knee_region(facts: Facts) -> str | None:
-    """Warn where little is left above the capacity."""
-    where, rate = at_knee(facts.summary), facts.summary.capacity.capacity_rps
-    return where and (
-        f"The capacity of {number_text(rate)} req/s lies {where}: there latency rises faster than "
-        "the load, and a little more of it violates the SLO."
     )
 
 
@@ -398,7 +356,7 @@ RULES: Mapping[str, Rule] = {
     "endings": _endings,
     "unseen": _unseen,
     "impossible_counts": _impossible,
-    "foreign_load": _foreign_load,
+    "foreign_load": of_stages.foreign_load,
     "strangers": _strangers,
     "not_streamed": of_stages.not_streamed,
     "diagnosis": _diagnosis,
@@ -408,7 +366,7 @@ RULES: Mapping[str, Rule] = {
     "littles_law": of_stages.littles_law,
     "class_below": lambda facts: class_below(facts.summary),
     "lengths_out_of_order": lambda facts: lengths_out_of_order(facts.summary),
-    "knee_region": _knee_region,
+    "knee_region": lambda facts: knee_region(facts.summary),
     "closed_loop": _closed_loop,
     "users_missing": of_stages.users_missing,
 }

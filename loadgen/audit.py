@@ -6,6 +6,7 @@ import gc
 import os
 import time
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import TracebackType
@@ -229,16 +230,17 @@ def resident_bytes() -> int:
 
 
 class StageWatch:
-    """Measures loop lag, CPU share and GC pauses of this process while it is entered.
+    """Measures loop lag, CPU share, GC pauses and TROUBLES of this process while it is entered.
 
     Objects that exist before the first of several that overlap are left out of the collections.
     """
 
     entered = 0  # in this process
 
-    def __init__(self, sleeper: Sleeper, measures: Measures) -> None:
-        self._sleeper = sleeper
-        self._measures = measures
+    def __init__(
+        self, sleeper: Sleeper, measures: Measures, clients: Sequence[object] = ()
+    ) -> None:
+        self._sleeper, self._measures, self._clients = sleeper, measures, clients
         self._gc_began_ns = 0
 
     def __enter__(self) -> StageWatch:
@@ -246,6 +248,7 @@ class StageWatch:
             gc.collect()
             gc.freeze()
         StageWatch.entered += 1
+        self._count_troubles(-1)
         self._cpu_s, self._began_s = time.process_time(), time.monotonic()
         gc.callbacks.append(self._on_gc)
         self._due_ns = time.monotonic_ns() + _HEARTBEAT_NS
@@ -263,9 +266,15 @@ class StageWatch:
         elapsed_s = max(time.monotonic() - self._began_s, 1e-9)
         self._measures.cpu_fraction = (time.process_time() - self._cpu_s) / elapsed_s
         self._measures.rss_bytes = resident_bytes()
+        self._count_troubles(1)
         StageWatch.entered -= 1
         if not StageWatch.entered:
             gc.unfreeze()
+
+    def _count_troubles(self, sign: int) -> None:
+        for name in TROUBLES:
+            counted = sum(getattr(client, name) for client in self._clients)
+            setattr(self._measures, name, getattr(self._measures, name) + sign * counted)
 
     def _beat(self) -> None:
         now_ns = time.monotonic_ns()

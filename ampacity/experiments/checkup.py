@@ -6,7 +6,6 @@ from statistics import median
 
 from ampacity.analysis.metrics.lengths import LENGTHS_OFF_SHARE
 from ampacity.experiments.doctor import DoctorResult
-from ampacity.experiments.kernel_room import STREAMS, short_settings
 from ampacity.experiments.stages.preflight import typical_lengths
 from ampacity.loadgen.probe.diagnosis import Finding, answer_facts, choose, seconds_between
 from ampacity.loadgen.probe.diagnosis_rules import (
@@ -17,6 +16,7 @@ from ampacity.loadgen.probe.diagnosis_rules import (
     stream_cases,
     text_cases,
 )
+from ampacity.loadgen.probe.kernel_room import STREAMS, short_settings
 from ampacity.loadgen.rundir.records import CACHE
 from ampacity.workloads.prompts.tokenizers import WORD_TOKENIZERS
 

@@ -5,7 +5,6 @@ import secrets
 import time
 from dataclasses import dataclass, field
 
-from ampacity.experiments import kernel_room
 from ampacity.experiments.stages import preflight
 from ampacity.experiments.stages.conduct import metrics_pages
 from ampacity.loadgen.host import (
@@ -17,6 +16,7 @@ from ampacity.loadgen.host import (
 )
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
+from ampacity.loadgen.probe import kernel_room
 from ampacity.loadgen.probe.ask import Asked, ask
 from ampacity.loadgen.probe.diagnosis import answer_facts, seconds_between, stream_verdict
 from ampacity.loadgen.probe.results import ProbeResult

@@ -14,20 +14,19 @@ from ampacity.analysis.decision.plan import Plan, Terms, plan_fleet
 from ampacity.analysis.decision.tiers import Mode, Tier, TierPlan, plan_tiers, tier_traffic
 from ampacity.analysis.slo import EXTREMES, Slo
 from ampacity.analysis.summary import summarise
-from ampacity.config import GPU_FACTS, gpus_named
+from ampacity.config import FLEET_OPTIONS, GPU_FACTS, fleet_inputs, gpus_named
 from ampacity.loadgen.rundir.files import Run, load_run
-from ampacity.settings import fleet_inputs, read_settings
+from ampacity.settings import read_settings
 from ampacity.values import SMALLEST, ConfigError
 from ampacity.workloads.profile import read_yaml
-
-FLAGS = {"peak_rps": "peak_rps", "safety_factor": "safety", "gpu_hour_usd": "gpu_hour"}
-"""Options whose defaults are ``fleet_inputs`` of run.json, by their name there."""
 
 
 def options_of_run(meta: Mapping[str, Any], profile: Path | None) -> dict[str, Any]:
     """Return the options that the run was given; the peak comes from a profile if there is one."""
     of_run = meta.get("fleet_inputs") or {}
-    found = {FLAGS[name]: of_run[name] for name in FLAGS if of_run.get(name) is not None}
+    found = {
+        FLEET_OPTIONS[name]: of_run[name] for name in FLEET_OPTIONS if of_run.get(name) is not None
+    }
     if profile is not None:
         found.pop("peak_rps", None)
     return found
@@ -90,7 +89,7 @@ def plan_run(
         sizing.utilisation,
         sizing.accepted,
         sizing.prices,
-        frozenset(name for name, flag in FLAGS.items() if flag in of_run),
+        frozenset(name for name, flag in FLEET_OPTIONS.items() if flag in of_run),
         gpus_measured(run.meta),
     )
     return plan_fleet(str(path), summary, traffic, terms)

@@ -11,11 +11,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from ampacity.analysis.capacity.levels import stage_rate
+from ampacity.analysis.capacity.levels import number_text, stage_rate
 from ampacity.analysis.contract.capacity import Knee, KneeMethod
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.part import with_nulls
 from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.stats.scalability import corner_of_bounds
 
 MIN_STAGES = 4
@@ -27,6 +28,8 @@ it count as well."""
 BEFORE = {"p99": "p95", "p95": "p90"}
 LOW_STAGES = 3  # so many of the lowest loads give the level
 METRICS = ("ttft_from_schedule_s", "e2e_from_schedule_s")
+WIDEST_REGION = 2.0  # upper over lower end of a region, in requests/s; a wider one says nothing
+REGION_END = 1.05  # rates up to this times a region's upper end count as within it
 
 
 @dataclass(frozen=True)
@@ -188,3 +191,21 @@ def _bounds(stages: Sequence[Stage]) -> KneeMethod:
 def _null(reason: str) -> KneeMethod:
     """Return a method without a finding."""
     return with_nulls(KneeMethod, reason=reason)
+
+
+def at_knee(summary: Summary) -> str | None:
+    """Return where the capacity lies, where latency bends at or below it."""
+    rate, region = summary.capacity.capacity_rps, summary.knee.region_rps
+    if not rate or not region or rate < region[0] or region[1] > WIDEST_REGION * region[0]:
+        return None
+    where = "within" if rate <= REGION_END * region[1] else "above"
+    return f"{where} the knee region of {number_text(region[0])} to {number_text(region[1])} req/s"
+
+
+def knee_region(summary: Summary) -> str | None:
+    """Warn where little is left above the capacity."""
+    where, rate = at_knee(summary), summary.capacity.capacity_rps
+    return where and (
+        f"The capacity of {number_text(rate)} req/s lies {where}: there latency rises faster than "
+        "the load, and a little more of it violates the SLO."
+    )

@@ -26,6 +26,14 @@ class Deviation(NamedTuple):
     mean: float | None = None  # sum of differences / sum planned
     each: float = 0.0  # the same of absolute differences, those of SLACK_TOKENS left out
 
+    @property
+    def text(self) -> str:
+        """Return it in words: ``74% shorter than planned``; "" where there is hardly one."""
+        if self.mean is not None and abs(self.mean) > LENGTHS_OFF_SHARE:
+            return f"{abs(self.mean):.0%} {'longer' if self.mean > 0 else 'shorter'} than planned"
+        off = self.each > LENGTHS_OFF_SHARE
+        return f"{self.each:.0%} off one by one, though not on average," if off else ""
+
 
 def describe(lengths: Floats) -> dict[str, Any]:
     """Return a LENGTHS object: mean and percentiles of the known lengths, null where empty."""

@@ -57,11 +57,8 @@ class InFlightNotes:
             **{"ended_ns": time.monotonic_ns()},
             **{"targets": self._targets, "classes": schedule.class_names},
         }
-        batch = pa.RecordBatch.from_arrays(
-            list(map(_as_arrow, columns.values())),
-            list(columns),
-            metadata={"facts": json.dumps(facts)},
-        )
+        arrays = [*map(_as_arrow, columns.values()), _in_first_row(json.dumps(facts), len(at))]
+        batch = pa.RecordBatch.from_arrays(arrays, [*columns, "facts"])
         return f"in-flight-{self._plan.index}-{self._worker}.arrows", batch
 
     def _look(self, exchange: Exchange) -> tuple[int, ...]:
@@ -75,3 +72,11 @@ def _as_arrow(values: Ints) -> pa.Array:
     # ``pa.array`` would import pandas, where there is one
     data = pa.py_buffer(np.ascontiguousarray(values, dtype=np.int64))
     return pa.Array.from_buffers(pa.int64(), len(values), [None, data])
+
+
+def _in_first_row(text: str, rows: int) -> pa.Array:
+    """Return a column with a text in its first row, and nothing below."""
+    data = text.encode()
+    ends = np.full(rows + 1, len(data), dtype=np.int32)
+    ends[0] = 0
+    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(ends), pa.py_buffer(data)])

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from ampacity.loadgen.audit import TROUBLES, Measures, StageWatch
+from ampacity.loadgen.audit import Measures, StageWatch
 from ampacity.loadgen.drive.dependencies import SessionDependencies
 from ampacity.loadgen.drive.dependents import DependentSender
 from ampacity.loadgen.drive.in_flight import InFlightNotes
@@ -19,7 +19,7 @@ from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.pacer import pace
 from ampacity.loadgen.drive.prefetch import RequestPrefetcher
 from ampacity.loadgen.drive.slices import in_slices
-from ampacity.loadgen.drive.timeouts import CHECK_EVERY_S, TimeoutMonitor
+from ampacity.loadgen.drive.timeouts import CHECK_EVERY_S, TimeoutMonitor, leave_after
 from ampacity.loadgen.drive.users import VirtualUsers
 from ampacity.loadgen.host import widen_descriptor_table
 from ampacity.loadgen.net.http import Client
@@ -119,12 +119,11 @@ class StageRunner:
         """Run the stage that was prepared; its clock starts at ``start_ns``."""
         plan = self._plan
         self._live = Live.of(plan, start_ns / 1e9, timed=self._options.timed)
-        before = self._troubles()
         pacing, beating = Sleeper(), Sleeper()
         for client in self._clients:
             client.make_way(pacing)
         try:
-            with StageWatch(beating, self._measures):
+            with StageWatch(beating, self._measures, self._clients):
                 watcher = asyncio.create_task(self._watch())
                 working = asyncio.create_task(in_slices(self._work, self._reads_wait))
                 working.add_done_callback(partial(self._broke, NO_RECORD))
@@ -146,7 +145,6 @@ class StageRunner:
                 watcher.cancel()
                 working.cancel()
                 self._options.flush(self._notes.take())
-            self._count_troubles(before)
         finally:
             pacing.close()
             beating.close()
@@ -164,13 +162,6 @@ class StageRunner:
 
     def _reads_wait(self) -> bool:
         return any(client.behind for client in self._clients)
-
-    def _troubles(self) -> dict[str, int]:
-        return {name: sum(getattr(c, name) for c in self._clients) for name in TROUBLES}
-
-    def _count_troubles(self, before: dict[str, int]) -> None:
-        for name, count in self._troubles().items():
-            setattr(self._measures, name, count - before[name])
 
     async def _drive_open(self, start_ns: int, sleeper: Sleeper) -> str | None:
         first, scheduled_s = self._first, self._plan.schedule.scheduled_s
@@ -239,9 +230,10 @@ class StageRunner:
         self._closing = True
         coming = [exchange for exchange in self._in_flight if exchange.first_token_ns]
         if 2 * len(coming) >= len(self._in_flight):
-            self._cut_off(plan.drain_s, keep=coming)
-            await self._sleep_while(self._comes, ended_s + plan.drain_s + plan.answering_s)
-        self._cut_off(time.monotonic() - ended_s)
+            self._timeouts.cut_off(self._stop_reason, plan.drain_s, keep=coming)
+            still_comes = partial(self._timeouts.comes, plan.drain_s)
+            await self._sleep_while(still_comes, ended_s + plan.drain_s + plan.answering_s)
+        self._timeouts.cut_off(self._stop_reason, time.monotonic() - ended_s)
         while self._judge_one():
             pass
         await asyncio.sleep(0)
@@ -249,16 +241,6 @@ class StageRunner:
     async def _sleep_while(self, waiting: Callable[[], bool], give_up_s: float) -> None:
         while waiting() and not self._stop_reason and time.monotonic() < give_up_s:
             await asyncio.sleep(0.02)
-
-    def _comes(self) -> bool:
-        """Return whether any answer sent something within the last ``drain_s``."""
-        since_ns = time.monotonic_ns() - int(self._plan.drain_s * 1e9)
-        return any((exchange.last_read_ns or 0) > since_ns for exchange in self._in_flight)
-
-    def _cut_off(self, after_s: float, keep: Sequence[Exchange] = ()) -> None:
-        why = self._stop_reason or f"not answered within {round(after_s, 1):g} s after the stage"
-        for exchange in set(self._in_flight).difference(keep):
-            exchange.fail("unfinished", why, time.monotonic_ns())
 
     def _work(self) -> bool:
         """Do one piece of deferrable work; return False if there is none."""
@@ -299,7 +281,7 @@ class StageRunner:
         self._in_flight[exchange] = index
         leaves_after_s = schedule.cancel_after_s
         if leaves_after_s is not None and leaves_after_s[index] >= 0:  # NaN: never
-            self._cancel_after(exchange, float(leaves_after_s[index]))
+            leave_after(exchange, float(leaves_after_s[index]))
         most = self._options.limits.in_flight
         if most is not None and len(self._in_flight) > most:
             exchange.fail("shed", f"{most} requests were in flight", time.monotonic_ns())
@@ -328,12 +310,6 @@ class StageRunner:
         if leaves_after is not None:
             exchange.cancel_after_tokens = int(leaves_after[index])
         return exchange
-
-    def _cancel_after(self, exchange: Exchange, after_s: float) -> None:
-        why = f"the user left after {after_s:.3g} s"
-        asyncio.get_running_loop().call_later(
-            after_s, lambda: exchange.fail("cancelled", why, time.monotonic_ns())
-        )
 
     def _retry(self, failed: RequestRecord, request: bytes, index: int, pause_s: float) -> bool:
         """Schedule a further attempt of a request; return False if nothing is sent any more."""

@@ -1,5 +1,6 @@
-"""Time out requests that exceed the client's own limits."""
+"""Give up requests: past the client's own limits, when a user leaves, at the end of a stage."""
 
+import asyncio
 import time
 from collections.abc import Collection, Sequence
 
@@ -13,7 +14,7 @@ CHUNKS_MAX = 1 << 20  # of an answer
 
 
 class TimeoutMonitor:
-    """Checks the time limits of the requests in flight."""
+    """Gives up requests in flight: those past their time limits, and those that a stage leaves."""
 
     def __init__(
         self, limits: Limits, clients: Sequence[Client], in_flight: Collection[Exchange]
@@ -46,3 +47,22 @@ class TimeoutMonitor:
                 exchange.fail("timeout", why, now_ns)
             else:
                 self._next_ns = min(self._next_ns, limit_ns)
+
+    def comes(self, within_s: float) -> bool:
+        """Return whether any answer sent something within the last ``within_s``."""
+        since_ns = time.monotonic_ns() - int(within_s * 1e9)
+        return any((exchange.last_read_ns or 0) > since_ns for exchange in self._in_flight)
+
+    def cut_off(self, stopped: str | None, after_s: float, keep: Collection[Exchange] = ()) -> None:
+        """Record what is in flight, but for ``keep``, as unfinished; ``stopped``: why so early."""
+        why = stopped or f"not answered within {round(after_s, 1):g} s after the stage"
+        for exchange in set(self._in_flight).difference(keep):
+            exchange.fail("unfinished", why, time.monotonic_ns())
+
+
+def leave_after(exchange: Exchange, after_s: float) -> None:
+    """Cancel a request after this time, unless it has ended."""
+    why = f"the user left after {after_s:.3g} s"
+    asyncio.get_running_loop().call_later(
+        after_s, lambda: exchange.fail("cancelled", why, time.monotonic_ns())
+    )

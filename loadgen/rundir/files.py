@@ -33,6 +33,7 @@ if sys.platform != "win32":
 
 STREAM_NAME = "requests.arrows"
 CUT_OFF = "in flight when the run was cut off"
+SAMPLES = "server.arrows"
 PARQUETS = ("requests.parquet", "server.parquet")
 
 
@@ -81,6 +82,9 @@ def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
             os.fsync(f.fileno())
 
 
+_UNREADABLE = (OSError, ValueError, RecursionError, MemoryError, pa.ArrowException)
+
+
 @contextlib.contextmanager
 def explained(problem: str, remedy: str = "") -> Iterator[None]:
     """Raise RunDirError with ``problem``, reason and remedy where files or Arrow raise an error."""
@@ -88,7 +92,7 @@ def explained(problem: str, remedy: str = "") -> Iterator[None]:
         yield
     except RunDirError:
         raise
-    except (OSError, ValueError, RecursionError, MemoryError, pa.ArrowException) as error:
+    except _UNREADABLE as error:
         raise RunDirError(f"{problem}: {why(error)}{remedy}") from error
 
 
@@ -170,13 +174,22 @@ def notes_of(path: Path) -> list[Path]:
 def read_note(path: Path, rows: Any) -> list[RequestRecord]:
     """Return records of what was in flight at the last note before a kill and is not in ``rows``."""
     known = set(zip(*(rows[name].to_pylist() for name in ("request_id", "attempt")), strict=True))
-    noted = [_noted(batch) for batch in _batches(path)]
-    return [r for records in noted for r in records if (r.request_id, r.attempt) not in known]
+    return [r for r in _noted(path) or () if (r.request_id, r.attempt) not in known]
 
 
-def _noted(batch: pa.RecordBatch) -> Iterator[RequestRecord]:
-    facts = json.loads(batch.schema.metadata[b"facts"])
-    for values in batch.to_pylist():
+def _noted(path: Path) -> list[RequestRecord] | None:
+    """Return the records of a note; None where it is damaged."""
+    with contextlib.suppress(*_UNREADABLE, LookupError, TypeError, ArithmeticError):
+        batches, damaged = read_batches(path)
+        records = [record for batch in batches for record in _records(batch)]
+        if records and not damaged and to_batch(records).num_rows:
+            return records
+    return None
+
+
+def _records(batch: pa.RecordBatch) -> Iterator[RequestRecord]:
+    facts = json.loads(batch["facts"][0].as_py())
+    for values in batch.drop_columns(["facts"]).to_pylist():
         row: dict[str, Any] = {name: None if value < 0 else value for name, value in values.items()}
         session = row["session"]
         yield RequestRecord(
@@ -203,23 +216,25 @@ def _with_notes(path: Path, rows: pa.Table, stage: int | None = None) -> pa.Tabl
 
 def read_stream(path: Path) -> pa.Table:
     """Return every complete batch of a crash-safe stream; a torn last batch is left out."""
-    batches = _batches(path)
+    batches = _batches(path, SCHEMA)
     table = pa.Table.from_batches(batches, schema=batches[0].schema if batches else SCHEMA)
     with explained(f"{path} cannot be read"):
         return complete(table).select(SCHEMA.names).cast(SCHEMA)
 
 
-def _batches(path: Path) -> list[pa.RecordBatch]:
+def _batches(path: Path, schema: pa.Schema | None = None) -> list[pa.RecordBatch]:
     with explained(f"{path} cannot be read"):
-        return read_batches(path)[0]
+        return read_batches(path, schema)[0]
 
 
 def damage_of(path: Path) -> str | None:
     """Return which streams of a run have damaged blocks; what stood there is lost."""
     with explained(f"a stream in {path} cannot be read"):
-        found = [(stream, read_batches(stream)[1]) for stream in streams_of(path)]
+        found = [(stream, read_batches(stream, SCHEMA)[1]) for stream in streams_of(path)]
+        found += [(samples, read_batches(samples)[1]) for samples in path.glob(SAMPLES)]
     damaged = [f"{n:,} bytes of {stream} cannot be read" for stream, n in found if n]
-    return "; ".join([*damaged, "the requests in them are lost"]) if damaged else None
+    damaged += [f"{note} cannot be read" for note in notes_of(path) if _noted(note) is None]
+    return "; ".join([*damaged, "what was recorded there is lost"]) if damaged else None
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -293,7 +308,7 @@ def read_server(run: Path) -> pa.Table | None:
     """Read the server's samples; files of older versions have fewer columns."""
     from ampacity.loadgen.rundir.parquet import cast_column, read_parquet
 
-    path = run / "server.arrows"
+    path = run / SAMPLES
     if path.is_file():
         batches = _batches(path)
         table = pa.Table.from_batches(batches) if batches else None

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -96,7 +97,7 @@ _RUN_JSON = _object(
     predicted=bool,
     started_utc=str,
     tool=_ANY_OBJECT,
-    clock=_object(monotonic_ns=_COUNT_NS),
+    clock=_object(("monotonic_ns", "utc"), monotonic_ns=_TIME_NS, utc=datetime),
     endpoint=_ANY_OBJECT,
     locked=_object(max_model_len=_TOKENS | str, think_s=_AMOUNT),  # str: of --lock
     host=_object(cpus=_COUNT),

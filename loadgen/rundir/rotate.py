@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ampacity.loadgen.rundir.files import (
     PARQUETS,
+    SAMPLES,
     part_of,
     read_part,
     read_server,
@@ -17,9 +18,8 @@ from ampacity.loadgen.rundir.files import (
     write_json,
 )
 from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.rundir.streams import BatchStream
 from ampacity.loadgen.rundir.write import Held, RunWriter, StreamWriter, write_parquet
-
-SAMPLES = "server.arrows"
 
 
 class RotatingWriter(RunWriter):
@@ -29,7 +29,7 @@ class RotatingWriter(RunWriter):
         self, path: Path, meta: dict[str, Any], held: Held | None = None, *, private: bool = False
     ) -> None:
         self._parts: dict[int, StreamWriter] = {}
-        self._samples: pa.RecordBatchStreamWriter | None = None
+        self._samples: BatchStream | None = None
         super().__init__(path, meta, held, private=private)
 
     def _open_again(self, held: Held) -> None:
@@ -66,7 +66,7 @@ class RotatingWriter(RunWriter):
         if self._samples is None:
             part = self.path / f".{SAMPLES}"
             self._samples_file = pa.OSFile(str(part), "wb")
-            self._samples = pa.ipc.new_stream(self._samples_file, server.schema)
+            self._samples = BatchStream(self._samples_file, server.schema)
             if self._server is not None:  # of a run that goes on: mapped from the file replaced
                 self._samples.write_table(self._server.select(server.column_names))
             part.replace(self.path / SAMPLES)
@@ -95,7 +95,6 @@ class RotatingWriter(RunWriter):
         super().close()
         if self._samples is not None:
             with contextlib.suppress(OSError):
-                self._samples.close()
                 self._samples_file.close()
             self._samples = None
 

@@ -41,7 +41,7 @@ from ampacity.loadgen.rundir.files import (
     write_whole,
 )
 from ampacity.loadgen.rundir.records import SCHEMA, SCHEMA_VERSION, RequestRecord, earlier, to_batch
-from ampacity.loadgen.rundir.streams import write_batch
+from ampacity.loadgen.rundir.streams import BatchStream
 
 PARQUET: dict[str, Any] = {"compression": "zstd"}
 GROUP_ROWS = 1 << 16  # of a group of rows, which is read at a time
@@ -72,7 +72,7 @@ class StreamWriter:
         self._stream_path = path
         self._pending: list[RequestRecord] = []
         self._file = file or pa.OSFile(str(path), "wb")
-        self._stream = pa.ipc.new_stream(self._file, SCHEMA)
+        self._stream = BatchStream(self._file, SCHEMA)
         self._file.flush()  # a reader finds the schema from the start
         self._locked = None if file else path.open("r+b")
         if self._locked:
@@ -130,9 +130,8 @@ class StreamWriter:
         self._jobs.put(None)
         self._writing.join(1.0 if self.failed else STALL_MAX_S)
         if not self._writing.is_alive() and not self._file.closed:
-            for closing in (self._stream.close, self._file.close):
-                with contextlib.suppress(OSError):
-                    closing()
+            with contextlib.suppress(OSError):
+                self._file.close()
         if self._locked:
             self._locked.close()
 
@@ -161,16 +160,12 @@ class StreamWriter:
             if in_flight is not None and not in_flight.num_rows:
                 path.unlink(missing_ok=True)
             elif in_flight is not None:
-                with (
-                    replacing(path) as temporary,
-                    pa.OSFile(str(temporary), "wb") as file,
-                    pa.ipc.new_stream(file, in_flight.schema) as stream,
-                ):
-                    stream.write_batch(in_flight)
+                with replacing(path) as temporary, pa.OSFile(str(temporary), "wb") as file:
+                    BatchStream(file, in_flight.schema).write(in_flight)
 
     def _write(self, batch: pa.RecordBatch) -> None:
         if not self.failed:
-            write_batch(self._stream, batch)
+            self._stream.write(batch)
             self._file.flush()
             self._written_bytes += batch.nbytes
 
@@ -241,16 +236,14 @@ class RunWriter(StreamWriter):
             return
         for stream in streams_of(self.path):  # of a finish that was killed
             stream.unlink()
-        with (
-            replacing(self.path / STREAM_NAME) as temporary,
-            pa.OSFile(str(temporary), "wb") as file,
-            pa.ipc.new_stream(file, SCHEMA) as stream,
-        ):
+        whole = self.path / STREAM_NAME
+        with replacing(whole) as temporary, pa.OSFile(str(temporary), "wb") as file:
+            again = BatchStream(file, SCHEMA)
             for low in range(0, run.requests.num_rows, GROUP_ROWS):
                 rows = run.requests.slice(low, GROUP_ROWS)
                 for batch in rows.to_batches(max_chunksize=FLUSH_ROWS):
-                    write_batch(stream, batch)
-        lock(held.files.enter_context((self.path / STREAM_NAME).open("r+b")), shared=False)
+                    again.write(batch)
+        lock(held.files.enter_context(whole.open("r+b")), shared=False)
         (self.path / PARQUETS[0]).unlink()
 
     def _take_notes(self) -> None:

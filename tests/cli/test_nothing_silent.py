@@ -322,7 +322,7 @@ def words_of(page: Path) -> str:
     return " ".join(" ".join(text.found).split())
 
 
-def noted(run: Path, expected: Sequence[str]) -> None:
+def assert_noted(run: Path, expected: Sequence[str]) -> None:
     notes, page = json.loads((run / "run.json").read_text())["notes"], words_of(run / "report.html")
     for note in expected:
         assert note in notes
@@ -339,7 +339,7 @@ def test_what_is_said_of_a_trace_stands_in_run_json_and_in_the_report(
     command("run", server.url, "--trace", path, "--skip-bad-rows --out", out)
     expected = read_trace(path, skip_bad_rows=True).notes
     assert len(expected) == 3
-    noted(out, expected)
+    assert_noted(out, expected)
 
 
 def test_what_is_said_of_prompts_stands_in_run_json_and_in_the_report(
@@ -355,7 +355,7 @@ def test_what_is_said_of_prompts_stands_in_run_json_and_in_the_report(
     command("run", server.url, *options, "--skip-bad-rows --out", out)
     expected = read_prompts(path, skip_bad_rows=True).notes
     assert [note.partition(":")[0] for note in expected] == ["p.jsonl"] * 3
-    noted(out, expected)
+    assert_noted(out, expected)
 
 
 def test_what_is_said_of_a_file_of_arrivals_stands_in_run_json_and_in_the_report(
@@ -369,6 +369,6 @@ def test_what_is_said_of_a_file_of_arrivals_stands_in_run_json_and_in_the_report
     options = (*args_of("--rates 20 --duration 500ms --arrivals"), f"diurnal:trace={path},step=5s")
     command("run", server.url, *lengths, *options, "--out", out)
     unsorted = "the rows are not in the order of time (1 come before the row above them)"
-    noted(
+    assert_noted(
         out, [f"log.csv: {unsorted}; they are sorted", "log.csv: columns that are not used: other"]
     )

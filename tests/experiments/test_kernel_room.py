@@ -8,8 +8,8 @@ import pytest
 
 from ampacity.config import make_settings
 from ampacity.experiments.checkup import checkup
-from ampacity.experiments.kernel_room import READ
 from ampacity.loadgen import host
+from ampacity.loadgen.probe.kernel_room import READ
 from tests.experiments.test_checkup import record, seen
 
 HEALTHY = {

@@ -236,7 +236,8 @@ def test_a_kill_while_two_windows_are_in_flight_loses_no_request(
     assert len(killed) > 1
     (seam,) = read_meta(run)["seams"]
     assert seam["in_flight"] == len(cut) >= 10
-    assert seam["gap_s"] < 100 < 500 <= seam["wall_gap_s"]  # a newer report is not the run's
+    # older files, as of a copy, are no clock that was set; the run's beginning is known to 1 s
+    assert seam["wall_gap_s"] == pytest.approx(seam["gap_s"], abs=1.1)
     assert not [*run.glob("*.arrows")]
 
 

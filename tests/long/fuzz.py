@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import json
 import random
 import resource
@@ -22,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 TESTS = Path(__file__).parents[1]
@@ -231,21 +233,18 @@ def baselines() -> tuple[Target, Corpus]:
 
 
 def run_directories() -> tuple[Target, Corpus]:
-    """Damage run.json, or the records, of a short predicted run, and analyse what is there."""
+    """Damage run.json, the records or a note of a short predicted run; analyse what is there."""
     from ampacity.analysis.metrics.requests import RecordsError
     from ampacity.analysis.summary import summarise
     from ampacity.loadgen.rundir.files import RunDirError, load_run
-    from ampacity.loadgen.rundir.records import SCHEMA
 
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         _predicted(run, "5s")
         kept = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
         table = load_run(run).requests
-        with pa.OSFile(f"{folder}/stream", "wb") as file, pa.ipc.new_stream(file, SCHEMA) as stream:
-            stream.write_table(table.slice().cast(SCHEMA))
-        kept["requests.arrows"] = (Path(folder) / "stream").read_bytes()
-    parquet, stream = "requests.parquet", "requests.arrows"
+    kept |= _streams(table)
+    parquet, stream, note = "requests.parquet", "requests.arrows", "in-flight-0-0.arrows"
 
     def analyse(path: Path) -> None:
         summarise(load_run(path))
@@ -253,8 +252,9 @@ def run_directories() -> tuple[Target, Corpus]:
     def damage(data: bytes, draw: random.Random) -> None:
         with tempfile.TemporaryDirectory() as folder:
             name = parquet if data[:2] == b"PA" else "run.json" if data[:1] == b"{" else stream
+            name = note if b"class_index" in data and name == stream else name
             for other, content in kept.items():
-                if other != (parquet if name == stream else stream):
+                if other not in ((parquet,) if name in (stream, note) else (stream, note)):
                     (Path(folder) / other).write_bytes(data if other == name else content)
             try:
                 analyse(Path(folder))
@@ -262,7 +262,28 @@ def run_directories() -> tuple[Target, Corpus]:
                 if "\n" in str(error).strip():
                     raise AssertionError(f"no one clear line: {error}") from error
 
-    return damage, [kept[name] for name in ("run.json", parquet, stream)]
+    return damage, [kept[name] for name in ("run.json", parquet, stream, note)]
+
+
+def _streams(table: pa.Table) -> dict[str, bytes]:
+    """Return the streams of a run that was killed with three requests in flight."""
+    from ampacity.loadgen.drive.in_flight import InFlightNotes
+    from ampacity.loadgen.plan import StagePlan, record_of
+    from ampacity.loadgen.receive.exchange import Exchange
+    from ampacity.loadgen.rundir.records import SCHEMA
+    from ampacity.loadgen.rundir.streams import BatchStream
+    from ampacity.workloads.schedule import Schedule
+
+    schedule = Schedule(np.arange(3.0), np.full(3, 20), np.full(3, 5), table.num_rows)
+    plan = StagePlan(0, "open", schedule, 3.0)
+    in_flight = {Exchange(record_of(plan, i, i), b"", lambda _: None): i for i in range(3)}
+    name, noted = InFlightNotes(plan, in_flight, [None], 0).take()
+    kept = {}
+    for file, rows in (("requests.arrows", table.slice().cast(SCHEMA)), (name, pa.table(noted))):
+        buffer = io.BytesIO()
+        BatchStream(buffer, rows.schema).write_table(rows)
+        kept[file] = buffer.getvalue()
+    return kept
 
 
 def metrics() -> tuple[Target, Corpus]:

@@ -1,7 +1,9 @@
 """Files that someone else made: no pipe is waited for, nothing exhausts the memory, nothing runs."""
 
 import gzip
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ampacity.analysis.metrics.requests import RecordsError
+from ampacity.analysis.summary import summarise
 from ampacity.files import MIB
 from ampacity.loadgen.rundir.files import RunDirError, load_run
 from ampacity.loadgen.rundir.records import SCHEMA
@@ -248,3 +252,25 @@ def test_a_text_that_is_no_utf8_is_refused(good_run: Path, tmp_path: Path, strea
         pq.write_table(table, tmp_path / "requests.parquet")
     with pytest.raises(RunDirError, match=r"cannot be read: .*Invalid UTF8 sequence"):
         load_run(tmp_path)
+
+
+@pytest.mark.parametrize(("planned", "refused"), [(1_002_000, False), (19_901_990, True)])
+def test_requests_that_no_loss_explains_are_refused(
+    good_run: Path, tmp_path: Path, planned: int, refused: bool
+) -> None:
+    """Each takes memory as if it had been recorded: 20 million take 6 GB."""
+    run = tmp_path / "run"
+    shutil.copytree(good_run, run)
+    meta = json.loads((run / "run.json").read_text())
+    meta["stages"][0]["scheduled_requests"] = planned
+    (run / "run.json").write_text(json.dumps(meta))
+    recorded = pq.read_table(run / "requests.parquet").num_rows
+    if not refused:
+        assert summarise(load_run(run)).errors["unfinished"] == planned - recorded
+        return
+    with pytest.raises(RecordsError) as error:
+        summarise(load_run(run))
+    begin = (
+        f"{run / 'run.json'}: stage 0 has 19,901,990 scheduled requests, of which {recorded:,} are "
+    )
+    assert str(error.value).startswith(begin)

@@ -76,7 +76,7 @@ def test_a_command_that_hangs_ends_with_the_process(tmp_path: Path) -> None:
         "threading.Thread(target=keys.renew, daemon=True).start()\n"
         f"while not (p := pathlib.Path({str(noted)!r})).exists() or not p.read_text(): time.sleep(0.01)"
     )
-    wait_until(lambda: gone(int(noted.read_text())), 5)
+    assert wait_until(lambda: gone(int(noted.read_text())), 5)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,13 @@ def schedule_at(
         output_tokens=np.full(n, output_tokens, dtype=np.int64),
         first_request_id=first_request_id,
     )
+
+
+def plan_of(kind: Any, times_s: Sequence[float], duration_s: float, **more: Any) -> StagePlan:
+    """Stage 3, of requests 10, 11, ...; ``more``: of the plan, or columns of its schedule."""
+    columns = {name: more.pop(name) for name in ("after_start", "after", "session") if name in more}
+    schedule = replace(schedule_at(times_s, first_request_id=10), **columns)
+    return StagePlan(3, kind, schedule, duration_s, **more)
 
 
 class Made:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import ampacity
+from ampacity.config import fleet_inputs
 from ampacity.files import digest
 from ampacity.loadgen.host import host_facts
 from ampacity.loadgen.probe.diagnosis import as_dicts
@@ -18,7 +19,7 @@ from ampacity.loadgen.probe.results import Calibration, ProbeResult
 from ampacity.loadgen.send.forms import form_notes
 from ampacity.loadgen.send.secrets import redact
 from ampacity.loadgen.send.surrogates import map_texts
-from ampacity.settings import Settings, fleet_inputs
+from ampacity.settings import Settings
 from ampacity.workloads.archetypes import ARCHETYPES
 from ampacity.workloads.arrivals.processes import arrivals_notes
 from ampacity.workloads.replay import Replayed
@@ -133,11 +134,9 @@ def _workload_meta(
             trace={
                 "file": Path(trace.source).name,
                 "requests": len(trace.schedule),
-                "time_scale": settings.replay.time_scale,
-                "think_scale": settings.replay.think_scale,
-                "max_think_s": settings.replay.max_think_s
-                if settings.replay.max_think_s < math.inf
-                else None,
+                "time_scale": settings.time_scale,
+                "think_scale": settings.think_scale,
+                "max_think_s": settings.max_think if settings.max_think < math.inf else None,
                 **(trace.counts or {}),
                 "notes": list(trace.notes),
             },

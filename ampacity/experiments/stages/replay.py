@@ -17,6 +17,21 @@ from ampacity.workloads.traces.times import check_replay_length
 FOR_SCHEDULES = ("trace", "time_scale", "column", "time_unit")
 
 
+def replay_of(settings: Settings) -> Replay:
+    """Return the options of a replay. Raises WorkloadError."""
+    return Replay(
+        from_s=settings.trace_from,
+        to_s=settings.trace_to,
+        keep=settings.trace_keep,
+        loops=settings.trace_loop,
+        as_written=settings.trace_as_written,
+        time_scale=settings.time_scale,
+        think_scale=settings.think_scale,
+        max_think_s=settings.max_think,
+        block_tokens=settings.block_size,
+    )
+
+
 def read_replay(path: Path, settings: Settings) -> Replayed:
     """Return the trace or schedule as it is to be played. Raises WorkloadError, ConfigError."""
     found = _schedule(path, settings) if is_schedule(path) else _trace(path, settings)
@@ -33,7 +48,7 @@ def read_replay(path: Path, settings: Settings) -> Replayed:
             "once)"
         )
     lasts_s, pauses_s = float(found.schedule.scheduled_s[-1]), found.schedule.think_s
-    replay = settings.replay
+    replay = replay_of(settings)
     check_replay_length(
         found.source,
         lasts_s,
@@ -45,10 +60,11 @@ def read_replay(path: Path, settings: Settings) -> Replayed:
 
 
 def _schedule(path: Path, settings: Settings) -> Replayed:
-    if replace(settings.replay, time_scale=1.0) != Replay():
+    replay = replay_of(settings)
+    if replace(replay, time_scale=1.0) != Replay():
         names = [option(name) for name in REPLAY if name not in FOR_SCHEDULES]
         raise WorkloadError(f"{path}: a schedule is played as it is: drop {', '.join(names)}")
-    return read_schedule(path, time_scale=settings.replay.time_scale)
+    return read_schedule(path, time_scale=replay.time_scale)
 
 
 def _trace(path: Path, settings: Settings) -> Replayed:
@@ -62,4 +78,5 @@ def _trace(path: Path, settings: Settings) -> Replayed:
         keep_texts=True,
         count=load_tokenizer(settings.tokenizer).count if has_vocabulary else None,
     )
-    return replayed(trace, settings.replay, settings.seed, next(iter(settings.rates or ()), None))
+    rate_rps = next(iter(settings.rates or ()), None)
+    return replayed(trace, replay_of(settings), settings.seed, rate_rps)

@@ -7,6 +7,7 @@ records. So it decides as it did, and plays on where the records end.
 import json
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,9 @@ from ampacity.loadgen.drive.cut import owed_by, rest_of, sessions_of
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.files import (
     CUT_OFF,
-    PARQUETS,
     Run,
     RunDirError,
     json_text,
-    streams_of,
 )
 from ampacity.loadgen.rundir.meta import fault_of
 from ampacity.loadgen.rundir.write import RunWriter
@@ -54,7 +53,8 @@ def check_resumable(run: Run) -> None:
         why = f" ({meta['status_reason']})" if meta.get("status_reason") else ""
         raise RunDirError(f"{path} is over{why}, nothing is left to resume: ampacity report {path}")
     version = (meta.get("tool") or {}).get("version")
-    if version != ampacity.__version__ or "answer_s" not in (meta.get("endpoint") or {}):
+    known = meta.get("clock") and "answer_s" in (meta.get("endpoint") or {})
+    if version != ampacity.__version__ or not known:
         raise RunDirError(
             f"{path} was made by ampacity {version} and this is {ampacity.__version__}, or an "
             "earlier state of it: only the version that began a run can resume it"
@@ -69,9 +69,8 @@ def check_resumable(run: Run) -> None:
 def last_ns(run: Run) -> int:
     """Return the last moment of a run that is recorded, monotonic."""
     ended = pc.max(run.requests["ended_ns"]).as_py()
-    began = (run.meta.get("clock") or {}).get("monotonic_ns")  # all there is before the first stage
-    starts = (int(stage["start_ns"]) for stage in run.meta["stages"])
-    return max([ended or 0, began or 0, *starts])
+    began = int(run.meta["clock"]["monotonic_ns"])  # all there is before the first stage
+    return max([ended or 0, began, *(int(stage["start_ns"]) for stage in run.meta["stages"])])
 
 
 def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,9 +92,6 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
         last = stages[-1]
         cut = not last.get("drained_ns") if killed else bool(last.get("ended_early"))
         last["interrupted"] = bool(cut or last.get("interrupted"))
-    names = [run.path / name for name in (*PARQUETS, "run.json")]  # a report may be newer
-    written = [*streams_of(run.path), *(path for path in names if path.exists())]
-    written_s = max(file.stat().st_mtime for file in written)
     now_ns, seams = time.monotonic_ns(), list(old.get("seams", ()))
     last = min(last_ns(run), now_ns)
     # a resume with nothing behind it was refused, and only wrote run.json
@@ -104,9 +100,11 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
         "after_stage": len(stages) - 1,
         "reason": again.get("reason") or (not killed and old["status_reason"]) or KILLED,
         "resumed_utc": utc_now(),
-        "gap_s": (now_ns - last) / 1e9,
-        # differs where a clock was set, or in suspend
-        "wall_gap_s": time.time() - written_s + again.get("wall_gap_s", 0.0),
+        "gap_s": (gap_s := (now_ns - last) / 1e9),
+        # differs where a clock was set, or in suspend; file times would be those of a copy
+        "wall_gap_s": gap_s
+        + _clock_moved_s(old["clock"], now_ns)
+        - sum(s["wall_gap_s"] - s["gap_s"] for s in seams),
         "in_flight": again.get("in_flight", 0),
     }
     meta = {
@@ -119,6 +117,12 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
     if fault := fault_of(meta):  # a mistake of ours: the directory stays as readable as it was
         raise AssertionError(f"{run.path / 'run.json'}: {fault}")
     return meta
+
+
+def _clock_moved_s(began: Mapping[str, Any], now_ns: int) -> float:
+    """Return how far the wall clock has left the monotonic one since the run began."""
+    wall_s = time.time() - datetime.fromisoformat(began["utc"]).timestamp()
+    return float(wall_s - (now_ns - began["monotonic_ns"]) / 1e9)
 
 
 def _described(workload: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def dialect_of(
     return on_client(endpoint, lambda c: find_dialect(c, endpoint, shape, listed, send))
 
 
-def message_of(call: Callable[[], Any], *words: str) -> str:
+def assert_refused(call: Callable[[], Any], *words: str) -> str:
     """The one line of an EndpointError, which must hold these words and never the key."""
     with pytest.raises(EndpointError) as caught:
         call()
@@ -126,7 +126,9 @@ def test_a_server_without_a_models_list_is_no_reason_to_stop() -> None:
 
 def test_a_missing_key_is_said_with_the_mend() -> None:
     with FaultServer(api_key=KEY) as server:
-        message_of(lambda: looked(parse_endpoint(server.url)), server.url, "401", "--api-key-env")
+        assert_refused(
+            lambda: looked(parse_endpoint(server.url)), server.url, "401", "--api-key-env"
+        )
 
 
 def test_a_wrong_key_is_said_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +136,8 @@ def test_a_wrong_key_is_said_and_never_shown(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("MY_KEY", KEY)
     with FaultServer(api_key="another") as server:
         endpoint = parse_endpoint(server.url, keys=Keys("api_key_env", "MY_KEY"))
-        message_of(lambda: looked(endpoint), "refuses the API key", "401", "Bearer ***")
-        message_of(lambda: dialect_of(endpoint), "refuses the API key", "401", "***")
+        assert_refused(lambda: looked(endpoint), "refuses the API key", "401", "Bearer ***")
+        assert_refused(lambda: dialect_of(endpoint), "refuses the API key", "401", "***")
     assert KEY not in repr(endpoint)
 
 
@@ -181,7 +183,7 @@ def test_the_right_key_opens(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_redirect_names_the_place(place: str, shown: str) -> None:
     with FaultServer(pages={"/v1/models": ("301 Moved", place)}) as server:
         endpoint = parse_endpoint(server.url, headers=(("X-Key", KEY),))
-        message_of(lambda: looked(endpoint), f"redirects to {shown}")
+        assert_refused(lambda: looked(endpoint), f"redirects to {shown}")
 
 
 def test_a_server_that_is_down() -> None:
@@ -189,13 +191,13 @@ def test_a_server_that_is_down() -> None:
         sock.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
         words = (f"cannot connect to {url}", "is the server running?")
-        message_of(lambda: looked(parse_endpoint(url)), *words)
+        assert_refused(lambda: looked(parse_endpoint(url)), *words)
 
 
 @pytest.mark.parametrize("on_accept", ["close", "reset"])
 def test_something_that_speaks_no_http(on_accept: str) -> None:
     with FaultServer(on_accept=on_accept) as server:
-        said = message_of(lambda: looked(parse_endpoint(server.url)), server.url)
+        said = assert_refused(lambda: looked(parse_endpoint(server.url)), server.url)
     # a reset may come before the connection is there, or after
     assert "does not speak HTTP" in said or (on_accept == "reset" and "cannot connect" in said)
 
@@ -240,14 +242,14 @@ class Port(socketserver.ThreadingTCPServer):
 )
 def test_a_url_of_the_other_scheme_is_named(certificate: Path, plain: bytes, said: str) -> None:
     with Port(certificate, plain) as server:
-        message_of(
+        assert_refused(
             lambda: looked(parse_endpoint(server.url)), said, f"is it https{server.url[4:]}?"
         )
         server.shutdown()
     with Port(None, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as server:
         https = server.url.replace("http:", "https:")
         hint = f"is it {server.url}?"
-        message_of(lambda: looked(parse_endpoint(https)), f"cannot connect to {https}", hint)
+        assert_refused(lambda: looked(parse_endpoint(https)), f"cannot connect to {https}", hint)
         server.shutdown()
 
 
@@ -255,7 +257,7 @@ def test_a_certificate_that_is_not_trusted_is_named(certificate: Path) -> None:
     with Port(certificate, b"") as server:
         https = server.url.replace("http:", "https:")
         words = ("certificate verify failed", "this machine trusts (--cacert or SSL_CERT_FILE")
-        message_of(lambda: looked(parse_endpoint(https)), *words)
+        assert_refused(lambda: looked(parse_endpoint(https)), *words)
         server.shutdown()
 
 
@@ -267,7 +269,7 @@ def test_a_400_is_no_list_of_models() -> None:
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ampacity.loadgen.probe.look.LOOK_TIMEOUT_S", 0.3)
     with FaultServer(on_accept="silent") as server:
-        message_of(lambda: looked(parse_endpoint(server.url)), server.url, "within 0.3 s")
+        assert_refused(lambda: looked(parse_endpoint(server.url)), server.url, "within 0.3 s")
 
 
 # -- choose_model ---------------------------------------------------------------------------
@@ -277,10 +279,10 @@ def test_which_model_is_asked_for() -> None:
     endpoint = parse_endpoint("127.0.0.1:8000/v1")
     assert choose_model(Served(("only",)), None, endpoint) == "only"
     assert choose_model(Served(("a", "b")), "mine", endpoint) == "mine"
-    message_of(
+    assert_refused(
         lambda: choose_model(Served(("a", "b")), None, endpoint), "--model", "it serves: a, b"
     )
-    message_of(lambda: choose_model(Served(), None, endpoint), "--model", "lists no models")
+    assert_refused(lambda: choose_model(Served(), None, endpoint), "--model", "lists no models")
 
 
 # -- find_dialect --------------------------------------------------------------------------
@@ -327,8 +329,8 @@ def test_a_model_that_is_not_served_is_named_with_those_that_are() -> None:
     with FaultServer(models=("a", "b")) as server:
         endpoint = parse_endpoint(server.url)
         words = ("--model x", "no model x", "it serves: a, b")
-        message_of(lambda: dialect_of(endpoint, "x", Served(("a", "b"))), *words)
-        message_of(lambda: dialect_of(endpoint, "x", Served()), "404", "--model x", "/v1")
+        assert_refused(lambda: dialect_of(endpoint, "x", Served(("a", "b"))), *words)
+        assert_refused(lambda: dialect_of(endpoint, "x", Served()), "404", "--model x", "/v1")
         assert len(server.requests) == 2  # nothing to be gained by asking more plainly
 
 
@@ -371,7 +373,7 @@ def test_a_first_request_that_fails_is_told_in_the_servers_words(
     with FaultServer() as server:
         model = f"fault:{fault}"
         endpoint = parse_endpoint(server.url)
-        message_of(lambda: dialect_of(endpoint, model, Served((model,))), server.url, *words)
+        assert_refused(lambda: dialect_of(endpoint, model, Served((model,))), server.url, *words)
         assert len(server.requests) <= 8
 
 
@@ -421,17 +423,17 @@ def test_a_base_url_taken_apart(url: str, expected: str) -> None:
     ],
 )
 def test_urls_that_are_none(url: str, word: str) -> None:
-    message_of(lambda: parse_endpoint(url), word)
+    assert_refused(lambda: parse_endpoint(url), word)
 
 
 def test_keys_and_headers_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     unset = "NO_SUCH_VARIABLE"
-    message_of(lambda: Keys("api_key_env", unset), unset)
+    assert_refused(lambda: Keys("api_key_env", unset), unset)
     for bad in (f"{KEY}\t{KEY}", f"{KEY} x", f"{KEY}é"):
         monkeypatch.setenv("BAD_KEY", bad)
-        message_of(lambda: Keys("api_key_env", "BAD_KEY"), "BAD_KEY")
+        assert_refused(lambda: Keys("api_key_env", "BAD_KEY"), "BAD_KEY")
     for name, value in (("", "x"), ("a b", "x"), ("a", "x\r\nHost: evil"), ("a:", "x")):
-        message_of(
+        assert_refused(
             lambda n=name, v=value: parse_endpoint("http://h", headers=((n, v),)), "--header"
         )
 
@@ -453,7 +455,7 @@ def test_the_head_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_host_without_an_address() -> None:
-    message_of(
+    assert_refused(
         lambda: parse_endpoint("http://no-such-host.invalid/v1").addresses(), "no-such-host.invalid"
     )
 
@@ -503,7 +505,7 @@ def test_a_request_that_is_refused_as_too_long_is_no_refusal_of_a_field(refused:
         server.left = refused
         endpoint = parse_endpoint(server.url)
         if refused == 3:
-            message_of(lambda: dialect_of(endpoint), "too_long", "maximum context length is 16")
+            assert_refused(lambda: dialect_of(endpoint), "too_long", "maximum context length is 16")
             return
         shape, record, notes = dialect_of(endpoint)
     assert (record.status, shape.dialect.ignore_eos, notes) == ("ok", True, [])

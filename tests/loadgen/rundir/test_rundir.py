@@ -16,11 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from ampacity.analysis.summary import partial_of
+from ampacity.loadgen.drive.in_flight import InFlightNotes
+from ampacity.loadgen.plan import StagePlan, record_of
+from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir import files
 from ampacity.loadgen.rundir.records import (
     CHUNK_AT_MAX_US,
@@ -32,6 +36,7 @@ from ampacity.loadgen.rundir.records import (
     to_batch,
 )
 from ampacity.loadgen.rundir.write import FLUSH_ROWS, RunWriter
+from ampacity.workloads.schedule import Schedule
 
 META: dict[str, Any] = {"run_id": "r", "status": "running", "stages": []}
 
@@ -189,7 +194,7 @@ def test_a_stream_torn_at_any_byte_gives_whole_batches_only(tmp_path: Path) -> N
     stream = tmp_path / "run" / files.STREAM_NAME
     data = stream.read_bytes()
     seen = set()
-    for length in range(0, len(data), 7):
+    for length in range(0, len(data) + 7, 7):
         stream.write_bytes(data[:length])
         run = files.load_run(tmp_path / "run")
         ids = run.requests["request_id"].to_pylist()
@@ -226,9 +231,37 @@ def test_a_damaged_block_of_a_stream_is_said_and_what_follows_is_read(
     stream.write_bytes(data)
     run = files.load_run(tmp_path / "run")
     assert run.requests["request_id"].to_pylist() == [i for i in range(3) if i != batch]
-    lost = f"{size:,} bytes of {stream} cannot be read; the requests in them are lost"
+    lost = f"{size:,} bytes of {stream} cannot be read; what was recorded there is lost"
     assert run.damage == lost
     assert str(partial_of(run)).endswith(f"only what had been recorded is here; {lost}")
+
+
+@pytest.mark.parametrize("name", [files.STREAM_NAME, "in-flight-0-0.arrows"])
+def test_a_flipped_bit_is_never_read_as_data(tmp_path: Path, name: str) -> None:
+    """Three answered, two in flight: what is read is as it was written, and what is lost is said."""
+    schedule = Schedule(np.arange(5) * 1.0, np.full(5, 20), np.full(5, 5), 0)
+    plan = StagePlan(0, "open", schedule, 5.0)
+    in_flight = {Exchange(record_of(plan, i, 1_000 * i), b"", lambda _: None): i for i in (3, 4)}
+    with RunWriter(tmp_path / "run", META) as writer:
+        for i in range(3):
+            writer.append(record(i, answered_by="m"))
+            writer.flush()
+        writer.note(*InFlightNotes(plan, in_flight, [None], 0).take())
+    whole = {row["request_id"]: row for row in files.load_run(writer.path).requests.to_pylist()}
+    assert list(whole) == [0, 1, 2, 3, 4]
+    stream = writer.path / name
+    data, head_bytes = stream.read_bytes(), SCHEMA.serialize().size
+    for at in range(0, len(data), 23):
+        stream.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        run = files.load_run(writer.path)
+        rows = {row["request_id"]: row for row in run.requests.to_pylist()}
+        assert all(row == whole[i] for i, row in rows.items()), at
+        if name == files.STREAM_NAME:
+            assert rows.keys() >= ({0, 1, 2, 3, 4} if at < head_bytes else {3, 4}), at
+            # one whose length is damaged may seem torn by a kill, if it is the last
+            assert len(rows) == 5 or run.damage or rows.keys() == {0, 1, 3, 4}, at
+        else:
+            assert rows.keys() == {0, 1, 2} if run.damage else len(rows) == 5, at
 
 
 def test_a_limit_is_named_once_with_the_command_that_raises_it() -> None:
@@ -277,7 +310,7 @@ def _good(path: Path) -> Path:
     return path
 
 
-def _fails(path: Path, *words: str) -> None:
+def _assert_refused(path: Path, *words: str) -> None:
     with pytest.raises(files.RunDirError) as caught:
         files.load_run(path)
     message = str(caught.value)
@@ -287,8 +320,8 @@ def _fails(path: Path, *words: str) -> None:
 
 
 def test_no_such_directory(tmp_path: Path) -> None:
-    _fails(tmp_path / "nowhere", "is missing")
-    _fails(tmp_path, "no run.json")
+    _assert_refused(tmp_path / "nowhere", "is missing")
+    _assert_refused(tmp_path, "no run.json")
 
 
 @pytest.mark.parametrize(
@@ -307,13 +340,13 @@ def test_no_such_directory(tmp_path: Path) -> None:
 def test_a_run_json_that_is_none(tmp_path: Path, content: bytes, word: str) -> None:
     path = _good(tmp_path / "run")
     (path / "run.json").write_bytes(content)
-    _fails(path, "run.json", word)
+    _assert_refused(path, "run.json", word)
 
 
 def test_nothing_recorded(tmp_path: Path) -> None:
     path = _good(tmp_path / "run")
     (path / "requests.parquet").unlink()
-    _fails(path, "neither requests.parquet nor requests.arrows")
+    _assert_refused(path, "neither requests.parquet nor requests.arrows")
 
 
 @pytest.mark.parametrize(
@@ -324,14 +357,14 @@ def test_nothing_recorded(tmp_path: Path) -> None:
 def test_garbage_instead_of_parquet(tmp_path: Path, name: str, content: bytes) -> None:
     path = _good(tmp_path / "run")
     (path / name).write_bytes(content)
-    _fails(path, name, "cannot be read")
+    _assert_refused(path, name, "cannot be read")
 
 
 def test_parquet_cut_short(tmp_path: Path) -> None:
     path = _good(tmp_path / "run")
     data = (path / "requests.parquet").read_bytes()
     (path / "requests.parquet").write_bytes(data[: len(data) // 2])
-    _fails(path, "requests.parquet", "cannot be read")
+    _assert_refused(path, "requests.parquet", "cannot be read")
 
 
 def _changed(path: Path, change: Callable[[pa.Table], pa.Table]) -> Path:
@@ -343,13 +376,13 @@ def _changed(path: Path, change: Callable[[pa.Table], pa.Table]) -> Path:
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     path = _changed(tmp_path / "run", lambda table: table.drop_columns(["last_token_ns"]))
-    _fails(path, "requests.parquet", "'last_token_ns'")
+    _assert_refused(path, "requests.parquet", "'last_token_ns'")
 
 
 def test_a_column_of_another_type_is_an_error_of_one_line(tmp_path: Path) -> None:
     index = SCHEMA.get_field_index("stage")
     path = _changed(tmp_path / "run", lambda t: t.set_column(index, "stage", pa.array(["zero"])))
-    _fails(path, "requests.parquet", "column stage is of a wrong type")
+    _assert_refused(path, "requests.parquet", "column stage is of a wrong type")
 
 
 def test_further_columns_are_ignored(tmp_path: Path) -> None:

@@ -345,7 +345,7 @@ def test_any_json_is_read_or_refused_in_one_line(
         "output_tokens": 1}]"""),
 )
 def test_spans_that_are_no_spans_are_one_line(tmp_path: Path, document: object) -> None:
-    refusal(lines(tmp_path / "x.jsonl", document))
+    assert "x.jsonl" in refusal(lines(tmp_path / "x.jsonl", document))
 
 
 def test_numbers_too_large_for_their_unit_are_one_line(tmp_path: Path) -> None:
