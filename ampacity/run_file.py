@@ -27,6 +27,9 @@ def read_run_file(path: Path) -> dict[str, Any]:
         plain = name.replace("-", "_")
         if plain in found:
             raise ConfigError(f"{path}: {name} is given twice")
+        if content is None:  # as of a template whose variable was not set: perhaps a limit
+            message = f"{plain} is empty: give a value or drop the line"
+            raise ConfigError(in_run_file(path, (), message))
         found[plain] = content
     return found
 

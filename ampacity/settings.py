@@ -270,7 +270,7 @@ class Settings:
         "read it. Do not compare runs across the two."
     )
 
-    slo: Sequence[Any] = _slo(_list("METRIC_pQ=LIMIT", v.items), ())(
+    slo: Sequence[Any] = _slo(_list("METRIC_pQ=LIMIT", v.pairs), ())(
         "Service level objective, repeatable. E.g. ttft_p99=2s, itl_p99.9=50ms, e2e_max=10s, "
         "error_rate=1%, goodput=95%, or of one class: chat:ttft_p95=1s."
     )

@@ -8,7 +8,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,15 @@ def flag(value: Any, name: str) -> bool:
 def items(value: Any, name: str = "") -> list[Any]:
     """Return a repeatable setting as a list."""
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def pairs(value: Any, name: str, sign: str = "=") -> list[str]:
+    """Return a repeatable setting as texts; a mapping of a run file gives a text for each name."""
+    mappings = [item if isinstance(item, dict) else {None: item} for item in items(value)]
+    found = [pair for mapping in mappings for pair in mapping.items()]
+    if any(isinstance(content, dict | list | type(None)) for _, content in found):
+        raise ConfigError(f"{name}: give text for each name")  # unquoted: it may be a secret
+    return [str(content) if key is None else f"{key}{sign}{content}" for key, content in found]
 
 
 def choice(*allowed: str) -> Reader:
@@ -207,8 +217,8 @@ def quantile_names(value: Any, name: str = "--lengths") -> tuple[str, ...]:
 
 def headers(value: Any, name: str) -> tuple[tuple[str, str], ...]:
     found = []
-    for item in items(value):
-        header, colon, content = str(item).partition(":")
+    for item in pairs(value, name, ": "):
+        header, colon, content = item.partition(":")
         if not colon:  # the value may be a secret: it is not quoted
             raise ConfigError(f"{name}: there is no colon: write it as 'Name: value'")
         found.append((header.strip(), content.strip()))
@@ -240,7 +250,7 @@ def extra_body(value: Any, name: str) -> dict[str, Any]:
 
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = json.loads(value, object_pairs_hook=_once_each)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{name} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
@@ -252,13 +262,18 @@ def extra_body(value: Any, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name} cannot be sent as JSON: {error}") from error
     for field in RESERVED_FIELDS:
         if field in value:
-            lengths = (
-                "the workload (--output-tokens)" if field.startswith("max") else "the workload"
-            )
+            lengths = "the workload" + " (--output-tokens)" * field.startswith("max")
             decides = "--model" if field == "model" else lengths
             raise ConfigError(f"{name} sets {field!r}, which {decides} decides: drop it")
     refuse_several_choices(value, name)
     return value
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise ValueError(f"{twice[0]!r} stands there twice")
+    return dict(pairs)
 
 
 def lengths(value: Any, name: str) -> Any:
@@ -271,26 +286,16 @@ def columns(value: Any, name: str) -> dict[str, str]:
     """Return {role: column}, from ``role=name`` texts or a mapping of a run file."""
     from ampacity.workloads.traces.columns import parse_columns
 
-    pairs: Iterable[Any] = items(value)
-    if isinstance(value, dict):
-        pairs = [f"{role}={column}" for role, column in value.items()]
-    return parse_columns([str(pair) for pair in pairs])
+    return parse_columns(pairs(value, name))
 
 
 def locked(value: Any, name: str) -> dict[str, str]:
     """Return facts about the deployment, from ``name=value`` texts or a mapping of a run file."""
-    given = items(value)
-    if len(given) == 1 and isinstance(given[0], dict):
-        if any(isinstance(content, dict | list | type(None)) for content in given[0].values()):
-            raise ConfigError(f"lock: give text for each name, not {given[0]!r:.100}")
-        given = [f"{fact}={content}" for fact, content in given[0].items()]
     found: dict[str, str] = {}
-    for item in given:
-        fact, equals, content = (part.strip() for part in str(item).partition("="))
-        if not equals or not fact or not content or not str(item).isprintable():
-            raise ConfigError(
-                f"{name} {str(item)!a}: write it as name=value, as in quantization=fp8"
-            )
+    for item in pairs(value, name):
+        fact, equals, content = (part.strip() for part in item.partition("="))
+        if not equals or not fact or not content or not item.isprintable():
+            raise ConfigError(f"{name} {item!a}: write it as name=value, as in quantization=fp8")
         if found.setdefault(fact, content) != content:
             raise ConfigError(f"{name} {fact}: given twice with different values")
     return found

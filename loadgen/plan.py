@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from ampacity.loadgen.audit import Measures
 from ampacity.loadgen.rundir.records import (
-    FAILED_KINDS,
     FAILED_STATUSES,
     RequestRecord,
     kind_of,
@@ -233,7 +232,9 @@ class Live:
     released: int = 0
     ended: int = 0
     tokens: int = 0
-    kinds: Counter[str] = field(default_factory=Counter)  # how the requests ended
+    kinds: Counter[str] = field(default_factory=Counter)  # how every attempt ended
+    judged: int = 0  # requests that have ended; the first attempt counts
+    failed: int = 0  # of these
     spent_usd: float | None = None  # in the whole run
     times: LiveTimes | None = None  # only where they are shown
 
@@ -251,6 +252,8 @@ class Live:
         self.ended += other.ended
         self.tokens += other.tokens
         self.kinds += other.kinds
+        self.judged += other.judged
+        self.failed += other.failed
         if other.spent_usd is not None:
             self.spent_usd = (self.spent_usd or 0.0) + other.spent_usd
         if other.times is not None:
@@ -258,10 +261,13 @@ class Live:
             self.times.merge(other.times)
 
     def count(self, record: RequestRecord) -> None:
-        """Count a request that has ended."""
+        """Count an attempt of a request that has ended."""
         self.ended += 1
         self.tokens += record.output_tokens or 0
         self.kinds[kind_of(record.status, record.http_status)] += 1
+        if not record.attempt:
+            self.judged += 1
+            self.failed += record.status in FAILED_STATUSES
         if self.times is not None:
             self.times.add(record)
 
@@ -269,11 +275,6 @@ class Live:
         """Count what waits in ``times``; only of the thread that counts."""
         if self.times is not None:
             self.times.flush()
-
-    @property
-    def failed(self) -> int:
-        """Return the number of requests that have failed."""
-        return sum(n for kind, n in self.kinds.items() if kind in FAILED_KINDS)
 
     def mostly_failed(self, plan: StagePlan) -> bool:
         """Return whether most of the requests of a stage that ends then have failed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+_OF_RUN = re.compile(r"(run|summary|\d+)\.json|answers-.*\.jsonl|.*\.(parquet|arrows)")
 UNCUT = 100_000  # columns of what is no terminal: nothing is wrapped or left out
 
 
@@ -58,12 +60,15 @@ def print_part(part: Any) -> None:
 def writing(path: Path, *, own: bool = False) -> Iterator[None]:
     """Raise RunDirError if the block cannot write ``path``.
 
-    ``own``: it may be a file that is like those of runs and baselines.
+    ``own``: it may be a file that is like those of baselines.
     """
     from ampacity.files import why
     from ampacity.loadgen.rundir.files import RunDirError
 
-    if not own and path.suffix in (".json", ".parquet", ".arrows") and path.is_file():
+    real = path.resolve()  # not a link to it
+    alike = not own and real.suffix in (".json", ".parquet", ".arrows")
+    in_run = any((folder / "run.json").exists() for folder in real.parents[:2])
+    if real.is_file() and (alike or (in_run and _OF_RUN.fullmatch(real.name))):
         raise RunDirError(f"{path} may be of a run or a baseline: not overwritten; name another")
     try:
         yield

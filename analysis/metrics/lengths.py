@@ -57,7 +57,7 @@ def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:
     first = requests.take(requests.attempt == 0)
     ok = first.has_status("ok")
     answers = first.take(ok)
-    sources = table["token_source"].take(pa.array(first.row))
+    sources = table["token_source"].take(pa.array(answers.row))  # one cut off can have no usage
     names = text_counts(table["answered_by"].take(pa.array(answers.row)))
     return {
         "input_tokens": {

@@ -88,10 +88,10 @@ class Account:
         if self._keys is not None and self._keys.due():
             # a daemon: neither the loop's end nor the process's waits for a command that hangs
             threading.Thread(target=self._keys.renew, daemon=True).start()
-        if max_errors is None or live.ended < FAILED_MIN or self.used_up:
+        if max_errors is None or live.judged < FAILED_MIN or self.used_up:
             return
-        if live.failed > max_errors * live.ended:
-            failed = f"{live.failed} of {live.ended} requests failed"
+        if live.failed > max_errors * live.judged:
+            failed = f"{live.failed} of {live.judged} requests failed"
             self.used_up = f"--max-errors {100 * max_errors:g}%: {failed}"
 
     def _count(self, record: RequestRecord) -> None:

@@ -54,7 +54,10 @@ def test_no_file_of_a_run_or_a_baseline_is_overwritten(
     option: str, tmp_path: Path, base: Path, command: Command, capsys: Any
 ) -> None:
     run = made(tmp_path / "new")
-    for kept in (base, run / "run.json", run / "requests.parquet"):
+    (run / "answers-0.jsonl").write_text("{}\n")
+    link = tmp_path / "link.xml"
+    link.symlink_to(run / "requests.parquet")
+    for kept in (base, run / "run.json", run / "requests.parquet", run / "answers-0.jsonl", link):
         before = kept.read_bytes()
         command("gate", run, "--baseline", base, option, kept, status=2)
         assert f"{kept} may be of a run or a baseline: not overwritten" in capsys.readouterr().err
@@ -85,13 +88,11 @@ def test_a_baseline_replaces_no_other_file(
     assert "is no baseline: make one with" in said
     assert f"-o {summary}" not in said  # who obeys loses nothing
     for held in ('{"schema_version": 1}', "not JSON"):
-        summary.write_text(held)
-        command("baseline", run, "-o", summary, status=2)
-        assert (
-            capsys.readouterr().err
-            == f"ampacity: {summary} is no baseline and is not overwritten: give -o another file\n"
-        )
-        assert summary.read_text() == held
+        for other, said in ((tmp_path / "x.json", "is no baseline and is"), (summary, "may be of")):
+            other.write_text(held)
+            command("baseline", run, "-o", other, status=2)
+            assert f"{other} {said}" in capsys.readouterr().err
+            assert other.read_text() == held
     whole = base.read_text()
     for held in (
         "",

@@ -322,6 +322,10 @@ def test_odd_run_files_are_one_line(text: str, tmp_path: Path) -> None:
         ("idle-timeout: soon", [], ":3: idle_timeout soon: write a duration"),
         ("rates: 3", [], ":3: this is no YAML: 'rates' stands there twice"),
         ("seed: 010", [], ":3: this is no YAML: 010 is 8 in YAML 1.1"),
+        ("max_requests:", [], ":3: max_requests is empty: give a value or drop the line"),
+        ("retries: ~", ["--retries", "1"], ":3: retries is empty"),
+        ("header:\n  - X-A: [s]", [], ":3: header: give text for each name"),
+        ('extra_body: \'{"a": 1, "a": 2}\'', [], ":3: extra_body is not valid JSON: 'a' stands"),
         ("ramp: 5s", ["--ramp", "-5"], "--ramp -5: write a duration"),
     ],
 )
@@ -332,8 +336,20 @@ def test_a_wrong_setting_of_a_run_file_is_said_with_file_line_and_field(
     file.write_text(f"url: http://127.0.0.1:9/v1\nrates: [2]\n{lines}\n")
     result = cli("run", "-c", str(file), *flags)
     assert result.returncode == 2
-    assert result.stderr.startswith(f"ampacity: {'' if flags else file}{message}"), result.stderr
+    where = file if message.startswith(":") else ""
+    assert result.stderr.startswith(f"ampacity: {where}{message}"), result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_repeatable_setting_may_be_a_mapping_or_a_list_of_them(tmp_path: Path) -> None:
+    """As YAML takes ``- X-A: b`` without quotes."""
+    file = tmp_path / "bench.yaml"
+    lines = "header:\n  - X-A: b\n  - X-B: 5", "slo: {ttft_p95: 1s, itl_p99: 50ms}", "lock: [a: 1]"
+    file.write_text("\n".join(("url: http://127.0.0.1:9/v1", *lines)))
+    settings = make_settings(read_run_file(file))
+    assert settings.endpoint.headers == (("X-A", "b"), ("X-B", "5"))
+    assert [slo.text for slo in settings.slos] == ["ttft_p95=1s", "itl_p99=50ms"]
+    assert settings.locked == {"a": "1"}
 
 
 def test_a_flag_beats_the_run_file_even_with_the_default_value(

@@ -2,6 +2,7 @@
 who never came.
 """
 
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,15 @@ def test_ten_tokens_a_chunk_that_nobody_counted_are_no_tokens(tmp_path: Path, en
     assert "ITL), TPOT, tokens/s are not given; inter-chunk latency (ICL) is." in text
     assert summary["workload"]["realised"]["output_tokens"]["received"]["n"] == 0
     render_report(read_summary(summary), {})
+
+
+def test_an_answer_that_a_kill_cut_off_is_none_without_a_count(tmp_path: Path) -> None:
+    """Its usage would have come at its end; the whole ones have one."""
+    cut = [replace(r, status="unfinished", token_source="chunks") for r in answers(40)[9:24]]
+    usage = {"workload": {"tokenizer": {"method": "usage"}}}
+    summary, _ = judged(tmp_path / "run", [*answers(9, source="usage"), *cut], **usage)
+    assert summary["workload"]["realised"]["token_source"] == {"usage": 9}
+    assert not any("no count of tokens" in text for text in codes(summary).values())
 
 
 def test_a_server_that_sends_a_chunk_for_each_planned_token_sends_tokens(tmp_path: Path) -> None:

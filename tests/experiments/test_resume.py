@@ -3,6 +3,8 @@
 import json
 import re
 import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +16,9 @@ import ampacity
 from ampacity.analysis.metrics.requests import RecordsError
 from ampacity.cli.measure.resume import resumed
 from ampacity.experiments.stages import resume
-from ampacity.experiments.stages.provenance import utc_now
 from ampacity.experiments.stages.resume import check_resumable, resumed_meta
 from ampacity.loadgen.rundir.files import Run, RunDirError, load_run
+from ampacity.loadgen.rundir.meta import fault_of
 from ampacity.loadgen.rundir.records import SCHEMA, RequestRecord
 from ampacity.loadgen.rundir.write import RunWriter
 from ampacity.values import ConfigError
@@ -80,12 +82,20 @@ def test_what_cannot_be_resumed_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def clock_of(ago_s: float) -> dict[str, Any]:
+    """Return the clock of a run that began so long ago."""
+    utc = f"{datetime.now(UTC) - timedelta(seconds=ago_s):%Y-%m-%dT%H:%M:%SZ}"
+    return {"monotonic_ns": time.monotonic_ns() - int(ago_s * S), "utc": utc}
+
+
 def state(tmp_path: Path, *, complete: bool = True, ended_ns: int = 1, **meta: Any) -> Run:
     known = {
         "tool": {"version": ampacity.__version__},
-        "clock": {"monotonic_ns": time.monotonic_ns(), "utc": utc_now()},
+        "clock": clock_of(60),
         "endpoint": {"url": "u", "api": "chat", "model": "M", "answer_s": 1.0},
-        "stages": [{"index": 0, "start_ns": 0, "drained_ns": None, "ended_early": None}],
+        "stages": [
+            {"index": 0, "start_ns": 0, "end_ns": 9, "drained_ns": None, "ended_early": None}
+        ],
         "status": "running",
         "status_reason": None,
         "notes": [],
@@ -143,7 +153,8 @@ def test_streams_of_two_runs_in_one_directory_are_refused_before_the_load(tmp_pa
 
 def test_a_window_that_was_about_to_begin_is_no_restart_of_the_machine(tmp_path: Path) -> None:
     """It is written down half a second before."""
-    begins = {"index": 0, "start_ns": time.monotonic_ns() + S // 2, "drained_ns": None}
+    start_ns = time.monotonic_ns() + S // 2
+    begins = {"index": 0, "start_ns": start_ns, "end_ns": start_ns + S, "drained_ns": None}
     run = state(tmp_path, complete=False, stages=[begins])
     check_resumable(run)
     assert resumed_meta(run, run.meta)["seams"][0]["gap_s"] == 0
@@ -184,6 +195,23 @@ def test_a_wall_clock_that_was_set_is_told_from_a_pause(
     assert "after stage 0 (killed; 5 s later" in text
     off = re.search(r"wall clock off by ([-+,\d]+) s", text)
     assert float(off[1].replace(",", "") if off else 0) == pytest.approx(stepped_s, abs=1)
+
+
+def test_before_the_first_stage_the_clock_of_run_json_says_when(tmp_path: Path) -> None:
+    """Nothing was recorded: the gap is not the time since the machine started."""
+    held = state(tmp_path, complete=False, stages=[], clock=clock_of(6))
+    run = replace(held, requests=SCHEMA.empty_table())
+    assert resumed_meta(run, run.meta)["seams"][0]["gap_s"] == pytest.approx(6, abs=1)
+
+
+def test_a_run_that_was_killed_in_its_last_write_can_be_read_once_it_was_resumed(
+    tmp_path: Path,
+) -> None:
+    """Its status is that of a run that is over, which has no reason."""
+    run = state(tmp_path, complete=False, status="complete")
+    meta = resumed_meta(run, run.meta)
+    assert fault_of(meta) is None
+    assert meta["seams"][0]["reason"] == "killed"
 
 
 def test_a_resume_that_was_refused_is_no_seam(

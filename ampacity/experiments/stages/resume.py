@@ -25,6 +25,7 @@ from ampacity.loadgen.rundir.files import (
     RunDirError,
     json_text,
 )
+from ampacity.loadgen.rundir.meta import fault_of
 from ampacity.loadgen.rundir.write import RunWriter
 
 # entries of run.json that stay as they were, and those that must be found again
@@ -68,7 +69,8 @@ def check_resumable(run: Run) -> None:
 def last_ns(run: Run) -> int:
     """Return the last moment of a run that is recorded, monotonic."""
     ended = pc.max(run.requests["ended_ns"]).as_py()
-    return max([ended or 0, *(int(stage["start_ns"]) for stage in run.meta["stages"])])
+    began = int(run.meta["clock"]["monotonic_ns"])  # all there is before the first stage
+    return max([ended or 0, began, *(int(stage["start_ns"]) for stage in run.meta["stages"])])
 
 
 def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +99,7 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
     again = seams.pop() if ended_ns < old.get("resumed_ns", 0) else {}
     seam = {
         "after_stage": len(stages) - 1,
-        "reason": again.get("reason") or (KILLED if killed else old["status_reason"]),
+        "reason": again.get("reason") or (not killed and old["status_reason"]) or KILLED,
         "resumed_utc": utc_now(),
         "gap_s": gap_s,
         # differs where a clock was set, or in suspend; file times would be those of a copy
@@ -106,13 +108,16 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
         - sum(s["wall_gap_s"] - s["gap_s"] for s in seams),
         "in_flight": again.get("in_flight", 0),
     }
-    return {
+    meta = {
         **new,
         **{name: old[name] for name in KEPT if name in old},
         "notes": list(dict.fromkeys([*old["notes"], *new["notes"], *filter(None, [run.damage])])),
         "seams": [*seams, seam],
         "resumed_ns": now_ns,
     }
+    if fault := fault_of(meta):  # a mistake of ours: the directory stays as readable as it was
+        raise AssertionError(f"{run.path / 'run.json'}: {fault}")
+    return meta
 
 
 def _clock_moved_s(began: Mapping[str, Any], now_ns: int) -> float:

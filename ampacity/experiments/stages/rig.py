@@ -346,7 +346,8 @@ class Rig:
             self._writer.write_meta()
         self.stages.append(judged)
         if meta.get("decided_early") == MOSTLY_FAILED:
-            self.tell(f"stage {plan.index} is ended: {MOSTLY_FAILED}")
+            sent = f"{meta['scheduled_requests']} of {len(plan.schedule)} requests"
+            self._note(f"stage {plan.index} was ended after {sent}: {MOSTLY_FAILED}")
         self._progress.judged(judged, burst="burst" in self._writer.meta)
         if not meta.get("interrupted"):
             self.ended = self.ended or all_failed(table, plan.index)
