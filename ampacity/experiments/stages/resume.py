@@ -39,17 +39,22 @@ KILLED = "killed"
 AHEAD_NS = 10**9  # so long before its start, at most, a stage is written down
 
 
+def is_over(run: Run) -> bool:
+    """Return whether a run has come to its end, so that nothing of its load is left."""
+    from ampacity.analysis.change.judged import DONE
+
+    status, stages = str(run.meta.get("status")), run.meta.get("stages") or []
+    cut = bool(stages and stages[-1].get("ended_early"))
+    return run.complete and (status in DONE or (status == "aborted" and not cut))
+
+
 def check_resumable(run: Run) -> None:
     """Raise RunDirError if there is nothing to resume, or if it cannot be resumed."""
-    from ampacity.analysis.change.judged import DONE
     from ampacity.analysis.metrics.impossible import check_records
 
     check_records(run)  # before the load: what is added to it cannot be taken apart again
     meta, path = run.meta, run.path
-    status, stages = str(meta.get("status")), meta.get("stages") or []
-    if run.complete and (
-        status in DONE or (status == "aborted" and not (stages and stages[-1].get("ended_early")))
-    ):
+    if is_over(run):
         why = f" ({meta['status_reason']})" if meta.get("status_reason") else ""
         raise RunDirError(f"{path} is over{why}, nothing is left to resume: ampacity report {path}")
     version = (meta.get("tool") or {}).get("version")
