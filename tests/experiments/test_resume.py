@@ -64,6 +64,7 @@ def test_a_run_goes_on_as_it_began_but_for_its_key(given: str, first: str, tmp_p
         ("ab", "--rates 5", BEGAN, "drop --rates; what .* --api-key-env-b, --api-key-header"),
         ("sweep", "http://y/v1", BEGAN, "drop the other arguments"),
         ("run", "", BEGAN, "ampacity sweep --resume"),
+        ("run", "", ["ampacity", "ab"], r"ampacity ab --resume {parent}$"),
         ("sweep", "", ["ampacity", "predict"], "start a new run"),
         ("sweep", "", [*BEGAN, "--header", "X-Key: ***"], "can be given again"),
         # no command that somebody wrote there is executed
@@ -76,6 +77,7 @@ def test_what_cannot_be_resumed_is_refused_in_one_line(
     command: str, given: str, words: list[str], expected: str, tmp_path: Path
 ) -> None:
     arguments = [f"--resume={began(tmp_path, words)}", *given.split()]
+    expected = expected.replace("{parent}", str(tmp_path.parent))
     with pytest.raises(ValueError, match=expected) as caught:
         resumed(command, arguments)
     assert type(caught.value) in (ConfigError, RunDirError)
