@@ -116,13 +116,19 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
     meta = {
         **new,
         **{name: old[name] for name in KEPT if name in old},
-        "notes": list(dict.fromkeys([*old["notes"], *new["notes"], *filter(None, [run.damage])])),
+        "notes": list(dict.fromkeys([*old["notes"], *new["notes"]])),
+        "events": events_of(run),
         "seams": [*seams, seam],
         "resumed_ns": now_ns,
     }
     if fault := fault_of(meta):  # a mistake of ours: the directory stays as readable as it was
         raise AssertionError(f"{run.path / 'run.json'}: {fault}")
     return meta
+
+
+def events_of(run: Run) -> list[str]:
+    """Return what has happened in a run, and which of its records cannot be read."""
+    return list(dict.fromkeys([*run.meta.get("events", ()), *filter(None, [run.damage])]))
 
 
 def _clock_moved_s(began: Mapping[str, Any], now_ns: int) -> float:
