@@ -19,12 +19,7 @@ from ampacity.experiments.stages.context import BEYOND, CLIPPED
 from ampacity.experiments.stages.provenance import utc_now
 from ampacity.loadgen.drive.cut import owed_by, rest_of, sessions_of
 from ampacity.loadgen.plan import StagePlan
-from ampacity.loadgen.rundir.files import (
-    CUT_OFF,
-    Run,
-    RunDirError,
-    json_text,
-)
+from ampacity.loadgen.rundir.files import CUT_OFF, Run, RunDirError, json_text
 from ampacity.loadgen.rundir.meta import fault_of
 from ampacity.loadgen.rundir.write import RunWriter
 
