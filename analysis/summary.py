@@ -311,7 +311,7 @@ def _examples(requests: Requests, table: pa.Table) -> dict[str, str]:
 def partial_of(run: Run) -> str | None:
     status, reason = run.meta.get("status"), run.meta.get("status_reason")
     if run.complete and status in ("complete", None):
-        return None
+        return run.damage and f"not whole: {run.damage}"
     stages = run.meta.get("stages") or []
     if stages:  # the last one was going on, or was over
         over = stages[-1].get("drained_ns") and not stages[-1].get("ended_early")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def secure_streams() -> None:
-    """Let stdout and stderr survive closed descriptors, lost readers and any text."""
+    """Let stdout and stderr survive closed descriptors, lost readers, any text and environment."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -24,6 +24,8 @@ def secure_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
     if not os.environ.get("COLUMNS", "").strip("0 "):  # of no width nothing can be drawn
         os.environ.pop("COLUMNS", None)
+    if not os.environ.get("SOURCE_DATE_EPOCH", "0").isdecimal():  # what NumPy cannot read
+        del os.environ["SOURCE_DATE_EPOCH"]
     sys.stdout = _outliving(sys.stdout, sys.__stdout__)
     sys.stderr = _outliving(sys.stderr, sys.__stderr__)
 

@@ -12,7 +12,15 @@ from ampacity.analysis.contract.part import ContractError
 from ampacity.analysis.contract.summary import Summary, read_summary, to_json
 from ampacity.analysis.soak.summarise import join_windows
 from ampacity.analysis.summary import summarise
-from ampacity.loadgen.rundir.files import Run, load_run, write_json
+from ampacity.loadgen.rundir.files import (
+    PARQUETS,
+    Run,
+    damage_of,
+    explained,
+    load_run,
+    part_of,
+    write_json,
+)
 from ampacity.loadgen.rundir.rotate import keep_part, part_summary
 
 
@@ -21,27 +29,44 @@ def summarise_soak(path: Path, meta: dict[str, Any]) -> tuple[Run, Summary]:
 
     Raises RunDirError, RecordsError.
     """
-    part_summary(path, 0).parent.mkdir(exist_ok=True)
-    parts = []
+    folder = part_summary(path, 0).parent
+    with explained(f"{folder} cannot be made"):
+        folder.mkdir(exist_ok=True)
+    parts, damage = [], list(filter(None, [damage_of(path)]))
+    damaged = bool(damage)  # its streams stay as they are
     for stage in meta["stages"]:
         kept = part_summary(path, stage["index"])
-        over = bool(stage.get("drained_ns"))
-        if (part := _read(kept)) is None:
+        over, lacking = bool(stage.get("drained_ns")), _lacking(path, stage)
+        damage += lacking
+        if (part := _read(kept, stage["index"])) is None:
+            if lacking:
+                continue
             part = summarise(_window(path, meta["stages"], stage))
             if over:
                 write_json(kept, to_json(part))
-        if over:
+        if over and not damaged:
             keep_part(path, stage["index"])
         if part.stages and part.requests:
             parts.append(part)
     run = load_run(path, meta["stages"][-1]["index"]) if meta["stages"] else load_run(path)
+    run = replace(run, damage="; ".join(damage) or None)
     return run, join_windows(parts, run) if parts else summarise(run)
 
 
-def _read(path: Path) -> Summary | None:
+def _read(path: Path, index: int) -> Summary | None:
+    """Return the kept summary of a window; None where there is none, or that of another."""
     with contextlib.suppress(OSError, ContractError):
-        return read_summary(path)
+        found = read_summary(path)
+        return found if all(stage.index == index for stage in found.stages) else None
     return None
+
+
+def _lacking(path: Path, stage: dict[str, Any]) -> list[str]:
+    """Return the file of a window that is over where there is none."""
+    part = part_of(path, stage["index"])
+    there = (path / PARQUETS[0]).is_file() or any(path.glob(f"{part.stem}*.*"))
+    sent = stage.get("drained_ns") and stage.get("scheduled_requests")
+    return [f"{part} is missing"] if sent and not there else []
 
 
 def _window(path: Path, stages: list[dict[str, Any]], stage: dict[str, Any]) -> Run:

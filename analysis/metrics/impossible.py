@@ -3,6 +3,7 @@
 import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampacity.analysis.metrics.requests import Bools, RecordsError
-from ampacity.loadgen.rundir.files import PARQUETS, Run, streams_of
+from ampacity.loadgen.rundir.files import PARQUETS, Run, part_of, streams_of
 from ampacity.loadgen.rundir.lists import LISTS, ListScan
 from ampacity.loadgen.rundir.parquet import scan_of
 from ampacity.loadgen.rundir.records import SCHEMA
@@ -45,7 +46,7 @@ def check_records(run: Run) -> None:
             row = int(np.argmax(rows))
             held = run.requests.slice(row, 1).to_pylist()[0]
             said = f"{column} is {reprlib.repr(held[column])}, {why.format_map(held)}"
-            files = [run.path / PARQUETS[0]] if run.complete else streams_of(run.path)
+            files = [file for file in _parquets(run) if file.is_file()] or streams_of(run.path)
             raise RecordsError(
                 f"{', '.join(map(str, files))}: row {row}: {said}; no run writes that: the "
                 "file was changed or is damaged"
@@ -67,6 +68,12 @@ def check_losses(run: Run, metas: Sequence[Mapping[str, Any]]) -> None:
                 f"of which {held:,} are recorded; no run loses that many: the file was changed or "
                 "is damaged"
             )
+
+
+def _parquets(run: Run) -> list[Path]:
+    """Return the files of all records, or of a soak's windows, of which ``run`` may be one."""
+    indexes = (stage.get("index") or 0 for stage in run.meta.get("stages") or [])
+    return [run.path / PARQUETS[0], *(part_of(run.path, index) for index in indexes)]
 
 
 def _values(table: pa.Table, stages: Collection[int]) -> Iterator[_Fault]:

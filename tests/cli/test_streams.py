@@ -132,7 +132,8 @@ def test_a_disk_that_is_full_is_an_error(made: Path) -> None:
             [*COMMAND_ONCE, "report", made],
             stdout=full,
             stderr=subprocess.PIPE,
-            env=os.environ | {"COLUMNS": "0"},  # as some editors set it: no width is told
+            # as some editors and build systems set them: no width, no date is told
+            env=os.environ | {"COLUMNS": "0", "SOURCE_DATE_EPOCH": ""},
             timeout=60,
             check=False,
         )

@@ -64,6 +64,7 @@ def test_a_run_goes_on_as_it_began_but_for_its_key(given: str, first: str, tmp_p
         ("ab", "--rates 5", BEGAN, "drop --rates; what .* --api-key-env-b, --api-key-header"),
         ("sweep", "http://y/v1", BEGAN, "drop the other arguments"),
         ("run", "", BEGAN, "ampacity sweep --resume"),
+        ("run", "", ["ampacity", "ab"], r"ampacity ab --resume {parent}$"),
         ("sweep", "", ["ampacity", "predict"], "start a new run"),
         ("sweep", "", [*BEGAN, "--header", "X-Key: ***"], "can be given again"),
         # no command that somebody wrote there is executed
@@ -76,6 +77,7 @@ def test_what_cannot_be_resumed_is_refused_in_one_line(
     command: str, given: str, words: list[str], expected: str, tmp_path: Path
 ) -> None:
     arguments = [f"--resume={began(tmp_path, words)}", *given.split()]
+    expected = expected.replace("{parent}", str(tmp_path.parent))
     with pytest.raises(ValueError, match=expected) as caught:
         resumed(command, arguments)
     assert type(caught.value) in (ConfigError, RunDirError)
@@ -138,6 +140,21 @@ def test_only_what_was_cut_off_here_and_by_this_version_goes_on(
         return
     with pytest.raises(RunDirError, match=expected):
         check_resumable(run)
+
+
+@pytest.mark.parametrize("other", [True, False], ids=["both are over", "one is not"])
+def test_an_ab_goes_on_while_one_arm_is_not_over(other: bool, tmp_path: Path) -> None:
+    """Killed between the last writes of both: the whole A/B is on disk."""
+    for arm in "ab":
+        (tmp_path / arm).mkdir()
+        (tmp_path / arm / "requests.parquet").touch()
+    b = state(tmp_path / "b", status="complete", ab={"arm": "b"})
+    if not other:
+        (tmp_path / "a" / "requests.parquet").unlink()
+        check_resumable(b)
+        return
+    with pytest.raises(RunDirError, match=f"ampacity compare {tmp_path}/a {tmp_path}/b$"):
+        check_resumable(b)
 
 
 def test_streams_of_two_runs_in_one_directory_are_refused_before_the_load(tmp_path: Path) -> None:

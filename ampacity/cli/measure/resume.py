@@ -76,7 +76,7 @@ def _began(command: str, run: str) -> list[str]:
         why = getattr(error, "strerror", None) or "it does not say how the run began"
         raise RunDirError(f"--resume {run}: {file} cannot be used: {why}") from None
     if began != command or words[0] != "ampacity":
-        known = began in COMMANDS
-        advice = f"ampacity {began} --resume {run}" if known else "start a new run"
+        whole = Path(run).parent if began == "ab" else run  # this is an arm of it
+        advice = f"ampacity {began} --resume {whole}" if began in COMMANDS else "start a new run"
         raise ConfigError(f"--resume {run}: that run is of 'ampacity {began}': {advice}")
     return command_line(words)  # nothing that someone else wrote there is executed

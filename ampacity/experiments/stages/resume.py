@@ -19,7 +19,13 @@ from ampacity.experiments.stages.context import BEYOND, CLIPPED
 from ampacity.experiments.stages.provenance import utc_now
 from ampacity.loadgen.drive.cut import owed_by, rest_of, sessions_of
 from ampacity.loadgen.plan import StagePlan
-from ampacity.loadgen.rundir.files import CUT_OFF, Run, RunDirError, json_text
+from ampacity.loadgen.rundir.files import (
+    CUT_OFF,
+    PARQUETS,
+    Run,
+    RunDirError,
+    json_text,
+)
 from ampacity.loadgen.rundir.meta import fault_of
 from ampacity.loadgen.rundir.write import RunWriter
 
@@ -42,11 +48,15 @@ def check_resumable(run: Run) -> None:
     check_records(run)  # before the load: what is added to it cannot be taken apart again
     meta, path = run.meta, run.path
     status, stages = str(meta.get("status")), meta.get("stages") or []
-    if run.complete and (
+    arms = [path.parent / name for name in "ab"] if "ab" in meta else []
+    # of an A/B that was killed in its last writes, one arm is
+    over = run.complete and all((arm / PARQUETS[0]).is_file() for arm in arms)
+    if over and (
         status in DONE or (status == "aborted" and not (stages and stages[-1].get("ended_early")))
     ):
         why = f" ({meta['status_reason']})" if meta.get("status_reason") else ""
-        raise RunDirError(f"{path} is over{why}, nothing is left to resume: ampacity report {path}")
+        shows = " ".join(map(str, ["compare", *arms] if arms else ["report", path]))
+        raise RunDirError(f"{path} is over{why}, nothing is left to resume: ampacity {shows}")
     version = (meta.get("tool") or {}).get("version")
     known = meta.get("clock") and "answer_s" in (meta.get("endpoint") or {})
     if version != ampacity.__version__ or not known:
