@@ -4,6 +4,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from ampacity.analysis.contract.burst import Burst
@@ -113,8 +114,7 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
             return f"ampacity predict --preset demo --workload chat-short {slos}"
         return f"ampacity sweep http://YOUR-SERVER/v1 {slos}"
     if str(summary.partial or "").startswith(("interrupted", "killed")):
-        resume = [*words[:2], "--resume", path]
-        return shlex.join(resume) if words[1] in OF_LOAD else again(words, {})
+        return resume_command(words, path) or again(words, {})
     if str(summary.partial or "").startswith("ended by its budget"):
         return _with_more_budget(words, meta.get("planned") or {})
     if words[1] in OF_LOAD and summary.audit.client_limited and not _bounded(summary):
@@ -132,6 +132,14 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
     if summary.workload.get("trace"):
         return _plan(summary, path)
     return _after_stages(summary, words) or _plan(summary, path)
+
+
+def resume_command(words: Sequence[str], path: str) -> str | None:
+    """Return the command that goes on with the run in ``path``; None where that cannot be."""
+    if words[1:2] == ["ab"]:  # the run is one of two
+        path = str(Path(path).parent) if Path(path).name else ".."
+    known = len(words) > 1 and words[0] == "ampacity" and words[1] in (*OF_LOAD, "soak", "ab")
+    return shlex.join([*words[:2], "--resume", path]) if known else None
 
 
 def _with_more_budget(words: Sequence[str], planned: Mapping[str, float]) -> str | None:

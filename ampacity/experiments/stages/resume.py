@@ -21,7 +21,6 @@ from ampacity.loadgen.drive.cut import owed_by, rest_of, sessions_of
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.files import (
     CUT_OFF,
-    PARQUETS,
     Run,
     RunDirError,
     json_text,
@@ -40,21 +39,24 @@ KILLED = "killed"
 AHEAD_NS = 10**9  # so long before its start, at most, a stage is written down
 
 
+def is_over(run: Run) -> bool:
+    """Return whether a run has come to its end, so that nothing of its load is left."""
+    from ampacity.analysis.change.judged import DONE
+
+    status, stages = str(run.meta.get("status")), run.meta.get("stages") or []
+    cut = bool(stages and stages[-1].get("ended_early"))
+    return run.complete and (status in DONE or (status == "aborted" and not cut))
+
+
 def check_resumable(run: Run) -> None:
     """Raise RunDirError if there is nothing to resume, or if it cannot be resumed."""
-    from ampacity.analysis.change.judged import DONE
     from ampacity.analysis.metrics.impossible import check_records
 
     check_records(run)  # before the load: what is added to it cannot be taken apart again
     meta, path = run.meta, run.path
-    status, stages = str(meta.get("status")), meta.get("stages") or []
-    arms = [path.parent / name for name in "ab"] if "ab" in meta else []
-    # of an A/B that was killed in its last writes, one arm is
-    over = run.complete and all((arm / PARQUETS[0]).is_file() for arm in arms)
-    if over and (
-        status in DONE or (status == "aborted" and not (stages and stages[-1].get("ended_early")))
-    ):
+    if is_over(run):
         why = f" ({meta['status_reason']})" if meta.get("status_reason") else ""
+        arms = [path.parent / name for name in "ab"] if "ab" in meta else []
         shows = " ".join(map(str, ["compare", *arms] if arms else ["report", path]))
         raise RunDirError(f"{path} is over{why}, nothing is left to resume: ampacity {shows}")
     version = (meta.get("tool") or {}).get("version")
