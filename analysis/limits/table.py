@@ -177,7 +177,7 @@ RULES = (
         checks.CAPPED,
         checks.batch_capped,
         "a higher max_num_seqs",
-        "the same number runs with a higher max_num_seqs",
+        "with a higher max_num_seqs no more requests run at once",
     ),
     Rule(
         "replicas",

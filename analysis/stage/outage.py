@@ -18,9 +18,8 @@ CHANCE = 1e-3  # of so many failures in a row somewhere in the stage, where requ
 SAME_S = 1e-3  # signs of life that are nearer are one
 SILENT_S = 2.0  # without a token for any request: the shortest that is one without failures
 STUCK_MIN = 4  # requests that stood still in it
-SILENT_SHARE = (
-    0.5  # of the stage: a server that is silent longer, in several pieces, answers in turns
-)
+# of the stage: a server that is silent longer, in several pieces, answers in turns
+SILENT_SHARE = 0.5
 BINS = 60
 DOWN = FAILED_KINDS - {"shed", *REFUSED}
 _NS = 1e-9

@@ -88,21 +88,20 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         found.append(Rail("answer", value, "the answers' P99 in that stage: one in 100 is cut"))
     full = rails.concurrency_limit
     if full is not None:
-        why = "at any moment, C_max: what comes beyond waits in your proxy, not in the engine"
+        value = f"above {rails.scale_in_flight} in flight"
+        found.append(Rail("add an instance", value, "on average: C_max ÷ 1.2"))
+        why = "at any moment, C_max: what comes beyond waits in your proxy"
         found.append(Rail("requests in flight", f"at most {full}", why))
-    if rails.queue_depth is not None:
-        wait = (
-            f"in your proxy: what arrives in the {seconds(rails.wait_budget_s)} that TTFT may wait"
-        )
-        found.append(Rail("queue", f"at most {rails.queue_depth} waiting", wait))
     if rails.breaker:
         low, high = rails.breaker
         at = f"opens at {_ends(rails.breaker)} waiting"
-        total = f", {_ends((full + low, full + high))} with those in flight" if full else ""
+        total = f", with those in flight {_ends((full + low, full + high))}" if full else ""
         found.append(Rail("circuit breaker", at, f"80 to 90 % of the queue{total}"))
-    if full is not None:
-        value = f"above {rails.scale_in_flight} in flight"
-        found.append(Rail("add an instance", value, "on average: C_max ÷ 1.2"))
+    if rails.queue_depth is not None:
+        wait = (
+            f"in your proxy: what leaves in the {seconds(rails.wait_budget_s)} that TTFT may wait"
+        )
+        found.append(Rail("queue", f"at most {rails.queue_depth} waiting", wait))
     if rails.prewarm_s is not None:
         value = f"{significant(rails.prewarm_s)} s ahead"
         found.append(Rail("start an instance", value, "--cold-start"))
