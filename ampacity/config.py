@@ -152,7 +152,7 @@ def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
         needed = re.findall(r"--([\w-]+)", needs.partition(":")[0])
         if name in raw and needed and not raw.keys() & set(needed):
             raise ConfigError(f"{v.option(name)} goes with {needs}")
-    for wrong, message in _conflicts(settings, raw):
+    for wrong, message in (*_of_load(settings, raw), *_of_client(settings, raw)):
         if wrong:
             raise ConfigError(message)
     names = [kind.name for kind in settings.workload.classes] or ["default"]
@@ -164,12 +164,10 @@ def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
             )
 
 
-def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]:
-    endpoint, workload = settings.endpoint, settings.workload
-    most_users, loads = (
-        max(settings.concurrency or (0,)),
-        settings.concurrency or settings.rates or (),
-    )
+def _of_load(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]:
+    """Return (whether it is so, message) of each contradiction in what is sent, and when."""
+    workload = settings.workload
+    loads = settings.concurrency or settings.rates or ()
     of_trace = {"workload", "input_tokens", "output_tokens", "arrivals", "duration"}
     return [
         (
@@ -185,17 +183,6 @@ def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]
             len(settings.durations_s) not in (1, len(loads)),
             f"--duration names {len(settings.durations_s)} lengths for {len(loads)} loads "
             "(--rates or --concurrency): give one length, or one for each load",
-        ),
-        *(
-            (
-                limit and most_users > limit,
-                f"{option} {limit}: --concurrency {most_users} would never be in flight: raise it, "
-                "or give fewer users",
-            )
-            for option, limit in (
-                ("--max-requests", settings.max_requests),
-                ("--max-in-flight", settings.max_in_flight),
-            )
         ),
         (
             settings.lengths and (workload.sessions or workload.prompts or settings.trace),
@@ -219,6 +206,25 @@ def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]
             "--arrivals goes with an open loop: with --concurrency each request follows the "
             "answer before it",
         ),
+    ]
+
+
+def _of_client(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]:
+    """Return the same of limits, processes and connections."""
+    most_users = max(settings.concurrency or (0,))
+    urls = (settings.endpoint.url, *settings.metrics_urls)
+    return [
+        *(
+            (
+                limit and most_users > limit,
+                f"{option} {limit}: --concurrency {most_users} would never be in flight: raise it, "
+                "or give fewer users",
+            )
+            for option, limit in (
+                ("--max-requests", settings.max_requests),
+                ("--max-in-flight", settings.max_in_flight),
+            )
+        ),
         (
             settings.in_one_process and ((settings.workers or 1) > 1 or settings.ray),
             f"{settings.in_one_process} is kept in one process: drop --workers",
@@ -230,7 +236,7 @@ def _conflicts(settings: Settings, raw: dict[str, Any]) -> list[tuple[Any, str]]
         ),
         (
             any(name in raw for name in TLS_OPTIONS)
-            and not any(url.startswith("https:") for url in (endpoint.url, *settings.metrics_urls)),
+            and not any(url.startswith("https:") for url in urls),
             "--cacert, --cert and --insecure go with an https:// URL",
         ),
         (

@@ -4,6 +4,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from ampacity.analysis.contract.burst import Burst
@@ -58,39 +59,35 @@ def same_stages(words: Sequence[str], meta: Mapping[str, Any]) -> str | None:
     lengths and times are the same. None where the loads were given, or one option cannot name them.
     ``meta``: run.json.
     """
-    stages = {
-        s.get("schedule", s["index"]): s for s in meta.get("stages") or []
-    }  # repeats: the last
-    kinds = {(s["kind"], s.get("lengths")) for s in stages.values()}
-    chosen = meta.get("experiment") in ("demo", "sweep", "search", "predict")
-    if (
-        not chosen
-        or len(kinds) != 1
-        or len(words) < 2
-        or any(_text(words, option) for option in OF_LOADS[:2])
-    ):
+    played = meta.get("stages") or []
+    stages = {s.get("schedule", s["index"]): s for s in played}.values()  # repeats: the last
+    kinds = {s["kind"] for s in stages}
+    given = any(_text(words, option) for option in OF_LOADS[:2])
+    chosen = meta.get("experiment") in ("demo", "sweep", "search", "predict") and not given
+    if not chosen or len(kinds) != 1 or len(words) < 2 or any(s.get("lengths") for s in stages):
         return None
-    ((kind, lengths),) = kinds
-    if lengths is not None:
-        return None
+    (kind,) = kinds
     option, load = LOADS_OF[kind]
-    ramps = [float(s.get("ramp_s") or 0.0) for s in stages.values()]
-    lengths_s = [(s["end_ns"] - s["start_ns"]) / 1e9 for s in stages.values()]
-    given = {
-        option: ",".join(f"{s[load]:.15g}" for s in stages.values()),
+    ramps = [float(s.get("ramp_s") or 0.0) for s in stages]
+    lengths_s = [(s["end_ns"] - s["start_ns"]) / 1e9 for s in stages]
+    loads = {
+        option: ",".join(f"{s[load]:.15g}" for s in stages),
         "--duration": ",".join(exact_text(s - r) for s, r in zip(lengths_s, ramps, strict=True)),
+        **({} if (seed := meta.get("seed")) is None else {"--seed": str(seed)}),
     }
     words = [words[0], "sweep" if words[1] == "search" else words[1], *words[2:]]
-    return again(words, {**dict.fromkeys((*OF_LOADS, *OF_SEARCH)), **given}, FLAGS_OF_SEARCH)
+    return again(words, {**dict.fromkeys((*OF_LOADS, *OF_SEARCH)), **loads}, FLAGS_OF_SEARCH)
 
 
 def check_command(summary: Summary, meta: Mapping[str, Any]) -> str | None:
     """Return the command that passes or fails a release: a load that this run shows to hold.
 
-    The highest one verified, else the low end of the capacity. None where no option can name it.
+    The highest that met the SLOs by itself, else by all stages together. None where no option can
+    name it.
     """
     words, capacity = _recorded(meta), summary.capacity
-    held_rps = capacity.verified_rps or (capacity.capacity_rps_ci or (None, None))[0]
+    together = (s.offered_rps or 0.0 for s in summary.stages if s.slo_met_by_all)
+    held_rps = capacity.verified_rps or max(together, default=0.0)
     if not (words and summary.slos and held_rps) or {"-c", "--config", "--trace"} & {*words}:
         return None
     if words[1] == "demo":
@@ -117,8 +114,7 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
             return f"ampacity predict --preset demo --workload chat-short {slos}"
         return f"ampacity sweep http://YOUR-SERVER/v1 {slos}"
     if str(summary.partial or "").startswith(("interrupted", "killed")):
-        resume = [*words[:2], "--resume", path]
-        return shlex.join(resume) if words[1] in OF_LOAD else again(words, {})
+        return resume_command(words, path) or again(words, {})
     if str(summary.partial or "").startswith("ended by its budget"):
         return _with_more_budget(words, meta.get("planned") or {})
     if words[1] in OF_LOAD and summary.audit.client_limited and not _bounded(summary):
@@ -136,6 +132,14 @@ def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
     if summary.workload.get("trace"):
         return _plan(summary, path)
     return _after_stages(summary, words) or _plan(summary, path)
+
+
+def resume_command(words: Sequence[str], path: str) -> str | None:
+    """Return the command that goes on with the run in ``path``; None where that cannot be."""
+    if words[1:2] == ["ab"]:  # the run is one of two
+        path = str(Path(path).parent) if Path(path).name else ".."
+    known = len(words) > 1 and words[0] == "ampacity" and words[1] in (*OF_LOAD, "soak", "ab")
+    return shlex.join([*words[:2], "--resume", path]) if known else None
 
 
 def _with_more_budget(words: Sequence[str], planned: Mapping[str, float]) -> str | None:

@@ -11,7 +11,7 @@ from ampacity.analysis.contract.summary import Audit, Summary
 from ampacity.analysis.metrics.cohort import IN_ONE_PIECE
 from ampacity.analysis.metrics.lengths import Deviation
 from ampacity.analysis.metrics.odd_answers import CONTRADICTED, OddAnswers
-from ampacity.analysis.stage.littles_law import FOREIGN
+from ampacity.analysis.stage.littles_law import foreign_requests
 from ampacity.analysis.stage.throughput import is_figure, steady_state
 
 RESENT_SHARE = 0.01  # of the requests; above it, a race with idle timeouts is no explanation
@@ -144,7 +144,7 @@ def outage(facts: Facts) -> str | None:
 def unstable_lowest(facts: Facts) -> str | None:
     open_stages = [s for s in facts.stages if s.kind == "open" and s.requests]
     lowest = min(open_stages, key=lambda s: s.offered_rps or 0, default=None)
-    if lowest is None or lowest.stable is not False or lowest.client_limited:
+    if lowest is None or lowest.stable is not False or lowest.client_limited or lowest.outage:
         return None
     advice = "Stretch the trace (--time-scale)" if is_replay(facts.summary) else "Offer less"
     return (
@@ -260,8 +260,8 @@ def littles_law(facts: Facts) -> str | None:
 
 
 def foreign_load(facts: Facts) -> str | None:
-    found = [(s, s.server.reason) for s in facts.stages if s.server and s.server.samples]
-    said = [(s, why) for s, why in found if why and why.endswith(FOREIGN)]
+    sampled = [s for s in facts.stages if s.server and s.server.samples]
+    said = [(s, why) for s in sampled if (why := foreign_requests(s.littles_law))]
     if not said:
         return None
     return (

@@ -17,25 +17,25 @@ from ampacity.analysis.capacity.knee import find_knee
 from ampacity.analysis.capacity.levels import QUOTA_SHARE, number_text, refused_share
 from ampacity.analysis.capacity.limit import find_capacity, met_by_all
 from ampacity.analysis.capacity.search import summarise_search
-from ampacity.analysis.contract.capacity import Capacity, Fleet, LittlesLawGap
+from ampacity.analysis.contract.capacity import Capacity, Fleet
 from ampacity.analysis.contract.limits import Quota
 from ampacity.analysis.contract.part import Part, plain
-from ampacity.analysis.contract.stage import Server, ServerLaw, Stage
+from ampacity.analysis.contract.stage import Server, Stage
 from ampacity.analysis.contract.summary import Audit, Summary, read_summary
 from ampacity.analysis.limits.quota import find_quota
 from ampacity.analysis.limits.table import find_limits
 from ampacity.analysis.load_names import name_stages, planned_name
-from ampacity.analysis.metrics.impossible import check_records
+from ampacity.analysis.metrics.impossible import check_losses, check_records
 from ampacity.analysis.metrics.lengths import deviations, mean_tokens, realised
-from ampacity.analysis.metrics.odd_answers import odd_answers
-from ampacity.analysis.metrics.requests import RecordsError, Requests
+from ampacity.analysis.metrics.odd_answers import models_asked, odd_answers
+from ampacity.analysis.metrics.requests import Requests
 from ampacity.analysis.network import network_share
 from ampacity.analysis.next_run import next_command
 from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
 from ampacity.analysis.slo import Slo, slo_from_dict
 from ampacity.analysis.stage.analyse import RunRecords, analyse_stage, read_records
 from ampacity.analysis.stage.goodput import offline_throughput
-from ampacity.analysis.stage.littles_law import against_server, foreign_load, summarise_gap
+from ampacity.analysis.stage.littles_law import against_server, foreign_requests, gap_of_run
 from ampacity.analysis.stage.server import server_figures, without_figures
 from ampacity.analysis.stage_warnings import Facts, never_all_users, repeated_undisturbed
 from ampacity.analysis.stats.intervals import ASSUMPTION
@@ -47,7 +47,6 @@ from ampacity.loadgen.rundir.records import KINDS
 
 SCHEMA_VERSION = 2
 EXAMPLE_CHARS = 200
-LOST_MOST, LOST_FACTOR = 1_000_000, 100  # requests without a record, and of those with one
 NO_CAPACITY = {  # by an entry of run.json
     "burst": "a burst is no steady load, so it names no capacity: a search or a sweep does",
     "soak": "a soak has one load, so it names no capacity: a search or a sweep does",
@@ -99,40 +98,26 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> Summary:
         "sharing": compare_sharing(records.requests, metas),
         "traffic": summarise_traffic(records, metas, meta.get("workload") or {}),
         "sessions": summarise_sessions(records, metas, stages, slos),
-        "littles_law": _littles_law(capacity, stages, slos),
+        "littles_law": gap_of_run(capacity, stages, slos),
         "fleet": _fleet(meta, capacity, stages, records),
     }
-    if retries := int(np.count_nonzero(records.requests.attempt)):
-        summary["retries"] = retries
-    if meta.get("spent_usd") is not None:
-        summary["spent_usd"] = meta["spent_usd"]
     if quota is not None:
         summary["quota"] = quota
-    if meta.get("seams"):
-        summary["seams"] = meta["seams"]
     _add_optional_parts(summary, run, metas, records, slos)
-    found = read_summary(_plain(summary))
-    r = records.requests
-    odd = odd_answers(run.requests, r, models_asked(meta))
+    return _concluded(read_summary(_plain(summary)), run, metas, records)
+
+
+def _concluded(
+    found: Summary, run: Run, metas: list[dict[str, Any]], records: RunRecords
+) -> Summary:
+    """Return a summary with its warnings, verdict, limits and next command."""
+    odd = odd_answers(run.requests, records.requests, models_asked(run.meta))
     began_s = float(metas[0].get("from_s") or 0.0) if metas else 0.0  # of a window of a soak
-    found = structs.replace(
-        found, warnings=find_warnings(Facts(found, deviations(r), odd, began_s))
-    )
+    facts = Facts(found, deviations(records.requests), odd, began_s)
+    found = structs.replace(found, warnings=find_warnings(facts))
     found = structs.replace(found, verdict=write_verdict(found))
-    command = found.next_command or next_command(found, meta, str(run.path))
+    command = found.next_command or next_command(found, run.meta, str(run.path))
     return structs.replace(found, next_command=command, limits=find_limits(found))
-
-
-def models_asked(meta: Mapping[str, Any]) -> set[str]:
-    classes = (meta.get("workload") or {}).get("classes") or []
-    models = [name for kind in classes for name in kind.get("models") or []]
-    return {*models, str((meta.get("endpoint") or {}).get("model"))}
-
-
-def _littles_law(capacity: Capacity, stages: Sequence[Stage], slos: list[Slo]) -> LittlesLawGap:
-    steady = [s for s in stages if s.stable and not s.client_limited]
-    shares = [s.littles_law.consistency for s in steady if s.littles_law.consistency]
-    return summarise_gap(capacity, slos, shares, _worst_server(steady))
 
 
 def _fleet(
@@ -159,6 +144,12 @@ def _add_optional_parts(
 ) -> None:
     """Add the parts that only some kinds of run have, and the reasons of those that are null."""
     meta = run.meta
+    if retries := int(np.count_nonzero(records.requests.attempt)):
+        summary["retries"] = retries
+    if meta.get("spent_usd") is not None:
+        summary["spent_usd"] = meta["spent_usd"]
+    if meta.get("seams"):
+        summary["seams"] = meta["seams"]
     if meta.get("burst") and metas:
         stage = _undisturbed(metas)
         summary["burst"] = summarise_burst(meta["burst"], stage, records, slos, run.server)
@@ -213,23 +204,8 @@ def read_stages(run: Run) -> tuple[list[dict[str, Any]], RunRecords]:
     records = read_records(run.requests, origin_ns, run.meta, run.before)
     if not run.complete:
         metas = [_as_far_as_it_came(m, run.requests) for m in metas]
-    _refuse_far_more_than_recorded(run, metas, records)
+    check_losses(run, metas)
     return metas, records
-
-
-def _refuse_far_more_than_recorded(
-    run: Run, metas: list[dict[str, Any]], records: RunRecords
-) -> None:
-    """Raise RecordsError for a stage of far more requests than a loss explains: each takes memory."""
-    for meta in metas:
-        planned = int(meta.get("scheduled_requests") or 0)
-        held = int(np.count_nonzero(records.requests.stage == meta["index"]))
-        if planned > LOST_MOST + LOST_FACTOR * held:
-            raise RecordsError(
-                f"{run.path / 'run.json'}: stage {meta['index']} has {planned:,} scheduled requests, "
-                f"of which {held:,} are recorded; no run loses that many: the file was changed or "
-                "is damaged"
-            )
 
 
 def warmup_of(meta: Mapping[str, Any]) -> int | None:
@@ -259,7 +235,7 @@ def _judge_stages(
         server = _server(run, stage, of_stage)
         compared = against_server(stage.concurrency, server)
         law = structs.replace(stage.littles_law, server=compared)
-        if server is not None and (why := foreign_load(law)):
+        if server is not None and (why := foreign_requests(law)):
             server = without_figures(server, why)
         pauses = thinks or "sessions" in of_stage or never_all_users(stage)
         pauses = stage.kind == "closed" and bool(pauses)
@@ -348,21 +324,15 @@ def partial_of(run: Run) -> str | None:
             f"still running{at}, last written {run.going_s:.0f} s ago: only what had been "
             "recorded by then is here"
         )
-    if not run.complete or status == "running":
-        damage = f"; {run.damage}" if run.damage else ""
-        return f"killed{at}: only what had been recorded is here{damage}"
+    words = {"running": "killed", "budget": "ended by its budget"}
+    word, why = words.get(str(status), str(status)), f": {reason}" if reason else ""
     if status == "errors":
-        return f"ended{at} by {reason}"
-    word = {"budget": "ended by its budget"}.get(str(status), str(status))
-    if reason and str(reason).startswith(f"{word} "):  # "interrupted by Ctrl-C"
-        return f"{word}{at}{str(reason).removeprefix(word)}"
-    return f"{word}{at}" + (f": {reason}" if reason else "")
-
-
-def _worst_server(stages: Sequence[Stage]) -> ServerLaw | None:
-    """Return the count of the server that is furthest from the client's."""
-    held = [law for s in stages if (law := s.littles_law.server) and law.ratio]
-    return max(held, key=lambda law: abs(math.log(max(law.ratio or 0.0, 1e-3))), default=None)
+        word, why = "ended", f" by {reason}"
+    elif reason and str(reason).startswith(f"{word} "):  # "interrupted by Ctrl-C"
+        why = str(reason).removeprefix(word)
+    if not run.complete or status == "running":
+        why += f": only what had been recorded is here{f'; {run.damage}' if run.damage else ''}"
+    return f"{word}{at}{why}"
 
 
 def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:

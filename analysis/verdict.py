@@ -26,15 +26,20 @@ STATUS_WORDS = {
 
 def write_verdict(summary: Summary) -> str:
     """Return the verdict in words, from a summary with all other figures."""
-    sentence = _finding(summary)
-    if summary.partial:
-        sentence = f"Partial run ({summary.partial}): {sentence[0].lower()}{sentence[1:]}"
-    if summary.predicted:
-        sentence = f"Predicted: {sentence[0].lower()}{sentence[1:]}"
+    sentence = led(summary, _finding(summary))
     lacking = shortfall(summary.search, sentence) if summary.search else None
     if command := summary.next_command:
         lacking = f"This is likely to find one: {command}"
     return " ".join(filter(None, [sentence, lacking, _too_long(summary)]))
+
+
+def led(summary: Summary, sentence: str = "") -> str:
+    """Return a sentence behind what qualifies it: of a part, a prediction, a simulated server."""
+    origin = "Predicted" if summary.predicted else "Simulated server" * summary.simulated
+    for words in (summary.partial and f"Partial run ({summary.partial})", origin):
+        if words:
+            sentence = f"{words}: {sentence[:1].lower()}{sentence[1:]}"
+    return sentence
 
 
 def _too_long(summary: Summary) -> str | None:

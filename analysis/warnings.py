@@ -25,7 +25,7 @@ NAMED = 4  # of the finish reasons or origins of answers
 
 OF_ENDPOINT = ("not_streamed", "diagnosis", "speculation", "strangers", "impossible_counts")
 """Codes about the endpoint, which also hold for whatever is compared with the run."""
-OF_A_RUN = ("partial", "resumed", "errors")
+OF_A_RUN = ("partial", "resumed", "errors", "strangers")
 """Codes that a run of several parts has as a whole."""
 _OF_A_STEADY_LOAD = ("never_settled", "drift", "two_modes", "littles_law")
 OF_A_SWEEP = ("unstable_lowest", "too_few_requests", "too_short", "non_monotone")
@@ -73,7 +73,7 @@ def _resumed(facts: Facts) -> str | None:
         )
         parts.append(
             f"{where} ({seam.reason}; {seam.gap_s:,.0f} s later{clock}; {seam.in_flight} requests "
-            "were in flight)"
+            "were known to be in flight)"
         )
     return f"The run was resumed {', and '.join(parts)}." if parts else None
 
@@ -275,15 +275,18 @@ def _each(counts: Mapping[str, int]) -> str:
 
 
 def _impossible(facts: Facts) -> str | None:
-    each = " and ".join(f"{n:,} count {what}" for what, n in facts.odd.impossible.items())
-    found = [
-        f"Of {facts.odd.good:,} answers {each}: the server's count is wrong, and left out as if it "
-        "had not been reported."
-    ] * bool(each)
+    found = []
+    if each := " and ".join(f"{n:,} count {what}" for what, n in facts.odd.impossible.items()):
+        found.append(
+            f"Of {facts.odd.good:,} answers {each}: the server's count is wrong, and left out as "
+            "if it had not been reported."
+        )
     said = "; ".join(s.server.reason or "" for s in facts.stages if s.server).split("; ")
     if no_shares := [text for text in dict.fromkeys(said) if NO_SHARE in text]:
         found.append(f"The server's metrics say what cannot be: {'; '.join(no_shares[:NAMED])}.")
-    return " ".join(filter(None, [*found, of_stages.uncounted(facts)]))
+    if uncounted := of_stages.uncounted(facts):
+        found.append(uncounted)
+    return " ".join(found) or None
 
 
 def _strangers(facts: Facts) -> str | None:

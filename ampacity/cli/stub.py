@@ -41,8 +41,10 @@ def no_stub(*outs: Path | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def left_at_once(*outs: Path | None) -> Iterator[None]:
-    """Print the command that writes the report, if a signal ends the block.
+def left_at_once(out: Path | None, makes: str = "report", run: str = "") -> Iterator[None]:
+    """Print the command that writes the report of ``out``, if a signal ends the block.
+
+    ``run``: a folder in it that has a run.json once there is something to report.
 
     While load runs, the first one ends only that; the second, or one while the report is made,
     ends the block.
@@ -55,12 +57,11 @@ def left_at_once(*outs: Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        kept = [out for out in outs if out is not None and (out / "run.json").is_file()]
-        for out in kept:
-            report = f"'ampacity report {shlex.quote(str(out))}' writes it"
-            print(f"ampacity: left at once, without the report: {report}", file=sys.stderr)
-        if not kept:
-            print("ampacity: interrupted before the first request", file=sys.stderr)
+        said = "interrupted before the first request"
+        if out is not None and (out / run / "run.json").is_file():
+            report = f"'ampacity {makes} {shlex.quote(str(out))}' writes it"
+            said = f"left at once, without the report: {report}"
+        print(f"ampacity: {said}", file=sys.stderr)
         raise
     finally:
         for number, handler in before.items():

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from ampacity.experiments.stages.conduct import conduct
 from ampacity.experiments.stages.provenance import out_path
+from ampacity.experiments.stages.resume import check_resumable, is_over
 from ampacity.experiments.stages.rig import Rig
+from ampacity.loadgen.rundir.write import RunWriter, take_up
 from ampacity.progress import Progress
 from ampacity.settings import Settings
 from ampacity.values import ConfigError
@@ -52,6 +54,28 @@ async def interleave(rigs: tuple[Rig, Rig], rounds: int, *, aa: bool) -> None:
             return
 
 
+def close_arms(a: Path, b: Path) -> bool:
+    """Return whether the load of an A/B is over; one that was killed while it was closed is closed.
+
+    B is closed first: where that was done and A's was not, A ended as B did. Raises RunDirError.
+    """
+    with take_up(b) as held:
+        end = {name: held.run.meta.get(name) for name in ("status", "status_reason", "ended_utc")}
+        if not is_over(held.run):
+            return False
+    with take_up(a) as held:
+        if not is_over(held.run):
+            check_resumable(held.run)
+            if reason := end["status_reason"]:
+                by_a = reason.startswith("a: ")
+                end["status_reason"] = reason.removeprefix("a: ") if by_a else f"b: {reason}"
+            lost = filter(None, [held.run.damage])
+            meta = {**held.run.meta, **end, "notes": [*held.run.meta["notes"], *lost]}
+            with RunWriter(a, meta, held) as writer:
+                writer.finish()
+    return True
+
+
 async def run_ab(
     a: Settings,
     b: Settings,
@@ -62,6 +86,8 @@ async def run_ab(
     resume: bool = False,
 ) -> Path:
     """Open both rigs, interleave their stages, and return the parent of both run directories."""
+    if resume and a.out and b.out and close_arms(a.out, b.out):
+        return a.out.parent
 
     async def with_both(first: Rig, second: Rig) -> None:
         for rig in (first, second):

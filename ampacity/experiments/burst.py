@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 
 from ampacity.durations import duration_text
 from ampacity.experiments.stages.rig import Rig
+from ampacity.live_panel import Outlook
 from ampacity.values import ConfigError
 
 RAMP = (1 / 3, 2 / 3, 1.0, 2 / 3, 1 / 3)  # of the step's height
@@ -102,5 +103,5 @@ class BurstPlan:
         after = f"{duration_text(self.recovery_s)} recovery"
         rig.tell(f"the run takes {duration_text(self.duration_s)}: {parts}, {after}")
         rig.note_down("burst", asdict(self))
-        rig.expect(1)
+        rig.expect(Outlook(1))
         await rig.open_stage(self.mean_rps, self.duration_s)

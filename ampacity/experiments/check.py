@@ -5,7 +5,6 @@ from typing import Any
 from ampacity.analysis.change.engine import spent_at
 from ampacity.analysis.change.results import Check, CheckResult
 from ampacity.analysis.contract.stage import SloVerdict, Stage
-from ampacity.analysis.contract.stage import Stage as JudgedStage
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.slo import EXTREMES, GOODPUT, SHARES, parse_slo, verdict_word
 from ampacity.analysis.verdict import off_plan
@@ -81,7 +80,7 @@ def result_of(summary: Summary, run: str) -> CheckResult:
     return CheckResult(**found)
 
 
-def _checks(stage: JudgedStage, other: str) -> list[Check]:
+def _checks(stage: Stage, other: str) -> list[Check]:
     """Return each SLO, and what else voids or fails the stage, as ``other`` load than planned."""
     checks = [
         Check(
@@ -121,19 +120,15 @@ def _reason(verdict: SloVerdict) -> str:
     return text
 
 
-def _sentence(verdict: str, checks: list[Check], stage: JudgedStage | None) -> str:
+def _sentence(verdict: str, checks: list[Check], stage: Stage | None) -> str:
     if stage is None:
         return "Inconclusive: no request was sent."
     named = ", ".join(c.name for c in checks if verdict == "met" or c.verdict == verdict)
     spent = f"after {stage.requests:,} requests in {duration_text(round(stage.window.end_s, 1))}"
     text = f"{verdict.capitalize()} at {stage.name}: {named}, {spent}."
     more = max((c.more_requests or 0 for c in checks if c.verdict == verdict), default=0)
-    if (
-        verdict == "inconclusive"
-        and more
-        and not any(c.name == "load" for c in checks)
-        and stage.offered_rps
-    ):
+    as_planned = all(c.name != "load" for c in checks)
+    if verdict == "inconclusive" and more and as_planned and stage.offered_rps:
         longer = duration_text(rounded_up(stage.window.end_s + more / stage.offered_rps))
         text += f" About {more:,} more requests would decide: --max-duration {longer}."
     return text

@@ -5,16 +5,15 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ampacity.analysis.next_run import again
 
 _COMMANDS = ("run", "sweep", "predict")
-HIDDEN = (
-    "--header",
-    "--api-key-command",
-)  # their values are neither written down nor taken from run.json
+# their values are neither written down nor taken from run.json
+HIDDEN = ("--header", "--api-key-command")
 
 
 class RerunError(ValueError):
@@ -23,18 +22,22 @@ class RerunError(ValueError):
 
 def command_line(argv: list[str]) -> list[str]:
     """Return argv for run.json: the program's bare name, no values of HIDDEN, no URL queries."""
-    found, hidden = ["ampacity"], ""
-    for word in argv[1:]:
+    found = ["ampacity"]
+    for before, word in pairwise(argv):
         option, equals, value = word.partition("=")
-        if hidden or (equals and option in HIDDEN):
-            name = f"{(word if hidden else value).partition(':')[0]}: "
-            shown = f"{name if '--header' in (hidden, option) else ''}***"
-            word, hidden = shown if hidden else f"{option}={shown}", ""
+        if before in HIDDEN:
+            word = _hidden(before, word)
+        elif equals and option in HIDDEN:
+            word = f"{option}={_hidden(option, value)}"
         else:
-            hidden = word if word in HIDDEN else ""
             word = re.sub(r"(https?://[^?\s]*\?).*", r"\1***", word)
         found.append(word)
     return found
+
+
+def _hidden(option: str, value: str) -> str:
+    """Return what is written down of a value: of a header its name."""
+    return f"{value.partition(':')[0]}: ***" if option == "--header" else "***"
 
 
 def command_of(meta: Mapping[str, Any], out: Path, seed: int) -> list[str]:

@@ -13,6 +13,7 @@ from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import EXTREMES
 from ampacity.durations import duration_text, rounded_up
 from ampacity.experiments.stages.rig import Rig, Watch
+from ampacity.live_panel import Outlook
 from ampacity.settings import Settings
 from ampacity.values import ConfigError
 
@@ -70,7 +71,7 @@ class Search:
         )
         self._expected = next_load.expected_requests(goal)
         self._announce(rig, goal)
-        rig.expect(TYPICAL_STAGES, self._plan.max_duration_s, about=True)
+        rig.expect(Outlook(TYPICAL_STAGES, self._plan.max_duration_s, about=True))
         self._note(rig, None)
         while isinstance(step := next_load.next_step(rig.stages, goal), next_load.Step):
             over = await self._stage(rig, goal, step)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from ampacity.durations import duration_text
 from ampacity.experiments.stages.live import LivePlayer
 from ampacity.experiments.stages.rig import Rig
+from ampacity.live_panel import Outlook
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.rotate import part_summary
 from ampacity.values import ConfigError
@@ -103,7 +104,7 @@ class _Soak:
         left_s = self._plan.duration_s - at_s
         while at_s < self._plan.duration_s:
             at_s, index = self._end_of(at_s), index + 1
-        self._rig.expect(index, left_s, part="window")
+        self._rig.expect(Outlook(index, left_s, part="window"))
 
     def _take_up(self) -> tuple[float, int]:
         """Return where in its load the soak begins or goes on, and the number of its next window."""

@@ -15,6 +15,7 @@ from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.slo import Slo
 from ampacity.durations import duration_text, rounded_up
 from ampacity.experiments.stages.rig import Enough, Rig, Watch
+from ampacity.live_panel import Outlook
 
 MAX_DURATION_S = 600.0  # of a curve, if neither loads nor stage lengths are given
 STAGE_SHARE = 0.05  # of that time, for a stage of the grid
@@ -75,7 +76,7 @@ async def sweep(
             f"{duration_text(settings.duration_s)}, longer near the limit"
         )
     curves, loads = 1 + len(settings.lengths), settings.loads
-    rig.expect(curves * (len(loads) or TYPICAL_STAGES), max_duration_s, about=not loads)
+    rig.expect(Outlook(curves * (len(loads) or TYPICAL_STAGES), max_duration_s, about=not loads))
     await _curve(rig, start_rps, limit_s)
     for name in settings.lengths:
         if rig.ended:

@@ -1,7 +1,6 @@
 """The queue that a burst left: its size, the rate at which it was served, when it drains."""
 
 import math
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -47,17 +46,16 @@ def find_backlog(t: Timeline, phases: Phases, base_rps: float) -> Backlog:
         return replace(result, reason=why)
     lasted_s = elapsed_s(t.over_s, until_s)
     rest = max(0.0, float(waiting_at(t.at, left, np.array([until_s]))[0]) - base)
-    found = (
-        {"drained_s": lasted_s} if len(emptied) else _outlook(t, left, phases[2], base_rps, rest)
-    )
-    return replace(
+    result = replace(
         result,
         served_rps=served_rps,
         unanswered=int(np.count_nonzero(ended & ~t.ok)),
         at_end=rest,
         fall_rps=(queue - rest) / lasted_s,
-        **found,
     )
+    if len(emptied):
+        return replace(result, drained_s=lasted_s)
+    return _outlook(t, left, phases[2], base_rps, result)
 
 
 def _piled_up(t: Timeline, phases: Phases, result: Backlog) -> Backlog:
@@ -84,25 +82,23 @@ def _piled_up(t: Timeline, phases: Phases, result: Backlog) -> Backlog:
     return replace(result, piled_up=most, reason=why)
 
 
-def _outlook(
-    t: Timeline, left: Floats, after: Phase, base_rps: float, rest: float
-) -> dict[str, Any]:
-    """Return whether a queue that is still there at the end would drain."""
+def _outlook(t: Timeline, left: Floats, after: Phase, base_rps: float, result: Backlog) -> Backlog:
+    """Return ``result`` with whether a queue that is still there at the end would drain."""
     parts = np.linspace(t.over_s, t.end_s, PARTS + 1)
     level = waiting_at(t.at, left, parts)
     top = int(level.argmax())  # after a stall only the time since counts
     top = top if top <= PARTS // 2 else 0
     leave_rps = np.histogram(left, parts[top:])[0] / (parts[1] - t.over_s)
-    return further(leave_rps, after, base_rps, rest, fell=bool(level[-1] < level[top]))
+    return further(result, leave_rps, after, base_rps, fell=bool(level[-1] < level[top]))
 
 
 def further(
-    leave: Floats, after: Phase, base_rps: float, rest: float, *, fell: bool
-) -> dict[str, Any]:
-    """Return whether and when ``rest`` requests drain at the base load.
+    result: Backlog, leave: Floats, after: Phase, base_rps: float, *, fell: bool
+) -> Backlog:
+    """Return ``result`` with whether and when what waits at the end drains at the base load.
 
     ``leave``: requests/s that left the queue in the last parts of the recovery; ``fell``: whether
-    the queue fell in them. Fluid: rest / (leave - base). 95 %: Student's t over the parts, and
+    the queue fell in them. Fluid: ``at_end`` / (leave - base). 95 %: Student's t over the parts, and
     chance in what is yet to come and to leave (Poisson). The base is as planned, or what came where
     chance does not explain the difference. ``drains`` is null where chance decides, or what was
     seen contradicts it.
@@ -113,12 +109,10 @@ def further(
     rate, variance = float(leave.mean()) - base_rps, float(leave.var(ddof=1))
     half = float(stdtrit(n - 1, 0.975)) * math.sqrt(variance / n)
     if rate <= half or not fell:
-        return {"drains": False if rate <= -half and not fell else None}
+        return replace(result, drains=False if rate <= -half and not fell else None)
+    rest = result.at_end or 0.0
     further_s = rest / rate
     half = math.hypot(half, 1.96 * math.sqrt((base_rps + variance * length_s / PARTS) / further_s))
     latest_s = rest / (rate - half) if rate > half else None
-    return {
-        "drains": True,
-        "further_s": further_s,
-        "further_s_ci": (rest / (rate + half), latest_s),
-    }
+    ci = rest / (rate + half), latest_s
+    return replace(result, drains=True, further_s=further_s, further_s_ci=ci)

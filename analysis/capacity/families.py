@@ -52,21 +52,19 @@ def describe_family(
     """Return an entry of ``families``; ``requests`` are those of its stages."""
     first = requests.take(requests.attempt == 0)
 
-    def tokens(rows: Requests) -> dict[str, Any]:
-        return {
-            "input_tokens": describe(rows.input_tokens_planned)["p50"],
-            "output_tokens": describe(rows.output_tokens_planned)["p50"],
-        }
+    def tokens(rows: Requests) -> FamilyTokens:
+        return FamilyTokens(
+            input_tokens=describe(rows.input_tokens_planned)["p50"],
+            output_tokens=describe(rows.output_tokens_planned)["p50"],
+        )
 
-    names = sorted(set(first.class_))
+    names, of_all = sorted(set(first.class_)), tokens(first)
+    several = names if len(names) > 1 else []
     return Family(
         lengths=lengths,
-        **tokens(first),
-        classes={
-            name: FamilyTokens(**tokens(first.take(first.class_ == name)))
-            for name in names
-            if len(names) > 1
-        },
+        input_tokens=of_all.input_tokens,
+        output_tokens=of_all.output_tokens,
+        classes={name: tokens(first.take(first.class_ == name)) for name in several},
         stages=list(stages),
         capacity=find_capacity(stages, slos),
         knee=find_knee(stages),

@@ -337,4 +337,8 @@ def instances_text(number: int | None, ends: tuple[int | None, int | None] | Non
         if end is None:
             return f"{text} (range unknown)"
         return f"{bound} {text}" if end == number else f"{text} ({bound} {end:,})"
-    return f"{text} over the whole interval" if low == high else f"{text} ({low:,} to {high:,})"
+    return (
+        f"{text} for any capacity in the interval"
+        if low == high
+        else f"{text} ({low:,} to {high:,})"
+    )

@@ -114,14 +114,7 @@ def _divergence(stages: Sequence[Stage]) -> KneeMethod:
             below = max(below, k - QUIET_LOADS[tail])
     threshold = DIVERGENCE_FACTOR * level
     if not above:
-        top = max(points, key=lambda p: p.ratio if math.isfinite(p.ratio) else p.least)
-        seen = (
-            f"{tail} of {metric} is {level:.2f} times its median at the lowest loads, and "
-            f"{top.ratio:.2f} times at {top.concurrency:.3g} in flight"
-        )
-        if top.ratio > threshold:
-            return _null(f"in doubt: {seen}; chance alone may have doubled it, longer stages tell")
-        return _null(f"not reached: {seen}, the most of all loads; a knee is where that doubles")
+        return _null(_beyond_all(points, f"{tail}/p50 of {metric}", level))
     what = (
         f"{tail}/p50 of {metric}, {DIVERGENCE_FACTOR:g} times the {level:.2f} of the lowest loads"
     )
@@ -138,6 +131,19 @@ def _divergence(stages: Sequence[Stage]) -> KneeMethod:
         reason=None,
         definition=what,
     )
+
+
+def _beyond_all(points: Sequence[_Point], figure: str, level: float) -> str:
+    """Return why no load is shown to lie above the threshold."""
+    top = max(points, key=lambda p: p.ratio if math.isfinite(p.ratio) else p.least)
+    seen = (
+        f"{figure} is {level:.2f} at the lowest loads and {top.ratio:.2f} at {top.concurrency:.3g} "
+        "in flight"
+    )
+    if top.ratio > DIVERGENCE_FACTOR * level:
+        why = "a knee is where it doubles, and so may chance: longer stages tell"
+        return f"in doubt: {seen}; {why}"
+    return f"not reached: {seen}, the most of all loads; a knee is where it doubles"
 
 
 def _share(low: float, high: float, threshold: float) -> float:

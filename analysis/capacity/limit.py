@@ -9,7 +9,6 @@ capacity.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec.structs import asdict, replace
 
@@ -74,53 +73,51 @@ def find_capacity(stages: Sequence[Stage], slos: Sequence[Slo]) -> Capacity:
     closed = [s for s in undisturbed if s.kind == "closed"]
     other = _shown(closed, slos) if closed and shown.c_max_basis == "open" else None
     pooled = _pooled(open_levels(undisturbed), slos, shown)
-    return Capacity(**{**asdict(shown), **pooled}, closed=other)
+    return Capacity(**asdict(pooled), closed=other)
 
 
-def _pooled(levels: list[Level], slos: Sequence[Slo], shown: LoopCapacity) -> dict[str, Any]:
-    """Return the changes that the estimate from all open stages makes to ``shown``.
-
-    Empty where they do not allow one.
-    """
-    other: dict[str, Any] = {"lower_loads": []}  # what is lacking, if anything, is something else
+def _pooled(levels: list[Level], slos: Sequence[Slo], shown: LoopCapacity) -> LoopCapacity:
+    """Return ``shown`` with the estimate from all open stages, if they allow one."""
+    other = replace(shown, lower_loads=[])  # what is lacking, if anything, is something else
     if unknown := unmeasured(levels, slos):
-        return other | {"reason": NOT_ALL_MEASURED.format(unknown)}
+        return replace(other, reason=NOT_ALL_MEASURED.format(unknown))
     found = estimate(levels, slos)
     if found is None:
-        return {}
+        return shown
     if doubtful := non_monotone(levels):
         known = any(level.met for level in levels)
-        return other | {"reason": doubtful.why, "non_monotone": known}
+        return replace(other, reason=doubtful.why, non_monotone=known)
     low, high = found.capacity_rps_ci
     ci, verified = (rounded_down(low), high), shown.verified_rps or 0.0
-    ends = {"estimate_rps": found.capacity_rps, "estimate_rps_ci": ci}
-    if verified > ci[1]:  # stages that contradict each other name no load
-        why = CONTRADICTED.format(number_text(verified), number_text(ci[1]))
-        return other | ends | {"reason": why}
-    ends |= {
-        "assumption": POOLED,
-        "binding_slo": found.binding[0].text,
-        "binding_or": [slo.text for slo in found.binding[1:]],
-    }
+    if verified > high:  # stages that contradict each other name no load
+        why = CONTRADICTED.format(number_text(verified), number_text(high))
+        rate = found.capacity_rps
+        return replace(other, estimate_rps=rate, estimate_rps_ci=ci, reason=why)
+    estimated = replace(
+        shown,
+        estimate_rps=found.capacity_rps,
+        estimate_rps_ci=ci,
+        assumption=POOLED,
+        binding_slo=found.binding[0].text,
+        binding_or=[slo.text for slo in found.binding[1:]],
+    )
     if found.relative_error > PUBLISHED or not ci[0]:
-        return ends | _too_wide(found, shown)
-    return (
-        other
-        | ends
-        | {
-            "capacity_rps": found.capacity_rps,
-            "capacity_rps_ci": ci,
-            "c_max": found.c_max,
-            "c_max_ci": found.c_max_ci,
-            "crossing": "pooled",
-            "stage": found.nearest,
-            "reason": None,
-        }
+        return _too_wide(found, estimated)
+    return replace(
+        estimated,
+        lower_loads=[],
+        capacity_rps=found.capacity_rps,
+        capacity_rps_ci=ci,
+        c_max=found.c_max,
+        c_max_ci=found.c_max_ci,
+        crossing="pooled",
+        stage=found.nearest,
+        reason=None,
     )
 
 
-def _too_wide(found: Estimate, shown: LoopCapacity) -> dict[str, Any]:
-    """Return the changes where the estimate's interval is too wide to publish."""
+def _too_wide(found: Estimate, shown: LoopCapacity) -> LoopCapacity:
+    """Return ``shown`` with why the estimate is not published: its interval is too wide."""
     (low, high), rate = found.capacity_rps_ci, shown.capacity_rps
     width = f"a factor of {high / low:.2g}" if low else "at most its upper end"
     if high < 2 * low:
@@ -129,9 +126,9 @@ def _too_wide(found: Estimate, shown: LoopCapacity) -> dict[str, Any]:
     if found.lone:
         reason = LONE_MISSES.format(found.lone.text)
     if rate is not None:
-        return {"capacity_rps_ci": (min(low, rate), max(high, rate)), "reason": reason}
+        return replace(shown, capacity_rps_ci=(min(low, rate), max(high, rate)), reason=reason)
     reason = f"{shown.reason}; {reason}" if shown.reason else reason
-    return {"capacity_rps_ci": (low, high), "reason": reason}
+    return replace(shown, capacity_rps_ci=(low, high), reason=reason)
 
 
 def _nothing_shown(kind: Loop, reason: str | None) -> LoopCapacity:

@@ -125,7 +125,7 @@ class Saturation:
     """ln of what the server ends per second while more arrives than it can do."""
 
     x: float
-    sd: float
+    sd: float  # of x
     most: float  # its upper end (99.5 %), by the stages' own intervals; inf: they may only fill up
 
 

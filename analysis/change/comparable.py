@@ -28,6 +28,11 @@ _VARYING = tuple(  # fields that vary between runs of one experiment
 )
 _IF_KNOWN = ("answered_by", "workload.contents.")  # older runs do not have these
 _WHOSE = {"realised.input_tokens": "prompts", "realised.output_tokens": "answers"}
+_SHOWN = {
+    "extra_body.": "--extra-body ",
+    "workload.contents.": "contents of --",
+    "workload.": "workload: ",
+}
 _OPTIONS = {  # the option that sets the fields whose name starts so
     "workload.input_tokens": "--input-tokens",
     "workload.output_tokens": "--output-tokens",
@@ -149,9 +154,8 @@ def by_option(settings: Sequence[Setting]) -> dict[str, list[str]]:
         name = setting.variable
         known = (o for start, o in _OPTIONS.items() if f"{name}.".startswith(f"{start}."))
         option = next(known, name)
-        option = option.replace("extra_body.", "--extra-body ")
-        option = option.replace("workload.contents.", "contents of --")
-        option = option.replace("workload.", "workload: ")
+        for field, shown in _SHOWN.items():
+            option = option.replace(field, shown)
         texts = [format_value(value) for value in _own_items(setting.values)]
         if len(set(texts)) == 1:
             texts = [json.dumps(value) for value in setting.values]

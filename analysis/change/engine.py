@@ -17,8 +17,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ampacity.analysis.change.results import Interval
 from ampacity.analysis.change.samples import BLOCKS, Blocks
+from ampacity.analysis.contract.part import Interval
 from ampacity.analysis.metrics.observations import Observations
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.warnings import ERROR_SHARE

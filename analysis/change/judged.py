@@ -11,13 +11,15 @@ from ampacity.analysis.change import samples
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.metrics.requests import Floats
+from ampacity.analysis.next_run import resume_command
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.analyse import RunRecords, read_records
 from ampacity.analysis.summary import summarise
 from ampacity.analysis.warnings import ERROR_SHARE
 from ampacity.loadgen.rundir.files import Run
 
-_DONE = ("complete", "budget", "errors")  # a user's own limit ends a run cleanly
+DONE = ("complete", "budget", "errors")  # a user's own limit ends a run cleanly
+CUT_OFF = ("running", "interrupted")
 
 
 class CompareError(ValueError):
@@ -153,14 +155,16 @@ def prepare(
 
 
 def _no_evidence(run: Run) -> str | None:
-    status = run.meta.get("status")
+    status, words = run.meta.get("status"), run.meta.get("command_line") or ()
+    resume = resume_command(words, str(run.path)) if status in CUT_OFF else None
+    remedy = f"'{resume}' goes on with it" if resume else "run it again"
     if run.going_s is not None:
         return f"is still running, last written {run.going_s:.0f} s ago: wait for its end"
     if not run.complete:
-        return "was killed before it could finish: run it again"
-    if status not in _DONE:
+        return f"was killed before it could finish: {remedy}"
+    if status not in DONE:
         reason = run.meta.get("status_reason") or "it did not come to its end"
-        return f"is {status or 'unfinished'}: {reason}: run it again"
+        return f"is {status or 'unfinished'}: {reason}: {remedy}"
     empty = not run.requests.num_rows or not run.meta.get("stages")
     return "is empty: it holds no request" if empty else None
 

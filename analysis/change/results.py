@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-Interval = tuple[float | None, float | None]
+from ampacity.analysis.contract.part import Interval
 
 
 class Result(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ampacity.analysis.change.engine import ASSUMED_NOISE
 from ampacity.analysis.change.results import Line, Shift
+from ampacity.analysis.compare.figures import Runs
 from ampacity.analysis.compare.pairs import NO_PAIR, ComparedRun, Pairing
 from ampacity.analysis.compare.shift import NOTHING_COUNTS
 from ampacity.analysis.warnings import of_endpoint
@@ -18,7 +19,6 @@ VIRTUAL = (
     f"Virtual time has no noise from run to run; {ASSUMED_NOISE:.1%} of speed is allowed for all "
     "the same."
 )
-Runs = Sequence[ComparedRun]
 
 
 def findings(

@@ -15,7 +15,6 @@ from ampacity.analysis.change.results import (
     Comparison,
     Curve,
     CurveStage,
-    Interval,
     Line,
     QuantileChange,
     RunSummary,
@@ -37,6 +36,7 @@ from ampacity.analysis.compare.figures import (
 from ampacity.analysis.compare.findings import findings, is_aa, pairs_planned
 from ampacity.analysis.compare.pairs import RATES, ComparedRun, Pairing, pairings
 from ampacity.analysis.compare.shift import NOTHING_COUNTS, QUANTILES, quantile_result
+from ampacity.analysis.contract.part import Interval
 from ampacity.loadgen.rundir.records import FAILED_KINDS
 
 COMPARE_SCHEMA_VERSION = 1

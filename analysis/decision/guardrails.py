@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ampacity.analysis.capacity.fleet import queue_depth
+from ampacity.analysis.capacity.knee import knee_region
 from ampacity.analysis.contract.figures import Spread
 from ampacity.analysis.contract.part import Part
 from ampacity.analysis.contract.summary import Summary
@@ -37,11 +38,6 @@ class Guardrails(Part, frozen=True, kw_only=True):
     scale_in_flight: int | None
     prewarm_s: float | None
     missing: dict[str, str]
-
-
-def knee_note(summary: Summary) -> str | None:
-    """Return the warning that the capacity lies in or above the knee region, if it does."""
-    return next((w.text for w in summary.warnings if w.code == "knee_region"), None)
 
 
 def operating_rate(summary: Summary, crowding: float = 1.0) -> tuple[float | None, str]:
@@ -99,21 +95,19 @@ def guardrails(
         missing["max_input_tokens"] = "the run counted no input tokens"
     if cold_start_s is None:
         missing["prewarm_s"] = "no cold start was measured: give --cold-start"
-    c_max, c_max_limit = summary.capacity.c_max, None
+    c_max = summary.capacity.c_max
     if c_max is None:
         missing["concurrency_limit"] = "no C_max was found"
-    else:
-        c_max_limit = math.ceil(c_max)
     return Guardrails(
         operate_rps=rate,
         operate_reason=why,
-        at_knee=knee_note(summary),
+        at_knee=knee_region(summary),
         wait_budget_s=budget,
         queue_depth=depth,
         breaker=None if depth is None else breaker_of(depth),
         max_input_tokens=None if inputs is None else _longest(inputs, outputs, max_tokens),
         max_output_tokens=None if outputs is None or outputs.p99 is None else int(outputs.p99),
-        concurrency_limit=c_max_limit,
+        concurrency_limit=None if c_max is None else math.ceil(c_max),
         scale_in_flight=None if c_max is None else max(math.floor(c_max / safety), 1),
         prewarm_s=cold_start_s,
         missing=missing,

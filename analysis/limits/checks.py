@@ -27,6 +27,7 @@ RARER_KIND = 0.04  # the least share of either kind
 CAPPED = "Requests wait although the KV cache has room"
 FULL = 0.9  # of the most requests that ran at once, in the mean: a limit, no peak
 POOL_FREE = 0.9  # KV use below this while requests wait: another limit holds them back
+HELD_S = 0.01  # an answer that takes less is held back by nothing
 LATENCY_OF_TOKENS = ("itl", "icl", "tpot")
 
 
@@ -272,11 +273,11 @@ def batch_capped(curve: Curve) -> Found | None:
             evidence = (
                 _seen("requests waiting, mean", waiting, stage),
                 _seen("requests running, mean", server.running, stage),
-                _seen("requests running, most", server.running_max, stage),
+                _seen("requests running, most", most, stage),
                 _seen("KV cache in use, most", usage, stage, "share"),
             )
-            probable = f"{CAPPED}: max_num_seqs is probably {most:.0f}" if most else None
-            title = probable if server.engines == 1 else None
+            alone = most and server.engines == 1
+            title = f"{CAPPED}: max_num_seqs is probably {most:.0f}" if alone else None
             return Found(POOL_FREE / max(usage, 0.01), evidence, title)
     return None
 
@@ -308,9 +309,6 @@ def _short_prompts(stage: Stage) -> bool:
     return (
         alone_s is not None and whole_s is not None and alone_s < (STEP_BETWEEN_KINDS - 1) * whole_s
     )
-
-
-HELD_S = 0.01  # who is answered sooner is held back by nothing
 
 
 def held_back(curve: Curve) -> Found | None:

@@ -13,13 +13,13 @@ from math import inf
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampacity.analysis.capacity.levels import QUOTA_SHARE, number_text, refused_share
 from ampacity.analysis.contract.limits import Quota
 from ampacity.analysis.contract.stage import Stage
+from ampacity.analysis.metrics.requests import Floats
 from ampacity.loadgen.rundir.lists import LISTS
 
 REQUESTS_MIN = 34  # let through in the span: one more or less is 3 % of them
@@ -27,7 +27,6 @@ MOMENTS_MIN = 2  # at which the allowance was used up
 LONG = 0.5  # of the longest wait for a request that is let through: another such moment
 SAME_RATE = 1.1  # highest over lowest rate of the stages that are refused: one quota
 _TOKENS = re.compile(r"tokens?\b.{0,20}\b(per|limit)|\bTPM\b|input.token|output.token", re.I)
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -138,11 +137,13 @@ def _most_within(answered: pa.Table, window_s: float) -> int:
 def _text(
     per_min: float | None, unit: str, stated: float | None, window_s: float | None, most: int
 ) -> str:
-    within = f" in {window_s:g} s" if window_s and window_s != 60 else ""
-    header = f" (header says {stated:,.0f}{within})" if stated is not None else ""
-    # twice the quota comes through where two windows meet, or with a bucket that was full
-    if stated is not None and unit == "requests" and most > 2 * stated:
-        header = f"{header[:-1]}, which is wrong: {most} got through in that time)"
+    header = ""
+    if stated is not None:
+        within = f" in {window_s:g} s" if window_s and window_s != 60 else ""
+        # twice the quota comes through where two windows meet, or with a bucket that was full
+        wrong = f", which is wrong: {most} got through in that time"
+        doubt = wrong if unit == "requests" and most > 2 * stated else ""
+        header = f" (header says {stated:,.0f}{within}{doubt})"
     if per_min is None:
         return f"quota of unknown size{header}"
     return f"quota {float(f'{per_min:.3g}'):,.10g} {unit}/min{header}"

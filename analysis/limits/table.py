@@ -50,6 +50,7 @@ def _answer(rule: Rule, curve: Curve) -> Limit:
         found = rule.check(curve)
     except CannotTell as missing:
         reason = f"cannot tell: {missing}"
+    tested = found.tested if found else ()
     return Limit(
         rule=rule.name,
         holds=None if reason else found is not None,
@@ -59,17 +60,17 @@ def _answer(rule: Rule, curve: Curve) -> Limit:
         evidence=found.evidence if found else (),
         strength=found.strength if found else 0.0,
         reason=reason,
-        tested=found.tested if found else (),
-        refuted=_refuted(found.tested if found else ()),
+        tested=tested,
+        refuted=_refuted(tested),
     )
 
 
 def _refuted(tested: Sequence[Evidence]) -> bool | None:
     """Return whether a figure that should fall with the rate stays; None: it falls by less."""
     at = [e.value for e in tested[:2] if isinstance(e.value, float)]
-    if len(at) < 2:
+    if len(at) < 2 or FALLS * at[1] < at[0] < STAYS * at[1]:
         return None
-    return False if at[0] <= FALLS * at[1] else True if at[0] >= STAYS * at[1] else None
+    return at[0] > FALLS * at[1]
 
 
 RULES = (
@@ -176,7 +177,7 @@ RULES = (
         checks.CAPPED,
         checks.batch_capped,
         "a higher max_num_seqs",
-        "the same number runs with a higher max_num_seqs",
+        "with a higher max_num_seqs no more requests run at once",
     ),
     Rule(
         "replicas",

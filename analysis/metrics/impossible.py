@@ -1,7 +1,7 @@
 """Records that no run writes: refused before anything is computed from them."""
 
 import reprlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ _ORDER = (
 _TOKENS = [name for name in SCHEMA.names if "_tokens" in name and name not in LISTS]
 _CHECKED = list(dict.fromkeys((*_NEVER_NULL, *chain(*_ORDER), *_TOKENS)))
 _CLOCKS_APART_NS = 1_000_000  # one of two times may be the kernel's
+LOST_MOST, LOST_FACTOR = 1_000_000, 100  # requests without a record, and of those with one
 _Fault = tuple[str, Any, str]  # column, mask of the rows, what is wrong with its value
 
 
@@ -49,6 +50,23 @@ def check_records(run: Run) -> None:
             raise RecordsError(
                 f"{', '.join(map(str, files))}: row {row}: {said}; no run writes that: the "
                 "file was changed or is damaged"
+            )
+
+
+def check_losses(run: Run, metas: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RecordsError for a stage of far more requests than a loss explains: each takes memory.
+
+    ``metas``: entries of run.json's stages.
+    """
+    recorded = run.requests["stage"].to_numpy()
+    for meta in metas:
+        planned = int(meta.get("scheduled_requests") or 0)
+        held = int(np.count_nonzero(recorded == meta["index"]))
+        if planned > LOST_MOST + LOST_FACTOR * held:
+            raise RecordsError(
+                f"{run.path / 'run.json'}: stage {meta['index']} has {planned:,} scheduled requests, "
+                f"of which {held:,} are recorded; no run loses that many: the file was changed or "
+                "is damaged"
             )
 
 

@@ -1,8 +1,9 @@
 """Good answers that are not what they seem: cut off, with impossible counts, of another model."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -89,6 +90,13 @@ def text_counts(column: pa.ChunkedArray) -> dict[str, int]:
     """Return the number of each text, the most frequent first."""
     found = Counter({v["values"]: v["counts"] for v in pc.value_counts(column).to_pylist()})
     return {text: n for text, n in found.most_common() if text is not None}
+
+
+def models_asked(meta: Mapping[str, Any]) -> set[str]:
+    """Return the models that a run asked for; ``meta``: run.json."""
+    classes = (meta.get("workload") or {}).get("classes") or []
+    models = [name for kind in classes for name in kind.get("models") or []]
+    return {*models, str((meta.get("endpoint") or {}).get("model"))}
 
 
 def strangers_of(answered_by: dict[str, int], asked: Collection[str]) -> dict[str, int]:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from ampacity.analysis.metrics.requests import Floats, Ints
 
 WINDOWS_MIN = 30  # with fewer, even a large step can be missed among so many figures
 SIDE_MIN = 3  # windows on each side of a change
@@ -64,7 +63,7 @@ def _ranks(series: Floats) -> Floats:
     return np.asarray((np.cumsum(count) - (count - 1) / 2)[index], dtype=np.float64)
 
 
-def _largest(ranks: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
+def _largest(ranks: Floats) -> tuple[Ints, Floats]:
     """Return (first window after the cut, standardised rank sum) of the best cut of each row."""
     n = ranks.shape[1]
     k = np.arange(SIDE_MIN, n - SIDE_MIN + 1)

@@ -1,13 +1,12 @@
 """A soak in one sentence, and the command that goes on from it."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ampacity.analysis.capacity.levels import number_text
 from ampacity.analysis.contract.soak import Soak, SoakChange
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.next_run import again, budgets_times, sweep_instead
+from ampacity.analysis.next_run import again, budgets_times, resume_command, sweep_instead
 from ampacity.analysis.soak.change_point import WINDOWS_MIN
 from ampacity.analysis.verdict import other_load
 from ampacity.durations import duration_text, rounded_up
@@ -90,7 +89,7 @@ def soak_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
     if words[1:2] != ["soak"]:
         return None
     if str(summary.partial or "").startswith(("interrupted", "killed")):
-        return shlex.join([*words[:2], "--resume", path])
+        return resume_command(words, path)
     few = all(change.verdict == "inconclusive" for change in soak.changes)
     if few or (summary.slos and soak.verdict == "inconclusive"):
         count = 1 - len(soak.client_limited_windows) / max(soak.windows, 1)

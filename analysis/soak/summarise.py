@@ -18,13 +18,13 @@ from ampacity.analysis.contract.soak import Soak, SoakChange
 from ampacity.analysis.contract.stage import SloVerdict, Stage, Verdict
 from ampacity.analysis.contract.summary import Audit, Seam, Summary, Warned
 from ampacity.analysis.limits.table import find_limits
-from ampacity.analysis.metrics.odd_answers import OddAnswers, strangers_of
+from ampacity.analysis.metrics.odd_answers import OddAnswers, models_asked, strangers_of
 from ampacity.analysis.slo import EXTREMES, Slo, parse_slo
 from ampacity.analysis.soak.change_point import WINDOWS_MIN, ChangePoint, find_change
 from ampacity.analysis.soak.sentence import soak_command, soak_sentence
 from ampacity.analysis.stage_warnings import Facts
 from ampacity.analysis.stats.intervals import CONFIDENCE, MEMORIES, few_by_chance, many_by_chance
-from ampacity.analysis.summary import audit_of, models_asked, partial_of
+from ampacity.analysis.summary import audit_of, partial_of
 from ampacity.analysis.warnings import OF_A_RUN, OF_A_SWEEP, RULES
 from ampacity.loadgen.rundir.files import Run
 
@@ -136,8 +136,8 @@ def _warnings(whole: Summary, parts: Sequence[Summary], asked: Collection[str]) 
     names = sum((Counter(p.workload["realised"]["answered_by"]) for p in parts), Counter[str]())
     odd = OddAnswers(names.total(), strangers=strangers_of(names, asked))
     facts, first = Facts(whole, odd=odd), dict[str, Warned]()
-    found = [(code, RULES[code](facts)) for code in (*OF_A_RUN, "strangers")]
-    left = (*OF_A_RUN, *OF_A_SWEEP, "strangers")
+    found = [(code, RULES[code](facts)) for code in OF_A_RUN]
+    left = (*OF_A_RUN, *OF_A_SWEEP)
     of_windows = [{w.code: w for w in part.warnings if w.code not in left} for part in parts]
     counts = Counter(code for of in of_windows for code in of)
     for of in reversed(of_windows):
@@ -293,8 +293,8 @@ def _changes(
 
     def level(figure: Figure) -> Collection[int]:
         metric = figure.name.partition(" p")[0]
-        held = [set(i) for f, i in known.items() if i and f.name.startswith(f"{metric} p")]
-        return set.intersection(*held) or known[figure] if held else known[figure]
+        others = [i for f, i in known.items() if i and f.name.startswith(f"{metric} p")]
+        return set(known[figure]).intersection(*others) or known[figure]
 
     tested = {
         figure: find_change([series[figure.name][i] or 0.0 for i in windows])

@@ -83,6 +83,7 @@ class StageRecords:
     whole: Cohort | None  # with the start-up that was cut, where the data showed one
     tokens: Floats  # output tokens per batch of the window
     stability: Stability
+    before: Stability  # that up to the first outage
     start_s: float
     outages: list[outage.Outage]  # over ``scheduled``
 
@@ -137,8 +138,12 @@ def stage_records(
         whole = _cohort(rows, chunks, uncut, is_open, **of_stage)
         whole = replace(whole, memory=cohort.memory)
     tokens = tokens_per_batch(rows, chunks, window)
-    stability = _stability(meta, scheduled, start_s, end_s, now_s)
-    return StageRecords(rows, scheduled, window, cohort, whole, tokens, stability, start_s, outages)
+    stability = before = _stability(meta, scheduled, start_s, end_s, now_s)
+    if outages:  # in which every queue grows
+        before = _stability(meta, scheduled, start_s, outages[0].start_s, now_s)
+    return StageRecords(
+        rows, scheduled, window, cohort, whole, tokens, stability, before, start_s, outages
+    )
 
 
 def analyse_stage(
@@ -231,7 +236,7 @@ def _outage(found: StageRecords, judge: Judge) -> contract.Outage | None:
         requests=requests,
         failed=sum(p.failed for p in periods),
         periods=periods,
-        outside=judge.outside(outside),
+        outside=replace(judge, stability=found.before).outside(outside),
         series=outage.outage_series(found.scheduled, found.start_s),
     )
 

@@ -1,12 +1,14 @@
 """Little's Law: a check of the measurement, and the gap between a ceiling and the capacity."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from ampacity.analysis.contract.capacity import Capacity, LittlesLawGap
-from ampacity.analysis.contract.stage import LittlesLaw, Server, ServerLaw
+from ampacity.analysis.contract.part import with_nulls
+from ampacity.analysis.contract.stage import LittlesLaw, Server, ServerLaw, Stage
 from ampacity.analysis.metrics.percentiles import finite
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.slo import Slo
@@ -67,7 +69,6 @@ def consistency(
     )
 
 
-FOREIGN = "more requests than this run sends"
 SERVER_TOLERANCE = 0.2  # of the mean in flight: gauges are sampled once a second
 SERVER_FEW = 2.0  # requests by which they may differ in any case
 FOREIGN_SHARE, FOREIGN_FEW = 1.5, 5.0  # beyond so many times ours and so many, it is no error
@@ -98,16 +99,16 @@ def against_server(concurrency: float, server: Server | None) -> ServerLaw | Non
     return ServerLaw(server_l=level, ratio=ratio, ok=False, reason=reason)
 
 
-def foreign_load(law: LittlesLaw) -> str | None:
+def foreign_requests(law: LittlesLaw) -> str | None:
     """Return how much more the server runs than a stage has in flight, where that is far more."""
     own = max(law.l or 0.0, law.lambda_w or 0.0)  # which counts what began before the window
     level = law.server.server_l if law.server and law.server.server_l else 0.0
     if level <= FOREIGN_SHARE * own + FOREIGN_FEW:
         return None
-    return f"the server runs {level - own:,.0f} {FOREIGN}"
+    return f"the server runs {level - own:,.0f} more requests than this run sends"
 
 
-def gap(c_max: float, limit_s: float, capacity_rps: float) -> dict[str, Any]:
+def gap(c_max: float, limit_s: float, capacity_rps: float) -> LittlesLawGap:
     """Return the ceiling C_max / limit in requests/s, and the gap ceiling / capacity.
 
     gap = C_max / (limit capacity) is, in an open loop, the mean time in flight over the limit. Up
@@ -127,12 +128,22 @@ def gap(c_max: float, limit_s: float, capacity_rps: float) -> dict[str, Any]:
             f"representative: requests last {value:.3g} of the limit on average, so the server "
             "carries more than the ceiling"
         )
-    return {
-        "ceiling_rps": ceiling,
-        "gap": value,
-        "representative": representative,
-        "reason": reason,
-    }
+    return with_nulls(
+        LittlesLawGap,
+        ceiling_rps=ceiling,
+        gap=value,
+        representative=representative,
+        reason=reason,
+    )
+
+
+def gap_of_run(capacity: Capacity, stages: Sequence[Stage], slos: Sequence[Slo]) -> LittlesLawGap:
+    """Return the gap with the figures of the steady stages, and the server's count furthest off."""
+    laws = [s.littles_law for s in stages if s.stable and not s.client_limited]
+    shares = [law.consistency for law in laws if law.consistency]
+    counts = [law.server for law in laws if law.server and law.server.ratio]
+    worst = max(counts, key=lambda law: abs(math.log(max(law.ratio or 0.0, 1e-3))), default=None)
+    return summarise_gap(capacity, slos, shares, worst)
 
 
 def summarise_gap(
@@ -147,23 +158,21 @@ def summarise_gap(
     or where the binding SLO does not limit every whole request.
     """
     binding = next((s for s in slos if s.text == capacity.binding_slo), None)
-    found: dict[str, Any] = dict.fromkeys(("ceiling_rps", "gap", "representative"))
     if (bound := _BOUNDS.get(capacity.crossing)) is not None:
-        found["reason"] = bound
+        found = with_nulls(LittlesLawGap, reason=bound)
     elif capacity.c_max is None or not capacity.capacity_rps or binding is None:
-        found["reason"] = _BOUNDS["none"]
+        found = with_nulls(LittlesLawGap, reason=_BOUNDS["none"])
     elif binding.metric != "e2e" or binding.class_:
-        found["reason"] = (
-            f"no verdict: the gap is that to a limit on all whole requests, which {binding.text} is not"
-        )
+        reason = f"no gap: {binding.text} is no limit on all whole requests"
+        found = with_nulls(LittlesLawGap, reason=reason)
     else:
         found = gap(capacity.c_max, binding.limit_s, capacity.capacity_rps)
-    return LittlesLawGap(
+    return structs.replace(
+        found,
         limit_s=binding.limit_s if binding else None,
         limit_metric=binding.metric if binding else None,
         consistency=finite(float(np.median(shares))) if shares else None,
         server=server,
-        **found,
     )
 
 

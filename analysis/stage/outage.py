@@ -18,7 +18,8 @@ CHANCE = 1e-3  # of so many failures in a row somewhere in the stage, where requ
 SAME_S = 1e-3  # signs of life that are nearer are one
 SILENT_S = 2.0  # without a token for any request: the shortest that is one without failures
 STUCK_MIN = 4  # requests that stood still in it
-SILENT_SHARE = 0.5  # of the stage: a server that is silent more often answers in turns
+# of the stage: a server that is silent longer, in several pieces, answers in turns
+SILENT_SHARE = 0.5
 BINS = 60
 DOWN = FAILED_KINDS - {"shed", *REFUSED}
 _NS = 1e-9
@@ -129,8 +130,8 @@ def _find_silent(
         others_s = max((s.lasts_s for s in silences[k + 1 :]), default=0.0)
         if silence.lasts_s >= LONGER * others_s:
             frozen = silences[: k + 1]
-    ended = sum(s.lasts_s for s in frozen if s.end_s < now_s)
-    if ended > SILENT_SHARE * (now_s - began_s.min(initial=now_s)):
+    ended = [s.lasts_s for s in frozen if s.end_s < now_s]
+    if len(ended) > 1 and sum(ended) > SILENT_SHARE * (now_s - began_s.min(initial=now_s)):
         return []
     usual = float(np.median(in_flight_at(began_s, began_s, ended_s))) if frozen else 0.0
     found = []

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from msgspec import structs
 
+from ampacity.analysis.contract.part import with_nulls
 from ampacity.analysis.contract.stage import Server
 from ampacity.analysis.metrics.requests import Floats
 
@@ -70,19 +70,17 @@ def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> Serv
         grown, of = _growth(column(part)), _growth(column(whole))
         if grown is not None and of:
             found[name] = grown / of
-    wrong = [n for n in SHARES if (share := found[n]) is not None and not 0 <= share <= SHARE_MAX]
-    lacks = [ABSENT] if None in found.values() else []
-    reason = (
-        "; ".join(lacks + [f"{SHARES[n]} of {found[n]:.4g}: {NO_SHARE}" for n in wrong]) or None
-    )
-    found |= dict.fromkeys(wrong)
-    return Server(samples=int(inside.sum()), reason=reason, **found)
+    reasons = [ABSENT] if None in found.values() else []
+    for name, what in SHARES.items():
+        if (share := found[name]) is not None and not 0 <= share <= SHARE_MAX:
+            reasons.append(f"{what} of {share:.4g}: {NO_SHARE}")
+            found[name] = None
+    return Server(samples=int(inside.sum()), reason="; ".join(reasons) or None, **found)
 
 
 def without_figures(server: Server, reason: str) -> Server:
     """Return a server whose figures are left out, as those of other load than this run's."""
-    kept: dict[str, Any] = {"samples": server.samples, "reason": reason}
-    return structs.replace(server, **(dict.fromkeys(Server.__struct_fields__) | kept))
+    return with_nulls(Server, samples=server.samples, reason=reason)
 
 
 def _fold(values: Floats, how: Callable[[Floats], Any]) -> float | None:

@@ -52,7 +52,7 @@ def read_batches(path: Path, schema: pa.Schema | None = None) -> tuple[list[pa.R
     ``schema``: that it was probably written with, should that be damaged. A torn last batch, as a
     kill leaves it, is no damage. Raises OSError.
     """
-    batches, damaged, torn = list[pa.RecordBatch](), 0, False
+    found, damaged, torn = list[_Found](), 0, False
     schemas = [pa.ipc.read_message((schema or pa.schema([])).serialize())]
     with open_file(path), pa.memory_map(str(path)) as file:  # what is read can be given back
         size, end = file.size(), 0  # end: of the last whole message
@@ -61,7 +61,8 @@ def read_batches(path: Path, schema: pa.Schema | None = None) -> tuple[list[pa.R
             try:
                 message = pa.ipc.read_message(file)
                 if at:
-                    batches.append(_read_batch(message, schemas))
+                    batch, summed = _read_batch(message, schemas)
+                    found.append((batch, summed, file.tell() - at))
                 else:
                     pa.ipc.read_schema(message)
                     schemas.insert(0, message)
@@ -70,18 +71,28 @@ def read_batches(path: Path, schema: pa.Schema | None = None) -> tuple[list[pa.R
                 if at == end:  # torn, or the mark of the end
                     torn = file.tell() == size and not isinstance(error, _ChecksumError)
                 if not _seek_next(file, at):
-                    return batches, damaged + (0 if torn else size - end)
+                    break
+    any_summed = any(summed for _, summed, _ in found)  # one without has lost its sum
+    whole = [batch for batch, summed, _ in found if summed or not any_summed]
+    damaged += sum(bytes_ for _, summed, bytes_ in found if summed < any_summed)
+    return whole, damaged + (0 if torn else size - end)
+
+
+_Found = tuple[pa.RecordBatch, bool, int]  # whether it has a checksum, and its bytes
 
 
 class _ChecksumError(ValueError):
     """A batch is not as it was written."""
 
 
-def _read_batch(message: pa.Message, schemas: list[pa.Message]) -> pa.RecordBatch:
+def _read_batch(message: pa.Message, schemas: list[pa.Message]) -> tuple[pa.RecordBatch, bool]:
     found = _SUM.search(message.metadata)
     for schema in schemas if found else schemas[:-1]:  # older runs have no sum, but a schema
         if not found or int(found[1], 16) == _sum_of(message, _sum_of(schema)):
-            return pa.ipc.read_record_batch(message, pa.ipc.read_schema(schema))
+            batch = pa.ipc.read_record_batch(message, pa.ipc.read_schema(schema))
+            if not found:
+                batch.validate(full=True)
+            return batch, found is not None
     raise _ChecksumError
 
 

@@ -165,6 +165,10 @@ class StreamWriter:
 
     def _write(self, batch: pa.RecordBatch) -> None:
         if not self.failed:
+            if (
+                self._locked and not self._stream_path.exists()
+            ):  # what is open takes more in silence
+                raise RunDirError(f"{self._stream_path} was removed")
             self._stream.write(batch)
             self._file.flush()
             self._written_bytes += batch.nbytes
@@ -293,8 +297,8 @@ class RunWriter(StreamWriter):
     def raise_failed(self) -> None:
         """Raise RunDirError if records could not be written."""
         if self.failed:
-            kept = f"what had been written is kept: ampacity report {self.path}"
-            raise RunDirError(f"{self.failed}; {kept}")
+            kept = f"; what had been written is kept: ampacity report {self.path}"
+            raise RunDirError(self.failed + kept * self.path.exists())
 
 
 def write_sorted(tables: Sequence[pa.Table], path: Path) -> None:

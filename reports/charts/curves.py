@@ -211,6 +211,7 @@ def _mark_capacity(
     bounds: Interval | None,
     what: str,
     unit: str,
+    seen: str = "",
 ) -> None:
     """Draw the knee region and the capacity with its interval, and add their legend."""
     if figures.interval(knee):
@@ -220,7 +221,7 @@ def _mark_capacity(
     if value is not None:
         text = f"{what} {figures.significant(value)} {unit}"
         if bounds and figures.interval(bounds) and bounds[0] != bounds[1]:
-            text += f" ({figures.interval(bounds)})"
+            text += f" ({figures.interval(bounds)}{seen})"
             plot.x_band(bounds, "usable", text)
         plot.x_rule(value, "usable", text)
         plot.key(text, "usable", "rule-band")
@@ -247,7 +248,8 @@ def latency_by_rate(summary: Summary) -> marks.Chart | None:
     if plot is None:
         return None
     usable, bounds = capacity.capacity_rps, capacity.capacity_rps_ci
-    _mark_capacity(plot, summary.knee.region_rps, usable, bounds, "capacity", "req/s")
+    seen = figures.most_answered(summary)
+    _mark_capacity(plot, summary.knee.region_rps, usable, bounds, "capacity", "req/s", seen)
     title = _capacity_title(summary, usable, "requests/s", f"Latency against the {kind} rate")
     alt = (
         f"Latency-throughput curve of {len(placed)} stages, latency on a logarithmic axis. "
@@ -256,6 +258,8 @@ def latency_by_rate(summary: Summary) -> marks.Chart | None:
     notes = []
     if any(of(stage).p99_ci for _, stage in placed for of in map(_percentiles, DRAWN)):
         notes.append("Bars: 95 % interval; a bar to one side only has no known other end.")
+    if capacity.crossing == "pooled":
+        notes.append("By chance a stage may lie above one at a higher load.")
     if open_ and any(not stage.offered_rps for _, stage in placed):
         notes.append("Closed loops stand at the rate that they achieved.")
     notes.append("Drag to move, Ctrl + wheel (or pinch) to zoom, double click to reset.")

@@ -13,6 +13,7 @@ from ampacity.reports.render.figures import (
     exact,
     interval,
     offered_at,
+    peak_basis,
     peak_text,
     rate,
     share,
@@ -111,10 +112,7 @@ def goodput_by_load(summary: Summary) -> marks.Chart | None:
         plot.bars_between([{**row, "y": row["y1"]} for row in estimate], "usable")
         plot.points(estimate, "usable", "diamond", filled=False, size=80)
         plot.key(str(estimate[0]["text"]), "usable", "diamond-ring")
-        caption = (
-            "The peak is an estimate from all open stages together, so that it may lie off the "
-            "points that were measured: a stage that saw no jam lies above it."
-        )
+        caption = f"The peak is {peak_basis(summary)}."
     plot.state_keys([s for _, s in placed], summary)
     title = _goodput_title(summary.goodput)
     alt = f"{title}. {len(placed)} stages."

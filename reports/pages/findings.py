@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import ceil
 
-from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, AT_USABLE, NO_PEAK, instances_text
+from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, NO_PEAK, instances_text
 from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.capacity import Fleet, Knee, KneeMethod, LittlesLawGap, LoopCapacity
 from ampacity.analysis.contract.summary import Audit, Network, SloLimit, Summary
@@ -25,7 +25,9 @@ from ampacity.reports.render.figures import (
     interval,
     least_of,
     loads_of,
+    most_answered,
     offered_at,
+    peak_basis,
     peak_text,
     rate,
     seconds,
@@ -50,7 +52,7 @@ CLOSED = (
 )
 METHODS = {"p99_p50_divergence": "p99/p50 divergence", "bounds": "asymptotic bounds"}
 SET_PEAK = "set a peak in What if? or with --peak-rps"
-TRUST = ("Little's Law gap", "Network", "Load generator")
+TRUST = ("Load generator", "Little's Law", "Network")
 METRICS = {"ttft_from_schedule_s": "TTFT", "e2e_from_schedule_s": "E2E"}
 NETWORK_SHARE = 0.25  # of TTFT, above which the network is highlighted
 
@@ -85,12 +87,9 @@ def usable_rate(summary: Summary) -> Finding:
         return Finding("Capacity", DASH, None, held.reason or NO_REASON)
     shown = None if held.crossing == "saturated" else held.capacity_rps_ci
     bounds = interval(shown, unit="req/s")
-    bounds = bounds and f"{_interval(held)} {bounds}"
+    bounds = bounds and f"{_interval(held)} {bounds}{most_answered(summary)}"
     value = BOUNDS.get(held.crossing, "") + rate(held.capacity_rps)
     verified = f"verified to {rate(held.verified_rps)}, the highest load shown to meet every SLO"
-    most = max((s.achieved_rps for s in summary.stages), default=0.0)
-    high = (shown or (None, None))[1]
-    unseen = held.crossing == "pooled" and high and high > most
     wide = held.crossing == "pooled" and held.verified_rps and is_wide(held.capacity_rps, shown)
     if wide:
         value, bounds = f"{rate(held.verified_rps)} verified", f"{value}, {bounds}"
@@ -98,9 +97,6 @@ def usable_rate(summary: Summary) -> Finding:
         held.binding_slo and f"bound by {held.binding_text}",
         CROSSING[held.crossing],
         verified if held.verified_rps and not wide else None,
-        f"no stage answered more than {rate(most)}: what lies above is only not ruled out"
-        if unseen
-        else None,
         CLOSED if held.c_max_basis == "closed" else None,
     )
     return Finding("Capacity", value, bounds, note)
@@ -132,7 +128,7 @@ def _interval(capacity: LoopCapacity) -> str:
 
 def _knee(knee: Knee) -> Finding:
     if knee.rps is None and knee.concurrency is None:
-        return Finding("Knee", DASH, None, _in_words(knee.reason or NO_REASON))
+        return Finding("Knee", "not found", None, _in_words(knee.reason or NO_REASON))
     at = [] if knee.concurrency is None else [f"{significant(knee.concurrency)} in flight"]
     at += [] if knee.rps is None else [rate(knee.rps)]
     spans = [interval(knee.region, unit="in flight"), interval(knee.region_rps, unit="req/s")]
@@ -157,32 +153,33 @@ def _method(name: str, found: KneeMethod) -> str:
 
 
 def _gap(law: LittlesLawGap) -> Finding:
-    label = "Little's Law gap"
-    ratio = law.consistency
-    looked = f"looked at: L ÷ λW is {significant(ratio)} (1: the counts agree)" if ratio else None
+    label = "Little's Law"
+    looked = f"L ÷ λW = {significant(law.consistency)}" if law.consistency else None
+    agree = "1: rate, time and number in flight agree"
     if law.gap is None:
-        return Finding(label, DASH, None, _sentence(looked, law.reason or NO_REASON))
+        return Finding(label, looked or DASH, None, agree if looked else law.reason or NO_REASON)
     ceiling = f"{rate(law.ceiling_rps)} = C_max ÷ {str(law.limit_metric).upper()}"
     note = _sentence(
         law.reason or "representative: 2 or less",
         f"ceiling {ceiling} limit {exact(law.limit_s)} s",
-        looked,
+        looked and f"{looked} ({agree})",
         law.server.reason if law.server else None,  # only where its figure is another than ours
     )
     state = {True: "good", False: "bad", None: "unsure"}[law.representative]
-    return Finding(label, significant(law.gap), None, note, state)
+    return Finding(label, f"gap {significant(law.gap)}", None, note, state)
 
 
 def _goodput(summary: Summary) -> Finding:
     goodput = summary.goodput
     if goodput.peak_rps is None:
         return Finding("Goodput peak", DASH, None, goodput.reason or NO_REASON)
-    pooled = "from all open stages together"
     at = offered_at(goodput)
     gaps = next((slo for slo in summary.slos if slo.metric in GAP_METRICS), None)
     judged = any(s.accepted.requests is not None for s in summary.stages)
     note = _sentence(
-        pooled if goodput.basis == "pooled" else "of the best stage, which chance favours",
+        peak_basis(summary)
+        if goodput.basis == "pooled"
+        else "of the best stage, which chance favours",
         at and f"at {at} req/s offered",
         "counts requests that met every SLO",
         _gaps_counted(gaps) if gaps else None,
@@ -204,7 +201,7 @@ def _fleet(fleet: Fleet, verified_rps: float | None) -> Finding:
     if fleet.cost_per_million_output_tokens is not None and fleet.gpu_hour_usd is not None:
         each = usd(fleet.cost_per_million_output_tokens)
         price = gpu_price(fleet.tensor_parallel, fleet.gpu_hour_usd)
-        cost = f"{each} per million output tokens {AT_FULL_LOAD} ({AT_USABLE}), at {price}"
+        cost = f"{each} per million output tokens {AT_FULL_LOAD}, more below it, at {price}"
     if fleet.instances is None:
         why = SET_PEAK if fleet.reason == NO_PEAK else fleet.reason or NO_REASON
         return Finding("Fleet", DASH, None, _sentence(why, cost))
@@ -298,7 +295,8 @@ def _client(summary: Summary) -> Finding:
         elif some := len(audit.client_limited_stages):
             left_out = f"{counted(some, 'window')} in which it did not are left out"
             note = _sentence(left_out, *facts)
-        return Finding(label, "kept up", None, note, "good")
+        clean = not (summary.predicted or audit.repeated_stages or audit.client_limited_stages)
+        return Finding(label, "kept up" + ", not disturbed" * clean, None, note, "good")
     limited = [i for i in audit.client_limited_stages if i not in audit.repeated_stages]
     loads = loads_of(summary, limited)
     what = f"nothing measured at {loads} is a finding" if loads else "its stages are no findings"

@@ -35,7 +35,7 @@ def limits_with_figures(limits: Sequence[Limit]) -> list[ShownLimit]:
 
 
 def _outcome(limit: Limit) -> str:
-    word = {False: "Held", True: "Refuted", None: "Open"}[limit.refuted]
+    word = {False: "Not so", True: "So", None: "Open"}[limit.refuted]
     return f"{word} here: {evidence_text(limit.tested)}" if limit.tested else ""
 
 
@@ -76,20 +76,6 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         )
         at = f"at most {significant(rails.operate_rps)} req/s"
         found.append(Rail("rate", at, f"{rails.operate_reason}{beyond}"))
-    full = rails.concurrency_limit
-    if full is not None:
-        why = "at any moment, C_max: what comes beyond waits in your proxy, not in the engine"
-        found.append(Rail("requests in flight", f"at most {full}", why))
-    if rails.queue_depth is not None:
-        wait = (
-            f"in your proxy: what arrives in the {seconds(rails.wait_budget_s)} that TTFT may wait"
-        )
-        found.append(Rail("queue", f"at most {rails.queue_depth} waiting", wait))
-    if rails.breaker:
-        low, high = rails.breaker
-        at = f"opens at {_ends(rails.breaker)} waiting"
-        total = f", {_ends((full + low, full + high))} with those in flight" if full else ""
-        found.append(Rail("circuit breaker", at, f"80 to 90 % of the queue{total}"))
     if rails.max_input_tokens is not None:
         value = f"at most {_ends(rails.max_input_tokens)} tokens"
         found.append(
@@ -100,9 +86,22 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
     if rails.max_input_tokens is not None and rails.max_output_tokens is not None:
         value = f"at most {rails.max_output_tokens:,} tokens"
         found.append(Rail("answer", value, "the answers' P99 in that stage: one in 100 is cut"))
+    full = rails.concurrency_limit
     if full is not None:
         value = f"above {rails.scale_in_flight} in flight"
         found.append(Rail("add an instance", value, "on average: C_max ÷ 1.2"))
+        why = "at any moment, C_max: what comes beyond waits in your proxy"
+        found.append(Rail("requests in flight", f"at most {full}", why))
+    if rails.breaker:
+        low, high = rails.breaker
+        at = f"opens at {_ends(rails.breaker)} waiting"
+        total = f", with those in flight {_ends((full + low, full + high))}" if full else ""
+        found.append(Rail("circuit breaker", at, f"80 to 90 % of the queue{total}"))
+    if rails.queue_depth is not None:
+        wait = (
+            f"in your proxy: what leaves in the {seconds(rails.wait_budget_s)} that TTFT may wait"
+        )
+        found.append(Rail("queue", f"at most {rails.queue_depth} waiting", wait))
     if rails.prewarm_s is not None:
         value = f"{significant(rails.prewarm_s)} s ahead"
         found.append(Rail("start an instance", value, "--cold-start"))

@@ -43,7 +43,7 @@ from ampacity.reports.render.figures import (
 )
 from ampacity.reports.render.sessions import session_findings, session_tables
 from ampacity.reports.render.table import Rows, Table
-from ampacity.reports.render.traffic import side_title, traffic_table, workload_facts
+from ampacity.reports.render.traffic import lengths_line, side_title, traffic_table, workload_facts
 from ampacity.reports.render.windows import windows_table
 
 NOT_GIVEN = "not given"
@@ -97,9 +97,9 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
         partial=partial_reason(summary, meta),
         decision=[finding for finding in found if finding.label not in TRUST],
         trust=[
-            *origin(summary),
+            *origin(summary, meta),
+            *sorted((f for f in found if f.label in TRUST), key=lambda f: TRUST.index(f.label)),
             *([] if summary.burst else [steady(summary)]),
-            *(finding for finding in found if finding.label in TRUST),
         ],
         next_command=summary.next_command,
         rails=_rails(summary),
@@ -131,7 +131,6 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
         errors=_errors_sentence(summary),
         workload=_workload_facts(summary.workload),
         **_commands(summary, meta),
-        seed=meta.get("seed"),
         provenance=_provenance(meta),
         imported=tables.imported_tables(summary.imported),
         embedded=embedded_json(to_json(summary)),
@@ -159,12 +158,13 @@ def partial_reason(summary: Summary, meta: Mapping[str, Any]) -> str | None:
 
 
 def _subject(summary: Summary, meta: Mapping[str, Any]) -> list[str]:
-    """Return what was measured, where and when: the line under the verdict."""
+    """Return what was measured, where, when and with what: the line under the verdict."""
     endpoint = meta.get("endpoint") or {}
     slos = ", ".join(slo.text for slo in summary.slos)
     started = str(meta.get("started_utc") or "").replace("T", " ").replace("Z", " UTC")
     facts = [meta.get("name"), endpoint.get("model"), endpoint.get("url"), started]
-    return [str(part) for part in (*facts, slos and f"SLO {slos}") if part]
+    sent = lengths_line(summary.workload)
+    return [str(part) for part in (*facts, sent, slos and f"SLO {slos}") if part]
 
 
 def _at_capacity(summary: Summary) -> str | None:
@@ -300,7 +300,7 @@ def _rails(summary: Summary) -> Table:
     """Return the limits to set in front of an instance, where a capacity was found."""
     found = summary.capacity.capacity_rps is not None and not summary.burst
     rows = Rows("Limits", rails_of(guardrails(summary)) if found else [])
-    rows.words("limit", lambda rail: rail.name)
+    rows.words("limit of one instance, in the order in which they act", lambda rail: rail.name)
     rows.words("set to", lambda rail: rail.value)
     rows.words("why", lambda rail: rail.why)
     return rows.done()

@@ -12,6 +12,8 @@ from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
 from ampacity.analysis.slo import ERROR_RATE, GOODPUT, METRICS, SHARES, slo_from_dict
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.stage_warnings import client_relief
+from ampacity.analysis.verdict import led
+from ampacity.durations import rounded_up
 from ampacity.reports.pages.burst_screen import burst_answers, burst_drawn, burst_table
 from ampacity.reports.pages.soak import soak_answers, soak_table
 from ampacity.reports.render import figures
@@ -159,9 +161,7 @@ def _answers(summary: Summary) -> list[Entry]:
     """Return capacity, C_max, limit and fleet."""
     held, fleet = summary.capacity, summary.fleet
     if held.capacity_rps is None or not summary.slos:
-        text = summary.verdict.partition(" This is likely")[0]
-        for prefix in (f"Partial run ({summary.partial}): ", "Predicted: "):
-            text = text.removeprefix(prefix)
+        text = summary.verdict.partition(" This is likely")[0].removeprefix(led(summary))
         return [Entry("CAPACITY", "not known", text, "bad" if summary.slos else "unsure")]
     found = [_capacity(summary)]
     if held.c_max is not None:
@@ -338,6 +338,9 @@ def _words(summary: Summary, stage: Stage) -> Cell:
 def _undecided(verdicts: Sequence[SloVerdict], stage: Stage) -> str:
     """Return what an inconclusive stage lacks, in a few words."""
     if more := max((v.more_requests or 0 for v in verdicts), default=0):
-        return f"{figures.count(more)} more requests decide it"
+        rate_rps = stage.offered_rps or stage.achieved_rps
+        if not rate_rps:
+            return f"{figures.count(more)} more requests decide it"
+        return f"{figures.length(rounded_up(more / rate_rps))} more decide it"
     cause = next((v.cause for v in verdicts if v.cause), stage.slo_met_reason or "")
     return figures.undecided(cause)

@@ -1,5 +1,6 @@
 """Show if a run can be trusted: steady state, and warnings with the command that mends each."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ GRAVE = frozenset(
 )
 """Codes whose run may say something else than it seems to; the others bound what it says."""
 LONGER = ["never_settled", "drift", "too_few_requests", "too_short", "non_monotone", "littles_law"]
+THIS_HOST = re.compile(r"https?://(localhost|127\.[\d.]+|\[::1\])(?![^:/])")
 REPEATED = ("run", "sweep", "search", "predict")  # commands with the options that mend
 
 
@@ -50,12 +52,18 @@ def by_severity(summary: Summary, meta: Mapping[str, Any]) -> list[Shown]:
     return sorted(found, key=lambda warning: not warning.grave)
 
 
-def origin(summary: Summary) -> list[Finding]:
+def origin(summary: Summary, meta: Mapping[str, Any]) -> list[Finding]:
     """Return what answered and what was sent, where either is no measurement of its own."""
-    found = []
+    found, values, notes = [], [], []
     if summary.predicted or summary.simulated:
-        note = "the figures are those of no engine, no model and no GPU: do not buy on them"
-        found.append(Finding("Server", "simulated", None, note, "unsure"))
+        values.append("simulated")
+        notes.append("the figures are those of no engine, model or GPU")
+    url = (meta.get("endpoint") or {}).get("url")
+    if not summary.predicted and THIS_HOST.match(str(url)):
+        values.append("on the client's host")
+        notes.append("both share its CPUs, unless the URL is a tunnel's")
+    if values:
+        found.append(Finding("Server", ", ".join(values), None, "; ".join(notes), "unsure"))
     source = str(summary.workload.get("source") or "")
     if source.startswith("an assumption"):
         note = f"{source}; replay a log of your own with --trace, or fit one with ampacity workload fit"

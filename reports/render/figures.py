@@ -10,6 +10,7 @@ from ampacity.analysis.contract.capacity import Goodput, Limit
 from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
+from ampacity.durations import duration_text
 
 Quantile = Literal["p50", "p90", "p95", "p99", "p99_9", "max"]
 
@@ -68,6 +69,12 @@ def at_least(
 ) -> str:
     """Return a figure with ``≥`` where its interval has no upper end, or there is none."""
     return f"≥ {text(value)}" if ends is None or ends[1] is None else text(value)
+
+
+def length(time_s: float) -> str:
+    """Return a length as ``duration_text``, with ``11 min`` for ``11m``."""
+    text = duration_text(time_s)
+    return f"{text[:-1]} {'min' if text[-1] == 'm' else text[-1]}"
 
 
 def rate(value: float | None) -> str:
@@ -193,6 +200,21 @@ BOUNDS = {"lower_bound": "at least ", "saturated": "at most ", "pooled": "an est
 def least_of(capacity: Limit) -> str:
     """Return what precedes the load: ``at least ``, ``an estimated `` or nothing."""
     return "" if capacity.crossing == "saturated" else BOUNDS.get(capacity.crossing, "")
+
+
+def most_answered(summary: Summary) -> str:
+    """Return ``, most answered 138``, where the capacity's interval ends above any rate seen."""
+    high = (summary.capacity.capacity_rps_ci or (None, None))[1]
+    most = max((s.achieved_rps for s in summary.stages), default=0.0)
+    unseen = summary.capacity.crossing == "pooled" and high and high > most
+    return f", most answered {significant(most)}" if unseen else ""
+
+
+def peak_basis(summary: Summary) -> str:
+    """Return what an estimated goodput peak rests on, and why a stage may lie above it."""
+    peak = summary.goodput.peak_rps or 0.0
+    above = any((s.goodput_rps or 0.0) > peak for s in summary.stages)
+    return "from all open stages together" + "; a stage lies above it by chance" * above
 
 
 def offered_at(goodput: Goodput) -> str | None:

@@ -170,7 +170,7 @@ def percentile_table(summary: Summary, metric: str) -> Table:
     rows.column(Column("p99 interval"), lambda table, s: _interval_cell(table, of(s)))
     rows.figure("mean", "", lambda s: of(s).mean, seconds, why=lambda s: why_null(of(s), "mean"))
     rows.figure("n", what, lambda s: of(s).n, count)
-    rows.figure("infinite", what, lambda s: of(s).infinite, count)
+    rows.figure("failed", f"{what}, infinitely slow", lambda s: of(s).infinite, count)
     return rows.done()
 
 

@@ -130,7 +130,7 @@ def test_a_signal_while_the_report_is_made_names_the_command_that_makes_it(
         Path("run", name).touch()
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
     for number in (signal.SIGTERM, signal.SIGHUP):
-        with pytest.raises(KeyboardInterrupt), left_at_once(None, Path("run")):
+        with pytest.raises(KeyboardInterrupt), left_at_once(Path("run")):
             _load_and_report(number)
         assert capsys.readouterr().err == f"ampacity: {said}\n"
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before

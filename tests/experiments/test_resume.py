@@ -142,21 +142,6 @@ def test_only_what_was_cut_off_here_and_by_this_version_goes_on(
         check_resumable(run)
 
 
-@pytest.mark.parametrize("other", [True, False], ids=["both are over", "one is not"])
-def test_an_ab_goes_on_while_one_arm_is_not_over(other: bool, tmp_path: Path) -> None:
-    """Killed between the last writes of both: the whole A/B is on disk."""
-    for arm in "ab":
-        (tmp_path / arm).mkdir()
-        (tmp_path / arm / "requests.parquet").touch()
-    b = state(tmp_path / "b", status="complete", ab={"arm": "b"})
-    if not other:
-        (tmp_path / "a" / "requests.parquet").unlink()
-        check_resumable(b)
-        return
-    with pytest.raises(RunDirError, match=f"ampacity compare {tmp_path}/a {tmp_path}/b$"):
-        check_resumable(b)
-
-
 def test_streams_of_two_runs_in_one_directory_are_refused_before_the_load(tmp_path: Path) -> None:
     """Request 1 is in both: a resume that played the rest first would mix them for good."""
     for name in ("run", "other"):

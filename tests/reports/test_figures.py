@@ -12,6 +12,7 @@ from ampacity.analysis.contract.figures import Percentiles
 from ampacity.analysis.contract.summary import Summary, read_summary
 from ampacity.analysis.load_names import load_name
 from ampacity.reports.charts.burst import _breaker
+from ampacity.reports.charts.curves import latency_by_rate
 from ampacity.reports.pages.findings import error_bound, findings
 from ampacity.reports.render.figures import (
     Finding,
@@ -147,18 +148,14 @@ def test_key_figures_of_an_open_sweep() -> None:
     assert "open loop" in got["C_max"].note
     assert got["Knee"].value == "31.0 in flight at 6.10 req/s"
     assert got["Knee"].interval == "region 24.0 to 40.0 in flight, 5.40 to 6.70 req/s"
-    assert got["Little's Law gap"].value == "–"
-    law = got["Little's Law gap"].note
-    assert law.startswith("looked at: L ÷ λW is 0.990 (1: the counts agree); ")
-    assert law.endswith(
-        "no verdict: the gap is that to a limit on all whole requests, which ttft_p99=2s is not"
-    )
+    assert got["Little's Law"].value == "L ÷ λW = 0.990"
+    assert got["Little's Law"].note == "1: rate, time and number in flight agree"
     assert got["Goodput peak"].value == "6.56 req/s"
     assert got["Fleet"].value == "25 instances (24 to 26), 100 GPUs"
     assert "19 instances at the capacity × safety 1.3, each rounded up" in got["Fleet"].note
-    priced = "$2.31 per million output tokens at full load (one instance at its capacity), at 4 GPUs × $2.50/h"
+    priced = "$2.31 per million output tokens at full load, more below it, at 4 GPUs × $2.50/h"
     assert got["Fleet"].note.endswith(priced)
-    assert got["Load generator"].value == "kept up"
+    assert got["Load generator"].value == "kept up, not disturbed"
 
 
 @pytest.mark.parametrize(("high", "said"), [(7.02, False), (7.03, True)])
@@ -166,8 +163,10 @@ def test_what_no_stage_answered_is_called_so(high: float, said: bool) -> None:
     """The stage at 9/s answered the most: 7.02 requests/s."""
     summary = sample_summary.open_sweep()
     summary["capacity"] |= {"crossing": "pooled", "capacity_rps_ci": [6.0, high]}
-    note = "no stage answered more than 7.02 req/s: what lies above is only not ruled out"
-    assert (note in found(summary)["Capacity"].note) is said
+    interval = str(found(summary)["Capacity"].interval)
+    assert interval.endswith("req/s, most answered 7.02") is said
+    keys = [key.label for key in latency_by_rate(read_summary(summary)).keys]
+    assert any(label.endswith(", most answered 7.02)") for label in keys) is said
 
 
 def test_a_cost_stands_beside_its_price_also_where_no_peak_sizes_a_fleet() -> None:
@@ -179,8 +178,8 @@ def test_a_cost_stands_beside_its_price_also_where_no_peak_sizes_a_fleet() -> No
     }
     note = found(summary)["Fleet"].note
     assert note == (
-        "set a peak in What if? or with --peak-rps; $2.31 per million output tokens at full load (one instance at "
-        "its capacity), at 1 GPU × $2.50/h"
+        "set a peak in What if? or with --peak-rps; $2.31 per million output tokens at full load, more "
+        "below it, at 1 GPU × $2.50/h"
     )
 
 
@@ -276,7 +275,8 @@ def test_the_gap_is_coloured_by_what_it_means(representative: bool | None, state
         "ceiling_rps": 17.1,
         "reason": None,
     }
-    assert found(summary)["Little's Law gap"].state == state
+    shown = found(summary)["Little's Law"]
+    assert (shown.value, shown.state) == ("gap 2.67", state)
 
 
 def test_a_load_that_was_repeated_is_a_finding() -> None:
@@ -295,9 +295,9 @@ def test_a_load_that_was_repeated_is_a_finding() -> None:
     expected = "(p99 of its loop's lag, worst stage that counts)"
     assert expected in str(error_bound(read_summary(summary)))
     summary["audit"] |= {"client_limited_stages": [5], "client_limited": False}
-    assert found(summary)["Load generator"].note.startswith(
-        "disturbed by other work at 6 req/s, which was repeated; requests"
-    )
+    shown = found(summary)["Load generator"]
+    assert shown.value == "kept up"
+    assert shown.note.startswith("disturbed by other work at 6 req/s, which was repeated; requests")
     # nothing counts
     summary["audit"]["client_limited_stages"] = list(range(len(summary["stages"])))
     assert "late at p99 in the worst stage, its" in found(summary)["Load generator"].note
@@ -327,7 +327,9 @@ def test_the_method_is_in_the_definitions_not_in_the_card() -> None:
 
 def test_a_summary_without_stages_gives_dashes() -> None:
     summary = read_summary(blank(Summary))
-    assert {finding.value for finding in findings(summary)} == {"–"}
+    shown = {finding.label: finding.value for finding in findings(summary)}
+    assert shown.pop("Knee") == "not found"
+    assert set(shown.values()) == {"–"}
     assert stages_table(summary).rows == slo_table(summary).rows == []
 
 

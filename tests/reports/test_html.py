@@ -96,12 +96,12 @@ def test_the_page_is_one_well_formed_file(name: str, tmp_path: Path) -> None:
         assert reference in ids
     # 5.4 req/s below the knee x (2 s - 98.98 ms) = 10.3; 34.2 in flight, rounded up; 34.2 / 1.2, rounded down
     limits = (
-        "limit set to why "
+        "limit of one instance, in the order in which they act set to why "
         "rate at most 5.40 req/s the low end of the knee region "
-        "requests in flight at most 35 at any moment, C_max: what comes beyond waits in your proxy, not in the engine "
-        "queue at most 10 waiting in your proxy: what arrives in the 1.90 s that TTFT may wait "
-        "circuit breaker opens at 8 to 9 waiting 80 to 90 % of the queue, 43 to 44 with those in flight "
-        "add an instance above 28 in flight on average: C_max ÷ 1.2"
+        "add an instance above 28 in flight on average: C_max ÷ 1.2 "
+        "requests in flight at most 35 at any moment, C_max: what comes beyond waits in your proxy "
+        "circuit breaker opens at 8 to 9 waiting 80 to 90 % of the queue, with those in flight 43 to 44 "
+        "queue at most 10 waiting in your proxy: what leaves in the 1.90 s that TTFT may wait"
     )
     shown = page.text.get("rails", "")
     assert " ".join(shown.split()) == (limits if name == "open_sweep" else "")
@@ -110,7 +110,7 @@ def test_the_page_is_one_well_formed_file(name: str, tmp_path: Path) -> None:
 def test_sections_stand_in_the_order_of_the_report() -> None:
     _, page = page_of(short_sweep())
     wanted = (
-        "verdict decision curve distributions goodput trust warnings rerun appendix slos "
+        "verdict decision set curve distributions goodput trust warnings rerun appendix slos "
         "workload provenance definitions summary live"
     ).split()
     assert [a["id"] for _, a in page.tags if a.get("id") in wanted] == wanted

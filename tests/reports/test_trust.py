@@ -70,11 +70,29 @@ def test_what_is_no_measurement_of_its_own_is_named() -> None:
     measured = {"name": "chat", "source": "fitted to a.csv"}
     assumed = {"name": "chat", "source": "an assumption, not a measurement"}
     kinds = [
-        [f.value for f in origin(read_summary(open_sweep() | {**how, "workload": workload}))]
+        [f.value for f in origin(read_summary(open_sweep() | {**how, "workload": workload}), {})]
         for how in ({"simulated": False}, {"simulated": True})
         for workload in (measured, assumed)
     ]
     assert kinds == [[], ["chat"], ["simulated"], ["simulated", "chat"]]
+
+
+@pytest.mark.parametrize(
+    ("url", "predicted", "said"),
+    [
+        ("http://127.0.0.1:8000/v1", False, True),
+        ("https://localhost/v1", False, True),
+        ("http://[::1]:8000/v1", False, True),
+        ("http://127.0.0.1:8000/v1", True, False),
+        ("http://127.0.0.1.example/v1", False, False),
+        ("http://localhost.example/v1", False, False),
+        ("http://gpu-7:8000/v1", False, False),
+    ],
+)
+def test_a_server_on_the_client_s_host_is_named(url: str, predicted: bool, said: bool) -> None:
+    summary = read_summary(open_sweep() | {"predicted": predicted})
+    shown = [f.value for f in origin(summary, {"endpoint": {"url": url}}) if f.label == "Server"]
+    assert shown == ["simulated"] * predicted + ["on the client's host"] * said
 
 
 def test_what_happened_stands_in_the_order_of_time() -> None:

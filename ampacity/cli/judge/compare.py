@@ -142,10 +142,10 @@ def per_run(
 def show(
     result: Comparison, html: Path | None, markdown: Path | None, csv: Path | None, *, as_json: bool
 ) -> None:
-    """Write the requested files and print the comparison; exit 2 if an A/B has nothing to compare, 3 if
-    its sides did other work.
+    """Write the requested files and print the comparison.
 
-    Raises RunDirError where a file cannot be written.
+    An A/B exits with 2 if nothing can be compared, and with 3 if its sides did other work. Raises
+    RunDirError where a file cannot be written.
     """
     from ampacity.reports.change import compare as written
     from ampacity.reports.render.terminal import show as screen

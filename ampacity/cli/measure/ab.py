@@ -76,7 +76,8 @@ def ab(
     raw_b = shared | {name: value for name, value in of_b.items() if value is not None}
     settings = (make_settings({**raw, "url": urls[0]}), make_settings({**raw_b, "url": urls[-1]}))
     a, b = arms(*settings)
-    with left_at_once(a.out, b.out):
+    assert a.out
+    with left_at_once(a.out.parent, "ab --resume", run="a"):
         with no_stub(a.out, b.out), Progress(quiet=shown.quiet) as progress:
             words = command_line(sys.argv)
             out = run_event_loop(run_ab(a, b, rounds, aa, words, progress, shown.resume))

@@ -62,6 +62,7 @@ def _split(command: str, args: Iterable[str]) -> tuple[str, list[str]]:
 
 
 def _began(command: str, run: str) -> list[str]:
+    from ampacity.analysis.next_run import resume_command
     from ampacity.experiments.rerun import command_line
     from ampacity.files import read_text
     from ampacity.loadgen.rundir.files import RunDirError
@@ -76,7 +77,6 @@ def _began(command: str, run: str) -> list[str]:
         why = getattr(error, "strerror", None) or "it does not say how the run began"
         raise RunDirError(f"--resume {run}: {file} cannot be used: {why}") from None
     if began != command or words[0] != "ampacity":
-        whole = Path(run).parent if began == "ab" else run  # this is an arm of it
-        advice = f"ampacity {began} --resume {whole}" if began in COMMANDS else "start a new run"
+        advice = resume_command(words, run) or "start a new run"
         raise ConfigError(f"--resume {run}: that run is of 'ampacity {began}': {advice}")
     return command_line(words)  # nothing that someone else wrote there is executed

@@ -149,20 +149,8 @@ async def _connect(
 
     A run that goes on after ``before`` sends the texts that it would have sent.
     """
-    trace = None
-    if settings.trace:
-        from ampacity.experiments.stages.replay import read_replay
-
-        trace = read_replay(settings.trace, settings)
-    account, routes = account_of(settings), _routes(settings)
-    approve(settings, trace, routes, progress, times)
-    host, settings = settings.endpoint.host, await follow_redirects(settings, progress)
-    if settings.endpoint.host != host:
-        routes = _routes(settings)
-        approve(settings, trace, routes, progress, times)
-    prepare_machine(settings)
-    for note in source_notes(settings, trace):
-        progress.note(note)
+    account = account_of(settings)
+    settings, trace, routes = await _approved(settings, progress, times)
     known, fresh = before.meta if before else {}, secrets.token_hex(8)
     run_id = known.get("run_id") or secrets.token_hex(6)
     salt = known.get("salt") or settings.salt or fresh
@@ -209,6 +197,27 @@ async def _connect(
         cluster = await join_cluster(settings.ray, settings.workers or 1, routes)
         closing.push_async_callback(cluster.close)
     return _Connected(settings, pages, clients, setup, probe, trace, notes, cluster)
+
+
+async def _approved(
+    settings: Settings, progress: Progress, times: int
+) -> tuple[Settings, Replayed | None, tuple[Route, ...]]:
+    """Return the settings behind redirects, what they replay, and the routes, once approved."""
+    trace = None
+    if settings.trace:
+        from ampacity.experiments.stages.replay import read_replay
+
+        trace = read_replay(settings.trace, settings)
+    routes = _routes(settings)
+    approve(settings, trace, routes, progress, times)
+    host, settings = settings.endpoint.host, await follow_redirects(settings, progress)
+    if settings.endpoint.host != host:
+        routes = _routes(settings)
+        approve(settings, trace, routes, progress, times)
+    prepare_machine(settings)
+    for note in source_notes(settings, trace):
+        progress.note(note)
+    return settings, trace, routes
 
 
 def _routes(settings: Settings) -> tuple[Route, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ampacity.experiments.stages.context import fit_context
-from ampacity.experiments.stages.provenance import OF_THE_RUN
+from ampacity.experiments.stages.provenance import with_run
 from ampacity.experiments.stages.rig import GROW_CPU_FRACTION, Outcome, Watch
 from ampacity.experiments.stages.rules import answers_in_history
 from ampacity.loadgen.audit import Measures, Tolerance, judge
@@ -164,7 +164,7 @@ class LivePlayer:
                 judge_so_far,
                 self._writer,
                 plan,
-                {**meta, **{name: self._writer.meta.get(name) for name in OF_THE_RUN}, **alpha},
+                with_run(meta, self._writer.meta) | alpha,
                 self._settings.slos,
                 self._settings.warmup_requests,
             )

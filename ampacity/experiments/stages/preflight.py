@@ -79,19 +79,18 @@ def _check_source(source: str, addresses: list[str], endpoint: Endpoint) -> None
         raise ConfigError("--source-address: needs 64-bit Linux: drop it")
     family = socket.AF_INET6 if ":" in source else socket.AF_INET
     why = None
-    for address in [None, *addresses]:
-        with socket.socket(family, socket.SOCK_DGRAM) as found:
+    with socket.socket(family, socket.SOCK_DGRAM) as found:
+        try:
+            found.bind((source, 0))
+        except OSError:
+            raise ConfigError(
+                f"--source-address {source}: no address of this machine: add it "
+                f"(ip address add {source} dev DEVICE), or leave it out"
+            ) from None
+        for address in addresses:
             try:
-                found.bind((source, 0))
-            except OSError:
-                raise ConfigError(
-                    f"--source-address {source}: no address of this machine: add it "
-                    f"(ip address add {source} dev DEVICE), or leave it out"
-                ) from None
-            try:
-                if address is not None:
-                    found.connect((address, endpoint.port))  # sends nothing
-                    return
+                found.connect((address, endpoint.port))  # sends nothing
+                return
             except OSError as error:  # socket.gaierror: of the other family
                 why = why or error.strerror
     if why:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -24,8 +25,10 @@ from ampacity.workloads.archetypes import ARCHETYPES
 from ampacity.workloads.arrivals.processes import arrivals_notes
 from ampacity.workloads.replay import Replayed
 
-OF_THE_RUN = ("diagnosis", "locked")
-"""Entries of run.json that a stage alone is judged with."""
+
+def with_run(stage: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stage's entry of run.json with those of the run that a stage is judged with."""
+    return {**stage, **{name: run.get(name) for name in ("diagnosis", "locked")}}
 
 
 def utc_now() -> str:

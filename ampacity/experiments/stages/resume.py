@@ -21,7 +21,6 @@ from ampacity.loadgen.drive.cut import owed_by, rest_of, sessions_of
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.rundir.files import (
     CUT_OFF,
-    PARQUETS,
     Run,
     RunDirError,
     json_text,
@@ -38,7 +37,15 @@ SAME = ("experiment", "seed", "slos", "warmup_requests", "locked", "fleet_inputs
 MEASURED = ("tokenizer", CLIPPED, BEYOND)  # of the workload's entry: known once it is played
 KILLED = "killed"
 AHEAD_NS = 10**9  # so long before its start, at most, a stage is written down
-DONE = ("complete", "budget", "errors")  # a user's own limit ends a run cleanly
+
+
+def is_over(run: Run) -> bool:
+    """Return whether a run has come to its end, so that nothing of its load is left."""
+    from ampacity.analysis.change.judged import DONE
+
+    status, stages = str(run.meta.get("status")), run.meta.get("stages") or []
+    cut = bool(stages and stages[-1].get("ended_early"))
+    return run.complete and (status in DONE or (status == "aborted" and not cut))
 
 
 def check_resumable(run: Run) -> None:
@@ -47,14 +54,9 @@ def check_resumable(run: Run) -> None:
 
     check_records(run)  # before the load: what is added to it cannot be taken apart again
     meta, path = run.meta, run.path
-    status, stages = str(meta.get("status")), meta.get("stages") or []
-    arms = [path.parent / name for name in "ab"] if "ab" in meta else []
-    # of an A/B that was killed in its last writes, one arm is
-    over = run.complete and all((arm / PARQUETS[0]).is_file() for arm in arms)
-    if over and (
-        status in DONE or (status == "aborted" and not (stages and stages[-1].get("ended_early")))
-    ):
+    if is_over(run):
         why = f" ({meta['status_reason']})" if meta.get("status_reason") else ""
+        arms = [path.parent / name for name in "ab"] if "ab" in meta else []
         shows = " ".join(map(str, ["compare", *arms] if arms else ["report", path]))
         raise RunDirError(f"{path} is over{why}, nothing is left to resume: ampacity {shows}")
     version = (meta.get("tool") or {}).get("version")
@@ -98,14 +100,15 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
         cut = not last.get("drained_ns") if killed else bool(last.get("ended_early"))
         last["interrupted"] = bool(cut or last.get("interrupted"))
     now_ns, seams = time.monotonic_ns(), list(old.get("seams", ()))
-    last = min(last_ns(run), now_ns)
+    ended_ns = min(last_ns(run), now_ns)
+    gap_s = (now_ns - ended_ns) / 1e9
     # a resume with nothing behind it was refused, and only wrote run.json
-    again = seams.pop() if last < old.get("resumed_ns", 0) else {}
+    again = seams.pop() if ended_ns < old.get("resumed_ns", 0) else {}
     seam = {
         "after_stage": len(stages) - 1,
         "reason": again.get("reason") or (not killed and old["status_reason"]) or KILLED,
         "resumed_utc": utc_now(),
-        "gap_s": (gap_s := (now_ns - last) / 1e9),
+        "gap_s": gap_s,
         # differs where a clock was set, or in suspend; file times would be those of a copy
         "wall_gap_s": gap_s
         + _clock_moved_s(old["clock"], now_ns)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.next_run import again
-from ampacity.experiments.stages.provenance import OF_THE_RUN
+from ampacity.experiments.stages.provenance import with_run
 from ampacity.experiments.stages.resume import Recorded
 from ampacity.experiments.stages.rules import all_failed, answering_s, drain_s, session_rules
 from ampacity.live_panel import Outlook
@@ -142,7 +142,7 @@ class Rig:
         """Replay the trace as one stage, open if it says when its requests arrive."""
         assert self._trace is not None
         schedule, users = self._trace.schedule, self.settings.concurrency
-        self.expect(1)
+        self.expect(Outlook(1))
         from ampacity.analysis.capacity.next_load import fewest_requests
 
         least, slo = fewest_requests(self.settings.slos, {})
@@ -169,16 +169,9 @@ class Rig:
         """Print a line of progress."""
         self._progress.note(text)
 
-    def expect(
-        self,
-        stages: int,
-        length_s: float | None = None,
-        *,
-        about: bool = False,
-        part: str = "stage",
-    ) -> None:
-        """Set how many stages the run has, ``about`` or exactly, and its seconds at most."""
-        self._progress.expect(Outlook(stages, length_s, about, part=part))
+    def expect(self, outlook: Outlook) -> None:
+        """Set how many stages the run has, and its seconds at most."""
+        self._progress.expect(outlook)
 
     def again(self, option: str, value: str) -> str:
         """Return the command of this run with another value of ``option``."""
@@ -345,10 +338,8 @@ class Rig:
         self._writer.write_meta()  # from here on the stage survives a kill
         from ampacity.analysis.stage.analyse import analyse_stage  # not needed for the first one
 
-        run = self._writer.meta
-        diagnosed = {**meta, **{name: run.get(name) for name in OF_THE_RUN}}
         slos, warmup = self.settings.slos, self.settings.warmup_requests
-        judged: Stage = analyse_stage(table, diagnosed, slos, warmup)
+        judged: Stage = analyse_stage(table, with_run(meta, self._writer.meta), slos, warmup)
         limited = judged.client_limited or judged.client_limited_metrics
         if limited and outcome.busiest is not None:
             meta["audit"]["busiest"] = outcome.busiest

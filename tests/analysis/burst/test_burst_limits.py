@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from ampacity.analysis.burst.backlog import further as further_of
 from ampacity.analysis.burst.recovery import judge_recovery
 from ampacity.analysis.burst.timeline import fallen_s
-from ampacity.analysis.contract.burst import Burst, Harm, MaxRecovery, Phase
+from ampacity.analysis.contract.burst import Backlog, Burst, Harm, MaxRecovery, Phase
 from ampacity.analysis.contract.part import with_nulls
 from ampacity.analysis.contract.stage import Server
 from ampacity.analysis.stage.littles_law import against_server
@@ -191,13 +191,14 @@ def test_when_the_rest_drains(
 ) -> None:
     span: dict[str, Any] = {"start_s": 40.0, "end_s": 70.0}
     after = with_nulls(Phase, requests=came, offered_rps=came / 30, **span)
-    found = further_of(np.array(leave), after, 6.5, 86.0, fell=fell)
-    assert found["drains"] is drains
+    left = with_nulls(Backlog, at_end=86.0)
+    found = further_of(left, np.array(leave), after, 6.5, fell=fell)
+    assert found.drains is drains
     if further:
-        told = zip([found["further_s"], *found["further_s_ci"]], further, strict=True)
+        told = zip([found.further_s, *(found.further_s_ci or ())], further, strict=True)
         assert all(a is b or a == pytest.approx(b, rel=0.01) for a, b in told)
     else:
-        assert "further_s" not in found
+        assert found.further_s is None
 
 
 def test_what_was_refused_is_lost_and_misses_its_slo(tmp_path: Path) -> None:

@@ -103,8 +103,8 @@ def test_a_ratio_in_doubt_widens_the_region_and_names_no_knee_alone() -> None:
     assert (known.concurrency, known.region) == (None, None)
     assert (
         known.reason
-        == "in doubt: p99 of ttft_from_schedule_s is 3.00 times its median at the lowest loads, and "
-        "7.00 times at 448 in flight; chance alone may have doubled it, longer stages tell"
+        == "in doubt: p99/p50 of ttft_from_schedule_s is 3.00 at the lowest loads and 7.00 at 448 "
+        "in flight; a knee is where it doubles, and so may chance: longer stages tell"
     )
 
 

@@ -17,7 +17,7 @@ from ampacity.reports.charts.outage import outage_chart
 from ampacity.reports.pages.findings import findings
 from ampacity.reports.pages.run_report import render_report
 from tests.support.contract import summarise
-from tests.support.synthetic import Stage, at_ns, make_run, request
+from tests.support.synthetic import Stage, at_ns, make_run, request, warned
 
 RATE_RPS = 15.0
 
@@ -333,6 +333,18 @@ def test_a_server_that_hangs_from_the_burst_on_is_down_and_its_base_no_queue(
     assert summary["verdict"].startswith("Endpoint silent, no token from 20 s on")
     assert "the endpoint broke down" in summary["burst"]["recovery_reason"]
     assert "queues of its own" not in summary["verdict"]
+
+
+@pytest.mark.parametrize("end_s", [99.0, 35.0], ids=["for good", "for 25 of 40 s"])
+def test_a_server_that_hangs_for_most_of_a_stage_makes_no_load_too_high(
+    end_s: float, tmp_path: Path
+) -> None:
+    """Every queue grows while it hangs: before it all are answered in 0.1 s."""
+    hangs = frozen(((10.0, end_s),), tokens=8, status="unfinished" if end_s > 40 else None)
+    summary = judged(tmp_path, hangs, slos=["ttft_p50=1s"])
+    assert "silent, no token from 10" in summary["verdict"]
+    assert "SLO violated; outside of it met." in summary["verdict"]
+    assert warned(summary, "unstable_lowest") is None
 
 
 def test_a_server_that_froze_for_four_seconds_was_silent(tmp_path: Path) -> None:

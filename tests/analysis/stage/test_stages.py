@@ -397,19 +397,19 @@ def test_steady_stages_are_consistent_and_an_overloaded_one_is_not() -> None:
 
 def test_gap_of_the_worked_example_has_both_outcomes() -> None:
     found = gap(c_max=48, limit_s=2.0, capacity_rps=12)
-    assert (found["ceiling_rps"], found["gap"], found["representative"]) == (24.0, 2.0, True)
-    assert gap(24, 2.0, 12)["representative"] is True  # in flight for exactly the limit
+    assert (found.ceiling_rps, found.gap, found.representative) == (24.0, 2.0, True)
+    assert gap(24, 2.0, 12).representative is True  # in flight for exactly the limit
     found = gap(49, 2.0, 12)
-    assert found["representative"] is False
-    assert "requests last 2.04 times the limit on average (a queue" in str(found["reason"])
+    assert found.representative is False
+    assert "requests last 2.04 times the limit on average (a queue" in str(found.reason)
 
 
 def test_a_ceiling_below_the_measured_rate_is_representative_and_said_to_be_no_bound() -> None:
     found = gap(c_max=6, limit_s=2.0, capacity_rps=12)  # half a second in flight
-    assert (found["ceiling_rps"], found["gap"], found["representative"]) == (3.0, 0.25, True)
+    assert (found.ceiling_rps, found.gap, found.representative) == (3.0, 0.25, True)
     assert (
         "requests last 0.25 of the limit on average, so the server carries more than the ceiling"
-        in str(found["reason"])
+        in str(found.reason)
     )
 
 
@@ -418,12 +418,12 @@ def test_a_ceiling_below_the_measured_rate_is_representative_and_said_to_be_no_b
     [
         ("e2e_p95=2s", "lower_bound", "C_max is a lower bound"),
         ("e2e_p95=2s", "saturated", "the closed loop is saturated"),
-        ("ttft_p99=2s", "interpolated", "a limit on all whole requests, which ttft_p99=2s is not"),
-        ("tpot_p99=50ms", "pooled", "which tpot_p99=50ms is not"),
+        ("ttft_p99=2s", "interpolated", "ttft_p99=2s is no limit on all whole requests"),
+        ("tpot_p99=50ms", "pooled", "tpot_p99=50ms is no limit"),
         (
             "chat:e2e_p95=2s",
             "pooled",
-            "a limit on all whole requests, which chat:e2e_p95=2s is not",
+            "chat:e2e_p95=2s is no limit on all whole requests",
         ),
         ("e2e_p95=2s", "none", "no capacity"),
     ],

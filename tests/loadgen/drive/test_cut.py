@@ -7,6 +7,8 @@ from ampacity.loadgen.drive.cut import rest_of
 from ampacity.loadgen.plan import StagePlan
 from tests.support.stage_driving import plan_of
 
+WAITS = {"after_start": np.array([0, 0, 0, 1, 1]), "after": np.array([1])}
+
 
 @pytest.mark.parametrize(
     ("plan", "gone", "elapsed_s", "ids", "due_s", "length_s"),
@@ -18,20 +20,7 @@ from tests.support.stage_driving import plan_of
         (plan_of("closed", [0] * 4, 10.0, ramp_s=2.0), [10, 12], 1.0, [13], [0.0], 10.0),
         (plan_of("closed", [0] * 4, 10.0, ramp_s=2.0), [10, 11], 5.0, [12, 13], [0, 0], 7.0),
         # 12 waits for 11, whose answer is lost: it is not sent
-        (
-            plan_of(
-                "open",
-                [0, 1, 1, 3],
-                4.0,
-                after_start=np.array([0, 0, 0, 1, 1]),
-                after=np.array([1]),
-            ),
-            [10, 11],
-            2.0,
-            [13],
-            [1.0],
-            2.0,
-        ),
+        (plan_of("open", [0, 1, 1, 3], 4.0, **WAITS), [10, 11], 2.0, [13], [1.0], 2.0),
     ],
     ids=["open", "not sent", "ramp", "closed", "sessions"],
 )

@@ -237,7 +237,7 @@ def test_a_damaged_block_of_a_stream_is_said_and_what_follows_is_read(
 
 
 @pytest.mark.parametrize("name", [files.STREAM_NAME, "in-flight-0-0.arrows"])
-def test_a_flipped_bit_is_never_read_as_data(tmp_path: Path, name: str) -> None:
+def test_what_is_damaged_is_never_read_as_data(tmp_path: Path, name: str) -> None:
     """Three answered, two in flight: what is read is as it was written, and what is lost is said."""
     schedule = Schedule(np.arange(5) * 1.0, np.full(5, 20), np.full(5, 5), 0)
     plan = StagePlan(0, "open", schedule, 5.0)
@@ -251,15 +251,17 @@ def test_a_flipped_bit_is_never_read_as_data(tmp_path: Path, name: str) -> None:
     assert list(whole) == [0, 1, 2, 3, 4]
     stream = writer.path / name
     data, head_bytes = stream.read_bytes(), SCHEMA.serialize().size
-    for at in range(0, len(data), 23):
-        stream.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+    flipped = [(at, bytes([data[at] ^ 1 << at % 8])) for at in range(0, len(data), 23)]
+    zeroed = [(at, bytes(512)) for at in range(0, len(data), 256)]
+    for at, changed in [*flipped, *zeroed]:
+        stream.write_bytes((data[:at] + changed + data[at + len(changed) :])[: len(data)])
         run = files.load_run(writer.path)
         rows = {row["request_id"]: row for row in run.requests.to_pylist()}
         assert all(row == whole[i] for i, row in rows.items()), at
         if name == files.STREAM_NAME:
-            assert rows.keys() >= ({0, 1, 2, 3, 4} if at < head_bytes else {3, 4}), at
+            assert rows.keys() >= (set(range(5)) if at + len(changed) <= head_bytes else {3, 4}), at
             # one whose length is damaged may seem torn by a kill, if it is the last
-            assert len(rows) == 5 or run.damage or rows.keys() == {0, 1, 3, 4}, at
+            assert len(rows) == 5 or run.damage or rows.keys() >= {0, 1, 3, 4}, at
         else:
             assert rows.keys() == {0, 1, 2} if run.damage else len(rows) == 5, at
 

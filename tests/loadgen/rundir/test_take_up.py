@@ -84,12 +84,8 @@ def test_what_was_in_flight_is_recorded_once_and_only_as_long_as_it_is(tmp_path:
     in_flight: dict[Exchange, int] = {}
     for index, attempt, token_ns in flying:
         sent = record_of(plan, index, 1_000 * index)
-        sent.dispatched_ns, sent.started_ns, sent.attempt = (
-            1_000 * index + 1,
-            1_000 * index + 2,
-            attempt,
-        )
-        sent.target, sent.turn = "b:1", None
+        sent.dispatched_ns, sent.started_ns = 1_000 * index + 1, 1_000 * index + 2
+        sent.attempt, sent.target, sent.turn = attempt, "b:1", None
         exchange = Exchange(sent, b"", lambda _: None)
         exchange._answer.chunk_at_ns.extend([token_ns] if token_ns else [])
         in_flight[exchange] = index
@@ -107,9 +103,8 @@ def test_what_was_in_flight_is_recorded_once_and_only_as_long_as_it_is(tmp_path:
     names += ("started_ns", "first_token_ns")
     rows = load_run(path).requests.to_pylist()[2:]
     assert [tuple(row[name] for name in names) for row in rows] == expected
-    same = {
-        (r["stage"], r["worker"], r["target"], r["class"], r["input_tokens_planned"]) for r in rows
-    }
+    columns = ("stage", "worker", "target", "class", "input_tokens_planned")
+    same = {tuple(row[name] for name in columns) for row in rows}
     assert same == {(3, 4, "b:1", "default", 8)}
     with take_up(path) as held, RunWriter(path, {**held.run.meta, "seams": [SEAM]}, held) as writer:
         assert len(list(path.glob("in-flight-*"))) == 0
