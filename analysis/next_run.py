@@ -156,6 +156,13 @@ def _with_more_budget(words: Sequence[str], planned: Mapping[str, float]) -> str
     return again(words, more) if more else None
 
 
+def budgets_times(words: Sequence[str], times: float) -> dict[str, str]:
+    """Return the budgets of a command for so many times its load, in two digits, rounded up."""
+    given = {name: text for name in BUDGETS if (text := _text(words, name)) and text[0].isdigit()}
+    times = max(times, 1.0)
+    return {name: f"{_two_digits_up(times * float(text)):.15g}" for name, text in given.items()}
+
+
 def _two_digits_up(value: float) -> float:
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
     return math.ceil(round(value / step, 6)) * step
@@ -199,7 +206,8 @@ def _after_stages(summary: Summary, words: Sequence[str]) -> str | None:
         more = (search.more_requests or 0) / rps if rps else 0.0
         longer_s = max(2 * limit, ROOM * (limit + more)) if limit else 0.0
         longer = duration_text(rounded_up(longer_s)) if limit else None
-        return again(words, {"--max-duration": longer})
+        times = longer_s / limit if limit else 1.0
+        return again(words, {"--max-duration": longer, **budgets_times(words, times)})
     if search:
         return None
     steady = dict.fromkeys(OF_SEARCH)
@@ -224,7 +232,8 @@ def _after_stages(summary: Summary, words: Sequence[str]) -> str | None:
         if stage.offered_rps
         else {"--concurrency": str(stage.concurrency_set)}
     )
-    length = {"--duration": duration_text(rounded_up(length_s))}
+    times = ROOM * (stage.requests + more) / max(summary.requests, 1)
+    length = {"--duration": duration_text(rounded_up(length_s)), **budgets_times(words, times)}
     return again(words, {**dict.fromkeys(OF_LOADS), **steady, **load, **length}, FLAGS_OF_SEARCH)
 
 

@@ -137,4 +137,6 @@ def _sentence(
     parts = won + [f"{who} in {', '.join(metrics)}{at}" for who, metrics in moved.items()]
     names = " and ".join(run.name for run in runs)
     nothing = f"No difference between {names} is shown{at and f', latencies{at}'}{but}"
+    if shifts and len(unknown) == len(shifts):
+        nothing = f"No latency could be compared; no other difference between {names} is shown"
     return f"{'; '.join(parts) or nothing}."

@@ -6,7 +6,7 @@ from typing import Any
 from ampacity.analysis.capacity.levels import number_text
 from ampacity.analysis.contract.soak import Soak, SoakChange
 from ampacity.analysis.contract.summary import Summary
-from ampacity.analysis.next_run import again, resume_command, sweep_instead
+from ampacity.analysis.next_run import again, budgets_times, resume_command, sweep_instead
 from ampacity.analysis.soak.change_point import WINDOWS_MIN
 from ampacity.analysis.verdict import other_load
 from ampacity.durations import duration_text, rounded_up
@@ -97,7 +97,6 @@ def soak_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | 
         window_s = soak.planned_s // wanted if few and count == 1 else soak.window_s
         length_s = max(soak.planned_s, wanted * (window_s := max(window_s, 1.0)))
         length_s = rounded_up(length_s if few else 2 * length_s)
-        return again(
-            words, {"--duration": duration_text(length_s), "--window": duration_text(window_s)}
-        )
+        length = {"--duration": duration_text(length_s), "--window": duration_text(window_s)}
+        return again(words, length | budgets_times(words, length_s / soak.duration_s))
     return sweep_instead(meta)

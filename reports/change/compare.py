@@ -76,6 +76,7 @@ def comparison_screen(result: Comparison) -> Screen:
         text = re.sub(
             r"^No difference (.*?) is shown", r"no significant difference \1", result.sentence
         )
+        text = re.sub("^No latency", "not known: no latency", text)
         answer = Entry("WINNER", text.rstrip("."), state="unsure")
     else:
         answer = Entry("WINNER", "none", result.sentence, "unsure")

@@ -10,6 +10,7 @@ import pytest
 from ampacity.analysis.contract.soak import Soak, SoakChange
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import read_summary
+from ampacity.analysis.next_run import budgets_times
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.soak.change_point import find_change
 from ampacity.analysis.soak.sentence import change_text, changes, clock, soak_command
@@ -156,6 +157,18 @@ def test_a_soak_with_too_few_windows_is_repeated_as_long_as_it_takes(
     assert (
         soak_command(summary, {"command_line": command}, "x") == f"{' '.join(command)} {expected}"
     )
+
+
+def test_a_longer_soak_has_a_budget_for_it() -> None:
+    """That ended one of 90 s; what is advised takes 3 min."""
+    few = soak([window(i, np.random.default_rng(11)) for i in range(29)])
+    few = msgspec.structs.replace(few, planned_s=180.0, window_s=3.75, duration_s=90.0)
+    whole = read_summary(sample_summary.open_sweep() | {"partial": None})
+    command = "ampacity soak u --rps 20 --max-requests 150 --max-cost=0.02".split()
+    told = soak_command(msgspec.structs.replace(whole, soak=few), {"command_line": command}, "x")
+    assert told is not None
+    assert told.endswith(" --duration 3m --window 5s --max-cost 0.04 --max-requests 300")
+    assert budgets_times(command, 2.53) == {"--max-requests": "380", "--max-cost": "0.051"}
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,22 @@ import html
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from ampacity.analysis.change import engine
 from ampacity.analysis.change.results import Comparison
+from ampacity.analysis.compare.findings import _sentence
 from ampacity.analysis.compare.pairs import ComparedRun
 from ampacity.analysis.compare.scorecard import compare
 from ampacity.reports.change.compare import (
     comparison_markdown,
+    comparison_screen,
     render_comparison,
     write_comparison_page,
 )
@@ -229,6 +233,21 @@ def test_a_ttft_of_0_has_no_ratio_and_breaks_nothing(tmp_path: Path) -> None:
     )
     write_comparison_page(tmp_path / "page.html", result)
     assert "TTFT could not be compared" in comparison_markdown(result)
+
+
+def test_where_no_latency_could_be_compared_none_is_called_equal(tmp_path: Path) -> None:
+    """As in an A/B of a few requests each, of which only the failures are compared."""
+    result = compare([arm(tmp_path / n, stage(ttfts(1, 400))) for n in "ab"])
+    shifts = [
+        replace(shift, quantiles=[replace(q, p=None) for q in shift.quantiles])
+        for shift in result.shift
+    ]
+    first: Any = SimpleNamespace(rounds=False)
+    runs: Any = [SimpleNamespace(name=name) for name in "AB"]
+    sentence = _sentence(runs, first, [], shifts, "20/s")
+    assert sentence == "No latency could be compared; no other difference between A and B is shown."
+    answer = comparison_screen(replace(result, sentence=sentence)).answers[0]
+    assert answer.text.startswith("not known: no latency could be compared")
 
 
 def test_student_interval_and_smallest_difference() -> None:
