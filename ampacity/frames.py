@@ -27,6 +27,7 @@ from ampacity.analysis.metrics.requests import e2e_s, first_answer_s, ttft_s
 from ampacity.analysis.stage.analyse import RunRecords, stage_records
 from ampacity.analysis.stage.client import figure_without_client, without_client
 from ampacity.analysis.summary import read_stages, summarise, warmup_of
+from ampacity.experiments.windows import summarise_soak
 from ampacity.loadgen.rundir.files import Run as RunDirectory
 from ampacity.loadgen.rundir.files import RunDirError, load_run
 from ampacity.loadgen.rundir.lists import LISTS
@@ -75,6 +76,8 @@ class Run:
     @cached_property
     def summary(self) -> Summary:
         """Return the findings, computed anew: the typed form of summary.json (docs/summary.md)."""
+        if self.meta.get("soak"):
+            return summarise_soak(self.path, self.meta, keep=False)[1]
         return summarise(self._directory)
 
     @cached_property

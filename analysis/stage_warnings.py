@@ -108,7 +108,7 @@ def client_relief(audit: Audit, limited: Stages) -> str:
     """Return what helps the client; more workers help only where its CPU was busy."""
     reasons, cpu_fraction = [str(s.client_limited_reason) for s in limited], audit.cpu_fraction
     if any("for want of" in reason for reason in reasons):
-        return "Raise that limit of the operating system, or spread the load over more machines."
+        return "Raise the limit that 'ampacity doctor' names (ulimit -n), or use more machines."
     if any(reason.startswith("worker ") for reason in reasons):
         return "Find out what ended that process or node (memory?)."
     if cpu_fraction is not None and cpu_fraction < IDLE_CPU_FRACTION:

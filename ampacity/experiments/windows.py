@@ -24,14 +24,14 @@ from ampacity.loadgen.rundir.files import (
 from ampacity.loadgen.rundir.rotate import keep_part, part_summary
 
 
-def summarise_soak(path: Path, meta: dict[str, Any]) -> tuple[Run, Summary]:
+def summarise_soak(path: Path, meta: dict[str, Any], *, keep: bool = True) -> tuple[Run, Summary]:
     """Return (the run with the records of its last window, its summary); ``meta``: run.json.
 
-    Raises RunDirError, RecordsError.
+    ``keep``: what is found of a window is written to its directory. Raises RunDirError, RecordsError.
     """
-    folder = part_summary(path, 0).parent
-    with explained(f"{folder} cannot be made"):
-        folder.mkdir(exist_ok=True)
+    if keep:
+        with explained(f"{path / 'windows'} cannot be made"):
+            part_summary(path, 0).parent.mkdir(exist_ok=True)
     parts, damage = [], list(filter(None, [damage_of(path)]))
     damaged = bool(damage)  # its streams stay as they are
     for stage in meta["stages"]:
@@ -42,9 +42,9 @@ def summarise_soak(path: Path, meta: dict[str, Any]) -> tuple[Run, Summary]:
             if lacking:
                 continue
             part = summarise(_window(path, meta["stages"], stage))
-            if over:
+            if over and keep:
                 write_json(kept, to_json(part))
-        if over and not damaged:
+        if over and keep and not damaged:
             keep_part(path, stage["index"])
         if part.stages and part.requests:
             parts.append(part)

@@ -234,7 +234,7 @@ def _over_windows(slo: Slo, stages: Sequence[Stage]) -> SloVerdict:
             f"; {100 * (at_most - missed):.3g} % were cut off, or gave no token, before the limit"
         )
     if word == "inconclusive":
-        why += f"; as slow ones come in groups, all count as {n / cluster:,.0f} requests"
+        why += f"; slow requests come in groups: {n:,} tell as much as {n / cluster:,.0f} alone"
     return _verdict(slo, word, (missed, at_most), effective, why)
 
 
@@ -290,6 +290,7 @@ def _changes(
     The level of a percentile is that of windows which have all percentiles of its metric, if any.
     """
     n = len(begin_s)
+    lack = "count" + ": the others were cut, or limited by this machine" * (len(whole) < n)
     known = {f: [i for i in whole if series[f.name][i] is not None] for f in figures}
 
     def level(figure: Figure) -> Collection[int]:
@@ -314,7 +315,7 @@ def _changes(
             verdict="no change" if point else "inconclusive",
             before=median([series[figure.name][i] or 0.0 for i in level(figure)]),
             p=point.p if point else None,
-            reason=None if point else f"needs {WINDOWS_MIN} windows, {len(windows)} of {n} count",
+            reason=None if point else f"needs {WINDOWS_MIN} windows, {len(windows)} of {n} {lack}",
         )
         if point and real[figure] and figure.matters(point):
             first = 0 if point.ends else point.first

@@ -170,7 +170,8 @@ def _answers(summary: Summary) -> list[Entry]:
         least = "at least " if held.crossing == "lower_bound" else ""
         found.append(Entry("C_MAX", f"{least}{figures.significant(held.c_max)} in flight", ends))
     found.append(_limit(summary))
-    found += [Entry("CAUSE", f"{c.title}: try {c.lever}") for c in summary.limits if c.holds][:1]
+    causes = [f"{c.title}. To try: {c.lever}" for c in summary.limits if c.holds]
+    found += [Entry("CAUSE", cause) for cause in causes[:1]]
     if summary.families:
         curves = (f"{f.lengths} {figures.rate(f.capacity.capacity_rps)}" for f in summary.families)
         found.append(Entry("LENGTHS", ", ".join(curves)))

@@ -44,7 +44,7 @@ def size_screen(decision: Decision, page: object = None) -> Screen:
         Entry("FLEET", head, best.run if several else "", "good" if plan else "unsure"),
         Entry("COST", year, cost.partition("; ")[2]),
         _capacity(best),
-        *(Entry("CAUSE", f"{limit.title}: try {limit.lever}", others) for limit in held[:1]),
+        *(Entry("CAUSE", f"{limit.title}. To try: {limit.lever}", others) for limit in held[:1]),
         Entry("HARDWARE", best.hardware_text),
         Entry("SET", "; ".join(rails)),
         *(Entry("OPEN", ", ".join(steps), gap) for gap, steps in gaps.items() if gap),

@@ -337,7 +337,7 @@ def test_without_a_terminal_the_command_ends_with_2(
         ({"ray": "auto", "workers": 2, "cpus": "0"}, "of this machine: drop them, or --ray"),
         ({"max_errors": "105%"}, "share below 1"),
         ({"max_errors": "few"}, "share below 1"),
-        ({"model": None, "prices": "P"}, "--model, and add its row where it lacks that; it has m"),
+        ({"model": None, "prices": "P"}, "name the model with --model, .*; it has m, n"),
         ({"model": "other", "prices": "P"}, "no price of other; it has m, n"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.metrics.requests import RecordsError
 from ampacity.experiments.windows import summarise_soak
+from ampacity.frames import load
 from ampacity.loadgen.rundir.files import RunDirError, part_of, read_meta
 from ampacity.loadgen.rundir.rotate import RotatingWriter, part_summary
 from tests.support.synthetic import Stage, request, run_meta
@@ -70,6 +71,13 @@ def test_a_summary_or_records_of_another_window_are_not_taken(run: Path) -> None
     shutil.copy(part_of(run, 2), part_of(run, 1))
     with pytest.raises(RecordsError, match=f"^{part_of(run, 1)}: row 0: stage is 2,"):
         summary_of(run)
+
+
+def test_from_python_a_soak_is_judged_as_by_the_command_and_nothing_is_written(run: Path) -> None:
+    before = sorted(run.rglob("*"))
+    found = load(run).summary
+    assert sorted(run.rglob("*")) == before
+    assert (found.soak, found.verdict) == (summary_of(run).soak, summary_of(run).verdict)
 
 
 def test_a_file_in_the_place_of_the_folder_is_one_line(run: Path) -> None:

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 SET_BY_SOAK = (
     *("rates", "concurrency", "lengths", "think_time", "ramp", "workers", "ray"),
-    *("keep_answers", "peak_rps", "tp", "safety", "gpu_hour"),
+    *("keep_answers", "peak_rps", "tp", "safety", "gpu_hour", "prompts", "skip_bad_rows"),
+    "duration",  # one
 )
 WINDOWS = 48.0  # of a soak whose window is not given ...
 WINDOW_S = (1.0, 600.0)  # ... within these lengths
 Rps = Annotated[float, o.opt("R", "Load in requests/s.", show_default=False)]
+Duration = Annotated[str, o.opt("T", "Length of a stage: of the whole soak.")]
 Window = Annotated[
     str | None,
     o.opt(
@@ -28,9 +30,14 @@ Window = Annotated[
 ]
 
 
-@o.shares(but=SET_BY_SOAK, duration="8h")
+@o.shares(but=SET_BY_SOAK)
 def soak(
-    url: o.Url, raw: dict[str, Any], rps: Rps, window: Window = None, json: o.Json = False
+    url: o.Url,
+    raw: dict[str, Any],
+    rps: Rps,
+    duration: Duration = "8h",
+    window: Window = None,
+    json: o.Json = False,
 ) -> None:
     """Send one load for hours, and find what changed and since when.
 
@@ -48,8 +55,8 @@ def soak(
 
     if not 0 < rps < 1e6:
         raise ConfigError(f"--rps {rps:g}: give a number above 0")
-    raw = {"duration": "8h", **raw, "url": url, "rates": rps}
-    duration_s = parse_duration(raw["duration"], "--duration")
+    raw |= {"duration": duration, "url": url, "rates": rps}
+    duration_s = parse_duration(duration, "--duration")
     window_s = min(max(duration_s / WINDOWS, WINDOW_S[0]), WINDOW_S[1])
     if window is not None:
         window_s = parse_duration(window, "--window")

@@ -34,7 +34,7 @@ def prices_of(settings: Settings) -> Prices | None:
         return next(iter(listed.values()))
     if settings.model in listed:
         return listed[settings.model]
-    wrong = "name the model with --model, and add its row where it lacks that"
+    wrong = "name the model with --model, as prices are read before the server is asked"
     if settings.model:
         wrong = f"no price of {settings.model}"
     raise ConfigError(f"--prices {settings.prices}: {wrong}; it has {', '.join(listed)}")

@@ -524,7 +524,7 @@ def test_advice_names_no_setting_that_the_experiment_lacks(
             0.1,
             "3 connections failed for want of file descriptors or ports on this machine (see ulimit -n "
             "and --source-address)",
-            "Raise that limit of the operating system, or spread the load over more machines.",
+            "Raise the limit that 'ampacity doctor' names (ulimit -n), or use more machines.",
         ),
     ],
 )
