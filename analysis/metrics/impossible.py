@@ -46,7 +46,8 @@ def check_records(run: Run) -> None:
             row = int(np.argmax(rows))
             held = run.requests.slice(row, 1).to_pylist()[0]
             said = f"{column} is {reprlib.repr(held[column])}, {why.format_map(held)}"
-            files = [file for file in _parquets(run) if file.is_file()] or streams_of(run.path)
+            parquets = _parquets(run)
+            files = [p for p in parquets if p.is_file()] or streams_of(run.path) or parquets[:1]
             raise RecordsError(
                 f"{', '.join(map(str, files))}: row {row}: {said}; no run writes that: the "
                 "file was changed or is damaged"
