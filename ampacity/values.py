@@ -59,11 +59,20 @@ def listen_at(value: Any, name: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", whole(port, name, at_most=65_535)
 
 
+def no_key(given: str, name: str) -> None:
+    """Raise ConfigError if a text that is written down holds a key by its form."""
+    from ampacity.loadgen.send.endpoint import holds_key
+
+    if holds_key(given):
+        raise ConfigError(f"{name} holds a key, and is written down: leave the key out")
+
+
 def otlp_url(value: Any, name: str) -> str:
     """Return where metrics are posted; a URL without a path gets ``/v1/metrics``."""
     from urllib.parse import urlsplit
 
     url = text(value, name).rstrip("/")
+    no_key(url.partition("?")[0], name)
     parts = urlsplit(url)
     try:
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -230,6 +239,7 @@ def metrics_urls(value: Any, name: str) -> tuple[str, ...]:
 
     urls = tuple(map(str, items(value)))
     for url in urls:
+        no_key(url.partition("?")[0], name)
         if "@" in url:
             raise ConfigError(
                 f"{name}: the address contains a user name or password: leave them out"
@@ -293,6 +303,7 @@ def locked(value: Any, name: str) -> dict[str, str]:
     """Return facts about the deployment, from ``name=value`` texts or a mapping of a run file."""
     found: dict[str, str] = {}
     for item in pairs(value, name):
+        no_key(item, name)
         fact, equals, content = (part.strip() for part in item.partition("="))
         if not equals or not fact or not content or not item.isprintable():
             raise ConfigError(f"{name} {item!a}: write it as name=value, as in quantization=fp8")

@@ -32,6 +32,7 @@ class Facts:
     deviations: tuple[Deviation, Deviation] = Deviation(), Deviation()  # inputs, outputs
     odd: OddAnswers = field(default_factory=OddAnswers)
     began_s: float = 0.0  # of a window of a soak, in the time of the soak
+    events: Sequence[str] = ()  # of the run, in run.json
 
     @property
     def stages(self) -> Stages:

@@ -113,7 +113,8 @@ def _concluded(
     """Return a summary with its warnings, verdict, limits and next command."""
     odd = odd_answers(run.requests, records.requests, models_asked(run.meta))
     began_s = float(metas[0].get("from_s") or 0.0) if metas else 0.0  # of a window of a soak
-    facts = Facts(found, deviations(records.requests), odd, began_s)
+    events = run.meta.get("events") or ()
+    facts = Facts(found, deviations(records.requests), odd, began_s, events)
     found = structs.replace(found, warnings=find_warnings(facts))
     found = structs.replace(found, verdict=write_verdict(found))
     command = found.next_command or next_command(found, run.meta, str(run.path))

@@ -25,7 +25,7 @@ NAMED = 4  # of the finish reasons or origins of answers
 
 OF_ENDPOINT = ("not_streamed", "diagnosis", "speculation", "strangers", "impossible_counts")
 """Codes about the endpoint, which also hold for whatever is compared with the run."""
-OF_A_RUN = ("partial", "resumed", "errors", "strangers")
+OF_A_RUN = ("partial", "resumed", "events", "errors", "strangers")
 """Codes that a run of several parts has as a whole."""
 _OF_A_STEADY_LOAD = ("never_settled", "drift", "two_modes", "littles_law")
 OF_A_SWEEP = ("unstable_lowest", "too_few_requests", "too_short", "non_monotone")
@@ -76,6 +76,11 @@ def _resumed(facts: Facts) -> str | None:
             "were known to be in flight)"
         )
     return f"The run was resumed {', and '.join(parts)}." if parts else None
+
+
+def _events(facts: Facts) -> str | None:
+    told = "; ".join(facts.events)
+    return f"{told[0].upper()}{told[1:]}." if told else None
 
 
 def _no_requests(facts: Facts) -> str | None:
@@ -337,6 +342,7 @@ def _closed_loop(facts: Facts) -> str | None:
 RULES: Mapping[str, Rule] = {
     "partial": _partial,
     "resumed": _resumed,
+    "events": _events,
     "no_requests": _no_requests,
     "imported": _imported,
     "client_limited": of_stages.client_limited,

@@ -236,6 +236,7 @@ class Live:
     judged: int = 0  # requests that have ended; the first attempt counts
     failed: int = 0  # of these
     spent_usd: float | None = None  # in the whole run
+    key_failures: dict[str, int] = field(default_factory=dict)  # of the whole run: Keys.failures
     times: LiveTimes | None = None  # only where they are shown
 
     @classmethod
@@ -254,6 +255,7 @@ class Live:
         self.kinds += other.kinds
         self.judged += other.judged
         self.failed += other.failed
+        self.key_failures = other.key_failures | self.key_failures
         if other.spent_usd is not None:
             self.spent_usd = (self.spent_usd or 0.0) + other.spent_usd
         if other.times is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ampacity.experiments.stages.conduct import conduct
 from ampacity.experiments.stages.provenance import out_path
-from ampacity.experiments.stages.resume import check_resumable, is_over
+from ampacity.experiments.stages.resume import check_resumable, events_of, is_over
 from ampacity.experiments.stages.rig import Rig
 from ampacity.loadgen.rundir.write import RunWriter, take_up
 from ampacity.progress import Progress
@@ -69,9 +69,9 @@ def close_arms(a: Path, b: Path) -> bool:
             if reason := end["status_reason"]:
                 by_a = reason.startswith("a: ")
                 end["status_reason"] = reason.removeprefix("a: ") if by_a else f"b: {reason}"
-            lost = filter(None, [held.run.damage])
-            meta = {**held.run.meta, **end, "notes": [*held.run.meta["notes"], *lost]}
-            with RunWriter(a, meta, held) as writer:
+            with RunWriter(
+                a, {**held.run.meta, **end, "events": events_of(held.run)}, held
+            ) as writer:
                 writer.finish()
     return True
 

@@ -116,7 +116,7 @@ def join_windows(parts: Sequence[Summary], run: Run) -> Summary:
         soak=soak_of(run.meta, stages, slos),
         limits=(),
     )
-    found = structs.replace(found, warnings=_warnings(found, parts, models_asked(run.meta)))
+    found = structs.replace(found, warnings=_warnings(found, parts, run.meta))
     found = structs.replace(found, limits=find_limits(found), verdict=soak_sentence(found))
     return structs.replace(found, next_command=soak_command(found, run.meta, str(run.path)))
 
@@ -128,14 +128,15 @@ def _audit(metas: Sequence[dict[str, Any]], stages: Sequence[Stage]) -> Audit:
     return structs.replace(found, repeated_stages=[], client_limited=limited)
 
 
-def _warnings(whole: Summary, parts: Sequence[Summary], asked: Collection[str]) -> list[Warned]:
+def _warnings(whole: Summary, parts: Sequence[Summary], meta: Mapping[str, Any]) -> list[Warned]:
     """Return those of the whole run, and the first of each kind of the windows with their number.
 
-    ``asked``: the models that were asked for.
+    ``meta``: run.json.
     """
     names = sum((Counter(p.workload["realised"]["answered_by"]) for p in parts), Counter[str]())
-    odd = OddAnswers(names.total(), strangers=strangers_of(names, asked))
-    facts, first = Facts(whole, odd=odd), dict[str, Warned]()
+    odd = OddAnswers(names.total(), strangers=strangers_of(names, models_asked(meta)))
+    facts = Facts(whole, odd=odd, events=meta.get("events") or ())
+    first = dict[str, Warned]()
     found = [(code, RULES[code](facts)) for code in OF_A_RUN]
     left = (*OF_A_RUN, *OF_A_SWEEP)
     of_windows = [{w.code: w for w in part.warnings if w.code not in left} for part in parts]

@@ -85,9 +85,11 @@ class Account:
 
     def look(self, live: Live, max_errors: float | None) -> None:
         """Renew the keys in a thread if they are due; end the run if too many requests fail."""
-        if self._keys is not None and self._keys.due():
-            # a daemon: neither the loop's end nor the process's waits for a command that hangs
-            threading.Thread(target=self._keys.renew, daemon=True).start()
+        if self._keys is not None:
+            live.key_failures = self._keys.failures
+            if self._keys.due():
+                # a daemon: neither the loop's end nor the process's waits for a command that hangs
+                threading.Thread(target=self._keys.renew, daemon=True).start()
         if max_errors is None or live.judged < FAILED_MIN or self.used_up:
             return
         if live.failed > max_errors * live.judged:

@@ -105,6 +105,7 @@ _RUN_JSON = _object(
     seed=Annotated[int, Meta(ge=0)],
     slos=_list(_ANY_OBJECT),
     notes=list[str],
+    events=list[str],
     diagnosis=_list(_FINDING),
     warmup_requests=_COUNT,
     spent_usd=_AMOUNT,

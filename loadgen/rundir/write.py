@@ -7,6 +7,8 @@ Finished requests are appended to ``requests.arrows`` (an Arrow IPC stream, batc
 import contextlib
 import io
 import os
+import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -194,9 +196,21 @@ def take_up(path: Path) -> Iterator[Held]:
             if time.monotonic() > give_up_s:
                 raise RunDirError(f"{path} is still being written, by another process")
             time.sleep(0.05)
+        _clear_halves(path)
         meta = read_meta(path)
         last = len(meta["stages"]) - 1 if meta.get("soak") else None  # which has files for each
         yield Held(load_run(path, last), closing)
+
+
+def _clear_halves(path: Path) -> None:
+    """Remove halves of files of a run (``replacing``) that processes left which were killed."""
+    for half in path.rglob(".*.*.*") if sys.platform != "win32" else ():
+        if named := re.fullmatch(r"\.[-\w]+\.(?:json|html|parquet|arrows)\.(\d{1,9})", half.name):
+            with contextlib.suppress(OSError):  # it runs, as another user
+                try:
+                    os.kill(int(named[1]), 0)  # sends nothing
+                except ProcessLookupError:
+                    half.unlink()
 
 
 class RunWriter(StreamWriter):

@@ -26,7 +26,7 @@ _SECRET_NAMES = re.compile(
     "key|token|secret|sig|auth|pass|pwd|code|credential|jwt|sas|bearer", re.IGNORECASE
 )
 
-_SECRET_VALUES = re.compile(r"(sk|pk|hf|gsk|ghp|xox.)[-_]|eyJ")  # keys of known kinds, and JWTs
+_SECRET_VALUES = re.compile(r"(sk|pk|gsk|ghp|xox.)[-_]|hf_|eyJ")  # keys of known kinds, and JWTs
 WRITTEN = "URLs are written down, give it through --api-key-env or --header"
 _AZURE = r"//[^/]*\.(openai|services\.ai|cognitiveservices)\.azure\.com\b|/openai/deployments/"
 # how a provider wants its key, by the base URL; the others take it as the API has it
@@ -231,7 +231,10 @@ def parse_endpoint(
     places = {
         f"query's {protocols.printable(name)!r}": value
         for name, value in parse_qsl(parts.query, keep_blank_values=True)
-    } | {f"path's part {i}": unquote(part) for i, part in enumerate(path.split("/")[1:], 1)}
+    }
+    for name, text in (("path", path), ("--path", route or "")):
+        parts_of = enumerate(text.lstrip("/").split("/"), 1)
+        places |= {f"{name}'s part {i}": unquote(part) for i, part in parts_of}
     for where, value in places.items():
         if any(key in value for key in (keys.known if keys else ())) or _SECRET_VALUES.match(value):
             raise EndpointError(f"the {where} holds a key: {WRITTEN}")
@@ -258,6 +261,11 @@ def parse_endpoint(
     )
     KNOWN.update(found.secrets)
     return found
+
+
+def holds_key(text: str) -> bool:
+    """Return whether a part of a text is a key by its form."""
+    return any(map(_SECRET_VALUES.match, re.split(r"[^!-~]|[/,;:=?&#@]", unquote(text))))
 
 
 def secrets_in(body: Any, name: str = "") -> Iterator[str]:

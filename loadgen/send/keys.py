@@ -21,6 +21,7 @@ from ampacity.loadgen.send.secrets import KNOWN
 COMMAND_MAX_S = 60.0
 KEY_MAX = 8000  # characters: servers refuse longer header lines
 AHEAD_S, AHEAD_SHARE = 60.0, 0.2  # renewed that long before the expiry, or in that share of a life
+LATE_NS = 10**9  # so long a new key may take
 RENEW_EVERY_S = 5.0  # at most, however often a key is refused
 _TOKENS = ("key", "api_key", "apiKey", "token", "access_token", "accessToken", "id_token")
 _EXPIRIES = ("expires_at", "expires_on", "expiry", "expiration", "expirationTimestamp")
@@ -113,15 +114,22 @@ class Keys:
         """Read the keys of ``name``; ``source``: the setting that names it. Raises EndpointError."""
         self._source, self._name = source, name
         self.known: dict[str, None] = {}  # every key so far, never to be written to disk
-        self.trouble: str | None = None  # why the keys could not be renewed
+        self._failures: dict[str, int] = {}
         self._replaced: dict[bytes, bytes] = {}  # ends of header lines, from old keys to new ones
-        self._renewing = False
+        self._renewing, self._tried_ns, self._refused_ns = False, 0, 0
         self._read()
 
     @property
     def option(self) -> str:
         """Return the option that names the keys."""
         return f"--{self._source.replace('_', '-')}"
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Return {why the keys could not be renewed: when that was first tried, monotonic ns}."""
+        late = self._renewing and self._refused_ns > self._tried_ns + LATE_NS
+        waits = {f"{self.option}: no new key came, and requests were refused": self._tried_ns}
+        return self._failures | (waits if late else {})
 
     def put_into(self, request: bytes) -> bytes:
         """Return a request that was built with an earlier key with the present one."""
@@ -132,23 +140,23 @@ class Keys:
     def refused(self, started_ns: int) -> None:
         """Note that a request was refused with 401 that began at ``started_ns`` (monotonic)."""
         if self._source != "api_key_env" and started_ns > self._read_ns:
-            self._due_s = 0.0
+            self._due_s, self._refused_ns = 0.0, time.monotonic_ns()
 
     def due(self) -> bool:
         """Return whether ``renew`` must be called now; then False until that is over."""
         now_s, again_s = time.monotonic(), self._read_ns / 1e9 + RENEW_EVERY_S
         if self._renewing or now_s < self._due_s or (self._due_s == 0.0 and now_s < again_s):
             return False
-        self._renewing = True
+        self._renewing, self._tried_ns = True, time.monotonic_ns()
         return True
 
     def renew(self) -> None:
         """Read the keys again; may take as long as the command does."""
         try:
             self._read()
-            self.trouble = None
         except EndpointError as error:
-            self.trouble, self._read_ns, self._due_s = str(error), time.monotonic_ns(), 0.0
+            self._failures.setdefault(str(error), self._tried_ns)
+            self._read_ns, self._due_s = time.monotonic_ns(), 0.0
         finally:
             self._renewing = False
 

@@ -155,7 +155,7 @@ def _method(name: str, found: KneeMethod) -> str:
 def _gap(law: LittlesLawGap) -> Finding:
     label = "Little's Law"
     looked = f"L ÷ λW = {significant(law.consistency)}" if law.consistency else None
-    agree = "1: rate, time and number in flight agree"
+    agree = "median of the steady stages; 1: rate, time and number in flight agree"
     if law.gap is None:
         return Finding(label, looked or DASH, None, agree if looked else law.reason or NO_REASON)
     ceiling = f"{rate(law.ceiling_rps)} = C_max ÷ {str(law.limit_metric).upper()}"

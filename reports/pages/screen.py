@@ -42,6 +42,7 @@ NOTES: dict[str, str | None] = {
     "too_long": "Some requests exceeded the model's context: use shorter lengths or --fit-context.",
     "unstable_lowest": "Even the lowest load was too high: start lower.",
     "resumed": None,  # its own text is short, as that of others
+    "events": None,
     "never_settled": "Some stages never settled: use a longer --duration.",
     "resent": "Idle connections broke, and requests were sent again.",
     "unsolicited": "Answers came that no request had asked for: some may be those of others.",

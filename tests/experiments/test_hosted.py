@@ -218,6 +218,10 @@ def test_failures_end_a_run_and_by_default_a_stage(
     assert stages[-1]["window"]["end_s"] < 1.95  # 40 of 80 have failed after 1.5 s
     assert re.search(r"stage 0 was ended after \d\d of 80 requests: most of its requests f", told)
     assert "no higher load is run: most of the requests at 40 req/s failed" in told
+    warned = {w["code"]: w["text"] for w in summary_of(tmp_path / "stage")["warnings"]}
+    assert re.search(
+        r"^Stage 0 was ended after \d\d of 80 requests: most of .*\.$", warned["events"]
+    )
     with Provider(script=cycle(script)) as provider:
         command(f"sweep {provider.url} {load} --max-errors 5% --out", tmp_path / "run", status=3)
     said = r"ended at stage 0 \(40 req/s\) by --max-errors 5%: (\d+) of (\d+) requests failed"
@@ -226,6 +230,36 @@ def test_failures_end_a_run_and_by_default_a_stage(
     failed, of = map(int, ended.groups())
     assert of >= 20
     assert failed == pytest.approx(2 / 3 * of, abs=4)  # by the script, in the order of their ends
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        "run --rates 20 --duration 2s",
+        "run --rates 20 --duration 2s --workers 2",
+        "soak --rps 20 --duration 3s --window 1s",
+    ],
+)
+def test_why_a_key_could_not_be_renewed_is_said_by_the_run(
+    load: str, ampacity: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command's first key expires after a second; its next call ends with status 3."""
+    once = f"[ -e {tmp_path}/called ] && exit 3; touch {tmp_path}/called; "
+    command = once + """echo '{"key": "sk-1", "expires_in": 1}'"""
+    experiment, *loads = load.split()
+    with Provider(keys=["sk-1"]) as provider:
+        words = [provider.url, *loads, *SHORT.split(), "--api-key-command", command]
+        assert ampacity(experiment, *words, "-q", "--out", tmp_path / "run") == 0
+        assert ampacity("report", tmp_path / "run") == 0
+    (event,) = json.loads((tmp_path / "run" / "run.json").read_text())["events"]
+    said = r"at (\d\.\d) s the API key could not be renewed, and the old one was used on \((.*)\)"
+    found = re.fullmatch(said, event)
+    assert found
+    assert float(found[1]) <= 2.0
+    assert found[2].startswith("--api-key-command: the command ended with status 3")
+    warned = {w["code"]: w["text"] for w in summary_of(tmp_path / "run")["warnings"]}
+    assert warned["events"] == f"A{event[1:]}."
+    assert "API key could not be renewed" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_request_that_is_sent_again_fails_once() -> None:

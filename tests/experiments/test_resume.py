@@ -162,6 +162,14 @@ def test_a_window_that_was_about_to_begin_is_no_restart_of_the_machine(tmp_path:
     assert resumed_meta(run, run.meta)["seams"][0]["gap_s"] == 0
 
 
+def test_what_was_lost_before_a_run_went_on_is_said_by_its_summary(tmp_path: Path) -> None:
+    lost = "20 bytes of run/requests.arrows cannot be read; what was recorded there is lost"
+    run = replace(state(tmp_path, events=["a stage was ended"]), damage=lost)
+    again = resumed_meta(run, run.meta)
+    assert again["events"] == ["a stage was ended", lost]
+    assert resumed_meta(replace(run, meta=again), again)["events"] == again["events"]
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

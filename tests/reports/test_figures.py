@@ -149,7 +149,10 @@ def test_key_figures_of_an_open_sweep() -> None:
     assert got["Knee"].value == "31.0 in flight at 6.10 req/s"
     assert got["Knee"].interval == "region 24.0 to 40.0 in flight, 5.40 to 6.70 req/s"
     assert got["Little's Law"].value == "L ÷ λW = 0.990"
-    assert got["Little's Law"].note == "1: rate, time and number in flight agree"
+    assert (
+        got["Little's Law"].note
+        == "median of the steady stages; 1: rate, time and number in flight agree"
+    )
     assert got["Goodput peak"].value == "6.56 req/s"
     assert got["Fleet"].value == "25 instances (24 to 26), 100 GPUs"
     assert "19 instances at the capacity × safety 1.3, each rounded up" in got["Fleet"].note

@@ -237,7 +237,9 @@ def test_a_bomb_is_refused_in_one_line_within_the_memory_and_time(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_that_is_no_utf8_is_refused(good_run: Path, tmp_path: Path, stream: bool) -> None:
+def test_a_text_that_is_no_utf8_is_refused_or_left_out_and_said(
+    good_run: Path, tmp_path: Path, stream: bool
+) -> None:
     table = pq.read_table(good_run / "requests.parquet")
     texts = pa.array([b"a\xe3"] * table.num_rows, pa.binary()).view(pa.string())
     table = table.set_column(table.column_names.index("class"), "class", texts)
@@ -248,8 +250,13 @@ def test_a_text_that_is_no_utf8_is_refused(good_run: Path, tmp_path: Path, strea
             pa.ipc.new_stream(file, table.schema) as to,
         ):
             to.write_table(table)
-    else:
-        pq.write_table(table, tmp_path / "requests.parquet")
+        run = load_run(tmp_path)
+        assert (run.requests.num_rows, "requests.arrows cannot be read" in str(run.damage)) == (
+            0,
+            True,
+        )
+        return
+    pq.write_table(table, tmp_path / "requests.parquet")
     with pytest.raises(RunDirError, match=r"cannot be read: .*Invalid UTF8 sequence"):
         load_run(tmp_path)
 

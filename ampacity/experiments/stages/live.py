@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ampacity.experiments.stages.context import fit_context
-from ampacity.experiments.stages.provenance import with_run
+from ampacity.experiments.stages.provenance import happened, with_run
 from ampacity.experiments.stages.rig import GROW_CPU_FRACTION, Outcome, Watch
 from ampacity.experiments.stages.rules import answers_in_history
 from ampacity.loadgen.audit import Measures, Tolerance, judge
@@ -81,10 +81,7 @@ class LivePlayer:
             result = await self._generator.run(
                 plan, self._workers_wanted, lambda start_ns: self._announce(plan, start_ns, labels)
             )
-        if (spent_usd := self._generator.live.spent_usd) is not None:
-            self._writer.meta["spent_usd"] = spent_usd
-        if (keys := self._settings.endpoint.keys) is not None and keys.trouble:
-            self._progress.note(keys.trouble)
+        self._take_account()
         self._writer.flush()
         await asyncio.to_thread(self._writer.wait)  # a disk that stalls: Ctrl-C is heard
         other_work = busiest(cores_used(others, cpu_seconds(), time.monotonic() - began_s))
@@ -109,12 +106,21 @@ class LivePlayer:
         result, answered = await self._generator.follow(plan, start_ns)
         meta = {**result.meta, **labels, "audit": self._audit(result.measures)}
         self._writer.meta["stages"][plan.index] = meta
-        if (spent_usd := self._generator.live.spent_usd) is not None:
-            self._writer.meta["spent_usd"] = spent_usd
+        self._take_account()
         assert isinstance(self._writer, RotatingWriter)
         await self._writer.end_stage(plan.index, self._telemetry.take())
         self._writer.write_meta()
         return answered
+
+    def _take_account(self) -> None:
+        """Write down what is spent, and why keys could not be renewed."""
+        live, meta = self._generator.live, self._writer.meta
+        if live.spent_usd is not None:
+            meta["spent_usd"] = live.spent_usd
+        for why, tried_ns in live.key_failures.items():
+            at_s = (tried_ns - meta["stages"][0]["start_ns"]) / 1e9
+            text = f"at {at_s:.1f} s the API key could not be renewed, and the old one was used on"
+            happened(meta, f"{text} ({why})", self._progress.note)
 
     def ended(self) -> tuple[str, str] | None:
         """Return how the run ended, if it did before its time."""

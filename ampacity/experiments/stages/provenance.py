@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -29,6 +29,14 @@ from ampacity.workloads.replay import Replayed
 def with_run(stage: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stage's entry of run.json with those of the run that a stage is judged with."""
     return {**stage, **{name: run.get(name) for name in ("diagnosis", "locked")}}
+
+
+def happened(meta: dict[str, Any], text: str, tell: Callable[[str], None]) -> None:
+    """Write down in run.json, once, what changes the meaning of figures, and tell it."""
+    events = meta.setdefault("events", [])
+    if text not in events:
+        events.append(text)
+        tell(text)
 
 
 def utc_now() -> str:

@@ -56,9 +56,7 @@ def check_resumable(run: Run) -> None:
     meta, path = run.meta, run.path
     if is_over(run):
         why = f" ({meta['status_reason']})" if meta.get("status_reason") else ""
-        arms = [path.parent / name for name in "ab"] if "ab" in meta else []
-        shows = " ".join(map(str, ["compare", *arms] if arms else ["report", path]))
-        raise RunDirError(f"{path} is over{why}, nothing is left to resume: ampacity {shows}")
+        raise RunDirError(f"{path} is over{why}, nothing is left to resume: ampacity report {path}")
     version = (meta.get("tool") or {}).get("version")
     known = meta.get("clock") and "answer_s" in (meta.get("endpoint") or {})
     if version != ampacity.__version__ or not known:
@@ -118,13 +116,19 @@ def resumed_meta(run: Run, new: Mapping[str, Any]) -> dict[str, Any]:
     meta = {
         **new,
         **{name: old[name] for name in KEPT if name in old},
-        "notes": list(dict.fromkeys([*old["notes"], *new["notes"], *filter(None, [run.damage])])),
+        "notes": list(dict.fromkeys([*old["notes"], *new["notes"]])),
+        "events": events_of(run),
         "seams": [*seams, seam],
         "resumed_ns": now_ns,
     }
     if fault := fault_of(meta):  # a mistake of ours: the directory stays as readable as it was
         raise AssertionError(f"{run.path / 'run.json'}: {fault}")
     return meta
+
+
+def events_of(run: Run) -> list[str]:
+    """Return what has happened in a run, and which of its records cannot be read."""
+    return list(dict.fromkeys([*run.meta.get("events", ()), *filter(None, [run.damage])]))
 
 
 def _clock_moved_s(began: Mapping[str, Any], now_ns: int) -> float:

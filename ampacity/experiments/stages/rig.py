@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.next_run import again
-from ampacity.experiments.stages.provenance import with_run
+from ampacity.experiments.stages.provenance import happened, with_run
 from ampacity.experiments.stages.resume import Recorded
 from ampacity.experiments.stages.rules import all_failed, answering_s, drain_s, session_rules
 from ampacity.live_panel import Outlook
@@ -347,7 +347,8 @@ class Rig:
         self.stages.append(judged)
         if meta.get("decided_early") == MOSTLY_FAILED:
             sent = f"{meta['scheduled_requests']} of {len(plan.schedule)} requests"
-            self._note(f"stage {plan.index} was ended after {sent}: {MOSTLY_FAILED}")
+            ended = f"stage {plan.index} was ended after {sent}: {MOSTLY_FAILED}"
+            happened(self._writer.meta, ended, self.tell)
         self._progress.judged(judged, burst="burst" in self._writer.meta)
         if not meta.get("interrupted"):
             self.ended = self.ended or all_failed(table, plan.index)

@@ -48,6 +48,7 @@ CODES = {  # the closed list of docs/summary.md
     "speculation",
     "cut_short",
     "unseen",
+    "events",
 }
 
 

@@ -161,6 +161,29 @@ def test_a_secret_in_a_url_is_refused(
     assert value not in str(refused.value)
 
 
+@pytest.mark.parametrize("value", ["sk-PLANTED-123", "eyJhbGciOi.x"])
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("path", "/v2/{}/chat"),
+        ("path", "{}"),
+        ("otlp", "http://h/{}/v1/metrics"),
+        ("metrics_url", "http://h/{}/metrics"),
+        ("lock", "note={}"),
+    ],
+)
+def test_a_secret_in_what_is_written_down_is_refused(option: str, text: str, value: str) -> None:
+    with pytest.raises(ValueError, match="holds a key") as refused:
+        make_settings({"url": "http://h/v1", option: text.format(value)})
+    assert value not in str(refused.value)
+
+
+def test_names_that_begin_like_keys_are_none() -> None:
+    given = {"lock": ["engine=hf-transformers", "tokenizer_mode=auto"], "path": "/v2/chat"}
+    settings = make_settings({"url": "http://h/v1", "otlp": "http://h:4318", **given})
+    assert settings.locked == {"engine": "hf-transformers", "tokenizer_mode": "auto"}
+
+
 # -- localhost -------------------------------------------------------------------------------------
 
 

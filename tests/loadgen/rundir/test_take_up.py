@@ -1,6 +1,8 @@
 """A run directory that a resumed run takes up: each record is kept, once."""
 
 import json
+import os
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -136,3 +138,19 @@ def test_a_disk_that_stalls_holds_up_no_load(
         answers.set()
         monkeypatch.setattr(write, "STALL_MAX_S", 30.0)
     assert load_run(tmp_path / "run").requests.num_rows == count
+
+
+def test_halves_of_files_that_a_kill_left_are_removed(tmp_path: Path) -> None:
+    """Those of processes that run, and files of other names, stay."""
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    with RunWriter(tmp_path / "run", run_meta([])) as writer:
+        writer.append(record(1))
+    (writer.path / "windows").mkdir()
+    names = "run.json", "requests.parquet", "report.html", "in-flight-0-0.arrows", "windows/0.json"
+    halves = [(writer.path / n).with_name(f".{Path(n).name}.{gone.pid}") for n in names]
+    kept = [writer.path / f".{n}" for n in (f"run.json.{os.getpid()}", f"mine.txt.{gone.pid}")]
+    for path in (*halves, *kept):
+        path.touch()
+    with take_up(writer.path):
+        assert [path for path in (*halves, *kept) if path.exists()] == kept

@@ -247,4 +247,22 @@ def test_a_key_that_cannot_be_renewed_is_kept_and_reported(tmp_path: Path) -> No
     assert not keys.due()  # once
     keys.renew()
     assert keys.current == (KEY,)
-    assert "cannot be read" in (keys.trouble or "")
+    ((why, tried_ns),) = keys.failures.items()
+    assert why == f"--api-key-file {path}: cannot be read: No such file or directory"
+    assert 0 < keys._read_ns - tried_ns < 10**9
+    keys._read_ns -= 10**10
+    assert keys.due()
+    keys.renew()
+    assert keys.failures == {why: tried_ns}  # of the first time
+
+
+def test_a_command_that_hangs_is_a_failure_once_requests_are_refused() -> None:
+    keys = Keys("api_key_command", f"echo {KEY}")
+    keys._read_ns -= 10**10
+    keys.refused(time.monotonic_ns())
+    assert keys.due()  # and nothing comes
+    keys.refused(time.monotonic_ns())
+    assert not keys.failures  # within a second
+    keys._tried_ns -= 2 * 10**9
+    keys.refused(time.monotonic_ns())
+    assert list(keys.failures) == ["--api-key-command: no new key came, and requests were refused"]
