@@ -72,7 +72,7 @@ async def sweep(
     limit_s = max_duration_s and max_duration_s / (1 + len(settings.lengths))
     if limit_s is not None:
         rig.tell(
-            f"at most {duration_text(limit_s)} of load, stages of "
+            f"at most {duration_text(limit_s)} of load beside stages that are repeated, stages of "
             f"{duration_text(settings.duration_s)}, longer near the limit"
         )
     curves, loads = 1 + len(settings.lengths), settings.loads

@@ -130,7 +130,7 @@ def _why_inconclusive(
 
     ``chances``: of a false "met" and a false "violated".
     """
-    over = (misses + unfinished) / o.n
+    over = misses / o.n  # a longer stage cuts off a smaller share
     few, (tau, widest) = over < 1 - slo.quantile, o.clustering(slo.quantile)
     size = max(tau, o.likely_cluster) if few else widest
     n_effective, needed = o.n / size, smallest_n(slo.quantile, confidence=1 - chances[0])

@@ -127,6 +127,9 @@ def test_rows_lost_in_a_kill_are_censored_at_age_zero() -> None:
     assert "10 were cut off" in verdict.reason
     assert verdict.cause == "requests were cut off that may have met its limit or not"
     assert verdict.attainment == pytest.approx(400 / 410)
+    # a longer stage loses no more of them: 299 without a miss decide, 43 are there
+    short = judge_slo(cohort(*good(40), missing=3).ttft(from_schedule=True), TTFT)
+    assert short.more_requests == pytest.approx(256, abs=2)
 
 
 def test_on_the_edge_no_length_decides_but_too_few_requests_say_how_many() -> None:
