@@ -82,7 +82,7 @@ def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
             os.fsync(f.fileno())
 
 
-_UNREADABLE = (OSError, ValueError, RecursionError, MemoryError, pa.ArrowException)
+_UNREADABLE = (OSError, ValueError, LookupError, RecursionError, MemoryError, pa.ArrowException)
 
 
 @contextlib.contextmanager
@@ -179,7 +179,7 @@ def read_note(path: Path, rows: Any) -> list[RequestRecord]:
 
 def _noted(path: Path) -> list[RequestRecord] | None:
     """Return the records of a note; None where it is damaged."""
-    with contextlib.suppress(*_UNREADABLE, LookupError, TypeError, ArithmeticError):
+    with contextlib.suppress(*_UNREADABLE, TypeError, ArithmeticError):
         batches, damaged = read_batches(path)
         records = [record for batch in batches for record in _records(batch)]
         if records and not damaged and to_batch(records).num_rows:
