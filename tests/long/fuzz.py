@@ -8,6 +8,7 @@ a sentence. A failing input is kept in the folder ``--keep`` and named.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib.util
 import io
 import json
@@ -364,20 +365,23 @@ def fuzz(name: str, seconds: float, seed: int, keep: Path) -> tuple[int, int]:
     target, corpus = TARGETS[name]()
     draw = random.Random(seed)
     until, done, failed = time.process_time() + seconds, 0, 0
+    keep.mkdir(parents=True, exist_ok=True)
+    now = keep / f"{name}-{seed}-now"  # left where the interpreter itself crashes
     while time.process_time() < until and not STOP.is_set():
         data = mutated(draw.choice(corpus), draw, corpus)
         done += 1
+        now.write_bytes(data)
         try:
             with bounded(MOST_S):
                 target(data, draw)
         except Exception as error:
             failed += 1
-            keep.mkdir(parents=True, exist_ok=True)
             path = keep / f"{name}-{seed}-{done}"
             path.write_bytes(data)
             print(f"{name}: {type(error).__name__}: {str(error)[:300]} ({path})", flush=True)
             if failed >= 10:
                 break
+    now.unlink(missing_ok=True)
     return done, failed
 
 
@@ -403,6 +407,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, default=Path("build/fuzz"))
     parser.add_argument("--hot-path", type=Path, help="a build of _hot_path.c to use instead")
     given = parser.parse_args()
+    faulthandler.enable()
     if given.hot_path:  # a sanitizer reserves terabytes of addresses
         use_build(given.hot_path)
     else:
