@@ -69,7 +69,7 @@ BAD_TRACE = b"""TIMESTAMP,ContextTokens,GeneratedTokens\r
         ("{key} --header Authorization: Bearer sk-wrong", ["--header", "quotes", "'Name: value'"]),
         ("--api-key-env sk-wrong", ["--api-key-env:", "not the key"]),
         ("--api-key-env 'sk-wrong\x07'", ["--api-key-env:", "cannot be printed"]),
-        ("{key} --metrics-url http://u:sk-wrong@h/m", ["--metrics-url:", "password"]),
+        ("{key} --metrics-url http://u:sk-wrong@h/m", ["--metrics-url", "leave"]),
         ("{key} --metrics-url h:1/m?t=sk-wrong", ["'h:1/m'", "http://127.0.0.1:9400/metrics"]),
         ("{key} --metrics-url http://[::1", ["--metrics-url 'http://[::1'"]),
         ("{key} --api soap", ["--api soap", "chat"]),
