@@ -31,6 +31,7 @@ FLAGS_OF_SEARCH = ("--closed", "--search")
 OF_LOAD = ("run", "sweep", "search", "burst")  # commands that a client can limit
 LONGER = ("never_settled", "drift", "too_short")  # warnings that ask for a longer --duration
 FEW_CORES = 4  # of fewer none is left to be the client's own
+CHECK_LIMIT = "10m"  # of a check's stage, which ends as soon as it knows
 ENOUGH_APART = 1.1  # violated over verified rate: a search would not find more
 
 
@@ -91,13 +92,32 @@ def check_command(summary: Summary, meta: Mapping[str, Any]) -> str | None:
     if not (words and summary.slos and held_rps) or {"-c", "--config", "--trace"} & {*words}:
         return None
     if words[1] == "demo":
-        slos = [part for slo in summary.slos for part in ("--slo", slo.text)]
-        words = [words[0], "check", "http://YOUR-SERVER/v1", *slos]
+        words = [words[0], "check", "http://YOUR-SERVER/v1", *_demo_load(summary)]
     elif words[1] not in ("run", "sweep", "search"):
         return None
     gone = dict.fromkeys((*OF_LOADS, *OF_SEARCH, *OF_FLEET, "--lengths", "--think-time"))
-    rates = {**gone, "--rates": f"{held_rps:g}"}
+    rates = {**gone, "--rates": f"{held_rps:g}", "--max-duration": CHECK_LIMIT}
     return again([words[0], "check", *words[2:]], rates, FLAGS_OF_SEARCH)
+
+
+def decide_command(summary: Summary, meta: Mapping[str, Any]) -> str | None:
+    """Return the command that decides every load within the interval that a run leaves open.
+
+    None where there is none, where one option cannot name them, or a trace sets the load.
+    """
+    words, open_ = _recorded(meta), _open_stages(summary)
+    repeats = words[1:2] in (["demo"], ["run"], ["sweep"])
+    if not repeats or not open_ or summary.workload.get("trace") or summary.families:
+        return None
+    if {stage.kind for stage, _ in open_} != {"open"}:
+        return None
+    return _deciding(summary, words, sorted(open_, key=lambda one: one[0].offered_rps or 0.0))
+
+
+def _demo_load(summary: Summary) -> list[str]:
+    """Return the SLOs and the workload of a demo as options."""
+    slos = [part for slo in summary.slos for part in ("--slo", slo.text)]
+    return [*slos, "--workload", str(summary.workload["name"])]
 
 
 def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | None:
@@ -224,38 +244,50 @@ def _after_stages(summary: Summary, words: Sequence[str]) -> str | None:
     if not (open_ := _least_open(summary)):
         finds = capacity.c_max_basis != "closed" and not {"-c", "--config"} & {*words}
         return _search(words) if finds else None
-    stage, more = open_
-    rate = stage.offered_rps or stage.achieved_rps
-    length_s = stage.window.start_s + ROOM * (stage.requests + more) / rate
-    load = (
-        {"--rates": f"{stage.offered_rps:g}"}
-        if stage.offered_rps
-        else {"--concurrency": str(stage.concurrency_set)}
-    )
-    times = ROOM * (stage.requests + more) / max(summary.requests, 1)
-    length = {"--duration": duration_text(rounded_up(length_s)), **budgets_times(words, times)}
-    return again(words, {**dict.fromkeys(OF_LOADS), **steady, **load, **length}, FLAGS_OF_SEARCH)
+    return _deciding(summary, words, [open_])
 
 
-def _least_open(summary: Summary) -> tuple[Stage, int] | None:
-    """Return the inconclusive stage within the interval that lacks least, and how many requests."""
+Open = tuple[Stage, int]  # an inconclusive stage, and how many more requests decide it
+
+
+def _deciding(summary: Summary, words: Sequence[str], open_: Sequence[Open]) -> str:
+    """Return the command that plays stages of one loop again, each long enough to be decided."""
+    lengths, needed = [], 0.0
+    for stage, more in open_:
+        needed += ROOM * (stage.requests + more)
+        rate = stage.offered_rps or stage.achieved_rps
+        length_s = stage.window.start_s + ROOM * (stage.requests + more) / rate
+        lengths.append(duration_text(rounded_up(length_s)))
+    if open_[0][0].offered_rps:
+        load = {"--rates": ",".join(f"{stage.offered_rps:g}" for stage, _ in open_)}
+    else:
+        load = {"--concurrency": ",".join(str(stage.concurrency_set) for stage, _ in open_)}
+    budgets = budgets_times(words, needed / max(summary.requests, 1))
+    changes = {**dict.fromkeys((*OF_LOADS, *OF_SEARCH)), **load, "--duration": ",".join(lengths)}
+    return again(words, {**changes, **budgets}, FLAGS_OF_SEARCH)
+
+
+def _open_stages(summary: Summary) -> list[Open]:
+    """Return the inconclusive stages within the interval that more requests would decide."""
     capacity = summary.capacity
     low, high = capacity.capacity_rps_ci or (capacity.verified_rps, capacity.violated_rps)
     low, high = low or 0.0, high or float("inf")
-    found = [
-        (more, i, stage)
-        for i, stage in enumerate(summary.stages)
+    return [
+        (stage, more)
+        for stage in summary.stages
         if stage.slo_met is None and not stage.client_limited and stage.achieved_rps
         if low <= (stage.offered_rps or stage.achieved_rps) <= high
         if (more := max((v.more_requests or 0 for v in stage.slo_verdicts), default=0))
     ]
-    if not found:
-        return None
+
+
+def _least_open(summary: Summary) -> Open | None:
+    """Return the open stage that lacks least."""
+    found = _open_stages(summary)
     # above the estimate a stage is likely to show a violation, and the capacity lies below it
-    rps = capacity.capacity_rps or float("inf")
-    below = [one for one in found if (one[2].offered_rps or 0.0) <= rps]
-    more, _, stage = min(below or found)
-    return stage, more
+    rps = summary.capacity.capacity_rps or float("inf")
+    below = [one for one in found if (one[0].offered_rps or 0.0) <= rps]
+    return min(below or found, key=lambda one: one[1], default=None)
 
 
 def _search(words: Sequence[str]) -> str:

@@ -176,7 +176,7 @@ RULES = (
         "batch_capped",
         checks.CAPPED,
         checks.batch_capped,
-        "a higher max_num_seqs",
+        "twice the max_num_seqs, at the same rates",
         "with a higher max_num_seqs no more requests run at once",
     ),
     Rule(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from math import ceil
 
-from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, NO_PEAK, instances_text
+from ampacity.analysis.capacity.fleet import NO_PEAK, instances_text
+from ampacity.analysis.capacity.fleet_figures import FleetInputs, fleet_figures
+from ampacity.analysis.capacity.fleet_figures import exact as as_written
 from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.capacity import Fleet, Knee, KneeMethod, LittlesLawGap, LoopCapacity
 from ampacity.analysis.contract.summary import Audit, Network, SloLimit, Summary
@@ -42,7 +44,10 @@ CROSSING = {
     ),
     "interpolated": "interpolated between the stages on both sides of the limit",
     "saturated": "the closed loop saturates there: an upper limit",
-    "pooled": "from all open stages together, those near the limit most",
+    "pooled": (
+        "from all open-loop stages together, those near the limit most; other days and machines are "
+        "not in the interval"
+    ),
     "lower_bound": "a lower bound: no stage violated the SLO",
     "none": "no stage met the SLO",
 }
@@ -155,7 +160,7 @@ def _method(name: str, found: KneeMethod) -> str:
 def _gap(law: LittlesLawGap) -> Finding:
     label = "Little's Law"
     looked = f"L ÷ λW = {significant(law.consistency)}" if law.consistency else None
-    agree = "median of the steady stages; 1: rate, time and number in flight agree"
+    agree = "the median of the steady stages: 1 where the number in flight is rate × time"
     if law.gap is None:
         return Finding(label, looked or DASH, None, agree if looked else law.reason or NO_REASON)
     ceiling = f"{rate(law.ceiling_rps)} = C_max ÷ {str(law.limit_metric).upper()}"
@@ -201,15 +206,14 @@ def _fleet(fleet: Fleet, verified_rps: float | None) -> Finding:
     if fleet.cost_per_million_output_tokens is not None and fleet.gpu_hour_usd is not None:
         each = usd(fleet.cost_per_million_output_tokens)
         price = gpu_price(fleet.tensor_parallel, fleet.gpu_hour_usd)
-        cost = f"{each} per million output tokens {AT_FULL_LOAD}, more below it, at {price}"
+        cost = f"{each} per million output tokens if every instance is always full, at {price}"
     if fleet.instances is None:
         why = SET_PEAK if fleet.reason == NO_PEAK else fleet.reason or NO_REASON
         return Finding("Fleet", DASH, None, _sentence(why, cost))
     sized = [
-        f"for a peak of {exact(fleet.peak_rps)} req/s",
-        f"{counted(fleet.instances_before_safety, 'instance')} at the capacity × "
-        f"safety {exact(fleet.safety_factor)}, each rounded up",
-        _at_verified(fleet, verified_rps),
+        f"{counted(fleet.instances_before_safety, 'instance')} can carry the peak of "
+        f"{exact(fleet.peak_rps)} req/s; × the safety factor {exact(fleet.safety_factor)}, rounded up",
+        _at_verified(fleet, verified_rps) or _with_one_more(fleet),
         f"{counted(fleet.tensor_parallel, 'GPU')} an instance",
         _one_down(fleet),
     ]
@@ -223,9 +227,21 @@ def _at_verified(fleet: Fleet, verified_rps: float | None) -> str | None:
     """Return the instances at the verified load, where they are more than the interval's."""
     if not verified_rps or not fleet.peak_rps or not fleet.safety_factor:
         return None
-    needed = ceil(ceil(fleet.peak_rps / verified_rps) * fleet.safety_factor)
+    given = FleetInputs(
+        peak_rps=fleet.peak_rps, capacity_rps=verified_rps, safety_factor=fleet.safety_factor
+    )
+    needed = fleet_figures(given).instances
     known = [n for n in (fleet.instances, *(fleet.instances_ci or ())) if n]
     return f"{needed:,} at the verified {rate(verified_rps)}" if needed > max(known) else None
+
+
+def _with_one_more(fleet: Fleet) -> str | None:
+    """Return the instances where the peak needs one more of them, and below which capacity."""
+    before = fleet.instances_before_safety
+    if not before or not fleet.peak_rps or not fleet.safety_factor:
+        return None
+    needed = ceil((before + 1) * as_written(fleet.safety_factor))
+    return f"{needed:,} if one carries less than {rate(fleet.peak_rps / before)}"
 
 
 def _one_down(fleet: Fleet) -> str:

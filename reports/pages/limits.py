@@ -35,17 +35,20 @@ def limits_with_figures(limits: Sequence[Limit]) -> list[ShownLimit]:
 
 
 def _outcome(limit: Limit) -> str:
-    word = {False: "Not so", True: "So", None: "Open"}[limit.refuted]
-    return f"{word} here: {evidence_text(limit.tested)}" if limit.tested else ""
+    word = {False: "It is not", True: "It is", None: "This run cannot tell"}[limit.refuted]
+    return f"{word}: {evidence_text(limit.tested)}" if limit.tested else ""
 
 
 def evidence_text(evidence: Sequence[Evidence]) -> str:
-    """Return figures as text: ``requests waiting, mean 486 at 200 req/s``."""
-    return ", ".join(
+    """Return figures as text: ``at 200 req/s: requests waiting, mean 486; requests running, 64``."""
+    stages = {e.stage for e in evidence}
+    common = next(iter(stages)) if len(stages) == 1 and len(evidence) > 1 else None
+    texts = (
         f"{e.figure}{':' * isinstance(e.value, str)} {_evidence(e)}"
-        + (f" at {e.stage}" if e.stage else "")
+        + (f" at {e.stage}" if e.stage and not common else "")
         for e in evidence
     )
+    return (f"at {common}: " if common else "") + "; ".join(texts)
 
 
 def _evidence(seen: Evidence) -> str:
@@ -77,26 +80,24 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         at = f"at most {significant(rails.operate_rps)} req/s"
         found.append(Rail("rate", at, f"{rails.operate_reason}{beyond}"))
     if rails.max_input_tokens is not None:
-        value = f"at most {_ends(rails.max_input_tokens)} tokens"
-        found.append(
-            Rail(
-                "prompt", value, "2 to 3 times the prompts' P95 in the stage with the most requests"
-            )
-        )
+        low, high = rails.max_input_tokens
+        why = "2 × P95 of the prompts, in the stage with the most requests"
+        value = f"at most {low:,} tokens"
+        found.append(Rail("prompt", value, f"{why} (3 ×: {high:,})" if high > low else why))
     if rails.max_input_tokens is not None and rails.max_output_tokens is not None:
         value = f"at most {rails.max_output_tokens:,} tokens"
         found.append(Rail("answer", value, "the answers' P99 in that stage: one in 100 is cut"))
     full = rails.concurrency_limit
     if full is not None:
         value = f"above {rails.scale_in_flight} in flight"
-        found.append(Rail("add an instance", value, "on average: C_max ÷ 1.2"))
-        why = "at any moment, C_max: what comes beyond waits in your proxy"
+        found.append(Rail("add an instance", value, "on average over minutes: C_max ÷ 1.2"))
+        why = "at any moment: C_max, rounded up; more wait in your proxy"
         found.append(Rail("requests in flight", f"at most {full}", why))
     if rails.breaker:
         low, high = rails.breaker
         at = f"opens at {_ends(rails.breaker)} waiting"
-        total = f", with those in flight {_ends((full + low, full + high))}" if full else ""
-        found.append(Rail("circuit breaker", at, f"80 to 90 % of the queue{total}"))
+        total = f"; {_ends((full + low, full + high))} with those in flight" if full else ""
+        found.append(Rail("circuit breaker", at, f"80 to 90 % of the queue below{total}"))
     if rails.queue_depth is not None:
         wait = (
             f"in your proxy: what leaves in the {seconds(rails.wait_budget_s)} that TTFT may wait"

@@ -4,7 +4,6 @@ Charts are Vega-Lite with their runtime (0.9 MB) in the page; until it runs, wit
 paper there is the same picture as SVG.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,13 @@ from msgspec.structs import replace
 
 from ampacity.analysis.contract.summary import Summary, to_json
 from ampacity.analysis.decision.guardrails import guardrails
-from ampacity.analysis.next_run import again, check_command, same_stages, sweep_instead
+from ampacity.analysis.next_run import (
+    again,
+    check_command,
+    decide_command,
+    same_stages,
+    sweep_instead,
+)
 from ampacity.analysis.other_limits import AtLimit
 from ampacity.analysis.timeline import Timeline
 from ampacity.reports.charts.burst import phases_table
@@ -22,12 +27,13 @@ from ampacity.reports.charts.curves import charts
 from ampacity.reports.charts.families import curve_tables
 from ampacity.reports.charts.marks import Chart
 from ampacity.reports.charts.timeline import timeline_chart
+from ampacity.reports.pages.around_limit import around_limit
 from ampacity.reports.pages.findings import TRUST, error_bound, findings
 from ampacity.reports.pages.limits import limits_with_figures, rails_of
 from ampacity.reports.pages.page import embedded_json, render_page, write_page
 from ampacity.reports.pages.screen import judged_table
 from ampacity.reports.pages.soak import soak_table
-from ampacity.reports.pages.trust import by_severity, origin, steady
+from ampacity.reports.pages.trust import by_severity, doubts, origin, steady
 from ampacity.reports.pages.what_if import what_if
 from ampacity.reports.render import tables
 from ampacity.reports.render.events import events_table
@@ -101,6 +107,7 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
             *sorted((f for f in found if f.label in TRUST), key=lambda f: TRUST.index(f.label)),
             *([] if summary.burst else [steady(summary)]),
         ],
+        doubts=doubts(summary, meta),
         next_command=summary.next_command,
         rails=_rails(summary),
         what_if=choices,
@@ -109,7 +116,7 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
         soak=soak_table(summary.soak) if summary.soak else None,
         sweep=sweep_instead(meta) if summary.burst else None,
         judged=judged and judged.last_second(),
-        at_capacity=_at_capacity(summary),
+        around_limit=around_limit(summary),
         stages=tables.stages_table(summary),
         bound=error_bound(summary),
         slos=tables.slo_table(summary),
@@ -165,23 +172,6 @@ def _subject(summary: Summary, meta: Mapping[str, Any]) -> list[str]:
     facts = [meta.get("name"), endpoint.get("model"), endpoint.get("url"), started]
     sent = lengths_line(summary.workload)
     return [str(part) for part in (*facts, sent, slos and f"SLO {slos}") if part]
-
-
-def _at_capacity(summary: Summary) -> str | None:
-    """Return the latencies of the highest load within the capacity, in a line."""
-    held = summary.capacity
-    known = [s for s in by_load(summary.stages) if not s.client_limited]
-    below = [s for s in known if (s.offered_rps or math.inf) <= (held.capacity_rps or 0.0)]
-    below = below or [s for s in known if s.index == held.stage]
-    if not below:
-        return None
-    name, parts = below[-1].name, []
-    for metric in ("ttft_from_schedule_s", "itl_s", "e2e_from_schedule_s"):
-        found = tables.percentile_table(summary, metric)
-        row = next(row for row in found.rows if row[0].text == name)
-        p50, _, p95, p99 = (cell.text for cell in row[1:5])
-        parts.append(f"{found.title.split()[0]} p50 {p50}, p95 {p95}, p99 {p99}")
-    return f"At {name}, the highest load within the capacity: {'; '.join(parts)}."
 
 
 def _itl_reason(summary: Summary) -> str:
@@ -310,10 +300,12 @@ def _commands(summary: Summary, meta: Mapping[str, Any]) -> dict[str, str | None
     """Return the run's own command, the one that plays its loads again, and a release's check."""
     held = meta.get("command_line")
     words = [str(word) for word in held] if isinstance(held, list) else []
+    decide = decide_command(summary, meta) if words else None
     return {
         "command_line": again(words, {}) if words else _plain(held),
         "same_stages": same_stages(words, meta),
         "check": check_command(summary, meta) if words else None,
+        "decide": None if decide == summary.next_command else decide,
     }
 
 

@@ -263,6 +263,11 @@ def judged_table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
         rows.column(Column(slo.head, "", 2 + i if i else 0), slo.cell)
     rows.figure("in flight", "", lambda s: s.concurrency, figures.significant, 6, "")
     rows.figure("goodput", "", lambda s: s.goodput_rps, figures.significant, 5, "")
+    if summary.slos:
+        rows.figure("missed", "", _missed, figures.share, 8, "")
+        rows.percentile("TTFT p50", "", lambda s: s.ttft_from_schedule_s, "p50", 9)
+    if any(s.server and s.server.waiting is not None for s in stages):
+        rows.figure("waiting", "", _waiting, figures.significant, 10, "")
     if any(figures.failures(s.errors) for s in stages):
         rows.figure("failed", "", lambda s: figures.failures(s.errors), figures.count, 1)
     if any(s.accepted.requests is not None for s in stages):
@@ -271,6 +276,16 @@ def judged_table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
     last = Column("SLO" if summary.slos else "state", "", text=True)
     rows.column(last, lambda _, s: _words(summary, s))
     return rows.done()
+
+
+def _missed(stage: Stage) -> float | None:
+    """Return the share of the requests that missed an SLO."""
+    return None if stage.slo_attainment is None else 1.0 - stage.slo_attainment
+
+
+def _waiting(stage: Stage) -> float | None:
+    """Return the mean number of requests that waited at the server."""
+    return stage.server.waiting if stage.server else None
 
 
 class _Judged:

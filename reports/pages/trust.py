@@ -10,6 +10,7 @@ from ampacity.analysis.next_run import again, relieved
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.durations import duration_text, rounded_up
 from ampacity.reports.render.figures import Finding, by_load, counted
+from ampacity.reports.render.traffic import lengths_line
 
 GRAVE = frozenset(
     [
@@ -53,7 +54,7 @@ def by_severity(summary: Summary, meta: Mapping[str, Any]) -> list[Shown]:
 
 
 def origin(summary: Summary, meta: Mapping[str, Any]) -> list[Finding]:
-    """Return what answered and what was sent, where either is no measurement of its own."""
+    """Return what answered, where that is no server of its own, and what was sent."""
     found, values, notes = [], [], []
     if summary.predicted or summary.simulated:
         values.append("simulated")
@@ -61,14 +62,50 @@ def origin(summary: Summary, meta: Mapping[str, Any]) -> list[Finding]:
     url = (meta.get("endpoint") or {}).get("url")
     if not summary.predicted and THIS_HOST.match(str(url)):
         values.append("on the client's host")
-        notes.append("both share its CPUs, unless the URL is a tunnel's")
+        notes.append(
+            "server and client share its CPUs"
+            + ", unless this is a tunnel" * (not summary.simulated)
+        )
     if values:
         found.append(Finding("Server", ", ".join(values), None, "; ".join(notes), "unsure"))
-    source = str(summary.workload.get("source") or "")
-    if source.startswith("an assumption"):
-        note = f"{source}; replay a log of your own with --trace, or fit one with ampacity workload fit"
-        found.append(Finding("Workload", str(summary.workload["name"]), None, note, "unsure"))
-    return found
+    return [*found, _workload(summary)]
+
+
+def _workload(summary: Summary) -> Finding:
+    """Return what was sent, and how far it is an assumption."""
+    held = summary.workload
+    sent = {"arrivals": "arrivals {}", "prompts": "prompts {}", "source": "{}"}
+    parts = [lengths_line(held)]
+    parts += [text.format(held[key]) for key, text in sent.items() if held.get(key)]
+    assumed = _assumed(summary)
+    if assumed:
+        parts.append("replay a log of your own with --trace, or fit one with ampacity workload fit")
+    note = "; ".join(part for part in parts if part)
+    return Finding("Workload", str(held["name"]), None, note, "unsure" if assumed else "")
+
+
+def _assumed(summary: Summary) -> bool:
+    return str(summary.workload.get("source") or "").startswith("an assumption")
+
+
+def doubts(summary: Summary, meta: Mapping[str, Any]) -> str:
+    """Return in a sentence what speaks against buying on the figures of a run."""
+    grave = [w.code for w in summary.warnings if w.code in GRAVE]
+    if summary.predicted:
+        never = ["nothing was measured"]
+    else:
+        never = ["a simulator answered"] if summary.simulated else []
+    never += [f"{counted(len(grave), 'grave warning')} below"] if grave else []
+    held, url = summary.capacity, (meta.get("endpoint") or {}).get("url")
+    others = {
+        "the workload is an assumption": _assumed(summary),
+        "server and client share a machine": not summary.predicted and THIS_HOST.match(str(url)),
+        "no stage alone verifies a load": held.crossing == "pooled" and not held.verified_rps,
+        "it is one run: other days and machines are not in it": not summary.predicted,
+    }
+    less = [text for text, holds in others.items() if holds]
+    lead = "Do not buy on these figures" if never else "Before you buy on these figures"
+    return f"{lead}: {'; '.join([*never, *less])}."
 
 
 def steady(summary: Summary) -> Finding:

@@ -50,7 +50,7 @@ def what_if(summary: Summary, tried: Sequence[AtLimit], directory: str) -> dict[
         Control("gpu_hour_usd", "Price of a GPU hour, $", 0.0, max(10.0, 4 * price), 0.05, price),
         Control(
             "utilisation",
-            "Mean load, % of what the fleet carries (empty: the peak)",
+            "Mean load over the day, % of what the fleet carries",
             1,
             100,
             1,

@@ -42,7 +42,7 @@ def _events(stage: Stage) -> list[str]:
     found = [stage.outage.text] if stage.outage else []
     found.append(steady[steady_state(stage)[0]])
     if stage.server and (waiting := stage.server.waiting) and waiting >= 1:
-        found.append(f"{significant(waiting)} waiting at the server")
+        found.append(f"{significant(waiting)} waiting at the server on average")
     if failed := failures(stage.errors):
         found.append(f"{count(failed)} failed")
     if cut := cut_off(stage.errors):

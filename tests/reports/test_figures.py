@@ -151,12 +151,14 @@ def test_key_figures_of_an_open_sweep() -> None:
     assert got["Little's Law"].value == "L ÷ λW = 0.990"
     assert (
         got["Little's Law"].note
-        == "median of the steady stages; 1: rate, time and number in flight agree"
+        == "the median of the steady stages: 1 where the number in flight is rate × time"
     )
     assert got["Goodput peak"].value == "6.56 req/s"
     assert got["Fleet"].value == "25 instances (24 to 26), 100 GPUs"
-    assert "19 instances at the capacity × safety 1.3, each rounded up" in got["Fleet"].note
-    priced = "$2.31 per million output tokens at full load, more below it, at 4 GPUs × $2.50/h"
+    # 120 / 6.4 = 18.75, 19 × 1.3 = 24.7; 20 are needed below 120 / 19 = 6.32 each, 20 × 1.3 = 26
+    sized = "19 instances can carry the peak of 120 req/s; × the safety factor 1.3, rounded up; "
+    assert got["Fleet"].note.startswith(f"{sized}26 if one carries less than 6.32 req/s; ")
+    priced = "$2.31 per million output tokens if every instance is always full, at 4 GPUs × $2.50/h"
     assert got["Fleet"].note.endswith(priced)
     assert got["Load generator"].value == "kept up, not disturbed"
 
@@ -181,8 +183,8 @@ def test_a_cost_stands_beside_its_price_also_where_no_peak_sizes_a_fleet() -> No
     }
     note = found(summary)["Fleet"].note
     assert note == (
-        "set a peak in What if? or with --peak-rps; $2.31 per million output tokens at full load, more "
-        "below it, at 1 GPU × $2.50/h"
+        "set a peak in What if? or with --peak-rps; $2.31 per million output tokens if every "
+        "instance is always full, at 1 GPU × $2.50/h"
     )
 
 
@@ -316,8 +318,9 @@ def test_one_instance_and_one_gpu_are_singular() -> None:
     got = found(summary)
     assert got["Fleet"].value == "1 instance (1 to 2)"
     assert (
-        "1 instance at the capacity × safety 1, each rounded up; 1 GPU an instance; 1 instance more to carry the "
-        "peak with one down" in got["Fleet"].note
+        "1 instance can carry the peak of 120 req/s; × the safety factor 1, rounded up; 2 if one carries less than "
+        "120 req/s; 1 GPU an instance; 1 instance more to carry the peak with one down"
+        in got["Fleet"].note
     )
     assert got["Load generator"].note.startswith("nothing measured at 9 req/s is a finding")
 

@@ -17,6 +17,7 @@ from ampacity.analysis.contract.capacity import Capacity, Knee
 from ampacity.analysis.contract.summary import read_summary
 from ampacity.reports.charts import svg as drawing
 from ampacity.reports.charts.curves import latency_by_rate
+from ampacity.reports.pages.around_limit import around_limit
 from ampacity.reports.pages.page import embedded_json
 from ampacity.reports.pages.run_report import partial_reason, render_report, write_report
 from ampacity.reports.pages.terminal import render_table
@@ -98,9 +99,9 @@ def test_the_page_is_one_well_formed_file(name: str, tmp_path: Path) -> None:
     limits = (
         "limit of one instance, in the order in which they act set to why "
         "rate at most 5.40 req/s the low end of the knee region "
-        "add an instance above 28 in flight on average: C_max ÷ 1.2 "
-        "requests in flight at most 35 at any moment, C_max: what comes beyond waits in your proxy "
-        "circuit breaker opens at 8 to 9 waiting 80 to 90 % of the queue, with those in flight 43 to 44 "
+        "add an instance above 28 in flight on average over minutes: C_max ÷ 1.2 "
+        "requests in flight at most 35 at any moment: C_max, rounded up; more wait in your proxy "
+        "circuit breaker opens at 8 to 9 waiting 80 to 90 % of the queue below; 43 to 44 with those in flight "
         "queue at most 10 waiting in your proxy: what leaves in the 1.90 s that TTFT may wait"
     )
     shown = page.text.get("rails", "")
@@ -116,14 +117,27 @@ def test_sections_stand_in_the_order_of_the_report() -> None:
     assert [a["id"] for _, a in page.tags if a.get("id") in wanted] == wanted
 
 
-def test_the_latencies_at_the_capacity_are_in_one_line() -> None:
-    """Of 6.4 requests/s: the stage at 6, not that at 7."""
-    _, page = page_of(open_sweep())
-    assert " ".join(page.text["at-capacity"].split()) == (
-        "At 6 req/s, the highest load within the capacity: "
+def test_the_loads_around_the_capacity_are_told_in_words() -> None:
+    """Of 6.4 requests/s: the stage at 6, not that at 7, of which 95.1 % met the SLO."""
+    at_6 = (
         "TTFT p50 310 ms, p95 1.06 s, p99 1.77 s; ITL p50 28.0 ms, p95 45.9 ms, p99 56.3 ms; "
         "E2E p50 5.64 s, p95 12.8 s, p99 18.0 s."
     )
+    above = (
+        "Above the capacity: at 7 req/s 4.90% of the requests missed the SLO, TTFT p50 640 ms; "
+        "at 9 req/s 95.0% of the requests missed the SLO, TTFT p50 11.5 s, and the queue grew to the end."
+    )
+    summary = open_sweep()
+    _, page = page_of(summary)
+    at_most = f"At 6 req/s, the highest load that met the SLOs: {at_6}"
+    assert page.text["around-limit"] == f"{at_most}{above}"
+    summary["stages"][5]["slo_met"] = None  # at 6: now 5 is the highest that met them
+    below = around_limit(read_summary(summary))[1]
+    open_ = "the highest load below the capacity; whether it meets the SLO is open"
+    assert below == f"At 6 req/s, {open_}: {at_6}"
+    summary["capacity"] |= {"crossing": "lower_bound"}
+    assert len(around_limit(read_summary(summary))) == 2
+    assert around_limit(read_summary(ALL["all_failed"]())) == []
 
 
 def test_hostile_text_stays_text() -> None:
@@ -201,7 +215,7 @@ def test_every_figure_of_a_prediction_is_marked() -> None:
     marks = text.count('<span class="tag">predicted</span>')
     cards, figures = text.count('class="card"'), text.count("<figure")
     tables = len([tag for tag, _ in page.tags if tag == "table"])
-    assert (cards, figures, tables) == (9, 9, 14)
+    assert (cards, figures, tables) == (10, 9, 14)
     # the length table stands under the mark of its section
     assert marks >= cards + figures + tables - 1
 

@@ -17,7 +17,13 @@ from rich.console import Console
 from ampacity.analysis.contract import stage as contract
 from ampacity.analysis.contract.stage import StageClass
 from ampacity.analysis.contract.summary import SloLimit, Summary, read_summary
-from ampacity.analysis.next_run import again, check_command, next_command, same_stages
+from ampacity.analysis.next_run import (
+    again,
+    check_command,
+    decide_command,
+    next_command,
+    same_stages,
+)
 from ampacity.analysis.summary import summarise
 from ampacity.analysis.validate import Finding as Assumption
 from ampacity.analysis.validate import Validation
@@ -272,16 +278,20 @@ FLEET = "--peak-rps 9 --safety 2 --rates 1,2 --precision 5% --out x".split()
 @pytest.mark.parametrize(
     ("line", "capacity", "expected"),
     [
-        ([*COMMAND, *FLEET], {"verified_rps": 5.5}, f"{' '.join(COMMAND[2:])} --rates 5.5"),
+        (
+            [*COMMAND, *FLEET],
+            {"verified_rps": 5.5},
+            f"{' '.join(COMMAND[2:])} --rates 5.5 --max-duration 10m",
+        ),
         (
             COMMAND,
             {"verified_rps": None, "capacity_rps_ci": [6.12, 7.1]},
-            "--slo ttft_p95=1s --rates 4",
+            "--slo ttft_p95=1s --rates 4 --max-duration 10m",
         ),
         (
             ["ampacity", "demo"],
             {"verified_rps": 100.0},
-            "http://YOUR-SERVER/v1 --slo ttft_p95=1s --rates 100",
+            "http://YOUR-SERVER/v1 --slo ttft_p95=1s --workload chat --rates 100 --max-duration 10m",
         ),
         ([*COMMAND, "-c", "x.yaml"], {"verified_rps": 5.5}, None),
         (["ampacity", "burst", *COMMAND[2:]], {"verified_rps": 5.5}, None),
@@ -303,6 +313,22 @@ def test_a_release_is_checked_at_a_load_that_holds(
         return
     assert found.startswith("ampacity check http")
     assert found.endswith(expected), found
+
+
+def test_every_open_load_within_the_interval_is_decided_by_one_command() -> None:
+    """3 s and 1.1 × 1,590 / 6 = 292 s; 3 s and 1.1 × 1,130 / 7 = 178 s; whole minutes, upwards."""
+    summary = open_sweep()
+    for stage, more in ((summary["stages"][5], 530), (summary["stages"][6], 70)):
+        stage |= {"slo_met": None, "requests": 1060}
+        stage["window"] |= {"start_s": 3.0}
+        stage["slo_verdicts"][0] |= {"verdict": "inconclusive", "more_requests": more}
+    for line in (COMMAND, ["ampacity", "demo"]):
+        found = decide_command(struct_of(Summary, summary), {"command_line": line})
+        assert found == f"{' '.join(line)} --rates 6,7 --duration 5m,4m"
+    searched = decide_command(
+        struct_of(Summary, summary), {"command_line": ["ampacity", "search", "u"]}
+    )
+    assert searched is None
 
 
 def test_a_used_up_budget_becomes_what_was_planned_or_is_doubled() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ampacity.analysis.contract.summary import Summary, read_summary
-from ampacity.reports.pages.trust import by_severity, origin, steady
+from ampacity.reports.pages.trust import by_severity, doubts, origin, steady
 from ampacity.reports.pages.what_if import what_if
 from ampacity.reports.render.events import events_table
 from tests.support.sample_summary import all_failed, errors, open_sweep
@@ -70,11 +70,19 @@ def test_what_is_no_measurement_of_its_own_is_named() -> None:
     measured = {"name": "chat", "source": "fitted to a.csv"}
     assumed = {"name": "chat", "source": "an assumption, not a measurement"}
     kinds = [
-        [f.value for f in origin(read_summary(open_sweep() | {**how, "workload": workload}), {})]
+        [
+            f"{f.value} {f.state}"
+            for f in origin(read_summary(open_sweep() | {**how, "workload": workload}), {})
+        ]
         for how in ({"simulated": False}, {"simulated": True})
         for workload in (measured, assumed)
     ]
-    assert kinds == [[], ["chat"], ["simulated"], ["simulated", "chat"]]
+    assert kinds == [
+        ["chat "],
+        ["chat unsure"],
+        ["simulated unsure", "chat "],
+        ["simulated unsure", "chat unsure"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +101,36 @@ def test_a_server_on_the_client_s_host_is_named(url: str, predicted: bool, said:
     summary = read_summary(open_sweep() | {"predicted": predicted})
     shown = [f.value for f in origin(summary, {"endpoint": {"url": url}}) if f.label == "Server"]
     assert shown == ["simulated"] * predicted + ["on the client's host"] * said
+
+
+@pytest.mark.parametrize(
+    ("changes", "url", "lead", "reasons"),
+    [
+        ({}, "http://gpu-7/v1", "Before you buy", []),
+        ({"simulated": True}, "http://gpu-7/v1", "Do not buy", ["a simulator answered"]),
+        ({"predicted": True}, "http://localhost/v1", "Do not buy", ["nothing was measured"]),
+        (
+            {"workload": {"name": "chat", "source": "an assumption: short turns"}},
+            "http://localhost:8000/v1",
+            "Before you buy",
+            ["the workload is an assumption", "server and client share a machine"],
+        ),
+        (
+            {"warnings": [{"code": "errors", "text": "x"}]},
+            "http://gpu-7/v1",
+            "Do not buy",
+            ["1 grave warning below"],
+        ),
+        ({"warnings": [{"code": "drift", "text": "x"}]}, "http://gpu-7/v1", "Before you buy", []),
+    ],
+)
+def test_what_speaks_against_a_purchase_is_one_sentence(
+    changes: dict[str, Any], url: str, lead: str, reasons: list[str]
+) -> None:
+    one_run = ["it is one run: other days and machines are not in it"]
+    one_run = [] if changes.get("predicted") else one_run
+    found = doubts(read_summary(open_sweep() | changes), {"endpoint": {"url": url}})
+    assert found == f"{lead} on these figures: {'; '.join([*reasons, *one_run])}."
 
 
 def test_what_happened_stands_in_the_order_of_time() -> None:

@@ -160,7 +160,8 @@
       form.querySelector("#plan-command").textContent = plan + options
         .map(([name, value]) => value === null ? "" : ` --${name} ${quoted(value)}`).join("");
       const cost = value => given.gpu_hour_usd === null ? "set a price" : usd(value);
-      const load = `at ${Math.round(100 * found.utilisation)} % mean load`;
+      const load = given.utilisation === null ? "if the peak lasts all day"
+        : `at ${Math.round(100 * found.utilisation)} % mean load`;
       const rows = found.why ? [["No fleet", found.why]] : [
         ["One instance carries", `${figure(found.capacity_rps)} req/s`],
         ["Instances", count(found.instances) + range(found.instances_ci)],
@@ -188,9 +189,10 @@
       ? `${count(needed)} instances: ${count(needed - instances)} more` : `${count(needed)} instances: enough`;
     const yearly = (found, given) => {
       const [low, high] = times(found.instances_ci, 8760 * given.tensor_parallel * given.gpu_hour_usd);
-      return low && high ? ` (${usd(low)} to ${usd(high)})` : "";
+      return low && high && low !== high ? ` (${usd(low)} to ${usd(high)})` : "";
     };
-    const range = ([low, high]) => low && high ? ` (${count(low)} to ${count(high)})`
+    const range = ([low, high]) => low && low === high ? ""
+      : low && high ? ` (${count(low)} to ${count(high)})`
       : high ? ` (at most ${count(high)})` : low ? ` (at least ${count(low)})` : "";
     const inputs = [...form.querySelectorAll("input[type=number]")];
     const asSized = () => inputs.every(input => input.value === input.defaultValue)
