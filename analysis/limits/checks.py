@@ -24,6 +24,7 @@ ACCEPTANCE = (0.6, 0.5)  # speculative acceptance: little gain, loss
 SLOW_CLASS = 2.0  # TTFT p50 of a class against the others'
 STEP_BETWEEN_KINDS = 1.2  # of the TPOT of neighbouring percentiles; up to 1.06 on one engine
 RARER_KIND = 0.04  # the least share of either kind
+OF_A_KIND = 20  # requests: among fewer, neighbouring percentiles lie far apart by chance
 CAPPED = "Requests wait although the KV cache has room"
 FULL = 0.9  # of the most requests that ran at once, in the mean: a limit, no peak
 POOL_FREE = 0.9  # KV use below this while requests wait: another limit holds them back
@@ -292,6 +293,7 @@ def two_kinds(curve: Curve) -> Found | None:
             (high / low, q)
             for q, low, high in zip(tpot.q, tpot.value, tpot.value[1:], strict=False)
             if low and high and RARER_KIND <= q <= 1 - RARER_KIND
+            if min(q, 1 - q) * stage.ok >= OF_A_KIND
         ]
         step, share = max(inside, default=(1.0, 0.0))
         if step >= STEP_BETWEEN_KINDS:

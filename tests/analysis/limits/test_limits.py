@@ -386,3 +386,16 @@ def test_symptoms_stand_under_the_first_cause_in_the_endpoint() -> None:
     assert [one.limit.rule for one in shown[1].symptoms] == ["queueing", "plateau"]
     alone = limits_with_figures([_holds("client_limited"), _holds("queueing")])
     assert [one.limit.rule for one in alone] == ["client_limited", "queueing"]
+
+
+@pytest.mark.parametrize(("ok", "holds"), [(150, False), (160, True)])
+def test_a_kind_of_requests_has_twenty_of_them(ok: int, holds: bool) -> None:
+    """Of 160 requests an eighth, 20, are 1.5 times as slow; of 150 only 18.8 would be."""
+    given = sample_summary.open_sweep()
+    for stage in given["stages"]:
+        q = [0.05, 0.2, 0.5, 0.875, 0.95]
+        stage["curves"]["tpot_s"] = {"q": q, "value": [0.01, 0.01, 0.01, 0.01, 0.015]}
+        stage |= {"ok": ok, "stable": True}
+        stage["ttft_s"] |= {"p50": 0.01}
+    found = {one.rule: one.holds for one in find_limits(read_summary(given))}
+    assert found["replicas"] is holds
