@@ -141,7 +141,7 @@ def _beyond_all(points: Sequence[_Point], figure: str, level: float) -> str:
         "in flight"
     )
     if top.ratio > DIVERGENCE_FACTOR * level:
-        return f"in doubt: {seen}, more than twice, but chance may do that: longer stages tell"
+        return f"in doubt: {seen}, too few requests to tell if it has doubled: use longer stages"
     return f"not reached: {seen}, the most of all loads; a knee is where it doubles"
 
 

@@ -4,14 +4,15 @@ import math
 
 from ampacity.analysis.contract.stage import Stage
 from ampacity.analysis.contract.summary import Summary
+from ampacity.analysis.slo import GAP_METRICS
 from ampacity.reports.render import tables
-from ampacity.reports.render.figures import by_load, seconds, share
+from ampacity.reports.render.figures import by_load, rate, seconds, share
 
 OF_REQUESTS = ("ttft_from_schedule_s", "itl_s", "e2e_from_schedule_s")
 
 
 def around_limit(summary: Summary) -> list[str]:
-    """Return a line for the highest load met, one for the highest below the capacity, and each above.
+    """Return what happens at the highest load met, below the capacity, at it and above it.
 
     Loads at which the load generator was the limit are left out, and those above where the capacity
     is not known.
@@ -23,18 +24,36 @@ def around_limit(summary: Summary) -> list[str]:
     below = below or [s for s in stages if s.index == held.stage]
     met = [s for s in below if s.slo_met or s.slo_met_by_all]
     if met:
-        lines.append(f"At {met[-1].name}, {_highest(summary)}: {_latencies(summary, met[-1])}.")
+        lines.append(
+            f"At {met[-1].name}, {_highest(summary, met[-1])}: {_latencies(summary, met[-1])}."
+        )
     if below and below[-1:] != met[-1:]:
         open_ = "the highest load below the capacity; whether it meets the SLO is open"
         lines.append(f"At {below[-1].name}, {open_}: {_latencies(summary, below[-1])}.")
     known = limit and held.crossing != "lower_bound"
     above = [s for s in stages if known and limit < (s.offered_rps or 0.0)]
     beyond = [_missed(stage) for stage in above if stage.slo_attainment is not None]
-    return [*lines, *([f"Above the capacity: {'; '.join(beyond)}."] if beyond else [])]
+    lines += _at_capacity(summary)
+    where = f"Above the {'estimate' if held.crossing == 'pooled' else 'capacity'}"
+    return [*lines, *([f"{where}: {'; '.join(beyond)}."] if beyond else [])]
 
 
-def _highest(summary: Summary) -> str:
-    return f"the highest load that met the SLO{'s' * (len(summary.slos) > 1)}"
+def _at_capacity(summary: Summary) -> list[str]:
+    """Return the share of the requests that the SLO allows to miss, which miss at the capacity."""
+    held = summary.capacity
+    slo = next((s for s in summary.slos if s.text == held.binding_slo), None)
+    if held.crossing != "pooled" or not slo or not slo.limit_s or slo.metric in GAP_METRICS:
+        return []
+    missed, limit = share(1 - (slo.quantile or 0.0)), seconds(slo.limit_s)
+    return [
+        f"At the capacity, {rate(held.capacity_rps)}, {missed} of the requests take longer than "
+        f"{limit}, as {slo.text} allows."
+    ]
+
+
+def _highest(summary: Summary, stage: Stage) -> str:
+    text = f"the highest load that met the SLO{'s' * (len(summary.slos) > 1)}"
+    return text + " (by all stages together)" * (stage.slo_met is None)
 
 
 def _latencies(summary: Summary, stage: Stage) -> str:

@@ -211,8 +211,9 @@ def _fleet(fleet: Fleet, verified_rps: float | None) -> Finding:
         why = SET_PEAK if fleet.reason == NO_PEAK else fleet.reason or NO_REASON
         return Finding("Fleet", DASH, None, _sentence(why, cost))
     sized = [
-        f"{counted(fleet.instances_before_safety, 'instance')} can carry the peak of "
-        f"{exact(fleet.peak_rps)} req/s; × the safety factor {exact(fleet.safety_factor)}, rounded up",
+        f"{counted(fleet.instances_before_safety, 'instance')} for the peak of "
+        f"{exact(fleet.peak_rps)} req/s, the rest is reserve (safety factor "
+        f"{exact(fleet.safety_factor)})",
         _at_verified(fleet, verified_rps) or _with_one_more(fleet),
         f"{counted(fleet.tensor_parallel, 'GPU')} an instance",
         _one_down(fleet),
@@ -241,7 +242,7 @@ def _with_one_more(fleet: Fleet) -> str | None:
     if not before or not fleet.peak_rps or not fleet.safety_factor:
         return None
     needed = ceil((before + 1) * as_written(fleet.safety_factor))
-    return f"{needed:,} if one carries less than {rate(fleet.peak_rps / before)}"
+    return f"{needed:,} in all if one carries less than {rate(fleet.peak_rps / before)}"
 
 
 def _one_down(fleet: Fleet) -> str:

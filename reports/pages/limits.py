@@ -35,7 +35,9 @@ def limits_with_figures(limits: Sequence[Limit]) -> list[ShownLimit]:
 
 
 def _outcome(limit: Limit) -> str:
-    word = {False: "It is not", True: "It is", None: "This run cannot tell"}[limit.refuted]
+    word = {False: "Here it falls", True: "Here it stays", None: "Here it falls by less than half"}[
+        limit.refuted
+    ]
     return f"{word}: {evidence_text(limit.tested)}" if limit.tested else ""
 
 
@@ -62,10 +64,15 @@ def _evidence(seen: Evidence) -> str:
 
 @dataclass(frozen=True)
 class Rail:
-    """A limit to set in front of an instance: its name, its value with the unit, and why."""
+    """A limit to set in front of an instance.
+
+    Its name, where to set it, its value with the unit, what happens to what comes beyond it, and why.
+    """
 
     name: str
+    place: str
     value: str
+    beyond: str
     why: str
 
 
@@ -74,38 +81,38 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
     found = []
     if rails.operate_rps is not None:
         takes = ceil(plan.peak_rps / rails.operate_rps) if plan else 0
-        beyond = (
-            f"; the peak then takes {takes} instances" if plan and takes > plan.instances else ""
-        )
+        more = f"; the peak then takes {takes} instances" if plan and takes > plan.instances else ""
         at = f"at most {significant(rails.operate_rps)} req/s"
-        found.append(Rail("rate", at, f"{rails.operate_reason}{beyond}"))
+        found.append(Rail("rate", "proxy", at, "refuse: 429", f"{rails.operate_reason}{more}"))
     if rails.max_input_tokens is not None:
         low, high = rails.max_input_tokens
         why = "2 × P95 of the prompts, in the stage with the most requests"
-        value = f"at most {low:,} tokens"
-        found.append(Rail("prompt", value, f"{why} (3 ×: {high:,})" if high > low else why))
+        why += f" (3 ×: {high:,})" if high > low else ""
+        found.append(Rail("prompt", "proxy", f"at most {low:,} tokens", "refuse: 400", why))
     if rails.max_input_tokens is not None and rails.max_output_tokens is not None:
         value = f"at most {rails.max_output_tokens:,} tokens"
-        found.append(Rail("answer", value, "the answers' P99 in that stage: one in 100 is cut"))
+        why = "P99 of the answers, in that stage: one in 100 is cut"
+        found.append(Rail("answer", "max_tokens", value, "cut off", why))
     full = rails.concurrency_limit
     if full is not None:
         value = f"above {rails.scale_in_flight} in flight"
-        found.append(Rail("add an instance", value, "on average over minutes: C_max ÷ 1.2"))
-        why = "at any moment: C_max, rounded up; more wait in your proxy"
-        found.append(Rail("requests in flight", f"at most {full}", why))
+        why = "on average over minutes: C_max ÷ 1.2"
+        found.append(Rail("add an instance", "autoscaler", value, "nothing", why))
+        why = "at any moment: C_max, rounded up"
+        found.append(Rail("requests in flight", "proxy", f"at most {full}", "queue", why))
     if rails.breaker:
         low, high = rails.breaker
+        total = f" ({_ends((full + low, full + high))} with those in flight)" if full else ""
+        why = f"80 to 90 % of the queue{total}"
         at = f"opens at {_ends(rails.breaker)} waiting"
-        total = f"; {_ends((full + low, full + high))} with those in flight" if full else ""
-        found.append(Rail("circuit breaker", at, f"80 to 90 % of the queue below{total}"))
+        found.append(Rail("circuit breaker", "proxy", at, "refuse: 503", why))
     if rails.queue_depth is not None:
-        wait = (
-            f"in your proxy: what leaves in the {seconds(rails.wait_budget_s)} that TTFT may wait"
-        )
-        found.append(Rail("queue", f"at most {rails.queue_depth} waiting", wait))
+        why = f"what leaves in the {seconds(rails.wait_budget_s)} that TTFT may wait"
+        at = f"at most {rails.queue_depth} waiting"
+        found.append(Rail("queue", "proxy", at, "refuse: 429", why))
     if rails.prewarm_s is not None:
         value = f"{significant(rails.prewarm_s)} s ahead"
-        found.append(Rail("start an instance", value, "--cold-start"))
+        found.append(Rail("start an instance", "autoscaler", value, "nothing", "--cold-start"))
     return found
 
 

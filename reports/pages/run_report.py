@@ -290,8 +290,10 @@ def _rails(summary: Summary) -> Table:
     """Return the limits to set in front of an instance, where a capacity was found."""
     found = summary.capacity.capacity_rps is not None and not summary.burst
     rows = Rows("Limits", rails_of(guardrails(summary)) if found else [])
-    rows.words("limit of one instance, in the order in which they act", lambda rail: rail.name)
+    rows.words("limit of one instance", lambda rail: rail.name)
+    rows.words("set in", lambda rail: rail.place)
     rows.words("set to", lambda rail: rail.value)
+    rows.words("what comes beyond", lambda rail: rail.beyond)
     rows.words("why", lambda rail: rail.why)
     return rows.done()
 

@@ -62,10 +62,8 @@ def origin(summary: Summary, meta: Mapping[str, Any]) -> list[Finding]:
     url = (meta.get("endpoint") or {}).get("url")
     if not summary.predicted and THIS_HOST.match(str(url)):
         values.append("on the client's host")
-        notes.append(
-            "server and client share its CPUs"
-            + ", unless this is a tunnel" * (not summary.simulated)
-        )
+        tunnel = ", unless this is a tunnel" * (not summary.simulated)
+        notes.append(f"server and client share its CPUs{tunnel}; the server's use is not measured")
     if values:
         found.append(Finding("Server", ", ".join(values), None, "; ".join(notes), "unsure"))
     return [*found, _workload(summary)]

@@ -214,7 +214,8 @@ def peak_basis(summary: Summary) -> str:
     """Return what an estimated goodput peak rests on, and why a stage may lie above it."""
     peak = summary.goodput.peak_rps or 0.0
     above = any((s.goodput_rps or 0.0) > peak for s in summary.stages)
-    return "from all open stages together" + "; a stage lies above it by chance" * above
+    text = "an estimate of its own, from all open-loop stages together"
+    return text + "; a stage lies above it by chance" * above
 
 
 def offered_at(goodput: Goodput) -> str | None:

@@ -97,12 +97,13 @@ def test_the_page_is_one_well_formed_file(name: str, tmp_path: Path) -> None:
         assert reference in ids
     # 5.4 req/s below the knee x (2 s - 98.98 ms) = 10.3; 34.2 in flight, rounded up; 34.2 / 1.2, rounded down
     limits = (
-        "limit of one instance, in the order in which they act set to why "
-        "rate at most 5.40 req/s the low end of the knee region "
-        "add an instance above 28 in flight on average over minutes: C_max ÷ 1.2 "
-        "requests in flight at most 35 at any moment: C_max, rounded up; more wait in your proxy "
-        "circuit breaker opens at 8 to 9 waiting 80 to 90 % of the queue below; 43 to 44 with those in flight "
-        "queue at most 10 waiting in your proxy: what leaves in the 1.90 s that TTFT may wait"
+        "limit of one instance set in set to what comes beyond why "
+        "rate proxy at most 5.40 req/s refuse: 429 the low end of the knee region "
+        "add an instance autoscaler above 28 in flight nothing on average over minutes: C_max ÷ 1.2 "
+        "requests in flight proxy at most 35 queue at any moment: C_max, rounded up "
+        "circuit breaker proxy opens at 8 to 9 waiting refuse: 503 "
+        "80 to 90 % of the queue (43 to 44 with those in flight) "
+        "queue proxy at most 10 waiting refuse: 429 what leaves in the 1.90 s that TTFT may wait"
     )
     shown = page.text.get("rails", "")
     assert " ".join(shown.split()) == (limits if name == "open_sweep" else "")
@@ -135,6 +136,10 @@ def test_the_loads_around_the_capacity_are_told_in_words() -> None:
     below = around_limit(read_summary(summary))[1]
     open_ = "the highest load below the capacity; whether it meets the SLO is open"
     assert below == f"At 6 req/s, {open_}: {at_6}"
+    summary["capacity"] |= {"crossing": "pooled", "binding_slo": "ttft_p99=2s"}
+    assert around_limit(read_summary(summary))[2] == (
+        "At the capacity, 6.40 req/s, 1.00% of the requests take longer than 2.00 s, as ttft_p99=2s allows."
+    )
     summary["capacity"] |= {"crossing": "lower_bound"}
     assert len(around_limit(read_summary(summary))) == 2
     assert around_limit(read_summary(ALL["all_failed"]())) == []

@@ -167,7 +167,7 @@
         ["Instances", count(found.instances) + range(found.instances_ci)],
         ["GPUs", count(found.gpus) + range(times(found.instances_ci, given.tensor_parallel))],
         ["To carry the peak with one down", spare(found)],
-        [given.utilisation === null ? "Load at the peak" : "Mean load", `${figure(100 * found.utilisation)} %`],
+        [given.utilisation === null ? "Load at the peak" : "Mean load", `${figure(100 * found.utilisation)} %, ${figure(found.utilisation * found.capacity_rps)} req/s each`],
         ["An hour", cost(found.cost_per_hour)],
         ["A year", cost(found.cost_per_year) + yearly(found, given)],
         [`1,000 requests ${load}`, cost(found.fleet_cost_per_thousand_requests)],

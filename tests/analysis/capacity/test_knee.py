@@ -104,7 +104,7 @@ def test_a_ratio_in_doubt_widens_the_region_and_names_no_knee_alone() -> None:
     assert (
         known.reason
         == "in doubt: p99/p50 of ttft_from_schedule_s is 3.00 at the lowest loads and 7.00 at 448 "
-        "in flight, more than twice, but chance may do that: longer stages tell"
+        "in flight, too few requests to tell if it has doubled: use longer stages"
     )
 
 

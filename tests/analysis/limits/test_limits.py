@@ -335,7 +335,7 @@ def test_what_the_run_itself_shows_of_a_refutation_is_given() -> None:
     ]
     (shown_limit,) = limits_with_figures([found])
     assert shown_limit.tested == (
-        "It is not: TTFT p99 355 ms at 3 req/s; TTFT p99 752 ms at 5 req/s; a rate lower by 40.0%"
+        "Here it falls: TTFT p99 355 ms at 3 req/s; TTFT p99 752 ms at 5 req/s; a rate lower by 40.0%"
     )
     broken["ttft_s"]["p99"] = 0.4  # four times as much: 4/s is still below three times
     given["stages"][3]["ttft_s"]["p99"], broken["itl_s"]["p50"] = 0.1, low["itl_s"]["p50"]

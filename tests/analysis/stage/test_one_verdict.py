@@ -183,7 +183,7 @@ def test_an_estimated_goodput_peak_is_called_one_and_drawn_off_the_points() -> N
         "95 % interval 6.00 to 6.60 req/s",
     )
     # the stage at 7/s has 6.56
-    said = "from all open stages together; a stage lies above it by chance; at 6.48 req/s offered"
+    said = "an estimate of its own, from all open-loop stages together; a stage lies above it by chance; at 6.48 req/s offered"
     assert found.note.startswith(said)
     chart = goodput_by_load(read_summary(summary))
     assert chart.title == "Goodput peaks at an estimated 6.30 requests/s, at 6.48 offered"
