@@ -83,12 +83,12 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         takes = ceil(plan.peak_rps / rails.operate_rps) if plan else 0
         more = f"; the peak then takes {takes} instances" if plan and takes > plan.instances else ""
         at = f"at most {significant(rails.operate_rps)} req/s"
-        found.append(Rail("rate", "proxy", at, "refuse: 429", f"{rails.operate_reason}{more}"))
+        found.append(Rail("rate", "proxy", at, "refused (429)", f"{rails.operate_reason}{more}"))
     if rails.max_input_tokens is not None:
         low, high = rails.max_input_tokens
         why = "2 × P95 of the prompts, in the stage with the most requests"
         why += f" (3 ×: {high:,})" if high > low else ""
-        found.append(Rail("prompt", "proxy", f"at most {low:,} tokens", "refuse: 400", why))
+        found.append(Rail("prompt", "proxy", f"at most {low:,} tokens", "refused (400)", why))
     if rails.max_input_tokens is not None and rails.max_output_tokens is not None:
         value = f"at most {rails.max_output_tokens:,} tokens"
         why = "P99 of the answers, in that stage: one in 100 is cut"
@@ -97,22 +97,24 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
     if full is not None:
         value = f"above {rails.scale_in_flight} in flight"
         why = "on average over minutes: C_max ÷ 1.2"
-        found.append(Rail("add an instance", "autoscaler", value, "nothing", why))
+        found.append(Rail("add an instance", "autoscaler", value, DASH, why))
         why = "at any moment: C_max, rounded up"
-        found.append(Rail("requests in flight", "proxy", f"at most {full}", "queue", why))
+        found.append(
+            Rail("requests in flight", "proxy", f"at most {full}", "waits in the queue", why)
+        )
     if rails.breaker:
         low, high = rails.breaker
         total = f" ({_ends((full + low, full + high))} with those in flight)" if full else ""
         why = f"80 to 90 % of the queue{total}"
         at = f"opens at {_ends(rails.breaker)} waiting"
-        found.append(Rail("circuit breaker", "proxy", at, "refuse: 503", why))
+        found.append(Rail("circuit breaker", "proxy", at, "refused (503)", why))
     if rails.queue_depth is not None:
         why = f"what leaves in the {seconds(rails.wait_budget_s)} that TTFT may wait"
         at = f"at most {rails.queue_depth} waiting"
-        found.append(Rail("queue", "proxy", at, "refuse: 429", why))
+        found.append(Rail("queue", "proxy", at, "refused (429)", why))
     if rails.prewarm_s is not None:
         value = f"{significant(rails.prewarm_s)} s ahead"
-        found.append(Rail("start an instance", "autoscaler", value, "nothing", "--cold-start"))
+        found.append(Rail("start an instance", "autoscaler", value, DASH, "--cold-start"))
     return found
 
 

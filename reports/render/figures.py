@@ -203,11 +203,11 @@ def least_of(capacity: Limit) -> str:
 
 
 def most_answered(summary: Summary) -> str:
-    """Return ``, most answered 138``, where the capacity's interval ends above any rate seen."""
+    """Return ``, at most 138 answered``, where the capacity's interval ends above any rate seen."""
     high = (summary.capacity.capacity_rps_ci or (None, None))[1]
     most = max((s.achieved_rps for s in summary.stages), default=0.0)
     unseen = summary.capacity.crossing == "pooled" and high and high > most
-    return f", most answered {significant(most)}" if unseen else ""
+    return f", at most {significant(most)} answered" if unseen else ""
 
 
 def peak_basis(summary: Summary) -> str:

@@ -169,9 +169,9 @@ def test_what_no_stage_answered_is_called_so(high: float, said: bool) -> None:
     summary = sample_summary.open_sweep()
     summary["capacity"] |= {"crossing": "pooled", "capacity_rps_ci": [6.0, high]}
     interval = str(found(summary)["Capacity"].interval)
-    assert interval.endswith("req/s, most answered 7.02") is said
+    assert interval.endswith("req/s, at most 7.02 answered") is said
     keys = [key.label for key in latency_by_rate(read_summary(summary)).keys]
-    assert any(label.endswith(", most answered 7.02)") for label in keys) is said
+    assert any(label.endswith(", at most 7.02 answered)") for label in keys) is said
 
 
 def test_a_cost_stands_beside_its_price_also_where_no_peak_sizes_a_fleet() -> None:
