@@ -1,4 +1,4 @@
-"""How late a client may send: by its own audit, or by the records of a stage that has none."""
+"""Bound how late a client may send: by its own audit, or by a stage's records where it has none."""
 
 from collections.abc import Iterable
 

@@ -62,7 +62,7 @@ def test_a_run_goes_on_without_its_reader(
     status, other = leave(
         *os.pipe(), streams, [*of_run(server, run), *more], read, tmp_path / "other"
     )
-    check(run, status, other)
+    assert_report_is_kept(run, status, other)
     if streams == "err":
         assert json.loads(other)["stages"]  # the stream that is read holds what it should
     if streams == "out":
@@ -73,14 +73,14 @@ def test_a_run_goes_on_without_its_reader(
 def test_a_run_goes_on_without_its_terminal(server: Started, tmp_path: Path) -> None:
     run = tmp_path / "run"
     status, other = leave(*os.openpty(), "out err", of_run(server, run), 3, tmp_path / "other")
-    check(run, status, other)
+    assert_report_is_kept(run, status, other)
 
 
 def of_run(server: Started, run: Path) -> list[str | Path]:
     return ["run", server.url, *args_of("--rates 10 --duration 1s --out"), run]
 
 
-def check(run: Path, status: int, other: str) -> None:
+def assert_report_is_kept(run: Path, status: int, other: str) -> None:
     assert status == 0, other
     assert "Traceback" not in other
     assert "Exception ignored" not in other

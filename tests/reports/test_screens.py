@@ -122,10 +122,10 @@ def test_a_screen_fits_at_every_width_and_the_answer_is_first(
         files = {name: tmp_path / name for name in ("base", "prices")}
         places = {**runs, **files, "out": tmp_path / str(width)}
         command(line.format(**places), status=status)
-        check(capsys.readouterr().out, width, answer)
+        assert_fits(capsys.readouterr().out, width, answer)
 
 
-def check(text: str, width: int, answer: str) -> None:
+def assert_fits(text: str, width: int, answer: str) -> None:
     lines = text.splitlines()
     assert text.startswith(answer)
     loose = ("NEXT", "REPORT", "/")  # a command and a path are never cut
@@ -155,7 +155,7 @@ def test_doctor_and_validate_fit(width: int) -> None:
     command = args_of("ampacity doctor http://h/v1 --model M --json")
     trusted = {"ttft": True, "itl": False}
     text = shown(doctor_screen(checks, trusted, command), width)
-    check(text, width, "TRUSTED   TTFT\nUNTRUSTED ITL\n")
+    assert_fits(text, width, "TRUSTED   TTFT\nUNTRUSTED ITL\n")
     assert "NEXT      ampacity sweep http://h/v1 --model M --slo interactive\n" in text
     verdicts = {"ttft": "met", "itl": "violated", "e2e": "inconclusive"}
     base = blank(Assumption) | {
@@ -177,7 +177,7 @@ def test_doctor_and_validate_fit(width: int) -> None:
     stage = struct_of(contract.Stage, {"index": 0, "achieved_rps": 5.0})
     observed: Any = type("Production", (), {"source": "page", "rps": None, "notes": ["a note"]})
     text = shown(validate_screen(Path("run"), found, stage, observed), width)
-    check(text, width, "VERDICT   1 assumption violated: itl_p99")
+    assert_fits(text, width, "VERDICT   1 assumption violated: itl_p99")
     assert text.index("✗  itl_p99") < text.index("✓  ttft_p99") < text.index("?  e2e_p99")
 
 
@@ -204,7 +204,7 @@ def test_the_screen_of_a_sweep() -> None:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_summary_fits(name: str, width: int) -> None:
-    check(rendered(ALL[name](), width), width, "CAPACITY")
+    assert_fits(rendered(ALL[name](), width), width, "CAPACITY")
 
 
 def test_a_long_table_keeps_the_ends_and_what_is_near_the_capacity(
@@ -484,7 +484,7 @@ HOSTILE_SUMMARIES: dict[str, Callable[[], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", HOSTILE_SUMMARIES)
 def test_hostile_text_is_text(name: str, width: int) -> None:
     text = rendered(HOSTILE_SUMMARIES[name](), width)
-    check(text, width, "CAPACITY")
+    assert_fits(text, width, "CAPACITY")
     assert not {c for c in text if not c.isprintable()} - {"\n"}
     if name in ("model", "error"):
         assert "<script>" in text

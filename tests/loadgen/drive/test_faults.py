@@ -406,7 +406,7 @@ def test_a_closed_loop_survives_every_fault() -> None:
         check_fault(faults[record.request_id % len(faults)], record)
 
 
-def _assert_each_fault_is_recorded(count: int, rate_rps: float) -> None:
+def assert_each_fault_is_recorded(count: int, rate_rps: float) -> None:
     """``count`` requests, 5 % of them with a random fault of any kind."""
     dice = random.Random(7)
     kinds = QUICK + SLOW
@@ -422,7 +422,7 @@ def _assert_each_fault_is_recorded(count: int, rate_rps: float) -> None:
 
 @pytest.mark.slow
 def test_many_requests_with_five_per_cent_faults() -> None:
-    _assert_each_fault_is_recorded(often(5_000, 20_000), 600.0)
+    assert_each_fault_is_recorded(often(5_000, 20_000), 600.0)
 
 
 @pytest.mark.parametrize("stamps", ["read", "kernel"])

@@ -52,7 +52,7 @@ def played(
     return exchange
 
 
-def checked(reads: list[bytes], api: Api = "chat") -> Exchange:
+def check_alike(reads: list[bytes], api: Api = "chat") -> Exchange:
     """Return the exchange after ``reads``, which must be the same both ways, with text or not."""
     fast, slow = played(reads, api=api), played(reads, compiled=False, api=api)
     assert fast.record == slow.record == played(reads, keep=False, api=api).record
@@ -71,7 +71,7 @@ def test_recorded_streams_are_read_alike_both_ways(name: str) -> None:
     body = raw(name)
     for end in (b"\n\n\r\n", b"\r\n", b"\n\n"):
         pieces = body.split(end)
-        checked([piece + end for piece in pieces[:-1]] + [pieces[-1]])
+        check_alike([piece + end for piece in pieces[:-1]] + [pieces[-1]])
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -100,16 +100,16 @@ def test_usage_beside_the_text_is_that_of_the_latest_chunk_where_no_total_runs()
         return text(content, usage={"prompt_tokens": prompt, "completion_tokens": 0})
 
     events = [sized("a", 7)] * 3 + [sized("\n", 9)] + [sized("a", 7)] * 3
-    assert checked(whole(events)).record.input_tokens == 7
+    assert check_alike(whole(events)).record.input_tokens == 7
     events += [text("b"), sized("\n", 9), text("b"), text("b")]
-    assert checked(whole(events)).record.input_tokens == 9
+    assert check_alike(whole(events)).record.input_tokens == 9
 
 
 def test_the_last_usage_counts_where_totals_run_as_well() -> None:
     """Running totals give a prompt of 7 tokens, the usage at the end 15: found by fuzzing."""
     last = b'{"choices":[],"usage":{"prompt_tokens":15,"completion_tokens":3}}'
     for reads in (whole([*map(counted, (1, 2, 3)), last]), [HEAD + event(counted(1)), event(last)]):
-        assert checked(reads).record.input_tokens == 15
+        assert check_alike(reads).record.input_tokens == 15
 
 
 PLAIN = [text()] * 10
@@ -127,7 +127,7 @@ ODD = {
 
 @pytest.mark.parametrize("odd", ODD)
 def test_values_that_are_no_event_of_their_own_bear_no_tokens(odd: str) -> None:
-    record = checked(whole(PLAIN + ODD[odd] + PLAIN)).record
+    record = check_alike(whole(PLAIN + ODD[odd] + PLAIN)).record
     assert (record.status, record.output_tokens) == ("protocol_error", 20)
 
 
@@ -140,7 +140,7 @@ def test_long_texts_are_text_too(keep: bool) -> None:
 
 def test_running_totals_in_one_event_are_not_taken_apart() -> None:
     counts = list(map(counted, range(23)))
-    record = checked(whole([*counts[1:11], b" ", counts[11] + counts[12], *counts[13:]])).record
+    record = check_alike(whole([*counts[1:11], b" ", counts[11] + counts[12], *counts[13:]])).record
     assert (record.status, record.output_tokens) == ("protocol_error", 22)
     assert len(record.chunk_at_us) == 20
 
@@ -155,7 +155,7 @@ def test_running_totals_in_one_event_are_not_taken_apart() -> None:
     ],
 )
 def test_what_is_wrong_beside_the_text_is_wrong_behind_its_like_too(wrong: bytes) -> None:
-    record = checked(whole([*PLAIN, wrong, *PLAIN])).record
+    record = check_alike(whole([*PLAIN, wrong, *PLAIN])).record
     assert (record.status, len(record.chunk_at_us)) == ("protocol_error", 20)
 
 
@@ -200,7 +200,7 @@ def parsed(reads: list[bytes], monkeypatch: pytest.MonkeyPatch) -> int:
     )
     played([HEAD, *reads, event(FINISH), END])
     monkeypatch.undo()
-    assert checked([HEAD, *reads, event(FINISH), END]).record.status == "ok"
+    assert check_alike([HEAD, *reads, event(FINISH), END]).record.status == "ok"
     return len(found) - 3
 
 
@@ -296,7 +296,7 @@ def test_events_that_name_their_type_have_templates_too(
         return http_chunk(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode())
 
     reads = [named(number) for number in range(60)]
-    exchange = checked([HEAD, *reads], api)
+    exchange = check_alike([HEAD, *reads], api)
     assert len(exchange.record.chunk_at_us) == 60
     assert [kind for kind, _ in exchange.pieces()] == ["reasoning"] * 20 + ["answer"] * 40
     found: list[bytes] = []
@@ -307,7 +307,7 @@ def test_events_that_name_their_type_have_templates_too(
     played([HEAD, *reads], api=api)
     assert len(found) == 1 + expected
     monkeypatch.undo()
-    assert checked([HEAD, *reads, named(0, error), *reads], api).record.status == "stream_error"
+    assert check_alike([HEAD, *reads, named(0, error), *reads], api).record.status == "stream_error"
 
 
 def matched(template: ChunkTemplate, data: bytes, total: int = 0) -> bytes | None:
@@ -354,7 +354,7 @@ def test_a_total_that_is_not_where_it_seems_teaches_nothing() -> None:
 @settings(max_examples=often(50, 200), deadline=None)
 @given(events=events_of_any_cut())
 def test_what_is_known_by_its_form_says_the_same_as_parsed(events: list[bytes]) -> None:
-    checked(whole(events))
+    check_alike(whole(events))
 
 
 @settings(max_examples=often(37, 150), deadline=None)

@@ -123,7 +123,7 @@ TABLE = {
 }
 
 
-def check(record: RequestRecord, expect: Expect) -> None:
+def assert_read_as(record: RequestRecord, expect: Expect) -> None:
     found = Expect(
         record.status,
         record.output_tokens,
@@ -153,21 +153,21 @@ def test_every_stream_has_its_expectation() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_read_from_each_engines_stream(name: str) -> None:
-    check(play([(5, raw(name))]), TABLE[name])
+    assert_read_as(play([(5, raw(name))]), TABLE[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cut_at_any_byte_offset_changes_nothing(name: str) -> None:
     data = raw(name)
     for offset in range(1, len(data)):
-        check(play([(1, data[:offset]), (2, data[offset:])]), TABLE[name])
+        assert_read_as(play([(1, data[:offset]), (2, data[offset:])]), TABLE[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", [1, 3])
 def test_pieces_of_a_few_bytes_change_nothing(name: str, size: int) -> None:
     data = raw(name)
-    check(play((i, data[i : i + size]) for i in range(0, len(data), size)), TABLE[name])
+    assert_read_as(play((i, data[i : i + size]) for i in range(0, len(data), size)), TABLE[name])
 
 
 EVENT_STREAMS = [  # whose end and framing are not the point
@@ -182,7 +182,9 @@ def test_line_ends_of_the_events_change_nothing(name: str, line_end: bytes) -> N
     head, body = _unchunked(raw(name))
     data = head + body.replace(b"\n", line_end)
     for size in (1, 4, 5, len(data)):
-        check(play((i, data[i : i + size]) for i in range(0, len(data), size)), TABLE[name])
+        assert_read_as(
+            play((i, data[i : i + size]) for i in range(0, len(data), size)), TABLE[name]
+        )
 
 
 def _unchunked(response: bytes) -> tuple[bytes, bytes]:

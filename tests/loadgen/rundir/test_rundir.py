@@ -312,7 +312,7 @@ def _good(path: Path) -> Path:
     return path
 
 
-def _assert_refused(path: Path, *words: str) -> None:
+def assert_refused(path: Path, *words: str) -> None:
     with pytest.raises(files.RunDirError) as caught:
         files.load_run(path)
     message = str(caught.value)
@@ -322,8 +322,8 @@ def _assert_refused(path: Path, *words: str) -> None:
 
 
 def test_no_such_directory(tmp_path: Path) -> None:
-    _assert_refused(tmp_path / "nowhere", "is missing")
-    _assert_refused(tmp_path, "no run.json")
+    assert_refused(tmp_path / "nowhere", "is missing")
+    assert_refused(tmp_path, "no run.json")
 
 
 @pytest.mark.parametrize(
@@ -342,13 +342,13 @@ def test_no_such_directory(tmp_path: Path) -> None:
 def test_a_run_json_that_is_none(tmp_path: Path, content: bytes, word: str) -> None:
     path = _good(tmp_path / "run")
     (path / "run.json").write_bytes(content)
-    _assert_refused(path, "run.json", word)
+    assert_refused(path, "run.json", word)
 
 
 def test_nothing_recorded(tmp_path: Path) -> None:
     path = _good(tmp_path / "run")
     (path / "requests.parquet").unlink()
-    _assert_refused(path, "neither requests.parquet nor requests.arrows")
+    assert_refused(path, "neither requests.parquet nor requests.arrows")
 
 
 @pytest.mark.parametrize(
@@ -359,14 +359,14 @@ def test_nothing_recorded(tmp_path: Path) -> None:
 def test_garbage_instead_of_parquet(tmp_path: Path, name: str, content: bytes) -> None:
     path = _good(tmp_path / "run")
     (path / name).write_bytes(content)
-    _assert_refused(path, name, "cannot be read")
+    assert_refused(path, name, "cannot be read")
 
 
 def test_parquet_cut_short(tmp_path: Path) -> None:
     path = _good(tmp_path / "run")
     data = (path / "requests.parquet").read_bytes()
     (path / "requests.parquet").write_bytes(data[: len(data) // 2])
-    _assert_refused(path, "requests.parquet", "cannot be read")
+    assert_refused(path, "requests.parquet", "cannot be read")
 
 
 def _changed(path: Path, change: Callable[[pa.Table], pa.Table]) -> Path:
@@ -378,13 +378,13 @@ def _changed(path: Path, change: Callable[[pa.Table], pa.Table]) -> Path:
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     path = _changed(tmp_path / "run", lambda table: table.drop_columns(["last_token_ns"]))
-    _assert_refused(path, "requests.parquet", "'last_token_ns'")
+    assert_refused(path, "requests.parquet", "'last_token_ns'")
 
 
 def test_a_column_of_another_type_is_an_error_of_one_line(tmp_path: Path) -> None:
     index = SCHEMA.get_field_index("stage")
     path = _changed(tmp_path / "run", lambda t: t.set_column(index, "stage", pa.array(["zero"])))
-    _assert_refused(path, "requests.parquet", "column stage is of a wrong type")
+    assert_refused(path, "requests.parquet", "column stage is of a wrong type")
 
 
 def test_further_columns_are_ignored(tmp_path: Path) -> None:

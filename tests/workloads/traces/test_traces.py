@@ -360,7 +360,7 @@ def test_what_is_written_is_read_back(
     assert rows(read_trace(path)) == expected
 
 
-def _assert_plain(path: Path) -> None:
+def assert_plain(path: Path) -> None:
     try:
         trace = read_trace(path)
     except WorkloadError as error:
@@ -393,7 +393,7 @@ bodies = st.lists(st.lists(cells, min_size=3, max_size=3).map(",".join), max_siz
 def test_garbage_csv_is_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, zipped: bool
 ) -> None:
-    _assert_plain(
+    assert_plain(
         written(tmp_path_factory.getbasetemp() / ("g.csv.gz" if zipped else "g.csv"), content)
     )
 
@@ -419,7 +419,7 @@ objects = st.fixed_dictionaries(
 def test_garbage_json_is_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
-    _assert_plain(written(tmp_path_factory.getbasetemp() / "g.jsonl", content))
+    assert_plain(written(tmp_path_factory.getbasetemp() / "g.jsonl", content))
 
 
 def test_a_real_file_with_one_byte_changed_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
@@ -427,7 +427,7 @@ def test_a_real_file_with_one_byte_changed_is_read_or_refused_in_one_line(tmp_pa
     for _ in range(200):
         data = bytearray(AZURE.encode())
         data[generator.randrange(len(data))] = generator.randrange(256)
-        _assert_plain(written(tmp_path / "t.csv", bytes(data)))
+        assert_plain(written(tmp_path / "t.csv", bytes(data)))
 
 
 # --- the public traces, where they are at hand ---
