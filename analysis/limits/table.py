@@ -177,7 +177,7 @@ RULES = (
         checks.CAPPED,
         checks.batch_capped,
         "twice the max_num_seqs, at the same rates",
-        "with a higher max_num_seqs no more requests run at once",
+        "with a higher max_num_seqs no more requests run at once, or no more are answered a second",
     ),
     Rule(
         "replicas",

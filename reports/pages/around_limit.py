@@ -46,8 +46,8 @@ def _at_capacity(summary: Summary) -> list[str]:
         return []
     missed, limit = share(1 - (slo.quantile or 0.0)), seconds(slo.limit_s)
     return [
-        f"At the capacity, {rate(held.capacity_rps)}, {missed} of the requests take longer than "
-        f"{limit}, as {slo.text} allows."
+        f"At the capacity, {rate(held.capacity_rps)}, by the estimate {missed} of the requests take "
+        f"longer than {limit}, as {slo.text} allows."
     ]
 
 

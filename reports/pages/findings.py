@@ -160,7 +160,10 @@ def _method(name: str, found: KneeMethod) -> str:
 def _gap(law: LittlesLawGap) -> Finding:
     label = "Little's Law"
     looked = f"L ÷ λW = {significant(law.consistency)}" if law.consistency else None
-    agree = "the median of the steady stages: 1 where the number in flight is rate × time"
+    agree = (
+        "1 where the number in flight is rate × time; the median of the stages whose queue did not "
+        "grow to the end"
+    )
     if law.gap is None:
         return Finding(label, looked or DASH, None, agree if looked else law.reason or NO_REASON)
     ceiling = f"{rate(law.ceiling_rps)} = C_max ÷ {str(law.limit_metric).upper()}"

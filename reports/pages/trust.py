@@ -9,7 +9,7 @@ from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.next_run import again, relieved
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.durations import duration_text, rounded_up
-from ampacity.reports.render.figures import Finding, by_load, counted
+from ampacity.reports.render.figures import Finding, by_load, counted, length
 from ampacity.reports.render.traffic import lengths_line
 
 GRAVE = frozenset(
@@ -99,7 +99,7 @@ def doubts(summary: Summary, meta: Mapping[str, Any]) -> str:
         "the workload is an assumption": _assumed(summary),
         "server and client share a machine": not summary.predicted and THIS_HOST.match(str(url)),
         "no stage alone verifies a load": held.crossing == "pooled" and not held.verified_rps,
-        "it is one run: other days and machines are not in it": not summary.predicted,
+        f"it is one run{_length(meta)}: other days and machines are not in it": not summary.predicted,
     }
     less = [text for text, holds in others.items() if holds]
     lead = "Do not buy on these figures" if never else "Before you buy on these figures"
@@ -137,6 +137,15 @@ def _mending(code: str, summary: Summary, meta: Mapping[str, Any]) -> str | None
     if code in ("too_long", "beyond_context"):
         return f"{again(words, {}, ['--fit-context'])} --fit-context"
     return None
+
+
+def _length(meta: Mapping[str, Any]) -> str:
+    """Return `` of 102 s``, from the first stage to the end of the last; empty where not known."""
+    known = [s for s in meta.get("stages") or [] if s.get("start_ns") and s.get("end_ns")]
+    if not known:
+        return ""
+    whole_ns = max(s["end_ns"] for s in known) - min(s["start_ns"] for s in known)
+    return f" of {length(rounded_up(whole_ns * 1e-9))}"
 
 
 def _longest_s(meta: Mapping[str, Any]) -> float:

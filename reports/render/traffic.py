@@ -73,14 +73,14 @@ def traffic_table(summary: Summary) -> Table:
 
 
 def lengths_line(workload: Mapping[str, Any]) -> str:
-    """Return the realised lengths, else those planned: ``prompts 128 tokens (p99 506), …``."""
+    """Return the realised lengths, else those planned: ``prompts p50 128 tokens, p99 506; …``."""
     realised, parts = workload.get("realised") or {}, []
     for what, name, side in (("prompts", "input", "sent"), ("answers", "output", "received")):
         sides = realised.get(f"{name}_tokens") or {}
         held = sides.get(side) or sides.get("planned") or {}
         if held.get("p50") and held.get("p99"):
-            parts.append(f"{what} {count(held['p50'])} tokens (p99 {count(held['p99'])})")
-    return ", ".join(parts)
+            parts.append(f"{what} p50 {count(held['p50'])} tokens, p99 {count(held['p99'])}")
+    return "; ".join(parts)
 
 
 def _class(kind: Mapping[str, Any], classes: list[Mapping[str, Any]]) -> str:

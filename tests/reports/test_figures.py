@@ -151,7 +151,7 @@ def test_key_figures_of_an_open_sweep() -> None:
     assert got["Little's Law"].value == "L ÷ λW = 0.990"
     assert (
         got["Little's Law"].note
-        == "the median of the steady stages: 1 where the number in flight is rate × time"
+        == "1 where the number in flight is rate × time; the median of the stages whose queue did not grow to the end"
     )
     assert got["Goodput peak"].value == "6.56 req/s"
     assert got["Fleet"].value == "25 instances (24 to 26), 100 GPUs"

@@ -138,7 +138,7 @@ def test_the_loads_around_the_capacity_are_told_in_words() -> None:
     assert below == f"At 6 req/s, {open_}: {at_6}"
     summary["capacity"] |= {"crossing": "pooled", "binding_slo": "ttft_p99=2s"}
     assert around_limit(read_summary(summary))[2] == (
-        "At the capacity, 6.40 req/s, 1.00% of the requests take longer than 2.00 s, as ttft_p99=2s allows."
+        "At the capacity, 6.40 req/s, by the estimate 1.00% of the requests take longer than 2.00 s, as ttft_p99=2s allows."
     )
     summary["capacity"] |= {"crossing": "lower_bound"}
     assert len(around_limit(read_summary(summary))) == 2
@@ -383,3 +383,8 @@ def test_what_draws_may_die_and_the_page_is_written_without_charts(
     said = capfd.readouterr().err
     assert why in said
     assert said.count("\n") == 1
+
+
+def test_the_lengths_as_they_came_stand_under_the_verdict() -> None:
+    text, _ = page_of(short_sweep())
+    assert "prompts p50 1,031 tokens, p99 4,134; answers p50 151 tokens, p99 556" in text
