@@ -117,7 +117,8 @@ def decide_command(summary: Summary, meta: Mapping[str, Any]) -> str | None:
 def _demo_load(summary: Summary) -> list[str]:
     """Return the SLOs and the workload of a demo as options."""
     slos = [part for slo in summary.slos for part in ("--slo", slo.text)]
-    return [*slos, "--workload", str(summary.workload["name"])]
+    name = summary.workload.get("name")
+    return [*slos, *(["--workload", str(name)] if name else [])]
 
 
 def next_command(summary: Summary, meta: Mapping[str, Any], path: str) -> str | None:

@@ -9,7 +9,7 @@ from ampacity.analysis.contract.summary import Summary
 from ampacity.analysis.next_run import again, relieved
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.durations import duration_text, rounded_up
-from ampacity.reports.render.figures import Finding, by_load, counted, length
+from ampacity.reports.render.figures import DASH, Finding, by_load, counted, length
 from ampacity.reports.render.traffic import lengths_line
 
 GRAVE = frozenset(
@@ -79,7 +79,7 @@ def _workload(summary: Summary) -> Finding:
     if assumed:
         parts.append("replay a log of your own with --trace, or fit one with ampacity workload fit")
     note = "; ".join(part for part in parts if part)
-    return Finding("Workload", str(held["name"]), None, note, "unsure" if assumed else "")
+    return Finding("Workload", str(held.get("name") or DASH), None, note, "unsure" if assumed else "")
 
 
 def _assumed(summary: Summary) -> bool:
