@@ -79,7 +79,9 @@ def _workload(summary: Summary) -> Finding:
     if assumed:
         parts.append("replay a log of your own with --trace, or fit one with ampacity workload fit")
     note = "; ".join(part for part in parts if part)
-    return Finding("Workload", str(held.get("name") or DASH), None, note, "unsure" if assumed else "")
+    return Finding(
+        "Workload", str(held.get("name") or DASH), None, note, "unsure" if assumed else ""
+    )
 
 
 def _assumed(summary: Summary) -> bool:
@@ -140,15 +142,20 @@ def _mending(code: str, summary: Summary, meta: Mapping[str, Any]) -> str | None
 
 
 def _length(meta: Mapping[str, Any]) -> str:
-    """Return `` of 102 s``, from the first stage to the end of the last; empty where not known."""
-    known = [s for s in meta.get("stages") or [] if s.get("start_ns") and s.get("end_ns")]
+    """Return `` of 2 min``, from the first stage to the end of the last; empty where not known."""
+    known = _played_ns(meta)
     if not known:
         return ""
-    whole_ns = max(s["end_ns"] for s in known) - min(s["start_ns"] for s in known)
+    whole_ns = max(end for _, end in known) - min(start for start, _ in known)
     return f" of {length(rounded_up(whole_ns * 1e-9))}"
 
 
 def _longest_s(meta: Mapping[str, Any]) -> float:
     """Return the length of the longest stage, in s."""
-    known = [s for s in meta.get("stages") or [] if s.get("start_ns") and s.get("end_ns")]
-    return max((round((s["end_ns"] - s["start_ns"]) * 1e-9, 1) for s in known), default=30.0)
+    return max((round((end - start) * 1e-9, 1) for start, end in _played_ns(meta)), default=30.0)
+
+
+def _played_ns(meta: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return (start, end) of each stage that ended, in ns."""
+    ends = ((s.get("start_ns"), s.get("end_ns")) for s in meta.get("stages") or [])
+    return [(start, end) for start, end in ends if start and end]
