@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ampacity.analysis.capacity.fleet import instances_text
 from ampacity.analysis.capacity.knee import at_knee
 from ampacity.analysis.capacity.levels import number_text
-from ampacity.analysis.capacity.limit import DOWN_IN_EACH
+from ampacity.analysis.capacity.limit import DOWN_IN_EACH, NOT_SHOWN
 from ampacity.analysis.capacity.search import shortfall
 from ampacity.analysis.contract.burst import Burst
 from ampacity.analysis.contract.capacity import Capacity
@@ -351,9 +351,10 @@ def _nothing_usable(summary: Summary) -> str:
         if not low
         else f"lies between {number_text(low)} and {number_text(high)} (95 %)"
     )
+    rest = str(capacity.reason).removeprefix(NOT_SHOWN)  # which the sentence begins with
+    joined = ": " if rest == capacity.reason else ""
     return (
-        f"No stage alone was shown to meet {limits}; the capacity {said} requests/s: "
-        f"{capacity.reason}."
+        f"No stage alone was shown to meet {limits}; the capacity {said} requests/s{joined}{rest}."
     )
 
 

@@ -40,6 +40,7 @@ from ampacity.analysis.stage.throughput import all_failed
 # half width of an interval over its figure, up to which the estimate is the published figure
 PUBLISHED = 0.5
 MEASURED_RATIO = 1.05
+NOT_SHOWN = "no stage is shown to meet the SLO"
 DOWN_IN_EACH = "no usable stage: the endpoint was down in each of them for a while"
 SATURATED_RATIO = 1.01  # two levels of a closed loop whose rates are closer carry the same
 ASSUMPTION = (
@@ -236,10 +237,7 @@ def _lower_loads(low: Level) -> list[float]:
 def _all_too_high(low: Level, violated: Level, lower: Sequence[float]) -> str:
     """Return why no load is shown to meet the SLOs, and that ``lower`` ones are to be tried."""
     if low.met is None:
-        return (
-            f"no stage is shown to meet the SLO, and {violated.load:.3g} breaks it: use longer "
-            "stages or lower loads"
-        )
+        return f"{NOT_SHOWN}, and {violated.load:.3g} breaks it: use longer stages or lower loads"
     served = f"{number_text(low.achieved_rps)} requests/s were answered there"
     unit = "requests/s" if low.is_open else "in flight"
     tried = ", ".join(f"{load:g}" for load in lower)

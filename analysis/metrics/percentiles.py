@@ -111,9 +111,9 @@ def _supported(
 
 def between_bounds(o: Observations, low: float, high: float) -> str:
     """Return why a percentile is not known: unfinished requests leave it open."""
-    upper = "infinite" if np.isinf(high) else f"{high:.6g} s"
+    upper = "infinite" if np.isinf(high) else f"{high:.4g} s"
     cut = f"{o.n_censored:,} of {o.n:,} {o.unit} were cut off, or gave no token"
-    return f"between {low:.3g} s and {upper}: {cut}"
+    return f"between {low:.4g} s and {upper}: {cut}"
 
 
 def curve(o: Observations) -> Curve:

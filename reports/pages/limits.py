@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
+from ampacity.analysis.contract.capacity import Fleet
 from ampacity.analysis.contract.limits import Evidence, Limit
 from ampacity.analysis.decision.guardrails import Guardrails
 from ampacity.analysis.decision.plan import Plan
@@ -76,12 +77,12 @@ class Rail:
     why: str
 
 
-def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
-    """Return the limits for an instance; where the fleet is above the rate, its size."""
+def rails_of(rails: Guardrails, fleet: Plan | Fleet | None = None) -> list[Rail]:
+    """Return the limits for an instance; where the fleet has too few for the rate, how many."""
     found = []
     if rails.operate_rps is not None:
-        takes = ceil(plan.peak_rps / rails.operate_rps) if plan else 0
-        more = f"; the peak then takes {takes} instances" if plan and takes > plan.instances else ""
+        takes = ceil(fleet.peak_rps / rails.operate_rps) if fleet and fleet.peak_rps else 0
+        more = f"; the peak then takes {takes} instances" if takes > _instances(fleet) else ""
         at = f"at most {significant(rails.operate_rps)} req/s"
         found.append(Rail("rate", "proxy", at, "refused (429)", f"{rails.operate_reason}{more}"))
     if rails.max_input_tokens is not None:
@@ -116,6 +117,10 @@ def rails_of(rails: Guardrails, plan: Plan | None = None) -> list[Rail]:
         value = f"{significant(rails.prewarm_s)} s ahead"
         found.append(Rail("start an instance", "autoscaler", value, DASH, "--cold-start"))
     return found
+
+
+def _instances(fleet: Plan | Fleet | None) -> float:
+    return (fleet and fleet.instances) or inf
 
 
 def _ends(ends: tuple[int, int]) -> str:

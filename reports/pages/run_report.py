@@ -289,7 +289,7 @@ def _facts(held: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 def _rails(summary: Summary) -> Table:
     """Return the limits to set in front of an instance, where a capacity was found."""
     found = summary.capacity.capacity_rps is not None and not summary.burst
-    rows = Rows("Limits", rails_of(guardrails(summary)) if found else [])
+    rows = Rows("Limits", rails_of(guardrails(summary), summary.fleet) if found else [])
     rows.words("limit of one instance", lambda rail: rail.name)
     rows.words("set in", lambda rail: rail.place)
     rows.words("set to", lambda rail: rail.value)

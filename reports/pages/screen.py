@@ -229,14 +229,13 @@ def _limit(summary: Summary) -> Entry:
     texts = {slo.text: slo.bound_text for slo in slos}
     binding = [texts[t] for t in (held.binding_slo, *held.binding_or) if t in texts]
     asides = []
-    for text in [t for t in texts if texts[t] not in binding]:
-        at = [
-            s.name
-            for s in figures.by_load(summary.stages)
-            for v in s.slo_verdicts
-            if v.slo == text and v.verdict == "violated" and not s.client_limited
-        ]
-        asides.append(f"{texts[text]} {f'violated at {at[0]}' if at else 'never violated'}")
+    counted = [s for s in figures.by_load(summary.stages) if not s.client_limited]
+    for slo in [s for s in slos if texts[s.text] not in binding]:
+        verdicts = [(s.name, v) for s in counted for v in s.slo_verdicts if v.slo == slo.text]
+        at = [name for name, v in verdicts if v.verdict == "violated"]
+        over = [name for name, v in verdicts if (v.value_s or 0.0) > slo.limit_s]
+        found = f"violated at {at[0]}" if at else f"in doubt at {over[0]}" if over else ""
+        asides.append(f"{texts[slo.text]} {found or 'never violated'}")
     if not binding:
         return Entry("LIMIT", "none reached", _some(asides))
     return Entry("LIMIT", _some(binding, " or "), _some(asides))

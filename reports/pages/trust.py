@@ -101,7 +101,7 @@ def doubts(summary: Summary, meta: Mapping[str, Any]) -> str:
         "the workload is an assumption": _assumed(summary),
         "server and client share a machine": not summary.predicted and THIS_HOST.match(str(url)),
         "no stage alone verifies a load": held.crossing == "pooled" and not held.verified_rps,
-        f"it is one run{_length(meta)}: other days and machines are not in it": not summary.predicted,
+        f"it is one run{_length(summary)}: other days and machines are not in it": not summary.predicted,
     }
     less = [text for text, holds in others.items() if holds]
     lead = "Do not buy on these figures" if never else "Before you buy on these figures"
@@ -141,21 +141,13 @@ def _mending(code: str, summary: Summary, meta: Mapping[str, Any]) -> str | None
     return None
 
 
-def _length(meta: Mapping[str, Any]) -> str:
-    """Return `` of 2 min``, from the first stage to the end of the last; empty where not known."""
-    known = _played_ns(meta)
-    if not known:
-        return ""
-    whole_ns = max(end for _, end in known) - min(start for start, _ in known)
-    return f" of {length(rounded_up(whole_ns * 1e-9))}"
+def _length(summary: Summary) -> str:
+    """Return `` of 2 min``, the stages as long as they were played; empty where there is none."""
+    played_s = sum(stage.window.end_s for stage in summary.stages)
+    return f" of {length(rounded_up(played_s))}" if played_s > 0 else ""
 
 
 def _longest_s(meta: Mapping[str, Any]) -> float:
     """Return the length of the longest stage, in s."""
-    return max((round((end - start) * 1e-9, 1) for start, end in _played_ns(meta)), default=30.0)
-
-
-def _played_ns(meta: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return (start, end) of each stage that ended, in ns."""
-    ends = ((s.get("start_ns"), s.get("end_ns")) for s in meta.get("stages") or [])
-    return [(start, end) for start, end in ends if start and end]
+    known = [s for s in meta.get("stages") or [] if s.get("start_ns") and s.get("end_ns")]
+    return max((round((s["end_ns"] - s["start_ns"]) * 1e-9, 1) for s in known), default=30.0)

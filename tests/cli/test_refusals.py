@@ -3,16 +3,19 @@ endpoint or the engine does.
 """
 
 import asyncio
+import contextlib
 import json
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ampacity.cli.stub import left_at_once, no_stub
 from ampacity.config import make_settings
-from ampacity.experiments.stages.conduct import run_event_loop
+from ampacity.experiments.stages.conduct import interruptible, run_event_loop
+from ampacity.progress import Progress
 from ampacity.values import ConfigError
 from tests.support.args import Command, args_of
 from tests.support.servers.fault_server import FaultServer
@@ -147,6 +150,35 @@ async def _ended_by(number: signal.Signals) -> None:
     signal.raise_signal(number)
     await ended.wait()
     loop.remove_signal_handler(number)
+
+
+class _Stopped:
+    """A generator as far as a signal needs one."""
+
+    stopped = ""
+
+    def stop(self, why: str) -> None:
+        self.stopped = why
+
+
+@pytest.mark.parametrize("later_s", [0.0, 0.5])
+def test_a_signal_that_comes_twice_at_once_is_one(
+    later_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``timeout -s INT`` sends it to the command and to its group; a second Ctrl-C comes later."""
+    generator: Any = _Stopped()
+
+    async def signalled() -> None:
+        with interruptible(generator, Progress(quiet=True)):
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(later_s)
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(0.05)
+
+    leaves = pytest.raises(KeyboardInterrupt) if later_s else contextlib.nullcontext()
+    with leaves:
+        run_event_loop(signalled())
+    assert generator.stopped == "interrupted by Ctrl-C"
 
 
 @pytest.mark.parametrize(

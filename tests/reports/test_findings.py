@@ -119,3 +119,17 @@ def test_limits_stand_in_the_order_in_which_they_act(wait_s: float, queue: int, 
     values = [shown[name].value for name in ("requests in flight", "queue")]
     assert values == ["at most 35", f"at most {queue} waiting"]
     assert shown["circuit breaker"].why == f"80 to 90 % of the queue ({total} with those in flight)"
+
+
+@pytest.mark.parametrize(
+    ("instances", "more"), [(23, ""), (22, "; the peak then takes 23 instances")]
+)
+def test_a_rate_that_needs_more_instances_than_the_fleet_has_says_so(
+    instances: int, more: str
+) -> None:
+    """120/s at 5.4/s each: 22.2, so 23."""
+    given = sample_summary.open_sweep()
+    given["fleet"] |= {"instances": instances}
+    summary = read_summary(given)
+    rate, *_ = rails_of(guardrails(summary), summary.fleet)
+    assert (rate.name, rate.why) == ("rate", f"the low end of the knee region{more}")

@@ -519,3 +519,12 @@ def test_a_screen_that_does_not_fit_gives_every_answer_fewer_lines() -> None:
     assert len(lines) <= 23
     assert [line.split()[0] for line in lines if line[:1] == "E"] == [f"E{i}" for i in range(12)]
     assert lines[-1].endswith("+ 2 more with --summary full") or "…" in lines[-1]
+
+
+def test_a_limit_that_a_figure_is_over_without_a_verdict_is_in_doubt() -> None:
+    summary = open_sweep()
+    itl = next(v for v in summary["stages"][6]["slo_verdicts"] if v["slo"] == "itl_p99=100ms")
+    itl |= {"verdict": "inconclusive", "value_s": 0.101}
+    assert "itl_p99 ≤ 100 ms in doubt at 7 req/s" in rendered(summary, 120)
+    itl |= {"value_s": 0.0999}
+    assert "itl_p99 ≤ 100 ms never violated" in rendered(summary, 120)

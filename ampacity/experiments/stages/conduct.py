@@ -48,6 +48,7 @@ T = TypeVar("T")
 
 INSECURE = "--insecure: nobody checked that the answers came from the endpoint itself"
 ENDING = "{}: ending the run, the report follows (Ctrl-C again: leave without it)"
+AT_ONCE_S = 0.3  # signals this near to the first are one: nobody decides twice in that time
 _running: list[Generator] = []  # what a signal ends: one, or both arms of an A/B
 
 
@@ -106,7 +107,7 @@ async def conduct(
             if why := run.setup.account.used_up:  # by the probe
                 rig.ended = ("budget", why)
             try:
-                with _interruptible(generator, progress):
+                with interruptible(generator, progress):
                     async with live_export(settings, generator, run.pages, progress.note):
                         await drive(rig)
             finally:
@@ -286,12 +287,19 @@ def end_signals() -> dict[int, str]:
 
 
 @contextlib.contextmanager
-def _interruptible(generator: Generator, progress: Progress) -> Iterator[None]:
-    """End the run cleanly at the first of ``end_signals``, immediately at the second."""
+def interruptible(generator: Generator, progress: Progress) -> Iterator[None]:
+    """End the run cleanly at the first of ``end_signals``, immediately at a later one.
+
+    Some programs send one twice at once, to the process and to its group (``timeout -s INT``).
+    """
     loop = asyncio.get_running_loop()
     _running.append(generator)
+    first_s: list[float] = []
 
     def on_signal(name: str) -> None:
+        first_s.append(loop.time())
+        if generator.stopped and first_s[-1] - first_s[0] < AT_ONCE_S:
+            return
         if generator.stopped:
             raise KeyboardInterrupt
         progress.note(ENDING.format(name))
