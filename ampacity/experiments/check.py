@@ -46,7 +46,7 @@ def decided(stage: Stage) -> str | None:
 async def check(rig: Rig) -> None:
     """Run one stage of the settings' ``duration_s`` at most."""
     (rate_rps,) = rig.settings.rates or ()
-    if warning := too_few(rig):
+    if warning := too_few(rig, "--max-duration"):
         rig.tell(warning)
     rig.repeats_left = 0  # the time is a limit, and each repetition would be a further look
     length_s = rig.settings.duration_s

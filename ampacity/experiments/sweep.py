@@ -194,7 +194,7 @@ def _lacking_s(stages: Sequence[Stage], slos: Sequence[Slo]) -> float | None:
     )
 
 
-def too_few(rig: Rig) -> str | None:
+def too_few(rig: Rig, option: str = "--duration") -> str | None:
     """Return a warning if stages of the given loads have too few requests to meet an SLO.
 
     A closed loop is assumed to send as many as an idle endpoint would answer.
@@ -211,7 +211,7 @@ def too_few(rig: Rig) -> str | None:
     enough = duration_text(rounded_up(ROOM * least / few[0][0] / rps))
     return (
         f"stages are too short for {slo}: it takes {least:,} requests at least to be met, "
-        f"and they have about {named}; --duration {enough} is enough from {few[0][0]:g} {unit} on"
+        f"and they have about {named}; that takes {option} {enough} from {few[0][0]:g} {unit} on"
     )
 
 

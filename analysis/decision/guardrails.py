@@ -11,6 +11,7 @@ from ampacity.analysis.contract.part import Part
 from ampacity.analysis.contract.summary import Summary
 
 BREAKER = (0.8, 0.9)  # a breaker opens at this share of the queue's depth
+ROUGH = 2.0  # high over low end of C_max: beyond it, a limit may refuse what the instance can carry
 INPUT_FACTORS = (2, 3)  # a request longer than this times P95 is an accident, not traffic
 
 
@@ -89,15 +90,16 @@ def guardrails(
             f"none at {rate:.3g} req/s, the wait budget of {1000 * budget:.3g} ms is too short: "
             "give --wait-budget"
         )
-    depth = depth or None
+    c_max, unknown = _c_max(summary)
+    if unknown:  # a queue is of those that find no place in flight
+        missing["concurrency_limit"] = unknown
+        missing.setdefault("queue_depth", "it takes a limit of the requests in flight")
+    depth = depth if depth and c_max is not None else None
     inputs, outputs = _lengths(summary)
     if inputs is None:
         missing["max_input_tokens"] = "the run counted no input tokens"
     if cold_start_s is None:
         missing["prewarm_s"] = "no cold start was measured: give --cold-start"
-    c_max = summary.capacity.c_max
-    if c_max is None:
-        missing["concurrency_limit"] = "no C_max was found"
     return Guardrails(
         operate_rps=rate,
         operate_reason=why,
@@ -112,6 +114,22 @@ def guardrails(
         prewarm_s=cold_start_s,
         missing=missing,
     )
+
+
+def _c_max(summary: Summary) -> tuple[float | None, str | None]:
+    """Return (C_max, None), or None and why it is no limit: nothing is refused by a rough figure."""
+    capacity = summary.capacity
+    if capacity.c_max is None:
+        return None, "no C_max was found"
+    low, high = capacity.c_max_ci or (None, None)
+    if low and high is None:
+        return None, "C_max is a lower bound: no load violated an SLO"
+    if low and high and high > ROUGH * low:
+        return (
+            None,
+            f"C_max is known too roughly ({low:.3g} to {high:.3g}): longer stages tell more",
+        )
+    return capacity.c_max, None
 
 
 def breaker_of(depth: int) -> tuple[int, int] | None:

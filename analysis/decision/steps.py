@@ -255,15 +255,13 @@ def _kv_strategy(known: Known, physics: Physics) -> Step:
 def _batching(known: Known, _: Physics) -> Step:
     about = ("batch_capped", "prefill_interference", "kv_pressure", "decode_bound", "prefill_bound")
     holds = [limit for limit in known.summary.limits if limit.holds and limit.rule in about]
-    rails = known.rails
-    if rails.concurrency_limit is None:
+    c_max, most = known.summary.capacity.c_max, known.rails.concurrency_limit
+    if c_max is None:
         return Step(title="Batching", gap="no C_max was found (step 7)")
-    decision = (
-        f"C_max {known.summary.capacity.c_max:.3g}, at most {rails.concurrency_limit} at once"
-    )
+    decision = f"C_max {c_max:.3g}" + (f", at most {most} at once" if most else "")
     if holds:
         decision += f"; {holds[0].title[0].lower()}{holds[0].title[1:]}"
-    inputs = [_measured(known, "C_max", known.summary.capacity.c_max, "in flight")]
+    inputs = [_measured(known, "C_max", c_max, "in flight")]
     gap = None
     if known.draft_tokens is not None:
         rates = [s.server.spec_acceptance_rate for s in known.summary.stages if s.server]

@@ -97,7 +97,7 @@ def rails_of(rails: Guardrails, fleet: Plan | Fleet | None = None) -> list[Rail]
     full = rails.concurrency_limit
     if full is not None:
         value = f"above {rails.scale_in_flight} in flight"
-        why = "on average over minutes: C_max ÷ 1.2"
+        why = "on average over minutes: C_max ÷ the safety factor"
         found.append(Rail("add an instance", "autoscaler", value, DASH, why))
         why = "at any moment: C_max, rounded up"
         found.append(

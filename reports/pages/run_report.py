@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ampacity.analysis.contract.limits import Limit
 from ampacity.analysis.contract.summary import Summary, to_json
 from ampacity.analysis.decision.guardrails import guardrails
 from ampacity.analysis.next_run import (
@@ -98,7 +99,7 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
         warnings=by_severity(summary, meta),
         limits=limits_with_figures(summary.limits),
         hardware=beyond.hardware,
-        untold=[limit for limit in summary.limits if limit.holds is None],
+        untold=_by_reason([limit for limit in summary.limits if limit.holds is None]),
         subject=_subject(summary, meta),
         partial=partial_reason(summary, meta),
         decision=[finding for finding in found if finding.label not in TRUST],
@@ -286,16 +287,29 @@ def _facts(held: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return [(_words(name), _plain(value)) for name, value in (held or {}).items()]
 
 
+def _by_reason(limits: Sequence[Limit]) -> dict[str, list[str]]:
+    """Return the titles of limits by why they cannot be told."""
+    found: dict[str, list[str]] = {}
+    for limit in limits:
+        found.setdefault(str(limit.reason).removeprefix("cannot tell: "), []).append(limit.title)
+    return found
+
+
 def _rails(summary: Summary) -> Table:
     """Return the limits to set in front of an instance, where a capacity was found."""
     found = summary.capacity.capacity_rps is not None and not summary.burst
-    rows = Rows("Limits", rails_of(guardrails(summary), summary.fleet) if found else [])
+    set_ = guardrails(summary, safety=summary.fleet.safety_factor)
+    rows = Rows("Limits", rails_of(set_, summary.fleet) if found else [])
     rows.words("limit of one instance", lambda rail: rail.name)
     rows.words("set in", lambda rail: rail.place)
     rows.words("set to", lambda rail: rail.value)
     rows.words("what comes beyond", lambda rail: rail.beyond)
     rows.words("why", lambda rail: rail.why)
-    return rows.done()
+    table = rows.done()
+    names = {"concurrency_limit": "requests in flight", "queue_depth": "queue"}
+    for name in (n for n in names if found and n in set_.missing):
+        table.footnote(f"no limit of the {names[name]}: {set_.missing[name]}")
+    return table
 
 
 def _commands(summary: Summary, meta: Mapping[str, Any]) -> dict[str, str | None]:

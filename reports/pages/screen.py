@@ -263,8 +263,9 @@ def judged_table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
     rows.figure("in flight", "", lambda s: s.concurrency, figures.significant, 6, "")
     rows.figure("goodput", "", lambda s: s.goodput_rps, figures.significant, 5, "")
     if summary.slos:
-        rows.figure("missed", "", _missed, figures.share, 8, "")
-        rows.percentile("TTFT p50", "", lambda s: s.ttft_from_schedule_s, "p50", 9)
+        rows.column(Column("missed", "", 8), lambda _, s: Cell(_missed(s)))
+        if all(slo.text.partition("=")[0] != "ttft_p50" for slo in summary.slos):
+            rows.percentile("TTFT p50", "", lambda s: s.ttft_from_schedule_s, "p50", 9)
     if any(s.server and s.server.waiting is not None for s in stages):
         rows.figure("waiting", "", _waiting, figures.significant, 10, "")
     if any(figures.failures(s.errors) for s in stages):
@@ -277,9 +278,12 @@ def judged_table(summary: Summary, stages: Sequence[Stage]) -> Table | None:
     return rows.done()
 
 
-def _missed(stage: Stage) -> float | None:
-    """Return the share of the requests that missed an SLO."""
-    return None if stage.slo_attainment is None else 1.0 - stage.slo_attainment
+def _missed(stage: Stage) -> str:
+    """Return the share of the requests that missed an SLO; at most, where the run cut some off."""
+    if stage.slo_attainment is None:
+        return figures.DASH
+    at_most = figures.cut_off(stage.errors) > 0 and stage.slo_met is not False
+    return "≤ " * at_most + figures.share(1.0 - stage.slo_attainment)
 
 
 def _waiting(stage: Stage) -> float | None:

@@ -33,7 +33,7 @@ def size_screen(decision: Decision, page: object = None) -> Screen:
     """Return the screen of a decision: the best candidate's answer, the matrix of several."""
     best, plan = decision.candidates[0], decision.candidates[0].plan
     fleet = headline(plan) if plan else f"no fleet: {best.plan_missing}"
-    head, _, year = fleet.partition("; ")
+    head, _, year = fleet.partition("; ") if plan else (fleet, "", "")
     cost = next((step.decision for step in best.steps if step.title == "TCO"), None) or ""
     held = [shown.limit for shown in limits_with_figures(best.limits)]
     others = f"+ {len(held) - 1} more with --summary full" if len(held) > 1 else ""

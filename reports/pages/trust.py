@@ -73,6 +73,8 @@ def _workload(summary: Summary) -> Finding:
     """Return what was sent, and how far it is an assumption."""
     held = summary.workload
     sent = {"arrivals": "arrivals {}", "prompts": "prompts {}", "source": "{}"}
+    if all(stage.kind == "closed" for stage in summary.stages):
+        del sent["arrivals"]  # users do not wait for those
     parts = [lengths_line(held)]
     parts += [text.format(held[key]) for key, text in sent.items() if held.get(key)]
     assumed = _assumed(summary)

@@ -133,3 +133,22 @@ def test_a_rate_that_needs_more_instances_than_the_fleet_has_says_so(
     summary = read_summary(given)
     rate, *_ = rails_of(guardrails(summary), summary.fleet)
     assert (rate.name, rate.why) == ("rate", f"the low end of the knee region{more}")
+
+
+@pytest.mark.parametrize(
+    ("c_max_ci", "why"),
+    [
+        ([24.0, None], "C_max is a lower bound: no load violated an SLO"),
+        ([24.0, 48.1], "C_max is known too roughly (24 to 48.1): longer stages tell more"),
+        ([24.0, 48.0], None),
+        (None, None),
+    ],
+)
+def test_a_rough_c_max_limits_nothing(c_max_ci: list[float | None] | None, why: str | None) -> None:
+    """Such a limit would refuse what the instance carries; nor is there a queue before it."""
+    given = sample_summary.open_sweep()
+    given["capacity"] |= {"c_max_ci": c_max_ci}
+    rails = guardrails(read_summary(given))
+    assert rails.missing.get("concurrency_limit") == why
+    known = (rails.concurrency_limit, rails.queue_depth, rails.breaker, rails.scale_in_flight)
+    assert known == ((None, None, None, None) if why else (35, 10, (8, 9), 28))

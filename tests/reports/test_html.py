@@ -95,11 +95,11 @@ def test_the_page_is_one_well_formed_file(name: str, tmp_path: Path) -> None:
     assert len(ids) == len(set(ids))
     for reference in re.findall(r"url\(#([\w-]+)\)", text):
         assert reference in ids
-    # 5.4 req/s below the knee x (2 s - 98.98 ms) = 10.3; 34.2 in flight, rounded up; 34.2 / 1.2, rounded down
+    # 5.4 req/s below the knee x (2 s - 98.98 ms) = 10.3; 34.2 in flight, rounded up; 34.2 / 1.3, rounded down
     limits = (
         "limit of one instance set in set to what comes beyond why "
         "rate proxy at most 5.40 req/s refused (429) the low end of the knee region "
-        "add an instance autoscaler above 28 in flight – on average over minutes: C_max ÷ 1.2 "
+        "add an instance autoscaler above 26 in flight – on average over minutes: C_max ÷ the safety factor "
         "requests in flight proxy at most 35 waits in the queue at any moment: C_max, rounded up "
         "circuit breaker proxy opens at 8 to 9 waiting refused (503) "
         "80 to 90 % of the queue (43 to 44 with those in flight) "

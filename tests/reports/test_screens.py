@@ -528,3 +528,18 @@ def test_a_limit_that_a_figure_is_over_without_a_verdict_is_in_doubt() -> None:
     assert "itl_p99 ≤ 100 ms in doubt at 7 req/s" in rendered(summary, 120)
     itl |= {"value_s": 0.0999}
     assert "itl_p99 ≤ 100 ms never violated" in rendered(summary, 120)
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "met", "missed"), [(0, None, "4.90%"), (3, None, "≤ 4.90%"), (3, False, "4.90%")]
+)
+def test_what_was_cut_off_may_have_met_the_slo(
+    unfinished: int, met: bool | None, missed: str
+) -> None:
+    """At 7/s 95.1 % met it; a queue that grows is cut off in each run."""
+    summary = open_sweep()
+    summary["stages"][6]["errors"]["unfinished"] = unfinished
+    summary["stages"][6]["slo_met"] = met
+    (row,) = [line for line in rendered(summary, 200).splitlines() if line.strip().startswith("7 ")]
+    assert f" {missed} " in row
+    assert ("≤ 4.90%" in row) is ("≤" in missed)

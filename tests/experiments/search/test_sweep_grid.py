@@ -141,7 +141,7 @@ def test_rates_whose_stages_cannot_meet_a_percentile_are_named_beforehand_with_w
     told = told_of(slo=["ttft_p99=2s", "e2e_p95=9s"], rates=[1, 2, 20])
     assert told == (
         "stages are too short for ttft_p99=2s: it takes 299 requests at least to be "
-        "met, and they have about 30 at 1 req/s, 60 at 2 req/s; --duration 6m is enough from 1 "
+        "met, and they have about 30 at 1 req/s, 60 at 2 req/s; that takes --duration 6m from 1 "
         "req/s on"
     )
     assert told_of(slo=["ttft_p99=2s"], rates=[1, 2, 20], duration="6m") is None
@@ -185,7 +185,7 @@ def test_users_send_as_often_as_an_idle_endpoint_answers() -> None:
     minutes for 1.2 * 299."""
     told = told_of(slo=["ttft_p99=2s"], concurrency=[5, 50], think_time="1s")
     assert told is not None
-    assert "about 50 at 5 users; --duration 4m is enough from 5 users on" in told
+    assert "about 50 at 5 users; that takes --duration 4m from 5 users on" in told
 
 
 def test_a_class_has_its_share_of_the_requests() -> None:
