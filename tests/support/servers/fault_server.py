@@ -61,6 +61,7 @@ class FaultServer:
         self._on_accept = on_accept
         self._tls = tls
         self._open: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
         self._thread: threading.Thread | None = None
 
     @property
@@ -74,6 +75,7 @@ class FaultServer:
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
+        self._writers.append(writer)
         self.connections += 1
         self.came_from.append(writer.get_extra_info("peername")[0])
         number = self.connections
@@ -161,6 +163,9 @@ class FaultServer:
             task.cancel()
         while self._open:
             await asyncio.sleep(0.01)
+        for writer in self._writers:  # one that nobody reads any more would never be closed
+            writer.transport.abort()
+        await asyncio.sleep(0)  # where each is told that its connection is lost
         await self._server.wait_closed()
 
     def start(self) -> FaultServer:
