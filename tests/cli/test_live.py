@@ -21,6 +21,7 @@ import pytest
 from rich.console import Console
 
 from ampacity.analysis.slo import parse_slo
+from ampacity.experiments.stages.conduct import AT_ONCE_S
 from ampacity.live_panel import LivePanel, Outlook, lines_of, percentile
 from ampacity.loadgen.plan import LIVE_TIMES, Live, LiveTimes
 from ampacity.progress import Progress
@@ -197,6 +198,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_names_what_writes_the_report(
         assert any("sent/s" in line for line in process.stderr)  # the stage has begun
         process.send_signal(signal.SIGINT)
         assert any("(Ctrl-C again: leave without it)" in line for line in process.stderr)
+        time.sleep(2 * AT_ONCE_S)  # the subject: another decision, not one signal sent twice
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
         assert process.wait(30) == 130
