@@ -90,15 +90,8 @@ def rails_of(rails: Guardrails, fleet: Plan | Fleet | None = None) -> list[Rail]
         why = "2 × P95 of the prompts, in the stage with the most requests"
         why += f" (3 ×: {high:,})" if high > low else ""
         found.append(Rail("prompt", "proxy", f"at most {low:,} tokens", "refused (400)", why))
-    if rails.max_input_tokens is not None and rails.max_output_tokens is not None:
-        value = f"at most {rails.max_output_tokens:,} tokens"
-        why = "P99 of the answers, in that stage: one in 100 is cut"
-        found.append(Rail("answer", "max_tokens", value, "cut off", why))
     full = rails.concurrency_limit
     if full is not None:
-        value = f"above {rails.scale_in_flight} in flight"
-        why = "on average over minutes: C_max ÷ the safety factor"
-        found.append(Rail("add an instance", "autoscaler", value, DASH, why))
         why = "at any moment: C_max, rounded up"
         found.append(
             Rail("requests in flight", "proxy", f"at most {full}", "waits in the queue", why)
@@ -113,6 +106,14 @@ def rails_of(rails: Guardrails, fleet: Plan | Fleet | None = None) -> list[Rail]
         why = f"what leaves in the {seconds(rails.wait_budget_s)} that TTFT may wait"
         at = f"at most {rails.queue_depth} waiting"
         found.append(Rail("queue", "proxy", at, "refused (429)", why))
+    if rails.max_input_tokens is not None and rails.max_output_tokens is not None:
+        value = f"at most {rails.max_output_tokens:,} tokens"
+        why = "P99 of the answers, in the stage with the most requests: one in 100 is cut"
+        found.append(Rail("answer", "max_tokens", value, "cut off", why))
+    if full is not None:
+        value = f"above {rails.scale_in_flight} in flight"
+        why = "on average over minutes: C_max ÷ the safety factor"
+        found.append(Rail("add an instance", "autoscaler", value, DASH, why))
     if rails.prewarm_s is not None:
         value = f"{significant(rails.prewarm_s)} s ahead"
         found.append(Rail("start an instance", "autoscaler", value, DASH, "--cold-start"))

@@ -63,7 +63,10 @@ def origin(summary: Summary, meta: Mapping[str, Any]) -> list[Finding]:
     if not summary.predicted and THIS_HOST.match(str(url)):
         values.append("on the client's host")
         tunnel = ", unless this is a tunnel" * (not summary.simulated)
-        notes.append(f"server and client share its CPUs{tunnel}; the server's use is not measured")
+        notes.append(
+            f"server and client share its CPUs{tunnel}: the server's use was not measured, so whether "
+            "the machine was the limit is not known"
+        )
     if values:
         found.append(Finding("Server", ", ".join(values), None, "; ".join(notes), "unsure"))
     return [*found, _workload(summary)]
@@ -79,7 +82,10 @@ def _workload(summary: Summary) -> Finding:
     parts += [text.format(held[key]) for key, text in sent.items() if held.get(key)]
     assumed = _assumed(summary)
     if assumed:
-        parts.append("replay a log of your own with --trace, or fit one with ampacity workload fit")
+        parts.append(
+            "whether yours is like it is not known: replay a log of your own with --trace, "
+            "or fit one with ampacity workload fit"
+        )
     note = "; ".join(part for part in parts if part)
     return Finding(
         "Workload", str(held.get("name") or DASH), None, note, "unsure" if assumed else ""

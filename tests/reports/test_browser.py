@@ -4,6 +4,7 @@ import json
 import random
 import shlex
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,8 @@ def check_sliders(page: Any, summary: Summary, limits: list[AtLimit]) -> None:
         assert found["instances_ci"] == ends
         outcome = page.locator(".outcome").text_content()
         assert f"GPUs{wanted.gpus:,}" in outcome
+        spare = wanted.instances - ceil(peak / at.capacity_rps)
+        assert (f", or {spare:,} instances" in outcome) == (spare > 0)
     page.fill("#gpu_hour_usd", "0")
     assert "A yearset a price" in page.locator(".outcome").text_content()
     page.fill("#gpu_hour_usd", "2.5")

@@ -114,7 +114,7 @@ def test_limits_stand_in_the_order_in_which_they_act(wait_s: float, queue: int, 
     """
     rails = guardrails(read_summary(sample_summary.open_sweep()), wait_budget_s=wait_s)
     shown = {rail.name: rail for rail in rails_of(rails)}
-    order = ["add an instance", "requests in flight", "circuit breaker", "queue"]
+    order = ["requests in flight", "circuit breaker", "queue", "add an instance"]
     assert [name for name in shown if name in order] == order
     values = [shown[name].value for name in ("requests in flight", "queue")]
     assert values == ["at most 35", f"at most {queue} waiting"]

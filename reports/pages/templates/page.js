@@ -168,6 +168,7 @@
         ["GPUs", count(found.gpus) + range(times(found.instances_ci, given.tensor_parallel))],
         ["To carry the peak with one down", spare(found)],
         [given.utilisation === null ? "Load at the peak" : "Mean load", `${figure(100 * found.utilisation)} %, ${figure(found.utilisation * found.capacity_rps)} req/s each`],
+        ["Headroom at the peak", left(found, given)],
         ["An hour", cost(found.cost_per_hour)],
         ["A year", cost(found.cost_per_year) + yearly(found, given)],
         [`1,000 requests ${load}`, cost(found.fleet_cost_per_thousand_requests)],
@@ -187,6 +188,9 @@
     const times = (ends, factor) => ends.map(end => end && end * factor);
     const spare = ({ one_replica_down: needed, instances }) => needed > instances
       ? `${count(needed)} instances: ${count(needed - instances)} more` : `${count(needed)} instances: enough`;
+    const left = ({ instances, instances_before_safety: needed, capacity_rps: rate }, { peak_rps: peak }) =>
+      `${figure(Math.max(0, instances * rate - peak))} req/s`
+      + (instances > needed ? `, or ${count(instances - needed)} instances` : "");
     const yearly = (found, given) => {
       const [low, high] = times(found.instances_ci, 8760 * given.tensor_parallel * given.gpu_hour_usd);
       return low && high && low !== high ? ` (${usd(low)} to ${usd(high)})` : "";
