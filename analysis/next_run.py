@@ -251,14 +251,23 @@ def _after_stages(summary: Summary, words: Sequence[str]) -> str | None:
 Open = tuple[Stage, int]  # an inconclusive stage, and how many more requests decide it
 
 
+def deciding_s(stage: Stage, more: int) -> float | None:
+    """Return how long a new stage of that load has to be, in s, if it takes ``more`` requests.
+
+    None where the rate is not known.
+    """
+    rate = stage.offered_rps or stage.achieved_rps
+    if not rate:
+        return None
+    return rounded_up(stage.window.start_s + ROOM * (stage.requests + more) / rate)
+
+
 def _deciding(summary: Summary, words: Sequence[str], open_: Sequence[Open]) -> str:
     """Return the command that plays stages of one loop again, each long enough to be decided."""
     lengths, needed = [], 0.0
     for stage, more in open_:
         needed += ROOM * (stage.requests + more)
-        rate = stage.offered_rps or stage.achieved_rps
-        length_s = stage.window.start_s + ROOM * (stage.requests + more) / rate
-        lengths.append(duration_text(rounded_up(length_s)))
+        lengths.append(duration_text(deciding_s(stage, more) or 0.0))
     if open_[0][0].offered_rps:
         load = {"--rates": ",".join(f"{stage.offered_rps:g}" for stage, _ in open_)}
     else:

@@ -245,7 +245,8 @@ def _with_one_more(fleet: Fleet) -> str | None:
     if not before or not fleet.peak_rps or not fleet.safety_factor:
         return None
     needed = ceil((before + 1) * as_written(fleet.safety_factor))
-    return f"{needed:,} in all if one carries less than {rate(fleet.peak_rps / before)}"
+    reserve = f", with the reserve {needed:,}" if needed > before + 1 else ""
+    return f"below {rate(fleet.peak_rps / before)} each the peak takes {before + 1:,}{reserve}"
 
 
 def _one_down(fleet: Fleet) -> str:

@@ -99,7 +99,7 @@ def rails_of(rails: Guardrails, fleet: Plan | Fleet | None = None) -> list[Rail]
     if rails.breaker:
         low, high = rails.breaker
         total = f" ({_ends((full + low, full + high))} with those in flight)" if full else ""
-        why = f"80 to 90 % of the queue{total}"
+        why = f"80 to 90 % of the queue{total}: before that is full"
         at = f"opens at {_ends(rails.breaker)} waiting"
         found.append(Rail("circuit breaker", "proxy", at, "refused (503)", why))
     if rails.queue_depth is not None:

@@ -118,6 +118,7 @@ def render_report(summary: Summary, meta: Mapping[str, Any], beyond: Beyond | No
         sweep=sweep_instead(meta) if summary.burst else None,
         judged=judged and judged.last_second(),
         around_limit=around_limit(summary),
+        fewer_arrived=_fewer_arrived(summary),
         stages=tables.stages_table(summary),
         bound=error_bound(summary),
         slos=tables.slo_table(summary),
@@ -293,6 +294,15 @@ def _by_reason(limits: Sequence[Limit]) -> dict[str, list[str]]:
     for limit in limits:
         found.setdefault(str(limit.reason).removeprefix("cannot tell: "), []).append(limit.title)
     return found
+
+
+def _fewer_arrived(summary: Summary) -> str:
+    """Return ``125 at 127 req/s`` for the open stages to which 1 % fewer came than was planned."""
+    return ", ".join(
+        f"{significant(stage.arrived_rps)} at {stage.name}"
+        for stage in by_load(summary.stages)
+        if stage.offered_rps and stage.arrived_rps < 0.99 * stage.offered_rps
+    )
 
 
 def _rails(summary: Summary) -> Table:

@@ -9,11 +9,11 @@ from ampacity.analysis.capacity.fleet import AT_FULL_LOAD, instances_text
 from ampacity.analysis.capacity.levels import usd
 from ampacity.analysis.contract.stage import SloVerdict, Stage
 from ampacity.analysis.contract.summary import SloLimit, Summary, to_json
+from ampacity.analysis.next_run import deciding_s
 from ampacity.analysis.slo import ERROR_RATE, GOODPUT, METRICS, SHARES, slo_from_dict
 from ampacity.analysis.stage.throughput import steady_state
 from ampacity.analysis.stage_warnings import client_relief
 from ampacity.analysis.verdict import led
-from ampacity.durations import rounded_up
 from ampacity.reports.pages.burst_screen import burst_answers, burst_drawn, burst_table
 from ampacity.reports.pages.soak import soak_answers, soak_table
 from ampacity.reports.render import figures
@@ -358,9 +358,9 @@ def _words(summary: Summary, stage: Stage) -> Cell:
 def _undecided(verdicts: Sequence[SloVerdict], stage: Stage) -> str:
     """Return what an inconclusive stage lacks, in a few words."""
     if more := max((v.more_requests or 0 for v in verdicts), default=0):
-        rate_rps = stage.offered_rps or stage.achieved_rps
-        if not rate_rps:
+        length_s = deciding_s(stage, more)
+        if length_s is None:
             return f"{figures.count(more)} more requests decide it"
-        return f"{figures.length(rounded_up(more / rate_rps))} more decide it"
+        return f"needs a stage of {figures.length(length_s)}"
     cause = next((v.cause for v in verdicts if v.cause), stage.slo_met_reason or "")
     return figures.undecided(cause)

@@ -157,7 +157,9 @@ def test_key_figures_of_an_open_sweep() -> None:
     assert got["Fleet"].value == "25 instances (24 to 26), 100 GPUs"
     # 120 / 6.4 = 18.75, 19 × 1.3 = 24.7; 20 are needed below 120 / 19 = 6.32 each, 20 × 1.3 = 26
     sized = "19 instances for the peak of 120 req/s, the rest is reserve (safety factor 1.3); "
-    assert got["Fleet"].note.startswith(f"{sized}26 in all if one carries less than 6.32 req/s; ")
+    assert got["Fleet"].note.startswith(
+        f"{sized}below 6.32 req/s each the peak takes 20, with the reserve 26; "
+    )
     priced = "$2.31 per million output tokens if every instance is always full, at 4 GPUs × $2.50/h"
     assert got["Fleet"].note.endswith(priced)
     assert got["Load generator"].value == "kept up, not disturbed"
@@ -318,8 +320,8 @@ def test_one_instance_and_one_gpu_are_singular() -> None:
     got = found(summary)
     assert got["Fleet"].value == "1 instance (1 to 2)"
     assert (
-        "1 instance for the peak of 120 req/s, the rest is reserve (safety factor 1); 2 in all if one carries less than "
-        "120 req/s; 1 GPU an instance; 1 instance more to carry the peak with one down"
+        "1 instance for the peak of 120 req/s, the rest is reserve (safety factor 1); below 120 req/s each the peak "
+        "takes 2; 1 GPU an instance; 1 instance more to carry the peak with one down"
         in got["Fleet"].note
     )
     assert got["Load generator"].note.startswith("nothing measured at 9 req/s is a finding")

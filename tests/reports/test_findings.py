@@ -118,7 +118,10 @@ def test_limits_stand_in_the_order_in_which_they_act(wait_s: float, queue: int, 
     assert [name for name in shown if name in order] == order
     values = [shown[name].value for name in ("requests in flight", "queue")]
     assert values == ["at most 35", f"at most {queue} waiting"]
-    assert shown["circuit breaker"].why == f"80 to 90 % of the queue ({total} with those in flight)"
+    assert (
+        shown["circuit breaker"].why
+        == f"80 to 90 % of the queue ({total} with those in flight): before that is full"
+    )
 
 
 @pytest.mark.parametrize(

@@ -190,14 +190,14 @@ def test_the_screen_of_a_sweep() -> None:
         "FLEET     100 GPUs for 120 req/s    25 instances (24 to 26), safety 1.3, $2.31",
         "          per million output tokens at full load",
         "req/s  TTFT p99  ITL p99  in flight  goodput  failed  SLO",
-        # 179 more requests at 1/s, 900 at 7/s: 179 s and 129 s
-        "    1         –  61.0 ms       2.70     1.00       0  ? 3 min more decide it",
+        # 1.1 × (120 + 179) at 1/s, 1.1 × (600 + 900) at 7/s, 3.1 s of warm-up: 332 s and 239 s
+        "    1         –  61.0 ms       2.70     1.00       0  ? needs a stage of 6 min",
         "    2    319 ms  28.9 ms       5.60     2.00       0  ✓ met",
         "    3    362 ms  33.1 ms       9.10     3.00       0  ✓ met",
         "    4    427 ms  38.3 ms       13.4     4.00       0  ✓ met",
         "    5    767 ms  45.3 ms       19.2     5.00       0  ✓ met",
         "    6    1.77 s  56.3 ms       28.4     5.94       0  ✓ met",
-        "    7    2.10 s  61.0 ms       44.0     6.56       0  ? 3 min more decide it",
+        "    7    2.10 s  61.0 ms       44.0     6.56       0  ? needs a stage of 4 min",
     ]
 
 
