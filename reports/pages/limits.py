@@ -98,8 +98,10 @@ def rails_of(rails: Guardrails, fleet: Plan | Fleet | None = None) -> list[Rail]
         )
     if rails.breaker:
         low, high = rails.breaker
-        total = f" ({_ends((full + low, full + high))} with those in flight)" if full else ""
-        why = f"80 to 90 % of the queue{total}: before that is full"
+        total = (
+            f"; {_ends((full + low, full + high))} requests with those in flight" if full else ""
+        )
+        why = f"80 to 90 % of the queue, before that is full{total}"
         at = f"opens at {_ends(rails.breaker)} waiting"
         found.append(Rail("circuit breaker", "proxy", at, "refused (503)", why))
     if rails.queue_depth is not None:

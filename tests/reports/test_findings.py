@@ -120,7 +120,7 @@ def test_limits_stand_in_the_order_in_which_they_act(wait_s: float, queue: int, 
     assert values == ["at most 35", f"at most {queue} waiting"]
     assert (
         shown["circuit breaker"].why
-        == f"80 to 90 % of the queue ({total} with those in flight): before that is full"
+        == f"80 to 90 % of the queue, before that is full; {total} requests with those in flight"
     )
 
 

@@ -101,7 +101,7 @@ def test_the_page_is_one_well_formed_file(name: str, tmp_path: Path) -> None:
         "rate proxy at most 5.40 req/s refused (429) the low end of the knee region "
         "requests in flight proxy at most 35 waits in the queue at any moment: C_max, rounded up "
         "circuit breaker proxy opens at 8 to 9 waiting refused (503) "
-        "80 to 90 % of the queue (43 to 44 with those in flight): before that is full "
+        "80 to 90 % of the queue, before that is full; 43 to 44 requests with those in flight "
         "queue proxy at most 10 waiting refused (429) what leaves in the 1.90 s that TTFT may wait "
         "add an instance autoscaler above 26 in flight – on average over minutes: C_max ÷ the safety factor"
     )
