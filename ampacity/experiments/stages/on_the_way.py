@@ -19,6 +19,7 @@ from ampacity.loadgen.rundir.write import RunWriter
 
 AGE = 1 / 3  # of the time passed: ages of younger requests show no steady state
 PATIENCE = 0.5  # of the time passed: if requests last longer, percentiles must wait
+SILENCE = 0.1  # of the time passed, and twice the longest request: if nothing ended, it may hang
 
 
 def judge_so_far(
@@ -31,7 +32,7 @@ def judge_so_far(
     """Return the stage judged so far, or None if there is nothing to judge yet.
 
     A request in flight has no record, so SLOs are judged by what was due before the oldest of
-    them. The steady state is judged by ages too, without the last third of the time, because the
+    them; not at all while nothing ends any more, for before that all went well. The steady state is judged by ages too, without the last third of the time, because the
     age of a young request shows nothing.
     """
     now_ns = time.monotonic_ns()
@@ -64,4 +65,7 @@ def judge_so_far(
         return structs.replace(judged, slo_verdicts=known.slo_verdicts)
     if now_ns - all_ended_ns > PATIENCE * (now_ns - start_ns):
         return structs.replace(judged, slo_verdicts=[])
-    return known
+    longest_ns = pc.max(pc.subtract(table["ended_ns"], table["scheduled_ns"])).as_py()
+    silent_ns = now_ns - max(pc.max(table["ended_ns"]).as_py(), all_ended_ns)
+    hangs = silent_ns > max(2 * longest_ns, SILENCE * (now_ns - start_ns))
+    return structs.replace(judged, slo_verdicts=[]) if hangs else known

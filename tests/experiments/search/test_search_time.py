@@ -117,6 +117,21 @@ def test_a_stage_is_judged_on_its_way_by_what_must_have_ended(
         assert "no steady state" in str(is_decided([], judged, GOAL))
 
 
+@pytest.mark.parametrize(("hangs_from_s", "is_judged"), [(30.0, True), (29.5, True), (20.0, False)])
+def test_a_server_that_ends_nothing_any_more_is_not_judged_by_what_went_well_before(
+    tmp_path: Path, hangs_from_s: float, is_judged: bool
+) -> None:
+    """10/s, 0.1 s each, and from a time on no end: after 10 s of that nobody says that the SLO is met."""
+    times = np.arange(0, 60, 0.1).tolist()
+    ended = [
+        request(i, t, ttft_s=0.02, tail_s=0.08)
+        for i, t in enumerate(times)
+        if t + 0.1 < hangs_from_s
+    ]
+    judged = _judged_on_its_way(tmp_path, 30.0, times, ended)
+    assert bool(judged.slo_verdicts) is is_judged
+
+
 @pytest.mark.parametrize(("first_long", "judged_requests"), [(200, 200), (100, None)])
 def test_a_long_answer_in_flight_is_no_miss_of_the_first_token(
     tmp_path: Path, first_long: int, judged_requests: int | None
