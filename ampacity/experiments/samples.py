@@ -80,6 +80,11 @@ def judge_samples(
             failed = f"Sample {taken + 1} of at most {looks} could not be taken: {error}"
             result.notes.append(failed)
             break
+    if result.verdict == "inconclusive" and len(runs) >= looks > 1:
+        result.notes.append(
+            f"All {looks} samples are taken; one more would be one more chance of a false alarm. "
+            "Begin anew: a longer --duration, in the baseline as well, or more runs of the baseline."
+        )
     return result
 
 

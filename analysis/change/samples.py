@@ -258,8 +258,10 @@ def pooled_marks(runs: Sequence[Observations], quantile: float) -> Marks | str:
 def moved_by(runs: Sequence[Observations], marks: Marks, share: float) -> float | None:
     """Return the least factor on the marks that leaves at most ``share`` of the samples above them.
 
-    0 below a thousandth; None beyond a thousand.
+    0 below a thousandth; None beyond a thousand, or where any factor does (a share of 1).
     """
+    if share >= 1:
+        return None
 
     def above(log_factors: Floats) -> Floats:
         limits = marks.limits_s * np.exp(log_factors)[:, None]

@@ -211,7 +211,7 @@ def decide(found: Sequence[CheckedChange], alpha: float) -> list[Check]:
 def _with_missing(check: Check, n: int, factor: float | None) -> Check:
     """Return the check with what would decide it: ``factor`` times ``n`` requests; None: none."""
     if factor is None:
-        reason = "the noise from run to run decides, not the length: give the baseline more runs"
+        reason = "the noise from run to run decides, not the length: more runs of baseline and candidate tell"
     elif factor > _EDGE_FACTOR:
         reason = "the change is on the edge of the tolerance: no length is likely to decide"
     else:

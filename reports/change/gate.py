@@ -13,6 +13,7 @@ from ampacity.reports.render.table import Cell, Column, Rows, Table
 from ampacity.reports.render.terminal import Entry, Screen
 
 _WIDTH = 41
+NAMED = 3  # figures that are not judged, which a line names; of more it counts the rest
 _GOOD = ("pass", "met")
 _SIGNS = {"pass": "✅", "met": "✅", "regression": "❌", "violated": "❌", "inconclusive": "❔"}
 _MARKS = {"pass": "✓", "met": "✓", "regression": "✗", "violated": "✗", "inconclusive": "?"}
@@ -89,7 +90,7 @@ def chart(result: GateResult) -> list[str]:
     lines = []
     for title, change, (low_end, high_end), tolerance in rows:
         row = [" "] * _WIDTH
-        low, high = column(low_end), column(high_end)
+        low, high = column(-1.0 if low_end is None else low_end), column(high_end)
         row[low : high + 1] = "-" * (high - low + 1)
         row[column(0.0)], row[column(tolerance)] = "|", "!" if tolerance <= reach else ">"
         row[column(change)] = "o"
@@ -179,7 +180,8 @@ def gate_screen(result: GateResult, next_command: str | None) -> Screen:
         answers.append(Entry("CHECKS", ", ".join(known)))
     why = [c for c in worst if c.verdict != "pass"]
     answers += [Entry("WHY", f"{c.title}: {sentence(c)}") for c in why[:1]]
-    texts = [f"{c.title} {signed_per_cent(c.tested)} %" for c in worst if c.tested is not None]
+    known_otherwise = sorted((c for c in worst if c.tested is not None), key=_as_it_looks)
+    texts = [f"{c.title} {signed_per_cent(c.tested)} %" for c in known_otherwise]
     if texts:
         more = f" and {len(texts) - 2} more" if len(texts) > 2 else ""
         tested = f"at equal load {', '.join(texts[:2])}{more}"
@@ -195,6 +197,10 @@ def gate_screen(result: GateResult, next_command: str | None) -> Screen:
     rows.column(Column("verdict", "", 4, text=True), lambda _, c: Cell(c.verdict))
     # those about further samples, which are appended, first
     notes = [note for note in reversed(result.notes) if note not in (INTERVALS, NOISY)]
+    if result.untracked:
+        named = ", ".join(list(result.untracked)[:NAMED])
+        more = f" and {len(result.untracked) - NAMED} more" * (len(result.untracked) > NAMED)
+        notes.append(f"Not judged, too noisy or too few: {named}{more} (--summary full says why).")
     return Screen(answers, rows.done(), notes=notes, next_command=next_command)
 
 
@@ -204,6 +210,12 @@ def _tested(check: Check) -> str:
         return "–"
     low, high = (signed_per_cent(x) for x in check.change_ci)
     return f"{low} to {high} %"
+
+
+def _as_it_looks(check: Check) -> bool:
+    """Return whether the verdict is the one that the two figures suggest."""
+    beyond = (check.change or 0.0) > (check.tolerance or 0.0)
+    return beyond == (check.verdict == "regression")
 
 
 def _excess(check: Check) -> float:
@@ -256,7 +268,9 @@ def gate_markdown(result: GateResult) -> str:
     if drawn := chart(result):
         found += ["", "```text", *drawn, "```"]
     reasons = [
-        f"{c.title}: {c.reason}" for c in result.checks if c.reason and c.verdict not in _GOOD
+        f"{c.title}: {c.reason}"
+        for c in result.checks
+        if c.reason and (c.verdict not in _GOOD or not _as_it_looks(c))
     ]
     reasons += [f"Not tracked: {name}, {reason}" for name, reason in result.untracked.items()]
     notes = [f"- {escaped(text)}" for text in [*reasons, *result.notes]]

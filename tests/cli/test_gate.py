@@ -200,6 +200,9 @@ def test_further_samples_run_the_recorded_command_again(
     found = json.loads(capsys.readouterr().out)
     assert (found["look"], found["looks"]) == (2, 2)
     assert found["candidate_runs"] == 2
+    assert any(note.startswith("All 2 samples are taken; ") for note in found["notes"])
+    command("gate run run-sample-2 --baseline base.json", *tight, "--max-samples 2", status=3)
+    assert "NEXT" not in capsys.readouterr().out  # a third look was not planned
     again = json.loads((tmp_path / "run-sample-2" / "run.json").read_text())
     assert again["seed"] == 6  # with the same one virtual time would repeat itself
     assert again["command_line"][1:4] == ["predict", "--preset", "linear:0.01,0.001"]

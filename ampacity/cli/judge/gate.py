@@ -118,7 +118,10 @@ def gate(
 
 
 def _next_command(result: GateResult, samples: int) -> str | None:
-    """Return the command that was given, with further samples or with every check printed."""
+    """Return the command that was given, with further samples or with every check printed.
+
+    None where all samples are taken that the command allowed.
+    """
     from ampacity.analysis.next_run import again
     from ampacity.experiments.rerun import command_line
 
@@ -126,7 +129,8 @@ def _next_command(result: GateResult, samples: int) -> str | None:
         "inconclusive": {"--max-samples": str(samples + MORE_SAMPLES)},
         "regression": {"--summary": "full"},
     }.get(result.verdict)
-    return None if more is None else again(command_line(sys.argv), more)
+    all_taken = result.looks != 1 and result.look == result.looks
+    return None if more is None or all_taken else again(command_line(sys.argv), more)
 
 
 def _cannot_compare(error: Exception) -> GateResult:

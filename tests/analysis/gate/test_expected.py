@@ -65,6 +65,8 @@ def test_how_far_the_marks_have_moved() -> None:
     assert isinstance(marks, samples.Marks)
     # samples are 0.1 % apart
     assert samples.moved_by([observed(values * 1.07)], marks, 0.1) == pytest.approx(1.07, abs=1e-3)
+    # no factor leaves more than all of them: there is no such end of an interval
+    assert samples.moved_by([observed(values)], marks, 1.0) is None
     # everything is above 0
     assert (
         samples.moved_by([observed(values)], samples.Marks(np.array([0.0]), np.zeros(1)), 0.5)
