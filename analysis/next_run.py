@@ -100,6 +100,31 @@ def check_command(summary: Summary, meta: Mapping[str, Any]) -> str | None:
     return again([words[0], "check", *words[2:]], rates, FLAGS_OF_SEARCH)
 
 
+def ab_command(metas: Sequence[Mapping[str, Any]], stage: Stage) -> str | None:
+    """Return the A/B of the endpoints of two runs at the load of a stage, by the first's options.
+
+    None for runs of one endpoint or of two models, or whose workload no option of ``ab`` names.
+    ``metas``: their run.json.
+    """
+    ends = [meta.get("endpoint") or {} for meta in metas]
+    urls = [str(end["url"]) for end in ends if end.get("url")]
+    words = _recorded(metas[0])
+    measured = not any(meta.get("predicted") or meta.get("ab") for meta in metas)
+    if len({*urls}) != 2 or len({end.get("model") for end in ends}) > 1 or not measured:
+        return None
+    if words[1:2] not in [["run"], ["sweep"], ["search"]] or {"-c", "--config", "--trace"} & {
+        *words
+    }:
+        return None
+    gone = dict.fromkeys(
+        (*OF_LOADS, *OF_SEARCH, "--lengths", "--checker", "--prometheus", "--otlp")
+    )
+    kept = [word for word in words[2:] if word not in urls]
+    option, _ = LOADS_OF[stage.kind]
+    at = f"{stage.offered_rps:.6g}" if option == "--rates" else str(stage.concurrency_set)
+    return again(["ampacity", "ab", *urls, *kept], {**gone, option: at}, FLAGS_OF_SEARCH)
+
+
 def decide_command(summary: Summary, meta: Mapping[str, Any]) -> str | None:
     """Return the command that decides every load within the interval that a run leaves open.
 

@@ -85,7 +85,7 @@ def estimate(levels: Sequence[Level], slos: Sequence[Slo]) -> Estimate | None:
     c_max = _concurrency(levels, lowest)
     if (full := saturation_of(levels)) is not None and full.most > lowest.at(0.5):
         lowest = lowest.up_to(full.most)  # nothing is carried that was not served
-    low, middle, high = (math.exp(x) for x in _as_wide_as_the_gap(levels, lowest))
+    low, middle, high = (_load(x) for x in _as_wide_as_the_gap(levels, lowest))
     lone = next(
         (slo for slo, p in found.items() if p.by_any_load and p.at(0.025) < lowest.at(0.5)), None
     )
@@ -101,6 +101,11 @@ def estimate(levels: Sequence[Level], slos: Sequence[Slo]) -> Estimate | None:
         nearest=None if nearest is None else nearest.index,
         lone=lone,
     )
+
+
+def _load(x: float) -> float:
+    """Return e^x, in twelve digits: an end that is a load of the run is that load exactly."""
+    return float(f"{math.exp(x):.12g}")
 
 
 def _as_wide_as_the_gap(levels: Sequence[Level], found: Posterior) -> tuple[float, float, float]:

@@ -33,8 +33,9 @@ ALL_LATE = 0.98  # share that misses beyond saturation, in a stage that ends
 SLOPES = np.exp(np.linspace(math.log(2.0), math.log(200.0), 16))
 FLOORS = np.array([0.0, 0.1, 0.4, 0.7, 0.9, 0.98])  # share of the allowed misses at any load
 FLOOR_CHANCES = np.array([0.35, 0.2, 0.15, 0.1, 0.1, 0.1])
-SLOPE_SD = 0.4  # of ln b around that of a queue
+SLOPE_SD = 0.4  # of ln b around those of queues
 ANY_SLOPE = 0.1  # chance that b is no queue's
+ANY_DENSITY = 0.2  # of its ln then: flat over the slopes
 UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
 MISTAKEN = 0.02  # chance that a stage below x* is taken for unstable; up to half where it is short
 RARELY = 2.58  # s.d. above its estimate at which a saturation ends: the posterior errs as well
@@ -293,8 +294,9 @@ def _log_prior(grid: Floats, theta: Floats, case: _Case) -> Floats:
     """Return ln of the prior of slope and x*, shape (slopes, floors, grid).
 
     With a known saturation x* lies below it, flat in ln(rho/(1-rho)) (unless ``of_limit``: flat in
-    its log), and the slope is about theta rho/(1 - rho), as in a queue. Else x* is flat in its log
-    and the slope that of a queue at any rho.
+    its log), and the slope is that of a queue whose service times have a tail between a light one,
+    theta rho/(1 - rho), and a heavy one, 1/(1 - rho) (there P[wait > t] is rho/(1 - rho) times a
+    function of t). Else x* is flat in its log and the slope that of a queue at any rho.
     """
     saturation = case.saturation
     if saturation is None:
@@ -302,11 +304,18 @@ def _log_prior(grid: Floats, theta: Floats, case: _Case) -> Floats:
         return np.asarray(np.log(r / (1 + r) ** 2))
     below = _log_below(grid, saturation)
     rho = np.clip(np.exp(grid - saturation.x), 0.05, 1 - max(saturation.sd, 0.02))
-    off = np.log(SLOPES)[:, None, None] - np.log(theta[:, None] * rho / (1 - rho))
+    light, heavy = np.log(theta[:, None] * rho / (1 - rho)), -np.log(1 - rho)
+    low, width = np.minimum(light, heavy), np.maximum(np.abs(light - heavy), 0.05)
     spread = np.hypot(SLOPE_SD, saturation.sd / (1 - rho))
-    like_a_queue = np.exp(-((off / spread) ** 2) / 2) / spread
+    off = np.log(SLOPES)[:, None, None] - low
+    like_a_queue = (_normal(off / spread) - _normal((off - width) / spread)) / width
     prior = below - np.log(1 - rho) if case.of_limit else below
-    return np.asarray(prior + np.log((1 - ANY_SLOPE) * like_a_queue + ANY_SLOPE * 0.5))
+    return np.asarray(prior + np.log((1 - ANY_SLOPE) * like_a_queue + ANY_SLOPE * ANY_DENSITY))
+
+
+def _normal(z: Floats) -> Floats:
+    """Return the normal distribution function, nearly."""
+    return np.asarray(1 / (1 + np.exp(-1.7 * np.clip(z, -20, 20))))
 
 
 def _log_below(grid: Floats, saturation: Saturation) -> Floats:

@@ -151,6 +151,7 @@ class Comparison(Result, frozen=True):
     scorecard: list[Line]
     shift: list[Shift]
     curves: list[Curve]
+    next_command: str | None = None
 
 
 SHIFT_SHOWN = 0.01  # a larger difference between tested change and that of the figures is reported

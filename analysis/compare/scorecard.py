@@ -37,6 +37,7 @@ from ampacity.analysis.compare.findings import findings, is_aa, pairs_planned
 from ampacity.analysis.compare.pairs import RATES, ComparedRun, Pairing, pairings
 from ampacity.analysis.compare.shift import NOTHING_COUNTS, QUANTILES, quantile_result
 from ampacity.analysis.contract.part import Interval
+from ampacity.analysis.next_run import ab_command
 from ampacity.loadgen.rundir.records import FAILED_KINDS
 
 COMPARE_SCHEMA_VERSION = 1
@@ -94,7 +95,15 @@ def compare(runs: Runs) -> Comparison:
         scorecard=lines,
         shift=shift,
         curves=[Curve(r.name, _curve(r)) for r in runs],
+        next_command=_next_command(runs, first),
     )
+
+
+def _next_command(runs: Runs, first: Pairing) -> str | None:
+    """Return the A/B of two servers, which takes the noise from run to run out."""
+    if len(runs) != 2 or not first.stages:
+        return None
+    return ab_command([run.meta for run in runs], first.stages[0][0])
 
 
 def _summary(run: ComparedRun) -> RunSummary:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import shlex
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -85,7 +84,7 @@ def comparison_screen(result: Comparison) -> Screen:
         facts = [run.engine, run.hardware, f"{run.failed:,} of {run.requests:,} failed"]
         runs.append(Entry(run.name, run.path[-60:], ", ".join(filter(None, facts))))
     notes = [*_without_winner(result), *result.notes]
-    return Screen([answer, *runs], table, notes=notes, next_command=_next_command(result))
+    return Screen([answer, *runs], table, notes=notes, next_command=result.next_command)
 
 
 def _without_winner(result: Comparison) -> list[str]:
@@ -97,20 +96,6 @@ def _without_winner(result: Comparison) -> list[str]:
         if line.verdict == "unknown" and line.reason not in known and differs:
             lines.setdefault(line.reason or "", []).append(line.label.partition(", ")[0])
     return [f"{', '.join(labels)}: {reason}" for reason, labels in lines.items()]
-
-
-def _next_command(result: Comparison) -> str | None:
-    """Return the A/B of two servers, which takes the noise from run to run out."""
-    a, b = result.runs[0], result.runs[1]
-    level = (result.level or "").removesuffix("/s")
-    addresses = [r.url for r in (a, b) if r.url and not r.predicted]
-    if result.interleaved_pairs is not None or len(result.runs) > 2 or len({*addresses}) < 2:
-        return None
-    if a.model != b.model:  # an A/B asks both for one model
-        return None
-    words = ["ampacity", "ab", *addresses, *(["--model", a.model] if a.model else [])]
-    words += ["--rates", level] if level.replace(".", "").isdigit() else ["--rates", "1"]
-    return shlex.join([*words, *(part for slo in result.slos for part in ("--slo", slo))])
 
 
 def comparison_markdown(result: Comparison) -> str:

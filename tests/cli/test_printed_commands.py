@@ -93,12 +93,19 @@ def test_the_gate_is_repeated_as_it_was_given(
 @pytest.mark.parametrize("other", ["M", "L"])
 def test_an_ab_is_the_next_step_only_for_one_model(other: str, tmp_path: Path) -> None:
     runs = [
-        arm(tmp_path / name, stage(ttfts(i)), endpoint={"url": f"http://{name}/v1", "model": model})
+        arm(
+            tmp_path / name,
+            stage(ttfts(i)),
+            endpoint={"url": f"http://{name}/v1", "model": model},
+            command_line=f"ampacity sweep http://{name}/v1 --model {model} --input-tokens 50 "
+            "--duration 30s --rates 10,20 --slo ttft_p95=1s --out x".split(),
+        )
         for i, (name, model) in enumerate({"a": "M", "b": other}.items())
     ]
     found = comparison_screen(compare(runs)).next_command
     if other != "M":
         assert found is None
         return
-    assert found == "ampacity ab http://a/v1 http://b/v1 --model M --rates 20"
+    words = "--model M --input-tokens 50 --slo ttft_p95=1s --rates 20"
+    assert found == f"ampacity ab http://a/v1 http://b/v1 {words}"  # the workload of the runs
     parse(found)

@@ -219,9 +219,16 @@ def check_sliders(page: Any, summary: Summary, limits: list[AtLimit]) -> None:
         outcome = page.locator(".outcome").text_content()
         assert f"GPUs{wanted.gpus:,}" in outcome
         spare = wanted.instances - ceil(peak / at.capacity_rps)
-        assert (f", or {spare:,} instances" in outcome) == (spare > 0)
+        assert (f", or {spare:,} instance" in outcome) == (spare > 0)
     page.fill("#gpu_hour_usd", "0")
     assert "A yearset a price" in page.locator(".outcome").text_content()
+    for name, refused in (("gpu_hour_usd", "-5"), ("peak_rps", ""), ("safety_factor", "0.5")):
+        kept = page.input_value(f"#{name}")
+        page.fill(f"#{name}", refused)
+        assert page.locator(".outcome").text_content().startswith("No fleetthe ")
+        assert page.locator("#plan-command").is_hidden()  # no command with a number that is refused
+        page.fill(f"#{name}", kept)
+    assert page.locator("#plan-command").is_visible()
     page.fill("#gpu_hour_usd", "2.5")
     page.locator("[data-of=safety_factor]").focus()
     page.keyboard.press("Home")

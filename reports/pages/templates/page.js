@@ -113,7 +113,8 @@
     const outcome = form.querySelector(".outcome"), limit = form.querySelector("#limit");
     const figure = value => value.toLocaleString("en-US", { maximumSignificantDigits: 3 });
     const count = value => value.toLocaleString("en-US");
-    const plan = form.querySelector("#plan-command").textContent;
+    const counted = value => `${count(value)} ${value === 1 ? "instance" : "instances"}`;
+    const command = form.querySelector("#plan-command"), plan = command.textContent;
     const quoted = value => /^[\w=.:%+-]+$/.test(value) ? value : `'${String(value).replaceAll("'", "'\\''")}'`;
     const decimals = n => ({ minimumFractionDigits: n, maximumFractionDigits: n });
     const usd = value => value === null ? "–"
@@ -139,6 +140,7 @@
       if (!given.capacity_rps) return { why: given.at.reason || "no capacity was found" };
       if (!(given.peak_rps > 0)) return { why: "the peak must be above 0" };
       if (!(given.safety_factor >= 1)) return { why: "the safety factor must be 1 or more" };
+      if (given.gpu_hour_usd < 0) return { why: "the price must be 0 or more" };
       if (given.utilisation !== null && !(given.utilisation > 0 && given.utilisation <= 1)) {
         return { why: "the mean load must be above 0 and at most 100 %" };
       }
@@ -157,7 +159,8 @@
       const options = [["peak-rps", given.peak_rps], ["safety", given.safety_factor],
         ["gpu-hour", given.gpu_hour_usd], ["utilisation", given.utilisation],
         ...(limit && !given.at.given ? [given.at.slo, ...data.slos].map(text => ["slo", text]) : [])];
-      form.querySelector("#plan-command").textContent = plan + options
+      command.closest(".command").hidden = Boolean(found.why);
+      command.textContent = plan + options
         .map(([name, value]) => value === null ? "" : ` --${name} ${quoted(value)}`).join("");
       const cost = value => given.gpu_hour_usd === null ? "set a price" : usd(value);
       const load = given.utilisation === null ? "if the peak lasts all day"
@@ -187,10 +190,10 @@
 
     const times = (ends, factor) => ends.map(end => end && end * factor);
     const spare = ({ one_replica_down: needed, instances }) => needed > instances
-      ? `${count(needed)} instances: ${count(needed - instances)} more` : `${count(needed)} instances: enough`;
+      ? `${counted(needed)}: ${count(needed - instances)} more` : `${counted(needed)}: enough`;
     const left = ({ instances, instances_before_safety: needed, capacity_rps: rate }, { peak_rps: peak }) =>
       `${figure(Math.max(0, instances * rate - peak))} req/s`
-      + (instances > needed ? `, or ${count(instances - needed)} instances` : "");
+      + (instances > needed ? `, or ${counted(instances - needed)}` : "");
     const yearly = (found, given) => {
       const [low, high] = times(found.instances_ci, 8760 * given.tensor_parallel * given.gpu_hour_usd);
       return low && high && low !== high ? ` (${usd(low)} to ${usd(high)})` : "";
