@@ -113,7 +113,7 @@ class Command(TyperCommand):
         if not ctx.meta[ALL]:
             rows = [_brief(p, ctx) for p in [*given, *shown(self, ctx)]]
             with formatter.indentation():
-                formatter.write_dl([*rows, (ALL, f"Show all {len(every)} options, in full.")])
+                formatter.write_dl([*rows, (ALL, f"Show every option ({len(every)}), in full.")])
             return
         for group, params in (*([("Arguments", given)] if given else []), *_by_group(every)):
             with formatter.section(group or "Options"):

@@ -42,7 +42,7 @@ def predict(
 
     ampacity predict --preset llama3-70b-4xh100 --workload chat --slo ttft_p99=2s
 
-    ampacity predict --preset qwen3-32b@2xh200 --search --slo itl_p99=50ms
+    ampacity predict --preset qwen3-32b@2xh200 --search --slo ttft_p95=2s
     """
     import asyncio
     from dataclasses import replace

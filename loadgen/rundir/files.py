@@ -314,7 +314,8 @@ def read_server(run: Path) -> pa.Table | None:
         table = pa.Table.from_batches(batches) if batches else None
     else:
         path = run / PARQUETS[1]
-        table = read_parquet(path) if path.exists() else None
+        apart = f"; without it the run is read, but not the server's own gauges: rm {path}"
+        table = read_parquet(path, apart) if path.exists() else None
     if table is None:
         return None
     if "at_ns" not in table.column_names or table["at_ns"].null_count:

@@ -26,20 +26,20 @@ ROWS_BACK = 1 << 16  # kept before the row that was asked for: rows are nearly i
 
 
 @contextmanager
-def _opened(path: Path, **how: Any) -> Iterator[Any]:
+def _opened(path: Path, remedy: str = "", **how: Any) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     with (
-        explained(f"{path} cannot be read"),
+        explained(f"{path} cannot be read", remedy),
         open_file(path),  # refuses what is no file
         pq.ParquetFile(path, **how) as file,
     ):
         yield file
 
 
-def read_parquet(path: Path) -> pa.Table:
-    """Return all rows and columns of a file. Raises RunDirError."""
-    with _opened(path, memory_map=True) as file:
+def read_parquet(path: Path, remedy: str = "") -> pa.Table:
+    """Return all rows and columns of a file. Raises RunDirError, which ends with the remedy."""
+    with _opened(path, remedy, memory_map=True) as file:
         _check_memory(sum(_unfolded_bytes(file).values()))
         return pa.Table.from_batches(file.iter_batches(use_threads=False), schema=file.schema_arrow)
 

@@ -182,7 +182,7 @@ def table_of(rows: Sequence[Sequence[str]]) -> Table:
 
 def _cost_aside(plan: Plan) -> str:
     each = [line.strip() for line in _costs(plan)][1:3]
-    return f"{', '.join(each)} {plan.at_mean_load}" if each else ""
+    return f"the same as {' or as '.join(each)} {plan.at_mean_load}" if each else ""
 
 
 def tiers_text(tiers: TierPlan) -> str:

@@ -359,7 +359,7 @@ def _undecided(verdicts: Sequence[SloVerdict], stage: Stage) -> str:
     """Return what an inconclusive stage lacks, in a few words."""
     if more := max((v.more_requests or 0 for v in verdicts), default=0):
         length_s = deciding_s(stage, more)
-        if length_s is None:
+        if length_s is None or length_s <= stage.window.end_s:  # a budget cut its requests
             return f"{figures.count(more)} more requests decide it"
         return f"needs a stage of {figures.length(length_s)}"
     cause = next((v.cause for v in verdicts if v.cause), stage.slo_met_reason or "")

@@ -201,6 +201,15 @@ def test_the_screen_of_a_sweep() -> None:
     ]
 
 
+def test_a_stage_that_a_budget_cut_lacks_requests_not_time() -> None:
+    """1.1 × (5 + 54) requests at 40/s take 1.6 s, and the stage lasted a minute."""
+    summary = open_sweep()
+    stage = summary["stages"][0]
+    stage |= {"requests": 5, "offered_rps": 40.0}
+    stage["slo_verdicts"][0]["more_requests"] = 54
+    assert "? 54 more requests decide it" in rendered(summary)
+
+
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_summary_fits(name: str, width: int) -> None:

@@ -321,6 +321,16 @@ def assert_refused(path: Path, *words: str) -> None:
         assert word in message
 
 
+def test_damaged_gauges_of_the_server_do_not_keep_the_run(tmp_path: Path) -> None:
+    """What the error says mends it."""
+    path = _good(tmp_path / "run")
+    samples = path / "server.parquet"
+    samples.write_bytes(b"")
+    assert_refused(path, "server.parquet", f"not the server's own gauges: rm {samples}")
+    samples.unlink()
+    assert files.load_run(path).requests.num_rows == 1
+
+
 def test_no_such_directory(tmp_path: Path) -> None:
     assert_refused(tmp_path / "nowhere", "is missing")
     assert_refused(tmp_path, "no run.json")
