@@ -304,7 +304,8 @@ def _log_prior(grid: Floats, theta: Floats, case: _Case) -> Floats:
         return np.asarray(np.log(r / (1 + r) ** 2))
     below = _log_below(grid, saturation)
     rho = np.clip(np.exp(grid - saturation.x), 0.05, 1 - max(saturation.sd, 0.02))
-    light, heavy = np.log(theta[:, None] * rho / (1 - rho)), -np.log(1 - rho)
+    light = np.log(theta[:, None] * rho / (1 - rho))
+    heavy = -np.log(1 - rho) if case.of_limit else light  # the misses at the peak are no tail
     low, width = np.minimum(light, heavy), np.maximum(np.abs(light - heavy), 0.05)
     spread = np.hypot(SLOPE_SD, saturation.sd / (1 - rho))
     off = np.log(SLOPES)[:, None, None] - low
