@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +31,7 @@ from ampacity.analysis.validate import Validation
 from ampacity.cli.judge.validate import _screen as validate_screen
 from ampacity.cli.measure.doctor import _screen as doctor_screen
 from ampacity.loadgen.probe.diagnosis import Finding
-from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.files import Run, load_run
 from ampacity.reports.pages.screen import NOTES, render_screen
 from ampacity.reports.render.tables import stages_table
 from ampacity.reports.render.terminal import Entry, Screen, show, spark
@@ -146,6 +147,21 @@ def rendered(summary: dict[str, Any], width: int = 80, **options: Any) -> str:
     out = io.StringIO()
     render_screen(read_summary(summary), Console(file=out, width=width, **options), "r/report.html")
     return out.getvalue()
+
+
+def test_the_screen_of_a_burst_says_what_each_figure_is_of(runs: dict[str, Path]) -> None:
+    """The queue of 15/s in front of 10/s: 5.1 s, 50 in flight, against 0.1 s at the base."""
+    out = io.StringIO()
+    render_screen(summarise(load_run(runs["burst"])), Console(file=out, width=120))
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    peak = r"of the burst or before recovery \(base median 100 ms\); (\d+) in flight at once"
+    (found,) = filter(None, (re.fullmatch(rf"PEAK TTFT (\S+) s {peak}", x) for x in lines))
+    assert float(found[1]) == pytest.approx(5.1, abs=0.1)
+    assert int(found[2]) == pytest.approx(50, abs=2)
+    drawn = [line for line in lines if line.startswith(("TTFT p50", "IN FLIGHT", "│base"))]
+    assert " 100 ms to " in drawn[0]
+    assert re.search(r" bin means 0\.\d+ to \d", drawn[1])
+    assert drawn[2].endswith("│recovery bins of 2 s")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
