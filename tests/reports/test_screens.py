@@ -33,8 +33,9 @@ from ampacity.cli.measure.doctor import _screen as doctor_screen
 from ampacity.loadgen.probe.diagnosis import Finding
 from ampacity.loadgen.rundir.files import Run, load_run
 from ampacity.reports.pages.screen import NOTES, render_screen
+from ampacity.reports.render.table import Cell, Column, Table
 from ampacity.reports.render.tables import stages_table
-from ampacity.reports.render.terminal import Entry, Screen, show, spark
+from ampacity.reports.render.terminal import Entry, Screen, print_table, show, spark
 from tests.analysis.burst.test_burst import burst_run
 from tests.support.args import Command, args_of
 from tests.support.compared_runs import stage as compared
@@ -527,6 +528,32 @@ def test_no_colour_and_colour() -> None:
     )
     assert "\x1b[32m" in coloured
     assert "[32m" not in plain
+
+
+def test_a_long_last_column_is_wrapped_where_there_is_room_and_never_cut_in_a_word() -> None:
+    """40 columns, of which 8 and a gap are the name's: 30 are left, five words of 5 letters."""
+    columns = [Column("check", text=True), Column("found", text=True, cut=True)]
+    rows = [[Cell("number-" + str(i)), Cell("abcde " * 8)] for i in range(3)]
+    out = io.StringIO()
+    console = Console(file=out, width=40)
+    print_table(console, Table("", columns, rows), spare=2)
+    five, three = " ".join(["abcde"] * 5), " ".join(["abcde"] * 3)
+    assert out.getvalue().splitlines() == [
+        "check     found",
+        f"number-0  {five}",
+        f"          {three}",
+        f"number-1  {five}",
+        f"          {three}",
+        f"number-2  {' '.join(['abcde'] * 4)} …",  # the fifth would leave no place for the mark
+    ]
+    text = shown(Screen([Entry("E", "x")], Table("", columns, rows)), 40)
+    assert "…" not in text
+
+
+def test_an_answer_that_is_cut_ends_with_a_word() -> None:
+    texts = [Entry(f"E{i}", "abcdefg " * 30) for i in range(12)]
+    lines = shown(Screen(texts), 80).splitlines()
+    assert all(line.endswith(" abcdefg …") for line in lines)
 
 
 def test_a_screen_that_does_not_fit_gives_every_answer_fewer_lines() -> None:
