@@ -87,6 +87,7 @@ CASES = {
     ),
     "gate": ("gate {b} --baseline {base}", 1, "VERDICT   regression"),
     "gate passed": ("gate {a} --baseline {base}", 0, "VERDICT   pass"),
+    "baseline": ("baseline {a} {c} -o {out}.json", 0, "BASELINE  "),
     "predict": (
         "predict --preset linear:0.01,0.001 --input-tokens 10 --output-tokens 5 --rates 1,2 "
         "--duration 5s --slo ttft_p50=1s --out {out}",
