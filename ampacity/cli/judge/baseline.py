@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from ampacity.cli import options as o
 from ampacity.cli.output import UNCUT, console, print_folder, write_text, writing
 
 if TYPE_CHECKING:
+    from ampacity.reports.render.table import Cell, Table
     from ampacity.reports.render.terminal import Screen
 
 HEADS = "", "value", "tolerance", "finds", "longer", "more runs", "other seed: tolerance", "finds"
@@ -67,7 +69,7 @@ def _screen(content: Mapping[str, Any], out: Path) -> Screen:
     """Return what a gate will find, and the quantiles whose tolerance is the loosest first."""
     from ampacity.analysis.gate.baseline import NEAR_SATURATION, near_saturation
     from ampacity.reports.render.figures import counted
-    from ampacity.reports.render.table import Cell, Column, Rows
+    from ampacity.reports.render.table import Column, Rows
     from ampacity.reports.render.terminal import Entry, Screen
 
     levels, runs = content["levels"], len(content["runs"])
@@ -92,7 +94,7 @@ def _screen(content: Mapping[str, Any], out: Path) -> Screen:
     rows = Rows("", [(name, *_row("", entry)[1:]) for name, entry in held])
     rows.words("loosest first", lambda row: row[0])
     for i, head in enumerate(HEADS[1:], 1):
-        rows.column(Column(head, "", max(i - 3, 0)), lambda _, row, i=i: Cell(row[i]))
+        rows.column(Column(head, "", max(i - 3, 0)), partial(_cell, i))
     notes = [NEAR_SATURATION] if near_saturation(content) else []
     if runs == 1:
         notes.append("One run does not show the noise between runs: give several.")
@@ -100,6 +102,12 @@ def _screen(content: Mapping[str, Any], out: Path) -> Screen:
     if untracked:
         notes.append(f"{len(untracked)} not tracked: {', '.join(untracked)}.")
     return Screen(answers, rows.done(), notes=notes)
+
+
+def _cell(i: int, _: Table, row: tuple[str, ...]) -> Cell:
+    from ampacity.reports.render.table import Cell
+
+    return Cell(row[i])
 
 
 def _print_all(content: Mapping[str, Any]) -> None:
